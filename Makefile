@@ -1,0 +1,32 @@
+# One line each: `make probe` runs the main job, `make test` the tests; both set everything up first.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help setup probe test lint browser
+help:  ## Show the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## */  make \1\t/'
+
+setup: $(VENV)/.installed  ## Create .venv with everything, vLLM for CPU included
+
+$(VENV)/.installed: pyproject.toml requirements/cpu.lock requirements/dev.lock
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --no-deps -r requirements/cpu.lock -r requirements/dev.lock
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+probe: setup  ## Run the main job: probe with real vLLM on the bundled model, into probe-model/
+	$(BIN)/mismatch-cli probe --output probe-model --force
+
+test: setup browser  ## Run the tests, real vLLM and a real browser included
+	$(BIN)/python -m pytest
+
+lint: setup  ## Check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+browser:  # The HTML report is tested in Chromium; without root the tests that need it are skipped and say so.
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
+	  { [ "$$(id -u)" = 0 ] && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; } || \
+	  echo "No Chromium: tests of the HTML report in a browser will be skipped."

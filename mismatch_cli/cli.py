@@ -1,0 +1,70 @@
+"""The entry point: one Typer app from the files in `commands/`, and the one place that prints errors and sets exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+import typer
+
+from mismatch_cli import __version__, registry
+from mismatch_cli.errors import MismatchError
+
+_INTERRUPTED = 130
+
+
+def build_app() -> typer.Typer:
+    """Every file in `commands/` is a subcommand: its function `command` with its docstring as the help."""
+    app = typer.Typer(
+        name="mismatch-cli",
+        help="Measure the gap between the rollout engine and the trainer of a language model.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_global_options)
+    for name in registry.names("mismatch_cli.commands"):
+        app.command(name)(registry.load("mismatch_cli.commands", name, "command").command)
+    return app
+
+
+def _global_options(version: bool = typer.Option(False, "--version", help="Print the version.", is_eager=True)) -> None:
+    if version:
+        typer.echo(f"mismatch-cli {__version__}")
+        raise typer.Exit
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; returns the exit code: 0 ok, 1 expected error, 2 usage, 3 a limit exceeded, 130 interrupted."""
+    debug = "--debug" in arguments
+    try:
+        result = typer.main.get_command(build_app()).main(list(arguments), standalone_mode=False)
+    except MismatchError as error:
+        return _fail(str(error), error.exit_code, debug)
+    except click.ClickException as error:
+        if debug:
+            traceback.print_exc()
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return _fail("Interrupted. What was recorded is kept: go on with --resume.", _INTERRUPTED, debug)
+    except BrokenPipeError:
+        # The reader has what it wanted (`| head`). Python would complain once more when it flushes stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    return result if isinstance(result, int) else 0
+
+
+def _fail(message: str, code: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    print(f"mismatch-cli: {message}", file=sys.stderr)
+    return code
+
+
+def main() -> None:
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,26 @@
+"""Options that several commands share, so that they look and read the same everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_OUTPUT = "Output"
+
+Json = Annotated[
+    bool, typer.Option("--json", help="Print the summary as JSON on stdout (schema: docs/summary.md).", rich_help_panel=_OUTPUT)
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No talk on stderr, only errors.", rich_help_panel=_OUTPUT)]
+Force = Annotated[bool, typer.Option("--force", help="Replace a run that is already there.", rich_help_panel=_OUTPUT)]
+Debug = Annotated[
+    bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=_OUTPUT)
+]  # read by cli.run, which catches the error
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="Run folder for the trace, summary.json, report.html, plots and log.", rich_help_panel=_OUTPUT),
+]
+Worst = Annotated[
+    int, typer.Option("--worst", min=0, help="Show the N worst tokens and responses in their context.", rich_help_panel=_OUTPUT)
+]

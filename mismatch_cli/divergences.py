@@ -1,0 +1,154 @@
+"""TV and KL between rollout (μ) and trainer (π), from log-probabilities: on the sampled token, on the top-K, in full.
+
+Three sentences hold everywhere. KL is a sum of terms q·φ(log(p/q)) with φ(d) = e^d − 1 − d ≥ 0; because both sides of a
+partition sum to one, that equals Σ q·log(q/p), and no term can cancel another. A probability's complement is formed as
+−expm1(log p), never as 1 − exp(log p). Half-precision input is computed in float32.
+
+log p = 0 exactly means that 1 − p is below half a unit in the last place (6e-8 in float32): a log-softmax cannot say how
+far below. The complement then counts as that half unit, the largest value that rounds to zero, so the binary KL is the
+smallest one that fits the data and stays finite. A trainer log-probability of −inf (outside its truncated support) gives
+Δp = −μ and an infinite KL.
+"""
+
+from __future__ import annotations
+
+from math import factorial
+
+import torch
+from torch import Tensor
+
+_SERIES_BELOW = 0.125  # |d| from which e^d − 1 − d loses no more than four bits
+_SERIES_TERMS = {torch.float32: 5, torch.float64: 10}  # the first term left out is below half a unit in the last place
+_SERIES = {dtype: [1 / factorial(k + 2) for k in range(terms)] for dtype, terms in _SERIES_TERMS.items()}
+
+
+def prob_difference(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> Tensor:
+    """Signed difference of the sampled token's probabilities: π − μ = μ · expm1(log π − log μ), without cancellation."""
+    logp_rollout_T, logp_trainer_T = _wide(logp_rollout_T), _wide(logp_trainer_T)
+    return logp_rollout_T.exp() * torch.expm1(logp_trainer_T - logp_rollout_T)
+
+
+def binary_tv(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> Tensor:
+    """Total variation over {sampled token, anything else}: |π − μ|, in [0, 1]. DPPO (arXiv 2602.04879) eq. 13."""
+    return prob_difference(logp_rollout_T, logp_trainer_T).abs()
+
+
+def binary_kl(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> Tensor:
+    """KL(μ‖π) over {sampled token, anything else}, in nats: μ·φ(d) + (1 − μ)·φ(y) ≥ 0. DPPO eq. 14.
+
+    d = log π − log μ and y = log((1 − π)/(1 − μ)).
+    """
+    logp_rollout_T, logp_trainer_T = _wide(logp_rollout_T), _wide(logp_trainer_T)
+    sampled_T = logp_rollout_T.exp() * phi(logp_trainer_T - logp_rollout_T)
+    return sampled_T + _complement(logp_rollout_T) * phi(complement_log_ratio(logp_rollout_T, logp_trainer_T))
+
+
+def complement_log_ratio(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> Tensor:
+    """log((1 − π)/(1 − μ)), in nats: how the probability of *not* sampling this token changed.
+
+    log1p(x) with x = (μ − π)/(1 − μ) keeps small changes; where more than half of the complement is gone (x < −½) the
+    logarithm of the quotient is the accurate form.
+    """
+    logp_rollout_T, logp_trainer_T = _wide(logp_rollout_T), _wide(logp_trainer_T)
+    rest_T = _complement(logp_rollout_T)
+    x_T = -prob_difference(logp_rollout_T, logp_trainer_T) / rest_T
+    return torch.where(x_T > -0.5, x_T.log1p(), (_complement(logp_trainer_T) / rest_T).log())
+
+
+def sampled_in_topk(response_ids_T: Tensor, topk_ids_TK: Tensor) -> Tensor:
+    """Whether the sampled token is among the engine's top-K ids."""
+    return (topk_ids_TK == response_ids_T[:, None]).any(dim=-1)
+
+
+def topk_divergences(
+    logp_rollout_T: Tensor,
+    logp_trainer_T: Tensor,
+    topk_logp_rollout_TK: Tensor,
+    topk_logp_trainer_TK: Tensor,
+    in_topk_T: Tensor,
+    *,
+    replace_last: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """TV and KL(μ‖π) over {top-K of μ} ∪ {sampled token} ∪ {all others}. DPPO eq. 15 and 16, with "others" in both.
+
+    `in_topk_T` comes from `sampled_in_topk`. With `replace_last` a sampled token outside the top-K takes the place of the
+    K-th, as the published code does, so that K = 1 is the binary divergence; the default keeps all K, the finer partition.
+    A rank that the rollout's support does not reach (log μ = −inf) belongs to the others.
+
+    The others hold 1 − Σ, which rounding of the log-probabilities makes uncertain by 8 units in the last place (1e-6 in
+    float32). Both sides are held at or above that resolution, so their KL is a finite lower bound, and 0 when both are
+    below it. A top-K token that π excludes makes the KL infinite: that is its value.
+    """
+    logp_rollout_T, logp_trainer_T = _wide(logp_rollout_T), _wide(logp_trainer_T)
+    topk_logp_rollout_TK, topk_logp_trainer_TK = _wide(topk_logp_rollout_TK), _wide(topk_logp_trainer_TK)
+    alone_T = ~in_topk_T  # the sampled token is a part of its own
+    if replace_last:
+        topk_logp_rollout_TK = topk_logp_rollout_TK.clone()
+        topk_logp_rollout_TK[:, -1].masked_fill_(alone_T, float("-inf"))
+    mu_TK, mu_T = topk_logp_rollout_TK.exp(), logp_rollout_T.exp() * alone_T
+    d_TK = (topk_logp_trainer_TK - topk_logp_rollout_TK).masked_fill(mu_TK == 0, 0)
+    d_T = (logp_trainer_T - logp_rollout_T).masked_fill(in_topk_T, 0)
+    change_TK, change_T = mu_TK * d_TK.expm1(), mu_T * d_T.expm1()
+    others_mu_T = 1 - mu_TK.sum(dim=-1) - mu_T
+    others_change_T = -change_TK.sum(dim=-1) - change_T
+    tv_T = (change_TK.abs().sum(dim=-1) + change_T.abs() + others_change_T.abs()) / 2
+    kl_T = (mu_TK * phi(d_TK)).sum(dim=-1) + mu_T * phi(d_T) + _others_kl(others_mu_T, others_change_T)
+    return tv_T, kl_T
+
+
+def full_tv(logp_rollout_TV: Tensor, logp_trainer_TV: Tensor) -> Tensor:
+    """Total variation over the whole vocabulary: ½ Σ |π − μ|."""
+    return (_wide(logp_rollout_TV).exp() - _wide(logp_trainer_TV).exp()).abs_().sum(dim=-1) / 2
+
+
+def full_kl(logp_rollout_TV: Tensor, logp_trainer_TV: Tensor) -> Tensor:
+    """KL(μ‖π) over the whole vocabulary, in nats: Σ μ·φ(log π − log μ), plus π's mass where μ = 0."""
+    logp_rollout_TV, logp_trainer_TV = _wide(logp_rollout_TV), _wide(logp_trainer_TV)
+    outside_TV = logp_rollout_TV == float("-inf")
+    d_TV = (logp_trainer_TV - logp_rollout_TV).masked_fill(outside_TV, 0)
+    outside_mass_T = (logp_trainer_TV.exp() * outside_TV).sum(dim=-1)
+    return (logp_rollout_TV.exp() * phi(d_TV)).sum(dim=-1) + outside_mass_T
+
+
+def k1(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> Tensor:
+    """Estimator of KL(μ‖π) from tokens sampled by μ, in nats: −d. Unbiased, any sign."""
+    return _wide(logp_rollout_T) - _wide(logp_trainer_T)
+
+
+def k2(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> Tensor:
+    """Estimator of KL(μ‖π) from tokens sampled by μ, in nats: d²/2. Biased by third-order terms."""
+    return k1(logp_rollout_T, logp_trainer_T).square() / 2
+
+
+def k3(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> Tensor:
+    """Estimator of KL(μ‖π) from tokens sampled by μ, in nats: φ(d) = r − 1 − log r ≥ 0. Unbiased where π ≪ μ."""
+    return phi(_wide(logp_trainer_T) - _wide(logp_rollout_T))
+
+
+def phi(d: Tensor) -> Tensor:
+    """φ(d) = e^d − 1 − d ≥ 0; for small |d| by its series d²/2 + d³/6 + …, where the plain form would cancel."""
+    d = _wide(d)
+    *lower, highest = _SERIES[d.dtype]
+    series = torch.full_like(d, highest)
+    for coefficient in reversed(lower):
+        series = series * d + coefficient
+    return torch.where(d.abs() < _SERIES_BELOW, series * d * d, d.expm1() - d)
+
+
+def _others_kl(mu_T: Tensor, change_T: Tensor) -> Tensor:
+    resolution = 8 * torch.finfo(mu_T.dtype).eps
+    pi_T = (mu_T + change_T).clamp(min=resolution)
+    mu_T = mu_T.clamp(min=resolution)
+    x_T = change_T / mu_T
+    small_T = (x_T.abs() < 0.5) & (mu_T > resolution) & (pi_T > resolution)
+    return mu_T * phi(torch.where(small_T, x_T.log1p(), (pi_T / mu_T).log()))
+
+
+def _complement(logp_T: Tensor) -> Tensor:
+    """1 − p; half a unit in the last place where log p is exactly zero."""
+    rest_T = -torch.expm1(logp_T)
+    return rest_T.masked_fill_(rest_T == 0, torch.finfo(rest_T.dtype).eps / 2)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype in _SERIES else x.float()

@@ -1,0 +1,55 @@
+"""Engines turn prompts into responses with log μ; one file each, loaded when chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from mismatch_cli import registry
+from mismatch_cli.batch import Rollout
+from mismatch_cli.sampling import SamplingSettings
+
+
+@dataclass(frozen=True)
+class Request:
+    """One response to sample: the prompt as token ids, and the seed that makes it reproducible."""
+
+    prompt_ids: list[int]
+    seed: int
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """What the user asked of an engine; what the engine made of it is in `Engine.describe()`."""
+
+    model: str
+    sampling: SamplingSettings
+    top_logprobs: int
+    dtype: str = "auto"
+    seed: int = 0
+    log_file: Path | None = None
+    extra: dict[str, Any] = field(default_factory=dict)  # --engine-arg key=value
+
+
+class Engine(Protocol):
+    """What a module in this folder offers through `create(settings)`."""
+
+    def sample(self, requests: Sequence[Request], on_finished: Callable[[int], None]) -> list[Rollout]:
+        """Sample one response per request, in the order of the requests; reports how many have finished."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """The settings as resolved, for the manifest."""
+        ...
+
+    def close(self) -> None:
+        """Free the weights and the caches, so that the trainer can have the memory."""
+        ...
+
+
+def create_engine(name: str, settings: EngineSettings) -> Engine:
+    """Start the engine with this public name; a `MismatchError` says what is missing and how to get it."""
+    engine: Engine = registry.load(__name__, name, "engine").create(settings)
+    return engine

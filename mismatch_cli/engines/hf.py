@@ -1,0 +1,190 @@
+"""The Hugging Face engine: `generate` with the trainer's own code, in another dtype if asked; needs no vLLM."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from mismatch_cli.batch import Rollout
+from mismatch_cli.engines import EngineSettings, Request
+from mismatch_cli.errors import UsageError
+from mismatch_cli.sampling import SamplingSettings
+from mismatch_cli.scoring.trainer import load_causal_lm
+
+_ARGUMENTS = {"batch_size": 64, "attn_implementation": None, "device_map": None, "max_model_len": None}
+
+
+def create(settings: EngineSettings) -> HfEngine:
+    """Load the model for generation; the engine arguments are `batch_size`, `attn_implementation`, `device_map`, `max_model_len`."""
+    unknown = sorted(set(settings.extra) - set(_ARGUMENTS))
+    if unknown:
+        raise UsageError(
+            f"--engine hf knows no argument {', '.join(unknown)}. It takes: {', '.join(sorted(_ARGUMENTS))}."
+        )
+    arguments = _ARGUMENTS | settings.extra
+    model = load_causal_lm(
+        settings.model,
+        dtype=settings.dtype,
+        attn_implementation=arguments["attn_implementation"],
+        device_map=arguments["device_map"],
+    )
+    return HfEngine(model, settings, batch_size=int(arguments["batch_size"]), max_model_len=arguments["max_model_len"])
+
+
+class HfEngine:
+    """A loaded causal LM that samples in batches of a fixed size, in the order of the requests.
+
+    Each batch has its own seed, made from the seeds of its requests: a shard's numbers depend on the shard alone.
+    """
+
+    def __init__(self, model: Any, settings: EngineSettings, batch_size: int, max_model_len: int | None) -> None:
+        self._model = model
+        self._settings = settings
+        self._batch_size = batch_size
+        self.max_model_len = max_model_len or int(getattr(model.config, "max_position_embeddings", 2**31))
+
+    def sample(self, requests: Sequence[Request], on_finished: Callable[[int], None]) -> list[Rollout]:
+        rollouts: list[Rollout] = []
+        for start in range(0, len(requests), self._batch_size):
+            batch = requests[start : start + self._batch_size]
+            rollouts += self._sample_batch(batch)
+            on_finished(len(batch))
+        return rollouts
+
+    def describe(self) -> dict[str, Any]:
+        import transformers
+
+        return {
+            "engine": "hf",
+            "version": transformers.__version__,
+            "model": self._settings.model,
+            "architecture": type(self._model).__name__,
+            "dtype": str(self._model.dtype).removeprefix("torch."),
+            "kv_cache_dtype": str(self._model.dtype).removeprefix("torch."),
+            "attention_backend": self._model.config._attn_implementation,
+            "batch_size": self._batch_size,
+            "max_model_len": self.max_model_len,
+            "device": self._model.device.type,
+            "seed": self._settings.seed,
+        }
+
+    def close(self) -> None:
+        del self._model
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    @torch.inference_mode()
+    def _sample_batch(self, batch: Sequence[Request]) -> list[Rollout]:
+        longest = max(len(r.prompt_ids) for r in batch)
+        recorder = _Recorder(self._settings.sampling, self._settings.top_logprobs)
+        input_ids, attention_mask = _left_pad([r.prompt_ids for r in batch], longest, self._model.device)
+        torch.manual_seed(int(np.bitwise_xor.reduce([r.seed + i for i, r in enumerate(batch)])))
+        sequences = self._model.generate(
+            input_ids,
+            attention_mask=attention_mask,
+            generation_config=_generation_config(self._model, max(self._room(r) for r in batch)),
+            logits_processor=[recorder],
+        )
+        recorder.finish(sequences)
+        return [
+            recorder.rollout(row, request, sequences[row, longest:].tolist()[: self._room(request)], self._stop_ids)
+            for row, request in enumerate(batch)
+        ]
+
+    def _room(self, request: Request) -> int:
+        """How many tokens this request may sample before it reaches its limit or the end of the context."""
+        return min(self._settings.sampling.max_tokens, self.max_model_len - len(request.prompt_ids))
+
+    @property
+    def _stop_ids(self) -> set[int]:
+        return _as_set(self._model.generation_config.eos_token_id) | _as_set(self._model.config.eos_token_id)
+
+
+class _Recorder:
+    """The last logits processor: applies the sampler's settings and keeps, step by step, what each token was drawn from.
+
+    `generate` would keep the scores of every step (batch × steps × vocabulary); this keeps one step at a time.
+    """
+
+    def __init__(self, sampling: SamplingSettings, top_k: int) -> None:
+        self._sampling = sampling
+        self._top_k = top_k
+        self._pending: torch.Tensor | None = None
+        self._logp: list[torch.Tensor] = []
+        self._rank: list[torch.Tensor] = []
+        self._topk: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores_BV: torch.Tensor) -> torch.Tensor:
+        if self._pending is not None:
+            self._record(input_ids[:, -1])
+        processed_BV = self._sampling.process(scores_BV)
+        self._pending = processed_BV.log_softmax(dim=-1)
+        return processed_BV
+
+    def finish(self, sequences: torch.Tensor) -> None:
+        self._record(sequences[:, -1])
+
+    def _record(self, sampled_B: torch.Tensor) -> None:
+        logp_BV = self._pending
+        assert logp_BV is not None
+        logp_B1 = logp_BV.gather(1, sampled_B[:, None])
+        self._logp.append(logp_B1[:, 0].cpu())
+        self._rank.append(((logp_BV > logp_B1).sum(1) + 1).int().cpu())
+        if self._top_k:
+            values, ids = logp_BV.topk(self._top_k, dim=-1)
+            self._topk.append((values.cpu(), ids.int().cpu()))
+
+    def rollout(self, row: int, request: Request, ids: list[int], stop_ids: set[int]) -> Rollout:
+        """The response of one row, up to and with its stop token."""
+        stop = next((i for i, token in enumerate(ids) if token in stop_ids), None)
+        length = len(ids) if stop is None else stop + 1
+        return Rollout(
+            prompt_ids=request.prompt_ids,
+            response_ids=ids[:length],
+            logp_rollout_T=np.array([step[row].item() for step in self._logp[:length]], dtype=np.float32),
+            rank_rollout_T=np.array([step[row].item() for step in self._rank[:length]], dtype=np.int32),
+            topk_ids_TK=_stack(ids_BK[row] for _, ids_BK in self._topk[:length]),
+            topk_logp_rollout_TK=_stack(values_BK[row] for values_BK, _ in self._topk[:length]),
+            finish_reason="length" if stop is None else "stop",
+        )
+
+
+def _stack(rows: Any) -> np.ndarray | None:
+    rows = list(rows)
+    return torch.stack(rows).numpy() if rows else None
+
+
+def _generation_config(model: Any, max_new_tokens: int) -> Any:
+    """Plain sampling: the model's own defaults (temperature, penalties) must not touch the distribution."""
+    from transformers import GenerationConfig
+
+    own = model.generation_config
+    pad = own.pad_token_id if own.pad_token_id is not None else min(_as_set(own.eos_token_id), default=0)
+    return GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=own.eos_token_id,
+        pad_token_id=pad,
+        bos_token_id=own.bos_token_id,
+    )
+
+
+def _left_pad(prompts: list[list[int]], length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    ids = torch.zeros(len(prompts), length, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, length - len(prompt) :] = torch.tensor(prompt)
+        mask[row, length - len(prompt) :] = 1
+    return ids.to(device), mask.to(device)
+
+
+def _as_set(token_ids: int | list[int] | None) -> set[int]:
+    return set() if token_ids is None else {token_ids} if isinstance(token_ids, int) else set(token_ids)

@@ -1,0 +1,216 @@
+"""The vLLM engine, in this process: what most people roll out with."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib.util
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mismatch_cli.batch import Rollout
+from mismatch_cli.compat import prepare_imports
+from mismatch_cli.engines import EngineSettings, Request
+from mismatch_cli.engines._quiet import engine_log, one_sentence
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.sampling import SamplingSettings
+from mismatch_cli.threads import ThreadSettings
+
+_MISSING = (
+    "vLLM is not installed. Install it with: pip install 'mismatch-cli[cpu]' (no GPU) or "
+    "pip install 'mismatch-cli[vllm]' (CUDA), or sample with the Hugging Face model: --engine hf"
+)
+_CPU_KV_CACHE_BYTES = 1 << 30  # vLLM's own default takes 92 % of the memory
+_MAX_CPU_SEQUENCES = 256
+
+
+def create(settings: EngineSettings) -> VllmEngine:
+    """Load the model into vLLM with processed log-probs (μ as sampled) and nothing on the terminal."""
+    if importlib.util.find_spec("vllm") is None:
+        raise MismatchError(_MISSING)
+    _set_environment()
+    prepare_imports()
+    threads = ThreadSettings.current()
+    with engine_log(settings.log_file):
+        try:
+            llm = _load(settings)
+        except Exception as error:
+            threads.restore()
+            raise MismatchError(
+                f"vLLM could not load {settings.model}: {one_sentence(error)} The whole log: {settings.log_file}"
+            ) from error
+    return VllmEngine(llm, settings, threads)
+
+
+def _set_environment() -> None:
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # a killed run leaves no orphan worker behind
+    os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # `engine_log` sends its log to a file instead
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # pinned threads would stay pinned for the trainer
+
+
+def _load(settings: EngineSettings) -> Any:
+    import torch
+    from vllm import LLM
+    from vllm.platforms import current_platform
+
+    arguments: dict[str, Any] = {
+        "model": settings.model,
+        "dtype": settings.dtype,
+        "seed": settings.seed,
+        "logprobs_mode": "processed_logprobs",
+        "max_logprobs": max(20, settings.top_logprobs),
+    }
+    if current_platform.is_cpu():
+        arguments |= {
+            "enforce_eager": True,
+            "kv_cache_memory_bytes": _CPU_KV_CACHE_BYTES,
+            "max_num_seqs": _MAX_CPU_SEQUENCES,
+        }
+    arguments |= settings.extra
+    if arguments.get("enforce_eager"):
+        # Asking for log-probs would otherwise compile one small function with inductor: seconds for nothing.
+        torch._dynamo.config.disable = True  # type: ignore[attr-defined]
+    return LLM(**arguments)
+
+
+class VllmEngine:
+    """A loaded vLLM; `sample` starts from an empty prefix cache, so that a shard's numbers depend on the shard alone."""
+
+    def __init__(self, llm: Any, settings: EngineSettings, threads: ThreadSettings) -> None:
+        self.llm = llm
+        self._settings = settings
+        self._threads = threads
+
+    def sample(self, requests: Sequence[Request], on_finished: Callable[[int], None]) -> list[Rollout]:
+        self.llm.reset_prefix_cache()
+        parameters = [_sampling_params(self._settings.sampling, self._settings.top_logprobs, r.seed) for r in requests]
+        prompts = [{"prompt_token_ids": r.prompt_ids} for r in requests]
+        try:
+            outputs = self.llm.generate(prompts, parameters, use_tqdm=_progress_bar(on_finished))
+        except KeyboardInterrupt:
+            self._abort()
+            raise
+        return [
+            _to_rollout(request, output, self._settings.top_logprobs)
+            for request, output in zip(requests, outputs, strict=True)
+        ]
+
+    @property
+    def max_model_len(self) -> int:
+        return int(self.llm.llm_engine.vllm_config.model_config.max_model_len)
+
+    def describe(self) -> dict[str, Any]:
+        return describe_config(self.llm.llm_engine.vllm_config)
+
+    def close(self) -> None:
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        with engine_log(self._settings.log_file):
+            with contextlib.suppress(Exception):  # nothing that fails here can hurt what has been recorded
+                self.llm.llm_engine.engine_core.shutdown()
+            del self.llm
+            gc.collect()
+            cleanup_dist_env_and_memory()
+        self._threads.restore()
+
+    def _abort(self) -> None:
+        """Drop what is queued: after an interrupt the next `generate` would run it first."""
+        engine = self.llm.llm_engine
+        engine.abort_request(list(engine.output_processor.request_states), internal=True)
+
+
+def describe_config(config: Any) -> dict[str, Any]:
+    """The settings that can move log μ, as vLLM resolved them."""
+    import vllm
+
+    model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
+    return {
+        "engine": "vllm",
+        "version": vllm.__version__,
+        "model": model.model,
+        "architecture": model.architecture,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "quantization": model.quantization,
+        "kv_cache_dtype": cache.cache_dtype,
+        "prefix_caching": cache.enable_prefix_caching,
+        "chunked_prefill": config.scheduler_config.enable_chunked_prefill,
+        "max_num_seqs": config.scheduler_config.max_num_seqs,
+        "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
+        "max_model_len": model.max_model_len,
+        "tensor_parallel_size": parallel.tensor_parallel_size,
+        "enforce_eager": model.enforce_eager,
+        "compilation_mode": config.compilation_config.mode.name,
+        "cudagraph_mode": config.compilation_config.cudagraph_mode.name,
+        "attention_backend": getattr(config.attention_config.backend, "name", None),
+        "cascade_attention": not model.disable_cascade_attn,
+        "logprobs_mode": model.logprobs_mode,
+        "device": config.device_config.device_type,
+        "seed": model.seed,
+    }
+
+
+def _sampling_params(sampling: SamplingSettings, top_logprobs: int, seed: int) -> Any:
+    from vllm import SamplingParams
+
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        max_tokens=sampling.max_tokens,
+        seed=seed,
+        logprobs=top_logprobs,
+        detokenize=False,  # text for every top-K entry would cost more than sampling
+        flat_logprobs=True,
+    )
+
+
+def _to_rollout(request: Request, output: Any, top_k: int) -> Rollout:
+    """The sampled token comes first at every position, then the ranks 1…K."""
+    completion = output.outputs[0]
+    width = top_k + 1
+    flat = completion.logprobs
+    shape = (len(completion.token_ids), width)
+    if len(flat.token_ids) != shape[0] * shape[1]:
+        raise MismatchError(
+            f"vLLM returned {len(flat.token_ids)} log-probs for {shape[0]} tokens, expected {width} each. "
+            f"Its vocabulary may be smaller than --top-logprobs {top_k}: lower it."
+        )
+    ids_TK = np.asarray(flat.token_ids, dtype=np.int32).reshape(shape)
+    logp_TK = np.asarray(flat.logprobs, dtype=np.float32).reshape(shape)
+    ranks_TK = np.asarray(flat.ranks, dtype=np.int32).reshape(shape)
+    return Rollout(
+        prompt_ids=request.prompt_ids,
+        response_ids=list(completion.token_ids),
+        logp_rollout_T=logp_TK[:, 0].copy(),
+        rank_rollout_T=ranks_TK[:, 0].copy(),
+        topk_ids_TK=ids_TK[:, 1:].copy() if top_k else None,
+        topk_logp_rollout_TK=logp_TK[:, 1:].copy() if top_k else None,
+        finish_reason=completion.finish_reason,
+    )
+
+
+def _progress_bar(on_finished: Callable[[int], None]) -> Callable[..., Any]:
+    """vLLM drives a tqdm bar: hand it one that draws nothing and passes the count on."""
+    from tqdm import tqdm
+
+    class CountingBar(tqdm):  # type: ignore[type-arg]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self._counts = "Processed" in kwargs.get("desc", "")  # not the bar for adding requests
+            super().__init__(*args, **kwargs)
+
+        def display(self, *_: Any, **__: Any) -> None:
+            pass
+
+        def close(self) -> None:
+            self.disable = True  # nothing to wipe from the terminal
+
+        def update(self, n: float | None = 1) -> bool | None:
+            if self._counts and n:
+                on_finished(int(n))
+            return super().update(n)
+
+    return CountingBar

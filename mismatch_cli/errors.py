@@ -1,0 +1,13 @@
+"""The two exceptions that reach a person: each message says what happened, to what, and what to type next."""
+
+
+class MismatchError(Exception):
+    """An expected failure (exit code 1): a missing file, a damaged trace, an engine that cannot start."""
+
+    exit_code = 1
+
+
+class UsageError(MismatchError):
+    """A command line that makes no sense (exit code 2): an unknown name, a value out of range, flags that exclude each other."""
+
+    exit_code = 2

@@ -1,0 +1,65 @@
+"""What a probe records, as one object: kept in the manifest, and what `--resume` goes on with."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from mismatch_cli.errors import UsageError
+from mismatch_cli.sampling import SamplingSettings
+from mismatch_cli.tasks.prompts import PromptSource
+
+_RESPONSES_PER_SHARD = 256  # enough to fill an engine's batch, little enough to lose
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """How the trainer scores; `model` other than the rollout model makes it score at both weights."""
+
+    model: str
+    dtype: str = "auto"
+    attn_implementation: str | None = None
+    float32_head: bool = False
+    device_map: str | None = None
+    token_budget: int = 8192
+    noise_responses: int = 128  # responses per run that are scored twice, for the self-noise floor
+
+
+@dataclass(frozen=True)
+class ProbeConfig:
+    """Everything that decides what is in the trace of a probe."""
+
+    model: str
+    engine: str
+    prompts: PromptSource
+    sampling: SamplingSettings
+    trainer: TrainerSettings
+    samples_per_prompt: int = 8
+    top_logprobs: int = 20
+    seed: int = 0
+    raw: bool = False
+    rollout_dtype: str = "auto"
+    threads: int | None = None
+    engine_args: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for flag, value, least in (
+            ("--samples-per-prompt", self.samples_per_prompt, 1),
+            ("--top-logprobs", self.top_logprobs, 0),
+            ("--token-budget", self.trainer.token_budget, 1),
+            ("--noise-responses", self.trainer.noise_responses, 0),
+        ):
+            if value < least:
+                raise UsageError(f"{flag} {value} is too small. Use at least {least}.")
+
+    @property
+    def prompts_per_shard(self) -> int:
+        return max(1, _RESPONSES_PER_SHARD // self.samples_per_prompt)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> ProbeConfig:
+        parts = {"prompts": PromptSource, "sampling": SamplingSettings, "trainer": TrainerSettings}
+        return cls(**{name: parts[name](**value) if name in parts else value for name, value in content.items()})

@@ -1,0 +1,99 @@
+"""The second half of a recording: the trainer's log π for every shard that was sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from mismatch_cli.scoring.trainer import ResponseScores, ScoreRequest, Trainer
+from mismatch_cli.trace.reader import open_shard
+from mismatch_cli.trace.writer import rows_to_table, write_shard
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass over the shards: at the trainer's weights, or at the weights that sampled where those are others."""
+
+    column: str  # "logp_trainer" or "logp_recomputed"
+    version_trainer: int | None = None  # written with the trainer's own pass
+
+    def done(self, path: Path) -> bool:
+        return self.column in open_shard(path).schema_arrow.names
+
+
+def passes(equal_weights: bool) -> list[Pass]:
+    """At equal weights logp_trainer is logp_recomputed, and one pass is enough."""
+    if equal_weights:
+        return [Pass("logp_trainer", version_trainer=0)]
+    return [Pass("logp_recomputed"), Pass("logp_trainer", version_trainer=1)]
+
+
+def score_shard(
+    path: Path,
+    trainer: Trainer,
+    this: Pass,
+    *,
+    token_budget: int,
+    repeat: Callable[[int], bool],
+    on_scored: Callable[[int], None],
+) -> None:
+    """Add one pass's columns to a shard and rename it in; `repeat` says which rows are scored twice (the noise floor)."""
+    table = open_shard(path).read()
+    requests = _requests(table)
+    scores = trainer.score(requests, token_budget=token_budget, on_scored=on_scored)
+    columns = _pass_columns(this, scores)
+    if this.version_trainer is not None:
+        again = [row for row in range(len(requests)) if repeat(row)]
+        columns |= _repeat_column(trainer, requests, again, token_budget)
+    write_shard(path, _add_columns(table, columns))
+
+
+def _requests(table: pa.Table) -> list[ScoreRequest]:
+    prompts = table["prompt_ids"].to_pylist()
+    responses = table["response_ids"].to_pylist()
+    topk: Sequence[Any] = table["topk_ids"].to_pylist() if "topk_ids" in table.column_names else [None] * len(prompts)
+    return [
+        ScoreRequest(prompt, response, None if ids is None else np.array(ids, np.int64).reshape(len(response), -1))
+        for prompt, response, ids in zip(prompts, responses, topk, strict=True)
+    ]
+
+
+def _pass_columns(this: Pass, scores: Sequence[ResponseScores]) -> dict[str, Any]:
+    columns: dict[str, Any] = {this.column: [s.logp_T for s in scores]}
+    if any(s.logp_at_topk_TK is not None for s in scores):
+        columns[f"topk_{this.column}"] = [s.logp_at_topk_TK for s in scores]
+    if this.version_trainer is not None:
+        columns["version_trainer"] = np.full(len(scores), this.version_trainer, dtype=np.int32)
+        columns["entropy_trainer"] = [s.entropy_T for s in scores]
+        columns["rank_trainer"] = [s.rank_T for s in scores]
+    return columns
+
+
+def _repeat_column(
+    trainer: Trainer, requests: Sequence[ScoreRequest], rows: Sequence[int], token_budget: int
+) -> dict[str, Any]:
+    if not rows:
+        return {}
+    again = trainer.score_again([requests[row] for row in rows], token_budget=token_budget)
+    values: list[Any] = [None] * len(requests)
+    for row, scores in zip(rows, again, strict=True):
+        values[row] = scores.logp_T
+    return {"logp_trainer_repeat": values}
+
+
+def _add_columns(table: pa.Table, columns: dict[str, Any]) -> pa.Table:
+    added = rows_to_table(columns)
+    for name in added.column_names:
+        table = table.append_column(name, added.column(name))
+    return table
+
+
+def evenly_spaced(count: int, total: int) -> Callable[[int], bool]:
+    """Whether index i is one of `count` indices spread evenly over `total`."""
+    count = min(count, total)
+    return lambda i: (i + 1) * count // total > i * count // total

@@ -1,0 +1,37 @@
+"""A folder is its own registry: the file name is the public name, and listing names imports nothing."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+
+from mismatch_cli.errors import UsageError
+
+
+def names(package: str) -> list[str]:
+    """The public names in a package folder: `binary_tv.py` is `binary-tv`; files with a leading underscore are helpers."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError(f"{package} is no package")
+    folder = Path(next(iter(spec.submodule_search_locations)))
+    return sorted(p.stem.replace("_", "-") for p in folder.glob("*.py") if not p.stem.startswith("_"))
+
+
+def load(package: str, name: str, kind: str) -> ModuleType:
+    """Import the module behind a public name; an unknown one is a `UsageError` that names the nearest."""
+    known = names(package)
+    if name not in known:
+        raise UsageError(unknown(kind, name, known))
+    return importlib.import_module(f"{package}.{name.replace('-', '_')}")
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """One sentence for a name that is not there: what was meant, perhaps, and what there is."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=2, cutoff=0.5)
+    hint = f"Did you mean {' or '.join(near)}? " if near else ""
+    return f"Unknown {kind} '{name}'. {hint}Available: {', '.join(known)}."

@@ -1,0 +1,1 @@
+"""Problems, prompt templates, grading and advantages."""

@@ -1,0 +1,206 @@
+"""Problems from a local file or a data set on the hub, and the token ids that an engine starts from."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.registry import unknown
+
+_PROMPT_FIELDS = ("problem", "prompt", "question", "instruction", "input", "text", "messages")
+_ANSWER_FIELDS = ("answer", "ground_truth", "reward_model.ground_truth", "target", "solution")
+_LOCAL_FORMATS = (".jsonl", ".json", ".parquet", ".csv")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem: its row number in the source, the prompt (text or chat messages), and the answer where there is one."""
+
+    prompt_id: int
+    prompt: str | list[dict[str, str]]
+    answer: str | None
+
+
+@dataclass(frozen=True)
+class PromptSource:
+    """Where problems come from and which of them are taken."""
+
+    location: str  # a local file, or a data set on the hub
+    prompt_field: str | None = None  # None = the first of the usual names
+    answer_field: str | None = None
+    split: str = "train"
+    config: str | None = None
+    limit: int | None = None
+    shuffle_seed: int | None = None
+
+
+def load_problems(source: PromptSource) -> list[Problem]:
+    """The problems of a source, shuffled by seed if asked, then cut to the limit; the row number stays the prompt_id.
+
+    Raises a `MismatchError` for a missing, empty or unreadable source and a `UsageError` for an unknown field.
+    """
+    rows = list(_read_rows(source))
+    if not rows:
+        raise MismatchError(f"{source.location} holds no prompts. Give a file with one problem per line.")
+    prompt_field = _choose_field(rows[0], source.prompt_field, _PROMPT_FIELDS, "--prompt-field", source.location)
+    answer_field = _choose_field(rows[0], source.answer_field, _ANSWER_FIELDS, "--answer-field", None)
+    problems = [_to_problem(i, row, prompt_field, answer_field, source.location) for i, row in enumerate(rows)]
+    if source.shuffle_seed is not None:
+        random.Random(source.shuffle_seed).shuffle(problems)
+    return problems[: source.limit]
+
+
+def _read_rows(source: PromptSource) -> Iterator[Mapping[str, Any]]:
+    path = Path(source.location).expanduser()
+    if path.is_file():
+        yield from _read_file(path)
+    elif path.is_dir() or path.suffix in _LOCAL_FORMATS:
+        raise MismatchError(f"{path} is no file of prompts. Give a .jsonl, .json, .parquet or .csv file.")
+    else:
+        yield from _read_hub(source)
+
+
+def _read_file(path: Path) -> Iterable[Mapping[str, Any]]:
+    if path.suffix not in _LOCAL_FORMATS:
+        raise UsageError(f"{path} has the ending '{path.suffix}'. Prompts are read from {', '.join(_LOCAL_FORMATS)}.")
+    readers = {".jsonl": _read_jsonl, ".json": _read_json, ".parquet": _read_parquet, ".csv": _read_csv}
+    try:
+        return list(readers[path.suffix](path))
+    except (OSError, ValueError, csv.Error) as error:
+        raise MismatchError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
+
+
+def _read_jsonl(path: Path) -> Iterator[Mapping[str, Any]]:
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"line {number} is no JSON ({error}).") from error
+            if not isinstance(row, dict):
+                raise ValueError(f"line {number} is no JSON object. Write one {{...}} per line.")
+            yield row
+
+
+def _read_json(path: Path) -> Iterator[Mapping[str, Any]]:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
+        raise ValueError("the file is no JSON list of objects.")
+    yield from content
+
+
+def _read_parquet(path: Path) -> Iterator[Mapping[str, Any]]:
+    import pyarrow.parquet as pq
+
+    yield from pq.read_table(path).to_pylist()
+
+
+def _read_csv(path: Path) -> Iterator[Mapping[str, Any]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        yield from csv.DictReader(file)
+
+
+def _read_hub(source: PromptSource) -> Iterator[Mapping[str, Any]]:
+    from datasets import load_dataset
+
+    try:
+        dataset = load_dataset(source.location, source.config, split=source.split)
+    except Exception as error:  # the hub client has no common base class for "not there"
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise MismatchError(
+            f"'{source.location}' is no local file, and loading it as a data set from the hub failed: {reason} "
+            "Give the path of a .jsonl, .json, .parquet or .csv file, or the name of a data set (and --split)."
+        ) from error
+    yield from dataset
+
+
+def _choose_field(
+    row: Mapping[str, Any], asked: str | None, usual: tuple[str, ...], flag: str, required_in: str | None
+) -> str | None:
+    if asked is not None:
+        if _get(row, asked) is None and not _has(row, asked):
+            raise UsageError(f"{flag}: {unknown('field', asked, row.keys())}")
+        return asked
+    found = next((name for name in usual if _has(row, name)), None)
+    if found is None and required_in:
+        raise UsageError(f"{required_in} has the fields {', '.join(row)}. Say which one holds the prompt with {flag}.")
+    return found
+
+
+def _has(row: Mapping[str, Any], dotted: str) -> bool:
+    return _get(row, dotted) is not None
+
+
+def _get(row: Mapping[str, Any], dotted: str) -> Any:
+    """A field by name, or by dotted path into nested objects."""
+    if dotted in row:
+        return row[dotted]
+    value: Any = row
+    for part in dotted.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _to_problem(index: int, row: Mapping[str, Any], prompt_field: str | None, answer_field: str | None, where: str) -> Problem:
+    prompt = _get(row, prompt_field) if prompt_field else None
+    if isinstance(prompt, list) and all(isinstance(m, Mapping) and {"role", "content"} <= m.keys() for m in prompt):
+        prompt = [{"role": str(m["role"]), "content": str(m["content"])} for m in prompt]
+    elif not isinstance(prompt, str):
+        raise MismatchError(
+            f"{where}, row {index}: field '{prompt_field}' is neither text nor a list of chat messages. "
+            "Name another one with --prompt-field."
+        )
+    answer = _get(row, answer_field) if answer_field else None
+    return Problem(index, prompt, None if answer is None else str(answer))
+
+
+@dataclass(frozen=True)
+class EncodedPrompts:
+    """Token ids per problem, and the problems that had to be left out with the reason."""
+
+    problems: list[Problem]
+    prompt_ids: list[list[int]]
+    skipped: list[dict[str, Any]]
+    chat_template: bool
+
+
+def encode_prompts(problems: list[Problem], tokenizer: Any, *, raw: bool, max_model_len: int) -> EncodedPrompts:
+    """Apply the chat template (unless raw, or the tokenizer has none) and leave out prompts without room for a token."""
+    use_template = not raw and getattr(tokenizer, "chat_template", None) is not None
+    kept, ids, skipped = [], [], []
+    for problem in problems:
+        prompt_ids = _encode(problem.prompt, tokenizer, use_template)
+        reason = _unusable(prompt_ids, max_model_len)
+        if reason:
+            skipped.append({"prompt_id": problem.prompt_id, "tokens": len(prompt_ids), "reason": reason})
+        else:
+            kept.append(problem)
+            ids.append(prompt_ids)
+    if not kept:
+        raise MismatchError(f"No prompt is left: all {len(skipped)} were skipped ({skipped[0]['reason']}).")
+    return EncodedPrompts(kept, ids, skipped, use_template)
+
+
+def _unusable(prompt_ids: list[int], max_model_len: int) -> str | None:
+    if not prompt_ids:
+        return "the prompt is empty"
+    if len(prompt_ids) >= max_model_len:
+        return f"the prompt has {len(prompt_ids)} tokens, the context {max_model_len}"
+    return None
+
+
+def _encode(prompt: str | list[dict[str, str]], tokenizer: Any, use_template: bool) -> list[int]:
+    if use_template:
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        return list(tokenizer.encode(text, add_special_tokens=False))
+    text = prompt if isinstance(prompt, str) else "\n".join(m["content"] for m in prompt)
+    return list(tokenizer.encode(text))

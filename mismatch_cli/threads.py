@@ -1,0 +1,46 @@
+"""How many threads torch uses, chosen once and given back after an engine has changed it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+_SMALL_MODEL_BYTES = 200_000_000
+
+
+def set_threads(asked: int | None, model: str) -> int:
+    """Set torch's CPU threads: as asked, else one for a small model (more only wait for each other), else torch's choice."""
+    import torch
+
+    if asked is None and _weight_bytes(model) < _SMALL_MODEL_BYTES:
+        asked = 1
+    if asked is not None:
+        torch.set_num_threads(asked)
+    return torch.get_num_threads()
+
+
+def _weight_bytes(model: str) -> float:
+    folder = Path(model)
+    files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")] if folder.is_dir() else []
+    return sum(f.stat().st_size for f in files) if files else float("inf")
+
+
+@dataclass(frozen=True)
+class ThreadSettings:
+    """torch's threads as they were: vLLM on CPU replaces `torch.set_num_threads` with a no-op for the whole process."""
+
+    set_num_threads: Callable[[int], None]
+    count: int
+
+    @classmethod
+    def current(cls) -> ThreadSettings:
+        import torch
+
+        return cls(torch.set_num_threads, torch.get_num_threads())
+
+    def restore(self) -> None:
+        import torch
+
+        torch.set_num_threads = self.set_num_threads
+        torch.set_num_threads(self.count)

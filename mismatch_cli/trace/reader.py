@@ -1,0 +1,111 @@
+"""Reading a trace: the same batches for every command, in bounded memory, from one folder or several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mismatch_cli.batch import TokenBatch
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.trace.columns import table_to_batch
+from mismatch_cli.trace.manifest import read_manifest
+from mismatch_cli.trace.schema import REQUIRED, arrow_type, column_order
+from mismatch_cli.trace.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A recorded trace: a folder with `manifest.json`, `vocab.parquet` and `shard-*.parquet`."""
+
+    folder: Path
+
+    @classmethod
+    def open(cls, path: Path) -> Trace:
+        """Open a trace folder, or a run folder with one in `trace/`; raises a `MismatchError` that says what is wrong."""
+        if not path.exists():
+            raise MismatchError(f"{path} does not exist. Name a run folder that `mismatch-cli probe` wrote.")
+        inner = path / "trace"
+        trace = cls(inner if (inner / "manifest.json").is_file() else path)
+        trace.manifest  # noqa: B018 - a newer or damaged trace is refused here, not in the middle of a report
+        if not trace.shards:
+            raise MismatchError(f"{trace.folder} has no finished shard yet. Go on with: mismatch-cli probe --resume")
+        return trace
+
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        return read_manifest(self.folder)
+
+    @cached_property
+    def shards(self) -> list[Path]:
+        return sorted(self.folder.glob("shard-*.parquet"))
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary.read(self.folder)
+
+    @property
+    def top_k(self) -> int:
+        """How many of the engine's ranks each token carries; 0 = none."""
+        return int(self.manifest.get("top_logprobs", 0))
+
+    def columns(self) -> set[str]:
+        """The columns that at least one shard holds."""
+        return set().union(*(set(open_shard(path).schema_arrow.names) for path in self.shards))
+
+    def count(self, name: str) -> int:
+        """A count that shards carry in their metadata, summed over the trace."""
+        metadata = [open_shard(path).schema_arrow.metadata or {} for path in self.shards]
+        return sum(int(m.get(name.encode(), 0)) for m in metadata)
+
+    def tables(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """One table per row group, in shard order; only the columns asked for, where the shard has them."""
+        wanted = set(columns if columns is not None else column_order())
+        for path in self.shards:
+            shard = open_shard(path)
+            present = [name for name in shard.schema_arrow.names if name in wanted]
+            for group in range(shard.num_row_groups):
+                yield _read_group(shard, group, present, path)
+
+    def batches(self, columns: Sequence[str] | None = None) -> Iterator[TokenBatch]:
+        """One `TokenBatch` per row group; row keys, lengths and log μ always come along."""
+        names = None if columns is None else [*REQUIRED, *columns]
+        for table in self.tables(names):
+            yield table_to_batch(table)
+
+
+def open_shard(path: Path) -> pq.ParquetFile:
+    """Open one shard and check its columns; a damaged or foreign file is a `MismatchError`."""
+    try:
+        shard = pq.ParquetFile(path, memory_map=True)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise MismatchError(
+            f"{path} is damaged ({_first_line(error)}). Delete it and record that part again with --resume."
+        ) from error
+    schema = shard.schema_arrow
+    missing = [name for name in REQUIRED if name not in schema.names]
+    if missing:
+        raise MismatchError(f"{path} is no shard of a trace: it lacks {', '.join(missing)}.")
+    for name in set(schema.names) & set(column_order()):
+        if not schema.field(name).type.equals(arrow_type(name)):
+            raise MismatchError(f"{path}: column {name} is {schema.field(name).type}, expected {arrow_type(name)}.")
+    return shard
+
+
+def _read_group(shard: pq.ParquetFile, group: int, columns: list[str], path: Path) -> pa.Table:
+    try:
+        return shard.read_row_group(group, columns=columns, use_threads=False).combine_chunks()
+    except (pa.ArrowInvalid, OSError) as error:
+        raise MismatchError(
+            f"{path} is damaged in row group {group} ({_first_line(error)}). "
+            "Delete it and record that part again with --resume."
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

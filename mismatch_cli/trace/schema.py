@@ -1,0 +1,67 @@
+"""The columns of a trace: one row per response and use, token columns as lists.
+
+`T` values per response for token columns, `T · K` for top-K columns (K is in the manifest and follows from the lengths).
+Row key: step, epoch, minibatch, prompt_id, sample_index. A column that was not measured is absent; in a column that was
+measured for some responses only, the others are null.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+FORMAT_NAME = "mismatch-cli trace"
+FORMAT_VERSION = 1
+
+ROW_KEY = ("step", "epoch", "minibatch", "prompt_id", "sample_index")
+
+ROW_COLUMNS: dict[str, pa.DataType] = {
+    "step": pa.int32(),
+    "epoch": pa.int32(),
+    "minibatch": pa.int32(),
+    "prompt_id": pa.int64(),
+    "sample_index": pa.int32(),
+    "version_rollout": pa.int32(),  # optimiser steps behind the weights that sampled
+    "version_trainer": pa.int32(),  # and behind the weights that scored logp_trainer
+    "reward": pa.float32(),
+    "finish_reason": pa.string(),  # "stop" or "length"
+}
+
+TOKEN_COLUMNS: dict[str, pa.DataType] = {
+    "response_ids": pa.int32(),
+    "loss_mask": pa.bool_(),
+    "logp_rollout": pa.float32(),  # log μ_θ', by the engine that sampled
+    "rank_rollout": pa.int32(),  # 1 = the engine's most probable token
+    "logp_trainer": pa.float32(),  # log π_θ
+    "logp_recomputed": pa.float32(),  # log π_θ', absent where the weights are equal: logp_trainer is it
+    "logp_trainer_repeat": pa.float32(),  # the trainer again, in another micro-batch shape
+    "entropy_trainer": pa.float32(),
+    "rank_trainer": pa.int32(),
+    "advantage": pa.float32(),
+    "tv_full": pa.float32(),
+    "kl_full": pa.float32(),
+}
+
+TOPK_COLUMNS: dict[str, pa.DataType] = {
+    "topk_ids": pa.int32(),  # the engine's ranks 1…K; the sampled token is not inserted
+    "topk_logp_rollout": pa.float32(),
+    "topk_logp_trainer": pa.float32(),
+    "topk_logp_recomputed": pa.float32(),
+}
+
+PROMPT_COLUMN = "prompt_ids"
+
+REQUIRED = (*ROW_KEY, PROMPT_COLUMN, "response_ids", "logp_rollout", "finish_reason")
+
+
+def arrow_type(column: str) -> pa.DataType:
+    """The Parquet type of a column; a KeyError for a name that is no column of a trace."""
+    if column in ROW_COLUMNS:
+        return ROW_COLUMNS[column]
+    if column == PROMPT_COLUMN:
+        return pa.list_(pa.int32())
+    return pa.list_((TOKEN_COLUMNS | TOPK_COLUMNS)[column])
+
+
+def column_order() -> list[str]:
+    """Every column, in the order in which a shard holds them."""
+    return [*ROW_COLUMNS, PROMPT_COLUMN, *TOKEN_COLUMNS, *TOPK_COLUMNS]

@@ -1,0 +1,84 @@
+"""`vocab.parquet`: token id → bytes, so that a trace can show text without the tokenizer that made it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mismatch_cli.trace.files import replacing
+
+FILE_NAME = "vocab.parquet"
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class Vocabulary:
+    """Token ids as text; an id that is not in the table shows as ⟨id⟩."""
+
+    def __init__(self, bytes_by_id: dict[int, bytes]) -> None:
+        self._bytes_by_id = bytes_by_id
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of a token sequence; bytes that form no character (a cut in the middle of one) show as �."""
+        return b"".join(self._bytes(int(i)) for i in ids).decode("utf-8", errors="replace")
+
+    def _bytes(self, token_id: int) -> bytes:
+        return self._bytes_by_id.get(token_id, f"⟨{token_id}⟩".encode())
+
+    @classmethod
+    def read(cls, folder: Path) -> Vocabulary:
+        """The table beside a trace; empty where there is none (every id then shows as its number)."""
+        path = folder / FILE_NAME
+        if not path.is_file():
+            return cls({})
+        table = pq.read_table(path)
+        return cls(dict(zip(table["id"].to_pylist(), table["bytes"].to_pylist(), strict=True)))
+
+
+def write_vocabulary(folder: Path, tokenizer: Any) -> None:
+    """Write every id that the tokenizer knows, as the bytes it stands for in running text."""
+    pieces = token_bytes(tokenizer)
+    table = pa.table({"id": pa.array(pieces.keys(), pa.int32()), "bytes": pa.array(pieces.values(), pa.binary())})
+    with replacing(folder / FILE_NAME) as temporary:
+        pq.write_table(table, temporary, compression="zstd")
+
+
+def token_bytes(tokenizer: Any) -> dict[int, bytes]:
+    """The bytes of each token: byte-level BPE through its byte alphabet, SentencePiece through ▁ and <0xNN>."""
+    added = {t.content for t in tokenizer.added_tokens_decoder.values()}
+    byte_level = _is_byte_level(tokenizer)
+    return {
+        token_id: token.encode() if token in added else _piece_bytes(token, byte_level)
+        for token, token_id in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    }
+
+
+def _is_byte_level(tokenizer: Any) -> bool:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return False
+    settings = json.loads(backend.to_str())
+    return any('"ByteLevel"' in json.dumps(settings.get(part)) for part in ("decoder", "pre_tokenizer"))
+
+
+def _piece_bytes(token: str, byte_level: bool) -> bytes:
+    if byte_level and all(char in _BYTE_OF_CHAR for char in token):
+        return bytes(_BYTE_OF_CHAR[char] for char in token)
+    if match := _BYTE_TOKEN.fullmatch(token):
+        return bytes([int(match.group(1), 16)])
+    return token.replace("▁", " ").encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins: printable bytes stand for themselves, the others for characters from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
+
+
+_BYTE_OF_CHAR = _byte_alphabet()
