@@ -17,7 +17,7 @@ from mismatch_cli.engines import EngineSettings, Request
 from mismatch_cli.engines._quiet import engine_log, one_sentence
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.sampling import SamplingSettings
-from mismatch_cli.threads import ThreadSettings
+from mismatch_cli.torch_settings import TorchSettings
 
 _MISSING = (
     "vLLM is not installed. Install it with: pip install 'mismatch-cli[cpu]' (no GPU) or "
@@ -33,16 +33,16 @@ def create(settings: EngineSettings) -> VllmEngine:
         raise MismatchError(_MISSING)
     _set_environment()
     prepare_imports()
-    threads = ThreadSettings.current()
+    before = TorchSettings.current()
     with engine_log(settings.log_file):
         try:
             llm = _load(settings)
         except Exception as error:
-            threads.restore()
+            before.restore()
             raise MismatchError(
                 f"vLLM could not load {settings.model}: {one_sentence(error)} The whole log: {settings.log_file}"
             ) from error
-    return VllmEngine(llm, settings, threads)
+    return VllmEngine(llm, settings, before)
 
 
 def _set_environment() -> None:
@@ -79,10 +79,10 @@ def _load(settings: EngineSettings) -> Any:
 class VllmEngine:
     """A loaded vLLM; `sample` starts from an empty prefix cache, so that a shard's numbers depend on the shard alone."""
 
-    def __init__(self, llm: Any, settings: EngineSettings, threads: ThreadSettings) -> None:
+    def __init__(self, llm: Any, settings: EngineSettings, before: TorchSettings) -> None:
         self.llm = llm
         self._settings = settings
-        self._threads = threads
+        self._before = before
 
     def sample(self, requests: Sequence[Request], on_finished: Callable[[int], None]) -> list[Rollout]:
         self.llm.reset_prefix_cache()
@@ -114,7 +114,7 @@ class VllmEngine:
             del self.llm
             gc.collect()
             cleanup_dist_env_and_memory()
-        self._threads.restore()
+        self._before.restore()
 
     def _abort(self) -> None:
         """Drop what is queued: after an interrupt the next `generate` would run it first."""
@@ -127,14 +127,15 @@ def describe_config(config: Any) -> dict[str, Any]:
     import vllm
 
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
+    dtype = str(model.dtype).removeprefix("torch.")
     return {
         "engine": "vllm",
         "version": vllm.__version__,
         "model": model.model,
         "architecture": model.architecture,
-        "dtype": str(model.dtype).removeprefix("torch."),
+        "dtype": dtype,
         "quantization": model.quantization,
-        "kv_cache_dtype": cache.cache_dtype,
+        "kv_cache_dtype": dtype if cache.cache_dtype == "auto" else cache.cache_dtype,
         "prefix_caching": cache.enable_prefix_caching,
         "chunked_prefill": config.scheduler_config.enable_chunked_prefill,
         "max_num_seqs": config.scheduler_config.max_num_seqs,

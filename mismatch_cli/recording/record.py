@@ -15,7 +15,7 @@ from mismatch_cli.recording.sample import plan_shards, sample_shard
 from mismatch_cli.recording.tokenizer import load_tokenizer
 from mismatch_cli.tasks.grading import Grader
 from mismatch_cli.tasks.prompts import EncodedPrompts, encode_prompts, load_problems
-from mismatch_cli.threads import set_threads
+from mismatch_cli.torch_settings import set_threads
 from mismatch_cli.trace.manifest import library_versions, write_manifest
 from mismatch_cli.trace.reader import open_shard
 from mismatch_cli.trace.vocabulary import write_vocabulary

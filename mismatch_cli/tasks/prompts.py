@@ -60,10 +60,10 @@ def _read_rows(source: PromptSource) -> Iterator[Mapping[str, Any]]:
     path = Path(source.location).expanduser()
     if path.is_file():
         yield from _read_file(path)
-    elif path.is_dir() or path.suffix in _LOCAL_FORMATS:
-        raise MismatchError(f"{path} is no file of prompts. Give a .jsonl, .json, .parquet or .csv file.")
+    elif path.suffix in _LOCAL_FORMATS:
+        raise MismatchError(f"There is no file {path}. Give the path of a .jsonl, .json, .parquet or .csv file.")
     else:
-        yield from _read_hub(source)
+        yield from _read_data_set(source)
 
 
 def _read_file(path: Path) -> Iterable[Mapping[str, Any]]:
@@ -108,7 +108,8 @@ def _read_csv(path: Path) -> Iterator[Mapping[str, Any]]:
         yield from csv.DictReader(file)
 
 
-def _read_hub(source: PromptSource) -> Iterator[Mapping[str, Any]]:
+def _read_data_set(source: PromptSource) -> Iterator[Mapping[str, Any]]:
+    """A data set on the hub by name, or a folder laid out like one."""
     from datasets import load_dataset
 
     try:
@@ -116,7 +117,7 @@ def _read_hub(source: PromptSource) -> Iterator[Mapping[str, Any]]:
     except Exception as error:  # the hub client has no common base class for "not there"
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise MismatchError(
-            f"'{source.location}' is no local file, and loading it as a data set from the hub failed: {reason} "
+            f"'{source.location}' is no local file, and loading it as a data set failed: {reason} "
             "Give the path of a .jsonl, .json, .parquet or .csv file, or the name of a data set (and --split)."
         ) from error
     yield from dataset

@@ -42,8 +42,7 @@ def _assemble(columns: dict[str, pa.Array], offset_S1: np.ndarray, flat: dict[st
 
 
 def _single(column: pa.ChunkedArray) -> pa.Array:
-    array = column.combine_chunks()
-    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)  # combine_chunks always copies
 
 
 def _numbers(array: pa.Array) -> torch.Tensor:

@@ -99,7 +99,7 @@ def open_shard(path: Path) -> pq.ParquetFile:
 
 def _read_group(shard: pq.ParquetFile, group: int, columns: list[str], path: Path) -> pa.Table:
     try:
-        return shard.read_row_group(group, columns=columns, use_threads=False).combine_chunks()
+        return shard.read_row_group(group, columns=columns, use_threads=False)
     except (pa.ArrowInvalid, OSError) as error:
         raise MismatchError(
             f"{path} is damaged in row group {group} ({_first_line(error)}). "

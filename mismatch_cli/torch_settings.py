@@ -1,4 +1,4 @@
-"""How many threads torch uses, chosen once and given back after an engine has changed it."""
+"""torch settings of this process: threads chosen once, and given back after an engine has changed them."""
 
 from __future__ import annotations
 
@@ -27,20 +27,23 @@ def _weight_bytes(model: str) -> float:
 
 
 @dataclass(frozen=True)
-class ThreadSettings:
-    """torch's threads as they were: vLLM on CPU replaces `torch.set_num_threads` with a no-op for the whole process."""
+class TorchSettings:
+    """torch as it was before an engine: vLLM on CPU turns `torch.set_num_threads` into a no-op for the whole process."""
 
     set_num_threads: Callable[[int], None]
-    count: int
+    threads: int
+    compile_disabled: bool
 
     @classmethod
-    def current(cls) -> ThreadSettings:
+    def current(cls) -> TorchSettings:
         import torch
+        import torch._dynamo
 
-        return cls(torch.set_num_threads, torch.get_num_threads())
+        return cls(torch.set_num_threads, torch.get_num_threads(), torch._dynamo.config.disable)
 
     def restore(self) -> None:
         import torch
 
         torch.set_num_threads = self.set_num_threads
-        torch.set_num_threads(self.count)
+        torch.set_num_threads(self.threads)
+        torch._dynamo.config.disable = self.compile_disabled

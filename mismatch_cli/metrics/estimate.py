@@ -1,0 +1,69 @@
+"""A number with its interval, and the two ways of getting one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+FEWEST_PROMPTS = 10  # below, an interval over prompts would be a guess
+FLOOR_RESOLUTION = 1e-7
+BELOW_RESOLUTION = "below resolution"
+_T_31 = 2.04  # 97.5 % point of Student's t with 31 degrees of freedom
+
+EXTREME = "an extreme: no interval"
+FEW_PROMPTS = f"fewer than {FEWEST_PROMPTS} prompts: no interval"
+NOT_MEASURED = "not measured"
+OVERFLOW = "larger than a float can hold"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with its 95 % interval over prompts; `note` says why there is none."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    note: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"value": self.value, "low": self.low, "high": self.high, "note": self.note}
+
+
+def point(value: float, note: str | None = None) -> Estimate:
+    """An estimate without interval; a value that is no finite number becomes None with a note."""
+    value = float(value)
+    if isfinite(value):
+        return Estimate(value, note=note)
+    return Estimate(None, note=OVERFLOW if value == float("inf") else NOT_MEASURED)
+
+
+def percentile_interval(value: float, replicate_B: np.ndarray, prompts: int) -> Estimate:
+    """The 2.5 to 97.5 % range of bootstrap replicates."""
+    if not isfinite(value) or prompts < FEWEST_PROMPTS:
+        return point(value, FEW_PROMPTS)
+    usable = replicate_B[np.isfinite(replicate_B)]
+    if len(usable) < len(replicate_B) / 2:
+        return point(value, "too few replicates have a value: no interval")
+    low, high = np.percentile(usable, [2.5, 97.5])
+    return Estimate(float(value), float(low), float(high))
+
+
+def jackknife_interval(value: float, without_G: np.ndarray, prompts: int) -> Estimate:
+    """value ± t · standard error, from the value with one group of prompts deleted at a time."""
+    usable = without_G[np.isfinite(without_G)]
+    if not isfinite(value) or prompts < FEWEST_PROMPTS or len(usable) < 2:
+        return point(value, FEW_PROMPTS)
+    error = np.sqrt((len(usable) - 1) * np.mean((usable - usable.mean()) ** 2))
+    return Estimate(float(value), float(value - _T_31 * error), float(value + _T_31 * error))
+
+
+def times_floor(value: float | None, floor: float | None) -> float | str | None:
+    """value / floor, the factor above the trainer's own noise; a floor below 1e-7 answers "below resolution"."""
+    if value is None or floor is None:
+        return None
+    if abs(floor) < FLOOR_RESOLUTION:
+        return BELOW_RESOLUTION
+    return value / floor

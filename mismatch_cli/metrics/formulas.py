@@ -1,0 +1,92 @@
+"""Metrics as functions of sums, evaluated alike on the totals and on every bootstrap replicate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from mismatch_cli.metrics.columns import INDEX
+
+
+class Totals:
+    """Sums over tokens and responses, by name; each an array over the leading axes of `totals_xM`."""
+
+    def __init__(self, totals_xM: np.ndarray) -> None:
+        self._totals_xM = totals_xM
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._totals_xM[..., INDEX[name]]
+
+    def mean(self, name: str, count: str = "n") -> np.ndarray:
+        return self[name] / self[count]
+
+
+def _d_sd(t: Totals) -> np.ndarray:
+    return np.sqrt(np.maximum(t.mean("d_d", "supported") - t.mean("d", "supported") ** 2, 0))
+
+
+def _tv_sd(t: Totals) -> np.ndarray:
+    return np.sqrt(np.maximum(t.mean("dp_dp") - t.mean("abs_dp") ** 2, 0))
+
+
+def _kl_reverse_k3(t: Totals) -> np.ndarray:
+    """r·d − (r − 1) = (r − 1)·d − φ(d)."""
+    return (t["less_1_d"] - t["k3"]) / t["supported"]
+
+
+def _pearson(t: Totals) -> np.ndarray:
+    """With p = q + Δp, so that two nearly equal columns do not cancel."""
+    q, dp = t.mean("q"), t.mean("dp")
+    var_q, var_dp = t.mean("q_q") - q * q, t.mean("dp_dp") - dp * dp
+    cov = t.mean("q_dp") - q * dp
+    return (var_q + cov) / np.sqrt(var_q * (var_q + 2 * cov + var_dp))
+
+
+def _ess_token(t: Totals) -> np.ndarray:
+    """(Σr)² / (n Σr²), from sums of r − 1."""
+    n, less_1 = t["n"], t["less_1"]
+    return (n + less_1) ** 2 / (n * (n + 2 * less_1 + t["less_1_less_1"]))
+
+
+def _sequence_sd(t: Totals) -> np.ndarray:
+    variance = t.mean("sequence_d_d", "sequences") - t.mean("sequence_d", "sequences") ** 2
+    return np.sqrt(np.maximum(variance, 0))
+
+
+FORMULAS: dict[str, Callable[[Totals], np.ndarray]] = {
+    "abs_d_mean": lambda t: t.mean("abs_d", "supported"),
+    "d_mean": lambda t: t.mean("d", "supported"),
+    "d_sd": _d_sd,
+    "tv_binary_mean": lambda t: t.mean("abs_dp"),
+    "tv_binary_sd": _tv_sd,
+    "ratio_mean": lambda t: 1 + t.mean("less_1"),
+    "ratio_outside_0.8_1.25": lambda t: t.mean("outside_narrow"),
+    "ratio_outside_0.8_1.28": lambda t: t.mean("outside_wide"),
+    "k1": lambda t: -t.mean("d", "supported"),
+    "k2": lambda t: t.mean("d_d", "supported") / 2,
+    "k3": lambda t: t.mean("k3", "supported"),
+    "kl_reverse_k1": lambda t: (t["less_1_d"] + t["d"]) / t["supported"],
+    "kl_reverse_k3": _kl_reverse_k3,
+    "kl_binary_mean": lambda t: t.mean("binary_kl", "supported"),
+    "tv_topk_mean": lambda t: t.mean("topk_tv", "topk_tv_n"),
+    "kl_topk_mean": lambda t: t.mean("topk_kl", "topk_kl_n"),
+    "mult_prob_error": lambda t: t.mean("mult_error", "supported"),
+    "pearson": _pearson,
+    "chi2_token": lambda t: (2 * t["less_1"] + t["less_1_less_1"]) / t["n"],
+    "ess_token": _ess_token,
+    "sequence_kl": lambda t: -t.mean("sequence_d", "sequences"),
+    "sequence_d_sd": _sequence_sd,
+    "sequence_slope": lambda t: 1000 * t["sequence_d_n"] / t["sequence_n_n"],
+    "entropy_mean": lambda t: t.mean("entropy", "entropy_n"),
+    "length_mean": lambda t: t.mean("length", "responses"),
+    "truncated_share": lambda t: t.mean("truncated", "responses"),
+    "reward_mean": lambda t: t.mean("reward", "reward_n"),
+}
+
+
+def evaluate(totals_xM: np.ndarray) -> dict[str, np.ndarray]:
+    """Every metric on totals of any leading shape; NaN where its count is zero."""
+    totals = Totals(totals_xM)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return {name: formula(totals) for name, formula in FORMULAS.items()}

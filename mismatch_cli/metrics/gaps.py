@@ -1,0 +1,191 @@
+"""The gap between two policies, token by token: computed once for a slice of a batch, read by every accumulator.
+
+Letters: `_N` the tokens of the slice that count, laid flat; `_S` its responses. A token counts when the loss mask has it
+and both policies were measured (NaN = not measured). A token that counts but that the current policy excludes
+(log π = −inf) is out of support: it enters Δp as −μ and the ratio as 0, and is left out of everything made from
+d = log π − log μ, where its columns hold the neutral 0.
+
+The ratio is float32, exp of the float32 difference, as a trust region sees it: shares and thresholds are decided on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from mismatch_cli import divergences
+from mismatch_cli.batch import TokenBatch
+from mismatch_cli.metrics.pairs import Pair
+
+CHUNK_TOKENS = 2**15  # a dozen float32 columns of this length stay in a core's L2 cache
+
+
+def token_gaps(batch: TokenBatch, pair: Pair, max_tokens: int = CHUNK_TOKENS) -> Iterator[TokenGaps]:
+    """Slices of whole responses with about `max_tokens` tokens (more where one response is longer)."""
+    offset_S1 = batch.offset_S1.numpy()
+    first = 0
+    while first < batch.num_responses:
+        last = int(np.searchsorted(offset_S1, offset_S1[first] + max_tokens, side="right")) - 1
+        last = max(last, first + 1)
+        yield TokenGaps(batch, pair, first, last)
+        first = last
+
+
+class TokenGaps:
+    """Responses `first : last` of a batch, seen as the gap between the two policies of `pair`."""
+
+    def __init__(self, batch: TokenBatch, pair: Pair, first: int, last: int) -> None:
+        self.batch, self.pair, self.first, self.last = batch, pair, first, last
+        response_offset_S1 = batch.offset_S1[first : last + 1].numpy()
+        self._tokens = slice(int(response_offset_S1[0]), int(response_offset_S1[-1]))
+        self.response_offset_S1 = response_offset_S1 - response_offset_S1[0]
+        logq_T, logp_T, mask_T = self._log_probs()
+        self.num_masked, self.num_not_measured = 0, 0
+        self.kept: np.ndarray | None = None  # index of the tokens that count within the slice; None = all
+        self.out_of_support_N: np.ndarray | None = None  # bool; None = none
+        if not (mask_T.all() and np.isfinite(logp_T - logq_T).all()):
+            self._choose(mask_T, logq_T, logp_T)
+        self.logq_N, self.logp_N = self._take(logq_T), self._take(logp_T)
+        if self.kept is not None:
+            self._find_out_of_support()
+
+    def _log_probs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        logq, logp = (getattr(self.batch, name) for name in (self.pair.reference, self.pair.current))
+        return _numpy(logq[self._tokens]), _numpy(logp[self._tokens]), self.batch.loss_mask_T[self._tokens].numpy()
+
+    def _choose(self, mask_T: np.ndarray, logq_T: np.ndarray, logp_T: np.ndarray) -> None:
+        measured_T = np.isfinite(logq_T) & ~np.isnan(logp_T)
+        self.kept = np.flatnonzero(mask_T & measured_T)
+        self.num_masked = int(len(mask_T) - np.count_nonzero(mask_T))
+        self.num_not_measured = int(len(mask_T) - self.num_masked - len(self.kept))
+
+    def _find_out_of_support(self) -> None:
+        outside_N = self.logp_N == -np.inf
+        if outside_N.any():
+            self.out_of_support_N = outside_N
+
+    def _take(self, column_T: np.ndarray) -> np.ndarray:
+        return column_T if self.kept is None else column_T.take(self.kept, axis=0)
+
+    @cached_property
+    def kept_before_T1(self) -> np.ndarray | None:
+        """How many tokens count before each position of the slice; None = all do."""
+        if self.kept is None:
+            return None
+        counts_T = np.zeros(self._tokens.stop - self._tokens.start + 1, dtype=np.int64)
+        counts_T[self.kept + 1] = 1
+        return np.cumsum(counts_T)
+
+    @cached_property
+    def offset_S1(self) -> np.ndarray:
+        """Where each response's counted tokens begin and end."""
+        before_T1 = self.kept_before_T1
+        return self.response_offset_S1 if before_T1 is None else before_T1[self.response_offset_S1]
+
+    def column(self, name: str) -> np.ndarray | None:
+        """Another column of the batch at the counted tokens; None where it was not measured."""
+        column = getattr(self.batch, name)
+        return None if column is None else self._take(_numpy(column[self._tokens]))
+
+    def per_token(self, values_S: np.ndarray) -> np.ndarray:
+        """A value per response, repeated for its counted tokens."""
+        return np.repeat(values_S, np.diff(self.offset_S1))
+
+    @cached_property
+    def d_N(self) -> np.ndarray:
+        """d = log π − log μ, in nats; 0 out of support."""
+        d_N = self.logp_N - self.logq_N
+        if self.out_of_support_N is not None:
+            d_N[self.out_of_support_N] = 0
+        return d_N
+
+    @cached_property
+    def abs_d_N(self) -> np.ndarray:
+        return np.abs(self.d_N)
+
+    @cached_property
+    def q_N(self) -> np.ndarray:
+        """μ."""
+        return np.exp(self.logq_N)
+
+    @cached_property
+    def dp_N(self) -> np.ndarray:
+        """π − μ; −μ out of support."""
+        return divergences.prob_difference(self._logq, torch.from_numpy(self.logp_N)).numpy()
+
+    @cached_property
+    def abs_dp_N(self) -> np.ndarray:
+        """Binary TV."""
+        return np.abs(self.dp_N)
+
+    @cached_property
+    def ratio_N(self) -> np.ndarray:
+        """r = π / μ in float32; 0 out of support."""
+        ratio_N = np.exp(self.d_N)
+        if self.out_of_support_N is not None:
+            ratio_N[self.out_of_support_N] = 0
+        return ratio_N
+
+    @cached_property
+    def ratio_less_1_N(self) -> np.ndarray:
+        """r − 1 without cancellation; −1 out of support."""
+        less_1_N = np.expm1(self.d_N)
+        if self.out_of_support_N is not None:
+            less_1_N[self.out_of_support_N] = -1
+        return less_1_N
+
+    @cached_property
+    def k3_N(self) -> np.ndarray:
+        """φ(d) = r − 1 − d; 0 out of support."""
+        return divergences.k3(self._logq, self._logp_supported).numpy()
+
+    @cached_property
+    def binary_kl_N(self) -> np.ndarray:
+        """Binary KL(μ‖π), in nats; 0 out of support."""
+        return divergences.binary_kl(self._logq, self._logp_supported).numpy()
+
+    @cached_property
+    def topk(self) -> TopK | None:
+        """TV and KL over the top-K partition; None where it was not measured."""
+        if not self.pair.topk_measured_in(self.batch):
+            return None
+        ids_NK, logq_NK, logp_NK = (
+            torch.from_numpy(self.column(name))  # type: ignore[arg-type]
+            for name in ("topk_ids_TK", self.pair.topk_reference, self.pair.topk_current)
+        )
+        response_ids_N = torch.from_numpy(self.column("response_ids_T"))  # type: ignore[arg-type]
+        in_topk_N = divergences.sampled_in_topk(response_ids_N, ids_NK)
+        logp = torch.from_numpy(self.logp_N)
+        tv_N, kl_N = divergences.topk_divergences(self._logq, logp, logq_NK, logp_NK, in_topk_N)
+        return TopK(tv_N.numpy(), kl_N.numpy())
+
+    @property
+    def _logq(self) -> torch.Tensor:
+        return torch.from_numpy(self.logq_N)
+
+    @cached_property
+    def _logp_supported(self) -> torch.Tensor:
+        if self.out_of_support_N is None:
+            return torch.from_numpy(self.logp_N)
+        return torch.from_numpy(np.where(self.out_of_support_N, self.logq_N, self.logp_N))
+
+
+class TopK:
+    """Top-K divergences of the counted tokens; what has no value holds 0 and is not counted."""
+
+    def __init__(self, tv_N: np.ndarray, kl_N: np.ndarray) -> None:
+        self.tv_counts_N = _unless_all(~np.isnan(tv_N))
+        self.kl_counts_N = _unless_all(np.isfinite(kl_N))  # infinite where π excludes a top-K token
+        self.tv_N = tv_N if self.tv_counts_N is None else np.where(self.tv_counts_N, tv_N, np.float32(0))
+        self.kl_N = kl_N if self.kl_counts_N is None else np.where(self.kl_counts_N, kl_N, np.float32(0))
+
+
+def _unless_all(flags_N: np.ndarray) -> np.ndarray | None:
+    return None if flags_N.all() else flags_N
+
+
+def _numpy(column: torch.Tensor) -> np.ndarray:
+    return column.detach().numpy()

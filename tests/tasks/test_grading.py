@@ -1,0 +1,88 @@
+"""Grading by the real math-verify in its real worker."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from mismatch_cli.tasks.advantages import group_mean_advantages
+from mismatch_cli.tasks.grading import Grader, last_boxed
+
+
+@pytest.fixture(scope="module")
+def grader():
+    with Grader(seconds=2) as grader:
+        yield grader
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "reward"),
+    [
+        ("so \\boxed{4}", "4", 1),
+        ("first \\boxed{5}, then \\boxed{4}", "4", 1),
+        ("first \\boxed{4}, then \\boxed{5}", "4", 0),
+        ("\\boxed{\\frac{1}{2}}", "0.5", 1),
+        ("\\boxed{0.5}", "\\frac{1}{2}", 1),
+        ("\\boxed{\\boxed{3}}", "3", 1),
+        ("\\boxed{10\\text{ cm}}", "10", 1),
+        ("\\boxed{(1, 2)}", "(1,2)", 1),
+        ("\\boxed{x^2+1}", "1+x^2", 1),
+        ("\\boxed{}", "3", 0),
+        ("\\boxed{1", "1", 0),
+        ("the answer is 4", "4", 0),
+        ("\\boxed{4}", "$4$", 1),
+        ("\\boxed{4}", "We get \\boxed{4}.", 1),
+        ("\\boxed{\\text{<script>}}", "4", 0),
+    ],
+)
+def test_answers(grader, response, answer, reward):
+    assert grader.grade(response, answer, "stop") == reward
+
+
+def test_a_truncated_response_scores_zero(grader):
+    assert grader.grade("\\boxed{4}", "4", "length") == 0
+
+
+def test_a_comparison_that_hangs_is_given_up_and_counted():
+    with Grader(seconds=1) as grader:
+        grader.grade("\\boxed{1}", "1", "stop")
+        began = time.monotonic()
+        assert grader.grade("\\boxed{9^{9^{9^{9}}}}", "4", "stop") == 0
+        assert time.monotonic() - began < 5
+        assert grader.timeouts == 1
+        assert grader.grade("\\boxed{4}", "4", "stop") == 1  # a new worker has taken over
+
+
+def test_the_worker_ends_with_the_grader():
+    with Grader() as grader:
+        grader.grade("\\boxed{4}", "4", "stop")
+        process = grader._process
+        assert process.is_alive()
+    assert not process.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("\\boxed{a{b}c}", "a{b}c"),
+        ("\\boxed{1} \\fbox{2}", "2"),
+        ("\\fbox{2} \\boxed{1}", "1"),
+        ("\\boxed{1} \\boxed{2", "1"),
+        ("none", None),
+    ],
+)
+def test_the_last_complete_box(text, content):
+    assert last_boxed(text) == content
+
+
+def test_advantages_are_reward_minus_group_mean():
+    reward_S = np.array([1, 0, 0, 0, 1, 1], dtype=np.float32)
+    advantage_S = group_mean_advantages(reward_S, np.array([5, 5, 5, 5, 2, 2]))
+    assert advantage_S.tolist() == [0.75, -0.25, -0.25, -0.25, 0, 0]
+    assert advantage_S.dtype == np.float32
+
+
+def test_a_group_of_one_teaches_nothing():
+    assert group_mean_advantages(np.ones(1, dtype=np.float32), np.array([3])).tolist() == [0]

@@ -1,0 +1,141 @@
+"""Problems from every kind of source, and the prompts that cannot be used."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.tasks.prompts import Problem, PromptSource, encode_prompts, load_problems
+
+ROWS = [{"problem": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(5)]
+
+
+def write(path: Path, rows=ROWS) -> str:
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    elif path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("problem,answer\n" + "".join(f"{r['problem']},{r['answer']}\n" for r in rows))
+    return str(path)
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".json", ".parquet", ".csv"])
+def test_every_local_format_reads_the_same(tmp_path, ending):
+    problems = load_problems(PromptSource(write(tmp_path / f"p{ending}")))
+    assert problems == [Problem(i, row["problem"], row["answer"]) for i, row in enumerate(ROWS)]
+
+
+def test_shuffling_is_seeded_and_keeps_the_row_number(tmp_path):
+    source = write(tmp_path / "p.jsonl")
+    once = load_problems(PromptSource(source, shuffle_seed=3, limit=2))
+    assert once == load_problems(PromptSource(source, shuffle_seed=3, limit=2))
+    assert once != load_problems(PromptSource(source, shuffle_seed=4, limit=2))
+    assert all(p.prompt == ROWS[p.prompt_id]["problem"] for p in once)
+
+
+def test_fields_can_be_named_nested_and_chat_messages(tmp_path):
+    messages = [{"role": "user", "content": "hi"}]
+    rows = [{"x": messages, "reward_model": {"ground_truth": 7}}]
+    (problem,) = load_problems(PromptSource(write(tmp_path / "p.jsonl", rows), prompt_field="x"))
+    assert problem == Problem(0, messages, "7")
+
+
+def test_leading_zeros_of_an_answer_survive(tmp_path):
+    rows = [{"problem": "a", "answer": "007"}]
+    assert load_problems(PromptSource(write(tmp_path / "p.csv", rows)))[0].answer == "007"
+
+
+def test_a_data_set_is_loaded_by_name_split_and_limit(tmp_path, monkeypatch):
+    """A folder laid out like a hub repository goes through the same `datasets.load_dataset` as a name on the hub."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    repository = tmp_path / "math"
+    repository.mkdir()
+    write(repository / "train.jsonl")
+    write(repository / "test.jsonl", ROWS[3:])
+    assert len(load_problems(PromptSource(str(repository)))) == 5
+    problems = load_problems(PromptSource(str(repository), split="test", limit=1))
+    assert problems == [Problem(0, "What is 3 + 1?", "4")]
+    with pytest.raises(MismatchError, match="Unknown split"):
+        load_problems(PromptSource(str(repository), split="nope"))
+
+
+def test_a_name_that_is_neither_file_nor_data_set():
+    with pytest.raises(MismatchError, match="no local file"):
+        load_problems(PromptSource("no-such/data-set"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("p.jsonl", "", "holds no prompts"),
+        ("p.jsonl", '{"problem": "a"}\n{oops\n', "line 2 is no JSON"),
+        ("p.jsonl", "3\n", "no JSON object"),
+        ("p.json", "{}", "no JSON list"),
+        ("p.parquet", "nonsense", "cannot be read"),
+        ("p.jsonl", '{"problem": 3}\n', "neither text nor"),
+    ],
+)
+def test_bad_files_are_told_in_one_sentence(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(MismatchError, match=message):
+        load_problems(PromptSource(str(tmp_path / name)))
+
+
+def test_a_missing_file_and_an_unknown_ending(tmp_path):
+    with pytest.raises(MismatchError, match="There is no file"):
+        load_problems(PromptSource(str(tmp_path / "gone.jsonl")))
+    (tmp_path / "p.xyz").write_text("a")
+    with pytest.raises(UsageError, match=r"ending '\.xyz'"):
+        load_problems(PromptSource(str(tmp_path / "p.xyz")))
+
+
+def test_an_unknown_field_names_the_nearest(tmp_path):
+    source = write(tmp_path / "p.jsonl")
+    with pytest.raises(UsageError, match=r"--prompt-field: Unknown field 'problm'. Did you mean problem\?"):
+        load_problems(PromptSource(source, prompt_field="problm"))
+    with pytest.raises(UsageError, match="--answer-field"):
+        load_problems(PromptSource(source, answer_field="anwser"))
+
+
+class WordTokenizer:
+    """One id per word; stands in for a tokenizer where only lengths and the template matter."""
+
+    chat_template = "set"
+
+    def apply_chat_template(self, messages, add_generation_prompt, tokenize):
+        assert add_generation_prompt and not tokenize
+        return "USER " + messages[0]["content"] + " BOT"
+
+    def encode(self, text, add_special_tokens=True):
+        return [1] * add_special_tokens + [len(word) for word in text.split()]
+
+
+def problems(*texts: str) -> list[Problem]:
+    return [Problem(i, text, None) for i, text in enumerate(texts)]
+
+
+def test_the_chat_template_is_applied_without_doubling_special_tokens():
+    encoded = encode_prompts(problems("a bb"), WordTokenizer(), raw=False, max_model_len=10)
+    assert encoded.prompt_ids == [[4, 1, 2, 3]]
+    assert encoded.chat_template
+    assert encode_prompts(problems("a bb"), WordTokenizer(), raw=True, max_model_len=10).prompt_ids == [[1, 1, 2]]
+
+
+def test_a_prompt_without_room_is_skipped_and_named():
+    encoded = encode_prompts(problems("a", "a b c d"), WordTokenizer(), raw=True, max_model_len=4)
+    assert [p.prompt_id for p in encoded.problems] == [0]
+    (skipped,) = encoded.skipped
+    assert skipped["prompt_id"] == 1 and "5 tokens, the context 4" in skipped["reason"]
+
+
+def test_no_prompt_left_is_an_error():
+    with pytest.raises(MismatchError, match="all 1 were skipped"):
+        encode_prompts(problems("a b c d"), WordTokenizer(), raw=True, max_model_len=4)
