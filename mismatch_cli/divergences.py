@@ -23,9 +23,12 @@ _SERIES = {dtype: [1 / factorial(k + 2) for k in range(terms)] for dtype, terms 
 
 
 def prob_difference(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> Tensor:
-    """Signed difference of the sampled token's probabilities: π − μ = μ · expm1(log π − log μ), without cancellation."""
+    """Signed difference of the sampled token's probabilities, π − μ, without cancellation or overflow.
+
+    ± max(μ, π) · (1 − e^−|d|), with the sign of d = log π − log μ.
+    """
     logp_rollout_T, logp_trainer_T = _wide(logp_rollout_T), _wide(logp_trainer_T)
-    return logp_rollout_T.exp() * torch.expm1(logp_trainer_T - logp_rollout_T)
+    return _difference(logp_rollout_T, logp_trainer_T, logp_trainer_T - logp_rollout_T)
 
 
 def binary_tv(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> Tensor:
@@ -38,21 +41,18 @@ def binary_kl(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> Tensor:
 
     d = log π − log μ and y = log((1 − π)/(1 − μ)).
     """
+    return binary_kl_and_log_odds(logp_rollout_T, logp_trainer_T)[0]
+
+
+def binary_kl_and_log_odds(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> tuple[Tensor, Tensor]:
+    """The binary KL, and d − y = log(π/(1 − π)) − log(μ/(1 − μ)): how far this token's logit moved if no other did."""
     logp_rollout_T, logp_trainer_T = _wide(logp_rollout_T), _wide(logp_trainer_T)
-    sampled_T = logp_rollout_T.exp() * phi(logp_trainer_T - logp_rollout_T)
-    return sampled_T + _complement(logp_rollout_T) * phi(complement_log_ratio(logp_rollout_T, logp_trainer_T))
-
-
-def complement_log_ratio(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> Tensor:
-    """log((1 − π)/(1 − μ)), in nats: how the probability of *not* sampling this token changed.
-
-    log1p(x) with x = (μ − π)/(1 − μ) keeps small changes; where more than half of the complement is gone (x < −½) the
-    logarithm of the quotient is the accurate form.
-    """
-    logp_rollout_T, logp_trainer_T = _wide(logp_rollout_T), _wide(logp_trainer_T)
-    rest_T = _complement(logp_rollout_T)
-    x_T = -prob_difference(logp_rollout_T, logp_trainer_T) / rest_T
-    return torch.where(x_T > -0.5, x_T.log1p(), (_complement(logp_trainer_T) / rest_T).log())
+    d_T = logp_trainer_T - logp_rollout_T
+    change_T = _difference(logp_rollout_T, logp_trainer_T, d_T)
+    rest_mu_T, rest_pi_T = _complement(logp_rollout_T), _complement(logp_trainer_T)
+    y_T = _log_ratio(rest_mu_T, rest_pi_T, -change_T)
+    kl_T = _kl_term(logp_rollout_T.exp(), change_T, d_T) + _kl_term(rest_mu_T, rest_pi_T - rest_mu_T, y_T)
+    return kl_T, d_T - y_T
 
 
 def sampled_in_topk(response_ids_T: Tensor, topk_ids_TK: Tensor) -> Tensor:
@@ -86,14 +86,15 @@ def topk_divergences(
         topk_logp_rollout_TK = topk_logp_rollout_TK.clone()
         topk_logp_rollout_TK[:, -1].masked_fill_(alone_T, float("-inf"))
     mu_TK, mu_T = topk_logp_rollout_TK.exp(), logp_rollout_T.exp() * alone_T
-    d_TK = (topk_logp_trainer_TK - topk_logp_rollout_TK).masked_fill(mu_TK == 0, 0)
+    reached_TK = mu_TK > 0
+    d_TK = (topk_logp_trainer_TK - topk_logp_rollout_TK).masked_fill(~reached_TK, 0)
     d_T = (logp_trainer_T - logp_rollout_T).masked_fill(in_topk_T, 0)
-    change_TK, change_T = mu_TK * d_TK.expm1(), mu_T * d_T.expm1()
-    others_mu_T = 1 - mu_TK.sum(dim=-1) - mu_T
+    change_TK = _difference(topk_logp_rollout_TK, topk_logp_trainer_TK, d_TK)
+    change_T = _difference(logp_rollout_T, logp_trainer_T, d_T)
     others_change_T = -change_TK.sum(dim=-1) - change_T
     tv_T = (change_TK.abs().sum(dim=-1) + change_T.abs() + others_change_T.abs()) / 2
-    kl_T = (mu_TK * phi(d_TK)).sum(dim=-1) + mu_T * phi(d_T) + _others_kl(others_mu_T, others_change_T)
-    return tv_T, kl_T
+    kl_T = _kl_term(mu_TK, change_TK, d_TK).sum(dim=-1) + _kl_term(mu_T, change_T, d_T)
+    return tv_T, kl_T + _others_kl(1 - mu_TK.sum(dim=-1) - mu_T, others_change_T)
 
 
 def full_tv(logp_rollout_TV: Tensor, logp_trainer_TV: Tensor) -> Tensor:
@@ -128,26 +129,46 @@ def k3(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> Tensor:
 def phi(d: Tensor) -> Tensor:
     """φ(d) = e^d − 1 − d ≥ 0; for small |d| by its series d²/2 + d³/6 + …, where the plain form would cancel."""
     d = _wide(d)
+    return torch.where(d.abs() < _SERIES_BELOW, _phi_series(d), d.expm1() - d)
+
+
+def _phi_series(d: Tensor) -> Tensor:
     *lower, highest = _SERIES[d.dtype]
     series = torch.full_like(d, highest)
     for coefficient in reversed(lower):
         series = series * d + coefficient
-    return torch.where(d.abs() < _SERIES_BELOW, series * d * d, d.expm1() - d)
+    return series * d * d
+
+
+def _kl_term(mu: Tensor, change: Tensor, d: Tensor) -> Tensor:
+    """μ·φ(d) of one part of a partition, where `change` = π − μ = μ·(e^d − 1) is known."""
+    return torch.where(d.abs() < _SERIES_BELOW, mu * _phi_series(d), change - mu * d)
+
+
+def _difference(logp_rollout: Tensor, logp_trainer: Tensor, d: Tensor) -> Tensor:
+    larger = torch.maximum(logp_rollout, logp_trainer).exp()
+    return torch.copysign(larger * torch.expm1(-d.abs()), d)
+
+
+def _complement(logp_T: Tensor) -> Tensor:
+    """1 − p; half a unit in the last place where log p is exactly zero."""
+    rest_T = -torch.expm1(logp_T)
+    return rest_T.masked_fill(rest_T == 0, torch.finfo(rest_T.dtype).eps / 2)
+
+
+def _log_ratio(mu_T: Tensor, pi_T: Tensor, change_T: Tensor) -> Tensor:
+    """log(π/μ) of a part whose masses are known: by log1p of the relative change, unless more than half is gone."""
+    x_T = change_T / mu_T
+    return torch.where(x_T > -0.5, x_T.log1p(), (pi_T / mu_T).log())
 
 
 def _others_kl(mu_T: Tensor, change_T: Tensor) -> Tensor:
     resolution = 8 * torch.finfo(mu_T.dtype).eps
     pi_T = (mu_T + change_T).clamp(min=resolution)
     mu_T = mu_T.clamp(min=resolution)
-    x_T = change_T / mu_T
-    small_T = (x_T.abs() < 0.5) & (mu_T > resolution) & (pi_T > resolution)
-    return mu_T * phi(torch.where(small_T, x_T.log1p(), (pi_T / mu_T).log()))
-
-
-def _complement(logp_T: Tensor) -> Tensor:
-    """1 − p; half a unit in the last place where log p is exactly zero."""
-    rest_T = -torch.expm1(logp_T)
-    return rest_T.masked_fill_(rest_T == 0, torch.finfo(rest_T.dtype).eps / 2)
+    known_T = (mu_T > resolution) & (pi_T > resolution)
+    change_T = torch.where(known_T, change_T, pi_T - mu_T)
+    return _kl_term(mu_T, change_T, _log_ratio(mu_T, pi_T, change_T))
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -94,16 +94,17 @@ def command(
 
       mismatch-cli probe ./checkpoint --trainer-dtype float32 --kv-cache-dtype fp8 --json
     """
+    from mismatch_cli.commands._present import present
     from mismatch_cli.commands._progress import TerminalProgress
-    from mismatch_cli.commands._run import finish_run, prepare_run
-
-    flags = dict(context.params)
-    config, folder, previous = prepare_run(flags, _explicit(context))
-    progress = TerminalProgress(quiet)
+    from mismatch_cli.commands._run import prepare_run
     from mismatch_cli.recording.record import record
+    from mismatch_cli.trace.reader import Trace
 
+    config, folder, previous = prepare_run(context.params, _explicit(context))
+    progress = TerminalProgress(quiet)
     record(config, folder, previous, progress)
-    finish_run(folder, worst=worst, as_json=json, progress=progress)
+    present([Trace.open(folder)], folder, worst=worst, as_json=json, progress=progress)
+    progress.say(f"Next: mismatch-cli report {folder} --worst 10")
 
 
 def _explicit(context: typer.Context) -> set[str]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mismatch_cli.commands._options import Debug, Force, Json, Output, Quiet, Worst
+from mismatch_cli.errors import MismatchError
+
+if TYPE_CHECKING:
+    from mismatch_cli.trace.reader import Trace
 
 
 def command(
@@ -32,3 +36,33 @@ def command(
 
       mismatch-cli report probe-model --worst 20 --export parquet
     """
+    from mismatch_cli.commands._present import present
+    from mismatch_cli.commands._progress import TerminalProgress
+    from mismatch_cli.trace.reader import Trace
+
+    opened = [Trace.open(path) for path in traces or [_default_run()]]
+    folder = _output_folder(output, opened, force)
+    progress = TerminalProgress(quiet)
+    present(opened, folder, worst=worst, as_json=json, progress=progress)
+    if export is not None:
+        from mismatch_cli.report.export import export_tokens
+
+        progress.say(f"Wrote {export_tokens(opened, folder, export)}")
+
+
+def _default_run() -> Path:
+    """Without an argument: the run in this folder that was written last."""
+    runs = [path.parent.parent for path in Path().glob("*/trace/manifest.json")]
+    if not runs:
+        raise MismatchError("There is no run in this folder. Name a run folder, or record one with: mismatch-cli probe")
+    return max(runs, key=lambda run: (run / "trace" / "manifest.json").stat().st_mtime)
+
+
+def _output_folder(output: Path | None, traces: list[Trace], force: bool) -> Path:
+    """Where the report goes: into the run it is about, whose own report it renews, unless another folder is named."""
+    if output is None and len(traces) == 1:
+        return traces[0].run_folder
+    folder = output or Path("report")
+    if folder.exists() and any(folder.iterdir()) and not force:
+        raise MismatchError(f"{folder} already exists. Replace its report with --force, or choose another --output.")
+    return folder

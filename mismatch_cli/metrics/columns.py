@@ -24,7 +24,6 @@ def _larger_of_ratio_and_inverse(gaps: TokenGaps) -> np.ndarray:
 
 
 TOKEN_SUMS: dict[str, Callable[[TokenGaps], np.ndarray]] = {
-    "d": lambda g: g.d_N,
     "abs_d": lambda g: g.abs_d_N,
     "d_d": lambda g: g.d_N * g.d_N,
     "k3": lambda g: g.k3_N,
@@ -48,6 +47,7 @@ SEQUENCE_SUMS = ("sequences", "sequence_d", "sequence_d_d", "sequence_d_n", "seq
 COLUMNS = (
     "n",
     "supported",
+    "d",
     *TOKEN_SUMS,
     *(name for measured in MEASURED_SUMS for name in (measured, f"{measured}_n")),
     *RESPONSE_SUMS,
@@ -58,18 +58,16 @@ INDEX = {name: column for column, name in enumerate(COLUMNS)}
 
 def token_sums(gaps: TokenGaps) -> np.ndarray:
     """[S, M]: the token columns of `COLUMNS`, summed over each response; the others are still 0."""
-    offset_S1 = gaps.offset_S1
-    sums_SM = np.zeros((len(offset_S1) - 1, len(COLUMNS)))
-    length_S = np.diff(offset_S1)
-    sums_SM[:, INDEX["n"]] = sums_SM[:, INDEX["supported"]] = length_S
-    if gaps.out_of_support_N is not None:
-        sums_SM[:, INDEX["supported"]] -= segment_sums(gaps.out_of_support_N, offset_S1)
+    responses = gaps.responses
+    sums_SM = np.zeros((len(responses.length_S), len(COLUMNS)))
+    sums_SM[:, INDEX["n"]] = responses.length_S
+    sums_SM[:, INDEX["supported"]], sums_SM[:, INDEX["d"]] = gaps.length_and_d_sum
     with np.errstate(over="ignore", divide="ignore"):  # a broken recording may hold |d| > 88: infinity is the answer
         for name, column in TOKEN_SUMS.items():
-            sums_SM[:, INDEX[name]] = segment_sums(column(gaps), offset_S1)
+            sums_SM[:, INDEX[name]] = responses.sum(column(gaps))
     for name, values_N, counts_N in _measured(gaps):
-        sums_SM[:, INDEX[name]] = segment_sums(values_N, offset_S1)
-        sums_SM[:, INDEX[f"{name}_n"]] = length_S if counts_N is None else segment_sums(counts_N, offset_S1)
+        sums_SM[:, INDEX[name]] = responses.sum(values_N)
+        sums_SM[:, INDEX[f"{name}_n"]] = responses.length_S if counts_N is None else responses.sum(counts_N)
     return sums_SM
 
 
@@ -92,15 +90,6 @@ def add_response_sums(sums_SM: np.ndarray, batch: TokenBatch) -> None:
     columns["sequence_d_d"][:] = d_S * d_S
     columns["sequence_d_n"][:] = d_S * n_S
     columns["sequence_n_n"][:] = n_S * n_S
-
-
-def segment_sums(values_N: np.ndarray, offset_S1: np.ndarray) -> np.ndarray:
-    """Σ over each segment, in float64; an empty segment sums to 0."""
-    sums_S = np.zeros(len(offset_S1) - 1)
-    filled_S = np.flatnonzero(np.diff(offset_S1))
-    if len(filled_S):
-        sums_S[filled_S] = np.add.reduceat(values_N, offset_S1[filled_S], dtype=np.float64)
-    return sums_S
 
 
 def _measured(gaps: TokenGaps) -> list[tuple[str, np.ndarray, np.ndarray | None]]:

@@ -24,14 +24,22 @@ CHUNK_TOKENS = 2**15  # a dozen float32 columns of this length stay in a core's 
 
 
 def token_gaps(batch: TokenBatch, pair: Pair, max_tokens: int = CHUNK_TOKENS) -> Iterator[TokenGaps]:
-    """Slices of whole responses with about `max_tokens` tokens (more where one response is longer)."""
-    offset_S1 = batch.offset_S1.numpy()
+    """Slices of whole responses with about `max_tokens` measured tokens (more where one response is longer)."""
+    measured_S1 = _measured_before(batch, pair)
     first = 0
     while first < batch.num_responses:
-        last = int(np.searchsorted(offset_S1, offset_S1[first] + max_tokens, side="right")) - 1
+        last = int(np.searchsorted(measured_S1, measured_S1[first] + max_tokens, side="right")) - 1
         last = max(last, first + 1)
         yield TokenGaps(batch, pair, first, last)
         first = last
+
+
+def _measured_before(batch: TokenBatch, pair: Pair) -> np.ndarray:
+    """Tokens before each response for which the current policy was measured."""
+    offset_S1, current_T = batch.offset_S1.numpy(), _numpy(getattr(batch, pair.current))
+    if not np.isnan(np.sum(current_T)):  # one NaN makes the sum NaN
+        return offset_S1
+    return np.concatenate([[0], np.cumsum(~np.isnan(current_T))])[offset_S1]
 
 
 class TokenGaps:
@@ -46,7 +54,9 @@ class TokenGaps:
         self.num_masked, self.num_not_measured = 0, 0
         self.kept: np.ndarray | None = None  # index of the tokens that count within the slice; None = all
         self.out_of_support_N: np.ndarray | None = None  # bool; None = none
-        if not (mask_T.all() and np.isfinite(logp_T - logq_T).all()):
+        with np.errstate(invalid="ignore"):  # −inf − (−inf)
+            simple = mask_T.all() and np.isfinite(logp_T - logq_T).all()
+        if not simple:
             self._choose(mask_T, logq_T, logp_T)
         self.logq_N, self.logp_N = self._take(logq_T), self._take(logp_T)
         if self.kept is not None:
@@ -85,14 +95,23 @@ class TokenGaps:
         before_T1 = self.kept_before_T1
         return self.response_offset_S1 if before_T1 is None else before_T1[self.response_offset_S1]
 
+    @cached_property
+    def responses(self) -> Segments:
+        """The counted tokens cut by response."""
+        return Segments(self.offset_S1)
+
     def column(self, name: str) -> np.ndarray | None:
         """Another column of the batch at the counted tokens; None where it was not measured."""
         column = getattr(self.batch, name)
         return None if column is None else self._take(_numpy(column[self._tokens]))
 
+    def token_ids_at(self, index: np.ndarray) -> np.ndarray:
+        """Token ids at positions within the slice."""
+        return self.batch.response_ids_T[self._tokens].numpy()[index]
+
     def per_token(self, values_S: np.ndarray) -> np.ndarray:
         """A value per response, repeated for its counted tokens."""
-        return np.repeat(values_S, np.diff(self.offset_S1))
+        return np.repeat(values_S, self.responses.length_S)
 
     @cached_property
     def d_N(self) -> np.ndarray:
@@ -123,8 +142,9 @@ class TokenGaps:
 
     @cached_property
     def ratio_N(self) -> np.ndarray:
-        """r = π / μ in float32; 0 out of support."""
-        ratio_N = np.exp(self.d_N)
+        """r = π / μ in float32; 0 out of support, infinite where d > 88."""
+        with np.errstate(over="ignore"):
+            ratio_N = np.exp(self.d_N)
         if self.out_of_support_N is not None:
             ratio_N[self.out_of_support_N] = 0
         return ratio_N
@@ -132,7 +152,8 @@ class TokenGaps:
     @cached_property
     def ratio_less_1_N(self) -> np.ndarray:
         """r − 1 without cancellation; −1 out of support."""
-        less_1_N = np.expm1(self.d_N)
+        with np.errstate(over="ignore"):
+            less_1_N = np.expm1(self.d_N)
         if self.out_of_support_N is not None:
             less_1_N[self.out_of_support_N] = -1
         return less_1_N
@@ -142,10 +163,28 @@ class TokenGaps:
         """φ(d) = r − 1 − d; 0 out of support."""
         return divergences.k3(self._logq, self._logp_supported).numpy()
 
-    @cached_property
+    @property
     def binary_kl_N(self) -> np.ndarray:
         """Binary KL(μ‖π), in nats; 0 out of support."""
-        return divergences.binary_kl(self._logq, self._logp_supported).numpy()
+        return self._binary[0]
+
+    @property
+    def log_odds_gap_N(self) -> np.ndarray:
+        """log(π/(1 − π)) − log(μ/(1 − μ)), in nats; 0 out of support."""
+        return self._binary[1]
+
+    @cached_property
+    def _binary(self) -> tuple[np.ndarray, np.ndarray]:
+        kl_N, log_odds_gap_N = divergences.binary_kl_and_log_odds(self._logq, self._logp_supported)
+        return kl_N.numpy(), log_odds_gap_N.numpy()
+
+    @cached_property
+    def length_and_d_sum(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of each response: the tokens in support that count, and Σd over them in float64."""
+        length_S = self.responses.length_S
+        if self.out_of_support_N is not None:
+            length_S = length_S - self.responses.sum(self.out_of_support_N).astype(np.int64)
+        return length_S, self.responses.sum(self.d_N)
 
     @cached_property
     def topk(self) -> TopK | None:
@@ -181,6 +220,22 @@ class TopK:
         self.kl_counts_N = _unless_all(np.isfinite(kl_N))  # infinite where π excludes a top-K token
         self.tv_N = tv_N if self.tv_counts_N is None else np.where(self.tv_counts_N, tv_N, np.float32(0))
         self.kl_N = kl_N if self.kl_counts_N is None else np.where(self.kl_counts_N, kl_N, np.float32(0))
+
+
+class Segments:
+    """Consecutive pieces of the counted tokens, some perhaps empty."""
+
+    def __init__(self, offset_S1: np.ndarray) -> None:
+        self.length_S = np.diff(offset_S1)
+        self._filled = np.flatnonzero(self.length_S)
+        self._starts = offset_S1[self._filled]
+
+    def sum(self, values_N: np.ndarray) -> np.ndarray:
+        """Σ over each piece, in float64; 0 for an empty one."""
+        sums_S = np.zeros(len(self.length_S))
+        if len(self._filled):
+            sums_S[self._filled] = np.add.reduceat(values_N, self._starts, dtype=np.float64)
+        return sums_S
 
 
 def _unless_all(flags_N: np.ndarray) -> np.ndarray | None:

@@ -1,6 +1,8 @@
-"""How widely ratio and TV scatter in each bin of the rollout probability, and quantiles over all tokens.
+"""Volatility by bin of the rollout probability, and quantiles over all tokens, from the cells' counts and moments.
 
 The paper's point in one table: at low μ the ratio of two policies that hardly differ is volatile, their TV is not.
+Standard deviations come from sums; quantiles from histograms with 3 % bins; both get their interval by deleting one of
+32 groups of prompts at a time. Ratio quantiles are exp of quantiles of d, with 0 for tokens out of support.
 """
 
 from __future__ import annotations
@@ -9,75 +11,90 @@ from typing import Any
 
 import numpy as np
 
+from mismatch_cli.metrics.cells import D_BINS, MU_BINS, MU_EDGES, TV_BINS, CellCounts, CellMoments
 from mismatch_cli.metrics.estimate import EXTREME, Estimate, jackknife_interval, point
-from mismatch_cli.metrics.gaps import TokenGaps
-from mismatch_cli.metrics.hashing import GROUPS
-from mismatch_cli.metrics.histograms import LogBins, SignedLogBins, count_into, quantiles, without_each_group
-
-MU_EDGES = (1e-4, 1e-3, 0.01, 0.05, 0.15, 0.3, 0.5, 0.7, 0.9, 0.99)
-_LOG_EDGES = np.log(np.array(MU_EDGES)).astype(np.float32)
-_BINS = len(MU_EDGES) + 1
-_CELLS = GROUPS * _BINS
-D_BINS = SignedLogBins(LogBins(-24, 7))
-TV_BINS = LogBins(-30, 0)
+from mismatch_cli.metrics.histograms import quantiles, without_each_group
 
 
-def mu_bin(logq_N: np.ndarray) -> np.ndarray:
-    """The bin of `MU_EDGES` that μ falls into, uint8; decided on log μ in float32."""
-    bin_N = np.zeros(len(logq_N), dtype=np.uint8)
-    for edge in _LOG_EDGES:
-        bin_N += (logq_N >= edge).view(np.uint8)
-    return bin_N
+
+def _ratio_edges() -> tuple[np.ndarray, np.ndarray]:
+    low, high = (np.exp(edge) for edge in D_BINS.edges)
+    low[0] = high[0] = 0.0  # d < −128, and out of support
+    return low, high
 
 
-class _Scatter:
-    """Histogram, exact maximum, Σ and Σ² of one quantity in each cell (prompt group × bin of μ)."""
-
-    def __init__(self, bins: LogBins | SignedLogBins) -> None:
-        self.bins = bins
-        self.counts = np.zeros((GROUPS, _BINS, bins.count), dtype=np.int64)
-        self.largest_B = np.full(_BINS, -np.inf, dtype=np.float32)
-        self.sum_2C = np.zeros((2, _CELLS))
-
-    def count(self, cell_N: np.ndarray, bin_N: np.ndarray, values_N: np.ndarray) -> None:
-        count_into(self.counts, cell_N * self.bins.count + self.bins.index(values_N))
-        np.maximum.at(self.largest_B, bin_N, values_N)
-
-    def add(self, other: _Scatter) -> None:
-        self.counts += other.counts
-        np.maximum(self.largest_B, other.largest_B, out=self.largest_B)
+_RATIO_EDGES = _ratio_edges()
 
 
-class Volatility:
-    """Per bin of μ: count; standard deviation, p1, p99 and maximum of the ratio beside those of binary and top-K TV.
+def token_quantiles(counts: CellCounts, prompts: int) -> dict[str, Estimate]:
+    """Quantiles of |d| and of the ratio over all tokens, whatever their μ."""
+    signed_G = counts.d.counts.sum(axis=1)
+    abs_d = _quantiles_of(D_BINS.fold(signed_G), D_BINS.positive.edges, [0.5, 0.95, 0.99], prompts)
+    ratio = _quantiles_of(_with_zeros(signed_G, counts.out_of_support.sum(1)), _RATIO_EDGES, [0.01, 0.5, 0.99], prompts)
+    names = ("abs_d_p50", "abs_d_p95", "abs_d_p99", "ratio_p01", "ratio_p50", "ratio_p99")
+    return dict(zip(names, [*abs_d, *ratio], strict=True))
 
-    Standard deviations come from sums; quantiles from histograms with 3 % bins; intervals from deleting one of 32 groups
-    of prompts at a time. Ratio quantiles are exp of quantiles of d, with 0 for tokens out of support.
-    """
 
-    def __init__(self) -> None:
-        self.d, self.tv, self.topk = _Scatter(D_BINS), _Scatter(TV_BINS), _Scatter(TV_BINS)
-        self.out_of_support_C = np.zeros(_CELLS, dtype=np.int64)
+def volatility_rows(counts: CellCounts, moments: CellMoments, prompts: int) -> list[dict[str, Any]]:
+    """One row for each bin of μ: its edges, its tokens, and what scatters in it."""
+    ratio = _with_zeros(counts.d.counts, counts.out_of_support)
+    columns = {
+        "ratio_sd": _deviations(moments.sums[0], ratio.sum(-1), prompts),
+        "ratio_p01": _by_bin(ratio, _RATIO_EDGES, 0.01, prompts),
+        "ratio_p99": _by_bin(ratio, _RATIO_EDGES, 0.99, prompts),
+        "ratio_max": [_ratio_max(d, tokens) for d, tokens in zip(counts.d.largest, ratio.sum((0, 2)), strict=True)],
+    }
+    for name, scatter, sums in (("tv_binary", counts.tv, moments.sums[1]), ("tv_topk", counts.topk, moments.sums[2])):
+        columns[f"{name}_sd"] = _deviations(sums, scatter.counts.sum(-1), prompts)
+        columns[f"{name}_p99"] = _by_bin(scatter.counts, TV_BINS.edges, 0.99, prompts)
+        columns[f"{name}_max"] = [point(value, EXTREME) for value in scatter.largest]
+    tokens_B = ratio.sum((0, 2))
+    edges = [0.0, *MU_EDGES, 1.0]
+    return [
+        {"mu_low": edges[b], "mu_high": edges[b + 1], "tokens": int(tokens_B[b])}
+        | {name: estimates[b].to_dict() for name, estimates in columns.items()}
+        for b in range(MU_BINS)
+    ]
 
-    def update(self, gaps: TokenGaps, group_S: np.ndarray) -> None:
-        """`group_S` are the prompt groups of the responses in `gaps`."""
-        bin_N = mu_bin(gaps.logq_N).astype(np.int64)
-        cell_N = gaps.per_token(group_S * _BINS) + bin_N
-        self._update_ratio(gaps, cell_N, bin_N)
-        self.tv.count(cell_N, bin_N, gaps.abs_dp_N)
-        if (topk := gaps.topk) is not None:
-            known_N = slice(None) if topk.tv_counts_N is None else topk.tv_counts_N
-            self.topk.count(cell_N[known_N], bin_N[known_N], topk.tv_N[known_N])
 
-    def _update_ratio(self, gaps: TokenGaps, cell_N: np.ndarray, bin_N: np.ndarray) -> None:
-        if gaps.out_of_support_N is None:
-            self.d.count(cell_N, bin_N, gaps.d_N)
-            return
-        inside_N = ~gaps.out_of_support_N
-        self.d.count(cell_N[inside_N], bin_N[inside_N], gaps.d_N[inside_N])
-        count_into(self.out_of_support_C, cell_N[gaps.out_of_support_N])
+def _with_zeros(signed: np.ndarray, zeros: np.ndarray) -> np.ndarray:
+    """Counts of the ratio: those of d, with the tokens of ratio 0 in the lowest bin."""
+    counts = signed.copy()
+    counts[..., 0] += zeros
+    return counts
 
-    def merge(self, other: Volatility) -> None:
-        for mine, theirs in ((self.d, other.d), (self.tv, other.tv), (self.topk, other.topk)):
-            mine.add(theirs)
-        self.out_of_support_C += other.out_of_support_C
+
+def _ratio_max(d: np.float32, tokens: np.integer) -> Estimate:
+    if tokens and d == -np.inf:
+        return point(0.0, EXTREME)  # every token of the bin is out of support
+    with np.errstate(over="ignore"):
+        return point(float(np.exp(d)) if tokens else np.nan, EXTREME)
+
+
+def _quantiles_of(
+    counts_Gx: np.ndarray, edges: tuple[np.ndarray, np.ndarray], shares: list[float], prompts: int
+) -> list[Estimate]:
+    values = quantiles(counts_Gx.sum(axis=0), edges, shares)
+    without_Gx = quantiles(without_each_group(counts_Gx), edges, shares)
+    return [jackknife_interval(values[i], without_Gx[:, i], prompts) for i in range(len(shares))]
+
+
+def _by_bin(
+    counts: np.ndarray, edges: tuple[np.ndarray, np.ndarray], share: float, prompts: int
+) -> list[Estimate]:
+    return [_quantiles_of(counts[:, b], edges, [share], prompts)[0] for b in range(MU_BINS)]
+
+
+def _deviations(sums_2GB: np.ndarray, count_GB: np.ndarray, prompts: int) -> list[Estimate]:
+    """Standard deviation in each bin of μ, from Σ and Σ² by prompt group."""
+    occupied_G = count_GB.any(axis=1)
+    first_GB, second_GB = sums_2GB
+    value_B = _deviation(first_GB.sum(0), second_GB.sum(0), count_GB.sum(0))
+    with np.errstate(invalid="ignore"):
+        without_GB = _deviation(*(x.sum(0) - x[occupied_G] for x in (first_GB, second_GB, count_GB)))
+    return [jackknife_interval(value_B[b], without_GB[:, b], prompts) for b in range(MU_BINS)]
+
+
+def _deviation(first: np.ndarray, second: np.ndarray, count: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.sqrt(np.maximum(second / count - (first / count) ** 2, 0))

@@ -12,7 +12,7 @@ from mismatch_cli.engines import Engine, EngineSettings, create_engine
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.recording.config import ProbeConfig
 from mismatch_cli.recording.sample import plan_shards, sample_shard
-from mismatch_cli.recording.tokenizer import load_tokenizer
+from mismatch_cli.models import load_tokenizer
 from mismatch_cli.tasks.grading import Grader
 from mismatch_cli.tasks.prompts import EncodedPrompts, encode_prompts, load_problems
 from mismatch_cli.torch_settings import set_threads

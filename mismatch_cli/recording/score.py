@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mismatch_cli.scoring.trainer import ResponseScores, ScoreRequest, Trainer
+from mismatch_cli.scoring.batches import ScoreRequest
+from mismatch_cli.scoring.trainer import ResponseScores, Trainer
 from mismatch_cli.trace.reader import open_shard
 from mismatch_cli.trace.writer import rows_to_table, write_shard
 
@@ -79,8 +80,8 @@ def _repeat_column(
 ) -> dict[str, Any]:
     if not rows:
         return {}
-    again = trainer.score_again([requests[row] for row in rows], token_budget=token_budget)
     values: list[Any] = [None] * len(requests)
+    again = trainer.score_again(requests, token_budget=token_budget, rows=rows)
     for row, scores in zip(rows, again, strict=True):
         values[row] = scores.logp_T
     return {"logp_trainer_repeat": values}

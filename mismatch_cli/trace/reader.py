@@ -41,6 +41,10 @@ class Trace:
     def manifest(self) -> dict[str, Any]:
         return read_manifest(self.folder)
 
+    @property
+    def run_folder(self) -> Path:
+        return self.folder.parent if self.folder.name == "trace" else self.folder
+
     @cached_property
     def shards(self) -> list[Path]:
         return sorted(self.folder.glob("shard-*.parquet"))

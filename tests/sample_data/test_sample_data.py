@@ -1,4 +1,4 @@
-"""The bundled model and problems: size, tokenizer, split, right answers, and that the model behaves as its README says."""
+"""The bundled model and problems: size, tokenizer, split, right answers, and that the model is as its README says."""
 
 from __future__ import annotations
 
@@ -6,20 +6,16 @@ import json
 import math
 import random
 import re
-import sys
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+from sample_data import word_problems
+from sample_data.solutions import MISTAKES, NO_MISTAKES, solve, write_solution
+from sample_data.word_problems import LIMIT, Ref, WordProblem
 
-from sample_data import word_problems  # noqa: E402
-from sample_data.solutions import MISTAKES, NO_MISTAKES, solve, write_solution  # noqa: E402
-from sample_data.word_problems import LIMIT, Ref, WordProblem  # noqa: E402
-
-FOLDER = ROOT / "sample_data"
+FOLDER = Path(__file__).resolve().parents[2] / "sample_data"
 ROWS = [json.loads(line) for line in (FOLDER / "problems.jsonl").read_text().splitlines()]
 EQUATION = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)")
 ARBITRARY = [r"Find $\frac{x^2-1}{\sqrt{y}}$ if $x \le 3$.", "naïve café — 東京 🙂", "a\n\n\tb   c\r\n", "", " 007 "]
@@ -64,7 +60,7 @@ def test_problems_are_many_and_different():
 
 
 def test_no_problem_can_be_in_the_training_stream():
-    # The side is a function of the text alone, so a text cannot be on both; here the bundled file and a stretch of the stream.
+    # The text alone decides its side, so it cannot be on both; checked on the bundled file and a stretch of the stream.
     assert all(word_problems.held_out(row["problem"]) for row in ROWS)
     assert not any(word_problems.held_out(problem.text) for problem in generated(2000))
 
@@ -88,7 +84,14 @@ def test_answers_follow_from_the_steps():
 
 @pytest.mark.parametrize(
     ("tell", "start", "expected"),
-    [("gain", 20, "+"), ("lose", 20, "-"), ("multiply", 20, "*"), ("ask_share", 20, "/"), ("gain_groups", 20, "*+"), ("lose_groups", 60, "*-")],
+    [
+        ("gain", 20, "+"),
+        ("lose", 20, "-"),
+        ("multiply", 20, "*"),
+        ("ask_share", 20, "/"),
+        ("gain_groups", 20, "*+"),
+        ("lose_groups", 60, "*-"),
+    ],
 )
 def test_events_tell_the_numbers_they_use(tell, start, expected):
     for seed in range(50):
@@ -148,7 +151,8 @@ def test_training_prompt_is_the_chat_template(tokenizer):
 
     problem = ROWS[0]["problem"]
     ids, n_prompt = encode(tokenizer, [(problem, "So \\boxed{3}")])[0]
-    prompt = tokenizer.apply_chat_template([{"role": "user", "content": problem}], add_generation_prompt=True, return_dict=False)
+    chat = [{"role": "user", "content": problem}]
+    prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
     assert ids[:n_prompt] == prompt
     assert tokenizer.decode(prompt) == f"<|im_start|>user\n{problem}<|im_end|>\n<|im_start|>assistant\n"
     assert tokenizer.decode(ids[n_prompt:]) == "So \\boxed{3}<|im_end|>"
@@ -164,7 +168,7 @@ def test_weights_are_stored_in_bfloat16(model):
 
 def test_sampled_accuracy_is_in_its_band(sampled):
     n = len(sampled.accuracy_G)
-    # A response counts as much as its problem lets it: problems, not responses, are independent. Four standard errors at p = 1/2.
+    # Four standard errors of a share of 4 n independent responses at p = 1/2.
     margin = 4 * 0.5 / math.sqrt(n) / 2
     assert 0.40 - margin < sampled.accuracy < 0.65 + margin
     assert sum(0 < a < 1 for a in sampled.accuracy_G) / n > 0.5

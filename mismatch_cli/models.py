@@ -1,4 +1,4 @@
-"""The rollout model's tokenizer, checked against the model before anything is sampled."""
+"""Loading a Hugging Face model or tokenizer, with what can be wrong said in one sentence."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ def load_tokenizer(model: str) -> Any:
     try:
         config = AutoConfig.from_pretrained(model)
         tokenizer = AutoTokenizer.from_pretrained(model)
-    except (OSError, ValueError) as error:
-        raise MismatchError(f"{model}: model or tokenizer cannot be loaded ({_first_line(error)}).") from error
+    except (OSError, ValueError, KeyError) as error:
+        raise MismatchError(
+            f"{model}: the model's configuration or tokenizer cannot be loaded ({first_line(error)}). "
+            "Give a model folder with config.json and tokenizer files, or a hub name."
+        ) from error
     vocabulary = getattr(config.get_text_config(), "vocab_size", None)
     largest = max(tokenizer.get_vocab().values(), default=0)
     if vocabulary is not None and largest >= vocabulary:
@@ -40,5 +43,5 @@ def check_model_folder(model: str) -> None:
         raise MismatchError(f"{path} is no model folder: it has no config.json. Save the model with save_pretrained.")
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

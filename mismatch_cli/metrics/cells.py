@@ -1,0 +1,101 @@
+"""Tokens by prompt group × bin of the rollout probability: counts, histograms, maxima and moments of ratio and TV."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mismatch_cli.metrics.gaps import TokenGaps
+from mismatch_cli.metrics.hashing import GROUPS
+from mismatch_cli.metrics.histograms import LogBins, SignedLogBins, count_into
+
+MU_EDGES = (1e-4, 1e-3, 0.01, 0.05, 0.15, 0.3, 0.5, 0.7, 0.9, 0.99)
+MU_BINS = len(MU_EDGES) + 1
+CELLS = GROUPS * MU_BINS
+D_BINS = SignedLogBins(LogBins(-24, 7))
+TV_BINS = LogBins(-30, 0)
+_LOG_EDGES = np.log(np.array(MU_EDGES)).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Where each counted token belongs."""
+
+    mu_bin_N: np.ndarray  # int64
+    cell_N: np.ndarray  # int64, prompt group × MU_BINS + mu_bin
+
+    @classmethod
+    def of(cls, gaps: TokenGaps, group_S: np.ndarray) -> Cells:
+        """`group_S` are the prompt groups of the responses in `gaps`; μ is compared as log μ in float32."""
+        bin_N = np.zeros(len(gaps.logq_N), dtype=np.uint8)
+        for edge in _LOG_EDGES:
+            bin_N += (gaps.logq_N >= edge).view(np.uint8)
+        mu_bin_N = bin_N.astype(np.int64)
+        return cls(mu_bin_N, gaps.per_token(group_S * MU_BINS) + mu_bin_N)
+
+    def where(self, flags_N: np.ndarray | None) -> Cells:
+        return self if flags_N is None else Cells(self.mu_bin_N[flags_N], self.cell_N[flags_N])
+
+
+class ScatterCounts:
+    """Histogram and exact maximum of one quantity in each cell."""
+
+    def __init__(self, bins: LogBins | SignedLogBins) -> None:
+        self.bins = bins
+        self.counts = np.zeros((GROUPS, MU_BINS, bins.count), dtype=np.int64)
+        self.largest = np.full(MU_BINS, -np.inf, dtype=np.float32)
+
+    def update(self, cells: Cells, values_N: np.ndarray) -> None:
+        count_into(self.counts, cells.cell_N * self.bins.count + self.bins.index(values_N))
+        np.maximum.at(self.largest, cells.mu_bin_N, values_N)
+
+    def merge(self, other: ScatterCounts) -> None:
+        self.counts += other.counts
+        np.maximum(self.largest, other.largest, out=self.largest)
+
+
+class CellCounts:
+    """Counts and maxima of d, binary TV and top-K TV: exact, whatever the order of updates."""
+
+    def __init__(self) -> None:
+        self.d, self.tv, self.topk = ScatterCounts(D_BINS), ScatterCounts(TV_BINS), ScatterCounts(TV_BINS)
+        self.out_of_support = np.zeros((GROUPS, MU_BINS), dtype=np.int64)
+
+    def update(self, gaps: TokenGaps, cells: Cells) -> None:
+        self.tv.update(cells, gaps.abs_dp_N)
+        if (outside_N := gaps.out_of_support_N) is None:
+            self.d.update(cells, gaps.d_N)
+        else:
+            self.d.update(cells.where(~outside_N), gaps.d_N[~outside_N])
+            count_into(self.out_of_support, cells.cell_N[outside_N])
+        if (topk := gaps.topk) is not None:
+            flags_N = topk.tv_counts_N
+            self.topk.update(cells.where(flags_N), topk.tv_N if flags_N is None else topk.tv_N[flags_N])
+
+    def merge(self, other: CellCounts) -> None:
+        for mine, theirs in ((self.d, other.d), (self.tv, other.tv), (self.topk, other.topk)):
+            mine.merge(theirs)
+        self.out_of_support += other.out_of_support
+
+
+class CellMoments:
+    """Σ and Σ² of r − 1, binary TV and top-K TV in each cell, float64: [3 quantities, 2, groups, bins of μ]."""
+
+    def __init__(self) -> None:
+        self.sums = np.zeros((3, 2, GROUPS, MU_BINS))
+
+    def update(self, gaps: TokenGaps, cells: Cells) -> None:
+        self._add(0, gaps.ratio_less_1_N, cells)
+        self._add(1, gaps.abs_dp_N, cells)
+        if gaps.topk is not None:
+            self._add(2, gaps.topk.tv_N, cells)
+
+    def _add(self, quantity: int, values_N: np.ndarray, cells: Cells) -> None:
+        squares_N = np.square(values_N, dtype=np.float64)
+        for power, weights_N in enumerate((values_N, squares_N)):
+            sums_C = np.bincount(cells.cell_N, weights=weights_N, minlength=CELLS)
+            self.sums[quantity, power] += sums_C.reshape(GROUPS, MU_BINS)
+
+    def merge(self, other: CellMoments) -> None:
+        self.sums += other.sums

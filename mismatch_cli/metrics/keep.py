@@ -1,0 +1,95 @@
+"""The N rows with the smallest keys, in bounded memory: the same rows in any order and sharding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from mismatch_cli.metrics.gaps import TokenGaps
+
+_IDENTITY = [("step", np.int32), ("prompt_id", np.int64), ("sample_index", np.int32)]
+TOKEN_ROW = np.dtype(
+    [
+        ("key", np.float64),
+        *_IDENTITY,
+        ("position", np.int32),
+        ("token_id", np.int32),
+        ("logp_reference", np.float32),
+        ("logp_current", np.float32),
+        ("tv_topk", np.float32),
+    ]
+)
+RESPONSE_ROW = np.dtype([("key", np.float64), *_IDENTITY, ("length", np.int32), ("d_sum", np.float64)])
+
+
+class SmallestRows:
+    """Rows of a structured dtype, ordered by `key` and then by every other field, so that ties are decided too."""
+
+    def __init__(self, dtype: np.dtype, capacity: int) -> None:
+        self.capacity = capacity
+        self.limit = np.inf  # a larger key has no chance any more
+        self._parts = [np.zeros(0, dtype=dtype)]
+
+    def offer(self, key_N: np.ndarray, rows_of: Callable[[np.ndarray], np.ndarray]) -> None:
+        """Consider one candidate per key; `rows_of(index)` builds the rows of those that may stay, without their key."""
+        index = np.flatnonzero(key_N <= self.limit)
+        if len(index) > 2 * self.capacity:
+            smallest = np.partition(key_N[index], self.capacity - 1)[self.capacity - 1]
+            index = index[key_N[index] <= smallest]
+        if len(index):
+            rows = rows_of(index)
+            rows["key"] = key_N[index]
+            self._add(rows)
+
+    def merge(self, other: SmallestRows) -> None:
+        self._add(other.rows())
+
+    def rows(self) -> np.ndarray:
+        """What is kept, in order."""
+        rows = np.concatenate(self._parts)
+        order = np.lexsort([rows[name] for name in reversed(rows.dtype.names or ())])
+        self._parts = [rows[order][: self.capacity]]
+        return self._parts[0]
+
+    def _add(self, rows: np.ndarray) -> None:
+        self._parts.append(rows)
+        if sum(map(len, self._parts)) > 2 * self.capacity:
+            self._shrink()
+
+    def _shrink(self) -> None:
+        """Drop what is beyond the N-th key; only where too many share that key is everything put in order."""
+        rows = np.concatenate(self._parts)
+        self.limit = float(np.partition(rows["key"], self.capacity - 1)[self.capacity - 1])
+        self._parts = [rows[rows["key"] <= self.limit]]
+        if len(self._parts[0]) > 3 * self.capacity // 2:
+            self.rows()
+
+
+def token_rows(gaps: TokenGaps, index: np.ndarray) -> np.ndarray:
+    """`TOKEN_ROW`s of the counted tokens at `index`; the position counts every token of the response from 0."""
+    rows = np.zeros(len(index), dtype=TOKEN_ROW)
+    response = np.searchsorted(gaps.offset_S1, index, side="right") - 1
+    _identify(rows, gaps, response)
+    in_slice = index if gaps.kept is None else gaps.kept[index]
+    rows["position"] = in_slice - gaps.response_offset_S1[response]
+    rows["token_id"] = gaps.token_ids_at(in_slice)
+    rows["logp_reference"], rows["logp_current"] = gaps.logq_N[index], gaps.logp_N[index]
+    rows["tv_topk"] = np.nan
+    if (topk := gaps.topk) is not None:
+        known = True if topk.tv_counts_N is None else topk.tv_counts_N[index]
+        rows["tv_topk"] = np.where(known, topk.tv_N[index], np.nan)
+    return rows
+
+
+def response_rows(gaps: TokenGaps, response: np.ndarray, length_S: np.ndarray, d_sum_S: np.ndarray) -> np.ndarray:
+    """`RESPONSE_ROW`s of some responses of the slice, with their counted tokens in support and Σd over them."""
+    rows = np.zeros(len(response), dtype=RESPONSE_ROW)
+    _identify(rows, gaps, response)
+    rows["length"], rows["d_sum"] = length_S[response], d_sum_S[response]
+    return rows
+
+
+def _identify(rows: np.ndarray, gaps: TokenGaps, response: np.ndarray) -> None:
+    for name, column in (("step", "step_S"), ("prompt_id", "prompt_id_S"), ("sample_index", "sample_index_S")):
+        rows[name] = getattr(gaps.batch, column).numpy()[gaps.first + response]

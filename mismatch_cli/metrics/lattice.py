@@ -1,0 +1,86 @@
+"""Whether the data shows the lattice that rounding logits to bf16 leaves behind.
+
+If only the sampled token's logit differs, by δ, its odds change by e^δ: the log-odds gap x = log(π/(1 − π)) − log(μ/(1 − μ))
+is δ exactly, which to first order is the streak r ≈ 1 + δ(1 − μ) of the paper's Figure 2. Two engines that round their
+logits to bf16 differ by multiples of 1/16 (|logit| in [8, 16)), 1/8 ([16, 32)) or 1/4 ([32, 64)); then |x| piles up at
+these values. The other logits' rounding smears it; a float32 head removes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mismatch_cli.metrics.gaps import TokenGaps
+from mismatch_cli.metrics.hashing import GROUPS
+from mismatch_cli.metrics.histograms import count_into, without_each_group
+
+SPACINGS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
+_BIN = 2.0**-9
+_COUNT = 513  # |x| below 1, and one for everything above
+_LOG_MU_MAX = np.float32(-0.01)  # μ up to 0.99; beyond, the odds are mostly rounding
+_FEWEST = 50  # tokens in a peak before it can be called one
+_LEAST_RISE = 1.25
+_LEAST_Z = 6.0
+
+
+@dataclass(frozen=True)
+class LatticeLine:
+    """A peak of |x| at `spacing`: how high it stands over the valley before it and which share of tokens that makes."""
+
+    spacing: float
+    share: float  # of the tokens with μ ≤ 0.99, above what the valley holds
+    rise: float  # tokens at the peak / tokens in the valley
+    z: float  # log rise in standard errors
+
+
+class Lattice:
+    """Histogram of the log-odds gap |x| by prompt group, and the peaks in it."""
+
+    def __init__(self) -> None:
+        self.counts = np.zeros((GROUPS, _COUNT), dtype=np.int64)
+
+    def update(self, gaps: TokenGaps, group_S: np.ndarray) -> None:
+        """`group_S` are the prompt groups of the responses in `gaps`."""
+        chosen = gaps.logq_N <= _LOG_MU_MAX
+        if gaps.out_of_support_N is not None:
+            chosen &= ~gaps.out_of_support_N
+        index = np.flatnonzero(chosen)
+        bin_ = np.abs(gaps.log_odds_gap_N[index]) * np.float32(1 / _BIN)
+        bin_ = np.minimum(bin_, np.float32(_COUNT - 1)).astype(np.int64)
+        count_into(self.counts, gaps.per_token(group_S * _COUNT)[index] + bin_)
+
+    def merge(self, other: Lattice) -> None:
+        self.counts += other.counts
+
+    def result(self) -> list[LatticeLine]:
+        """The spacings with a line: 25 % or more above the valley before it, by 6 standard errors or more.
+
+        Smooth noise is densest at 0 and falls off, whatever its shape: it has no valley.
+        """
+        lines = [self._line(spacing) for spacing in SPACINGS]
+        return [line for line in lines if line is not None and line.rise >= _LEAST_RISE and line.z >= _LEAST_Z]
+
+    def _line(self, spacing: float) -> LatticeLine | None:
+        total = self.counts.sum(axis=0)
+        peak, valley = _peak_and_valley(total, spacing)
+        if peak < _FEWEST:
+            return None
+        log_rises_G = [_log_rise(counts, spacing) for counts in without_each_group(self.counts)]
+        between = np.sqrt((len(log_rises_G) - 1) * np.var(log_rises_G))  # tokens of one prompt are not independent
+        error = max(np.sqrt(1 / (peak + 0.5) + 1 / (valley + 0.5)), between)
+        log_rise = _log_rise(total, spacing)
+        return LatticeLine(spacing, (peak - valley) / int(total.sum()), float(np.exp(log_rise)), float(log_rise / error))
+
+
+def _peak_and_valley(counts: np.ndarray, spacing: float) -> tuple[int, int]:
+    """Tokens within an eighth of the spacing around it, and around half or three quarters of it, whichever holds fewer."""
+    eighth = round(spacing / 8 / _BIN)  # whole bins
+    half, three_quarters, peak = (int(counts[(k - 1) * eighth : (k + 1) * eighth].sum()) for k in (4, 6, 8))
+    return peak, min(half, three_quarters)
+
+
+def _log_rise(counts: np.ndarray, spacing: float) -> float:
+    peak, valley = _peak_and_valley(counts, spacing)
+    return float(np.log((peak + 0.5) / (valley + 0.5)))

@@ -1,0 +1,113 @@
+"""Who is in the trace: counts, distinct prompts, and groups whose responses all got the same reward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mismatch_cli.batch import TokenBatch
+from mismatch_cli.metrics.estimate import Estimate, percentile_interval
+from mismatch_cli.metrics.gaps import TokenGaps
+from mismatch_cli.metrics.hashing import hash_keys, poisson_weights
+
+SKETCH_SIZE = 2**16
+
+
+class TokenCounts:
+    """Tokens that count, and why the others do not."""
+
+    def __init__(self) -> None:
+        self.tokens = self.masked = self.not_measured = self.out_of_support = self.responses = 0
+
+    def update(self, gaps: TokenGaps) -> None:
+        self.tokens += len(gaps.logq_N)
+        self.masked += gaps.num_masked
+        self.not_measured += gaps.num_not_measured
+        self.responses += gaps.last - gaps.first
+        if gaps.out_of_support_N is not None:
+            self.out_of_support += int(gaps.out_of_support_N.sum())
+
+    def merge(self, other: TokenCounts) -> None:
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+    def result(self) -> dict[str, int]:
+        return dict(vars(self))
+
+
+class DistinctPrompts:
+    """Number of different prompts: exact up to 65,536, beyond that from the k smallest hashes (error about 0.4 %)."""
+
+    def __init__(self, size: int = SKETCH_SIZE) -> None:
+        self.size = size
+        self.hashes = np.zeros(0, dtype=np.uint64)
+
+    def update(self, prompt_id_P: np.ndarray) -> None:
+        self._keep(hash_keys(prompt_id_P))
+
+    def merge(self, other: DistinctPrompts) -> None:
+        self._keep(other.hashes)
+
+    def _keep(self, hashes: np.ndarray) -> None:
+        self.hashes = np.union1d(self.hashes, hashes)[: self.size]
+
+    def result(self) -> int:
+        if len(self.hashes) < self.size:
+            return len(self.hashes)
+        return round((self.size - 1) / (float(self.hashes[-1]) / 2.0**64))
+
+
+class RewardGroups:
+    """Share of groups (step, prompt) of two or more responses whose rewards are all equal: advantages all zero.
+
+    Of more than 65,536 groups those with the smallest hashes are kept, a random sample. A group that was dropped never
+    comes back: the largest kept hash only falls. Columns: hash, prompt, smallest reward, largest reward, responses.
+    """
+
+    def __init__(self, size: int = SKETCH_SIZE) -> None:
+        self.size = size
+        self.hash_G = np.zeros(0, dtype=np.uint64)
+        self.prompt_id_G = np.zeros(0, dtype=np.int64)
+        self.reward_G3 = np.zeros((0, 3))  # smallest, largest, responses
+
+    def update(self, batch: TokenBatch) -> None:
+        if batch.reward_S is None:
+            return
+        reward_S = batch.reward_S.numpy().astype(np.float64)
+        graded_S = ~np.isnan(reward_S)
+        prompt_id_S, step_S = batch.prompt_id_S.numpy()[graded_S], batch.step_S.numpy()[graded_S]
+        reward_S = reward_S[graded_S]
+        rows = np.stack([reward_S, reward_S, np.ones(len(reward_S))], axis=1)
+        self._keep(hash_keys(step_S, prompt_id_S), prompt_id_S, rows)
+
+    def merge(self, other: RewardGroups) -> None:
+        self._keep(other.hash_G, other.prompt_id_G, other.reward_G3)
+
+    def _keep(self, hashes: np.ndarray, prompt_ids: np.ndarray, rewards: np.ndarray) -> None:
+        hashes = np.concatenate([self.hash_G, hashes])
+        prompt_ids = np.concatenate([self.prompt_id_G, prompt_ids])
+        rewards = np.concatenate([self.reward_G3, rewards])
+        self.hash_G, first, group = np.unique(hashes, return_index=True, return_inverse=True)
+        merged = np.tile([np.inf, -np.inf, 0.0], (len(self.hash_G), 1))
+        np.minimum.at(merged[:, 0], group, rewards[:, 0])
+        np.maximum.at(merged[:, 1], group, rewards[:, 1])
+        np.add.at(merged[:, 2], group, rewards[:, 2])
+        self.hash_G = self.hash_G[: self.size]
+        self.prompt_id_G, self.reward_G3 = prompt_ids[first][: self.size], merged[: self.size]
+
+    def result(self, replicates: int, prompts: int) -> Estimate:
+        several_G = self.reward_G3[:, 2] >= 2
+        prompt_id_P, of_group_G = np.unique(self.prompt_id_G[several_G], return_inverse=True)
+        equal_G = self.reward_G3[several_G, 0] == self.reward_G3[several_G, 1]
+        equal_P = np.bincount(of_group_G, weights=equal_G, minlength=len(prompt_id_P))
+        groups_P = np.bincount(of_group_G, minlength=len(prompt_id_P))
+        weight_BP = poisson_weights(prompt_id_P, replicates)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            value = np.float64(equal_P.sum()) / groups_P.sum()
+            return percentile_interval(float(value), (weight_BP @ equal_P) / (weight_BP @ groups_P), prompts)
+
+
+def counts_result(counts: TokenCounts, prompts: DistinctPrompts) -> dict[str, Any]:
+    """The `counts` of a summary."""
+    return counts.result() | {"prompts": prompts.result(), "prompts_exact": len(prompts.hashes) < prompts.size}

@@ -1,0 +1,85 @@
+"""The gap by position in the response, counted from its beginning and from its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mismatch_cli.metrics.estimate import Estimate, jackknife_interval
+from mismatch_cli.metrics.gaps import Segments, TokenGaps
+from mismatch_cli.metrics.hashing import GROUPS
+
+# bin b ≥ 1 holds distances 2^(b−1) … 2^b − 1; bin 0 the first (or the last) token alone
+_BINS = 24
+_EDGES = np.concatenate([[0], 1 << np.arange(_BINS - 1)])
+_QUANTITIES = ("abs_d_mean", "tv_binary_mean", "d_mean")
+
+
+class PositionProfile:
+    """Mean |d|, mean binary TV and mean signed d by distance from the beginning and from the end of the response.
+
+    Distances count every token of the response, also those that the loss mask leaves out. Sums by prompt group, float64:
+    [2 directions, groups, bins, 5 (Σ|d|, Σ|Δp|, Σd, tokens, tokens in support)].
+    """
+
+    def __init__(self) -> None:
+        self.sums = np.zeros((2, GROUPS, _BINS, 5))
+
+    def update(self, gaps: TokenGaps, group_S: np.ndarray) -> None:
+        starts, response, from_start, from_end = _segments(gaps.response_offset_S1)
+        if (before_T1 := gaps.kept_before_T1) is not None:
+            starts = before_T1[starts]
+        pieces = Segments(starts)
+        sums = np.empty((len(starts) - 1, 5))
+        for column, values_N in enumerate((gaps.abs_d_N, gaps.abs_dp_N, gaps.d_N)):
+            sums[:, column] = pieces.sum(values_N)
+        sums[:, 3] = sums[:, 4] = pieces.length_S
+        if gaps.out_of_support_N is not None:
+            sums[:, 4] -= pieces.sum(gaps.out_of_support_N)
+        np.add.at(self.sums[0], (group_S[response], from_start), sums)
+        np.add.at(self.sums[1], (group_S[response], from_end), sums)
+
+    def merge(self, other: PositionProfile) -> None:
+        self.sums += other.sums
+
+    def result(self, prompts: int) -> dict[str, list[dict[str, Any]]]:
+        return {"positions": _rows(self.sums[0], prompts), "from_end": _rows(self.sums[1], prompts)}
+
+
+def _segments(offset_S1: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Cut responses where a distance bin begins: starts (and the end of all), and of each piece its response and bins."""
+    length_S = np.diff(offset_S1)
+    reaching = length_S[:, None] > _EDGES  # [S, bins]
+    from_start = (offset_S1[:-1, None] + _EDGES)[reaching]
+    from_end = (offset_S1[1:, None] - _EDGES)[reaching]  # a bin of the end begins where the next one, nearer, ends
+    starts = np.unique(np.concatenate([from_start, from_end, offset_S1]))
+    begin = starts[:-1]
+    response = np.searchsorted(offset_S1, begin, side="right") - 1
+    first, last = begin - offset_S1[response], offset_S1[response + 1] - starts[1:]
+    return starts, response, _bin(first), _bin(last)
+
+
+def _bin(distance: np.ndarray) -> np.ndarray:
+    return np.minimum(np.frexp(distance.astype(np.float64))[1], _BINS - 1)
+
+
+def _rows(sums_GBx: np.ndarray, prompts: int) -> list[dict[str, Any]]:
+    total_Bx = sums_GBx.sum(axis=0)
+    occupied_G = sums_GBx[:, :, 3].any(axis=1)
+    value_B, without_GB = _means(total_Bx), _means(total_Bx - sums_GBx[occupied_G])
+    rows = []
+    for b in np.flatnonzero(total_Bx[:, 3]):
+        estimates: dict[str, Estimate] = {
+            name: jackknife_interval(value_B[b, q], without_GB[:, b, q], prompts) for q, name in enumerate(_QUANTITIES)
+        }
+        first = int(_EDGES[b])
+        row = {"first": first, "last": 2 * first - 1 if first else 0, "tokens": int(total_Bx[b, 3])}
+        rows.append(row | {name: estimate.to_dict() for name, estimate in estimates.items()})
+    return rows
+
+
+def _means(sums_x5: np.ndarray) -> np.ndarray:
+    counts = sums_x5[..., [4, 3, 4]]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return sums_x5[..., :3] / counts

@@ -1,0 +1,138 @@
+"""Everything that is measured about one pair of policies: the accumulators, updated together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from mismatch_cli.batch import TokenBatch
+from mismatch_cli.metrics.bootstrap import REPLICATES, ResampledSums, SequenceWeights
+from mismatch_cli.metrics.catalog import CATALOG
+from mismatch_cli.metrics.cells import CellCounts, CellMoments, Cells
+from mismatch_cli.metrics.columns import INDEX, add_response_sums, token_sums
+from mismatch_cli.metrics.extremes import Extremes
+from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
+from mismatch_cli.metrics.hashing import Prompts
+from mismatch_cli.metrics.lengths import LengthProfile
+from mismatch_cli.metrics.pairs import Pair
+from mismatch_cli.metrics.population import DistinctPrompts, RewardGroups, TokenCounts, counts_result
+from mismatch_cli.metrics.positions import PositionProfile
+from mismatch_cli.metrics.spearman import BinnedSpearman
+from mismatch_cli.metrics.volatility import token_quantiles, volatility_rows
+
+
+class TokenAccumulator(Protocol):
+    """What can be updated from the gaps of some responses and the prompt groups of these."""
+
+    def update(self, gaps: TokenGaps, group_S: np.ndarray) -> None: ...
+
+
+class MismatchSummary:
+    """All statistics of one pair of policies, in bounded memory (about 13 MB), whatever the number of tokens.
+
+    Counts, histograms and extremes are exact: any order and any sharding gives the same bits. Float sums depend on the
+    order of additions; they are formed per batch and then added, so that summaries of single batches merged in order
+    give the bits of one summary that saw all of them. Many workers give the bits of one when both make a summary per
+    shard and merge those in shard order.
+    """
+
+    def __init__(self, pair: Pair, replicates: int = REPLICATES) -> None:
+        self.pair, self.replicates = pair, replicates
+        self.exact = _ExactState()
+        self.rounded = _RoundedState(replicates)
+
+    def update(self, batch: TokenBatch, *observers: TokenAccumulator) -> None:
+        """Add the responses of a batch; a pair that the batch does not have is left as it is.
+
+        `observers` (worst tokens, scatter sample, lattice) are updated from the same gaps, so that nothing is computed
+        twice.
+        """
+        if not batch.num_responses or not self.pair.measured_in(batch):
+            return
+        prompts = Prompts.of(batch.prompt_id_S.numpy(), self.replicates)
+        part = _RoundedState(self.replicates)
+        chunks = token_gaps(batch, self.pair)
+        sums_SM = np.concatenate([self._update_tokens(gaps, prompts, part, observers) for gaps in chunks])
+        add_response_sums(sums_SM, batch)
+        part.update_responses(prompts, sums_SM)
+        self.exact.prompts.update(prompts.prompt_id_P)
+        self.exact.groups.update(batch)
+        self.rounded.merge(part)
+
+    def _update_tokens(
+        self, gaps: TokenGaps, prompts: Prompts, part: _RoundedState, observers: Sequence[TokenAccumulator]
+    ) -> np.ndarray:
+        group_S = prompts.group_S[gaps.first : gaps.last]
+        cells = Cells.of(gaps, group_S)
+        self.exact.update(gaps, cells, group_S)
+        part.moments.update(gaps, cells)
+        part.positions.update(gaps, group_S)
+        for observer in observers:
+            observer.update(gaps, group_S)
+        return token_sums(gaps)
+
+    def merge(self, other: MismatchSummary) -> None:
+        """Add what another summary of the same pair has seen."""
+        self.exact.merge(other.exact)
+        self.rounded.merge(other.rounded)
+
+    def result(self) -> dict[str, Any]:
+        """A plain dict for summary.json; each metric as value, low, high, note."""
+        exact, rounded = self.exact, self.rounded
+        prompts = exact.prompts.result()
+        estimates = (
+            rounded.sums.result(prompts)
+            | rounded.weights.result(prompts)
+            | token_quantiles(exact.cells, prompts)
+            | exact.extremes.result()
+            | {"spearman": exact.spearman.result(prompts)}
+            | {"equal_rewards_share": exact.groups.result(self.replicates, prompts)}
+        )
+        return {
+            "pair": self.pair.name,
+            "counts": counts_result(exact.counts, exact.prompts),
+            "metrics": {metric.key: estimates[metric.key].to_dict() for metric in CATALOG},
+            "volatility": volatility_rows(exact.cells, rounded.moments, prompts),
+            **rounded.positions.result(prompts),
+            "sequence": {"by_length": rounded.lengths.result(prompts)},
+        }
+
+
+class _ExactState:
+    """Integers and extremes: the same bits in any order."""
+
+    def __init__(self) -> None:
+        self.counts, self.prompts, self.groups = TokenCounts(), DistinctPrompts(), RewardGroups()
+        self.cells, self.extremes, self.spearman = CellCounts(), Extremes(), BinnedSpearman()
+
+    def update(self, gaps: TokenGaps, cells: Cells, group_S: np.ndarray) -> None:
+        self.counts.update(gaps)
+        self.cells.update(gaps, cells)
+        self.extremes.update(gaps)
+        self.spearman.update(gaps, group_S)
+
+    def merge(self, other: _ExactState) -> None:
+        for name, accumulator in vars(self).items():
+            accumulator.merge(getattr(other, name))
+
+
+class _RoundedState:
+    """Float sums: the same bits in the same order."""
+
+    def __init__(self, replicates: int) -> None:
+        self.sums, self.weights = ResampledSums(replicates), SequenceWeights(replicates)
+        self.moments, self.positions, self.lengths = CellMoments(), PositionProfile(), LengthProfile()
+
+    def update_responses(self, prompts: Prompts, sums_SM: np.ndarray) -> None:
+        d_S, length_S = sums_SM[:, INDEX["d"]], sums_SM[:, INDEX["supported"]]
+        log_weight_S = np.where(length_S < sums_SM[:, INDEX["n"]], -np.inf, d_S)
+        log_weight_S[sums_SM[:, INDEX["n"]] == 0] = np.nan
+        self.sums.update(prompts, sums_SM)
+        self.weights.update(prompts, log_weight_S)
+        self.lengths.update(prompts.group_S, length_S, d_S)
+
+    def merge(self, other: _RoundedState) -> None:
+        for name, accumulator in vars(self).items():
+            accumulator.merge(getattr(other, name))

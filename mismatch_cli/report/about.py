@@ -1,0 +1,117 @@
+"""Who was compared, how, and what was left out: the first lines of every report, from the manifest."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from mismatch_cli.report import numbers
+from mismatch_cli.report.view import Facts
+
+_SKIPPED_SHOWN = 3
+
+
+def about_facts(summary: Mapping[str, Any]) -> Facts:
+    """Models, dtypes, versions, temperature, and the number of tokens."""
+    about = summary["about"]
+    counts = next(iter(summary["pairs"].values()))["counts"]
+    facts = [
+        ("Rollout engine", _engine(about.get("rollout", {}))),
+        ("Trainer", _trainer(about.get("trainer", {}))),
+        ("Trainer at the rollout's weights", _trainer(about.get("recomputed", {}))),
+        ("Sampling", _sampling(about.get("config", {}).get("sampling", {}))),
+        ("Prompts", _prompts(about)),
+        ("Measured on", _measured(counts)),
+    ]
+    return tuple((label, value) for label, value in facts if value)
+
+
+def _engine(engine: Mapping[str, Any]) -> str:
+    if not engine:
+        return ""
+    parts = [f"{engine['engine']} {engine['version']}", engine["model"], engine["dtype"]]
+    if engine["kv_cache_dtype"] != engine["dtype"]:
+        parts.append(f"KV cache {engine['kv_cache_dtype']}")
+    return " · ".join([*parts, engine["device"]])
+
+
+def _trainer(trainer: Mapping[str, Any]) -> str:
+    if not trainer:
+        return ""
+    head = "" if trainer["head_dtype"] == trainer["dtype"] else f", head {trainer['head_dtype']}"
+    parts = [f"transformers {trainer['transformers']}", trainer["model"], trainer["dtype"] + head]
+    return " · ".join([*parts, f"{trainer['attn_implementation']} attention", trainer["device"]])
+
+
+def _sampling(sampling: Mapping[str, Any]) -> str:
+    if not sampling:
+        return ""
+    parts = [f"temperature {sampling['temperature']:g}"]
+    off = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    parts += [f"{name.replace('_', '-')} {sampling[name]:g}" for name, value in off.items() if sampling[name] != value]
+    return " · ".join([*parts, f"at most {sampling['max_tokens']} tokens"])
+
+
+def _prompts(about: Mapping[str, Any]) -> str:
+    prompts = about.get("prompts")
+    if not prompts:
+        return ""
+    template = "chat template" if prompts["chat_template"] else "raw, no chat template"
+    return f"{prompts['count']} from {prompts['source']} · {template}"
+
+
+def _measured(counts: Mapping[str, Any]) -> str:
+    about = "" if counts["prompts_exact"] else "about "
+    return (
+        f"{numbers.count(counts['tokens'])} tokens in {numbers.count(counts['responses'])} responses "
+        f"to {about}{numbers.count(counts['prompts'])} prompts"
+    )
+
+
+def left_out(summary: Mapping[str, Any]) -> tuple[str, ...]:
+    """What is not in the numbers, and why."""
+    about = summary["about"]
+    counts = next(iter(summary["pairs"].values()))["counts"]
+    notes = [_skipped(about.get("prompts", {}).get("skipped", []))]
+    for name, text in (
+        ("masked", "tokens are masked: the trainer learns nothing from them"),
+        ("not_measured", "tokens have no log-probability on one side"),
+        ("out_of_support", "tokens lie outside the trainer's truncated support (π = 0): they count in |π − μ| as μ, and in no log"),
+    ):
+        if counts[name]:
+            notes.append(f"{numbers.count(counts[name])} {text}.")
+    if about["unscored_responses"]:
+        notes.append(f"{numbers.count(about['unscored_responses'])} responses are sampled but not scored: go on with --resume.")
+    if about["grading_timeouts"]:
+        notes.append(f"{about['grading_timeouts']} responses score 0 because comparing their answer took too long.")
+    return tuple(note for note in notes if note)
+
+
+def _skipped(skipped: list[Mapping[str, Any]]) -> str:
+    if not skipped:
+        return ""
+    named = "; ".join(f"prompt {s['prompt_id']}: {s['reason']}" for s in skipped[:_SKIPPED_SHOWN])
+    more = f"; and {len(skipped) - _SKIPPED_SHOWN} more, in manifest.json" if len(skipped) > _SKIPPED_SHOWN else ""
+    return f"{len(skipped)} prompts were skipped ({named}{more})."
+
+
+def settings_tables(summary: Mapping[str, Any]) -> tuple[tuple[str, Facts], ...]:
+    """Every setting as resolved."""
+    about = summary["about"]
+    titles = {
+        "rollout": "Rollout engine",
+        "trainer": "Trainer",
+        "recomputed": "Trainer at the rollout's weights",
+        "libraries": "Libraries",
+    }
+    return tuple((title, _facts(about[name])) for name, title in titles.items() if about.get(name))
+
+
+def _facts(settings: Mapping[str, Any]) -> Facts:
+    return tuple((name.replace("_", " "), "—" if value is None else str(value)) for name, value in settings.items())
+
+
+def command_line(summary: Mapping[str, Any]) -> str:
+    """What to type to see this report again."""
+    return shlex.join(["mismatch-cli", "report", *summary["traces"]])

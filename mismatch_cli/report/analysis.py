@@ -1,0 +1,151 @@
+"""One pass over traces: the summaries of every pair of policies they hold, and the samples that plots and tables need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mismatch_cli.batch import TokenBatch
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.metrics.estimate import times_floor
+from mismatch_cli.metrics.gaps import token_gaps
+from mismatch_cli.metrics.hashing import Prompts
+from mismatch_cli.metrics.lattice import Lattice
+from mismatch_cli.metrics.pairs import PAIRS, Pair
+from mismatch_cli.metrics.scatter import ScatterSample
+from mismatch_cli.metrics.summary import MismatchSummary
+from mismatch_cli.metrics.worst import WorstTokens
+from mismatch_cli.report.plot_data import PlotData
+from mismatch_cli.trace.reader import Trace
+
+SUMMARY_FORMAT = "mismatch-cli summary"
+SUMMARY_VERSION = 1
+
+
+@dataclass
+class Analysis:
+    """What was found: summaries by pair name, the noise floor, and samples of the first pair."""
+
+    traces: Sequence[Trace]
+    pairs: dict[str, MismatchSummary]
+    floor: MismatchSummary = field(default_factory=lambda: MismatchSummary(PAIRS["floor"]))
+    scatter: ScatterSample = field(default_factory=ScatterSample)
+    worst: WorstTokens = field(default_factory=WorstTokens)
+    lattice: Lattice = field(default_factory=Lattice)
+    unscored_responses: int = 0
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        return self.traces[0].manifest
+
+    @property
+    def main_pair(self) -> Pair:
+        """The pair that plots and worst tokens are about: the first one that is there."""
+        return PAIRS[next(iter(self.pairs))]
+
+
+def analyse(traces: Sequence[Trace]) -> Analysis:
+    """Read traces once, in bounded memory; several are pooled as one measurement."""
+    _check_poolable(traces)
+    analysis = Analysis(traces, {name: MismatchSummary(PAIRS[name]) for name in _pairs_in(traces)})
+    for trace in traces:
+        for batch in trace.batches():
+            _update(analysis, batch)
+    if not any(summary.exact.counts.tokens for summary in analysis.pairs.values()):
+        raise MismatchError(
+            f"{traces[0].folder} holds no scored token yet. Go on with: mismatch-cli probe --resume --output RUN"
+        )
+    return analysis
+
+
+def _update(analysis: Analysis, batch: TokenBatch) -> None:
+    if batch.logp_trainer_T is None:
+        analysis.unscored_responses += batch.num_responses
+        return
+    for summary in [*analysis.pairs.values(), analysis.floor]:
+        summary.update(batch)
+    if not analysis.main_pair.measured_in(batch):
+        return
+    group_S = Prompts.of(batch.prompt_id_S.numpy(), replicates=0).group_S
+    for gaps in token_gaps(batch, analysis.main_pair):
+        analysis.scatter.update(gaps)
+        analysis.worst.update(gaps)
+        analysis.lattice.update(gaps, group_S[gaps.first : gaps.last])
+
+
+def _pairs_in(traces: Sequence[Trace]) -> list[str]:
+    """At equal weights there is one gap; otherwise mismatch, staleness, and both together."""
+    if all(_weights_are_equal(trace) for trace in traces):
+        return ["mismatch"]
+    has_recomputed = any("logp_recomputed" in trace.columns() for trace in traces)
+    return ["mismatch", "staleness", "total"] if has_recomputed else ["total"]
+
+
+def _weights_are_equal(trace: Trace) -> bool:
+    versions = ("version_rollout", "version_trainer")
+    return all(
+        table.column(versions[0]).equals(table.column(versions[1]))
+        for table in trace.tables(versions)
+        if set(versions) <= set(table.column_names)
+    )
+
+
+def _check_poolable(traces: Sequence[Trace]) -> None:
+    """Numbers of different models or settings must not be averaged."""
+    for trace in traces[1:]:
+        for name in ("rollout", "trainer", "top_logprobs"):
+            if trace.manifest.get(name) != traces[0].manifest.get(name):
+                raise MismatchError(
+                    f"{trace.folder} and {traces[0].folder} differ in {name}, so they cannot be pooled. "
+                    "Report them one at a time."
+                )
+
+
+def summary_json(analysis: Analysis) -> dict[str, Any]:
+    """What `--json` prints and `summary.json` holds; documented in docs/summary.md."""
+    floor = analysis.floor.result() if analysis.floor.exact.counts.tokens else None
+    return {
+        "format": SUMMARY_FORMAT,
+        "version": SUMMARY_VERSION,
+        "traces": [str(trace.folder) for trace in analysis.traces],
+        "about": _about(analysis),
+        "pairs": {name: _with_floor(summary.result(), floor) for name, summary in analysis.pairs.items()},
+        "floor": floor,
+        "lattice": [vars(line) for line in analysis.lattice.result()],
+        "worst": analysis.worst.result(),
+    }
+
+
+def _about(analysis: Analysis) -> dict[str, Any]:
+    manifest = analysis.manifest
+    names = ("rollout", "trainer", "recomputed", "equal_weights", "prompts", "config", "libraries", "threads", "top_logprobs")
+    return {name: manifest[name] for name in names if name in manifest} | {
+        "unscored_responses": analysis.unscored_responses,
+        "grading_timeouts": sum(trace.count("grading_timeouts") for trace in analysis.traces),
+    }
+
+
+def _with_floor(result: dict[str, Any], floor: dict[str, Any] | None) -> dict[str, Any]:
+    """Each metric beside the same metric of the trainer against itself."""
+    if floor is not None:
+        for key, estimate in result["metrics"].items():
+            value = floor["metrics"][key]["value"]
+            estimate |= {"floor": value, "times_floor": times_floor(estimate["value"], value)}
+    return result
+
+
+def plot_data(analysis: Analysis, summary: dict[str, Any]) -> PlotData:
+    """What the plots draw: the first pair of a summary, and the samples that were taken for it."""
+    pair = summary["pairs"][analysis.main_pair.name]
+    subject = " against ".join(
+        f"{side.get('engine') or 'transformers'} {side['dtype']}"
+        for side in (analysis.manifest.get("trainer"), analysis.manifest.get("rollout"))
+        if side
+    )
+    return PlotData.of(
+        pair,
+        analysis.scatter.result(),
+        [line["spacing"] for line in summary["lattice"]],
+        f"{subject} · {pair['counts']['tokens']:,} tokens",
+    )

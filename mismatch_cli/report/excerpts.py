@@ -1,0 +1,146 @@
+"""The worst tokens and responses in their context, looked up in the trace by their keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp
+from typing import Any
+
+import numpy as np
+
+from mismatch_cli.metrics.pairs import Pair
+from mismatch_cli.report import numbers
+from mismatch_cli.report.view import Excerpt, Facts, Piece
+from mismatch_cli.trace.columns import table_to_batch
+from mismatch_cli.trace.reader import Trace
+from mismatch_cli.trace.schema import PROMPT_COLUMN, REQUIRED
+from mismatch_cli.trace.vocabulary import Vocabulary
+
+_BEFORE, _AFTER = 40, 12  # tokens shown around a worst token
+_LONGEST = 400  # tokens shown of a worst response
+_LONGEST_PROMPT = 120
+_WEIGHTS = (0.05, 0.2, 0.5, 1.0)  # |d| in nats from which a token is highlighted ever more strongly
+_COLUMNS = (*REQUIRED, "version_rollout", "version_trainer", "logp_trainer", "logp_recomputed", "reward")
+
+Key = tuple[int, int, int]  # step, prompt_id, sample_index
+
+
+@dataclass(frozen=True)
+class _Response:
+    """What is needed to show one response."""
+
+    prompt_ids: list[int]
+    ids_T: np.ndarray
+    d_T: np.ndarray
+    reward: float | None
+    vocabulary: Vocabulary
+
+
+def worst_excerpts(
+    traces: Sequence[Trace], pair: Pair, worst: Mapping[str, Sequence[Mapping[str, Any]]], count: int
+) -> tuple[list[Excerpt], list[Excerpt]]:
+    """The `count` worst tokens (by |d|) and responses (by |Σd|), as excerpts."""
+    tokens, responses = worst["abs_d"][:count], worst["responses"][:count]
+    found = _look_up(traces, pair, {_key(row) for row in [*tokens, *responses]})
+    return (
+        [_token_excerpt(row, found[_key(row)]) for row in tokens if _key(row) in found],
+        [_response_excerpt(row, found[_key(row)]) for row in responses if _key(row) in found],
+    )
+
+
+def _key(row: Mapping[str, Any]) -> Key:
+    return row["step"], row["prompt_id"], row["sample_index"]
+
+
+def _look_up(traces: Sequence[Trace], pair: Pair, wanted: set[Key]) -> dict[Key, _Response]:
+    found: dict[Key, _Response] = {}
+    for trace in traces:
+        for table in trace.tables(_COLUMNS):
+            keys = zip(*(table.column(name).to_pylist() for name in ("step", "prompt_id", "sample_index")), strict=True)
+            rows = [(row, key) for row, key in enumerate(keys) if key in wanted]
+            if not rows:
+                continue
+            batch = table_to_batch(table)
+            reference, current = (getattr(batch, name) for name in (pair.reference, pair.current))
+            if current is None:
+                continue
+            rewards = [None] * len(table) if batch.reward_S is None else batch.reward_S.tolist()
+            for row, key in rows:
+                own = slice(int(batch.offset_S1[row]), int(batch.offset_S1[row + 1]))
+                found[key] = _Response(
+                    table.column(PROMPT_COLUMN)[row].as_py(),
+                    batch.response_ids_T[own].numpy(),
+                    (current[own] - reference[own]).numpy(),
+                    rewards[row],
+                    trace.vocabulary,
+                )
+    return found
+
+
+def _token_excerpt(row: Mapping[str, Any], response: _Response) -> Excerpt:
+    position = row["position"]
+    start, stop = max(0, position - _BEFORE), min(len(response.ids_T), position + _AFTER + 1)
+    token = response.vocabulary.decode([row["token_id"]])
+    mu, pi = exp(row["logp_reference"]), exp(row["logp_current"])
+    facts: Facts = (
+        ("μ", numbers.number(mu)),
+        ("π", numbers.number(pi)),
+        ("π/μ", numbers.number(exp(row["logp_current"] - row["logp_reference"]))),
+        ("log π − log μ", numbers.number(row["logp_current"] - row["logp_reference"])),
+        *_where(row),
+        ("position", f"{position} of {len(response.ids_T)}"),
+    )
+    pieces = (
+        *_ellipsis(start > 0),
+        *_plain(response, start, position),
+        Piece(token, 4, f"log π − log μ = {numbers.number(float(response.d_T[position]))}"),
+        *_plain(response, position + 1, stop),
+        *_ellipsis(stop < len(response.ids_T)),
+    )
+    return Excerpt(f"“{token}”", facts, pieces, _prompt(response))
+
+
+def _response_excerpt(row: Mapping[str, Any], response: _Response) -> Excerpt:
+    reward = response.reward
+    facts: Facts = (
+        ("Σ (log π − log μ)", numbers.number(row["d_sum"])),
+        ("tokens", numbers.count(row["length"])),
+        *_where(row),
+        *((("reward", numbers.number(reward)),) if reward is not None and not np.isnan(reward) else ()),
+    )
+    stop = min(len(response.ids_T), _LONGEST)
+    pieces = (*_weighted(response, 0, stop), *_ellipsis(stop < len(response.ids_T)))
+    return Excerpt(f"Prompt {row['prompt_id']}, sample {row['sample_index']}", facts, tuple(pieces), _prompt(response))
+
+
+def _where(row: Mapping[str, Any]) -> Facts:
+    step = (("step", str(row["step"])),) if row["step"] else ()
+    return (*step, ("prompt", str(row["prompt_id"])), ("sample", str(row["sample_index"])))
+
+
+def _prompt(response: _Response) -> str:
+    cut = response.prompt_ids[-_LONGEST_PROMPT:]
+    return ("… " if len(cut) < len(response.prompt_ids) else "") + response.vocabulary.decode(cut)
+
+
+def _plain(response: _Response, start: int, stop: int) -> Iterable[Piece]:
+    return [Piece(response.vocabulary.decode(response.ids_T[start:stop]))] if stop > start else []
+
+
+def _weighted(response: _Response, start: int, stop: int) -> list[Piece]:
+    """Runs of unremarkable tokens decoded together (a character may span tokens), the others one by one."""
+    weight_T = np.searchsorted(_WEIGHTS, np.nan_to_num(np.abs(response.d_T), posinf=np.inf), side="right")
+    pieces: list[Piece] = []
+    run = start
+    for position in range(start, stop):
+        if weight_T[position]:
+            pieces += _plain(response, run, position)
+            hint = f"log π − log μ = {numbers.number(float(response.d_T[position]))}"
+            pieces.append(Piece(response.vocabulary.decode([response.ids_T[position]]), int(weight_T[position]), hint))
+            run = position + 1
+    return [*pieces, *_plain(response, run, stop)]
+
+
+def _ellipsis(needed: bool) -> list[Piece]:
+    return [Piece(" … ")] if needed else []

@@ -1,0 +1,107 @@
+"""From plots to pictures: every plot in both layouts and both themes for the page, and as files beside it."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from mismatch_cli import registry
+from mismatch_cli.report.plot_data import PlotData
+from mismatch_cli.report.plots._style import CSS_PX, DARK, LIGHT, NARROW, WIDE, Layout, Style, Theme
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_PACKAGE = "mismatch_cli.report.plots"
+_FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Liberation Sans', Arial, 'DejaVu Sans', sans-serif"
+_PNG_SCALE = 2  # pixels of a PNG file per CSS pixel
+_METADATA = re.compile(r"\s*<metadata>.*?</metadata>", re.DOTALL)
+_FONT_FAMILY = re.compile(r"'DejaVu Sans'(?:, sans-serif)?")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One drawing of a plot, sized in CSS pixels, as a URI that holds the picture itself."""
+
+    uri: str
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class FigureView:
+    """A plot as the page shows it: one picture for each layout and theme."""
+
+    name: str
+    title: str
+    caption: str
+    wide_light: Picture
+    wide_dark: Picture
+    narrow_light: Picture
+    narrow_dark: Picture
+
+
+def plots_for(data: PlotData) -> Iterator[tuple[str, ModuleType]]:
+    """The plots in the folder for which the data has enough, by name."""
+    for name in registry.names(_PACKAGE):
+        plot = registry.load(_PACKAGE, name, "plot")
+        if plot.needs(data):
+            yield name, plot
+
+
+def figure_views(data: PlotData) -> list[FigureView]:
+    """Every plot that the data has enough for, in all variants, for `report.html`."""
+    return [
+        FigureView(
+            name, plot.TITLE, plot.CAPTION,
+            *(_picture(plot, data, layout, theme) for layout in (WIDE, NARROW) for theme in (LIGHT, DARK)),
+        )
+        for name, plot in plots_for(data)
+    ]  # fmt: skip
+
+
+def write_plots(folder: Path, data: PlotData) -> list[Path]:
+    """Write NAME.png (twice the size, white background) and NAME.svg for every plot that the data has enough for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, plot in plots_for(data):
+        figure = draw(plot, data, Style(WIDE, LIGHT))
+        png, svg = folder / f"{name}.png", folder / f"{name}.svg"
+        figure.savefig(png, dpi=_PNG_SCALE / CSS_PX, facecolor=LIGHT.page, metadata={"Software": None})
+        svg.write_text(_svg(figure, WIDE), encoding="utf-8")
+        written += [png, svg]
+    return written
+
+
+def draw(plot: ModuleType, data: PlotData, style: Style) -> Figure:
+    """Draw one plot; its figure belongs to no window and to no global state."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(style.rc()):
+        figure = Figure()
+        plot.draw(figure, data, style)
+    return figure
+
+
+def _picture(plot: ModuleType, data: PlotData, layout: Layout, theme: Theme) -> Picture:
+    figure = draw(plot, data, Style(layout, theme))
+    width, height = (round(inches / CSS_PX) for inches in figure.get_size_inches())
+    svg = base64.b64encode(_svg(figure, layout).encode()).decode()
+    return Picture(f"data:image/svg+xml;base64,{svg}", width, height)
+
+
+def _svg(figure: Figure, layout: Layout) -> str:
+    """SVG with real text: it is as sharp as the page's, in the page's fonts, which are no wider than the one measured."""
+    from matplotlib import rc_context
+
+    buffer = io.StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "mismatch-cli"}):
+        figure.savefig(buffer, format="svg", dpi=layout.image_scale / CSS_PX, metadata={"Date": None})
+    return _FONT_FAMILY.sub(_FONTS, _METADATA.sub("", buffer.getvalue()))

@@ -1,0 +1,80 @@
+"""Numbers as people read them: significant digits, intervals to the same decimal, × for factors. Shared by all reports.
+
+Below 1e-4 and from 1e6 on a number is scientific (`4.2e−5`); what has no value is a dash. The minus sign is `−`.
+"""
+
+from __future__ import annotations
+
+from math import floor, isfinite, log10
+
+MISSING = "—"
+_DIGITS = 3
+_SMALLEST_FIXED, _LARGEST_FIXED = 1e-4, 1e6
+_MOST_DECIMALS = 6
+
+
+def number(value: float | None, digits: int = _DIGITS) -> str:
+    """A value to `digits` significant digits: `0.00421`, `12,300`, `4.21e−5`."""
+    if value is None or not isfinite(value):
+        return MISSING
+    return _scientific(value, digits) if _is_scientific(value) else _fixed(value, _decimals(value, digits))
+
+
+def estimate(value: float | None, low: float | None, high: float | None) -> tuple[str, str]:
+    """A value and its interval, as `0.00421` and `[0.00402, 0.00440]`; the interval is a dash where there is none.
+
+    Both have as many decimals as the half width of the interval needs to show, so that `1.0004 [1.0002, 1.0006]` does not
+    read `1.00 [1.00, 1.00]`.
+    """
+    if value is None or low is None or high is None or not (isfinite(low) and isfinite(high)):
+        return number(value), MISSING
+    if _is_scientific(value):
+        return number(value), f"[{number(low)}, {number(high)}]"
+    decimals = _decimals(value, _DIGITS)
+    half_width = (high - low) / 2
+    if half_width >= 10**-_MOST_DECIMALS:
+        decimals = max(decimals, -floor(log10(half_width)))
+    return _fixed(value, decimals), f"[{_fixed(low, decimals)}, {_fixed(high, decimals)}]"
+
+
+def share(value: float | None, low: float | None = None, high: float | None = None) -> tuple[str, str]:
+    """A share and its interval in percent, as `0.42 %` and `[0.40, 0.44] %`."""
+    text, interval = estimate(*(None if part is None else 100 * part for part in (value, low, high)))
+    return tuple(part if part == MISSING else f"{part} %" for part in (text, interval))  # type: ignore[return-value]
+
+
+def times(factor: float | str | None) -> str:
+    """A factor, as `3.1 ×`; a text such as "below resolution" stays as it is."""
+    if isinstance(factor, str):
+        return factor
+    text = number(factor, 2)
+    return text if text == MISSING else f"{text} ×"
+
+
+def count(value: int | None) -> str:
+    """A number of things: `12,345`."""
+    return MISSING if value is None else f"{value:,}"
+
+
+def _is_scientific(value: float) -> bool:
+    return value != 0 and not _SMALLEST_FIXED <= abs(value) < _LARGEST_FIXED
+
+
+def _decimals(value: float, digits: int) -> int:
+    if value == 0:
+        return 0
+    return max(0, digits - 1 - floor(log10(abs(value))))
+
+
+def _fixed(value: float, decimals: int) -> str:
+    text = f"{value:,.{decimals}f}"
+    return _minus(text if text.strip("-0.") else text.removeprefix("-"))  # no −0.00
+
+
+def _scientific(value: float, digits: int) -> str:
+    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+    return _minus(f"{mantissa}e{int(exponent)}")
+
+
+def _minus(text: str) -> str:
+    return text.replace("-", "−")

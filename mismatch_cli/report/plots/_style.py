@@ -1,0 +1,97 @@
+"""How figures look: two layouts, two themes, one set of colours that also the colour-blind can tell apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+CSS_PX = 1 / 96  # inches
+_PT = 0.75  # points per CSS pixel
+
+
+@dataclass(frozen=True)
+class Theme:
+    """Colours; text has a contrast of at least 4.5, and marks of at least 3, against the page."""
+
+    name: str
+    page: str
+    ink: str
+    muted: str
+    grid: str
+    blue: str
+    orange: str
+    green: str
+
+
+# Hues after Okabe and Ito (2008), lighter or darker until the contrast holds.
+LIGHT = Theme("light", "#ffffff", "#1b1f24", "#57606a", "#e4e7eb", "#0b66b5", "#c04a00", "#00795a")
+DARK = Theme("dark", "#12151a", "#e8eaed", "#9aa4b0", "#2a3038", "#63b3ee", "#ff9950", "#3fc79a")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A width in CSS pixels; text sizes are what the reader sees, because the figure is shown at this width."""
+
+    name: str
+    width: int
+    text: float
+    dots: int  # at most so many points are drawn
+    image_scale: float  # pixels of a rasterised layer per CSS pixel
+
+
+WIDE = Layout("wide", 1080, 12.5, 100_000, 1.5)
+NARROW = Layout("narrow", 360, 12, 30_000, 2)
+
+
+@dataclass(frozen=True)
+class Style:
+    """A layout and a theme: what `draw` gets."""
+
+    layout: Layout
+    theme: Theme
+
+    @property
+    def wide(self) -> bool:
+        return self.layout is WIDE
+
+    def rc(self) -> dict[str, Any]:
+        """The matplotlib settings of this style, for `rc_context`."""
+        theme, size = self.theme, self.layout.text * _PT
+        return {
+            "figure.facecolor": "none",
+            "savefig.facecolor": "none",
+            "axes.facecolor": "none",
+            "axes.edgecolor": theme.muted,
+            "axes.labelcolor": theme.muted,
+            "axes.grid": True,
+            "axes.axisbelow": True,
+            "axes.linewidth": 0.7,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.titlesize": size * 1.04,
+            "axes.titleweight": "bold",
+            "axes.titlecolor": theme.ink,
+            "axes.titlelocation": "left",
+            "axes.labelsize": size,
+            "axes.unicode_minus": True,
+            "grid.color": theme.grid,
+            "grid.linewidth": 0.7,
+            "text.color": theme.ink,
+            "font.family": ["DejaVu Sans"],
+            "font.size": size,
+            "xtick.color": theme.muted,
+            "ytick.color": theme.muted,
+            "xtick.labelsize": size * 0.94,
+            "ytick.labelsize": size * 0.94,
+            "xtick.major.width": 0.7,
+            "ytick.major.width": 0.7,
+            "xtick.minor.visible": False,
+            "ytick.minor.visible": False,
+            "legend.frameon": False,
+            "legend.fontsize": size * 0.94,
+            "legend.labelcolor": theme.ink,
+            "lines.linewidth": 1.6,
+            "lines.solid_capstyle": "round",
+            "svg.fonttype": "none",
+            "svg.hashsalt": "mismatch-cli",
+        }

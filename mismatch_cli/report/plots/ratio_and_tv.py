@@ -1,0 +1,157 @@
+"""Figure 2 of the DPPO paper (arXiv 2602.04879): ratio and total variation of each token against its rollout probability."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from mismatch_cli.report.plot_data import PlotData
+from mismatch_cli.report.plots._panels import add_subject, legend_above, logarithmic, panels, title
+from mismatch_cli.report.plots._points import draw_points, thin
+from mismatch_cli.report.plots._style import Style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+TITLE = "Ratio and total variation by rollout probability"
+CAPTION = (
+    "Each dot is a sampled token at its rollout probability μ: the ratio r = π/μ, and the total variation between both "
+    "distributions at that token; lines are percentiles of the dots. A ratio fans out towards small μ although the "
+    "distributions hardly differ there, so a clip on it hits rare tokens; total variation does not fan out, and the binary "
+    "TV |π − μ| is small at low μ by construction. "
+    "Dashed in the first panel, where the data shows them: r ≈ 1 ± δ(1 − μ), the streaks that logits rounded in steps of δ "
+    "leave behind."
+)
+
+_FEWEST = 40  # tokens in a bin that make a percentile worth drawing
+_LEGEND = 20
+
+
+class _Tokens(NamedTuple):
+    mu_N: np.ndarray
+    ratio_N: np.ndarray
+    tv_N: np.ndarray
+    tv_binary_N: np.ndarray
+    topk: bool
+
+
+def needs(data: PlotData) -> bool:
+    return len(data.logq_N) > 0
+
+
+def draw(figure: Figure, data: PlotData, style: Style) -> None:
+    tokens = _tokens(data, style)
+    axes = panels(figure, style, 4, height=290 if style.wide else 230, legend=_LEGEND)
+    linear, decades = np.linspace(0, 1, 21), _decades(tokens.mu_N)
+    ratio_reach = _reach(tokens.mu_N, np.abs(tokens.ratio_N - 1), decades, most=2.0)
+    ratio_reach = max([ratio_reach, *(1.25 * np.expm1(step) for step in data.lattice_steps)])
+    tv_reach = _reach(tokens.mu_N, tokens.tv_N, decades, most=1.0)
+    for edges, ratio_axes, tv_axes in ((linear, *axes[:2]), (decades, *axes[2:])):
+        ratio_axes.set_ylim(max(0, 1 - ratio_reach), 1 + ratio_reach)
+        tv_axes.set_ylim(0, tv_reach)
+        for panel in (ratio_axes, tv_axes):
+            _set_horizontal(panel, edges)
+        _draw_ratio(ratio_axes, tokens, edges, style)
+        _draw_tv(tv_axes, tokens, edges, style)
+    _draw_lattice(axes[0], data.lattice_steps, style)
+    for panel in axes:
+        legend_above(panel, style)
+    add_subject(figure, style, data.subject)
+
+
+def _tokens(data: PlotData, style: Style) -> _Tokens:
+    chosen = thin(len(data.logq_N), style)
+    logq_N, logp_N = data.logq_N[chosen].astype(np.float64), data.logp_N[chosen].astype(np.float64)
+    mu_N, ratio_N = np.exp(logq_N), np.exp(logp_N - logq_N)
+    binary_N = np.abs(np.exp(logp_N) - mu_N)
+    topk_N = None if data.tv_topk_N is None else data.tv_topk_N[chosen].astype(np.float64)
+    if topk_N is None or np.isnan(topk_N).all():
+        return _Tokens(mu_N, ratio_N, binary_N, binary_N, topk=False)
+    return _Tokens(mu_N, ratio_N, topk_N, binary_N, topk=True)
+
+
+def _decades(mu_N: np.ndarray) -> np.ndarray:
+    """Edges from the smallest μ (1e-6 at the least): half decades up to 0.1, then finer, where most tokens are."""
+    positive_N = mu_N[mu_N > 0]
+    smallest = np.quantile(positive_N, 2e-4) if len(positive_N) else 1e-2
+    lowest = int(np.clip(np.floor(np.log10(smallest)), -6, -2))
+    return np.array([*np.logspace(lowest, -1, -2 * lowest - 1), 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97, 1])
+
+
+def _reach(mu_N: np.ndarray, distance_N: np.ndarray, edges: np.ndarray, most: float) -> float:
+    """How far an axis goes: over every percentile line, and over all but one token in a thousand."""
+    finite_N = distance_N[np.isfinite(distance_N)]
+    if not len(finite_N):
+        return most
+    _, quantile_B3 = _percentiles(mu_N, distance_N, edges)
+    return float(np.clip(1.08 * max(np.quantile(finite_N, 0.999), quantile_B3[:, 2].max(initial=0)), 1e-6, most))
+
+
+def _set_horizontal(axes: Axes, edges: np.ndarray) -> None:
+    axes.set_xlim(edges[0], edges[-1])
+    if edges[0] > 0:
+        logarithmic(axes, "x")
+    axes.set_xlabel("rollout probability μ" + (", logarithmic" if edges[0] > 0 else ""))
+
+
+def _draw_ratio(axes: Axes, tokens: _Tokens, edges: np.ndarray, style: Style) -> None:
+    axes.axhline(1, color=style.theme.muted, linewidth=0.9, zorder=3)
+    _draw_cloud(axes, tokens.mu_N, tokens.ratio_N, edges, style)
+    title(axes, "Ratio π/μ", style, _LEGEND, _beyond(axes, tokens.ratio_N))
+
+
+def _draw_tv(axes: Axes, tokens: _Tokens, edges: np.ndarray, style: Style) -> None:
+    _draw_cloud(axes, tokens.mu_N, tokens.tv_N, edges, style)
+    if not tokens.topk:
+        title(axes, "Binary TV, small at low μ by definition", style, _LEGEND)
+        return
+    centre_B, quantile_B3 = _percentiles(tokens.mu_N, tokens.tv_binary_N, edges)
+    label = "binary TV |π − μ|, 99th percentile" if style.wide else "binary TV, 99 %"
+    axes.plot(centre_B, quantile_B3[:, 2], color=style.theme.green, linestyle=(0, (4, 1.5)), label=label, zorder=5)
+    title(axes, "Total variation, top-K", style, _LEGEND, _beyond(axes, tokens.tv_N))
+
+
+def _beyond(axes: Axes, y_N: np.ndarray) -> str:
+    low, high = axes.get_ylim()
+    beyond = int(np.count_nonzero((y_N < low) | (y_N > high)))
+    return f"{beyond:,} dots off the scale" if beyond else ""
+
+
+def _draw_cloud(axes: Axes, mu_N: np.ndarray, y_N: np.ndarray, edges: np.ndarray, style: Style) -> None:
+    colour = style.theme.orange
+    draw_points(axes, style, mu_N, y_N, style.theme.blue)
+    centre_B, quantile_B3 = _percentiles(mu_N, y_N, edges)
+    axes.fill_between(centre_B, quantile_B3[:, 0], quantile_B3[:, 2], color=colour, alpha=0.10, zorder=1, linewidth=0)
+    axes.plot(centre_B, quantile_B3[:, 1], color=colour, linewidth=2.2, label="median", zorder=4)
+    for column, label in ((0, "1st, 99th percentile" if style.wide else "1 %, 99 %"), (2, None)):
+        axes.plot(centre_B, quantile_B3[:, column], color=colour, linewidth=1.2, label=label, zorder=4)
+
+
+def _percentiles(mu_N: np.ndarray, y_N: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Centres of the bins that hold enough tokens, and the 1st, 50th and 99th percentile in each."""
+    finite_N = np.isfinite(y_N)
+    bin_N = np.digitize(mu_N, edges[1:-1])
+    centres, rows = [], []
+    middle = np.sqrt(edges[1:] * edges[:-1]) if edges[0] > 0 else (edges[1:] + edges[:-1]) / 2
+    for b, centre in enumerate(middle):
+        inside = y_N[finite_N & (bin_N == b)]
+        if len(inside) >= _FEWEST:
+            centres.append(centre)
+            rows.append(np.quantile(inside, [0.01, 0.5, 0.99]))
+    return np.array(centres), np.array(rows).reshape(-1, 3)
+
+
+def _draw_lattice(axes: Axes, steps: tuple[float, ...], style: Style) -> None:
+    """Where tokens lie whose own logit is off by ±δ: the odds change by e^±δ, so r = e^±δ / (1 + μ(e^±δ − 1))."""
+    mu = np.linspace(0, 1, 101)
+    for step in steps:
+        for signed in (step, -step):
+            ratio = np.exp(signed) / (1 + mu * np.expm1(signed))
+            axes.plot(mu, ratio, color=style.theme.ink, linewidth=0.9, linestyle=(0, (3, 2)), zorder=5)
+        axes.annotate(
+            f"δ = 1/{round(1 / step)}", (0.02, np.exp(step)), xytext=(0, 1), textcoords="offset points",
+            color=style.theme.ink, fontsize="small", va="bottom", zorder=6,
+            bbox={"facecolor": style.theme.page, "edgecolor": "none", "alpha": 0.75, "pad": 1},
+        )  # fmt: skip

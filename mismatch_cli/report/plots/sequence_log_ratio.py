@@ -1,0 +1,64 @@
+"""The log-ratio of whole responses against their length, with the slope through the origin (FP16 paper, figure 5)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mismatch_cli.report.numbers import estimate
+from mismatch_cli.report.plot_data import PlotData
+from mismatch_cli.report.plots._panels import add_subject, legend_above, panels, title
+from mismatch_cli.report.plots._points import thin
+from mismatch_cli.report.plots._style import Style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+TITLE = "Log-ratio of whole responses by length"
+CAPTION = (
+    "Each dot is a response: Σ (log π − log μ) over its tokens, against its length; the line through the origin is "
+    "Σ(Σd · length) / Σ length², per 1,000 tokens, with its 95 % interval over prompts. "
+    "The slope is minus the KL(μ‖π) per token, so a response's importance weight exp(Σd) shrinks exponentially with length."
+)
+
+_LEGEND = 20
+
+
+def needs(data: PlotData) -> bool:
+    return bool(np.isfinite(data.sequence_d_S).any())
+
+
+def draw(figure: Figure, data: PlotData, style: Style) -> None:
+    chosen = thin(len(data.length_S), style)
+    length_S, d_S = data.length_S[chosen].astype(np.float64), data.sequence_d_S[chosen].astype(np.float64)
+    (axes,) = panels(figure, style, 1, height=340 if style.wide else 270, legend=_LEGEND)
+    longest = 1.04 * float(length_S.max())
+    axes.set_xlim(0, longest)
+    axes.axhline(0, color=style.theme.muted, linewidth=0.9)
+    finite_S = np.isfinite(d_S)
+    alpha = float(np.clip(40 / np.sqrt(len(d_S)), 0.25, 0.8))
+    axes.scatter(
+        length_S[finite_S], d_S[finite_S], s=12, color=style.theme.blue, alpha=alpha, linewidths=0, rasterized=True,
+        label="response",
+    )  # fmt: skip
+    _draw_slope(axes, data, longest, style)
+    axes.set_xlabel("length of the response, tokens")
+    title(axes, "Σ (log π − log μ), nats", style, _LEGEND)
+    legend_above(axes, style)
+    add_subject(figure, style, data.subject)
+
+
+def _draw_slope(axes: Axes, data: PlotData, longest: float, style: Style) -> None:
+    slope = data.metric("sequence_slope")
+    if slope["value"] is None:
+        return
+    value, interval = estimate(slope["value"], slope["low"], slope["high"])
+    ends = np.array([0, longest])
+    label = f"slope {value} nats per 1,000 tokens"
+    if slope["low"] is not None and slope["high"] is not None:
+        label = f"slope {value} {interval}" + (" nats per 1,000 tokens" if style.wide else "")
+        wedge = [ends * slope[end] / 1000 for end in ("low", "high")]
+        axes.fill_between(ends, *wedge, color=style.theme.orange, alpha=0.25, linewidth=0)
+    axes.plot(ends, ends * slope["value"] / 1000, color=style.theme.orange, linewidth=2, label=label)

@@ -1,0 +1,94 @@
+"""The report on a terminal: the same view as the HTML page, as rich tables that fit the width there is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from mismatch_cli.report.numbers import MISSING
+from mismatch_cli.report.view import Excerpt, Facts, MetricGroup, ReportView, Section, Table
+from mismatch_cli.text import for_terminal
+
+_WEIGHT_STYLES = ("", "yellow", "bold yellow", "bold red", "bold white on red")
+_SHORT_COLUMNS = 60  # below this width only value and interval are shown
+
+
+def print_report(view: ReportView, console: Console) -> None:
+    """Print a view; token text in it is escaped, colours follow the console."""
+    console.print(Text(view.title, style="bold"))
+    console.print(_facts(view.about))
+    for note in view.notes:
+        console.print(Text.assemble(("! ", "yellow"), for_terminal(note)))
+    console.print()
+    console.print(Text(view.headline, style="bold"))
+    for section in view.sections:
+        console.print()
+        console.print(Group(*_section(section, console.width)))
+
+
+def _section(section: Section, width: int) -> list[RenderableType]:
+    parts: list[RenderableType] = [Text(section.title, style="bold underline")]
+    if section.text:
+        parts.append(Text(section.text, style="dim"))
+    if section.groups:
+        parts.append(_metrics(section.groups, width))
+    parts += [_table(table) for table in section.tables]
+    parts += [_excerpt(excerpt) for excerpt in section.excerpts]
+    return parts
+
+
+def _facts(facts: Facts) -> RenderableType:
+    grid = RichTable.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, value in facts:
+        grid.add_row(label, for_terminal(value))
+    return grid
+
+
+def _metrics(groups: Sequence[MetricGroup], width: int) -> RenderableType:
+    """One table for all groups of a section, so that their columns stand below each other."""
+    with_floor = any(group.has_floor for group in groups) and width >= _SHORT_COLUMNS
+    table = RichTable(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("")
+    for title in ("value", "95 % interval", *(("floor", "× floor") if with_floor else ())):
+        table.add_column(title, justify="right", no_wrap=width >= _SHORT_COLUMNS)
+    for group in groups:
+        if len(groups) > 1:
+            table.add_row(Text(group.title, style="bold"))
+        for row in group.rows:
+            label = Text.assemble(("  " if len(groups) > 1 else "", ""), row.metric.label)
+            interval = row.interval if row.interval != MISSING else ""
+            floor = [_blank(row.floor), _blank(row.times_floor)] if with_floor else []
+            table.add_row(label, row.value, interval, *floor)
+    return table
+
+
+def _blank(text: str) -> str:
+    return "" if text == MISSING else text
+
+
+def _table(table: Table) -> RenderableType:
+    rich = RichTable(
+        title=table.title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0), header_style="dim"
+    )
+    for column in table.columns:
+        rich.add_column(column.title, justify="right" if column.numeric else "left")
+    for row in table.rows:
+        rich.add_row(*(for_terminal(cell) for cell in row))
+    return rich
+
+
+def _excerpt(excerpt: Excerpt) -> RenderableType:
+    facts = "  ".join(f"{label} {value}" for label, value in excerpt.facts)
+    text = Text.assemble(*(_piece(piece) for piece in excerpt.pieces))
+    return Padding(Group(Text.assemble(for_terminal(excerpt.title), "  ", (facts, "dim")), Padding(text, (0, 0, 0, 2))), (1, 0, 0, 0))
+
+
+def _piece(piece: Any) -> tuple[str, str]:
+    return for_terminal(piece.text).plain, _WEIGHT_STYLES[piece.weight]

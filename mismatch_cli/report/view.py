@@ -1,0 +1,118 @@
+"""What a report shows, as plain values and finished text: the page formats nothing and computes nothing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from mismatch_cli.metrics.catalog import Metric
+from mismatch_cli.report.figures import FigureView
+from mismatch_cli.report.numbers import MISSING
+
+Facts = tuple[tuple[str, str], ...]  # label and value
+
+
+@dataclass(frozen=True)
+class MetricRow:
+    """A metric with its numbers as text; `note` says why there is no interval."""
+
+    metric: Metric
+    value: str
+    interval: str = MISSING
+    floor: str = MISSING
+    times_floor: str = MISSING
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class MetricGroup:
+    """Metrics that answer one question."""
+
+    title: str
+    rows: tuple[MetricRow, ...]
+
+    @property
+    def has_floor(self) -> bool:
+        return any(row.floor != MISSING for row in self.rows)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table; `metric` links it to its definition."""
+
+    title: str
+    metric: Metric | None = None
+    numeric: bool = True
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of finished text; the first column names the rows."""
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[str, ...], ...]
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of token text, raw: the page escapes it. Weight 0 is plain, 1 to 4 are highlighted ever more strongly."""
+
+    text: str
+    weight: int = 0
+    hint: str = ""  # shown when pointed at
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """A response, or the surroundings of a token, with what was measured on it."""
+
+    title: str
+    facts: Facts
+    pieces: tuple[Piece, ...]
+    prompt: str = ""  # raw
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page: text, metrics, figures, tables and excerpts, in this order; what is empty is left out."""
+
+    title: str
+    text: str = ""
+    groups: tuple[MetricGroup, ...] = ()
+    figures: tuple[FigureView, ...] = ()
+    tables: tuple[Table, ...] = ()
+    excerpts: tuple[Excerpt, ...] = ()
+
+    @property
+    def anchor(self) -> str:
+        return re.sub(r"\W+", "-", self.title.lower()).strip("-")
+
+
+@dataclass(frozen=True)
+class ReportView:
+    """The whole page, in the order in which it is read."""
+
+    title: str
+    about: Facts  # models, dtypes, versions, temperature, number of tokens, responses and prompts
+    notes: tuple[str, ...]  # what was left out, and why
+    headline: str  # one sentence
+    leading: tuple[MetricRow, ...]  # the three or four numbers of the headline
+    sections: tuple[Section, ...]
+    settings: tuple[tuple[str, Facts], ...]  # how it was measured: tables of settings with their titles
+    command: str  # what to type to get this report again
+    version: str = ""  # of mismatch-cli
+
+    def definitions(self) -> list[Metric]:
+        """Every metric on the page, once, in the order in which they appear."""
+        rows = [row.metric for row in self.leading]
+        for section in self.sections:
+            rows += [row.metric for group in section.groups for row in group.rows]
+            rows += [column.metric for table in section.tables for column in table.columns if column.metric]
+        return list(dict.fromkeys(rows))
+
+
+def definition_anchor(metric: Metric) -> str:
+    """The id of a metric's definition; metrics of a bin may share their key with one over all tokens, not their formula."""
+    return "metric-" + re.sub(r"\W+", "-", f"{metric.key}{'-in-bin' if 'in the bin' in metric.formula else ''}")

@@ -1,0 +1,1 @@
+"""Responses → the trainer's log-probabilities, entropies and ranks, in bounded memory."""

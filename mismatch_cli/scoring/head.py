@@ -1,0 +1,161 @@
+"""The LM head in token × vocabulary tiles: log-probs, entropy and rank from hidden states, never sequence × vocabulary.
+
+Every value of a token comes from the logits of one matrix product in the head's own dtype, so a bfloat16 head shows the
+lattice of its rounded logits; everything after the logits is float32 in the tile and float64 in the per-token sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+
+from mismatch_cli.sampling import SamplingSettings
+from mismatch_cli.scoring.running import RunningRows
+
+# Tokens × vocabulary. On a CPU two float32 tiles of this size stay in the shared cache (benchmarks/scoring.py measures
+# it); a GPU wants fewer, larger products because every tile costs a dozen kernel launches.
+_CPU_TILE = (1024, 2048)
+_GPU_TILE = (2048, 16384)
+_FULL_ROWS = 64  # tokens per product where the whole row is needed
+_PROCESSED_ROWS = 8  # of those, how many the sampler's sort sees at once: it needs about ten copies of a row
+_FEW_ROWS = 16  # up to here BLAS takes kernels that round differently from tile to tile
+
+
+@dataclass(frozen=True)
+class Head:
+    """An LM head: `logits = softcap · tanh(multiplier · (h Wᵀ + b) / divisor / softcap)`, each step in the dtype of W.
+
+    Granite divides, Cohere multiplies, Gemma caps; a step left at its default is not taken.
+    """
+
+    weight_VH: torch.Tensor
+    bias_V: torch.Tensor | None = None
+    divisor: float = 1.0
+    multiplier: float = 1.0
+    softcap: float | None = None
+
+    @property
+    def vocabulary(self) -> int:
+        return self.weight_VH.shape[0]
+
+    def float32(self) -> Head:
+        """The same head with a float32 copy of its weights."""
+        bias_V = None if self.bias_V is None else self.bias_V.float()
+        return replace(self, weight_VH=self.weight_VH.float(), bias_V=bias_V)
+
+    def rows(self, ids: torch.Tensor | slice) -> Head:
+        """The head of these vocabulary entries alone."""
+        bias_V = None if self.bias_V is None else self.bias_V[ids]
+        return replace(self, weight_VH=self.weight_VH[ids], bias_V=bias_V)
+
+    def logits(self, hidden_TH: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The logits `[T, V]` in the head's dtype, as `nn.Linear` and the model's own transforms round them."""
+        if self.bias_V is None:
+            logits_TV = torch.mm(hidden_TH, self.weight_VH.T, out=out)
+        else:
+            logits_TV = torch.addmm(self.bias_V, hidden_TH, self.weight_VH.T, out=out)
+        if self.divisor != 1:
+            logits_TV.div_(self.divisor)
+        if self.multiplier != 1:
+            logits_TV.mul_(self.multiplier)
+        if self.softcap is not None:
+            logits_TV.div_(self.softcap).tanh_().mul_(self.softcap)
+        return logits_TV
+
+
+class HeadScores(NamedTuple):
+    """What the head says about T tokens, in nats.
+
+    `rank_T` is 1 + the number of tokens with a strictly greater logit: 1 = most probable, and tokens that share a logit
+    share the better rank.
+    """
+
+    logp_T: torch.Tensor  # float32
+    entropy_T: torch.Tensor  # float32
+    rank_T: torch.Tensor  # int32
+    logp_at_ids_TK: torch.Tensor  # float32
+
+
+@torch.inference_mode()
+def score_hidden(
+    hidden_TH: torch.Tensor,
+    head: Head,
+    target_ids_T: torch.Tensor,
+    query_ids_TK: torch.Tensor,
+    sampling: SamplingSettings,
+    tile: tuple[int, int] | None = None,
+) -> HeadScores:
+    """Score tokens from the hidden states that predict them: log π, entropy, rank, and log π at K given ids per token.
+
+    log π = z_y − log Σ_v exp z_v with z the sampler's logits (temperature, then its support; -inf outside). The sum
+    runs over all tokens but y, by an online log-sum-exp, and log π = −log(1 + exp(lse_rest − z_y)): precise also where
+    π(y) is nearly 1. Ids must lie in the head's vocabulary.
+    """
+    hidden_TH = hidden_TH.to(head.weight_VH)
+    tile = tile or (_CPU_TILE if hidden_TH.device.type == "cpu" else _GPU_TILE)
+    ids_TQ = torch.cat([target_ids_T[:, None], query_ids_TK], dim=1).to(hidden_TH.device, torch.int64)
+    parts = [
+        _score_rows(rows_TH, head, rows_TQ, sampling, tile)
+        for rows_TH, rows_TQ in zip(hidden_TH.split(tile[0]), ids_TQ.split(tile[0]), strict=True)
+    ]
+    return HeadScores(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def _score_rows(
+    hidden_TH: torch.Tensor, head: Head, ids_TQ: torch.Tensor, sampling: SamplingSettings, tile: tuple[int, int]
+) -> HeadScores:
+    if sampling.truncates or len(hidden_TH) <= _FEW_ROWS:
+        return _score_full_rows(hidden_TH, head, ids_TQ, sampling)
+    scores, differs_T = _score_tiles(hidden_TH, head, ids_TQ, sampling, tile[1])
+    if differs_T.any():
+        redone = _score_full_rows(hidden_TH[differs_T], head, ids_TQ[differs_T], sampling)
+        for column, values in zip(scores, redone, strict=True):
+            column[differs_T] = values
+    return scores
+
+
+def _score_tiles(
+    hidden_TH: torch.Tensor, head: Head, ids_TQ: torch.Tensor, sampling: SamplingSettings, width: int
+) -> tuple[HeadScores, torch.Tensor]:
+    """Score without seeing a whole row; also the tokens whose rank is uncertain.
+
+    Ranks are counted tile by tile, so the target's logit is needed before its tile comes: a small product of the same
+    tokens gives it, almost always to the bit. Where it does not, the caller looks at the whole row.
+    """
+    expected_T = _sampler_logits(head.rows(ids_TQ[:, 0]).logits(hidden_TH).diagonal(), sampling)
+    running = RunningRows(ids_TQ, expected_T)
+    size = len(hidden_TH) * min(width, head.vocabulary)
+    product, scratch = hidden_TH.new_empty(size), hidden_TH.new_empty(size, dtype=torch.float32)
+    z = product if product.dtype == torch.float32 else torch.empty_like(scratch)
+    for start in range(0, head.vocabulary, width):
+        part = head.rows(slice(start, start + width))
+        shape = len(hidden_TH), part.vocabulary
+        logits_TN = part.logits(hidden_TH, out=_view(product, shape))
+        running.update(_sampler_logits(logits_TN, sampling, out=_view(z, shape)), _view(scratch, shape), start)
+    return HeadScores(*running.finish()), running.target_T != expected_T
+
+
+def _view(buffer: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+    return buffer[: shape[0] * shape[1]].view(shape)
+
+
+def _sampler_logits(logits: torch.Tensor, sampling: SamplingSettings, out: torch.Tensor | None = None) -> torch.Tensor:
+    """The logits in float32 and divided by the temperature, in place or in `out`."""
+    z = logits if logits.dtype == torch.float32 else logits.float() if out is None else out.copy_(logits)
+    return z if sampling.temperature == 1 else z.div_(sampling.temperature)
+
+
+def _score_full_rows(
+    hidden_TH: torch.Tensor, head: Head, ids_TQ: torch.Tensor, sampling: SamplingSettings
+) -> HeadScores:
+    parts = []
+    for rows_TH, rows_TQ in zip(hidden_TH.split(_FULL_ROWS), ids_TQ.split(_FULL_ROWS), strict=True):
+        logits_TV = head.logits(rows_TH)
+        for some_TV, some_TQ in zip(logits_TV.split(_PROCESSED_ROWS), rows_TQ.split(_PROCESSED_ROWS), strict=True):
+            z_TV = sampling.process(some_TV)
+            running = RunningRows(some_TQ, z_TV.gather(1, some_TQ[:, :1])[:, 0])
+            running.update(z_TV, torch.empty_like(z_TV), 0)
+            parts.append(HeadScores(*running.finish()))
+    return HeadScores(*(torch.cat(column) for column in zip(*parts, strict=True)))

@@ -1,0 +1,203 @@
+"""The trainer's side of the measurement: a Hugging Face model that recomputes log π of responses sampled elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.sampling import SamplingSettings
+from mismatch_cli.scoring.batches import ScoreRequest, micro_batches, other_shape, pad_right
+from mismatch_cli.scoring.head import Head, HeadScores, score_hidden
+from mismatch_cli.scoring.loading import load_causal_lm
+from mismatch_cli.scoring.proof import proven_head
+
+
+@dataclass(frozen=True)
+class ResponseScores:
+    """What the trainer says about one response, in nats, under the sampler's temperature and support."""
+
+    logp_T: np.ndarray  # float32
+    entropy_T: np.ndarray  # float32
+    rank_T: np.ndarray  # int32, 1 = most probable
+    logp_at_topk_TK: np.ndarray | None  # float32
+
+
+class Trainer:
+    """A causal LM whose backbone runs without its head, and whose head runs in tiles.
+
+    A score depends on the response, its prompt, and (in the last bits) on the shape of its micro-batch and the number
+    of threads. On one thread the same set of requests gives the same bits, in whatever order.
+    """
+
+    def __init__(self, model: Any, sampling: SamplingSettings, *, name: str = "", float32_head: bool = False) -> None:
+        self.model = model
+        self._sampling = sampling
+        self._name = name
+        self._backbone = model.get_decoder()
+        head = proven_head(model, self._backbone)
+        self._head = head.float32() if float32_head else head
+
+    @classmethod
+    def load(
+        cls,
+        path: str,
+        *,
+        sampling: SamplingSettings,
+        dtype: str = "auto",
+        attn_implementation: str | None = None,
+        device_map: str | None = None,
+        float32_head: bool = False,
+    ) -> Trainer:
+        """Load a model from a folder or the hub; raises MismatchError or UsageError with one sentence for people."""
+        model = load_causal_lm(path, dtype, attn_implementation, device_map)
+        return cls(model, sampling, name=path, float32_head=float32_head)
+
+    @property
+    def head(self) -> Head:
+        return self._head
+
+    def describe(self) -> dict[str, Any]:
+        """What scores, as resolved: for the manifest."""
+        import transformers
+
+        head = self._head
+        return {
+            "model": self._name,
+            "architecture": type(self.model).__name__,
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "head_dtype": str(head.weight_VH.dtype).removeprefix("torch."),
+            "head_divisor": head.divisor,
+            "head_multiplier": head.multiplier,
+            "head_softcap": head.softcap,
+            "attn_implementation": self.model.config._attn_implementation,
+            "device": str(self.model.device),
+            "parameters": self.model.num_parameters(),
+            "vocab_size": head.vocabulary,
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        }
+
+    def score(
+        self,
+        requests: Sequence[ScoreRequest],
+        *,
+        token_budget: int,
+        on_scored: Callable[[int], None] | None = None,
+    ) -> list[ResponseScores]:
+        """Score responses in micro-batches of at most `token_budget` padded tokens; results in the given order.
+
+        `on_scored` is told how many responses each micro-batch held. Raises MismatchError for token ids that the model
+        lacks, log-probs that are NaN, and memory that runs out; each names its response.
+        """
+        self._check(requests)
+        scores = [_empty(r) for r in requests]
+        tell = on_scored or (lambda _: None)
+        tell(sum(not r.response_ids for r in requests))
+        for batch in micro_batches(requests, token_budget):
+            self._score_into(scores, requests, batch)
+            tell(len(batch))
+        return scores
+
+    def score_again(
+        self, requests: Sequence[ScoreRequest], *, token_budget: int, rows: Sequence[int] | None = None
+    ) -> list[ResponseScores]:
+        """Score the requests at `rows` (default: all) in another micro-batch shape than `score` did: the noise floor.
+
+        `requests` and `token_budget` are those given to `score`: they decide which shape each response had.
+        """
+        self._check(requests)
+        rows = range(len(requests)) if rows is None else rows
+        scores = [_empty(r) for r in requests]
+        wanted = set(rows)
+        for batch in other_shape(micro_batches(requests, token_budget)):
+            if wanted.intersection(batch):
+                self._score_into(scores, requests, batch)
+        return [scores[row] for row in rows]
+
+    def _check(self, requests: Sequence[ScoreRequest]) -> None:
+        for i, request in enumerate(requests):
+            if request.response_ids and not request.prompt_ids:
+                raise MismatchError(
+                    f"Response {i} has an empty prompt: nothing predicts its first token. Begin it with BOS."
+                )
+            topk = [] if request.topk_ids_TK is None else [request.topk_ids_TK.ravel()]
+            ids = np.concatenate([request.prompt_ids, request.response_ids, *topk])
+            strange = ids[(ids < 0) | (ids >= self._head.vocabulary)]
+            if len(strange):
+                raise MismatchError(
+                    f"Response {i} holds token id {strange[0]:.0f}, and the trainer's vocabulary ends at "
+                    f"{self._head.vocabulary - 1}. Score with a model that shares the rollout's tokenizer."
+                )
+
+    def _score_into(self, scores: list[ResponseScores], requests: Sequence[ScoreRequest], batch: Sequence[int]) -> None:
+        """Score one micro-batch; a response that stands in it twice is kept once."""
+        members = [requests[i] for i in batch]
+        try:
+            parts = _split(self._score_batch(members), members)
+        except torch.OutOfMemoryError as error:
+            raise MismatchError(
+                f"The device ran out of memory with {len(batch)} responses of up to {members[0].num_fed + 1} tokens. "
+                "Lower --token-budget, or use --trainer-dtype bfloat16."
+            ) from error
+        for i, part in zip(batch, parts, strict=True):
+            _check_finite(i, part)
+            scores[i] = part
+
+    @torch.inference_mode()
+    def _score_batch(self, members: Sequence[ScoreRequest]) -> HeadScores:
+        ids_BL, mask_BL = pad_right(members, self.model.device)
+        hidden_BLH = self._backbone(input_ids=ids_BL, attention_mask=mask_BL, use_cache=False).last_hidden_state
+        # The hidden state at position i predicts token i + 1: a response's first is predicted by the prompt's last.
+        hidden_TH = torch.cat([h[len(r.prompt_ids) - 1 : r.num_fed] for h, r in zip(hidden_BLH, members, strict=True)])
+        target_ids_T = torch.tensor([token for r in members for token in r.response_ids])
+        return score_hidden(hidden_TH, self._head, target_ids_T, _query_ids(members), self._sampling)
+
+
+def _query_ids(members: Sequence[ScoreRequest]) -> torch.Tensor:
+    """The top-K ids of all members, `[T, K]`; a member with fewer is filled up with id 0, which `_split` cuts off."""
+    width = max(_num_queries(r) for r in members)
+    query_ids_TK = torch.zeros(sum(len(r.response_ids) for r in members), width, dtype=torch.int64)
+    start = 0
+    for request in members:
+        stop = start + len(request.response_ids)
+        if request.topk_ids_TK is not None:
+            query_ids_TK[start:stop, : _num_queries(request)] = torch.from_numpy(request.topk_ids_TK.astype(np.int64))
+        start = stop
+    return query_ids_TK
+
+
+def _num_queries(request: ScoreRequest) -> int:
+    return 0 if request.topk_ids_TK is None else request.topk_ids_TK.shape[1]
+
+
+def _split(scores: HeadScores, members: Sequence[ScoreRequest]) -> list[ResponseScores]:
+    logp_T, entropy_T, rank_T = (x.cpu().numpy() for x in (scores.logp_T, scores.entropy_T, scores.rank_T))
+    at_TK = scores.logp_at_ids_TK.cpu().numpy()
+    parts, start = [], 0
+    for request in members:
+        own = slice(start, start + len(request.response_ids))
+        topk = None if request.topk_ids_TK is None else at_TK[own, : _num_queries(request)].copy()
+        parts.append(ResponseScores(logp_T[own].copy(), entropy_T[own].copy(), rank_T[own].copy(), topk))
+        start = own.stop
+    return parts
+
+
+def _empty(request: ScoreRequest) -> ResponseScores:
+    nothing_T = np.zeros(0, dtype=np.float32)
+    topk = None if request.topk_ids_TK is None else np.zeros((0, _num_queries(request)), dtype=np.float32)
+    return ResponseScores(nothing_T, nothing_T, np.zeros(0, dtype=np.int32), topk)
+
+
+def _check_finite(index: int, scores: ResponseScores) -> None:
+    bad_T = np.isnan(scores.logp_T) | np.isnan(scores.entropy_T)
+    if bad_T.any():
+        raise MismatchError(
+            f"The trainer's log-prob of token {int(bad_T.argmax())} of response {index} is NaN: the model overflows "
+            "in this dtype. Try --trainer-dtype float32 (or bfloat16), or another --attn."
+        )

@@ -1,0 +1,75 @@
+"""Token text is data: made visible, and harmless for the terminal, for HTML and for text in plots.
+
+A model can emit any character: escape sequences that clear a screen, overrides that turn a line around, markup, nothing
+at all. What cannot be seen is replaced by what can: `␛` and its kin for control characters, `⏎` for a line break,
+`\\u202e` for the rest.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+_NAMED = {"\n": "⏎", "\t": "⇥", "\r": "␍", "\x7f": "␡"}
+_INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # control, format, surrogate, private, unassigned, separators
+
+
+def visible(text: str) -> str:
+    """The same text with every character that has no glyph, or that moves its neighbours, spelled out."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(map(_visible_character, text))
+
+
+def for_terminal(text: str) -> Text:
+    """Visible text as a rich `Text`: in it neither tags nor `:emoji:` codes are interpreted.
+
+    Not a markup string: a backslash before a tag cannot be escaped without knowing what follows, and LaTeX is full of
+    backslashes. Put it into a table cell, print it, or join it to other pieces with `Text.assemble`.
+    """
+    from rich.text import Text
+
+    return Text(visible(text))
+
+
+def for_html(text: str) -> str:
+    """Visible text that keeps its lines, for an element with `white-space: pre-wrap` and a template that escapes markup.
+
+    It encodes as UTF-8 (no lone surrogates). Right-to-left scripts keep their letters: put each piece into a `<bdi>`.
+    """
+    return visible(text).replace("⏎", "⏎\n")
+
+
+def for_mathtext(text: str) -> str:
+    """Visible text for a matplotlib figure: `$` is a dollar, and a character that its font lacks is spelled out."""
+    glyphs = _figure_glyphs()
+    drawable = "".join(c if ord(c) in glyphs else _spelled_out(c) for c in visible(text))
+    return drawable.replace("$", r"\$")
+
+
+def _visible_character(character: str) -> str:
+    if character in _NAMED:
+        return _NAMED[character]
+    if character < " ":
+        return chr(0x2400 + ord(character))  # Unicode's pictures of control characters
+    if unicodedata.category(character) in _INVISIBLE:
+        return _spelled_out(character)
+    return character
+
+
+def _spelled_out(character: str) -> str:
+    code = ord(character)
+    if code <= 0xFF:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+
+
+@cache
+def _figure_glyphs() -> frozenset[int]:
+    from matplotlib.font_manager import findfont, get_font
+
+    return frozenset(get_font(findfont("DejaVu Sans")).get_charmap())

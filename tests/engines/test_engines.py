@@ -1,0 +1,135 @@
+"""Both engines on the bundled model: μ as sampled, reproducible by seed, nothing on the terminal, torch as it was."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from mismatch_cli.bundled import bundled
+from mismatch_cli.engines import EngineSettings, Request, create_engine
+from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.models import load_causal_lm, load_tokenizer
+from mismatch_cli.sampling import SamplingSettings
+
+MODEL = str(bundled("model"))
+TRUNCATED = SamplingSettings(temperature=0.8, top_p=0.9, top_k=30, min_p=0.01, max_tokens=24)
+K = 40
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    tokenizer = load_tokenizer(MODEL)
+    questions = ["Tom has 3 apples and buys 4 more. How many apples does he have?", "What is 5 times 6?"]
+    texts = [
+        tokenizer.apply_chat_template([{"role": "user", "content": q}], add_generation_prompt=True, tokenize=False)
+        for q in questions
+    ]
+    return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load_causal_lm(MODEL, dtype="float32")
+
+
+@pytest.fixture(scope="module", params=["hf", "vllm"])
+def engine(request, tmp_path_factory):
+    settings = EngineSettings(
+        MODEL, TRUNCATED, K, dtype="float32", log_file=tmp_path_factory.mktemp("log") / "engine.log"
+    )
+    engine = create_engine(request.param, settings)
+    yield engine
+    before = torch.get_num_threads()
+    engine.close()
+    torch.set_num_threads(before + 1)
+    assert torch.get_num_threads() == before + 1, "the engine left torch.set_num_threads as a no-op"
+    torch.set_num_threads(before)
+
+
+def reference_logp_TV(model, rollout) -> torch.Tensor:
+    ids = torch.tensor([rollout.prompt_ids + rollout.response_ids])
+    with torch.inference_mode():
+        logits_TV = model(ids).logits[0, len(rollout.prompt_ids) - 1 : -1]
+    return TRUNCATED.process(logits_TV).log_softmax(-1)
+
+
+def test_mu_is_the_distribution_that_was_sampled(engine, prompts, model):
+    """With temperature, min-p, top-k and top-p together: log μ, ranks, top-K ids and log-probs against plain torch."""
+    requests = [Request(prompts[i % 2], seed=i) for i in range(8)]
+    for rollout in engine.sample(requests, lambda n: None):
+        logp_TV = reference_logp_TV(model, rollout)
+        ids_T = torch.tensor(rollout.response_ids)
+        expected_T = logp_TV.gather(1, ids_T[:, None])[:, 0]
+        np.testing.assert_allclose(rollout.logp_rollout_T, expected_T, atol=2e-5)
+        supported = torch.isfinite(logp_TV).sum(1).clamp(max=K)
+        for position, count in enumerate(supported.tolist()):
+            topk = torch.from_numpy(rollout.topk_logp_rollout_TK[position])
+            np.testing.assert_allclose(topk[:count], logp_TV[position].topk(count).values, atol=2e-5)
+            assert torch.isinf(topk[count:]).all()
+            assert (rollout.rank_rollout_T[position] == 1) == (expected_T[position] >= logp_TV[position].max() - 1e-6)
+
+
+def test_a_seed_gives_the_same_response_and_another_seed_another(engine, prompts):
+    requests = [Request(prompts[0], seed=i) for i in (1, 2, 3, 4)]
+    once, again = (engine.sample(requests, lambda n: None) for _ in range(2))
+    assert [r.response_ids for r in once] == [r.response_ids for r in again]
+    assert all(np.array_equal(a.logp_rollout_T, b.logp_rollout_T) for a, b in zip(once, again, strict=True))
+    assert len({tuple(r.response_ids) for r in once}) > 1
+
+
+def test_responses_end_with_their_stop_token_or_at_the_limit(engine, prompts):
+    tokenizer = load_tokenizer(MODEL)
+    rollouts = engine.sample([Request(prompts[0], seed=i) for i in range(16)], lambda n: None)
+    for rollout in rollouts:
+        stopped = rollout.response_ids[-1] == tokenizer.eos_token_id
+        assert (rollout.finish_reason == "stop") == stopped
+        assert tokenizer.eos_token_id not in rollout.response_ids[:-1]
+        if not stopped:
+            assert len(rollout.response_ids) == TRUNCATED.max_tokens
+
+
+def test_progress_counts_every_response(engine, prompts):
+    counts = []
+    engine.sample([Request(prompts[0], seed=i) for i in range(5)], counts.append)
+    assert sum(counts) == 5
+
+
+def test_nothing_is_printed(engine, prompts, capfd):
+    engine.sample([Request(prompts[0], seed=0)], lambda n: None)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_settings_are_told_as_resolved(engine):
+    described = engine.describe()
+    assert described["dtype"] == described["kv_cache_dtype"] == "float32"
+    assert described["max_model_len"] == engine.max_model_len == 512
+
+
+@pytest.mark.parametrize("name", ["hf", "vllm"])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"extra": {"no_such_setting": 1}}, "no_such_setting"),
+        ({"model": "/no/such/folder"}, "no model folder"),
+    ],
+)
+def test_what_cannot_be_loaded_is_told_in_one_sentence(name, changes, message, tmp_path):
+    settings = {"model": MODEL, "sampling": SamplingSettings(), "top_logprobs": 0, "log_file": tmp_path / "log"} | changes
+    with pytest.raises((MismatchError, UsageError), match=message) as caught:
+        create_engine(name, EngineSettings(**settings))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_engine_names_the_nearest():
+    with pytest.raises(UsageError, match=r"Unknown engine 'vlm'. Did you mean vllm\?"):
+        create_engine("vlm", EngineSettings(MODEL, SamplingSettings(), 0))
+
+
+def test_a_missing_vllm_says_how_to_get_it(monkeypatch):
+    import importlib.util
+
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "vllm" else find_spec(name, *a))
+    with pytest.raises(MismatchError, match=r"pip install 'mismatch-cli\[cpu\]'.*--engine hf"):
+        create_engine("vllm", EngineSettings(MODEL, SamplingSettings(), 0))

@@ -1,0 +1,232 @@
+"""A summary as a whole: sharding, order, the edges of what a batch can be, and the shape of its result."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mismatch_cli.metrics.catalog import CATALOG, VOLATILITY
+from mismatch_cli.metrics.pairs import PAIRS
+from mismatch_cli.metrics.summary import MismatchSummary
+
+INF, NAN = float("inf"), float("nan")
+
+
+def summarise(*batches, pair: str = "mismatch") -> MismatchSummary:
+    summary = MismatchSummary(PAIRS[pair])
+    for batch in batches:
+        summary.update(batch)
+    return summary
+
+
+def flat(result: object, path: str = "") -> dict[str, object]:
+    if isinstance(result, dict):
+        pairs = result.items()
+    elif isinstance(result, list):
+        pairs = enumerate(result)
+    else:
+        return {path: result}
+    return {k: v for key, value in pairs for k, v in flat(value, f"{path}/{key}").items()}
+
+
+def assert_close(one: dict, other: dict, rel: float = 1e-9) -> None:
+    one, other = flat(one), flat(other)
+    assert one.keys() == other.keys()
+    for key, value in one.items():
+        if isinstance(value, float) and isinstance(other[key], float):
+            assert other[key] == pytest.approx(value, rel=rel, abs=1e-12), key
+        else:
+            assert other[key] == value, key
+
+
+def test_shards_merged_in_order_give_the_bits_of_one_pass(random_batch) -> None:
+    batches = [random_batch(seed, top_k=3) for seed in range(4)]
+    whole = summarise(*batches)
+    merged = MismatchSummary(PAIRS["mismatch"])
+    for batch in batches:
+        merged.merge(pickle.loads(pickle.dumps(summarise(batch))))
+    assert flat(merged.result()) == flat(whole.result())
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=4), st.randoms())
+def test_any_sharding_and_any_order_gives_the_same_but_for_rounding(random_batch, take_responses, cuts, rng) -> None:
+    batch = random_batch(7, responses=30)
+    order = list(range(batch.num_responses))
+    rng.shuffle(order)
+    edges = sorted({0, len(order), *(5 * cut for cut in cuts)})
+    merged = MismatchSummary(PAIRS["mismatch"])
+    for first, last in zip(edges, edges[1:], strict=False):
+        merged.merge(summarise(take_responses(batch, order[first:last])))
+    assert_close(merged.result(), summarise(batch).result())
+
+
+def test_exact_state_is_the_same_bits_in_any_order(random_batch, take_responses) -> None:
+    batch = random_batch(3, top_k=3)
+    backwards = summarise(take_responses(batch, range(batch.num_responses - 1, -1, -1)))
+    forwards = summarise(batch)
+    for mine, theirs in ((backwards.exact.cells.d, forwards.exact.cells.d), (backwards.exact.cells.topk, forwards.exact.cells.topk)):
+        np.testing.assert_array_equal(mine.counts, theirs.counts)
+        np.testing.assert_array_equal(mine.largest, theirs.largest)
+    np.testing.assert_array_equal(backwards.exact.spearman.counts, forwards.exact.spearman.counts)
+
+
+def test_a_long_batch_is_cut_into_slices_without_a_trace(random_batch, monkeypatch) -> None:
+    batch = random_batch(1, top_k=2)
+    whole = summarise(batch).result()
+    monkeypatch.setattr("mismatch_cli.metrics.gaps.token_gaps.__defaults__", (7,))
+    assert_close(summarise(batch).result(), whole)
+
+
+def test_result_is_plain_json_with_every_metric_of_the_catalog(random_batch) -> None:
+    result = summarise(random_batch(top_k=3)).result()
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+    assert list(result["metrics"]) == [metric.key for metric in CATALOG]
+    estimated = {key for key, estimate in result["metrics"].items() if estimate["value"] is None}
+    assert estimated == set()
+    for row in result["volatility"]:
+        assert set(row) == {"mu_low", "mu_high", "tokens", *(metric.key for metric in VOLATILITY)}
+    for key, estimate in result["metrics"].items():
+        if estimate["low"] is None:
+            assert estimate["note"], key
+        else:
+            assert estimate["low"] <= estimate["high"], key
+
+
+def test_an_empty_batch_changes_nothing(random_batch, take_responses) -> None:
+    batch = random_batch()
+    empty = take_responses(batch, [])
+    assert flat(summarise(empty, batch, empty).result()) == flat(summarise(batch).result())
+    nothing = summarise(empty).result()
+    assert nothing["counts"]["tokens"] == 0
+    assert all(estimate["value"] is None for estimate in nothing["metrics"].values())
+    json.dumps(nothing, allow_nan=False)
+
+
+def test_a_response_without_tokens_is_counted_and_nothing_else(make_batch) -> None:
+    with_empty = summarise(make_batch([[-1.0], [], [-2.0]], logp_recomputed=[[-1.5], [], [-2.0]])).result()
+    without = summarise(make_batch([[-1.0], [-2.0]], logp_recomputed=[[-1.5], [-2.0]])).result()
+    assert with_empty["counts"]["responses"] == 3
+    assert with_empty["metrics"]["length_mean"]["value"] == pytest.approx(2 / 3)
+    for key in ("abs_d_mean", "ess_sequence", "sequence_kl", "chi2_sequence", "spearman"):
+        assert with_empty["metrics"][key] == without["metrics"][key]
+
+
+def test_one_token(make_batch) -> None:
+    result = summarise(make_batch([[-1.0]], logp_recomputed=[[-1.25]])).result()
+    value = {key: estimate["value"] for key, estimate in result["metrics"].items()}
+    assert value["abs_d_mean"] == value["abs_d_max"] == 0.25
+    assert value["abs_d_p50"] == pytest.approx(0.25, rel=0.04)
+    assert value["ess_token"] == pytest.approx(1) and value["pearson"] is None and value["spearman"] is None
+    assert [row["tokens"] for row in result["positions"]] == [1] and result["from_end"][0]["last"] == 0
+    json.dumps(result, allow_nan=False)
+
+
+def test_what_the_loss_mask_leaves_out_has_no_influence(random_batch, take_responses) -> None:
+    batch = random_batch(2, responses=20, top_k=2)
+    padded = type(batch)(**{**vars(batch), "loss_mask_T": torch.rand(batch.num_tokens) < 0.7})
+    result = summarise(padded)
+    wild = torch.where(padded.loss_mask_T, padded.logp_recomputed_T, torch.tensor(-25.0))
+    wild_result = summarise(type(batch)(**{**vars(padded), "logp_recomputed_T": wild})).result()
+    assert flat(wild_result) == flat(result.result())
+    assert wild_result["counts"]["masked"] == int((~padded.loss_mask_T).sum())
+    d = (padded.logp_recomputed_T - padded.logp_rollout_T)[padded.loss_mask_T].double()
+    assert wild_result["metrics"]["abs_d_mean"]["value"] == pytest.approx(d.abs().mean().item(), rel=1e-9)
+
+
+def test_all_masked(make_batch) -> None:
+    mask = torch.zeros(3, dtype=torch.bool)
+    result = summarise(make_batch([[-1.0, -2.0], [-3.0]], logp_recomputed=[[-1.0, -2.0], [-3.0]], loss_mask=mask)).result()
+    assert result["counts"]["tokens"] == 0 and result["counts"]["masked"] == 3 and result["counts"]["responses"] == 2
+    assert result["metrics"]["abs_d_mean"]["value"] is None
+    assert result["metrics"]["length_mean"]["value"] == 1.5
+    json.dumps(result, allow_nan=False)
+
+
+def test_positions_count_masked_tokens_too(make_batch) -> None:
+    mask = torch.tensor([False, False, True, False])
+    gaps = [[9.0, 9.0, 0.5, 9.0]]
+    mu = [[-10.0] * 4]
+    pi = [[m + g for m, g in zip(mu[0], gaps[0], strict=True)]]
+    result = summarise(make_batch(mu, logp_recomputed=pi, loss_mask=mask)).result()
+    (row,) = result["positions"]
+    assert (row["first"], row["last"], row["abs_d_mean"]["value"]) == (2, 3, 0.5)
+    (row,) = result["from_end"]
+    assert (row["first"], row["last"], row["tokens"]) == (1, 1, 1)
+
+
+def test_out_of_support(make_batch) -> None:
+    """μ = (.5, .25), π = (0, .5): Δp = −.5 and +.25, ratios 0 and 2, and log metrics from the second token alone."""
+    mu, pi = [[np.log(0.5), np.log(0.25)]], [[-INF, np.log(0.5)]]
+    result = summarise(make_batch(mu, logp_recomputed=pi)).result()
+    value = {key: estimate["value"] for key, estimate in result["metrics"].items()}
+    assert result["counts"]["out_of_support"] == 1 and result["counts"]["tokens"] == 2
+    assert value["tv_binary_mean"] == pytest.approx(0.375) and value["tv_signed_min"] == pytest.approx(-0.5)
+    assert value["ratio_mean"] == pytest.approx(1) and value["ratio_min"] == 0 and value["ratio_max"] == pytest.approx(2)
+    assert value["ratio_outside_0.8_1.25"] == 1
+    assert value["chi2_token"] == pytest.approx(4 / 2 - 1)
+    for key in ("abs_d_mean", "abs_d_max", "d_mean"):
+        assert value[key] == pytest.approx(np.log(2), rel=1e-6)
+    assert value["k3"] == pytest.approx(1 - np.log(2), rel=1e-6)
+    assert value["mult_prob_error"] == pytest.approx(2)
+    assert value["kl_binary_mean"] == pytest.approx(0.25 * np.log(0.5) + 0.75 * np.log(1.5), rel=1e-5)
+    assert value["sequence_kl"] == pytest.approx(-np.log(2), rel=1e-6)
+    assert value["chi2_sequence"] == -1  # the product of the ratios is 0
+    assert value["ess_sequence"] is None
+
+
+def test_all_out_of_support(make_batch) -> None:
+    result = summarise(make_batch([[-1.0, -2.0]], logp_recomputed=[[-INF, -INF]])).result()
+    value = {key: estimate["value"] for key, estimate in result["metrics"].items()}
+    assert result["counts"]["out_of_support"] == result["counts"]["tokens"] == 2
+    assert value["ratio_mean"] == value["ratio_max"] == value["ratio_p99"] == 0
+    assert value["tv_binary_mean"] == pytest.approx((np.exp(-1) + np.exp(-2)) / 2)
+    assert value["abs_d_mean"] is None and value["k3"] is None and value["abs_d_max"] is None
+    json.dumps(result, allow_nan=False)
+
+
+def test_what_was_not_measured_is_left_out(make_batch) -> None:
+    mu, pi = [[-1.0, -2.0], [-0.5]], [[-1.0, -2.0], [-0.5]]
+    repeat = [[NAN, NAN], [-0.75]]
+    result = summarise(make_batch(mu, logp_trainer=pi, logp_trainer_repeat=repeat), pair="floor").result()
+    assert result["counts"]["not_measured"] == 2 and result["counts"]["tokens"] == 1
+    assert result["metrics"]["abs_d_mean"]["value"] == 0.25
+    absent = summarise(make_batch(mu, logp_trainer=pi), pair="floor").result()
+    assert absent["counts"]["tokens"] == 0
+
+
+def test_topk_measured_for_some_responses_only(make_batch) -> None:
+    mu, pi = [[np.log(0.5)], [np.log(0.5)]], [[np.log(0.4)], [np.log(0.4)]]
+    top = torch.tensor([[0.5, 0.3], [NAN, NAN]]).log(), torch.tensor([[0.4, 0.4], [NAN, NAN]]).log()
+    columns = {"topk_logp_rollout": top[0], "topk_logp_recomputed": top[1], "topk_ids": torch.tensor([[0, 9], [-1, -1]])}
+    result = summarise(make_batch(mu, logp_recomputed=pi, **columns)).result()
+    assert result["metrics"]["tv_topk_mean"]["value"] == pytest.approx(0.1, abs=1e-6)
+    assert result["metrics"]["tv_topk_max"]["value"] == pytest.approx(0.1, abs=1e-6)
+    assert result["metrics"]["tv_binary_mean"]["value"] == pytest.approx(0.1, abs=1e-6)
+
+
+def test_an_infinite_topk_kl_is_left_out_and_its_tv_is_not(make_batch) -> None:
+    mu, pi = [[np.log(0.5), np.log(0.5)]], [[np.log(0.5), np.log(0.5)]]
+    rollout = torch.tensor([[0.5, 0.3], [0.5, 0.3]]).log()
+    recomputed = torch.tensor([[0.5, 0.0], [0.5, 0.3]]).log()
+    ids = torch.tensor([[0, 9], [1, 9]])
+    batch = make_batch(mu, logp_recomputed=pi, topk_logp_rollout=rollout, topk_logp_recomputed=recomputed, topk_ids=ids)
+    value = {key: estimate["value"] for key, estimate in summarise(batch).result()["metrics"].items()}
+    assert value["tv_topk_mean"] == pytest.approx(0.15, abs=1e-6)
+    assert value["kl_topk_mean"] == pytest.approx(0, abs=1e-6)
+
+
+def test_enormous_gaps_do_not_overflow_the_rest(make_batch) -> None:
+    """A broken recording: a gap of 95 nats on one token, Σd of thousands in a response."""
+    mu, pi = [[-96.0], [-40.0] * 100, [-1.0]], [[-1.0], [-1.0] * 100, [-1.0]]
+    result = summarise(make_batch(mu, logp_recomputed=pi)).result()
+    value = {key: estimate["value"] for key, estimate in result["metrics"].items()}
+    assert value["abs_d_max"] == 95 and value["ess_sequence"] == pytest.approx(1 / 3)
+    assert value["chi2_sequence"] is None and "float" in result["metrics"]["chi2_sequence"]["note"]
+    json.dumps(result, allow_nan=False)

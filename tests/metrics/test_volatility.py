@@ -1,0 +1,60 @@
+"""The table by bin of μ, against numpy on the same tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mismatch_cli.metrics.cells import MU_EDGES
+from mismatch_cli.metrics.pairs import PAIRS
+from mismatch_cli.metrics.summary import MismatchSummary
+
+
+@pytest.fixture(scope="module")
+def measured(random_batch):
+    batch = random_batch(0, responses=300, longest=300, gap=0.2, top_k=3)
+    summary = MismatchSummary(PAIRS["mismatch"])
+    summary.update(batch)
+    q, p = batch.logp_rollout_T.double().numpy(), batch.logp_recomputed_T.double().numpy()
+    return summary.result(), q, p
+
+
+def test_bins_agree_with_numpy(measured) -> None:
+    result, q, p = measured
+    which = np.searchsorted(np.log(MU_EDGES), q, side="right")
+    for number, row in enumerate(result["volatility"]):
+        inside = which == number
+        assert abs(row["tokens"] - inside.sum()) <= 1  # a token on an edge, in float32
+        ratio, tv = np.exp((p - q)[inside]), np.abs(np.exp(p) - np.exp(q))[inside]
+        assert row["ratio_sd"]["value"] == pytest.approx(ratio.std(), rel=2e-3)
+        assert row["tv_binary_sd"]["value"] == pytest.approx(tv.std(), rel=2e-3)
+        assert row["ratio_max"]["value"] == pytest.approx(ratio.max(), rel=1e-5)
+        assert row["tv_binary_max"]["value"] == pytest.approx(tv.max(), rel=1e-5)
+        assert row["ratio_p01"]["value"] == pytest.approx(np.quantile(ratio, 0.01), rel=0.03)
+        assert row["ratio_p99"]["value"] == pytest.approx(np.quantile(ratio, 0.99), rel=0.03)
+        assert row["tv_binary_p99"]["value"] == pytest.approx(np.quantile(tv, 0.99), rel=0.08)
+        assert row["ratio_sd"]["low"] < row["ratio_sd"]["value"] < row["ratio_sd"]["high"]
+
+
+def test_edges_of_the_rows(measured) -> None:
+    rows = measured[0]["volatility"]
+    assert [row["mu_low"] for row in rows] == [0, *MU_EDGES]
+    assert [row["mu_high"] for row in rows] == [*MU_EDGES, 1]
+
+
+def test_overall_quantiles_agree_with_numpy(measured) -> None:
+    result, q, p = measured
+    d = p - q
+    value = {key: estimate["value"] for key, estimate in result["metrics"].items()}
+    for key, share in (("abs_d_p50", 0.5), ("abs_d_p95", 0.95), ("abs_d_p99", 0.99)):
+        assert value[key] == pytest.approx(np.quantile(np.abs(d), share), rel=0.01)
+    for key, share in (("ratio_p01", 0.01), ("ratio_p50", 0.5), ("ratio_p99", 0.99)):
+        assert value[key] == pytest.approx(np.quantile(np.exp(d), share), rel=0.01)
+
+
+def test_an_empty_bin_has_no_values(make_batch) -> None:
+    summary = MismatchSummary(PAIRS["mismatch"])
+    summary.update(make_batch([[-0.005, -0.005]], logp_recomputed=[[-0.006, -0.004]]))
+    *empty, last = summary.result()["volatility"]
+    assert last["tokens"] == 2 and last["ratio_max"]["value"] == pytest.approx(np.exp(0.001), rel=1e-6)
+    assert all(row["tokens"] == 0 and row["ratio_max"]["value"] is None for row in empty)

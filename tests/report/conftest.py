@@ -1,0 +1,199 @@
+"""A synthetic measurement as real ones look: long-tailed μ, logits rounded to bf16, a little noise, a heavy tail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from mismatch_cli.batch import TokenBatch
+from mismatch_cli.metrics.catalog import METRICS, VOLATILITY
+from mismatch_cli.metrics.estimate import times_floor
+from mismatch_cli.metrics.gaps import token_gaps
+from mismatch_cli.metrics.hashing import Prompts
+from mismatch_cli.metrics.lattice import Lattice
+from mismatch_cli.metrics.pairs import PAIRS
+from mismatch_cli.metrics.scatter import ScatterSample
+from mismatch_cli.metrics.summary import MismatchSummary
+from mismatch_cli.report.figures import figure_views
+from mismatch_cli.report.numbers import count, estimate, number, share, times
+from mismatch_cli.report.plot_data import PlotData
+from mismatch_cli.report.view import Column, Excerpt, MetricGroup, MetricRow, Piece, ReportView, Section, Table
+
+TOP_K = 8
+HOSTILE = "<script>alert(1)</script> </style>{{ 7 * 7 }} $\\frac{1}{2}$ \x1b[2J \u202eevil\u202c \x00 \ud800 [bold]x[/bold]"
+
+
+def make_batch(responses: int, mean_length: int, *, top_k: bool = True, seed: int = 0) -> TokenBatch:
+    """Responses of geometric length; the trainer's logits differ by bf16 rounding in steps of 1/8 and 1/4 and by noise."""
+    rng = np.random.default_rng(seed)
+    length_S = 1 + rng.geometric(1 / mean_length, responses)
+    count = int(length_S.sum())
+    logq_T = _log_mu(rng, count)
+    x_T = 0.125 * rng.choice([-2, -1, 0, 1, 2], count, p=[0.02, 0.2, 0.56, 0.2, 0.02]) + rng.normal(0, 0.012, count)
+    x_T += rng.standard_t(2.5, count) * 0.01 - 0.004
+    d_T = x_T - np.log1p(np.exp(logq_T) * np.expm1(x_T))  # odds change by e^x
+    tensors = {
+        "response_ids_T": torch.zeros(count, dtype=torch.int32),
+        "loss_mask_T": torch.ones(count, dtype=torch.bool),
+        "logp_rollout_T": _float32(logq_T),
+        "logp_trainer_T": _float32(np.minimum(logq_T + d_T, 0)),
+    }
+    tensors["logp_recomputed_T"] = tensors["logp_trainer_T"]
+    tensors["logp_trainer_repeat_T"] = _float32(np.minimum(logq_T + d_T + rng.normal(0, 3e-3, count) * (1 - np.exp(logq_T)), 0))
+    if top_k:
+        tensors |= _topk_columns(rng, logq_T, tensors["logp_trainer_T"].numpy())
+    names = set(TokenBatch.__dataclass_fields__) - set(tensors)
+    rows = {
+        "offset_S1": torch.from_numpy(np.concatenate([[0], np.cumsum(length_S)])),
+        "prompt_id_S": torch.arange(responses) // 8,
+        "sample_index_S": (torch.arange(responses) % 8).int(),
+        "step_S": torch.zeros(responses, dtype=torch.int32),
+        "prompt_length_S": torch.full((responses,), 20),
+        "truncated_S": torch.zeros(responses, dtype=torch.bool),
+        "reward_S": _float32(rng.random(responses) < 0.55),
+    }
+    return TokenBatch(**({name: None for name in names} | tensors | rows))
+
+
+def _log_mu(rng: np.random.Generator, count: int) -> np.ndarray:
+    near_one = -rng.exponential(1, count) ** 3 * 2e-3
+    spread = np.log(rng.beta(0.9, 0.9, count))
+    tail = -rng.gamma(3.0, 1.6, count)
+    kind = rng.choice(3, count, p=[0.72, 0.23, 0.05])
+    return np.clip(np.choose(kind, [near_one, spread, tail]), -13.8, -1e-7)
+
+
+def _topk_columns(rng: np.random.Generator, logq_T: np.ndarray, logp_T: np.ndarray) -> dict[str, torch.Tensor]:
+    """The sampled token is rank 1 where μ > ½ and outside otherwise; the other ranks share most of the rest."""
+    mu_T, pi_T = np.exp(logq_T), np.exp(logp_T)
+    inside_T = mu_T > 0.5
+    shares = rng.dirichlet(np.full(TOP_K, 0.6), len(mu_T)) * 0.97
+    noise = np.exp(rng.normal(0, 0.05, shares.shape))
+    topk_mu, topk_pi = (1 - mu_T)[:, None] * shares, (1 - pi_T)[:, None] * shares * noise
+    topk_pi *= np.minimum(1, 0.999 * (1 - pi_T)[:, None] / np.maximum(topk_pi.sum(1, keepdims=True), 1e-30))
+    topk_mu[inside_T, 0], topk_pi[inside_T, 0] = mu_T[inside_T], pi_T[inside_T]
+    ids_TK = np.tile(np.arange(1, TOP_K + 1), (len(mu_T), 1))
+    ids_TK[inside_T, 0] = 0
+    with np.errstate(divide="ignore"):
+        return {
+            "topk_ids_TK": torch.from_numpy(ids_TK.astype(np.int32)),
+            "topk_logp_rollout_TK": _float32(np.log(topk_mu)),
+            "topk_logp_trainer_TK": _float32(np.log(topk_pi)),
+            "topk_logp_recomputed_TK": _float32(np.log(topk_pi)),
+        }
+
+
+def _float32(values: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.asarray(values, dtype=np.float32))
+
+
+def measure(batch: TokenBatch, *, tokens: int = 20_000) -> SimpleNamespace:
+    """The summary, the floor's summary and the plot data of one batch."""
+    summary, floor = MismatchSummary(PAIRS["mismatch"], replicates=40), MismatchSummary(PAIRS["floor"], replicates=40)
+    sample, lattice = ScatterSample(tokens=tokens), Lattice()
+    summary.update(batch)
+    floor.update(batch)
+    group_S = Prompts.of(batch.prompt_id_S.numpy(), replicates=0).group_S
+    for gaps in token_gaps(batch, PAIRS["mismatch"]):
+        sample.update(gaps)
+        lattice.update(gaps, group_S[gaps.first : gaps.last])
+    result = summary.result()
+    steps = [line.spacing for line in lattice.result()]
+    subject = "Qwen/Qwen2.5-0.5B-Instruct · vLLM bfloat16 against Hugging Face bfloat16 · temperature 1"
+    return SimpleNamespace(
+        summary=result, floor=floor.result(), plot_data=PlotData.of(result, sample.result(), steps, subject)
+    )
+
+
+def make_view(measured: SimpleNamespace) -> ReportView:
+    """A page with everything on it; its token text is hostile."""
+    pair = measured.summary
+    figures = {figure.name: figure for figure in figure_views(measured.plot_data)}
+    gap = ("abs_d_mean", "abs_d_p99", "abs_d_max", "d_mean", "tv_binary_mean", "tv_topk_mean", "pearson", "k1", "k3")
+    ratio = ("ratio_mean", "ratio_p01", "ratio_p99", "ratio_outside_0.8_1.28")
+    sequence = ("sequence_slope", "sequence_kl", "chi2_sequence", "ess_sequence")
+    sections = (
+        Section("The gap", "On each token.", (_group(measured, "Probabilities", gap), _group(measured, "Ratio", ratio))),
+        Section("Ratio against TV", figures=tuple(figures.values()), tables=(_volatility(pair),)),
+        Section("Whole responses", groups=(_group(measured, "Sequence", sequence),)),
+        Section("Worst tokens", excerpts=_excerpts()),
+    )
+    counts = pair["counts"]
+    return ReportView(
+        title=f"Rollout and trainer {HOSTILE}",
+        about=(
+            ("Rollout engine", "vllm 0.32.0 · Qwen/Qwen2.5-0.5B-Instruct · bfloat16 · cpu"),
+            ("Trainer", "transformers 5.19.0 · Qwen/Qwen2.5-0.5B-Instruct · bfloat16 · sdpa attention · cpu"),
+            ("Sampling", "temperature 1 · at most 4096 tokens"),
+            ("Measured on", f"{count(counts['tokens'])} tokens in {count(counts['responses'])} responses"),
+            ("Prompts", "/a/path/without/any/place/to/break/it/" + "x" * 80),
+        ),
+        notes=("3 prompts were skipped (too long).", HOSTILE),
+        headline="On an average token the two policies differ by 0.00318 in probability, 29 × the trainer's own noise.",
+        leading=_group(measured, "", ("tv_binary_mean", "abs_d_mean", "k3", "ratio_outside_0.8_1.28")).rows,
+        sections=sections,
+        settings=(("Rollout engine", (("dtype", "bfloat16"), ("a" * 60, "b" * 60))), ("Trainer", (("attention", "sdpa"),))),
+        command="mismatch-cli report " + "probe-model-with-a-long-name " * 6,
+        version="0.1.0",
+    )
+
+
+def _group(measured: SimpleNamespace, title: str, keys: tuple[str, ...]) -> MetricGroup:
+    return MetricGroup(title, tuple(_row(measured, key) for key in keys))
+
+
+def _row(measured: SimpleNamespace, key: str) -> MetricRow:
+    metric, found = METRICS[key], measured.summary["metrics"][key]
+    floor = measured.floor["metrics"][key]["value"]
+    show = share if metric.unit == "share" else estimate
+    factor = times(times_floor(found["value"], floor))
+    value, interval = show(found["value"], found["low"], found["high"])
+    return MetricRow(metric, value, interval, show(floor, None, None)[0], factor, found["note"] or "")
+
+
+def _volatility(pair: dict) -> Table:
+    columns = tuple(Column(metric.label, metric) for metric in VOLATILITY)
+    rows = (
+        (f"{row['mu_low']:g} – {row['mu_high']:g}", *(number(row[metric.key]["value"]) for metric in VOLATILITY))
+        for row in pair["volatility"]
+    )
+    return Table("Tails", (Column("μ"), *columns), tuple(rows), "Tokens by the probability that the rollout gave them.")
+
+
+def _excerpts() -> tuple[Excerpt, ...]:
+    pieces = (
+        Piece("Let's factor: $x^2 - 5x + 6 = (x - 2)(x - 3)$, so the roots are"),
+        Piece(" 2", 1, "log π − log μ = −0.08"),
+        Piece(" and"),
+        Piece(" 3", 2),
+        Piece(". The sum of\n"),
+        Piece(" squares", 4, HOSTILE),
+        Piece(" is 13.\n\nשלום 漢字 "),
+        Piece(HOSTILE, 3),
+    )
+    facts = (("μ", "0.981"), ("π", "0.088"), ("position", "312 of 840"))
+    return (Excerpt(f"“{HOSTILE}”", facts, pieces, "What is the sum of squares?\n"), Excerpt("“\n”", facts, pieces))
+
+
+@pytest.fixture(scope="session")
+def batch_maker() -> Callable[..., TokenBatch]:
+    return make_batch
+
+
+@pytest.fixture(scope="session")
+def measurer() -> Callable[..., SimpleNamespace]:
+    return measure
+
+
+@pytest.fixture(scope="session")
+def measured() -> SimpleNamespace:
+    return measure(make_batch(240, 120))
+
+
+@pytest.fixture(scope="session")
+def view(measured: SimpleNamespace) -> ReportView:
+    return make_view(measured)

@@ -1,0 +1,53 @@
+"""Tiny random models, saved and loaded as a user's would be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mismatch_cli.compat import prepare_imports
+
+prepare_imports()
+
+_SIZES = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 128,
+    "initializer_range": 0.2,  # logits of a few nats, as in a trained model
+    "pad_token_id": 0,
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def save_model(tmp_path: Path) -> Callable[..., str]:
+    """Save a tiny random model of a family, such as `save_model("Qwen3", vocab_size=1003)`, and name its folder."""
+
+    def save(family: str, dtype: torch.dtype = torch.float32, **settings: Any) -> str:
+        import transformers
+
+        torch.manual_seed(0)
+        config = getattr(transformers, f"{family}Config")(**{"vocab_size": 512} | _SIZES | settings)
+        model = getattr(transformers, f"{family}ForCausalLM")(config)
+        folder = tmp_path / family
+        model.to(dtype).save_pretrained(folder)
+        return str(folder)
+
+    return save
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)

@@ -1,0 +1,83 @@
+"""The arrows of the house: who may import whom, how light the start is, and how long things may grow."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "mismatch_cli"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# Each floor may import the floors below it, and its own room.
+FLOORS = [
+    {"__main__"},
+    {"cli"},
+    {"commands"},
+    {"report", "rl", "importers", "recording"},
+    {"engines", "scoring", "tasks", "metrics"},
+    {"trace"},
+    {"algorithms", "trust_regions"},
+    {"divergences"},
+    {"models", "sampling", "batch", "text", "registry", "torch_settings", "compat", "bundled"},
+    {"errors", ""},
+    {"subprocess_site"},
+]
+HEAVY = ("torch", "transformers", "vllm", "pandas", "matplotlib", "pyarrow", "numpy", "datasets", "math_verify")
+
+
+def floor_of(room: str) -> int:
+    return next(i for i, rooms in enumerate(FLOORS) if room in rooms)
+
+
+def room_of(module: str) -> str:
+    """`mismatch_cli.trace.reader` → `trace`; the package itself → ``."""
+    return (module.split(".") + [""])[1]
+
+
+def imports_of(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            found |= {f"{node.module}.{alias.name}" for alias in node.names if node.module == "mismatch_cli"}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return {name for name in found if name.split(".")[0] == "mismatch_cli" and name != "mismatch_cli"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_point_down(path):
+    room = path.relative_to(PACKAGE).parts[0].removesuffix(".py").replace("__init__", "")
+    for module in imports_of(path):
+        target = room_of(module)
+        if target == "__version__" or target == room:
+            continue
+        assert floor_of(room) < floor_of(target), f"{path.name} in {room or 'the package'} imports {module}"
+
+
+def test_help_imports_nothing_heavy():
+    script = (
+        "import sys; from mismatch_cli.cli import run; run(['--help']); run(['probe', '--help']); "
+        f"print([m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stderr.strip() == "[]"
+    assert "probe" in result.stdout
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_files_and_functions_stay_short(path):
+    source = path.read_text(encoding="utf-8")
+    assert source.count("\n") <= 300
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef) and node.name != "command":  # a command's signature is its list of flags
+            assert node.end_lineno - node.lineno < 60, f"{path.name}: {node.name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_every_module_says_what_it_is_for(path):
+    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
