@@ -1,10 +1,11 @@
-"""What the analysis of a trace costs: CPU seconds per million tokens, beside decoding the same columns, and peak memory.
+"""What the analysis of a trace costs: CPU seconds per million tokens, beside decoding the same columns, and peak
+memory.
 
     python benchmarks/analysis.py                     # 20 million tokens, top-20: about 5 GB of disk, five minutes
     python benchmarks/analysis.py --tokens 1000000    # a quick run
 
-Every job runs in a process of its own with one thread; the CPU time excludes imports. `decode` reads the columns that the
-job beside it reads and does nothing with them.
+Every job runs in a process of its own with one thread; the CPU time excludes imports. `decode` reads the columns that
+the job beside it reads and does nothing with them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -54,34 +56,36 @@ def _shard(rng: np.random.Generator, index: int, tokens: int, top_k: int) -> pa.
     repeated = np.repeat(prompt % 8 == 0, np.diff(offsets))
     arrays = {name: _lists(values, offsets) for name, values in columns.items()}
     arrays["logp_trainer_repeat"] = _some_lists(columns["logp_trainer"], repeated, offsets, prompt % 8 == 0, rng)
-    rows = rows_to_table(
-        {
-            "step": np.zeros(count, np.int32),
-            "epoch": np.zeros(count, np.int32),
-            "minibatch": np.zeros(count, np.int32),
-            "prompt_id": prompt,
-            "sample_index": np.arange(count, dtype=np.int32) % SAMPLES,
-            "version_rollout": np.zeros(count, np.int32),
-            "version_trainer": np.zeros(count, np.int32),
-            "reward": rng.integers(0, 2, count).astype(np.float32),
-            "finish_reason": ["stop"] * count,
-            "prompt_ids": [np.zeros(20, np.int32)] * count,
-        }
-    )
+    keys: dict[str, Any] = {
+        "step": np.zeros(count, np.int32),
+        "epoch": np.zeros(count, np.int32),
+        "minibatch": np.zeros(count, np.int32),
+        "prompt_id": prompt,
+        "sample_index": np.arange(count, dtype=np.int32) % SAMPLES,
+        "version_rollout": np.zeros(count, np.int32),
+        "version_trainer": np.zeros(count, np.int32),
+        "reward": rng.integers(0, 2, count).astype(np.float32),
+        "finish_reason": ["stop"] * count,
+        "prompt_ids": [np.zeros(20, np.int32)] * count,
+    }
+    rows = rows_to_table(keys)
     table = {name: rows.column(name) for name in rows.column_names} | arrays
     return pa.table({name: table[name] for name in column_order() if name in table})
 
 
 def _token_columns(rng: np.random.Generator, tokens: int, top_k: int) -> dict[str, np.ndarray]:
-    scale = rng.gamma(1.0, 4.0, (tokens, 1)).astype(np.float32) + np.float32(0.3)
+    scale = rng.gamma(2.0, 1.0, (tokens, 1)).astype(np.float32) + np.float32(0.3)
     parts = rng.standard_exponential((tokens, top_k + 1), dtype=np.float32) * scale
     parts.sort(axis=1)
+    parts[:, 1:] += rng.standard_exponential((tokens, 1), dtype=np.float32) * 6  # most tokens are nearly certain
     rollout = _log_softmax(-parts)
     trainer = _log_softmax(rng.standard_normal(parts.shape, dtype=np.float32) * np.float32(0.03) - parts)
     ids = rng.integers(0, VOCABULARY, (tokens, top_k + 1), dtype=np.int32)
     chosen = (np.exp(rollout).cumsum(axis=1) < rng.random((tokens, 1), dtype=np.float32)).sum(axis=1, keepdims=True)
     chosen = np.minimum(chosen, top_k)
-    sampled = {name: np.take_along_axis(x, chosen, 1)[:, 0] for name, x in (("ids", ids), ("q", rollout), ("p", trainer))}
+    sampled = {
+        name: np.take_along_axis(x, chosen, 1)[:, 0] for name, x in (("ids", ids), ("q", rollout), ("p", trainer))
+    }
     return {
         "response_ids": sampled["ids"],
         "loss_mask": np.ones(tokens, dtype=bool),
@@ -151,7 +155,7 @@ def everything(trace: Trace, columns: tuple[str, ...]) -> None:
     lattice.result()
 
 
-def polars(trace: Trace, columns: tuple[str, ...]) -> None:
+def polars(trace: Trace, _columns: tuple[str, ...]) -> None:
     """The same bins, deviations and quantiles, exact, without intervals."""
     import polars as pl
 
@@ -167,13 +171,15 @@ def polars(trace: Trace, columns: tuple[str, ...]) -> None:
     )
     r, tv = pl.col("r"), pl.col("tv")
     by_bin = tokens.group_by("bin").agg(
-        [pl.len(), r.std(), r.quantile(0.01).alias("r01"), r.quantile(0.99).alias("r99"), r.max().alias("r_max")]
-        + [tv.std(), tv.quantile(0.99).alias("tv99"), tv.max().alias("tv_max")]
+        pl.len(),
+        *(r.std(), r.quantile(0.01).alias("r01"), r.quantile(0.99).alias("r99"), r.max().alias("r_max")),
+        *(tv.std(), tv.quantile(0.99).alias("tv99"), tv.max().alias("tv_max")),
     )
     size = pl.col("d").abs()
     overall = tokens.select(
-        [size.mean().alias("mean"), tv.mean(), *(size.quantile(x).alias(f"q{x}") for x in (0.5, 0.95, 0.99))]
-        + [r.quantile(x).alias(f"r{x}") for x in (0.01, 0.5, 0.99)]
+        *(size.mean().alias("mean"), tv.mean()),
+        *(size.quantile(x).alias(f"q{x}") for x in (0.5, 0.95, 0.99)),
+        *(r.quantile(x).alias(f"r{x}") for x in (0.01, 0.5, 0.99)),
     )
     pl.collect_all([by_bin, overall], engine="streaming")
 
@@ -217,7 +223,10 @@ def measure(name: str, folder: Path, columns: tuple[str, ...], repeats: int) -> 
     command = [sys.executable, __file__, "--job", name, "--folder", str(folder), "--columns", ",".join(columns)]
     root = str(Path(__file__).parents[1])
     environment = os.environ | threads | {"PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
-    runs = [json.loads(subprocess.run(command, env=environment, check=True, capture_output=True).stdout) for _ in range(repeats)]
+    runs = [
+        json.loads(subprocess.run(command, env=environment, check=True, capture_output=True).stdout)
+        for _ in range(repeats)
+    ]
     return min(runs, key=lambda run: run["cpu"])
 
 

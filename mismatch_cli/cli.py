@@ -7,13 +7,13 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-import click
 import typer
 
 from mismatch_cli import __version__, registry
 from mismatch_cli.errors import MismatchError
 
 _INTERRUPTED = 130
+_ClickError = typer.BadParameter.__mro__[2]  # ClickException: newer versions of Typer carry a click of their own
 
 
 def build_app() -> typer.Typer:
@@ -45,17 +45,18 @@ def run(arguments: Sequence[str]) -> int:
         result = typer.main.get_command(build_app()).main(list(arguments), standalone_mode=False)
     except MismatchError as error:
         return _fail(str(error), error.exit_code, debug)
-    except click.ClickException as error:
-        if debug:
-            traceback.print_exc()
-        error.show()
-        return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         return _fail("Interrupted. What was recorded is kept: go on with --resume.", _INTERRUPTED, debug)
     except BrokenPipeError:
         # The reader has what it wanted (`| head`). Python would complain once more when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
+    except Exception as error:
+        if isinstance(error, _ClickError):
+            error.show()
+            return error.exit_code
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        return _fail(f"Unexpected error ({what}). This is a bug: please report it with the output of --debug.", 1, debug)
     return result if isinstance(result, int) else 0
 
 

@@ -4,14 +4,15 @@ Three sentences hold everywhere. KL is a sum of terms q·φ(log(p/q)) with φ(d)
 partition sum to one, that equals Σ q·log(q/p), and no term can cancel another. A probability's complement is formed as
 −expm1(log p), never as 1 − exp(log p). Half-precision input is computed in float32.
 
-log p = 0 exactly means that 1 − p is below half a unit in the last place (6e-8 in float32): a log-softmax cannot say how
-far below. The complement then counts as that half unit, the largest value that rounds to zero, so the binary KL is the
-smallest one that fits the data and stays finite. A trainer log-probability of −inf (outside its truncated support) gives
-Δp = −μ and an infinite KL.
+log p = 0 exactly means that 1 − p is below half a unit in the last place (6e-8 in float32): a log-softmax cannot say
+how far below. The complement then counts as that half unit, the largest value that rounds to zero, so the binary KL is
+the smallest one that fits the data and stays finite. A trainer log-probability of −inf (outside its truncated support)
+gives Δp = −μ and an infinite KL.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import factorial
 
 import torch
@@ -41,18 +42,31 @@ def binary_kl(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> Tensor:
 
     d = log π − log μ and y = log((1 − π)/(1 − μ)).
     """
-    return binary_kl_and_log_odds(logp_rollout_T, logp_trainer_T)[0]
+    return sampled_token(logp_rollout_T, logp_trainer_T).binary_kl_T
 
 
-def binary_kl_and_log_odds(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> tuple[Tensor, Tensor]:
-    """The binary KL, and d − y = log(π/(1 − π)) − log(μ/(1 − μ)): how far this token's logit moved if no other did."""
+@dataclass(frozen=True)
+class SampledToken:
+    """What the log-probabilities of the sampled token say, formed together because the parts share their cost."""
+
+    difference_T: Tensor  # π − μ
+    k3_T: Tensor  # φ(d), nats
+    binary_kl_T: Tensor  # nats
+    log_odds_gap_T: Tensor  # log(π/(1 − π)) − log(μ/(1 − μ)), nats: how far this logit moved if no other did
+
+
+def sampled_token(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> SampledToken:
+    """`prob_difference`, `k3` and `binary_kl` of the same tokens, and their log-odds gap d − y."""
     logp_rollout_T, logp_trainer_T = _wide(logp_rollout_T), _wide(logp_trainer_T)
     d_T = logp_trainer_T - logp_rollout_T
-    change_T = _difference(logp_rollout_T, logp_trainer_T, d_T)
+    difference_T = _difference(logp_rollout_T, logp_trainer_T, d_T)
     rest_mu_T, rest_pi_T = _complement(logp_rollout_T), _complement(logp_trainer_T)
-    y_T = _log_ratio(rest_mu_T, rest_pi_T, -change_T)
-    kl_T = _kl_term(logp_rollout_T.exp(), change_T, d_T) + _kl_term(rest_mu_T, rest_pi_T - rest_mu_T, y_T)
-    return kl_T, d_T - y_T
+    y_T = _log_ratio(rest_mu_T, rest_pi_T, -difference_T)
+    small_T, series_T, mu_T = d_T.abs() < _SERIES_BELOW, _phi_series(d_T), logp_rollout_T.exp()
+    k3_T = torch.where(small_T, series_T, d_T.expm1() - d_T)
+    sampled_T = torch.where(small_T, mu_T * series_T, difference_T - mu_T * d_T)
+    rest_T = _kl_term(rest_mu_T, rest_pi_T - rest_mu_T, y_T)
+    return SampledToken(difference_T, k3_T, sampled_T + rest_T, d_T - y_T)
 
 
 def sampled_in_topk(response_ids_T: Tensor, topk_ids_TK: Tensor) -> Tensor:
@@ -71,9 +85,9 @@ def topk_divergences(
 ) -> tuple[Tensor, Tensor]:
     """TV and KL(μ‖π) over {top-K of μ} ∪ {sampled token} ∪ {all others}. DPPO eq. 15 and 16, with "others" in both.
 
-    `in_topk_T` comes from `sampled_in_topk`. With `replace_last` a sampled token outside the top-K takes the place of the
-    K-th, as the published code does, so that K = 1 is the binary divergence; the default keeps all K, the finer partition.
-    A rank that the rollout's support does not reach (log μ = −inf) belongs to the others.
+    `in_topk_T` comes from `sampled_in_topk`. With `replace_last` a sampled token outside the top-K takes the place of
+    the K-th, as the published code does, so that K = 1 is the binary divergence; the default keeps all K, the finer
+    partition. A rank that the rollout's support does not reach (log μ = −inf) belongs to the others.
 
     The others hold 1 − Σ, which rounding of the log-probabilities makes uncertain by 8 units in the last place (1e-6 in
     float32). Both sides are held at or above that resolution, so their KL is a finite lower bound, and 0 when both are
@@ -86,8 +100,7 @@ def topk_divergences(
         topk_logp_rollout_TK = topk_logp_rollout_TK.clone()
         topk_logp_rollout_TK[:, -1].masked_fill_(alone_T, float("-inf"))
     mu_TK, mu_T = topk_logp_rollout_TK.exp(), logp_rollout_T.exp() * alone_T
-    reached_TK = mu_TK > 0
-    d_TK = (topk_logp_trainer_TK - topk_logp_rollout_TK).masked_fill(~reached_TK, 0)
+    d_TK = (topk_logp_trainer_TK - topk_logp_rollout_TK).masked_fill(mu_TK == 0, 0)
     d_T = (logp_trainer_T - logp_rollout_T).masked_fill(in_topk_T, 0)
     change_TK = _difference(topk_logp_rollout_TK, topk_logp_trainer_TK, d_TK)
     change_T = _difference(logp_rollout_T, logp_trainer_T, d_T)
@@ -99,7 +112,7 @@ def topk_divergences(
 
 def full_tv(logp_rollout_TV: Tensor, logp_trainer_TV: Tensor) -> Tensor:
     """Total variation over the whole vocabulary: ½ Σ |π − μ|."""
-    return (_wide(logp_rollout_TV).exp() - _wide(logp_trainer_TV).exp()).abs_().sum(dim=-1) / 2
+    return (_wide(logp_rollout_TV).exp() - _wide(logp_trainer_TV).exp()).abs().sum(dim=-1) / 2
 
 
 def full_kl(logp_rollout_TV: Tensor, logp_trainer_TV: Tensor) -> Tensor:
@@ -153,7 +166,7 @@ def _difference(logp_rollout: Tensor, logp_trainer: Tensor, d: Tensor) -> Tensor
 def _complement(logp_T: Tensor) -> Tensor:
     """1 − p; half a unit in the last place where log p is exactly zero."""
     rest_T = -torch.expm1(logp_T)
-    return rest_T.masked_fill(rest_T == 0, torch.finfo(rest_T.dtype).eps / 2)
+    return torch.threshold(rest_T, 0.0, torch.finfo(rest_T.dtype).eps / 2)
 
 
 def _log_ratio(mu_T: Tensor, pi_T: Tensor, change_T: Tensor) -> Tensor:

@@ -1,8 +1,7 @@
 """Token text is data: made visible, and harmless for the terminal, for HTML and for text in plots.
 
 A model can emit any character: escape sequences that clear a screen, overrides that turn a line around, markup, nothing
-at all. What cannot be seen is replaced by what can: `␛` and its kin for control characters, `⏎` for a line break,
-`\\u202e` for the rest.
+at all. What cannot be seen is replaced by what can: `⏎` for a line break, `⇥` for a tab, else `\\x1b` or `\\u202e`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.text import Text
 
-_NAMED = {"\n": "⏎", "\t": "⇥", "\r": "␍", "\x7f": "␡"}
+_NAMED = {"\n": "⏎", "\t": "⇥"}
 _INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # control, format, surrogate, private, unassigned, separators
 
 
@@ -37,7 +36,7 @@ def for_terminal(text: str) -> Text:
 
 
 def for_html(text: str) -> str:
-    """Visible text that keeps its lines, for an element with `white-space: pre-wrap` and a template that escapes markup.
+    """Visible text that keeps its lines, for an element with `white-space: pre-wrap` in a template that escapes markup.
 
     It encodes as UTF-8 (no lone surrogates). Right-to-left scripts keep their letters: put each piece into a `<bdi>`.
     """
@@ -54,8 +53,6 @@ def for_mathtext(text: str) -> str:
 def _visible_character(character: str) -> str:
     if character in _NAMED:
         return _NAMED[character]
-    if character < " ":
-        return chr(0x2400 + ord(character))  # Unicode's pictures of control characters
     if unicodedata.category(character) in _INVISIBLE:
         return _spelled_out(character)
     return character

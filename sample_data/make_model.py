@@ -80,9 +80,9 @@ def measure(folder: Path, rows: list[dict[str, str]], dtype: torch.dtype) -> dic
         "responses without EOS in 128 tokens": f"{sampled.unfinished} of {len(sampled.lengths_S)}",
         "sampled tokens with p < 0.01": f"{sampled.share_between(0.0, 1e-2):.2%} of {n}",
     }
-    for k in range(5):
-        low, high = 10.0 ** -(k + 1), 10.0**-k if k else float("inf")
-        figures[f"  p in [1e-{k + 1}, 1e-{k})"] = f"{sampled.share_between(low, high):.3%}"
+    for k in range(1, 5):
+        share = sampled.share_between(10.0 ** -(k + 1), 10.0**-k)
+        figures[f"  p in [1e-{k + 1}, 1e-{k})"] = f"{share:.3%} ({round(share * n)})"
     return figures
 
 
@@ -96,10 +96,13 @@ def show(figures: dict[str, dict[str, str]]) -> None:
 
 def main() -> None:
     """Makes, saves and measures."""
+    import transformers  # not at the top: sample_data has to be imported first, see there
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=HERE, help="where model/ and problems.jsonl go (default: here)")
     folder = parser.parse_args().output
     torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()  # of loading and saving: there is one file
     start = time.perf_counter()
     recipe = Recipe()
     tokenizer = train_tokenizer(recipe.seed)

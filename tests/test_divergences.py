@@ -137,14 +137,22 @@ def test_enormous_gaps_stay_finite() -> None:
     assert dv.binary_kl(mu, pi).tolist() == pytest.approx(dv.binary_kl(mu.double(), pi.double()).tolist(), rel=1e-5)
 
 
+def test_the_sampled_token_at_once_is_its_parts() -> None:
+    mu, pi = _grid(100)
+    token = dv.sampled_token(mu, pi)
+    assert torch.equal(token.difference_T, dv.prob_difference(mu, pi))
+    assert torch.equal(token.k3_T, dv.k3(mu, pi))
+    assert torch.equal(token.binary_kl_T, dv.binary_kl(mu, pi))
+
+
 def test_log_odds_recover_a_shift_of_one_logit() -> None:
     logits = torch.randn(2000, 30, generator=torch.Generator().manual_seed(0), dtype=F64) * 3
     shifted = logits.clone()
     shifted[:, 4] += 0.125
     mu, pi = (x.log_softmax(-1)[:, 4] for x in (logits, shifted))
-    torch.testing.assert_close(dv.binary_kl_and_log_odds(mu, pi)[1], torch.full_like(mu, 0.125), rtol=0, atol=1e-11)
+    torch.testing.assert_close(dv.sampled_token(mu, pi).log_odds_gap_T, torch.full_like(mu, 0.125), rtol=0, atol=1e-11)
     inner = mu < -0.01
-    error = dv.binary_kl_and_log_odds(mu.float(), pi.float())[1][inner] - 0.125
+    error = dv.sampled_token(mu.float(), pi.float()).log_odds_gap_T[inner] - 0.125
     assert error.abs().max().item() < 1e-4
 
 

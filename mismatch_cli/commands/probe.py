@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 
 from mismatch_cli.commands._options import Debug, Force, Json, Output, Quiet, Worst
@@ -109,6 +108,5 @@ def command(
 
 def _explicit(context: typer.Context) -> set[str]:
     """The parameters that were typed: with --resume the others come from the run."""
-    return {
-        name for name in context.params if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE
-    }
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}

@@ -68,6 +68,8 @@ def _load(settings: EngineSettings) -> Any:
             "enforce_eager": True,
             "kv_cache_memory_bytes": _CPU_KV_CACHE_BYTES,
             "max_num_seqs": _MAX_CPU_SEQUENCES,
+            # A prompt split over two steps makes vLLM rewind the request's generator, which a CPU generator cannot do.
+            "enable_chunked_prefill": False,
         }
     arguments |= settings.extra
     if arguments.get("enforce_eager"):

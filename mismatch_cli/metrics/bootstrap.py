@@ -7,7 +7,7 @@ import numpy as np
 from mismatch_cli.metrics.columns import COLUMNS
 from mismatch_cli.metrics.estimate import Estimate, percentile_interval
 from mismatch_cli.metrics.formulas import FORMULAS, evaluate
-from mismatch_cli.metrics.hashing import Prompts
+from mismatch_cli.metrics.hashing import Prompts, resample
 
 REPLICATES = 200
 
@@ -23,7 +23,7 @@ class ResampledSums:
         sums_PM = prompts.sum_by_prompt(sums_SM)
         self.total_M += sums_PM.sum(axis=0)
         with np.errstate(invalid="ignore"):  # 0 · ∞ where a broken recording overflowed
-            self.replicate_BM += prompts.weight_BP @ sums_PM
+            self.replicate_BM += resample(prompts.weight_BP, sums_PM)
 
     def merge(self, other: ResampledSums) -> None:
         self.total_M += other.total_M
@@ -53,7 +53,7 @@ class SequenceWeights:
         positive_S = np.flatnonzero(log_weight_S > -np.inf)
         weight_S[positive_S] = np.exp(log_weight_S[positive_S] - shift)
         sums_P3 = prompts.sum_by_prompt(np.stack([real_S, weight_S, weight_S * weight_S], axis=1).astype(np.float64))
-        self._add(shift, np.vstack([sums_P3.sum(axis=0), prompts.weight_BP @ sums_P3]))
+        self._add(shift, np.vstack([sums_P3.sum(axis=0), resample(prompts.weight_BP, sums_P3)]))
 
     def merge(self, other: SequenceWeights) -> None:
         self._add(other.shift, other.sums_R3)

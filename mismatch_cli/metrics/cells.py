@@ -15,6 +15,7 @@ MU_BINS = len(MU_EDGES) + 1
 CELLS = GROUPS * MU_BINS
 D_BINS = SignedLogBins(LogBins(-24, 7))
 TV_BINS = LogBins(-30, 0)
+_COPIES = 4
 _LOG_EDGES = np.log(np.array(MU_EDGES)).astype(np.float32)
 
 
@@ -26,13 +27,13 @@ class Cells:
     cell_N: np.ndarray  # int64, prompt group × MU_BINS + mu_bin
 
     @classmethod
-    def of(cls, gaps: TokenGaps, group_S: np.ndarray) -> Cells:
-        """`group_S` are the prompt groups of the responses in `gaps`; μ is compared as log μ in float32."""
+    def of(cls, gaps: TokenGaps) -> Cells:
+        """μ is compared with its edges as log μ in float32."""
         bin_N = np.zeros(len(gaps.logq_N), dtype=np.uint8)
         for edge in _LOG_EDGES:
             bin_N += (gaps.logq_N >= edge).view(np.uint8)
         mu_bin_N = bin_N.astype(np.int64)
-        return cls(mu_bin_N, gaps.per_token(group_S * MU_BINS) + mu_bin_N)
+        return cls(mu_bin_N, gaps.per_token(gaps.group_S * MU_BINS) + mu_bin_N)
 
     def where(self, flags_N: np.ndarray | None) -> Cells:
         return self if flags_N is None else Cells(self.mu_bin_N[flags_N], self.cell_N[flags_N])
@@ -48,7 +49,8 @@ class ScatterCounts:
 
     def update(self, cells: Cells, values_N: np.ndarray) -> None:
         count_into(self.counts, cells.cell_N * self.bins.count + self.bins.index(values_N))
-        np.maximum.at(self.largest, cells.mu_bin_N, values_N)
+        record = np.flatnonzero(values_N > self.largest.take(cells.mu_bin_N))  # few, once the first tokens are seen
+        np.maximum.at(self.largest, cells.mu_bin_N[record], values_N[record])
 
     def merge(self, other: ScatterCounts) -> None:
         self.counts += other.counts
@@ -86,16 +88,15 @@ class CellMoments:
         self.sums = np.zeros((3, 2, GROUPS, MU_BINS))
 
     def update(self, gaps: TokenGaps, cells: Cells) -> None:
-        self._add(0, gaps.ratio_less_1_N, cells)
-        self._add(1, gaps.abs_dp_N, cells)
-        if gaps.topk is not None:
-            self._add(2, gaps.topk.tv_N, cells)
-
-    def _add(self, quantity: int, values_N: np.ndarray, cells: Cells) -> None:
-        squares_N = np.square(values_N, dtype=np.float64)
-        for power, weights_N in enumerate((values_N, squares_N)):
-            sums_C = np.bincount(cells.cell_N, weights=weights_N, minlength=CELLS)
-            self.sums[quantity, power] += sums_C.reshape(GROUPS, MU_BINS)
+        # consecutive tokens often share a cell; four copies of each, taken in turn, spare them waiting for each other
+        spread_N = cells.cell_N * _COPIES
+        for copy in range(1, _COPIES):
+            spread_N[copy::_COPIES] += copy
+        quantities = [gaps.ratio_less_1_N, gaps.abs_dp_N] + ([] if gaps.topk is None else [gaps.topk.tv_N])
+        for sums, values_N in zip(self.sums, quantities, strict=False):
+            for power, weights_N in enumerate((values_N, np.square(values_N, dtype=np.float64))):
+                sums_C = np.bincount(spread_N, weights=weights_N, minlength=CELLS * _COPIES)
+                sums[power] += sums_C.reshape(GROUPS, MU_BINS, _COPIES).sum(axis=-1)
 
     def merge(self, other: CellMoments) -> None:
         self.sums += other.sums

@@ -1,9 +1,9 @@
 """The gap between two policies, token by token: computed once for a slice of a batch, read by every accumulator.
 
-Letters: `_N` the tokens of the slice that count, laid flat; `_S` its responses. A token counts when the loss mask has it
-and both policies were measured (NaN = not measured). A token that counts but that the current policy excludes
-(log π = −inf) is out of support: it enters Δp as −μ and the ratio as 0, and is left out of everything made from
-d = log π − log μ, where its columns hold the neutral 0.
+Letters: `_N` the tokens of the slice that count, laid flat; `_S` its responses. A token counts when the loss mask has
+it and both policies were measured (NaN = not measured). A token that counts but that the current policy excludes (log π
+= −inf) is out of support: it enters Δp as −μ and the ratio as 0, and is left out of everything made from d = log π −
+log μ, where its columns hold the neutral 0.
 
 The ratio is float32, exp of the float32 difference, as a trust region sees it: shares and thresholds are decided on it.
 """
@@ -18,7 +18,9 @@ import torch
 
 from mismatch_cli import divergences
 from mismatch_cli.batch import TokenBatch
+from mismatch_cli.metrics.hashing import prompt_groups
 from mismatch_cli.metrics.pairs import Pair
+from mismatch_cli.metrics.segments import Segments
 
 CHUNK_TOKENS = 2**15  # a dozen float32 columns of this length stay in a core's L2 cache
 
@@ -96,6 +98,11 @@ class TokenGaps:
         return self.response_offset_S1 if before_T1 is None else before_T1[self.response_offset_S1]
 
     @cached_property
+    def group_S(self) -> np.ndarray:
+        """The prompt group of each response, one of 32."""
+        return prompt_groups(self.batch.prompt_id_S[self.first : self.last].numpy())
+
+    @cached_property
     def responses(self) -> Segments:
         """The counted tokens cut by response."""
         return Segments(self.offset_S1)
@@ -133,7 +140,10 @@ class TokenGaps:
     @cached_property
     def dp_N(self) -> np.ndarray:
         """π − μ; −μ out of support."""
-        return divergences.prob_difference(self._logq, torch.from_numpy(self.logp_N)).numpy()
+        dp_N = self._sampled.difference_T.numpy()
+        if self.out_of_support_N is not None:
+            dp_N[self.out_of_support_N] = -self.q_N[self.out_of_support_N]
+        return dp_N
 
     @cached_property
     def abs_dp_N(self) -> np.ndarray:
@@ -158,25 +168,27 @@ class TokenGaps:
             less_1_N[self.out_of_support_N] = -1
         return less_1_N
 
-    @cached_property
+    @property
     def k3_N(self) -> np.ndarray:
         """φ(d) = r − 1 − d; 0 out of support."""
-        return divergences.k3(self._logq, self._logp_supported).numpy()
+        return self._sampled.k3_T.numpy()
 
     @property
     def binary_kl_N(self) -> np.ndarray:
         """Binary KL(μ‖π), in nats; 0 out of support."""
-        return self._binary[0]
+        return self._sampled.binary_kl_T.numpy()
 
     @property
     def log_odds_gap_N(self) -> np.ndarray:
         """log(π/(1 − π)) − log(μ/(1 − μ)), in nats; 0 out of support."""
-        return self._binary[1]
+        return self._sampled.log_odds_gap_T.numpy()
 
     @cached_property
-    def _binary(self) -> tuple[np.ndarray, np.ndarray]:
-        kl_N, log_odds_gap_N = divergences.binary_kl_and_log_odds(self._logq, self._logp_supported)
-        return kl_N.numpy(), log_odds_gap_N.numpy()
+    def _sampled(self) -> divergences.SampledToken:
+        logp_N = self.logp_N
+        if self.out_of_support_N is not None:
+            logp_N = np.where(self.out_of_support_N, self.logq_N, logp_N)
+        return divergences.sampled_token(self._logq, torch.from_numpy(logp_N))
 
     @cached_property
     def length_and_d_sum(self) -> tuple[np.ndarray, np.ndarray]:
@@ -195,7 +207,7 @@ class TokenGaps:
             torch.from_numpy(self.column(name))  # type: ignore[arg-type]
             for name in ("topk_ids_TK", self.pair.topk_reference, self.pair.topk_current)
         )
-        response_ids_N = torch.from_numpy(self.column("response_ids_T"))  # type: ignore[arg-type]
+        response_ids_N = torch.from_numpy(self.column("response_ids_T"))
         in_topk_N = divergences.sampled_in_topk(response_ids_N, ids_NK)
         logp = torch.from_numpy(self.logp_N)
         tv_N, kl_N = divergences.topk_divergences(self._logq, logp, logq_NK, logp_NK, in_topk_N)
@@ -204,12 +216,6 @@ class TokenGaps:
     @property
     def _logq(self) -> torch.Tensor:
         return torch.from_numpy(self.logq_N)
-
-    @cached_property
-    def _logp_supported(self) -> torch.Tensor:
-        if self.out_of_support_N is None:
-            return torch.from_numpy(self.logp_N)
-        return torch.from_numpy(np.where(self.out_of_support_N, self.logq_N, self.logp_N))
 
 
 class TopK:
@@ -220,22 +226,6 @@ class TopK:
         self.kl_counts_N = _unless_all(np.isfinite(kl_N))  # infinite where π excludes a top-K token
         self.tv_N = tv_N if self.tv_counts_N is None else np.where(self.tv_counts_N, tv_N, np.float32(0))
         self.kl_N = kl_N if self.kl_counts_N is None else np.where(self.kl_counts_N, kl_N, np.float32(0))
-
-
-class Segments:
-    """Consecutive pieces of the counted tokens, some perhaps empty."""
-
-    def __init__(self, offset_S1: np.ndarray) -> None:
-        self.length_S = np.diff(offset_S1)
-        self._filled = np.flatnonzero(self.length_S)
-        self._starts = offset_S1[self._filled]
-
-    def sum(self, values_N: np.ndarray) -> np.ndarray:
-        """Σ over each piece, in float64; 0 for an empty one."""
-        sums_S = np.zeros(len(self.length_S))
-        if len(self._filled):
-            sums_S[self._filled] = np.add.reduceat(values_N, self._starts, dtype=np.float64)
-        return sums_S
 
 
 def _unless_all(flags_N: np.ndarray) -> np.ndarray | None:

@@ -8,6 +8,7 @@ from math import exp, factorial
 import numpy as np
 
 GROUPS = 32
+_BLOCK = 4096
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
@@ -38,14 +39,27 @@ _POISSON = _poisson_thresholds()
 
 
 def poisson_weights(prompt_id_P: np.ndarray, replicates: int, seed: int = 0) -> np.ndarray:
-    """Poisson(1) weights by inverse CDF of hash(seed, replicate, prompt_id): [replicates, P], float64."""
+    """Poisson(1) weights by inverse CDF of hash(seed, replicate, prompt_id): [replicates, P], uint8."""
     prompt_P = hash_keys(prompt_id_P, seed=seed)
     replicate_B = mix(np.arange(replicates, dtype=np.uint64))
-    uniform_BP = mix(prompt_P[None, :] ^ replicate_B[:, None])
-    weight_BP = np.zeros(uniform_BP.shape, dtype=np.uint8)
-    for threshold in _POISSON:
-        weight_BP += uniform_BP >= threshold
-    return weight_BP.astype(np.float64)
+    weight_BP = np.zeros((replicates, len(prompt_id_P)), dtype=np.uint8)
+    for block in _blocks(len(prompt_id_P)):
+        uniform_BP = mix(prompt_P[None, block] ^ replicate_B[:, None])
+        for threshold in _POISSON:
+            weight_BP[:, block] += uniform_BP >= threshold
+    return weight_BP
+
+
+def resample(weight_BP: np.ndarray, sums_PM: np.ndarray) -> np.ndarray:
+    """Weighted totals in float64, [P, M] → [B, M]; in blocks, so that many prompts take no more memory."""
+    totals_BM = np.zeros((len(weight_BP), sums_PM.shape[1]))
+    for block in _blocks(len(sums_PM)):
+        totals_BM += weight_BP[:, block].astype(np.float64) @ sums_PM[block]
+    return totals_BM
+
+
+def _blocks(count: int) -> list[slice]:
+    return [slice(first, first + _BLOCK) for first in range(0, count, _BLOCK)]
 
 
 def prompt_groups(prompt_id_P: np.ndarray) -> np.ndarray:
@@ -59,7 +73,7 @@ class Prompts:
 
     prompt_id_P: np.ndarray  # int64, distinct
     of_response_S: np.ndarray  # int64, index into P
-    weight_BP: np.ndarray  # float64
+    weight_BP: np.ndarray  # uint8
     group_S: np.ndarray  # int64
 
     @classmethod
@@ -70,6 +84,6 @@ class Prompts:
 
     def sum_by_prompt(self, values_SM: np.ndarray) -> np.ndarray:
         """[S, M] → [P, M]."""
-        totals_PM = np.zeros((len(self.prompt_id_P), values_SM.shape[1]))
-        np.add.at(totals_PM, self.of_response_S, values_SM)
-        return totals_PM
+        order_S = np.argsort(self.of_response_S, kind="stable")
+        first_P = np.searchsorted(self.of_response_S[order_S], np.arange(len(self.prompt_id_P)))
+        return np.add.reduceat(values_SM[order_S], first_P, axis=0)

@@ -1,7 +1,7 @@
 """Fixed histograms on a logarithmic scale, indexed by the bits of a float32, and quantiles from them.
 
-A bin is one float32 exponent and the top bits of its mantissa, so no logarithm is taken: with 5 bits the bins are 1.6 to
-3.1 % wide. Quantiles are interpolated inside a bin.
+A bin is one float32 exponent and the top bits of its mantissa, so no logarithm is taken: with 5 bits the bins are 1.6
+to 3.1 % wide. Quantiles are interpolated inside a bin.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class SignedLogBins:
 
 
 def quantiles(counts: np.ndarray, edges: tuple[np.ndarray, np.ndarray], shares: list[float]) -> np.ndarray:
-    """[..., bins] → [..., shares]: quantiles of the binned values, linear inside a bin; NaN where nothing was counted."""
+    """[..., bins] → [..., shares]: quantiles of binned values, linear inside a bin; NaN where nothing was counted."""
     below = np.cumsum(counts, axis=-1)
     total = below[..., -1:]
     low, high = edges

@@ -32,7 +32,7 @@ class SmallestRows:
         self._parts = [np.zeros(0, dtype=dtype)]
 
     def offer(self, key_N: np.ndarray, rows_of: Callable[[np.ndarray], np.ndarray]) -> None:
-        """Consider one candidate per key; `rows_of(index)` builds the rows of those that may stay, without their key."""
+        """Consider one candidate per key; `rows_of(index)` builds the rows that may stay, without their key."""
         index = np.flatnonzero(key_N <= self.limit)
         if len(index) > 2 * self.capacity:
             smallest = np.partition(key_N[index], self.capacity - 1)[self.capacity - 1]

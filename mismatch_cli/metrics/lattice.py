@@ -1,9 +1,9 @@
 """Whether the data shows the lattice that rounding logits to bf16 leaves behind.
 
-If only the sampled token's logit differs, by δ, its odds change by e^δ: the log-odds gap x = log(π/(1 − π)) − log(μ/(1 − μ))
-is δ exactly, which to first order is the streak r ≈ 1 + δ(1 − μ) of the paper's Figure 2. Two engines that round their
-logits to bf16 differ by multiples of 1/16 (|logit| in [8, 16)), 1/8 ([16, 32)) or 1/4 ([32, 64)); then |x| piles up at
-these values. The other logits' rounding smears it; a float32 head removes it.
+If only the sampled token's logit differs, by δ, its odds change by e^δ: the log-odds gap x = log(π/(1 − π)) − log(μ/(1
+− μ)) is δ exactly, which to first order is the streak r ≈ 1 + δ(1 − μ) of the paper's Figure 2. Two engines that round
+their logits to bf16 differ by multiples of 1/16 (|logit| in [8, 16)), 1/8 ([16, 32)) or 1/4 ([32, 64)); then |x| piles
+up at these values. The other logits' rounding smears it; a float32 head removes it.
 """
 
 from __future__ import annotations
@@ -41,15 +41,14 @@ class Lattice:
     def __init__(self) -> None:
         self.counts = np.zeros((GROUPS, _COUNT), dtype=np.int64)
 
-    def update(self, gaps: TokenGaps, group_S: np.ndarray) -> None:
-        """`group_S` are the prompt groups of the responses in `gaps`."""
+    def update(self, gaps: TokenGaps) -> None:
         chosen = gaps.logq_N <= _LOG_MU_MAX
         if gaps.out_of_support_N is not None:
             chosen &= ~gaps.out_of_support_N
         index = np.flatnonzero(chosen)
         bin_ = np.abs(gaps.log_odds_gap_N[index]) * np.float32(1 / _BIN)
         bin_ = np.minimum(bin_, np.float32(_COUNT - 1)).astype(np.int64)
-        count_into(self.counts, gaps.per_token(group_S * _COUNT)[index] + bin_)
+        count_into(self.counts, gaps.per_token(gaps.group_S * _COUNT)[index] + bin_)
 
     def merge(self, other: Lattice) -> None:
         self.counts += other.counts
@@ -71,11 +70,13 @@ class Lattice:
         between = np.sqrt((len(log_rises_G) - 1) * np.var(log_rises_G))  # tokens of one prompt are not independent
         error = max(np.sqrt(1 / (peak + 0.5) + 1 / (valley + 0.5)), between)
         log_rise = _log_rise(total, spacing)
-        return LatticeLine(spacing, (peak - valley) / int(total.sum()), float(np.exp(log_rise)), float(log_rise / error))
+        return LatticeLine(
+            spacing, (peak - valley) / int(total.sum()), float(np.exp(log_rise)), float(log_rise / error)
+        )
 
 
 def _peak_and_valley(counts: np.ndarray, spacing: float) -> tuple[int, int]:
-    """Tokens within an eighth of the spacing around it, and around half or three quarters of it, whichever holds fewer."""
+    """Tokens within an eighth of the spacing around it, and around ½ or ¾ of it, whichever holds fewer."""
     eighth = round(spacing / 8 / _BIN)  # whole bins
     half, three_quarters, peak = (int(counts[(k - 1) * eighth : (k + 1) * eighth].sum()) for k in (4, 6, 8))
     return peak, min(half, three_quarters)

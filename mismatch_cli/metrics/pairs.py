@@ -34,9 +34,7 @@ _TOPK_RECOMPUTED = "topk_logp_recomputed_TK"
 PAIRS = {
     pair.name: pair
     for pair in (
-        Pair(
-            "mismatch", "recomputed / rollout, equal weights", _ROLLOUT, _RECOMPUTED, _TOPK_ROLLOUT, _TOPK_RECOMPUTED
-        ),
+        Pair("mismatch", "recomputed / rollout, equal weights", _ROLLOUT, _RECOMPUTED, _TOPK_ROLLOUT, _TOPK_RECOMPUTED),
         Pair("total", "trainer / rollout", _ROLLOUT, _TRAINER, _TOPK_ROLLOUT, _TOPK_TRAINER),
         # the tokens were sampled by the rollout, not by the reference: its KL estimators say what a step changed on
         # them; the top-K ids are the rollout's

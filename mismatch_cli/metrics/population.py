@@ -9,7 +9,7 @@ import numpy as np
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.estimate import Estimate, percentile_interval
 from mismatch_cli.metrics.gaps import TokenGaps
-from mismatch_cli.metrics.hashing import hash_keys, poisson_weights
+from mismatch_cli.metrics.hashing import hash_keys, poisson_weights, resample
 
 SKETCH_SIZE = 2**16
 
@@ -37,7 +37,10 @@ class TokenCounts:
 
 
 class DistinctPrompts:
-    """Number of different prompts: exact up to 65,536, beyond that from the k smallest hashes (error about 0.4 %)."""
+    """Number of different prompts with a token that counts.
+
+    Exact up to 65,536, beyond that from the k smallest hashes (error about 0.4 %).
+    """
 
     def __init__(self, size: int = SKETCH_SIZE) -> None:
         self.size = size
@@ -100,12 +103,13 @@ class RewardGroups:
         several_G = self.reward_G3[:, 2] >= 2
         prompt_id_P, of_group_G = np.unique(self.prompt_id_G[several_G], return_inverse=True)
         equal_G = self.reward_G3[several_G, 0] == self.reward_G3[several_G, 1]
-        equal_P = np.bincount(of_group_G, weights=equal_G, minlength=len(prompt_id_P))
-        groups_P = np.bincount(of_group_G, minlength=len(prompt_id_P))
-        weight_BP = poisson_weights(prompt_id_P, replicates)
+        sums_P2 = np.zeros((len(prompt_id_P), 2))
+        for column, weights_G in enumerate((equal_G, np.ones(len(equal_G)))):
+            sums_P2[:, column] = np.bincount(of_group_G, weights=weights_G, minlength=len(prompt_id_P))
+        totals_B2 = resample(poisson_weights(prompt_id_P, replicates), sums_P2)
         with np.errstate(divide="ignore", invalid="ignore"):
-            value = np.float64(equal_P.sum()) / groups_P.sum()
-            return percentile_interval(float(value), (weight_BP @ equal_P) / (weight_BP @ groups_P), prompts)
+            value = np.divide(*sums_P2.sum(axis=0))
+            return percentile_interval(float(value), totals_B2[:, 0] / totals_B2[:, 1], prompts)
 
 
 def counts_result(counts: TokenCounts, prompts: DistinctPrompts) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.metrics.estimate import Estimate, jackknife_interval
-from mismatch_cli.metrics.gaps import Segments, TokenGaps
+from mismatch_cli.metrics.gaps import TokenGaps
 from mismatch_cli.metrics.hashing import GROUPS
+from mismatch_cli.metrics.segments import Segments
 
 # bin b ≥ 1 holds distances 2^(b−1) … 2^b − 1; bin 0 the first (or the last) token alone
 _BINS = 24
@@ -19,14 +20,14 @@ _QUANTITIES = ("abs_d_mean", "tv_binary_mean", "d_mean")
 class PositionProfile:
     """Mean |d|, mean binary TV and mean signed d by distance from the beginning and from the end of the response.
 
-    Distances count every token of the response, also those that the loss mask leaves out. Sums by prompt group, float64:
-    [2 directions, groups, bins, 5 (Σ|d|, Σ|Δp|, Σd, tokens, tokens in support)].
+    Distances count every token of the response, also those that the loss mask leaves out. Sums by prompt group,
+    float64: [2 directions, groups, bins, 5 (Σ|d|, Σ|Δp|, Σd, tokens, tokens in support)].
     """
 
     def __init__(self) -> None:
         self.sums = np.zeros((2, GROUPS, _BINS, 5))
 
-    def update(self, gaps: TokenGaps, group_S: np.ndarray) -> None:
+    def update(self, gaps: TokenGaps) -> None:
         starts, response, from_start, from_end = _segments(gaps.response_offset_S1)
         if (before_T1 := gaps.kept_before_T1) is not None:
             starts = before_T1[starts]
@@ -37,8 +38,11 @@ class PositionProfile:
         sums[:, 3] = sums[:, 4] = pieces.length_S
         if gaps.out_of_support_N is not None:
             sums[:, 4] -= pieces.sum(gaps.out_of_support_N)
-        np.add.at(self.sums[0], (group_S[response], from_start), sums)
-        np.add.at(self.sums[1], (group_S[response], from_end), sums)
+        for direction, bin_ in enumerate((from_start, from_end)):
+            cell = gaps.group_S[response] * _BINS + bin_
+            for column in range(5):
+                cells = np.bincount(cell, weights=sums[:, column], minlength=GROUPS * _BINS)
+                self.sums[direction, :, :, column] += cells.reshape(GROUPS, _BINS)
 
     def merge(self, other: PositionProfile) -> None:
         self.sums += other.sums
@@ -48,12 +52,13 @@ class PositionProfile:
 
 
 def _segments(offset_S1: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Cut responses where a distance bin begins: starts (and the end of all), and of each piece its response and bins."""
+    """Cut responses where a distance bin begins: starts (and the last end), and each piece's response and bins."""
     length_S = np.diff(offset_S1)
     reaching = length_S[:, None] > _EDGES  # [S, bins]
     from_start = (offset_S1[:-1, None] + _EDGES)[reaching]
     from_end = (offset_S1[1:, None] - _EDGES)[reaching]  # a bin of the end begins where the next one, nearer, ends
-    starts = np.unique(np.concatenate([from_start, from_end, offset_S1]))
+    starts = np.sort(np.concatenate([from_start, from_end, offset_S1]))
+    starts = starts[np.diff(starts, prepend=-1) > 0]
     begin = starts[:-1]
     response = np.searchsorted(offset_S1, begin, side="right") - 1
     first, last = begin - offset_S1[response], offset_S1[response + 1] - starts[1:]

@@ -8,6 +8,8 @@ from mismatch_cli.metrics.gaps import TokenGaps
 from mismatch_cli.metrics.hashing import hash_keys, mix
 from mismatch_cli.metrics.keep import RESPONSE_ROW, TOKEN_ROW, SmallestRows, response_rows, token_rows
 
+_ALMOST_1 = 1 - 2.0**-53
+
 
 class ScatterSample:
     """About the same tokens and responses for every pair of policies, whatever the order and the sharding.
@@ -19,16 +21,16 @@ class ScatterSample:
     def __init__(self, tokens: int = 20_000, responses: int = 5_000) -> None:
         self.tokens, self.responses = SmallestRows(TOKEN_ROW, tokens), SmallestRows(RESPONSE_ROW, responses)
 
-    def update(self, gaps: TokenGaps, group_S: np.ndarray | None = None) -> None:  # noqa: ARG002
+    def update(self, gaps: TokenGaps) -> None:
         batch, part = gaps.batch, slice(gaps.first, gaps.last)
         keys = (batch.prompt_id_S, batch.sample_index_S, batch.step_S)
         hash_S = hash_keys(*(key.numpy()[part] for key in keys))
-        self.tokens.offer(_unit(_token_hashes(gaps, hash_S)), lambda index: token_rows(gaps, index))
+        hash_N = _token_hashes(gaps, hash_S)
+        low = np.flatnonzero(hash_N <= np.uint64(min(self.tokens.limit, _ALMOST_1) * 2.0**64))
+        self.tokens.offer(_unit(hash_N[low]), lambda index: token_rows(gaps, low[index]))
         length_S, d_sum_S = gaps.length_and_d_sum
         real = np.flatnonzero(length_S)
-        self.responses.offer(
-            _unit(hash_S[real]), lambda index: response_rows(gaps, real[index], length_S, d_sum_S)
-        )
+        self.responses.offer(_unit(hash_S[real]), lambda index: response_rows(gaps, real[index], length_S, d_sum_S))
 
     def merge(self, other: ScatterSample) -> None:
         self.tokens.merge(other.tokens)

@@ -21,9 +21,8 @@ class BinnedSpearman:
     def __init__(self) -> None:
         self.counts = np.zeros((GROUPS, BINS.count, BINS.count), dtype=np.int64)
 
-    def update(self, gaps: TokenGaps, group_S: np.ndarray) -> None:
-        """`group_S` are the prompt groups of the responses in `gaps`."""
-        row_N = gaps.per_token(group_S * BINS.count)
+    def update(self, gaps: TokenGaps) -> None:
+        row_N = gaps.per_token(gaps.group_S * BINS.count)
         cell_N = (row_N + BINS.index(gaps.logq_N)) * BINS.count + BINS.index(gaps.logp_N)
         count_into(self.counts, cell_N)
 

@@ -16,7 +16,6 @@ from mismatch_cli.metrics.estimate import EXTREME, Estimate, jackknife_interval,
 from mismatch_cli.metrics.histograms import quantiles, without_each_group
 
 
-
 def _ratio_edges() -> tuple[np.ndarray, np.ndarray]:
     low, high = (np.exp(edge) for edge in D_BINS.edges)
     low[0] = high[0] = 0.0  # d < −128, and out of support
@@ -47,7 +46,7 @@ def volatility_rows(counts: CellCounts, moments: CellMoments, prompts: int) -> l
     for name, scatter, sums in (("tv_binary", counts.tv, moments.sums[1]), ("tv_topk", counts.topk, moments.sums[2])):
         columns[f"{name}_sd"] = _deviations(sums, scatter.counts.sum(-1), prompts)
         columns[f"{name}_p99"] = _by_bin(scatter.counts, TV_BINS.edges, 0.99, prompts)
-        columns[f"{name}_max"] = [point(value, EXTREME) for value in scatter.largest]
+        columns[f"{name}_max"] = [point(float(value), EXTREME) for value in scatter.largest]
     tokens_B = ratio.sum((0, 2))
     edges = [0.0, *MU_EDGES, 1.0]
     return [
@@ -79,9 +78,7 @@ def _quantiles_of(
     return [jackknife_interval(values[i], without_Gx[:, i], prompts) for i in range(len(shares))]
 
 
-def _by_bin(
-    counts: np.ndarray, edges: tuple[np.ndarray, np.ndarray], share: float, prompts: int
-) -> list[Estimate]:
+def _by_bin(counts: np.ndarray, edges: tuple[np.ndarray, np.ndarray], share: float, prompts: int) -> list[Estimate]:
     return [_quantiles_of(counts[:, b], edges, [share], prompts)[0] for b in range(MU_BINS)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,23 +14,21 @@ from mismatch_cli.metrics.keep import RESPONSE_ROW, TOKEN_ROW, SmallestRows, res
 class WorstTokens:
     """The N tokens with the largest |d|, the N with the largest |Δp|, and the N responses with the largest |Σd|.
 
-    Equal values are ordered by step, prompt, sample and position. A gap of exactly 0 is never among them; a token out of
-    support can be only under |Δp|.
+    Equal values are ordered by step, prompt, sample and position. A gap of exactly 0 is never among them; a token out
+    of support can be only under |Δp|.
     """
 
     def __init__(self, count: int = 50) -> None:
         self.abs_d, self.abs_dp = SmallestRows(TOKEN_ROW, count), SmallestRows(TOKEN_ROW, count)
         self.responses = SmallestRows(RESPONSE_ROW, count)
 
-    def update(self, gaps: TokenGaps, group_S: np.ndarray | None = None) -> None:  # noqa: ARG002
+    def update(self, gaps: TokenGaps) -> None:
         for kept, values_N in ((self.abs_d, gaps.abs_d_N), (self.abs_dp, gaps.abs_dp_N)):
             large = np.flatnonzero(values_N >= max(-kept.limit, _SMALLEST))
-            kept.offer(-values_N[large], lambda index, large=large: token_rows(gaps, large[index]))
+            kept.offer(-values_N[large], partial(_rows_among, gaps, large))
         length_S, d_sum_S = gaps.length_and_d_sum
         real = np.flatnonzero(d_sum_S)
-        self.responses.offer(
-            -np.abs(d_sum_S[real]), lambda index: response_rows(gaps, real[index], length_S, d_sum_S)
-        )
+        self.responses.offer(-np.abs(d_sum_S[real]), lambda index: response_rows(gaps, real[index], length_S, d_sum_S))
 
     def merge(self, other: WorstTokens) -> None:
         for name, kept in vars(self).items():
@@ -40,6 +39,10 @@ class WorstTokens:
 
 
 _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
+
+
+def _rows_among(gaps: TokenGaps, candidates: np.ndarray, index: np.ndarray) -> np.ndarray:
+    return token_rows(gaps, candidates[index])
 
 
 def _records(rows: np.ndarray) -> list[dict[str, Any]]:

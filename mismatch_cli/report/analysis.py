@@ -9,8 +9,6 @@ from typing import Any
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.estimate import times_floor
-from mismatch_cli.metrics.gaps import token_gaps
-from mismatch_cli.metrics.hashing import Prompts
 from mismatch_cli.metrics.lattice import Lattice
 from mismatch_cli.metrics.pairs import PAIRS, Pair
 from mismatch_cli.metrics.scatter import ScatterSample
@@ -63,15 +61,10 @@ def _update(analysis: Analysis, batch: TokenBatch) -> None:
     if batch.logp_trainer_T is None:
         analysis.unscored_responses += batch.num_responses
         return
-    for summary in [*analysis.pairs.values(), analysis.floor]:
+    main, *others = analysis.pairs.values()
+    main.update(batch, analysis.scatter, analysis.worst, analysis.lattice)
+    for summary in [*others, analysis.floor]:
         summary.update(batch)
-    if not analysis.main_pair.measured_in(batch):
-        return
-    group_S = Prompts.of(batch.prompt_id_S.numpy(), replicates=0).group_S
-    for gaps in token_gaps(batch, analysis.main_pair):
-        analysis.scatter.update(gaps)
-        analysis.worst.update(gaps)
-        analysis.lattice.update(gaps, group_S[gaps.first : gaps.last])
 
 
 def _pairs_in(traces: Sequence[Trace]) -> list[str]:

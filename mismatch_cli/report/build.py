@@ -37,7 +37,8 @@ _FIGURES_OF = {
     "sequence": ("sequence-log-ratio",),
 }
 _SPREAD = ("ratio_sd", "tv_binary_sd", "tv_topk_sd")
-_TAILS = ("ratio_p01", "ratio_p99", "ratio_max", "tv_binary_p99", "tv_binary_max", "tv_topk_p99", "tv_topk_max")
+_RATIO_TAILS = ("ratio_p01", "ratio_p99", "ratio_max")
+_TV_TAILS = ("tv_binary_p99", "tv_binary_max", "tv_topk_p99", "tv_topk_max")
 
 
 def build_view(
@@ -142,7 +143,11 @@ def _volatility_section(pair: Mapping[str, Any], drawn: Mapping[str, FigureView]
         "Binary TV, |π − μ| of the sampled token, is small at low μ by construction: it cannot exceed max(π, μ). "
         "Top-K TV compares the whole head of the distribution at that position and is the fair one to hold beside the ratio."
     )
-    tables = (_volatility_table("Spread in each bin of μ", pair, _SPREAD), _volatility_table("Tails", pair, _TAILS))
+    tables = (
+        _volatility_table("Spread in each bin of μ, ± half its 95 % interval", pair, _SPREAD),
+        _volatility_table("Tails of the ratio", pair, _RATIO_TAILS),
+        _volatility_table("Tails of TV", pair, _TV_TAILS),
+    )
     return Section("Ratio against TV", text, figures=_figures(drawn, "volatility"), tables=tables)
 
 
@@ -193,8 +198,7 @@ def _range(row: Mapping[str, Any]) -> str:
 
 
 def _with_interval(found: Mapping[str, Any]) -> str:
-    value, interval = numbers.estimate(found["value"], found["low"], found["high"])
-    return value if interval == numbers.MISSING else f"{value} {interval}"
+    return numbers.plus_minus(found["value"], found["low"], found["high"])
 
 
 def _sequence_section(pair: Mapping[str, Any], drawn: Mapping[str, FigureView]) -> Section:

@@ -106,12 +106,12 @@ def _response_excerpt(row: Mapping[str, Any], response: _Response) -> Excerpt:
     facts: Facts = (
         ("Σ (log π − log μ)", numbers.number(row["d_sum"])),
         ("tokens", numbers.count(row["length"])),
-        *_where(row),
         *((("reward", numbers.number(reward)),) if reward is not None and not np.isnan(reward) else ()),
     )
     stop = min(len(response.ids_T), _LONGEST)
     pieces = (*_weighted(response, 0, stop), *_ellipsis(stop < len(response.ids_T)))
-    return Excerpt(f"Prompt {row['prompt_id']}, sample {row['sample_index']}", facts, tuple(pieces), _prompt(response))
+    title = ", ".join(f"{label} {value}" for label, value in _where(row))
+    return Excerpt(title, facts, tuple(pieces), _prompt(response))
 
 
 def _where(row: Mapping[str, Any]) -> Facts:

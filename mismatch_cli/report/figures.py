@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _PACKAGE = "mismatch_cli.report.plots"
-_FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Liberation Sans', Arial, 'DejaVu Sans', sans-serif"
+_FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Liberation Sans', Arial, sans-serif"
 _PNG_SCALE = 2  # pixels of a PNG file per CSS pixel
 _METADATA = re.compile(r"\s*<metadata>.*?</metadata>", re.DOTALL)
 _FONT_FAMILY = re.compile(r"'DejaVu Sans'(?:, sans-serif)?")
@@ -98,7 +98,7 @@ def _picture(plot: ModuleType, data: PlotData, layout: Layout, theme: Theme) -> 
 
 
 def _svg(figure: Figure, layout: Layout) -> str:
-    """SVG with real text: it is as sharp as the page's, in the page's fonts, which are no wider than the one measured."""
+    """SVG with real text: as sharp as the page's, in its fonts, which are no wider than the one that was measured."""
     from matplotlib import rc_context
 
     buffer = io.StringIO()

@@ -1,7 +1,8 @@
-"""`report.html`: one file that needs neither network nor script, legible on a phone and on a desk, in light and dark."""
+"""`report.html`: one file without network or script, legible on a phone and on a desk, in light and dark."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from mismatch_cli.trace.files import write_atomically
 if TYPE_CHECKING:
     from markupsafe import Markup
 
+_ABSOLUTE = re.compile(r"\|[^|<>&]{1,20}\|")
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -35,22 +37,21 @@ def render_html(view: ReportView) -> str:
         finalize=_finalize,
     )
     environment.globals |= {"definition_anchor": definition_anchor, "missing": MISSING, "light": LIGHT, "dark": DARK}
-    environment.filters |= {"formula": _formula, "tokens": _tokens}
+    environment.filters |= {"math": _math, "tokens": _tokens}
     return environment.get_template("report.html").render(view=view)
 
 
 def _finalize(value: object) -> object:
-    """What is printed into the page, before it is escaped: visible, and without a line break beside a minus sign."""
-    if type(value) is not str:  # markup that the template itself made is left alone
-        return value
-    return visible(value).replace(" − ", "\u00a0−\u00a0")
+    """What is printed into the page, before it is escaped: every character visible."""
+    return visible(value) if type(value) is str else value  # markup that the template itself made is left alone
 
 
-def _formula(text: str) -> Markup:
-    """A formula with the one subscript that formulas have."""
+def _math(text: str) -> Markup:
+    """Words with formulas among them: E_y has a subscript, and no line breaks inside |π − μ| or before a % sign."""
     from markupsafe import Markup, escape
 
-    return escape(_finalize(text)).replace("E_y", Markup("E<sub>y</sub>"))
+    subscripted = str(escape(visible(text))).replace("E_y", "E<sub>y</sub>").replace(" %", "\u00a0%")
+    return Markup(_ABSOLUTE.sub(r'<span class="whole">\g<0></span>', subscripted))
 
 
 def _tokens(text: str) -> Markup:

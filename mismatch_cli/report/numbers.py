@@ -23,8 +23,8 @@ def number(value: float | None, digits: int = _DIGITS) -> str:
 def estimate(value: float | None, low: float | None, high: float | None) -> tuple[str, str]:
     """A value and its interval, as `0.00421` and `[0.00402, 0.00440]`; the interval is a dash where there is none.
 
-    Both have as many decimals as the half width of the interval needs to show, so that `1.0004 [1.0002, 1.0006]` does not
-    read `1.00 [1.00, 1.00]`.
+    Both have as many decimals as the half width of the interval needs to show, so that `1.0004 [1.0002, 1.0006]` does
+    not read `1.00 [1.00, 1.00]`.
     """
     if value is None or low is None or high is None or not (isfinite(low) and isfinite(high)):
         return number(value), MISSING
@@ -35,6 +35,25 @@ def estimate(value: float | None, low: float | None, high: float | None) -> tupl
     if half_width >= 10**-_MOST_DECIMALS:
         decimals = max(decimals, -floor(log10(half_width)))
     return _fixed(value, decimals), f"[{_fixed(low, decimals)}, {_fixed(high, decimals)}]"
+
+
+def plus_minus(value: float | None, low: float | None, high: float | None) -> str:
+    """A value with half the width of its interval, both to the same decimal: `0.0152 ± 0.0047`; shorter for tables."""
+    if value is None or low is None or high is None or not isfinite(high - low) or high <= low:
+        return number(value)
+    half_width = (high - low) / 2
+    if _is_scientific(value) or _is_scientific(half_width):
+        return f"{number(value, 2)} ± {number(half_width, 2)}"
+    decimals = max(0, 1 - floor(log10(half_width)))
+    return f"{_fixed(value, decimals)} ± {_fixed(half_width, decimals)}"
+
+
+def near(value: float | None, ideal: float) -> str:
+    """A value to three digits of its distance from `ideal`, so that a ratio of 1.00003 does not read 1.00."""
+    if value is None or not isfinite(value) or value == ideal:
+        return number(value)
+    distance = abs(value - ideal)
+    return number(value) if distance > 0.1 else _fixed(value, min(_MOST_DECIMALS + 3, _decimals(distance, 2)))
 
 
 def share(value: float | None, low: float | None = None, high: float | None = None) -> tuple[str, str]:

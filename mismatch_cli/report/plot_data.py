@@ -19,7 +19,9 @@ class PlotData:
     """
 
     summary: Mapping[str, Any]  # what `MismatchSummary.result()` gives
-    subject: str = ""  # who is compared, in one line: printed below each figure, so that a copied picture says what it is
+    subject: str = (
+        ""  # who is compared, in one line: printed below each figure, so that a copied picture says what it is
+    )
     logq_N: np.ndarray = field(default_factory=lambda: _NONE)
     logp_N: np.ndarray = field(default_factory=lambda: _NONE)  # -inf: out of the current policy's support
     tv_topk_N: np.ndarray | None = None  # NaN: not measured

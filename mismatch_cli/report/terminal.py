@@ -15,7 +15,7 @@ from mismatch_cli.report.view import Excerpt, Facts, MetricGroup, ReportView, Se
 from mismatch_cli.text import for_terminal
 
 _WEIGHT_STYLES = ("", "yellow", "bold yellow", "bold red", "bold white on red")
-_SHORT_COLUMNS = 60  # below this width only value and interval are shown
+_WITH_FACTOR, _WITH_FLOOR = 72, 100  # from these widths on the factor, and the floor itself, have room
 
 
 def print_report(view: ReportView, console: Console) -> None:
@@ -53,19 +53,21 @@ def _facts(facts: Facts) -> RenderableType:
 
 def _metrics(groups: Sequence[MetricGroup], width: int) -> RenderableType:
     """One table for all groups of a section, so that their columns stand below each other."""
-    with_floor = any(group.has_floor for group in groups) and width >= _SHORT_COLUMNS
+    floors = any(group.has_floor for group in groups)
+    columns = ["value", "95 % interval"]
+    columns += ["floor"] * (floors and width >= _WITH_FLOOR) + ["× floor"] * (floors and width >= _WITH_FACTOR)
     table = RichTable(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("")
-    for title in ("value", "95 % interval", *(("floor", "× floor") if with_floor else ())):
-        table.add_column(title, justify="right", no_wrap=width >= _SHORT_COLUMNS)
+    table.add_column("", no_wrap=width >= _WITH_FACTOR)
+    for title in columns:
+        width_needed = len("resolution") if title == "× floor" else None  # of "below resolution", on two lines
+        table.add_column(title, justify="right", overflow="fold", width=width_needed)
     for group in groups:
         if len(groups) > 1:
             table.add_row(Text(group.title, style="bold"))
         for row in group.rows:
-            label = Text.assemble(("  " if len(groups) > 1 else "", ""), row.metric.label)
-            interval = row.interval if row.interval != MISSING else ""
-            floor = [_blank(row.floor), _blank(row.times_floor)] if with_floor else []
-            table.add_row(label, row.value, interval, *floor)
+            cells = {"95 % interval": row.interval, "floor": row.floor, "× floor": row.times_floor, "value": row.value}
+            indent = "  " if len(groups) > 1 else ""
+            table.add_row(Text(indent + row.metric.label), *(_blank(cells[title]) for title in columns))
     return table
 
 
@@ -78,7 +80,7 @@ def _table(table: Table) -> RenderableType:
         title=table.title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0), header_style="dim"
     )
     for column in table.columns:
-        rich.add_column(column.title, justify="right" if column.numeric else "left")
+        rich.add_column(column.title, justify="right" if column.numeric else "left", overflow="fold")
     for row in table.rows:
         rich.add_row(*(for_terminal(cell) for cell in row))
     return rich

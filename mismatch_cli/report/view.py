@@ -57,7 +57,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of token text, raw: the page escapes it. Weight 0 is plain, 1 to 4 are highlighted ever more strongly."""
+    """A stretch of token text, raw: the page escapes it. Weight 0 is plain, 1 to 4 are ever stronger highlights."""
 
     text: str
     weight: int = 0
@@ -114,5 +114,5 @@ class ReportView:
 
 
 def definition_anchor(metric: Metric) -> str:
-    """The id of a metric's definition; metrics of a bin may share their key with one over all tokens, not their formula."""
+    """The id of a metric's definition; a metric of a bin may share its key with one over all tokens."""
     return "metric-" + re.sub(r"\W+", "-", f"{metric.key}{'-in-bin' if 'in the bin' in metric.formula else ''}")

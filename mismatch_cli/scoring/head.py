@@ -19,7 +19,7 @@ from mismatch_cli.scoring.running import RunningRows
 _CPU_TILE = (1024, 2048)
 _GPU_TILE = (2048, 16384)
 _FULL_ROWS = 64  # tokens per product where the whole row is needed
-_PROCESSED_ROWS = 8  # of those, how many the sampler's sort sees at once: it needs about ten copies of a row
+_PROCESSED_ROWS = 4  # of those, how many the sampler's sort sees at once: it needs a dozen copies of a row
 _FEW_ROWS = 16  # up to here BLAS takes kernels that round differently from tile to tile
 
 
@@ -108,18 +108,18 @@ def _score_rows(
 ) -> HeadScores:
     if sampling.truncates or len(hidden_TH) <= _FEW_ROWS:
         return _score_full_rows(hidden_TH, head, ids_TQ, sampling)
-    scores, differs_T = _score_tiles(hidden_TH, head, ids_TQ, sampling, tile[1])
-    if differs_T.any():
-        redone = _score_full_rows(hidden_TH[differs_T], head, ids_TQ[differs_T], sampling)
+    scores, again_T = _score_tiles(hidden_TH, head, ids_TQ, sampling, tile[1])
+    if again_T.any():
+        redone = _score_full_rows(hidden_TH[again_T], head, ids_TQ[again_T], sampling)
         for column, values in zip(scores, redone, strict=True):
-            column[differs_T] = values
+            column[again_T] = values
     return scores
 
 
 def _score_tiles(
     hidden_TH: torch.Tensor, head: Head, ids_TQ: torch.Tensor, sampling: SamplingSettings, width: int
 ) -> tuple[HeadScores, torch.Tensor]:
-    """Score without seeing a whole row; also the tokens whose rank is uncertain.
+    """Score without seeing a whole row; also which tokens need the whole row after all.
 
     Ranks are counted tile by tile, so the target's logit is needed before its tile comes: a small product of the same
     tokens gives it, almost always to the bit. Where it does not, the caller looks at the whole row.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import logsigmoid
 
-_NEVER = -1e30  # a logit of probability 0 which, unlike -inf, may be multiplied by that probability
+_NEVER = -1e30  # stands for a logit of -inf: probability 0, and their product is 0 as well
 
 
 class RunningRows:
@@ -32,7 +32,7 @@ class RunningRows:
         return self._z_TQ[:, 0]
 
     def update(self, z_TN: torch.Tensor, scratch_TN: torch.Tensor, start: int) -> None:
-        """Take in the columns `start … start + N` of the sampler's logits; both arguments are overwritten."""
+        """Take in the columns `start … start + N` of the sampler's logits; both tensors are overwritten."""
         self._greater_T += torch.gt(z_TN, self._expected_T1, out=scratch_TN).sum(dim=1)  # a float count: exact to 2^24
         self._take_ids(z_TN, start)
         self._rescale(z_TN.amax(dim=1, keepdim=True))

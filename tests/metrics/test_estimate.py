@@ -36,7 +36,13 @@ def test_values_that_json_cannot_hold() -> None:
 
 @pytest.mark.parametrize(
     ("value", "floor", "answer"),
-    [(6.0, 2.0, 3.0), (1.0, 9e-8, BELOW_RESOLUTION), (1.0, 0.0, BELOW_RESOLUTION), (None, 1.0, None), (1.0, None, None)],
+    [
+        (6.0, 2.0, 3.0),
+        (1.0, 9e-8, BELOW_RESOLUTION),
+        (1.0, 0.0, BELOW_RESOLUTION),
+        (None, 1.0, None),
+        (1.0, None, None),
+    ],
 )
 def test_times_floor(value, floor, answer) -> None:
     assert times_floor(value, floor) == answer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mismatch_cli.metrics.hashing import GROUPS, Prompts, hash_keys, mix, poisson_weights, prompt_groups
+from mismatch_cli.metrics.hashing import GROUPS, Prompts, hash_keys, mix, poisson_weights, prompt_groups, resample
 
 
 def test_mix_is_splitmix64() -> None:
@@ -13,7 +13,7 @@ def test_mix_is_splitmix64() -> None:
 
 
 def test_weights_are_poisson_with_mean_one() -> None:
-    weights = poisson_weights(np.arange(5000), 200)
+    weights = poisson_weights(np.arange(5000), 200).astype(float)
     assert weights.shape == (200, 5000)
     assert weights.mean() == pytest.approx(1, abs=0.005)
     assert weights.var() == pytest.approx(1, abs=0.01)
@@ -23,7 +23,7 @@ def test_weights_are_poisson_with_mean_one() -> None:
 
 
 def test_weights_are_uncorrelated_between_prompts_and_replicates() -> None:
-    weights = poisson_weights(np.arange(400), 400) - 1
+    weights = poisson_weights(np.arange(400), 400) - 1.0
     for matrix in (np.corrcoef(weights), np.corrcoef(weights.T)):
         assert np.abs(matrix - np.eye(400)).max() < 0.3
         assert np.abs(matrix[~np.eye(400, dtype=bool)].mean()) < 0.003
@@ -35,6 +35,11 @@ def test_weights_do_not_depend_on_who_else_is_there() -> None:
     for column, prompt in enumerate(ids):
         np.testing.assert_array_equal(poisson_weights(np.array([prompt]), 50)[:, 0], together[:, column])
     assert not np.array_equal(poisson_weights(ids, 50, seed=1), together)
+
+
+def test_resampling_is_a_matrix_product_however_many_prompts() -> None:
+    weights, sums = poisson_weights(np.arange(9000), 20), np.random.default_rng(0).normal(size=(9000, 3))
+    np.testing.assert_allclose(resample(weights, sums), weights.astype(float) @ sums, rtol=1e-12, atol=1e-9)
 
 
 def test_groups_are_even() -> None:

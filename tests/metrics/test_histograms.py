@@ -52,7 +52,9 @@ def test_quantiles_are_within_a_fraction_of_a_bin(scale: float) -> None:
     folded = SIGNED.fold(signed)
     assert folded.sum() == len(x)
     np.testing.assert_array_equal(folded, np.bincount(BINS.index(x), minlength=BINS.count))
-    np.testing.assert_allclose(quantiles(folded, BINS.edges, shares), np.quantile(np.abs(x), shares), rtol=5e-3, atol=6e-8)
+    np.testing.assert_allclose(
+        quantiles(folded, BINS.edges, shares), np.quantile(np.abs(x), shares), rtol=5e-3, atol=6e-8
+    )
 
 
 def test_quantiles_of_nothing_and_of_zeros() -> None:

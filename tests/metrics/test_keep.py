@@ -37,7 +37,11 @@ def test_rows_lead_back_to_the_trace(random_batch) -> None:
     whole = random_batch(4, responses=50)
     batch = type(whole)(**{**vars(whole), "loss_mask_T": torch.rand(whole.num_tokens) < 0.6})
     offsets = dict(
-        zip(zip(batch.prompt_id_S.tolist(), batch.sample_index_S.tolist(), strict=True), batch.offset_S1.tolist(), strict=False)
+        zip(
+            zip(batch.prompt_id_S.tolist(), batch.sample_index_S.tolist(), strict=True),
+            batch.offset_S1.tolist(),
+            strict=False,
+        )
     )
     rows = fill(WorstTokens(), batch).result()["abs_d"]
     sample = fill(ScatterSample(tokens=100), batch).result()["tokens"]

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from mismatch_cli.metrics.gaps import token_gaps
-from mismatch_cli.metrics.hashing import prompt_groups
 from mismatch_cli.metrics.lattice import Lattice
 from mismatch_cli.metrics.pairs import PAIRS
 
@@ -16,10 +15,12 @@ RESPONSES, LENGTH = 128, 250
 
 def lines(make_batch, logq: torch.Tensor, logp: torch.Tensor) -> dict[float, float]:
     shape = (RESPONSES, LENGTH)
-    batch = make_batch(logq.reshape(shape).tolist(), logp_recomputed=logp.reshape(-1), prompt_id=torch.arange(RESPONSES))
+    batch = make_batch(
+        logq.reshape(shape).tolist(), logp_recomputed=logp.reshape(-1), prompt_id=torch.arange(RESPONSES)
+    )
     lattice = Lattice()
     for gaps in token_gaps(batch, PAIRS["mismatch"]):
-        lattice.update(gaps, prompt_groups(np.arange(gaps.first, gaps.last)))
+        lattice.update(gaps)
     return {line.spacing: line.share for line in lattice.result()}
 
 
@@ -29,7 +30,8 @@ def two_engines(top_logit: float, round_to, noise: float = 0.02) -> tuple[torch.
     tokens = RESPONSES * LENGTH
     logits = top_logit - torch.empty(tokens, 64).exponential_(generator=generator) * 2.5
     log_probs = [
-        round_to(logits + noise * torch.randn(logits.shape, generator=generator)).double().log_softmax(-1) for _ in range(2)
+        round_to(logits + noise * torch.randn(logits.shape, generator=generator)).double().log_softmax(-1)
+        for _ in range(2)
     ]
     ids = torch.multinomial(log_probs[0].exp(), 1, generator=generator)
     return log_probs[0].gather(1, ids).squeeze(1), log_probs[1].gather(1, ids).squeeze(1)
@@ -75,5 +77,5 @@ def test_too_little_data_shows_nothing(make_batch) -> None:
     batch = make_batch([[-1.0] * 20], logp_recomputed=[[-0.9] * 20])
     lattice = Lattice()
     for gaps in token_gaps(batch, PAIRS["mismatch"]):
-        lattice.update(gaps, np.zeros(1, dtype=np.int64))
+        lattice.update(gaps)
     assert lattice.result() == [] and Lattice().result() == []

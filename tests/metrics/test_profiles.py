@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
+from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.spearman import BINS, BinnedSpearman
-from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.metrics.summary import MismatchSummary
 
 
@@ -23,7 +25,7 @@ def test_positions_against_a_loop(random_batch) -> None:
     d = (batch.logp_recomputed_T - batch.logp_rollout_T).double().numpy()
     expected: dict[str, dict[int, list[float]]] = {"positions": {}, "from_end": {}}
     offsets = batch.offset_S1.tolist()
-    for first, end in zip(offsets, offsets[1:], strict=False):
+    for first, end in pairwise(offsets):
         for token in range(first, end):
             expected["positions"].setdefault(_octave(token - first), []).append(d[token])
             expected["from_end"].setdefault(_octave(end - 1 - token), []).append(d[token])
@@ -63,7 +65,7 @@ def _spearman(random_batch, **options) -> tuple[float, np.ndarray, np.ndarray]:
     batch = random_batch(**options)
     accumulator = BinnedSpearman()
     for gaps in token_gaps(batch, PAIRS["mismatch"]):
-        accumulator.update(gaps, np.zeros(gaps.last - gaps.first, dtype=np.int64))
+        accumulator.update(gaps)
     return accumulator.result(1).value, batch.logp_rollout_T.numpy(), batch.logp_recomputed_T.numpy()
 
 

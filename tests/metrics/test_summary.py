@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -62,7 +63,7 @@ def test_any_sharding_and_any_order_gives_the_same_but_for_rounding(random_batch
     rng.shuffle(order)
     edges = sorted({0, len(order), *(5 * cut for cut in cuts)})
     merged = MismatchSummary(PAIRS["mismatch"])
-    for first, last in zip(edges, edges[1:], strict=False):
+    for first, last in pairwise(edges):
         merged.merge(summarise(take_responses(batch, order[first:last])))
     assert_close(merged.result(), summarise(batch).result())
 
@@ -71,7 +72,10 @@ def test_exact_state_is_the_same_bits_in_any_order(random_batch, take_responses)
     batch = random_batch(3, top_k=3)
     backwards = summarise(take_responses(batch, range(batch.num_responses - 1, -1, -1)))
     forwards = summarise(batch)
-    for mine, theirs in ((backwards.exact.cells.d, forwards.exact.cells.d), (backwards.exact.cells.topk, forwards.exact.cells.topk)):
+    for mine, theirs in (
+        (backwards.exact.cells.d, forwards.exact.cells.d),
+        (backwards.exact.cells.topk, forwards.exact.cells.topk),
+    ):
         np.testing.assert_array_equal(mine.counts, theirs.counts)
         np.testing.assert_array_equal(mine.largest, theirs.largest)
     np.testing.assert_array_equal(backwards.exact.spearman.counts, forwards.exact.spearman.counts)
@@ -142,7 +146,9 @@ def test_what_the_loss_mask_leaves_out_has_no_influence(random_batch, take_respo
 
 def test_all_masked(make_batch) -> None:
     mask = torch.zeros(3, dtype=torch.bool)
-    result = summarise(make_batch([[-1.0, -2.0], [-3.0]], logp_recomputed=[[-1.0, -2.0], [-3.0]], loss_mask=mask)).result()
+    result = summarise(
+        make_batch([[-1.0, -2.0], [-3.0]], logp_recomputed=[[-1.0, -2.0], [-3.0]], loss_mask=mask)
+    ).result()
     assert result["counts"]["tokens"] == 0 and result["counts"]["masked"] == 3 and result["counts"]["responses"] == 2
     assert result["metrics"]["abs_d_mean"]["value"] is None
     assert result["metrics"]["length_mean"]["value"] == 1.5
@@ -168,7 +174,9 @@ def test_out_of_support(make_batch) -> None:
     value = {key: estimate["value"] for key, estimate in result["metrics"].items()}
     assert result["counts"]["out_of_support"] == 1 and result["counts"]["tokens"] == 2
     assert value["tv_binary_mean"] == pytest.approx(0.375) and value["tv_signed_min"] == pytest.approx(-0.5)
-    assert value["ratio_mean"] == pytest.approx(1) and value["ratio_min"] == 0 and value["ratio_max"] == pytest.approx(2)
+    assert (
+        value["ratio_mean"] == pytest.approx(1) and value["ratio_min"] == 0 and value["ratio_max"] == pytest.approx(2)
+    )
     assert value["ratio_outside_0.8_1.25"] == 1
     assert value["chi2_token"] == pytest.approx(4 / 2 - 1)
     for key in ("abs_d_mean", "abs_d_max", "d_mean"):
@@ -201,10 +209,29 @@ def test_what_was_not_measured_is_left_out(make_batch) -> None:
     assert absent["counts"]["tokens"] == 0
 
 
+def test_prompts_that_were_not_measured_lend_no_interval(make_batch) -> None:
+    """The floor was measured on 2 of 20 prompts: that is 2 prompts, whatever else the trace holds."""
+    mu = [[-1.0, -2.0]] * 20
+    repeat = [[-1.1, -2.1]] * 2 + [[NAN, NAN]] * 18
+    result = summarise(make_batch(mu, logp_trainer=mu, logp_trainer_repeat=repeat), pair="floor").result()
+    assert result["counts"]["prompts"] == 2 and result["counts"]["responses"] == 20
+    assert result["metrics"]["abs_d_mean"]["low"] is None
+
+
+def test_the_state_does_not_grow(random_batch) -> None:
+    sizes = [len(pickle.dumps(summarise(*(random_batch(seed) for seed in range(count))))) for count in (1, 6)]
+    assert sizes[1] - sizes[0] < 10_000
+    assert sizes[1] < 17_000_000
+
+
 def test_topk_measured_for_some_responses_only(make_batch) -> None:
     mu, pi = [[np.log(0.5)], [np.log(0.5)]], [[np.log(0.4)], [np.log(0.4)]]
     top = torch.tensor([[0.5, 0.3], [NAN, NAN]]).log(), torch.tensor([[0.4, 0.4], [NAN, NAN]]).log()
-    columns = {"topk_logp_rollout": top[0], "topk_logp_recomputed": top[1], "topk_ids": torch.tensor([[0, 9], [-1, -1]])}
+    columns = {
+        "topk_logp_rollout": top[0],
+        "topk_logp_recomputed": top[1],
+        "topk_ids": torch.tensor([[0, 9], [-1, -1]]),
+    }
     result = summarise(make_batch(mu, logp_recomputed=pi, **columns)).result()
     assert result["metrics"]["tv_topk_mean"]["value"] == pytest.approx(0.1, abs=1e-6)
     assert result["metrics"]["tv_topk_max"]["value"] == pytest.approx(0.1, abs=1e-6)

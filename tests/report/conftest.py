@@ -13,22 +13,22 @@ from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.catalog import METRICS, VOLATILITY
 from mismatch_cli.metrics.estimate import times_floor
 from mismatch_cli.metrics.gaps import token_gaps
-from mismatch_cli.metrics.hashing import Prompts
-from mismatch_cli.metrics.lattice import Lattice
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.scatter import ScatterSample
 from mismatch_cli.metrics.summary import MismatchSummary
-from mismatch_cli.report.figures import figure_views
+from mismatch_cli.report.figures import FigureView, figure_views
 from mismatch_cli.report.numbers import count, estimate, number, share, times
 from mismatch_cli.report.plot_data import PlotData
 from mismatch_cli.report.view import Column, Excerpt, MetricGroup, MetricRow, Piece, ReportView, Section, Table
 
 TOP_K = 8
-HOSTILE = "<script>alert(1)</script> </style>{{ 7 * 7 }} $\\frac{1}{2}$ \x1b[2J \u202eevil\u202c \x00 \ud800 [bold]x[/bold]"
+HOSTILE = (
+    "<script>alert(1)</script> </style>{{ 7 * 7 }} $\\frac{1}{2}$ \x1b[2J \u202eevil\u202c \x00 \ud800 [bold]x[/bold]"
+)
 
 
 def make_batch(responses: int, mean_length: int, *, top_k: bool = True, seed: int = 0) -> TokenBatch:
-    """Responses of geometric length; the trainer's logits differ by bf16 rounding in steps of 1/8 and 1/4 and by noise."""
+    """Responses of geometric length; the trainer's logits differ by rounding in steps of 1/8 and 1/4, and by noise."""
     rng = np.random.default_rng(seed)
     length_S = 1 + rng.geometric(1 / mean_length, responses)
     count = int(length_S.sum())
@@ -43,7 +43,9 @@ def make_batch(responses: int, mean_length: int, *, top_k: bool = True, seed: in
         "logp_trainer_T": _float32(np.minimum(logq_T + d_T, 0)),
     }
     tensors["logp_recomputed_T"] = tensors["logp_trainer_T"]
-    tensors["logp_trainer_repeat_T"] = _float32(np.minimum(logq_T + d_T + rng.normal(0, 3e-3, count) * (1 - np.exp(logq_T)), 0))
+    tensors["logp_trainer_repeat_T"] = _float32(
+        np.minimum(logq_T + d_T + rng.normal(0, 3e-3, count) * (1 - np.exp(logq_T)), 0)
+    )
     if top_k:
         tensors |= _topk_columns(rng, logq_T, tensors["logp_trainer_T"].numpy())
     names = set(TokenBatch.__dataclass_fields__) - set(tensors)
@@ -56,11 +58,11 @@ def make_batch(responses: int, mean_length: int, *, top_k: bool = True, seed: in
         "truncated_S": torch.zeros(responses, dtype=torch.bool),
         "reward_S": _float32(rng.random(responses) < 0.55),
     }
-    return TokenBatch(**({name: None for name in names} | tensors | rows))
+    return TokenBatch(**(dict.fromkeys(names) | tensors | rows))
 
 
 def _log_mu(rng: np.random.Generator, count: int) -> np.ndarray:
-    near_one = -rng.exponential(1, count) ** 3 * 2e-3
+    near_one = -(rng.exponential(1, count) ** 3) * 2e-3
     spread = np.log(rng.beta(0.9, 0.9, count))
     tail = -rng.gamma(3.0, 1.6, count)
     kind = rng.choice(3, count, p=[0.72, 0.23, 0.05])
@@ -94,31 +96,29 @@ def _float32(values: np.ndarray) -> torch.Tensor:
 def measure(batch: TokenBatch, *, tokens: int = 20_000) -> SimpleNamespace:
     """The summary, the floor's summary and the plot data of one batch."""
     summary, floor = MismatchSummary(PAIRS["mismatch"], replicates=40), MismatchSummary(PAIRS["floor"], replicates=40)
-    sample, lattice = ScatterSample(tokens=tokens), Lattice()
+    sample = ScatterSample(tokens=tokens)
     summary.update(batch)
     floor.update(batch)
-    group_S = Prompts.of(batch.prompt_id_S.numpy(), replicates=0).group_S
     for gaps in token_gaps(batch, PAIRS["mismatch"]):
         sample.update(gaps)
-        lattice.update(gaps, group_S[gaps.first : gaps.last])
     result = summary.result()
-    steps = [line.spacing for line in lattice.result()]
     subject = "Qwen/Qwen2.5-0.5B-Instruct · vLLM bfloat16 against Hugging Face bfloat16 · temperature 1"
     return SimpleNamespace(
-        summary=result, floor=floor.result(), plot_data=PlotData.of(result, sample.result(), steps, subject)
+        summary=result, floor=floor.result(), plot_data=PlotData.of(result, sample.result(), (0.125, 0.25), subject)
     )
 
 
-def make_view(measured: SimpleNamespace) -> ReportView:
+def make_view(measured: SimpleNamespace, figures: list[FigureView]) -> ReportView:
     """A page with everything on it; its token text is hostile."""
     pair = measured.summary
-    figures = {figure.name: figure for figure in figure_views(measured.plot_data)}
     gap = ("abs_d_mean", "abs_d_p99", "abs_d_max", "d_mean", "tv_binary_mean", "tv_topk_mean", "pearson", "k1", "k3")
     ratio = ("ratio_mean", "ratio_p01", "ratio_p99", "ratio_outside_0.8_1.28")
     sequence = ("sequence_slope", "sequence_kl", "chi2_sequence", "ess_sequence")
     sections = (
-        Section("The gap", "On each token.", (_group(measured, "Probabilities", gap), _group(measured, "Ratio", ratio))),
-        Section("Ratio against TV", figures=tuple(figures.values()), tables=(_volatility(pair),)),
+        Section(
+            "The gap", "On each token.", (_group(measured, "Probabilities", gap), _group(measured, "Ratio", ratio))
+        ),
+        Section("Ratio against TV", figures=tuple(figures), tables=(_volatility(pair),)),
         Section("Whole responses", groups=(_group(measured, "Sequence", sequence),)),
         Section("Worst tokens", excerpts=_excerpts()),
     )
@@ -136,7 +136,10 @@ def make_view(measured: SimpleNamespace) -> ReportView:
         headline="On an average token the two policies differ by 0.00318 in probability, 29 × the trainer's own noise.",
         leading=_group(measured, "", ("tv_binary_mean", "abs_d_mean", "k3", "ratio_outside_0.8_1.28")).rows,
         sections=sections,
-        settings=(("Rollout engine", (("dtype", "bfloat16"), ("a" * 60, "b" * 60))), ("Trainer", (("attention", "sdpa"),))),
+        settings=(
+            ("Rollout engine", (("dtype", "bfloat16"), ("a" * 60, "b" * 60))),
+            ("Trainer", (("attention", "sdpa"),)),
+        ),
         command="mismatch-cli report " + "probe-model-with-a-long-name " * 6,
         version="0.1.0",
     )
@@ -195,5 +198,10 @@ def measured() -> SimpleNamespace:
 
 
 @pytest.fixture(scope="session")
-def view(measured: SimpleNamespace) -> ReportView:
-    return make_view(measured)
+def figures(measured: SimpleNamespace) -> list[FigureView]:
+    return figure_views(measured.plot_data)
+
+
+@pytest.fixture(scope="session")
+def view(measured: SimpleNamespace, figures: list[FigureView]) -> ReportView:
+    return make_view(measured, figures)

@@ -214,9 +214,7 @@ def test_float32_head_of_a_bfloat16_model() -> None:
     target_T, query_TK = some_ids(40, 500)
     got = score_hidden(hidden_TH, head, target_T, query_TK, PLAIN)
     exact_TV = hidden_TH.double() @ weight_VH.double().T + 1
-    torch.testing.assert_close(
-        got.logp_T.double(), reference(exact_TV, target_T, query_TK).logp_T, atol=5e-6, rtol=0
-    )
+    torch.testing.assert_close(got.logp_T.double(), reference(exact_TV, target_T, query_TK).logp_T, atol=5e-6, rtol=0)
 
 
 def test_no_tokens_and_no_queries() -> None:

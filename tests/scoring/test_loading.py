@@ -27,7 +27,7 @@ def test_dtype(save_model: SaveModel, asked: str, resolved: torch.dtype) -> None
 
 
 def test_unknown_dtype() -> None:
-    with pytest.raises(UsageError, match="'fp8' is not a dtype.*bfloat16"):
+    with pytest.raises(UsageError, match=r"'fp8' is not a dtype.*bfloat16"):
         load_causal_lm("anything", "fp8")
 
 
@@ -66,7 +66,7 @@ def test_damaged_weights(save_model: SaveModel, damage: bytes) -> None:
 
 
 def test_attention_that_does_not_exist(save_model: SaveModel) -> None:
-    with pytest.raises(MismatchError, match="magic.*sdpa"):
+    with pytest.raises(MismatchError, match=r"magic.*sdpa"):
         load_causal_lm(save_model("Qwen3"), attn_implementation="magic")
 
 

@@ -1,7 +1,8 @@
-"""Placing panels in CSS pixels, and axes that read well: no layout engine, so that a figure is drawn once and quickly."""
+"""Placing panels in CSS pixels, and axes that read well; without a layout engine, which would draw everything twice."""
 
 from __future__ import annotations
 
+from math import log10
 from typing import TYPE_CHECKING
 
 from mismatch_cli.report.plots._style import CSS_PX, Style
@@ -33,25 +34,25 @@ def panels(figure: Figure, style: Style, count: int, *, height: int = 300, legen
         left = column * cell + _LEFT
         box = (left / width, bottom / total, (cell - _LEFT - _RIGHT) / width, height / total)
         axes.append(figure.add_axes(box))
+        axes[-1].xaxis.set_major_formatter(plain_label)
+        axes[-1].yaxis.set_major_formatter(plain_label)
     return axes
 
 
 def add_subject(figure: Figure, style: Style, subject: str) -> None:
     """Print who is compared below all panels, so that a copied picture says what it shows."""
     width, height = figure.get_size_inches() / CSS_PX
-    size, left = 0.9 * style.layout.text, _flush_left(style)
-    room = int((width - left - _RIGHT) / (0.6 * size))  # an average letter is 0.6 of the size wide
+    left = _flush_left(style)
+    room = int((width - left - _RIGHT) * CSS_PX * 72 / (0.6 * style.small))  # an average letter is 0.6 of the size wide
     text = subject if len(subject) <= room else subject[: room - 1] + "…"
-    figure.text(left / width, 7 / height, for_mathtext(text), color=style.theme.muted, fontsize=size * 0.75)
+    figure.text(left / width, 7 / height, for_mathtext(text), color=style.theme.muted, fontsize=style.small)
 
 
 def title(axes: Axes, text: str, style: Style, legend: int = 0, note: str = "") -> None:
-    """The panel's title: it names the vertical axis, which needs no turned label then. A note stands at the right end."""
+    """The panel's title: it names the vertical axis, which needs no turned label then; a note stands at the right."""
     pad = (7 + legend) * 0.75
     axes.set_title(text, pad=pad, x=_flush_left_of(axes, style))
-    axes.set_title(
-        note, loc="right", pad=pad, fontsize=style.layout.text * 0.68, fontweight="normal", color=style.theme.muted
-    )
+    axes.set_title(note, loc="right", pad=pad, fontsize=style.small, fontweight="normal", color=style.theme.muted)
 
 
 def legend_above(axes: Axes, style: Style) -> None:
@@ -72,10 +73,13 @@ def _flush_left_of(axes: Axes, style: Style) -> float:
     return (_flush_left(style) - _LEFT) / (axes.get_position().width * style.layout.width)
 
 
-def power_label(value: float, _position: int = 0) -> str:
-    """A tick on a logarithmic axis: 0.01 and 10 as such, further away 10⁻⁵."""
-    from math import log10
+def plain_label(value: float, _position: float = 0) -> str:
+    """A tick on a linear axis, without the offset above the axis that matplotlib would use."""
+    return f"{value:.7g}".replace("e-0", "e-").replace("-", "−")
 
+
+def power_label(value: float, _position: float = 0) -> str:
+    """A tick on a logarithmic axis: 0.01 and 10 as such, further away 10⁻⁵."""
     if 1e-3 <= value < 1e4:
         return f"{value:.10f}".rstrip("0").rstrip(".") if value < 1 else f"{value:g}"
     exponent = round(log10(value))
@@ -84,12 +88,12 @@ def power_label(value: float, _position: int = 0) -> str:
 
 def logarithmic(axes: Axes, which: str) -> None:
     """A logarithmic axis with at most six labelled ticks, at whole powers of ten where they suffice."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+    from matplotlib.ticker import LogLocator, NullLocator
 
     getattr(axes, f"set_{which}scale")("log")
     axis = getattr(axes, f"{which}axis")
     low, high = axis.get_view_interval()
     few = high / low < 100
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,), numticks=7))
-    axis.set_major_formatter(FuncFormatter(power_label))
+    axis.set_major_formatter(power_label)
     axis.set_minor_locator(NullLocator())

@@ -40,7 +40,7 @@ class Layout:
 
 
 WIDE = Layout("wide", 1080, 12.5, 100_000, 1.5)
-NARROW = Layout("narrow", 360, 12, 30_000, 2)
+NARROW = Layout("narrow", 344, 12, 30_000, 2)
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,11 @@ class Style:
     @property
     def wide(self) -> bool:
         return self.layout is WIDE
+
+    @property
+    def small(self) -> float:
+        """The size of notes, in points."""
+        return 0.9 * self.layout.text * _PT
 
     def rc(self) -> dict[str, Any]:
         """The matplotlib settings of this style, for `rc_context`."""

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 TITLE = "Agreement of log-probabilities"
 CAPTION = (
     "Each dot is a sampled token: log π against log μ, and their difference d = log π − log μ against log μ. "
-    "Healthy runs hug the line evenly; a tilt means another temperature, one side only means a truncated support, single "
-    "dots far away mean wrong values."
+    "Healthy runs hug the line evenly; a tilt means another temperature, one side only means a truncated support, "
+    "and single dots far away mean wrong values."
 )
 
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 TITLE = "Gap by position in the response"
 CAPTION = (
-    "Mean |log π − log μ| over the tokens at each distance from the first token and from the last, in octaves, with 95 % "
-    "intervals over prompts. A level line is healthy; a rise with position points to positional encoding or caches, a jump "
-    "at the last token to end-of-sequence handling."
+    "Mean |log π − log μ| over the tokens at each distance from the first token and from the last, in octaves, "
+    "with 95 % intervals over prompts. A level line is healthy; a rise with position points to positional "
+    "encoding or caches, a jump at the last token to end-of-sequence handling."
 )
 
 

@@ -1,4 +1,4 @@
-"""Figure 2 of the DPPO paper (arXiv 2602.04879): ratio and total variation of each token against its rollout probability."""
+"""Ratio and total variation of each token against its rollout probability (DPPO paper, arXiv 2602.04879, figure 2)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ if TYPE_CHECKING:
 
 TITLE = "Ratio and total variation by rollout probability"
 CAPTION = (
-    "Each dot is a sampled token at its rollout probability μ: the ratio r = π/μ, and the total variation between both "
-    "distributions at that token; lines are percentiles of the dots. A ratio fans out towards small μ although the "
-    "distributions hardly differ there, so a clip on it hits rare tokens; total variation does not fan out, and the binary "
-    "TV |π − μ| is small at low μ by construction. "
-    "Dashed in the first panel, where the data shows them: r ≈ 1 ± δ(1 − μ), the streaks that logits rounded in steps of δ "
-    "leave behind."
+    "Each dot is a sampled token at its rollout probability μ: the ratio r = π/μ, and the total variation between "
+    "both distributions; lines are percentiles of the dots. The ratio fans out towards small μ even where the "
+    "distributions hardly differ, so a clip on it hits rare tokens; binary TV |π − μ| is small at low μ by "
+    "construction. Dashed, where the data shows it: r ≈ 1 ± δ(1 − μ), left behind by logits that were rounded in "
+    "steps of δ."
 )
 
-_FEWEST = 40  # tokens in a bin that make a percentile worth drawing
+_FEWEST = 100  # tokens in a bin: one of them is beyond each of the outer percentiles
 _LEGEND = 20
 
 
@@ -45,10 +44,10 @@ def draw(figure: Figure, data: PlotData, style: Style) -> None:
     tokens = _tokens(data, style)
     axes = panels(figure, style, 4, height=290 if style.wide else 230, legend=_LEGEND)
     linear, decades = np.linspace(0, 1, 21), _decades(tokens.mu_N)
-    ratio_reach = _reach(tokens.mu_N, np.abs(tokens.ratio_N - 1), decades, most=2.0)
+    ratio_reach = _reach(tokens.mu_N, np.abs(tokens.ratio_N - 1), (linear, decades), most=2.0)
     ratio_reach = max([ratio_reach, *(1.25 * np.expm1(step) for step in data.lattice_steps)])
-    tv_reach = _reach(tokens.mu_N, tokens.tv_N, decades, most=1.0)
-    for edges, ratio_axes, tv_axes in ((linear, *axes[:2]), (decades, *axes[2:])):
+    tv_reach = _reach(tokens.mu_N, tokens.tv_N, (linear, decades), most=1.0)
+    for edges, ratio_axes, tv_axes in ((linear, axes[0], axes[1]), (decades, axes[2], axes[3])):
         ratio_axes.set_ylim(max(0, 1 - ratio_reach), 1 + ratio_reach)
         tv_axes.set_ylim(0, tv_reach)
         for panel in (ratio_axes, tv_axes):
@@ -80,13 +79,13 @@ def _decades(mu_N: np.ndarray) -> np.ndarray:
     return np.array([*np.logspace(lowest, -1, -2 * lowest - 1), 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97, 1])
 
 
-def _reach(mu_N: np.ndarray, distance_N: np.ndarray, edges: np.ndarray, most: float) -> float:
+def _reach(mu_N: np.ndarray, distance_N: np.ndarray, both_edges: tuple[np.ndarray, ...], most: float) -> float:
     """How far an axis goes: over every percentile line, and over all but one token in a thousand."""
     finite_N = distance_N[np.isfinite(distance_N)]
     if not len(finite_N):
         return most
-    _, quantile_B3 = _percentiles(mu_N, distance_N, edges)
-    return float(np.clip(1.08 * max(np.quantile(finite_N, 0.999), quantile_B3[:, 2].max(initial=0)), 1e-6, most))
+    lines = [_percentiles(mu_N, distance_N, edges)[1][:, 2].max(initial=0) for edges in both_edges]
+    return float(np.clip(1.08 * max(np.quantile(finite_N, 0.999), *lines), 1e-5, most))
 
 
 def _set_horizontal(axes: Axes, edges: np.ndarray) -> None:
@@ -116,7 +115,7 @@ def _draw_tv(axes: Axes, tokens: _Tokens, edges: np.ndarray, style: Style) -> No
 def _beyond(axes: Axes, y_N: np.ndarray) -> str:
     low, high = axes.get_ylim()
     beyond = int(np.count_nonzero((y_N < low) | (y_N > high)))
-    return f"{beyond:,} dots off the scale" if beyond else ""
+    return f"{beyond:,} dot{'s' if beyond > 1 else ''} off the scale" if beyond else ""
 
 
 def _draw_cloud(axes: Axes, mu_N: np.ndarray, y_N: np.ndarray, edges: np.ndarray, style: Style) -> None:
@@ -130,17 +129,21 @@ def _draw_cloud(axes: Axes, mu_N: np.ndarray, y_N: np.ndarray, edges: np.ndarray
 
 
 def _percentiles(mu_N: np.ndarray, y_N: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Centres of the bins that hold enough tokens, and the 1st, 50th and 99th percentile in each."""
-    finite_N = np.isfinite(y_N)
-    bin_N = np.digitize(mu_N, edges[1:-1])
-    centres, rows = [], []
-    middle = np.sqrt(edges[1:] * edges[:-1]) if edges[0] > 0 else (edges[1:] + edges[:-1]) / 2
-    for b, centre in enumerate(middle):
-        inside = y_N[finite_N & (bin_N == b)]
-        if len(inside) >= _FEWEST:
-            centres.append(centre)
-            rows.append(np.quantile(inside, [0.01, 0.5, 0.99]))
-    return np.array(centres), np.array(rows).reshape(-1, 3)
+    """The median μ of each bin, and the 1st, 50th and 99th percentile of y in it.
+
+    Bins with too few tokens for a percentile join the next one; too few at the end join the one before.
+    """
+    order = np.argsort(mu_N[np.isfinite(y_N)])
+    mu_N, y_N = mu_N[np.isfinite(y_N)][order], y_N[np.isfinite(y_N)][order]
+    starts = [0]
+    for edge in np.searchsorted(mu_N, edges[1:-1]):
+        if min(edge - starts[-1], len(mu_N) - edge) >= _FEWEST:
+            starts.append(int(edge))
+    if len(mu_N) < _FEWEST:
+        return np.zeros(0), np.zeros((0, 3))
+    bins = list(zip(starts, [*starts[1:], len(mu_N)], strict=True))
+    centre_B = np.array([np.median(mu_N[first:last]) for first, last in bins])
+    return centre_B, np.array([np.quantile(y_N[first:last], [0.01, 0.5, 0.99]) for first, last in bins])
 
 
 def _draw_lattice(axes: Axes, steps: tuple[float, ...], style: Style) -> None:
@@ -152,6 +155,6 @@ def _draw_lattice(axes: Axes, steps: tuple[float, ...], style: Style) -> None:
             axes.plot(mu, ratio, color=style.theme.ink, linewidth=0.9, linestyle=(0, (3, 2)), zorder=5)
         axes.annotate(
             f"δ = 1/{round(1 / step)}", (0.02, np.exp(step)), xytext=(0, 1), textcoords="offset points",
-            color=style.theme.ink, fontsize="small", va="bottom", zorder=6,
+            color=style.theme.ink, fontsize=style.small, va="bottom", zorder=6,
             bbox={"facecolor": style.theme.page, "edgecolor": "none", "alpha": 0.75, "pad": 1},
         )  # fmt: skip

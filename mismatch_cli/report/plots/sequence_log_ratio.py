@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 TITLE = "Log-ratio of whole responses by length"
 CAPTION = (
-    "Each dot is a response: Σ (log π − log μ) over its tokens, against its length; the line through the origin is "
-    "Σ(Σd · length) / Σ length², per 1,000 tokens, with its 95 % interval over prompts. "
-    "The slope is minus the KL(μ‖π) per token, so a response's importance weight exp(Σd) shrinks exponentially with length."
+    "Each dot is a response: Σd = Σ (log π − log μ) over its tokens, against its length T; the line through the "
+    "origin has the slope 1000 · E[T Σd] / E[T²], with its 95 % interval over prompts. Minus the slope estimates "
+    "KL(μ‖π) per 1,000 tokens: importance weights exp(Σd) shrink exponentially with length."
 )
 
 _LEGEND = 20

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 TITLE = "Volatility by rollout probability"
 CAPTION = (
-    "For the tokens in each bin of μ: the standard deviation, and the 99th percentile, of the ratio r = π/μ, of the binary "
-    "TV |π − μ| and of the top-K TV, with 95 % intervals over prompts; the percentile of the ratio is that of r − 1. "
+    "For the tokens in each bin of μ: standard deviation and 99th percentile of the ratio r = π/μ, of the binary "
+    "TV |π − μ| and of the top-K TV, with 95 % intervals over prompts; for the ratio the percentile of r − 1. "
     "Where a line falls from left to right, a threshold on that quantity is hit by rare tokens first."
 )
 
@@ -37,14 +37,19 @@ def draw(figure: Figure, data: PlotData, style: Style) -> None:
     _draw_panel(both[1], rows, "p99", style)
     title(both[0], "Standard deviation in the bin", style, _LEGEND)
     title(both[1], "99th percentile in the bin", style, _LEGEND)
-    lowest, highest = min(axes.get_ylim()[0] for axes in both), max(axes.get_ylim()[1] for axes in both)
     for axes in both:
         axes.set_xlabel("rollout probability μ, edges of the bins")
-        if axes.lines:
-            axes.set_ylim(lowest, highest)
-            logarithmic(axes, "y")
-            legend_above(axes, style)
+    _share_vertical([axes for axes in both if axes.lines], style)
     add_subject(figure, style, data.subject)
+
+
+def _share_vertical(filled: Sequence[Axes], style: Style) -> None:
+    """The same logarithmic scale in both panels, so that their heights compare."""
+    limits = [axes.get_ylim() for axes in filled]
+    for axes in filled:
+        axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
+        logarithmic(axes, "y")
+        legend_above(axes, style)
 
 
 def _rows(data: PlotData) -> list[Mapping[str, Any]]:
@@ -65,7 +70,7 @@ def _draw_panel(axes: Axes, rows: Sequence[Mapping[str, Any]], statistic: str, s
 def _draw_series(
     axes: Axes, estimates: Sequence[Mapping[str, Any] | None], shift: float, label: str, marker: str, colour: str
 ) -> None:
-    """One line through the middles of the bins, with a whisker for each interval; zeros are not on a logarithmic axis."""
+    """One line through the middles of the bins, with a whisker for each interval; a logarithmic axis has no zero."""
     value_B3 = np.array([_numbers(estimate) for estimate in estimates], dtype=np.float64) - shift
     centre_B = np.arange(len(value_B3)) + 0.5
     drawn_B = value_B3[:, 0] > 0
@@ -81,8 +86,8 @@ def _draw_series(
 
 
 def _numbers(estimate: Mapping[str, Any] | None) -> list[float]:
-    parts = (estimate or {}).get
-    return [np.nan if parts(name) is None else float(parts(name)) for name in ("value", "low", "high")]
+    parts = [(estimate or {}).get(name) for name in ("value", "low", "high")]
+    return [np.nan if part is None else float(part) for part in parts]
 
 
 def _draw_bins(axes: Axes, rows: Sequence[Mapping[str, Any]], style: Style) -> None:

@@ -1,0 +1,66 @@
+"""Pictures as files and as data URIs."""
+
+from __future__ import annotations
+
+import base64
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import matplotlib as mpl
+
+from mismatch_cli.report.figures import FigureView, figure_views, write_plots
+
+VARIANTS = ("wide_light", "wide_dark", "narrow_light", "narrow_dark")
+
+
+def svg_of(uri: str) -> str:
+    head, _, content = uri.partition(",")
+    assert head == "data:image/svg+xml;base64"
+    return base64.b64decode(content).decode()
+
+
+def test_every_variant_is_an_svg_of_its_size(figures: list[FigureView]) -> None:
+    for view in figures:
+        pictures = [getattr(view, variant) for variant in VARIANTS]
+        assert [picture.width for picture in pictures] == [1080, 1080, 344, 344]
+        assert pictures[0].uri != pictures[1].uri
+        for picture in pictures:
+            svg = svg_of(picture.uri)
+            root = ET.fromstring(svg)
+            assert float(root.attrib["width"].removesuffix("pt")) / 0.75 == picture.width
+            assert "<text" in svg  # real text, sharp at any zoom
+            assert "system-ui" in svg
+            assert "<metadata" not in svg
+
+
+def test_the_same_data_gives_the_same_bytes(measured: SimpleNamespace, figures: list[FigureView]) -> None:
+    settings = dict(mpl.rcParams)
+    assert figure_views(measured.plot_data) == figures
+    assert dict(mpl.rcParams) == settings  # nothing global was changed
+
+
+def test_files(tmp_path: Path, measured: SimpleNamespace) -> None:
+    from PIL import Image
+
+    written = write_plots(tmp_path / "plots", measured.plot_data)
+    assert sorted(path.name for path in written) == sorted(path.name for path in (tmp_path / "plots").iterdir())
+    assert {path.suffix for path in written} == {".png", ".svg"}
+    for path in written:
+        if path.suffix == ".png":
+            with Image.open(path) as image:
+                assert image.width == 2160
+                assert image.convert("RGB").getpixel((2, 2)) == (255, 255, 255)
+
+
+def test_a_hundred_thousand_tokens_stay_small_and_quick(
+    batch_maker: Callable[..., object], measurer: Callable[..., SimpleNamespace]
+) -> None:
+    data = measurer(batch_maker(640, 200), tokens=100_000).plot_data
+    assert len(data.logq_N) == 100_000
+    began = time.process_time()
+    size = sum(len(getattr(view, variant).uri) for view in figure_views(data) for variant in VARIANTS)
+    assert size < 4e6
+    assert time.process_time() - began < 15  # 3 s where it was measured

@@ -1,0 +1,147 @@
+"""The page as a file: well formed, self-contained, and deaf to what token text tries."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from mismatch_cli.report.html import render_html, write_html
+from mismatch_cli.report.view import ReportView, Section
+
+VOID = {"meta", "img", "source", "br", "link", "input"}
+
+
+class Page(HTMLParser):
+    """Elements in order, and whether every one is closed where it should be."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert len({name for name, _ in attrs}) == len(attrs)
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] != "style":
+            self.text.append(data)
+
+    def all(self, *tags: str) -> list[dict[str, str | None]]:
+        return [attributes for tag, attributes in self.elements if tag in tags]
+
+
+@pytest.fixture(scope="module")
+def html(view: ReportView) -> str:
+    return render_html(view)
+
+
+@pytest.fixture(scope="module")
+def page(html: str) -> Page:
+    return Page(html)
+
+
+def test_nothing_is_loaded_and_nothing_runs(html: str, page: Page) -> None:
+    assert not page.all("script", "link", "iframe", "object", "embed", "base", "form")
+    for _, attributes in page.elements:
+        assert not [name for name in attributes if name.startswith("on")]
+        for name in ("src", "srcset", "href", "data", "action"):
+            assert (attributes.get(name) or "#").startswith(("#", "data:image/svg+xml;base64,"))
+    css = html[html.index("<style>") : html.index("</style>")]
+    assert "url(" not in css
+    assert "@import" not in css
+    policy = [meta["content"] for meta in page.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
+    assert policy == ["default-src 'none'; img-src data:; style-src 'unsafe-inline'"]
+
+
+def test_hostile_text_is_shown_not_obeyed(html: str, page: Page) -> None:
+    text = "".join(page.text)
+    assert (
+        text.count("<script>alert(1)</script> </style>{{ 7 * 7 }} $\\frac{1}{2}$ \\x1b[2J \\u202eevil\\u202c \\x00")
+        >= 4
+    )
+    assert "<script" not in html
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", html)
+    html.encode("utf-8")
+
+
+def test_order_of_the_page(page: Page, view: ReportView) -> None:
+    text = "".join(page.text)
+    order = ["mismatch-cli report", "Rollout engine", "3 prompts were skipped", "On an average token", "E |π − μ|"]
+    order += [
+        "Each dot is a sampled token",
+        "Worst tokens",
+        "How it was measured",
+        "Definitions",
+        "Get this report again",
+    ]
+    places = [text.index(part) for part in order[:4]]
+    for part in order[4:]:
+        places.append(text.index(part, places[-1]))
+    assert places == sorted(places)
+    assert view.command.strip() in text
+
+
+def test_accessible(page: Page, view: ReportView) -> None:
+    assert page.all("html") == [{"lang": "en"}]
+    levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch("h[1-6]", tag)]
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+    figures = [figure for section in view.sections for figure in section.figures]
+    images = page.all("img")
+    assert len(images) == len(figures) > 0
+    assert all(image["alt"] for image in images)
+    assert len(page.all("caption")) == len(page.all("table"))
+    assert all(cell["scope"] in ("col", "row") for cell in page.all("th"))
+
+
+def test_every_link_has_a_target_and_every_metric_a_definition(page: Page, view: ReportView) -> None:
+    ids = Counter(attributes["id"] for _, attributes in page.elements if "id" in attributes)
+    assert set(ids.values()) == {1}
+    links = {attributes["href"] for attributes in page.all("a")}
+    assert {(link or "").removeprefix("#") for link in links} <= set(ids)
+    text = "".join(page.text)
+    for metric in view.definitions():
+        assert metric.source in text
+
+
+def test_pictures_for_both_themes_and_widths(page: Page, view: ReportView) -> None:
+    figure = view.sections[1].figures[0]
+    media = [source["media"] for source in page.all("source")[:3]]
+    assert media == [
+        "screen and (min-width: 900px) and (prefers-color-scheme: dark)",
+        "(min-width: 900px)",
+        "screen and (prefers-color-scheme: dark)",
+    ]
+    uris = [source["srcset"] for source in page.all("source")[:3]] + [page.all("img")[0]["src"]]
+    assert uris == [figure.wide_dark.uri, figure.wide_light.uri, figure.narrow_dark.uri, figure.narrow_light.uri]
+
+
+def test_what_is_empty_is_left_out(view: ReportView) -> None:
+    bare = replace(view, notes=(), leading=(), sections=(Section("Alone", "Nothing but text."),), settings=())
+    page = Page(render_html(bare))
+    assert not page.all("figure", "table", "article")
+    assert "Nothing but text." in "".join(page.text)
+
+
+def test_written_whole_and_below_four_megabytes(tmp_path: Path, view: ReportView, html: str) -> None:
+    path = tmp_path / "run" / "report.html"
+    write_html(path, view)
+    assert path.read_text(encoding="utf-8") == html
+    assert path.stat().st_size < 4e6
+    assert [each.name for each in path.parent.iterdir()] == ["report.html"]

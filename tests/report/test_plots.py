@@ -1,0 +1,177 @@
+"""Every file in report/plots: the contract, all variants, and data that has hardly anything in it."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.text import Text
+
+from mismatch_cli import registry
+from mismatch_cli.report.figures import draw, plots_for
+from mismatch_cli.report.plot_data import PlotData
+from mismatch_cli.report.plots import _points
+from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
+
+PLOTS = registry.names("mismatch_cli.report.plots")
+STYLES = [Style(layout, theme) for layout, theme in itertools.product((WIDE, NARROW), (LIGHT, DARK))]
+
+
+@pytest.fixture(params=PLOTS)
+def plot(request: pytest.FixtureRequest) -> ModuleType:
+    return registry.load("mismatch_cli.report.plots", request.param, "plot")
+
+
+@pytest.fixture(params=STYLES, ids=lambda style: f"{style.layout.name}-{style.theme.name}")
+def style(request: pytest.FixtureRequest) -> Style:
+    return request.param
+
+
+def drawn(plot: ModuleType, data: PlotData, style: Style) -> Any:
+    """The figure, drawn to the last pixel; every warning is an error."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figure = draw(plot, data, style)
+        FigureCanvasAgg(figure).draw()
+    return figure
+
+
+def test_the_paper_plots_are_there() -> None:
+    assert {"ratio-and-tv", "logp-agreement", "sequence-log-ratio", "volatility", "position-profile"} <= set(PLOTS)
+
+
+def test_contract(plot: ModuleType) -> None:
+    assert plot.TITLE.strip()
+    assert plot.CAPTION.strip().endswith(".")
+    assert plot.needs(PlotData({})) is False
+
+
+def test_text_is_legible_inside_the_figure_and_apart(plot: ModuleType, style: Style, measured: SimpleNamespace) -> None:
+    assert plot.needs(measured.plot_data)
+    figure = drawn(plot, measured.plot_data, style)
+    width, height = figure.get_size_inches()
+    assert round(width * 96) == style.layout.width
+    for text in figure.findobj(Text):
+        assert text.get_fontsize() / 0.75 >= 10.5, text.get_text()  # CSS pixels
+    box = figure.get_tightbbox()  # of everything that is drawn, labels included; in inches
+    assert min(box.x0, box.y0, width - box.x1, height - box.y1) >= -0.01
+    for axes in figure.axes:
+        parts = [t for t in (axes.title, axes._left_title, axes._right_title) if t.get_text()]
+        parts += [axes.get_legend()] if axes.get_legend() else []
+        boxes = [part.get_window_extent() for part in parts]
+        for one, other in itertools.combinations(boxes, 2):
+            assert not one.overlaps(other)
+        assert all(box.y0 >= axes.get_window_extent().y1 for box in boxes)
+
+
+POOR = {
+    "one token": ([-0.5], [-0.6], [0.01]),
+    "one token, certain": ([0.0], [0.0], None),
+    "all equal": ([-1.0, -2.0, -0.1], [-1.0, -2.0, -0.1], None),
+    "float32 noise": ([-1.0, -2.0, -0.1], [-1.000001, -2.0, -0.1000001], [1e-7, 0.0, 2e-7]),
+    "not measured": ([-1.0, -2.0], [np.nan, np.nan], [np.nan, np.nan]),
+    "out of support": ([-1.0, -2.0, -3.0], [-np.inf, -np.inf, -3.1], None),
+    "far apart": ([-0.001, -15.0], [-90.0, -0.1], [0.999, 0.9]),
+}
+
+
+@pytest.mark.parametrize("name", POOR)
+def test_draws_or_declines_poor_data(plot: ModuleType, name: str) -> None:
+    logq, logp, topk = (None if column is None else np.array(column, dtype=np.float32) for column in POOR[name])
+    gap = {"value": 0.1, "low": None, "high": None, "note": "fewer than 10 prompts: no interval"}
+    nothing = {"value": None, "low": None, "high": None, "note": "not measured"}
+    keys = [f"{q}_{s}" for q in ("ratio", "tv_binary", "tv_topk") for s in ("sd", "p99")]
+    row = {"mu_low": 0.9, "mu_high": 1.0, "tokens": 1, **dict.fromkeys(keys, nothing)}
+    summary = {
+        "metrics": {"sequence_slope": nothing},
+        "volatility": [
+            row,
+            row | {"tokens": 0},
+            row | {"ratio_sd": gap | {"value": 0.0}, "ratio_p99": gap | {"value": 1.1}},
+        ],
+        "positions": [{"first": 0, "last": 0, "abs_d_mean": gap}, {"first": 1, "last": 1, "abs_d_mean": nothing}],
+        "from_end": [],
+    }
+    lengths, sums = np.array([len(logq)]), np.array([float(np.sum(logp - logq))])
+    data = PlotData(summary, "$\\frac{1}{2}$ 漢字 \x1b", logq, logp, topk, lengths, sums, lattice_steps=(0.5,))
+    if plot.needs(data):
+        for style in STYLES[1:3]:
+            drawn(plot, data, style)
+
+
+def test_without_topk_the_binary_tv_is_labelled(measured: SimpleNamespace) -> None:
+    fields = {**vars(measured.plot_data), "tv_topk_N": None}
+    plot = registry.load("mismatch_cli.report.plots", "ratio-and-tv", "plot")
+    titles = [axes.get_title(loc="left") for axes in draw(plot, PlotData(**fields), STYLES[0]).axes]
+    assert sum("small at low μ" in title for title in titles) == 2
+
+
+def test_lattice_lines_are_drawn_only_where_the_data_shows_them(measured: SimpleNamespace) -> None:
+    plot = registry.load("mismatch_cli.report.plots", "ratio-and-tv", "plot")
+
+    def labels(steps: tuple[float, ...]) -> list[str]:
+        figure = draw(plot, PlotData(**{**vars(measured.plot_data), "lattice_steps": steps}), STYLES[0])
+        return [text.get_text() for text in figure.axes[0].texts]
+
+    assert labels((0.125, 0.25)) == ["δ = 1/8", "δ = 1/4"]
+    assert labels(()) == []
+
+
+def test_plots_for_leaves_out_what_has_no_data() -> None:
+    assert list(plots_for(PlotData({}))) == []
+
+
+def test_percentiles_join_bins_that_are_too_small() -> None:
+    from mismatch_cli.report.plots.ratio_and_tv import _percentiles
+
+    mu, y = np.repeat([0.05, 0.15, 0.95], [150, 20, 130]), np.arange(300.0)
+    y[0] = np.nan
+    centres, rows = _percentiles(mu, y, np.linspace(0, 1, 11))
+    assert centres.tolist() == [0.05, 0.95]  # 0.15 joins 0.95, nearest in order
+    assert rows[0].tolist() == pytest.approx(np.quantile(np.arange(1.0, 150), [0.01, 0.5, 0.99]))
+    assert rows[1].tolist() == pytest.approx(np.quantile(np.arange(150.0, 300), [0.01, 0.5, 0.99]))
+    assert len(_percentiles(mu[:50], y[:50], np.linspace(0, 1, 11))[0]) == 0
+
+
+def test_points_land_where_they_belong() -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4, 3))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_xlim(0, 1)
+    axes.set_ylim(1e-2, 1)
+    axes.set_yscale("log")
+    inside, outside = (np.array([0.25]), np.array([0.1])), (np.array([2.0, np.nan]), np.array([0.1, 0.1]))
+    _points.draw_points(
+        axes, STYLES[0], np.concatenate([inside[0], outside[0]]), np.concatenate([inside[1], outside[1]]), "#0b66b5"
+    )
+    image = np.asarray(axes.images[0].get_array())
+    rows, columns = np.nonzero(image[..., 3])
+    assert len(rows) == 16  # one dot of 4 × 4 pixels, as there are so few
+    assert columns.mean() / image.shape[1] == pytest.approx(0.25, abs=0.01)
+    assert rows.mean() / image.shape[0] == pytest.approx(0.5, abs=0.01)  # 0.1 is halfway on the logarithmic axis
+    assert tuple(image[rows[0], columns[0], :3]) == (0x0B, 0x66, 0xB5)
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=lambda theme: theme.name)
+def test_contrast(theme: Any) -> None:
+    assert min(_contrast(theme.page, colour) for colour in (theme.ink, theme.muted)) >= 4.5
+    assert min(_contrast(theme.page, colour) for colour in (theme.blue, theme.orange, theme.green)) >= 3
+
+
+def _contrast(one: str, other: str) -> float:
+    """WCAG 2.1 contrast ratio."""
+
+    def luminance(colour: str) -> float:
+        channels = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+        linear = np.where(channels <= 0.03928, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+        return float(linear @ [0.2126, 0.7152, 0.0722])
+
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)

@@ -1,0 +1,85 @@
+"""Token text on its way to a terminal, a page and a figure: nothing in it may act, everything in it can be seen."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from rich.table import Table
+
+from mismatch_cli.text import for_html, for_mathtext, for_terminal, visible
+
+NASTY = [
+    ("[bold]x[/bold]", "[bold]x[/bold]"),
+    ("[/]", "[/]"),
+    (":smile:", ":smile:"),
+    ("\\[red]", "\\[red]"),
+    ("ends with \\", "ends with \\"),
+    ("\x1b[2J", "\\x1b[2J"),
+    ("\x1b]8;;http://x\x07", "\\x1b]8;;http://x\\x07"),
+    ("a\nb\r\n\tc", "a⏎b\\x0d⏎⇥c"),
+    ("\x00\x7f\x9b", "\\x00\\x7f\\x9b"),
+    ("\u202eevil\u202c", "\\u202eevil\\u202c"),
+    ("\u2066a\u2069\u200f", "\\u2066a\\u2069\\u200f"),
+    ("zero\u200bwidth\ufeff", "zero\\u200bwidth\\ufeff"),
+    ("line\u2028para\u2029", "line\\u2028para\\u2029"),
+    ("\ud800", "\\ud800"),
+    ("\U000e0041\U0010ffff", "\\U000e0041\\U0010ffff"),
+    ("<script>alert(1)</script>", "<script>alert(1)</script>"),
+    ("$\\frac{1}{2}$", "$\\frac{1}{2}$"),
+    (" Ünïcödé 漢字 שלום 🙂 é", " Ünïcödé 漢字 שלום 🙂 é"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), NASTY)
+def test_visible_spells_out_what_cannot_be_seen(text: str, expected: str) -> None:
+    assert visible(text) == expected
+
+
+@pytest.mark.parametrize(("text", "expected"), NASTY)
+def test_a_terminal_shows_the_text_and_interprets_nothing(text: str, expected: str) -> None:
+    assert _printed(for_terminal(text)) == expected
+    table = Table.grid()
+    table.add_row(for_terminal(text))
+    assert _printed(table).rstrip() == expected.rstrip()
+
+
+@given(st.text())
+def test_nothing_invisible_is_left(text: str) -> None:
+    shown = visible(text)
+    shown.encode("utf-8")
+    assert visible(shown) == shown
+    assert all(character.isprintable() or character.isspace() for character in shown)
+    assert "\n" not in shown
+
+
+def test_a_page_keeps_the_lines() -> None:
+    assert for_html("a\n\nb\x1b") == "a⏎\n⏎\nb\\x1b"
+
+
+def test_a_dollar_in_a_figure_is_a_dollar() -> None:
+    from matplotlib.text import Text
+
+    for text in ("$\\frac{1}{2}$", "$", "a $b$ $c", "\\$x$", "100 $"):
+        drawn = Text(text=for_mathtext(text))
+        shown, is_math = drawn._preprocess_math(drawn.get_text())  # what is drawn in the end
+        assert (shown, is_math) == (text, False)
+
+
+def test_a_figure_has_a_glyph_for_every_character(recwarn: pytest.WarningsRecorder) -> None:
+    from matplotlib.figure import Figure
+
+    assert for_mathtext("漢 ok") == "\\u6f22 ok"
+    figure = Figure()
+    figure.text(0, 0, for_mathtext("".join(text for text, _ in NASTY)))
+    figure.savefig(io.BytesIO(), format="png")
+    assert not recwarn.list
+
+
+def _printed(renderable: object) -> str:
+    console = Console(file=io.StringIO(), width=400, force_terminal=False)
+    console.print(renderable, end="")
+    return console.file.getvalue().removesuffix("\n")  # type: ignore[attr-defined]
