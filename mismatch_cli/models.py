@@ -1,11 +1,112 @@
-"""Loading a Hugging Face model or tokenizer, with what can be wrong said in one sentence."""
+"""Loading a Hugging Face model or tokenizer, with whatever can be wrong said in one sentence."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mismatch_cli.errors import MismatchError
+import torch
+
+from mismatch_cli.compat import prepare_imports
+from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.torch_settings import DTYPES
+
+_PLACED_BY_ACCELERATE = ("auto", "balanced", "balanced_low_0", "sequential")
+
+
+def load_causal_lm(
+    model: str, dtype: str = "auto", attn_implementation: str | None = None, device_map: str | None = None
+) -> Any:
+    """Load a causal LM in eval mode.
+
+    `dtype` "auto" is the checkpoint's own; without a device map the model goes to CUDA if there is one.
+    Raises UsageError for a dtype or device that does not exist, MismatchError for whatever is wrong with the model.
+    """
+    if dtype not in DTYPES:
+        raise UsageError(f"{dtype!r} is not a dtype for a model. Use one of: {', '.join(DTYPES)}.")
+    check_model_folder(model)
+    device = _device(device_map)
+    prepare_imports()
+    options: dict[str, Any] = {"dtype": dtype}
+    if attn_implementation is not None:
+        options["attn_implementation"] = attn_implementation
+    if device is None:
+        options["device_map"] = device_map
+    try:
+        loaded, info = _from_pretrained(model, options)
+        loaded = loaded if device is None else loaded.to(device)
+    except Exception as error:  # a foreign library: a damaged checkpoint fails in as many ways as there are formats
+        raise MismatchError(_why(model, error)) from error
+    _check_complete(model, info)
+    return loaded.eval()
+
+
+def _device(device_map: str | None) -> torch.device | None:
+    """The one device of the model; None where accelerate places its layers."""
+    if device_map in _PLACED_BY_ACCELERATE:
+        if importlib.util.find_spec("accelerate") is None:
+            raise MismatchError(f"--device-map {device_map} needs accelerate. Install it with: pip install accelerate")
+        return None
+    try:
+        device = torch.device(device_map or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise UsageError(
+            f"--device-map {device_map} is no device. Use auto, cpu, cuda, cuda:0 or another name that torch knows."
+        ) from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise MismatchError(
+            f"--device-map {device_map} is not here: torch sees {torch.cuda.device_count()} CUDA devices. "
+            "Use --device-map cpu, or leave it out."
+        )
+    return device
+
+
+def _from_pretrained(model: str, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    from transformers import AutoModelForCausalLM
+
+    with _quiet():
+        return AutoModelForCausalLM.from_pretrained(os.path.expanduser(model), output_loading_info=True, **options)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bar and no table of missing weights: those are an error here, with a sentence of its own."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _why(model: str, error: Exception) -> str:
+    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    if "Unrecognized configuration class" in reason:
+        return f"{model} is not a causal language model. Name a model that generates text from left to right."
+    if isinstance(error, torch.OutOfMemoryError):
+        return f"{model} does not fit into the memory of the device. Use --trainer-dtype bfloat16 or --device-map auto."
+    if "couldn't connect" in reason or "is not a local folder" in reason:
+        return f"{model} is no folder here, and the Hugging Face hub did not give it ({reason}) Check the name."
+    return f"{model} cannot be loaded by transformers: {reason}"
+
+
+def _check_complete(model: str, info: dict[str, Any]) -> None:
+    """transformers fills missing weights with random numbers and warns; that would be measured as mismatch."""
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise MismatchError(
+            f"{model} is incomplete: {len(missing)} of its weights are missing, such as {missing[0]}. "
+            "Save the whole model (with its LM head) and try again."
+        )
 
 
 def load_tokenizer(model: str) -> Any:
@@ -34,7 +135,7 @@ def load_tokenizer(model: str) -> Any:
 def check_model_folder(model: str) -> None:
     """Say what is wrong with a local path before a hub client takes it for the name of a repository."""
     path = Path(model).expanduser()
-    looks_local = path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1 or path.exists()
+    looks_local = path.is_absolute() or model.startswith((".", "~")) or model.endswith("/") or model.count("/") > 1 or path.exists()
     if not looks_local:
         return
     if not path.is_dir():

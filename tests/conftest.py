@@ -4,9 +4,26 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
+import pytest
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from mismatch_cli.compat import prepare_imports
 
 prepare_imports()
+
+from tests.tiny_models import save_model  # noqa: E402, F401
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)

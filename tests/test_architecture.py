@@ -22,7 +22,8 @@ FLOORS = [
     {"trace"},
     {"algorithms", "trust_regions"},
     {"divergences"},
-    {"models", "sampling", "batch", "text", "registry", "torch_settings", "compat", "bundled"},
+    {"models"},
+    {"sampling", "batch", "text", "registry", "torch_settings", "compat", "bundled"},
     {"errors", ""},
     {"subprocess_site"},
 ]

@@ -58,4 +58,8 @@ def _print(view: Any) -> None:
 
     from mismatch_cli.report.terminal import print_report
 
-    print_report(view, Console(highlight=False, emoji=False, markup=False))
+    class PipeableConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich would exit with 1; for `| head` that is no failure
+
+    print_report(view, PipeableConsole(highlight=False, emoji=False, markup=False))

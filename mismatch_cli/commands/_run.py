@@ -13,8 +13,8 @@ from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.recording.config import ProbeConfig, TrainerSettings
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.tasks.prompts import PromptSource
+from mismatch_cli.torch_settings import DTYPES
 
-_DTYPES = ("auto", "float32", "bfloat16", "float16")
 _ENGINE_FLAGS = {
     "kv_cache_dtype": "kv_cache_dtype",
     "tensor_parallel": "tensor_parallel_size",
@@ -94,8 +94,8 @@ def config_from_flags(flags: dict[str, Any]) -> ProbeConfig:
     if flags["engine"] not in engines:
         raise UsageError(registry.unknown("engine", flags["engine"], engines))
     for flag in ("rollout_dtype", "trainer_dtype"):
-        if flags[flag] not in _DTYPES:
-            raise UsageError(f"--{flag.replace('_', '-')}: {registry.unknown('dtype', flags[flag], _DTYPES)}")
+        if flags[flag] not in DTYPES:
+            raise UsageError(f"--{flag.replace('_', '-')}: {registry.unknown('dtype', flags[flag], DTYPES)}")
     return ProbeConfig(
         model=model,
         engine=flags["engine"],

@@ -13,7 +13,7 @@ from mismatch_cli.batch import Rollout
 from mismatch_cli.engines import EngineSettings, Request
 from mismatch_cli.errors import UsageError
 from mismatch_cli.sampling import SamplingSettings
-from mismatch_cli.scoring.trainer import load_causal_lm
+from mismatch_cli.models import load_causal_lm
 
 _ARGUMENTS = {"batch_size": 64, "attn_implementation": None, "device_map": None, "max_model_len": None}
 

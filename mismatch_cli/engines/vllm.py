@@ -16,6 +16,7 @@ from mismatch_cli.compat import prepare_imports
 from mismatch_cli.engines import EngineSettings, Request
 from mismatch_cli.engines._quiet import engine_log, one_sentence
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.models import check_model_folder
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.torch_settings import TorchSettings
 
@@ -31,6 +32,7 @@ def create(settings: EngineSettings) -> VllmEngine:
     """Load the model into vLLM with processed log-probs (μ as sampled) and nothing on the terminal."""
     if importlib.util.find_spec("vllm") is None:
         raise MismatchError(_MISSING)
+    check_model_folder(settings.model)
     _set_environment()
     prepare_imports()
     before = TorchSettings.current()

@@ -29,9 +29,7 @@ class PositionProfile:
 
     def update(self, gaps: TokenGaps) -> None:
         starts, response, from_start, from_end = _segments(gaps.response_offset_S1)
-        if (before_T1 := gaps.kept_before_T1) is not None:
-            starts = before_T1[starts]
-        pieces = Segments(starts)
+        pieces = Segments(gaps.kept_before(starts))
         sums = np.empty((len(starts) - 1, 5))
         for column, values_N in enumerate((gaps.abs_d_N, gaps.abs_dp_N, gaps.d_N)):
             sums[:, column] = pieces.sum(values_N)

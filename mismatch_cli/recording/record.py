@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from mismatch_cli.compat import prepare_imports
 from mismatch_cli.engines import Engine, EngineSettings, create_engine
-from mismatch_cli.errors import MismatchError
+from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.recording.config import ProbeConfig
 from mismatch_cli.recording.sample import plan_shards, sample_shard
 from mismatch_cli.models import load_tokenizer
@@ -58,6 +58,7 @@ def _sample(
     config: ProbeConfig, folder: Path, log_file: Path, manifest: dict[str, Any], progress: Progress
 ) -> None:
     tokenizer = load_tokenizer(config.model)
+    _check_top_logprobs(config.top_logprobs, len(tokenizer))
     problems = load_problems(config.prompts)
     progress.say(f"Loading {config.model} into the rollout engine ({config.engine})")
     engine = create_engine(config.engine, _engine_settings(config, log_file))
@@ -71,6 +72,11 @@ def _sample(
         engine.close()
     manifest["sampled"] = True
     write_manifest(folder, manifest)
+
+
+def _check_top_logprobs(asked: int, vocabulary: int) -> None:
+    if asked > vocabulary:
+        raise UsageError(f"--top-logprobs {asked} is more than the {vocabulary} tokens there are. Use --top-logprobs 20.")
 
 
 def _engine_settings(config: ProbeConfig, log_file: Path) -> EngineSettings:

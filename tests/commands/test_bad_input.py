@@ -22,7 +22,7 @@ def probe(tmp_path, capfd):
     """Run `probe` into a fresh folder; answers exit code and stderr."""
 
     def call(*arguments: str) -> tuple[int, str]:
-        code = run(["probe", *arguments, *SMALL, "--output", str(tmp_path / "run")])
+        code = run(["probe", *SMALL, *arguments, "--output", str(tmp_path / "run")])
         return code, capfd.readouterr().err
 
     return call

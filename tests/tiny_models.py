@@ -10,10 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from mismatch_cli.compat import prepare_imports
-
-prepare_imports()
-
 _SIZES = {
     "hidden_size": 64,
     "num_hidden_layers": 2,
@@ -24,11 +20,6 @@ _SIZES = {
     "initializer_range": 0.2,  # logits of a few nats, as in a trained model
     "pad_token_id": 0,
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture
@@ -46,8 +37,3 @@ def save_model(tmp_path: Path) -> Callable[..., str]:
         return str(folder)
 
     return save
-
-
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(0)

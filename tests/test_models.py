@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.scoring.loading import load_causal_lm
+from mismatch_cli.models import load_causal_lm
 
 SaveModel = Callable[..., str]
 
@@ -33,12 +33,12 @@ def test_unknown_dtype() -> None:
 
 @pytest.mark.parametrize("name", ["./nowhere", "/no/where", "~/nowhere", "a/b/c", "nowhere/"])
 def test_a_folder_that_is_not_there(name: str) -> None:
-    with pytest.raises(MismatchError, match="There is no folder"):
+    with pytest.raises(MismatchError, match="There is no model folder"):
         load_causal_lm(name)
 
 
 def test_a_folder_without_a_model(tmp_path: Path) -> None:
-    with pytest.raises(MismatchError, match=r"config\.json is missing"):
+    with pytest.raises(MismatchError, match=r"it has no config\.json"):
         load_causal_lm(str(tmp_path))
 
 
