@@ -7,7 +7,8 @@ buffer that exists already; the figure is the median over rounds of the ratio to
 resident memory above what hidden states and weights take, each variant in a process of its own; what a scoring run adds
 to the peak of its backbone can only be less.
 
-Targets: at most 1.2 times the product, and at most 100 MB.
+Targets, in float32: at most 1.2 times the product, and at most 100 MB. (A CPU with bfloat16 instructions halves the
+product but not the exponentials, so there the same work weighs more.)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The entry point: one Typer app from the files in `commands/`, and the one place that prints errors and sets exit codes."""
+"""The entry point: a Typer app from the files in `commands/`; the one place that prints errors and sets exit codes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _global_options(version: bool = typer.Option(False, "--version", help="Print
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; returns the exit code: 0 ok, 1 expected error, 2 usage, 3 a limit exceeded, 130 interrupted."""
+    """Run one command line; the exit code is 0 ok, 1 expected error, 2 usage, 3 a limit exceeded, 130 interrupted."""
     debug = "--debug" in arguments
     try:
         result = typer.main.get_command(build_app()).main(list(arguments), standalone_mode=False)
@@ -53,10 +53,12 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     except Exception as error:
         if isinstance(error, _ClickError):
-            error.show()
-            return error.exit_code
+            error.show()  # type: ignore[attr-defined]
+            return error.exit_code  # type: ignore[attr-defined]
         what = f"{type(error).__name__}: {error}".splitlines()[0]
-        return _fail(f"Unexpected error ({what}). This is a bug: please report it with the output of --debug.", 1, debug)
+        return _fail(
+            f"Unexpected error ({what}). This is a bug: please report it with the output of --debug.", 1, debug
+        )
     return result if isinstance(result, int) else 0
 
 

@@ -8,6 +8,6 @@ class MismatchError(Exception):
 
 
 class UsageError(MismatchError):
-    """A command line that makes no sense (exit code 2): an unknown name, a value out of range, flags that exclude each other."""
+    """A command line that makes no sense (exit code 2): an unknown name, a value out of range, flags at odds."""
 
     exit_code = 2

@@ -110,7 +110,7 @@ def _check_complete(model: str, info: dict[str, Any]) -> None:
 
 
 def load_tokenizer(model: str) -> Any:
-    """Load the tokenizer of a local folder or a hub name; raises a `MismatchError` where it is missing or does not fit."""
+    """Load the tokenizer of a local folder or a hub name; a `MismatchError` where it is missing or does not fit."""
     from transformers import AutoConfig, AutoTokenizer
 
     check_model_folder(model)
@@ -135,11 +135,19 @@ def load_tokenizer(model: str) -> Any:
 def check_model_folder(model: str) -> None:
     """Say what is wrong with a local path before a hub client takes it for the name of a repository."""
     path = Path(model).expanduser()
-    looks_local = path.is_absolute() or model.startswith((".", "~")) or model.endswith("/") or model.count("/") > 1 or path.exists()
+    looks_local = (
+        path.is_absolute()
+        or model.startswith((".", "~"))
+        or model.endswith("/")
+        or model.count("/") > 1
+        or path.exists()
+    )
     if not looks_local:
         return
     if not path.is_dir():
-        raise MismatchError(f"There is no model folder {path}. Give a folder with config.json and weights, or a hub name.")
+        raise MismatchError(
+            f"There is no model folder {path}. Give a folder with config.json and weights, or a hub name."
+        )
     if not (path / "config.json").is_file():
         raise MismatchError(f"{path} is no model folder: it has no config.json. Save the model with save_pretrained.")
 

@@ -13,7 +13,7 @@ from mismatch_cli.errors import UsageError
 
 
 def names(package: str) -> list[str]:
-    """The public names in a package folder: `binary_tv.py` is `binary-tv`; files with a leading underscore are helpers."""
+    """The public names in a package folder: `binary_tv.py` is `binary-tv`; a leading underscore marks a helper."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(f"{package} is no package")

@@ -11,7 +11,7 @@ _SMALL_MODEL_BYTES = 200_000_000
 
 
 def set_threads(asked: int | None, model: str) -> int:
-    """Set torch's CPU threads: as asked, else one for a small model (more only wait for each other), else torch's choice."""
+    """Set torch's CPU threads: as asked, else one for a small model (more would wait for each other), else as it is."""
     import torch
 
     if asked is None and _weight_bytes(model) < _SMALL_MODEL_BYTES:
@@ -29,7 +29,7 @@ def _weight_bytes(model: str) -> float:
 
 @dataclass(frozen=True)
 class TorchSettings:
-    """torch as it was before an engine: vLLM on CPU turns `torch.set_num_threads` into a no-op for the whole process."""
+    """torch as it was before an engine: vLLM on CPU turns `torch.set_num_threads` into a no-op for the process."""
 
     set_num_threads: Callable[[int], None]
     threads: int
@@ -45,6 +45,6 @@ class TorchSettings:
     def restore(self) -> None:
         import torch
 
-        torch.set_num_threads = self.set_num_threads
+        torch.set_num_threads = self.set_num_threads  # type: ignore[assignment]
         torch.set_num_threads(self.threads)
         torch._dynamo.config.disable = self.compile_disabled

@@ -36,7 +36,7 @@ def floor_of(room: str) -> int:
 
 def room_of(module: str) -> str:
     """`mismatch_cli.trace.reader` → `trace`; the package itself → ``."""
-    return (module.split(".") + [""])[1]
+    return [*module.split("."), ""][1]
 
 
 def imports_of(path: Path) -> set[str]:

@@ -10,7 +10,10 @@ import typer
 _OUTPUT = "Output"
 
 Json = Annotated[
-    bool, typer.Option("--json", help="Print the summary as JSON on stdout (schema: docs/summary.md).", rich_help_panel=_OUTPUT)
+    bool,
+    typer.Option(
+        "--json", help="Print the summary as JSON on stdout (schema: docs/summary.md).", rich_help_panel=_OUTPUT
+    ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No talk on stderr, only errors.", rich_help_panel=_OUTPUT)]
 Force = Annotated[bool, typer.Option("--force", help="Replace a run that is already there.", rich_help_panel=_OUTPUT)]
@@ -19,8 +22,16 @@ Debug = Annotated[
 ]  # read by cli.run, which catches the error
 Output = Annotated[
     Path | None,
-    typer.Option("--output", "-o", help="Run folder for the trace, summary.json, report.html, plots and log.", rich_help_panel=_OUTPUT),
+    typer.Option(
+        "--output",
+        "-o",
+        help="Run folder for the trace, summary.json, report.html, plots and log.",
+        rich_help_panel=_OUTPUT,
+    ),
 ]
 Worst = Annotated[
-    int, typer.Option("--worst", min=0, help="Show the N worst tokens and responses in their context.", rich_help_panel=_OUTPUT)
+    int,
+    typer.Option(
+        "--worst", min=0, help="Show the N worst tokens and responses in their context.", rich_help_panel=_OUTPUT
+    ),
 ]

@@ -32,7 +32,14 @@ class TerminalProgress:
             self._bar = None
 
     def _start_bar(self, phase: str, done: int, total: int) -> Callable[[int], None]:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
 
         self._bar = Progress(
             TextColumn("{task.description:<9}"),
@@ -72,5 +79,3 @@ class TerminalProgress:
             self.say(f"{phase}: {done + finished}/{total} responses, {rate:.0f}/s, {left:.0f} s left")
 
         return advance
-
-

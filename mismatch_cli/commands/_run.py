@@ -61,7 +61,7 @@ def _resumed_config(flags: dict[str, Any], explicit: set[str], manifest: dict[st
     if changed:
         flag = "--" + changed[0].replace("_", "-") if changed[0] != "model" else "MODEL"
         raise UsageError(
-            f"{flag} differs from the run that --resume would go on with. Leave it out, or start anew in another --output."
+            f"{flag} differs from the run that --resume would go on with. Leave it out, or start in another --output."
         )
     return recorded
 

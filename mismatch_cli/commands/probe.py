@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -22,10 +21,15 @@ def command(
         str | None, typer.Argument(help="Model folder or hub name; without one, the bundled model.", show_default=False)
     ] = None,
     prompts: Annotated[
-        str | None, _option(_PROMPTS, "--prompts", help="A .jsonl, .json, .parquet or .csv file, or a data set on the hub.")
+        str | None,
+        _option(_PROMPTS, "--prompts", help="A .jsonl, .json, .parquet or .csv file, or a data set on the hub."),
     ] = None,
-    prompt_field: Annotated[str | None, _option(_PROMPTS, "--prompt-field", help="Field that holds the prompt.")] = None,
-    answer_field: Annotated[str | None, _option(_PROMPTS, "--answer-field", help="Field that holds the answer.")] = None,
+    prompt_field: Annotated[
+        str | None, _option(_PROMPTS, "--prompt-field", help="Field that holds the prompt.")
+    ] = None,
+    answer_field: Annotated[
+        str | None, _option(_PROMPTS, "--answer-field", help="Field that holds the answer.")
+    ] = None,
     split: Annotated[str, _option(_PROMPTS, "--split", help="Split of a hub data set.")] = "train",
     subset: Annotated[str | None, _option(_PROMPTS, "--subset", help="Configuration of a hub data set.")] = None,
     num_prompts: Annotated[int, _option(_PROMPTS, "--num-prompts", min=1, help="How many prompts to take.")] = 64,
@@ -45,14 +49,18 @@ def command(
     kv_cache_dtype: Annotated[
         str | None, _option(_ENGINE, "--kv-cache-dtype", help="Such as fp8; a strong source of mismatch.")
     ] = None,
-    tensor_parallel: Annotated[int | None, _option(_ENGINE, "--tensor-parallel", min=1, help="GPUs to shard over.")] = None,
+    tensor_parallel: Annotated[
+        int | None, _option(_ENGINE, "--tensor-parallel", min=1, help="GPUs to shard over.")
+    ] = None,
     eager: Annotated[
         bool | None, _option(_ENGINE, "--eager/--compiled", help="Without or with compilation and CUDA graphs.")
     ] = None,
     prefix_caching: Annotated[
         bool | None, _option(_ENGINE, "--prefix-caching/--no-prefix-caching", help="Share the prompts' KV cache.")
     ] = None,
-    max_model_len: Annotated[int | None, _option(_ENGINE, "--max-model-len", min=2, help="Context of the engine.")] = None,
+    max_model_len: Annotated[
+        int | None, _option(_ENGINE, "--max-model-len", min=2, help="Context of the engine.")
+    ] = None,
     engine_arg: Annotated[
         list[str] | None, _option(_ENGINE, "--engine-arg", help="Any other engine setting, as key=value.")
     ] = None,
@@ -60,9 +68,12 @@ def command(
         int, _option(_ENGINE, "--top-logprobs", help="Ranks of μ recorded per token, for the top-K divergences.")
     ] = 20,
     trainer_model: Annotated[
-        str | None, _option(_TRAINER, "--trainer-model", help="Score with other weights too: mismatch and staleness apart.")
+        str | None,
+        _option(_TRAINER, "--trainer-model", help="Score with other weights too: mismatch and staleness apart."),
     ] = None,
-    trainer_dtype: Annotated[str, _option(_TRAINER, "--trainer-dtype", help="auto, float32, bfloat16 or float16.")] = "auto",
+    trainer_dtype: Annotated[
+        str, _option(_TRAINER, "--trainer-dtype", help="auto, float32, bfloat16 or float16.")
+    ] = "auto",
     attn: Annotated[str | None, _option(_TRAINER, "--attn", help="sdpa, eager, flash_attention_2, …")] = None,
     float32_head: Annotated[bool, _option(_TRAINER, "--float32-head", help="The LM head in float32.")] = False,
     device_map: Annotated[str | None, _option(_TRAINER, "--device-map", help="Such as auto, cuda:1, cpu.")] = None,
@@ -73,7 +84,9 @@ def command(
     threads: Annotated[
         int | None, typer.Option("--threads", min=1, help="CPU threads; by default 1 for a small model, else all.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --output where it was stopped.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --output where it was stopped.")
+    ] = False,
     output: Output = None,
     worst: Worst = 0,
     force: Force = False,

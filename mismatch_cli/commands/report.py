@@ -20,7 +20,8 @@ def command(
     ] = None,
     worst: Worst = 10,
     export: Annotated[
-        str | None, typer.Option("--export", help="Write one row per token to tokens.csv or tokens.parquet: csv or parquet.")
+        str | None,
+        typer.Option("--export", help="Write one row per token to tokens.csv or tokens.parquet: csv or parquet."),
     ] = None,
     output: Output = None,
     force: Force = False,

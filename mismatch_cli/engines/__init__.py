@@ -36,6 +36,11 @@ class EngineSettings:
 class Engine(Protocol):
     """What a module in this folder offers through `create(settings)`."""
 
+    @property
+    def max_model_len(self) -> int:
+        """Prompt and response together, in tokens."""
+        ...
+
     def sample(self, requests: Sequence[Request], on_finished: Callable[[int], None]) -> list[Rollout]:
         """Sample one response per request, in the order of the requests; reports how many have finished."""
         ...

@@ -12,14 +12,14 @@ import torch
 from mismatch_cli.batch import Rollout
 from mismatch_cli.engines import EngineSettings, Request
 from mismatch_cli.errors import UsageError
-from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.models import load_causal_lm
+from mismatch_cli.sampling import SamplingSettings
 
 _ARGUMENTS = {"batch_size": 64, "attn_implementation": None, "device_map": None, "max_model_len": None}
 
 
 def create(settings: EngineSettings) -> HfEngine:
-    """Load the model for generation; the engine arguments are `batch_size`, `attn_implementation`, `device_map`, `max_model_len`."""
+    """Load the model for generation; `_ARGUMENTS` are what `--engine-arg` may set."""
     unknown = sorted(set(settings.extra) - set(_ARGUMENTS))
     if unknown:
         raise UsageError(
@@ -45,7 +45,11 @@ class HfEngine:
         self._model = model
         self._settings = settings
         self._batch_size = batch_size
-        self.max_model_len = max_model_len or int(getattr(model.config, "max_position_embeddings", 2**31))
+        self._max_model_len = max_model_len or int(getattr(model.config, "max_position_embeddings", 2**31))
+
+    @property
+    def max_model_len(self) -> int:
+        return self._max_model_len
 
     def sample(self, requests: Sequence[Request], on_finished: Callable[[int], None]) -> list[Rollout]:
         rollouts: list[Rollout] = []
@@ -106,7 +110,7 @@ class HfEngine:
 
 
 class _Recorder:
-    """The last logits processor: applies the sampler's settings and keeps, step by step, what each token was drawn from.
+    """The last logits processor: applies the sampler's settings and keeps, step by step, what a token was drawn from.
 
     `generate` would keep the scores of every step (batch × steps × vocabulary); this keeps one step at a time.
     """

@@ -76,12 +76,12 @@ def _load(settings: EngineSettings) -> Any:
     arguments |= settings.extra
     if arguments.get("enforce_eager"):
         # Asking for log-probs would otherwise compile one small function with inductor: seconds for nothing.
-        torch._dynamo.config.disable = True  # type: ignore[attr-defined]
+        torch._dynamo.config.disable = True
     return LLM(**arguments)
 
 
 class VllmEngine:
-    """A loaded vLLM; `sample` starts from an empty prefix cache, so that a shard's numbers depend on the shard alone."""
+    """A loaded vLLM; `sample` starts with an empty prefix cache: a shard's numbers depend on the shard alone."""
 
     def __init__(self, llm: Any, settings: EngineSettings, before: TorchSettings) -> None:
         self.llm = llm
@@ -202,7 +202,7 @@ def _progress_bar(on_finished: Callable[[int], None]) -> Callable[..., Any]:
     """vLLM drives a tqdm bar: hand it one that draws nothing and passes the count on."""
     from tqdm import tqdm
 
-    class CountingBar(tqdm):  # type: ignore[type-arg]
+    class CountingBar(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             self._counts = "Processed" in kwargs.get("desc", "")  # not the bar for adding requests
             super().__init__(*args, **kwargs)

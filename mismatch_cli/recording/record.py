@@ -10,9 +10,9 @@ from typing import Any, Protocol
 from mismatch_cli.compat import prepare_imports
 from mismatch_cli.engines import Engine, EngineSettings, create_engine
 from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.models import load_tokenizer
 from mismatch_cli.recording.config import ProbeConfig
 from mismatch_cli.recording.sample import plan_shards, sample_shard
-from mismatch_cli.models import load_tokenizer
 from mismatch_cli.tasks.grading import Grader
 from mismatch_cli.tasks.prompts import EncodedPrompts, encode_prompts, load_problems
 from mismatch_cli.torch_settings import set_threads
@@ -54,9 +54,7 @@ def record(config: ProbeConfig, run_folder: Path, previous: dict[str, Any] | Non
         _score(config, folder, manifest, progress)
 
 
-def _sample(
-    config: ProbeConfig, folder: Path, log_file: Path, manifest: dict[str, Any], progress: Progress
-) -> None:
+def _sample(config: ProbeConfig, folder: Path, log_file: Path, manifest: dict[str, Any], progress: Progress) -> None:
     tokenizer = load_tokenizer(config.model)
     _check_top_logprobs(config.top_logprobs, len(tokenizer))
     problems = load_problems(config.prompts)
@@ -76,7 +74,9 @@ def _sample(
 
 def _check_top_logprobs(asked: int, vocabulary: int) -> None:
     if asked > vocabulary:
-        raise UsageError(f"--top-logprobs {asked} is more than the {vocabulary} tokens there are. Use --top-logprobs 20.")
+        raise UsageError(
+            f"--top-logprobs {asked} is more than the {vocabulary} tokens there are. Use --top-logprobs 20."
+        )
 
 
 def _engine_settings(config: ProbeConfig, log_file: Path) -> EngineSettings:
@@ -174,7 +174,7 @@ def _score_pass(config: ProbeConfig, model: str, this: Any, shards: list[Path], 
                     trainer,
                     this,
                     token_budget=config.trainer.token_budget,
-                    repeat=lambda row, first=first: repeated(first + row),
+                    repeat=[repeated(first + row) for row in range(rows[index])],
                     on_scored=on_scored,
                 )
     finally:

@@ -81,7 +81,7 @@ def _check(problem: Problem, rollout: Rollout) -> None:
         position = int(placeholder_T.argmax())
         raise MismatchError(
             f"The engine reported log μ = 0.0 (certain) for token {position} of a response to prompt "
-            f"{problem.prompt_id}, but ranked it {rollout.rank_rollout_T[position]}: a placeholder for a missing value. "
+            f"{problem.prompt_id}, but rank {rollout.rank_rollout_T[position]}: a placeholder for a missing value. "
             "Switch off what skips the computation (speculative decoding, a sampler plug-in)."
         )
 

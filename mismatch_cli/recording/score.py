@@ -40,16 +40,16 @@ def score_shard(
     this: Pass,
     *,
     token_budget: int,
-    repeat: Callable[[int], bool],
+    repeat: Sequence[bool],
     on_scored: Callable[[int], None],
 ) -> None:
-    """Add one pass's columns to a shard and rename it in; `repeat` says which rows are scored twice (the noise floor)."""
+    """Add one pass's columns to a shard and rename it in; `repeat` says which rows are scored twice (noise floor)."""
     table = open_shard(path).read()
     requests = _requests(table)
     scores = trainer.score(requests, token_budget=token_budget, on_scored=on_scored)
     columns = _pass_columns(this, scores)
     if this.version_trainer is not None:
-        again = [row for row in range(len(requests)) if repeat(row)]
+        again = [row for row, chosen in enumerate(repeat) if chosen]
         columns |= _repeat_column(trainer, requests, again, token_budget)
     write_shard(path, _add_columns(table, columns))
 

@@ -77,12 +77,17 @@ def left_out(summary: Mapping[str, Any]) -> tuple[str, ...]:
     for name, text in (
         ("masked", "tokens are masked: the trainer learns nothing from them"),
         ("not_measured", "tokens have no log-probability on one side"),
-        ("out_of_support", "tokens lie outside the trainer's truncated support (π = 0): they count in |π − μ| as μ, and in no log"),
+        (
+            "out_of_support",
+            "tokens lie outside the trainer's truncated support (π = 0): they count in |π − μ| as μ, and in no log",
+        ),
     ):
         if counts[name]:
             notes.append(f"{numbers.count(counts[name])} {text}.")
     if about["unscored_responses"]:
-        notes.append(f"{numbers.count(about['unscored_responses'])} responses are sampled but not scored: go on with --resume.")
+        notes.append(
+            f"{numbers.count(about['unscored_responses'])} responses are sampled but not scored: go on with --resume."
+        )
     if about["grading_timeouts"]:
         notes.append(f"{about['grading_timeouts']} responses score 0 because comparing their answer took too long.")
     return tuple(note for note in notes if note)

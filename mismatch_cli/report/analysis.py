@@ -1,4 +1,4 @@
-"""One pass over traces: the summaries of every pair of policies they hold, and the samples that plots and tables need."""
+"""One pass over traces: the summary of every pair of policies they hold, and the samples that plots and tables need."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.metrics.estimate import times_floor
+from mismatch_cli.metrics.catalog import METRICS
 from mismatch_cli.metrics.lattice import Lattice
 from mismatch_cli.metrics.pairs import PAIRS, Pair
 from mismatch_cli.metrics.scatter import ScatterSample
@@ -112,7 +112,17 @@ def summary_json(analysis: Analysis) -> dict[str, Any]:
 
 def _about(analysis: Analysis) -> dict[str, Any]:
     manifest = analysis.manifest
-    names = ("rollout", "trainer", "recomputed", "equal_weights", "prompts", "config", "libraries", "threads", "top_logprobs")
+    names = (
+        "rollout",
+        "trainer",
+        "recomputed",
+        "equal_weights",
+        "prompts",
+        "config",
+        "libraries",
+        "threads",
+        "top_logprobs",
+    )
     return {name: manifest[name] for name in names if name in manifest} | {
         "unscored_responses": analysis.unscored_responses,
         "grading_timeouts": sum(trace.count("grading_timeouts") for trace in analysis.traces),
@@ -120,11 +130,12 @@ def _about(analysis: Analysis) -> dict[str, Any]:
 
 
 def _with_floor(result: dict[str, Any], floor: dict[str, Any] | None) -> dict[str, Any]:
-    """Each metric beside the same metric of the trainer against itself."""
+    """Each metric of a gap beside the same metric of the trainer against itself."""
     if floor is not None:
         for key, estimate in result["metrics"].items():
-            value = floor["metrics"][key]["value"]
-            estimate |= {"floor": value, "times_floor": times_floor(estimate["value"], value)}
+            if METRICS[key].agreement is not None:
+                value = floor["metrics"][key]["value"]
+                estimate |= {"floor": value, "times_floor": METRICS[key].times_floor(estimate["value"], value)}
     return result
 
 

@@ -105,7 +105,7 @@ def _gap_text(summary: Mapping[str, Any]) -> str:
 def _pair_title(pair: Mapping[str, Any]) -> str:
     titles = {
         "mismatch": "Mismatch: the same weights in the trainer (π) and in the rollout engine (μ)",
-        "staleness": "Staleness: the trainer's present weights (π) against the weights that sampled (in the place of μ)",
+        "staleness": "Staleness: the trainer's present weights (π) against the weights that sampled (in place of μ)",
         "total": "Total: the trainer's present weights (π) against the rollout engine (μ)",
     }
     return titles.get(pair["pair"], PAIRS[pair["pair"]].label)
@@ -130,7 +130,12 @@ def _row(pair: Mapping[str, Any], key: str) -> MetricRow:
 
 def _texts(metric: Metric, found: Mapping[str, Any]) -> tuple[str, str]:
     parts = (found.get("value"), found.get("low"), found.get("high"))
-    return numbers.share(*parts) if metric.unit == "share" else numbers.estimate(*parts)
+    if metric.unit == "share":
+        return numbers.share(*parts)
+    value, interval = numbers.estimate(*parts)
+    if metric.agreement == 1 and interval == numbers.MISSING:
+        value = numbers.near(parts[0], 1)
+    return value, interval
 
 
 def _figures(drawn: Mapping[str, FigureView], section: str) -> tuple[FigureView, ...]:
@@ -141,7 +146,7 @@ def _volatility_section(pair: Mapping[str, Any], drawn: Mapping[str, FigureView]
     text = (
         "A ratio is volatile where the rollout gave a token little probability; a difference of probabilities is not. "
         "Binary TV, |π − μ| of the sampled token, is small at low μ by construction: it cannot exceed max(π, μ). "
-        "Top-K TV compares the whole head of the distribution at that position and is the fair one to hold beside the ratio."
+        "Top-K TV compares the head of the distribution at that position: the fair one to hold beside the ratio."
     )
     tables = (
         _volatility_table("Spread in each bin of μ, ± half its 95 % interval", pair, _SPREAD),
@@ -186,10 +191,7 @@ def _position_table(title: str, what: str, rows: Sequence[Mapping[str, Any]]) ->
     return Table(
         title,
         (Column(what), Column("tokens"), *(Column(METRICS[key].label, METRICS[key]) for key in keys)),
-        tuple(
-            (_range(row), numbers.count(row["tokens"]), *(_with_interval(row[key]) for key in keys))
-            for row in rows
-        ),
+        tuple((_range(row), numbers.count(row["tokens"]), *(_with_interval(row[key]) for key in keys)) for row in rows),
     )
 
 

@@ -23,7 +23,7 @@ FORMATS = ("csv", "parquet")
 
 
 def export_tokens(traces: list[Trace], folder: Path, kind: str) -> Path:
-    """Write `tokens.csv` or `tokens.parquet`; token text has its control characters escaped, missing values are empty."""
+    """Write `tokens.csv` or `tokens.parquet`; control characters in token text are spelled out, missing is empty."""
     if kind not in FORMATS:
         raise UsageError(f"--export {kind} is not known. Choose one of: {', '.join(FORMATS)}.")
     path = folder / f"tokens.{kind}"

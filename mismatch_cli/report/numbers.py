@@ -66,7 +66,7 @@ def times(factor: float | str | None) -> str:
     """A factor, as `3.1 ×`; a text such as "below resolution" stays as it is."""
     if isinstance(factor, str):
         return factor
-    text = number(factor, 2)
+    text = number(None if factor is None else float(f"{factor:.2g}"), 2)
     return text if text == MISSING else f"{text} ×"
 
 

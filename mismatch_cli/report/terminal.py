@@ -77,7 +77,7 @@ def _blank(text: str) -> str:
 
 def _table(table: Table) -> RenderableType:
     rich = RichTable(
-        title=table.title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0), header_style="dim"
+        title=table.title, title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0), header_style="dim"
     )
     for column in table.columns:
         rich.add_column(column.title, justify="right" if column.numeric else "left", overflow="fold")
@@ -89,7 +89,10 @@ def _table(table: Table) -> RenderableType:
 def _excerpt(excerpt: Excerpt) -> RenderableType:
     facts = "  ".join(f"{label} {value}" for label, value in excerpt.facts)
     text = Text.assemble(*(_piece(piece) for piece in excerpt.pieces))
-    return Padding(Group(Text.assemble(for_terminal(excerpt.title), "  ", (facts, "dim")), Padding(text, (0, 0, 0, 2))), (1, 0, 0, 0))
+    return Padding(
+        Group(Text.assemble(for_terminal(excerpt.title), "  ", (facts, "dim")), Padding(text, (0, 0, 0, 2))),
+        (1, 0, 0, 0),
+    )
 
 
 def _piece(piece: Any) -> tuple[str, str]:

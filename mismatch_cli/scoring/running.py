@@ -69,5 +69,5 @@ class RunningRows:
         weighted_T += own_T * (z_TQ[:, 0] - top_T).clamp(min=_NEVER)
         logp_TQ = z_TQ - top_T[:, None] - sum_T.log()[:, None]
         logp_TQ = torch.where(self._ids_TQ == self._ids_TQ[:, :1], logp_T[:, None], logp_TQ)
-        entropy_T = (sum_T.log() - weighted_T / sum_T).clamp(min=0)
+        entropy_T = sum_T.log() - weighted_T / sum_T
         return logp_T.float(), entropy_T.float(), (self._greater_T + 1).int(), logp_TQ[:, 1:].float()

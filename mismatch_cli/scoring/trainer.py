@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.models import load_causal_lm
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.batches import ScoreRequest, micro_batches, other_shape, pad_right
 from mismatch_cli.scoring.head import Head, HeadScores, score_hidden
-from mismatch_cli.models import load_causal_lm
 from mismatch_cli.scoring.proof import proven_head
 
 

@@ -15,7 +15,7 @@ _SECONDS_TO_START = 60.0  # importing sympy on a slow disk
 class Grader:
     """Compares answers in a child process, which is killed and started anew when a comparison takes too long.
 
-    A context manager: the child ends with it. Equal pairs are compared once. `timeouts` counts the responses that scored
+    A context manager: the child ends with it. Equal pairs are compared once. `timeouts` counts responses that scored
     0 because their comparison was given up.
     """
 
@@ -41,7 +41,9 @@ class Grader:
     def __enter__(self) -> Grader:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stop()
 
     def _compare(self, boxed: str, answer: str) -> float | None:

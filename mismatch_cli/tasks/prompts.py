@@ -20,7 +20,7 @@ _LOCAL_FORMATS = (".jsonl", ".json", ".parquet", ".csv")
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem: its row number in the source, the prompt (text or chat messages), and the answer where there is one."""
+    """One problem: its row number in the source, the prompt (text or chat messages), and the answer if there is one."""
 
     prompt_id: int
     prompt: str | list[dict[str, str]]
@@ -150,7 +150,9 @@ def _get(row: Mapping[str, Any], dotted: str) -> Any:
     return value
 
 
-def _to_problem(index: int, row: Mapping[str, Any], prompt_field: str | None, answer_field: str | None, where: str) -> Problem:
+def _to_problem(
+    index: int, row: Mapping[str, Any], prompt_field: str | None, answer_field: str | None, where: str
+) -> Problem:
     prompt = _get(row, prompt_field) if prompt_field else None
     if isinstance(prompt, list) and all(isinstance(m, Mapping) and {"role", "content"} <= m.keys() for m in prompt):
         prompt = [{"role": str(m["role"]), "content": str(m["content"])} for m in prompt]
@@ -174,7 +176,7 @@ class EncodedPrompts:
 
 
 def encode_prompts(problems: list[Problem], tokenizer: Any, *, raw: bool, max_model_len: int) -> EncodedPrompts:
-    """Apply the chat template (unless raw, or the tokenizer has none) and leave out prompts without room for a token."""
+    """Apply the chat template (unless raw, or the tokenizer has none); leave out prompts without room for a token."""
     use_template = not raw and getattr(tokenizer, "chat_template", None) is not None
     kept, ids, skipped = [], [], []
     for problem in problems:

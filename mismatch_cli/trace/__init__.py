@@ -1,1 +1,1 @@
-"""The one file format: a folder of Parquet shards with a manifest, which every number, plot and verdict is read from."""
+"""The one file format: a folder of Parquet shards with a manifest, from which every number and plot is read."""

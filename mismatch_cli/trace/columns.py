@@ -27,8 +27,7 @@ def table_to_batch(table: pa.Table) -> TokenBatch:
 
 def _assemble(columns: dict[str, pa.Array], offset_S1: np.ndarray, flat: dict[str, torch.Tensor]) -> TokenBatch:
     absent = {f"{name}_T": None for name in TOKEN_COLUMNS} | {f"{name}_TK": None for name in TOPK_COLUMNS}
-    reward = columns.get("reward")
-    graded = reward is not None and reward.null_count < len(reward)
+    graded = "reward" in columns and columns["reward"].null_count < len(columns["reward"])
     return TokenBatch(
         offset_S1=torch.from_numpy(offset_S1),
         prompt_id_S=_numbers(columns["prompt_id"]),
@@ -36,13 +35,15 @@ def _assemble(columns: dict[str, pa.Array], offset_S1: np.ndarray, flat: dict[st
         step_S=_numbers(columns["step"]),
         prompt_length_S=torch.from_numpy(np.diff(_offsets(columns["prompt_ids"]))),
         truncated_S=torch.tensor([r == "length" for r in columns["finish_reason"].to_pylist()], dtype=torch.bool),
-        reward_S=_numbers(reward.fill_null(float("nan"))) if graded else None,
+        reward_S=_numbers(columns["reward"].fill_null(float("nan"))) if graded else None,
         **(absent | flat),  # type: ignore[arg-type]
     )
 
 
 def _single(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)  # combine_chunks always copies
+    return (
+        column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+    )  # combine_chunks always copies
 
 
 def _numbers(array: pa.Array) -> torch.Tensor:

@@ -27,7 +27,7 @@ class Trace:
 
     @classmethod
     def open(cls, path: Path) -> Trace:
-        """Open a trace folder, or a run folder with one in `trace/`; raises a `MismatchError` that says what is wrong."""
+        """Open a trace folder, or a run folder with one in `trace/`; a `MismatchError` says what is wrong."""
         if not path.exists():
             raise MismatchError(f"{path} does not exist. Name a run folder that `mismatch-cli probe` wrote.")
         inner = path / "trace"

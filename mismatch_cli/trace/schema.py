@@ -1,6 +1,6 @@
 """The columns of a trace: one row per response and use, token columns as lists.
 
-`T` values per response for token columns, `T · K` for top-K columns (K is in the manifest and follows from the lengths).
+`T` values per response for token columns, `T · K` for top-K columns (K follows from the lengths).
 Row key: step, epoch, minibatch, prompt_id, sample_index. A column that was not measured is absent; in a column that was
 measured for some responses only, the others are null.
 """

@@ -145,7 +145,7 @@ def test_a_full_disk_keeps_what_was_recorded(tmp_path):
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
         "resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000)); "
         "from mismatch_cli.cli import run; "
-        f"sys.exit(run(['probe', '--engine', 'hf', '--num-prompts', '40', '--quiet', '--output', {str(tmp_path / 'run')!r}]))"
+        f"sys.exit(run('probe --engine hf --num-prompts 40 --quiet --output {tmp_path / 'run'}'.split()))"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=dict(os.environ))
     assert result.returncode == 1, result.stderr

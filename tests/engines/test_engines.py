@@ -115,7 +115,12 @@ def test_settings_are_told_as_resolved(engine):
     ],
 )
 def test_what_cannot_be_loaded_is_told_in_one_sentence(name, changes, message, tmp_path):
-    settings = {"model": MODEL, "sampling": SamplingSettings(), "top_logprobs": 0, "log_file": tmp_path / "log"} | changes
+    settings = {
+        "model": MODEL,
+        "sampling": SamplingSettings(),
+        "top_logprobs": 0,
+        "log_file": tmp_path / "log",
+    } | changes
     with pytest.raises((MismatchError, UsageError), match=message) as caught:
         create_engine(name, EngineSettings(**settings))
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""`probe` on the bundled model with real vLLM: the control shows no gap, bfloat16 shows one, planted faults are read back."""
+"""`probe` on real vLLM: the control shows no gap, bfloat16 shows one, planted faults are read back."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def rescored(control: Path, folder: Path, trainer: Trainer) -> Trace:
             trainer,
             Pass("logp_trainer", version_trainer=0),
             token_budget=4096,
-            repeat=lambda row: False,
+            repeat=[False] * len(table),
             on_scored=lambda n: None,
         )
     return Trace(folder)

@@ -1,4 +1,4 @@
-"""A probe that is killed at any moment leaves a readable trace, and resuming ends in the same bits as an unbroken run."""
+"""A probe killed at any moment leaves a readable trace, and resuming ends in the bits of an unbroken run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from mismatch_cli.trace.reader import Trace
 
 KILLS = {"hf": 4, "vllm": 2}
 # Enough shards that a kill lands between them; one thread, because only then is the order of float additions fixed.
-PROBE = "probe --num-prompts 12 --samples-per-prompt 64 --max-tokens 48 --noise-responses 100 --threads 1 --quiet".split()
+SIZE = "--num-prompts 12 --samples-per-prompt 64 --max-tokens 48"
+PROBE = f"probe {SIZE} --noise-responses 100 --threads 1 --quiet".split()
 
 
 def start(engine: str, output: Path, *more: str) -> subprocess.Popen:

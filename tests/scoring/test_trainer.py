@@ -111,12 +111,17 @@ def test_the_same_set_gives_the_same_bits_in_any_order(save_model: SaveModel, rn
 def test_scoring_again_runs_another_shape_and_comes_close(save_model: SaveModel, rng: np.random.Generator) -> None:
     trainer = Trainer.load(save_model("Qwen3"), sampling=PLAIN)
     shapes: list[tuple[int, ...]] = []
-    trainer.model.model.register_forward_pre_hook(
-        lambda _, __, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
-    )
+    masks: list[int] = []
+
+    def note(_: Any, __: Any, kwargs: Any) -> None:
+        shapes.append(tuple(kwargs["input_ids"].shape))
+        masks.append(int(kwargs["attention_mask"].sum()))
+
+    trainer.model.model.register_forward_pre_hook(note, with_kwargs=True)
     requests = requests_for(rng, 512, (100, 30, 31, 90, 33, 0))
     first = trainer.score(requests, token_budget=100)
     assert shapes == [(1, 102), (1, 95), (2, 35), (1, 33)]
+    assert masks == [102, 95, 35 + 34, 33]
     shapes.clear()
     again = trainer.score_again(requests, token_budget=100)
     assert shapes == [(1, 35), (1, 35), (2, 102), (2, 33)]
