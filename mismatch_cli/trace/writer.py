@@ -14,6 +14,7 @@ from mismatch_cli.trace.files import replacing
 from mismatch_cli.trace.schema import TOKEN_COLUMNS, TOPK_COLUMNS, arrow_type, column_order
 
 MAX_TOKENS_PER_ROW_GROUP = 2**20
+_MAX_TOPK_ENTRIES_PER_ROW_GROUP = 2**22  # three columns of these are 48 MB: what a reader holds at a time
 
 
 def shard_path(folder: Path, index: int) -> Path:
@@ -39,19 +40,28 @@ def _column(name: str, values: Sequence[Any]) -> pa.Array:
 
 
 def write_shard(path: Path, table: pa.Table) -> None:
-    """Write one shard in row groups of at most 2^20 tokens."""
+    """Write one shard in row groups of at most 2^20 tokens, and fewer where each carries many top-K entries."""
     with replacing(path) as temporary, pq.ParquetWriter(temporary, table.schema, compression="zstd") as writer:
-        for start, stop in _row_groups(table.column("response_ids")):
+        for start, stop in _row_groups(table):
             writer.write_table(table.slice(start, stop - start), row_group_size=stop - start)
 
 
-def _row_groups(response_ids: pa.ChunkedArray) -> list[tuple[int, int]]:
-    lengths = pc.list_value_length(response_ids).to_pylist()
+def _row_groups(table: pa.Table) -> list[tuple[int, int]]:
+    lengths = pc.list_value_length(table.column("response_ids")).to_pylist()
+    most = _most_tokens(table, sum(lengths))
     groups, start, tokens = [], 0, 0
     for row, length in enumerate(lengths):
-        if tokens + length > MAX_TOKENS_PER_ROW_GROUP and row > start:
+        if tokens + length > most and row > start:
             groups.append((start, row))
             start, tokens = row, 0
         tokens += length
     groups.append((start, len(lengths)))
     return groups
+
+
+def _most_tokens(table: pa.Table, tokens: int) -> int:
+    if "topk_ids" not in table.column_names or not tokens:
+        return MAX_TOKENS_PER_ROW_GROUP
+    entries = pc.sum(pc.list_value_length(table.column("topk_ids"))).as_py() or 0
+    per_token = max(1, entries // tokens)
+    return min(MAX_TOKENS_PER_ROW_GROUP, _MAX_TOPK_ENTRIES_PER_ROW_GROUP // per_token)

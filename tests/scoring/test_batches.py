@@ -25,6 +25,7 @@ def request_of(length: int) -> ScoreRequest:
 def test_longest_first_and_padded_size_within_the_budget() -> None:
     batches = micro_batches([request_of(n) for n in (3, 9, 2, 8, 0, 3)], token_budget=10)
     assert batches == [[1], [3], [0, 5, 2]]
+    assert micro_batches([request_of(5), request_of(5)], token_budget=10) == [[0, 1]]
 
 
 @given(REQUESTS, st.integers(1, 40))
