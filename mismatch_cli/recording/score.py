@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 
 from mismatch_cli.scoring.batches import ScoreRequest
 from mismatch_cli.scoring.trainer import ResponseScores, Trainer
+from mismatch_cli.trace.columns import table_to_batch
 from mismatch_cli.trace.reader import open_shard
 from mismatch_cli.trace.writer import rows_to_table, write_shard
 
@@ -55,12 +57,14 @@ def score_shard(
 
 
 def _requests(table: pa.Table) -> list[ScoreRequest]:
-    prompts = table["prompt_ids"].to_pylist()
-    responses = table["response_ids"].to_pylist()
-    topk: Sequence[Any] = table["topk_ids"].to_pylist() if "topk_ids" in table.column_names else [None] * len(prompts)
+    batch = table_to_batch(table.combine_chunks())
+    bounds = pairwise(batch.offset_S1.tolist())
+    topk_ids_TK = None if batch.topk_ids_TK is None else batch.topk_ids_TK.numpy()
     return [
-        ScoreRequest(prompt, response, None if ids is None else np.array(ids, np.int64).reshape(len(response), -1))
-        for prompt, response, ids in zip(prompts, responses, topk, strict=True)
+        ScoreRequest(prompt, response, None if topk_ids_TK is None else topk_ids_TK[start:stop])
+        for prompt, response, (start, stop) in zip(
+            table["prompt_ids"].to_pylist(), table["response_ids"].to_pylist(), bounds, strict=True
+        )
     ]
 
 

@@ -67,15 +67,14 @@ def figure_views(data: PlotData) -> list[FigureView]:
 
 
 def write_plots(folder: Path, data: PlotData) -> list[Path]:
-    """Write NAME.png (twice the size, white background) and NAME.svg for every plot that the data has enough for."""
+    """Write NAME.png (twice the size, white background) for every plot that the data has enough for."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for name, plot in plots_for(data):
         figure = draw(plot, data, Style(WIDE, LIGHT))
-        png, svg = folder / f"{name}.png", folder / f"{name}.svg"
-        figure.savefig(png, dpi=_PNG_SCALE / CSS_PX, facecolor=LIGHT.page, metadata={"Software": None})
-        svg.write_text(_svg(figure, WIDE), encoding="utf-8")
-        written += [png, svg]
+        path = folder / f"{name}.png"
+        figure.savefig(path, dpi=_PNG_SCALE / CSS_PX, facecolor=LIGHT.page, metadata={"Software": None})
+        written.append(path)
     return written
 
 

@@ -41,9 +41,17 @@ def _column(name: str, values: Sequence[Any]) -> pa.Array:
 
 def write_shard(path: Path, table: pa.Table) -> None:
     """Write one shard in row groups of at most 2^20 tokens, and fewer where each carries many top-K entries."""
-    with replacing(path) as temporary, pq.ParquetWriter(temporary, table.schema, compression="zstd") as writer:
+    options = {"compression": "zstd", "use_dictionary": _repetitive_leaves(table)}
+    with replacing(path) as temporary, pq.ParquetWriter(temporary, table.schema, **options) as writer:
         for start, stop in _row_groups(table):
             writer.write_table(table.slice(start, stop - start), row_group_size=stop - start)
+
+
+def _repetitive_leaves(table: pa.Table) -> list[str]:
+    """Where a dictionary pays: not for log-probabilities, of which hardly two are equal."""
+    floats = {name for name in TOKEN_COLUMNS | TOPK_COLUMNS if pa.types.is_floating(arrow_type(name).value_type)}
+    chosen = [field for field in table.schema if field.name not in floats - {"advantage"}]
+    return [f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name for field in chosen]
 
 
 def _row_groups(table: pa.Table) -> list[tuple[int, int]]:

@@ -47,7 +47,7 @@ def test_files(tmp_path: Path, measured: SimpleNamespace) -> None:
 
     written = write_plots(tmp_path / "plots", measured.plot_data)
     assert sorted(path.name for path in written) == sorted(path.name for path in (tmp_path / "plots").iterdir())
-    assert {path.suffix for path in written} == {".png", ".svg"}
+    assert {path.suffix for path in written} == {".png"}
     for path in written:
         if path.suffix == ".png":
             with Image.open(path) as image:

@@ -41,26 +41,32 @@ def test_answers(grader, response, answer, reward):
     assert grader.grade(response, answer, "stop") == reward
 
 
+@pytest.mark.parametrize("pair", [("4", "4"), ("4", "5"), ("-3", "3"), ("007", "7"), ("10", "100"), ("0", "-0")])
+def test_the_short_cut_for_integers_says_what_the_library_says(grader, pair):
+    boxed, answer = pair
+    assert grader.grade(f"\\boxed{{{boxed}}}", answer, "stop") == grader._compare(boxed, answer)
+
+
 def test_a_truncated_response_scores_zero(grader):
     assert grader.grade("\\boxed{4}", "4", "length") == 0
 
 
 def test_a_comparison_that_hangs_is_given_up_and_counted():
     with Grader(seconds=1) as grader:
-        grader.grade("\\boxed{1}", "1", "stop")
+        grader.grade("\\boxed{1.0}", "1", "stop")
         began = time.monotonic()
         assert grader.grade("\\boxed{9^{9^{9^{9}}}}", "4", "stop") == 0
         assert time.monotonic() - began < 5
         assert grader.timeouts == 1
-        assert grader.grade("\\boxed{4}", "4", "stop") == 1  # a new worker has taken over
+        assert grader.grade("\\boxed{4.0}", "4", "stop") == 1  # a new worker has taken over
 
 
 def test_the_worker_ends_with_the_grader():
     with Grader() as grader:
-        grader.grade("\\boxed{4}", "4", "stop")
+        grader.grade("\\boxed{4.0}", "4", "stop")
         process = grader._process
-        assert process.is_alive()
-    assert not process.is_alive()
+        assert process.poll() is None
+    assert process.poll() is not None
 
 
 @pytest.mark.parametrize(
