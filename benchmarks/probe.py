@@ -51,19 +51,6 @@ class Stopwatch:
         setattr(owner, function, timed)
 
 
-class Silent:
-    """A progress that says nothing."""
-
-    def say(self, message: str) -> None:
-        pass
-
-    def start(self, phase: str, done: int, total: int) -> Callable[[int], None]:
-        return lambda count: None
-
-    def stop(self) -> None:
-        pass
-
-
 def import_everything(engine: str) -> None:
     prepare_imports()
     import matplotlib.figure  # noqa: F401
@@ -79,6 +66,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
     from mismatch_cli import engines
     from mismatch_cli.bundled import bundled
     from mismatch_cli.commands import _present
+    from mismatch_cli.commands._progress import TerminalProgress
     from mismatch_cli.recording import record as recording
     from mismatch_cli.recording import sample
     from mismatch_cli.recording.config import ProbeConfig, TrainerSettings
@@ -111,10 +99,11 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
         threads=1,
     )
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere:
+        quiet = TerminalProgress(quiet=True)
         stdout, sys.stdout = sys.stdout, nowhere
         with watch.running("all"):
-            recording.record(config, Path(folder), None, Silent())
-            _present.present([Trace.open(Path(folder))], Path(folder), worst=0, as_json=False, progress=Silent())  # type: ignore[arg-type]
+            recording.record(config, Path(folder), None, quiet)
+            _present.present([Trace.open(Path(folder))], Path(folder), worst=0, as_json=False, progress=quiet)
         sys.stdout = stdout
     return dict(watch.seconds)
 

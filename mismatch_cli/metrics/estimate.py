@@ -15,6 +15,7 @@ _T_31 = 2.04  # 97.5 % point of Student's t with 31 degrees of freedom
 
 EXTREME = "an extreme: no interval"
 FEW_PROMPTS = f"fewer than {FEWEST_PROMPTS} prompts: no interval"
+NO_SPREAD = "the same for all prompts: no interval"  # resampling cannot say how rare the unseen is
 NOT_MEASURED = "not measured"
 OVERFLOW = "larger than a float can hold"
 
@@ -48,6 +49,8 @@ def percentile_interval(value: float, replicate_B: np.ndarray, prompts: int) -> 
     if len(usable) < len(replicate_B) / 2:
         return point(value, "too few replicates have a value: no interval")
     low, high = np.percentile(usable, [2.5, 97.5])
+    if low == high:
+        return point(value, NO_SPREAD)
     return Estimate(float(value), float(low), float(high))
 
 
@@ -57,6 +60,8 @@ def jackknife_interval(value: float, without_G: np.ndarray, prompts: int) -> Est
     if not isfinite(value) or prompts < FEWEST_PROMPTS or len(usable) < 2:
         return point(value, FEW_PROMPTS)
     error = np.sqrt((len(usable) - 1) * np.mean((usable - usable.mean()) ** 2))
+    if error == 0:
+        return point(value, NO_SPREAD)
     return Estimate(float(value), float(value - _T_31 * error), float(value + _T_31 * error))
 
 

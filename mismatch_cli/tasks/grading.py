@@ -86,8 +86,9 @@ class Grader:
 
 def _read_line(child: subprocess.Popen[str], seconds: float) -> str | None:
     """One short line; the child writes it whole, so it is there whole once there is anything."""
+    assert child.stdout is not None
     readable, _, _ = select.select([child.stdout], [], [], seconds)
-    return child.stdout.readline().strip() if readable and child.stdout else None
+    return child.stdout.readline().strip() if readable else None
 
 
 def _as_box(answer: str) -> str:

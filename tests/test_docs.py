@@ -1,0 +1,53 @@
+"""The documents say what the code does: the table of metrics, the flags, the commands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from mismatch_cli.metrics.catalog import CATALOG
+
+ROOT = Path(__file__).parent.parent
+
+
+def metric_table() -> str:
+    """The table in docs/summary.md, from the catalog. To renew it: python tests/test_docs.py"""
+    rows = [
+        f"| `{m.key}` | {m.label} | {m.formula} | {m.unit} | {m.source} |".replace("|d|", "\\|d\\|") for m in CATALOG
+    ]
+    rows = [re.sub(r"\|(Δlog p|π − μ)\|", r"\\|\1\\|", row) for row in rows]
+    return "\n".join(["| key | name | formula | unit | source |", "|---|---|---|---|---|", *rows]) + "\n"
+
+
+def test_the_table_of_metrics_is_the_catalog():
+    _, table = (ROOT / "docs" / "summary.md").read_text(encoding="utf-8").split("<!-- metrics -->\n")
+    assert table.strip() == metric_table().strip()
+
+
+def test_every_flag_in_the_readme_exists():
+    import typer
+
+    from mismatch_cli.cli import build_app
+
+    commands = typer.main.get_command(build_app()).commands
+    flags = {
+        name: {flag for p in command.params for flag in [*p.opts, *p.secondary_opts]}
+        for name, command in commands.items()
+    }
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    lines = re.findall(r"mismatch-cli (\w+)([^#|`\n]*)", readme)
+    assert len(lines) > 10
+    for command, arguments in lines:
+        assert set(re.findall(r"--[a-z0-9-]+", arguments)) <= flags[command], arguments
+
+
+def test_the_make_targets_of_the_readme_exist():
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+    used = set(re.findall(r"make ([a-z]+)", (ROOT / "README.md").read_text(encoding="utf-8")))
+    assert used <= targets
+
+
+if __name__ == "__main__":
+    path = ROOT / "docs" / "summary.md"
+    head, _ = path.read_text(encoding="utf-8").split("<!-- metrics -->\n")
+    path.write_text(f"{head}<!-- metrics -->\n\n{metric_table()}", encoding="utf-8")
