@@ -42,11 +42,11 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command line; the exit code is 0 ok, 1 expected error, 2 usage, 3 a limit exceeded, 130 interrupted."""
     debug = "--debug" in arguments
     try:
-        result = typer.main.get_command(build_app()).main(list(arguments), standalone_mode=False)
+        code = typer.main.get_command(build_app()).main(list(arguments), standalone_mode=False)
     except MismatchError as error:
         return _fail(str(error), error.exit_code, debug)
     except (KeyboardInterrupt, typer.Abort):
-        return _fail("Interrupted. What was recorded is kept: go on with --resume.", _INTERRUPTED, debug)
+        code = _INTERRUPTED
     except BrokenPipeError:
         # The reader has what it wanted (`| head`). Python would complain once more when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -59,7 +59,9 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(
             f"Unexpected error ({what}). This is a bug: please report it with the output of --debug.", 1, debug
         )
-    return result if isinstance(result, int) else 0
+    if code == _INTERRUPTED:  # newer versions of Typer turn the interrupt into this code themselves
+        return _fail("Interrupted. What was recorded is kept: go on with --resume.", _INTERRUPTED, debug)
+    return code if isinstance(code, int) else 0
 
 
 def _fail(message: str, code: int, debug: bool) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 from mismatch_cli.batch import Rollout
 from mismatch_cli.engines import Engine, Request
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.models import first_line
 from mismatch_cli.recording.seeds import sample_seed
 from mismatch_cli.tasks.advantages import group_mean_advantages
 from mismatch_cli.tasks.grading import Grader
@@ -52,7 +53,7 @@ def sample_shard(
     """Sample all responses of a shard and write it; returns the number of tokens."""
     keys = [(i, sample) for i in range(len(plan.problems)) for sample in range(samples_per_prompt)]
     requests = [Request(plan.prompt_ids[i], sample_seed(seed, plan.problems[i].prompt_id, s)) for i, s in keys]
-    rollouts = engine.sample(requests, on_finished)
+    rollouts = _sample(engine, requests, on_finished)
     problems = [plan.problems[i] for i, _ in keys]
     for problem, rollout in zip(problems, rollouts, strict=True):
         _check(problem, rollout)
@@ -62,6 +63,18 @@ def sample_shard(
     table = rows_to_table(columns)
     write_shard(plan.path(folder), with_counts(table, grading_timeouts=grader.timeouts - timeouts_before))
     return sum(len(r.response_ids) for r in rollouts)
+
+
+def _sample(engine: Engine, requests: Sequence[Request], on_finished: Callable[[int], None]) -> list[Rollout]:
+    try:
+        return engine.sample(requests, on_finished)
+    except MismatchError:
+        raise
+    except Exception as error:  # a foreign library can fail in any way: out of memory, a lost worker
+        raise MismatchError(
+            f"The rollout engine failed while sampling ({type(error).__name__}: {first_line(error)}). "
+            "What was sampled before is kept: go on with --resume. --debug shows where it failed."
+        ) from error
 
 
 def _check(problem: Problem, rollout: Rollout) -> None:

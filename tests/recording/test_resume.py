@@ -61,3 +61,38 @@ def test_killed_and_resumed_equals_unbroken(engine, tmp_path):
     resume = ["--resume"] if (tmp_path / "killed" / "trace" / "manifest.json").is_file() else ["--force"]
     finish(start(engine, tmp_path / "killed", *resume))
     assert columns(tmp_path / "killed") == columns(tmp_path / "unbroken")
+
+
+def test_ctrl_c_says_how_to_go_on_and_keeps_what_is_there(tmp_path):
+    process = start("hf", tmp_path / "run")
+    shard = tmp_path / "run" / "trace" / "shard-00000.parquet"
+    while not shard.is_file():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == "mismatch-cli: Interrupted. What was recorded is kept: go on with --resume.\n"
+    assert_readable(tmp_path / "run")
+
+
+def test_an_engine_that_dies_in_the_middle_keeps_the_shards_before(tmp_path, monkeypatch, capfd):
+    from mismatch_cli.cli import run
+    from mismatch_cli.engines import hf
+
+    sample = hf.HfEngine.sample
+    calls = []
+
+    def fails_the_second_time(self, requests, on_finished):
+        calls.append(1)
+        if len(calls) == 2:
+            raise RuntimeError("the device is gone\nand more")
+        return sample(self, requests, on_finished)
+
+    monkeypatch.setattr(hf.HfEngine, "sample", fails_the_second_time)
+    assert run([*PROBE, "--engine", "hf", "--output", str(tmp_path / "run")]) == 1
+    errors = capfd.readouterr().err
+    assert "RuntimeError: the device is gone" in errors and "--resume" in errors
+    assert errors.count("\n") == 1
+    monkeypatch.undo()
+    assert run(["probe", "--resume", "--quiet", "--output", str(tmp_path / "run")]) == 0

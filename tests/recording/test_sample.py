@@ -1,0 +1,105 @@
+"""What no sampler can have drawn is refused, and answers decide which rows carry rewards.
+
+The engine here is a stand-in: a real one does not report a NaN on demand.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from mismatch_cli.batch import Rollout
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.recording.sample import plan_shards, sample_shard
+from mismatch_cli.recording.score import evenly_spaced
+from mismatch_cli.recording.seeds import sample_seed
+from mismatch_cli.tasks.grading import Grader
+from mismatch_cli.tasks.prompts import Problem
+from mismatch_cli.trace.manifest import write_manifest
+from mismatch_cli.trace.reader import Trace
+
+GOOD = Rollout(
+    prompt_ids=[1],
+    response_ids=[5, 6],
+    logp_rollout_T=np.array([-0.5, 0.0], np.float32),  # certain, and rank 1: a true zero
+    rank_rollout_T=np.array([2, 1], np.int32),
+    topk_ids_TK=None,
+    topk_logp_rollout_TK=None,
+    finish_reason="stop",
+)
+
+
+class Replay:
+    """Answers every request with the same rollout."""
+
+    def __init__(self, rollout: Rollout) -> None:
+        self.rollout = rollout
+
+    def sample(self, requests, on_finished):
+        return [self.rollout for _ in requests]
+
+
+def sample(folder, rollout=GOOD, answers=("5", None), text="\\boxed{5}"):
+    problems = [Problem(i, "p", answer) for i, answer in enumerate(answers)]
+    (plan,) = plan_shards(problems, [[1]] * len(problems), prompts_per_shard=8)
+    with Grader() as grader:
+        sample_shard(
+            plan,
+            Replay(rollout),
+            grader,
+            lambda ids: text,
+            folder=folder,
+            samples_per_prompt=2,
+            seed=0,
+            on_finished=lambda n: None,
+        )
+    write_manifest(folder, {})
+    (batch,) = Trace.open(folder).batches()
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("logp", "ranks", "message"),
+    [
+        ([-0.5, np.nan], [1, 1], "log μ = nan for token 1"),
+        ([0.25, -0.5], [1, 1], "log μ = 0.25 for token 0"),
+        ([-np.inf, -0.5], [1, 1], "log μ = -inf for token 0"),
+        ([-0.5, 0.0], [1, 7], "placeholder"),
+    ],
+)
+def test_impossible_log_probs_are_refused_by_name(tmp_path, logp, ranks, message):
+    bad = dataclasses.replace(GOOD, logp_rollout_T=np.array(logp, np.float32), rank_rollout_T=np.array(ranks, np.int32))
+    with pytest.raises(MismatchError, match=message):
+        sample(tmp_path, bad)
+    assert list(tmp_path.glob("*.parquet")) == []
+
+
+def test_rows_without_an_answer_carry_no_reward(tmp_path):
+    batch = sample(tmp_path)
+    assert batch.reward_S[:2].tolist() == [1, 1]
+    assert batch.reward_S[2:].isnan().all()
+    assert batch.advantage_T[:4].tolist() == [0, 0, 0, 0]
+    assert batch.advantage_T[4:].isnan().all()
+
+
+def test_without_any_answer_there_are_no_rewards(tmp_path):
+    batch = sample(tmp_path, answers=(None, None))
+    assert batch.reward_S is None
+    assert batch.advantage_T is None
+
+
+def test_seeds_follow_from_what_is_sampled():
+    seeds = {sample_seed(s, p, i, step) for s in (0, 1) for p in range(20) for i in range(20) for step in (0, 1)}
+    assert len(seeds) == 2 * 20 * 20 * 2
+    assert all(0 <= seed < 2**31 for seed in seeds)
+    assert sample_seed(0, 3, 4) == sample_seed(0, 3, 4)
+
+
+@pytest.mark.parametrize(("count", "total"), [(0, 10), (3, 10), (10, 10), (20, 10), (1, 1000)])
+def test_evenly_spaced_picks_the_number_it_says(count, total):
+    chosen = [i for i in range(total) if evenly_spaced(count, total)(i)]
+    assert len(chosen) == min(count, total)
+    if len(chosen) > 1:
+        assert max(np.diff(chosen)) - min(np.diff(chosen)) <= 1
