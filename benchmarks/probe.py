@@ -102,7 +102,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
         quiet = TerminalProgress(quiet=True)
         stdout, sys.stdout = sys.stdout, nowhere
         with watch.running("all"):
-            recording.record(config, Path(folder), None, quiet)
+            recording.record(config, Path(folder), {}, quiet)
             _present.present([Trace.open(Path(folder))], Path(folder), worst=0, as_json=False, progress=quiet)
         sys.stdout = stdout
     return dict(watch.seconds)

@@ -11,6 +11,7 @@ import typer
 
 from mismatch_cli import __version__, registry
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.text import visible
 
 _INTERRUPTED = 130
 _ClickError = typer.BadParameter.__mro__[2]  # ClickException: newer versions of Typer carry a click of their own
@@ -51,6 +52,9 @@ def run(arguments: Sequence[str]) -> int:
         # The reader has what it wanted (`| head`). Python would complain once more when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
+    except OSError as error:
+        where = f" {error.filename}" if error.filename else ""
+        return _fail(f"{error.strerror or error}:{where}. Make room, or choose another --output.", 1, debug)
     except Exception as error:
         if isinstance(error, _ClickError):
             error.show()  # type: ignore[attr-defined]
@@ -60,14 +64,14 @@ def run(arguments: Sequence[str]) -> int:
             f"Unexpected error ({what}). This is a bug: please report it with the output of --debug.", 1, debug
         )
     if code == _INTERRUPTED:  # newer versions of Typer turn the interrupt into this code themselves
-        return _fail("Interrupted. What was recorded is kept: go on with --resume.", _INTERRUPTED, debug)
+        return _fail("Interrupted. What was recorded is kept: `probe --resume` goes on with it.", _INTERRUPTED, debug)
     return code if isinstance(code, int) else 0
 
 
 def _fail(message: str, code: int, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    print(f"mismatch-cli: {message}", file=sys.stderr)
+    print(f"mismatch-cli: {visible(message)}", file=sys.stderr)
     return code
 
 

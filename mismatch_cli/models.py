@@ -111,9 +111,11 @@ def _check_complete(model: str, info: dict[str, Any]) -> None:
 
 def load_tokenizer(model: str) -> Any:
     """Load the tokenizer of a local folder or a hub name; a `MismatchError` where it is missing or does not fit."""
+    prepare_imports()
     from transformers import AutoConfig, AutoTokenizer
 
     check_model_folder(model)
+    model = os.path.expanduser(model)
     try:
         config = AutoConfig.from_pretrained(model)
         tokenizer = AutoTokenizer.from_pretrained(model)

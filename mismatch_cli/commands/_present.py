@@ -26,9 +26,9 @@ def present(
     from mismatch_cli.report.excerpts import worst_excerpts
 
     progress.say("Measuring")
-    analysis = analyse(traces)
-    summary = summary_json(analysis)
     shown = max(worst, _WORST_IN_HTML)
+    analysis = analyse(traces, shown)
+    summary = summary_json(analysis)
     tokens, responses = worst_excerpts(traces, analysis.main_pair, summary["worst"], shown)
     if folder is not None:
         progress.say("Drawing")

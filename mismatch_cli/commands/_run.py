@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,11 @@ from mismatch_cli import registry
 from mismatch_cli.bundled import bundled
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.recording.config import ProbeConfig, TrainerSettings
+from mismatch_cli.recording.folder import check_run_folder
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.tasks.prompts import PromptSource
 from mismatch_cli.torch_settings import DTYPES
+from mismatch_cli.trace.manifest import FILE_NAME, read_manifest
 
 _ENGINE_FLAGS = {
     "kv_cache_dtype": "kv_cache_dtype",
@@ -22,69 +23,58 @@ _ENGINE_FLAGS = {
     "prefix_caching": "enable_prefix_caching",
     "max_model_len": "max_model_len",
 }
-# What may differ between a run and its resumption, because the trace does not depend on it.
-_NOT_RECORDED = {"resume", "output", "worst", "force", "json", "quiet", "debug", "threads"}
+# What --resume may change: how the work is done, not what is measured.
+_CHANGEABLE = {"threads", "token_budget", "noise_responses", "device_map"}
+_OF_THIS_CALL = {"resume", "output", "worst", "force", "json", "quiet", "debug"}
 
 
-def prepare_run(flags: dict[str, Any], explicit: set[str]) -> tuple[ProbeConfig, Path, dict[str, Any] | None]:
-    """The configuration, the run folder, and the manifest of the run to go on with (None for a new one)."""
-    from mismatch_cli.trace.manifest import FILE_NAME, read_manifest
+def prepare_run(flags: dict[str, Any], explicit: set[str]) -> tuple[ProbeConfig, Path, dict[str, Any]]:
+    """The configuration, the run folder, and the manifest to begin with: a new one, or that of the run to go on with.
 
-    folder = flags["output"] or Path(f"probe-{Path(flags['model'] or bundled('model')).name}")
-    recorded = (folder / "trace" / FILE_NAME).is_file()
+    Nothing is deleted here: an old run goes when the new one has loaded and is about to write.
+    """
+    folder = flags["output"] or Path(f"probe-{Path(_resolved(flags['model']) or bundled('model')).name}")
+    check_run_folder(folder)
+    recorded = {
+        name: _resolved(flags[name]) if name in _PATHS else flags[name] for name in flags.keys() - _OF_THIS_CALL
+    }
     if flags["resume"]:
-        if not recorded:
-            raise MismatchError(f"{folder} holds no run to resume. Start one without --resume.")
-        manifest = read_manifest(folder / "trace")
-        return _resumed_config(flags, explicit, manifest), folder, manifest
-    if folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
-        if not flags["force"]:
-            raise MismatchError(
-                f"{folder} already exists. Go on with --resume, replace it with --force, or choose another --output."
-            )
-        _remove_run(folder, recorded)
-    return config_from_flags(flags), folder, None
-
-
-def _remove_run(folder: Path, recorded: bool) -> None:
-    if not recorded:
-        raise MismatchError(f"{folder} is no run folder, so --force does not replace it. Choose another --output.")
-    shutil.rmtree(folder)
-
-
-def _resumed_config(flags: dict[str, Any], explicit: set[str], manifest: dict[str, Any]) -> ProbeConfig:
-    recorded = ProbeConfig.from_json(manifest["config"])
-    asked = config_from_flags(flags).to_json()
-    changed = [
-        name for name in sorted(explicit - _NOT_RECORDED) if _lookup(asked, name) != _lookup(recorded.to_json(), name)
-    ]
-    if changed:
-        flag = "--" + changed[0].replace("_", "-") if changed[0] != "model" else "MODEL"
-        raise UsageError(
-            f"{flag} differs from the run that --resume would go on with. Leave it out, or start in another --output."
+        manifest = _manifest_to_resume(folder)
+        recorded = _resumed_flags(recorded, explicit, manifest)
+        return config_from_flags(recorded), folder, manifest | {"flags": recorded}
+    if any(folder.glob("trace/shard-*.parquet")) and not flags["force"]:
+        raise MismatchError(
+            f"{folder} already exists. Go on with --resume, replace it with --force, or choose another --output."
         )
-    return recorded
+    return config_from_flags(recorded), folder, {"flags": recorded}
 
 
-def _lookup(config: dict[str, Any], name: str) -> Any:
-    """Where a flag has gone in the configuration."""
-    nested = {
-        "prompts": ("prompts", "location"),
-        "num_prompts": ("prompts", "limit"),
-        "subset": ("prompts", "config"),
-        "shuffle": ("prompts", "shuffle_seed"),
-        "trainer_model": ("trainer", "model"),
-        "trainer_dtype": ("trainer", "dtype"),
-        "attn": ("trainer", "attn_implementation"),
-        "engine_arg": ("engine_args",),
-    } | {flag: ("engine_args", name) for flag, name in _ENGINE_FLAGS.items()}
-    parts = [config, config["prompts"], config["sampling"], config["trainer"]]
-    if name in nested:
-        value: Any = config
-        for key in nested[name]:
-            value = value.get(key)
-        return value
-    return next((part[name] for part in parts if name in part), None)
+_PATHS = ("model", "trainer_model", "prompts")
+
+
+def _resolved(name: str | None) -> str | None:
+    """One spelling for what lies on this machine, so that equal weights are known as equal; hub names as they are."""
+    path = Path(name or "").expanduser()
+    return str(path.resolve()) if name and path.exists() else name
+
+
+def _manifest_to_resume(folder: Path) -> dict[str, Any]:
+    if not (folder / "trace" / FILE_NAME).is_file():
+        raise MismatchError(f"{folder} holds no run to resume. Start one without --resume.")
+    manifest = read_manifest(folder / "trace")
+    if not isinstance(manifest.get("flags"), dict):
+        raise MismatchError(f"{folder} was not written by `probe`, so it cannot be resumed. Choose another --output.")
+    return manifest
+
+
+def _resumed_flags(asked: dict[str, Any], explicit: set[str], manifest: dict[str, Any]) -> dict[str, Any]:
+    """The flags of the run; one that was typed now may differ from it only in how the work is done."""
+    recorded = manifest["flags"]
+    for name in sorted(explicit & asked.keys() - _CHANGEABLE):
+        if asked[name] != recorded.get(name):
+            flag = "MODEL" if name == "model" else "--" + name.replace("_", "-")
+            raise UsageError(f"{flag} differs from the run to go on with. Leave it out, or start in another --output.")
+    return asked | recorded | {name: asked[name] for name in explicit & _CHANGEABLE}
 
 
 def config_from_flags(flags: dict[str, Any]) -> ProbeConfig:

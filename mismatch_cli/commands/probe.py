@@ -112,9 +112,9 @@ def command(
     from mismatch_cli.recording.record import record
     from mismatch_cli.trace.reader import Trace
 
-    config, folder, previous = prepare_run(context.params, _explicit(context))
+    config, folder, manifest = prepare_run(context.params, _explicit(context))
     progress = TerminalProgress(quiet)
-    record(config, folder, previous, progress)
+    record(config, folder, manifest, progress)
     present([Trace.open(folder)], folder, worst=worst, as_json=json, progress=progress)
     progress.say(f"Next: mismatch-cli report {folder} --worst 10")
 

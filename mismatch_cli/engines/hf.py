@@ -43,6 +43,7 @@ class HfEngine:
 
     def __init__(self, model: Any, settings: EngineSettings, batch_size: int, max_model_len: int | None) -> None:
         self._model = model
+        self._stop_ids = _as_set(model.generation_config.eos_token_id) | _as_set(model.config.eos_token_id)
         self._settings = settings
         self._batch_size = batch_size
         self._max_model_len = max_model_len or int(getattr(model.config, "max_position_embeddings", 2**31))
@@ -55,7 +56,10 @@ class HfEngine:
         rollouts: list[Rollout] = []
         for start in range(0, len(requests), self._batch_size):
             batch = requests[start : start + self._batch_size]
-            rollouts += self._sample_batch(batch)
+            sampled: dict[int, Rollout] = {}
+            for rows in _by_room([self._room(request) for request in batch]):
+                sampled |= zip(rows, self._sample_batch([batch[row] for row in rows]), strict=True)
+            rollouts += [sampled[row] for row in range(len(batch))]
             on_finished(len(batch))
         return rollouts
 
@@ -87,26 +91,41 @@ class HfEngine:
         longest = max(len(r.prompt_ids) for r in batch)
         recorder = _Recorder(self._settings.sampling, self._settings.top_logprobs)
         input_ids, attention_mask = _left_pad([r.prompt_ids for r in batch], longest, self._model.device)
-        torch.manual_seed(int(np.bitwise_xor.reduce([r.seed + i for i, r in enumerate(batch)])))
+        torch.manual_seed(batch[0].seed)
         sequences = self._model.generate(
             input_ids,
             attention_mask=attention_mask,
-            generation_config=_generation_config(self._model, max(self._room(r) for r in batch)),
+            generation_config=self._generation_config(max_new_tokens=self._room(batch[0])),
             logits_processor=[recorder],
         )
         recorder.finish(sequences)
         return [
-            recorder.rollout(row, request, sequences[row, longest:].tolist()[: self._room(request)], self._stop_ids)
+            recorder.rollout(row, request, sequences[row, longest:].tolist(), self._stop_ids)
             for row, request in enumerate(batch)
         ]
+
+    def _generation_config(self, max_new_tokens: int) -> Any:
+        """Plain sampling; the model's own defaults (penalties, min-p, …) must not touch the distribution.
+
+        `generate` fills what is not set from `model.generation_config`, so that one is replaced by the same.
+        """
+        from transformers import GenerationConfig
+
+        config = GenerationConfig(
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            max_new_tokens=max_new_tokens,
+            eos_token_id=sorted(self._stop_ids) or None,
+            pad_token_id=min(self._stop_ids, default=0),  # fills rows that have ended; cut off before anyone reads it
+        )
+        self._model.generation_config = config
+        return config
 
     def _room(self, request: Request) -> int:
         """How many tokens this request may sample before it reaches its limit or the end of the context."""
         return min(self._settings.sampling.max_tokens, self.max_model_len - len(request.prompt_ids))
-
-    @property
-    def _stop_ids(self) -> set[int]:
-        return _as_set(self._model.generation_config.eos_token_id) | _as_set(self._model.config.eos_token_id)
 
 
 class _Recorder:
@@ -163,24 +182,6 @@ def _stack(rows: Any) -> np.ndarray | None:
     return torch.stack(rows).numpy() if rows else None
 
 
-def _generation_config(model: Any, max_new_tokens: int) -> Any:
-    """Plain sampling: the model's own defaults (temperature, penalties) must not touch the distribution."""
-    from transformers import GenerationConfig
-
-    own = model.generation_config
-    pad = own.pad_token_id if own.pad_token_id is not None else min(_as_set(own.eos_token_id), default=0)
-    return GenerationConfig(
-        do_sample=True,
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        max_new_tokens=max_new_tokens,
-        eos_token_id=own.eos_token_id,
-        pad_token_id=pad,
-        bos_token_id=own.bos_token_id,
-    )
-
-
 def _left_pad(prompts: list[list[int]], length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     ids = torch.zeros(len(prompts), length, dtype=torch.long)
     mask = torch.zeros_like(ids)
@@ -188,6 +189,11 @@ def _left_pad(prompts: list[list[int]], length: int, device: torch.device) -> tu
         ids[row, length - len(prompt) :] = torch.tensor(prompt)
         mask[row, length - len(prompt) :] = 1
     return ids.to(device), mask.to(device)
+
+
+def _by_room(rooms: list[int]) -> list[list[int]]:
+    """Rows that may sample equally many tokens: a row with less room must not be carried past the context's end."""
+    return [[row for row, room in enumerate(rooms) if room == each] for each in sorted(set(rooms))]
 
 
 def _as_set(token_ids: int | list[int] | None) -> set[int]:

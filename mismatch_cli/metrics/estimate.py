@@ -11,7 +11,6 @@ import numpy as np
 FEWEST_PROMPTS = 10  # below, an interval over prompts would be a guess
 FLOOR_RESOLUTION = 1e-7
 BELOW_RESOLUTION = "below resolution"
-_T_31 = 2.04  # 97.5 % point of Student's t with 31 degrees of freedom
 
 EXTREME = "an extreme: no interval"
 FEW_PROMPTS = f"fewer than {FEWEST_PROMPTS} prompts: no interval"
@@ -57,12 +56,19 @@ def percentile_interval(value: float, replicate_B: np.ndarray, prompts: int) -> 
 def jackknife_interval(value: float, without_G: np.ndarray, prompts: int) -> Estimate:
     """value ± t · standard error, from the value with one group of prompts deleted at a time."""
     usable = without_G[np.isfinite(without_G)]
-    if not isfinite(value) or prompts < FEWEST_PROMPTS or len(usable) < 2:
+    if not isfinite(value) or min(prompts, len(usable)) < FEWEST_PROMPTS:
         return point(value, FEW_PROMPTS)
     error = np.sqrt((len(usable) - 1) * np.mean((usable - usable.mean()) ** 2))
     if error == 0:
         return point(value, NO_SPREAD)
-    return Estimate(float(value), float(value - _T_31 * error), float(value + _T_31 * error))
+    half_width = student_t(len(usable) - 1) * error
+    return Estimate(float(value), float(value - half_width), float(value + half_width))
+
+
+def student_t(degrees: int) -> float:
+    """97.5 % point of Student's t, by its expansion in 1/degrees: 0.2 % off at 9 degrees, less beyond."""
+    z = 1.959964
+    return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
 
 
 def times_floor(value: float | None, floor: float | None) -> float | str | None:

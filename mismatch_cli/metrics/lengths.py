@@ -31,15 +31,15 @@ class LengthProfile:
 
     def result(self, prompts: int) -> list[dict[str, Any]]:
         total_B3 = self.sums.sum(axis=0)
-        without_GB3 = total_B3 - self.sums[self.sums[:, :, 0].any(axis=1)]
-        (mean_B, sd_B), (mean_GB, sd_GB) = _mean_and_sd(total_B3), _mean_and_sd(without_GB3)
+        (mean_B, sd_B), (mean_GB, sd_GB) = _mean_and_sd(total_B3), _mean_and_sd(total_B3 - self.sums)
+        occupied_GB = self.sums[:, :, 0] > 0
         return [
             {
                 "first": 2 ** int(b - 1),
                 "last": 2 ** int(b) - 1,
                 "sequences": int(total_B3[b, 0]),
-                "d_sum_mean": jackknife_interval(mean_B[b], mean_GB[:, b], prompts).to_dict(),
-                "d_sum_sd": jackknife_interval(sd_B[b], sd_GB[:, b], prompts).to_dict(),
+                "d_sum_mean": jackknife_interval(mean_B[b], mean_GB[occupied_GB[:, b], b], prompts).to_dict(),
+                "d_sum_sd": jackknife_interval(sd_B[b], sd_GB[occupied_GB[:, b], b], prompts).to_dict(),
             }
             for b in np.flatnonzero(total_B3[:, 0])
         ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mismatch_cli.batch import TokenBatch
-from mismatch_cli.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -44,10 +43,3 @@ PAIRS = {
         Pair("floor", "trainer repeated / trainer, equal weights", _TRAINER, "logp_trainer_repeat_T"),
     )
 }
-
-
-def pair_named(name: str) -> Pair:
-    """The pair of that name; a `UsageError` lists the ones there are."""
-    if name not in PAIRS:
-        raise UsageError(f"There is no pair '{name}'. Choose one of: {', '.join(PAIRS)}.")
-    return PAIRS[name]

@@ -69,12 +69,13 @@ def _bin(distance: np.ndarray) -> np.ndarray:
 
 def _rows(sums_GBx: np.ndarray, prompts: int) -> list[dict[str, Any]]:
     total_Bx = sums_GBx.sum(axis=0)
-    occupied_G = sums_GBx[:, :, 3].any(axis=1)
-    value_B, without_GB = _means(total_Bx), _means(total_Bx - sums_GBx[occupied_G])
+    value_B, without_GB = _means(total_Bx), _means(total_Bx - sums_GBx)
     rows = []
     for b in np.flatnonzero(total_Bx[:, 3]):
+        occupied_G = sums_GBx[:, b, 3] > 0
         estimates: dict[str, Estimate] = {
-            name: jackknife_interval(value_B[b, q], without_GB[:, b, q], prompts) for q, name in enumerate(_QUANTITIES)
+            name: jackknife_interval(value_B[b, q], without_GB[occupied_G, b, q], prompts)
+            for q, name in enumerate(_QUANTITIES)
         }
         first = int(_EDGES[b])
         row = {"first": first, "last": 2 * first - 1 if first else 0, "tokens": int(total_Bx[b, 3])}

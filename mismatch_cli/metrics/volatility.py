@@ -84,12 +84,11 @@ def _by_bin(counts: np.ndarray, edges: tuple[np.ndarray, np.ndarray], share: flo
 
 def _deviations(sums_2GB: np.ndarray, count_GB: np.ndarray, prompts: int) -> list[Estimate]:
     """Standard deviation in each bin of μ, from Σ and Σ² by prompt group."""
-    occupied_G = count_GB.any(axis=1)
     first_GB, second_GB = sums_2GB
     value_B = _deviation(first_GB.sum(0), second_GB.sum(0), count_GB.sum(0))
     with np.errstate(invalid="ignore"):
-        without_GB = _deviation(*(x.sum(0) - x[occupied_G] for x in (first_GB, second_GB, count_GB)))
-    return [jackknife_interval(value_B[b], without_GB[:, b], prompts) for b in range(MU_BINS)]
+        without_GB = _deviation(*(x.sum(0) - x for x in (first_GB, second_GB, count_GB)))
+    return [jackknife_interval(value_B[b], without_GB[count_GB[:, b] > 0, b], prompts) for b in range(MU_BINS)]
 
 
 def _deviation(first: np.ndarray, second: np.ndarray, count: np.ndarray) -> np.ndarray:

@@ -9,7 +9,8 @@ from mismatch_cli.errors import UsageError
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.tasks.prompts import PromptSource
 
-_RESPONSES_PER_SHARD = 256  # enough to fill an engine's batch, little enough to lose
+_RESPONSES_PER_SHARD = 256
+_TOKENS_PER_SHARD = 2**20
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,9 @@ class ProbeConfig:
 
     @property
     def prompts_per_shard(self) -> int:
-        return max(1, _RESPONSES_PER_SHARD // self.samples_per_prompt)
+        """Enough responses to fill an engine's batch, few enough to hold in memory and to lose."""
+        responses = min(_RESPONSES_PER_SHARD, _TOKENS_PER_SHARD // self.sampling.max_tokens)
+        return max(1, responses // self.samples_per_prompt)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> ProbeConfig:
-        parts = {"prompts": PromptSource, "sampling": SamplingSettings, "trainer": TrainerSettings}
-        return cls(**{name: parts[name](**value) if name in parts else value for name, value in content.items()})

@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mismatch_cli.compat import prepare_imports
 from mismatch_cli.engines import Engine, EngineSettings, create_engine
 from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.models import load_tokenizer
+from mismatch_cli.models import check_model_folder, load_tokenizer
 from mismatch_cli.recording.config import ProbeConfig
-from mismatch_cli.recording.sample import plan_shards, sample_shard
+from mismatch_cli.recording.folder import clear_run
+from mismatch_cli.recording.sample import ShardPlan, plan_shards, sample_shard
 from mismatch_cli.tasks.grading import Grader
 from mismatch_cli.tasks.prompts import EncodedPrompts, encode_prompts, load_problems
 from mismatch_cli.torch_settings import set_threads
@@ -20,6 +21,9 @@ from mismatch_cli.trace.manifest import library_versions, write_manifest
 from mismatch_cli.trace.reader import open_shard
 from mismatch_cli.trace.vocabulary import write_vocabulary
 from mismatch_cli.trace.writer import shard_path
+
+if TYPE_CHECKING:
+    from mismatch_cli.recording.score import Pass
 
 
 class Progress(Protocol):
@@ -38,38 +42,46 @@ class Progress(Protocol):
         ...
 
 
-def record(config: ProbeConfig, run_folder: Path, previous: dict[str, Any] | None, progress: Progress) -> None:
-    """Record the trace of a probe into `run_folder/trace`; `previous` is the manifest of the run to go on with."""
+def record(config: ProbeConfig, run_folder: Path, manifest: dict[str, Any], progress: Progress) -> None:
+    """Record the trace of a probe into `run_folder/trace`; a manifest with a shard count is a run to go on with.
+
+    What is done is read from the files, not from notes: a shard that is missing is sampled again, one without the
+    trainer's columns is scored.
+    """
     prepare_imports()
     folder = run_folder / "trace"
-    manifest = dict(previous or {}) | {
-        "config": config.to_json(),
-        "top_logprobs": config.top_logprobs,
-        "libraries": library_versions(),
-        "threads": set_threads(config.threads, config.model),
-    }
-    if not manifest.get("sampled"):
-        _sample(config, folder, run_folder / "log" / f"{config.engine}.log", manifest, progress)
-    if not manifest.get("scored"):
-        _score(config, folder, manifest, progress)
+    threads = set_threads(config.threads, config.model)
+    manifest = manifest | {"config": config.to_json(), "top_logprobs": config.top_logprobs, "threads": threads}
+    manifest["libraries"] = library_versions()
+    if "shards" not in manifest or not all(path.is_file() for path in _shards(folder, manifest)):
+        _sample(config, run_folder, manifest, progress)
+    _score(config, folder, manifest, progress)
 
 
-def _sample(config: ProbeConfig, folder: Path, log_file: Path, manifest: dict[str, Any], progress: Progress) -> None:
+def _shards(folder: Path, manifest: dict[str, Any]) -> list[Path]:
+    return [shard_path(folder, index) for index in range(manifest["shards"])]
+
+
+def _sample(config: ProbeConfig, run_folder: Path, manifest: dict[str, Any], progress: Progress) -> None:
     tokenizer = load_tokenizer(config.model)
     _check_top_logprobs(config.top_logprobs, len(tokenizer))
     problems = load_problems(config.prompts)
+    if config.trainer.model != config.model:
+        check_model_folder(config.trainer.model)  # before an hour of sampling, not after it
     progress.say(f"Loading {config.model} into the rollout engine ({config.engine})")
-    engine = create_engine(config.engine, _engine_settings(config, log_file))
+    engine = create_engine(config.engine, _engine_settings(config, run_folder / "log" / f"{config.engine}.log"))
     try:
         encoded = encode_prompts(problems, tokenizer, raw=config.raw, max_model_len=engine.max_model_len)
-        manifest |= {"rollout": engine.describe(), "prompts": _describe_prompts(config, encoded, manifest)}
-        write_vocabulary(folder, tokenizer)
-        write_manifest(folder, manifest)
-        _sample_shards(config, folder, engine, encoded, tokenizer, progress)
+        plans = plan_shards(encoded.problems, encoded.prompt_ids, config.prompts_per_shard)
+        prompts = _describe_prompts(config, encoded, manifest)
+        if "shards" not in manifest:
+            clear_run(run_folder)
+        manifest |= {"rollout": engine.describe(), "prompts": prompts, "shards": len(plans)}
+        write_vocabulary(run_folder / "trace", tokenizer)
+        write_manifest(run_folder / "trace", manifest)
+        _sample_shards(config, run_folder / "trace", engine, plans, tokenizer, progress)
     finally:
         engine.close()
-    manifest["sampled"] = True
-    write_manifest(folder, manifest)
 
 
 def _check_top_logprobs(asked: int, vocabulary: int) -> None:
@@ -109,12 +121,10 @@ def _describe_prompts(config: ProbeConfig, encoded: EncodedPrompts, manifest: di
 
 
 def _sample_shards(
-    config: ProbeConfig, folder: Path, engine: Engine, encoded: EncodedPrompts, tokenizer: Any, progress: Progress
+    config: ProbeConfig, folder: Path, engine: Engine, plans: list[ShardPlan], tokenizer: Any, progress: Progress
 ) -> None:
-    plans = plan_shards(encoded.problems, encoded.prompt_ids, config.prompts_per_shard)
     todo = [plan for plan in plans if not plan.path(folder).is_file()]
-    total = len(encoded.problems) * config.samples_per_prompt
-    remaining = sum(len(plan.problems) for plan in todo) * config.samples_per_prompt
+    total, remaining = (sum(len(plan.problems) for plan in some) * config.samples_per_prompt for some in (plans, todo))
     on_finished = progress.start("Sampling", total - remaining, total)
     try:
         with Grader() as grader:
@@ -136,19 +146,17 @@ def _sample_shards(
 def _score(config: ProbeConfig, folder: Path, manifest: dict[str, Any], progress: Progress) -> None:
     from mismatch_cli.recording.score import passes
 
-    shards = [shard_path(folder, i) for i in range(len(list(folder.glob("shard-*.parquet"))))]
-    equal_weights = config.trainer.model == config.model
-    for this in passes(equal_weights):
-        model = config.model if this.column == "logp_recomputed" else config.trainer.model
-        described = _score_pass(config, model, this, shards, progress)
-        if described:
-            manifest["trainer" if this.column == "logp_trainer" else "recomputed"] = described
-    manifest["equal_weights"] = equal_weights
-    manifest["scored"] = True
-    write_manifest(folder, manifest)
+    manifest["equal_weights"] = config.trainer.model == config.model
+    for this in passes(manifest["equal_weights"]):
+        recomputed = this.column == "logp_recomputed"
+        model = config.model if recomputed else config.trainer.model
+        if not all(this.done(path) for path in _shards(folder, manifest)):
+            described = _score_pass(config, model, this, _shards(folder, manifest), progress)
+            manifest["recomputed" if recomputed else "trainer"] = described
+            write_manifest(folder, manifest)
 
 
-def _score_pass(config: ProbeConfig, model: str, this: Any, shards: list[Path], progress: Progress) -> dict[str, Any]:
+def _score_pass(config: ProbeConfig, model: str, this: Pass, shards: list[Path], progress: Progress) -> dict[str, Any]:
     from mismatch_cli.recording.score import evenly_spaced, score_shard
     from mismatch_cli.scoring.trainer import Trainer
 

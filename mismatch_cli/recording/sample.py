@@ -49,8 +49,8 @@ def sample_shard(
     samples_per_prompt: int,
     seed: int,
     on_finished: Callable[[int], None],
-) -> int:
-    """Sample all responses of a shard and write it; returns the number of tokens."""
+) -> None:
+    """Sample all responses of a shard, check and grade them, and write it."""
     keys = [(i, sample) for i in range(len(plan.problems)) for sample in range(samples_per_prompt)]
     requests = [Request(plan.prompt_ids[i], sample_seed(seed, plan.problems[i].prompt_id, s)) for i, s in keys]
     rollouts = _sample(engine, requests, on_finished)
@@ -62,7 +62,6 @@ def sample_shard(
     columns |= _grades(problems, rollouts, grader, decode)
     table = rows_to_table(columns)
     write_shard(plan.path(folder), with_counts(table, grading_timeouts=grader.timeouts - timeouts_before))
-    return sum(len(r.response_ids) for r in rollouts)
 
 
 def _sample(engine: Engine, requests: Sequence[Request], on_finished: Callable[[int], None]) -> list[Rollout]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import exp, inf
 from typing import Any
 
 from mismatch_cli.batch import TokenBatch
@@ -27,9 +28,9 @@ class Analysis:
 
     traces: Sequence[Trace]
     pairs: dict[str, MismatchSummary]
+    worst: list[WorstTokens]  # one per trace: keys are unique within a trace only
     floor: MismatchSummary = field(default_factory=lambda: MismatchSummary(PAIRS["floor"]))
     scatter: ScatterSample = field(default_factory=ScatterSample)
-    worst: WorstTokens = field(default_factory=WorstTokens)
     lattice: Lattice = field(default_factory=Lattice)
     unscored_responses: int = 0
 
@@ -43,13 +44,14 @@ class Analysis:
         return PAIRS[next(iter(self.pairs))]
 
 
-def analyse(traces: Sequence[Trace]) -> Analysis:
-    """Read traces once, in bounded memory; several are pooled as one measurement."""
+def analyse(traces: Sequence[Trace], worst: int) -> Analysis:
+    """Read traces once, in bounded memory, and keep the `worst` worst tokens; several traces are one measurement."""
     _check_poolable(traces)
-    analysis = Analysis(traces, {name: MismatchSummary(PAIRS[name]) for name in _pairs_in(traces)})
-    for trace in traces:
+    pairs = {name: MismatchSummary(PAIRS[name]) for name in _pairs_in(traces)}
+    analysis = Analysis(traces, pairs, [WorstTokens(worst) for _ in traces])
+    for trace, its_worst in zip(traces, analysis.worst, strict=True):
         for batch in trace.batches():
-            _update(analysis, batch)
+            _update(analysis, batch, its_worst)
     if not any(summary.exact.counts.tokens for summary in analysis.pairs.values()):
         raise MismatchError(
             f"{traces[0].folder} holds no scored token yet. Go on with: mismatch-cli probe --resume --output RUN"
@@ -57,12 +59,12 @@ def analyse(traces: Sequence[Trace]) -> Analysis:
     return analysis
 
 
-def _update(analysis: Analysis, batch: TokenBatch) -> None:
-    if batch.logp_trainer_T is None:
+def _update(analysis: Analysis, batch: TokenBatch, worst: WorstTokens) -> None:
+    main, *others = analysis.pairs.values()
+    if not main.pair.measured_in(batch):
         analysis.unscored_responses += batch.num_responses
         return
-    main, *others = analysis.pairs.values()
-    main.update(batch, analysis.scatter, analysis.worst, analysis.lattice)
+    main.update(batch, analysis.scatter, worst, analysis.lattice)
     for summary in [*others, analysis.floor]:
         summary.update(batch)
 
@@ -85,14 +87,33 @@ def _weights_are_equal(trace: Trace) -> bool:
 
 
 def _check_poolable(traces: Sequence[Trace]) -> None:
-    """Numbers of different models or settings must not be averaged."""
-    for trace in traces[1:]:
-        for name in ("rollout", "trainer", "top_logprobs"):
-            if trace.manifest.get(name) != traces[0].manifest.get(name):
-                raise MismatchError(
-                    f"{trace.folder} and {traces[0].folder} differ in {name}, so they cannot be pooled. "
-                    "Report them one at a time."
-                )
+    """Numbers of different models or settings must not be averaged, and nothing may count twice."""
+    first = traces[0]
+    seeds = set()
+    for trace in traces:
+        differing = [name for name, value in _identity(trace).items() if value != _identity(first)[name]]
+        if differing:
+            raise MismatchError(
+                f"{trace.folder} and {first.folder} differ in {differing[0]}, so they cannot be pooled. "
+                "Report them one at a time."
+            )
+        seed = trace.manifest.get("config", {}).get("seed", trace.folder)
+        if seed in seeds:
+            raise MismatchError(f"{trace.folder} repeats the seed of another trace: its responses would count twice.")
+        seeds.add(seed)
+
+
+def _identity(trace: Trace) -> dict[str, Any]:
+    """What has to be equal for traces to be samples of one thing."""
+    manifest = trace.manifest
+    return {
+        "rollout engine": {k: v for k, v in manifest.get("rollout", {}).items() if k != "seed"},
+        "trainer": {k: v for k, v in manifest.get("trainer", {}).items() if k != "threads"},
+        "trainer at the rollout's weights": {k: v for k, v in manifest.get("recomputed", {}).items() if k != "threads"},
+        "sampling settings": manifest.get("config", {}).get("sampling"),
+        "top log-probs": manifest.get("top_logprobs"),
+        "prompts": manifest.get("prompts", {}).get("digest"),
+    }
 
 
 def summary_json(analysis: Analysis) -> dict[str, Any]:
@@ -106,7 +127,7 @@ def summary_json(analysis: Analysis) -> dict[str, Any]:
         "pairs": {name: _with_floor(summary.result(), floor) for name, summary in analysis.pairs.items()},
         "floor": floor,
         "lattice": [vars(line) for line in analysis.lattice.result()],
-        "worst": analysis.worst.result(),
+        "worst": _worst(analysis.worst),
     }
 
 
@@ -129,6 +150,26 @@ def _about(analysis: Analysis) -> dict[str, Any]:
     }
 
 
+def _worst(of_traces: Sequence[WorstTokens]) -> dict[str, list[dict[str, Any]]]:
+    """The worst of all traces, each row with the index of its trace."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name, how_bad in _BADNESS.items():
+        rows = [row | {"trace": i} for i, worst in enumerate(of_traces) for row in worst.result()[name]]
+        found[name] = sorted(rows, key=how_bad, reverse=True)[: getattr(of_traces[0], name).capacity]
+    return found
+
+
+_BADNESS: dict[str, Callable[[dict[str, Any]], float]] = {
+    "abs_d": lambda row: abs(row["logp_current"] - row["logp_reference"]),
+    "abs_dp": lambda row: abs(exp(_or_zero_mass(row["logp_current"])) - exp(row["logp_reference"])),
+    "responses": lambda row: abs(row["d_sum"]),
+}
+
+
+def _or_zero_mass(logp: float | None) -> float:
+    return -inf if logp is None else logp  # a token out of support has no finite log π
+
+
 def _with_floor(result: dict[str, Any], floor: dict[str, Any] | None) -> dict[str, Any]:
     """Each metric of a gap beside the same metric of the trainer against itself."""
     if floor is not None:
@@ -143,7 +184,7 @@ def plot_data(analysis: Analysis, summary: dict[str, Any]) -> PlotData:
     """What the plots draw: the first pair of a summary, and the samples that were taken for it."""
     pair = summary["pairs"][analysis.main_pair.name]
     subject = " against ".join(
-        f"{side.get('engine') or 'transformers'} {side['dtype']}"
+        f"{side.get('engine') or 'transformers'} {side.get('dtype', '')}"
         for side in (analysis.manifest.get("trainer"), analysis.manifest.get("rollout"))
         if side
     )

@@ -52,7 +52,7 @@ def build_view(
         _volatility_section(main, drawn),
         _position_section(main, drawn),
         _sequence_section(main, drawn),
-        *(Section(_pair_title(pair), groups=_gap_groups(pair)) for pair in others),
+        *(Section(_pair_title(pair), _pair_text(pair), groups=_gap_groups(pair)) for pair in others),
         _responses_section(main),
         Section("Worst tokens", "Where |log π − log μ| is largest.", excerpts=tuple(tokens)),
         Section("Worst responses", "Where the sum of log π − log μ is furthest from zero.", excerpts=tuple(responses)),
@@ -77,7 +77,6 @@ def _has_content(section: Section) -> bool:
 def _headline(pair: Mapping[str, Any]) -> str:
     difference = _row(pair, "tv_binary_mean")
     outside = _row(pair, "ratio_outside_0.8_1.28")
-    floor = ""
     if difference.times_floor == numbers.MISSING:
         floor = ""
     elif difference.times_floor.endswith("×"):
@@ -100,6 +99,15 @@ def _gap_text(summary: Mapping[str, Any]) -> str:
             "tokens; extremes grow with the number of tokens, so compare those with care."
         )
     return text
+
+
+def _pair_text(pair: Mapping[str, Any]) -> str:
+    if pair["pair"] != "staleness":
+        return ""
+    return (
+        "The weights that sampled, in the trainer, stand in the place of μ. The tokens were sampled by the engine, "
+        "so these KL estimates say what the optimiser changed on those tokens."
+    )
 
 
 def _pair_title(pair: Mapping[str, Any]) -> str:

@@ -23,7 +23,7 @@ _LONGEST_PROMPT = 120
 _WEIGHTS = (0.05, 0.2, 0.5, 1.0)  # |d| in nats from which a token is highlighted ever more strongly
 _COLUMNS = (*REQUIRED, "version_rollout", "version_trainer", "logp_trainer", "logp_recomputed", "reward")
 
-Key = tuple[int, int, int]  # step, prompt_id, sample_index
+Key = tuple[int, int, int, int]  # trace, step, prompt_id, sample_index
 
 
 @dataclass(frozen=True)
@@ -50,15 +50,15 @@ def worst_excerpts(
 
 
 def _key(row: Mapping[str, Any]) -> Key:
-    return row["step"], row["prompt_id"], row["sample_index"]
+    return row["trace"], row["step"], row["prompt_id"], row["sample_index"]
 
 
 def _look_up(traces: Sequence[Trace], pair: Pair, wanted: set[Key]) -> dict[Key, _Response]:
     found: dict[Key, _Response] = {}
-    for trace in traces:
+    for number, trace in enumerate(traces):
         for table in trace.tables(_COLUMNS):
             keys = zip(*(table.column(name).to_pylist() for name in ("step", "prompt_id", "sample_index")), strict=True)
-            rows = [(row, key) for row, key in enumerate(keys) if key in wanted]
+            rows = [(row, (number, *key)) for row, key in enumerate(keys) if (number, *key) in wanted]
             if not rows:
                 continue
             batch = table_to_batch(table)

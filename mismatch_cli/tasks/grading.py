@@ -11,6 +11,7 @@ from types import TracebackType
 
 from mismatch_cli.errors import MismatchError
 
+_BOX = re.compile(r"\\(?:boxed|fbox)\{")
 _PLAIN_INTEGER = re.compile(r"-?[0-9]{1,15}")
 _SECONDS_TO_START = 60.0  # importing sympy on a slow disk
 
@@ -97,23 +98,17 @@ def _as_box(answer: str) -> str:
 
 
 def last_boxed(text: str) -> str | None:
-    """The content of the last complete `\\boxed{…}` (or `\\fbox{…}`) with balanced braces; None where there is none."""
-    best, where = None, -1
-    for command in ("\\boxed{", "\\fbox{"):
-        start = text.rfind(command)
-        while start > where:
-            content = _balanced(text, start + len(command))
-            if content is not None:
-                best, where = content, start
-                break
-            start = text.rfind(command, 0, start)
-    return best
+    """The content of the last complete `\\boxed{…}` or `\\fbox{…}`, braces balanced; None where there is none.
 
-
-def _balanced(text: str, start: int) -> str | None:
-    depth = 1
-    for index in range(start, len(text)):
-        depth += (text[index] == "{") - (text[index] == "}")
-        if depth == 0:
-            return text[start:index]
-    return None
+    Of nested boxes the inner one, whose content both share. One pass: responses can be long and hostile.
+    """
+    found, best_start, open_braces = None, -1, []
+    boxes = {match.end() for match in _BOX.finditer(text)}
+    for index, character in enumerate(text, start=1):
+        if character == "{":
+            open_braces.append(index)
+        elif character == "}" and open_braces:
+            start = open_braces.pop()
+            if start in boxes and start > best_start:
+                found, best_start = text[start : index - 1], start
+    return found

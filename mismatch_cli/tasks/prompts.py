@@ -48,8 +48,12 @@ def load_problems(source: PromptSource) -> list[Problem]:
     rows = list(_read_rows(source))
     if not rows:
         raise MismatchError(f"{source.location} holds no prompts. Give a file with one problem per line.")
-    prompt_field = _choose_field(rows[0], source.prompt_field, _PROMPT_FIELDS, "--prompt-field", source.location)
-    answer_field = _choose_field(rows[0], source.answer_field, _ANSWER_FIELDS, "--answer-field", None)
+    prompt_field = _choose_field(rows, source.prompt_field, _PROMPT_FIELDS, "--prompt-field")
+    answer_field = _choose_field(rows, source.answer_field, _ANSWER_FIELDS, "--answer-field")
+    if prompt_field is None:
+        raise UsageError(
+            f"{source.location} has the fields {', '.join(rows[0])}. Say which holds the prompt with --prompt-field."
+        )
     problems = [_to_problem(i, row, prompt_field, answer_field, source.location) for i, row in enumerate(rows)]
     if source.shuffle_seed is not None:
         random.Random(source.shuffle_seed).shuffle(problems)
@@ -123,21 +127,13 @@ def _read_data_set(source: PromptSource) -> Iterator[Mapping[str, Any]]:
     yield from dataset
 
 
-def _choose_field(
-    row: Mapping[str, Any], asked: str | None, usual: tuple[str, ...], flag: str, required_in: str | None
-) -> str | None:
-    if asked is not None:
-        if _get(row, asked) is None and not _has(row, asked):
-            raise UsageError(f"{flag}: {unknown('field', asked, row.keys())}")
-        return asked
-    found = next((name for name in usual if _has(row, name)), None)
-    if found is None and required_in:
-        raise UsageError(f"{required_in} has the fields {', '.join(row)}. Say which one holds the prompt with {flag}.")
+def _choose_field(rows: list[Mapping[str, Any]], asked: str | None, usual: tuple[str, ...], flag: str) -> str | None:
+    """The field asked for, or the first of the usual names, that at least one row fills."""
+    filled = (name for name in ([asked] if asked else usual) if any(_get(row, name) is not None for row in rows))
+    found = next(filled, None)
+    if asked and found is None:
+        raise UsageError(f"{flag}: {unknown('field', asked, {key for row in rows for key in row})}")
     return found
-
-
-def _has(row: Mapping[str, Any], dotted: str) -> bool:
-    return _get(row, dotted) is not None
 
 
 def _get(row: Mapping[str, Any], dotted: str) -> Any:
@@ -150,10 +146,8 @@ def _get(row: Mapping[str, Any], dotted: str) -> Any:
     return value
 
 
-def _to_problem(
-    index: int, row: Mapping[str, Any], prompt_field: str | None, answer_field: str | None, where: str
-) -> Problem:
-    prompt = _get(row, prompt_field) if prompt_field else None
+def _to_problem(index: int, row: Mapping[str, Any], prompt_field: str, answer_field: str | None, where: str) -> Problem:
+    prompt = _get(row, prompt_field)
     if isinstance(prompt, list) and all(isinstance(m, Mapping) and {"role", "content"} <= m.keys() for m in prompt):
         prompt = [{"role": str(m["role"]), "content": str(m["content"])} for m in prompt]
     elif not isinstance(prompt, str):
@@ -162,7 +156,7 @@ def _to_problem(
             "Name another one with --prompt-field."
         )
     answer = _get(row, answer_field) if answer_field else None
-    return Problem(index, prompt, None if answer is None else str(answer))
+    return Problem(index, prompt, None if answer in (None, "") else str(answer))
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,13 @@ def _flat(name: str, array: pa.ListArray) -> torch.Tensor:
         raise MismatchError(f"The trace is damaged: column {name} holds a null inside a response.")
     if pa.types.is_boolean(values.type):  # one bit each in Arrow, one byte each in torch
         return torch.from_numpy(values.to_numpy(zero_copy_only=False))
-    return torch.from_dlpack(values)
+    flat = torch.from_dlpack(values)
+    if "logp" in name and len(flat) and not flat.max() <= 0:  # false for NaN too
+        raise MismatchError(
+            f"Column {name} of the trace holds a log-probability of {float(flat.max()):g}: it must be at most 0. "
+            "Record the trace again, or look for what wrote it."
+        )
+    return flat
 
 
 def _missing(dtype: torch.dtype) -> float | int | bool:

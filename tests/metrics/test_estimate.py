@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mismatch_cli.metrics.estimate import BELOW_RESOLUTION, jackknife_interval, percentile_interval, point, times_floor
+from mismatch_cli.metrics.estimate import (
+    BELOW_RESOLUTION,
+    jackknife_interval,
+    percentile_interval,
+    point,
+    student_t,
+    times_floor,
+)
 
 INF, NAN = float("inf"), float("nan")
 
@@ -19,7 +26,7 @@ def test_jackknife_of_a_mean_is_its_standard_error() -> None:
     x = np.random.default_rng(0).normal(size=32)
     without = (x.sum() - x) / 31
     estimate = jackknife_interval(x.mean(), without, prompts=32)
-    assert estimate.high - x.mean() == pytest.approx(2.04 * x.std(ddof=1) / np.sqrt(32))
+    assert estimate.high - x.mean() == pytest.approx(2.0395 * x.std(ddof=1) / np.sqrt(32), rel=1e-4)
 
 
 @pytest.mark.parametrize("interval", [percentile_interval, jackknife_interval])
@@ -46,3 +53,13 @@ def test_values_that_json_cannot_hold() -> None:
 )
 def test_times_floor(value, floor, answer) -> None:
     assert times_floor(value, floor) == answer
+
+
+@pytest.mark.parametrize(("degrees", "quantile"), [(9, 2.2622), (15, 2.1314), (31, 2.0395)])
+def test_student_t_against_the_tables(degrees: int, quantile: float) -> None:
+    assert student_t(degrees) == pytest.approx(quantile, rel=2e-3)
+
+
+def test_a_jackknife_over_few_groups_gives_no_interval() -> None:
+    assert jackknife_interval(1.0, np.linspace(0.9, 1.1, 9), prompts=64).low is None
+    assert jackknife_interval(1.0, np.linspace(0.9, 1.1, 10), prompts=64).low is not None

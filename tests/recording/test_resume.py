@@ -72,7 +72,7 @@ def test_ctrl_c_says_how_to_go_on_and_keeps_what_is_there(tmp_path):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert errors == "mismatch-cli: Interrupted. What was recorded is kept: go on with --resume.\n"
+    assert errors == "mismatch-cli: Interrupted. What was recorded is kept: `probe --resume` goes on with it.\n"
     assert_readable(tmp_path / "run")
 
 
