@@ -33,10 +33,16 @@ def build_app() -> typer.Typer:
     return app
 
 
-def _global_options(version: bool = typer.Option(False, "--version", help="Print the version.", is_eager=True)) -> None:
-    if version:
+def _print_version(asked: bool) -> None:
+    if asked:
         typer.echo(f"mismatch-cli {__version__}")
         raise typer.Exit
+
+
+def _global_options(
+    version: bool = typer.Option(False, "--version", help="Print the version.", is_eager=True, callback=_print_version),
+) -> None:
+    """Options before the subcommand; `--version` acts in its callback."""
 
 
 def run(arguments: Sequence[str]) -> int:

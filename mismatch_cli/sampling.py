@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING
 
 from mismatch_cli.errors import UsageError
@@ -22,7 +23,7 @@ class SamplingSettings:
     max_tokens: int = 128
 
     def __post_init__(self) -> None:
-        if self.temperature <= 0:
+        if not 0 < self.temperature < inf:
             raise UsageError(
                 f"Temperature {self.temperature:g} cannot be measured: greedy decoding has no sampling distribution to "
                 "compare. Use --temperature 1 (or any value above 0)."

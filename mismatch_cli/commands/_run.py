@@ -33,6 +33,9 @@ def prepare_run(flags: dict[str, Any], explicit: set[str]) -> tuple[ProbeConfig,
 
     Nothing is deleted here: an old run goes when the new one has loaded and is about to write.
     """
+    if flags["resume"] and flags["force"]:
+        raise UsageError("--resume goes on with a run, --force replaces it: use one of them.")
+    config_from_flags(flags)  # what makes no sense is said before anything about folders
     folder = flags["output"] or Path(f"probe-{Path(_resolved(flags['model']) or bundled('model')).name}")
     check_run_folder(folder)
     recorded = {

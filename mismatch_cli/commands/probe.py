@@ -41,7 +41,9 @@ def command(
     top_p: Annotated[float, _option(_SAMPLING, "--top-p", help="Nucleus; 1 = off.")] = 1.0,
     top_k: Annotated[int, _option(_SAMPLING, "--top-k", help="The sampler's top-k; 0 = off.")] = 0,
     min_p: Annotated[float, _option(_SAMPLING, "--min-p", help="0 = off.")] = 0.0,
-    seed: Annotated[int, _option(_SAMPLING, "--seed", help="Seed of sampling and shuffling.")] = 0,
+    seed: Annotated[
+        int, _option(_SAMPLING, "--seed", min=0, max=2**32 - 1, help="Seed of sampling and shuffling.")
+    ] = 0,
     engine: Annotated[str, _option(_ENGINE, "--engine", help="vllm or hf.")] = "vllm",
     rollout_dtype: Annotated[
         str, _option(_ENGINE, "--rollout-dtype", help="auto, float32, bfloat16 or float16.")

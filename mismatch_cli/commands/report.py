@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mismatch_cli.commands._options import Debug, Force, Json, Output, Quiet, Worst
-from mismatch_cli.errors import MismatchError
+from mismatch_cli.errors import MismatchError, UsageError
 
 if TYPE_CHECKING:
     from mismatch_cli.trace.reader import Trace
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 def command(
     traces: Annotated[
-        list[Path] | None, typer.Argument(help="Run folders or trace folders; several are pooled.", show_default=False)
+        list[Path] | None,
+        typer.Argument(
+            help="Run folders or trace folders, pooled; without one, the latest run here.", show_default=False
+        ),
     ] = None,
     worst: Worst = 10,
     export: Annotated[
@@ -41,6 +44,8 @@ def command(
     from mismatch_cli.commands._progress import TerminalProgress
     from mismatch_cli.trace.reader import Trace
 
+    if export not in (None, "csv", "parquet"):
+        raise UsageError(f"--export {export} is not known. Choose one of: csv, parquet.")
     opened = [Trace.open(path) for path in traces or [_default_run()]]
     folder = _output_folder(output, opened, force)
     progress = TerminalProgress(quiet)

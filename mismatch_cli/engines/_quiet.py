@@ -54,6 +54,8 @@ def _log_to(path: Path) -> None:
 def one_sentence(error: BaseException) -> str:
     """The part of a library's error that says what is wrong, on one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if lines and "validation error" in lines[0]:
+        lines = [" ".join(lines[1:3])] if len(lines) > 2 else lines
     told = next((line for line in lines if line.startswith(("Value error,", "Assertion failed,"))), None)
     text = told.split(",", 1)[1].strip() if told else (lines[0] if lines else type(error).__name__)
     text = text.split(" [type=")[0].strip()

@@ -42,9 +42,9 @@ _COMMON = "elementary"
 
 CATALOG: tuple[Metric, ...] = (
     Metric("abs_d_mean", "mean |Δlog p|", "E |d|", "nats", "TRL, SkyRL, open-instruct"),
-    Metric("abs_d_p50", "median |Δlog p|", "50 % quantile of |d|", "nats", _COMMON),
-    Metric("abs_d_p95", "95 % of |Δlog p|", "95 % quantile of |d|", "nats", _COMMON),
-    Metric("abs_d_p99", "99 % of |Δlog p|", "99 % quantile of |d|", "nats", _COMMON),
+    Metric("abs_d_p50", "median of |Δlog p|", "50 % quantile of |d|", "nats", _COMMON),
+    Metric("abs_d_p95", "p95 of |Δlog p|", "95 % quantile of |d|", "nats", _COMMON),
+    Metric("abs_d_p99", "p99 of |Δlog p|", "99 % quantile of |d|", "nats", _COMMON),
     Metric("abs_d_max", "largest |Δlog p|", "max |d|", "nats", "TRL, SkyRL, open-instruct"),
     Metric("d_mean", "mean signed Δlog p", "E d", "nats", "AReaL behave_approx_kl", signed=True),
     Metric("d_sd", "spread of Δlog p", "√(E d² − (E d)²)", "nats", _COMMON),
@@ -62,9 +62,9 @@ CATALOG: tuple[Metric, ...] = (
     Metric("tv_signed_max", "largest π − μ", "max (π − μ)", "probability", f"{_DPPO}, Fig. 3"),
     Metric("tv_signed_min", "smallest π − μ", "min (π − μ)", "probability", f"{_DPPO}, Fig. 3"),
     Metric("ratio_mean", "mean ratio", "E r", "1", "NeMo-RL sampling_importance_ratio", agreement=1.0),
-    Metric("ratio_p01", "1 % of the ratio", "1 % quantile of r", "1", _COMMON, agreement=1.0),
+    Metric("ratio_p01", "p1 of the ratio", "1 % quantile of r", "1", _COMMON, agreement=1.0),
     Metric("ratio_p50", "median ratio", "50 % quantile of r", "1", _COMMON, agreement=1.0),
-    Metric("ratio_p99", "99 % of the ratio", "99 % quantile of r", "1", _COMMON, agreement=1.0),
+    Metric("ratio_p99", "p99 of the ratio", "99 % quantile of r", "1", _COMMON, agreement=1.0),
     Metric("ratio_min", "smallest ratio", "min r", "1", _COMMON, agreement=1.0),
     Metric("ratio_max", "largest ratio", "max r", "1", _COMMON, agreement=1.0),
     Metric("ratio_outside_0.8_1.25", "outside [0.8, 1.25]", "share with r < 0.8 or r > 1.25", "share", _COMMON),
@@ -106,7 +106,12 @@ CATALOG: tuple[Metric, ...] = (
         agreement=1.0,
     ),
     Metric(
-        "spearman", "rank correlation", "Spearman of (μ, π), binned by log p, mid-ranks", "1", _COMMON, agreement=1.0
+        "spearman",
+        "rank correlation",
+        "Spearman of (μ, π), mid-ranks, on at most 32,768 tokens",
+        "1",
+        _COMMON,
+        agreement=1.0,
     ),
     Metric("chi2_token", "χ², token", "E r² − 1", "1", f"{_VERL} chi2_token", signed=True),
     Metric(
@@ -169,8 +174,8 @@ METRICS = {metric.key: metric for metric in CATALOG}
 
 VOLATILITY: tuple[Metric, ...] = (
     Metric("ratio_sd", "spread of the ratio", "standard deviation of r in the bin of μ", "1", f"{_DPPO}, Fig. 2"),
-    Metric("ratio_p01", "1 % of the ratio", "1 % quantile of r in the bin of μ", "1", f"{_DPPO}, Fig. 2"),
-    Metric("ratio_p99", "99 % of the ratio", "99 % quantile of r in the bin of μ", "1", f"{_DPPO}, Fig. 2"),
+    Metric("ratio_p01", "p1 of the ratio", "1 % quantile of r in the bin of μ", "1", f"{_DPPO}, Fig. 2"),
+    Metric("ratio_p99", "p99 of the ratio", "99 % quantile of r in the bin of μ", "1", f"{_DPPO}, Fig. 2"),
     Metric("ratio_max", "largest ratio", "max r in the bin of μ", "1", f"{_DPPO}, Fig. 2"),
     Metric(
         "tv_binary_sd",
@@ -181,7 +186,7 @@ VOLATILITY: tuple[Metric, ...] = (
     ),
     Metric(
         "tv_binary_p99",
-        "99 % of |π − μ|",
+        "p99 of |π − μ|",
         "99 % quantile of |π − μ| in the bin of μ",
         "probability",
         f"{_DPPO}, Fig. 2",
@@ -196,7 +201,7 @@ VOLATILITY: tuple[Metric, ...] = (
     ),
     Metric(
         "tv_topk_p99",
-        "99 % of top-K TV",
+        "p99 of top-K TV",
         "99 % quantile of top-K TV in the bin of μ",
         "probability",
         f"{_DPPO}, Fig. 2",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,15 @@ class Estimate:
 
     def to_dict(self) -> dict[str, Any]:
         return {"value": self.value, "low": self.low, "high": self.high, "note": self.note}
+
+
+def clamped(estimate: Estimate, lowest: float | None, highest: float | None) -> Estimate:
+    """A quantile from a histogram, held within the extremes, which are exact."""
+    low, high = -inf if lowest is None else lowest, inf if highest is None else highest
+    value, lower, upper = (
+        None if x is None else min(max(x, low), high) for x in (estimate.value, estimate.low, estimate.high)
+    )
+    return Estimate(value, lower, upper, estimate.note)
 
 
 def point(value: float, note: str | None = None) -> Estimate:

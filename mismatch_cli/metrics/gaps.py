@@ -18,7 +18,7 @@ import torch
 
 from mismatch_cli import divergences
 from mismatch_cli.batch import TokenBatch
-from mismatch_cli.metrics.hashing import prompt_groups
+from mismatch_cli.metrics.hashing import hash_keys, mix, prompt_groups
 from mismatch_cli.metrics.pairs import Pair
 from mismatch_cli.metrics.segments import Segments
 
@@ -114,6 +114,19 @@ class TokenGaps:
     def per_token(self, values_S: np.ndarray) -> np.ndarray:
         """A value per response, repeated for its counted tokens."""
         return np.repeat(values_S, self.responses.length_S)
+
+    @cached_property
+    def response_hash_S(self) -> np.ndarray:
+        """hash(prompt_id, sample_index, step) of each response of the slice, uint64."""
+        keys = (self.batch.prompt_id_S, self.batch.sample_index_S, self.batch.step_S)
+        return hash_keys(*(key.numpy()[self.first : self.last] for key in keys))
+
+    @cached_property
+    def token_hash_N(self) -> np.ndarray:
+        """A hash of response and position, uint64: splitmix64 at counter `position`, one round of mixing per token."""
+        position_N = np.arange(self.response_offset_S1[-1], dtype=np.uint64) if self.kept is None else self.kept
+        start_N = self.per_token(self.response_hash_S - self.response_offset_S1[:-1].astype(np.uint64))
+        return mix(start_N + position_N.astype(np.uint64))
 
     @cached_property
     def d_N(self) -> np.ndarray:

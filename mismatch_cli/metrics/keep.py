@@ -8,6 +8,7 @@ import numpy as np
 
 from mismatch_cli.metrics.gaps import TokenGaps
 
+_ALMOST_1 = 1 - 2.0**-53  # 2^64 itself is no uint64
 _IDENTITY = [("step", np.int32), ("prompt_id", np.int64), ("sample_index", np.int32)]
 TOKEN_ROW = np.dtype(
     [
@@ -41,6 +42,11 @@ class SmallestRows:
             rows = rows_of(index)
             rows["key"] = key_N[index]
             self._add(rows)
+
+    def offer_hashed(self, hash_N: np.ndarray, rows_of: Callable[[np.ndarray], np.ndarray]) -> None:
+        """Consider one candidate per uint64 hash, which makes the kept rows a random sample."""
+        low = np.flatnonzero(hash_N <= np.uint64(min(self.limit, _ALMOST_1) * 2.0**64))
+        self.offer(hash_N[low] / 2.0**64, lambda index: rows_of(low[index]))
 
     def merge(self, other: SmallestRows) -> None:
         self._add(other.rows())

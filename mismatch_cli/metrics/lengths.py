@@ -49,4 +49,4 @@ def _mean_and_sd(sums_x3: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     count, first, second = np.moveaxis(sums_x3, -1, 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         mean = first / count
-        return mean, np.sqrt(np.maximum(second / count - mean**2, 0))
+        return mean, np.where(count > 1, np.sqrt(np.maximum(second / count - mean**2, 0)), np.nan)

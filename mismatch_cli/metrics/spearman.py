@@ -1,4 +1,4 @@
-"""Rank correlation of the two policies' probabilities, from a two-dimensional histogram."""
+"""Rank correlation of the two policies' probabilities, on a bounded sample of the tokens."""
 
 from __future__ import annotations
 
@@ -6,44 +6,49 @@ import numpy as np
 
 from mismatch_cli.metrics.estimate import Estimate, jackknife_interval
 from mismatch_cli.metrics.gaps import TokenGaps
-from mismatch_cli.metrics.hashing import GROUPS
-from mismatch_cli.metrics.histograms import LogBins, count_into, without_each_group
+from mismatch_cli.metrics.keep import SmallestRows
 
-BINS = LogBins(-24, 7, mantissa_bits=2)  # −log p from 6e-8 to 128 in bins 14 to 25 % wide
+SAMPLE_TOKENS = 2**15
+_ROW = np.dtype([("key", np.float64), ("group", np.int64), ("logq", np.float32), ("logp", np.float32)])
 
 
-class BinnedSpearman:
-    """Spearman's ρ of μ and π, binned: counts of (−log μ, −log π) by prompt group.
+class SampledSpearman:
+    """Spearman's ρ of μ and π with mid-ranks: exact up to 32,768 tokens, beyond that on those with the smallest hashes.
 
-    Tokens of one bin are ties and get their mid-rank, so ρ is the tie-corrected one of the binned values.
+    A histogram would be bounded too, but its bins are ties, and where the policies nearly agree the order inside a bin
+    is all there is to measure.
     """
 
     def __init__(self) -> None:
-        self.counts = np.zeros((GROUPS, BINS.count, BINS.count), dtype=np.int64)
+        self.sample = SmallestRows(_ROW, SAMPLE_TOKENS)
 
     def update(self, gaps: TokenGaps) -> None:
-        row_N = gaps.per_token(gaps.group_S * BINS.count)
-        cell_N = (row_N + BINS.index(gaps.logq_N)) * BINS.count + BINS.index(gaps.logp_N)
-        count_into(self.counts, cell_N)
+        group_N = gaps.per_token(gaps.group_S)
 
-    def merge(self, other: BinnedSpearman) -> None:
-        self.counts += other.counts
+        def rows_of(index: np.ndarray) -> np.ndarray:
+            rows = np.zeros(len(index), dtype=_ROW)
+            rows["group"], rows["logq"], rows["logp"] = group_N[index], gaps.logq_N[index], gaps.logp_N[index]
+            return rows
+
+        self.sample.offer_hashed(gaps.token_hash_N, rows_of)
+
+    def merge(self, other: SampledSpearman) -> None:
+        self.sample.merge(other.sample)
 
     def result(self, prompts: int) -> Estimate:
-        value = _spearman(self.counts.sum(axis=0))
-        without_G = np.array([_spearman(counts) for counts in without_each_group(self.counts)])
-        return jackknife_interval(value, without_G, prompts)
+        rows = self.sample.rows()
+        without_G = [_spearman(rows[rows["group"] != group]) for group in np.unique(rows["group"])]
+        return jackknife_interval(_spearman(rows), np.array(without_G), prompts)
 
 
-def _spearman(counts: np.ndarray) -> float:
+def _spearman(rows: np.ndarray) -> float:
     """Pearson correlation of mid-ranks; NaN where one side has a single rank."""
-    q_ranks, p_ranks = (_mid_ranks(counts.sum(axis=axis)) for axis in (1, 0))
-    covariance = q_ranks @ counts @ p_ranks
-    variances = (counts.sum(axis=1) @ q_ranks**2) * (counts.sum(axis=0) @ p_ranks**2)
-    return float(covariance / np.sqrt(variances)) if variances > 0 else float("nan")
+    q_N, p_N = (_centred_ranks(rows[name]) for name in ("logq", "logp"))
+    variances = (q_N @ q_N) * (p_N @ p_N)
+    return float(q_N @ p_N / np.sqrt(variances)) if variances > 0 else float("nan")
 
 
-def _mid_ranks(marginal: np.ndarray) -> np.ndarray:
-    """The mean rank of each bin's tokens, centred on the mean rank of all, as a fraction of their number."""
-    total = marginal.sum()
-    return (np.cumsum(marginal) - marginal / 2 - total / 2) / max(total, 1)
+def _centred_ranks(x_N: np.ndarray) -> np.ndarray:
+    """The rank of each value, ties sharing their mean rank, minus the mean rank of all."""
+    _, of_N, counts = np.unique(x_N, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - counts / 2 - len(x_N) / 2)[of_N]

@@ -12,6 +12,7 @@ from mismatch_cli.metrics.bootstrap import REPLICATES, ResampledSums, SequenceWe
 from mismatch_cli.metrics.catalog import CATALOG
 from mismatch_cli.metrics.cells import CellCounts, CellMoments, Cells
 from mismatch_cli.metrics.columns import INDEX, add_response_sums, token_sums
+from mismatch_cli.metrics.estimate import clamped
 from mismatch_cli.metrics.extremes import Extremes
 from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
 from mismatch_cli.metrics.hashing import Prompts
@@ -19,7 +20,7 @@ from mismatch_cli.metrics.lengths import LengthProfile
 from mismatch_cli.metrics.pairs import Pair
 from mismatch_cli.metrics.population import DistinctPrompts, RewardGroups, TokenCounts, counts_result
 from mismatch_cli.metrics.positions import PositionProfile
-from mismatch_cli.metrics.spearman import BinnedSpearman
+from mismatch_cli.metrics.spearman import SampledSpearman
 from mismatch_cli.metrics.volatility import token_quantiles, volatility_rows
 
 
@@ -87,6 +88,11 @@ class MismatchSummary:
             | {"spearman": exact.spearman.result(prompts)}
             | {"equal_rewards_share": exact.groups.result(self.replicates, prompts)}
         )
+        for name, (least, most) in _EXTREMES_OF.items():
+            for share in ("p01", "p50", "p95", "p99"):
+                if (key := f"{name}_{share}") in estimates:
+                    bounds = (estimates[extreme].value if extreme else 0.0 for extreme in (least, most))
+                    estimates[key] = clamped(estimates[key], *bounds)
         return {
             "pair": self.pair.name,
             "counts": counts_result(exact.counts, exact.prompts),
@@ -97,12 +103,15 @@ class MismatchSummary:
         }
 
 
+_EXTREMES_OF = {"abs_d": (None, "abs_d_max"), "ratio": ("ratio_min", "ratio_max")}
+
+
 class _ExactState:
     """Integers and extremes: the same bits in any order."""
 
     def __init__(self) -> None:
         self.counts, self.prompts, self.groups = TokenCounts(), DistinctPrompts(), RewardGroups()
-        self.cells, self.extremes, self.spearman = CellCounts(), Extremes(), BinnedSpearman()
+        self.cells, self.extremes, self.spearman = CellCounts(), Extremes(), SampledSpearman()
 
     def update(self, gaps: TokenGaps, cells: Cells) -> None:
         self.counts.update(gaps)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.metrics.cells import D_BINS, MU_BINS, MU_EDGES, TV_BINS, CellCounts, CellMoments
-from mismatch_cli.metrics.estimate import EXTREME, Estimate, jackknife_interval, point
+from mismatch_cli.metrics.estimate import EXTREME, Estimate, clamped, jackknife_interval, point
 from mismatch_cli.metrics.histograms import quantiles, without_each_group
 
 
@@ -47,6 +47,11 @@ def volatility_rows(counts: CellCounts, moments: CellMoments, prompts: int) -> l
         columns[f"{name}_sd"] = _deviations(sums, scatter.counts.sum(-1), prompts)
         columns[f"{name}_p99"] = _by_bin(scatter.counts, TV_BINS.edges, 0.99, prompts)
         columns[f"{name}_max"] = [point(float(value), EXTREME) for value in scatter.largest]
+    for name in ("ratio", "tv_binary", "tv_topk"):
+        columns[f"{name}_p99"] = [
+            clamped(p99, None, most.value)
+            for p99, most in zip(columns[f"{name}_p99"], columns[f"{name}_max"], strict=True)
+        ]
     tokens_B = ratio.sum((0, 2))
     edges = [0.0, *MU_EDGES, 1.0]
     return [

@@ -20,7 +20,7 @@ def about_facts(summary: Mapping[str, Any]) -> Facts:
         ("Rollout engine", _engine(about.get("rollout", {}))),
         ("Trainer", _trainer(about.get("trainer", {}))),
         ("Trainer at the rollout's weights", _trainer(about.get("recomputed", {}))),
-        ("Sampling", _sampling(about.get("config", {}).get("sampling", {}))),
+        ("Sampling", _sampling(about.get("config", {}).get("sampling", {}), about.get("rollout", {}))),
         ("Prompts", _prompts(about)),
         ("Measured on", _measured(counts)),
     ]
@@ -44,13 +44,16 @@ def _trainer(trainer: Mapping[str, Any]) -> str:
     return " · ".join([*parts, f"{trainer['attn_implementation']} attention", trainer["device"]])
 
 
-def _sampling(sampling: Mapping[str, Any]) -> str:
+def _sampling(sampling: Mapping[str, Any], engine: Mapping[str, Any]) -> str:
     if not sampling:
         return ""
     parts = [f"temperature {sampling['temperature']:g}"]
     off = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
     parts += [f"{name.replace('_', '-')} {sampling[name]:g}" for name, value in off.items() if sampling[name] != value]
-    return " · ".join([*parts, f"at most {sampling['max_tokens']} tokens"])
+    parts.append(f"at most {sampling['max_tokens']} tokens")
+    if engine.get("max_model_len"):
+        parts.append(f"context {engine['max_model_len']}")
+    return " · ".join(parts)
 
 
 def _prompts(about: Mapping[str, Any]) -> str:

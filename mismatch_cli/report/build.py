@@ -61,7 +61,7 @@ def build_view(
         title="Rollout and trainer: how far apart?",
         about=about_facts(summary),
         notes=left_out(summary),
-        headline=_headline(main),
+        headline=_headline(summary["pairs"]),
         leading=tuple(_row(main, key) for key in _LEADING),
         sections=tuple(section for section in sections if _has_content(section)),
         settings=settings_tables(summary),
@@ -74,19 +74,20 @@ def _has_content(section: Section) -> bool:
     return bool(section.groups or section.figures or section.tables or section.excerpts)
 
 
-def _headline(pair: Mapping[str, Any]) -> str:
-    difference = _row(pair, "tv_binary_mean")
-    outside = _row(pair, "ratio_outside_0.8_1.28")
-    if difference.times_floor == numbers.MISSING:
-        floor = ""
-    elif difference.times_floor.endswith("×"):
-        floor = f", {difference.times_floor} the trainer's own noise"
-    else:
-        floor = "; the trainer's own noise is below resolution"
-    return (
+def _headline(pairs: Mapping[str, Mapping[str, Any]]) -> str:
+    main, *_ = pairs.values()
+    difference, outside = _row(main, "tv_binary_mean"), _row(main, "ratio_outside_0.8_1.28")
+    floor = f", {difference.times_floor} the trainer's own noise" if difference.times_floor.endswith("×") else ""
+    text = (
         f"On an average token the two policies differ by {difference.value} in probability{floor}. "
         f"{outside.value} of the tokens have a ratio outside [0.8, 1.28]."
     )
+    if "total" in pairs and main["pair"] != "total":
+        total = pairs["total"]
+        text = f"At equal weights: {text[0].lower()}{text[1:]} With the trainer's present weights it is " + (
+            f"{_row(total, 'tv_binary_mean').value}, and {_row(total, 'ratio_outside_0.8_1.28').value} are outside."
+        )
+    return text
 
 
 def _gap_text(summary: Mapping[str, Any]) -> str:
@@ -95,8 +96,9 @@ def _gap_text(summary: Mapping[str, Any]) -> str:
     text = f"{_pair_title(pair)}. Intervals are 95 %, over prompts."
     if floor:
         text += (
-            f" The floor is the trainer scored again in another micro-batch shape, on {floor['counts']['tokens']:,} "
-            "tokens; extremes grow with the number of tokens, so compare those with care."
+            f" The floor is the trainer (at its present weights) scored again in another micro-batch shape, on "
+            f"{floor['counts']['tokens']:,} sampled tokens; extremes grow with the number of tokens, so compare those "
+            "with care. Signed means have no factor: they can be near zero by chance."
         )
     return text
 
@@ -229,7 +231,10 @@ def _sequence_section(pair: Mapping[str, Any], drawn: Mapping[str, FigureView]) 
 
 def _responses_section(pair: Mapping[str, Any]) -> Section:
     equal = pair["metrics"]["equal_rewards_share"]["value"]
-    text = ""
+    text = (
+        "An advantage is a reward minus the mean of its group, the samples of a prompt. A group without signal, whose "
+        "rewards are all equal, has advantages of zero and teaches nothing."
+    )
     if pair["metrics"]["reward_mean"]["value"] is None:
         text = "The prompts came without answers, so nothing was graded and there are no advantages."
     elif equal == 1:

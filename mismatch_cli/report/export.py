@@ -3,57 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.parquet as pq
 
 from mismatch_cli.batch import TokenBatch
-from mismatch_cli.errors import UsageError
 from mismatch_cli.text import visible
 from mismatch_cli.trace.files import replacing
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.schema import TOKEN_COLUMNS
 
-FORMATS = ("csv", "parquet")
-
 
 def export_tokens(traces: list[Trace], folder: Path, kind: str) -> Path:
     """Write `tokens.csv` or `tokens.parquet`; control characters in token text are spelled out, missing is empty."""
-    if kind not in FORMATS:
-        raise UsageError(f"--export {kind} is not known. Choose one of: {', '.join(FORMATS)}.")
     path = folder / f"tokens.{kind}"
     with replacing(path) as temporary:
-        _write(traces, temporary, kind)
+        (_write_csv if kind == "csv" else _write_parquet)(temporary, _token_frames(traces))
     return path
 
 
-def _write(traces: list[Trace], path: Path, kind: str) -> None:
-    tables = _token_tables(traces)
-    first = next(tables)
-    with _writer(path, kind, first.schema) as writer:
+def _write_csv(path: Path, frames: Iterator[pd.DataFrame]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        for number, frame in enumerate(frames):
+            frame.to_csv(file, index=False, header=number == 0)
+
+
+def _write_parquet(path: Path, frames: Iterator[pd.DataFrame]) -> None:
+    first = pa.Table.from_pandas(next(frames), preserve_index=False)
+    with pq.ParquetWriter(path, first.schema, compression="zstd") as writer:
         writer.write_table(first)
-        for table in tables:
-            writer.write_table(table)
+        for frame in frames:
+            writer.write_table(pa.Table.from_pandas(frame, schema=first.schema, preserve_index=False))
 
 
-def _writer(path: Path, kind: str, schema: pa.Schema) -> AbstractContextManager[Any]:
-    writer: AbstractContextManager[Any] = (
-        pq.ParquetWriter(path, schema, compression="zstd") if kind == "parquet" else pa.csv.CSVWriter(path, schema)
-    )
-    return writer
-
-
-def _token_tables(traces: list[Trace]) -> Iterator[pa.Table]:
-    columns = sorted(set().union(*(trace.columns() for trace in traces)) & TOKEN_COLUMNS.keys() - {"response_ids"})
+def _token_frames(traces: list[Trace]) -> Iterator[pd.DataFrame]:
+    measured = set().union(*(trace.columns() for trace in traces))
+    columns = [name for name in TOKEN_COLUMNS if name in measured and name != "response_ids"]
     for trace in traces:
         texts: dict[int, str] = {}
         for batch in trace.batches():
-            yield pa.table(_keys(batch, trace, texts) | {name: _values(batch, name) for name in columns})
+            yield pd.DataFrame(_keys(batch, trace, texts) | {name: _values(batch, name) for name in columns})
 
 
 def _keys(batch: TokenBatch, trace: Trace, texts: dict[int, str]) -> dict[str, Any]:
@@ -62,18 +55,22 @@ def _keys(batch: TokenBatch, trace: Trace, texts: dict[int, str]) -> dict[str, A
     ids_T = batch.response_ids_T.numpy()
     for token_id in np.unique(ids_T).tolist():
         texts.setdefault(token_id, visible(trace.vocabulary.decode([token_id])))
-    rows_S = {"step": batch.step_S, "prompt_id": batch.prompt_id_S, "sample_index": batch.sample_index_S}
+    reward_S = np.full(len(lengths_S), np.nan, np.float32) if batch.reward_S is None else batch.reward_S.numpy()
+    rows_S = {
+        "step": batch.step_S.numpy(),
+        "prompt_id": batch.prompt_id_S.numpy(),
+        "sample_index": batch.sample_index_S.numpy(),
+        "truncated": batch.truncated_S.numpy(),
+        "reward": reward_S,
+    }
     return {
-        **{name: np.repeat(values.numpy(), lengths_S) for name, values in rows_S.items()},
-        "position": np.arange(len(ids_T), dtype=np.int32) - np.repeat(offset_S1[:-1], lengths_S).astype(np.int32),
+        **{name: np.repeat(values_S, lengths_S) for name, values_S in rows_S.items()},
+        "position": np.arange(len(ids_T)) - np.repeat(offset_S1[:-1], lengths_S),
         "token_id": ids_T,
-        "token": pa.array([texts[i] for i in ids_T.tolist()], pa.string()),
+        "token": [texts[i] for i in ids_T.tolist()],
     }
 
 
-def _values(batch: TokenBatch, name: str) -> pa.Array:
+def _values(batch: TokenBatch, name: str) -> np.ndarray:
     column = getattr(batch, f"{name}_T")
-    kind = TOKEN_COLUMNS[name]
-    if column is None:
-        return pa.nulls(batch.num_tokens, kind)
-    return pa.array(column.numpy(), kind, from_pandas=True)  # NaN, "not measured", becomes null
+    return np.full(batch.num_tokens, np.nan) if column is None else column.numpy()

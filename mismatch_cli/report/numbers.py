@@ -9,6 +9,7 @@ from math import floor, isfinite, log10
 
 MISSING = "—"
 _DIGITS = 3
+_LARGEST_FACTOR = 1000  # beyond, the floor is too close to nothing to divide by
 _SMALLEST_FIXED, _LARGEST_FIXED = 1e-4, 1e6
 _MOST_DECIMALS = 6
 
@@ -63,9 +64,11 @@ def share(value: float | None, low: float | None = None, high: float | None = No
 
 
 def times(factor: float | str | None) -> str:
-    """A factor, as `3.1 ×`; a text such as "below resolution" stays as it is."""
+    """A factor, as `3.1 ×`; a floor below resolution is named instead."""
     if isinstance(factor, str):
-        return factor
+        return "floor < 1e−7"  # the floor is below resolution, the value is not
+    if factor is not None and factor > _LARGEST_FACTOR:
+        return f"> {_LARGEST_FACTOR:,} ×"
     text = number(None if factor is None else float(f"{factor:.2g}"), 2)
     return text if text == MISSING else f"{text} ×"
 

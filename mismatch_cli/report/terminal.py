@@ -12,7 +12,7 @@ from rich.text import Text
 
 from mismatch_cli.report.numbers import MISSING
 from mismatch_cli.report.view import Excerpt, Facts, MetricGroup, ReportView, Section, Table
-from mismatch_cli.text import for_terminal
+from mismatch_cli.text import for_terminal, visible
 
 _WEIGHT_STYLES = ("", "yellow", "bold yellow", "bold red", "bold white on red")
 _WITH_FACTOR, _WITH_FLOOR = 72, 100  # from these widths on the factor, and the floor itself, have room
@@ -59,8 +59,7 @@ def _metrics(groups: Sequence[MetricGroup], width: int) -> RenderableType:
     table = RichTable(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("", no_wrap=width >= _WITH_FACTOR)
     for title in columns:
-        width_needed = len("resolution") if title == "× floor" else None  # of "below resolution", on two lines
-        table.add_column(title, justify="right", overflow="fold", width=width_needed)
+        table.add_column(title, justify="right", overflow="fold")
     for group in groups:
         if len(groups) > 1:
             table.add_row(Text(group.title, style="bold"))
@@ -96,4 +95,6 @@ def _excerpt(excerpt: Excerpt) -> RenderableType:
 
 
 def _piece(piece: Any) -> tuple[str, str]:
-    return for_terminal(piece.text).plain, _WEIGHT_STYLES[piece.weight]
+    text = visible(piece.text)
+    marked = f"»{text}«" if piece.weight == len(_WEIGHT_STYLES) - 1 else text  # seen without colours too
+    return marked, _WEIGHT_STYLES[piece.weight]

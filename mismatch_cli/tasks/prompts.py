@@ -198,6 +198,6 @@ def _encode(prompt: str | list[dict[str, str]], tokenizer: Any, use_template: bo
     if use_template:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        return list(tokenizer.encode(text, add_special_tokens=False))
+        return list(tokenizer.encode(text, add_special_tokens=False, verbose=False))
     text = prompt if isinstance(prompt, str) else "\n".join(m["content"] for m in prompt)
-    return list(tokenizer.encode(text))
+    return list(tokenizer.encode(text, verbose=False))

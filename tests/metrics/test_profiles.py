@@ -9,7 +9,7 @@ import pytest
 
 from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.metrics.pairs import PAIRS
-from mismatch_cli.metrics.spearman import BINS, BinnedSpearman
+from mismatch_cli.metrics.spearman import SAMPLE_TOKENS, SampledSpearman
 from mismatch_cli.metrics.summary import MismatchSummary
 
 
@@ -63,15 +63,20 @@ def _ranks(x: np.ndarray) -> np.ndarray:
 
 def _spearman(random_batch, **options) -> tuple[float, np.ndarray, np.ndarray]:
     batch = random_batch(**options)
-    accumulator = BinnedSpearman()
+    accumulator = SampledSpearman()
     for gaps in token_gaps(batch, PAIRS["mismatch"]):
         accumulator.update(gaps)
     return accumulator.result(1).value, batch.logp_rollout_T.numpy(), batch.logp_recomputed_T.numpy()
 
 
-@pytest.mark.parametrize("gap", [0.05, 0.5, 2.0])
-def test_spearman_is_exact_for_the_bins_and_close_for_the_values(random_batch, gap: float) -> None:
+@pytest.mark.parametrize("gap", [0.001, 0.05, 0.5, 2.0])
+def test_spearman_is_exact_on_a_short_trace(random_batch, gap: float) -> None:
     found, q, p = _spearman(random_batch, seed=2, responses=200, longest=100, gap=gap)
-    binned = np.corrcoef(_ranks(BINS.index(q)), _ranks(BINS.index(p)))[0, 1]
-    assert found == pytest.approx(binned, abs=1e-12)
-    assert found == pytest.approx(np.corrcoef(_ranks(q), _ranks(p))[0, 1], abs=3e-3)
+    assert len(q) < SAMPLE_TOKENS
+    assert found == pytest.approx(np.corrcoef(_ranks(q), _ranks(p))[0, 1], abs=1e-12)
+
+
+def test_spearman_of_a_long_trace_is_that_of_a_sample(random_batch) -> None:
+    found, q, p = _spearman(random_batch, seed=3, responses=1500, longest=100, gap=0.5)
+    assert len(q) > 2 * SAMPLE_TOKENS
+    assert found == pytest.approx(np.corrcoef(_ranks(q), _ranks(p))[0, 1], abs=0.01)

@@ -114,7 +114,7 @@ class WordTokenizer:
         assert add_generation_prompt and not tokenize
         return "USER " + messages[0]["content"] + " BOT"
 
-    def encode(self, text, add_special_tokens=True):
+    def encode(self, text, add_special_tokens=True, verbose=True):
         return [1] * add_special_tokens + [len(word) for word in text.split()]
 
 
