@@ -185,6 +185,13 @@ VOLATILITY: tuple[Metric, ...] = (
         f"{_DPPO}, Fig. 2",
     ),
     Metric(
+        "tv_binary_p01",
+        "p1 of |π − μ|",
+        "1 % quantile of |π − μ| in the bin of μ",
+        "probability",
+        f"{_DPPO}, Fig. 2",
+    ),
+    Metric(
         "tv_binary_p99",
         "p99 of |π − μ|",
         "99 % quantile of |π − μ| in the bin of μ",
@@ -196,6 +203,13 @@ VOLATILITY: tuple[Metric, ...] = (
         "tv_topk_sd",
         "spread of top-K TV",
         "standard deviation of top-K TV in the bin of μ",
+        "probability",
+        f"{_DPPO}, Fig. 2",
+    ),
+    Metric(
+        "tv_topk_p01",
+        "p1 of top-K TV",
+        "1 % quantile of top-K TV in the bin of μ",
         "probability",
         f"{_DPPO}, Fig. 2",
     ),

@@ -45,6 +45,7 @@ def volatility_rows(counts: CellCounts, moments: CellMoments, prompts: int) -> l
     }
     for name, scatter, sums in (("tv_binary", counts.tv, moments.sums[1]), ("tv_topk", counts.topk, moments.sums[2])):
         columns[f"{name}_sd"] = _deviations(sums, scatter.counts.sum(-1), prompts)
+        columns[f"{name}_p01"] = _by_bin(scatter.counts, TV_BINS.edges, 0.01, prompts)
         columns[f"{name}_p99"] = _by_bin(scatter.counts, TV_BINS.edges, 0.99, prompts)
         columns[f"{name}_max"] = [point(float(value), EXTREME) for value in scatter.largest]
     for name in ("ratio", "tv_binary", "tv_topk"):

@@ -38,7 +38,7 @@ _FIGURES_OF = {
 }
 _SPREAD = ("ratio_sd", "tv_binary_sd", "tv_topk_sd")
 _RATIO_TAILS = ("ratio_p01", "ratio_p99", "ratio_max")
-_TV_TAILS = ("tv_binary_p99", "tv_binary_max", "tv_topk_p99", "tv_topk_max")
+_TV_TAILS = ("tv_binary_p01", "tv_binary_p99", "tv_binary_max", "tv_topk_p01", "tv_topk_p99", "tv_topk_max")
 
 
 def build_view(

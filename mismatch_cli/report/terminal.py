@@ -78,8 +78,8 @@ def _table(table: Table) -> RenderableType:
     rich = RichTable(
         title=table.title, title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0), header_style="dim"
     )
-    for column in table.columns:
-        rich.add_column(column.title, justify="right" if column.numeric else "left", overflow="fold")
+    for number, column in enumerate(table.columns):
+        rich.add_column(column.title, justify="right", overflow="fold", no_wrap=number == 0)
     for row in table.rows:
         rich.add_row(*(for_terminal(cell) for cell in row))
     return rich

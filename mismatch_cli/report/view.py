@@ -42,7 +42,6 @@ class Column:
 
     title: str
     metric: Metric | None = None
-    numeric: bool = True
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,6 @@ class Table:
     title: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
-    caption: str = ""
 
 
 @dataclass(frozen=True)

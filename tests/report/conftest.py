@@ -164,7 +164,7 @@ def _volatility(pair: dict) -> Table:
         (f"{row['mu_low']:g} – {row['mu_high']:g}", *(number(row[metric.key]["value"]) for metric in VOLATILITY))
         for row in pair["volatility"]
     )
-    return Table("Tails", (Column("μ"), *columns), tuple(rows), "Tokens by the probability that the rollout gave them.")
+    return Table("Tails", (Column("μ"), *columns), tuple(rows))
 
 
 def _excerpts() -> tuple[Excerpt, ...]:

@@ -75,8 +75,8 @@ def _flush_left_of(axes: Axes, style: Style) -> float:
 
 def plain_label(value: float, _position: float = 0) -> str:
     """A tick on a linear axis, without the offset above the axis that matplotlib would use."""
-    if 0 < abs(value - 1) < 5e-4:  # a ratio that hardly leaves 1: only the difference fits beside the panel
-        return f"1{value - 1:+.2g}".replace("e-0", "e-").replace("-", "−")
+    if 0 < abs(value - 1) < 5e-4:  # a ratio that hardly leaves 1: only the distance from it fits beside the panel
+        return f"{value - 1:+.2g}".replace("e-0", "e-").replace("-", "−")
     return f"{value:.7g}".replace("e-0", "e-").replace("-", "−")
 
 
