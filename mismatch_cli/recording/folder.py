@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from mismatch_cli.errors import MismatchError
 
 _TRACE = "trace"
-_CHILDREN = {_TRACE, "log", "plots", "summary.json", "report.html", "tokens.csv", "tokens.parquet"}
+_LOCK = ".lock"
+_KEPT = {"log", _LOCK}
+_CHILDREN = _KEPT | {_TRACE, "plots", "summary.json", "report.html", "tokens.csv", "tokens.parquet"}
 
 
 def check_run_folder(folder: Path) -> None:
@@ -20,9 +25,23 @@ def check_run_folder(folder: Path) -> None:
         raise MismatchError(f"{folder} is no run folder: it holds {foreign[0]}. Choose another --output.")
 
 
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the folder while writing, so that two processes do not record into one trace; a kill lets go of it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / _LOCK, "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise MismatchError(
+                f"{folder} is being written by another process. Wait for it, or choose another --output."
+            ) from error
+        yield
+
+
 def clear_run(folder: Path) -> None:
     """Remove what an earlier run left; its log stays, because the engine of the new run writes there already."""
-    for name in _CHILDREN - {"log"}:
+    for name in _CHILDREN - _KEPT:
         child = folder / name
         if child.is_dir():
             shutil.rmtree(child)

@@ -12,7 +12,7 @@ from mismatch_cli.engines import Engine, EngineSettings, create_engine
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.models import check_model_folder, load_tokenizer
 from mismatch_cli.recording.config import ProbeConfig
-from mismatch_cli.recording.folder import clear_run
+from mismatch_cli.recording.folder import clear_run, locked
 from mismatch_cli.recording.sample import ShardPlan, plan_shards, sample_shard
 from mismatch_cli.tasks.grading import Grader
 from mismatch_cli.tasks.prompts import EncodedPrompts, encode_prompts, load_problems
@@ -24,6 +24,7 @@ from mismatch_cli.trace.writer import shard_path
 
 if TYPE_CHECKING:
     from mismatch_cli.recording.score import Pass
+    from mismatch_cli.scoring.trainer import Trainer
 
 
 class Progress(Protocol):
@@ -53,9 +54,10 @@ def record(config: ProbeConfig, run_folder: Path, manifest: dict[str, Any], prog
     threads = set_threads(config.threads, config.model)
     manifest = manifest | {"config": config.to_json(), "top_logprobs": config.top_logprobs, "threads": threads}
     manifest["libraries"] = library_versions()
-    if "shards" not in manifest or not all(path.is_file() for path in _shards(folder, manifest)):
-        _sample(config, run_folder, manifest, progress)
-    _score(config, folder, manifest, progress)
+    with locked(run_folder):
+        if "shards" not in manifest or not all(path.is_file() for path in _shards(folder, manifest)):
+            _sample(config, run_folder, manifest, progress)
+        _score(config, folder, manifest, progress)
 
 
 def _shards(folder: Path, manifest: dict[str, Any]) -> list[Path]:
@@ -149,19 +151,18 @@ def _score(config: ProbeConfig, folder: Path, manifest: dict[str, Any], progress
     manifest["equal_weights"] = config.trainer.model == config.model
     for this in passes(manifest["equal_weights"]):
         recomputed = this.column == "logp_recomputed"
-        model = config.model if recomputed else config.trainer.model
         if not all(this.done(path) for path in _shards(folder, manifest)):
-            described = _score_pass(config, model, this, _shards(folder, manifest), progress)
-            manifest["recomputed" if recomputed else "trainer"] = described
-            write_manifest(folder, manifest)
+            trainer = _load_trainer(config, config.model if recomputed else config.trainer.model, progress)
+            manifest["recomputed" if recomputed else "trainer"] = trainer.describe()
+            write_manifest(folder, manifest)  # before the first shard is scored: a killed run says with what
+            _score_shards(config, trainer, this, _shards(folder, manifest), progress)
 
 
-def _score_pass(config: ProbeConfig, model: str, this: Pass, shards: list[Path], progress: Progress) -> dict[str, Any]:
-    from mismatch_cli.recording.score import evenly_spaced, score_shard
+def _load_trainer(config: ProbeConfig, model: str, progress: Progress) -> Trainer:
     from mismatch_cli.scoring.trainer import Trainer
 
     progress.say(f"Loading {model} into the trainer ({config.trainer.dtype})")
-    trainer = Trainer.load(
+    return Trainer.load(
         model,
         dtype=config.trainer.dtype,
         attn_implementation=config.trainer.attn_implementation,
@@ -169,6 +170,11 @@ def _score_pass(config: ProbeConfig, model: str, this: Pass, shards: list[Path],
         device_map=config.trainer.device_map,
         sampling=config.sampling,
     )
+
+
+def _score_shards(config: ProbeConfig, trainer: Trainer, this: Pass, shards: list[Path], progress: Progress) -> None:
+    from mismatch_cli.recording.score import evenly_spaced, score_shard
+
     rows = [open_shard(path).metadata.num_rows for path in shards]
     repeated = evenly_spaced(config.trainer.noise_responses, sum(rows))
     done = [this.done(path) for path in shards]
@@ -187,4 +193,3 @@ def _score_pass(config: ProbeConfig, model: str, this: Pass, shards: list[Path],
                 )
     finally:
         progress.stop()
-    return trainer.describe()

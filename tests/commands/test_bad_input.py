@@ -151,3 +151,35 @@ def test_a_full_disk_keeps_what_was_recorded(tmp_path):
     assert result.returncode == 1, result.stderr
     assert "go on with --resume" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--temperature", "0"], ["--prompts", "gone.jsonl"], ["--engine-arg", "nonsense=1"], ["--trainer-model", "/gone"]],
+)
+def test_force_deletes_nothing_when_the_new_run_cannot_start(probe, tmp_path, flags):
+    assert probe(MODEL)[0] == 0
+    before = (tmp_path / "run" / "summary.json").read_bytes()
+    assert probe(MODEL, "--force", *flags)[0] != 0
+    assert (tmp_path / "run" / "summary.json").read_bytes() == before
+    assert list((tmp_path / "run" / "trace").glob("shard-*.parquet"))
+
+
+def test_a_start_that_failed_does_not_block_the_next(probe):
+    assert probe(MODEL, "--engine-arg", "nonsense=1")[0] == 2
+    assert probe(MODEL)[0] == 0
+    assert probe(MODEL, "--resume", "--force")[0] == 2
+
+
+def test_how_the_work_is_done_may_change_on_resume(probe):
+    assert probe(MODEL)[0] == 0
+    assert probe(MODEL, "--resume", "--token-budget", "512")[0] == 0
+
+
+@pytest.mark.parametrize("output", ["/proc/nope", "{file}/x"])
+def test_an_output_that_cannot_be_written(tmp_path, capfd, output):
+    (tmp_path / "file").write_text("x")
+    code = run(["probe", *SMALL, "--output", output.format(file=tmp_path / "file")])
+    errors = capfd.readouterr().err
+    assert code == 1
+    assert "choose another --output" in errors.lower() and "bug" not in errors
