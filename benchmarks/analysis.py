@@ -26,13 +26,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mismatch_cli.metrics.cells import MU_EDGES
 from mismatch_cli.trace.manifest import write_manifest
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.schema import REQUIRED, column_order
 from mismatch_cli.trace.writer import rows_to_table, shard_path, write_shard
 
 SHARD_TOKENS, SAMPLES, VOCABULARY = 2**20, 16, 151_936
-MU_EDGES = (1e-4, 1e-3, 0.01, 0.05, 0.15, 0.3, 0.5, 0.7, 0.9, 0.99)
 TOKENS = ("loss_mask", "logp_trainer", "version_rollout", "version_trainer", "reward", "entropy_trainer")
 TOPK = ("topk_ids", "topk_logp_rollout", "topk_logp_trainer")
 REPEAT = ("logp_trainer_repeat",)

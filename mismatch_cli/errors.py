@@ -11,3 +11,8 @@ class UsageError(MismatchError):
     """A command line that makes no sense (exit code 2): an unknown name, a value out of range, flags at odds."""
 
     exit_code = 2
+
+
+def first_line(error: BaseException) -> str:
+    """What a foreign error says, as a clause for a sentence of ours: its first line, else its kind."""
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from mismatch_cli.compat import prepare_imports
-from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.errors import MismatchError, UsageError, first_line
 from mismatch_cli.torch_settings import DTYPES
 
 _PLACED_BY_ACCELERATE = ("auto", "balanced", "balanced_low_0", "sequential")
@@ -152,7 +152,3 @@ def check_model_folder(model: str) -> None:
         )
     if not (path / "config.json").is_file():
         raise MismatchError(f"{path} is no model folder: it has no config.json. Save the model with save_pretrained.")
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

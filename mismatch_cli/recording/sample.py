@@ -11,8 +11,7 @@ import numpy as np
 
 from mismatch_cli.batch import Rollout
 from mismatch_cli.engines import Engine, Request
-from mismatch_cli.errors import MismatchError
-from mismatch_cli.models import first_line
+from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.recording.seeds import sample_seed
 from mismatch_cli.tasks.advantages import group_mean_advantages
 from mismatch_cli.tasks.grading import Grader

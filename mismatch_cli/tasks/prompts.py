@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.errors import MismatchError, UsageError, first_line
 from mismatch_cli.registry import unknown
 
 _PROMPT_FIELDS = ("problem", "prompt", "question", "instruction", "input", "text", "messages")
@@ -77,7 +77,7 @@ def _read_file(path: Path) -> Iterable[Mapping[str, Any]]:
     try:
         return list(readers[path.suffix](path))
     except (OSError, ValueError, csv.Error) as error:
-        raise MismatchError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
+        raise MismatchError(f"{path} cannot be read: {first_line(error)}.") from error
 
 
 def _read_jsonl(path: Path) -> Iterator[Mapping[str, Any]]:
@@ -119,9 +119,8 @@ def _read_data_set(source: PromptSource) -> Iterator[Mapping[str, Any]]:
     try:
         dataset = load_dataset(source.location, source.config, split=source.split)
     except Exception as error:  # the hub client has no common base class for "not there"
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise MismatchError(
-            f"'{source.location}' is no local file, and loading it as a data set failed: {reason} "
+            f"'{source.location}' is no local file, and loading it as a data set failed: {first_line(error)}. "
             "Give the path of a .jsonl, .json, .parquet or .csv file, or the name of a data set (and --split)."
         ) from error
     yield from dataset

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mismatch_cli.batch import TokenBatch
-from mismatch_cli.errors import MismatchError
+from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.trace.columns import table_to_batch
 from mismatch_cli.trace.manifest import read_manifest
 from mismatch_cli.trace.schema import REQUIRED, arrow_type, column_order
@@ -89,7 +89,7 @@ def open_shard(path: Path) -> pq.ParquetFile:
         shard = pq.ParquetFile(path, memory_map=True)
     except (pa.ArrowInvalid, OSError) as error:
         raise MismatchError(
-            f"{path} is damaged ({_first_line(error)}). Delete it and record that part again with --resume."
+            f"{path} is damaged ({first_line(error)}). Delete it and record that part again with --resume."
         ) from error
     schema = shard.schema_arrow
     missing = [name for name in REQUIRED if name not in schema.names]
@@ -106,10 +106,6 @@ def _read_group(shard: pq.ParquetFile, group: int, columns: list[str], path: Pat
         return shard.read_row_group(group, columns=columns, use_threads=False)
     except (pa.ArrowInvalid, OSError) as error:
         raise MismatchError(
-            f"{path} is damaged in row group {group} ({_first_line(error)}). "
+            f"{path} is damaged in row group {group} ({first_line(error)}). "
             "Delete it and record that part again with --resume."
         ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
