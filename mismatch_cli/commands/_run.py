@@ -35,12 +35,14 @@ def prepare_run(flags: dict[str, Any], explicit: set[str]) -> tuple[ProbeConfig,
     """
     if flags["resume"] and flags["force"]:
         raise UsageError("--resume goes on with a run, --force replaces it: use one of them.")
-    config_from_flags(flags)  # what makes no sense is said before anything about folders
-    folder = flags["output"] or Path(f"probe-{Path(_resolved(flags['model']) or bundled('model')).name}")
-    check_run_folder(folder)
     recorded = {
-        name: _resolved(flags[name]) if name in _PATHS else flags[name] for name in flags.keys() - _OF_THIS_CALL
+        name: _resolved(value) if name in _PATHS else value
+        for name, value in flags.items()
+        if name not in _OF_THIS_CALL
     }
+    config = config_from_flags(recorded)  # what makes no sense is said before anything about folders
+    folder = flags["output"] or Path(f"probe-{Path(config.model).name}")
+    check_run_folder(folder)
     if flags["resume"]:
         manifest = _manifest_to_resume(folder)
         recorded = _resumed_flags(recorded, explicit, manifest)
@@ -49,7 +51,7 @@ def prepare_run(flags: dict[str, Any], explicit: set[str]) -> tuple[ProbeConfig,
         raise MismatchError(
             f"{folder} already exists. Go on with --resume, replace it with --force, or choose another --output."
         )
-    return config_from_flags(recorded), folder, {"flags": recorded}
+    return config, folder, {"flags": recorded}
 
 
 _PATHS = ("model", "trainer_model", "prompts")
