@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -70,7 +70,3 @@ class TokenBatch:
     @property
     def num_responses(self) -> int:
         return len(self.offset_S1) - 1
-
-    def column_names(self) -> set[str]:
-        """The columns that were measured."""
-        return {f.name for f in fields(self) if getattr(self, f.name) is not None}

@@ -53,11 +53,6 @@ class Trace:
     def vocabulary(self) -> Vocabulary:
         return Vocabulary.read(self.folder)
 
-    @property
-    def top_k(self) -> int:
-        """How many of the engine's ranks each token carries; 0 = none."""
-        return int(self.manifest.get("top_logprobs", 0))
-
     def columns(self) -> set[str]:
         """The columns that at least one shard holds."""
         return set().union(*(set(open_shard(path).schema_arrow.names) for path in self.shards))
