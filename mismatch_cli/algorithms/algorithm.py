@@ -1,0 +1,133 @@
+"""What an algorithm is, masks × weight, and the one place where an update's coefficient is formed.
+
+    coefficient = keep · weight · A; the gradient of every algorithm's loss is −Σ coefficient · ∇log π
+
+r = trainer/rollout, r′ = trainer/recomputed, ρ = recomputed/rollout (the engine gap); A is the token's advantage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from mismatch_cli import trust_regions
+from mismatch_cli.policies import TRAINER_ROLLOUT, Policies, Ratio
+from mismatch_cli.trust_regions import Decision, Threshold
+
+
+@dataclass(frozen=True)
+class Mask:
+    """A trust region, the two policies it compares, and the thresholds that differ from its own defaults."""
+
+    region: str  # a name in trust_regions/, or the path of a user's file
+    ratio: Ratio = TRAINER_ROLLOUT
+    chosen: tuple[tuple[str, Threshold], ...] = ()
+
+    @cached_property
+    def module(self) -> ModuleType:
+        return trust_regions.find(self.region)
+
+    @cached_property
+    def thresholds(self) -> dict[str, Threshold]:
+        """Every threshold by name, as it will be used."""
+        return trust_regions.thresholds(self.module) | dict(self.chosen)
+
+    @property
+    def formula(self) -> str:
+        """When a token is blocked."""
+        shown = {name: f"{value:g}" if isinstance(value, float) else value for name, value in self.thresholds.items()}
+        return getattr(self.module, "FORMULA", f"as {self.region} decides").format(**self.ratio.symbols, **shown)
+
+    def decide(self, policies: Policies, advantage_T: Tensor) -> Decision:
+        """What the trust region says of each token; a token without advantage has no update to block, and is kept."""
+        decision = self.module.trust_region(policies.compare(self.ratio), advantage_T, **self.thresholds)
+        return Decision(decision.keep_T | (advantage_T == 0), decision.statistic_T)
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A ratio in the weight of an update, held between `floor` and `cap` without gradient through the bounds."""
+
+    ratio: Ratio
+    floor: float = 0.0
+    cap: float = inf
+
+    def __str__(self) -> str:
+        text = str(self.ratio) if self.cap == inf else f"min({self.ratio}, {self.cap:g})"
+        return f"max({text}, {self.floor:g})" if self.floor else text
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A row of the table: a token counts when every mask keeps it, with the product of the factors as its weight."""
+
+    name: str
+    masks: tuple[Mask, ...]
+    weight: tuple[Factor, ...]
+    source: str
+
+    @property
+    def needs_recomputed(self) -> bool:
+        ratios = [mask.ratio for mask in self.masks] + [factor.ratio for factor in self.weight]
+        return any("recomputed" in (ratio.current, ratio.anchor) for ratio in ratios)
+
+    @property
+    def needs_top_k(self) -> int:
+        """The number of top-K columns that a mask reads; 0 for none."""
+        return max((int(mask.thresholds.get("k", 0)) for mask in self.masks), default=0)
+
+    @property
+    def anchor(self) -> str:
+        """The policy whose distance from the trainer the masks limit: rollout, recomputed, both, or none."""
+        anchors = {mask.ratio.anchor if mask.ratio.current == "trainer" else "rollout" for mask in self.masks}
+        return "none" if not anchors else anchors.pop() if len(anchors) == 1 else "both"
+
+    @property
+    def weighs_by_ratio(self) -> bool:
+        """Whether the weight is r, perhaps held between bounds: then what a cap takes away can be told from a mask."""
+        return len(self.weight) == 1 and self.weight[0].ratio == TRAINER_ROLLOUT
+
+    @property
+    def formulas(self) -> tuple[str, str]:
+        """When a token is blocked, and the weight of one that is not."""
+        blocked = "; or ".join(mask.formula for mask in self.masks) or "never"
+        return blocked, " · ".join(map(str, self.weight)) or "1"
+
+
+def keep_T(algorithm: Algorithm, policies: Policies, advantage_T: Tensor) -> Tensor:
+    """Which tokens the masks of an algorithm keep: bool, True where there is no advantage."""
+    kept_T = torch.ones_like(advantage_T, dtype=torch.bool)
+    for mask in algorithm.masks:
+        kept_T &= mask.decide(policies, advantage_T).keep_T
+    return kept_T
+
+
+def weight_T(algorithm: Algorithm, policies: Policies) -> Tensor:
+    """The product of the factors, each between its bounds; 1 without factors."""
+    weight_T = None
+    for factor in algorithm.weight:
+        compared, level = policies.compare(factor.ratio), factor.ratio.level
+        ratio_T = compared.ratio_T if level == "token" else compared.level_log_ratio_T(level).exp()
+        if (factor.floor, factor.cap) != (0.0, inf):
+            ratio_T = ratio_T.clamp(factor.floor, factor.cap)
+        weight_T = ratio_T if weight_T is None else weight_T * ratio_T
+    return torch.ones_like(policies.trainer) if weight_T is None else weight_T
+
+
+def coefficient_T(algorithm: Algorithm, policies: Policies, advantage_T: Tensor) -> Tensor:
+    """keep · weight · A: the gradient of the algorithm's objective is Σ coefficient · ∇log π_trainer.
+
+    A trainer ratio that is a geometric mean over the response (GSPO) carries 1/|y|, which ∇ of the mean brings along.
+    Blocked tokens are exactly 0, also where the weight is infinite. Without gradient; the dtype of the log-probs.
+    """
+    with torch.no_grad():
+        coefficient = weight_T(algorithm, policies) * advantage_T
+        if any(f.ratio.level == "mean" and f.ratio.current == "trainer" for f in algorithm.weight):
+            coefficient = coefficient / policies.length_S[policies.response_of_T]
+        kept_T = keep_T(algorithm, policies, advantage_T) & (advantage_T != 0)
+        return coefficient.to(policies.trainer.dtype).masked_fill(~kept_T, 0.0)

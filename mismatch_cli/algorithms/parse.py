@@ -1,0 +1,127 @@
+"""From `name:parameter=value,…` to an algorithm: of the table, a mask by its own name, or a user's mask file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import isfinite
+from pathlib import Path
+
+import torch
+
+from mismatch_cli import registry, trust_regions
+from mismatch_cli.algorithms.algorithm import Algorithm, Factor, Mask
+from mismatch_cli.algorithms.table import ALIASES, TABLE
+from mismatch_cli.errors import UsageError, first_line
+from mismatch_cli.policies import TRAINER_ROLLOUT, Policies, TopKLogProbs
+from mismatch_cli.trust_regions import Threshold
+
+_BOUNDS = ("floor", "cap")
+
+
+def find(spec: str) -> Algorithm:
+    """An algorithm from `name` or `name:parameter=value,…`: of the table, of trust_regions/, or a user's mask file.
+
+    Parameters are the thresholds of the masks, `cap` and `floor` of the last factor, and `anchor` (rollout or
+    recomputed) of the masks that limit the trainer. A `UsageError` says what is wrong and what there is.
+    """
+    name, colon, given = spec.partition(":")
+    algorithm = _by_name(name)
+    if colon:
+        algorithm = replace(_with_parameters(algorithm, _parse(spec, given)), name=_short(spec))
+    _try_out(algorithm)
+    return algorithm
+
+
+def _by_name(name: str) -> Algorithm:
+    canonical = ALIASES.get(name, name)
+    if canonical in TABLE:
+        return TABLE[canonical]
+    regions = registry.names(trust_regions.PACKAGE)
+    if name in regions or name.endswith(".py"):
+        source = "a mask by its own name" if name in regions else "a mask of your own"
+        mask = Mask(name)
+        mask.module  # noqa: B018 - a file that cannot be used is refused here, in one sentence
+        return Algorithm(_short(name), (mask,), (Factor(TRAINER_ROLLOUT),), source)
+    raise UsageError(registry.unknown("algorithm", name, [*TABLE, *ALIASES, *regions]))
+
+
+def _short(spec: str) -> str:
+    """What tables show: a user's file without its folder."""
+    name, colon, given = spec.partition(":")
+    return (Path(name).stem if name.endswith(".py") else name) + colon + given
+
+
+def _parse(spec: str, given: str) -> dict[str, str]:
+    pairs = [part.partition("=") for part in given.split(",")]
+    if any(not name or not value for name, _, value in pairs):
+        raise UsageError(f"'{spec}' is no algorithm with parameters. Write NAME:PARAMETER=VALUE,PARAMETER=VALUE.")
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _with_parameters(algorithm: Algorithm, given: Mapping[str, str]) -> Algorithm:
+    accepted = {name for mask in algorithm.masks for name in mask.thresholds}
+    accepted |= {"anchor"} if any(mask.ratio.current == "trainer" for mask in algorithm.masks) else set()
+    accepted |= {"cap", "floor"} if algorithm.weight else set()
+    for name in given:
+        if name not in accepted:
+            raise UsageError(registry.unknown(f"parameter of {algorithm.name}", name, accepted))
+    masks = tuple(_tuned(mask, given) for mask in algorithm.masks)
+    return replace(algorithm, masks=masks, weight=_bounded(algorithm.weight, given))
+
+
+def _tuned(mask: Mask, given: Mapping[str, str]) -> Mask:
+    chosen = {name: _like(default, given[name], name) for name, default in mask.thresholds.items() if name in given}
+    ratio = mask.ratio
+    if "anchor" in given and ratio.current == "trainer":
+        if given["anchor"] not in ("rollout", "recomputed"):
+            raise UsageError(f"anchor={given['anchor']} is not known. Choose one of: rollout, recomputed.")
+        ratio = replace(ratio, anchor=given["anchor"])  # type: ignore[arg-type]
+    return Mask(mask.region, ratio, tuple((dict(mask.chosen) | chosen).items()))
+
+
+def _like(default: Threshold, text: str, name: str) -> Threshold:
+    """The text as a value of the default's type."""
+    if isinstance(default, str):
+        return text
+    if isinstance(default, bool):
+        if text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        raise UsageError(f"{name}={text} is neither true nor false.")
+    try:
+        value = int(text) if isinstance(default, int) else float(text)
+    except ValueError:
+        raise UsageError(f"{name}={text} is no {'whole ' * isinstance(default, int)}number.") from None
+    if not isfinite(value):
+        raise UsageError(f"{name}={text} is no finite number.")
+    return value
+
+
+def _bounded(weight: tuple[Factor, ...], given: Mapping[str, str]) -> tuple[Factor, ...]:
+    if not {"cap", "floor"} & set(given):
+        return weight
+    *others, last = weight
+    floor, cap = (float(_like(0.0, given[name], name)) if name in given else getattr(last, name) for name in _BOUNDS)
+    if not 0 <= floor <= cap or cap == 0:
+        raise UsageError(f"floor={floor:g}, cap={cap:g} makes no sense: choose 0 ≤ floor ≤ cap, and cap above 0.")
+    return (*others, replace(last, floor=floor, cap=cap))
+
+
+def _try_out(algorithm: Algorithm) -> None:
+    """Thresholds that make no sense, and masks that do not work, are refused before any work."""
+    logp_T, advantage_T, k = torch.tensor([-0.1, -2.0]), torch.tensor([1.0, -1.0]), max(algorithm.needs_top_k, 1)
+    logp_TK = torch.full((2, k), -float(k))
+    topk = TopKLogProbs(torch.zeros(2).int(), torch.zeros(2, k).int(), logp_TK, logp_TK, logp_TK)
+    policies = Policies(logp_T, logp_T, logp_T, torch.tensor([0, 2]), topk)
+    for mask in algorithm.masks:
+        try:
+            decision = mask.decide(policies, advantage_T)
+            usable = decision.keep_T.shape == advantage_T.shape and decision.keep_T.dtype == torch.bool
+        except UsageError:
+            raise
+        except Exception as error:
+            raise UsageError(
+                f"{mask.region} fails ({type(error).__name__}: {first_line(error)}). Repair it."
+            ) from error
+        if not usable:
+            raise UsageError(f"{mask.region} must answer a Decision whose keep_T is one bool for each token.")

@@ -1,0 +1,161 @@
+"""The three policies on the same sampled tokens, and what follows from any two of them, computed once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mismatch_cli import divergences
+
+Policy = Literal["rollout", "trainer", "recomputed"]
+Level = Literal["token", "product", "mean"]
+_SYMBOLS = {
+    ("trainer", "rollout"): ("r", "p", "q"),
+    ("trainer", "recomputed"): ("r′", "p", "p′"),
+    ("recomputed", "rollout"): ("ρ", "p′", "q"),
+}
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Which two policies are compared, and at which level.
+
+    `token`: current / anchor of each token. `product`: the product over the response, exp(Σd). `mean`: the geometric
+    mean over the response, exp(Σd / |y|), whose gradient carries 1/|y|. A response's value stands at
+    each of its tokens.
+    """
+
+    current: Policy = "trainer"
+    anchor: Policy = "rollout"
+    level: Level = "token"
+
+    @property
+    def symbols(self) -> dict[str, str]:
+        """The letters of formulas: `r` the token's ratio, `p` the current probability, `q` the anchor's."""
+        return dict(zip("rpq", _SYMBOLS[self.current, self.anchor], strict=True))
+
+    def __str__(self) -> str:
+        symbol = self.symbols["r"]
+        return {"token": symbol, "product": f"Π{symbol}", "mean": f"(Π{symbol})^(1/|y|)"}[self.level]
+
+
+TRAINER_ROLLOUT = Ratio("trainer", "rollout")  # r
+TRAINER_RECOMPUTED = Ratio("trainer", "recomputed")  # r′
+ENGINE_GAP = Ratio("recomputed", "rollout")  # ρ
+
+
+@dataclass(frozen=True)
+class TopKLogProbs:
+    """Log-probabilities at the engine's K most probable ids, in nats: the ids are the same for every policy."""
+
+    response_ids_T: Tensor
+    ids_TK: Tensor
+    rollout: Tensor  # _TK
+    trainer: Tensor  # _TK
+    recomputed: Tensor | None = None  # _TK
+
+
+@dataclass(frozen=True, eq=False)
+class Policies:
+    """Log-probabilities of the sampled tokens in nats, laid flat; response `s` owns `offset_S1[s] : offset_S1[s + 1]`.
+
+    `recomputed` is the trainer at the weights that sampled, None where nobody scored them apart from the trainer.
+    """
+
+    rollout: Tensor  # _T
+    trainer: Tensor  # _T
+    recomputed: Tensor | None  # _T
+    offset_S1: Tensor  # int64
+    topk: TopKLogProbs | None = None
+    _compared: dict[tuple[Policy, Policy], Compared] = field(default_factory=dict, init=False, repr=False)
+
+    def compare(self, ratio: Ratio) -> Compared:
+        """The two policies of a ratio; the same object every time, so that nothing is computed twice."""
+        pair = (ratio.current, ratio.anchor)
+        if pair not in self._compared:
+            self._compared[pair] = Compared(self, *pair)
+        return self._compared[pair]
+
+    @cached_property
+    def length_S(self) -> Tensor:
+        return self.offset_S1.diff()
+
+    @cached_property
+    def response_of_T(self) -> Tensor:
+        """The response of each token."""
+        return torch.repeat_interleave(torch.arange(len(self.length_S), device=self.offset_S1.device), self.length_S)
+
+
+class Compared:
+    """The current policy p against its anchor q, token by token; d = log p − log q in nats.
+
+    Where the current policy excludes the token (log p = −inf) d is −inf, the ratio 0 and the difference −q.
+    """
+
+    def __init__(self, policies: Policies, current: Policy, anchor: Policy) -> None:
+        self._policies, self._current, self._anchor = policies, current, anchor
+        self.logp_current_T: Tensor = getattr(policies, current)
+        self.logp_anchor_T: Tensor = getattr(policies, anchor)
+        self._topk: dict[tuple[int, bool], tuple[Tensor, Tensor]] = {}
+
+    @cached_property
+    def log_ratio_T(self) -> Tensor:
+        """d, nats."""
+        return self.logp_current_T - self.logp_anchor_T
+
+    @cached_property
+    def ratio_T(self) -> Tensor:
+        """p / q."""
+        return self.log_ratio_T.exp()
+
+    @cached_property
+    def ratio_less_1_T(self) -> Tensor:
+        """p / q − 1 without cancellation: what a ratio clip compares with its ε."""
+        return self.log_ratio_T.expm1()
+
+    @property
+    def difference_T(self) -> Tensor:
+        """p − q; its absolute value is the binary TV."""
+        return self._sampled.difference_T
+
+    @property
+    def binary_kl_T(self) -> Tensor:
+        """Binary KL(q‖p), nats."""
+        return self._sampled.binary_kl_T
+
+    @cached_property
+    def _sampled(self) -> divergences.SampledToken:
+        return divergences.sampled_token(self.logp_anchor_T, self.logp_current_T)
+
+    def topk(self, k: int, replace_last: bool = False) -> tuple[Tensor, Tensor]:
+        """TV and KL(q‖p) over the engine's first `k` ranks, the sampled token and all others: `topk_divergences`."""
+        key = (k, replace_last)
+        if key not in self._topk:
+            topk = self._policies.topk
+            if topk is None or topk.ids_TK.shape[1] < k:
+                raise ValueError(f"top-{k} divergences need {k} columns of top-K log-probabilities")
+            anchor_TK, current_TK = (getattr(topk, name)[:, :k] for name in (self._anchor, self._current))
+            in_topk_T = divergences.sampled_in_topk(topk.response_ids_T, topk.ids_TK[:, :k])
+            self._topk[key] = divergences.topk_divergences(
+                self.logp_anchor_T, self.logp_current_T, anchor_TK, current_TK, in_topk_T, replace_last=replace_last
+            )
+        return self._topk[key]
+
+    def level_log_ratio_T(self, level: Level) -> Tensor:
+        """log of the ratio at a level, nats; sums over a response are float64."""
+        if level == "token":
+            return self.log_ratio_T
+        return (self._sum_S if level == "product" else self._mean_S)[self._policies.response_of_T]
+
+    @cached_property
+    def _sum_S(self) -> Tensor:
+        sum_S = torch.zeros(len(self._policies.length_S), dtype=torch.float64, device=self.log_ratio_T.device)
+        return sum_S.index_add_(0, self._policies.response_of_T, self.log_ratio_T.double())
+
+    @cached_property
+    def _mean_S(self) -> Tensor:
+        return self._sum_S / self._policies.length_S.clamp(min=1)

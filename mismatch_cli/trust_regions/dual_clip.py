@@ -1,0 +1,25 @@
+"""Dual clip: no update of a negative sample whose ratio is large (arXiv 1912.09729; verl clip_ratio_c)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from mismatch_cli.policies import Compared
+from mismatch_cli.trust_regions import Decision
+from mismatch_cli.trust_regions._checks import band_around_1
+
+FORMULA = "A < 0 and {r} > {max_ratio}"
+NOT_ONE_SIDED = (
+    "It blocks negative samples whose p is far above q, where the update would bring p back, because the weight p/q "
+    "makes that update very large."
+)
+
+
+def trust_region(compared: Compared, advantage_T: Tensor, *, max_ratio: float = 3.0) -> Decision:
+    """Block A < 0 with p/q > max_ratio: where max(·, c·A) of the dual clip has no gradient. The statistic is p/q − 1.
+
+    Only the outer clip: combined with `ratio-clip` it is the published objective.
+    """
+    band_around_1(band_low=1, band_high=max_ratio)
+    blocked_T = (advantage_T < 0) & (compared.ratio_less_1_T > max_ratio - 1)
+    return Decision(~blocked_T, compared.ratio_less_1_T)

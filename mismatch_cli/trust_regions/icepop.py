@@ -1,0 +1,21 @@
+"""IcePop: tokens whose ratio leaves a band are dropped, whatever their advantage (Ling team; NeMo-RL, slime, verl)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from mismatch_cli.policies import Compared
+from mismatch_cli.trust_regions import Decision
+from mismatch_cli.trust_regions._checks import band_around_1
+
+FORMULA = "{r} < {band_low} or {r} > {band_high}"
+NOT_ONE_SIDED = (
+    "The band is made for the gap between engine and trainer, which no single update closes: it has two sides."
+)
+
+
+def trust_region(compared: Compared, advantage_T: Tensor, *, band_low: float = 0.5, band_high: float = 5.0) -> Decision:
+    """Block p/q outside [band_low, band_high]. The statistic is p/q − 1."""
+    band_around_1(band_low=band_low, band_high=band_high)
+    outside_T = (compared.ratio_less_1_T < band_low - 1) | (compared.ratio_less_1_T > band_high - 1)
+    return Decision(~outside_T, compared.ratio_less_1_T)

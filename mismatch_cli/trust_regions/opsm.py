@@ -1,0 +1,19 @@
+"""Off-policy sequence masking: negative responses that the policy has left (DeepSeek-V3.2, arXiv 2512.02556; slime)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from mismatch_cli.policies import Compared
+from mismatch_cli.trust_regions import Decision
+from mismatch_cli.trust_regions._checks import not_negative
+
+FORMULA = "A < 0 and mean(log {q} − log {p}) > {max_kl}, over the response"
+NOT_ONE_SIDED = "It judges the response as a whole; a token whose p rose above q is dropped with the rest."
+
+
+def trust_region(compared: Compared, advantage_T: Tensor, *, max_kl: float = 1e-4) -> Decision:
+    """Block A < 0 in a response whose mean of log q − log p exceeds max_kl, nats per token. The statistic is mean d."""
+    not_negative(max_kl=max_kl)
+    statistic_T = compared.level_log_ratio_T("mean")
+    return Decision(~((advantage_T < 0) & (statistic_T < -max_kl)), statistic_T)

@@ -1,0 +1,20 @@
+"""Symmetric probability difference (the IPO loss of prime-rl): drop what moved far, whatever its advantage."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from mismatch_cli.policies import Compared
+from mismatch_cli.trust_regions import Decision
+from mismatch_cli.trust_regions._checks import not_negative
+
+FORMULA = "|{p} − {q}| > {max_tv}"
+NOT_ONE_SIDED = (
+    "It does not look at the advantage: a token far from q is dropped even where the update would bring it back."
+)
+
+
+def trust_region(compared: Compared, advantage_T: Tensor, *, max_tv: float = 0.1) -> Decision:
+    """Block |p − q| > max_tv, a probability. The statistic is p − q."""
+    not_negative(max_tv=max_tv)
+    return Decision(compared.difference_T.abs() <= max_tv, compared.difference_T)

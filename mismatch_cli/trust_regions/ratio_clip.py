@@ -1,0 +1,24 @@
+"""Ratio clipping (PPO, arXiv 1707.06347 eq. 7), with Clip-Higher's wider upper side (DAPO, arXiv 2503.14476)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from mismatch_cli.policies import Compared
+from mismatch_cli.trust_regions import Decision
+from mismatch_cli.trust_regions._checks import not_negative
+from mismatch_cli.trust_regions._one_sided import one_sided
+
+FORMULA = "A > 0 and {r} > 1 + {ratio_high}, or A < 0 and {r} < 1 − {ratio_low}"
+NOT_ONE_SIDED = ""
+
+
+def trust_region(
+    compared: Compared, advantage_T: Tensor, *, ratio_low: float = 0.2, ratio_high: float = 0.28
+) -> Decision:
+    """Block A > 0 with p/q > 1 + ratio_high, and A < 0 with p/q < 1 − ratio_low: where PPO's min/clip has no gradient.
+
+    The statistic is p/q − 1, dimensionless.
+    """
+    not_negative(ratio_low=ratio_low, ratio_high=ratio_high)
+    return one_sided(compared.ratio_less_1_T, advantage_T, low=ratio_low, high=ratio_high)

@@ -1,0 +1,43 @@
+"""Ratio clipping that leaves improbable tokens alone: the α relaxation (DPPO, arXiv 2602.04879, figures 6 and 7)."""
+
+from __future__ import annotations
+
+from math import log
+
+from torch import Tensor
+
+from mismatch_cli.errors import UsageError
+from mismatch_cli.policies import Compared
+from mismatch_cli.trust_regions import Decision, ratio_clip
+from mismatch_cli.trust_regions._checks import not_negative
+
+FORMULA = (
+    "as ratio-clip ({r} > 1 + {ratio_high}, {r} < 1 − {ratio_low}), but never where {q} < {alpha} on the side: {relax}"
+)
+NOT_ONE_SIDED = ""
+_SIDES = ("both", "high", "low")
+
+
+def trust_region(
+    compared: Compared,
+    advantage_T: Tensor,
+    *,
+    ratio_low: float = 0.2,
+    ratio_high: float = 0.28,
+    alpha: float = 0.1,
+    relax: str = "both",
+) -> Decision:
+    """Ratio clipping that keeps tokens with q < alpha: those with A > 0 (relax=high), A < 0 (low), or both.
+
+    The statistic is p/q − 1, dimensionless; alpha is a probability, and alpha = 0 is plain ratio clipping.
+    """
+    not_negative(alpha=alpha)
+    if relax not in _SIDES:
+        raise UsageError(f"relax={relax} is not known. Choose one of: {', '.join(_SIDES)}.")
+    clipped = ratio_clip.trust_region(compared, advantage_T, ratio_low=ratio_low, ratio_high=ratio_high)
+    if alpha == 0:
+        return clipped
+    relaxed_T = compared.logp_anchor_T < log(alpha)
+    if relax != "both":
+        relaxed_T &= advantage_T > 0 if relax == "high" else advantage_T < 0
+    return Decision(clipped.keep_T | relaxed_T, clipped.statistic_T)

@@ -1,0 +1,21 @@
+"""Masked importance sampling (MIS) on the geometric mean of a response's ratios (NeMo-RL `seq-mask-tis`, verl)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from mismatch_cli.policies import Compared
+from mismatch_cli.trust_regions import Decision
+from mismatch_cli.trust_regions._checks import band_around_1
+
+FORMULA = "(Π{r})^(1/|y|) < {band_low} or > {band_high}, over the response"
+NOT_ONE_SIDED = "It drops whole responses that left a band, whatever the advantage of the token and its own side."
+
+
+def trust_region(
+    compared: Compared, advantage_T: Tensor, *, band_low: float = 0.999, band_high: float = 1.002
+) -> Decision:
+    """Block every token of a response whose exp(Σd / |y|) is outside the band. The statistic is exp(Σd / |y|) − 1."""
+    band_around_1(band_low=band_low, band_high=band_high)
+    statistic_T = compared.level_log_ratio_T("mean").expm1()
+    return Decision((statistic_T >= band_low - 1) & (statistic_T <= band_high - 1), statistic_T)

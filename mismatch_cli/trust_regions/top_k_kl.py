@@ -1,0 +1,26 @@
+"""DPPO-TopK-KL: a limit on KL over {top-K of μ} ∪ {sampled token} ∪ {others} (arXiv 2602.04879 eq. 12 and 16)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from mismatch_cli.policies import Compared
+from mismatch_cli.trust_regions import Decision
+from mismatch_cli.trust_regions._checks import not_negative, positive
+from mismatch_cli.trust_regions._one_sided import one_sided
+
+FORMULA = "top-{k} KL({q}‖{p}) > {max_kl} and A · ({p} − {q}) > 0"
+NOT_ONE_SIDED = ""
+
+
+def trust_region(
+    compared: Compared, advantage_T: Tensor, *, max_kl: float = 0.05, k: int = 20, replace_last: bool = False
+) -> Decision:
+    """Block A > 0 with p > q, and A < 0 with p < q, where KL > max_kl. The statistic is KL (nats), signed as p − q.
+
+    With `replace_last` a sampled token outside the top-K takes the place of the K-th, as in the published code.
+    """
+    not_negative(max_kl=max_kl)
+    positive(k=k)
+    _, kl_T = compared.topk(k, replace_last)
+    return one_sided(kl_T.copysign(compared.difference_T), advantage_T, low=max_kl, high=max_kl)
