@@ -1,0 +1,183 @@
+"""Records the bundled traces with vLLM: `python -m sample_data.make_traces` writes traces/fp8-kv and traces/float32.
+
+The first is a short training run in miniature. vLLM samples in bfloat16 with a KV cache in fp8; the trainer scores the
+responses in bfloat16 at the same weights, learns from them in a few updates, and scores them again; then vLLM gets the
+new weights. The second is the control: the same prompts at the same weights with everything in float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mismatch_cli.commands._progress import TerminalProgress
+from mismatch_cli.divergences import full_kl, full_tv
+from mismatch_cli.engines import EngineSettings
+from mismatch_cli.engines import vllm as vllm_engine
+from mismatch_cli.models import load_tokenizer
+from mismatch_cli.recording.config import ProbeConfig, TrainerSettings
+from mismatch_cli.recording.record import record
+from mismatch_cli.recording.sample import ShardPlan, plan_shards, sample_shard
+from mismatch_cli.recording.score import Pass, score_shard
+from mismatch_cli.sampling import SamplingSettings
+from mismatch_cli.tasks.grading import Grader
+from mismatch_cli.tasks.prompts import PromptSource, encode_prompts, load_problems
+from mismatch_cli.trace.columns import table_to_batch
+from mismatch_cli.trace.manifest import read_manifest, write_manifest
+from mismatch_cli.trace.reader import open_shard
+from mismatch_cli.trace.schema import TOPK_COLUMNS
+from mismatch_cli.trace.vocabulary import write_vocabulary
+from mismatch_cli.trace.writer import rows_to_table, write_shard
+from sample_data.learner import Learner, minibatches
+
+HERE = Path(__file__).resolve().parent
+MODEL = "sample_data/model"
+
+STEPS = 6
+PROMPTS_PER_STEP = 4
+TOP_K = 20
+
+CONTROL = ProbeConfig(
+    model=MODEL,
+    engine="vllm",
+    prompts=PromptSource("sample_data/problems.jsonl", limit=STEPS * PROMPTS_PER_STEP),
+    sampling=SamplingSettings(max_tokens=128),
+    trainer=TrainerSettings(MODEL, dtype="float32"),
+    samples_per_prompt=4,
+    top_logprobs=TOP_K,
+    rollout_dtype="float32",
+)
+SAMPLES = 8
+TRAINING = replace(
+    CONTROL,
+    trainer=TrainerSettings(MODEL, dtype="bfloat16", noise_responses=STEPS * PROMPTS_PER_STEP * SAMPLES),
+    samples_per_prompt=SAMPLES,
+    rollout_dtype="bfloat16",
+    engine_args={"kv_cache_dtype": "fp8"},
+)
+
+
+def sync(engine: vllm_engine.VllmEngine, model: Any) -> None:
+    """Give vLLM the trainer's weights: always all of them, the tied head under its own name too."""
+    weights = iter(model.state_dict().items())
+    engine.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+    assert engine.llm.reset_prefix_cache()  # it holds keys and values of the old weights
+
+
+def record_step(
+    plan: ShardPlan, engine: vllm_engine.VllmEngine, grader: Grader, decode: Any, learner: Learner, folder: Path
+) -> None:
+    """Sample, score, learn, score again: one step is one shard."""
+    sampled_at = learner.version
+    sample_shard(
+        plan,
+        engine,
+        grader,
+        decode,
+        folder=folder,
+        samples_per_prompt=TRAINING.samples_per_prompt,
+        seed=TRAINING.seed,
+        on_finished=lambda _: None,
+    )
+    shard = plan.path(folder)
+    score(shard, learner, Pass("logp_recomputed"))
+    learner.learn(shard)
+    score(shard, learner, Pass("logp_trainer", version_trainer=learner.version))
+    finish_shard(shard, step=plan.index, version_rollout=sampled_at)
+
+
+def score(shard: Path, learner: Learner, this: Pass) -> None:
+    """One pass over a shard, with every response scored twice if the pass is the trainer's own."""
+    score_shard(
+        shard,
+        learner.trainer,
+        this,
+        token_budget=TRAINING.trainer.token_budget,
+        repeat=[True] * open_shard(shard).metadata.num_rows,
+        on_scored=lambda _: None,
+    )
+
+
+def finish_shard(shard: Path, step: int, version_rollout: int) -> None:
+    """Turn log-probs of the whole vocabulary into its divergences and the top K, and say which step this was."""
+    table = open_shard(shard).read()
+    batch = table_to_batch(table.combine_chunks())
+    rows = batch.num_responses
+    mu_TV, pi_TV = batch.topk_logp_rollout_TK, batch.topk_logp_trainer_TK
+    assert mu_TV is not None and pi_TV is not None
+    tokens = {"tv_full": full_tv(mu_TV, pi_TV), "kl_full": full_kl(mu_TV, pi_TV)}
+    tokens |= {name: getattr(batch, f"{name}_TK")[:, :TOP_K] for name in TOPK_COLUMNS}
+    columns: dict[str, Any] = {
+        "step": np.full(rows, step, dtype=np.int32),
+        "minibatch": minibatches(rows).astype(np.int32),
+        "version_rollout": np.full(rows, version_rollout, dtype=np.int32),
+        **{name: np.split(values.numpy(), batch.offset_S1[1:-1].numpy()) for name, values in tokens.items()},
+    }
+    added = rows_to_table(columns)
+    table = table.drop_columns([name for name in columns if name in table.column_names])
+    for name in added.column_names:
+        table = table.append_column(name, added.column(name))
+    write_shard(shard, table)
+
+
+def record_training(folder: Path, log: Path, manifest: dict[str, Any], progress: TerminalProgress) -> None:
+    """The training run; what it shares with the control (prompts, libraries, threads) comes from that manifest."""
+    tokenizer = load_tokenizer(MODEL)
+    settings = EngineSettings(
+        model=MODEL,
+        sampling=TRAINING.sampling,
+        top_logprobs=len(tokenizer),  # the whole distribution; `finish_shard` keeps its divergences and the top K
+        dtype=TRAINING.rollout_dtype,
+        seed=TRAINING.seed,
+        log_file=log,
+        extra=TRAINING.engine_args,
+    )
+    learner = Learner(TRAINING)
+    engine = vllm_engine.create(settings)
+    encoded = encode_prompts(
+        load_problems(TRAINING.prompts), tokenizer, raw=TRAINING.raw, max_model_len=engine.max_model_len
+    )
+    manifest = manifest | {
+        "config": TRAINING.to_json(),
+        "rollout": engine.describe(),
+        "shards": STEPS,
+        "equal_weights": False,
+        "trainer": learner.trainer.describe(),
+        "recomputed": learner.trainer.describe(),
+        "training": learner.describe(),
+    }
+    write_vocabulary(folder, tokenizer)
+    write_manifest(folder, manifest)
+    with Grader() as grader:
+        for plan in plan_shards(encoded.problems, encoded.prompt_ids, PROMPTS_PER_STEP):
+            progress.say(f"Step {plan.index + 1} of {STEPS}")
+            record_step(plan, engine, grader, tokenizer.decode, learner, folder)
+            sync(engine, learner.trainer.model)
+    engine.close()
+
+
+def main() -> None:
+    """Records both under temporary names, and replaces the bundled traces at the end."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=HERE / "traces", help="where they go (default: traces/ here)")
+    output = parser.parse_args().output.resolve()
+    os.chdir(HERE.parent)  # the manifests name the model and the problems by their paths from here
+    progress = TerminalProgress(quiet=False)
+    with tempfile.TemporaryDirectory() as temporary:
+        run = Path(temporary)
+        record(CONTROL, run, {}, progress)
+        record_training(run / "training", run / "log" / "training.log", read_manifest(run / "trace"), progress)
+        for name, recorded in (("float32", run / "trace"), ("fp8-kv", run / "training")):
+            shutil.rmtree(output / name, ignore_errors=True)
+            shutil.copytree(recorded, output / name)
+
+
+if __name__ == "__main__":
+    main()
