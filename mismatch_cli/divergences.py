@@ -60,7 +60,7 @@ def sampled_token(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> SampledToke
     logp_rollout_T, logp_trainer_T = _wide(logp_rollout_T), _wide(logp_trainer_T)
     d_T = logp_trainer_T - logp_rollout_T
     difference_T = _difference(logp_rollout_T, logp_trainer_T, d_T)
-    rest_mu_T, rest_pi_T = _complement(logp_rollout_T), _complement(logp_trainer_T)
+    rest_mu_T, rest_pi_T = complement(logp_rollout_T), complement(logp_trainer_T)
     y_T = _log_ratio(rest_mu_T, rest_pi_T, -difference_T)
     small_T, series_T, mu_T = d_T.abs() < _SERIES_BELOW, _phi_series(d_T), logp_rollout_T.exp()
     k3_T = torch.where(small_T, series_T, d_T.expm1() - d_T)
@@ -108,6 +108,18 @@ def topk_divergences(
     tv_T = (change_TK.abs().sum(dim=-1) + change_T.abs() + others_change_T.abs()) / 2
     kl_T = _kl_term(mu_TK, change_TK, d_TK).sum(dim=-1) + _kl_term(mu_T, change_T, d_T)
     return tv_T, kl_T + _others_kl(1 - mu_TK.sum(dim=-1) - mu_T, others_change_T)
+
+
+def mass_beyond_topk(logp_T: Tensor, topk_logp_TK: Tensor, in_topk_T: Tensor) -> Tensor:
+    """What a policy gives to all tokens but the top-K ids and the sampled one: 1 − Σ, at least 0."""
+    sampled_T = _wide(logp_T).exp() * ~in_topk_T
+    return (1 - _wide(topk_logp_TK).exp().sum(dim=-1) - sampled_T).clamp(min=0)
+
+
+def complement(logp_T: Tensor) -> Tensor:
+    """1 − p; half a unit in the last place where log p is exactly zero."""
+    rest_T = -torch.expm1(logp_T)
+    return torch.threshold(rest_T, 0.0, torch.finfo(rest_T.dtype).eps / 2)
 
 
 def full_tv(logp_rollout_TV: Tensor, logp_trainer_TV: Tensor) -> Tensor:
@@ -161,12 +173,6 @@ def _kl_term(mu: Tensor, change: Tensor, d: Tensor) -> Tensor:
 def _difference(logp_rollout: Tensor, logp_trainer: Tensor, d: Tensor) -> Tensor:
     larger = torch.maximum(logp_rollout, logp_trainer).exp()
     return torch.copysign(larger * torch.expm1(-d.abs()), d)
-
-
-def _complement(logp_T: Tensor) -> Tensor:
-    """1 − p; half a unit in the last place where log p is exactly zero."""
-    rest_T = -torch.expm1(logp_T)
-    return torch.threshold(rest_T, 0.0, torch.finfo(rest_T.dtype).eps / 2)
 
 
 def _log_ratio(mu_T: Tensor, pi_T: Tensor, change_T: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ class Mask:
     ratio: Ratio = TRAINER_ROLLOUT
     chosen: tuple[tuple[str, Threshold], ...] = ()
 
-    @cached_property
+    @property
     def module(self) -> ModuleType:
         return trust_regions.find(self.region)
 
@@ -56,6 +56,10 @@ class Factor:
     ratio: Ratio
     floor: float = 0.0
     cap: float = inf
+
+    @property
+    def bounded(self) -> bool:
+        return self.floor > 0 or self.cap < inf
 
     def __str__(self) -> str:
         text = str(self.ratio) if self.cap == inf else f"min({self.ratio}, {self.cap:g})"
@@ -113,7 +117,7 @@ def weight_T(algorithm: Algorithm, policies: Policies) -> Tensor:
     for factor in algorithm.weight:
         compared, level = policies.compare(factor.ratio), factor.ratio.level
         ratio_T = compared.ratio_T if level == "token" else compared.level_log_ratio_T(level).exp()
-        if (factor.floor, factor.cap) != (0.0, inf):
+        if factor.bounded:
             ratio_T = ratio_T.clamp(factor.floor, factor.cap)
         weight_T = ratio_T if weight_T is None else weight_T * ratio_T
     return torch.ones_like(policies.trainer) if weight_T is None else weight_T

@@ -11,6 +11,11 @@ from typing import TYPE_CHECKING, Any
 from mismatch_cli.commands._progress import TerminalProgress
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from mismatch_cli.algorithms.algorithm import Algorithm
+    from mismatch_cli.report.figures import Drawable
+    from mismatch_cli.report.view import ReportView
     from mismatch_cli.trace.reader import Trace
 
 SUMMARY_FILE, HTML_FILE, PLOTS_FOLDER = "summary.json", "report.html", "plots"
@@ -24,6 +29,7 @@ def present(
     from mismatch_cli.report.analysis import analyse, plot_data, summary_json
     from mismatch_cli.report.build import build_view
     from mismatch_cli.report.excerpts import worst_excerpts
+    from mismatch_cli.report.figures import figure_views
 
     progress.say("Measuring")
     shown = max(worst, _WORST_IN_HTML)
@@ -32,34 +38,81 @@ def present(
     tokens, responses = worst_excerpts(traces, analysis.main_pair, summary["worst"], shown)
     if folder is not None:
         progress.say("Drawing")
-        _write(folder, summary, plot_data(analysis, summary), tokens, responses)
-    if as_json:
-        json.dump(summary, sys.stdout, indent=2)
-        print()
-    else:
-        _print(build_view(summary, [], tokens[:worst], responses[:worst]))
-    if folder is not None:
-        progress.say(f"Wrote {folder / HTML_FILE}, {SUMMARY_FILE} and {PLOTS_FOLDER}/")
+        data = plot_data(analysis, summary)
+        _write(folder, summary, data, build_view(summary, figure_views(data), tokens, responses))
+    _show(summary, build_view(summary, [], tokens[:worst], responses[:worst]), as_json)
+    _say_what_was_written(folder, progress)
 
 
-def _write(folder: Path, summary: dict[str, Any], data: Any, tokens: Sequence[Any], responses: Sequence[Any]) -> None:
-    from mismatch_cli.report.build import build_view
-    from mismatch_cli.report.figures import figure_views, write_plots
+def present_clipping(
+    traces: Sequence[Trace],
+    folder: Path,
+    judged: Sequence[Algorithm],
+    compared: Sequence[Algorithm],
+    *,
+    arguments: Sequence[str],
+    theory: bool,
+    workers: int,
+    as_json: bool,
+    progress: TerminalProgress,
+) -> None:
+    """The same for `clipstats`: what every algorithm blocks, and two of them in pictures and examples."""
+    from mismatch_cli.report.clipping.analysis import analyse_clipping, clipping_json, clipping_plot_data
+    from mismatch_cli.report.clipping.build import build_view
+    from mismatch_cli.report.clipping.compared import chosen_pair, example_excerpts
+    from mismatch_cli.report.figures import figure_views
+
+    advance = progress.start("Judging", 0, sum(trace.num_responses for trace in traces))
+    try:
+        analysis = analyse_clipping(traces, judged, theory=theory, workers=workers, on_responses=advance)
+    finally:
+        progress.stop()
+    result = clipping_json(analysis, arguments)
+    pair = chosen_pair(analysis, compared)
+    examples = example_excerpts(traces, result, pair)
+    progress.say("Drawing")
+    data = clipping_plot_data(analysis, result, pair)
+    _write(folder, result, data, build_view(result, figure_views(data), examples))
+    _show(result, build_view(result, [], examples), as_json)
+    _say_what_was_written(folder, progress)
+
+
+def _write(folder: Path, summary: dict[str, Any], data: Drawable, view: ReportView) -> None:
+    from mismatch_cli.report.figures import write_plots
     from mismatch_cli.report.html import write_html
     from mismatch_cli.trace.files import write_atomically
 
     write_atomically(folder / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
     write_plots(folder / PLOTS_FOLDER, data)
-    write_html(folder / HTML_FILE, build_view(summary, figure_views(data), tokens, responses))
+    write_html(folder / HTML_FILE, view)
 
 
-def _print(view: Any) -> None:
-    from rich.console import Console
-
+def _show(summary: dict[str, Any], view: ReportView, as_json: bool) -> None:
     from mismatch_cli.report.terminal import print_report
+
+    if as_json:
+        json.dump(summary, sys.stdout, indent=2)
+        print()
+    else:
+        print_report(view, console())
+
+
+def _say_what_was_written(folder: Path | None, progress: TerminalProgress) -> None:
+    if folder is not None:
+        progress.say(f"Wrote {folder / HTML_FILE}, {SUMMARY_FILE} and {PLOTS_FOLDER}/")
+
+
+def print_parts(*parts: RenderableType) -> None:
+    """Print on stdout, as reports do."""
+    console().print(*parts, sep="\n")
+
+
+def console() -> Any:
+    """A rich console on stdout that lets its reader stop early (`| head`)."""
+    from rich.console import Console
 
     class PipeableConsole(Console):
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError  # rich would exit with 1; for `| head` that is no failure
 
-    print_report(view, PipeableConsole(highlight=False, emoji=False, markup=False))
+    return PipeableConsole(highlight=False, emoji=False, markup=False)

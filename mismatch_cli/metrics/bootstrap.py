@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import numpy as np
 
-from mismatch_cli.metrics.columns import COLUMNS
 from mismatch_cli.metrics.estimate import Estimate, percentile_interval
-from mismatch_cli.metrics.formulas import FORMULAS, evaluate
 from mismatch_cli.metrics.hashing import Prompts, resample
 
 REPLICATES = 200
 
 
 class ResampledSums:
-    """Σ of per-response sums: once as they are, and B times with the Poisson weight of each response's prompt."""
+    """Σ of M per-response sums: once as they are, and B times with the Poisson weight of each response's prompt."""
 
-    def __init__(self, replicates: int = REPLICATES) -> None:
-        self.total_M = np.zeros(len(COLUMNS))
-        self.replicate_BM = np.zeros((replicates, len(COLUMNS)))
+    def __init__(self, width: int, replicates: int = REPLICATES) -> None:
+        self.total_M = np.zeros(width)
+        self.replicate_BM = np.zeros((replicates, width))
 
     def update(self, prompts: Prompts, sums_SM: np.ndarray) -> None:
         sums_PM = prompts.sum_by_prompt(sums_SM)
@@ -29,9 +29,10 @@ class ResampledSums:
         self.total_M += other.total_M
         self.replicate_BM += other.replicate_BM
 
-    def result(self, prompts: int) -> dict[str, Estimate]:
+    def result(self, evaluate: Callable[[np.ndarray], Mapping[str, np.ndarray]], prompts: int) -> dict[str, Estimate]:
+        """Whatever `evaluate` makes of sums [..., M], with its interval over prompts."""
         values, replicates = evaluate(self.total_M), evaluate(self.replicate_BM)
-        return {name: percentile_interval(float(values[name]), replicates[name], prompts) for name in FORMULAS}
+        return {name: percentile_interval(float(values[name]), replicates[name], prompts) for name in values}
 
 
 class SequenceWeights:

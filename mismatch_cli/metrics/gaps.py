@@ -10,7 +10,7 @@ The ratio is float32, exp of the float32 difference, as a trust region sees it: 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -25,14 +25,19 @@ from mismatch_cli.metrics.segments import Segments
 CHUNK_TOKENS = 2**16  # long enough to hide what a call costs, short enough that a dozen float32 columns stay in cache
 
 
-def token_gaps(batch: TokenBatch, pair: Pair, max_tokens: int = CHUNK_TOKENS) -> Iterator[TokenGaps]:
-    """Slices of whole responses with about `max_tokens` measured tokens (more where one response is longer)."""
+def token_gaps(
+    batch: TokenBatch, pair: Pair, max_tokens: int = CHUNK_TOKENS, required: Sequence[str] = ()
+) -> Iterator[TokenGaps]:
+    """Slices of whole responses with about `max_tokens` measured tokens (more where one response is longer).
+
+    A token that lacks one of the `required` columns of the batch does not count.
+    """
     measured_S1 = _measured_before(batch, pair)
     first = 0
     while first < batch.num_responses:
         last = int(np.searchsorted(measured_S1, measured_S1[first] + max_tokens, side="right")) - 1
         last = max(last, first + 1)
-        yield TokenGaps(batch, pair, first, last)
+        yield TokenGaps(batch, pair, first, last, required)
         first = last
 
 
@@ -48,19 +53,20 @@ def _measured_before(batch: TokenBatch, pair: Pair) -> np.ndarray:
 class TokenGaps:
     """Responses `first : last` of a batch, seen as the gap between the two policies of `pair`."""
 
-    def __init__(self, batch: TokenBatch, pair: Pair, first: int, last: int) -> None:
+    def __init__(self, batch: TokenBatch, pair: Pair, first: int, last: int, required: Sequence[str] = ()) -> None:
         self.batch, self.pair, self.first, self.last = batch, pair, first, last
         response_offset_S1 = batch.offset_S1[first : last + 1].numpy()
         self._tokens = slice(int(response_offset_S1[0]), int(response_offset_S1[-1]))
         self.response_offset_S1 = response_offset_S1 - response_offset_S1[0]
         logq_T, logp_T, mask_T = self._log_probs()
+        lacking_T = self._lacking(required)
         self.num_masked, self.num_not_measured = 0, 0
         self.kept: np.ndarray | None = None  # index of the tokens that count within the slice; None = all
         self.out_of_support_N: np.ndarray | None = None  # bool; None = none
         with np.errstate(invalid="ignore"):  # −inf − (−inf)
-            simple = mask_T.all() and np.isfinite(logp_T - logq_T).all()
+            simple = mask_T.all() and np.isfinite(logp_T - logq_T).all() and lacking_T is None
         if not simple:
-            self._choose(mask_T, logq_T, logp_T)
+            self._choose(mask_T, logq_T, logp_T, lacking_T)
         self.logq_N, self.logp_N = self._take(logq_T), self._take(logp_T)
         if self.kept is not None:
             self._find_out_of_support()
@@ -69,8 +75,20 @@ class TokenGaps:
         logq, logp = (getattr(self.batch, name) for name in (self.pair.reference, self.pair.current))
         return _numpy(logq[self._tokens]), _numpy(logp[self._tokens]), self.batch.loss_mask_T[self._tokens].numpy()
 
-    def _choose(self, mask_T: np.ndarray, logq_T: np.ndarray, logp_T: np.ndarray) -> None:
+    def _lacking(self, required: Sequence[str]) -> np.ndarray | None:
+        """Whether a token has no value in one of these columns; None where every token has all of them."""
+        lacking_T = None
+        for name in required:
+            column_T = _numpy(getattr(self.batch, name)[self._tokens])
+            missing_T = np.isnan(column_T if column_T.ndim == 1 else column_T[:, 0])
+            if missing_T.any():
+                lacking_T = missing_T if lacking_T is None else lacking_T | missing_T
+        return lacking_T
+
+    def _choose(self, mask_T: np.ndarray, logq_T: np.ndarray, logp_T: np.ndarray, lacking_T: np.ndarray | None) -> None:
         measured_T = np.isfinite(logq_T) & ~np.isnan(logp_T)
+        if lacking_T is not None:
+            measured_T &= ~lacking_T
         self.kept = np.flatnonzero(mask_T & measured_T)
         self.num_masked = int(len(mask_T) - np.count_nonzero(mask_T))
         self.num_not_measured = int(len(mask_T) - self.num_masked - len(self.kept))

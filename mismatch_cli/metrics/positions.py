@@ -12,8 +12,8 @@ from mismatch_cli.metrics.hashing import GROUPS
 from mismatch_cli.metrics.segments import Segments
 
 # bin b ≥ 1 holds distances 2^(b−1) … 2^b − 1; bin 0 the first (or the last) token alone
-_BINS = 24
-_EDGES = np.concatenate([[0], 1 << np.arange(_BINS - 1)])
+BINS = 24
+_EDGES = np.concatenate([[0], 1 << np.arange(BINS - 1)])
 _QUANTITIES = ("abs_d_mean", "tv_binary_mean", "d_mean")
 
 
@@ -25,7 +25,7 @@ class PositionProfile:
     """
 
     def __init__(self) -> None:
-        self.sums = np.zeros((2, GROUPS, _BINS, 5))
+        self.sums = np.zeros((2, GROUPS, BINS, 5))
 
     def update(self, gaps: TokenGaps) -> None:
         starts, response, from_start, from_end = _segments(gaps.response_offset_S1)
@@ -37,10 +37,10 @@ class PositionProfile:
         if gaps.out_of_support_N is not None:
             sums[:, 4] -= pieces.sum(gaps.out_of_support_N)
         for direction, bin_ in enumerate((from_start, from_end)):
-            cell = gaps.group_S[response] * _BINS + bin_
+            cell = gaps.group_S[response] * BINS + bin_
             for column in range(5):
-                cells = np.bincount(cell, weights=sums[:, column], minlength=GROUPS * _BINS)
-                self.sums[direction, :, :, column] += cells.reshape(GROUPS, _BINS)
+                cells = np.bincount(cell, weights=sums[:, column], minlength=GROUPS * BINS)
+                self.sums[direction, :, :, column] += cells.reshape(GROUPS, BINS)
 
     def merge(self, other: PositionProfile) -> None:
         self.sums += other.sums
@@ -60,11 +60,18 @@ def _segments(offset_S1: np.ndarray) -> tuple[np.ndarray, ...]:
     begin = starts[:-1]
     response = np.searchsorted(offset_S1, begin, side="right") - 1
     first, last = begin - offset_S1[response], offset_S1[response + 1] - starts[1:]
-    return starts, response, _bin(first), _bin(last)
+    return starts, response, position_bin(first), position_bin(last)
 
 
-def _bin(distance: np.ndarray) -> np.ndarray:
-    return np.minimum(np.frexp(distance.astype(np.float64))[1], _BINS - 1)
+def position_bin(distance: np.ndarray) -> np.ndarray:
+    """The bin of a distance in tokens; `bin_bounds` says what it holds."""
+    return np.minimum(np.frexp(distance.astype(np.float64))[1], BINS - 1)
+
+
+def bin_bounds(position_bin: int) -> tuple[int, int]:
+    """The first and the last distance of a bin."""
+    first = int(_EDGES[position_bin])
+    return first, 2 * first - 1 if first else 0
 
 
 def _rows(sums_GBx: np.ndarray, prompts: int) -> list[dict[str, Any]]:
@@ -77,8 +84,8 @@ def _rows(sums_GBx: np.ndarray, prompts: int) -> list[dict[str, Any]]:
             name: jackknife_interval(value_B[b, q], without_GB[occupied_G, b, q], prompts)
             for q, name in enumerate(_QUANTITIES)
         }
-        first = int(_EDGES[b])
-        row = {"first": first, "last": 2 * first - 1 if first else 0, "tokens": int(total_Bx[b, 3])}
+        first, last = bin_bounds(b)
+        row = {"first": first, "last": last, "tokens": int(total_Bx[b, 3])}
         rows.append(row | {name: estimate.to_dict() for name, estimate in estimates.items()})
     return rows
 

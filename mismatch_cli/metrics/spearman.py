@@ -9,25 +9,29 @@ from mismatch_cli.metrics.gaps import TokenGaps
 from mismatch_cli.metrics.keep import SmallestRows
 
 SAMPLE_TOKENS = 2**15
-_ROW = np.dtype([("key", np.float64), ("group", np.int64), ("logq", np.float32), ("logp", np.float32)])
+_ROW = np.dtype([("key", np.float64), ("group", np.int64), ("x", np.float32), ("y", np.float32)])
 
 
 class SampledSpearman:
-    """Spearman's ρ of μ and π with mid-ranks: exact up to 32,768 tokens, beyond that on those with the smallest hashes.
+    """Spearman's ρ of two columns, μ and π for one, with mid-ranks.
 
-    A histogram would be bounded too, but its bins are ties, and where the policies nearly agree the order inside a bin
-    is all there is to measure.
+    Exact up to 32,768 tokens, beyond that on those with the smallest hashes. A histogram would be bounded too, but its
+    bins are ties, and where the policies nearly agree the order inside a bin is all there is to measure.
     """
 
     def __init__(self) -> None:
         self.sample = SmallestRows(_ROW, SAMPLE_TOKENS)
 
     def update(self, gaps: TokenGaps) -> None:
+        self.update_values(gaps, gaps.logq_N, gaps.logp_N)
+
+    def update_values(self, gaps: TokenGaps, x_N: np.ndarray, y_N: np.ndarray) -> None:
+        """Any two float32 columns over the counted tokens of a slice."""
         group_N = gaps.per_token(gaps.group_S)
 
         def rows_of(index: np.ndarray) -> np.ndarray:
             rows = np.zeros(len(index), dtype=_ROW)
-            rows["group"], rows["logq"], rows["logp"] = group_N[index], gaps.logq_N[index], gaps.logp_N[index]
+            rows["group"], rows["x"], rows["y"] = group_N[index], x_N[index], y_N[index]
             return rows
 
         self.sample.offer_hashed(gaps.token_hash_N, rows_of)
@@ -43,7 +47,7 @@ class SampledSpearman:
 
 def _spearman(rows: np.ndarray) -> float:
     """Pearson correlation of mid-ranks; NaN where one side has a single rank."""
-    q_N, p_N = (_centred_ranks(rows[name]) for name in ("logq", "logp"))
+    q_N, p_N = (_centred_ranks(rows[name]) for name in ("x", "y"))
     variances = (q_N @ q_N) * (p_N @ p_N)
     return float(q_N @ p_N / np.sqrt(variances)) if variances > 0 else float("nan")
 

@@ -11,9 +11,10 @@ from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.bootstrap import REPLICATES, ResampledSums, SequenceWeights
 from mismatch_cli.metrics.catalog import CATALOG
 from mismatch_cli.metrics.cells import CellCounts, CellMoments, Cells
-from mismatch_cli.metrics.columns import INDEX, add_response_sums, token_sums
+from mismatch_cli.metrics.columns import COLUMNS, INDEX, add_response_sums, token_sums
 from mismatch_cli.metrics.estimate import clamped
 from mismatch_cli.metrics.extremes import Extremes
+from mismatch_cli.metrics.formulas import evaluate
 from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
 from mismatch_cli.metrics.hashing import Prompts
 from mismatch_cli.metrics.lengths import LengthProfile
@@ -81,7 +82,7 @@ class MismatchSummary:
         exact, rounded = self.exact, self.rounded
         prompts = exact.prompts.result()
         estimates = (
-            rounded.sums.result(prompts)
+            rounded.sums.result(evaluate, prompts)
             | rounded.weights.result(prompts)
             | token_quantiles(exact.cells, prompts)
             | exact.extremes.result()
@@ -128,7 +129,7 @@ class _RoundedState:
     """Float sums: the same bits in the same order."""
 
     def __init__(self, replicates: int) -> None:
-        self.sums, self.weights = ResampledSums(replicates), SequenceWeights(replicates)
+        self.sums, self.weights = ResampledSums(len(COLUMNS), replicates), SequenceWeights(replicates)
         self.moments, self.positions, self.lengths = CellMoments(), PositionProfile(), LengthProfile()
 
     def update_responses(self, prompts: Prompts, sums_SM: np.ndarray) -> None:

@@ -10,19 +10,34 @@ from mismatch_cli.report import numbers
 from mismatch_cli.report.view import Facts
 
 _SKIPPED_SHOWN = 3
+MASKED = {
+    "masked": "tokens are masked: the trainer learns nothing from them",
+    "not_measured": "tokens have no log-probability on one side",
+}
+_LEFT_OUT = MASKED | {
+    "out_of_support": (
+        "tokens lie outside the trainer's truncated support (π = 0): they count in |π − μ| as μ, and in no log"
+    )
+}
 
 
 def about_facts(summary: Mapping[str, Any]) -> Facts:
     """Models, dtypes, versions, temperature, and the number of tokens."""
-    about = summary["about"]
     counts = next(iter(summary["pairs"].values()))["counts"]
+    return (
+        *who_facts(summary["about"]),
+        ("Measured on", measured(counts, f"{numbers.count(counts['tokens'])} tokens")),
+    )
+
+
+def who_facts(about: Mapping[str, Any]) -> Facts:
+    """Models, dtypes, versions, temperature and prompts, as far as the manifest knows them."""
     facts = [
         ("Rollout engine", _engine(about.get("rollout", {}))),
         ("Trainer", _trainer(about.get("trainer", {}))),
         ("Trainer at the rollout's weights", _trainer(about.get("recomputed", {}))),
         ("Sampling", _sampling(about.get("config", {}).get("sampling", {}), about.get("rollout", {}))),
         ("Prompts", _prompts(about)),
-        ("Measured on", _measured(counts)),
     ]
     return tuple((label, value) for label, value in facts if value)
 
@@ -64,29 +79,24 @@ def _prompts(about: Mapping[str, Any]) -> str:
     return f"{prompts['count']} from {prompts['source']} · {template}"
 
 
-def _measured(counts: Mapping[str, Any]) -> str:
+def measured(counts: Mapping[str, Any], tokens: str) -> str:
+    """How many tokens, as the caller words them, in how many responses to how many prompts."""
     about = "" if counts["prompts_exact"] else "about "
     return (
-        f"{numbers.count(counts['tokens'])} tokens in {numbers.count(counts['responses'])} responses "
+        f"{tokens} in {numbers.count(counts['responses'])} responses "
         f"to {about}{numbers.count(counts['prompts'])} prompts"
     )
 
 
 def left_out(summary: Mapping[str, Any]) -> tuple[str, ...]:
     """What is not in the numbers, and why."""
-    about = summary["about"]
-    counts = next(iter(summary["pairs"].values()))["counts"]
+    return left_out_of(summary["about"], next(iter(summary["pairs"].values()))["counts"], _LEFT_OUT)
+
+
+def left_out_of(about: Mapping[str, Any], counts: Mapping[str, Any], words: Mapping[str, str]) -> tuple[str, ...]:
+    """Skipped prompts, the tokens of each count in `words`, and responses without a score."""
     notes = [_skipped(about.get("prompts", {}).get("skipped", []))]
-    for name, text in (
-        ("masked", "tokens are masked: the trainer learns nothing from them"),
-        ("not_measured", "tokens have no log-probability on one side"),
-        (
-            "out_of_support",
-            "tokens lie outside the trainer's truncated support (π = 0): they count in |π − μ| as μ, and in no log",
-        ),
-    ):
-        if counts[name]:
-            notes.append(f"{numbers.count(counts[name])} {text}.")
+    notes += [f"{numbers.count(counts[name])} {text}." for name, text in words.items() if counts[name]]
     if about["unscored_responses"]:
         notes.append(
             f"{numbers.count(about['unscored_responses'])} responses are sampled but not scored: go on with --resume."
@@ -120,6 +130,6 @@ def _facts(settings: Mapping[str, Any]) -> Facts:
     return tuple((name.replace("_", " "), "—" if value is None else str(value)) for name, value in settings.items())
 
 
-def command_line(summary: Mapping[str, Any]) -> str:
+def command_line(summary: Mapping[str, Any], command: str = "report", *flags: str) -> str:
     """What to type to see this report again."""
-    return shlex.join(["mismatch-cli", "report", *summary["traces"]])
+    return shlex.join(["mismatch-cli", command, *summary["traces"], *flags])

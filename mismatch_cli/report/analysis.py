@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, inf
 from typing import Any
@@ -46,7 +46,7 @@ class Analysis:
 
 def analyse(traces: Sequence[Trace], worst: int) -> Analysis:
     """Read traces once, in bounded memory, and keep the `worst` worst tokens; several traces are one measurement."""
-    _check_poolable(traces)
+    check_poolable(traces)
     pairs = {name: MismatchSummary(PAIRS[name]) for name in _pairs_in(traces)}
     analysis = Analysis(traces, pairs, [WorstTokens(worst) for _ in traces])
     for trace, its_worst in zip(traces, analysis.worst, strict=True):
@@ -71,13 +71,14 @@ def _update(analysis: Analysis, batch: TokenBatch, worst: WorstTokens) -> None:
 
 def _pairs_in(traces: Sequence[Trace]) -> list[str]:
     """At equal weights there is one gap; otherwise mismatch, staleness, and both together."""
-    if all(_weights_are_equal(trace) for trace in traces):
+    if all(weights_are_equal(trace) for trace in traces):
         return ["mismatch"]
     has_recomputed = any("logp_recomputed" in trace.columns() for trace in traces)
     return ["mismatch", "staleness", "total"] if has_recomputed else ["total"]
 
 
-def _weights_are_equal(trace: Trace) -> bool:
+def weights_are_equal(trace: Trace) -> bool:
+    """Whether the trainer scored every response at the weights that sampled it."""
     versions = ("version_rollout", "version_trainer")
     return all(
         table.column(versions[0]).equals(table.column(versions[1]))
@@ -86,7 +87,7 @@ def _weights_are_equal(trace: Trace) -> bool:
     )
 
 
-def _check_poolable(traces: Sequence[Trace]) -> None:
+def check_poolable(traces: Sequence[Trace]) -> None:
     """Numbers of different models or settings must not be averaged, and nothing may count twice."""
     first = traces[0]
     seeds = set()
@@ -123,7 +124,7 @@ def summary_json(analysis: Analysis) -> dict[str, Any]:
         "format": SUMMARY_FORMAT,
         "version": SUMMARY_VERSION,
         "traces": [str(trace.folder) for trace in analysis.traces],
-        "about": _about(analysis),
+        "about": about(analysis.traces, analysis.unscored_responses),
         "pairs": {name: _with_floor(summary.result(), floor) for name, summary in analysis.pairs.items()},
         "floor": floor,
         "lattice": [vars(line) for line in analysis.lattice.result()],
@@ -131,8 +132,9 @@ def summary_json(analysis: Analysis) -> dict[str, Any]:
     }
 
 
-def _about(analysis: Analysis) -> dict[str, Any]:
-    manifest = analysis.manifest
+def about(traces: Sequence[Trace], unscored_responses: int) -> dict[str, Any]:
+    """What a report says about how its traces were made, and what they lack."""
+    manifest = traces[0].manifest
     names = (
         "rollout",
         "trainer",
@@ -145,8 +147,8 @@ def _about(analysis: Analysis) -> dict[str, Any]:
         "top_logprobs",
     )
     return {name: manifest[name] for name in names if name in manifest} | {
-        "unscored_responses": analysis.unscored_responses,
-        "grading_timeouts": sum(trace.count("grading_timeouts") for trace in analysis.traces),
+        "unscored_responses": unscored_responses,
+        "grading_timeouts": sum(trace.count("grading_timeouts") for trace in traces),
     }
 
 
@@ -183,14 +185,15 @@ def _with_floor(result: dict[str, Any], floor: dict[str, Any] | None) -> dict[st
 def plot_data(analysis: Analysis, summary: dict[str, Any]) -> PlotData:
     """What the plots draw: the first pair of a summary, and the samples that were taken for it."""
     pair = summary["pairs"][analysis.main_pair.name]
-    subject = " against ".join(
-        f"{side.get('engine') or 'transformers'} {side.get('dtype', '')}"
-        for side in (analysis.manifest.get("trainer"), analysis.manifest.get("rollout"))
-        if side
-    )
     return PlotData.of(
         pair,
         analysis.scatter.result(),
         [line["spacing"] for line in summary["lattice"]],
-        f"{subject} · {pair['counts']['tokens']:,} tokens",
+        f"{who_is_compared(analysis.manifest)} · {pair['counts']['tokens']:,} tokens",
     )
+
+
+def who_is_compared(manifest: Mapping[str, Any]) -> str:
+    """The line below every figure, so that a copied picture says what it shows."""
+    sides = (manifest.get("trainer"), manifest.get("rollout"))
+    return " against ".join(f"{s.get('engine') or 'transformers'} {s.get('dtype', '')}" for s in sides if s)

@@ -49,6 +49,12 @@ def worst_excerpts(
     )
 
 
+def token_excerpts(traces: Sequence[Trace], pair: Pair, rows: Sequence[Mapping[str, Any]]) -> list[Excerpt]:
+    """Tokens in their context; a row with a `title` stands below it."""
+    found = _look_up(traces, pair, {_key(row) for row in rows})
+    return [_token_excerpt(row, found[_key(row)]) for row in rows if _key(row) in found]
+
+
 def _key(row: Mapping[str, Any]) -> Key:
     return row["trace"], row["step"], row["prompt_id"], row["sample_index"]
 
@@ -98,7 +104,8 @@ def _token_excerpt(row: Mapping[str, Any], response: _Response) -> Excerpt:
         *_plain(response, position + 1, stop),
         *_ellipsis(stop < len(response.ids_T)),
     )
-    return Excerpt(f"“{token}”", facts, pieces, _prompt(response))
+    title = f"{row['title']}: “{token}”" if "title" in row else f"“{token}”"
+    return Excerpt(title, facts, pieces, _prompt(response))
 
 
 def _response_excerpt(row: Mapping[str, Any], response: _Response) -> Excerpt:

@@ -9,20 +9,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from mismatch_cli import registry
-from mismatch_cli.report.plot_data import PlotData
 from mismatch_cli.report.plots._style import CSS_PX, DARK, LIGHT, NARROW, WIDE, Layout, Style, Theme
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_PACKAGE = "mismatch_cli.report.plots"
 _FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Liberation Sans', Arial, sans-serif"
 _PNG_SCALE = 2  # pixels of a PNG file per CSS pixel
 _METADATA = re.compile(r"\s*<metadata>.*?</metadata>", re.DOTALL)
 _FONT_FAMILY = re.compile(r"'DejaVu Sans'(?:, sans-serif)?")
+
+
+class Drawable(Protocol):
+    """What plots draw: it names the folder with the plots that understand it."""
+
+    PLOTS: ClassVar[str]
 
 
 @dataclass(frozen=True)
@@ -47,15 +51,15 @@ class FigureView:
     narrow_dark: Picture
 
 
-def plots_for(data: PlotData) -> Iterator[tuple[str, ModuleType]]:
-    """The plots in the folder for which the data has enough, by name."""
-    for name in registry.names(_PACKAGE):
-        plot = registry.load(_PACKAGE, name, "plot")
+def plots_for(data: Drawable) -> Iterator[tuple[str, ModuleType]]:
+    """The plots in the data's folder for which it has enough, by name."""
+    for name in registry.names(data.PLOTS):
+        plot = registry.load(data.PLOTS, name, "plot")
         if plot.needs(data):
             yield name, plot
 
 
-def figure_views(data: PlotData) -> list[FigureView]:
+def figure_views(data: Drawable) -> list[FigureView]:
     """Every plot that the data has enough for, in all variants, for `report.html`."""
     return [
         FigureView(
@@ -66,7 +70,7 @@ def figure_views(data: PlotData) -> list[FigureView]:
     ]  # fmt: skip
 
 
-def write_plots(folder: Path, data: PlotData) -> list[Path]:
+def write_plots(folder: Path, data: Drawable) -> list[Path]:
     """Write NAME.png (twice the size, white background) for every plot that the data has enough for."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
@@ -78,7 +82,7 @@ def write_plots(folder: Path, data: PlotData) -> list[Path]:
     return written
 
 
-def draw(plot: ModuleType, data: PlotData, style: Style) -> Figure:
+def draw(plot: ModuleType, data: Drawable, style: Style) -> Figure:
     """Draw one plot; its figure belongs to no window and to no global state."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -89,7 +93,7 @@ def draw(plot: ModuleType, data: PlotData, style: Style) -> Figure:
     return figure
 
 
-def _picture(plot: ModuleType, data: PlotData, layout: Layout, theme: Theme) -> Picture:
+def _picture(plot: ModuleType, data: Drawable, layout: Layout, theme: Theme) -> Picture:
     figure = draw(plot, data, Style(layout, theme))
     width, height = (round(inches / CSS_PX) for inches in figure.get_size_inches())
     svg = base64.b64encode(_svg(figure, layout).encode()).decode()

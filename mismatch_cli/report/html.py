@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mismatch_cli.report.numbers import MISSING
 from mismatch_cli.report.plots._style import DARK, LIGHT
-from mismatch_cli.report.view import ReportView, definition_anchor
+from mismatch_cli.report.view import ReportView, Table, definition_anchor
 from mismatch_cli.text import for_html, visible
 from mismatch_cli.trace.files import write_atomically
 
@@ -37,13 +39,19 @@ def render_html(view: ReportView) -> str:
         finalize=_finalize,
     )
     environment.globals |= {"definition_anchor": definition_anchor, "missing": MISSING, "light": LIGHT, "dark": DARK}
-    environment.filters |= {"math": _math, "tokens": _tokens}
+    environment.filters |= {"math": _math, "tokens": _tokens, "folds": _folds}
     return environment.get_template("report.html").render(view=view)
 
 
 def _finalize(value: object) -> object:
     """What is printed into the page, before it is escaped: every character visible."""
     return visible(value) if type(value) is str else value  # markup that the template itself made is left alone
+
+
+def _folds(tables: Iterable[Table]) -> Iterator[tuple[str, list[Table]]]:
+    """Tables that follow each other under the same fold, together."""
+    for fold, together in groupby(tables, key=lambda table: table.fold):
+        yield fold, list(together)
 
 
 def _math(text: str) -> Markup:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -17,6 +17,8 @@ class PlotData:
 
     The reference policy stands in the place of μ, the current one in the place of π: `logq_N` and `logp_N`.
     """
+
+    PLOTS: ClassVar[str] = "mismatch_cli.report.plots"
 
     summary: Mapping[str, Any]  # what `MismatchSummary.result()` gives
     subject: str = (

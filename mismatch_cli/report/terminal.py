@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -15,6 +17,8 @@ from mismatch_cli.report.view import Excerpt, Facts, MetricGroup, ReportView, Se
 from mismatch_cli.text import for_terminal, visible
 
 _WEIGHT_STYLES = ("", "yellow", "bold yellow", "bold red", "bold white on red")
+_WITHOUT_HALF_WIDTH = re.compile(r" ± \S+")
+_UNLIMITED = 100_000  # columns
 _WITH_FACTOR, _WITH_FLOOR = 72, 100  # from these widths on the factor, and the floor itself, have room
 
 
@@ -28,16 +32,16 @@ def print_report(view: ReportView, console: Console) -> None:
     console.print(Text(view.headline, style="bold"))
     for section in view.sections:
         console.print()
-        console.print(Group(*_section(section, console.width)))
+        console.print(Group(*_section(section, console)))
 
 
-def _section(section: Section, width: int) -> list[RenderableType]:
+def _section(section: Section, console: Console) -> list[RenderableType]:
     parts: list[RenderableType] = [Text(section.title, style="bold underline")]
     if section.text:
         parts.append(Text(section.text, style="dim"))
     if section.groups:
-        parts.append(_metrics(section.groups, width))
-    parts += [_table(table) for table in section.tables]
+        parts.append(_metrics(section.groups, console.width))
+    parts += [_table(table, console) for table in section.tables if table.terminal_rows != 0]
     parts += [_excerpt(excerpt) for excerpt in section.excerpts]
     return parts
 
@@ -66,7 +70,7 @@ def _metrics(groups: Sequence[MetricGroup], width: int) -> RenderableType:
         for row in group.rows:
             cells = {"95 % interval": row.interval, "floor": row.floor, "× floor": row.times_floor, "value": row.value}
             indent = "  " if len(groups) > 1 else ""
-            table.add_row(Text(indent + row.metric.label), *(_blank(cells[title]) for title in columns))
+            table.add_row(Text(indent + (row.name or row.metric.label)), *(_blank(cells[title]) for title in columns))
     return table
 
 
@@ -74,14 +78,41 @@ def _blank(text: str) -> str:
     return "" if text == MISSING else text
 
 
-def _table(table: Table) -> RenderableType:
+def _table(table: Table, console: Console) -> RenderableType:
+    rows = table.rows[: table.terminal_rows]
+    columns = list(range(len(table.columns)))
+    rich = _grid(table, columns, rows)
+    if table.shrinks and _too_wide(rich, console):
+        rows = tuple(tuple(_WITHOUT_HALF_WIDTH.sub("", cell) for cell in row) for row in rows)
+        rich = _grid(table, columns, rows)
+        while _too_wide(rich, console) and (given_up := [n for n in columns if table.columns[n].optional][-1:]):
+            columns.remove(*given_up)
+            rich = _grid(table, columns, rows)
+    left = len(table.rows) - len(rows)
+    note = [table.note] * bool(table.note) + [f"{left} more in the HTML report."] * (left > 0)
+    return Padding(Group(rich, *(Text(line, style="dim") for line in note)), (1, 0, 0, 0))
+
+
+def _too_wide(rich: RichTable, console: Console) -> bool:
+    needed = Measurement.get(console, console.options.update(max_width=_UNLIMITED), rich)
+    return needed.maximum > console.width
+
+
+def _grid(table: Table, columns: Sequence[int], rows: Sequence[Sequence[str]]) -> RichTable:
     rich = RichTable(
-        title=table.title, title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0), header_style="dim"
-    )
-    for number, column in enumerate(table.columns):
-        rich.add_column(column.title, justify="right", overflow="fold", no_wrap=number == 0)
-    for row in table.rows:
-        rich.add_row(*(for_terminal(cell) for cell in row))
+        title=for_terminal(table.title), title_justify="left", title_style="bold",
+        box=None, padding=(0, 1, 0, 0), header_style="dim",
+    )  # fmt: skip
+    for number in columns:
+        column = table.columns[number]
+        rich.add_column(
+            for_terminal(column.title),
+            justify="right" if column.kind == "number" else "left",
+            overflow="fold",
+            no_wrap=number == 0 and column.kind == "number",
+        )
+    for row in rows:
+        rich.add_row(*(for_terminal(row[number]) for number in columns))
     return rich
 
 

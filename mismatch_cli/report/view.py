@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 from mismatch_cli.metrics.catalog import Metric
 from mismatch_cli.report.figures import FigureView
 from mismatch_cli.report.numbers import MISSING
 
 Facts = tuple[tuple[str, str], ...]  # label and value
+NOTATION = (
+    "μ is the rollout’s probability of the sampled token and π the trainer’s; d = log π − log μ in nats, r = π/μ. "
+    "E is the mean over the tokens that count, E_y over responses, Σd the sum over a response of T tokens. "
+    "Intervals cover 95 % over prompts. The noise floor is the same metric of the trainer against itself in another "
+    "batch shape."
+)
 
 
 @dataclass(frozen=True)
@@ -22,6 +29,7 @@ class MetricRow:
     floor: str = MISSING
     times_floor: str = MISSING
     note: str = ""
+    name: str = ""  # stands in the place of the metric's label where that does not say whose number it is
 
 
 @dataclass(frozen=True)
@@ -42,15 +50,25 @@ class Column:
 
     title: str
     metric: Metric | None = None
+    kind: Literal["number", "text", "token"] = "number"  # text may wrap, a token keeps its spaces
+    optional: bool = False  # in a table that shrinks: left out where the terminal has no room
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of finished text; the first column names the rows."""
+    """A table of finished text; the first column names the rows.
+
+    Tables that follow each other with the same `fold` are folded away together on the page, under that name. On a
+    terminal a table that `shrinks` first gives up what follows ±, then its optional columns.
+    """
 
     title: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+    fold: str = ""
+    shrinks: bool = False
+    terminal_rows: int | None = None  # how many a terminal shows; 0 leaves the table to the page
 
 
 @dataclass(frozen=True)
@@ -101,6 +119,7 @@ class ReportView:
     settings: tuple[tuple[str, Facts], ...]  # how it was measured: tables of settings with their titles
     command: str  # what to type to get this report again
     version: str = ""  # of mismatch-cli
+    notation: str = NOTATION  # what the letters in the definitions mean
 
     def definitions(self) -> list[Metric]:
         """Every metric on the page, once, in the order in which they appear."""

@@ -49,6 +49,11 @@ class Trace:
     def shards(self) -> list[Path]:
         return sorted(self.folder.glob("shard-*.parquet"))
 
+    @property
+    def num_responses(self) -> int:
+        """Rows of all shards."""
+        return sum(open_shard(path).metadata.num_rows for path in self.shards)
+
     @cached_property
     def vocabulary(self) -> Vocabulary:
         return Vocabulary.read(self.folder)
@@ -62,19 +67,21 @@ class Trace:
         metadata = [open_shard(path).schema_arrow.metadata or {} for path in self.shards]
         return sum(int(m.get(name.encode(), 0)) for m in metadata)
 
-    def tables(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    def tables(self, columns: Sequence[str] | None = None, shards: Sequence[Path] | None = None) -> Iterator[pa.Table]:
         """One table per row group, in shard order; only the columns asked for, where the shard has them."""
         wanted = set(columns if columns is not None else column_order())
-        for path in self.shards:
+        for path in self.shards if shards is None else shards:
             shard = open_shard(path)
             present = [name for name in shard.schema_arrow.names if name in wanted]
             for group in range(shard.num_row_groups):
                 yield _read_group(shard, group, present, path)
 
-    def batches(self, columns: Sequence[str] | None = None) -> Iterator[TokenBatch]:
+    def batches(
+        self, columns: Sequence[str] | None = None, shards: Sequence[Path] | None = None
+    ) -> Iterator[TokenBatch]:
         """One `TokenBatch` per row group; row keys, lengths and log μ always come along."""
         names = None if columns is None else [*REQUIRED, *columns]
-        for table in self.tables(names):
+        for table in self.tables(names, shards):
             yield table_to_batch(table)
 
 

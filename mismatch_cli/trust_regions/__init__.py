@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ class Decision:
     statistic_T: Tensor
 
 
+@cache
 def find(name: str) -> ModuleType:
     """The trust region of a public name, or of a path to a Python file; a `UsageError` says what is wrong with it."""
     if name.endswith(".py"):

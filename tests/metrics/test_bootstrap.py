@@ -7,6 +7,7 @@ import pytest
 
 from mismatch_cli.metrics.bootstrap import ResampledSums, SequenceWeights
 from mismatch_cli.metrics.columns import COLUMNS, INDEX
+from mismatch_cli.metrics.formulas import evaluate
 from mismatch_cli.metrics.hashing import Prompts
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.summary import MismatchSummary
@@ -25,9 +26,9 @@ def test_95_percent_intervals_cover_the_truth_where_prompts_cluster() -> None:
         prompt_mean = 0.02 * rng.gamma(4, 1 / 4, 60)
         tokens_S = rng.integers(50, 150, 240)
         mean_S = np.repeat(prompt_mean, 4) * rng.gamma(20, 1 / 20, 240)
-        sums = ResampledSums()
+        sums = ResampledSums(len(COLUMNS))
         sums.update(Prompts.of(np.repeat(np.arange(60), 4) + 1000 * trial, 200), _sums(mean_S * tokens_S, tokens_S))
-        estimate = sums.result(60)["abs_d_mean"]
+        estimate = sums.result(evaluate, 60)["abs_d_mean"]
         covered += estimate.low <= 0.02 <= estimate.high
         width.append(estimate.high - estimate.low)
         naive.append(4 * mean_S.std() / np.sqrt(240))

@@ -85,7 +85,7 @@ def test_exact_state_is_the_same_bits_in_any_order(random_batch, take_responses)
 def test_a_long_batch_is_cut_into_slices_without_a_trace(random_batch, monkeypatch) -> None:
     batch = random_batch(1, top_k=2)
     whole = summarise(batch).result()
-    monkeypatch.setattr("mismatch_cli.metrics.gaps.token_gaps.__defaults__", (7,))
+    monkeypatch.setattr("mismatch_cli.metrics.gaps.token_gaps.__defaults__", (7, ()))
     assert_close(summarise(batch).result(), whole)
 
 

@@ -1,0 +1,82 @@
+"""`mismatch-cli algorithms`: the table of algorithms with their formulas, and the masks that go by their own name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mismatch_cli.commands._options import Debug, Json
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def command(json: Json = False, debug: Debug = False) -> None:
+    """Print every algorithm that clipstats can judge: when a token is blocked, and the weight of one that is not.
+
+    Examples:
+
+      mismatch-cli algorithms
+
+      mismatch-cli algorithms --json | jq '.algorithms[].name'
+    """
+    import json as json_module
+
+    from mismatch_cli.commands._present import print_parts
+
+    table = _table()
+    if json:
+        print(json_module.dumps(table, indent=2, ensure_ascii=False))
+    else:
+        print_parts(*_parts(table))
+
+
+def _table() -> dict[str, list[dict[str, Any]]]:
+    from mismatch_cli import registry, trust_regions
+    from mismatch_cli.algorithms.algorithm import Mask
+    from mismatch_cli.algorithms.table import ALIASES, TABLE
+
+    rows = []
+    for row in TABLE.values():
+        blocked_when, weight = row.formulas
+        aliases = [alias for alias, name in ALIASES.items() if name == row.name]
+        head = {"name": row.name, "aliases": aliases, "anchor": row.anchor}
+        rows.append(head | {"blocked_when": blocked_when, "weight": weight, "source": row.source})
+    masks = [
+        {"name": name, "thresholds": mask.thresholds, "blocked_when": mask.formula}
+        for name in registry.names(trust_regions.PACKAGE)
+        for mask in [Mask(name)]
+    ]
+    return {"algorithms": rows, "masks": masks}
+
+
+def _parts(table: dict[str, list[dict[str, Any]]]) -> list[RenderableType]:
+    """Names and formulas as lists rather than a table: they are long, and a terminal is narrow."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    parts: list[RenderableType] = [
+        Text(
+            "r = trainer/rollout = p/q, r′ = trainer/recomputed = p/p′, ρ = recomputed/rollout = p′/q; A the advantage."
+        )
+    ]
+    for row in table["algorithms"]:
+        names = Text.assemble((row["name"], "bold"), *(f", {alias}" for alias in row["aliases"]))
+        lines = f"blocked when  {row['blocked_when']}\nweight        {row['weight']}"
+        parts += [
+            Text(""),
+            names,
+            Padding(Text(lines), (0, 0, 0, 2)),
+            Padding(Text(row["source"], style="dim"), (0, 0, 0, 2)),
+        ]
+    parts += [Text(""), Text("Masks by their own name (anchor rollout, weight r)", style="bold underline")]
+    for mask in table["masks"]:
+        given = ",".join(f"{name}={value}" for name, value in mask["thresholds"].items())
+        parts += [
+            Text(mask["name"] + (f":{given}" if given else "")),
+            Padding(Text(mask["blocked_when"], style="dim"), (0, 0, 0, 2)),
+        ]
+    return [
+        *parts,
+        Text(""),
+        Text("Use: mismatch-cli clipstats --algorithm NAME:PARAMETER=VALUE --algorithm my_mask.py"),
+    ]

@@ -1,0 +1,117 @@
+"""`mismatch-cli clipstats`: what every trust region blocks on the tokens of a trace, and what is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mismatch_cli.commands._options import Debug, Force, Json, Quiet
+from mismatch_cli.errors import MismatchError, UsageError
+
+if TYPE_CHECKING:
+    from mismatch_cli.algorithms.algorithm import Algorithm
+    from mismatch_cli.trace.reader import Trace
+
+_FOLDER = "clipstats"
+
+
+def command(
+    traces: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Run folders or trace folders, pooled; without one, the bundled trace.", show_default=False
+        ),
+    ] = None,
+    algorithm: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--algorithm",
+            "-a",
+            help="Judge only this one; repeatable. NAME, NAME:PARAMETER=VALUE,… or a file my_mask.py. "
+            "Without it, the whole table of `mismatch-cli algorithms`.",
+            show_default=False,
+        ),
+    ] = None,
+    compare: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            "--compare",
+            help="The two algorithms to draw as regions and to show examples of.",
+            metavar="NAME NAME",
+            show_default="grpo-clip-higher dppo-binary-tv",
+        ),
+    ] = None,
+    theory: Annotated[
+        bool, typer.Option("--theory", help="Also the paper's bounds on the improvement; needs rewards.")
+    ] = False,
+    workers: Annotated[
+        int, typer.Option("--workers", min=1, help="Processes that read shards; the numbers stay the same to the bit.")
+    ] = 1,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Folder for summary.json, report.html and plots.", show_default="RUN/clipstats"
+        ),
+    ] = None,
+    force: Force = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Show which tokens every trust region blocks, what they are, what is lost, and how many updates are bad.
+
+    Examples:
+
+      mismatch-cli clipstats
+
+      mismatch-cli clipstats probe-model -a grpo-clip-higher -a dppo-binary-tv:max_tv=0.1
+
+      mismatch-cli clipstats probe-model -a my_mask.py --compare my_mask.py dppo-binary-tv
+    """
+    from mismatch_cli.bundled import bundled
+    from mismatch_cli.commands._present import present_clipping
+    from mismatch_cli.commands._progress import TerminalProgress
+    from mismatch_cli.trace.reader import Trace
+
+    judged, compared = _algorithms(algorithm, compare)
+    opened = [Trace.open(path) for path in traces or [bundled("traces") / "fp8-kv"]]
+    folder = _output_folder(output, opened if traces else [], force)
+    progress = TerminalProgress(quiet)
+    if not traces:
+        progress.say("No trace named: judging the bundled one, a short training run with an fp8 KV cache.")
+    arguments = [*(part for spec in algorithm or () for part in ("--algorithm", spec))]
+    arguments += ["--compare", *compare] if compare else []
+    arguments += ["--theory"] if theory else []
+    present_clipping(
+        opened, folder, judged, compared,
+        arguments=arguments, theory=theory, workers=workers, as_json=json, progress=progress,
+    )  # fmt: skip
+
+
+def _algorithms(asked: list[str] | None, compare: tuple[str, str] | None) -> tuple[list[Algorithm], list[Algorithm]]:
+    """The algorithms to judge, each once, and those to compare: as asked, else the two of the paper's first figure."""
+    from mismatch_cli.algorithms.parse import find
+    from mismatch_cli.algorithms.table import TABLE
+    from mismatch_cli.metrics.clipping.overlap import MOST_ALGORITHMS
+
+    compared = [find(spec) for spec in compare or ()]
+    listed = [find(spec) for spec in asked] if asked else list(TABLE.values())
+    judged = list(dict.fromkeys([*listed, *compared]))
+    names = [algorithm.name for algorithm in judged]
+    if repeated := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"Two different algorithms are called {repeated}. Rename one of the mask files.")
+    if len(judged) > MOST_ALGORITHMS:
+        raise UsageError(f"{len(judged)} algorithms are too many at once: name at most {MOST_ALGORITHMS}.")
+    return judged, compared
+
+
+def _output_folder(output: Path | None, traces: list[Trace], force: bool) -> Path:
+    """Into the run that it is about, whose own clipstats are renewed, unless another folder is named."""
+    if output is None and len(traces) == 1:
+        return traces[0].run_folder / _FOLDER
+    folder = output or Path(_FOLDER)
+    if folder.exists() and any(folder.iterdir()) and not force:
+        raise MismatchError(f"{folder} already exists. Replace its report with --force, or choose another --output.")
+    return folder

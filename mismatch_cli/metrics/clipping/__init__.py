@@ -1,0 +1,1 @@
+"""What trust regions throw away: accumulators over tokens that every algorithm has judged."""

@@ -1,0 +1,137 @@
+"""How good binary and top-K divergences are: against the full ones where the trace holds them, else by a bracket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from mismatch_cli import divergences
+from mismatch_cli.metrics.clipping.judged import Judged
+from mismatch_cli.metrics.clipping.ratios import group_ratio, group_share
+from mismatch_cli.metrics.estimate import NOT_MEASURED, Estimate
+from mismatch_cli.metrics.hashing import GROUPS
+from mismatch_cli.metrics.spearman import SampledSpearman
+from mismatch_cli.policies import TRAINER_ROLLOUT
+
+THRESHOLDS = {"tv": 0.15, "kl": 0.05}  # the paper's δ for the binary masks
+_SMALLER_K = (1, 5, 10)
+_COLUMNS = ("n", "mean", "compared", "bias", "judged", "wrong")
+_BRACKET = ("n", "low", "high", "decided")
+
+
+@dataclass(frozen=True)
+class Approximation:
+    """One divergence over one partition: k = 0 binary, k ≥ 1 the first k ranks, the sampled token, the rest."""
+
+    divergence: str  # tv or kl
+    k: int
+
+
+class ApproximationQuality:
+    """Sums by prompt group for every partition that the trace allows, over all counted tokens."""
+
+    def __init__(self, top_k: int, full: bool) -> None:
+        self.top_k, self.full = top_k, full
+        self.partitions = [0, *(k for k in _SMALLER_K if k < top_k), *([top_k] if top_k else [])]
+        rows = [Approximation(name, k) for name in THRESHOLDS for k in self.partitions]
+        self.sums = {row: np.zeros((len(_COLUMNS), GROUPS)) for row in rows}
+        self.ranks = {row: SampledSpearman() for row in rows if full}
+        self.bracket = {k: np.zeros((len(_BRACKET), GROUPS)) for k in self.partitions}
+
+    def update(self, cases: list[Judged]) -> None:
+        """Add a slice; where there are no advantages it comes once for each sign, and only masks are counted twice."""
+        first, *_ = cases
+        for k, divergence, value_N in self._divergences(first):
+            row = Approximation(divergence, k)
+            full_N = first.gaps.column(f"{divergence}_full_T") if self.full else None
+            self._add_means(row, first, value_N, full_N)
+            if full_N is not None:
+                for judged in cases:
+                    self._add_masks(row, judged, value_N, full_N)
+            if divergence == "tv":
+                self._add_bracket(k, first, value_N)
+
+    def _divergences(self, judged: Judged) -> Iterator[tuple[int, str, np.ndarray]]:
+        compared = judged.policies.compare(TRAINER_ROLLOUT)
+        for k in self.partitions:
+            tv, kl = compared.topk(k) if k else (compared.difference_T.abs(), compared.binary_kl_T)
+            yield k, "tv", tv.numpy()
+            yield k, "kl", kl.numpy()
+
+    def _add_means(self, row: Approximation, judged: Judged, value_N: np.ndarray, full_N: np.ndarray | None) -> None:
+        finite_N = np.isfinite(value_N)
+        self._add(row, judged, "n", finite_N)
+        self._add(row, judged, "mean", np.where(finite_N, value_N, 0))
+        if full_N is not None:
+            both_N = finite_N & np.isfinite(full_N)
+            self._add(row, judged, "compared", both_N)
+            self._add(row, judged, "bias", np.where(both_N, value_N.astype(np.float64) - full_N, 0))
+            self.ranks[row].update_values(judged.gaps, value_N, full_N)
+
+    def _add_masks(self, row: Approximation, judged: Judged, value_N: np.ndarray, full_N: np.ndarray) -> None:
+        """Both masks look at the side of the sampled token; they differ where only one divergence is above δ."""
+        threshold = np.float32(THRESHOLDS[row.divergence])
+        away_N = np.sign(judged.advantage_N) * judged.difference_N > 0
+        self._add(row, judged, "judged", judged.judged_N)
+        self._add(row, judged, "wrong", judged.judged_N & away_N & ((value_N > threshold) != (full_N > threshold)))
+
+    def _add_bracket(self, k: int, judged: Judged, low_N: np.ndarray) -> None:
+        high_N = np.minimum(low_N + _slack(judged, k), 1)
+        threshold = np.float32(THRESHOLDS["tv"])
+        decided_N = (low_N > threshold) | (high_N <= threshold)
+        for row, values_N in enumerate((np.ones_like(decided_N), low_N, high_N, decided_N)):
+            np.add.at(self.bracket[k][row], judged.gaps.group_S, judged.gaps.responses.sum(values_N))
+
+    def _add(self, row: Approximation, judged: Judged, column: str, values_N: np.ndarray) -> None:
+        sums_G = self.sums[row][_COLUMNS.index(column)]
+        np.add.at(sums_G, judged.gaps.group_S, judged.gaps.responses.sum(values_N))
+
+    def merge(self, other: ApproximationQuality) -> None:
+        for row, sums in self.sums.items():
+            sums += other.sums[row]
+        for row, ranks in self.ranks.items():
+            ranks.merge(other.ranks[row])
+        for k, sums in self.bracket.items():
+            sums += other.bracket[k]
+
+    def result(self, prompts: int) -> dict[str, Any]:
+        return {
+            "truth": "full" if self.full else None,
+            "rows": [self._row(row, prompts) for row in self.sums],
+            "bracket": [
+                {"k": k, "threshold": THRESHOLDS["tv"]}
+                | {name: group_share(sums[i], sums[0], prompts).to_dict() for i, name in enumerate(_BRACKET) if i}
+                for k, sums in self.bracket.items()
+            ],
+        }
+
+    def _row(self, row: Approximation, prompts: int) -> dict[str, Any]:
+        sums = dict(zip(_COLUMNS, self.sums[row], strict=True))
+        missing = Estimate(None, note=NOT_MEASURED)
+        estimates = {
+            "mean": group_ratio(sums["mean"], sums["n"], prompts),
+            "bias": group_ratio(sums["bias"], sums["compared"], prompts) if self.full else missing,
+            "rank_correlation": self.ranks[row].result(prompts) if self.full else missing,
+            "wrong_mask": group_share(sums["wrong"], sums["judged"], prompts) if self.full else missing,
+        }
+        head = {"divergence": row.divergence, "k": row.k, "threshold": THRESHOLDS[row.divergence]}
+        return head | {name: estimate.to_dict() for name, estimate in estimates.items()}
+
+
+def _slack(judged: Judged, k: int) -> np.ndarray:
+    """How far the full TV can be above that of a partition: Σ min(μ, π) over its parts of several tokens."""
+    logq, logp = judged.policies.rollout, judged.policies.trainer
+    if not k:
+        return torch.minimum(divergences.complement(logq), divergences.complement(logp)).numpy()
+    topk = judged.policies.topk
+    assert topk is not None
+    in_topk_T = divergences.sampled_in_topk(topk.response_ids_T, topk.ids_TK[:, :k])
+    rests = (
+        divergences.mass_beyond_topk(logp_T, logp_TK[:, :k], in_topk_T)
+        for logp_T, logp_TK in ((logq, topk.rollout), (logp, topk.trainer))
+    )
+    return torch.minimum(*rests).numpy()

@@ -1,0 +1,153 @@
+"""Some responses, judged by every algorithm: computed once for a slice of a batch, read by every accumulator.
+
+Letters: `_N` the tokens of the slice that count, laid flat; `_S` its responses; `_U` some of the tokens, by their index
+in N. A token is *judged* when its advantage is not 0. Where a trace has no advantages every token is judged twice, once
+as if its advantage were +1 and once as if it were −1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from mismatch_cli.algorithms.algorithm import Algorithm, keep_T
+from mismatch_cli.batch import TokenBatch
+from mismatch_cli.metrics.cells import Cells
+from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
+from mismatch_cli.metrics.pairs import PAIRS
+from mismatch_cli.policies import TRAINER_ROLLOUT, Policies, TopKLogProbs
+
+POSITIVE, NEGATIVE = 0, 1  # rows of everything that is split by the sign of the advantage
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The columns on which all algorithms are judged; a token that lacks one of them does not count for any."""
+
+    advantages: bool
+    recomputed: bool
+    top_k: int
+    full: bool
+    topk_recomputed: bool = False
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        names = (
+            (self.advantages, "advantage_T"),
+            (self.recomputed, "logp_recomputed_T"),
+            (self.top_k > 0, "topk_logp_rollout_TK"),
+            (self.top_k > 0, "topk_logp_trainer_TK"),
+            (self.topk_recomputed, "topk_logp_recomputed_TK"),
+            (self.full, "tv_full_T"),
+            (self.full, "kl_full_T"),
+        )
+        return tuple(name for needed, name in names if needed)
+
+    def met_by(self, batch: TokenBatch) -> bool:
+        pair_measured = PAIRS["total"].measured_in(batch)
+        return pair_measured and all(getattr(batch, name) is not None for name in self.columns)
+
+
+def judge(batch: TokenBatch, needs: Needs, algorithms: Sequence[Algorithm]) -> Iterator[list[Judged]]:
+    """Slices of whole responses: one `Judged` each, or one for each sign where there are no advantages."""
+    for gaps in token_gaps(batch, PAIRS["total"], required=needs.columns):
+        policies = _policies(gaps, needs)
+        if needs.advantages:
+            advantages = [_column(gaps, "advantage_T")]
+        else:
+            advantages = [np.full(len(gaps.logq_N), sign, dtype=np.float32) for sign in (1, -1)]
+        yield [Judged(gaps, policies, advantage_N, algorithms) for advantage_N in advantages]
+
+
+def _policies(gaps: TokenGaps, needs: Needs) -> Policies:
+    rollout, trainer = torch.from_numpy(gaps.logq_N), torch.from_numpy(gaps.logp_N)
+    recomputed = _tensor(gaps, "logp_recomputed_T") if needs.recomputed else None
+    topk = None
+    if needs.top_k:
+        topk = TopKLogProbs(
+            _tensor(gaps, "response_ids_T"),
+            _tensor(gaps, "topk_ids_TK"),
+            _tensor(gaps, "topk_logp_rollout_TK"),
+            _tensor(gaps, "topk_logp_trainer_TK"),
+            _tensor(gaps, "topk_logp_recomputed_TK") if needs.topk_recomputed else None,
+        )
+    return Policies(rollout, trainer, recomputed, torch.from_numpy(gaps.offset_S1), topk)
+
+
+def _tensor(gaps: TokenGaps, name: str) -> torch.Tensor:
+    return torch.from_numpy(_column(gaps, name))
+
+
+def _column(gaps: TokenGaps, name: str) -> np.ndarray:
+    column_N = gaps.column(name)
+    assert column_N is not None  # `Needs.met_by` was asked
+    return column_N
+
+
+class Judged:
+    """Responses of a batch with the advantage of each token, and what every algorithm decides about it."""
+
+    def __init__(
+        self, gaps: TokenGaps, policies: Policies, advantage_N: np.ndarray, algorithms: Sequence[Algorithm]
+    ) -> None:
+        self.gaps, self.policies, self.advantage_N, self.algorithms = gaps, policies, advantage_N, algorithms
+        self.positive_N, self.negative_N = advantage_N > 0, advantage_N < 0
+        self.abs_advantage_N = np.abs(advantage_N)
+        decided: dict[object, np.ndarray] = {}
+        for algorithm in algorithms:
+            if algorithm.masks not in decided:
+                decided[algorithm.masks] = self._blocked_by(algorithm)
+        self.blocked = [decided[algorithm.masks] for algorithm in algorithms]  # _U of each algorithm
+
+    def _blocked_by(self, algorithm: Algorithm) -> np.ndarray:
+        if not algorithm.masks:
+            return np.zeros(0, dtype=np.int64)
+        return np.flatnonzero(~keep_T(algorithm, self.policies, torch.from_numpy(self.advantage_N)).numpy())
+
+    @property
+    def num_responses(self) -> int:
+        return self.gaps.last - self.gaps.first
+
+    @cached_property
+    def judged_N(self) -> np.ndarray:
+        return self.positive_N | self.negative_N
+
+    @cached_property
+    def ratio_N(self) -> np.ndarray:
+        """r, float32."""
+        return self.policies.compare(TRAINER_ROLLOUT).ratio_T.numpy()
+
+    @cached_property
+    def difference_N(self) -> np.ndarray:
+        """π − μ, float32."""
+        return self.policies.compare(TRAINER_ROLLOUT).difference_T.numpy()
+
+    @cached_property
+    def update_N(self) -> np.ndarray:
+        """r·|A|, the weight of each token's update under plain importance sampling; infinite where r is."""
+        return self.ratio_N.astype(np.float64) * self.abs_advantage_N
+
+    @cached_property
+    def cells(self) -> Cells:
+        return Cells.of(self.gaps)
+
+    @cached_property
+    def response_N(self) -> np.ndarray:
+        """The response of each token within the slice."""
+        return self.gaps.per_token(np.arange(self.num_responses))
+
+    @cached_property
+    def entropy_N(self) -> np.ndarray | None:
+        return self.gaps.column("entropy_trainer_T")
+
+    def sign(self, index_U: np.ndarray) -> np.ndarray:
+        """`POSITIVE` or `NEGATIVE` of judged tokens."""
+        return self.negative_N[index_U].astype(np.int64)
+
+    def group(self, index_U: np.ndarray) -> np.ndarray:
+        """The prompt group of tokens, one of 32."""
+        return self.gaps.group_S[self.response_N[index_U]]

@@ -1,0 +1,109 @@
+"""Everything that is counted about the algorithms on one set of tokens: the accumulators, updated together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mismatch_cli.algorithms.algorithm import Algorithm
+from mismatch_cli.batch import TokenBatch
+from mismatch_cli.metrics.bootstrap import REPLICATES, ResampledSums
+from mismatch_cli.metrics.clipping.approximation import ApproximationQuality
+from mismatch_cli.metrics.clipping.bad_updates import BadUpdates
+from mismatch_cli.metrics.clipping.cells import BlockedCells
+from mismatch_cli.metrics.clipping.judged import Judged, Needs, judge
+from mismatch_cli.metrics.clipping.overlap import Overlap
+from mismatch_cli.metrics.clipping.sample import JudgedSample
+from mismatch_cli.metrics.clipping.steps import StepSums
+from mismatch_cli.metrics.clipping.sums import SHARED, response_sums, width
+from mismatch_cli.metrics.clipping.sweeps import Sweeps
+from mismatch_cli.metrics.clipping.theory import Theory
+from mismatch_cli.metrics.clipping.token_table import TokenTable
+from mismatch_cli.metrics.hashing import Prompts
+from mismatch_cli.metrics.population import DistinctPrompts
+
+_COUNTS = (
+    "tokens", "positive", "negative", "zero_advantage", "masked", "not_measured", "responses",
+    "responses_without_columns",
+)  # fmt: skip
+_PARTS = (
+    "prompts", "sums", "steps", "cells", "tokens", "overlap", "bad_updates", "sweeps", "approximation", "sample",
+)  # fmt: skip
+_MOST_STRETCHES = 200  # of steps, for the columns of every algorithm
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of a trace: which algorithms, on which columns, and whether the theory's bounds too."""
+
+    algorithms: tuple[Algorithm, ...]
+    needs: Needs
+    theory: bool = False
+
+
+class ClippingSummary:
+    """What every algorithm blocks, in memory that grows with algorithms and distinct tokens, not with tokens.
+
+    Counts are exact in any order. Float sums are formed slice by slice; summaries of shards merged in shard order give
+    the bits of every other run that does so, whatever the number of workers.
+    """
+
+    def __init__(self, question: Question, replicates: int = REPLICATES) -> None:
+        number, needs = len(question.algorithms), question.needs
+        self.question, self.replicates = question, replicates
+        self.counts: dict[str, int] = dict.fromkeys(_COUNTS, 0)
+        self.prompts = DistinctPrompts()
+        self.sums = ResampledSums(width(question.algorithms), replicates)
+        self.steps = StepSums(width(question.algorithms), _MOST_STRETCHES)
+        self.cells = BlockedCells(number)
+        self.tokens = TokenTable(number)
+        self.overlap = Overlap(number)
+        self.bad_updates = BadUpdates()
+        self.sweeps = Sweeps(needs.top_k)
+        self.approximation = ApproximationQuality(needs.top_k, needs.full)
+        self.sample = JudgedSample()
+        self.theory = Theory(replicates) if question.theory else None
+
+    def update(self, batch: TokenBatch) -> None:
+        """Add the responses of a batch; one that lacks a column which the question needs is counted as unmeasured."""
+        if not batch.num_responses or not self.question.needs.met_by(batch):
+            self.counts["responses_without_columns"] += batch.num_responses
+            return
+        slices = judge(batch, self.question.needs, self.question.algorithms)
+        sums_SM = np.concatenate([self._update_slice(cases) for cases in slices])
+        prompts = Prompts.of(batch.prompt_id_S.numpy(), self.replicates)
+        self.sums.update(prompts, sums_SM)
+        self.steps.update(batch.step_S.numpy(), prompts.group_S, sums_SM)
+        touched_S = sums_SM[:, : SHARED.index("negative") + 1].any(axis=1)
+        self.prompts.update(batch.prompt_id_S.numpy()[touched_S])
+
+    def _update_slice(self, cases: list[Judged]) -> np.ndarray:
+        self._count(cases)
+        for judged in cases:
+            for part in (self.cells, self.tokens, self.overlap, self.bad_updates, self.sweeps, self.sample):
+                part.update(judged)
+        self.approximation.update(cases)
+        if self.theory is not None:
+            self.theory.update(cases[0])
+        return np.sum([response_sums(judged) for judged in cases], axis=0)
+
+    def _count(self, cases: list[Judged]) -> None:
+        gaps, counts = cases[0].gaps, self.counts
+        judged = int(np.count_nonzero(cases[0].judged_N))
+        counts["tokens"] += judged
+        counts["positive"] += sum(int(np.count_nonzero(case.positive_N)) for case in cases)
+        counts["negative"] += sum(int(np.count_nonzero(case.negative_N)) for case in cases)
+        counts["zero_advantage"] += len(gaps.logq_N) - judged
+        counts["masked"] += gaps.num_masked
+        counts["not_measured"] += gaps.num_not_measured
+        counts["responses"] += gaps.last - gaps.first
+
+    def merge(self, other: ClippingSummary) -> None:
+        """Add what another summary with the same question has seen."""
+        for name, count in other.counts.items():
+            self.counts[name] += count
+        for name in _PARTS:
+            getattr(self, name).merge(getattr(other, name))
+        if self.theory is not None and other.theory is not None:
+            self.theory.merge(other.theory)

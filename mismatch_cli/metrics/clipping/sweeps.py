@@ -1,0 +1,138 @@
+"""What any threshold would block: histograms of each family's statistic, from which every threshold can be read.
+
+A family is a one-sided mask on trainer/rollout: a token is blocked when its statistic, counted positive where the
+update moves π further away, is above the threshold. So one histogram answers for all thresholds at once, exactly at the
+edges of its bins (3 % apart).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mismatch_cli.metrics.clipping.judged import Judged
+from mismatch_cli.metrics.clipping.ratios import group_share
+from mismatch_cli.metrics.estimate import Estimate, jackknife_interval
+from mismatch_cli.metrics.hashing import GROUPS
+from mismatch_cli.metrics.histograms import LogBins, without_each_group
+from mismatch_cli.policies import TRAINER_ROLLOUT, Compared
+
+BINS = LogBins(-9, 7)
+_EVERY = 8  # a row of the table for every so many bins: four for each doubling of the threshold
+Statistic = Callable[[Compared, int], np.ndarray]
+
+
+def _signed(name: str) -> Statistic:
+    return lambda compared, _: getattr(compared, name).numpy()
+
+
+def _away(magnitude_T: Any, compared: Compared) -> np.ndarray:
+    return magnitude_T.copysign(compared.difference_T).numpy()
+
+
+FAMILIES: dict[str, Statistic] = {
+    "ratio_clip": _signed("ratio_less_1_T"),
+    "binary_tv": _signed("difference_T"),
+    "binary_kl": lambda compared, _: _away(compared.binary_kl_T, compared),
+    "top_k_tv": lambda compared, k: _away(compared.topk(k)[0], compared),
+    "top_k_kl": lambda compared, k: _away(compared.topk(k)[1], compared),
+}
+
+
+class Sweeps:
+    """Of each family, tokens and Σ r·|A| by bin of the outward statistic; and of r above 1, with Σ r·|A| and Σ|A|."""
+
+    def __init__(self, top_k: int) -> None:
+        self.top_k = top_k
+        names = [name for name in FAMILIES if top_k or not name.startswith("top_k")]
+        self.counts = {name: np.zeros((GROUPS, BINS.count), dtype=np.int64) for name in (*names, "cap")}
+        self.updates = {name: np.zeros((GROUPS, BINS.count)) for name in (*names, "cap")}
+        self.advantages = np.zeros((GROUPS, BINS.count))  # of "cap"
+        self.total = np.zeros((2, GROUPS))  # judged tokens, and their Σ r·|A|
+
+    def update(self, judged: Judged) -> None:
+        compared = judged.policies.compare(TRAINER_ROLLOUT)
+        total, group_S = judged.gaps.responses.sum, judged.gaps.group_S
+        update_N = np.where(judged.judged_N, judged.update_N, 0)
+        for row, sums_S in enumerate((total(judged.judged_N), total(update_N))):
+            np.add.at(self.total[row], group_S, sums_S)
+        sign_N = np.sign(judged.advantage_N)
+        for name, counts in self.counts.items():
+            outward_N = judged.ratio_N if name == "cap" else FAMILIES[name](compared, self.top_k) * sign_N
+            index_U = np.flatnonzero(judged.judged_N & (outward_N >= 1 if name == "cap" else outward_N >= 2.0**-9))
+            place_U = judged.group(index_U) * BINS.count + BINS.index(outward_N[index_U].astype(np.float32))
+            counts += _binned(place_U, None)
+            self.updates[name] += _binned(place_U, judged.update_N[index_U])
+            if name == "cap":
+                self.advantages += _binned(place_U, judged.abs_advantage_N[index_U])
+
+    def merge(self, other: Sweeps) -> None:
+        for name in self.counts:
+            self.counts[name] += other.counts[name]
+            self.updates[name] += other.updates[name]
+        self.advantages += other.advantages
+        self.total += other.total
+
+    def result(self, prompts: int) -> dict[str, list[dict[str, Any]]]:
+        found = {name: self._rows(name, prompts) for name in self.counts if name != "cap"}
+        return found | {"cap": self._caps(prompts)}
+
+    def _rows(self, name: str, prompts: int) -> list[dict[str, Any]]:
+        edges, counts, updates = BINS.edges[0], _from_bin_up(self.counts[name]), _from_bin_up(self.updates[name])
+        return [
+            {
+                "threshold": float(edges[b]),
+                "blocked": group_share(counts[:, b], self.total[0], prompts).to_dict(),
+                "lost": group_share(updates[:, b], self.total[1], prompts).to_dict(),
+            }
+            for b in self._shown(counts)
+        ]
+
+    def _caps(self, prompts: int) -> list[dict[str, Any]]:
+        """The cap C takes Σ (r − C)·|A| from the tokens with r above it."""
+        edges, counts = BINS.edges[0], _from_bin_up(self.counts["cap"])
+        updates, advantages = _from_bin_up(self.updates["cap"]), _from_bin_up(self.advantages)
+        return [
+            {
+                "cap": float(edges[b]),
+                "share": group_share(counts[:, b], self.total[0], prompts).to_dict(),
+                "lost": group_share(updates[:, b] - edges[b] * advantages[:, b], self.total[1], prompts).to_dict(),
+            }
+            for b in self._shown(counts)
+            if edges[b] >= 1
+        ]
+
+    def _shown(self, from_bin_up: np.ndarray) -> range:
+        """Every eighth bin, up to the first one from which nothing is left."""
+        left_B = from_bin_up.sum(axis=0) > 0
+        last = int(np.flatnonzero(left_B)[-1]) if left_B.any() else 0
+        return range(1, min(last + 2 * _EVERY, BINS.count), _EVERY)
+
+    def threshold_for(self, name: str, blocked_G: np.ndarray, prompts: int) -> Estimate:
+        """The threshold of a family that blocks as many tokens as were blocked in each prompt group."""
+        counts = self.counts[name]
+        value = _threshold(counts.sum(axis=0), blocked_G.sum())
+        occupied_G = counts.any(axis=1)
+        pairs = zip(without_each_group(counts), (blocked_G.sum() - blocked_G)[occupied_G], strict=True)
+        return jackknife_interval(value, np.array([_threshold(left, blocked) for left, blocked in pairs]), prompts)
+
+
+def _binned(place_U: np.ndarray, weights_U: np.ndarray | None) -> np.ndarray:
+    return np.bincount(place_U, weights=weights_U, minlength=GROUPS * BINS.count).reshape(GROUPS, BINS.count)
+
+
+def _from_bin_up(values_GB: np.ndarray) -> np.ndarray:
+    return values_GB[:, ::-1].cumsum(axis=1)[:, ::-1]
+
+
+def _threshold(counts_B: np.ndarray, blocked: float) -> float:
+    """The value above which `blocked` tokens lie, linear inside a bin; NaN where no threshold in range does that."""
+    above_B = counts_B[::-1].cumsum()[::-1]
+    if not 0 < blocked <= above_B[1]:
+        return float("nan")
+    bin_ = int(np.flatnonzero(above_B >= blocked)[-1])
+    low, high = BINS.edges[0][bin_], BINS.edges[1][bin_]
+    part = (above_B[bin_] - blocked) / counts_B[bin_]
+    return float(low + part * (high - low))

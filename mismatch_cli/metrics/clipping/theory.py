@@ -1,0 +1,88 @@
+"""The paper's bounds on the improvement of a policy, from sampled responses and their rewards.
+
+J(π) − J(μ) = L′ − Δ holds for every set of responses as it stands (arXiv 2602.04879 eq. 5 and 6); the bounds (eq. 7 and
+B.3) need the largest divergence over *all* states, which no sample knows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mismatch_cli.metrics.bootstrap import ResampledSums, SequenceWeights
+from mismatch_cli.metrics.clipping.judged import Judged
+from mismatch_cli.metrics.hashing import Prompts
+
+_COLUMNS = ("responses", "surrogate", "difference", "abs_less_1")
+
+
+class Theory:
+    """Per-response sums in float64, over responses with a reward; the largest TV, length and |reward| as seen."""
+
+    def __init__(self, replicates: int) -> None:
+        self.sums, self.weights = ResampledSums(len(_COLUMNS), replicates), SequenceWeights(replicates)
+        self.tv_max = self.xi = self.weight_log_max = -np.inf
+        self.longest = 0
+
+    def update(self, judged: Judged) -> None:
+        gaps = judged.gaps
+        if gaps.batch.reward_S is None:
+            return
+        here = slice(gaps.first, gaps.last)
+        reward_S = gaps.batch.reward_S.numpy()[here].astype(np.float64)
+        graded_S = ~np.isnan(reward_S) & (gaps.responses.length_S > 0)
+        d_N = gaps.logp_N.astype(np.float64) - gaps.logq_N
+        with np.errstate(over="ignore"):
+            less_1_N = np.expm1(d_N)
+            d_S, sum_S, abs_S = (gaps.responses.sum(x) for x in (d_N, less_1_N, np.abs(less_1_N)))
+            rows_SM = np.stack([np.ones_like(d_S), reward_S * sum_S, reward_S * np.expm1(d_S), abs_S], axis=1)
+        prompt_S = gaps.batch.prompt_id_S.numpy()[here]
+        if graded_S.any():
+            prompts = Prompts.of(prompt_S[graded_S], len(self.sums.replicate_BM))
+            self.sums.update(prompts, rows_SM[graded_S])
+            self.weights.update(prompts, d_S[graded_S])
+            self._update_extremes(judged, reward_S[graded_S], d_S[graded_S], graded_S)
+
+    def _update_extremes(self, judged: Judged, reward_S: np.ndarray, d_S: np.ndarray, graded_S: np.ndarray) -> None:
+        counted_N = judged.gaps.per_token(graded_S)
+        self.tv_max = max(self.tv_max, float(np.abs(judged.difference_N[counted_N]).max(initial=-np.inf)))
+        self.xi = max(self.xi, float(np.abs(reward_S).max()))
+        self.weight_log_max = max(self.weight_log_max, float(d_S.max()))
+        self.longest = max(self.longest, int(judged.gaps.responses.length_S[graded_S].max()))
+
+    def merge(self, other: Theory) -> None:
+        self.sums.merge(other.sums)
+        self.weights.merge(other.weights)
+        for name in ("tv_max", "xi", "weight_log_max", "longest"):
+            setattr(self, name, max(getattr(self, name), getattr(other, name)))
+
+    def result(self, prompts: int) -> dict[str, Any] | None:
+        """None where no response has a reward."""
+        if not self.longest:
+            return None
+        estimates = self.sums.result(self._evaluate, prompts) | {
+            "ess": self.weights.result(prompts)["ess_sequence"],
+        }
+        with np.errstate(over="ignore"):
+            largest = float(np.exp(self.weight_log_max))
+        return {name: estimate.to_dict() for name, estimate in estimates.items()} | {
+            "xi": self.xi,
+            "longest": self.longest,
+            "tv_max": self.tv_max,
+            "weight_max": largest if np.isfinite(largest) else None,
+        }
+
+    def _evaluate(self, totals_xM: np.ndarray) -> dict[str, np.ndarray]:
+        responses, surrogate, difference, abs_less_1 = np.moveaxis(totals_xM, -1, 0)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            surrogate, difference, abs_less_1 = (x / responses for x in (surrogate, difference, abs_less_1))
+        penalty = 2 * self.xi * self.longest * (self.longest - 1) * self.tv_max**2
+        return {
+            "surrogate": surrogate,
+            "correction": surrogate - difference,
+            "difference": difference,
+            "quadratic_bound": surrogate - penalty,
+            "linear_bound": surrogate - 2 * self.xi * abs_less_1,
+            "tv_sum": abs_less_1 / 2,
+        }

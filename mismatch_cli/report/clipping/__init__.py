@@ -1,0 +1,1 @@
+"""What `clipstats` shows: which tokens each algorithm blocks, as figures."""

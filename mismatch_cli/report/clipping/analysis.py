@@ -1,0 +1,156 @@
+"""One pass over traces, by one process or several: every algorithm that the traces can support, on the same tokens."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from signal import SIG_DFL, SIGINT, signal
+from typing import Any
+
+import numpy as np
+
+from mismatch_cli.algorithms.algorithm import Algorithm
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.metrics.clipping.result import clipping_result
+from mismatch_cli.metrics.clipping.summary import ClippingSummary, Question
+from mismatch_cli.report.analysis import about, check_poolable, who_is_compared
+from mismatch_cli.report.clipping.plot_data import ClippingPlotData
+from mismatch_cli.report.clipping.support import Support
+from mismatch_cli.report.clipping.token_classes import token_class
+from mismatch_cli.trace.reader import Trace
+
+FORMAT, VERSION = "mismatch-cli clipstats", 1
+_BLOCKED_TOKENS = 50
+_COLUMNS = (
+    "version_rollout", "version_trainer", "reward", "response_ids", "loss_mask", "logp_trainer", "entropy_trainer",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ClippingAnalysis:
+    """What was counted, and what the traces could not support."""
+
+    traces: Sequence[Trace]
+    support: Support
+    summary: ClippingSummary
+
+    @property
+    def algorithms(self) -> tuple[Algorithm, ...]:
+        """Those that were judged."""
+        return self.summary.question.algorithms
+
+
+def analyse_clipping(
+    traces: Sequence[Trace],
+    algorithms: Sequence[Algorithm],
+    *,
+    theory: bool = False,
+    workers: int = 1,
+    on_responses: Callable[[int], None] = lambda _: None,
+) -> ClippingAnalysis:
+    """Judge every token with every algorithm, shard by shard; any number of workers gives the same numbers to the bit.
+
+    Raises a `MismatchError` where the traces hold nothing that an algorithm could judge.
+    """
+    check_poolable(traces)
+    support = Support.of(traces, algorithms)
+    question = Question(support.judged, support.needs, theory)
+    summary = ClippingSummary(question)
+    tasks = [
+        _Shard(trace.folder, number, path, question) for number, trace in enumerate(traces) for path in trace.shards
+    ]
+    for part in _summaries(tasks, workers):
+        summary.merge(part)
+        on_responses(part.counts["responses"] + part.counts["responses_without_columns"])
+    if not summary.counts["responses"]:
+        raise MismatchError(
+            f"{traces[0].folder} holds no token with everything that these algorithms need. "
+            "Choose others with --algorithm, or score the rest with: mismatch-cli probe --resume --output RUN"
+        )
+    return ClippingAnalysis(traces, support, summary)
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """The unit of work: what a worker needs to summarise one shard."""
+
+    folder: Path
+    trace: int
+    path: Path
+    question: Question
+
+
+def _summarise(shard: _Shard) -> ClippingSummary:
+    summary = ClippingSummary(shard.question)
+    columns = (*_COLUMNS, *(name.rsplit("_", 1)[0] for name in shard.question.needs.columns))
+    if shard.question.needs.top_k:
+        columns = (*columns, "topk_ids")
+    for batch in Trace(shard.folder).batches(columns, [shard.path]):
+        summary.update(batch)
+    summary.overlap.examples["trace"] = shard.trace
+    return summary
+
+
+def _summaries(tasks: Sequence[_Shard], workers: int) -> Iterator[ClippingSummary]:
+    """The summary of each shard in order; at most two per worker wait for their turn."""
+    workers = min(workers, len(tasks))
+    if workers <= 1:
+        yield from map(_summarise, tasks)
+        return
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_start_worker) as pool:
+        waiting = deque(pool.submit(_summarise, task) for task in tasks[: 2 * workers])
+        for task in [*tasks[2 * workers :], *[None] * len(waiting)]:
+            yield waiting.popleft().result()
+            if task is not None:
+                waiting.append(pool.submit(_summarise, task))
+
+
+def _start_worker() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    signal(SIGINT, SIG_DFL)  # Ctrl-C ends a worker without a traceback; the parent says what happened
+
+
+def clipping_json(analysis: ClippingAnalysis, arguments: Sequence[str] = ()) -> dict[str, Any]:
+    """What `clipstats --json` prints; documented in docs/clipstats.md. `arguments` are the flags that were asked for."""
+    result = clipping_result(analysis.summary, _BLOCKED_TOKENS)
+    vocabulary = analysis.traces[0].vocabulary
+    for algorithm in result["algorithms"]:
+        for rows in algorithm["blocked_tokens"].values():
+            for row in rows:
+                row["text"] = vocabulary.decode([row["token_id"]])
+                row["class"] = token_class(row["text"])
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "traces": [str(trace.folder) for trace in analysis.traces],
+        "arguments": list(arguments),
+        "about": about(analysis.traces, analysis.summary.counts["responses_without_columns"]),
+        "has": analysis.support.has,
+        "skipped": [{"algorithm": name, "reason": reason} for name, reason in analysis.support.skipped.items()],
+        **result,
+    }
+
+
+def clipping_plot_data(
+    analysis: ClippingAnalysis, result: dict[str, Any], compared: Sequence[Algorithm]
+) -> ClippingPlotData:
+    """What the plots draw: the numbers, and the sample of tokens under two algorithms."""
+    rows = analysis.summary.sample.result()
+    bits = [np.uint64(analysis.algorithms.index(algorithm)) for algorithm in compared]
+    blocked = [(rows["blocked_by"] >> bit) & np.uint64(1) == 1 for bit in bits]
+    return ClippingPlotData(
+        result=result,
+        subject=f"{who_is_compared(analysis.traces[0].manifest)} · {result['counts']['tokens']:,} tokens",
+        compared=tuple(compared),
+        logp_rollout_N=rows["logp_rollout"],
+        logp_trainer_N=rows["logp_trainer"],
+        logp_recomputed_N=rows["logp_recomputed"] if analysis.support.needs.recomputed else None,
+        advantage_N=rows["advantage"],
+        blocked_NA=np.stack(blocked, axis=1) if blocked else np.zeros((len(rows), 0), dtype=bool),
+    )

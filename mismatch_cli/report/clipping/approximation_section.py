@@ -1,0 +1,112 @@
+"""How good binary and top-K divergences are, against the full divergence or a bracket around it; and the theory."""
+
+from __future__ import annotations
+
+from mismatch_cli.report import numbers
+from mismatch_cli.report.clipping.catalog import (
+    BIAS,
+    DECIDED,
+    MEAN_DIVERGENCE,
+    RANK_CORRELATION,
+    THEORY,
+    TV_AT_LEAST,
+    TV_AT_MOST,
+    WRONG_MASK,
+)
+from mismatch_cli.report.clipping.cells import Row, estimate_of, percent, plain, value_of
+from mismatch_cli.report.clipping.subject import Subject
+from mismatch_cli.report.view import Column, MetricGroup, MetricRow, Section, Table
+
+_AGAINST_FULL = (
+    "Binary and top-K divergences look at the sampled token and at the K most probable ones and merge the rest; they "
+    "never exceed the divergence over the whole vocabulary. Here they stand beside it, token by token."
+)
+_WITHOUT_FULL = (
+    "Binary and top-K divergences look at the sampled token and at the K most probable ones and merge the rest; they "
+    "never exceed the divergence over the whole vocabulary. This trace does not hold that one, so the table says "
+    "between which two values its mean certainly lies. A trace with the columns tv_full and kl_full shows bias, rank "
+    "correlation and wrong masks instead."
+)
+_THEORY = (
+    "Sample values of the terms in the paper's bounds; no certificate. D_max is a maximum over the sample, and the "
+    "bound needs one over all states; at real lengths T(T − 1) and Σ |r − 1| make both bounds vacuous, far below any "
+    "reward. L′ − Δ equals the importance-weighted difference of rewards exactly, response by response."
+)
+
+
+def approximation_section(subject: Subject) -> Section:
+    found = subject.result["approximation"]
+    tables = [_rows(found)]
+    if found["truth"] is None and found["bracket"]:
+        tables.append(_bracket(found["bracket"]))
+    return Section(
+        "How good is the approximation",
+        _WITHOUT_FULL if found["truth"] is None else _AGAINST_FULL,
+        tables=tuple(table for table in tables if table.rows),
+    )
+
+
+def _rows(found: Row) -> Table:
+    columns = [("mean", Column("mean", MEAN_DIVERGENCE), plain)]
+    if found["truth"] is not None:
+        columns += [
+            ("bias", Column("bias", BIAS), plain),
+            ("rank_correlation", Column("rank correlation", RANK_CORRELATION), plain),
+            ("wrong_mask", Column("wrong mask, %", WRONG_MASK), percent),
+        ]
+    return Table(
+        "Approximations of TV and KL",
+        (
+            Column("divergence", kind="text"), Column("K"), Column("threshold δ", optional=True),
+            *(column for _, column, _ in columns),
+        ),
+        tuple(
+            (
+                {"tv": "TV", "kl": "KL, nats"}.get(row["divergence"], row["divergence"]), _k(row["k"]),
+                f"{row['threshold']:g}", *(show(row[key]) for key, _, show in columns),
+            )
+            for row in found["rows"]
+        ),
+        shrinks=True,
+    )  # fmt: skip
+
+
+def _k(k: int) -> str:
+    return "binary" if k == 0 else str(k)
+
+
+def _nearly_all(share: Row | float | None) -> str:
+    """A share in percent that does not round to 100."""
+    value = value_of(share)
+    return numbers.near(None if value is None else 100 * value, 100)
+
+
+def _bracket(bracket: Row) -> Table:
+    return Table(
+        "Where the mean full TV certainly lies",
+        (
+            Column("from K"), Column("at least", TV_AT_LEAST), Column("at most", TV_AT_MOST),
+            Column("threshold δ"), Column("decided, %", DECIDED),
+        ),
+        (
+            (
+                _k(bracket["k"]), plain(bracket["low"]), plain(bracket["high"]),
+                f"{bracket['threshold']:g}", _nearly_all(bracket["decided"]),
+            ),
+        ),
+        shrinks=True,
+    )  # fmt: skip
+
+
+def theory_section(subject: Subject) -> Section:
+    """Empty, and hence left out, without `--theory`."""
+    theory = subject.result["theory"]
+    if not theory:
+        return Section("Theory")
+    rows = []
+    for metric in THEORY:
+        found = theory[metric.key]
+        value, interval = numbers.estimate(*estimate_of(found))
+        note = found.get("note") or "" if hasattr(found, "get") else ""
+        rows.append(MetricRow(metric, value, interval, note=note))
+    return Section("Theory", _THEORY, groups=(MetricGroup("Terms of the bounds, over responses", tuple(rows)),))

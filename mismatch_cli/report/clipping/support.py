@@ -1,0 +1,93 @@
+"""Which algorithms a trace can support, on which columns, and what to run for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mismatch_cli.algorithms.algorithm import Algorithm
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.metrics.clipping.judged import Needs
+from mismatch_cli.report.analysis import weights_are_equal
+from mismatch_cli.trace.reader import Trace
+
+_EQUAL = (
+    "not applicable: the trainer has the weights that sampled, so the recomputed policy is the trainer itself. "
+    "Score with later weights: mismatch-cli probe MODEL --trainer-model LATER"
+)
+_NO_RECOMPUTED = "the trace has no logp_recomputed. Record it with: mismatch-cli probe MODEL --trainer-model LATER"
+
+
+@dataclass(frozen=True)
+class Support:
+    """The algorithms that can be judged, the columns they need, and why the others are left out."""
+
+    judged: tuple[Algorithm, ...]
+    needs: Needs
+    skipped: dict[str, str]  # algorithm → reason
+    has: dict[str, Any]
+
+    @classmethod
+    def of(cls, traces: Sequence[Trace], algorithms: Sequence[Algorithm]) -> Support:
+        """Raises a `MismatchError` where nothing can be judged."""
+        columns = set[str].union(*(trace.columns() for trace in traces))
+        if "logp_trainer" not in columns:
+            raise MismatchError(
+                f"{traces[0].folder} has no log-probabilities of a trainer, so there is nothing to hold against the "
+                "rollout. Score it with: mismatch-cli probe --resume --output RUN"
+            )
+        has = _what_is_there(traces, columns)
+        skipped = {a.name: reason for a in algorithms if (reason := _reason(a, has))}
+        judged = tuple(a for a in algorithms if a.name not in skipped)
+        if not judged:
+            name, reason = next(iter(skipped.items()))
+            raise MismatchError(f"No algorithm can be judged on {traces[0].folder}. {name}: {reason}")
+        needs = Needs(
+            advantages=has["advantages"],
+            recomputed=any(a.needs_recomputed for a in judged),
+            top_k=has["top_k"] if any(a.needs_top_k for a in judged) else 0,
+            full=has["full"],
+            topk_recomputed=any(a.needs_top_k and a.needs_recomputed for a in judged),
+        )
+        return cls(judged, needs, skipped, has)
+
+
+def _what_is_there(traces: Sequence[Trace], columns: set[str]) -> dict[str, Any]:
+    recomputed = "measured" if "logp_recomputed" in columns else "absent"
+    if all(weights_are_equal(trace) for trace in traces):
+        recomputed = "equal weights"
+    return {
+        "advantages": "advantage" in columns,
+        "rewards": "reward" in columns,
+        "entropy": "entropy_trainer" in columns,
+        "full": {"tv_full", "kl_full"} <= columns,
+        "top_k": _recorded_k(traces) if "topk_logp_trainer" in columns else 0,
+        "recomputed": recomputed,
+        "topk_recomputed": recomputed == "equal weights" or "topk_logp_recomputed" in columns,
+    }
+
+
+def _recorded_k(traces: Sequence[Trace]) -> int:
+    """K as the lists of the first row group that has them say."""
+    for trace in traces:
+        for batch in trace.batches(["topk_ids"]):
+            if batch.topk_ids_TK is not None:
+                return batch.topk_ids_TK.shape[1]
+    return 0
+
+
+def _reason(algorithm: Algorithm, has: dict[str, Any]) -> str:
+    """Why a trace cannot support an algorithm; empty where it can."""
+    recomputed, k = has["recomputed"], algorithm.needs_top_k
+    if recomputed == "equal weights" and algorithm.anchor == "recomputed":
+        return _EQUAL
+    if recomputed == "absent" and algorithm.needs_recomputed:
+        return _NO_RECOMPUTED
+    if k > has["top_k"]:
+        there = f"the top {has['top_k']}" if has["top_k"] else "none"
+        ask = f", or ask for {algorithm.name.partition(':')[0]}:k={has['top_k']}" if has["top_k"] else ""
+        return f"it needs the top {k} log-probs and the trace has {there}. Record with: probe --top-logprobs {k}{ask}"
+    if k and algorithm.needs_recomputed and not has["topk_recomputed"]:
+        return "the trace has no topk_logp_recomputed. Record both with: mismatch-cli probe MODEL --trainer-model LATER"
+    return ""
