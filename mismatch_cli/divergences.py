@@ -62,7 +62,7 @@ def sampled_token(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> SampledToke
     difference_T = _difference(logp_rollout_T, logp_trainer_T, d_T)
     rest_mu_T, rest_pi_T = complement(logp_rollout_T), complement(logp_trainer_T)
     y_T = _log_ratio(rest_mu_T, rest_pi_T, -difference_T)
-    small_T, series_T, mu_T = d_T.abs() < _SERIES_BELOW, _phi_series(d_T), logp_rollout_T.exp()
+    small_T, series_T, mu_T = d_T.abs() < _SERIES_BELOW, _phi_series(d_T), _not_nothing(logp_rollout_T)
     k3_T = torch.where(small_T, series_T, d_T.expm1() - d_T)
     sampled_T = torch.where(small_T, mu_T * series_T, difference_T - mu_T * d_T)
     rest_T = _kl_term(rest_mu_T, rest_pi_T - rest_mu_T, y_T)
@@ -99,7 +99,7 @@ def topk_divergences(
     if replace_last:
         topk_logp_rollout_TK = topk_logp_rollout_TK.clone()
         topk_logp_rollout_TK[:, -1].masked_fill_(alone_T, float("-inf"))
-    mu_TK, mu_T = topk_logp_rollout_TK.exp(), logp_rollout_T.exp() * alone_T
+    mu_TK, mu_T = topk_logp_rollout_TK.exp(), _not_nothing(logp_rollout_T) * alone_T
     d_TK = (topk_logp_trainer_TK - topk_logp_rollout_TK).masked_fill(mu_TK == 0, 0)
     d_T = (logp_trainer_T - logp_rollout_T).masked_fill(in_topk_T, 0)
     change_TK = _difference(topk_logp_rollout_TK, topk_logp_trainer_TK, d_TK)
@@ -188,6 +188,12 @@ def _others_kl(mu_T: Tensor, change_T: Tensor) -> Tensor:
     known_T = (mu_T > resolution) & (pi_T > resolution)
     change_T = torch.where(known_T, change_T, pi_T - mu_T)
     return _kl_term(mu_T, change_T, _log_ratio(mu_T, pi_T, change_T))
+
+
+def _not_nothing(logp_T: Tensor) -> Tensor:
+    """p of a token that was sampled: where it underflows, a tiny value, so that p·(−∞) is not NaN."""
+    p_T = logp_T.exp()
+    return p_T.clamp(min=torch.finfo(p_T.dtype).tiny)
 
 
 def _wide(x: Tensor) -> Tensor:

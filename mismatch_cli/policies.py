@@ -93,13 +93,13 @@ class Policies:
 class Compared:
     """The current policy p against its anchor q, token by token; d = log p − log q in nats.
 
-    Where the current policy excludes the token (log p = −inf) d is −inf, the ratio 0 and the difference −q.
+    Where the current policy excludes the token (log p = −inf) d is −inf, the ratio 0 and the difference −q. A token
+    that both exclude has not moved: d is 0, the ratio 1 and the difference 0.
     """
 
     def __init__(self, policies: Policies, current: Policy, anchor: Policy) -> None:
         self._policies, self._current, self._anchor = policies, current, anchor
-        self.logp_current_T: Tensor = getattr(policies, current)
-        self.logp_anchor_T: Tensor = getattr(policies, anchor)
+        self.logp_current_T, self.logp_anchor_T = _apart(getattr(policies, current), getattr(policies, anchor))
         self._topk: dict[tuple[int, bool], tuple[Tensor, Tensor]] = {}
 
     @cached_property
@@ -159,3 +159,14 @@ class Compared:
     @cached_property
     def _mean_S(self) -> Tensor:
         return self._sum_S / self._policies.length_S.clamp(min=1)
+
+
+def _apart(logp_current_T: Tensor, logp_anchor_T: Tensor) -> tuple[Tensor, Tensor]:
+    """The same, but where both are −inf, whose difference would be NaN, a finite value whose exponential is 0."""
+    neither_T = logp_anchor_T.isneginf() & logp_current_T.isneginf()
+    if not neither_T.any():
+        return logp_current_T, logp_anchor_T
+    return logp_current_T.masked_fill(neither_T, _NOTHING), logp_anchor_T.masked_fill(neither_T, _NOTHING)
+
+
+_NOTHING = -1000.0  # nats; also in float64 the exponential is 0

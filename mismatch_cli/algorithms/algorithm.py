@@ -8,7 +8,7 @@ r = trainer/rollout, r′ = trainer/recomputed, ρ = recomputed/rollout (the eng
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from math import inf
 from types import ModuleType
 
@@ -83,7 +83,8 @@ class Algorithm:
     @property
     def needs_top_k(self) -> int:
         """The number of top-K columns that a mask reads; 0 for none."""
-        return max((int(mask.thresholds.get("k", 0)) for mask in self.masks), default=0)
+        asked = [mask.thresholds.get("k") for mask in self.masks]
+        return max((k for k in asked if isinstance(k, int)), default=0)
 
     @property
     def anchor(self) -> str:
@@ -105,10 +106,10 @@ class Algorithm:
 
 def keep_T(algorithm: Algorithm, policies: Policies, advantage_T: Tensor) -> Tensor:
     """Which tokens the masks of an algorithm keep: bool, True where there is no advantage."""
-    kept_T = torch.ones_like(advantage_T, dtype=torch.bool)
-    for mask in algorithm.masks:
-        kept_T &= mask.decide(policies, advantage_T).keep_T
-    return kept_T
+    if not algorithm.masks:
+        return torch.ones_like(advantage_T, dtype=torch.bool)
+    kept = [mask.decide(policies, advantage_T).keep_T for mask in algorithm.masks]
+    return reduce(torch.logical_and, kept)
 
 
 def weight_T(algorithm: Algorithm, policies: Policies) -> Tensor:

@@ -15,6 +15,7 @@ from mismatch_cli.algorithms.table import ALIASES, TABLE
 from mismatch_cli.errors import UsageError, first_line
 from mismatch_cli.policies import TRAINER_ROLLOUT, Policies, TopKLogProbs
 from mismatch_cli.trust_regions import Threshold
+from mismatch_cli.trust_regions._checks import MOST_RANKS
 
 _BOUNDS = ("floor", "cap")
 
@@ -56,7 +57,10 @@ def _parse(spec: str, given: str) -> dict[str, str]:
     pairs = [part.partition("=") for part in given.split(",")]
     if any(not name or not value for name, _, value in pairs):
         raise UsageError(f"'{spec}' is no algorithm with parameters. Write NAME:PARAMETER=VALUE,PARAMETER=VALUE.")
-    return {name.strip(): value.strip() for name, _, value in pairs}
+    parameters = {name.strip(): value.strip() for name, _, value in pairs}
+    if len(parameters) < len(pairs):
+        raise UsageError(f"'{spec}' gives a parameter twice. Give each one once.")
+    return parameters
 
 
 def _with_parameters(algorithm: Algorithm, given: Mapping[str, str]) -> Algorithm:
@@ -64,6 +68,8 @@ def _with_parameters(algorithm: Algorithm, given: Mapping[str, str]) -> Algorith
     accepted |= {"anchor"} if any(mask.ratio.current == "trainer" for mask in algorithm.masks) else set()
     accepted |= {"cap", "floor"} if algorithm.weight else set()
     for name in given:
+        if not accepted:
+            raise UsageError(f"{algorithm.name} takes no parameters. Write its name alone.")
         if name not in accepted:
             raise UsageError(registry.unknown(f"parameter of {algorithm.name}", name, accepted))
     masks = tuple(_tuned(mask, given) for mask in algorithm.masks)
@@ -109,14 +115,17 @@ def _bounded(weight: tuple[Factor, ...], given: Mapping[str, str]) -> tuple[Fact
 
 def _try_out(algorithm: Algorithm) -> None:
     """Thresholds that make no sense, and masks that do not work, are refused before any work."""
-    logp_T, advantage_T, k = torch.tensor([-0.1, -2.0]), torch.tensor([1.0, -1.0]), max(algorithm.needs_top_k, 1)
-    logp_TK = torch.full((2, k), -float(k))
-    topk = TopKLogProbs(torch.zeros(2).int(), torch.zeros(2, k).int(), logp_TK, logp_TK, logp_TK)
+    logp_T, advantage_T = torch.tensor([-0.1, -2.0]), torch.tensor([1.0, -1.0])
+    k = min(max(algorithm.needs_top_k, 1), MOST_RANKS)
+    logp_TK = torch.full((2, 1), -float(k)).expand(2, k)
+    topk = TopKLogProbs(torch.zeros(2).int(), torch.zeros(2, 1).int().expand(2, k), logp_TK, logp_TK, logp_TK)
     policies = Policies(logp_T, logp_T, logp_T, torch.tensor([0, 2]), topk)
     for mask in algorithm.masks:
         try:
-            decision = mask.decide(policies, advantage_T)
-            usable = decision.keep_T.shape == advantage_T.shape and decision.keep_T.dtype == torch.bool
+            decision = mask.module.trust_region(policies.compare(mask.ratio), advantage_T, **mask.thresholds)
+            usable = decision.keep_T.shape == decision.statistic_T.shape == advantage_T.shape
+            usable &= decision.keep_T.dtype == torch.bool
+            mask.formula  # noqa: B018 - a name in braces that is no threshold is found here
         except UsageError:
             raise
         except Exception as error:
@@ -124,4 +133,7 @@ def _try_out(algorithm: Algorithm) -> None:
                 f"{mask.region} fails ({type(error).__name__}: {first_line(error)}). Repair it."
             ) from error
         if not usable:
-            raise UsageError(f"{mask.region} must answer a Decision whose keep_T is one bool for each token.")
+            raise UsageError(
+                f"{mask.region} must answer a Decision whose keep_T is one bool for each token, "
+                "and whose statistic_T is one number for each."
+            )

@@ -49,7 +49,8 @@ class SmallestRows:
         self.offer(hash_N[low] / 2.0**64, lambda index: rows_of(low[index]))
 
     def merge(self, other: SmallestRows) -> None:
-        self._add(other.rows())
+        for rows in other._parts:
+            self._add(rows)
 
     def rows(self) -> np.ndarray:
         """What is kept, in order."""

@@ -28,7 +28,7 @@ class PositionProfile:
         self.sums = np.zeros((2, GROUPS, BINS, 5))
 
     def update(self, gaps: TokenGaps) -> None:
-        starts, response, from_start, from_end = _segments(gaps.response_offset_S1)
+        starts, response, from_start, from_end = cut_by_position(gaps.response_offset_S1)
         pieces = Segments(gaps.kept_before(starts))
         sums = np.empty((len(starts) - 1, 5))
         for column, values_N in enumerate((gaps.abs_d_N, gaps.abs_dp_N, gaps.d_N)):
@@ -49,7 +49,7 @@ class PositionProfile:
         return {"positions": _rows(self.sums[0], prompts), "from_end": _rows(self.sums[1], prompts)}
 
 
-def _segments(offset_S1: np.ndarray) -> tuple[np.ndarray, ...]:
+def cut_by_position(offset_S1: np.ndarray) -> tuple[np.ndarray, ...]:
     """Cut responses where a distance bin begins: starts (and the last end), and each piece's response and bins."""
     length_S = np.diff(offset_S1)
     reaching = length_S[:, None] > _EDGES  # [S, bins]
@@ -64,8 +64,9 @@ def _segments(offset_S1: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def position_bin(distance: np.ndarray) -> np.ndarray:
-    """The bin of a distance in tokens; `bin_bounds` says what it holds."""
-    return np.minimum(np.frexp(distance.astype(np.float64))[1], BINS - 1)
+    """The bin of a distance in tokens: the exponent of its float32; `bin_bounds` says what a bin holds."""
+    exponent = (distance.astype(np.float32).view(np.int32) >> np.int32(23)) - np.int32(126)
+    return np.clip(exponent, 0, BINS - 1, out=exponent)
 
 
 def bin_bounds(position_bin: int) -> tuple[int, int]:

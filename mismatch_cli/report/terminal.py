@@ -24,12 +24,12 @@ _WITH_FACTOR, _WITH_FLOOR = 72, 100  # from these widths on the factor, and the 
 
 def print_report(view: ReportView, console: Console) -> None:
     """Print a view; token text in it is escaped, colours follow the console."""
-    console.print(Text(view.title, style="bold"))
+    console.print(Text(visible(view.title), style="bold"))
     console.print(_facts(view.about))
     for note in view.notes:
         console.print(Text.assemble(("! ", "yellow"), for_terminal(note)))
     console.print()
-    console.print(Text(view.headline, style="bold"))
+    console.print(Text(visible(view.headline), style="bold"))
     for section in view.sections:
         console.print()
         console.print(Group(*_section(section, console)))
@@ -38,7 +38,7 @@ def print_report(view: ReportView, console: Console) -> None:
 def _section(section: Section, console: Console) -> list[RenderableType]:
     parts: list[RenderableType] = [Text(section.title, style="bold underline")]
     if section.text:
-        parts.append(Text(section.text, style="dim"))
+        parts.append(Text(visible(section.text), style="dim"))
     if section.groups:
         parts.append(_metrics(section.groups, console.width))
     parts += [_table(table, console) for table in section.tables if table.terminal_rows != 0]
@@ -70,7 +70,9 @@ def _metrics(groups: Sequence[MetricGroup], width: int) -> RenderableType:
         for row in group.rows:
             cells = {"95 % interval": row.interval, "floor": row.floor, "× floor": row.times_floor, "value": row.value}
             indent = "  " if len(groups) > 1 else ""
-            table.add_row(Text(indent + (row.name or row.metric.label)), *(_blank(cells[title]) for title in columns))
+            table.add_row(
+                for_terminal(indent + (row.name or row.metric.label)), *(_blank(cells[title]) for title in columns)
+            )
     return table
 
 
@@ -90,7 +92,7 @@ def _table(table: Table, console: Console) -> RenderableType:
             rich = _grid(table, columns, rows)
     left = len(table.rows) - len(rows)
     note = [table.note] * bool(table.note) + [f"{left} more in the HTML report."] * (left > 0)
-    return Padding(Group(rich, *(Text(line, style="dim") for line in note)), (1, 0, 0, 0))
+    return Padding(Group(rich, *(Text(visible(line), style="dim") for line in note)), (1, 0, 0, 0))
 
 
 def _too_wide(rich: RichTable, console: Console) -> bool:

@@ -80,3 +80,5 @@ def _check_signature(path: Path, module: Any) -> None:
         raise UsageError(
             f"{path}: trust_region must take (compared, advantage_T) and keyword-only thresholds with defaults."
         )
+    if taken := {"r", "p", "q"} & {p.name for p in keyword_only}:
+        raise UsageError(f"{path}: {taken.pop()} is a letter of the formulas. Give that threshold another name.")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from mismatch_cli.errors import UsageError
 
+MOST_RANKS = 2**20  # more than any vocabulary has
+
 
 def not_negative(**thresholds: float) -> None:
     """Raise a `UsageError` for a threshold that is negative or no number."""
@@ -26,3 +28,9 @@ def band_around_1(*, band_low: float, band_high: float) -> None:
             f"The band band_low={band_low:g}, band_high={band_high:g} makes no sense: it must hold the ratio 1 "
             "of equal policies, and begin at 0 or above."
         )
+
+
+def ranks(*, k: int) -> None:
+    """Raise a `UsageError` unless k is a number of ranks that an engine can return."""
+    if not 1 <= k <= MOST_RANKS:
+        raise UsageError(f"k={k} makes no sense: choose a number of ranks from 1 to {MOST_RANKS:,}.")

@@ -7,7 +7,7 @@ from torch import Tensor
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
 from mismatch_cli.trust_regions._checks import not_negative
-from mismatch_cli.trust_regions._one_sided import one_sided
+from mismatch_cli.trust_regions._one_sided import one_sided, signed
 
 FORMULA = "binary KL({q}‖{p}) > {max_kl} and A · ({p} − {q}) > 0"
 NOT_ONE_SIDED = ""
@@ -16,5 +16,5 @@ NOT_ONE_SIDED = ""
 def trust_region(compared: Compared, advantage_T: Tensor, *, max_kl: float = 0.05) -> Decision:
     """Block A > 0 with p > q, and A < 0 with p < q, where KL > max_kl. The statistic is KL (nats), signed as p − q."""
     not_negative(max_kl=max_kl)
-    statistic_T = compared.binary_kl_T.copysign(compared.difference_T)
+    statistic_T = signed(compared.binary_kl_T, compared.log_ratio_T)
     return one_sided(statistic_T, advantage_T, low=max_kl, high=max_kl)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from mismatch_cli.errors import UsageError
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
-from mismatch_cli.trust_regions._checks import band_around_1
 
 FORMULA = "A < 0 and {r} > {max_ratio}"
 NOT_ONE_SIDED = (
@@ -20,6 +20,7 @@ def trust_region(compared: Compared, advantage_T: Tensor, *, max_ratio: float = 
 
     Only the outer clip: combined with `ratio-clip` it is the published objective.
     """
-    band_around_1(band_low=1, band_high=max_ratio)
+    if not max_ratio >= 1:
+        raise UsageError(f"max_ratio={max_ratio:g} makes no sense: choose a number of at least 1.")
     blocked_T = (advantage_T < 0) & (compared.ratio_less_1_T > max_ratio - 1)
     return Decision(~blocked_T, compared.ratio_less_1_T)

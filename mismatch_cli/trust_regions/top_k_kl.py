@@ -6,8 +6,8 @@ from torch import Tensor
 
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
-from mismatch_cli.trust_regions._checks import not_negative, positive
-from mismatch_cli.trust_regions._one_sided import one_sided
+from mismatch_cli.trust_regions._checks import not_negative, ranks
+from mismatch_cli.trust_regions._one_sided import one_sided, signed
 
 FORMULA = "top-{k} KL({q}‖{p}) > {max_kl} and A · ({p} − {q}) > 0"
 NOT_ONE_SIDED = ""
@@ -21,6 +21,6 @@ def trust_region(
     With `replace_last` a sampled token outside the top-K takes the place of the K-th, as in the published code.
     """
     not_negative(max_kl=max_kl)
-    positive(k=k)
+    ranks(k=k)
     _, kl_T = compared.topk(k, replace_last)
-    return one_sided(kl_T.copysign(compared.difference_T), advantage_T, low=max_kl, high=max_kl)
+    return one_sided(signed(kl_T, compared.log_ratio_T), advantage_T, low=max_kl, high=max_kl)

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
-from mismatch_cli.trust_regions._checks import not_negative, positive
-from mismatch_cli.trust_regions._one_sided import one_sided
+from mismatch_cli.trust_regions._checks import not_negative, ranks
+from mismatch_cli.trust_regions._one_sided import one_sided, signed
 
 FORMULA = "top-{k} TV({q}, {p}) > {max_tv} and A · ({p} − {q}) > 0"
 NOT_ONE_SIDED = ""
@@ -21,6 +21,6 @@ def trust_region(
     With `replace_last` a sampled token outside the top-K takes the place of the K-th, as in the published code.
     """
     not_negative(max_tv=max_tv)
-    positive(k=k)
+    ranks(k=k)
     tv_T, _ = compared.topk(k, replace_last)
-    return one_sided(tv_T.copysign(compared.difference_T), advantage_T, low=max_tv, high=max_tv)
+    return one_sided(signed(tv_T, compared.log_ratio_T), advantage_T, low=max_tv, high=max_tv)

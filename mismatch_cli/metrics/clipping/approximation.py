@@ -75,7 +75,7 @@ class ApproximationQuality:
     def _add_masks(self, row: Approximation, judged: Judged, value_N: np.ndarray, full_N: np.ndarray) -> None:
         """Both masks look at the side of the sampled token; they differ where only one divergence is above δ."""
         threshold = np.float32(THRESHOLDS[row.divergence])
-        away_N = np.sign(judged.advantage_N) * judged.difference_N > 0
+        away_N = judged.sign_N * judged.difference_N > 0
         self._add(row, judged, "judged", judged.judged_N)
         self._add(row, judged, "wrong", judged.judged_N & away_N & ((value_N > threshold) != (full_N > threshold)))
 

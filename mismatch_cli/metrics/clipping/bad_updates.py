@@ -36,7 +36,7 @@ class BadUpdates:
     def update(self, judged: Judged) -> None:
         index_U = np.flatnonzero(judged.negative_N & (judged.difference_N <= -_FLOAT32_DELTAS[0]))
         reached_U = np.searchsorted(_FLOAT32_DELTAS, -judged.difference_N[index_U], side="right")
-        count_into(self.above, judged.group(index_U) * (len(DELTAS) + 1) + reached_U)
+        count_into(self.above, judged.group_N[index_U] * (len(DELTAS) + 1) + reached_U)
         total, group_S = judged.gaps.responses.sum, judged.gaps.group_S
         judged_S, negative_S = total(judged.judged_N), total(judged.negative_N)
         for row, count_S in enumerate((judged_S, negative_S)):

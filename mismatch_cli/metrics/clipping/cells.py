@@ -8,7 +8,8 @@ from mismatch_cli.metrics.cells import CELLS, MU_BINS
 from mismatch_cli.metrics.clipping.judged import Judged
 from mismatch_cli.metrics.hashing import GROUPS
 from mismatch_cli.metrics.positions import BINS as POSITION_BINS
-from mismatch_cli.metrics.positions import position_bin
+from mismatch_cli.metrics.positions import cut_by_position, position_bin
+from mismatch_cli.metrics.segments import Segments
 
 
 class BlockedCells:
@@ -19,23 +20,36 @@ class BlockedCells:
         self.by_position = np.zeros((1 + algorithms, 2, GROUPS, POSITION_BINS), dtype=np.int64)
 
     def update(self, judged: Judged) -> None:
-        position_N = _position_bins(judged)
-        group_N = judged.cells.cell_N // MU_BINS
-        for row, index_U in enumerate((np.flatnonzero(judged.judged_N), *judged.blocked)):
+        self._add_judged(judged)
+        for row, index_U in enumerate(judged.blocked, start=1):
+            if not len(index_U):
+                continue
             sign_U = judged.sign(index_U)
-            mu_U = sign_U * CELLS + judged.cells.cell_N[index_U]
-            self.by_mu[row] += np.bincount(mu_U, minlength=2 * CELLS).reshape(self.by_mu.shape[1:])
-            place_U = (sign_U * GROUPS + group_N[index_U]) * POSITION_BINS + position_N[index_U]
-            counts = np.bincount(place_U, minlength=2 * GROUPS * POSITION_BINS)
-            self.by_position[row] += counts.reshape(self.by_position.shape[1:])
+            self._add(self.by_mu[row], sign_U * CELLS + judged.cells.cell_N[index_U])
+            place_U = (sign_U * GROUPS + judged.group_N[index_U]) * POSITION_BINS + _position_bins(judged, index_U)
+            self._add(self.by_position[row], place_U)
+
+    def _add_judged(self, judged: Judged) -> None:
+        """All judged tokens, which are many: positions are counted by the stretch rather than by the token."""
+        starts, response, bin_, _ = cut_by_position(judged.gaps.response_offset_S1)
+        pieces = Segments(judged.gaps.kept_before(starts))
+        cell = judged.gaps.group_S[response] * POSITION_BINS + bin_
+        for sign, flags_N in enumerate((judged.positive_N, judged.negative_N)):
+            self._add(self.by_mu[0, sign], judged.cells.cell_N[flags_N])
+            counts = np.bincount(cell, weights=pieces.sum(flags_N), minlength=GROUPS * POSITION_BINS)
+            self.by_position[0, sign] += counts.astype(np.int64).reshape(GROUPS, POSITION_BINS)
+
+    @staticmethod
+    def _add(counts: np.ndarray, place_U: np.ndarray) -> None:
+        counts += np.bincount(place_U, minlength=counts.size).reshape(counts.shape)
 
     def merge(self, other: BlockedCells) -> None:
         self.by_mu += other.by_mu
         self.by_position += other.by_position
 
 
-def _position_bins(judged: Judged) -> np.ndarray:
+def _position_bins(judged: Judged, index_U: np.ndarray) -> np.ndarray:
     """The bin of each token's distance from the first token of its response, counting masked tokens too."""
     gaps = judged.gaps
-    place_N = np.arange(gaps.response_offset_S1[-1]) if gaps.kept is None else gaps.kept
-    return position_bin(place_N - gaps.per_token(gaps.response_offset_S1[:-1]))
+    place_U = index_U if gaps.kept is None else gaps.kept[index_U]
+    return position_bin(place_U - gaps.response_offset_S1[judged.response_N[index_U]])

@@ -117,6 +117,11 @@ class Judged:
         return self.positive_N | self.negative_N
 
     @cached_property
+    def sign_N(self) -> np.ndarray:
+        """The sign of the advantage, float32."""
+        return np.sign(self.advantage_N)
+
+    @cached_property
     def ratio_N(self) -> np.ndarray:
         """r, float32."""
         return self.policies.compare(TRAINER_ROLLOUT).ratio_T.numpy()
@@ -144,10 +149,11 @@ class Judged:
     def entropy_N(self) -> np.ndarray | None:
         return self.gaps.column("entropy_trainer_T")
 
+    @cached_property
+    def group_N(self) -> np.ndarray:
+        """The prompt group of each token, one of 32."""
+        return self.gaps.per_token(self.gaps.group_S)
+
     def sign(self, index_U: np.ndarray) -> np.ndarray:
         """`POSITIVE` or `NEGATIVE` of judged tokens."""
         return self.negative_N[index_U].astype(np.int64)
-
-    def group(self, index_U: np.ndarray) -> np.ndarray:
-        """The prompt group of tokens, one of 32."""
-        return self.gaps.group_S[self.response_N[index_U]]

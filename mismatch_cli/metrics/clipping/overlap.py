@@ -40,7 +40,7 @@ class Overlap:
         if not len(of_any_U):
             return
         blocks_AU = _membership(judged, of_any_U)
-        group_U = judged.group(of_any_U)
+        group_U = judged.group_N[of_any_U]
         for group in np.unique(group_U):
             inside = blocks_AU[:, group_U == group].astype(np.float32)  # counts below 2^24 are exact
             self.both[group] += (inside @ inside.T).astype(np.int64)

@@ -7,7 +7,7 @@ import numpy as np
 from mismatch_cli.metrics.clipping.judged import Judged
 from mismatch_cli.metrics.keep import SmallestRows
 
-SAMPLE_TOKENS = 40_000
+SAMPLE_TOKENS = 20_000
 _ROW = np.dtype(
     [
         ("key", np.float64),

@@ -52,14 +52,12 @@ def _shared(judged: Judged) -> np.ndarray:
     total = judged.gaps.responses.sum
     mu_N, known_N, entropy_N = judged.gaps.q_N, *_known_entropy(judged)
     bad_N = judged.negative_N & (judged.difference_N <= -np.float32(BAD_DELTA))
-    columns = [
-        total(judged.positive_N), total(judged.negative_N),
-        total(np.where(judged.positive_N, judged.update_N, 0)), total(np.where(judged.negative_N, judged.update_N, 0)),
-        total(np.where(judged.positive_N, judged.abs_advantage_N, 0)),
-        total(np.where(judged.negative_N, judged.abs_advantage_N, 0)),
-    ]  # fmt: skip
-    touched = [columns[0] + columns[1] > 0, total(np.where(judged.judged_N, mu_N, 0))]
-    return np.stack([*columns, *touched, total(entropy_N), total(known_N), total(bad_N)], axis=1)
+    signs = (judged.positive_N, judged.negative_N)
+    counts = [total(sign_N) for sign_N in signs]
+    updates = [total(np.where(sign_N, judged.update_N, 0)) for sign_N in signs]
+    advantages = [total(judged.abs_advantage_N * sign_N) for sign_N in signs]
+    rest = [counts[0] + counts[1] > 0, total(mu_N * judged.judged_N), total(entropy_N), total(known_N), total(bad_N)]
+    return np.stack([*counts, *updates, *advantages, *rest], axis=1)
 
 
 def _known_entropy(judged: Judged) -> tuple[np.ndarray, np.ndarray]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from mismatch_cli.metrics.clipping.judged import Judged
 from mismatch_cli.metrics.clipping.ratios import group_share
@@ -18,6 +19,7 @@ from mismatch_cli.metrics.estimate import Estimate, jackknife_interval
 from mismatch_cli.metrics.hashing import GROUPS
 from mismatch_cli.metrics.histograms import LogBins, without_each_group
 from mismatch_cli.policies import TRAINER_ROLLOUT, Compared
+from mismatch_cli.trust_regions._one_sided import signed
 
 BINS = LogBins(-9, 7)
 _EVERY = 8  # a row of the table for every so many bins: four for each doubling of the threshold
@@ -28,8 +30,8 @@ def _signed(name: str) -> Statistic:
     return lambda compared, _: getattr(compared, name).numpy()
 
 
-def _away(magnitude_T: Any, compared: Compared) -> np.ndarray:
-    return magnitude_T.copysign(compared.difference_T).numpy()
+def _away(divergence_T: Tensor, compared: Compared) -> np.ndarray:
+    return signed(divergence_T, compared.log_ratio_T).numpy()
 
 
 FAMILIES: dict[str, Statistic] = {
@@ -58,11 +60,14 @@ class Sweeps:
         update_N = np.where(judged.judged_N, judged.update_N, 0)
         for row, sums_S in enumerate((total(judged.judged_N), total(update_N))):
             np.add.at(self.total[row], group_S, sums_S)
-        sign_N = np.sign(judged.advantage_N)
         for name, counts in self.counts.items():
-            outward_N = judged.ratio_N if name == "cap" else FAMILIES[name](compared, self.top_k) * sign_N
-            index_U = np.flatnonzero(judged.judged_N & (outward_N >= 1 if name == "cap" else outward_N >= 2.0**-9))
-            place_U = judged.group(index_U) * BINS.count + BINS.index(outward_N[index_U].astype(np.float32))
+            if name == "cap":
+                outward_N = judged.ratio_N
+                index_U = np.flatnonzero(judged.judged_N & (outward_N >= 1))
+            else:
+                outward_N = FAMILIES[name](compared, self.top_k) * judged.sign_N
+                index_U = np.flatnonzero(outward_N >= np.float32(BINS.edges[0][1]))
+            place_U = judged.group_N[index_U] * BINS.count + BINS.index(outward_N[index_U].astype(np.float32))
             counts += _binned(place_U, None)
             self.updates[name] += _binned(place_U, judged.update_N[index_U])
             if name == "cap":

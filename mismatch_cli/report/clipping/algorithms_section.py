@@ -70,13 +70,13 @@ def _overview(subject: Subject) -> Table:
         Column("anchor", kind="text", optional=True),
         *sign_columns(subject.advantages),
         *_lost_columns(subject),
-        Column("responses touched, %", TOUCHED, optional=True),
+        *([Column("responses, %", TOUCHED, optional=True)] if subject.advantages else []),
     )
     lost = SIGNS[:1] if subject.advantages else SIGNS[1:]
     rows = (
         (
             row["name"], row["anchor"], *sign_cells(row["blocked"], subject.advantages), *_lost_cells(row, *lost),
-            percent(row["responses_touched"]),
+            *([percent(row["responses_touched"])] if subject.advantages else []),
         )
         for row in subject.rows
     )  # fmt: skip
@@ -84,7 +84,8 @@ def _overview(subject: Subject) -> Table:
         "Blocked tokens and lost weight",
         columns,
         tuple(rows),
-        note="In percent; ± is half the 95 % interval. What each one blocks: mismatch-cli algorithms.",
+        note="In percent; ± is half the 95 % interval; responses are those with a blocked token. "
+        "What each one blocks: mismatch-cli algorithms.",
         shrinks=True,
     )
 

@@ -117,7 +117,7 @@ def _start_worker() -> None:
 
 
 def clipping_json(analysis: ClippingAnalysis, arguments: Sequence[str] = ()) -> dict[str, Any]:
-    """What `clipstats --json` prints; documented in docs/clipstats.md. `arguments` are the flags that were asked for."""
+    """What `clipstats --json` prints (docs/clipstats.md); `arguments` are the flags that were asked for."""
     result = clipping_result(analysis.summary, _BLOCKED_TOKENS)
     vocabulary = analysis.traces[0].vocabulary
     for algorithm in result["algorithms"]:

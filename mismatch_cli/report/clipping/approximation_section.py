@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mismatch_cli.report import numbers
 from mismatch_cli.report.clipping.catalog import (
     BIAS,
@@ -17,6 +19,7 @@ from mismatch_cli.report.clipping.cells import Row, estimate_of, percent, plain,
 from mismatch_cli.report.clipping.subject import Subject
 from mismatch_cli.report.view import Column, MetricGroup, MetricRow, Section, Table
 
+_NARROW = 1e-4
 _AGAINST_FULL = (
     "Binary and top-K divergences look at the sampled token and at the K most probable ones and merge the rest; they "
     "never exceed the divergence over the whole vocabulary. Here they stand beside it, token by token."
@@ -37,7 +40,7 @@ _THEORY = (
 def approximation_section(subject: Subject) -> Section:
     found = subject.result["approximation"]
     tables = [_rows(found)]
-    if found["truth"] is None and found["bracket"]:
+    if found["truth"] is None:
         tables.append(_bracket(found["bracket"]))
     return Section(
         "How good is the approximation",
@@ -51,7 +54,7 @@ def _rows(found: Row) -> Table:
     if found["truth"] is not None:
         columns += [
             ("bias", Column("bias", BIAS), plain),
-            ("rank_correlation", Column("rank correlation", RANK_CORRELATION), plain),
+            ("rank_correlation", Column("rank correlation", RANK_CORRELATION), _near_1),
             ("wrong_mask", Column("wrong mask, %", WRONG_MASK), percent),
         ]
     return Table(
@@ -75,24 +78,32 @@ def _k(k: int) -> str:
     return "binary" if k == 0 else str(k)
 
 
+def _near_1(found: Row | float | None) -> str:
+    """A correlation with its half interval, as long as that is not lost beside a value that would read 1.00."""
+    value, low, high = estimate_of(found)
+    narrow = low is None or high is None or (high - low) / 2 < _NARROW
+    return numbers.near(value, 1) if narrow else plain(found)
+
+
 def _nearly_all(share: Row | float | None) -> str:
     """A share in percent that does not round to 100."""
     value = value_of(share)
     return numbers.near(None if value is None else 100 * value, 100)
 
 
-def _bracket(bracket: Row) -> Table:
+def _bracket(rows: Sequence[Row]) -> Table:
     return Table(
         "Where the mean full TV certainly lies",
         (
             Column("from K"), Column("at least", TV_AT_LEAST), Column("at most", TV_AT_MOST),
-            Column("threshold δ"), Column("decided, %", DECIDED),
+            Column("threshold δ", optional=True), Column("decided, %", DECIDED),
         ),
-        (
+        tuple(
             (
-                _k(bracket["k"]), plain(bracket["low"]), plain(bracket["high"]),
-                f"{bracket['threshold']:g}", _nearly_all(bracket["decided"]),
-            ),
+                _k(row["k"]), plain(row["low"]), plain(row["high"]), f"{row['threshold']:g}",
+                _nearly_all(row["decided"]),
+            )
+            for row in rows
         ),
         shrinks=True,
     )  # fmt: skip
@@ -106,7 +117,9 @@ def theory_section(subject: Subject) -> Section:
     rows = []
     for metric in THEORY:
         found = theory[metric.key]
-        value, interval = numbers.estimate(*estimate_of(found))
+        show = numbers.share if metric.unit == "share" else numbers.estimate
+        value, interval = show(*estimate_of(found))
+        value = numbers.count(found) if isinstance(found, int) else value
         note = found.get("note") or "" if hasattr(found, "get") else ""
         rows.append(MetricRow(metric, value, interval, note=note))
     return Section("Theory", _THEORY, groups=(MetricGroup("Terms of the bounds, over responses", tuple(rows)),))

@@ -21,9 +21,7 @@ from mismatch_cli.report.clipping.updates_section import BAD_IN_WORDS, updates_s
 from mismatch_cli.report.figures import FigureView
 from mismatch_cli.report.view import Excerpt, Facts, MetricRow, ReportView, Section
 
-_LEFT_OUT = MASKED | {
-    "zero_advantage": "tokens have an advantage of 0: there is no update to block, and they count nowhere"
-}
+_LEFT_OUT = MASKED | {"zero_advantage": "tokens have an advantage of 0: there is no update to block"}
 _NO_ADVANTAGES = (
     "The trace has no advantages, so every token is judged as if A > 0 and as if A < 0. "
     "To get them, record with graded answers: mismatch-cli probe --answer-field FIELD."
@@ -86,7 +84,7 @@ def _notes(result: Row) -> tuple[str, ...]:
     by_reason: dict[str, list[str]] = {}
     for skipped in result["skipped"]:
         by_reason.setdefault(skipped["reason"], []).append(skipped["algorithm"])
-    notes += [f"Not applicable: {', '.join(names)}. {reason}" for reason, names in by_reason.items()]
+    notes += [f"{', '.join(names)}: {reason}." for reason, names in by_reason.items()]
     return tuple(notes)
 
 

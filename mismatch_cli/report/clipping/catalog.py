@@ -8,11 +8,11 @@ from __future__ import annotations
 from mismatch_cli.metrics.catalog import Metric
 
 NOTATION = (
-    "All over judged tokens: those that count and have an advantage A other than 0; without advantages every token, "
+    "Where nothing else is said, over judged tokens: those with an advantage A other than 0; without advantages all, "
     "once as if A > 0 and once as if A < 0. μ (q in the formulas of masks) is the rollout’s probability of the sampled "
     "token, π (p) the trainer’s, π′ (p′) that of the trainer at the weights that sampled; r = π/μ, r′ = π/π′, "
-    "ρ = π′/μ. Σ runs over judged tokens (in the theory over the T tokens of a response with reward R), keep is 0 where a mask "
-    "blocks and 1 elsewhere, weight is the algorithm’s, C its cap. Intervals cover 95 % over prompts."
+    "ρ = π′/μ. Σ runs over judged tokens (in the theory over the T tokens of a response with reward R), keep is 0 "
+    "where a mask blocks and 1 elsewhere, weight is the algorithm’s, C its cap. Intervals cover 95 % over prompts."
 )
 
 _DPPO = "DPPO, arXiv 2602.04879"
@@ -99,8 +99,9 @@ BAD_OF_NEGATIVE = _metric(
 )  # fmt: skip
 REWARD = _metric("reward", "mean reward", "mean R over the responses of the step", "reward", _COMMON)
 CORRELATION = _metric(
-    "correlations", "correlation over steps", "correlation of two series with a value for each step", "1", _COMMON
-)
+    "correlations", "correlation over steps",
+    "Pearson’s, of two values for each step; interval: bootstrap of blocks of steps", "1", "Pearson (1895)",
+)  # fmt: skip
 
 THRESHOLD = _metric(
     "equivalents", "equal threshold", "the threshold of the other family that blocks as many tokens", "1", _COMMON
@@ -108,14 +109,22 @@ THRESHOLD = _metric(
 CAPPED_TOKENS = _metric("share", "tokens above the cap", "share of tokens with r > C", "share", f"{_DPPO}, App. C.1")
 
 MEAN_DIVERGENCE = _metric(
-    "mean", "mean divergence", "mean of the binary or top-K divergence of μ and π", "probability or nats",
-    f"{_DPPO}, eq. 13 to 16",
+    "mean", "mean divergence", "mean over all tokens, A = 0 too, of the binary or top-K divergence of μ and π",
+    "probability or nats", f"{_DPPO}, eq. 13 to 16",
 )  # fmt: skip
 BIAS = _metric(
-    "bias", "bias", "mean of (approximation − divergence over the whole vocabulary)", "probability or nats", _COMMON
+    "bias",
+    "bias",
+    "mean over all tokens of (approximation − divergence over the whole vocabulary)",
+    "probability or nats",
+    _COMMON,
 )
 RANK_CORRELATION = _metric(
-    "rank_correlation", "rank correlation", "Spearman's ρ of approximation and full divergence", "1", "Spearman (1904)"
+    "rank_correlation",
+    "rank correlation",
+    "Spearman’s, of approximation and full divergence over all tokens",
+    "1",
+    "Spearman (1904)",
 )
 WRONG_MASK = _metric(
     "wrong_mask", "wrong mask",
@@ -123,15 +132,19 @@ WRONG_MASK = _metric(
     _COMMON,
 )  # fmt: skip
 TV_AT_LEAST = _metric(
-    "low", "mean TV, at least", "mean of the TV over the buckets of the approximation", "probability",
+    "low", "mean TV, at least", "mean over all tokens of the TV over the buckets of the approximation", "probability",
     f"{_DPPO}, eq. 13 and 15: merging tokens into buckets never adds to TV",
 )  # fmt: skip
 TV_AT_MOST = _metric(
-    "high", "mean TV, at most", "mean of (that TV + min(μ, π) of the bucket of other tokens)", "probability",
-    "triangle inequality within the bucket",
+    "high", "mean TV, at most", "mean over all tokens of (that TV + min(μ, π) of the bucket of other tokens)",
+    "probability", "triangle inequality within the bucket",
 )  # fmt: skip
 DECIDED = _metric(
-    "decided", "decided", "share of tokens whose full TV is certainly on one side of the threshold", "share", _COMMON
+    "decided",
+    "decided",
+    "share of all tokens whose full TV is certainly on one side of the threshold",
+    "share",
+    _COMMON,
 )
 
 THEORY = (
@@ -146,8 +159,8 @@ THEORY = (
     _metric("xi", "ξ", "max |R|", "reward", f"{_DPPO}, eq. 7"),
     _metric("longest", "longest response T", "max T", "tokens", f"{_DPPO}, eq. 7"),
     _metric("tv_max", "largest TV", "D_max, the largest of the sample", "probability", f"{_DPPO}, eq. 7"),
-    _metric("tv_sum", "mean summed TV", "mean over responses of Σ TV", "probability", f"{_DPPO}, eq. 8"),
-    _metric("ess", "effective sample size", "(Σ w)² / (n Σ w²) with w = Π r of a response", "1", "Kish (1965)"),
+    _metric("tv_sum", "mean summed TV", "mean over responses of Σ |r − 1| / 2", "probability", f"{_DPPO}, eq. 11"),
+    _metric("ess", "effective sample size", "1 / mean of (w / mean w)², w = Π r", "share", "Kong (1992)"),
     _metric("weight_max", "largest weight", "max Π r", "1", _COMMON),
 )  # fmt: skip
 

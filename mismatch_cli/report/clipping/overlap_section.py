@@ -64,7 +64,7 @@ def _jaccard(overlap: Row, names: Sequence[str]) -> Table:
             (row, *(numbers.number(value_of(overlap["jaccard"][place[row]][place[column]])) for column in names))
             for row in names
         ),
-        note="Algorithms that block nothing are left out. Intervals are in the table above and in the JSON.",
+        note="Algorithms that block nothing are left out. Intervals are in the JSON.",
         fold="Jaccard index of every two algorithms",
         terminal_rows=0,
     )

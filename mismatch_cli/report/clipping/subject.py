@@ -41,11 +41,16 @@ class Subject:
 
     @cached_property
     def leading(self) -> list[Row]:
-        """The two that the headline compares: the paper's where both are there, else the first that block anything."""
+        """The two that the headline compares: of --compare, else the paper's, else the first that block anything."""
         by_name = {row["name"]: row for row in self.result["algorithms"]}
-        paper = [by_name[name] for name in _LEADING if name in by_name]
+        paper = [by_name[name] for name in (*self._compared(), *_LEADING) if name in by_name]
         in_order = {row["name"]: row for row in [*paper, *self.blocking, *self.result["algorithms"]]}
         return list(in_order.values())[:_SHOWN_LEADING]
+
+    def _compared(self) -> list[str]:
+        arguments = self.result["arguments"]
+        start = arguments.index("--compare") + 1 if "--compare" in arguments else len(arguments)
+        return list(arguments[start : start + _SHOWN_LEADING])
 
     def leads(self, row: Row) -> bool:
         return any(row["name"] == leading["name"] for leading in self.leading)

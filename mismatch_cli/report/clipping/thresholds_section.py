@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mismatch_cli.report import numbers
 from mismatch_cli.report.clipping.catalog import BLOCKED, CAPPED_TOKENS, LOST, LOST_CAPPED, THRESHOLD
 from mismatch_cli.report.clipping.cells import percent, plain
 from mismatch_cli.report.clipping.subject import Subject
@@ -36,7 +37,7 @@ def _equivalents(subject: Subject) -> Table:
             Column("at", THRESHOLD),
         ),
         tuple(
-            (row["algorithm"], percent(row["blocked"]), row["family"], plain(row["threshold"]))
+            (row["algorithm"], percent(row["blocked"]), row["family"].replace("_", "-"), plain(row["threshold"]))
             for row in subject.result["equivalents"]
         ),
         note="The threshold of the family in the third column that blocks as many tokens as the algorithm does.",
@@ -51,7 +52,7 @@ def _sweeps(subject: Subject) -> list[Table]:
             title,
             (Column("threshold"), Column("blocked, %", BLOCKED), Column("lost weight, %", LOST)),
             tuple(
-                (f"{row['threshold']:g}", percent(row["blocked"]), percent(row["lost"]))
+                (numbers.number(row["threshold"]), percent(row["blocked"]), percent(row["lost"]))
                 for row in sweeps.get(key) or ()
             ),
             fold=_FOLD,
@@ -62,7 +63,9 @@ def _sweeps(subject: Subject) -> list[Table]:
     cap = Table(
         "Cap of the weight, by C",
         (Column("C"), Column("tokens above, %", CAPPED_TOKENS), Column("lost weight, %", LOST_CAPPED)),
-        tuple((f"{row['cap']:g}", percent(row["share"]), percent(row["lost"])) for row in sweeps.get("cap") or ()),
+        tuple(
+            (numbers.number(row["cap"]), percent(row["share"]), percent(row["lost"])) for row in sweeps.get("cap") or ()
+        ),
         fold=_FOLD,
         terminal_rows=0,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from os.path import commonprefix
+from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 from mismatch_cli.report.plots._panels import plain_label
@@ -54,14 +54,13 @@ def note_silent(figure: Figure, style: Style, count: int) -> None:
 
 
 def width_of(text: str, points: float, *, bold: bool = False) -> float:
-    """How wide a text is, in CSS pixels."""
+    """How wide a text may be, in CSS pixels: letters are fitted to the dots of the output, which takes some percent."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
-    from matplotlib.ft2font import LoadFlags
 
-    font = get_font(findfont(FontProperties("DejaVu Sans", weight="bold" if bold else "normal")))
+    font = get_font(findfont(FontProperties(family="DejaVu Sans", weight="bold" if bold else "normal")))
     font.set_size(points, 96)
-    font.set_text(text, 0, flags=LoadFlags.NO_HINTING)
-    return float(font.get_width_height()[0] / 64)
+    font.set_text(text, 0)
+    return float(1.07 * font.get_width_height()[0] / 64)
 
 
 def short_names(names: Sequence[str], room: float, points: float, *, bold: bool = False) -> list[str]:
@@ -73,7 +72,8 @@ def short_names(names: Sequence[str], room: float, points: float, *, bold: bool 
     short = [_cut(name, room, points, bold) for name in drawable]
     for text in {text for text in short if short.count(text) > 1}:
         alike = [index for index, other in enumerate(short) if other == text]
-        shared = len(commonprefix([drawable[index][::-1] for index in alike]))
+        endings = zip(*(reversed(drawable[index]) for index in alike), strict=False)
+        shared = sum(1 for _ in takewhile(lambda letters: len(set(letters)) == 1, endings))
         for index in alike:
             short[index] = _cut(drawable[index][: len(drawable[index]) - shared] + "…", room, points, bold)
     return [text.replace("$", r"\$") for text in short]

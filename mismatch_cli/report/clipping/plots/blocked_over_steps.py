@@ -28,26 +28,29 @@ TITLE = "Blocked tokens over the steps"
 CAPTION = (
     "For each step the share of blocked tokens, and over the blocked tokens the mean rollout probability μ and the "
     "mean entropy of π; dotted, the same over the tokens that the first algorithm keeps. Bands are 95 % intervals "
-    "over prompts. Blocked tokens far below the kept ones in μ, and far above in entropy, are rare tokens where the "
-    "policy explores."
+    "over prompts; a line is interrupted where nothing was blocked. Blocked tokens far below the kept ones in μ, and "
+    "far above in entropy, are rare tokens where the policy explores."
 )
 
+_PANELS = (  # title, over blocked tokens, over kept tokens
+    ("Blocked tokens, %", "blocked", ""),
+    ("Mean μ of blocked tokens", "mu_blocked", "mu_kept"),
+    ("Mean entropy of blocked tokens, nats", "entropy_blocked", "entropy_kept"),
+)
 _MOST = 6
-_ALIKE = 0.75  # algorithms whose Jaccard index is higher draw the same line
+_ALIKE = 0.65  # algorithms whose Jaccard index is higher draw nearly the same line
 _FEWEST_STEPS = 3
 _LINE = 18  # pixels of a line of the legend
 _DASHED = (0, (4, 1.6))
 
 
 def needs(data: ClippingPlotData) -> bool:
-    return any(len(row["by_step"]) >= _FEWEST_STEPS and _blocks(row) for row in data.rows)
+    return any(len(row["by_step"]) >= _FEWEST_STEPS and _has(row, "blocked") for row in data.rows)
 
 
 def draw(figure: Figure, data: ClippingPlotData, style: Style) -> None:
     rows = _chosen(data)
-    panels = [("Blocked tokens, %", "blocked", ""), ("Mean μ of blocked tokens", "mu_blocked", "mu_kept")]
-    if any(any_above_0([step["entropy_blocked"] for step in row["by_step"]]) for row in rows):
-        panels.append(("Mean entropy of blocked tokens, nats", "entropy_blocked", "entropy_kept"))
+    panels = [panel for panel in _PANELS if any(_has(row, panel[1]) for row in rows)]
     boxes, legend_lines = _boxes(len(panels), len(rows) + 1, style)
     axes = place(figure, style, boxes, BOTTOM + legend_lines * _LINE)
     for panel, (name, blocked, kept) in zip(axes, panels, strict=True):
@@ -58,23 +61,22 @@ def draw(figure: Figure, data: ClippingPlotData, style: Style) -> None:
         if kept:
             x_B, estimates = middle_of_steps(rows[0]["by_step"]), [step[kept] for step in rows[0]["by_step"]]
             draw_line(panel, x_B, estimates, style.theme.ink, linestyle=":", linewidth=1.8)
-        _fit_vertical(panel)
+        _fit_vertical(panel, 1 if kept == "mu_kept" else None)
         whole_steps(panel)
         title(panel, name, style)
-    axes[1].set_ylim(0, 1)
     _scale_share(axes[0])
     _draw_legend(figure, rows, len(panels) if style.wide else 1, style)
     add_subject(figure, style, data.subject)
 
 
-def _blocks(row: Mapping[str, Any]) -> bool:
-    return any_above_0([step["blocked"] for step in row["by_step"]])
+def _has(row: Mapping[str, Any], key: str) -> bool:
+    return any_above_0([step[key] for step in row["by_step"]])
 
 
 def _chosen(data: ClippingPlotData) -> list[Mapping[str, Any]]:
     """The compared algorithms first, then those that block other tokens than the ones before."""
     first = [algorithm.name for algorithm in data.compared]
-    rows = sorted((row for row in data.rows if _blocks(row)), key=lambda row: row["name"] not in first)
+    rows = sorted((row for row in data.rows if _has(row, "blocked")), key=lambda row: row["name"] not in first)
     overlap = data.result.get("overlap") or {"names": [], "jaccard": []}
     place = {name: index for index, name in enumerate(overlap["names"])}
     chosen: list[Mapping[str, Any]] = []
@@ -108,10 +110,10 @@ def _boxes(count: int, entries: int, style: Style) -> tuple[list[Box], int]:
     return [Box(LEFT + index * cell, TOP, cell - LEFT - RIGHT, 270) for index in range(count)], -(-entries // count)
 
 
-def _fit_vertical(axes: Axes) -> None:
+def _fit_vertical(axes: Axes, top: float | None) -> None:
     """From 0 to above the lines: a step with a handful of blocked tokens has a band that would flatten them."""
     values = np.concatenate([line.get_ydata() for line in axes.lines])
-    axes.set_ylim(0, 1.25 * np.nanmax(values))
+    axes.set_ylim(0, top or 1.25 * np.nanmax(values))
 
 
 def _scale_share(axes: Axes) -> None:

@@ -28,6 +28,7 @@ CAPTION = (
 )
 
 _LEGEND = 20
+_SIGNS = {">": 1.0, "<": -1.0}
 _TICKS = (1e-5, 1e-4, 1e-3, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
 _LABELS = ("10⁻⁵", "10⁻⁴", "0.001", "0.01", "0.1", "0.5", "0.9", "0.99", "0.999")
 _CROWDED = (1e-4, 0.01, 0.999)  # have no room for their label on a narrow axis
@@ -43,7 +44,7 @@ def draw(figure: Figure, data: ClippingPlotData, style: Style) -> None:
     compared = {algorithm.name: (algorithm, place) for place, algorithm in enumerate(data.compared)}
     axes = panels(figure, style, 2 * len(compared), height=400 if style.wide else 270, legend=_LEGEND)
     lowest = _lowest(data)
-    cells = [(sign, *pair) for sign in (">", "<") for pair in compared.values()]
+    cells = [(sign, *pair) for sign in _SIGNS for pair in compared.values()]
     for panel, (sign, algorithm, place) in zip(axes, cells, strict=True):
         _draw_panel(panel, data, algorithm, place, sign, lowest, style)
     add_subject(figure, style, data.subject)
@@ -60,13 +61,12 @@ def _draw_panel(
     axes: Axes, data: ClippingPlotData, algorithm: Algorithm, place: int, sign: str, lowest: float, style: Style
 ) -> None:
     _set_scales(axes, lowest, style)
-    region = _draw_region(axes, algorithm, 1.0 if sign == ">" else -1.0, style)
+    region = _draw_region(axes, algorithm, _SIGNS[sign], style)
     axes.plot([lowest, _HIGHEST], [lowest, _HIGHEST], color=style.theme.muted, linewidth=0.8, zorder=3)
-    chosen_N = _of_sign(data, sign)
-    x_N, y_N = (np.clip(np.exp(p), lowest, _HIGHEST) for p in _coordinates(data, algorithm))
+    chosen_N, blocked_N = _of_sign(data, sign), _is_blocked(data, algorithm, place, sign)
+    x_N, y_N = (np.clip(np.exp(logp_N), lowest, _HIGHEST) for logp_N in _coordinates(data, algorithm))
     for blocked, colour in ((False, style.theme.blue), (True, style.theme.orange)):
-        shown = np.flatnonzero(chosen_N & (data.blocked_NA[:, place] == blocked))
-        shown = shown[thin(int(chosen_N.sum()), style)]
+        shown = np.flatnonzero(chosen_N & (blocked_N == blocked))[thin(int(chosen_N.sum()), style)]
         draw_points(axes, style, x_N[shown], y_N[shown], colour)
     _write(axes, data, algorithm, sign, region, style)
 
@@ -107,6 +107,15 @@ def _of_sign(data: ClippingPlotData, sign: str) -> np.ndarray:
     if data.advantage_N is None:
         return np.ones(len(data.logp_rollout_N), dtype=bool)
     return data.advantage_N > 0 if sign == ">" else data.advantage_N < 0
+
+
+def _is_blocked(data: ClippingPlotData, algorithm: Algorithm, place: int, sign: str) -> np.ndarray:
+    """As the sample says; without advantages the sign is only supposed, and the masks are asked again for each."""
+    asked_N = None
+    if data.advantage_N is None:
+        asked_N = blocked_T(algorithm, *_coordinates(data, algorithm), _SIGNS[sign])
+    recorded_N: np.ndarray = data.blocked_NA[:, place]
+    return recorded_N if asked_N is None else asked_N
 
 
 def _coordinates(data: ClippingPlotData, algorithm: Algorithm) -> tuple[np.ndarray, np.ndarray]:

@@ -71,7 +71,7 @@ def _side_by_side(jaccard: np.ndarray) -> np.ndarray:
     """An order that puts similar algorithms together: by the Fiedler vector of the graph of their similarities."""
     similar = np.nan_to_num(jaccard) + 0.01  # what shares nothing is connected, too, or the order would be arbitrary
     laplacian = np.diag(similar.sum(axis=1)) - similar
-    fiedler = np.linalg.eigh(laplacian)[1][:, 1]
+    fiedler = np.linalg.eigh(laplacian)[1][:, 1].round(6)  # equal algorithms keep their order
     return np.argsort(fiedler if fiedler[0] <= fiedler[-1] else -fiedler, kind="stable")
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mismatch_cli.report.clipping.plot_data import ClippingPlotData
-from mismatch_cli.report.clipping.plots._series import any_above_0, draw_line, positive
+from mismatch_cli.report.clipping.plots._series import draw_line, parts_of, positive
 from mismatch_cli.report.plots._panels import add_subject, legend_above, logarithmic, panels, power_label, title
 from mismatch_cli.report.plots._style import Style
 
@@ -67,8 +67,10 @@ def _columns(sweep: str) -> tuple[str, str]:
 
 
 def _is_drawn(data: ClippingPlotData, panel: _Panel) -> bool:
+    """Whether anything is blocked at two thresholds at least: one makes no line."""
     count = _columns(panel.solid)[1]
-    return any(any_above_0([row[count] for row in _rows(data, sweep)]) for sweep in (panel.solid, panel.dashed))
+    shares = [parts_of([row[count] for row in _rows(data, sweep)])[:, 0] for sweep in (panel.solid, panel.dashed)]
+    return any((share_B > 0).sum() >= 2 for share_B in shares)
 
 
 def _draw_sweep(axes: Axes, data: ClippingPlotData, panel: _Panel, style: Style) -> None:

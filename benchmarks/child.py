@@ -1,0 +1,105 @@
+"""One job in a process of its own with one thread: its CPU seconds without imports, and its peak memory."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from traces import generate
+
+from mismatch_cli.trace.reader import Trace
+from mismatch_cli.trace.schema import REQUIRED
+
+Job = Callable[[Trace, tuple[str, ...]], None]
+Plan = tuple[tuple[str, str, tuple[str, ...]], ...]  # name of the job, its label, the columns that it reads
+
+
+def decode(trace: Trace, columns: tuple[str, ...]) -> None:
+    for path in trace.shards:
+        shard = pq.ParquetFile(path, memory_map=True)
+        for group in range(shard.num_row_groups):
+            shard.read_row_group(group, columns=[*REQUIRED, *columns], use_threads=False)
+
+
+def run_job(job: Job, folder: Path, columns: tuple[str, ...]) -> None:
+    """The child process: one job, its CPU seconds and peak memory as JSON."""
+    import torch
+
+    torch.set_num_threads(1)
+    pa.set_cpu_count(1)
+    trace = Trace.open(folder)
+    if job is not decode:
+        import mismatch_cli.metrics.summary
+        import mismatch_cli.report.clipping.analysis  # noqa: F401 - imports are not part of the job
+    base = _peak_mb()
+    start = time.process_time()
+    job(trace, columns)
+    print(json.dumps({"cpu": time.process_time() - start, "peak_mb": _peak_mb(), "base_mb": base}))
+
+
+def _peak_mb() -> float:
+    status = Path("/proc/self/status")
+    if status.exists():  # getrusage would count the parent's memory at the fork
+        return int(status.read_text().split("VmHWM:")[1].split()[0]) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 1024)
+
+
+def measure(script: str, name: str, folder: Path, columns: tuple[str, ...], repeats: int) -> dict[str, float]:
+    """The best of several runs."""
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS"), "1")
+    command = [sys.executable, script, "--job", name, "--folder", str(folder), "--columns", ",".join(columns)]
+    root = str(Path(__file__).parents[1])
+    environment = os.environ | threads | {"PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
+    runs = [
+        json.loads(subprocess.run(command, env=environment, check=True, capture_output=True).stdout)
+        for _ in range(repeats)
+    ]
+    return min(runs, key=lambda run: run["cpu"])
+
+
+def report(script: str, plan: Plan, folder: Path, tokens: int, repeats: int) -> Iterator[str]:
+    """A line per job, beside decoding the same columns in the same run."""
+    yield f"{'job':<28}{'CPU s / Mtok':>14}{'decode':>10}{'ratio':>8}{'peak MB':>10}{'at start':>10}"
+    for name, label, columns in plan:
+        floor = measure(script, "decode", folder, columns, repeats)
+        job = measure(script, name, folder, columns, repeats)
+        per_million = [run["cpu"] / tokens * 1e6 for run in (job, floor)]
+        yield (
+            f"{label:<28}{per_million[0]:>14.3f}{per_million[1]:>10.3f}{job['cpu'] / floor['cpu']:>8.1f}"
+            f"{job['peak_mb']:>10.0f}{job['base_mb']:>10.0f}"
+        )
+
+
+def main(script: str, doc: str | None, jobs: Mapping[str, Job], plan: Plan, *, top_k: int, updates: float) -> None:
+    """The command line of a benchmark: generate a trace, run the plan; or, as a child, one job."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=20_000_000)
+    parser.add_argument("--top-k", type=int, default=top_k)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--folder", type=Path, help="keep the generated trace here, and use it if it is there")
+    parser.add_argument("--only", help="run the jobs of the plan whose label contains this")
+    parser.add_argument("--job", choices=[*jobs, "decode"], help=argparse.SUPPRESS)
+    parser.add_argument("--columns", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.job:
+        run_job((dict(jobs) | {"decode": decode})[options.job], options.folder, tuple(options.columns.split(",")))
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or Path(temporary)
+        if not (folder / "manifest.json").exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            print(f"Generating {options.tokens:,} tokens in {folder} …", file=sys.stderr)
+            generate(folder, options.tokens, options.top_k, updates)
+        chosen = tuple(entry for entry in plan if options.only is None or options.only in entry[1])
+        for line in report(script, chosen, folder, options.tokens, options.repeats):
+            print(line, flush=True)

@@ -1,0 +1,170 @@
+"""The objectives of the table as published, to be maximised, in plain autograd: no mask of the package is used.
+
+Sources: PPO arXiv 1707.06347 eq. 7, dual clip 1912.09729, GSPO 2507.18071 eq. 5 and its token variant, DPPO 2602.04879
+eq. 12 to 16 and App. C.1, MiniRL 2512.01374 eq. 7, CISPO 2506.13585, OPSM of DeepSeek-V3.2 2512.02556; the rest as the
+frameworks code it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Sample:
+    """Sampled tokens; `logp` requires grad, and the distributions are over top-K, sampled token and others."""
+
+    logp: Tensor  # π
+    logp_old: Tensor  # the trainer at the weights that sampled
+    logq: Tensor  # μ
+    advantage: Tensor
+    lengths: list[int]
+    parts: tuple[Tensor, Tensor, Tensor]  # probabilities of μ, π and the old trainer, each summing to 1
+
+    def __post_init__(self) -> None:
+        self.r = (self.logp - self.logq).exp()
+        self.r_old = (self.logp - self.logp_old).exp()
+        self.rho = (self.logp_old - self.logq).exp()
+        self.p, self.p_old, self.q = self.logp.exp(), self.logp_old.exp(), self.logq.exp()
+
+    def per_response(self, x: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+        """A reduction over each response, standing at each of its tokens."""
+        return torch.cat([reduce(part).expand(len(part)) for part in x.split(self.lengths)])
+
+
+def policy_gradient(s: Sample, weight: Tensor) -> Tensor:
+    """sg(w) · A · log π: CISPO, MiniRL and everything with a truncated weight."""
+    return (weight.detach() * s.advantage * s.logp).sum()
+
+
+def surrogate(s: Sample, keep: Tensor | float = 1.0) -> Tensor:
+    """M · r · A with the gradient through r."""
+    return (keep * s.r * s.advantage).sum()
+
+
+def clipped(ratio: Tensor, advantage: Tensor, low: float = 0.2, high: float = 0.2) -> Tensor:
+    """PPO's term of each token."""
+    return torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
+
+
+def ppo(s: Sample, weight: Tensor | float = 1.0) -> Tensor:
+    return (weight * clipped(s.r_old, s.advantage)).sum()
+
+
+def dual_clip(s: Sample) -> Tensor:
+    """max(min(rA, clip(r)A), 3A) where A < 0."""
+    inner = clipped(s.r_old, s.advantage)
+    return torch.where(s.advantage < 0, torch.maximum(inner, 3 * s.advantage), inner).sum()
+
+
+def gspo(s: Sample) -> Tensor:
+    """One term for each response, min(sA, clip(s)A) with s = exp(mean log r′); A is the response's."""
+    terms = []
+    for log_ratio, advantage in zip((s.logp - s.logp_old).split(s.lengths), s.advantage.split(s.lengths), strict=True):
+        terms.append(clipped(log_ratio.mean().exp(), advantage[0], 3e-4, 4e-4))
+    return torch.stack(terms).sum()
+
+
+def gspo_token(s: Sample) -> Tensor:
+    """GSPO with an advantage for each token: s_t = sg(s) · π/sg(π), and a mean over the response."""
+    total = s.logp.new_zeros(())
+    for logp, logp_old, advantage in zip(
+        s.logp.split(s.lengths), s.logp_old.split(s.lengths), s.advantage.split(s.lengths), strict=True
+    ):
+        s_t = (logp - logp_old).mean().exp().detach() * (logp - logp.detach()).exp()
+        total = total + clipped(s_t, advantage, 3e-4, 4e-4).mean()
+    return total
+
+
+def outside_clip(s: Sample, ratio: Tensor, at_least: tuple[float, float] = (0.0, 0.0)) -> Tensor:
+    """Where (A > 0 and r > 1.28) or (A < 0 and r < 0.8), for μ at or above a bound on either side."""
+    up = (s.advantage > 0) & (ratio > 1.28) & (s.q >= at_least[0])
+    return up | ((s.advantage < 0) & (ratio < 0.8) & (s.q >= at_least[1]))
+
+
+def dppo_keep(s: Sample, divergence: Tensor, limit: float, anchor: Tensor) -> Tensor:
+    """Eq. 12: 0 where the divergence is beyond the limit and the update moves p away from its anchor."""
+    away = ((s.advantage > 0) & (s.p > anchor)) | ((s.advantage < 0) & (s.p < anchor))
+    return (~(away & (divergence > limit))).detach().double()
+
+
+def binary_kl(q: Tensor, p: Tensor) -> Tensor:
+    return q * (q / p).log() + (1 - q) * ((1 - q) / (1 - p)).log()
+
+
+def topk_tv(anchor: Tensor, current: Tensor) -> Tensor:
+    return (anchor - current).abs().sum(-1) / 2
+
+
+def topk_kl(anchor: Tensor, current: Tensor) -> Tensor:
+    return torch.where(anchor > 0, anchor * (anchor / current).log(), 0.0).sum(-1)
+
+
+def minimal_keep(s: Sample, anchor: Tensor, drop: float) -> Tensor:
+    return (~((s.advantage < 0) & (anchor - s.p >= drop))).detach().double()
+
+
+def binary(s: Sample, anchor: Tensor, *, kl: bool) -> Tensor:
+    """Binary DPPO with the paper's limits; the weight is r whatever the anchor."""
+    divergence = binary_kl(anchor, s.p) if kl else (anchor - s.p).abs()
+    return surrogate(s, dppo_keep(s, divergence, 0.05 if kl else 0.15, anchor))
+
+
+def topk(s: Sample, *, kl: bool, recompute: bool) -> Tensor:
+    """Top-K DPPO: the sign is that of the sampled token, the weight min(r, 5)."""
+    anchor = s.parts[2] if recompute else s.parts[0]
+    divergence = (topk_kl if kl else topk_tv)(anchor, s.parts[1])
+    keep = dppo_keep(s, divergence, 0.05 if kl else 0.2, s.p_old if recompute else s.q)
+    return policy_gradient(s, keep * s.r.clamp(max=5))
+
+
+def mis(s: Sample) -> Tensor:
+    product = s.per_response(s.rho, lambda part: part.prod())
+    return ppo(s, product * (product <= 3))
+
+
+def mis_geometric(s: Sample) -> Tensor:
+    geometric = s.per_response(s.rho.log(), lambda part: part.mean()).exp()
+    return ppo(s, s.rho * ((geometric >= 0.999) & (geometric <= 1.002)))
+
+
+def opsm(s: Sample) -> Tensor:
+    drift = s.per_response(s.logp_old - s.logp, lambda part: part.mean())
+    return ppo(s, (~((s.advantage < 0) & (drift > 1e-4))).detach().double())
+
+
+OBJECTIVES: dict[str, Callable[[Sample], Tensor]] = {
+    "pg-is": surrogate,
+    "pg-tis": lambda s: policy_gradient(s, s.r.clamp(max=3)),
+    "grpo-clip-higher": lambda s: clipped(s.r, s.advantage, 0.2, 0.28).sum(),
+    "minirl": lambda s: policy_gradient(s, s.r * ~outside_clip(s, s.r_old)),
+    "minirl-tis": lambda s: policy_gradient(s, s.r.clamp(max=3) * ~outside_clip(s, s.r_old)),
+    "dppo-binary-tv": lambda s: binary(s, s.q, kl=False),
+    "dppo-binary-tv-recompute": lambda s: binary(s, s.p_old, kl=False),
+    "dppo-binary-kl": lambda s: binary(s, s.q, kl=True),
+    "dppo-binary-kl-recompute": lambda s: binary(s, s.p_old, kl=True),
+    "dppo-topk-tv": lambda s: topk(s, kl=False, recompute=False),
+    "dppo-topk-tv-recompute": lambda s: topk(s, kl=False, recompute=True),
+    "dppo-topk-kl": lambda s: topk(s, kl=True, recompute=False),
+    "dppo-topk-kl-recompute": lambda s: topk(s, kl=True, recompute=True),
+    "mask-0.5": lambda s: surrogate(s, minimal_keep(s, s.q, 0.5)),
+    "mask-0.5-recompute": lambda s: surrogate(s, minimal_keep(s, s.p_old, 0.5)),
+    "mask-0.8": lambda s: surrogate(s, minimal_keep(s, s.q, 0.8)),
+    "relax-high": lambda s: surrogate(s, ~outside_clip(s, s.r, (0.1, 0.0)).detach()),
+    "relax-low": lambda s: surrogate(s, ~outside_clip(s, s.r, (0.0, 0.1)).detach()),
+    "relax-both": lambda s: surrogate(s, ~outside_clip(s, s.r, (0.1, 0.1)).detach()),
+    "reinforce": lambda s: (s.advantage * s.logp).sum(),
+    "ppo": ppo,
+    "ppo-tis": lambda s: ppo(s, s.rho.clamp(max=2)),
+    "ppo-icepop": lambda s: ppo(s, s.rho * ((s.rho >= 0.5) & (s.rho <= 5))),
+    "ppo-mis": mis,
+    "ppo-mis-geometric": mis_geometric,
+    "ppo-dual-clip": dual_clip,
+    "gspo": gspo,
+    "ipo": lambda s: surrogate(s, ((s.p - s.q).abs() <= 0.1).detach()),
+    "ppo-opsm": opsm,
+}

@@ -1,0 +1,145 @@
+"""The coefficient of every algorithm is the gradient of the objective as published, token by token, in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from mismatch_cli.algorithms.algorithm import Algorithm, Factor, coefficient_T, keep_T, weight_T
+from mismatch_cli.algorithms.table import TABLE
+from mismatch_cli.policies import ENGINE_GAP, TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Policies, Ratio
+from tests.algorithms.published import OBJECTIVES, Sample, gspo_token
+from tests.trust_regions.cases import cast, random_policies, signs
+
+RESPONSES = 250
+
+
+def partition(given: Policies, logp_TK: Tensor, logp_T: Tensor) -> Tensor:
+    """Probabilities of top-K, sampled token if it is not among them, and all others."""
+    assert given.topk is not None
+    alone_T = (given.topk.ids_TK != given.topk.response_ids_T[:, None]).all(-1)
+    named = torch.cat([logp_TK.exp(), torch.where(alone_T, logp_T.exp(), 0.0)[:, None]], -1)
+    return torch.cat([named, 1 - named.sum(-1, keepdim=True)], -1)
+
+
+def sample(given: Policies, advantage_T: Tensor) -> Sample:
+    topk = given.topk
+    assert topk is not None and topk.recomputed is not None and given.recomputed is not None
+    columns = (topk.rollout, given.rollout), (topk.trainer, given.trainer), (topk.recomputed, given.recomputed)
+    parts = [partition(given, *pair) for pair in columns]
+    logp = given.trainer.clone().requires_grad_()
+    lengths = given.length_S.tolist()
+    return Sample(logp, given.recomputed, given.rollout, advantage_T, lengths, (parts[0], parts[1], parts[2]))
+
+
+def advantages(given: Policies, kind: str, seed: int) -> Tensor:
+    """One for each response or one for each token; some are zero."""
+    count = len(given.length_S) if kind == "per response" else len(given.trainer)
+    drawn = signs(count, seed + 100)
+    drawn[::9] = 0
+    return drawn[given.response_of_T] if kind == "per response" else drawn
+
+
+def test_every_row_has_its_published_objective() -> None:
+    assert set(OBJECTIVES) == set(TABLE)
+
+
+@pytest.mark.parametrize("kind", ["per response", "per token"])
+@pytest.mark.parametrize("name", TABLE)
+def test_coefficient_is_the_published_gradient(name: str, kind: str) -> None:
+    objective = gspo_token if (name, kind) == ("gspo", "per token") else OBJECTIVES[name]
+    for seed in (0, 1):
+        given = random_policies(seed, responses=RESPONSES)
+        advantage_T = advantages(given, kind, seed)
+        tokens = sample(given, advantage_T)
+        (gradient_T,) = torch.autograd.grad(objective(tokens), tokens.logp)
+        found_T = coefficient_T(TABLE[name], given, advantage_T)
+        torch.testing.assert_close(found_T, gradient_T, rtol=1e-10, atol=1e-10)
+        assert (found_T != 0).any()
+
+
+def test_gspo_per_token_is_gspo_where_the_advantage_is_the_responses() -> None:
+    given = random_policies(0)
+    advantage_T = advantages(given, "per response", 0)
+    gradients: list[Tensor] = []
+    for objective in (OBJECTIVES["gspo"], gspo_token):
+        tokens = sample(given, advantage_T)
+        gradients += torch.autograd.grad(objective(tokens), tokens.logp)
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", [name for name, row in TABLE.items() if row.masks])
+def test_the_random_tokens_reach_both_sides_of_every_mask(name: str) -> None:
+    """Or the equality above would hold for a row without its masks."""
+    for seed, kind in ((0, "per response"), (1, "per token")):
+        given = random_policies(seed, responses=RESPONSES)
+        advantage_T = advantages(given, kind, seed)
+        for mask in TABLE[name].masks:
+            kept_T = mask.decide(given, advantage_T).keep_T[advantage_T != 0]
+            assert min(kept_T.sum(), (~kept_T).sum()) >= 5, mask.region
+
+
+@pytest.mark.parametrize("name", [name for name, row in TABLE.items() if any(f.cap < 1e9 for f in row.weight)])
+def test_the_random_tokens_reach_every_cap(name: str) -> None:
+    given = random_policies(0)
+    weight = TABLE[name].weight[-1]
+    ratio_T = given.compare(weight.ratio).ratio_T
+    assert 5 <= (ratio_T > weight.cap).sum() < len(ratio_T) // 2
+
+
+def test_rho_times_the_trainers_own_ratio_is_the_ratio_to_the_rollout() -> None:
+    """So PPO with the untruncated engine gap has the weight of DPPO."""
+    given = random_policies(2)
+    r_T, own_T, gap_T = (given.compare(x).ratio_T for x in (TRAINER_ROLLOUT, TRAINER_RECOMPUTED, ENGINE_GAP))
+    torch.testing.assert_close(gap_T * own_T, r_T, rtol=1e-12, atol=0)
+    masks = TABLE["ppo"].masks
+    split = Algorithm("split", masks, (Factor(TRAINER_RECOMPUTED), Factor(ENGINE_GAP)), "")
+    whole = Algorithm("whole", masks, (Factor(TRAINER_ROLLOUT),), "")
+    torch.testing.assert_close(weight_T(split, given), weight_T(whole, given), rtol=1e-12, atol=0)
+    advantage_T = signs(len(r_T))
+    torch.testing.assert_close(coefficient_T(split, given, advantage_T), coefficient_T(whole, given, advantage_T))
+    torch.testing.assert_close(weight_T(TABLE["pg-is"], given), r_T, rtol=0, atol=0)
+
+
+def test_weights_between_bounds_by_hand() -> None:
+    rollout = torch.zeros(3, dtype=torch.float64)
+    given = Policies(rollout, torch.tensor([0.25, 1.0, 8.0], dtype=torch.float64).log(), None, torch.tensor([0, 3]))
+    bounded = Algorithm("bounded", (), (Factor(TRAINER_ROLLOUT, floor=0.5, cap=3),), "")
+    assert weight_T(bounded, given).tolist() == pytest.approx([0.5, 1, 3])
+    product = Ratio(level="product")
+    mean = Ratio(level="mean")
+    advantage_T = torch.tensor([1.0, -2, 3], dtype=torch.float64)
+    of_product, of_mean = (Algorithm("", (), (Factor(ratio),), "") for ratio in (product, mean))
+    assert weight_T(of_product, given).tolist() == pytest.approx([2] * 3)
+    assert weight_T(of_mean, given).tolist() == pytest.approx([2 ** (1 / 3)] * 3)
+    assert coefficient_T(of_product, given, advantage_T).tolist() == pytest.approx([2, -4, 6])
+    share = 2 ** (1 / 3) / 3  # the gradient of a mean brings 1/|y| along
+    assert coefficient_T(of_mean, given, advantage_T).tolist() == pytest.approx([share, -2 * share, 3 * share])
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_on_policy_every_algorithm_is_reinforce(name: str) -> None:
+    drawn = random_policies(3, responses=20)
+    assert drawn.topk is not None
+    topk = type(drawn.topk)(drawn.topk.response_ids_T, drawn.topk.ids_TK, *[drawn.topk.rollout] * 3)
+    for dtype in (torch.float32, torch.float64):
+        given = cast(Policies(drawn.rollout, drawn.rollout, drawn.rollout, drawn.offset_S1, topk), dtype)
+        advantage_T = advantages(given, "per token", 3).to(dtype)
+        assert keep_T(TABLE[name], given, advantage_T).all()
+        assert (weight_T(TABLE[name], given) == 1).all()
+        share_T = 1 / given.length_S[given.response_of_T] if name == "gspo" else 1
+        torch.testing.assert_close(coefficient_T(TABLE[name], given, advantage_T), advantage_T * share_T)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_coefficients_have_the_dtype_of_the_log_probs_and_no_gradient(name: str) -> None:
+    exact = random_policies(4, responses=10)
+    rounded = cast(exact, torch.float32)
+    advantage_T = advantages(exact, "per token", 4)
+    rounded.trainer.requires_grad_()
+    found_T = coefficient_T(TABLE[name], rounded, advantage_T.float())
+    assert found_T.dtype == torch.float32 and not found_T.requires_grad
+    expected_T = coefficient_T(TABLE[name], exact, advantage_T)
+    close_T = (found_T - expected_T).abs() <= 1e-4 * expected_T.abs() + 1e-6
+    assert (~close_T).sum() <= 1  # a token within rounding of a threshold

@@ -1,0 +1,133 @@
+"""How a user names an algorithm: rows, aliases, masks by their own name, parameters, and what is said of a mistake."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mismatch_cli.algorithms.algorithm import Factor, coefficient_T, keep_T, weight_T
+from mismatch_cli.algorithms.parse import find
+from mismatch_cli.algorithms.table import ALIASES, TABLE
+from mismatch_cli.errors import UsageError
+from mismatch_cli.policies import TRAINER_RECOMPUTED, TRAINER_ROLLOUT
+from tests.trust_regions.cases import REGIONS, ask, random_policies, signs
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_rows_by_name(name: str) -> None:
+    assert find(name) is TABLE[name]
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_aliases(alias: str) -> None:
+    assert find(alias) == TABLE[ALIASES[alias]]
+
+
+@pytest.mark.parametrize("name", REGIONS)
+def test_a_mask_by_its_own_name(name: str) -> None:
+    """Against the rollout, with its own thresholds and the weight r."""
+    algorithm, given = find(name), random_policies(0)
+    advantage_T = signs(len(given.trainer))
+    assert algorithm.name == name and algorithm.weight == (Factor(TRAINER_ROLLOUT),)
+    assert torch.equal(keep_T(algorithm, given, advantage_T), ask(name, given, advantage_T).keep_T)
+
+
+def test_parameters_reach_the_masks() -> None:
+    given = random_policies(1)
+    advantage_T = signs(len(given.trainer))
+    for spec, region, chosen in (
+        ("dppo-binary-tv:max_tv=0.05", "binary-tv", {"max_tv": 0.05}),
+        ("cispo:cap=5", "none", {}),
+        ("top-k-kl:k=3,replace_last=true,max_kl=.2", "top-k-kl", {"k": 3, "replace_last": True, "max_kl": 0.2}),
+        ("relaxed-ratio-clip:relax=low, alpha = 0.4", "relaxed-ratio-clip", {"relax": "low", "alpha": 0.4}),
+        ("icepop:band_high=2", "icepop", {"band_high": 2.0}),
+    ):
+        algorithm = find(spec)
+        assert algorithm.name == spec
+        found_T = keep_T(algorithm, given, advantage_T)
+        assert torch.equal(found_T, ask(region, given, advantage_T, **chosen).keep_T)
+        if chosen:
+            assert not torch.equal(found_T, ask(region, given, advantage_T).keep_T)
+    assert TABLE["dppo-binary-tv"].masks[0].thresholds == {"max_tv": 0.15}  # the table stays as it is
+
+
+def test_a_row_keeps_its_other_thresholds() -> None:
+    assert find("ppo:ratio_low=0.1").masks[0].thresholds == {"ratio_low": 0.1, "ratio_high": 0.2}
+    relaxed = find("relax-low:alpha=0.3").masks[0].thresholds
+    assert relaxed["relax"] == "low" and relaxed["alpha"] == 0.3
+
+
+def test_cap_and_floor_bound_the_last_factor() -> None:
+    algorithm, given = find("ppo-tis:cap=1.5,floor=0.5"), random_policies(2)
+    assert given.recomputed is not None
+    own_T = (given.trainer - given.recomputed).exp()
+    gap_T = (given.recomputed - given.rollout).exp()
+    torch.testing.assert_close(weight_T(algorithm, given), own_T * gap_T.clamp(0.5, 1.5))
+    assert find("pg-tis:cap=7").weight == (Factor(TRAINER_ROLLOUT, cap=7),)
+    assert find("pg-tis:floor=1").weight == (Factor(TRAINER_ROLLOUT, floor=1, cap=3),)
+
+
+def test_anchor_moves_the_masks_and_leaves_the_weight() -> None:
+    given = random_policies(3)
+    advantage_T = signs(len(given.trainer))
+    moved, decoupled = find("dppo-binary-tv:anchor=recomputed"), TABLE["dppo-binary-tv-recompute"]
+    assert moved.masks[0].ratio == TRAINER_RECOMPUTED and moved.weight == decoupled.weight
+    assert torch.equal(coefficient_T(moved, given, advantage_T), coefficient_T(decoupled, given, advantage_T))
+    clip, band = find("ppo-icepop:anchor=rollout").masks
+    assert clip.ratio == TRAINER_ROLLOUT
+    assert band == find("ppo-icepop:anchor=recomputed").masks[1] == TABLE["ppo-icepop"].masks[1]  # ρ has no trainer
+
+
+MISTAKES = [
+    (
+        "dppo-binary-tb",
+        r"Unknown algorithm 'dppo-binary-tb'\. Did you mean dppo-binary-tv.*Available: .*gspo.*top-k-kl",
+    ),
+    ("", r"Unknown algorithm ''\. Available: "),
+    ("zzz", r"Unknown algorithm 'zzz'\. Available: .*cispo"),
+    ("ppo:", "'ppo:' is no algorithm with parameters.*NAME:PARAMETER=VALUE"),
+    ("ppo:ratio_low", "'ppo:ratio_low' is no algorithm with parameters"),
+    ("ppo:ratio_low=", "is no algorithm with parameters"),
+    ("ppo:=0.2", "is no algorithm with parameters"),
+    ("ppo:ratio_low=0.1,", "is no algorithm with parameters"),
+    ("ppo:max_tv=0.1", r"Unknown parameter of ppo 'max_tv'\. .*Available: anchor, cap, floor, ratio_high, ratio_low"),
+    ("ppo:ratio_lo=0.1", "Did you mean ratio_low"),
+    ("pg-is:anchor=rollout", r"Unknown parameter of pg-is 'anchor'\. Available: cap, floor"),
+    ("ppo:ratio_low=wide", r"ratio_low=wide is no number\."),
+    ("ppo:ratio_low=inf", r"ratio_low=inf is no finite number\."),
+    ("ppo:ratio_low=nan", r"ratio_low=nan is no finite number\."),
+    ("ppo:ratio_low=-0.1", "ratio_low=-0.1 makes no sense: choose"),
+    ("icepop:band_low=2", "band_low=2, band_high=5 makes no sense"),
+    ("mask-0.5:max_drop=0", "max_drop=0 makes no sense: choose"),
+    ("dppo-topk-tv:k=2.5", r"k=2\.5 is no whole number\."),
+    ("dppo-topk-tv:k=0", "k=0 makes no sense: choose"),
+    ("dppo-topk-tv:k=-3", "k=-3 makes no sense: choose"),
+    ("dppo-topk-tv:k=1000000000000000", "k=1000000000000000"),
+    ("dppo-topk-tv:replace_last=1", r"replace_last=1 is neither true nor false\."),
+    ("relax-both:relax=up", r"relax=up is not known\. Choose one of: both, high, low\."),
+    ("ppo:anchor=trainer", r"anchor=trainer is not known\. Choose one of: rollout, recomputed\."),
+    ("pg-tis:cap=0", "cap=0 makes no sense: choose 0 ≤ floor ≤ cap"),
+    ("pg-tis:cap=-1", "cap=-1 makes no sense"),
+    ("pg-tis:floor=4", "floor=4, cap=3 makes no sense"),
+    ("pg-tis:cap=many", r"cap=many is no number\."),
+    ("ppo-dual-clip:max_ratio=0.5", "max_ratio=0.5 makes no sense"),
+    ("nowhere.py", r"nowhere\.py does not exist\. Name a Python file that defines trust_region"),
+]
+
+
+@pytest.mark.parametrize(("spec", "message"), MISTAKES, ids=[spec or "empty" for spec, _ in MISTAKES])
+def test_mistakes_are_said_in_one_sentence(spec: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        find(spec)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_row_without_parameters_says_that_there_are_none() -> None:
+    with pytest.raises(UsageError) as caught:
+        find("reinforce:cap=2")
+    assert "reinforce" in str(caught.value) and "Available: ." not in str(caught.value)
+
+
+def test_a_parameter_given_twice_is_refused() -> None:
+    with pytest.raises(UsageError, match="max_tv"):
+        find("dppo-binary-tv:max_tv=0.1,max_tv=0.2")

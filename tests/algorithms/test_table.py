@@ -1,0 +1,179 @@
+"""The rows of the table: names, what they need, what they say of themselves, and tokens at the edge of float32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mismatch_cli.algorithms import table
+from mismatch_cli.algorithms.algorithm import Factor, Mask, coefficient_T, keep_T, weight_T
+from mismatch_cli.algorithms.parse import find
+from mismatch_cli.algorithms.table import ALIASES, TABLE
+from mismatch_cli.policies import ENGINE_GAP, TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Policies
+from tests.trust_regions.cases import F64, INF, REGIONS, policies, random_policies, signs
+
+VARIANTS = [
+    "dppo-binary-tv:max_tv=0.2",
+    "dppo-binary-tv:anchor=recomputed",
+    "dppo-topk-kl:k=5,cap=3,replace_last=true",
+    "ppo-icepop:band_low=0.25,band_high=4,floor=0.5,cap=2",
+    "relax-both:alpha=0.3,relax=low,ratio_low=0.1",
+    "gspo:anchor=rollout",
+    "ppo-dual-clip:max_ratio=5",
+    "binary-kl:max_kl=1e-3,cap=5",
+]
+
+
+def test_names_are_unique() -> None:
+    assert len(table._ROWS) == len(TABLE)
+    assert not set(TABLE) & set(ALIASES) and not (set(TABLE) | set(ALIASES)) & set(REGIONS)
+    assert set(ALIASES.values()) <= set(TABLE)
+
+
+@pytest.mark.parametrize("spec", [*TABLE, *REGIONS, *VARIANTS])
+def test_formulas_are_filled_in(spec: str) -> None:
+    algorithm = find(spec)
+    for formula in algorithm.formulas:
+        assert formula and not set("{}") & set(formula)
+    assert algorithm.source
+    blocked, weight = algorithm.formulas
+    assert (blocked == "never") == (not algorithm.masks or spec == "none")
+    assert (weight == "1") == (not algorithm.weight)
+
+
+@pytest.mark.parametrize(
+    ("spec", "blocked", "weight"),
+    [
+        ("reinforce", "never", "1"),
+        ("pg-tis", "never", "min(r, 3)"),
+        ("minirl-tis", "A > 0 and r′ > 1 + 0.28, or A < 0 and r′ < 1 − 0.2", "min(r, 3)"),
+        ("dppo-binary-tv", "A > 0 and p − q > 0.15, or A < 0 and q − p > 0.15", "r"),
+        ("dppo-binary-tv-recompute", "A > 0 and p − p′ > 0.15, or A < 0 and p′ − p > 0.15", "r"),
+        ("mask-0.8", "A < 0 and q − p ≥ 0.8", "r"),
+        ("ipo", "|p − q| > 0.1", "r"),
+    ],
+)
+def test_formulas_in_words(spec: str, blocked: str, weight: str) -> None:
+    assert find(spec).formulas == (blocked, weight)
+
+
+@pytest.mark.parametrize(
+    ("spec", "weight"),
+    [
+        ("gspo", "(Πr′)^(1/|y|)"),
+        ("ppo-tis", "r′ · min(ρ, 2)"),
+        ("ppo-mis", "r′ · Πρ"),
+        ("ppo-icepop:floor=0.5,cap=2", "r′ · max(min(ρ, 2), 0.5)"),
+    ],
+)
+def test_weights_in_words(spec: str, weight: str) -> None:
+    assert find(spec).formulas[1] == weight
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_what_a_row_needs_is_enough(name: str) -> None:
+    """Without the recomputed policy or the top-K, unless the row says that it needs them."""
+    algorithm, given = TABLE[name], random_policies(0)
+    assert given.recomputed is not None
+    assert algorithm.needs_top_k == (20 if "topk" in name else 0)
+    lean = Policies(
+        given.rollout,
+        given.trainer,
+        given.recomputed if algorithm.needs_recomputed else None,
+        given.offset_S1,
+        given.topk if algorithm.needs_top_k else None,
+    )
+    advantage_T = signs(len(given.trainer))
+    assert torch.equal(coefficient_T(algorithm, lean, advantage_T), coefficient_T(algorithm, given, advantage_T))
+    if algorithm.needs_recomputed:  # and it is really used
+        other = Policies(given.rollout, given.trainer, given.recomputed.roll(1), given.offset_S1, given.topk)
+        assert not torch.equal(
+            coefficient_T(algorithm, other, advantage_T), coefficient_T(algorithm, lean, advantage_T)
+        )
+
+
+def test_anchors() -> None:
+    expected = {
+        "pg-is": "none",
+        "dppo-binary-tv": "rollout",
+        "dppo-binary-tv-recompute": "recomputed",
+        "ppo-tis": "recomputed",
+        "ppo-icepop": "both",
+        "gspo": "recomputed",
+        "reinforce": "none",
+        "icepop": "rollout",
+        "dppo-binary-kl:anchor=recomputed": "recomputed",
+    }
+    assert {spec: find(spec).anchor for spec in expected} == expected
+
+
+def test_rows_whose_weight_is_r() -> None:
+    weighs = {name for name, row in TABLE.items() if row.weighs_by_ratio}
+    assert {"pg-is", "pg-tis", "minirl", "dppo-binary-tv", "mask-0.5", "ipo"} <= weighs
+    assert not weighs & {"reinforce", "ppo", "ppo-tis", "ppo-mis", "gspo"}
+
+
+def test_a_token_counts_where_every_mask_keeps_it() -> None:
+    given = random_policies(1)
+    advantage_T = signs(len(given.trainer))
+    advantage_T[::5] = 0
+    both = TABLE["ppo-icepop"]
+    each = [mask.decide(given, advantage_T).keep_T for mask in both.masks]
+    assert torch.equal(keep_T(both, given, advantage_T), each[0] & each[1])
+    assert (each[0] != each[1]).any()
+    assert (coefficient_T(both, given, advantage_T)[~(each[0] & each[1]) | (advantage_T == 0)] == 0).all()
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_blocked_tokens_are_zero_also_where_the_weight_is_infinite(name: str) -> None:
+    """Ratios of e^200 in float32: inf · A, and inf · 0 where there is no advantage."""
+    rollout, trainer = torch.tensor([-200.0, -200, -1, -0.1]), torch.tensor([-0.1, -0.1, -1.1, -INF])
+    advantage_T = torch.tensor([1.0, 0, 1, -1])
+    for recomputed in (rollout, trainer.clamp(min=-300), torch.full_like(rollout, -2)):
+        given = policies(rollout, trainer, recomputed, lengths=[1, 1, 1, 1])
+        kept_T = keep_T(TABLE[name], given, advantage_T)
+        found_T = coefficient_T(TABLE[name], given, advantage_T)
+        assert (found_T[~kept_T | (advantage_T == 0)] == 0).all()
+        assert not found_T.isnan().any()
+
+
+def test_an_infinite_weight_is_really_reached() -> None:
+    given = policies(torch.tensor([-200.0]), torch.tensor([-0.1]))
+    assert weight_T(TABLE["dppo-binary-tv"], given).item() == INF
+    assert coefficient_T(TABLE["dppo-binary-tv"], given, torch.ones(1)).item() == 0
+    assert coefficient_T(TABLE["pg-is"], given, torch.ones(1)).item() == INF  # nothing blocks it
+    assert coefficient_T(TABLE["pg-is"], given, torch.zeros(1)).item() == 0
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_token_outside_the_trainers_support_both_times(name: str) -> None:
+    """At equal weights the recomputed policy is the trainer, and a truncated support excludes the token in both."""
+    rollout, trainer = torch.tensor([-0.5, -3, -1], dtype=F64), torch.tensor([-0.4, -INF, -1.2], dtype=F64)
+    given = policies(rollout, trainer)
+    for sign in (1.0, -1.0):
+        found_T = coefficient_T(TABLE[name], given, torch.full_like(rollout, sign))
+        assert found_T.isfinite().all()
+
+
+def test_masks_of_any_ratio() -> None:
+    """The same region between three pairs of policies decides on three different numbers."""
+    given = random_policies(5)
+    assert given.recomputed is not None
+    advantage_T = signs(len(given.trainer))
+    pairs = {
+        TRAINER_ROLLOUT: given.trainer - given.rollout,
+        TRAINER_RECOMPUTED: given.trainer - given.recomputed,
+        ENGINE_GAP: given.recomputed - given.rollout,
+    }
+    for ratio, d_T in pairs.items():
+        decision = Mask("icepop", ratio, (("band_high", 2.0),)).decide(given, advantage_T)
+        torch.testing.assert_close(decision.statistic_T, d_T.exp() - 1)
+        assert torch.equal(decision.keep_T, (d_T.exp() >= 0.5) & (d_T.exp() <= 2))
+
+
+def test_factor_bounds_in_words() -> None:
+    assert [str(Factor(TRAINER_ROLLOUT, *bounds)) for bounds in ((), (0.0, 5), (0.5, 2))] == [
+        "r",
+        "min(r, 5)",
+        "max(min(r, 2), 0.5)",
+    ]

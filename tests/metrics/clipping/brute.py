@@ -1,0 +1,177 @@
+"""A second opinion in float64: every counted token a row of a table, every mask as its paper or framework writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+
+from mismatch_cli.batch import TokenBatch
+from mismatch_cli.metrics.clipping.judged import Needs
+from mismatch_cli.metrics.hashing import hash_keys, mix
+
+INF = float("inf")
+Rule = Callable[[pd.DataFrame], pd.Series]
+
+
+def counted(batch: TokenBatch, needs: Needs) -> pd.DataFrame:
+    """The tokens that count, one row each, with a column for every algorithm that says whether it blocks the token.
+
+    Where there are no advantages every token stands here twice, as if A = 1 and as if A = −1.
+    """
+    lengths = batch.offset_S1.diff().numpy()
+    t = pd.DataFrame({"s": np.repeat(np.arange(len(lengths)), lengths)})
+    t["pos"] = t.groupby("s").cumcount()
+    for name in ("prompt_id", "sample_index", "step"):
+        t[name] = getattr(batch, f"{name}_S").numpy()[t["s"]]
+    t["id"] = batch.response_ids_T.numpy()
+    t["row"] = np.arange(len(t))
+    wanted = {"lq": "logp_rollout", "lp": "logp_trainer", "l1": "logp_recomputed", "A": "advantage"}
+    wanted |= {"entropy": "entropy_trainer", "tv_full": "tv_full", "kl_full": "kl_full"}
+    for short, name in wanted.items():
+        column = getattr(batch, f"{name}_T")
+        t[short] = np.nan if column is None else column.numpy().astype(np.float64)
+    t["q"], t["p"], t["p1"] = np.exp(t["lq"]), np.exp(t["lp"]), np.exp(t["l1"])
+    with np.errstate(over="ignore"):
+        t["r"], t["r1"], t["rho"] = np.exp(t["lp"] - t["lq"]), np.exp(t["lp"] - t["l1"]), np.exp(t["l1"] - t["lq"])
+    needed = ["lq", "lp", *(["l1"] if needs.recomputed else []), *(["A"] if needs.advantages else [])]
+    needed += ["tv_full", "kl_full"] if needs.full else []
+    t = t[batch.loss_mask_T.numpy() & t[needed].notna().all(axis=1).to_numpy()].reset_index(drop=True)
+    for k in (1, 5, 10, 20) if needs.top_k else ():
+        t[f"tv{k}"], t[f"kl{k}"] = top_k(batch, t, k, "rollout", "trainer")
+    if needs.topk_recomputed:
+        t["tv20_1"], t["kl20_1"] = top_k(batch, t, 20, "recomputed", "trainer")
+    t["mean_now"], t["mean_gap"], t["sum_gap"] = (
+        (t[current] - t[anchor]).groupby(t["s"]).transform(how)
+        for current, anchor, how in (("lp", "l1", "mean"), ("l1", "lq", "mean"), ("l1", "lq", "sum"))
+    )
+    if not needs.advantages:
+        t = pd.concat([t.assign(A=1.0), t.assign(A=-1.0)], ignore_index=True)
+    able = {n: rule for n, rule in BLOCKED.items() if needs.recomputed or n in ON_ROLLOUT}
+    able = {n: rule for n, rule in able.items() if needs.top_k or not n.startswith("dppo-topk")}
+    return t.assign(**{n: rule(t) & (t["A"] != 0) for n, rule in able.items()})  # without A there is nothing to block
+
+
+def top_k(batch: TokenBatch, t: pd.DataFrame, k: int, anchor: str, current: str) -> tuple[list[float], list[float]]:
+    """TV and KL(anchor‖current) over the first k ids, the sampled token, and all others: one token at a time."""
+    ids = batch.topk_ids_TK.numpy()
+    q_TK, p_TK = (np.exp(getattr(batch, f"topk_logp_{n}_TK").numpy().astype(np.float64)) for n in (anchor, current))
+    short = {"rollout": "q", "trainer": "p", "recomputed": "p1"}
+    tvs, kls = [], []
+    for row, token, q, p in zip(t["row"], t["id"], t[short[anchor]], t[short[current]], strict=True):
+        parts = [(q_TK[row, i], p_TK[row, i]) for i in range(k)]
+        if token not in ids[row, :k]:
+            parts.append((q, p))
+        rest = [max(1 - sum(part[side] for part in parts), 1e-6) for side in (0, 1)]
+        parts.append((rest[0], rest[1]))
+        tvs.append(sum(abs(a - b) for a, b in parts) / 2)
+        kls.append(sum(a * np.log(a / b) for a, b in parts))
+    return tvs, kls
+
+
+def binary_kl(q: pd.Series, p: pd.Series) -> pd.Series:
+    """KL(q‖p) over {token, any other}; where p = 0 it is infinite."""
+    with np.errstate(divide="ignore"):
+        return q * np.log(q / p) + (1 - q) * np.log((1 - q) / (1 - p))
+
+
+def clip(t: pd.DataFrame, ratio: str, low: float = 0.2, high: float = 0.28) -> pd.Series:
+    return ((t["A"] > 0) & (t[ratio] > 1 + high)) | ((t["A"] < 0) & (t[ratio] < 1 - low))
+
+
+def moved_away(t: pd.DataFrame, anchor: str, far: pd.Series) -> pd.Series:
+    """Far from the anchor, and the update would move the sampled token further."""
+    return far & (((t["A"] > 0) & (t["p"] > t[anchor])) | ((t["A"] < 0) & (t["p"] < t[anchor])))
+
+
+
+def _ppo(t: pd.DataFrame) -> pd.Series:
+    return clip(t, "r1", 0.2, 0.2)
+
+
+def _band(value: pd.Series, low: float, high: float) -> pd.Series:
+    return (value < low) | (value > high)
+
+
+def _gspo(t: pd.DataFrame) -> pd.Series:
+    s = np.exp(t["mean_now"])
+    return ((t["A"] > 0) & (s > 1 + 4e-4)) | ((t["A"] < 0) & (s < 1 - 3e-4))
+
+
+def _never(t: pd.DataFrame) -> pd.Series:
+    return pd.Series(False, index=t.index)
+
+
+BLOCKED: dict[str, Rule] = {
+    "pg-is": _never,
+    "pg-tis": _never,
+    "grpo-clip-higher": lambda t: clip(t, "r"),
+    "minirl": lambda t: clip(t, "r1"),
+    "minirl-tis": lambda t: clip(t, "r1"),
+    "dppo-binary-tv": lambda t: moved_away(t, "q", (t["p"] - t["q"]).abs() > 0.15),
+    "dppo-binary-tv-recompute": lambda t: moved_away(t, "p1", (t["p"] - t["p1"]).abs() > 0.15),
+    "dppo-binary-kl": lambda t: moved_away(t, "q", binary_kl(t["q"], t["p"]) > 0.05),
+    "dppo-binary-kl-recompute": lambda t: moved_away(t, "p1", binary_kl(t["p1"], t["p"]) > 0.05),
+    "dppo-topk-tv": lambda t: moved_away(t, "q", t["tv20"] > 0.2),
+    "dppo-topk-tv-recompute": lambda t: moved_away(t, "p1", t["tv20_1"] > 0.2),
+    "dppo-topk-kl": lambda t: moved_away(t, "q", t["kl20"] > 0.05),
+    "dppo-topk-kl-recompute": lambda t: moved_away(t, "p1", t["kl20_1"] > 0.05),
+    "mask-0.5": lambda t: (t["A"] < 0) & (t["q"] - t["p"] >= 0.5),
+    "mask-0.5-recompute": lambda t: (t["A"] < 0) & (t["p1"] - t["p"] >= 0.5),
+    "mask-0.8": lambda t: (t["A"] < 0) & (t["q"] - t["p"] >= 0.8),
+    "relax-high": lambda t: clip(t, "r") & ((t["A"] < 0) | (t["q"] >= 0.1)),
+    "relax-low": lambda t: clip(t, "r") & ((t["A"] > 0) | (t["q"] >= 0.1)),
+    "relax-both": lambda t: clip(t, "r") & (t["q"] >= 0.1),
+    "reinforce": _never,
+    "ppo": _ppo,
+    "ppo-tis": _ppo,
+    "ppo-icepop": lambda t: _ppo(t) | _band(t["rho"], 0.5, 5.0),
+    "ppo-mis": lambda t: _ppo(t) | _band(np.exp(t["sum_gap"]), 0.0, 3.0),
+    "ppo-mis-geometric": lambda t: _ppo(t) | _band(np.exp(t["mean_gap"]), 0.999, 1.002),
+    "ppo-dual-clip": lambda t: _ppo(t) | ((t["A"] < 0) & (t["r1"] > 3)),
+    "gspo": _gspo,
+    "ipo": lambda t: (t["p"] - t["q"]).abs() > 0.1,
+    "ppo-opsm": lambda t: _ppo(t) | ((t["A"] < 0) & (-t["mean_now"] > 1e-4)),
+}
+ON_ROLLOUT = {"pg-is", "pg-tis", "reinforce", "ipo", "relax-high", "relax-low", "relax-both", "grpo-clip-higher"}
+ON_ROLLOUT |= {"dppo-binary-tv", "dppo-binary-kl", "dppo-topk-tv", "dppo-topk-kl", "mask-0.5", "mask-0.8"}
+CAPS = {"pg-tis": 3.0, "minirl-tis": 3.0} | {name: 5.0 for name in BLOCKED if name.startswith("dppo-topk")}
+OTHER_WEIGHT = {"reinforce", "gspo", *(name for name in BLOCKED if name.startswith("ppo"))}
+
+
+def weight(t: pd.DataFrame, name: str) -> pd.Series:
+    """The weight of the update, for the algorithms whose weight is r."""
+    return t["r"].clip(upper=CAPS.get(name, INF))
+
+
+def lost(t: pd.DataFrame, name: str) -> dict[str, float | None]:
+    """Update weight lost, for the tokens of `t`: of all, by masks, by caps."""
+    size, out = t["A"].abs(), t[name]
+    if name in OTHER_WEIGHT:
+        share = size[out].sum() / size.sum()
+        return {"all": share, "masked": share, "capped": None}
+    whole = (t["r"] * size).sum()
+    return {
+        "all": 1 - (weight(t, name) * size)[~out].sum() / whole,
+        "masked": (t["r"] * size)[out].sum() / whole,
+        "capped": ((t["r"] - weight(t, name)) * size)[~out].sum() / whole,
+    }
+
+
+def outward(t: pd.DataFrame, family: str) -> pd.Series:
+    """The statistic of a family of thresholds, positive where the update moves the token further from μ."""
+    magnitude = {
+        "ratio_clip": lambda: (t["r"] - 1).abs(),
+        "binary_tv": lambda: (t["p"] - t["q"]).abs(),
+        "binary_kl": lambda: binary_kl(t["q"], t["p"]),
+        "top_k_tv": lambda: t["tv20"],
+        "top_k_kl": lambda: t["kl20"],
+    }[family]()
+    return magnitude * np.sign(t["p"] - t["q"]) * np.sign(t["A"])
+
+
+def token_hashes(t: pd.DataFrame) -> np.ndarray:
+    """The number by which examples are chosen at random: of the response, then mixed with the position."""
+    of_response = hash_keys(*(t[name].to_numpy() for name in ("prompt_id", "sample_index", "step")))
+    return mix(of_response + t["pos"].to_numpy().astype(np.uint64))

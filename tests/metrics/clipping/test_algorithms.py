@@ -1,0 +1,203 @@
+"""Every number of every algorithm against a plain count in float64."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.metrics.clipping import brute
+from tests.metrics.clipping.world import ALL, EVERYTHING, result_of, without, world
+
+CASES = {
+    "one advantage per response": {"batch": world(0), "needs": EVERYTHING},
+    "an advantage per token": {"batch": world(1, per_token=True), "needs": EVERYTHING},
+    "no advantages": {
+        "batch": without(world(2), "advantage_T"),
+        "needs": replace(EVERYTHING, advantages=False),
+    },
+}
+NAMES = [algorithm.name for algorithm in ALL]
+MU_EDGES = (0, 1e-4, 1e-3, 0.01, 0.05, 0.15, 0.3, 0.5, 0.7, 0.9, 0.99, 1)
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest) -> SimpleNamespace:
+    """A batch, its counted tokens (`t`) and judged ones (`judged`), and the result for all algorithms."""
+    batch, needs = CASES[request.param]["batch"], CASES[request.param]["needs"]
+    t = brute.counted(batch, needs)
+    result = result_of(batch, needs=needs)
+    rows = {row["name"]: row for row in result["algorithms"]}
+    return SimpleNamespace(
+        batch=batch, t=t, judged=t[t["A"] != 0], signed=needs.advantages, result=result, rows=rows, needs=needs
+    )
+
+
+def value(estimate: dict[str, Any]) -> float:
+    return np.nan if estimate["value"] is None else estimate["value"]
+
+
+def near(expected: float | None) -> Any:
+    return None if expected is None else pytest.approx(expected, rel=2e-5, abs=1e-9, nan_ok=True)
+
+
+def share(flags: pd.Series) -> float:
+    """NaN (null in the JSON) over nothing."""
+    return float(flags.mean()) if len(flags) else np.nan
+
+
+def of_sign(t: pd.DataFrame, name: str) -> pd.DataFrame:
+    return {"all": t, "positive": t[t["A"] > 0], "negative": t[t["A"] < 0]}[name]
+
+
+def test_the_table_is_complete_and_the_batches_are_telling(case):
+    """Every algorithm is in the second opinion, and every mask but the rarest blocks something here."""
+    assert set(NAMES) == set(brute.BLOCKED)
+    never = {name for name in NAMES if not case.judged[name].any()}
+    assert {"pg-is", "pg-tis", "reinforce"} <= never <= {"pg-is", "pg-tis", "reinforce", "mask-0.8"}
+
+
+def test_counts(case):
+    batch, t, counts = case.batch, case.t, case.result["counts"]
+    assert counts["tokens"] == case.judged["row"].nunique()
+    assert counts["positive"] == (t["A"] > 0).sum() and counts["negative"] == (t["A"] < 0).sum()
+    assert counts["zero_advantage"] == (t["A"] == 0).sum()
+    assert counts["masked"] == (~batch.loss_mask_T).sum() > 0
+    assert counts["not_measured"] == (batch.loss_mask_T & batch.logp_recomputed_T.isnan()).sum() > 0
+    assert counts["masked"] + counts["not_measured"] + t["row"].nunique() == batch.num_tokens
+    assert counts["responses"] == batch.num_responses
+    assert counts["prompts"] == case.judged["prompt_id"].nunique() and counts["prompts_exact"] is True
+    assert counts["steps"] == 6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_blocked_shares(case, name):
+    for sign, estimate in case.rows[name]["blocked"].items():
+        tokens = of_sign(case.judged, sign)
+        expected = share(tokens[name]) if case.signed or sign != "all" else np.nan
+        assert value(estimate) == near(expected), sign
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_update_weight_lost(case, name):
+    row = case.rows[name]
+    assert row["weighs_by_ratio"] is (name not in brute.OTHER_WEIGHT)
+    assert list(row["lost"]) == ["all", "positive", "negative", "masked", "capped"]
+    for sign in ("positive", "negative"):
+        assert row["lost"][sign]["value"] == near(brute.lost(of_sign(case.judged, sign), name)["all"])
+    expected = brute.lost(case.judged, name)
+    for part in ("all", "masked", "capped"):
+        assert row["lost"][part]["value"] == (near(expected[part]) if case.signed else None), part
+        assert row["lost"][part]["value"] is not None or row["lost"][part]["note"]
+
+
+def test_caps_take_something(case):
+    if case.signed:
+        assert all(case.rows[name]["lost"]["capped"]["value"] > 0 for name in ("pg-tis", "minirl-tis"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_responses_touched(case, name):
+    out = case.judged[case.judged[name]]
+    expected = out["s"].nunique() / case.judged["s"].nunique() if case.signed else np.nan
+    assert value(case.rows[name]["responses_touched"]) == near(expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_mean_mu_and_entropy_of_blocked_and_kept(case, name):
+    out = case.judged[name]
+    assert case.judged["entropy"].isna().any()
+    for column, short in (("q", "mu"), ("entropy", "entropy")):
+        for which, tokens in (("blocked", case.judged[out]), ("kept", case.judged[~out])):
+            assert value(case.rows[name][f"{short}_{which}"]) == near(tokens[column].mean()), (short, which)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_by_mu(case, name):
+    rows = case.rows[name]["by_mu"]
+    assert [(row["mu_low"], row["mu_high"]) for row in rows] == list(zip(MU_EDGES, MU_EDGES[1:], strict=False))
+    assert sum(row["tokens"] for row in rows) == len(case.judged)
+    judged = case.judged[["A", "q", name]]
+    for row in rows:
+        check_bin(case, name, row, judged[(judged["q"] >= row["mu_low"]) & (judged["q"] < (row["mu_high"] if row["mu_high"] < 1 else 2))])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_by_position(case, name):
+    """Positions count every token of the response, also those that the loss mask leaves out."""
+    rows = case.rows[name]["by_position"]
+    assert [(row["first"], row["last"]) for row in rows][:4] == [(0, 0), (1, 1), (2, 3), (4, 7)]
+    assert sum(row["tokens"] for row in rows) == len(case.judged)
+    judged = case.judged[["A", "pos", name]]
+    for row in rows:
+        check_bin(case, name, row, judged[judged["pos"].between(row["first"], row["last"])])
+
+
+def check_bin(case: SimpleNamespace, name: str, row: dict[str, Any], inside: pd.DataFrame) -> None:
+    assert row["tokens"] == len(inside)
+    for sign, estimate in row["blocked"].items():
+        tokens = of_sign(inside, sign)
+        expected = share(tokens[name])
+        assert value(estimate) == near(expected if case.signed or sign != "all" else np.nan), (row, sign)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_by_step(case, name):
+    judged, rows = case.judged[["step", "q", "entropy", name]], case.rows[name]["by_step"]
+    out = judged[name]
+    assert [(row["first"], row["last"]) for row in rows] == [(step, step) for step in range(6)]
+    for row in rows:
+        inside = judged[judged["step"] == row["first"]]
+        assert row["tokens"] == len(inside)
+        assert value(row["blocked"]) == near(share(out[inside.index]))
+        for column, short in (("q", "mu"), ("entropy", "entropy")):
+            for which, tokens in (("blocked", inside[out[inside.index]]), ("kept", inside[~out[inside.index]])):
+                assert value(row[f"{short}_{which}"]) == near(tokens[column].mean()), (row["first"], short, which)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("sign", ["positive", "negative"])
+def test_blocked_tokens(case, name, sign):
+    """The most frequently blocked ids; ids that are blocked equally often in order of their id."""
+    tokens = of_sign(case.judged[["A", "id", "q", "p", "r", name]], sign)
+    out = tokens[tokens[name]]
+    counts = sorted(out["id"].value_counts().items(), key=lambda item: (-item[1], item[0]))
+    rows = case.rows[name]["blocked_tokens"][sign]
+    assert [(row["token_id"], row["blocked"]) for row in rows] == counts[:50]
+    occurrences, means = tokens["id"].value_counts(), out.groupby("id")[["q", "p", "r"]].mean()
+    for row in rows:
+        assert row["tokens"] == occurrences[row["token_id"]]
+        assert row["rate"] == near(row["blocked"] / row["tokens"])
+        assert row["lift"] == near(row["rate"] / (len(out) / len(tokens)))
+        assert [row["mu"], row["pi"], row["ratio"]] == pytest.approx(means.loc[row["token_id"]].tolist(), rel=2e-5)
+
+
+def test_only_as_many_blocked_tokens_as_asked(case):
+    few = result_of(case.batch, needs=case.needs, blocked_tokens=3)
+    for row in few["algorithms"]:
+        assert row["blocked_tokens"]["positive"] == case.rows[row["name"]]["blocked_tokens"]["positive"][:3]
+
+
+def test_the_json_holds_no_nan(case):
+    json.dumps(case.result, allow_nan=False)
+
+
+ANCHORS = {
+    "pg-is": "none", "pg-tis": "none", "reinforce": "none", "grpo-clip-higher": "rollout", "ipo": "rollout",
+    "minirl": "recomputed", "dppo-binary-kl": "rollout", "dppo-binary-kl-recompute": "recomputed", "ppo": "recomputed",
+    "ppo-tis": "recomputed", "ppo-icepop": "both", "ppo-mis": "both", "gspo": "recomputed",
+}  # fmt: skip
+
+
+def test_each_row_says_what_the_algorithm_is(case):
+    assert [row["name"] for row in case.result["algorithms"]] == NAMES
+    for name, anchor in ANCHORS.items():
+        assert case.rows[name]["anchor"] == anchor, name
+    for algorithm in ALL:
+        row = case.rows[algorithm.name]
+        assert (row["blocked_when"], row["weight"]) == algorithm.formulas and row["source"] == algorithm.source

@@ -1,0 +1,123 @@
+"""Binary and top-K divergences against the full ones: bias, rank correlation, wrong decisions, and the bracket."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mismatch_cli.metrics.clipping.judged import Needs
+from tests.metrics.clipping import brute
+from tests.metrics.clipping.world import ALL, EVERYTHING, result_of, world
+
+THRESHOLDS = {"tv": 0.15, "kl": 0.05}
+WITHOUT_TOP_K = tuple(a for a in ALL if not a.needs_top_k)
+
+
+def column(t: pd.DataFrame, divergence: str, k: int) -> pd.Series:
+    if k:
+        return t[f"{divergence}{k}"]
+    return (t["p"] - t["q"]).abs() if divergence == "tv" else brute.binary_kl(t["q"], t["p"])
+
+
+def test_every_divergence_and_partition_has_a_row(judged_world):
+    found = judged_world.result["approximation"]
+    assert found["truth"] == "full"
+    expected = [(divergence, k) for divergence in THRESHOLDS for k in (0, 1, 5, 10, 20)]
+    assert [(row["divergence"], row["k"]) for row in found["rows"]] == expected
+    assert [row["k"] for row in found["bracket"]] == [0, 1, 5, 10, 20]
+
+
+def test_mean_bias_rank_correlation_and_wrong_decisions(judged_world):
+    t, judged = judged_world.t, judged_world.judged
+    away = np.sign(judged["A"]) * (judged["p"] - judged["q"]) > 0
+    assert len(t) > len(judged)
+    for row in judged_world.result["approximation"]["rows"]:
+        divergence, k, threshold = row["divergence"], row["k"], row["threshold"]
+        assert threshold == THRESHOLDS[divergence]
+        value, full = column(t, divergence, k), t[f"{divergence}_full"]
+        assert row["mean"]["value"] == pytest.approx(value.mean(), rel=1e-4), row
+        assert row["bias"]["value"] == pytest.approx((value - full).mean(), rel=1e-3, abs=2e-6), row
+        spearman = value.rank().corr(full.rank())
+        assert row["rank_correlation"]["value"] == pytest.approx(spearman, abs=1e-4), row  # float32 ties and swaps near 0
+        wrong = away & ((value > threshold) != (full > threshold)).loc[judged.index]
+        assert row["wrong_mask"]["value"] == pytest.approx(wrong.mean(), abs=1e-12), row
+
+
+def test_a_coarser_partition_is_a_lower_bound(judged_world):
+    """Binary ≤ top-1 ≤ top-5 ≤ … ≤ full, so every bias is at most 0 and it shrinks with k."""
+    for divergence in THRESHOLDS:
+        rows = [row for row in judged_world.result["approximation"]["rows"] if row["divergence"] == divergence]
+        biases = [row["bias"]["value"] for row in rows]
+        assert biases == sorted(biases) and biases[0] < 0 and biases[-1] <= 1e-6
+        assert rows[0]["wrong_mask"]["value"] > rows[-1]["wrong_mask"]["value"]
+
+
+def slack(judged_world, k: int) -> pd.Series:
+    """Σ min(μ, π) over the parts that hold several tokens: the others."""
+    t, batch = judged_world.t, judged_world.batch
+    if not k:
+        return np.minimum(1 - t["q"], 1 - t["p"])
+    ids = batch.topk_ids_TK.numpy()[t["row"], :k]
+    alone = (ids != t["id"].to_numpy()[:, None]).all(axis=1)
+    rests = []
+    for name, short in (("rollout", "q"), ("trainer", "p")):
+        logp = getattr(batch, f"topk_logp_{name}_TK").numpy().astype(np.float64)[t["row"], :k]
+        rests.append((1 - np.exp(logp).sum(axis=1) - np.where(alone, t[short], 0)).clip(min=0))
+    return pd.Series(np.minimum(*rests), index=t.index)
+
+
+def test_the_bracket_holds_the_full_tv(judged_world):
+    t = judged_world.t
+    widths = []
+    for row in judged_world.result["approximation"]["bracket"]:
+        low = column(t, "tv", row["k"])
+        high = (low + slack(judged_world, row["k"])).clip(upper=1)
+        assert (low <= t["tv_full"] + 1e-6).all() and (t["tv_full"] <= high + 1e-6).all()
+        assert row["low"]["value"] == pytest.approx(low.mean(), rel=1e-5)
+        assert row["high"]["value"] == pytest.approx(high.mean(), rel=1e-5)
+        assert row["low"]["value"] <= t["tv_full"].mean() <= row["high"]["value"]
+        assert row["threshold"] == 0.15
+        decided = (low > 0.15) | (high <= 0.15)
+        assert row["decided"]["value"] == pytest.approx(decided.mean(), abs=1e-12)
+        widths.append(row["high"]["value"] - row["low"]["value"])
+    assert widths == sorted(widths, reverse=True)
+
+
+def test_without_the_full_divergence_only_means_and_the_bracket_remain(judged_world):
+    batch = replace(judged_world.batch, tv_full_T=None, kl_full_T=None)
+    found = result_of(batch, needs=replace(EVERYTHING, full=False))["approximation"]
+    assert found["truth"] is None
+    for row, with_truth in zip(found["rows"], judged_world.result["approximation"]["rows"], strict=True):
+        assert row["mean"] == with_truth["mean"]
+        for name in ("bias", "rank_correlation", "wrong_mask"):
+            assert row[name] == {"value": None, "low": None, "high": None, "note": "not measured"}
+    assert found["bracket"] == judged_world.result["approximation"]["bracket"]
+
+
+def test_without_top_k_the_binary_divergences_remain(judged_world):
+    found = result_of(judged_world.batch, needs=Needs(True, True, 0, True), algorithms=WITHOUT_TOP_K)["approximation"]
+    with_top_k = [row for row in judged_world.result["approximation"]["rows"] if row["k"] == 0]
+    assert found["rows"] == with_top_k
+    assert [row["k"] for row in found["bracket"]] == [0]
+
+
+@pytest.mark.parametrize(("top_k", "ks"), [(1, [0, 1]), (5, [0, 1, 5]), (7, [0, 1, 5, 7])])
+def test_smaller_recordings(top_k, ks):
+    found = result_of(world(3, 30, top_k=top_k), needs=Needs(True, True, top_k, True), algorithms=WITHOUT_TOP_K)
+    assert [row["k"] for row in found["approximation"]["bracket"]] == ks
+    assert set(found["sweeps"]) >= {"top_k_tv", "top_k_kl"}
+
+
+def test_asking_both_signs_counts_each_token_once_except_for_masks(judged_world):
+    """Without advantages means are over tokens; a mask is asked for both signs, and only one of them moves away."""
+    t = judged_world.t
+    batch = replace(judged_world.batch, advantage_T=None)
+    found = result_of(batch, needs=replace(EVERYTHING, advantages=False))["approximation"]
+    for row, signed in zip(found["rows"], judged_world.result["approximation"]["rows"], strict=True):
+        assert row["mean"]["value"] == signed["mean"]["value"] and row["bias"]["value"] == signed["bias"]["value"]
+        value, full = column(t, row["divergence"], row["k"]), t[f"{row['divergence']}_full"]
+        wrong = (value > row["threshold"]) != (full > row["threshold"])
+        assert row["wrong_mask"]["value"] == pytest.approx(wrong.sum() / (2 * len(t)), abs=1e-12)

@@ -1,0 +1,92 @@
+"""Bad updates: A < 0 and μ − π ≥ δ, over both denominators, by step, and beside the reward."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mismatch_cli.metrics.clipping.bad_updates import DELTAS
+from tests.metrics.clipping.world import PLAIN, plain_algorithms, result_of, simple, world
+
+PLAINLY = {"needs": PLAIN, "algorithms": plain_algorithms()}
+
+
+def test_the_sweep_over_both_denominators(judged_world):
+    found, judged = judged_world.result["bad_updates"], judged_world.judged
+    drop = (judged["q"] - judged["p"])[judged["A"] < 0]
+    assert [row["delta"] for row in found["sweep"]] == list(DELTAS)
+    assert found["sweep"][0]["bad"] > found["sweep"][6]["bad"] > 0
+    for row in found["sweep"]:
+        bad = int((drop >= row["delta"]).sum())
+        assert row["bad"] == bad
+        assert row["over_tokens"]["value"] == pytest.approx(bad / len(judged))
+        assert row["over_negative"]["value"] == pytest.approx(bad / len(drop))
+    at_half = next(row for row in found["sweep"] if row["delta"] == 0.5)
+    assert found["delta"] == 0.5
+    assert (found["over_tokens"], found["over_negative"]) == (at_half["over_tokens"], at_half["over_negative"])
+
+
+def test_a_drop_of_exactly_delta_is_bad():
+    """μ = 1, π = ½: both are exact in float32."""
+    batch = simple([[0.0], [0.0]], [[float(np.log(np.float32(0.5)))], [np.log(0.5001)]], [-1, -1])
+    found = result_of(batch, **PLAINLY)
+    at_half = next(row for row in found["bad_updates"]["sweep"] if row["delta"] == 0.5)
+    assert at_half["bad"] == 1
+    blocked = next(row for row in found["algorithms"] if row["name"] == "mask-0.5")["blocked"]
+    assert blocked["negative"]["value"] == 0.5
+
+
+def test_by_step_with_the_reward_of_all_responses(judged_world):
+    """The reward of a step is the mean over its responses, also over those without an advantage."""
+    rewards, steps = judged_world.batch.reward_S.numpy(), judged_world.batch.step_S.numpy()
+    assert np.isnan(rewards).any()
+    rows = judged_world.result["bad_updates"]["by_step"]
+    assert [(row["first"], row["last"]) for row in rows] == [(step, step) for step in range(6)]
+    for row in rows:
+        inside = judged_world.judged[judged_world.judged["step"] == row["first"]]
+        bad = int(((inside["A"] < 0) & (inside["q"] - inside["p"] >= 0.5)).sum())
+        negative = int((inside["A"] < 0).sum())
+        assert (row["tokens"], row["negative"], row["bad"]) == (len(inside), negative, bad)
+        assert row["over_tokens"]["value"] == pytest.approx(bad / len(inside))
+        assert row["over_negative"]["value"] == pytest.approx(bad / negative)
+        assert row["reward"]["value"] == pytest.approx(np.nanmean(rewards[steps == row["first"]]))
+
+
+def test_correlations_over_the_steps():
+    """With the reward, with its change to the next step, and with the size of that change."""
+    found = result_of(world(4, 240, steps=16), **PLAINLY)["bad_updates"]
+    bad = np.array([row["over_negative"]["value"] for row in found["by_step"]], dtype=float)
+    reward = np.array([row["reward"]["value"] for row in found["by_step"]], dtype=float)
+    change = np.diff(reward)
+    expected = [(bad, reward), (bad[:-1], change), (bad[:-1], abs(change))]
+    assert [row["steps"] for row in found["correlations"]] == [16, 15, 15]
+    for row, (x, y) in zip(found["correlations"], expected, strict=True):
+        assert row["value"] == pytest.approx(np.corrcoef(x, y)[0, 1])
+        assert -1 <= row["low"] <= row["value"] <= row["high"] <= 1
+        assert row["of"] and row["with"] and row["note"] is None
+
+
+def test_correlations_need_a_series():
+    found = result_of(world(4, 30, steps=2), **PLAINLY)["bad_updates"]["correlations"]
+    assert all(row["value"] is None and row["note"] for row in found)
+
+
+def test_without_rewards_there_is_nothing_to_correlate(judged_world):
+    found = result_of(replace(judged_world.batch, reward_S=None))["bad_updates"]
+    assert all(row["reward"]["value"] is None for row in found["by_step"])
+    assert [row["steps"] for row in found["correlations"]] == [0, 0, 0]
+    assert found["sweep"] == judged_world.result["bad_updates"]["sweep"]
+
+
+def test_without_advantages_every_token_is_asked_as_if_it_were_negative(judged_world):
+    batch = replace(judged_world.batch, advantage_T=None)
+    found = result_of(batch, needs=replace(PLAIN, advantages=False), algorithms=plain_algorithms())["bad_updates"]
+    counted = batch.loss_mask_T.numpy()
+    drop = (batch.logp_rollout_T.double().exp() - batch.logp_trainer_T.double().exp()).numpy()[counted]
+    for row in found["sweep"]:
+        assert row["bad"] == (drop >= row["delta"]).sum()
+        assert row["over_negative"]["value"] == pytest.approx(row["bad"] / len(drop))
+        assert row["over_tokens"]["value"] is None and row["over_tokens"]["note"]
+    assert found["correlations"] == []

@@ -1,0 +1,105 @@
+"""Which algorithms block the same tokens, and the examples on which they differ."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mismatch_cli.metrics.clipping.judged import judge
+from mismatch_cli.metrics.clipping.overlap import Overlap
+from tests.metrics.clipping import brute
+from tests.metrics.clipping.world import ALL, EVERYTHING, PLAIN, plain_algorithms, world
+
+
+def test_counts_and_jaccard_of_every_pair(judged_world):
+    overlap, judged = judged_world.result["overlap"], judged_world.judged
+    assert overlap["names"] == [algorithm.name for algorithm in ALL]
+    for i, first in enumerate(overlap["names"]):
+        for j, second in enumerate(overlap["names"]):
+            both = int((judged[first] & judged[second]).sum())
+            either = int((judged[first] | judged[second]).sum())
+            assert overlap["both"][i][j] == both, (first, second)
+            assert overlap["only_row"][i][j] == int((judged[first] & ~judged[second]).sum()), (first, second)
+            jaccard = overlap["jaccard"][i][j]
+            assert jaccard["value"] == (pytest.approx(both / either) if either else None), (first, second)
+            assert jaccard["note"] or jaccard["low"] <= jaccard["value"] <= jaccard["high"]
+
+
+def test_jaccard_intervals_stay_in_the_unit_interval(judged_world):
+    for row in judged_world.result["overlap"]["jaccard"]:
+        for estimate in row:
+            assert estimate["low"] is None or 0 <= estimate["low"] <= estimate["high"] <= 1, estimate
+
+
+def key(row: Any) -> tuple[int, ...]:
+    return row["step"], row["prompt_id"], row["sample_index"], row["position"]
+
+
+def test_examples_are_the_smallest_hashes_that_one_blocks_and_the_other_keeps(judged_world):
+    judged, found = judged_world.judged, defaultdict(list)
+    for row in judged_world.result["overlap"]["examples"]:
+        found[row["only"], row["not"]].append(row)
+    judged = judged.assign(hash=brute.token_hashes(judged)).sort_values("hash")
+    names = judged_world.result["overlap"]["names"]
+    assert sum(map(len, found.values())) > 100
+    for first in names:
+        for second in names:
+            expected = judged[judged[first] & ~judged[second]].head(3)
+            rows = found[first, second]
+            keys = zip(*(expected[c] for c in ("step", "prompt_id", "sample_index", "pos")), strict=True)
+            assert [key(row) for row in rows] == list(keys), (first, second)
+            for row, (_, token) in zip(rows, expected.iterrows(), strict=True):
+                assert row["token_id"] == token["id"] and row["trace"] == 0
+                assert row["logp_reference"] == token["lq"] and row["logp_current"] == token["lp"]
+                assert row["advantage"] == ("+" if token["A"] > 0 else "−")
+
+
+def judged_slices(batch: Any, needs: Any = EVERYTHING, algorithms: Any = ALL) -> list[Any]:
+    return [judged for cases in judge(batch, needs, algorithms) for judged in cases]
+
+
+@pytest.mark.parametrize("limit", [4, 1024])
+def test_examples_of_at_most_so_many_patterns(monkeypatch, limit):
+    """Whatever the order in which they come, the same patterns keep their examples; the counts stay exact."""
+    monkeypatch.setattr("mismatch_cli.metrics.clipping.overlap._PATTERNS", limit)
+    slices = [judged for seed in range(4) for judged in judged_slices(world(seed, 20))]
+    one, other = Overlap(len(ALL)), Overlap(len(ALL))
+    for judged in slices:
+        one.update(judged)
+    for judged in reversed(slices):
+        part = Overlap(len(ALL))
+        part.update(judged)
+        other.merge(part)
+    assert 3 < len(np.unique(one.examples["pattern"])) <= limit
+    assert len(one.examples) <= 3 * limit
+    assert sorted(one.examples.tolist(), key=str) == sorted(other.examples.tolist(), key=str)
+    assert (one.both == other.both).all()
+
+
+def test_more_than_1024_patterns_keep_the_examples_of_1024():
+    """Eleven made-up algorithms whose blocked sets are the bits of the token's number: 2,047 patterns."""
+    bits = 11
+    (judged,) = judged_slices(world(0, 300), PLAIN, plain_algorithms()[:1])
+    number_N = np.arange(len(judged.advantage_N)) % 2**bits
+    assert len(number_N) > 2**bits
+    judged.blocked = [np.flatnonzero(number_N >> bit & 1) for bit in range(bits)]
+    overlap = Overlap(bits)
+    overlap.update(judged)
+    kept = np.unique(overlap.examples["pattern"])
+    assert len(kept) == 1024
+    assert (np.unique(overlap.examples["pattern"], return_counts=True)[1] <= 3).all()
+    assert overlap.both.sum(axis=0)[0, 0] == len(judged.blocked[0])
+
+
+def test_64_algorithms_have_a_bit_each():
+    """Bit 63 is the sign bit of an int64: it must not be lost."""
+    (judged,) = judged_slices(world(0, 10), PLAIN, plain_algorithms()[:1])
+    judged.blocked = [np.zeros(0, dtype=np.int64)] * 63 + [np.array([2, 5])]
+    overlap = Overlap(64)
+    overlap.update(judged)
+    found = overlap.result([f"a{i}" for i in range(64)], 20)
+    assert found["both"][63][63] == 2 and found["only_row"][63][0] == 2
+    assert {(row["only"], row["not"]) for row in found["examples"]} == {("a63", f"a{i}") for i in range(63)}

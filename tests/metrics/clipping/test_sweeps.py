@@ -1,0 +1,113 @@
+"""What any threshold would block, and the thresholds of other families that block as many tokens."""
+
+from __future__ import annotations
+
+import pytest
+
+from mismatch_cli.algorithms.parse import find
+from mismatch_cli.metrics.clipping.sweeps import BINS, FAMILIES
+from tests.metrics.clipping import brute
+from tests.metrics.clipping.world import EVERYTHING, PLAIN, plain_algorithms, result_of, simple, world
+
+OWN_FAMILY = {
+    "grpo-clip-higher": "ratio_clip", "dppo-binary-tv": "binary_tv", "dppo-binary-kl": "binary_kl",
+    "dppo-topk-tv": "top_k_tv", "dppo-topk-kl": "top_k_kl",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_row_is_the_mask_at_that_threshold(judged_world, family):
+    rows, judged = judged_world.result["sweeps"][family], judged_world.judged
+    update, outward = judged["r"] * judged["A"].abs(), brute.outward(judged, family)
+    assert len(rows) > 20
+    exact = 0
+    for row in rows:
+        out = outward > row["threshold"] * (1 - 1e-6)
+        if not (out & (outward < row["threshold"] * (1 + 1e-6))).any():  # nothing that rounds to the threshold
+            exact += 1
+            assert row["blocked"]["value"] == pytest.approx(out.mean(), abs=1e-12), row["threshold"]
+            assert row["lost"]["value"] == pytest.approx(update[out].sum() / update.sum(), rel=1e-5, abs=1e-9)
+    assert exact >= len(rows) - 1
+    assert [row["threshold"] for row in rows] == sorted({row["threshold"] for row in rows})
+    assert rows[0]["threshold"] == 2.0**-9 and rows[0]["blocked"]["value"] > 0.2
+    assert rows[-1]["blocked"]["value"] == 0
+
+
+def test_every_cap(judged_world):
+    rows, judged = judged_world.result["sweeps"]["cap"], judged_world.judged
+    whole = (judged["r"] * judged["A"].abs()).sum()
+    assert rows[0]["cap"] == 1 and rows[0]["lost"]["value"] > rows[4]["lost"]["value"] > 0
+    for row in rows:
+        above = judged[judged["r"] > row["cap"] * (1 + 1e-6)]
+        assert row["cap"] == 1 or row["share"]["value"] == pytest.approx(len(above) / len(judged), abs=1e-12)
+        taken = ((above["r"] - row["cap"]) * above["A"].abs()).sum()
+        assert row["lost"]["value"] == pytest.approx(taken / whole, rel=1e-4, abs=1e-9)
+
+
+def test_a_ratio_of_exactly_one_is_not_above_a_cap_of_one():
+    """Most tokens of a peaked model have log π = log μ to the bit; a cap of 1 takes nothing from them."""
+    batch = simple([[-0.5, -0.1, 0.0]] * 12, [[-0.5, -0.1, 0.0]] * 12, [1.0, -1.0] * 6)
+    found = result_of(batch, needs=PLAIN, algorithms=plain_algorithms())["sweeps"]["cap"]
+    assert found[0]["cap"] == 1 and found[0]["lost"]["value"] == 0
+    assert found[0]["share"]["value"] == 0
+
+
+@pytest.mark.parametrize("fallen", [-25.0, -float("inf")])
+def test_no_ratio_clip_of_one_blocks_a_negative_token(fallen):
+    """r < 1 − 1 is never true, however far a token falls, and the sweep must say what that mask does."""
+    batch = simple([[-0.5, -0.1]] * 12, [[fallen, -0.1]] * 12, [-1.0] * 12)
+    found = result_of(batch, needs=PLAIN, algorithms=(find("grpo-clip-higher:ratio_low=1,ratio_high=1"),))
+    rows = {row["threshold"]: row["blocked"]["value"] for row in found["sweeps"]["ratio_clip"]}
+    assert found["algorithms"][0]["blocked"]["all"]["value"] == 0
+    assert rows[0.5] == 0.5
+    assert rows[1.0] == 0
+
+
+def test_the_paper_s_thresholds_agree_with_the_algorithms(judged_world):
+    """Between the rows around δ = 0.15 lies what dppo-binary-tv blocks."""
+    blocked = next(r for r in judged_world.result["algorithms"] if r["name"] == "dppo-binary-tv")["blocked"]["all"]
+    rows = judged_world.result["sweeps"]["binary_tv"]
+    below, above = (
+        [r["blocked"]["value"] for r in rows if r["threshold"] <= 0.15],
+        [r["blocked"]["value"] for r in rows if r["threshold"] > 0.15],
+    )
+    assert below[-1] >= blocked["value"] >= above[0]
+
+
+def test_equivalents_block_as_many_tokens(judged_world):
+    """At the threshold named, within one bin of 3 %, the other family blocks as many."""
+    judged, rows = judged_world.judged, judged_world.result["equivalents"]
+    pairs = {(row["algorithm"], row["family"]) for row in rows}
+    assert pairs == {(name, family) for name, own in OWN_FAMILY.items() for family in FAMILIES if family != own}
+    found = 0
+    for row in rows:
+        count = int(judged[row["algorithm"]].sum())
+        assert row["blocked"]["value"] == pytest.approx(count / len(judged))
+        outward = brute.outward(judged, row["family"])
+        threshold = row["threshold"]["value"]
+        if threshold is None:
+            assert not 0 < count <= (outward >= 2.0**-9).sum()
+            continue
+        found += 1
+        assert (outward > threshold * 1.0321).sum() <= count <= (outward > threshold / 1.0321).sum(), row
+    assert found > 15
+
+
+def test_without_top_k_those_families_are_absent():
+    found = result_of(world(0, 30), needs=PLAIN, algorithms=plain_algorithms())
+    assert set(found["sweeps"]) == {"ratio_clip", "binary_tv", "binary_kl", "cap"}
+    assert {row["family"] for row in found["equivalents"]} == {"ratio_clip", "binary_tv", "binary_kl"}
+
+
+def test_bins_are_three_percent_apart():
+    low, high = (edges[1:-1] for edges in BINS.edges)
+    assert 1 < (high / low).min() and (high / low).max() < 1.0321
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_shares_fall_with_the_threshold(seed):
+    found = result_of(world(seed, 40), needs=EVERYTHING)["sweeps"]
+    for family, rows in found.items():
+        name = "share" if family == "cap" else "blocked"
+        values = [row[name]["value"] for row in rows]
+        assert values == sorted(values, reverse=True), family

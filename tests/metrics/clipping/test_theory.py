@@ -1,0 +1,142 @@
+"""The paper's identity and bounds: on random batches, and on a toy whose every sequence can be enumerated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+
+from tests.metrics.clipping import brute
+from tests.metrics.clipping.world import EVERYTHING, PLAIN, plain_algorithms, result_of, simple, world
+
+PLAINLY = {"needs": PLAIN, "algorithms": plain_algorithms(), "theory": True}
+V, T = 3, 4  # vocabulary and length of the toy
+STATES = [state for length in range(T) for state in product(range(V), repeat=length)]
+SEQUENCES = list(product(range(V), repeat=T))
+
+
+def surrogate_and_correction(r: np.ndarray) -> tuple[float, float]:
+    """Σ (r_t − 1) and Σ (r_t − 1)(1 − Π_{j>t} r_j) of one response, as equations 5 and 6 write them."""
+    after = [np.prod(r[t + 1 :]) for t in range(len(r))]
+    return float(np.sum(r - 1)), float(sum((r_t - 1) * (1 - rest) for r_t, rest in zip(r, after, strict=True)))
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+def test_against_a_loop_over_responses(per_token):
+    batch = world(1, per_token=per_token)
+    t = brute.counted(batch, EVERYTHING)
+    reward = batch.reward_S.numpy()
+    t = t[~np.isnan(reward[t["s"]])]
+    own = {s: np.exp((rows["lp"] - rows["lq"]).to_numpy()) for s, rows in t.groupby("s")}
+    both = {s: surrogate_and_correction(r) for s, r in own.items()}
+    weight = np.array([np.prod(r) for r in own.values()])
+    surrogate = np.mean([reward[s] * x for s, (x, _) in both.items()])
+    spread = np.mean([np.abs(r - 1).sum() for r in own.values()])
+    longest, tv_max = max(map(len, own.values())), (t["p"] - t["q"]).abs().max()
+    expected = {
+        "surrogate": surrogate,
+        "correction": np.mean([reward[s] * x for s, (_, x) in both.items()]),
+        "difference": np.mean([reward[s] * (np.prod(r) - 1) for s, r in own.items()]),
+        "quadratic_bound": surrogate - 2 * longest * (longest - 1) * tv_max**2,
+        "linear_bound": surrogate - 2 * spread,
+        "tv_sum": spread / 2,
+        "ess": weight.sum() ** 2 / (len(weight) * (weight**2).sum()),
+    }
+    found = result_of(batch, theory=True)["theory"]
+    for name, x in expected.items():
+        assert found[name]["value"] == pytest.approx(x, rel=1e-5, abs=1e-7), name
+    assert (found["xi"], found["longest"]) == (1, longest)
+    assert found["tv_max"] == pytest.approx(tv_max, rel=1e-5)
+    assert found["weight_max"] == pytest.approx(weight.max(), rel=1e-5)
+
+
+def test_xi_is_the_largest_size_of_a_reward():
+    batch = simple([[-1.0, -1.0]] * 2, [[-1.0, -0.9]] * 2, [1, -1], reward_S=np.array([0.5, -3.0]))
+    found = result_of(batch, **PLAINLY)["theory"]
+    assert found["xi"] == 3
+    assert found["linear_bound"]["value"] == pytest.approx(found["surrogate"]["value"] - 2 * 3 * np.expm1(0.1), rel=1e-5)
+
+
+def test_the_identity_holds_for_every_sample_alone():
+    """L′ − Δ = R (Πr − 1) for one response at a time, also where Πr is far from 1."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        logq, logp = -rng.exponential(1.0, 8), -rng.exponential(1.0, 8)
+        found = result_of(simple([list(logq)], [list(logp)], [1.0], reward_S=np.array([0.7])), **PLAINLY)["theory"]
+        x, correction = surrogate_and_correction(np.exp(logp - logq))
+        assert found["surrogate"]["value"] == pytest.approx(0.7 * x, rel=1e-5, abs=1e-6)
+        assert found["correction"]["value"] == pytest.approx(0.7 * correction, rel=1e-4, abs=1e-5)
+        difference = found["surrogate"]["value"] - found["correction"]["value"]
+        assert found["difference"]["value"] == pytest.approx(difference, rel=1e-12, abs=1e-12)
+        assert found["difference"]["value"] == pytest.approx(0.7 * np.expm1((logp - logq).sum()), rel=1e-5)
+
+
+def toy(policy: dict[tuple[int, ...], np.ndarray]) -> np.ndarray:
+    """Log-probability of each token of every sequence: [sequences, T]."""
+    return np.log([[policy[sequence[:t]][sequence[t]] for t in range(T)] for sequence in SEQUENCES])
+
+
+def test_on_all_sequences_weighted_by_mu_the_difference_is_exact():
+    """μ in sixths, so that every sequence can stand in the trace as often as μ says: J(π) − J(μ), not an estimate."""
+    rng = np.random.default_rng(3)
+    mu = {state: rng.permutation([1, 2, 3]) / 6 for state in STATES}
+    pi = {state: rng.dirichlet(3 * p + 0.5) for state, p in mu.items()}
+    reward = rng.normal(size=len(SEQUENCES))
+    logq, logp = toy(mu), toy(pi)
+    times = np.rint(np.exp(logq.sum(axis=1)) * 6**T).astype(int)
+    assert times.sum() == 6**T
+    of = np.repeat(np.arange(len(SEQUENCES)), times)
+    batch = simple(logq[of].tolist(), logp[of].tolist(), [1.0] * len(of), reward_S=reward[of])
+    found = result_of(batch, **PLAINLY)["theory"]
+    gain = (np.exp(logp.sum(axis=1)) - np.exp(logq.sum(axis=1))) @ reward
+    assert found["difference"]["value"] == pytest.approx(gain, rel=1e-4, abs=1e-6)
+    assert found["surrogate"]["value"] - found["correction"]["value"] == pytest.approx(gain, rel=1e-4, abs=1e-6)
+    reached = {state: np.exp(logq[:, : len(state)].sum(axis=1))[SEQUENCES.index(state + (0,) * (T - len(state)))]
+               for state in STATES}  # fmt: skip
+    tv_sum = sum(reached[state] * np.abs(mu[state] - pi[state]).sum() / 2 for state in STATES)
+    assert found["tv_sum"]["value"] == pytest.approx(tv_sum, rel=1e-5)  # E_μ |r − 1| / 2 is the TV of the state
+    assert found["linear_bound"]["value"] <= gain
+    d_max = max(np.abs(mu[state] - pi[state]).sum() / 2 for state in STATES)
+    assert found["tv_max"] <= d_max + 1e-6  # what a sample sees is never more than the largest over all states
+
+
+def test_both_bounds_hold_with_the_true_divergence_over_all_states():
+    """Equations 7 and B.3 over random tabular policies, near and far, with the exact expectations."""
+    rng = np.random.default_rng(0)
+    tightest = np.inf
+    for case in range(400):
+        mu = {state: rng.dirichlet(np.ones(V)) for state in STATES}
+        step = 10.0 ** rng.uniform(-3, 0)
+        pi = {state: (1 - step) * p + step * rng.dirichlet(np.ones(V)) for state, p in mu.items()}
+        reward = rng.normal(size=len(SEQUENCES)) if case % 2 else rng.integers(0, 2, len(SEQUENCES)).astype(float)
+        logq, logp = toy(mu), toy(pi)
+        weight, r = np.exp(logq.sum(axis=1)), np.exp(logp - logq)
+        gain = weight @ (reward * (r.prod(axis=1) - 1))
+        surrogate, xi = weight @ (reward * (r - 1).sum(axis=1)), np.abs(reward).max()
+        tv = {state: np.abs(mu[state] - pi[state]).sum() / 2 for state in STATES}
+        penalty = 2 * xi * T * (T - 1) * max(tv.values()) ** 2
+        tv_sum = weight @ np.array([sum(tv[sequence[:t]] for t in range(T)) for sequence in SEQUENCES])
+        assert gain >= surrogate - penalty - 1e-12
+        assert gain >= surrogate - 4 * xi * tv_sum - 1e-12
+        assert 4 * xi * tv_sum == pytest.approx(2 * xi * (weight @ np.abs(r - 1).sum(axis=1)))
+        tightest = min(tightest, (gain - surrogate + penalty) / penalty)
+    assert tightest < 0.95  # the correction is really there: the bounds were not compared with nothing
+
+
+def test_theory_without_rewards_is_null():
+    batch = simple([[-1.0]], [[-1.1]], [1.0])
+    assert batch.reward_S is None
+    assert result_of(batch, **PLAINLY)["theory"] is None
+    assert result_of(replace(batch), needs=PLAIN, algorithms=plain_algorithms())["theory"] is None
+
+
+def test_a_weight_that_no_float_holds():
+    """Σd = 800 nats: the largest weight has no number, the effective sample size has one, and nothing is NaN."""
+    far = [[-40.0] * 20, *[[-1.0] * 20] * 11]
+    near = [[-0.01] * 20, *[[-1.0] * 20] * 11]
+    found = result_of(simple(far, near, [1.0] * 12, reward_S=np.ones(12)), **PLAINLY)["theory"]
+    assert found["weight_max"] is None
+    assert found["ess"]["value"] == pytest.approx(1 / 12)
+    assert found["difference"]["value"] is None and found["difference"]["note"]

@@ -1,0 +1,133 @@
+"""Random batches from whole distributions over a small vocabulary, so that every column of a trace fits every other."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from mismatch_cli.algorithms.algorithm import Algorithm
+from mismatch_cli.algorithms.table import TABLE
+from mismatch_cli.batch import TokenBatch
+from mismatch_cli.metrics.clipping.judged import Needs
+from mismatch_cli.metrics.clipping.result import clipping_result
+from mismatch_cli.metrics.clipping.summary import ClippingSummary, Question
+
+VOCABULARY = 60
+EVERYTHING = Needs(advantages=True, recomputed=True, top_k=20, full=True, topk_recomputed=True)
+PLAIN = Needs(advantages=True, recomputed=False, top_k=0, full=False)
+ALL = tuple(TABLE.values())
+
+
+def plain_algorithms() -> tuple[Algorithm, ...]:
+    """Those that ask for log π and log μ of the sampled tokens alone."""
+    return tuple(a for a in ALL if not a.needs_recomputed and not a.needs_top_k)
+
+
+def log_softmax(x: np.ndarray) -> np.ndarray:
+    x = x - x.max(axis=-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+
+
+def world(
+    seed: int = 0, responses: int = 60, *, per_token: bool = False, steps: int = 6, top_k: int = 20, samples: int = 3
+) -> TokenBatch:
+    """μ, π′ (a little noise) and π (much, and some tokens that fall far), sampled from μ, with gaps in what is known."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 40, responses)
+    tokens, response_T = int(lengths.sum()), np.repeat(np.arange(responses), lengths)
+    logits = rng.normal(size=(tokens, VOCABULARY)) * rng.gamma(3.0, 0.8, (tokens, 1))
+    logits[np.arange(tokens), rng.integers(0, VOCABULARY, tokens)] += rng.exponential(3.0, tokens)
+    mu = log_softmax(logits)
+    ids = (np.exp(mu).cumsum(axis=1) < rng.random((tokens, 1))).sum(axis=1).clip(max=VOCABULARY - 1)
+    again = logits + 0.02 * rng.normal(size=logits.shape)
+    now = again + 0.25 * rng.standard_t(3, logits.shape)
+    fallen = rng.random(tokens) < 0.08
+    now[np.flatnonzero(fallen), ids[fallen]] -= rng.exponential(3.0, int(fallen.sum()))
+    recomputed, trainer = log_softmax(again), log_softmax(now)
+    top = np.argsort(-mu, axis=1)[:, :top_k]
+    levels = rng.choice([-1.3, -0.5, 0.0, 0.5, 0.7], responses)
+    advantage = rng.choice([-1.0, 0.0, 0.6], tokens) * rng.exponential(1.0, tokens) if per_token else levels[response_T]
+    entropy = -(np.exp(trainer) * trainer).sum(axis=1)
+    entropy[response_T == 3] = np.nan
+    reward = rng.integers(0, 2, responses).astype(float)
+    reward[5] = np.nan
+    at = np.arange(tokens)
+    columns: dict[str, Any] = {
+        "offset_S1": np.concatenate([[0], lengths.cumsum()]),
+        "prompt_id_S": np.arange(responses) // samples + 100 * seed,
+        "sample_index_S": (np.arange(responses) % samples).astype(np.int32),
+        "step_S": (np.arange(responses) * steps // responses).astype(np.int32),
+        "prompt_length_S": np.full(responses, 4),
+        "truncated_S": np.zeros(responses, dtype=bool),
+        "reward_S": reward.astype(np.float32),
+        "response_ids_T": ids.astype(np.int32),
+        "loss_mask_T": rng.random(tokens) > 0.1,
+        "advantage_T": advantage,
+        "entropy_trainer_T": entropy,
+        "tv_full_T": np.abs(np.exp(mu) - np.exp(trainer)).sum(axis=1) / 2,
+        "kl_full_T": (np.exp(mu) * (mu - trainer)).sum(axis=1),
+        "topk_ids_TK": top.astype(np.int32),
+    }
+    for name, logp in (("rollout", mu), ("trainer", trainer), ("recomputed", recomputed)):
+        columns[f"logp_{name}_T"] = logp[at, ids]
+        columns[f"topk_logp_{name}_TK"] = np.take_along_axis(logp, top, 1)
+    columns["logp_recomputed_T"][response_T == 7] = np.nan
+    return _batch(columns)
+
+
+def _batch(columns: dict[str, Any]) -> TokenBatch:
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(column)) for name, column in columns.items()}
+    tensors = {name: x.float() if x.dtype == torch.float64 else x for name, x in tensors.items()}
+    return TokenBatch(**(dict.fromkeys(field.name for field in fields(TokenBatch)) | tensors))  # type: ignore[arg-type]
+
+
+def simple(logq: list[list[float]], logp: list[list[float]], advantage: list[float], **columns: Any) -> TokenBatch:
+    """A batch with one advantage per response and nothing but what a plain algorithm needs; one prompt each."""
+    lengths = [len(row) for row in logq]
+    responses = len(lengths)
+    given = {
+        "offset_S1": np.cumsum([0, *lengths]),
+        "prompt_id_S": np.arange(responses),
+        "sample_index_S": np.zeros(responses, dtype=np.int32),
+        "step_S": np.zeros(responses, dtype=np.int32),
+        "prompt_length_S": np.full(responses, 4),
+        "truncated_S": np.zeros(responses, dtype=bool),
+        "response_ids_T": np.arange(sum(lengths), dtype=np.int32),
+        "loss_mask_T": np.ones(sum(lengths), dtype=bool),
+        "logp_rollout_T": np.concatenate([np.array(row, dtype=float) for row in logq]),
+        "logp_trainer_T": np.concatenate([np.array(row, dtype=float) for row in logp]),
+        "advantage_T": np.repeat(np.array(advantage, dtype=float), lengths),
+    }
+    return _batch(given | columns)
+
+
+def without(batch: TokenBatch, *names: str) -> TokenBatch:
+    return replace(batch, **dict.fromkeys(names))
+
+
+def summarise(
+    *batches: TokenBatch,
+    needs: Needs = EVERYTHING,
+    algorithms: tuple[Algorithm, ...] = ALL,
+    theory: bool = False,
+    replicates: int = 200,
+) -> ClippingSummary:
+    summary = ClippingSummary(Question(algorithms, needs, theory), replicates)
+    for batch in batches:
+        summary.update(batch)
+    return summary
+
+
+def result_of(*batches: TokenBatch, blocked_tokens: int = 50, **question: Any) -> dict[str, Any]:
+    return clipping_result(summarise(*batches, **question), blocked_tokens)
+
+
+def estimates_in(result: Any, path: str = "") -> dict[str, dict[str, Any]]:
+    """Every estimate of a result by its path."""
+    if isinstance(result, dict) and {"value", "low", "high", "note"} <= set(result):
+        return {path: result}
+    items = result.items() if isinstance(result, dict) else enumerate(result) if isinstance(result, list) else ()
+    return {name: found for key, value in items for name, found in estimates_in(value, f"{path}/{key}").items()}

@@ -1,0 +1,223 @@
+"""A synthetic training trace, judged by the real algorithms: engine noise, staleness, tokens that fall far."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mismatch_cli.algorithms.algorithm import Algorithm, keep_T
+from mismatch_cli.algorithms.table import TABLE
+from mismatch_cli.policies import Policies
+from mismatch_cli.report.clipping.plot_data import ClippingPlotData
+
+LENGTH = 50  # tokens of a response
+MU_EDGES = (0.0, 1e-4, 1e-3, 0.01, 0.05, 0.15, 0.3, 0.5, 0.7, 0.9, 0.99, 1.0)
+NOTHING = {"value": None, "low": None, "high": None, "note": "not measured"}
+SUBJECT = "Qwen/Qwen3-1.7B-Base · vLLM bfloat16 against Hugging Face bfloat16 · 12 steps"
+
+
+@dataclass
+class Tokens:
+    """Tokens laid flat, steps one after the other; log-probabilities in nats."""
+
+    policies: Policies
+    advantage_T: torch.Tensor
+    entropy_T: np.ndarray
+    step_T: np.ndarray
+
+    @property
+    def mu_T(self) -> np.ndarray:
+        return np.exp(self.policies.rollout.numpy())
+
+    @property
+    def pi_T(self) -> np.ndarray:
+        return np.exp(self.policies.trainer.numpy())
+
+
+def make_tokens(responses: int = 400, steps: int = 8, seed: int = 0) -> Tokens:
+    """The logit of a token moves with noise, with its advantage, and more with every step."""
+    rng = np.random.default_rng(seed)
+    count = responses * LENGTH
+    step_T = np.repeat(np.arange(responses) * steps // responses, LENGTH)
+    near_one, spread = -(rng.exponential(1, count) ** 3) * 2e-3, np.log(rng.beta(0.9, 0.9, count))
+    kind = rng.choice(3, count, p=[0.7, 0.22, 0.08])
+    log_mu = np.clip(np.choose(kind, [near_one, spread, -rng.gamma(3.0, 1.6, count)]), -13.8, -1e-6)
+    advantage = np.repeat(rng.choice([-0.6, 0.4, 0.0], responses, p=[0.35, 0.5, 0.15]), LENGTH)
+    noise = rng.standard_t(3, count) * 0.03
+    stale = (0.3 + 0.7 * step_T / steps) * (0.1 * rng.standard_t(2.5, count) + 0.08 * np.sign(advantage))
+    fallen = np.where(rng.random(count) < 0.012 * (advantage < 0) * (1 + step_T) / steps, -3.5, 0.0)
+
+    def moved(x: np.ndarray) -> torch.Tensor:
+        logp = log_mu + x - np.log1p(np.exp(log_mu) * np.expm1(x))
+        return torch.from_numpy(np.minimum(logp, -1e-9).astype(np.float32))
+
+    policies = Policies(
+        moved(np.zeros(count)), moved(noise + stale + fallen), moved(noise), torch.arange(0, count + 1, LENGTH)
+    )
+    entropy_T = 0.1 - 0.6 * log_mu * rng.uniform(0.4, 1.6, count)
+    return Tokens(policies, torch.from_numpy(advantage.astype(np.float32)), entropy_T, step_T)
+
+
+def estimate(value: float, tokens: float) -> dict[str, Any]:
+    """With the interval of a share, twice as wide as for independent tokens."""
+    if not tokens or not np.isfinite(value):
+        return dict(NOTHING)
+    width = 2 * 1.96 * np.sqrt(max(value * (1 - min(value, 1)), 1e-9) / tokens)
+    return {"value": float(value), "low": float(max(value - width, 0)), "high": float(value + width), "note": None}
+
+
+def share(flags_T: np.ndarray) -> dict[str, Any]:
+    return estimate(float(flags_T.mean()) if len(flags_T) else np.nan, len(flags_T))
+
+
+def mean(values_T: np.ndarray) -> dict[str, Any]:
+    if not len(values_T):
+        return dict(NOTHING)
+    value, width = float(values_T.mean()), float(2 * values_T.std() / np.sqrt(len(values_T)))
+    return {"value": value, "low": value - width, "high": value + width, "note": None}
+
+
+def by_sign(blocked_T: np.ndarray, advantage_T: np.ndarray) -> dict[str, Any]:
+    return {
+        "all": share(blocked_T[advantage_T != 0]),
+        "positive": share(blocked_T[advantage_T > 0]),
+        "negative": share(blocked_T[advantage_T < 0]),
+    }
+
+
+def algorithm_row(algorithm: Algorithm, blocked_T: np.ndarray, tokens: Tokens) -> dict[str, Any]:
+    advantage_T, mu_T = tokens.advantage_T.numpy(), tokens.mu_T
+    bins = list(itertools.pairwise(MU_EDGES))
+    within = [(mu_T >= low) & (mu_T < high) for low, high in bins]
+    by_step = []
+    for step in np.unique(tokens.step_T):
+        here = tokens.step_T == step
+        gone, kept = here & blocked_T, here & ~blocked_T
+        by_step.append({
+            "first": int(step), "last": int(step), "tokens": int(here.sum()), "blocked": share(blocked_T[here]),
+            "mu_blocked": mean(mu_T[gone]), "mu_kept": mean(mu_T[kept]),
+            "entropy_blocked": mean(tokens.entropy_T[gone]), "entropy_kept": mean(tokens.entropy_T[kept]),
+        })  # fmt: skip
+    return {
+        "name": algorithm.name,
+        "blocked": by_sign(blocked_T, advantage_T),
+        "by_mu": [
+            {"mu_low": low, "mu_high": high, "tokens": int(inside.sum()),
+             "blocked": by_sign(blocked_T[inside], advantage_T[inside])}
+            for (low, high), inside in zip(bins, within, strict=True)
+        ],
+        "by_step": by_step,
+    }  # fmt: skip
+
+
+def overlap(names: Sequence[str], blocked_TA: np.ndarray) -> dict[str, Any]:
+    both = blocked_TA.T.astype(np.int64) @ blocked_TA
+    either = both.diagonal()[:, None] + both.diagonal() - both
+    jaccard = [
+        [estimate(b / e if e else np.nan, e) for b, e in zip(*rows, strict=True)]
+        for rows in zip(both, either, strict=True)
+    ]
+    return {
+        "names": list(names),
+        "jaccard": jaccard,
+        "both": both.tolist(),
+        "only_row": (both.diagonal()[:, None] - both).tolist(),
+    }
+
+
+def bad_updates(tokens: Tokens) -> dict[str, Any]:
+    drop_T, advantage_T = tokens.mu_T - tokens.pi_T, tokens.advantage_T.numpy()
+    negative_T, judged_T = advantage_T < 0, advantage_T != 0
+
+    def shares(bad_T: np.ndarray, here_T: np.ndarray) -> dict[str, Any]:
+        return {
+            "bad": int((bad_T & here_T).sum()), "over_tokens": share(bad_T[here_T & judged_T]),
+            "over_negative": share(bad_T[here_T & negative_T]),
+        }  # fmt: skip
+
+    bad_T, everywhere = negative_T & (drop_T >= 0.5), np.ones(len(drop_T), dtype=bool)
+    rng = np.random.default_rng(1)
+    steps = np.unique(tokens.step_T)
+    by_step = []
+    for step in steps:
+        here_T = tokens.step_T == step
+        reward = estimate(0.35 + 0.3 * step / len(steps) + rng.normal(0, 0.015), 5000)
+        row = {"first": int(step), "last": int(step), "tokens": int(here_T.sum()), "reward": reward}
+        by_step.append(row | shares(bad_T, here_T))
+    deltas = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+    sweep = [{"delta": d, **shares(negative_T & (drop_T >= d), everywhere)} for d in deltas]
+    return {"delta": 0.5, **shares(bad_T, everywhere), "sweep": sweep, "by_step": by_step, "correlations": []}
+
+
+def sweeps(tokens: Tokens) -> dict[str, Any]:
+    compared = tokens.policies.compare(TABLE["pg-is"].weight[0].ratio)
+    ratio_T, sign_T = compared.ratio_T.numpy().astype(np.float64), np.sign(tokens.advantage_T.numpy())
+    amount_T = ratio_T * np.abs(tokens.advantage_T.numpy())
+
+    def rows(distance_T: np.ndarray, thresholds: np.ndarray, factor: float = 1.0) -> list[dict[str, Any]]:
+        found = []
+        for threshold in thresholds:
+            blocked_T = distance_T * sign_T > threshold / factor
+            lost = estimate(amount_T[blocked_T].sum() / amount_T.sum(), len(sign_T))
+            found.append({"threshold": float(threshold), "blocked": share(blocked_T), "lost": lost})
+        return found
+
+    kl_T = compared.binary_kl_T.copysign(compared.difference_T).numpy()
+    caps = [
+        {"cap": float(c), "share": share(ratio_T > c),
+         "lost": estimate(np.maximum(amount_T - c * amount_T / ratio_T, 0).sum() / amount_T.sum(), len(ratio_T))}
+        for c in np.geomspace(1.1, 100, 16)
+    ]  # fmt: skip
+    tv_T, probabilities = compared.difference_T.numpy(), np.geomspace(0.005, 0.8, 20)
+    return {
+        "ratio_clip": rows(ratio_T - 1, np.geomspace(0.01, 10, 22)), "binary_tv": rows(tv_T, probabilities),
+        "binary_kl": rows(kl_T, np.geomspace(1e-4, 2, 20)), "top_k_tv": rows(tv_T, probabilities, 1.4),
+        "top_k_kl": rows(kl_T, np.geomspace(1e-4, 2, 20), 1.7), "cap": caps,
+    }  # fmt: skip
+
+
+def make_data(
+    tokens: Tokens, algorithms: Sequence[Algorithm], compared: Sequence[Algorithm] = (), *, advantages: bool = True
+) -> ClippingPlotData:
+    compared = tuple(compared) or tuple(algorithms[:2])
+    blocked_TA = np.stack([~keep_T(a, tokens.policies, tokens.advantage_T).numpy() for a in algorithms], axis=1)
+    result = {
+        "has": {"advantages": advantages, "rewards": advantages, "entropy": True, "top_k": 0, "recomputed": "measured"},
+        "algorithms": [algorithm_row(a, blocked_TA[:, i], tokens) for i, a in enumerate(algorithms)],
+        "overlap": overlap([a.name for a in algorithms], blocked_TA),
+        "bad_updates": bad_updates(tokens),
+        "sweeps": sweeps(tokens),
+    }
+    judged = np.flatnonzero(tokens.advantage_T.numpy() != 0)
+    place = {a.name: i for i, a in enumerate(algorithms)}
+    return ClippingPlotData(
+        result, SUBJECT, compared,
+        tokens.policies.rollout.numpy()[judged], tokens.policies.trainer.numpy()[judged],
+        tokens.policies.recomputed.numpy()[judged], tokens.advantage_T.numpy()[judged] if advantages else None,
+        blocked_TA[judged][:, [place[a.name] for a in compared]],
+    )  # fmt: skip
+
+
+PAIR = [TABLE["grpo-clip-higher"], TABLE["dppo-binary-tv"]]
+MANY = [algorithm for algorithm in TABLE.values() if not algorithm.needs_top_k]
+
+
+@pytest.fixture(scope="session")
+def tokens() -> Tokens:
+    return make_tokens()
+
+
+@pytest.fixture(scope="session")
+def data_of() -> Callable[..., ClippingPlotData]:
+    return make_data
+
+
+@pytest.fixture(scope="session")
+def many(tokens: Tokens) -> ClippingPlotData:
+    return make_data(tokens, MANY, PAIR)

@@ -1,0 +1,318 @@
+"""The report of a result says what the JSON says: every number, every reason, and nothing that is not there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mismatch_cli.report.clipping.build import build_view
+from mismatch_cli.report.clipping.catalog import CATALOG
+from mismatch_cli.report.clipping.subject import Subject
+from mismatch_cli.report.view import ReportView, Table
+from tests.report.clipping.sample_result import NAMES, equal_weights_result, nothing_blocked, sample_result
+
+DOCS = Path(__file__).parents[3] / "docs" / "clipstats.md"
+
+
+def view_of(result: dict[str, Any]) -> ReportView:
+    return build_view(result, (), ())
+
+
+def tables(view: ReportView) -> dict[str, Table]:
+    found = [table for section in view.sections for table in section.tables]
+    assert len({table.title for table in found}) == len(found)
+    assert all(len(row) == len(table.columns) for table in found for row in table.rows)
+    return {table.title: table for table in found}
+
+
+def column(table: Table, title: str) -> list[str]:
+    place = [each.title for each in table.columns].index(title)
+    return [row[place] for row in table.rows]
+
+
+def shown(cell: str) -> float:
+    """The value of a cell, without its half interval, its mark and its thousands."""
+    text = re.sub(r" [±†].*", "", cell).removesuffix(" %").replace("−", "-").replace(",", "")
+    return float(text)
+
+
+def all_text(view: ReportView) -> str:
+    parts = [view.headline, *view.notes, *(text for fact in view.about for text in fact)]
+    for section in view.sections:
+        parts += [section.title, section.text]
+        parts += [text for table in section.tables for text in (table.title, table.note)]
+        parts += [column.title for table in section.tables for column in table.columns]
+    return "\n".join(parts)
+
+
+def assert_shows(cells: list[str], estimates: list[Any], scale: float = 1.0) -> None:
+    expected = [found["value"] if isinstance(found, dict) else found for found in estimates]
+    assert [shown(cell) for cell in cells] == pytest.approx([scale * value for value in expected], rel=0.06)
+
+
+def test_every_algorithm_with_its_numbers_and_both_anchors_together():
+    result = sample_result()
+    table = tables(view_of(result))["Blocked tokens and lost weight"]
+    names = column(table, "algorithm")
+    assert sorted(names) == sorted(NAMES)
+    assert names[names.index("dppo-binary-tv") + 1] == "dppo-binary-tv-recompute"
+    rows = {row["name"]: row for row in result["algorithms"]}
+    ordered = [rows[name] for name in names]
+    assert column(table, "anchor") == [row["anchor"] for row in ordered]
+    for title, key in (("blocked, %", "all"), ("A > 0, %", "positive"), ("A < 0, %", "negative")):
+        assert_shows(column(table, title), [row["blocked"][key] for row in ordered], 100)
+    assert_shows(column(table, "lost weight, %"), [row["lost"]["all"] for row in ordered], 100)
+    assert_shows(column(table, "responses, %"), [row["responses_touched"] for row in ordered], 100)
+
+
+def test_recomputed_anchors_stand_after_the_rollout_whatever_order_was_asked_for():
+    view = view_of(sample_result(("minirl", "dppo-binary-tv-recompute", "grpo-clip-higher", "dppo-binary-tv")))
+    names = column(tables(view)["Blocked tokens and lost weight"], "algorithm")
+    assert names == ["grpo-clip-higher", "minirl", "dppo-binary-tv", "dppo-binary-tv-recompute"]
+
+
+def test_rows_whose_weight_is_not_r_are_marked_and_explained():
+    view = view_of(sample_result())
+    table = tables(view)["Blocked tokens and lost weight"]
+    marked = {row[0] for row, cell in zip(table.rows, column(table, "lost weight, %"), strict=True) if "†" in cell}
+    assert marked == {"ppo-icepop", "gspo"}
+    text = view.sections[0].text
+    assert "†" in text and "Σ |A|" in text and "not the norm of a gradient" in text
+    assert "†" not in all_text(view_of(sample_result(("dppo-binary-tv",)))) + str(table.note)
+
+
+def test_the_lost_weight_by_mask_and_by_cap():
+    result = sample_result()
+    table = tables(view_of(result))["The lost weight in its parts"]
+    rows = {row["name"]: row for row in result["algorithms"]}
+    assert "pg-is" not in column(table, "algorithm")  # it loses nothing
+    ordered = [rows[name] for name in column(table, "algorithm")]
+    assert_shows(column(table, "by the mask, %"), [row["lost"]["masked"] for row in ordered], 100)
+    for row, cell in zip(ordered, column(table, "by the cap, %"), strict=True):
+        assert (cell == "—") == (not row["weighs_by_ratio"])
+
+
+def test_headline_and_leading_numbers_compare_the_papers_pair():
+    result = sample_result()
+    view = view_of(result)
+    rows = {row["name"]: row for row in result["algorithms"]}
+    leading = {row.name or row.metric.key: shown(row.value) for row in view.leading}
+    for name in ("grpo-clip-higher", "dppo-binary-tv"):
+        assert name in view.headline
+        assert leading[f"blocked · {name}"] == pytest.approx(100 * rows[name]["blocked"]["all"]["value"], rel=0.01)
+        assert leading[f"lost · {name}"] == pytest.approx(100 * rows[name]["lost"]["all"]["value"], rel=0.01)
+    bad = result["bad_updates"]
+    assert leading["over_negative"] == pytest.approx(100 * bad["over_negative"]["value"], rel=0.01)
+    assert "tokens with A < 0" in view.headline and "A ≠ 0" in view.headline
+    assert "pushes down a token" in view.headline
+
+
+def test_the_algorithms_that_were_asked_for_lead():
+    result = sample_result()
+    result["arguments"] = ["--compare", "mask-0.5", "ipo", "--theory"]
+    assert [row["name"] for row in Subject(result, {}).leading] == ["mask-0.5", "ipo"]
+
+
+def test_without_the_papers_pair_the_first_that_block_anything_lead():
+    headline = view_of(sample_result(("pg-is", "ipo", "gspo", "mask-0.5"))).headline
+    assert headline.startswith("ipo blocks") and "gspo blocks" in headline and "pg-is" not in headline
+    assert "Σ |A|" in headline  # gspo does not weigh by r
+
+
+def test_a_cap_is_told_from_a_mask_in_the_headline():
+    assert view_of(sample_result(("pg-tis",))).headline.startswith("pg-tis blocks no token, but its cap takes ")
+
+
+@pytest.mark.parametrize("by", ["μ", "position"])
+def test_breakdowns_show_their_bins(by):
+    result = sample_result(("dppo-binary-tv",))
+    (row,) = result["algorithms"]
+    table = tables(view_of(result))[f"dppo-binary-tv, by {by}"]
+    parts = row["by_mu" if by == "μ" else "by_position"]
+    assert_shows(column(table, "tokens"), [part["tokens"] for part in parts])
+    assert_shows(column(table, "A < 0, %"), [part["blocked"]["negative"] for part in parts], 100)
+
+
+def test_by_step():
+    result = sample_result(("dppo-binary-tv",))
+    table = tables(view_of(result))["dppo-binary-tv, by step"]
+    parts = result["algorithms"][0]["by_step"]
+    assert column(table, "step") == [str(part["first"]) for part in parts]
+    assert_shows(column(table, "blocked, %"), [part["blocked"] for part in parts], 100)
+    assert_shows(column(table, "mean μ of blocked"), [part["mu_blocked"] for part in parts])
+
+
+def test_pairs_carry_the_counts_of_both_directions():
+    result = sample_result()
+    overlap = result["overlap"]
+    place = {name: number for number, name in enumerate(overlap["names"])}
+    table = tables(view_of(result))["Pairs of algorithms, in tokens"]
+    assert table.rows[0][:2] == ("grpo-clip-higher", "dppo-binary-tv")
+    for first, second, both, only_first, only_second, jaccard in table.rows:
+        i, j = place[first], place[second]
+        assert shown(both) == overlap["both"][i][j]
+        assert shown(only_first) == overlap["only_row"][i][j]
+        assert shown(only_second) == overlap["only_row"][j][i]
+        assert_shows([jaccard], [overlap["jaccard"][i][j]])
+    assert table.terminal_rows == 10
+
+
+def test_the_jaccard_table_leaves_out_what_blocks_nothing():
+    result = sample_result()
+    table = tables(view_of(result))["Jaccard index of every two algorithms"]
+    names = [row[0] for row in table.rows]
+    assert [each.title for each in table.columns[1:]] == names
+    assert set(NAMES) - set(names) == {"pg-is", "pg-tis"}
+    overlap = result["overlap"]
+    place = {name: number for number, name in enumerate(overlap["names"])}
+    for row in table.rows:
+        assert_shows(list(row[1:]), [overlap["jaccard"][place[row[0]]][place[name]] for name in names])
+
+
+def test_blocked_tokens_with_rate_and_lift():
+    result = sample_result()
+    found = tables(view_of(result))
+    row = next(row for row in result["algorithms"] if row["name"] == "grpo-clip-higher")
+    for sign, title in (("positive", "A > 0"), ("negative", "A < 0")):
+        table = found[f"grpo-clip-higher, {title}: the most frequently blocked tokens"]
+        tokens = row["blocked_tokens"][sign]
+        assert column(table, "token") == [f"“{token['text']}”" for token in tokens]
+        assert_shows(column(table, "rate, %"), [token["rate"] for token in tokens], 100)
+        for key, head in (("blocked", "blocked"), ("lift", "lift"), ("mu", "μ"), ("pi", "π"), ("ratio", "r")):
+            assert_shows(column(table, head), [token[key] for token in tokens])
+        assert table.terminal_rows == 10
+    assert found["gspo, A > 0: the most frequently blocked tokens"].terminal_rows == 0
+
+
+def test_bad_updates_name_both_denominators():
+    result = sample_result()
+    bad, found = result["bad_updates"], tables(view_of(result))
+    for title, rows in (("By the threshold δ", bad["sweep"]), ("By step, δ = 0.5", bad["by_step"])):
+        assert_shows(column(found[title], "bad updates"), [row["bad"] for row in rows])
+        for key, head in (("over_tokens", "of tokens with A ≠ 0, %"), ("over_negative", "of tokens with A < 0, %")):
+            assert_shows(column(found[title], head), [row[key] for row in rows], 100)
+    correlations = found["Over the steps"]
+    assert shown(column(correlations, "value")[0]) == pytest.approx(bad["correlations"][0]["value"], rel=0.01)
+    assert column(correlations, "95 % interval")[1] == "fewer than 10 prompts"
+    (section,) = [section for section in view_of(result).sections if section.title == "Bad updates"]
+    assert "tokens with A ≠ 0" in section.text and "tokens with A < 0" in section.text
+    assert "training trace" not in section.text
+
+
+def test_equal_thresholds_and_sweeps():
+    result = sample_result()
+    found = tables(view_of(result))
+    assert_shows(column(found["Equal thresholds"], "at"), [row["threshold"] for row in result["equivalents"]])
+    assert column(found["Equal thresholds"], "as many as") == ["binary-tv", "ratio-clip"]
+    sweep = found["Ratio clip, by ε"]
+    assert_shows(column(sweep, "threshold"), [row["threshold"] for row in result["sweeps"]["ratio_clip"]])
+    assert_shows(column(sweep, "blocked, %"), [row["blocked"] for row in result["sweeps"]["ratio_clip"]], 100)
+    assert_shows(column(found["Cap of the weight, by C"], "C"), [2, 3, 5])
+
+
+def test_approximation_beside_the_full_divergence():
+    result = sample_result()
+    table = tables(view_of(result))["Approximations of TV and KL"]
+    rows = result["approximation"]["rows"]
+    assert column(table, "K") == ["binary", "5", "20"] * 2
+    for head, key, scale in (("mean", "mean", 1), ("bias", "bias", 1), ("wrong mask, %", "wrong_mask", 100)):
+        assert_shows(column(table, head), [row[key] for row in rows], scale)
+
+
+def test_a_rank_correlation_close_to_1_does_not_read_1():
+    result = sample_result()
+    result["approximation"]["rows"][0]["rank_correlation"] = {"value": 0.99985, "low": 0.9998, "high": 0.9999}
+    table = tables(view_of(result))["Approximations of TV and KL"]
+    assert column(table, "rank correlation")[0] == "0.99985"
+
+
+def test_without_the_full_divergence_a_bracket_and_the_way_to_get_it():
+    result = sample_result()
+    result["approximation"]["truth"] = None
+    for row in result["approximation"]["rows"]:
+        row |= {"bias": None, "rank_correlation": None, "wrong_mask": None}
+    rows = result["approximation"]["bracket"]
+    rows[1]["decided"] = 0.99996
+    view = view_of(result)
+    found = tables(view)
+    assert [column.title for column in found["Approximations of TV and KL"].columns][-1] == "mean"
+    bracket = found["Where the mean full TV certainly lies"]
+    assert column(bracket, "from K") == ["binary", "20"]
+    for head, key in (("at least", "low"), ("at most", "high")):
+        assert_shows(column(bracket, head), [row[key] for row in rows])
+    assert shown(column(bracket, "decided, %")[1]) == pytest.approx(99.996)  # not 100
+    assert "tv_full and kl_full" in all_text(view)
+
+
+def test_theory_only_when_asked_and_labelled():
+    view = view_of(sample_result(theory=True))
+    (section,) = [section for section in view.sections if section.title == "Theory"]
+    assert "no certificate" in section.text and "vacuous" in section.text
+    values = {row.metric.key: row.value for row in section.groups[0].rows}
+    assert shown(values["longest"]) == 812 and shown(values["tv_max"]) == 0.93
+    assert view.command.endswith(" --theory")
+    bare = view_of(sample_result(theory=False))
+    assert "Theory" not in [section.title for section in bare.sections] and "--theory" not in bare.command
+
+
+def test_without_advantages_everything_is_hypothetical():
+    view = view_of(sample_result(advantages=False, steps=1))
+    text = all_text(view)
+    assert "would block" in view.headline
+    assert "--answer-field" in text
+    heads = {column.title for table in tables(view).values() for column in table.columns}
+    assert {"if A > 0, %", "if A < 0, %", "lost if A > 0, %"} <= heads
+    assert not {"blocked, %", "A > 0, %", "A < 0, %"} & {c.title for c in view.sections[0].tables[0].columns}
+    assert "with an advantage" not in text
+    assert {row.metric.key for row in view.leading} == {"blocked"}
+
+
+def test_what_is_left_out_and_what_is_not_applicable():
+    notes = "\n".join(view_of(equal_weights_result()).notes)
+    assert "minirl, ppo: not applicable: the trainer has the weights that sampled" in notes
+    assert "dppo-topk-tv: it needs the top 20 log-probs." in notes
+    for count in ("512 tokens are masked", "37 tokens have no log-probability", "9,216 tokens have an advantage of 0"):
+        assert count in notes
+
+
+def test_nothing_blocked_and_no_steps():
+    view = view_of(nothing_blocked(sample_result(steps=1)))
+    assert view.headline.startswith("grpo-clip-higher blocks no token. dppo-binary-tv blocks no token.")
+    titles = [section.title for section in view.sections]
+    assert "Overlap" not in titles and "Who is blocked" not in titles
+    assert not [title for title in tables(view) if "by μ" in title or "by step" in title.lower()]
+    assert "training trace with several steps" in all_text(view)
+
+
+def test_one_algorithm_has_no_pairs():
+    view = view_of(sample_result(("dppo-binary-tv",)))
+    assert "Overlap" not in [section.title for section in view.sections]
+    assert [row.name for row in view.leading][:2] == ["blocked · dppo-binary-tv", "lost · dppo-binary-tv"]
+
+
+def test_no_algorithm_at_all():
+    result = sample_result(())
+    result["skipped"] = [{"algorithm": "minirl", "reason": "nobody recomputed π′"}]
+    view = view_of(result)
+    assert view.headline == "No algorithm is applicable to this trace."
+    assert "minirl: nobody recomputed π′." in view.notes
+
+
+def test_every_number_has_words_whose_key_the_documentation_names():
+    documented = set(re.findall(r"`([a-z_]+)`", DOCS.read_text(encoding="utf-8")))
+    assert {metric.key for metric in CATALOG} <= documented
+    assert len({metric.key for metric in CATALOG}) == len(CATALOG)
+    assert all(metric.label and metric.formula and metric.unit and metric.source for metric in CATALOG)
+
+
+def test_columns_with_numbers_link_to_their_definition():
+    view = view_of(sample_result())
+    named = {"tokens", "with A < 0", "steps", "μ", "δ", "step", "position", "K", "threshold δ", "threshold", "C"}
+    for table in tables(view).values():
+        for each in table.columns[1:]:
+            linked = each.metric or each.kind != "number" or each.title in named or each.title == "95 % interval"
+            assert linked, (table.title, each.title)
+    assert set(view.definitions()) <= set(CATALOG)

@@ -1,0 +1,290 @@
+"""Every plot of `clipstats`: the contract, all variants, and data that has hardly anything in it."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.text import Text
+
+from mismatch_cli import registry
+from mismatch_cli.algorithms.algorithm import Algorithm, Mask, keep_T
+from mismatch_cli.algorithms.parse import find
+from mismatch_cli.algorithms.table import TABLE
+from mismatch_cli.policies import ENGINE_GAP, Policies
+from mismatch_cli.report.clipping.plot_data import ClippingPlotData
+from mismatch_cli.report.clipping.plots._heat import percent, reach_of
+from mismatch_cli.report.clipping.plots._layout import short_names, width_of
+from mismatch_cli.report.clipping.plots._regions import anchor_of, blocked_T
+from mismatch_cli.report.figures import draw, figure_views, plots_for, write_plots
+from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
+
+PLOTS = registry.names(ClippingPlotData.PLOTS)
+STYLES = [Style(layout, theme) for layout, theme in itertools.product((WIDE, NARROW), (LIGHT, DARK))]
+CLIP, TV = TABLE["grpo-clip-higher"], TABLE["dppo-binary-tv"]
+LONG = "my_very_long_mask_name:max_tv=0.{:02},anchor=recomputed"
+
+
+@pytest.fixture(params=PLOTS)
+def plot(request: pytest.FixtureRequest) -> ModuleType:
+    return load(request.param)
+
+
+@pytest.fixture(params=STYLES, ids=lambda style: f"{style.layout.name}-{style.theme.name}")
+def style(request: pytest.FixtureRequest) -> Style:
+    return request.param
+
+
+def load(name: str) -> ModuleType:
+    return registry.load(ClippingPlotData.PLOTS, name, "plot")
+
+
+def drawn(plot: ModuleType, data: ClippingPlotData, style: Style) -> Any:
+    """The figure, drawn to the last pixel; every warning is an error."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figure = draw(plot, data, style)
+        FigureCanvasAgg(figure).draw()
+    return figure
+
+
+def texts_of(figure: Any) -> Iterator[Text]:
+    """Every text that is drawn; an axis also holds labels of ticks outside its limits."""
+    yield from figure.texts
+    for legend in (*figure.legends, *(axes.get_legend() for axes in figure.axes if axes.get_legend())):
+        yield from legend.get_texts()
+    for axes in figure.axes:
+        yield from (axes.title, axes._left_title, axes._right_title, axes.xaxis.label, axes.yaxis.label, *axes.texts)
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            yield from (t.label1 for t in axis.get_major_ticks() if low <= t.get_loc() <= high)
+
+
+def check_texts(figure: Any, style: Style) -> None:
+    """Legible, inside the figure, and none upon another."""
+    width, height = figure.get_size_inches()
+    assert round(width * 96) == style.layout.width
+    box = figure.get_tightbbox()  # of everything that is drawn, in inches
+    assert min(box.x0, box.y0, width - box.x1, height - box.y1) >= -0.01
+    texts = [text for text in texts_of(figure) if text.get_text().strip() and text.get_visible()]
+    for text in texts:
+        assert text.get_fontsize() / 0.75 >= 10.5, text.get_text()  # CSS pixels
+    x0, y0, x1, y1 = np.array([text.get_window_extent().extents for text in texts]).T
+    across = np.minimum(x1[:, None], x1) - np.maximum(x0[:, None], x0)
+    up = np.minimum(y1[:, None], y1) - np.maximum(y0[:, None], y0)
+    pairs = np.argwhere(np.triu((across > 1) & (up > 1.5), k=1))
+    assert [(texts[one].get_text(), texts[other].get_text()) for one, other in pairs] == []
+
+
+def test_contract(plot: ModuleType) -> None:
+    assert plot.TITLE.strip()
+    assert plot.CAPTION.strip().endswith(".")
+    assert plot.needs(ClippingPlotData({})) is False
+
+
+def test_text_is_legible_inside_the_figure_and_apart(plot: ModuleType, style: Style, many: ClippingPlotData) -> None:
+    assert plot.needs(many)
+    check_texts(drawn(plot, many, style), style)
+
+
+def cases() -> dict[str, tuple[list[Algorithm], bool]]:
+    hostile = [replace(TABLE["ppo-icepop"], name="a$b<c>_$x^{2}$"), replace(TV, name="漢字\x1b[31m\\frac{1}{2}")]
+    alike = [
+        replace(TV, name=LONG.format(i), masks=(Mask("binary-tv", chosen=(("max_tv", i / 100),)),))
+        for i in range(2, 14)
+    ]
+    return {
+        "one": ([TV], True),
+        "two": ([CLIP, TV], True),
+        "no advantages": ([CLIP, TABLE["dppo-binary-kl-recompute"], TABLE["gspo"]], False),
+        "nothing is blocked": ([TABLE["pg-is"], TABLE["pg-tis"]], True),
+        "hostile names": (hostile, True),
+        "thirty": ([*alike, *(row for row in TABLE.values() if not row.needs_top_k)], True),
+    }
+
+
+@pytest.mark.parametrize("name", cases())
+@pytest.mark.parametrize("style", STYLES[::3], ids=["wide", "narrow"])
+def test_draws_any_number_of_algorithms(
+    name: str, style: Style, tokens: Any, data_of: Callable[..., ClippingPlotData]
+) -> None:
+    algorithms, advantages = cases()[name]
+    data = data_of(tokens, algorithms, advantages=advantages)
+    names = [found for found, _ in plots_for(data)]
+    assert ("overlap" in names) == (name not in ("one", "nothing is blocked"))
+    assert ("blocked-by-probability" in names) == ("blocked-over-steps" in names) == (name != "nothing is blocked")
+    assert {"mask-regions", "sweeps", "bad-updates"} <= set(names)
+    for _, plot in plots_for(data):
+        check_texts(drawn(plot, data, style), style)
+
+
+def without(result: Any, keep: Callable[[], bool]) -> Any:
+    """The same result where some estimates have no value, as for a trace that could not support them."""
+    if isinstance(result, list):
+        return [without(item, keep) for item in result]
+    if not isinstance(result, dict):
+        return result
+    if set(result) == {"value", "low", "high", "note"}:
+        return result if keep() else dict.fromkeys(result)
+    return {key: without(value, keep) for key, value in result.items()}
+
+
+def test_declines_where_nothing_was_measured(plot: ModuleType, many: ClippingPlotData) -> None:
+    none = replace(many, result=without(many.result, lambda: False), compared=())
+    assert plot.needs(none) is False
+
+
+@pytest.mark.parametrize("share", [0.02, 0.5])
+def test_estimates_without_value_leave_gaps(
+    plot: ModuleType, share: float, many: ClippingPlotData, rng: np.random.Generator
+) -> None:
+    data = replace(many, result=without(many.result, lambda: rng.random() < share))
+    if plot.needs(data):
+        drawn(plot, data, STYLES[2])
+
+
+def test_a_single_step_has_no_course(tokens: Any, data_of: Callable[..., ClippingPlotData]) -> None:
+    data = data_of(replace(tokens, step_T=np.zeros_like(tokens.step_T)), [CLIP, TV])
+    assert not load("blocked-over-steps").needs(data)
+    assert len(drawn(load("bad-updates"), data, STYLES[0]).axes) == 1
+
+
+def test_a_single_threshold_makes_no_line(many: ClippingPlotData) -> None:
+    plot, nothing = load("sweeps"), {"value": 0.0, "low": None, "high": None, "note": None}
+    cap = [row | ({} if index == 0 else {"share": nothing}) for index, row in enumerate(many.result["sweeps"]["cap"])]
+    data = replace(many, result={"sweeps": many.result["sweeps"] | {"cap": cap}})
+    assert [len(draw(plot, shown, STYLES[0]).axes) for shown in (many, data)] == [4, 3]
+    assert not plot.needs(replace(many, result={"sweeps": {"cap": cap}}))
+
+
+def test_rewards_stand_below_the_bad_updates(many: ClippingPlotData) -> None:
+    share, reward, _ = drawn(load("bad-updates"), many, STYLES[0]).axes
+    assert reward.get_title(loc="left") == "Mean reward"
+    assert reward.get_xlim() == share.get_xlim()
+    assert reward.get_position().y1 < share.get_position().y0
+
+
+GRIPS = (  # algorithm, sign of A, μ, π, blocked
+    (CLIP, 1, 0.01, 0.02, True),
+    (CLIP, 1, 0.01, 0.0115, False),
+    (CLIP, 1, 0.001, 0.0005, False),
+    (CLIP, 1, 0.9, 0.99, False),
+    (CLIP, -1, 0.01, 0.005, True),
+    (CLIP, -1, 0.99, 0.85, False),
+    (CLIP, -1, 0.99, 0.7, True),
+    (TV, 1, 0.01, 0.02, False),
+    (TV, 1, 0.01, 0.2, True),
+    (TV, -1, 0.1, 0.001, False),
+    (TV, -1, 0.9, 0.7, True),
+    (TV, -1, 0.9, 0.8, False),
+)
+
+
+def test_the_shaded_region_is_where_the_mask_blocks(many: ClippingPlotData) -> None:
+    figure = drawn(load("mask-regions"), many, STYLES[0])
+    panels = {axes.get_title(loc="left").replace(":  ", " "): axes for axes in figure.axes}
+    for algorithm, sign, mu, pi, blocked in GRIPS:
+        logp = torch.tensor([mu, pi], dtype=torch.float64).log()
+        policies = Policies(logp[:1], logp[1:], logp[:1], torch.tensor([0, 1]))
+        assert keep_T(algorithm, policies, torch.tensor([float(sign)])).item() is not blocked
+        axes = panels[f"A {'>' if sign > 0 else '<'} 0 {algorithm.name}"]
+        image = np.asarray(axes.images[0].get_array())
+        x, y = axes.transAxes.inverted().transform(axes.transData.transform((mu, pi)))
+        assert bool(image[int(y * image.shape[0]), int(x * image.shape[1]), 3]) is blocked, (algorithm.name, mu, pi)
+
+
+def on_grid(algorithm: Algorithm, sign: float = 1.0) -> np.ndarray | None:
+    mu, pi = (p.ravel() for p in np.meshgrid(np.linspace(0.01, 0.99, 40), np.linspace(0.01, 0.99, 40)))
+    return blocked_T(algorithm, np.log(mu), np.log(pi), sign)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_which_algorithms_have_a_region(name: str) -> None:
+    """Not those that need more of the distribution, nor whole responses, nor those without a mask."""
+    algorithm = TABLE[name]
+    without_region = {"pg-is", "pg-tis", "reinforce", "gspo", "ppo-opsm"}
+    for sign in (1.0, -1.0):
+        found = on_grid(algorithm, sign)
+        expected_none = name in without_region or algorithm.needs_top_k
+        if name == "ppo-opsm" and sign > 0:
+            continue  # it looks at whole responses only where A < 0
+        assert (found is None) == bool(expected_none)
+    assert anchor_of(algorithm) == ("recomputed" if algorithm.anchor in ("recomputed", "both") else "rollout")
+
+
+def test_a_mask_on_the_engine_gap_adds_no_region() -> None:
+    assert np.array_equal(on_grid(TABLE["ppo-icepop"]), on_grid(TABLE["ppo"]))
+    assert on_grid(replace(TABLE["ppo-icepop"], masks=(Mask("icepop", ENGINE_GAP),))) is None
+
+
+def test_a_mask_of_the_users_own(tmp_path: Path) -> None:
+    start = "from mismatch_cli.trust_regions import Decision\ndef trust_region(compared, advantage_T):\n    "
+    bodies = {
+        "near": "return Decision(compared.logp_anchor_T < -1, compared.ratio_T)",
+        "topk": "return Decision(compared.topk(1)[0] < 0.1, compared.ratio_T)",
+    }
+    for name, body in bodies.items():
+        (tmp_path / f"{name}.py").write_text(start + body)
+    near = on_grid(find(str(tmp_path / "near.py")))
+    assert near is not None and 0 < near.mean() < 1
+    assert on_grid(find(str(tmp_path / "topk.py"))) is None
+
+
+def test_without_advantages_each_sign_is_asked(tokens: Any, data_of: Callable[..., ClippingPlotData]) -> None:
+    from mismatch_cli.report.clipping.plots.mask_regions import _is_blocked
+
+    data = data_of(tokens, [TABLE["dppo-binary-tv-recompute"], CLIP], advantages=False)
+    difference = np.exp(data.logp_trainer_N.astype(float)) - np.exp(data.logp_recomputed_N.astype(float))
+    assert np.array_equal(_is_blocked(data, data.compared[0], 0, ">"), difference > 0.15)
+    assert np.array_equal(_is_blocked(data, data.compared[0], 0, "<"), difference < -0.15)
+    titles = [axes.get_title(loc="left") for axes in drawn(load("mask-regions"), data, STYLES[0]).axes]
+    assert titles[0].startswith("if A > 0") and titles[-1].startswith("if A < 0")
+
+
+def test_lines_that_would_coincide_are_left_out(many: ClippingPlotData) -> None:
+    from mismatch_cli.report.clipping.plots.blocked_over_steps import _chosen
+
+    names = [row["name"] for row in _chosen(many)]
+    assert names[:2] == [algorithm.name for algorithm in many.compared]
+    assert len(names) == 6
+    assert "minirl-tis" not in names  # the same mask as minirl
+
+
+def test_similar_algorithms_stand_together() -> None:
+    from mismatch_cli.report.clipping.plots.overlap import _side_by_side
+
+    kind = np.array([0, 1, 0, 1, 0])
+    order = kind[_side_by_side(np.where(kind[:, None] == kind, 0.9, 0.1))]
+    assert order.tolist() in ([0, 0, 0, 1, 1], [1, 1, 0, 0, 0])
+
+
+def test_short_names_fit_and_stay_apart() -> None:
+    names = [LONG.format(i) for i in range(2, 12)]
+    short = short_names([*names, "ppo", "$x$"], 150, 9)
+    assert len(set(short)) == len(short)
+    assert max(width_of(name, 9) for name in short) <= 150
+    assert [f"max_tv=0.{i:02}"[-6:] in text for i, text in zip(range(2, 12), short, strict=False)] == [True] * 10
+    assert short[-2:] == ["ppo", r"\$x\$"]
+
+
+def test_percentages_have_four_characters() -> None:
+    shares = (0, 1e-9, 0.0001, 0.00094, 0.00996, 0.0994, 0.0996, 0.5, 1.0)
+    assert [percent(share) for share in shares] == ["0", "<.01", "0.01", "0.09", "1.0", "9.9", "10", "50", "100"]
+    assert [reach_of(np.array([share, np.nan])) for share in (0.0, 0.0101, 0.3, 1.0)] == [1e-4, 0.02, 0.5, 1.0]
+
+
+def test_files_and_views(tmp_path: Path, tokens: Any, data_of: Callable[..., ClippingPlotData]) -> None:
+    data = data_of(tokens, [CLIP, TV])
+    assert sorted(path.stem for path in write_plots(tmp_path, data)) == PLOTS
+    size = sum(len(view.wide_light.uri) + len(view.narrow_dark.uri) for view in figure_views(data))
+    assert size < 2e6

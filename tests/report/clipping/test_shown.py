@@ -1,0 +1,132 @@
+"""The report on a terminal and as a page: legible at every width, and deaf to what names and tokens try."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from mismatch_cli.report.clipping.build import build_view
+from mismatch_cli.report.html import render_html
+from mismatch_cli.report.terminal import print_report
+from mismatch_cli.report.view import Excerpt, Piece
+from tests.report.clipping.sample_result import HOSTILE, equal_weights_result, nothing_blocked, sample_result
+
+LONG_NAME = "my_very_long_mask_name:max_tv=0.125,anchor=recomputed"
+HOSTILE_NAME = "<b>[red]$x$\x1b[2J"
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+CASES = {
+    "full": lambda: sample_result(),
+    "one": lambda: sample_result(("dppo-binary-tv",)),
+    "two": lambda: sample_result(("grpo-clip-higher", "dppo-binary-tv"), steps=1, theory=False),
+    "no advantages": lambda: sample_result(advantages=False, steps=1),
+    "nothing blocked": lambda: nothing_blocked(sample_result()),
+    "equal weights": equal_weights_result,
+    "no algorithm": lambda: sample_result((), steps=1, theory=False),
+}
+
+
+def renamed(result: dict[str, Any], old: str, new: str) -> dict[str, Any]:
+    for row in result["algorithms"]:
+        row["name"] = new if row["name"] == old else row["name"]
+    result["overlap"]["names"] = [new if name == old else name for name in result["overlap"]["names"]]
+    return result
+
+
+def example() -> Excerpt:
+    pieces = (Piece("so "), Piece(HOSTILE, 4, HOSTILE))
+    return Excerpt(f"grpo-clip-higher blocks, dppo-binary-tv keeps: “{HOSTILE}”", (("μ", "0.012"),), pieces)
+
+
+def on_terminal(result: dict[str, Any], width: int, *, colours: bool = False) -> str:
+    text = io.StringIO()
+    console = Console(
+        file=text, width=width, highlight=False, emoji=False, markup=False, force_terminal=colours,
+        color_system="standard" if colours else None,
+    )  # fmt: skip
+    print_report(build_view(result, (), (example(),)), console)
+    return text.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("case", CASES)
+def test_no_line_is_wider_than_the_terminal(case, width):
+    from rich.cells import cell_len
+
+    text = on_terminal(renamed(CASES[case](), "dppo-binary-tv", LONG_NAME), width)
+    assert max(map(cell_len, text.splitlines())) <= width
+    assert "Bad updates" in text
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_narrow_terminal_keeps_every_number_on_one_line(width):
+    result = sample_result()
+    lines = on_terminal(result, width).splitlines()
+    start = lines.index(next(line for line in lines if line.startswith("Blocked tokens and lost weight")))
+    (row,) = [line for line in lines[start : start + 24] if line.startswith("dppo-topk-tv ")]
+    assert len(re.findall(r"\d", row.split("dppo-topk-tv")[1])) >= 12
+    assert "±" not in row  # first the half intervals go, then the optional columns
+    assert ("rollout" in row) == (width == 80)
+
+
+def test_a_wide_terminal_shows_intervals_and_every_column():
+    text = on_terminal(sample_result(("grpo-clip-higher", "dppo-binary-tv")), 140)
+    (row,) = re.findall(r"^dppo-binary-tv +rollout.*$", text, re.M)
+    assert row.count("±") == 5
+    assert "responses, %" in text
+
+
+def test_the_terminal_shows_the_beginning_and_says_what_is_left():
+    text = on_terminal(sample_result(), 100)
+    start = text.index("Pairs of algorithms")
+    pairs = text[start : text.index("blocks, dppo-binary-tv keeps", start)]
+    assert len(re.findall(r"^[a-z0-9.-]+ +[a-z0-9.-]+ +[\d,]+ +[\d,]+ +[\d,]+ ", pairs, re.M)) == 10
+    assert "10 more in the HTML report." in pairs
+    assert "grpo-clip-higher, by μ" in text and "ipo, by μ" not in text
+    assert "When a token is blocked" not in text and "mismatch-cli algorithms" in text
+
+
+@pytest.mark.parametrize("colours", [False, True])
+def test_the_terminal_obeys_no_token_and_no_name(colours):
+    text = on_terminal(renamed(sample_result(), "grpo-clip-higher", HOSTILE_NAME), 120, colours=colours)
+    without_colours = re.sub(r"\x1b\[[\d;]*m", "", text)
+    assert not CONTROL.search(without_colours)
+    assert "[red]x[/red]" in without_colours and "<script>alert(1)</script>" in without_colours
+    assert "<b>[red]$x$\\x1b[2J blocks" in without_colours
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_page_is_whole_and_its_links_lead_somewhere(case):
+    html = render_html(build_view(CASES[case](), (), (example(),)))
+    ids = re.findall(r'\bid="([^"]+)"', html)
+    assert len(set(ids)) == len(ids)
+    assert set(re.findall(r'href="#([^"]+)"', html)) <= set(ids)
+    for tag in ("details", "table", "div", "section", "bdi"):
+        assert len(re.findall(f"<{tag}[ >]", html)) == html.count(f"</{tag}>"), tag
+
+
+def test_the_page_obeys_no_token_and_no_name():
+    html = render_html(build_view(renamed(sample_result(), "grpo-clip-higher", HOSTILE_NAME), (), (example(),)))
+    assert "<script" not in html and "<b>" not in html
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; [red]x[/red] $\\frac{1}{2}$ \\x1b[2J \\u202eevil \\x00" in html
+    assert "&lt;b&gt;[red]$x$\\x1b[2J" in html
+    assert not CONTROL.search(html)
+
+
+def test_long_tables_are_folded_together_by_algorithm():
+    html = render_html(build_view(sample_result(), (), ()))
+    folds = re.findall(r"<summary><bdi>([^<]*)</bdi></summary>", html)
+    assert folds.count("ipo, by μ, position and step") == 1
+    assert folds.count("ipo: the most frequently blocked tokens") == 1
+    fold = html[html.index("ipo, by μ, position and step</bdi>") :]
+    assert fold[: fold.index("</details>")].count("<table") == 3
+
+
+def test_the_letters_are_explained_for_this_report():
+    html = render_html(build_view(sample_result(), (), ()))
+    definitions = html[html.index('<section id="definitions">') :]
+    assert "r′ = π/π′" in definitions and "noise floor" not in definitions
+    assert "1 − Σ keep·weight·|A| / Σ r·|A|" in re.sub(r"</?span[^>]*>", "", definitions)

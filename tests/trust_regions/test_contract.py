@@ -1,0 +1,221 @@
+"""What every file in trust_regions/ promises, whatever files there are."""
+
+from __future__ import annotations
+
+import inspect
+import string
+
+import pytest
+import torch
+from torch import Tensor
+
+from mismatch_cli import trust_regions
+from mismatch_cli.algorithms.algorithm import Mask
+from mismatch_cli.errors import UsageError
+from mismatch_cli.policies import ENGINE_GAP, TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Policies, TopKLogProbs
+from tests.trust_regions.cases import F64, INF, REGIONS, K, ask, cast, policies, random_policies, signs
+
+SYMBOLS = {"r", "p", "q"}
+SEQUENCE = ("opsm", "sequence-mean", "sequence-product", "sequence-ratio")
+NUMERIC = [
+    (name, threshold)
+    for name in REGIONS
+    for threshold, default in trust_regions.thresholds(trust_regions.find(name)).items()
+    if isinstance(default, (int, float)) and not isinstance(default, bool)
+]
+
+
+@pytest.mark.parametrize("name", REGIONS)
+def test_signature_and_texts(name: str) -> None:
+    region = trust_regions.find(name)
+    assert inspect.getdoc(region) and inspect.getdoc(region.trust_region)
+    assert isinstance(region.FORMULA, str) and region.FORMULA and isinstance(region.NOT_ONE_SIDED, str)
+    parameters = inspect.signature(region.trust_region).parameters
+    assert list(parameters)[:2] == ["compared", "advantage_T"]
+    for threshold in list(parameters.values())[2:]:
+        assert threshold.kind is inspect.Parameter.KEYWORD_ONLY
+        assert isinstance(threshold.default, (float, int, str, bool))
+        assert threshold.name not in SYMBOLS  # formulas need the letters
+    assert set(trust_regions.thresholds(region)) == set(parameters) - {"compared", "advantage_T"}
+
+
+@pytest.mark.parametrize("name", REGIONS)
+def test_formula_shows_its_letters_and_every_number(name: str) -> None:
+    region = trust_regions.find(name)
+    fields = {field for _, field, _, _ in string.Formatter().parse(region.FORMULA) if field}
+    numeric = {threshold for of, threshold in NUMERIC if of == name}
+    assert numeric <= fields <= SYMBOLS | set(trust_regions.thresholds(region))
+    letters = {TRAINER_ROLLOUT: ("r", "p", "q"), TRAINER_RECOMPUTED: ("r′", "p", "p′"), ENGINE_GAP: ("ρ", "p′", "q")}
+    for ratio, three in letters.items():
+        formula = Mask(name, ratio).formula
+        assert not set("{}") & set(formula)
+        assert all(letter in formula for symbol, letter in zip("rpq", three, strict=True) if symbol in fields)
+
+
+def snapshot(given: Policies) -> list[Tensor]:
+    topk = given.topk
+    assert topk is not None and given.recomputed is not None
+    tensors = (given.rollout, given.trainer, given.recomputed, given.offset_S1, topk.ids_TK, topk.rollout, topk.trainer)
+    return [x.clone() for x in tensors]
+
+
+@pytest.mark.parametrize("name", REGIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_decision_and_purity(name: str, dtype: torch.dtype) -> None:
+    given = cast(random_policies(0, responses=12), dtype)
+    advantage_T = signs(len(given.trainer), dtype=dtype)
+    before, advantage_before_T = snapshot(given), advantage_T.clone()
+    decision = ask(name, given, advantage_T)
+    again = ask(name, given, advantage_T)
+    fresh = ask(name, cast(random_policies(0, responses=12), dtype), advantage_T)
+    assert decision.keep_T.dtype == torch.bool and decision.keep_T.shape == advantage_T.shape
+    assert decision.statistic_T.is_floating_point() and decision.statistic_T.shape == advantage_T.shape
+    for other in (again, fresh):
+        assert torch.equal(decision.keep_T, other.keep_T)
+        assert torch.equal(decision.statistic_T, other.statistic_T)
+    assert all(torch.equal(x, y) for x, y in zip(before, snapshot(given), strict=True))
+    assert torch.equal(advantage_T, advantage_before_T)
+
+
+def test_masks_leave_no_trace_in_what_they_share() -> None:
+    """All masks on the same policies, forwards and backwards, answer as each of them alone."""
+    shared, advantage_T = random_policies(1, responses=12), signs(len(random_policies(1, responses=12).trainer))
+    alone = {name: ask(name, random_policies(1, responses=12), advantage_T) for name in REGIONS}
+    for name in [*REGIONS, *reversed(REGIONS)]:
+        decision = ask(name, shared, advantage_T)
+        assert torch.equal(decision.keep_T, alone[name].keep_T)
+        assert torch.equal(decision.statistic_T, alone[name].statistic_T)
+
+
+@pytest.mark.parametrize("name", REGIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("lengths", [[], [0], [0, 0], [1], [0, 1, 0]], ids=str)
+def test_few_tokens(name: str, dtype: torch.dtype, lengths: list[int]) -> None:
+    empty = torch.zeros(sum(lengths), dtype=dtype)
+    given = policies(empty - 1, empty - 0.5)
+    given = Policies(given.rollout, given.trainer, None, torch.tensor([0, *lengths]).cumsum(0), given.topk)
+    decision = ask(name, given, empty + 1)
+    assert decision.keep_T.shape == decision.statistic_T.shape == empty.shape
+    assert decision.statistic_T.isfinite().all()
+
+
+@pytest.mark.parametrize("name", REGIONS)
+def test_an_empty_response_changes_nothing(name: str) -> None:
+    rollout, trainer = torch.tensor([-1.0, -2, -0.5], dtype=F64), torch.tensor([-0.5, -2.5, -0.6], dtype=F64)
+    advantage = torch.tensor([1.0, -1, -1], dtype=F64)
+    for lengths in ([0, 2, 1], [2, 0, 1], [2, 1, 0]):
+        with_empty = ask(name, policies(rollout, trainer, lengths=lengths), advantage)
+        without = ask(name, policies(rollout, trainer, lengths=[2, 1]), advantage)
+        assert torch.equal(with_empty.keep_T, without.keep_T)
+        assert torch.equal(with_empty.statistic_T, without.statistic_T)
+
+
+@pytest.mark.parametrize("name", REGIONS)
+def test_the_statistic_has_the_sign_of_the_move(name: str) -> None:
+    given = random_policies(2)
+    d_T = given.trainer - given.rollout
+    mean_S = torch.stack([part.mean() for part in d_T.split(given.length_S.tolist())])
+    expected = mean_S[given.response_of_T] if name in SEQUENCE else d_T
+    statistic_T = ask(name, given, signs(len(d_T))).statistic_T
+    assert torch.equal(statistic_T > 0, expected > 0) and torch.equal(statistic_T < 0, expected < 0)
+
+
+@pytest.mark.parametrize("name", REGIONS)
+def test_without_advantage_there_is_nothing_to_block(name: str) -> None:
+    given = random_policies(3)
+    zero_T = torch.zeros_like(given.trainer)
+    assert Mask(name).decide(given, zero_T).keep_T.all()
+    some_T = torch.where(torch.arange(len(zero_T)) % 2 == 0, signs(len(zero_T)), 0)
+    decision = Mask(name).decide(given, some_T)
+    assert decision.keep_T[some_T == 0].all()
+    alone = ask(name, given, some_T)
+    assert torch.equal(decision.keep_T[some_T != 0], alone.keep_T[some_T != 0])
+    assert torch.equal(decision.statistic_T, alone.statistic_T)
+
+
+def test_every_mask_blocks_something_and_keeps_something() -> None:
+    """Or the tests above would pass for a mask that always keeps."""
+    given = random_policies(3)
+    for name in set(REGIONS) - {"none"}:
+        keep_T = ask(name, given, signs(len(given.trainer))).keep_T
+        assert keep_T.any() and not keep_T.all(), name
+
+
+@pytest.mark.parametrize(("name", "threshold"), NUMERIC)
+@pytest.mark.parametrize("value", [-1, -1e-9, float("nan")])
+def test_negative_thresholds_are_refused(name: str, threshold: str, value: float) -> None:
+    with pytest.raises(UsageError, match=f"{threshold}=.*choose|{threshold}=.*makes no sense"):
+        ask(
+            name,
+            random_policies(0, responses=2),
+            signs(len(random_policies(0, responses=2).trainer)),
+            **{threshold: value},
+        )
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.1, 2), (0.5, 0.9)])
+@pytest.mark.parametrize("name", ["icepop", "sequence-mean", "sequence-product"])
+def test_a_band_without_the_ratio_1_is_refused(name: str, low: float, high: float) -> None:
+    with pytest.raises(UsageError, match=f"band_low={low:g}, band_high={high:g}"):
+        ask(name, random_policies(0, responses=2), signs(1), band_low=low, band_high=high)
+
+
+def test_other_thresholds_that_make_no_sense() -> None:
+    given = random_policies(0, responses=2)
+    for name, chosen in (
+        ("minimal-negative", {"max_drop": 0.0}),
+        ("top-k-kl", {"k": 0}),
+        ("dual-clip", {"max_ratio": 0.9}),
+    ):
+        with pytest.raises(UsageError):
+            ask(name, given, signs(len(given.trainer)), **chosen)
+    with pytest.raises(UsageError, match=r"relax=all is not known\. Choose one of: both, high, low"):
+        ask("relaxed-ratio-clip", given, signs(len(given.trainer)), relax="all")
+
+
+EXTREME = [(-200, -0.1), (-200, -1e-3), (-0.1, -INF), (-5, -INF), (-200, -200), (-1e-3, -200), (-0.5, -0.5)]
+
+
+def check_extremes(name: str, tokens: list[tuple[float, float]], sign: float, lengths: list[int]) -> None:
+    """Decisions in float32 are those in float64, and no statistic is NaN."""
+    rollout, trainer = torch.tensor(tokens, dtype=F64).T
+    advantage_T = torch.full_like(rollout, sign)
+    exact = ask(name, policies(rollout, trainer, lengths=lengths), advantage_T)
+    rounded = ask(name, policies(rollout.float(), trainer.float(), lengths=lengths), advantage_T.float())
+    assert not exact.statistic_T.isnan().any() and not rounded.statistic_T.isnan().any()
+    assert rounded.keep_T.tolist() == exact.keep_T.tolist()
+
+
+@pytest.mark.parametrize("name", REGIONS)
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("lengths", [[1] * len(EXTREME), [len(EXTREME)]], ids=["apart", "together"])
+def test_infinite_ratios_and_excluded_tokens(name: str, sign: float, lengths: list[int]) -> None:
+    """log p − log q = 200 is an infinite ratio in float32, and log p = −inf a token that the trainer excludes."""
+    check_extremes(name, EXTREME, sign, lengths)
+
+
+@pytest.mark.parametrize("name", REGIONS)
+def test_an_excluded_token_whose_rollout_probability_underflows(name: str) -> None:
+    check_extremes(name, [(-200, -INF)], -1.0, [1])
+
+
+@pytest.mark.parametrize(
+    ("name", "blocked"),
+    [("ratio-clip", True), ("binary-tv", True), ("binary-kl", True), ("top-k-tv", True), ("none", False)],
+)
+def test_what_is_far_away_is_blocked(name: str, blocked: bool) -> None:
+    far_up = policies(torch.tensor([-200.0]), torch.tensor([-0.1]))
+    far_down = policies(torch.tensor([-0.1]), torch.tensor([-INF]))
+    assert ask(name, far_up, torch.ones(1)).keep_T.item() is not blocked
+    assert ask(name, far_down, -torch.ones(1)).keep_T.item() is not blocked
+
+
+def test_top_k_masks_need_their_columns() -> None:
+    given = random_policies(0, responses=2)
+    advantage_T = signs(len(given.trainer))
+    for name in ("top-k-tv", "top-k-kl"):
+        with pytest.raises(ValueError, match=f"top-{K + 1} .* {K + 1} columns"):
+            ask(name, given, advantage_T, k=K + 1)
+        with pytest.raises(ValueError, match="columns"):
+            ask(name, Policies(given.rollout, given.trainer, None, given.offset_S1), advantage_T)
+    assert isinstance(given.topk, TopKLogProbs)

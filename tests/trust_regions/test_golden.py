@@ -1,0 +1,164 @@
+"""Masks against the published conditions: the worked tables of the papers, and sequence values worked by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from mismatch_cli import trust_regions
+from mismatch_cli.policies import TRAINER_ROLLOUT, Policies
+from mismatch_cli.trust_regions import Threshold
+from tests.trust_regions.cases import F64, ask, kept, policies
+
+# μ, π, then what is kept (A > 0, A < 0) by: GRPO 0.2/0.28, TV 0.15, KL 0.05, minimal 0.5. Then r, TV, binary KL.
+Kept = tuple[int, int]
+VECTORS: list[tuple[float, float, Kept, Kept, Kept, Kept, float, float, float]] = [
+    (1e-4, 1e-2, (0, 1), (1, 1), (1, 1), (1, 1), 100, 0.0099, 0.00949),
+    (0.99, 0.80, (1, 1), (1, 0), (1, 0), (1, 1), 0.8081, 0.19, 0.18100),
+    (0.80, 0.99, (1, 1), (0, 1), (0, 1), (1, 1), 1.2375, 0.19, 0.42867),
+    (0.99, 0.40, (1, 0), (1, 0), (1, 0), (1, 0), 0.4040, 0.59, 0.85623),
+    (0.10, 0.129, (0, 1), (1, 1), (1, 1), (1, 1), 1.29, 0.029, 0.00401),
+    (0.50, 0.34, (1, 0), (1, 0), (1, 0), (1, 1), 0.68, 0.16, 0.05402),
+    (0.95, 0.999, (1, 1), (1, 1), (0, 1), (1, 1), 1.0516, 0.049, 0.14782),
+    (0.02, 0.20, (0, 1), (0, 1), (0, 1), (1, 1), 10, 0.18, 0.15283),
+]
+COLUMNS = {"ratio-clip": 0, "binary-tv": 1, "binary-kl": 2, "minimal-negative": 3}
+DEFAULTS: dict[str, dict[str, Threshold]] = {
+    "ratio-clip": {"ratio_low": 0.2, "ratio_high": 0.28},  # DAPO
+    "relaxed-ratio-clip": {"ratio_low": 0.2, "ratio_high": 0.28, "alpha": 0.1, "relax": "both"},  # DPPO figure 7
+    "binary-tv": {"max_tv": 0.15},
+    "binary-kl": {"max_kl": 0.05},
+    "top-k-tv": {"max_tv": 0.2, "k": 20, "replace_last": False},  # DPPO App. F.3
+    "top-k-kl": {"max_kl": 0.05, "k": 20, "replace_last": False},
+    "minimal-negative": {"max_drop": 0.5},  # DPPO figure 5
+    "dual-clip": {"max_ratio": 3.0},  # verl
+    "icepop": {"band_low": 0.5, "band_high": 5.0},  # NeMo-RL
+    "sequence-product": {"band_low": 0.0, "band_high": 3.0},  # TRL
+    "sequence-mean": {"band_low": 0.999, "band_high": 1.002},  # NeMo-RL
+    "sequence-ratio": {"ratio_low": 3e-4, "ratio_high": 4e-4},  # GSPO
+    "probability-band": {"max_tv": 0.1},  # prime-rl
+    "opsm": {"max_kl": 1e-4},  # slime
+}
+MU, PI = (torch.tensor([row[i] for row in VECTORS], dtype=F64).log() for i in (0, 1))
+
+# Two responses, A = +1 and −1.
+GOLDEN_MU = torch.tensor([-0.1, -2, -0.5, -6, -0.01, -1, -3], dtype=F64)
+GOLDEN_PI = torch.tensor([-0.12, -1.7, -0.5, -4.5, -0.02, -1.3, -3.2], dtype=F64)
+GOLDEN_ADVANTAGE = torch.tensor([1, 1, 1, 1, -1, -1, -1], dtype=F64)
+GOLDEN_DROPS = [
+    ("ratio-clip", {}, [0, 1, 0, 1, 0, 1, 0]),
+    ("binary-tv", {}, [0] * 7),
+    ("binary-kl", {}, [0] * 7),
+    ("probability-band", {}, [0] * 7),
+    ("minimal-negative", {}, [0] * 7),
+    ("none", {}, [0] * 7),
+    ("binary-tv", {"max_tv": 0.05}, [0, 0, 0, 0, 0, 1, 0]),
+    ("icepop", {"band_low": 0.5, "band_high": 2.0}, [0, 0, 0, 1, 0, 0, 0]),
+    ("icepop", {}, [0] * 7),  # up to 5, and r is 4.48
+    ("dual-clip", {}, [0] * 7),  # the ratio of 4.48 has A > 0
+    ("sequence-product", {}, [1, 1, 1, 1, 0, 0, 0]),  # Πr = 5.93 and 0.60
+    ("sequence-mean", {}, [1] * 7),
+    ("sequence-mean", {"band_low": 0.8, "band_high": 1.6}, [0] * 7),  # s = 1.56 and 0.84
+    ("sequence-ratio", {}, [1] * 7),
+    ("sequence-ratio", {"ratio_low": 0.2, "ratio_high": 0.5}, [1, 1, 1, 1, 0, 0, 0]),
+    ("opsm", {}, [0, 0, 0, 0, 1, 1, 1]),  # mean(log q − log p) = −0.445 and 0.17
+    ("opsm", {"max_kl": 0.18}, [0] * 7),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("name", COLUMNS)
+def test_worked_table(name: str, dtype: torch.dtype) -> None:
+    given = policies(MU.to(dtype), PI.to(dtype))
+    for side, sign in enumerate((1.0, -1.0)):
+        expected = [bool(row[2:6][COLUMNS[name]][side]) for row in VECTORS]
+        assert kept(name, given, torch.full_like(given.trainer, sign)) == expected
+
+
+def test_defaults_are_the_published_ones() -> None:
+    assert {name: trust_regions.thresholds(trust_regions.find(name)) for name in DEFAULTS} == DEFAULTS
+
+
+def test_worked_ratios_and_divergences() -> None:
+    compared = policies(MU, PI).compare(TRAINER_ROLLOUT)
+    for i, (mu, pi, *_, ratio, tv, kl) in enumerate(VECTORS):
+        assert compared.ratio_T[i].item() == pytest.approx(ratio, abs=5e-5)
+        assert compared.ratio_less_1_T[i].item() == pytest.approx(ratio - 1, abs=5e-5)
+        assert compared.difference_T[i].item() == pytest.approx(math.copysign(tv, pi - mu), abs=1e-12)
+        assert compared.binary_kl_T[i].item() == pytest.approx(kl, abs=6e-6)
+
+
+def golden() -> Policies:
+    return policies(GOLDEN_MU, GOLDEN_PI, lengths=[4, 3])
+
+
+@pytest.mark.parametrize(("name", "chosen", "dropped"), GOLDEN_DROPS, ids=lambda x: str(x) if x else "")
+def test_golden_tokens(name: str, chosen: dict[str, float], dropped: list[int]) -> None:
+    assert kept(name, golden(), GOLDEN_ADVANTAGE, **chosen) == [not d for d in dropped]
+
+
+def test_the_other_sign_of_the_golden_tokens() -> None:
+    """A = −1 and +1: one-sided masks see only moves back, and those that look at negatives see the first response."""
+    flipped = -GOLDEN_ADVANTAGE
+    assert kept("ratio-clip", golden(), flipped) == [True] * 7
+    assert kept("sequence-ratio", golden(), flipped) == [True] * 7
+    assert kept("opsm", golden(), flipped) == [True] * 7  # the negative response gained probability
+    assert kept("dual-clip", golden(), flipped) == [True, True, True, False, True, True, True]
+    assert kept("sequence-product", golden(), flipped) == [False] * 4 + [True] * 3
+
+
+def test_sequence_statistics_by_hand() -> None:
+    def statistic(name: str) -> list[float]:
+        return ask(name, golden(), GOLDEN_ADVANTAGE).statistic_T.tolist()
+
+    def both(first: float, second: float) -> list[float]:
+        return [first] * 4 + [second] * 3
+
+    assert statistic("opsm") == pytest.approx(both(0.445, -0.17))  # 1.78/4 and −0.51/3
+    assert statistic("sequence-ratio") == pytest.approx(both(0.5604902, -0.1563352), abs=1e-6)
+    assert statistic("sequence-mean") == pytest.approx(statistic("sequence-ratio"))
+    assert statistic("sequence-product") == pytest.approx(both(4.929856, -0.399504), abs=1e-6)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_probability_on_the_threshold(sign: float) -> None:
+    """p = 1 and q = 1/2, or the reverse: DPPO blocks D > δ and keeps D = δ, the minimal mask blocks q − p ≥ δ."""
+    one, half = torch.zeros(1, dtype=F64), torch.full((1,), 0.5, dtype=F64).log()
+    given = policies(half, one) if sign > 0 else policies(one, half)
+    advantage = torch.tensor([sign], dtype=F64)
+    assert kept("binary-tv", given, advantage, max_tv=0.5) == [True]
+    assert kept("binary-tv", given, advantage, max_tv=0.4999) == [False]
+    assert kept("probability-band", given, advantage, max_tv=0.5) == [True]
+    assert kept("minimal-negative", given, advantage, max_drop=0.5) == [sign > 0]
+    assert kept("minimal-negative", given, advantage, max_drop=0.5001) == [True]
+
+
+@pytest.mark.parametrize(("ratio", "sign"), [(2, 1.0), (2, -1.0), (0.5, 1.0), (0.5, -1.0)])
+def test_a_ratio_on_the_threshold_is_kept(ratio: float, sign: float) -> None:
+    """PPO's clip, the dual clip and every band hold their own bounds: r = 2 or 1/2 exactly."""
+    one, half = torch.zeros(1, dtype=F64), torch.full((1,), 0.5, dtype=F64).log()
+    given = policies(half, one) if ratio == 2 else policies(one, half)
+    assert given.compare(TRAINER_ROLLOUT).ratio_less_1_T.item() == ratio - 1  # or the test means nothing
+    advantage = torch.tensor([sign], dtype=F64)
+    for name in ("ratio-clip", "relaxed-ratio-clip", "sequence-ratio"):
+        assert kept(name, given, advantage, ratio_low=0.5, ratio_high=1.0) == [True]
+        away = sign * (ratio - 1) > 0
+        assert kept(name, given, advantage, ratio_low=0.4999, ratio_high=0.9999) == [not away]
+    for name in ("icepop", "sequence-mean", "sequence-product"):
+        assert kept(name, given, advantage, band_low=0.5, band_high=2.0) == [True]
+        assert kept(name, given, advantage, band_low=0.5001, band_high=1.9999) == [False]
+    assert kept("dual-clip", given, advantage, max_ratio=2.0) == [True]
+    assert kept("dual-clip", given, advantage, max_ratio=1.9999) == [not (ratio == 2 and sign < 0)]
+
+
+def test_relaxation_is_strictly_below_alpha() -> None:
+    """Clipping stays for μ ≥ α: four tokens with r = 2, and with r = 1/2, around α = 0.125."""
+    rollout = torch.tensor([0.1, 0.125, 0.126, 0.4], dtype=F64).log()
+    for sign, relaxed in ((1.0, ("high", "both")), (-1.0, ("low", "both"))):
+        given = policies(rollout, rollout + sign * math.log(2))
+        for relax in ("high", "low", "both"):
+            expected = [relax in relaxed, False, False, False]
+            advantage = torch.full_like(rollout, sign)
+            assert kept("relaxed-ratio-clip", given, advantage, alpha=0.125, relax=relax) == expected

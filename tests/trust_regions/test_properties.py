@@ -1,0 +1,202 @@
+"""What holds for any policies: which moves a mask may block, and how masks and thresholds relate to one another."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mismatch_cli import trust_regions
+from mismatch_cli.policies import TRAINER_ROLLOUT, Policies, TopKLogProbs
+from tests.trust_regions.cases import F64, ONE_SIDED, REGIONS, K, ask, cast, kept, policies, random_policies, signs
+
+seeds = st.integers(0, 10**6)
+log_probs = st.one_of(st.floats(-25, -1e-9), st.floats(-0.3, -1e-9))
+tokens = st.lists(
+    st.tuples(log_probs, log_probs, st.sampled_from([1.0, -1.0, 0.3, -7.0, 0.0])), min_size=1, max_size=30
+)
+
+# log q, log p and A of three tokens in one response: the first moves towards its own anchor, and is blocked.
+TOWARDS_ITS_ANCHOR = {
+    "dual-clip": [(-3, -1, -1), (-1, -1, -1), (-1, -1, -1)],
+    "icepop": [(-1, -2, 1), (-1, -1, 1), (-1, -1, 1)],
+    "opsm": [(-2, -1, -1), (-1, -3, -1), (-1, -1, -1)],
+    "probability-band": [(-0.1, -0.5, 1), (-1, -1, 1), (-1, -1, 1)],
+    "sequence-mean": [(-1, -2, 1), (-3, -1, 1), (-3, -1, 1)],
+    "sequence-product": [(-1, -2, 1), (-3, -1, 1), (-3, -1, 1)],
+    "sequence-ratio": [(-1, -2, 1), (-3, -1, 1), (-3, -1, 1)],
+}
+LOOSER = {  # two values of each threshold, the second of which keeps more
+    "max_kl": (0.01, 0.1),
+    "max_tv": (0.05, 0.3),
+    "max_drop": (0.2, 0.6),
+    "max_ratio": (1.2, 4.0),
+    "ratio_low": (0.05, 0.3),
+    "ratio_high": (0.05, 0.4),
+    "alpha": (0.05, 0.5),
+    "band_low": (0.99, 0.5),
+    "band_high": (1.01, 3.0),
+    "k": (K, 1),  # a finer partition never shrinks a divergence
+}
+
+
+def scaled(name: str, factor: float) -> dict[str, float]:
+    """A trust region's real-valued thresholds times a factor, except bounds of the ratio itself, which must hold 1."""
+    defaults = trust_regions.thresholds(trust_regions.find(name)).items()
+    around_1 = ("band_low", "band_high", "max_ratio")
+    return {key: value * factor for key, value in defaults if isinstance(value, float) and key not in around_1}
+
+
+@pytest.mark.parametrize("name", ONE_SIDED)
+@given(tokens, st.sampled_from([1e-3, 0.1, 1.0, 2.0]), st.sampled_from([torch.float32, F64]))
+@settings(max_examples=60, deadline=None)
+def test_a_one_sided_mask_never_blocks_a_move_towards_the_anchor(
+    name: str, drawn: list[tuple[float, float, float]], factor: float, dtype: torch.dtype
+) -> None:
+    rollout, trainer, advantage_T = torch.tensor(drawn, dtype=dtype).T.unbind(0)
+    trainer = torch.where(torch.arange(len(drawn)) % 7 == 3, rollout, trainer)  # equal probabilities occur
+    keep_T = ask(name, policies(rollout, trainer), advantage_T, **scaled(name, factor)).keep_T
+    towards_T = ((advantage_T > 0) & (trainer <= rollout)) | ((advantage_T < 0) & (trainer >= rollout))
+    assert keep_T[towards_T | (advantage_T == 0)].all()
+
+
+@pytest.mark.parametrize("name", [name for name in ONE_SIDED if name != "none"])
+def test_a_one_sided_mask_blocks_moves_away(name: str) -> None:
+    """Or the test above would hold for nothing; the minimal mask looks at negatives alone."""
+    rollout, trainer = torch.tensor([-2.0, -0.1], dtype=F64), torch.tensor([-0.1, -2.0], dtype=F64)
+    expected = [name == "minimal-negative", False]
+    assert kept(name, policies(rollout, trainer), torch.tensor([1.0, -1.0], dtype=F64)) == expected
+
+
+@pytest.mark.parametrize("name", [name for name in ONE_SIDED if name.startswith("top-k")])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_equal_probability_is_no_move_away_whatever_the_other_tokens_do(name: str, sign: float) -> None:
+    """p = q on the sampled token, while the rest of the distribution moved beyond any threshold."""
+    sampled = torch.tensor([0.2], dtype=F64).log()
+    rollout, trainer = torch.tensor([[[0.7, 0.2]], [[0.05, 0.2]]], dtype=F64).log()
+    topk = TopKLogProbs(torch.tensor([1]), torch.tensor([[0, 1]]), rollout, trainer)
+    same = Policies(sampled, sampled, None, torch.tensor([0, 1]), topk)
+    assert kept(name, same, torch.tensor([sign], dtype=F64), k=2) == [True]
+
+
+@pytest.mark.parametrize("name", sorted(set(REGIONS) - set(ONE_SIDED)))
+def test_a_mask_that_admits_it_does_block_a_move_towards_the_anchor(name: str) -> None:
+    rollout, trainer, advantage_T = torch.tensor(TOWARDS_ITS_ANCHOR[name], dtype=F64).T.unbind(0)
+    assert (advantage_T[0] > 0 and trainer[0] < rollout[0]) or (advantage_T[0] < 0 and trainer[0] > rollout[0])
+    assert not kept(name, policies(rollout, trainer), advantage_T)[0]
+
+
+@given(seeds)
+@settings(max_examples=20, deadline=None)
+def test_on_policy_nothing_is_blocked(seed: int) -> None:
+    drawn = random_policies(seed, responses=8)
+    assert drawn.topk is not None
+    topk = TopKLogProbs(drawn.topk.response_ids_T, drawn.topk.ids_TK, drawn.topk.rollout, drawn.topk.rollout)
+    for dtype in (torch.float32, F64):
+        rollout = drawn.rollout.to(dtype)
+        same = Policies(rollout, rollout, None, drawn.offset_S1, topk)
+        for name in REGIONS:
+            decision = ask(name, same, signs(len(rollout), seed, dtype), **scaled(name, 1e-6))
+            assert decision.keep_T.all() and (decision.statistic_T == 0).all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", REGIONS)
+def test_looser_thresholds_keep_more(name: str, seed: int) -> None:
+    drawn = random_policies(seed)
+    advantage_T = signs(len(drawn.trainer), seed)
+    for threshold, default in trust_regions.thresholds(trust_regions.find(name)).items():
+        if isinstance(default, (bool, str)):
+            continue
+        tight, loose = (
+            ask(name, drawn, advantage_T, **{threshold: value}).keep_T
+            for value in (LOOSER[threshold] if threshold in LOOSER else pytest.fail(f"say what is looser: {threshold}"))
+        )
+        assert (loose | ~tight).all()
+        assert tight.sum() < loose.sum(), f"{threshold} of {name} does nothing"
+
+
+def test_ratio_thresholds_act_on_their_own_side() -> None:
+    drawn = random_policies(5)
+    advantage_T = signs(len(drawn.trainer))
+    for name in ("ratio-clip", "relaxed-ratio-clip", "sequence-ratio"):
+        default = ask(name, drawn, advantage_T).keep_T
+        for threshold, side_T in (("ratio_low", advantage_T < 0), ("ratio_high", advantage_T > 0)):
+            changed_T = ask(name, drawn, advantage_T, **{threshold: 1e-6}).keep_T != default
+            assert changed_T.any() and not changed_T[~side_T].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_relaxation(dtype: torch.dtype) -> None:
+    """α = 0 is plain clipping; high and low relax one sign each, and both is their union."""
+    drawn = cast(random_policies(6), dtype)
+    advantage_T = signs(len(drawn.trainer), dtype=dtype)
+    bounds = {"ratio_low": 0.1, "ratio_high": 0.15}
+    clipped = ask("ratio-clip", drawn, advantage_T, **bounds)
+    keep = {}
+    for relax in ("high", "low", "both"):
+        plain = ask("relaxed-ratio-clip", drawn, advantage_T, alpha=0.0, relax=relax, **bounds)
+        assert torch.equal(plain.keep_T, clipped.keep_T) and torch.equal(plain.statistic_T, clipped.statistic_T)
+        keep[relax] = ask("relaxed-ratio-clip", drawn, advantage_T, alpha=0.2, relax=relax, **bounds).keep_T
+    high_T, low_T = (keep[relax] & ~clipped.keep_T for relax in ("high", "low"))
+    assert high_T.any() and (advantage_T[high_T] > 0).all()
+    assert low_T.any() and (advantage_T[low_T] < 0).all()
+    assert torch.equal(keep["both"], keep["high"] | keep["low"])
+    assert (drawn.rollout[high_T | low_T] < math.log(0.2)).all()
+    assert ((drawn.rollout >= math.log(0.2)) | keep["both"]).all()  # no improbable token is left blocked
+
+
+@given(seeds)
+@settings(max_examples=15, deadline=None)
+def test_top_1_with_replacement_is_binary(seed: int) -> None:
+    drawn = random_policies(seed, responses=10)
+    advantage_T = signs(len(drawn.trainer), seed)
+    compared = drawn.compare(TRAINER_ROLLOUT)
+    tv_T, kl_T = compared.topk(1, replace_last=True)
+    torch.testing.assert_close(tv_T, compared.difference_T.abs(), rtol=1e-9, atol=1e-13)
+    torch.testing.assert_close(kl_T, compared.binary_kl_T, rtol=1e-9, atol=1e-13)
+    for name, limit in (("tv", {"max_tv": 0.15}), ("kl", {"max_kl": 0.05})):
+        top_1 = kept(f"top-k-{name}", drawn, advantage_T, k=1, replace_last=True, **limit)
+        assert top_1 == kept(f"binary-{name}", drawn, advantage_T, **limit)
+
+
+def parts(drawn: Policies, logp_TK: Tensor, logp_T: Tensor, replace_last: bool) -> Tensor:
+    """Probabilities of top-K, sampled token if it is not among them, and others."""
+    assert drawn.topk is not None
+    alone_T = (drawn.topk.ids_TK != drawn.topk.response_ids_T[:, None]).all(-1)
+    p_TK = logp_TK.exp()
+    p_TK[:, -1] = torch.where(alone_T & replace_last, 0.0, p_TK[:, -1])
+    named = torch.cat([p_TK, torch.where(alone_T, logp_T.exp(), 0.0)[:, None]], -1)
+    return torch.cat([named, 1 - named.sum(-1, keepdim=True)], -1)
+
+
+@pytest.mark.parametrize("replace_last", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_top_k_decisions_against_brute_force(replace_last: bool, dtype: torch.dtype) -> None:
+    drawn = random_policies(7, vocabulary=60)
+    topk = drawn.topk
+    assert topk is not None
+    alone_T = (topk.ids_TK != topk.response_ids_T[:, None]).all(-1)
+    assert 10 < alone_T.sum() < len(alone_T) - 10
+    mu, pi = (
+        parts(drawn, topk.rollout, drawn.rollout, replace_last),
+        parts(drawn, topk.trainer, drawn.trainer, replace_last),
+    )
+    statistic = {
+        "tv": (mu - pi).abs().sum(-1) / 2,
+        "kl": torch.where(mu > 0, mu * (mu / pi).log(), 0.0).sum(-1),
+    }
+    advantage_T = signs(len(drawn.trainer), dtype=dtype)
+    away_T = advantage_T * (drawn.trainer - drawn.rollout) > 0
+    for name, limit in (("tv", 0.2), ("kl", 0.05), ("tv", 0.05), ("kl", 0.4)):
+        blocked_T = away_T & (statistic[name] > limit)
+        assert blocked_T.any() and not blocked_T.all()
+        near_T = (statistic[name] / limit - 1).abs() < (1e-4 if dtype == torch.float32 else 1e-9)
+        found = ask(
+            f"top-k-{name}", cast(drawn, dtype), advantage_T, **{f"max_{name}": limit}, replace_last=replace_last
+        )
+        assert torch.equal(found.keep_T | near_T, ~blocked_T | near_T) and near_T.sum() < 3
