@@ -94,6 +94,22 @@ def test_a_token_that_the_current_policy_excludes() -> None:
     assert compared.level_log_ratio_T("mean")[3].item() == pytest.approx(math.log(3))
 
 
+def test_a_token_that_both_policies_exclude_has_not_moved() -> None:
+    """At equal weights a truncated support excludes it from the recomputed policy too: ratio 1, and no NaN anywhere."""
+    trainer = TRAINER.clone()
+    trainer[1] = -INF
+    compared = Policies(ROLLOUT, trainer, trainer, torch.tensor([0, 3, 3, 4])).compare(TRAINER_RECOMPUTED)
+    for values_T, same in (
+        (compared.log_ratio_T, 0),
+        (compared.ratio_T, 1),
+        (compared.difference_T, 0),
+        (compared.binary_kl_T, 0),
+        (compared.level_log_ratio_T("product"), 0),
+    ):
+        assert values_T.tolist() == [same] * 4
+    assert trainer[1] == -INF  # what was given stays as it is
+
+
 def test_symbols_and_text() -> None:
     assert TRAINER_ROLLOUT.symbols == {"r": "r", "p": "p", "q": "q"}
     assert TRAINER_RECOMPUTED.symbols == {"r": "r′", "p": "p", "q": "p′"}

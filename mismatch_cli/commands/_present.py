@@ -67,8 +67,8 @@ def present_clipping(
         analysis = analyse_clipping(traces, judged, theory=theory, workers=workers, on_responses=advance)
     finally:
         progress.stop()
-    result = clipping_json(analysis, arguments)
     pair = chosen_pair(analysis, compared)
+    result = clipping_json(analysis, pair, arguments)
     examples = example_excerpts(traces, result, pair)
     progress.say("Drawing")
     data = clipping_plot_data(analysis, result, pair)

@@ -116,8 +116,10 @@ def _start_worker() -> None:
     signal(SIGINT, SIG_DFL)  # Ctrl-C ends a worker without a traceback; the parent says what happened
 
 
-def clipping_json(analysis: ClippingAnalysis, arguments: Sequence[str] = ()) -> dict[str, Any]:
-    """What `clipstats --json` prints (docs/clipstats.md); `arguments` are the flags that were asked for."""
+def clipping_json(
+    analysis: ClippingAnalysis, compared: Sequence[Algorithm] = (), arguments: Sequence[str] = ()
+) -> dict[str, Any]:
+    """What `clipstats --json` prints (docs/clipstats.md): of two compared algorithms, and the flags asked for."""
     result = clipping_result(analysis.summary, _BLOCKED_TOKENS)
     vocabulary = analysis.traces[0].vocabulary
     for algorithm in result["algorithms"]:
@@ -130,6 +132,7 @@ def clipping_json(analysis: ClippingAnalysis, arguments: Sequence[str] = ()) -> 
         "version": VERSION,
         "traces": [str(trace.folder) for trace in analysis.traces],
         "arguments": list(arguments),
+        "compared": [algorithm.name for algorithm in compared],
         "about": about(analysis.traces, analysis.summary.counts["responses_without_columns"]),
         "has": analysis.support.has,
         "skipped": [{"algorithm": name, "reason": reason} for name, reason in analysis.support.skipped.items()],

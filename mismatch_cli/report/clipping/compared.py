@@ -17,7 +17,7 @@ _PAPER = ("grpo-clip-higher", "dppo-binary-tv")
 
 
 def chosen_pair(analysis: ClippingAnalysis, asked: Sequence[Algorithm]) -> tuple[Algorithm, ...]:
-    """The algorithms to compare, at most two: as asked, else those of the paper, else the first that have a mask."""
+    """The algorithms to compare, at most two: as asked, else those of the paper, else the first that block anything."""
     for algorithm in asked:
         if algorithm.name in analysis.support.skipped:
             raise UsageError(f"{algorithm.name} cannot be compared: {analysis.support.skipped[algorithm.name]}")
@@ -25,8 +25,9 @@ def chosen_pair(analysis: ClippingAnalysis, asked: Sequence[Algorithm]) -> tuple
         return tuple(asked)
     by_name = {algorithm.name: algorithm for algorithm in analysis.algorithms}
     paper = [by_name[name] for name in _PAPER if name in by_name]
-    masking = [algorithm for algorithm in analysis.algorithms if algorithm.masks]
-    return tuple(dict.fromkeys([*paper, *masking, *analysis.algorithms]))[:2]
+    cells = analysis.summary.cells.by_mu[1:]
+    blocking = [algorithm for algorithm, counts in zip(analysis.algorithms, cells, strict=True) if counts.any()]
+    return tuple(dict.fromkeys([*paper, *blocking, *analysis.algorithms]))[:2]
 
 
 def example_excerpts(traces: Sequence[Trace], result: Mapping[str, Any], pair: Sequence[Algorithm]) -> list[Excerpt]:

@@ -9,9 +9,6 @@ from functools import cached_property
 from mismatch_cli.report.clipping.cells import Row, value_of
 from mismatch_cli.report.figures import FigureView
 
-_LEADING = ("grpo-clip-higher", "dppo-binary-tv")
-_SHOWN_LEADING = 2
-
 
 @dataclass(frozen=True)
 class Subject:
@@ -41,16 +38,9 @@ class Subject:
 
     @cached_property
     def leading(self) -> list[Row]:
-        """The two that the headline compares: of --compare, else the paper's, else the first that block anything."""
+        """The two that are compared, in pictures and in the headline."""
         by_name = {row["name"]: row for row in self.result["algorithms"]}
-        paper = [by_name[name] for name in (*self._compared(), *_LEADING) if name in by_name]
-        in_order = {row["name"]: row for row in [*paper, *self.blocking, *self.result["algorithms"]]}
-        return list(in_order.values())[:_SHOWN_LEADING]
-
-    def _compared(self) -> list[str]:
-        arguments = self.result["arguments"]
-        start = arguments.index("--compare") + 1 if "--compare" in arguments else len(arguments)
-        return list(arguments[start : start + _SHOWN_LEADING])
+        return [by_name[name] for name in self.result["compared"]]
 
     def leads(self, row: Row) -> bool:
         return any(row["name"] == leading["name"] for leading in self.leading)

@@ -85,7 +85,6 @@ def moved_away(t: pd.DataFrame, anchor: str, far: pd.Series) -> pd.Series:
     return far & (((t["A"] > 0) & (t["p"] > t[anchor])) | ((t["A"] < 0) & (t["p"] < t[anchor])))
 
 
-
 def _ppo(t: pd.DataFrame) -> pd.Series:
     return clip(t, "r1", 0.2, 0.2)
 

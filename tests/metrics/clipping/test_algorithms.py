@@ -124,7 +124,12 @@ def test_by_mu(case, name):
     assert sum(row["tokens"] for row in rows) == len(case.judged)
     judged = case.judged[["A", "q", name]]
     for row in rows:
-        check_bin(case, name, row, judged[(judged["q"] >= row["mu_low"]) & (judged["q"] < (row["mu_high"] if row["mu_high"] < 1 else 2))])
+        check_bin(
+            case,
+            name,
+            row,
+            judged[(judged["q"] >= row["mu_low"]) & (judged["q"] < (row["mu_high"] if row["mu_high"] < 1 else 2))],
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)

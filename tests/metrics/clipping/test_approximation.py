@@ -41,7 +41,9 @@ def test_mean_bias_rank_correlation_and_wrong_decisions(judged_world):
         assert row["mean"]["value"] == pytest.approx(value.mean(), rel=1e-4), row
         assert row["bias"]["value"] == pytest.approx((value - full).mean(), rel=1e-3, abs=2e-6), row
         spearman = value.rank().corr(full.rank())
-        assert row["rank_correlation"]["value"] == pytest.approx(spearman, abs=1e-4), row  # float32 ties and swaps near 0
+        assert row["rank_correlation"]["value"] == pytest.approx(spearman, abs=1e-4), (
+            row
+        )  # float32 ties and swaps near 0
         wrong = away & ((value > threshold) != (full > threshold)).loc[judged.index]
         assert row["wrong_mask"]["value"] == pytest.approx(wrong.mean(), abs=1e-12), row
 

@@ -159,7 +159,7 @@ def sample_result(
     levels = np.geomspace(0.01, 1, 7)
     return {
         "format": "mismatch-cli clipstats", "version": 1, "traces": ["run one/trace"],
-        "arguments": ["--theory"] if theory else [], "about": _about(),
+        "arguments": ["--theory"] if theory else [], "compared": _compared(names), "about": _about(),
         "counts": {
             "tokens": 84_211, "positive": 44_120, "negative": 40_091, "zero_advantage": 9_216 if advantages else 0,
             "masked": 512, "not_measured": 37, "responses": 640, "prompts": 80, "prompts_exact": True, "steps": steps,
@@ -185,6 +185,12 @@ def sample_result(
         "approximation": make.approximation(),
         "theory": make.theory() if theory else None,
     }  # fmt: skip
+
+
+def _compared(names: Sequence[str]) -> list[str]:
+    """The paper's pair where it is there, else the first two."""
+    paper = [name for name in ("grpo-clip-higher", "dppo-binary-tv") if name in names]
+    return list(dict.fromkeys([*paper, *names]))[:2]
 
 
 def equal_weights_result() -> dict[str, Any]:

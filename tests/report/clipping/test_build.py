@@ -112,13 +112,13 @@ def test_headline_and_leading_numbers_compare_the_papers_pair():
 
 def test_the_algorithms_that_were_asked_for_lead():
     result = sample_result()
-    result["arguments"] = ["--compare", "mask-0.5", "ipo", "--theory"]
+    result["compared"] = ["mask-0.5", "ipo"]
     assert [row["name"] for row in Subject(result, {}).leading] == ["mask-0.5", "ipo"]
 
 
-def test_without_the_papers_pair_the_first_that_block_anything_lead():
-    headline = view_of(sample_result(("pg-is", "ipo", "gspo", "mask-0.5"))).headline
-    assert headline.startswith("ipo blocks") and "gspo blocks" in headline and "pg-is" not in headline
+def test_the_compared_pair_leads():
+    headline = view_of(sample_result(("ipo", "gspo", "mask-0.5"))).headline
+    assert headline.startswith("ipo blocks") and "gspo blocks" in headline and "mask-0.5" not in headline
     assert "Σ |A|" in headline  # gspo does not weigh by r
 
 

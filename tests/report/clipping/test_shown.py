@@ -32,7 +32,9 @@ CASES = {
 def renamed(result: dict[str, Any], old: str, new: str) -> dict[str, Any]:
     for row in result["algorithms"]:
         row["name"] = new if row["name"] == old else row["name"]
-    result["overlap"]["names"] = [new if name == old else name for name in result["overlap"]["names"]]
+    for names in (result["overlap"], result):
+        key = "names" if "names" in names else "compared"
+        names[key] = [new if name == old else name for name in names[key]]
     return result
 
 

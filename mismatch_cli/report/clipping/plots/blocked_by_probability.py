@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 TITLE = "Blocked tokens by rollout probability"
 CAPTION = (
     "For each algorithm the share of tokens that it blocks, in percent, by bin of the rollout probability μ; empty "
-    "where there are no tokens. Algorithms that block nothing are left out. A ratio clip blocks mostly rare tokens, "
-    "which hardly move the distribution; a limit on the total variation blocks where much probability moves."
+    "where there are no tokens. Algorithms that block nothing are left out. The limit of a ratio clip is the "
+    "narrower the smaller μ is; binary TV is below μ or π, so a limit on it cannot reach tokens that both call rare."
 )
 
 _HEAD, _GAP, _BELOW = 54, 26, 44

@@ -28,8 +28,7 @@ TITLE = "Blocked tokens over the steps"
 CAPTION = (
     "For each step the share of blocked tokens, and over the blocked tokens the mean rollout probability μ and the "
     "mean entropy of π; dotted, the same over the tokens that the first algorithm keeps. Bands are 95 % intervals "
-    "over prompts; a line is interrupted where nothing was blocked. Blocked tokens far below the kept ones in μ, and "
-    "far above in entropy, are rare tokens where the policy explores."
+    "over prompts; a line is interrupted where nothing was blocked (DPPO paper, figure 6)."
 )
 
 _PANELS = (  # title, over blocked tokens, over kept tokens

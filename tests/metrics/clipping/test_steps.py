@@ -1,0 +1,94 @@
+"""Sums by step in bounded memory: exact while there are few, stretches of 2, 4, 8 … steps when there are many."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mismatch_cli.metrics.clipping.steps import StepSums
+from mismatch_cli.metrics.hashing import GROUPS
+from tests.metrics.clipping.world import PLAIN, plain_algorithms, simple, summarise
+
+WIDTH = 3
+
+
+def random_rows(seed: int, count: int, highest_step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    sums = rng.integers(0, 100, (count, WIDTH)).astype(float)  # whole numbers, so that any order gives the same sum
+    return rng.integers(0, highest_step, count), rng.integers(0, GROUPS, count), sums
+
+
+def sums_of(rows: tuple[np.ndarray, np.ndarray, np.ndarray], most: int, parts: int = 1) -> StepSums:
+    found = StepSums(WIDTH, most)
+    for part in np.array_split(np.arange(len(rows[0])), parts):
+        found.update(*(column[part] for column in rows))
+    return found
+
+
+def check(found: StepSums, rows: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
+    """Every stretch holds exactly the rows of its steps, in their prompt groups, and no row is in none."""
+    step_S, group_S, sums_SM = rows
+    seen = np.zeros(len(step_S), dtype=bool)
+    for first, last, sums_GM in found:
+        inside = (step_S >= first) & (step_S <= last)
+        assert inside.any() and not (seen & inside).any()
+        seen |= inside
+        for group in range(GROUPS):
+            assert (sums_GM[group] == sums_SM[inside & (group_S == group)].sum(axis=0)).all()
+    assert seen.all()
+
+
+@pytest.mark.parametrize(("highest", "most", "stretch"), [(50, 50, 1), (51, 50, 2), (400, 50, 8), (10_000, 7, 2048)])
+def test_stretches(highest, most, stretch):
+    rows = random_rows(0, 30_000, highest)
+    found = sums_of(rows, most, parts=5)
+    stretches = [(first, last) for first, last, _ in found]
+    assert len(stretches) <= most and stretches == sorted(stretches)
+    assert {last - first + 1 for first, last in stretches} == {stretch}
+    check(found, rows)
+
+
+@pytest.mark.parametrize("fine_first", [True, False])
+def test_merging_sums_of_different_coarseness(fine_first):
+    many, few = random_rows(1, 3000, 500), random_rows(2, 200, 12)
+    parts = [sums_of(few, 20), sums_of(many, 20)]
+    assert parts[0].shift == 0 < parts[1].shift
+    first, second = parts if fine_first else reversed(parts)
+    first.merge(second)
+    assert len(first.sums) <= 20
+    check(first, tuple(np.concatenate(columns) for columns in zip(few, many, strict=True)))
+
+
+def test_order_and_sharding_do_not_change_the_stretches():
+    rows = random_rows(3, 2000, 300)
+    whole = {first: sums for first, _, sums in sums_of(rows, 10)}
+    merged = StepSums(WIDTH, 10)
+    for part in reversed(np.array_split(np.arange(2000), 7)):
+        merged.merge(sums_of(tuple(column[part] for column in rows), 10))
+    assert {first: sums.tolist() for first, _, sums in merged} == {f: s.tolist() for f, s in whole.items()}
+
+
+def test_merging_leaves_the_other_as_it_was():
+    rows = random_rows(4, 50, 5)
+    first, second = StepSums(WIDTH, 20), sums_of(rows, 20)
+    first.merge(second)
+    first.merge(second)
+    check(second, rows)
+
+
+def test_steps_far_apart_stay_few():
+    """Steps 0 and 2^30 alone are two stretches of one step: nothing has to be coarsened."""
+    found = StepSums(WIDTH, 20)
+    found.update(np.array([0, 2**30]), np.array([0, 1]), np.ones((2, WIDTH)))
+    assert [(first, last) for first, last, _ in found] == [(0, 0), (2**30, 2**30)]
+
+
+def test_a_summary_of_many_steps():
+    """1,000 steps: at most 200 stretches for each algorithm, every step for the bad updates, and nothing lost."""
+    steps = np.arange(1000, dtype=np.int32)
+    batch = simple([[-1.0, -2.0]] * 1000, [[-1.5, -1.0]] * 1000, [1.0, -1.0] * 500, step_S=steps)
+    summary = summarise(batch, needs=PLAIN, algorithms=plain_algorithms(), replicates=10)
+    stretches = list(summary.steps)
+    assert [last - first + 1 for first, last, _ in stretches] == [8] * 125
+    assert sum(sums[:, :2].sum() for *_, sums in stretches) == 2000
+    assert len(list(summary.bad_updates.steps)) == 1000

@@ -1,0 +1,133 @@
+"""A summary as a whole: sharding, order, chunks, and intervals that are none where there can be none."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mismatch_cli.batch import TokenBatch
+from mismatch_cli.metrics.clipping import judged, sample
+from mismatch_cli.metrics.clipping.result import clipping_result
+from mismatch_cli.metrics.clipping.summary import ClippingSummary, Question
+from mismatch_cli.metrics.gaps import token_gaps
+from tests.metrics.clipping.world import (
+    ALL, EVERYTHING, PLAIN, estimates_in, plain_algorithms, result_of, simple, summarise, world,
+)  # fmt: skip
+
+SHARES = ("blocked", "touched", "jaccard", "over_", "share", "wrong", "decided", "lost/", "/ess")
+
+
+def flat(result: Any, path: str = "") -> dict[str, Any]:
+    items = result.items() if isinstance(result, dict) else enumerate(result) if isinstance(result, list) else None
+    if items is None:
+        return {path: result}
+    return {name: value for key, inner in items for name, value in flat(inner, f"{path}/{key}").items()}
+
+
+def merged(parts: list[TokenBatch]) -> ClippingSummary:
+    whole = ClippingSummary(Question(ALL, EVERYTHING, theory=True))
+    for part in parts:
+        whole.merge(pickle.loads(pickle.dumps(summarise(part, theory=True))))
+    return whole
+
+
+@pytest.fixture(scope="module")
+def shards() -> list[TokenBatch]:
+    return [world(seed, 24) for seed in range(4)]
+
+
+@pytest.fixture(scope="module")
+def in_order(shards) -> dict[str, Any]:
+    return clipping_result(merged(shards), 50)
+
+
+def test_merging_the_same_shards_again_gives_the_same_bits(shards, in_order):
+    assert json.dumps(clipping_result(merged(shards), 50)) == json.dumps(in_order)
+
+
+def assert_same_counts(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """Everything that is no float is equal, floats within rounding; correlations of noise-free series too."""
+    one, other = flat(one), flat(other)
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        if isinstance(value, float):
+            assert other[name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
+        else:
+            assert other[name] == value and type(other[name]) is type(value), name
+
+
+def test_shards_in_another_order_give_the_same_counts(shards, in_order):
+    assert_same_counts(in_order, clipping_result(merged(shards[::-1]), 50))
+
+
+def test_one_summary_of_all_shards_gives_the_same_counts(shards, in_order):
+    assert_same_counts(in_order, clipping_result(summarise(*shards, theory=True), 50))
+
+
+def test_responses_in_another_order_give_the_same_counts(take_responses):
+    batch = world(5, 40)
+    order = np.random.default_rng(0).permutation(batch.num_responses)
+    assert_same_counts(result_of(batch, theory=True), result_of(take_responses(batch, order), theory=True))
+
+
+@pytest.mark.parametrize("max_tokens", [1, 50, 400])
+def test_the_size_of_slices_does_not_matter(monkeypatch, max_tokens):
+    batch = world(6, 40)
+    whole = result_of(batch, theory=True)
+    monkeypatch.setattr(judged, "token_gaps", partial(token_gaps, max_tokens=max_tokens))
+    assert_same_counts(whole, result_of(batch, theory=True))
+
+
+def test_the_sample_is_the_same_in_any_order(monkeypatch, shards):
+    """With room for fewer tokens than there are."""
+    monkeypatch.setattr(sample, "SAMPLE_TOKENS", 300)
+    one, other = merged(shards).sample.result(), merged(shards[::-1]).sample.result()
+    assert len(one) == 300 and one.tobytes() == other.tobytes()
+
+
+def test_shares_and_their_intervals_lie_between_0_and_1(in_order):
+    estimates = estimates_in(in_order)
+    checked = 0
+    for path, estimate in estimates.items():
+        if not any(name in path for name in SHARES) or "mu_" in path or "entropy_" in path or "correlations" in path:
+            continue
+        checked += estimate["low"] is not None
+        for name in ("value", "low", "high"):
+            assert estimate[name] is None or 0 <= estimate[name] <= 1, (path, estimate)
+    assert checked > 500
+
+
+def test_intervals_are_in_order(in_order):
+    for path, estimate in estimates_in(in_order).items():
+        assert (estimate["low"] is None) == (estimate["high"] is None), path
+        if estimate["low"] is not None:
+            assert estimate["low"] < estimate["high"] and estimate["note"] is None, (path, estimate)
+        else:
+            assert estimate["note"], (path, estimate)
+
+
+def test_no_interval_below_ten_prompts():
+    found = result_of(world(0, 27, samples=3), theory=True)
+    assert found["counts"]["prompts"] == 9
+    for path, estimate in estimates_in(found).items():
+        assert "correlations" in path or estimate["low"] is None, (path, estimate)
+    assert found["algorithms"][2]["blocked"]["all"]["value"] > 0
+    more = result_of(world(0, 60), theory=True)
+    assert more["algorithms"][2]["blocked"]["all"]["low"] is not None
+
+
+def test_no_interval_where_all_prompts_say_the_same():
+    """Forty prompts whose responses are equal to the bit: there is nothing from which an interval could come."""
+    batch = simple(
+        [[-0.3, -1.7, -0.9, -3.3]] * 80, [[-0.31, -0.7, -3.1, -2.9]] * 80, [0.7, -0.3] * 40,
+        prompt_id_S=np.arange(80) // 2, reward_S=np.array([1.0, 0.0] * 40),
+    )  # fmt: skip
+    found = result_of(batch, needs=PLAIN, algorithms=plain_algorithms(), theory=True)
+    assert found["algorithms"][2]["blocked"]["all"]["value"] > 0
+    for path, estimate in estimates_in(found).items():
+        assert estimate["low"] is None, (path, estimate)

@@ -1,0 +1,106 @@
+"""Counts by token id: sparse sums with a buffer that overflows, against dense counting."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from mismatch_cli.metrics.clipping import token_table
+from mismatch_cli.metrics.clipping.judged import NEGATIVE, POSITIVE
+from mismatch_cli.metrics.clipping.token_table import TokenTable
+
+
+def made_up(seed: int, tokens: int = 4000, ids: int = 500, algorithms: int = 3) -> SimpleNamespace:
+    """What a `TokenTable` reads of a slice, with random decisions."""
+    rng = np.random.default_rng(seed)
+    advantage_N = rng.choice([-1.0, 0.0, 2.0], tokens)
+    columns = {"response_ids_T": rng.integers(0, ids, tokens).astype(np.int32)}
+    logq_N, logp_N = (-rng.exponential(1.0, tokens).astype(np.float32) for _ in range(2))
+    blocked = [np.flatnonzero((rng.random(tokens) < 0.3) & (advantage_N != 0)) for _ in range(algorithms)]
+    negative_N = advantage_N < 0
+    return SimpleNamespace(
+        gaps=SimpleNamespace(column=columns.get, logp_N=logp_N, q_N=np.exp(logq_N)),
+        positive_N=advantage_N > 0,
+        negative_N=negative_N,
+        blocked=blocked,
+        ratio_N=np.exp(logp_N - logq_N),
+        sign=lambda index_U: negative_N[index_U].astype(np.int64),
+    )
+
+
+def dense(slices: list[SimpleNamespace], algorithm: int, sign: int, ids: int) -> dict[str, np.ndarray]:
+    found = {name: np.zeros(ids) for name in ("blocked", "tokens", "mu", "pi", "ratio")}
+    for judged in slices:
+        ids_N = judged.gaps.column("response_ids_T")
+        own_N = judged.negative_N if sign == NEGATIVE else judged.positive_N
+        np.add.at(found["tokens"], ids_N[own_N], 1)
+        out = np.intersect1d(judged.blocked[algorithm], np.flatnonzero(own_N))
+        for name, column in (
+            ("blocked", np.ones(len(ids_N))), ("mu", judged.gaps.q_N), ("pi", np.exp(judged.gaps.logp_N)),
+            ("ratio", judged.ratio_N),
+        ):  # fmt: skip
+            np.add.at(found[name], ids_N[out], column[out].astype(np.float64))
+    return found
+
+
+@pytest.mark.parametrize("buffered", [10, 2500, 2**16])
+@pytest.mark.parametrize("merged", [False, True])
+def test_against_dense_counting(monkeypatch, buffered, merged):
+    """With a buffer that overflows in every slice, in some, and never: the same counts and means."""
+    monkeypatch.setattr(token_table, "_BUFFERED", buffered)
+    slices = [made_up(seed, ids=100 * (seed + 1)) for seed in range(6)]
+    table = TokenTable(3)
+    for judged in slices:
+        part = TokenTable(3) if merged else table
+        part.update(judged)
+        if merged:
+            table.merge(part)
+    for algorithm in range(3):
+        for sign in (POSITIVE, NEGATIVE):
+            expected = dense(slices, algorithm, sign, 600)
+            rows = table.result(algorithm, sign, 40)
+            order = np.lexsort([np.arange(600), -expected["blocked"]])[:40]
+            assert [row["token_id"] for row in rows] == order.tolist()
+            overall = expected["blocked"].sum() / expected["tokens"].sum()
+            for row in rows:
+                blocked, tokens = expected["blocked"][row["token_id"]], expected["tokens"][row["token_id"]]
+                assert (row["blocked"], row["tokens"]) == (blocked, tokens)
+                assert row["lift"] == pytest.approx(blocked / tokens / overall)
+                for name in ("mu", "pi", "ratio"):
+                    assert row[name] == pytest.approx(expected[name][row["token_id"]] / blocked)
+
+
+def test_the_real_buffer_overflows():
+    """More blocked tokens than wait at a time, as they come in a trace of any size."""
+    table, slices = TokenTable(1), [made_up(seed, 40_000, 300, 1) for seed in range(6)]
+    for judged in slices:
+        table.update(judged)
+    assert sum(len(judged.blocked[0]) for judged in slices) <= token_table._BUFFERED
+    for judged in slices:
+        table.update(judged)
+    assert table.blocked[0]._size < token_table._BUFFERED  # the first ones were folded in
+    expected = dense(slices, 0, NEGATIVE, 300)
+    for row in table.result(0, NEGATIVE, 300):
+        assert row["blocked"] == 2 * expected["blocked"][row["token_id"]]
+
+
+def test_equal_counts_in_order_of_id():
+    judged = made_up(0, 8, 8, 1)
+    judged.gaps = SimpleNamespace(**(vars(judged.gaps) | {"column": lambda _: np.array([7, 3, 5, 1, 3, 7, 9, 9])}))
+    judged.positive_N, judged.negative_N = np.ones(8, dtype=bool), np.zeros(8, dtype=bool)
+    judged.blocked, judged.sign = [np.arange(8)], lambda index_U: np.zeros(len(index_U), dtype=np.int64)
+    table = TokenTable(1)
+    table.update(judged)
+    assert [row["token_id"] for row in table.result(0, POSITIVE, 5)] == [3, 7, 9, 1, 5]
+    assert table.result(0, NEGATIVE, 5) == []
+
+
+def test_an_infinite_ratio_is_null():
+    judged = made_up(0, 10, 2, 1)
+    judged.ratio_N[:] = np.inf
+    table = TokenTable(1)
+    table.update(judged)
+    rows = [row for sign in (POSITIVE, NEGATIVE) for row in table.result(0, sign, 5)]
+    assert rows and all(row["ratio"] is None and row["mu"] > 0 for row in rows)
