@@ -76,6 +76,8 @@ class Policies:
     def compare(self, ratio: Ratio) -> Compared:
         """The two policies of a ratio; the same object every time, so that nothing is computed twice."""
         pair = (ratio.current, ratio.anchor)
+        if "recomputed" in pair and self.recomputed is None:
+            raise ValueError(f"{ratio} needs the recomputed log-probabilities")
         if pair not in self._compared:
             self._compared[pair] = Compared(self, *pair)
         return self._compared[pair]

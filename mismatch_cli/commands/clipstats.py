@@ -70,13 +70,13 @@ def command(
 
       mismatch-cli clipstats probe-model -a my_mask.py --compare my_mask.py dppo-binary-tv
     """
-    from mismatch_cli.bundled import bundled
+    from mismatch_cli.bundled import bundled_trace
     from mismatch_cli.commands._present import present_clipping
     from mismatch_cli.commands._progress import TerminalProgress
     from mismatch_cli.trace.reader import Trace
 
     judged, compared = _algorithms(algorithm, compare)
-    opened = [Trace.open(path) for path in traces or [bundled("traces") / "fp8-kv"]]
+    opened = [Trace.open(path) for path in traces or [bundled_trace()]]
     folder = _output_folder(output, opened if traces else [], force)
     progress = TerminalProgress(quiet)
     if not traces:

@@ -18,7 +18,8 @@ def command(
     traces: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Run folders or trace folders, pooled; without one, the latest run here.", show_default=False
+            help="Run folders or trace folders, pooled; without one, the latest run here, else the bundled trace.",
+            show_default=False,
         ),
     ] = None,
     worst: Worst = 10,
@@ -40,15 +41,19 @@ def command(
 
       mismatch-cli report probe-model --worst 20 --export parquet
     """
+    from mismatch_cli.bundled import bundled_trace
     from mismatch_cli.commands._present import present
     from mismatch_cli.commands._progress import TerminalProgress
     from mismatch_cli.trace.reader import Trace
 
     if export not in (None, "csv", "parquet"):
         raise UsageError(f"--export {export} is not known. Choose one of: csv, parquet.")
-    opened = [Trace.open(path) for path in traces or [_default_run()]]
-    folder = _output_folder(output, opened, force)
     progress = TerminalProgress(quiet)
+    named = traces or _latest_run()
+    if not named:
+        progress.say("There is no run in this folder: reporting on the bundled trace.")
+    opened = [Trace.open(path) for path in named or [bundled_trace()]]
+    folder = _output_folder(output, opened if named else [], force)
     present(opened, folder, worst=worst, as_json=json, progress=progress)
     if export is not None:
         from mismatch_cli.report.export import export_tokens
@@ -56,12 +61,10 @@ def command(
         progress.say(f"Wrote {export_tokens(opened, folder, export)}")
 
 
-def _default_run() -> Path:
-    """Without an argument: the run in this folder that was written last."""
+def _latest_run() -> list[Path]:
+    """The run in this folder that was written last, if there is one."""
     runs = [path.parent.parent for path in Path().glob("*/trace/manifest.json")]
-    if not runs:
-        raise MismatchError("There is no run in this folder. Name a run folder, or record one with: mismatch-cli probe")
-    return max(runs, key=lambda run: (run / "trace" / "manifest.json").stat().st_mtime)
+    return sorted(runs, key=lambda run: (run / "trace" / "manifest.json").stat().st_mtime)[-1:]
 
 
 def _output_folder(output: Path | None, traces: list[Trace], force: bool) -> Path:

@@ -21,7 +21,7 @@ def one_sided(statistic_T: Tensor, advantage_T: Tensor, *, low: float, high: flo
 
     The statistic has the sign of p − q. Thresholds are rounded to its dtype.
     """
-    away_T = statistic_T * advantage_T.sign()
+    away_T = statistic_T * advantage_T.sign().to(statistic_T.dtype)
     limit: float | Tensor = high
     if low != high:
         limit = torch.where(advantage_T > 0, statistic_T.new_tensor(high), statistic_T.new_tensor(low))

@@ -53,7 +53,7 @@ def world(
     entropy = -(np.exp(trainer) * trainer).sum(axis=1)
     entropy[response_T == 3] = np.nan
     reward = rng.integers(0, 2, responses).astype(float)
-    reward[5] = np.nan
+    reward[5:6] = np.nan
     at = np.arange(tokens)
     columns: dict[str, Any] = {
         "offset_S1": np.concatenate([[0], lengths.cumsum()]),

@@ -1,0 +1,170 @@
+"""`clipstats` and `algorithms` as a user types them: defaults, one's own masks, what a trace lacks, and mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mismatch_cli.algorithms.table import TABLE
+from mismatch_cli.bundled import bundled, bundled_trace
+from mismatch_cli.cli import run
+
+PAIR = ["-a", "grpo-clip-higher", "-a", "dppo-binary-tv"]
+MASK = """
+from mismatch_cli.trust_regions import Decision
+
+FORMULA = "{r} > {limit}"
+
+def trust_region(compared, advantage_T, *, limit: float = 1.5):
+    return Decision(compared.ratio_T <= limit, compared.ratio_less_1_T)
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    """A working folder with the bundled trace in a run."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(bundled_trace(), tmp_path / "run" / "trace")
+    return tmp_path
+
+
+def clipstats(capfd, *arguments: str) -> tuple[int, str, str]:
+    capfd.readouterr()
+    code = run(["clipstats", *arguments])
+    out, err = capfd.readouterr()
+    return code, out, err
+
+
+def written(folder: Path) -> dict:
+    return json.loads((folder / "summary.json").read_text())
+
+
+def test_without_an_argument_the_bundled_trace_is_judged_by_the_whole_table(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = clipstats(capfd)
+    assert code == 0
+    assert "bundled" in err and "Wrote clipstats/report.html" in err
+    for words in ("grpo-clip-higher blocks", "Overlap", "Who is blocked", "Bad updates", "What if", "gspo"):
+        assert words in out
+    result = written(tmp_path / "clipstats")
+    assert [row["name"] for row in result["algorithms"]] == list(TABLE) and not result["skipped"]
+    plots = {path.name for path in (tmp_path / "clipstats" / "plots").iterdir()}
+    assert plots == {
+        f"{name}.png"
+        for name in ("mask-regions", "blocked-by-probability", "blocked-over-steps", "bad-updates", "sweeps", "overlap")
+    }
+    assert clipstats(capfd)[0] == 1  # it is there already
+
+
+def test_a_run_gets_its_own_clipstats_and_they_are_renewed(here, capfd):
+    for _ in range(2):
+        code, out, _ = clipstats(capfd, "run", *PAIR, "--json", "--quiet")
+        assert code == 0
+    assert json.loads(out) == written(here / "run" / "clipstats")
+    assert len(json.loads(out)["algorithms"]) == 2
+
+
+def test_parameters_own_masks_and_what_is_compared(here, capfd):
+    (here / "my_mask.py").write_text(MASK)
+    asked = ["-a", "binary-tv:max_tv=0.1,anchor=recomputed", "--compare", "my_mask.py:limit=1.2", "clip-higher"]
+    code, out, _ = clipstats(capfd, "run", *asked, "--quiet")
+    assert code == 0
+    result = written(here / "run" / "clipstats")
+    assert [row["name"] for row in result["algorithms"]] == [
+        "binary-tv:max_tv=0.1,anchor=recomputed", "my_mask:limit=1.2", "grpo-clip-higher",
+    ]  # fmt: skip
+    assert result["compared"] == ["my_mask:limit=1.2", "grpo-clip-higher"]
+    assert result["algorithms"][1]["blocked_when"] == "r > 1.2"
+    assert "my_mask:limit=1.2 blocks, grpo-clip-higher keeps" in out
+
+
+def test_workers_give_the_same_bits(here, capfd):
+    one, two = (
+        clipstats(capfd, "run", *PAIR, "--theory", "--workers", number, "--json", "--quiet")[1] for number in ("1", "2")
+    )
+    assert json.loads(one)["theory"] is not None
+    assert one == two
+
+
+def test_equal_weights_say_not_applicable_instead_of_zero(tmp_path, monkeypatch, capfd):
+    """A trace that `probe` made, without a later checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    assert run(["probe", "--engine", "hf", "--num-prompts", "12", "--noise-responses", "0", "--quiet"]) == 0
+    code, out, _ = clipstats(capfd, "probe-model", "--quiet")
+    assert code == 0
+    result = written(tmp_path / "probe-model" / "clipstats")
+    assert result["has"]["recomputed"] == "equal weights"
+    skipped = {row["algorithm"]: row["reason"] for row in result["skipped"]}
+    assert {"minirl", "ppo", "gspo", "mask-0.5-recompute"} <= set(skipped)
+    assert all("not applicable" in skipped[name] for name in ("minirl", "ppo", "gspo"))
+    assert {"grpo-clip-higher", "ppo-icepop"} <= {row["name"] for row in result["algorithms"]}
+    assert "not applicable" in " ".join(out.split())
+
+
+def test_without_advantages_both_signs_are_asked(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"text": f"Add {i} and 2."}) + "\n" for i in range(11)))
+    made = ["probe", "--engine", "hf", "--prompts", "prompts.jsonl", "--prompt-field", "text", "--max-tokens", "20"]
+    assert run([*made, "--noise-responses", "0", "--quiet", "--output", "run"]) == 0
+    code, out, _ = clipstats(capfd, "run", *PAIR, "--quiet")
+    assert code == 0
+    result = written(tmp_path / "run" / "clipstats")
+    assert not result["has"]["advantages"]
+    for row in result["algorithms"]:
+        assert row["blocked"]["all"]["value"] is None and row["blocked"]["positive"]["value"] is not None
+    assert "if A > 0" in out and "--answer-field" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["-a", "grpo-clip-hihger"], 2, "Did you mean grpo-clip-higher"),
+        (["-a", "dppo-binary-tv:max_tv=-0.1"], 2, "max_tv=-0.1 makes no sense"),
+        (["-a", "icepop:band_low=3,band_high=2"], 2, "band_low=3, band_high=2 makes no sense"),
+        (["-a", "dppo-binary-tv:max_vt=0.1"], 2, "Did you mean max_tv"),
+        (["-a", "nowhere.py"], 2, "nowhere.py does not exist"),
+        (["--compare", "ppo", "nothing"], 2, "Unknown algorithm 'nothing'"),
+        (["gone"], 1, "gone does not exist"),
+        (["--workers", "0"], 2, "--workers"),
+        (["-a", "top-k-tv:k=30"], 1, "needs the top 30 log-probs and the trace has the top 20"),
+    ],
+)
+def test_mistakes(here, capfd, arguments, code, message):
+    got, _, err = clipstats(capfd, *(["run"] if "gone" not in arguments else []), *arguments, "--quiet")
+    assert got == code
+    assert message in " ".join(err.split())
+    assert "Traceback" not in err
+
+
+def test_the_control_blocks_nothing(tmp_path, monkeypatch, capfd):
+    """float32 on both sides, equal weights."""
+    monkeypatch.chdir(tmp_path)
+    assert clipstats(capfd, str(bundled("traces") / "float32"), *PAIR, "-o", "out", "--quiet")[0] == 0
+    for row in written(tmp_path / "out")["algorithms"]:
+        assert row["blocked"]["all"]["value"] == 0
+
+
+def test_algorithms_are_printed_with_their_formulas(capfd):
+    assert run(["algorithms", "--json"]) == 0
+    table = json.loads(capfd.readouterr().out)
+    assert [row["name"] for row in table["algorithms"]] == list(TABLE)
+    rows = {row["name"]: row for row in table["algorithms"]}
+    assert rows["grpo-clip-higher"]["blocked_when"] == "A > 0 and r > 1 + 0.28, or A < 0 and r < 1 − 0.2"
+    assert rows["ppo-tis"]["weight"] == "r′ · min(ρ, 2)" and rows["pg-tis"]["aliases"] == ["cispo", "tis"]
+    assert run(["algorithms"]) == 0
+    out = capfd.readouterr().out
+    for row in table["algorithms"]:
+        assert row["name"] in out and row["source"].split(":")[0] in " ".join(out.split())
+
+
+def test_a_reader_that_stops_early_is_no_error(here):
+    command = f"{sys.executable} -m mismatch_cli clipstats run -a ipo --quiet -o out | head -n 3"
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 3 and not done.stderr

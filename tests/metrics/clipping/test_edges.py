@@ -1,0 +1,285 @@
+"""Traces at the edge of what there can be: no crash, no NaN in the JSON, and null with a note where there is no number."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mismatch_cli.algorithms.parse import find
+from mismatch_cli.batch import TokenBatch
+from mismatch_cli.metrics.clipping.judged import Needs
+from mismatch_cli.metrics.clipping.result import clipping_result
+from tests.metrics.clipping import brute
+from tests.metrics.clipping.world import (
+    EVERYTHING, PLAIN, estimates_in, plain_algorithms, result_of, simple, summarise, world,
+)  # fmt: skip
+
+INF = float("inf")
+PLAINLY = {"needs": PLAIN, "algorithms": plain_algorithms()}
+
+
+def no_numbers_in(found: Any, path: str = "") -> dict[str, float]:
+    """NaN and infinities by their path."""
+    if isinstance(found, float) and not np.isfinite(found):
+        return {path: found}
+    items = found.items() if isinstance(found, dict) else enumerate(found) if isinstance(found, list) else ()
+    return {name: x for key, inner in items for name, x in no_numbers_in(inner, f"{path}/{key}").items()}
+
+
+def checked(*batches: TokenBatch, **question: Any) -> dict[str, Any]:
+    """The result, which is valid JSON and in which everything that has no value says why."""
+    found = result_of(*batches, **question)
+    assert no_numbers_in(found) == {}
+    json.dumps(found, allow_nan=False)
+    for path, estimate in estimates_in(found).items():
+        assert estimate["value"] is not None or estimate["note"], path
+    return found
+
+
+def row_of(found: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(row for row in found["algorithms"] if row["name"] == name)
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_one_token(advantage):
+    batch = simple([[-1.0]], [[-0.2]], [advantage], reward_S=np.array([1.0]))
+    found = checked(batch, **PLAINLY, theory=True)
+    assert found["counts"]["tokens"] == 1 and found["counts"]["prompts"] == 1 and found["counts"]["steps"] == 1
+    assert row_of(found, "grpo-clip-higher")["blocked"]["all"]["value"] == (1.0 if advantage > 0 else 0.0)
+    other = "negative" if advantage > 0 else "positive"
+    assert row_of(found, "grpo-clip-higher")["blocked"][other]["value"] is None
+    assert found["theory"]["correction"]["value"] == 0 and found["theory"]["longest"] == 1
+
+
+def test_one_token_of_everything():
+    batch = world(0, 1)
+    batch = replace(batch, loss_mask_T=torch.arange(batch.num_tokens) == 0, advantage_T=torch.ones(batch.num_tokens))
+    found = checked(batch, theory=True)
+    assert found["counts"]["tokens"] == 1
+    assert {row["rank_correlation"]["value"] for row in found["approximation"]["rows"]} == {None}
+
+
+def test_only_zero_advantages():
+    """Nothing is judged, so every share is null; counts and the divergences over all counted tokens remain."""
+    batch = world(0, 30)
+    found = checked(replace(batch, advantage_T=torch.zeros(batch.num_tokens)), theory=True)
+    counts = found["counts"]
+    assert counts["tokens"] == counts["positive"] == counts["negative"] == counts["prompts"] == 0
+    assert counts["zero_advantage"] > 0 and counts["responses"] == 30
+    for row in found["algorithms"]:
+        assert {estimate["value"] for estimate in row["blocked"].values()} == {None}
+        assert {estimate["value"] for estimate in row["lost"].values()} == {None}
+        assert row["blocked_tokens"] == {"positive": [], "negative": []} and row["by_position"] == []
+    assert found["approximation"]["rows"][0]["mean"]["value"] > 0
+    assert found["theory"]["surrogate"]["value"] is not None
+    assert found["overlap"]["examples"] == [] and found["bad_updates"]["over_tokens"]["value"] is None
+
+
+def test_everything_masked():
+    batch = world(0, 30)
+    found = checked(replace(batch, loss_mask_T=torch.zeros(batch.num_tokens, dtype=torch.bool)), theory=True)
+    assert found["counts"]["tokens"] == 0 and found["counts"]["masked"] == batch.num_tokens
+    assert found["theory"] is None
+
+
+def test_an_empty_batch_and_empty_responses(take_responses):
+    nothing = take_responses(world(0, 5), [])
+    found = checked(nothing, world(0, 30))
+    assert found["counts"]["tokens"] == result_of(world(0, 30))["counts"]["tokens"]
+    empty = simple([[], [-1.0], []], [[], [-0.2], []], [1.0, 1.0, 1.0])
+    assert checked(empty, **PLAINLY)["counts"]["tokens"] == 1
+
+
+def overflowing() -> TokenBatch:
+    """One token in 20 with log π − log μ = 89.9: r = 1e39 is no float32."""
+    logq, logp = [[-1.0, -90.0]] * 10, [[-1.5, -0.1]] + [[-1.5, -91.0]] * 9
+    return simple(logq, logp, [1.0] * 5 + [-1.0] * 5, prompt_id_S=np.arange(10), reward_S=np.ones(10))
+
+
+def test_an_infinite_ratio():
+    """It is blocked where it must be; weight lost has no number then, and says so."""
+    found = checked(overflowing(), **PLAINLY, theory=True)
+    clipped = row_of(found, "grpo-clip-higher")
+    assert clipped["blocked"]["positive"]["value"] == pytest.approx(1 / 10)
+    assert clipped["blocked"]["negative"]["value"] == pytest.approx(1.0)  # 0.61 and 0.37 are both below 0.8
+    assert clipped["lost"]["all"]["value"] is None and clipped["lost"]["all"]["note"]
+    assert clipped["lost"]["positive"]["value"] is None and clipped["lost"]["positive"]["note"]
+    assert clipped["lost"]["negative"]["value"] == pytest.approx(1.0)
+    assert row_of(found, "reinforce")["lost"]["all"]["value"] == 0
+    assert row_of(found, "dppo-binary-tv")["blocked"]["positive"]["value"] == pytest.approx(1 / 10)
+    (token,) = clipped["blocked_tokens"]["positive"]
+    assert token["ratio"] is None and token["pi"] == pytest.approx(np.exp(-0.1))
+    assert found["sweeps"]["ratio_clip"][-1]["blocked"]["value"] > 0
+
+
+def test_an_infinite_ratio_under_a_cap():
+    found = checked(overflowing(), **PLAINLY)
+    assert row_of(found, "pg-tis")["lost"]["capped"]["value"] is None
+    assert found["sweeps"]["cap"][-1]["share"]["value"] == pytest.approx(1 / 20)
+    assert {row["lost"]["value"] for row in found["sweeps"]["cap"]} == {None}
+
+
+def test_an_infinite_ratio_without_advantages_and_with_everything():
+    batch = overflowing()
+    needs = replace(PLAIN, advantages=False)
+    checked(replace(batch, advantage_T=None), needs=needs, algorithms=plain_algorithms(), theory=True)
+    batch = world(0, 30)
+    logq = batch.logp_rollout_T.clone()
+    logq[::7] = -120.0
+    found = checked(replace(batch, logp_rollout_T=logq), theory=True)
+    assert row_of(found, "grpo-clip-higher")["blocked"]["positive"]["value"] > 0
+
+
+def test_an_infinite_ratio_in_another_shard():
+    one, other = summarise(overflowing(), **PLAINLY), summarise(world(0, 30), **PLAINLY)
+    one.merge(other)
+    found = clipping_result(one, 5)
+    assert no_numbers_in(found) == {}
+    assert row_of(found, "grpo-clip-higher")["lost"]["all"]["value"] is None
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("what", ["infinite ratio", "infinite ratio, some A = 0", "out of support", "infinite full KL"])
+def test_no_warning_reaches_the_terminal(what):
+    """What the numbers already say with a null and a note is not said again on stderr by numpy."""
+    batch = overflowing()
+    if what == "infinite ratio, some A = 0":
+        batch.advantage_T[:2] = 0
+    if what == "out of support":
+        batch.logp_trainer_T[:2] = -INF
+    needs = PLAIN
+    if what == "infinite full KL":
+        infinite_T = torch.full_like(batch.logp_trainer_T, INF)
+        batch = replace(batch, tv_full_T=torch.ones_like(infinite_T), kl_full_T=infinite_T)
+        batch.logp_trainer_T[:2] = -INF
+        needs = replace(PLAIN, full=True)
+    result_of(batch, needs=needs, algorithms=plain_algorithms(), theory=True)
+
+
+def excluding() -> TokenBatch:
+    """Twelve responses of two tokens, of which the trainer excludes the first."""
+    logq, logp = [[-0.5, -1.0]] * 12, [[-INF, -1.0]] * 12
+    return simple(logq, logp, [1.0] * 6 + [-1.0] * 6, reward_S=np.ones(12))
+
+
+def test_examples_out_of_support_are_json():
+    """log π = −inf has no number in JSON: null, as in the worst tokens of a summary."""
+    found = checked(excluding(), **PLAINLY, theory=True)
+    assert None in {row["logp_current"] for row in found["overlap"]["examples"]}
+
+
+def test_out_of_support():
+    """log π = −inf: r = 0, a negative token is blocked by every one-sided mask, a positive one by none."""
+    found = result_of(excluding(), **PLAINLY, theory=True)
+    for name in ("grpo-clip-higher", "dppo-binary-tv", "dppo-binary-kl", "mask-0.5", "relax-both"):
+        row = row_of(found, name)
+        assert row["blocked"]["positive"]["value"] == 0, name
+        assert row["blocked"]["negative"]["value"] == 0.5, name
+        assert row["lost"]["negative"]["value"] == 0, name  # r·|A| = 0: nothing is lost
+        (token,) = [row for row in row["blocked_tokens"]["negative"] if row["blocked"]][:1]
+        assert token["pi"] == 0 and token["ratio"] == 0
+    assert row_of(found, "ipo")["blocked"]["all"]["value"] == 0.5
+    assert row_of(found, "grpo-clip-higher")["by_mu"][7]["blocked"]["negative"]["value"] == 1.0
+    assert found["theory"]["difference"]["value"] == pytest.approx(-1.0)
+    assert found["theory"]["weight_max"] == 0 and found["theory"]["ess"]["value"] is None
+
+
+def test_out_of_support_with_everything():
+    batch = world(0, 40)
+    logp, topk = batch.logp_trainer_T.clone(), batch.topk_logp_trainer_TK.clone()
+    logp[::9], topk[::5, 3] = -INF, -INF
+    batch = replace(batch, logp_trainer_T=logp, topk_logp_trainer_TK=topk)
+    batch.kl_full_T[::5] = INF
+    found = result_of(batch, theory=True)
+    found["overlap"]["examples"] = []  # their log π = −inf is another test's concern
+    assert no_numbers_in(found) == {}
+    needs = replace(EVERYTHING, top_k=0, topk_recomputed=False)
+    t = brute.counted(batch, needs)
+    judged = t[t["A"] != 0]
+    for name in ("grpo-clip-higher", "minirl", "dppo-binary-tv", "dppo-binary-kl", "mask-0.5", "ipo", "ppo", "gspo"):
+        assert row_of(found, name)["blocked"]["all"]["value"] == pytest.approx(judged[name].mean()), name
+
+
+def test_equal_weights_judges_what_compares_the_engine():
+    """The recomputed policy is the trainer: r′ = 1, and only the masks on ρ block anything."""
+    batch = world(0, 40)
+    batch = replace(batch, logp_recomputed_T=batch.logp_trainer_T, topk_logp_recomputed_TK=batch.topk_logp_trainer_TK)
+    found = checked(batch)
+    for name in ("minirl", "ppo", "gspo", "dppo-topk-tv-recompute", "ppo-opsm"):
+        assert row_of(found, name)["blocked"]["all"]["value"] == 0, name
+    t = brute.counted(batch, EVERYTHING)
+    shares = [t.loc[t["A"] != 0, name].mean() for name in ("ppo-icepop", "ppo-mis", "ppo-mis-geometric")]
+    assert shares[0] > 0 and shares[2] > 0.5
+    for name, share in zip(("ppo-icepop", "ppo-mis", "ppo-mis-geometric"), shares, strict=True):
+        assert row_of(found, name)["blocked"]["all"]["value"] == pytest.approx(share), name
+
+
+def test_recomputed_for_some_responses_only():
+    """A token without log π′ does not count for any algorithm, so that all are judged on the same ones."""
+    batch = world(0, 40)
+    recomputed = batch.logp_recomputed_T.clone()
+    recomputed[: int(batch.offset_S1[20])] = float("nan")
+    batch = replace(batch, logp_recomputed_T=recomputed)
+    found, t = checked(batch), brute.counted(batch, EVERYTHING)
+    judged = t[t["A"] != 0]
+    assert found["counts"]["tokens"] == len(judged) and set(judged["s"]) <= set(range(20, 40))
+    assert found["counts"]["not_measured"] == int((batch.loss_mask_T & recomputed.isnan()).sum())
+    assert row_of(found, "grpo-clip-higher")["blocked"]["all"]["value"] == pytest.approx(
+        judged["grpo-clip-higher"].mean()
+    )
+
+
+@pytest.mark.parametrize("name", ["logp_recomputed_T", "advantage_T", "topk_logp_trainer_TK", "tv_full_T"])
+def test_a_batch_without_a_needed_column_is_left_out_and_counted(name):
+    complete, lacking = world(0, 30), world(1, 12)
+    found = checked(complete, replace(lacking, **{name: None}))
+    assert found["counts"]["responses_without_columns"] == 12
+    alone = checked(complete)
+    for part in ("algorithms", "overlap", "sweeps"):
+        assert found[part] == alone[part]
+
+
+def test_a_top_k_list_that_was_not_measured_does_not_count():
+    batch = world(0, 30)
+    topk = batch.topk_logp_trainer_TK.clone()
+    topk[: int(batch.offset_S1[10])] = float("nan")
+    found = checked(replace(batch, topk_logp_trainer_TK=topk))
+    t = brute.counted(batch, EVERYTHING)
+    assert found["counts"]["tokens"] == int(((t["s"] >= 10) & (t["A"] != 0)).sum())
+
+
+def test_no_algorithm_and_many():
+    assert checked(world(0, 30), needs=PLAIN, algorithms=())["algorithms"] == []
+    many = tuple(find(f"dppo-binary-tv:max_tv={k / 100}") for k in range(1, 65))
+    found = checked(world(0, 30), needs=PLAIN, algorithms=many)
+    shares = [row["blocked"]["all"]["value"] for row in found["algorithms"]]
+    assert shares == sorted(shares, reverse=True) and shares[0] > shares[-1]
+
+
+def test_a_step_without_a_judged_token_and_negative_free_steps():
+    batch = simple([[-1.0]] * 3, [[-0.2]] * 3, [0.0, 1.0, -1.0], step_S=np.arange(3, dtype=np.int32))
+    found = checked(batch, **PLAINLY)
+    rows = row_of(found, "grpo-clip-higher")["by_step"]
+    assert [(row["first"], row["tokens"], row["blocked"]["value"]) for row in rows] == [
+        (0, 0, None),
+        (1, 1, 1),
+        (2, 1, 0),
+    ]
+    assert [row["over_negative"]["value"] for row in found["bad_updates"]["by_step"]] == [None, None, 0]
+
+
+def test_smaller_recordings_and_own_k():
+    """Five ranks carry an algorithm that asks for five."""
+    algorithms = (find("dppo-topk-tv:k=5"), find("dppo-topk-kl:k=1,replace_last=true"), find("dppo-binary-kl"))
+    batch = world(0, 40, top_k=5)
+    found = checked(batch, needs=Needs(True, False, 5, False), algorithms=algorithms)
+    t = brute.counted(world(0, 40), replace(EVERYTHING, recomputed=False, full=False, topk_recomputed=False))
+    judged = t[t["A"] != 0]
+    expected = brute.moved_away(judged, "q", judged["tv5"] > 0.2).mean()
+    assert found["algorithms"][0]["blocked"]["all"]["value"] == pytest.approx(expected) and expected > 0
+    assert found["algorithms"][1]["blocked"] == found["algorithms"][2]["blocked"]  # k = 1 with replacement is binary

@@ -1,0 +1,113 @@
+"""A correlation over the steps of a run: its value, and an interval that knows of autocorrelation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mismatch_cli.metrics.correlation import FEWEST_STEPS, block_bootstrap_pearson
+
+
+def width(x: np.ndarray, y: np.ndarray) -> float:
+    estimate = block_bootstrap_pearson(x, y)
+    assert estimate.low is not None and estimate.high is not None
+    return estimate.high - estimate.low
+
+
+def autoregressive(rng: np.random.Generator, steps: int, phi: float) -> np.ndarray:
+    noise, series = rng.normal(size=steps), np.zeros(steps)
+    for t in range(1, steps):
+        series[t] = phi * series[t - 1] + noise[t]
+    return series
+
+
+@pytest.mark.parametrize(("y", "expected"), [(lambda x: 3 * x + 1, 1.0), (lambda x: -0.1 * x, -1.0)])
+def test_a_line_has_correlation_one_in_every_replicate(y, expected):
+    x = np.random.default_rng(0).normal(size=40)
+    estimate = block_bootstrap_pearson(x, y(x))
+    assert estimate.value == pytest.approx(expected)
+    assert (estimate.low, estimate.high) == (pytest.approx(expected), pytest.approx(expected))
+
+
+def test_by_hand():
+    """x = 1, 2, 3, 4 and y = 1, 3, 2, 4: cov 1, both variances 5/4."""
+    assert block_bootstrap_pearson(np.array([1.0, 2, 3, 4]), np.array([1.0, 3, 2, 4])).value == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize("rho", [-0.8, 0.0, 0.5])
+def test_a_known_correlation_lies_in_the_interval(rho):
+    rng = np.random.default_rng(1)
+    x, noise = rng.normal(size=2000), rng.normal(size=2000)
+    estimate = block_bootstrap_pearson(x, rho * x + np.sqrt(1 - rho**2) * noise)
+    assert estimate.value == pytest.approx(rho, abs=0.05)
+    assert estimate.low < rho < estimate.high and estimate.high - estimate.low < 0.12
+
+
+def test_symmetric_and_free_of_scale():
+    rng = np.random.default_rng(2)
+    x, y = rng.normal(size=(2, 50))
+    one, swapped, scaled = (
+        block_bootstrap_pearson(*pair) for pair in ((x, y), (y, x), (1e6 * x - 5, 1e-6 * y + 7))
+    )
+    for other in (swapped, scaled):
+        assert (other.value, other.low, other.high) == tuple(
+            pytest.approx(v, abs=1e-9) for v in (one.value, one.low, one.high)
+        )
+
+
+def test_a_constant_series_has_no_correlation():
+    for pair in ((np.ones(30), np.arange(30.0)), (np.arange(30.0), np.zeros(30))):
+        estimate = block_bootstrap_pearson(*pair)
+        assert (estimate.value, estimate.low, estimate.high) == (None, None, None)
+        assert "constant" in estimate.note
+
+
+@pytest.mark.parametrize("constant", [0.1, 0.7])
+@pytest.mark.parametrize("steps", [23, 100])
+def test_a_constant_whose_mean_rounds_has_no_correlation_either(constant, steps):
+    """0.1 added up 23 times and divided by 23 is not 0.1: what is left is rounding, no series."""
+    estimate = block_bootstrap_pearson(np.full(steps, constant), np.arange(float(steps)))
+    assert estimate.value is None
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_too_few_steps_for_a_value(steps):
+    estimate = block_bootstrap_pearson(np.arange(float(steps)), np.arange(float(steps)))
+    assert estimate.value is None and "3 steps" in estimate.note
+
+
+def test_few_steps_have_a_value_and_no_interval():
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(size=(2, FEWEST_STEPS))
+    few = block_bootstrap_pearson(x[:-1], y[:-1])
+    assert few.value is not None and few.low is None and few.high is None and few.note
+    enough = block_bootstrap_pearson(x, y)
+    assert enough.low < enough.value < enough.high and enough.note is None
+
+
+def test_what_resembles_its_neighbours_says_less():
+    """Random walks correlate by accident: blocks see that, draws of single steps would not."""
+    rng = np.random.default_rng(4)
+    independent = np.mean([width(*rng.normal(size=(2, 200))) for _ in range(15)])
+    dependent = np.mean([width(*(autoregressive(rng, 200, 0.9) for _ in range(2))) for _ in range(15)])
+    assert dependent > 1.3 * independent
+
+
+def test_more_steps_say_more():
+    rng = np.random.default_rng(5)
+    x, y = rng.normal(size=(2, 1600))
+    assert width(x, y) < 0.6 * width(x[:400], y[:400]) < 0.6 * width(x[:100], y[:100])
+
+
+def test_the_same_series_gives_the_same_interval():
+    x, y = np.random.default_rng(6).normal(size=(2, 37))
+    assert block_bootstrap_pearson(x, y) == block_bootstrap_pearson(x.copy(), y.copy())
+
+
+def test_a_single_outlying_step_leaves_many_replicates_constant():
+    """Replicates without the one step that differs have no correlation; the others give an interval."""
+    x, y = np.zeros(12), np.arange(12.0)
+    x[11] = 1.0
+    estimate = block_bootstrap_pearson(x, y)
+    assert estimate.value == pytest.approx(np.corrcoef(x, y)[0, 1])
+    assert -1 <= estimate.low <= estimate.high <= 1
