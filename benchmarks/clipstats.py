@@ -13,13 +13,16 @@ from __future__ import annotations
 import json
 from functools import partial
 
+import numpy as np
 from child import Job, Plan, main
 
 from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.trace.reader import Trace
 
-SIX = ("grpo-clip-higher", "minirl", "dppo-binary-tv", "dppo-binary-kl", "mask-0.5", "relax-both")
+SIX = tuple(
+    TABLE[name] for name in ("grpo-clip-higher", "minirl", "dppo-binary-tv", "dppo-binary-kl", "mask-0.5", "relax-both")
+)
 COLUMNS = (
     "version_rollout", "version_trainer", "reward", "loss_mask", "logp_trainer", "logp_recomputed", "entropy_trainer",
     "advantage",
@@ -32,6 +35,28 @@ def clipstats(algorithms: tuple[Algorithm, ...], trace: Trace, _columns: tuple[s
     from mismatch_cli.report.clipping.analysis import analyse_clipping, clipping_json
 
     json.dumps(clipping_json(analyse_clipping([trace], algorithms)))
+
+
+def masks(trace: Trace, columns: tuple[str, ...]) -> None:
+    """The six masks alone: blocked shares and lost weight with intervals, counts by μ and position, blocked tokens."""
+    from mismatch_cli.metrics.bootstrap import ResampledSums
+    from mismatch_cli.metrics.clipping.cells import BlockedCells
+    from mismatch_cli.metrics.clipping.judged import Needs, judge
+    from mismatch_cli.metrics.clipping.sums import response_sums, width
+    from mismatch_cli.metrics.clipping.token_table import TokenTable
+    from mismatch_cli.metrics.hashing import Prompts
+
+    needs = Needs(advantages=True, recomputed=True, top_k=0, full=False)
+    sums, cells, table = ResampledSums(width(SIX)), BlockedCells(len(SIX)), TokenTable(len(SIX))
+    for batch in trace.batches(columns):
+        prompts, of_slices = Prompts.of(batch.prompt_id_S.numpy(), 200), []
+        for (judged,) in judge(batch, needs, SIX):
+            of_slices.append(response_sums(judged))
+            cells.update(judged)
+            table.update(judged)
+        sums.update(prompts, np.concatenate(of_slices))
+    for number in range(len(SIX)):
+        table.result(number, 0, 50), table.result(number, 1, 50)
 
 
 def polars(trace: Trace, _columns: tuple[str, ...]) -> None:
@@ -75,13 +100,15 @@ def polars(trace: Trace, _columns: tuple[str, ...]) -> None:
 
 ALL = tuple(TABLE.values())
 JOBS: dict[str, Job] = {
-    "six": partial(clipstats, tuple(TABLE[name] for name in SIX)),
+    "masks": masks,
+    "six": partial(clipstats, SIX),
     "table": partial(clipstats, ALL),
     "polars": polars,
 }
 PLAN: Plan = (
-    ("six", "six masks", (*COLUMNS,)),
-    ("polars", "polars, six masks", (*COLUMNS,)),
+    ("masks", "six masks and their tokens", COLUMNS),
+    ("six", "six masks, all of clipstats", COLUMNS),
+    ("polars", "polars, six masks, tokens", COLUMNS),
     ("table", f"all {len(ALL)} of the table", (*COLUMNS, *TOPK)),
 )
 

@@ -50,23 +50,30 @@ class SampledToken:
     """What the log-probabilities of the sampled token say, formed together because the parts share their cost."""
 
     difference_T: Tensor  # π − μ
-    k3_T: Tensor  # φ(d), nats
     binary_kl_T: Tensor  # nats
     log_odds_gap_T: Tensor  # log(π/(1 − π)) − log(μ/(1 − μ)), nats: how far this logit moved if no other did
+    rest_rollout_T: Tensor  # 1 − μ
+    rest_trainer_T: Tensor  # 1 − π
+    _d_T: Tensor
+    _series_T: Tensor
+
+    @property
+    def k3_T(self) -> Tensor:
+        """φ(d), nats."""
+        return torch.where(self._d_T.abs() < _SERIES_BELOW, self._series_T, self._d_T.expm1() - self._d_T)
 
 
 def sampled_token(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> SampledToken:
-    """`prob_difference`, `k3` and `binary_kl` of the same tokens, and their log-odds gap d − y."""
+    """`prob_difference`, `k3` and `binary_kl` of the same tokens, their complements, and their log-odds gap d − y."""
     logp_rollout_T, logp_trainer_T = _wide(logp_rollout_T), _wide(logp_trainer_T)
     d_T = logp_trainer_T - logp_rollout_T
     difference_T = _difference(logp_rollout_T, logp_trainer_T, d_T)
-    rest_mu_T, rest_pi_T = complement(logp_rollout_T), complement(logp_trainer_T)
+    rest_mu_T, rest_pi_T = _complement(logp_rollout_T), _complement(logp_trainer_T)
     y_T = _log_ratio(rest_mu_T, rest_pi_T, -difference_T)
     small_T, series_T, mu_T = d_T.abs() < _SERIES_BELOW, _phi_series(d_T), _not_nothing(logp_rollout_T)
-    k3_T = torch.where(small_T, series_T, d_T.expm1() - d_T)
-    sampled_T = torch.where(small_T, mu_T * series_T, difference_T - mu_T * d_T)
+    sampled_T = torch.where(small_T, mu_T * series_T, difference_T - mu_T.mul_(d_T))
     rest_T = _kl_term(rest_mu_T, rest_pi_T - rest_mu_T, y_T)
-    return SampledToken(difference_T, k3_T, sampled_T + rest_T, d_T - y_T)
+    return SampledToken(difference_T, sampled_T.add_(rest_T), d_T - y_T, rest_mu_T, rest_pi_T, d_T, series_T)
 
 
 def sampled_in_topk(response_ids_T: Tensor, topk_ids_TK: Tensor) -> Tensor:
@@ -116,12 +123,6 @@ def mass_beyond_topk(logp_T: Tensor, topk_logp_TK: Tensor, in_topk_T: Tensor) ->
     return (1 - _wide(topk_logp_TK).exp().sum(dim=-1) - sampled_T).clamp(min=0)
 
 
-def complement(logp_T: Tensor) -> Tensor:
-    """1 − p; half a unit in the last place where log p is exactly zero."""
-    rest_T = -torch.expm1(logp_T)
-    return torch.threshold(rest_T, 0.0, torch.finfo(rest_T.dtype).eps / 2)
-
-
 def full_tv(logp_rollout_TV: Tensor, logp_trainer_TV: Tensor) -> Tensor:
     """Total variation over the whole vocabulary: ½ Σ |π − μ|."""
     return (_wide(logp_rollout_TV).exp() - _wide(logp_trainer_TV).exp()).abs().sum(dim=-1) / 2
@@ -159,26 +160,34 @@ def phi(d: Tensor) -> Tensor:
 
 def _phi_series(d: Tensor) -> Tensor:
     *lower, highest = _SERIES[d.dtype]
-    series = torch.full_like(d, highest)
-    for coefficient in reversed(lower):
-        series = series * d + coefficient
-    return series * d * d
+    series = d * highest
+    for coefficient in reversed(lower[1:]):
+        series.add_(coefficient).mul_(d)  # in place: a dozen fresh columns would not stay in cache
+    return series.add_(lower[0]).mul_(d).mul_(d)
 
 
 def _kl_term(mu: Tensor, change: Tensor, d: Tensor) -> Tensor:
     """μ·φ(d) of one part of a partition, where `change` = π − μ = μ·(e^d − 1) is known."""
-    return torch.where(d.abs() < _SERIES_BELOW, mu * _phi_series(d), change - mu * d)
+    small = d.abs() < _SERIES_BELOW
+    return torch.where(small, _phi_series(d).mul_(mu), change - mu * d)
 
 
 def _difference(logp_rollout: Tensor, logp_trainer: Tensor, d: Tensor) -> Tensor:
-    larger = torch.maximum(logp_rollout, logp_trainer).exp()
-    return torch.copysign(larger * torch.expm1(-d.abs()), d)
+    larger = torch.maximum(logp_rollout, logp_trainer).exp_()
+    return d.abs().neg_().expm1_().mul_(larger).copysign_(d)
+
+
+def _complement(logp_T: Tensor) -> Tensor:
+    """1 − p; half a unit in the last place where log p is exactly zero."""
+    rest_T = torch.expm1(logp_T).neg_()
+    return torch.threshold_(rest_T, 0.0, torch.finfo(rest_T.dtype).eps / 2)
 
 
 def _log_ratio(mu_T: Tensor, pi_T: Tensor, change_T: Tensor) -> Tensor:
     """log(π/μ) of a part whose masses are known: by log1p of the relative change, unless more than half is gone."""
     x_T = change_T / mu_T
-    return torch.where(x_T > -0.5, x_T.log1p(), (pi_T / mu_T).log())
+    near_T = x_T > -0.5
+    return torch.where(near_T, x_T.log1p_(), (pi_T / mu_T).log_())
 
 
 def _others_kl(mu_T: Tensor, change_T: Tensor) -> Tensor:

@@ -129,6 +129,11 @@ class Compared:
         """Binary KL(q‖p), nats."""
         return self._sampled.binary_kl_T
 
+    @property
+    def rest_T(self) -> tuple[Tensor, Tensor]:
+        """1 − p and 1 − q."""
+        return self._sampled.rest_trainer_T, self._sampled.rest_rollout_T
+
     @cached_property
     def _sampled(self) -> divergences.SampledToken:
         return divergences.sampled_token(self.logp_anchor_T, self.logp_current_T)

@@ -36,8 +36,8 @@ class SmallestRows:
         """Consider one candidate per key; `rows_of(index)` builds the rows that may stay, without their key."""
         index = np.flatnonzero(key_N <= self.limit)
         if len(index) > 2 * self.capacity:
-            smallest = np.partition(key_N[index], self.capacity - 1)[self.capacity - 1]
-            index = index[key_N[index] <= smallest]
+            self.limit = float(np.partition(key_N[index], self.capacity - 1)[self.capacity - 1])
+            index = index[key_N[index] <= self.limit]
         if len(index):
             rows = rows_of(index)
             rows["key"] = key_N[index]

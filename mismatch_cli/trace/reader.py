@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mismatch_cli.batch import TokenBatch
@@ -53,6 +54,20 @@ class Trace:
     def num_responses(self) -> int:
         """Rows of all shards."""
         return sum(open_shard(path).metadata.num_rows for path in self.shards)
+
+    @cached_property
+    def top_k(self) -> int:
+        """K, as the lists of the first response that has them say; 0 where there are none."""
+        for path in self.shards:
+            shard = open_shard(path)
+            if "topk_ids" not in shard.schema_arrow.names:
+                continue
+            for rows in shard.iter_batches(64, columns=["response_ids", "topk_ids"], use_threads=False):
+                tokens, entries = (pc.list_value_length(rows.column(i)).to_pylist() for i in (0, 1))
+                for length, width in zip(tokens, entries, strict=True):
+                    if length and width:
+                        return int(width // length)
+        return 0
 
     @cached_property
     def vocabulary(self) -> Vocabulary:

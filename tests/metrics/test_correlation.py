@@ -46,9 +46,7 @@ def test_a_known_correlation_lies_in_the_interval(rho):
 def test_symmetric_and_free_of_scale():
     rng = np.random.default_rng(2)
     x, y = rng.normal(size=(2, 50))
-    one, swapped, scaled = (
-        block_bootstrap_pearson(*pair) for pair in ((x, y), (y, x), (1e6 * x - 5, 1e-6 * y + 7))
-    )
+    one, swapped, scaled = (block_bootstrap_pearson(*pair) for pair in ((x, y), (y, x), (1e6 * x - 5, 1e-6 * y + 7)))
     for other in (swapped, scaled):
         assert (other.value, other.low, other.high) == tuple(
             pytest.approx(v, abs=1e-9) for v in (one.value, one.low, one.high)

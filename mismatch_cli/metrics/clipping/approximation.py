@@ -124,14 +124,13 @@ class ApproximationQuality:
 
 def _slack(judged: Judged, k: int) -> np.ndarray:
     """How far the full TV can be above that of a partition: Σ min(μ, π) over its parts of several tokens."""
-    logq, logp = judged.policies.rollout, judged.policies.trainer
     if not k:
-        return torch.minimum(divergences.complement(logq), divergences.complement(logp)).numpy()
+        return torch.minimum(*judged.policies.compare(TRAINER_ROLLOUT).rest_T).numpy()
     topk = judged.policies.topk
     assert topk is not None
     in_topk_T = divergences.sampled_in_topk(topk.response_ids_T, topk.ids_TK[:, :k])
     rests = (
         divergences.mass_beyond_topk(logp_T, logp_TK[:, :k], in_topk_T)
-        for logp_T, logp_TK in ((logq, topk.rollout), (logp, topk.trainer))
+        for logp_T, logp_TK in ((judged.policies.rollout, topk.rollout), (judged.policies.trainer, topk.trainer))
     )
     return torch.minimum(*rests).numpy()

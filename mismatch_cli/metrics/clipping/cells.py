@@ -34,8 +34,9 @@ class BlockedCells:
         starts, response, bin_, _ = cut_by_position(judged.gaps.response_offset_S1)
         pieces = Segments(judged.gaps.kept_before(starts))
         cell = judged.gaps.group_S[response] * POSITION_BINS + bin_
+        place_N = judged.cells.cell_N + judged.negative_N * CELLS
+        self._add(self.by_mu[0], place_N if judged.judged_N.all() else place_N[judged.judged_N])
         for sign, flags_N in enumerate((judged.positive_N, judged.negative_N)):
-            self._add(self.by_mu[0, sign], judged.cells.cell_N[flags_N])
             counts = np.bincount(cell, weights=pieces.sum(flags_N), minlength=GROUPS * POSITION_BINS)
             self.by_position[0, sign] += counts.astype(np.int64).reshape(GROUPS, POSITION_BINS)
 

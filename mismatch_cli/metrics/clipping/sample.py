@@ -7,7 +7,7 @@ import numpy as np
 from mismatch_cli.metrics.clipping.judged import Judged
 from mismatch_cli.metrics.keep import SmallestRows
 
-SAMPLE_TOKENS = 20_000
+SAMPLE_TOKENS = 10_000
 _ROW = np.dtype(
     [
         ("key", np.float64),
@@ -27,8 +27,12 @@ class JudgedSample:
         self.tokens = SmallestRows(_ROW, SAMPLE_TOKENS)
 
     def update(self, judged: Judged) -> None:
+        hash_N = judged.gaps.token_hash_N
+        if judged.judged_N.all():
+            self.tokens.offer_hashed(hash_N, lambda chosen: _rows(judged, chosen))
+            return
         index_U = np.flatnonzero(judged.judged_N)
-        self.tokens.offer_hashed(judged.gaps.token_hash_N[index_U], lambda chosen: _rows(judged, index_U[chosen]))
+        self.tokens.offer_hashed(hash_N[index_U], lambda chosen: _rows(judged, index_U[chosen]))
 
     def merge(self, other: JudgedSample) -> None:
         self.tokens.merge(other.tokens)

@@ -21,7 +21,7 @@ from mismatch_cli.metrics.histograms import LogBins, without_each_group
 from mismatch_cli.policies import TRAINER_ROLLOUT, Compared
 from mismatch_cli.trust_regions._one_sided import signed
 
-BINS = LogBins(-9, 7)
+BINS = LogBins(-8, 7)
 _EVERY = 8  # a row of the table for every so many bins: four for each doubling of the threshold
 Statistic = Callable[[Compared, int], np.ndarray]
 

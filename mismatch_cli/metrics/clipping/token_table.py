@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_cli.metrics.clipping.judged import NEGATIVE, POSITIVE, Judged
+from mismatch_cli.metrics.clipping.judged import Judged
 
 _BUFFERED = 2**16
 _SIGN_BIT = 32
@@ -23,8 +23,8 @@ class TokenTable:
         ids_N = judged.gaps.column("response_ids_T")
         assert ids_N is not None
         self._make_room(int(ids_N.max(initial=-1)) + 1)
-        for sign, flags_N in ((POSITIVE, judged.positive_N), (NEGATIVE, judged.negative_N)):
-            np.add.at(self.judged[sign], ids_N[flags_N], 1)
+        place_N = ids_N + judged.negative_N * np.int32(self.judged.shape[1])
+        np.add.at(self.judged.reshape(-1), place_N if judged.judged_N.all() else place_N[judged.judged_N], 1)
         for table, index_U in zip(self.blocked, judged.blocked, strict=True):
             if len(index_U):
                 key_U = (judged.sign(index_U) << _SIGN_BIT) + ids_N[index_U]

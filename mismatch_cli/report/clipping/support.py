@@ -62,19 +62,10 @@ def _what_is_there(traces: Sequence[Trace], columns: set[str]) -> dict[str, Any]
         "rewards": "reward" in columns,
         "entropy": "entropy_trainer" in columns,
         "full": {"tv_full", "kl_full"} <= columns,
-        "top_k": _recorded_k(traces) if "topk_logp_trainer" in columns else 0,
+        "top_k": max(trace.top_k for trace in traces) if "topk_logp_trainer" in columns else 0,
         "recomputed": recomputed,
         "topk_recomputed": recomputed == "equal weights" or "topk_logp_recomputed" in columns,
     }
-
-
-def _recorded_k(traces: Sequence[Trace]) -> int:
-    """K as the lists of the first row group that has them say."""
-    for trace in traces:
-        for batch in trace.batches(["topk_ids"]):
-            if batch.topk_ids_TK is not None:
-                return batch.topk_ids_TK.shape[1]
-    return 0
 
 
 def _reason(algorithm: Algorithm, has: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -120,7 +121,7 @@ def test_mean_mu_and_entropy_of_blocked_and_kept(case, name):
 @pytest.mark.parametrize("name", NAMES)
 def test_by_mu(case, name):
     rows = case.rows[name]["by_mu"]
-    assert [(row["mu_low"], row["mu_high"]) for row in rows] == list(zip(MU_EDGES, MU_EDGES[1:], strict=False))
+    assert [(row["mu_low"], row["mu_high"]) for row in rows] == list(pairwise(MU_EDGES))
     assert sum(row["tokens"] for row in rows) == len(case.judged)
     judged = case.judged[["A", "q", name]]
     for row in rows:

@@ -1,4 +1,4 @@
-"""Traces at the edge of what there can be: no crash, no NaN in the JSON, and null with a note where there is no number."""
+"""Traces at the edge of what there can be: no crash, no NaN, and null with a note where there is no number."""
 
 from __future__ import annotations
 
@@ -16,8 +16,15 @@ from mismatch_cli.metrics.clipping.judged import Needs
 from mismatch_cli.metrics.clipping.result import clipping_result
 from tests.metrics.clipping import brute
 from tests.metrics.clipping.world import (
-    EVERYTHING, PLAIN, estimates_in, plain_algorithms, result_of, simple, summarise, world,
-)  # fmt: skip
+    EVERYTHING,
+    PLAIN,
+    estimates_in,
+    plain_algorithms,
+    result_of,
+    simple,
+    summarise,
+    world,
+)
 
 INF = float("inf")
 PLAINLY = {"needs": PLAIN, "algorithms": plain_algorithms()}

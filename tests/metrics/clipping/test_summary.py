@@ -16,8 +16,16 @@ from mismatch_cli.metrics.clipping.result import clipping_result
 from mismatch_cli.metrics.clipping.summary import ClippingSummary, Question
 from mismatch_cli.metrics.gaps import token_gaps
 from tests.metrics.clipping.world import (
-    ALL, EVERYTHING, PLAIN, estimates_in, plain_algorithms, result_of, simple, summarise, world,
-)  # fmt: skip
+    ALL,
+    EVERYTHING,
+    PLAIN,
+    estimates_in,
+    plain_algorithms,
+    result_of,
+    simple,
+    summarise,
+    world,
+)
 
 SHARES = ("blocked", "touched", "over_", "share", "wrong", "decided", "lost/", "/ess")
 

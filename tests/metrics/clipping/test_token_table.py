@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from mismatch_cli.metrics.clipping import token_table
-from mismatch_cli.metrics.clipping.judged import NEGATIVE, POSITIVE
+from mismatch_cli.metrics.clipping.judged import NEGATIVE, POSITIVE, Judged, judge
 from mismatch_cli.metrics.clipping.token_table import TokenTable
+from tests.metrics.clipping.world import PLAIN, plain_algorithms, simple
 
 
-def made_up(seed: int, tokens: int = 4000, ids: int = 500, algorithms: int = 3) -> SimpleNamespace:
-    """What a `TokenTable` reads of a slice, with random decisions."""
+def made_up(seed: int, tokens: int = 4000, ids: int = 500, algorithms: int = 3) -> Judged:
+    """Random tokens of one response, with random decisions in place of those of algorithms."""
     rng = np.random.default_rng(seed)
-    advantage_N = rng.choice([-1.0, 0.0, 2.0], tokens)
+    logq, logp = -rng.exponential(1.0, (2, tokens))
     columns = {"response_ids_T": rng.integers(0, ids, tokens).astype(np.int32)}
-    logq_N, logp_N = (-rng.exponential(1.0, tokens).astype(np.float32) for _ in range(2))
-    blocked = [np.flatnonzero((rng.random(tokens) < 0.3) & (advantage_N != 0)) for _ in range(algorithms)]
-    negative_N = advantage_N < 0
-    return SimpleNamespace(
-        gaps=SimpleNamespace(column=columns.get, logp_N=logp_N, q_N=np.exp(logq_N)),
-        positive_N=advantage_N > 0,
-        negative_N=negative_N,
-        blocked=blocked,
-        ratio_N=np.exp(logp_N - logq_N),
-        sign=lambda index_U: negative_N[index_U].astype(np.int64),
-    )
+    return decided(logq, logp, rng.choice([-1.0, 0.0, 2.0], tokens), rng, algorithms, **columns)
 
 
-def dense(slices: list[SimpleNamespace], algorithm: int, sign: int, ids: int) -> dict[str, np.ndarray]:
+def decided(
+    logq: np.ndarray, logp: np.ndarray, advantage: np.ndarray, rng: np.random.Generator, algorithms: int, **columns: Any
+) -> Judged:
+    batch = simple([logq.tolist()], [logp.tolist()], [0.0], advantage_T=advantage, **columns)
+    ((judged,),) = judge(batch, PLAIN, plain_algorithms()[:1])
+    judged.blocked = [np.flatnonzero((rng.random(len(logq)) < 0.3) & (advantage != 0)) for _ in range(algorithms)]
+    return judged
+
+
+def dense(slices: list[Judged], algorithm: int, sign: int, ids: int) -> dict[str, np.ndarray]:
     found = {name: np.zeros(ids) for name in ("blocked", "tokens", "mu", "pi", "ratio")}
     for judged in slices:
         ids_N = judged.gaps.column("response_ids_T")
@@ -87,10 +87,9 @@ def test_the_real_buffer_overflows():
 
 
 def test_equal_counts_in_order_of_id():
-    judged = made_up(0, 8, 8, 1)
-    judged.gaps = SimpleNamespace(**(vars(judged.gaps) | {"column": lambda _: np.array([7, 3, 5, 1, 3, 7, 9, 9])}))
-    judged.positive_N, judged.negative_N = np.ones(8, dtype=bool), np.zeros(8, dtype=bool)
-    judged.blocked, judged.sign = [np.arange(8)], lambda index_U: np.zeros(len(index_U), dtype=np.int64)
+    ids = np.array([7, 3, 5, 1, 3, 7, 9, 9], dtype=np.int32)
+    judged = decided(-np.ones(8), -np.ones(8), np.ones(8), np.random.default_rng(0), 1, response_ids_T=ids)
+    judged.blocked = [np.arange(8)]
     table = TokenTable(1)
     table.update(judged)
     assert [row["token_id"] for row in table.result(0, POSITIVE, 5)] == [3, 7, 9, 1, 5]
@@ -98,9 +97,9 @@ def test_equal_counts_in_order_of_id():
 
 
 def test_an_infinite_ratio_is_null():
-    judged = made_up(0, 10, 2, 1)
-    judged.ratio_N[:] = np.inf
+    judged = decided(np.full(10, -99.0), np.full(10, -0.1), np.ones(10), np.random.default_rng(0), 1)
+    judged.blocked = [np.arange(10)]
     table = TokenTable(1)
     table.update(judged)
-    rows = [row for sign in (POSITIVE, NEGATIVE) for row in table.result(0, sign, 5)]
-    assert rows and all(row["ratio"] is None and row["mu"] > 0 for row in rows)
+    rows = table.result(0, POSITIVE, 5)
+    assert len(rows) == 5 and all(row["ratio"] is None and row["pi"] > 0.9 for row in rows)

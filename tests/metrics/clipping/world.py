@@ -34,7 +34,7 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
 def world(
     seed: int = 0, responses: int = 60, *, per_token: bool = False, steps: int = 6, top_k: int = 20, samples: int = 3
 ) -> TokenBatch:
-    """μ, π′ (a little noise) and π (much, and some tokens that fall far), sampled from μ, with gaps in what is known."""
+    """μ, π′ (a little noise) and π (much, and some tokens that fall far), sampled from μ; some are not measured."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 40, responses)
     tokens, response_T = int(lengths.sum()), np.repeat(np.arange(responses), lengths)

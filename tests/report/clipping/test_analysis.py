@@ -1,0 +1,200 @@
+"""A trace on disk, judged shard by shard: the numbers of the accumulators, whatever the number of workers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mismatch_cli.algorithms.parse import find
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.metrics.clipping.result import clipping_result
+from mismatch_cli.metrics.clipping.summary import ClippingSummary
+from mismatch_cli.report.clipping.analysis import analyse_clipping, clipping_json, clipping_plot_data
+from mismatch_cli.report.clipping.token_classes import token_class
+from mismatch_cli.trace.reader import Trace
+from tests.metrics.clipping.world import ALL, estimates_in, result_of, summarise, without, world
+from tests.report.clipping.written import TEXTS, write_trace
+
+SEEDS = (0, 1, 2)
+DOCS = Path(__file__).parents[3] / "docs" / "clipstats.md"
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return write_trace(tmp_path_factory.mktemp("run") / "trace", *(world(seed, 24) for seed in SEEDS))
+
+
+@pytest.fixture(scope="module")
+def found(trace) -> dict[str, Any]:
+    return clipping_json(analyse_clipping([trace], ALL, theory=True), arguments=["--theory"])
+
+
+def test_the_numbers_are_those_of_the_accumulators(found):
+    """To the bit: the summaries of the shards, merged in order."""
+    summary: ClippingSummary | None = None
+    for seed in SEEDS:
+        part = summarise(world(seed, 24), theory=True)
+        if summary is None:
+            summary = ClippingSummary(part.question)
+        summary.merge(part)
+    expected = json.loads(json.dumps(clipping_result(summary, 50)))
+    for key, value in expected.items():
+        if key == "algorithms":
+            continue
+        assert found[key] == value, key
+    for row, same in zip(found["algorithms"], expected["algorithms"], strict=True):
+        for key, value in same.items():
+            assert key == "blocked_tokens" or row[key] == value, key
+
+
+def test_the_documented_keys_are_there_and_the_json_is_json(found, trace):
+    text = json.dumps(found, allow_nan=False)
+    assert json.loads(text) == found
+    documented = [
+        line.split("|")[1] for line in DOCS.read_text(encoding="utf-8").splitlines() if line.startswith("| `")
+    ]
+    keys = {key.strip().strip("`") for cell in documented for key in cell.split(",")}
+    assert set(found) <= keys
+    assert set(found["algorithms"][0]) <= keys and set(found["bad_updates"]) <= keys
+    assert (found["format"], found["version"]) == ("mismatch-cli clipstats", 1)
+    assert found["traces"] == [str(trace.folder)] and found["arguments"] == ["--theory"]
+    assert found["skipped"] == []
+    has = {"advantages": True, "rewards": True, "entropy": True, "full": True, "top_k": 20, "recomputed": "measured"}
+    assert found["has"].items() >= has.items()
+
+
+def test_blocked_tokens_have_their_text_and_kind(found):
+    rows = [r for a in found["algorithms"] for rows in a["blocked_tokens"].values() for r in rows]
+    known = [row for row in rows if row["token_id"] < len(TEXTS)]
+    assert known and len(known) < len(rows)
+    for row in rows:
+        expected = TEXTS[row["token_id"]] if row["token_id"] < len(TEXTS) else f"⟨{row['token_id']}⟩"
+        assert row["text"] == expected and row["class"] == token_class(expected)
+
+
+def test_two_workers_give_the_same_bits(found, trace):
+    analysis = analyse_clipping([trace], ALL, theory=True, workers=2)
+    assert json.dumps(clipping_json(analysis, arguments=["--theory"])) == json.dumps(found)
+
+
+def test_progress_counts_every_response(trace):
+    seen: list[int] = []
+    analyse_clipping([trace], ALL[:3], on_responses=seen.append)
+    assert seen == [24] * len(SEEDS)
+
+
+def test_two_traces_are_one_measurement(tmp_path, trace):
+    """Counts add up, and every example says which trace it is from."""
+    other = write_trace(tmp_path / "trace", world(7, 24), seed=1)
+    both = clipping_json(analyse_clipping([trace, other], ALL))
+    alone = result_of(*(world(seed, 24) for seed in (*SEEDS, 7)))
+    assert both["counts"] == alone["counts"]
+    for row, same in zip(both["algorithms"], alone["algorithms"], strict=True):
+        assert row["blocked"]["all"]["value"] == pytest.approx(same["blocked"]["all"]["value"])
+    traces = {row["trace"] for row in both["overlap"]["examples"]}
+    assert traces == {0, 1}
+    assert {row["trace"] for row in both["overlap"]["examples"] if row["prompt_id"] >= 700} == {1}
+
+
+def test_a_shard_without_recomputed_is_counted_and_left_out(tmp_path):
+    trace = write_trace(tmp_path / "trace", world(0, 30), without(world(1, 12), "logp_recomputed_T"))
+    found = clipping_json(analyse_clipping([trace], ALL))
+    assert found["about"]["unscored_responses"] == found["counts"]["responses_without_columns"] == 12
+    assert found["counts"]["tokens"] == result_of(world(0, 30))["counts"]["tokens"]
+    plain = clipping_json(analyse_clipping([trace], (find("grpo-clip-higher"),)))
+    assert plain["counts"]["responses"] == 42 and plain["about"]["unscored_responses"] == 0
+
+
+def test_nothing_that_all_algorithms_need_together(tmp_path):
+    """Recomputed in one shard, top-K in the other: no token has both, and the message says what to do."""
+    topk = ("topk_ids_TK", "topk_logp_rollout_TK", "topk_logp_trainer_TK", "topk_logp_recomputed_TK")
+    trace = write_trace(
+        tmp_path / "trace", without(world(0, 12), *topk), without(world(1, 12), "logp_recomputed_T", topk[-1])
+    )
+    with pytest.raises(MismatchError, match="--algorithm"):
+        analyse_clipping([trace], (find("minirl"), find("dppo-topk-tv")))
+    assert analyse_clipping([trace], (find("minirl"),)).summary.counts["responses"] == 12
+
+
+def test_without_advantages_both_signs_are_asked(tmp_path):
+    trace = write_trace(tmp_path / "trace", world(0, 40), without=("advantage",))
+    found = clipping_json(analyse_clipping([trace], ALL))
+    counts = found["counts"]
+    assert counts["tokens"] == counts["positive"] == counts["negative"] > 0 == counts["zero_advantage"]
+    for path, estimate in estimates_in(found["algorithms"]).items():
+        if path.endswith("/all"):
+            assert estimate["value"] is None and estimate["note"], path
+    row = next(row for row in found["algorithms"] if row["name"] == "grpo-clip-higher")
+    assert row["blocked"]["positive"]["value"] > 0 and row["blocked"]["negative"]["value"] > 0
+    json.dumps(found, allow_nan=False)
+
+
+def test_equal_weights(tmp_path):
+    """What compares with the recomputed policy alone is skipped; the engine's band is judged against the trainer."""
+    trace = write_trace(
+        tmp_path / "trace", world(0, 40), without=("logp_recomputed", "topk_logp_recomputed"), equal_weights=True
+    )
+    found = clipping_json(analyse_clipping([trace], ALL))
+    names = {row["name"] for row in found["algorithms"]}
+    assert names >= {"grpo-clip-higher", "ppo-icepop", "ppo-mis", "ppo-mis-geometric"}
+    assert {row["algorithm"] for row in found["skipped"]} == {a.name for a in ALL} - names
+    icepop = next(row for row in found["algorithms"] if row["name"] == "ppo-icepop")
+    batch = world(0, 40)
+    expected = result_of(
+        replace(batch, logp_recomputed_T=batch.logp_trainer_T, topk_logp_recomputed_TK=batch.topk_logp_trainer_TK)
+    )
+    same = next(row for row in expected["algorithms"] if row["name"] == "ppo-icepop")
+    assert icepop["blocked"] == same["blocked"] and icepop["blocked"]["all"]["value"] > 0
+
+
+def test_theory_without_rewards(tmp_path):
+    trace = write_trace(tmp_path / "trace", world(0, 12), without=("reward",))
+    found = clipping_json(analyse_clipping([trace], ALL[:3], theory=True))
+    assert found["theory"] is None and found["has"]["rewards"] is False
+
+
+def test_the_same_seed_twice_would_count_twice(tmp_path, trace):
+    other = write_trace(tmp_path / "trace", world(7, 12))
+    with pytest.raises(MismatchError, match="seed"):
+        analyse_clipping([trace, other], ALL)
+
+
+def test_what_the_plots_get(trace):
+    pair = (find("grpo-clip-higher"), find("dppo-binary-tv"))
+    analysis = analyse_clipping([trace], ALL)
+    result = clipping_json(analysis)
+    data = clipping_plot_data(analysis, result, pair)
+    assert data.compared == pair and len(data.advantage_N) == result["counts"]["tokens"]
+    assert (data.advantage_N != 0).all() and np.isfinite(data.logp_recomputed_N).all()
+    for column, algorithm in zip(data.blocked_NA.T, pair, strict=True):
+        row = next(row for row in result["algorithms"] if row["name"] == algorithm.name)
+        assert column.mean() == pytest.approx(row["blocked"]["all"]["value"])
+    r = np.exp(data.logp_trainer_N.astype(float) - data.logp_rollout_N)
+    clipped = ((data.advantage_N > 0) & (r > 1.28)) | ((data.advantage_N < 0) & (r < 0.8))
+    assert (data.blocked_NA[:, 0] == clipped).all()
+    none = clipping_plot_data(analysis, result, ())
+    assert none.blocked_NA.shape == (len(none.advantage_N), 0)
+
+
+def test_plots_without_the_recomputed_policy(tmp_path):
+    trace = write_trace(tmp_path / "trace", world(0, 12), without=("logp_recomputed", "topk_logp_recomputed"))
+    analysis = analyse_clipping([trace], (find("grpo-clip-higher"),))
+    assert clipping_plot_data(analysis, clipping_json(analysis), ()).logp_recomputed_N is None
+
+
+def test_a_trace_of_one_token_and_one_of_none(tmp_path):
+    batch = world(0, 6)
+    one = replace(batch, loss_mask_T=torch.arange(batch.num_tokens) == 3, advantage_T=torch.ones(batch.num_tokens))
+    found = clipping_json(analyse_clipping([write_trace(tmp_path / "one" / "trace", one)], ALL, theory=True))
+    assert found["counts"]["tokens"] == 1
+    json.dumps(found, allow_nan=False)
+    masked = replace(batch, loss_mask_T=torch.zeros(batch.num_tokens, dtype=torch.bool))
+    found = clipping_json(analyse_clipping([write_trace(tmp_path / "none" / "trace", masked)], ALL, theory=True))
+    assert found["counts"]["tokens"] == 0
+    json.dumps(found, allow_nan=False)

@@ -1,0 +1,94 @@
+"""The pair that is drawn side by side, and the tokens on which it differs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mismatch_cli.algorithms.parse import find
+from mismatch_cli.errors import UsageError
+from mismatch_cli.report.clipping.analysis import analyse_clipping, clipping_json
+from mismatch_cli.report.clipping.compared import chosen_pair, example_excerpts
+from tests.metrics.clipping.world import ALL, world
+from tests.report.clipping.written import write_trace
+
+PAPER = ["grpo-clip-higher", "dppo-binary-tv"]
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    folder = tmp_path_factory.mktemp("runs")
+    return [write_trace(folder / str(n) / "trace", world(n, 24), seed=n) for n in (0, 1)]
+
+
+def names(pair: Any) -> list[str]:
+    return [algorithm.name for algorithm in pair]
+
+
+def algorithms(*specs: str) -> tuple[Any, ...]:
+    return tuple(find(spec) for spec in specs)
+
+
+@pytest.mark.parametrize(
+    ("judged", "expected"),
+    [
+        (names(ALL), PAPER),
+        (["dppo-binary-tv", "ipo", "grpo-clip-higher"], PAPER),
+        (["pg-is", "ipo", "dppo-binary-tv", "relax-both"], ["dppo-binary-tv", "ipo"]),
+        (["pg-is", "relax-both", "ipo"], ["relax-both", "ipo"]),
+        (["pg-is", "ipo", "reinforce"], ["ipo", "pg-is"]),
+        (["pg-is"], ["pg-is"]),
+        (["mask-0.5:max_drop=0.999", "ipo", "relax-both"], ["ipo", "relax-both"]),
+        (["ipo:max_tv=0.2", "ipo:max_tv=0.1"], ["ipo:max_tv=0.2", "ipo:max_tv=0.1"]),
+    ],
+)
+def test_what_is_compared_when_nobody_asks(traces, judged, expected):
+    analysis = analyse_clipping(traces[:1], algorithms(*judged))
+    assert names(chosen_pair(analysis, ())) == expected
+
+
+def test_as_asked(traces):
+    analysis = analyse_clipping(traces[:1], ALL)
+    asked = algorithms("ipo", "minirl")
+    assert chosen_pair(analysis, asked) == asked
+    assert chosen_pair(analysis, asked[:1]) == asked[:1]
+
+
+def test_what_cannot_be_judged_cannot_be_compared(tmp_path):
+    trace = write_trace(tmp_path / "trace", world(0, 12), without=("logp_recomputed", "topk_logp_recomputed"))
+    analysis = analyse_clipping([trace], ALL)
+    with pytest.raises(UsageError, match=r"minirl cannot be compared: .*logp_recomputed"):
+        chosen_pair(analysis, algorithms("ipo", "minirl"))
+
+
+def test_examples_stand_in_their_context(traces):
+    """At most three each way, from either trace, each at the place and with the numbers that the trace holds."""
+    analysis = analyse_clipping(traces, ALL)
+    result, pair = clipping_json(analysis), chosen_pair(analysis, ())
+    excerpts = example_excerpts(traces, result, pair)
+    chosen = [row for row in result["overlap"]["examples"] if {row["only"], row["not"]} == set(PAPER)]
+    assert len(excerpts) == len(chosen) and {row["only"] for row in chosen} == set(PAPER)
+    assert {row["trace"] for row in chosen} == {0, 1} and len(chosen) <= 6
+    for row, excerpt in zip(chosen, excerpts, strict=True):
+        sign = ">" if row["advantage"] == "+" else "<"
+        assert excerpt.title.startswith(f"{row['only']} blocks, {row['not']} keeps (A {sign} 0): ")
+        facts = dict(excerpt.facts)
+        assert facts["prompt"] == str(row["prompt_id"]) and facts["sample"] == str(row["sample_index"])
+        assert facts["position"].startswith(f"{row['position']} of ")
+        batch = world(row["trace"], 24)
+        (response,) = [
+            s
+            for s in range(batch.num_responses)
+            if batch.prompt_id_S[s] == row["prompt_id"] and batch.sample_index_S[s] == row["sample_index"]
+        ]
+        token = int(batch.offset_S1[response]) + row["position"]
+        assert batch.response_ids_T[token] == row["token_id"] and batch.logp_rollout_T[token] == row["logp_reference"]
+        assert (batch.advantage_T[token] > 0) == (sign == ">")
+
+
+def test_a_pair_of_one_has_no_examples(traces):
+    analysis = analyse_clipping(traces[:1], algorithms("grpo-clip-higher", "ipo"))
+    result = clipping_json(analysis)
+    assert example_excerpts(traces[:1], result, analysis.algorithms[:1]) == []
+    assert len(example_excerpts(traces[:1], result, analysis.algorithms)) > 0

@@ -1,0 +1,119 @@
+"""Which algorithms a trace can support, and what is said about the others."""
+
+from __future__ import annotations
+
+import pytest
+
+from mismatch_cli.algorithms.parse import find
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.metrics.clipping.judged import Needs
+from mismatch_cli.report.clipping.support import Support
+from tests.metrics.clipping.world import ALL, without, world
+from tests.report.clipping.written import write_trace
+
+RECOMPUTED = ("logp_recomputed", "topk_logp_recomputed")
+TOP_K = ("topk_ids", "topk_logp_rollout", "topk_logp_trainer", "topk_logp_recomputed")
+ON_RECOMPUTED = {
+    "minirl", "minirl-tis", "dppo-binary-tv-recompute", "dppo-binary-kl-recompute", "dppo-topk-tv-recompute",
+    "dppo-topk-kl-recompute", "mask-0.5-recompute", "ppo", "ppo-tis", "ppo-dual-clip", "gspo", "ppo-opsm",
+}  # fmt: skip
+ON_BOTH = {"ppo-icepop", "ppo-mis", "ppo-mis-geometric"}
+TOP_K_NAMES = {"dppo-topk-tv", "dppo-topk-kl", "dppo-topk-tv-recompute", "dppo-topk-kl-recompute"}
+
+
+def support_of(folder, *batches, algorithms=ALL, **written) -> Support:
+    return Support.of([write_trace(folder / "trace", *(batches or (world(0, 6),)), **written)], algorithms)
+
+
+def test_a_trace_with_everything(tmp_path):
+    support = support_of(tmp_path)
+    assert support.judged == ALL and support.skipped == {}
+    assert support.needs == Needs(advantages=True, recomputed=True, top_k=20, full=True, topk_recomputed=True)
+    assert support.has["recomputed"] == "measured" and support.has["top_k"] == 20
+
+
+def test_equal_weights_make_the_recomputed_anchor_the_trainer_itself(tmp_path):
+    support = support_of(tmp_path, without=RECOMPUTED, equal_weights=True)
+    assert support.has["recomputed"] == "equal weights"
+    assert set(support.skipped) == ON_RECOMPUTED
+    for name, reason in support.skipped.items():
+        assert "not applicable" in reason and "--trainer-model" in reason, name
+    assert {a.name for a in support.judged} == {a.name for a in ALL} - ON_RECOMPUTED
+    assert {a.name for a in support.judged} >= ON_BOTH
+
+
+def test_without_recomputed(tmp_path):
+    support = support_of(tmp_path, without=RECOMPUTED)
+    assert support.has["recomputed"] == "absent"
+    assert set(support.skipped) == ON_RECOMPUTED | ON_BOTH
+    for reason in support.skipped.values():
+        assert "no logp_recomputed" in reason and "mismatch-cli probe" in reason
+    assert support.needs.recomputed is False
+
+
+def test_without_top_k(tmp_path):
+    support = support_of(tmp_path, without=TOP_K)
+    assert support.has["top_k"] == 0 and support.needs.top_k == 0
+    assert set(support.skipped) == TOP_K_NAMES
+    for reason in support.skipped.values():
+        assert "needs the top 20" in reason and "has none" in reason and "--top-logprobs 20" in reason
+        assert "or ask for" not in reason
+
+
+def test_fewer_ranks_than_asked(tmp_path):
+    support = support_of(tmp_path, world(0, 6, top_k=5))
+    assert support.has["top_k"] == 5
+    assert set(support.skipped) == TOP_K_NAMES
+    assert "the top 5" in support.skipped["dppo-topk-tv"]
+    assert "dppo-topk-tv:k=5" in support.skipped["dppo-topk-tv"]
+    asked = find("dppo-topk-tv:k=5")
+    judged = support_of(tmp_path / "again", world(0, 6, top_k=5), algorithms=(asked,))
+    assert judged.judged == (asked,) and judged.needs.top_k == 5
+
+
+def test_the_advice_about_k_works_for_an_algorithm_with_parameters(tmp_path):
+    support = support_of(tmp_path, world(0, 6, top_k=5), algorithms=(find("dppo-topk-kl:max_kl=0.1"), find("pg-is")))
+    assert "dppo-topk-kl:k=5" in support.skipped["dppo-topk-kl:max_kl=0.1"]
+
+
+def test_top_k_without_the_recomputed_ranks(tmp_path):
+    support = support_of(tmp_path, without=("topk_logp_recomputed",))
+    assert set(support.skipped) == {"dppo-topk-tv-recompute", "dppo-topk-kl-recompute"}
+    assert all("topk_logp_recomputed" in reason for reason in support.skipped.values())
+    assert support.needs.topk_recomputed is False and support.needs.recomputed is True
+
+
+def test_only_what_is_judged_is_needed(tmp_path):
+    """An algorithm on the rollout alone must not lose tokens to columns that it never reads."""
+    support = support_of(tmp_path, algorithms=(find("grpo-clip-higher"),))
+    assert support.needs == Needs(advantages=True, recomputed=False, top_k=0, full=True, topk_recomputed=False)
+
+
+def test_recomputed_in_some_shards_only(tmp_path):
+    support = support_of(tmp_path, world(0, 6), without(world(1, 6), "logp_recomputed_T", "topk_logp_recomputed_TK"))
+    assert support.has["recomputed"] == "measured" and support.skipped == {}
+
+
+def test_half_of_the_full_divergence_is_none(tmp_path):
+    assert support_of(tmp_path, without=("kl_full",)).has["full"] is False
+
+
+@pytest.mark.parametrize(
+    ("lacking", "key"), [("advantage", "advantages"), ("reward", "rewards"), ("entropy_trainer", "entropy")]
+)
+def test_what_is_there(tmp_path, lacking, key):
+    assert support_of(tmp_path, without=(lacking,)).has[key] is False
+    assert support_of(tmp_path / "again").has[key] is True
+
+
+def test_nothing_that_can_be_judged(tmp_path):
+    trace = write_trace(tmp_path / "trace", world(0, 6), without=RECOMPUTED, equal_weights=True)
+    with pytest.raises(MismatchError) as error:
+        Support.of([trace], (find("ppo"), find("gspo")))
+    assert "ppo: not applicable" in str(error.value) and "--trainer-model" in str(error.value)
+
+
+def test_a_trace_that_was_never_scored(tmp_path):
+    trace = write_trace(tmp_path / "trace", world(0, 6), without=("logp_trainer",))
+    with pytest.raises(MismatchError, match="--resume"):
+        Support.of([trace], ALL)

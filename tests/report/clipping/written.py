@@ -1,0 +1,56 @@
+"""Random batches written to disk as a trace, one shard each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from mismatch_cli.batch import TokenBatch
+from mismatch_cli.trace.manifest import write_manifest
+from mismatch_cli.trace.reader import Trace
+from mismatch_cli.trace.schema import TOKEN_COLUMNS, TOPK_COLUMNS
+from mismatch_cli.trace.writer import rows_to_table, shard_path, write_shard
+
+TEXTS = [" the", "Wait", "7", " +", "\\(", "\n", "<b>bold</b>", "+1"]
+
+
+def write_trace(
+    folder: Path, *batches: TokenBatch, without: tuple[str, ...] = (), equal_weights: bool = False, seed: int = 0
+) -> Trace:
+    """A trace whose trainer is one optimiser step ahead, or not; `without` names columns that nobody measured."""
+    for number, batch in enumerate(batches):
+        columns = {name: values for name, values in _columns(batch).items() if name not in without}
+        if equal_weights:
+            columns["version_trainer"] = columns["version_rollout"]
+        write_shard(shard_path(folder, number), rows_to_table(columns))
+    ids = pa.array(range(len(TEXTS)), pa.int32())
+    pq.write_table(pa.table({"id": ids, "bytes": [text.encode() for text in TEXTS]}), folder / "vocab.parquet")
+    write_manifest(folder, {"top_logprobs": 20, "config": {"seed": seed}})
+    return Trace.open(folder)
+
+
+def _columns(batch: TokenBatch) -> dict[str, Any]:
+    bounds = list(zip(batch.offset_S1[:-1].tolist(), batch.offset_S1[1:].tolist(), strict=True))
+    zeros = [0] * len(bounds)
+    columns: dict[str, Any] = dict.fromkeys(("epoch", "minibatch", "version_rollout"), zeros)
+    columns |= {name: getattr(batch, f"{name}_S").tolist() for name in ("step", "prompt_id", "sample_index")}
+    columns |= {"version_trainer": [1] * len(bounds), "finish_reason": ["stop"] * len(bounds)}
+    columns["prompt_ids"] = [[1, 2, 3, 4]] * len(bounds)
+    if batch.reward_S is not None:
+        columns["reward"] = [None if np.isnan(reward) else reward for reward in batch.reward_S.tolist()]
+    names = [f"{name}_T" for name in TOKEN_COLUMNS] + [f"{name}_TK" for name in TOPK_COLUMNS]
+    for name in names:
+        column = getattr(batch, name)
+        if column is not None:
+            columns[name.rsplit("_", 1)[0]] = [_values(column[start:stop]) for start, stop in bounds]
+    return columns
+
+
+def _values(column: torch.Tensor) -> np.ndarray | None:
+    """A response without a single measurement is null."""
+    return None if len(column) and column.is_floating_point() and column.isnan().all() else column.numpy()
