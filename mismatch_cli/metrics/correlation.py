@@ -33,7 +33,9 @@ def block_bootstrap_pearson(x_N: np.ndarray, y_N: np.ndarray) -> Estimate:
 
 
 def _pearson(x_xN: np.ndarray, y_xN: np.ndarray) -> np.ndarray:
-    """Over the last axis; NaN where a series is constant."""
+    """Over the last axis; NaN where a series is constant, also where its mean rounds."""
     dx, dy = (series - series.mean(axis=-1, keepdims=True) for series in (x_xN, y_xN))
+    constant = (np.ptp(x_xN, axis=-1) == 0) | (np.ptp(y_xN, axis=-1) == 0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return (dx * dy).sum(-1) / np.sqrt((dx * dx).sum(-1) * (dy * dy).sum(-1))
+        value = (dx * dy).sum(-1) / np.sqrt((dx * dx).sum(-1) * (dy * dy).sum(-1))
+    return np.where(constant, np.nan, value)

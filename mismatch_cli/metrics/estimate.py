@@ -10,6 +10,7 @@ import numpy as np
 
 FEWEST_PROMPTS = 10  # below, an interval over prompts would be a guess
 FLOOR_RESOLUTION = 1e-7
+_ROUNDING = 1e-12  # relative: a spread below it comes from the order of additions
 BELOW_RESOLUTION = "below resolution"
 
 EXTREME = "an extreme: no interval"
@@ -49,6 +50,11 @@ def point(value: float, note: str | None = None) -> Estimate:
     return Estimate(None, note=OVERFLOW if value == float("inf") else NOT_MEASURED)
 
 
+def finite_or_none(value: float) -> float | None:
+    """The value as JSON can hold it."""
+    return None if isinstance(value, float) and not isfinite(value) else value
+
+
 def percentile_interval(value: float, replicate_B: np.ndarray, prompts: int) -> Estimate:
     """The 2.5 to 97.5 % range of bootstrap replicates."""
     if not isfinite(value) or prompts < FEWEST_PROMPTS:
@@ -57,7 +63,7 @@ def percentile_interval(value: float, replicate_B: np.ndarray, prompts: int) -> 
     if len(usable) < len(replicate_B) / 2:
         return point(value, "too few replicates have a value: no interval")
     low, high = np.percentile(usable, [2.5, 97.5])
-    if low == high:
+    if high - low <= _ROUNDING * abs(value):
         return point(value, NO_SPREAD)
     return Estimate(float(value), float(low), float(high))
 
@@ -68,7 +74,7 @@ def jackknife_interval(value: float, without_G: np.ndarray, prompts: int) -> Est
     if not isfinite(value) or min(prompts, len(usable)) < FEWEST_PROMPTS:
         return point(value, FEW_PROMPTS)
     error = np.sqrt((len(usable) - 1) * np.mean((usable - usable.mean()) ** 2))
-    if error == 0:
+    if error <= _ROUNDING * abs(value):
         return point(value, NO_SPREAD)
     half_width = student_t(len(usable) - 1) * error
     return Estimate(float(value), float(value - half_width), float(value + half_width))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mismatch_cli.metrics.estimate import finite_or_none
 from mismatch_cli.metrics.gaps import TokenGaps
 from mismatch_cli.metrics.keep import RESPONSE_ROW, TOKEN_ROW, SmallestRows, response_rows, token_rows
 
@@ -47,8 +48,4 @@ def _rows_among(gaps: TokenGaps, candidates: np.ndarray, index: np.ndarray) -> n
 
 def _records(rows: np.ndarray) -> list[dict[str, Any]]:
     names = [name for name in rows.dtype.names or () if name != "key"]
-    return [{name: _plain(row[name].item()) for name in names} for row in rows]
-
-
-def _plain(value: float) -> float | None:
-    return None if isinstance(value, float) and not np.isfinite(value) else value
+    return [{name: finite_or_none(row[name].item()) for name in names} for row in rows]

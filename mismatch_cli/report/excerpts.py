@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import exp
+from math import exp, inf
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from mismatch_cli.trace.vocabulary import Vocabulary
 _BEFORE, _AFTER = 40, 12  # tokens shown around a worst token
 _LONGEST = 400  # tokens shown of a worst response
 _LONGEST_PROMPT = 120
+_LARGEST_EXPONENT = 700.0  # of which a float holds the exponential
 _WEIGHTS = (0.05, 0.2, 0.5, 1.0)  # |d| in nats from which a token is highlighted ever more strongly
 _COLUMNS = (*REQUIRED, "version_rollout", "version_trainer", "logp_trainer", "logp_recomputed", "reward")
 
@@ -88,12 +89,13 @@ def _token_excerpt(row: Mapping[str, Any], response: _Response) -> Excerpt:
     position = row["position"]
     start, stop = max(0, position - _BEFORE), min(len(response.ids_T), position + _AFTER + 1)
     token = response.vocabulary.decode([row["token_id"]])
-    mu, pi = exp(row["logp_reference"]), exp(row["logp_current"])
+    logq, logp = row["logp_reference"], row["logp_current"]
+    d = -inf if logp is None else logp - logq  # a token out of support has no finite log π
     facts: Facts = (
-        ("μ", numbers.number(mu)),
-        ("π", numbers.number(pi)),
-        ("π/μ", numbers.number(exp(row["logp_current"] - row["logp_reference"]))),
-        ("log π − log μ", numbers.number(row["logp_current"] - row["logp_reference"])),
+        ("μ", numbers.number(exp(logq))),
+        ("π", numbers.number(exp(logq + d))),
+        ("π/μ", numbers.number(exp(d) if d < _LARGEST_EXPONENT else inf)),
+        ("log π − log μ", numbers.number(d)),
         *_where(row),
         ("position", f"{position} of {len(response.ids_T)}"),
     )

@@ -69,7 +69,8 @@ class ApproximationQuality:
         if full_N is not None:
             both_N = finite_N & np.isfinite(full_N)
             self._add(row, judged, "compared", both_N)
-            self._add(row, judged, "bias", np.where(both_N, value_N.astype(np.float64) - full_N, 0))
+            bias_N = np.zeros(len(value_N))
+            self._add(row, judged, "bias", np.subtract(value_N, full_N, out=bias_N, where=both_N, dtype=np.float64))
             self.ranks[row].update_values(judged.gaps, value_N, full_N)
 
     def _add_masks(self, row: Approximation, judged: Judged, value_N: np.ndarray, full_N: np.ndarray) -> None:

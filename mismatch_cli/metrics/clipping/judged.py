@@ -133,8 +133,9 @@ class Judged:
 
     @cached_property
     def update_N(self) -> np.ndarray:
-        """r·|A|, the weight of each token's update under plain importance sampling; infinite where r is."""
-        return self.ratio_N.astype(np.float64) * self.abs_advantage_N
+        """r·|A|, the weight of each token's update without mask and cap; 0 where A is, infinite where r is."""
+        update_N = np.zeros(len(self.ratio_N))
+        return np.multiply(self.ratio_N, self.abs_advantage_N, out=update_N, where=self.judged_N, dtype=np.float64)
 
     @cached_property
     def cells(self) -> Cells:

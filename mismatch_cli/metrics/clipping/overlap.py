@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.metrics.clipping.judged import Judged
-from mismatch_cli.metrics.estimate import jackknife_interval
+from mismatch_cli.metrics.estimate import Estimate, clamped, finite_or_none, jackknife_interval
 from mismatch_cli.metrics.hashing import GROUPS, mix
 from mismatch_cli.metrics.histograms import without_each_group
 from mismatch_cli.metrics.keep import TOKEN_ROW, token_rows
@@ -74,9 +74,7 @@ class Overlap:
         pairs = range(len(names))
         return {
             "names": names,
-            "jaccard": [
-                [jackknife_interval(jaccard[i, j], without_G[:, i, j], prompts).to_dict() for j in pairs] for i in pairs
-            ],
+            "jaccard": [[_share(jaccard[i, j], without_G[:, i, j], prompts).to_dict() for j in pairs] for i in pairs],
             "both": both.tolist(),
             "only_row": (both.diagonal()[:, None] - both).tolist(),
             "examples": self._examples(names),
@@ -96,10 +94,14 @@ class Overlap:
         return found
 
 
+def _share(value: float, without_G: np.ndarray, prompts: int) -> Estimate:
+    return clamped(jackknife_interval(value, without_G, prompts), 0.0, 1.0)
+
+
 def _key(row: np.ndarray) -> dict[str, Any]:
     token = row["token"]
     names = [name for name in TOKEN_ROW.names or () if name not in ("key", "tv_topk")]
-    return {"trace": row["trace"].item()} | {name: token[name].item() for name in names}
+    return {"trace": row["trace"].item()} | {name: finite_or_none(token[name].item()) for name in names}
 
 
 def _union(judged: Judged) -> np.ndarray:

@@ -57,17 +57,11 @@ class Sweeps:
     def update(self, judged: Judged) -> None:
         compared = judged.policies.compare(TRAINER_ROLLOUT)
         total, group_S = judged.gaps.responses.sum, judged.gaps.group_S
-        update_N = np.where(judged.judged_N, judged.update_N, 0)
-        for row, sums_S in enumerate((total(judged.judged_N), total(update_N))):
+        for row, sums_S in enumerate((total(judged.judged_N), total(judged.update_N))):
             np.add.at(self.total[row], group_S, sums_S)
         for name, counts in self.counts.items():
-            if name == "cap":
-                outward_N = judged.ratio_N
-                index_U = np.flatnonzero(judged.judged_N & (outward_N >= 1))
-            else:
-                outward_N = FAMILIES[name](compared, self.top_k) * judged.sign_N
-                index_U = np.flatnonzero(outward_N >= np.float32(BINS.edges[0][1]))
-            place_U = judged.group_N[index_U] * BINS.count + BINS.index(outward_N[index_U].astype(np.float32))
+            index_U, outward_U = _outward(judged, name, compared, self.top_k)
+            place_U = judged.group_N[index_U] * BINS.count + BINS.index(outward_U)
             counts += _binned(place_U, None)
             self.updates[name] += _binned(place_U, judged.update_N[index_U])
             if name == "cap":
@@ -122,6 +116,21 @@ class Sweeps:
         occupied_G = counts.any(axis=1)
         pairs = zip(without_each_group(counts), (blocked_G.sum() - blocked_G)[occupied_G], strict=True)
         return jackknife_interval(value, np.array([_threshold(left, blocked) for left, blocked in pairs]), prompts)
+
+
+def _outward(judged: Judged, name: str, compared: Compared, top_k: int) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens above the lowest edge, and their statistic less one unit in the last place.
+
+    A mask blocks what is *above* its threshold, and a bin holds what is at or above its edge.
+    """
+    if name == "cap":
+        outward_N, lowest = np.where(judged.judged_N, judged.ratio_N, 0), np.float32(1)
+    else:
+        with np.errstate(invalid="ignore"):  # an infinite divergence times an advantage of 0: NaN, above nothing
+            outward_N = FAMILIES[name](compared, top_k) * judged.sign_N
+        lowest = np.float32(BINS.edges[0][1])
+    index_U = np.flatnonzero(outward_N > lowest)
+    return index_U, np.nextafter(outward_N[index_U].astype(np.float32), np.float32(0))
 
 
 def _binned(place_U: np.ndarray, weights_U: np.ndarray | None) -> np.ndarray:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.metrics.clipping.sweeps import BINS, FAMILIES
+from mismatch_cli.metrics.estimate import FEWEST_PROMPTS, student_t
+from mismatch_cli.metrics.hashing import GROUPS, prompt_groups
 from tests.metrics.clipping import brute
 from tests.metrics.clipping.world import EVERYTHING, PLAIN, plain_algorithms, result_of, simple, world
 
@@ -47,10 +50,11 @@ def test_every_cap(judged_world):
 
 def test_a_ratio_of_exactly_one_is_not_above_a_cap_of_one():
     """Most tokens of a peaked model have log π = log μ to the bit; a cap of 1 takes nothing from them."""
-    batch = simple([[-0.5, -0.1, 0.0]] * 12, [[-0.5, -0.1, 0.0]] * 12, [1.0, -1.0] * 6)
-    found = result_of(batch, needs=PLAIN, algorithms=plain_algorithms())["sweeps"]["cap"]
-    assert found[0]["cap"] == 1 and found[0]["lost"]["value"] == 0
-    assert found[0]["share"]["value"] == 0
+    same = [[-0.5, -0.1, 0.0]] * 11
+    batch = simple([*same, [-0.5, -0.1, 0.0]], [*same, [-0.1, -0.1, 0.0]], [1.0, -1.0] * 6)
+    row = result_of(batch, needs=PLAIN, algorithms=plain_algorithms())["sweeps"]["cap"][0]
+    assert row["cap"] == 1 and row["lost"]["value"] > 0
+    assert row["share"]["value"] == pytest.approx(1 / 36)
 
 
 @pytest.mark.parametrize("fallen", [-25.0, -float("inf")])
@@ -112,3 +116,17 @@ def test_shares_fall_with_the_threshold(seed):
         name = "share" if family == "cap" else "blocked"
         values = [row[name]["value"] for row in rows]
         assert values == sorted(values, reverse=True), family
+
+
+def test_intervals_delete_one_group_of_prompts_at_a_time(judged_world):
+    """The jackknife by hand, over those of the 32 groups that hold a judged token."""
+    judged = judged_world.judged
+    group = prompt_groups(judged["prompt_id"].to_numpy())
+    row = judged_world.result["sweeps"]["binary_tv"][8]
+    out = brute.outward(judged, "binary_tv") > row["threshold"]
+    left = np.array([out[group != g].mean() for g in np.unique(group)])
+    assert FEWEST_PROMPTS < len(left) < GROUPS
+    error = np.sqrt((len(left) - 1) / len(left) * ((left - left.mean()) ** 2).sum())
+    half = student_t(len(left) - 1) * error
+    found = row["blocked"]
+    assert (found["low"], found["high"]) == (pytest.approx(out.mean() - half), pytest.approx(out.mean() + half))

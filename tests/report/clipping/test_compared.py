@@ -92,3 +92,15 @@ def test_a_pair_of_one_has_no_examples(traces):
     result = clipping_json(analysis)
     assert example_excerpts(traces[:1], result, analysis.algorithms[:1]) == []
     assert len(example_excerpts(traces[:1], result, analysis.algorithms)) > 0
+
+
+def test_an_example_that_the_trainer_excludes(tmp_path):
+    """log π = −inf is null in the JSON; its excerpt says π = 0."""
+    batch = world(0, 24)
+    batch.logp_trainer_T[:] = float("-inf")
+    trace = write_trace(tmp_path / "trace", batch)
+    analysis = analyse_clipping([trace], algorithms("grpo-clip-higher", "mask-0.8"))
+    result = clipping_json(analysis)
+    assert None in {row["logp_current"] for row in result["overlap"]["examples"]}
+    excerpts = example_excerpts([trace], result, analysis.algorithms)
+    assert {dict(excerpt.facts)["π"] for excerpt in excerpts} == {"0"}
