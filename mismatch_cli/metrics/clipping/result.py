@@ -12,7 +12,7 @@ from mismatch_cli.metrics.clipping.judged import NEGATIVE, POSITIVE
 from mismatch_cli.metrics.clipping.ratios import group_ratio, group_share
 from mismatch_cli.metrics.clipping.summary import ClippingSummary
 from mismatch_cli.metrics.clipping.sums import Totals
-from mismatch_cli.metrics.estimate import Estimate
+from mismatch_cli.metrics.estimate import OVERFLOW, Estimate
 from mismatch_cli.metrics.positions import BINS as POSITION_BINS
 from mismatch_cli.metrics.positions import bin_bounds
 from mismatch_cli.policies import TRAINER_ROLLOUT
@@ -56,6 +56,9 @@ def _algorithm(summary: ClippingSummary, i: int, blocked_tokens: int) -> dict[st
         estimates |= dict.fromkeys(("blocked_all", "lost_all", "lost_masked", "lost_capped", "touched"), _NO_ADVANTAGES)
     elif not algorithm.weighs_by_ratio:
         estimates["lost_capped"] = _OTHER_WEIGHT
+    elif not np.isfinite(summary.sums.total_M).all():
+        infinite = Estimate(None, note=f"a ratio is {OVERFLOW}")
+        estimates |= {name: infinite for name in estimates if name.startswith("lost")}
     found = {name: estimate.to_dict() for name, estimate in estimates.items()}
     cells = summary.cells
     return {
