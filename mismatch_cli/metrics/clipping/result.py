@@ -58,7 +58,7 @@ def _algorithm(summary: ClippingSummary, i: int, blocked_tokens: int) -> dict[st
         estimates["lost_capped"] = _OTHER_WEIGHT
     elif not np.isfinite(summary.sums.total_M).all():
         infinite = Estimate(None, note=f"a ratio is {OVERFLOW}")
-        estimates |= {name: infinite for name in estimates if name.startswith("lost")}
+        estimates |= {name: infinite for name, e in estimates.items() if name.startswith("lost") and e.value is None}
     found = {name: estimate.to_dict() for name, estimate in estimates.items()}
     cells = summary.cells
     return {
