@@ -93,6 +93,8 @@ def _headline(subject: Subject) -> str:
         return "No algorithm is applicable to this trace."
     if not subject.advantages:
         return "; ".join(map(_hypothetical, subject.leading)) + "."
+    if not subject.result["counts"]["tokens"]:
+        return "No token has an advantage other than 0: no update would follow, and there is nothing to block."
     sentences = [_in_words(row) for row in subject.leading]
     bad = subject.result["bad_updates"]
     if value_of(bad["over_negative"]) is not None:
@@ -112,7 +114,8 @@ def _in_words(row: Row) -> str:
     name, blocked, lost = row["name"], row["blocked"]["all"], row["lost"]["all"]
     of = "the update weight" if row["weighs_by_ratio"] else "Σ |A|"
     if value_of(blocked):
-        return f"{name} blocks {share(blocked)} of the tokens and loses {share(lost)} of {of}."
+        loses = f" and loses {share(lost)} of {of}." if value_of(lost) is not None else f"; of {of}, {lost['note']}."
+        return f"{name} blocks {share(blocked)} of the tokens{loses}"
     return f"{name} blocks no token" + (f", but its cap takes {share(lost)} of {of}." if value_of(lost) else ".")
 
 

@@ -316,3 +316,18 @@ def test_columns_with_numbers_link_to_their_definition():
             linked = each.metric or each.kind != "number" or each.title in named or each.title == "95 % interval"
             assert linked, (table.title, each.title)
     assert set(view.definitions()) <= set(CATALOG)
+
+
+def test_a_trace_without_updates_and_one_with_an_infinite_ratio_say_so():
+    result = sample_result(("grpo-clip-higher", "dppo-binary-tv"))
+    for row in result["algorithms"]:
+        row["lost"]["all"] = {
+            "value": None,
+            "low": None,
+            "high": None,
+            "note": "a ratio is larger than a float can hold",
+        }
+    headline = view_of(result).headline
+    assert "of the tokens; of the update weight, a ratio is larger than a float can hold." in headline
+    result["counts"]["tokens"] = 0
+    assert view_of(result).headline.startswith("No token has an advantage other than 0")
