@@ -70,7 +70,8 @@ def run(arguments: Sequence[str]) -> int:
             f"Unexpected error ({what}). This is a bug: please report it with the output of --debug.", 1, debug
         )
     if code == _INTERRUPTED:  # newer versions of Typer turn the interrupt into this code themselves
-        return _fail("Interrupted. What was recorded is kept: `probe --resume` goes on with it.", _INTERRUPTED, debug)
+        kept = " What was recorded is kept: `probe --resume` goes on with it." if "probe" in arguments[:1] else ""
+        return _fail(f"Interrupted.{kept}", _INTERRUPTED, debug)
     return code if isinstance(code, int) else 0
 
 

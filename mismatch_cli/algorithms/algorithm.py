@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mismatch_cli import trust_regions
+from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.policies import TRAINER_ROLLOUT, Policies, Ratio
 from mismatch_cli.trust_regions import Decision, Threshold
 
@@ -45,8 +46,17 @@ class Mask:
 
     def decide(self, policies: Policies, advantage_T: Tensor) -> Decision:
         """What the trust region says of each token; a token without advantage has no update to block, and is kept."""
-        decision = self.module.trust_region(policies.compare(self.ratio), advantage_T, **self.thresholds)
-        return Decision(decision.keep_T | (advantage_T == 0), decision.statistic_T)
+        try:
+            decision = self.module.trust_region(policies.compare(self.ratio), advantage_T, **self.thresholds)
+            return Decision(decision.keep_T | (advantage_T == 0), decision.statistic_T)
+        except MismatchError:
+            raise
+        except Exception as error:
+            if not self.region.endswith(".py"):
+                raise
+            raise MismatchError(
+                f"{self.region} fails ({type(error).__name__}: {first_line(error)}). Repair it."
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -83,8 +93,8 @@ class Algorithm:
     @property
     def needs_top_k(self) -> int:
         """The number of top-K columns that a mask reads; 0 for none."""
-        asked = [mask.thresholds.get("k") for mask in self.masks]
-        return max((k for k in asked if isinstance(k, int)), default=0)
+        asked = [mask.thresholds["k"] for mask in self.masks if getattr(mask.module, "READS_TOP_K", False)]
+        return max((int(k) for k in asked), default=0)
 
     @property
     def anchor(self) -> str:

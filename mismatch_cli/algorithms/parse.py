@@ -14,7 +14,7 @@ from mismatch_cli.algorithms.algorithm import Algorithm, Factor, Mask
 from mismatch_cli.algorithms.table import ALIASES, TABLE
 from mismatch_cli.errors import UsageError, first_line
 from mismatch_cli.policies import TRAINER_ROLLOUT, Policies, TopKLogProbs
-from mismatch_cli.trust_regions import Threshold
+from mismatch_cli.trust_regions import Decision, Threshold
 from mismatch_cli.trust_regions._checks import MOST_RANKS
 
 _BOUNDS = ("floor", "cap")
@@ -123,8 +123,11 @@ def _try_out(algorithm: Algorithm) -> None:
     for mask in algorithm.masks:
         try:
             decision = mask.module.trust_region(policies.compare(mask.ratio), advantage_T, **mask.thresholds)
-            usable = decision.keep_T.shape == decision.statistic_T.shape == advantage_T.shape
-            usable &= decision.keep_T.dtype == torch.bool
+            usable = (
+                isinstance(decision, Decision)
+                and decision.keep_T.shape == decision.statistic_T.shape == advantage_T.shape
+            )
+            usable = usable and decision.keep_T.dtype == torch.bool
             mask.formula  # noqa: B018 - a name in braces that is no threshold is found here
         except UsageError:
             raise
@@ -134,6 +137,6 @@ def _try_out(algorithm: Algorithm) -> None:
             ) from error
         if not usable:
             raise UsageError(
-                f"{mask.region} must answer a Decision whose keep_T is one bool for each token, "
-                "and whose statistic_T is one number for each."
+                f"{mask.region} must return Decision(keep_T, statistic_T), where keep_T is one bool for each token, "
+                "and statistic_T one number."
             )

@@ -64,7 +64,7 @@ _ROWS = (
     Algorithm("relax-both", (_mask("relaxed-ratio-clip", alpha=0.1, relax="both"),), _R, f"{_DPPO} figures 6 and 7"),
     # What people run elsewhere, with each framework's own defaults.
     Algorithm("reinforce", (), (), "no importance weight at all"),
-    Algorithm("ppo", (_PPO,), _R_RECOMPUTED, "PPO, arXiv 1707.06347 eq. 7; verl default: no μ anywhere"),
+    Algorithm("ppo", (_PPO,), _R_RECOMPUTED, "PPO, arXiv 1707.06347 eq. 7, as verl anchors it: no μ"),
     Algorithm("ppo-tis", (_PPO,), (*_R_RECOMPUTED, Factor(ENGINE_GAP, cap=2)), "verl rollout_is=token, cap 2; slime"),
     Algorithm(
         "ppo-icepop",
@@ -84,19 +84,22 @@ _ROWS = (
     Algorithm(
         "ppo-dual-clip",
         (_PPO, _mask("dual-clip", TRAINER_RECOMPUTED, max_ratio=3.0)), _R_RECOMPUTED,
-        "arXiv 1912.09729; verl clip_ratio_c = 3",
+        "arXiv 1912.09729; verl's default loss, clip_ratio_c = 3",
     ),
     Algorithm(
         "gspo",
         (_mask("sequence-ratio", TRAINER_RECOMPUTED, ratio_low=3e-4, ratio_high=4e-4),),
         (Factor(Ratio("trainer", "recomputed", "mean")),), "GSPO, arXiv 2507.18071 eq. 5 to 7; bounds of its section 5",
     ),
+    Algorithm(
+        "prime-rl", (_mask("binary-tv", max_tv=0.2),), _R, "prime-rl's default mask; without its 1e-3·d² term"
+    ),
     Algorithm("ipo", (_mask("probability-band", max_tv=0.1),), _R, "prime-rl ipo, threshold 0.1"),
     Algorithm(
         "ppo-opsm",
-        (_PPO, _mask("opsm", TRAINER_RECOMPUTED, max_kl=1e-4)), _R_RECOMPUTED, "DeepSeek-V3.2, arXiv 2512.02556; slime",
+        (_PPO, _mask("opsm", TRAINER_RECOMPUTED, max_kl=1e-4)), _R_RECOMPUTED, "slime, δ = 1e-4; after DeepSeek-V3.2",
     ),
 )  # fmt: skip
 
 TABLE = {row.name: row for row in _ROWS}
-ALIASES = {"cispo": "pg-tis", "clip-higher": "grpo-clip-higher", "tis": "pg-tis"}
+ALIASES = {"cispo": "pg-tis", "clip-higher": "grpo-clip-higher"}

@@ -11,9 +11,7 @@ _OUTPUT = "Output"
 
 Json = Annotated[
     bool,
-    typer.Option(
-        "--json", help="Print the summary as JSON on stdout (schema: docs/summary.md).", rich_help_panel=_OUTPUT
-    ),
+    typer.Option("--json", help="Print JSON on stdout instead of tables (schemas: docs/).", rich_help_panel=_OUTPUT),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No talk on stderr, only errors.", rich_help_panel=_OUTPUT)]
 Force = Annotated[bool, typer.Option("--force", help="Replace a run that is already there.", rich_help_panel=_OUTPUT)]

@@ -56,7 +56,8 @@ def _parts(table: dict[str, list[dict[str, Any]]]) -> list[RenderableType]:
 
     parts: list[RenderableType] = [
         Text(
-            "r = trainer/rollout = p/q, r′ = trainer/recomputed = p/p′, ρ = recomputed/rollout = p′/q; A the advantage."
+            "p = π (trainer), q = μ (rollout), p′ = π′ (recomputed), all of the sampled token; "
+            "r = p/q, r′ = p/p′, ρ = p′/q; A the advantage."
         )
     ]
     for row in table["algorithms"]:

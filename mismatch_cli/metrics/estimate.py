@@ -14,7 +14,7 @@ _ROUNDING = 1e-12  # relative: a spread below it comes from the order of additio
 BELOW_RESOLUTION = "below resolution"
 
 EXTREME = "an extreme: no interval"
-FEW_PROMPTS = f"fewer than {FEWEST_PROMPTS} prompts: no interval"
+FEW_PROMPTS = f"fewer than {FEWEST_PROMPTS} prompts, or groups of them: no interval"
 NO_SPREAD = "the same for all prompts: no interval"  # resampling cannot say how rare the unseen is
 NOT_MEASURED = "not measured"
 OVERFLOW = "larger than a float can hold"

@@ -26,7 +26,7 @@ class SampledSpearman:
         self.update_values(gaps, gaps.logq_N, gaps.logp_N)
 
     def update_values(self, gaps: TokenGaps, x_N: np.ndarray, y_N: np.ndarray) -> None:
-        """Any two float32 columns over the counted tokens of a slice."""
+        """Any two float32 columns over the counted tokens of a slice; NaN: not measured."""
         group_N = gaps.per_token(gaps.group_S)
 
         def rows_of(index: np.ndarray) -> np.ndarray:
@@ -34,7 +34,11 @@ class SampledSpearman:
             rows["group"], rows["x"], rows["y"] = group_N[index], x_N[index], y_N[index]
             return rows
 
-        self.sample.offer_hashed(gaps.token_hash_N, rows_of)
+        known = np.flatnonzero(~(np.isnan(x_N) | np.isnan(y_N)))
+        if len(known) == len(x_N):
+            self.sample.offer_hashed(gaps.token_hash_N, rows_of)
+        else:
+            self.sample.offer_hashed(gaps.token_hash_N[known], lambda index: rows_of(known[index]))
 
     def merge(self, other: SampledSpearman) -> None:
         self.sample.merge(other.sample)

@@ -9,6 +9,7 @@ from math import floor, isfinite, log10
 
 MISSING = "—"
 _DIGITS = 3
+_LOPSIDED = 0.3  # a share near 0 or 1: half a width would reach where nothing can be
 _LARGEST_FACTOR = 1000  # beyond, the floor is too close to nothing to divide by
 _SMALLEST_FIXED, _LARGEST_FIXED = 1e-4, 1e6
 _MOST_DECIMALS = 6
@@ -39,10 +40,15 @@ def estimate(value: float | None, low: float | None, high: float | None) -> tupl
 
 
 def plus_minus(value: float | None, low: float | None, high: float | None) -> str:
-    """A value with half the width of its interval, both to the same decimal: `0.0152 ± 0.0047`; shorter for tables."""
+    """A value with half the width of its interval, both to the same decimal: `0.0152 ± 0.0047`; shorter for tables.
+
+    Where the interval is lopsided its ends are given: `5.9 [0, 19]`.
+    """
     if value is None or low is None or high is None or not isfinite(high - low) or high <= low:
         return number(value)
     half_width = (high - low) / 2
+    if abs(high - value - half_width) > _LOPSIDED * half_width:
+        return f"{number(value, 2)} [{number(low, 2)}, {number(high, 2)}]"
     if _is_scientific(value) or _is_scientific(half_width):
         return f"{number(value, 2)} ± {number(half_width, 2)}"
     decimals = max(0, 1 - floor(log10(half_width)))

@@ -17,7 +17,7 @@ from mismatch_cli.report.view import Excerpt, Facts, MetricGroup, ReportView, Se
 from mismatch_cli.text import for_terminal, visible
 
 _WEIGHT_STYLES = ("", "yellow", "bold yellow", "bold red", "bold white on red")
-_WITHOUT_HALF_WIDTH = re.compile(r" ± \S+")
+_WITHOUT_HALF_WIDTH = re.compile(r" (± \S+|\[\S+ \S+\])")
 _UNLIMITED = 100_000  # columns
 _WITH_FACTOR, _WITH_FLOOR = 72, 100  # from these widths on the factor, and the floor itself, have room
 
@@ -84,14 +84,18 @@ def _table(table: Table, console: Console) -> RenderableType:
     rows = table.rows[: table.terminal_rows]
     columns = list(range(len(table.columns)))
     rich = _grid(table, columns, rows)
-    if table.shrinks and _too_wide(rich, console):
-        rows = tuple(tuple(_WITHOUT_HALF_WIDTH.sub("", cell) for cell in row) for row in rows)
-        rich = _grid(table, columns, rows)
-        while _too_wide(rich, console) and (given_up := [n for n in columns if table.columns[n].optional][-1:]):
+    while table.shrinks and _too_wide(rich, console):
+        if given_up := [n for n in columns if table.columns[n].optional][-1:]:
             columns.remove(*given_up)
-            rich = _grid(table, columns, rows)
+        elif rows != (bare := tuple(tuple(_WITHOUT_HALF_WIDTH.sub("", cell) for cell in row) for row in rows)):
+            rows = bare
+        else:
+            break
+        rich = _grid(table, columns, rows)
     left = len(table.rows) - len(rows)
+    missing = ", ".join(table.columns[n].title for n in range(len(table.columns)) if n not in columns)
     note = [table.note] * bool(table.note) + [f"{left} more in the HTML report."] * (left > 0)
+    note += [f"No room here for: {missing}."] * bool(missing)
     return Padding(Group(rich, *(Text(visible(line), style="dim") for line in note)), (1, 0, 0, 0))
 
 

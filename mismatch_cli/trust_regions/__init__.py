@@ -6,7 +6,8 @@ A file holds
     NOT_ONE_SIDED: str    "" where the mask never blocks a move of p towards q; else why it may
     def trust_region(compared: Compared, advantage_T: Tensor, *, threshold: float = …) -> Decision
 
-It is usable by the file's name; a user's own file needs `trust_region` alone.
+and, where it calls `compared.topk(k)`, READS_TOP_K = True beside an integer threshold `k`. It is usable by the file's
+name; a user's own file needs `trust_region` alone.
 """
 
 from __future__ import annotations

@@ -14,6 +14,13 @@ def not_negative(**thresholds: float) -> None:
             raise UsageError(f"{name}={value:g} makes no sense: choose a number of at least 0.")
 
 
+def shares(**thresholds: float) -> None:
+    """Raise a `UsageError` for a threshold on a probability or a fall of a ratio that is not in [0, 1]."""
+    for name, value in thresholds.items():
+        if not 0 <= value <= 1:
+            raise UsageError(f"{name}={value:g} makes no sense: choose a number from 0 to 1.")
+
+
 def positive(**thresholds: float) -> None:
     """Raise a `UsageError` for a threshold that is zero, negative or no number."""
     for name, value in thresholds.items():

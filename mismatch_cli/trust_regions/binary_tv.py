@@ -6,7 +6,7 @@ from torch import Tensor
 
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
-from mismatch_cli.trust_regions._checks import not_negative
+from mismatch_cli.trust_regions._checks import shares
 from mismatch_cli.trust_regions._one_sided import one_sided
 
 FORMULA = "A > 0 and {p} − {q} > {max_tv}, or A < 0 and {q} − {p} > {max_tv}"
@@ -15,5 +15,5 @@ NOT_ONE_SIDED = ""
 
 def trust_region(compared: Compared, advantage_T: Tensor, *, max_tv: float = 0.15) -> Decision:
     """Block A > 0 with p − q > max_tv, and A < 0 with q − p > max_tv. The statistic is p − q, a probability."""
-    not_negative(max_tv=max_tv)
+    shares(max_tv=max_tv)
     return one_sided(compared.difference_T, advantage_T, low=max_tv, high=max_tv)

@@ -8,7 +8,7 @@ from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
 from mismatch_cli.trust_regions._checks import band_around_1
 
-FORMULA = "{r} < {band_low} or {r} > {band_high}"
+FORMULA = "{r} outside [{band_low}, {band_high}]"
 NOT_ONE_SIDED = (
     "The band is made for the gap between engine and trainer, which no single update closes: it has two sides."
 )

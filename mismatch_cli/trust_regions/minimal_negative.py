@@ -6,14 +6,15 @@ from torch import Tensor
 
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
-from mismatch_cli.trust_regions._checks import positive
+from mismatch_cli.trust_regions._checks import positive, shares
 
 FORMULA = "A < 0 and {q} − {p} ≥ {max_drop}"
 NOT_ONE_SIDED = ""
 
 
 def trust_region(compared: Compared, advantage_T: Tensor, *, max_drop: float = 0.5) -> Decision:
-    """Block A < 0 with q − p ≥ max_drop, a probability. The statistic is p − q.."""
+    """Block A < 0 with q − p ≥ max_drop, a probability. The statistic is p − q."""
     positive(max_drop=max_drop)
+    shares(max_drop=max_drop)
     blocked_T = (advantage_T < 0) & (compared.difference_T <= -max_drop)
     return Decision(~blocked_T, compared.difference_T)

@@ -1,4 +1,4 @@
-"""Off-policy sequence masking: negative responses that the policy has left (DeepSeek-V3.2, arXiv 2512.02556; slime)."""
+"""Off-policy sequence masking: negative responses that the policy has left (slime, after DeepSeek-V3.2)."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
-from mismatch_cli.trust_regions._checks import not_negative
+from mismatch_cli.trust_regions._checks import shares
 
 FORMULA = "|{p} − {q}| > {max_tv}"
 NOT_ONE_SIDED = (
@@ -16,5 +16,5 @@ NOT_ONE_SIDED = (
 
 def trust_region(compared: Compared, advantage_T: Tensor, *, max_tv: float = 0.1) -> Decision:
     """Block |p − q| > max_tv, a probability. The statistic is p − q."""
-    not_negative(max_tv=max_tv)
+    shares(max_tv=max_tv)
     return Decision(compared.difference_T.abs() <= max_tv, compared.difference_T)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
-from mismatch_cli.trust_regions._checks import not_negative
+from mismatch_cli.trust_regions._checks import not_negative, shares
 from mismatch_cli.trust_regions._one_sided import one_sided
 
 FORMULA = "A > 0 and {r} > 1 + {ratio_high}, or A < 0 and {r} < 1 − {ratio_low}"
@@ -20,5 +20,6 @@ def trust_region(
 
     The statistic is p/q − 1, dimensionless.
     """
-    not_negative(ratio_low=ratio_low, ratio_high=ratio_high)
+    shares(ratio_low=ratio_low)
+    not_negative(ratio_high=ratio_high)
     return one_sided(compared.ratio_less_1_T, advantage_T, low=ratio_low, high=ratio_high)

@@ -9,10 +9,10 @@ from torch import Tensor
 from mismatch_cli.errors import UsageError
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision, ratio_clip
-from mismatch_cli.trust_regions._checks import not_negative
+from mismatch_cli.trust_regions._checks import shares
 
 FORMULA = (
-    "as ratio-clip ({r} > 1 + {ratio_high}, {r} < 1 − {ratio_low}), but never where {q} < {alpha} on the side: {relax}"
+    "as ratio-clip ({r} > 1 + {ratio_high}, {r} < 1 − {ratio_low}), except where {q} < {alpha}; side relaxed: {relax}"
 )
 NOT_ONE_SIDED = ""
 _SIDES = ("both", "high", "low")
@@ -31,7 +31,7 @@ def trust_region(
 
     The statistic is p/q − 1, dimensionless; alpha is a probability, and alpha = 0 is plain ratio clipping.
     """
-    not_negative(alpha=alpha)
+    shares(alpha=alpha)
     if relax not in _SIDES:
         raise UsageError(f"relax={relax} is not known. Choose one of: {', '.join(_SIDES)}.")
     clipped = ratio_clip.trust_region(compared, advantage_T, ratio_low=ratio_low, ratio_high=ratio_high)

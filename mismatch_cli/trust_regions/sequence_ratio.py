@@ -6,7 +6,7 @@ from torch import Tensor
 
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
-from mismatch_cli.trust_regions._checks import not_negative
+from mismatch_cli.trust_regions._checks import not_negative, shares
 from mismatch_cli.trust_regions._one_sided import one_sided
 
 FORMULA = "A > 0 and s > 1 + {ratio_high}, or A < 0 and s < 1 − {ratio_low}, with s = (Π{r})^(1/|y|)"
@@ -19,5 +19,6 @@ def trust_region(
     compared: Compared, advantage_T: Tensor, *, ratio_low: float = 3e-4, ratio_high: float = 4e-4
 ) -> Decision:
     """Block a response with A > 0 and s > 1 + ratio_high, or A < 0 and s < 1 − ratio_low. The statistic is s − 1."""
-    not_negative(ratio_low=ratio_low, ratio_high=ratio_high)
+    shares(ratio_low=ratio_low)
+    not_negative(ratio_high=ratio_high)
     return one_sided(compared.level_log_ratio_T("mean").expm1(), advantage_T, low=ratio_low, high=ratio_high)

@@ -11,6 +11,7 @@ from mismatch_cli.trust_regions._one_sided import one_sided, signed
 
 FORMULA = "top-{k} KL({q}‖{p}) > {max_kl} and A · ({p} − {q}) > 0"
 NOT_ONE_SIDED = ""
+READS_TOP_K = True
 
 
 def trust_region(

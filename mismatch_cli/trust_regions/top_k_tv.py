@@ -6,11 +6,12 @@ from torch import Tensor
 
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
-from mismatch_cli.trust_regions._checks import not_negative, ranks
+from mismatch_cli.trust_regions._checks import ranks, shares
 from mismatch_cli.trust_regions._one_sided import one_sided, signed
 
 FORMULA = "top-{k} TV({q}, {p}) > {max_tv} and A · ({p} − {q}) > 0"
 NOT_ONE_SIDED = ""
+READS_TOP_K = True
 
 
 def trust_region(
@@ -20,7 +21,7 @@ def trust_region(
 
     With `replace_last` a sampled token outside the top-K takes the place of the K-th, as in the published code.
     """
-    not_negative(max_tv=max_tv)
+    shares(max_tv=max_tv)
     ranks(k=k)
     tv_T, _ = compared.topk(k, replace_last)
     return one_sided(signed(tv_T, compared.log_ratio_T), advantage_T, low=max_tv, high=max_tv)

@@ -132,6 +132,13 @@ def mis_geometric(s: Sample) -> Tensor:
     return ppo(s, s.rho * ((geometric >= 0.999) & (geometric <= 1.002)))
 
 
+def prime_rl(s: Sample) -> Tensor:
+    """Its default `loss.py`: A > 0 with p − q > 0.2 is dropped, and A < 0 with p − q < −0.2; no cap."""
+    gained = s.p - s.q
+    dropped = torch.where(s.advantage > 0, gained > 0.2, gained < -0.2)
+    return surrogate(s, ~dropped)
+
+
 def opsm(s: Sample) -> Tensor:
     drift = s.per_response(s.logp_old - s.logp, lambda part: part.mean())
     return ppo(s, (~((s.advantage < 0) & (drift > 1e-4))).detach().double())
@@ -165,6 +172,7 @@ OBJECTIVES: dict[str, Callable[[Sample], Tensor]] = {
     "ppo-mis-geometric": mis_geometric,
     "ppo-dual-clip": dual_clip,
     "gspo": gspo,
+    "prime-rl": prime_rl,
     "ipo": lambda s: surrogate(s, ((s.p - s.q).abs() <= 0.1).detach()),
     "ppo-opsm": opsm,
 }

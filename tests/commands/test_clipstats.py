@@ -59,7 +59,9 @@ def test_without_an_argument_the_bundled_trace_is_judged_by_the_whole_table(tmp_
         f"{name}.png"
         for name in ("mask-regions", "blocked-by-probability", "blocked-over-steps", "bad-updates", "sweeps", "overlap")
     }
-    assert clipstats(capfd)[0] == 1  # it is there already
+    assert clipstats(capfd, *PAIR, "--quiet")[0] == 0  # renewed: it was ours
+    (tmp_path / "clipstats" / "summary.json").write_text("{}")
+    assert clipstats(capfd, *PAIR, "--quiet")[0] == 1  # not ours
 
 
 def test_a_run_gets_its_own_clipstats_and_they_are_renewed(here, capfd):
@@ -82,6 +84,12 @@ def test_parameters_own_masks_and_what_is_compared(here, capfd):
     assert result["compared"] == ["my_mask:limit=1.2", "grpo-clip-higher"]
     assert result["algorithms"][1]["blocked_when"] == "r > 1.2"
     assert "my_mask:limit=1.2 blocks, grpo-clip-higher keeps" in out
+
+
+def test_a_mask_that_fails_on_real_data_is_named(here, capfd):
+    (here / "short.py").write_text(MASK.replace("compared.ratio_T <= limit", "compared.ratio_T[:2] <= limit"))
+    code, _, err = clipstats(capfd, "run", "-a", "short.py", "--quiet")
+    assert code == 1 and "short.py fails" in err and "bug" not in err
 
 
 def test_workers_give_the_same_bits(here, capfd):
@@ -132,7 +140,9 @@ def test_without_advantages_both_signs_are_asked(tmp_path, monkeypatch, capfd):
         (["--compare", "ppo", "nothing"], 2, "Unknown algorithm 'nothing'"),
         (["gone"], 1, "gone does not exist"),
         (["--workers", "0"], 2, "--workers"),
-        (["-a", "top-k-tv:k=30"], 1, "needs the top 30 log-probs and the trace has the top 20"),
+        (["-o", "/proc/nope"], 1, "/proc/nope cannot be written"),
+        (["-a", "dppo-binary-tv:max_tv=1.5"], 2, "choose a number from 0 to 1"),
+        (["-a", "top-k-tv:k=30"], 1, "needs the top 30 log-probs, and the trace has the top 20"),
     ],
 )
 def test_mistakes(here, capfd, arguments, code, message):
@@ -156,7 +166,7 @@ def test_algorithms_are_printed_with_their_formulas(capfd):
     assert [row["name"] for row in table["algorithms"]] == list(TABLE)
     rows = {row["name"]: row for row in table["algorithms"]}
     assert rows["grpo-clip-higher"]["blocked_when"] == "A > 0 and r > 1 + 0.28, or A < 0 and r < 1 − 0.2"
-    assert rows["ppo-tis"]["weight"] == "r′ · min(ρ, 2)" and rows["pg-tis"]["aliases"] == ["cispo", "tis"]
+    assert rows["ppo-tis"]["weight"] == "r′ · min(ρ, 2)" and rows["pg-tis"]["aliases"] == ["cispo"]
     assert run(["algorithms"]) == 0
     out = capfd.readouterr().out
     for row in table["algorithms"]:

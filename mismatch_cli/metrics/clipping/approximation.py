@@ -16,10 +16,11 @@ from mismatch_cli.metrics.estimate import NOT_MEASURED, Estimate
 from mismatch_cli.metrics.hashing import GROUPS
 from mismatch_cli.metrics.spearman import SampledSpearman
 from mismatch_cli.policies import TRAINER_ROLLOUT
+from mismatch_cli.trust_regions._one_sided import one_sided, signed
 
 THRESHOLDS = {"tv": 0.15, "kl": 0.05}  # the paper's δ for the binary masks
 _SMALLER_K = (1, 5, 10)
-_COLUMNS = ("n", "mean", "compared", "bias", "judged", "wrong")
+_COLUMNS = ("n", "mean", "infinite", "compared", "bias", "judged", "wrong")
 _BRACKET = ("n", "low", "high", "decided")
 
 
@@ -47,7 +48,7 @@ class ApproximationQuality:
         first, *_ = cases
         for k, divergence, value_N in self._divergences(first):
             row = Approximation(divergence, k)
-            full_N = first.gaps.column(f"{divergence}_full_T") if self.full else None
+            full_N = first.gaps.column(f"{divergence}_full_T") if self.full else None  # NaN where not measured
             self._add_means(row, first, value_N, full_N)
             if full_N is not None:
                 for judged in cases:
@@ -64,7 +65,8 @@ class ApproximationQuality:
 
     def _add_means(self, row: Approximation, judged: Judged, value_N: np.ndarray, full_N: np.ndarray | None) -> None:
         finite_N = np.isfinite(value_N)
-        self._add(row, judged, "n", finite_N)
+        self._add(row, judged, "n", np.ones_like(finite_N))
+        self._add(row, judged, "infinite", ~finite_N)
         self._add(row, judged, "mean", np.where(finite_N, value_N, 0))
         if full_N is not None:
             both_N = finite_N & np.isfinite(full_N)
@@ -75,10 +77,10 @@ class ApproximationQuality:
 
     def _add_masks(self, row: Approximation, judged: Judged, value_N: np.ndarray, full_N: np.ndarray) -> None:
         """Both masks look at the side of the sampled token; they differ where only one divergence is above δ."""
-        threshold = np.float32(THRESHOLDS[row.divergence])
-        away_N = judged.sign_N * judged.difference_N > 0
-        self._add(row, judged, "judged", judged.judged_N)
-        self._add(row, judged, "wrong", judged.judged_N & away_N & ((value_N > threshold) != (full_N > threshold)))
+        known_N = judged.judged_N & ~np.isnan(full_N)
+        kept, kept_by_full = (_keeps(judged, row.divergence, divergence_N) for divergence_N in (value_N, full_N))
+        self._add(row, judged, "judged", known_N)
+        self._add(row, judged, "wrong", known_N & (kept != kept_by_full))
 
     def _add_bracket(self, k: int, judged: Judged, low_N: np.ndarray) -> None:
         high_N = np.minimum(low_N + _slack(judged, k), 1)
@@ -113,14 +115,22 @@ class ApproximationQuality:
     def _row(self, row: Approximation, prompts: int) -> dict[str, Any]:
         sums = dict(zip(_COLUMNS, self.sums[row], strict=True))
         missing = Estimate(None, note=NOT_MEASURED)
+        infinite = Estimate(None, note=f"infinite on {int(sums['infinite'].sum()):,} tokens")
         estimates = {
-            "mean": group_ratio(sums["mean"], sums["n"], prompts),
+            "mean": group_ratio(sums["mean"], sums["n"], prompts) if not sums["infinite"].any() else infinite,
             "bias": group_ratio(sums["bias"], sums["compared"], prompts) if self.full else missing,
             "rank_correlation": self.ranks[row].result(prompts) if self.full else missing,
             "wrong_mask": group_share(sums["wrong"], sums["judged"], prompts) if self.full else missing,
         }
         head = {"divergence": row.divergence, "k": row.k, "threshold": THRESHOLDS[row.divergence]}
         return head | {name: estimate.to_dict() for name, estimate in estimates.items()}
+
+
+def _keeps(judged: Judged, divergence: str, divergence_N: np.ndarray) -> np.ndarray:
+    """What a mask on this divergence would keep, at the paper's δ for the binary ones."""
+    delta = THRESHOLDS[divergence]
+    outward = signed(torch.from_numpy(divergence_N), judged.policies.compare(TRAINER_ROLLOUT).log_ratio_T)
+    return one_sided(outward, torch.from_numpy(judged.advantage_N), low=delta, high=delta).keep_T.numpy()
 
 
 def _slack(judged: Judged, k: int) -> np.ndarray:

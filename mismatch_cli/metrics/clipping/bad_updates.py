@@ -13,12 +13,12 @@ import numpy as np
 from mismatch_cli.metrics.clipping.judged import Judged
 from mismatch_cli.metrics.clipping.ratios import group_ratio, group_share
 from mismatch_cli.metrics.clipping.steps import StepSums
-from mismatch_cli.metrics.clipping.sums import BAD_DELTA
-from mismatch_cli.metrics.correlation import block_bootstrap_pearson
+from mismatch_cli.metrics.correlation import series_correlation
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.hashing import GROUPS
 from mismatch_cli.metrics.histograms import count_into
 
+BAD_DELTA = 0.5
 DELTAS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, BAD_DELTA, 0.6, 0.7, 0.8, 0.9)
 _FLOAT32_DELTAS = np.array(DELTAS, dtype=np.float32)
 _COLUMNS = ("tokens", "negative", "bad", "reward", "graded")
@@ -68,19 +68,26 @@ class BadUpdates:
             "over_negative": at_delta["over_negative"],
             "sweep": sweep,
             "by_step": by_step,
-            "correlations": _correlations(by_step) if advantages else [],
+            "correlations": _correlations(by_step) if advantages and len(by_step) > 2 else [],
         }
 
     def _by_step(self, prompts: int, advantages: bool) -> list[dict[str, Any]]:
         rows = []
         for first, last, sums_GM in self.steps:
             tokens_G, negative_G, bad_G, reward_G, graded_G = sums_GM.T
-            counts = {"tokens": int(tokens_G.sum()), "negative": int(negative_G.sum()), "bad": int(bad_G.sum())}
+            tokens = tokens_G if advantages else negative_G  # otherwise every token was asked once for each sign
+            counts = {"tokens": int(tokens.sum()), "negative": int(negative_G.sum()), "bad": int(bad_G.sum())}
             rows.append(
                 {"first": first, "last": last} | counts | _shares(bad_G, tokens_G, negative_G, prompts, advantages)
                 | {"reward": group_ratio(reward_G, graded_G, prompts).to_dict()}
             )  # fmt: skip
+        for before, row in zip([None, *rows], rows, strict=False):
+            row["reward_change"] = None if before is None else _difference(before["reward"], row["reward"])
         return rows
+
+
+def _difference(before: dict[str, Any], after: dict[str, Any]) -> float | None:
+    return None if None in (before["value"], after["value"]) else after["value"] - before["value"]
 
 
 def _rewards(judged: Judged, here: slice) -> tuple[np.ndarray, np.ndarray]:
@@ -99,18 +106,21 @@ def _shares(
 
 def _correlations(by_step: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Pearson correlations over steps, between the share of bad updates and the reward, and how it fluctuates."""
-    bad = np.array([_value(row["over_negative"]) for row in by_step])
     reward = np.array([_value(row["reward"]) for row in by_step])
-    pairs = (
-        ("bad updates over negative tokens", "reward", bad, reward),
-        ("bad updates over negative tokens", "change of the reward to the next step", bad[:-1], np.diff(reward)),
-        ("bad updates over negative tokens", "size of that change", bad[:-1], np.abs(np.diff(reward))),
-    )
     rows = []
-    for first, second, x, y in pairs:
-        known = ~np.isnan(x) & ~np.isnan(y)
-        estimate = block_bootstrap_pearson(x[known], y[known])
-        rows.append({"of": first, "with": second, "steps": int(known.sum())} | estimate.to_dict())
+    for key, name in (("over_negative", "tokens with A < 0"), ("over_tokens", "tokens with A ≠ 0")):
+        bad = np.array([_value(row[key]) for row in by_step])
+        pairs = (
+            ("reward", bad, reward),
+            ("change of the reward to the next step", bad[:-1], np.diff(reward)),
+            ("size of that change", bad[:-1], np.abs(np.diff(reward))),
+        )
+        for other, x, y in pairs:
+            known = ~np.isnan(x) & ~np.isnan(y)
+            estimate = series_correlation(x[known], y[known])
+            rows.append(
+                {"of": f"bad updates among {name}", "with": other, "steps": int(known.sum())} | estimate.to_dict()
+            )
     return rows
 
 

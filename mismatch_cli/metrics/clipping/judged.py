@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 
 import numpy as np
 import torch
 
-from mismatch_cli.algorithms.algorithm import Algorithm, keep_T
+from mismatch_cli.algorithms.algorithm import Algorithm, Mask
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.cells import Cells
 from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.policies import TRAINER_ROLLOUT, Policies, TopKLogProbs
+from mismatch_cli.trust_regions import Decision
 
 POSITIVE, NEGATIVE = 0, 1  # rows of everything that is split by the sign of the advantage
 
@@ -31,8 +32,8 @@ class Needs:
     advantages: bool
     recomputed: bool
     top_k: int
-    full: bool
     topk_recomputed: bool = False
+    full: bool = False  # not needed to judge, but read where it is there
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -42,14 +43,13 @@ class Needs:
             (self.top_k > 0, "topk_logp_rollout_TK"),
             (self.top_k > 0, "topk_logp_trainer_TK"),
             (self.topk_recomputed, "topk_logp_recomputed_TK"),
-            (self.full, "tv_full_T"),
-            (self.full, "kl_full_T"),
         )
         return tuple(name for needed, name in names if needed)
 
-    def met_by(self, batch: TokenBatch) -> bool:
-        pair_measured = PAIRS["total"].measured_in(batch)
-        return pair_measured and all(getattr(batch, name) is not None for name in self.columns)
+    def missing_in(self, batch: TokenBatch) -> str:
+        """The first of the columns that a batch does not have, as the trace calls it; empty where it has all."""
+        missing = (name for name in ("logp_trainer_T", *self.columns) if getattr(batch, name) is None)
+        return next(missing, "").rpartition("_")[0]
 
 
 def judge(batch: TokenBatch, needs: Needs, algorithms: Sequence[Algorithm]) -> Iterator[list[Judged]]:
@@ -97,16 +97,29 @@ class Judged:
         self.gaps, self.policies, self.advantage_N, self.algorithms = gaps, policies, advantage_N, algorithms
         self.positive_N, self.negative_N = advantage_N > 0, advantage_N < 0
         self.abs_advantage_N = np.abs(advantage_N)
-        decided: dict[object, np.ndarray] = {}
+        self._decided: dict[Mask, Decision] = {}
+        blocked: dict[tuple[Mask, ...], np.ndarray] = {}
         for algorithm in algorithms:
-            if algorithm.masks not in decided:
-                decided[algorithm.masks] = self._blocked_by(algorithm)
-        self.blocked = [decided[algorithm.masks] for algorithm in algorithms]  # _U of each algorithm
+            if algorithm.masks not in blocked:
+                blocked[algorithm.masks] = self._blocked_by(algorithm.masks)
+        self.blocked = [blocked[algorithm.masks] for algorithm in algorithms]  # _U of each algorithm
 
-    def _blocked_by(self, algorithm: Algorithm) -> np.ndarray:
-        if not algorithm.masks:
+    def _blocked_by(self, masks: Sequence[Mask]) -> np.ndarray:
+        if not masks:
             return np.zeros(0, dtype=np.int64)
-        return np.flatnonzero(~keep_T(algorithm, self.policies, torch.from_numpy(self.advantage_N)).numpy())
+        return np.flatnonzero(~reduce(torch.logical_and, [self._decide(mask).keep_T for mask in masks]).numpy())
+
+    def _decide(self, mask: Mask) -> Decision:
+        if mask not in self._decided:
+            self._decided[mask] = mask.decide(self.policies, torch.from_numpy(self.advantage_N))
+        return self._decided[mask]
+
+    def statistic(self, region: str, top_k: int) -> np.ndarray:
+        """What a mask on trainer/rollout holds against its threshold; of a top-K mask, over the first `top_k` ranks."""
+        same = (m for m in self._decided if m.region == region and m.ratio == TRAINER_ROLLOUT)
+        chosen = (("k", top_k),) if region.startswith("top-k") else ()
+        mask = next((m for m in same if m.thresholds.get("k", top_k) == top_k), Mask(region, chosen=chosen))
+        return self._decide(mask).statistic_T.numpy()
 
     @property
     def num_responses(self) -> int:

@@ -12,6 +12,7 @@ from mismatch_cli.metrics.clipping.judged import NEGATIVE, POSITIVE
 from mismatch_cli.metrics.clipping.ratios import group_ratio, group_share
 from mismatch_cli.metrics.clipping.summary import ClippingSummary
 from mismatch_cli.metrics.clipping.sums import Totals
+from mismatch_cli.metrics.clipping.sweeps import FAMILIES
 from mismatch_cli.metrics.estimate import OVERFLOW, Estimate
 from mismatch_cli.metrics.positions import BINS as POSITION_BINS
 from mismatch_cli.metrics.positions import bin_bounds
@@ -20,10 +21,7 @@ from mismatch_cli.policies import TRAINER_ROLLOUT
 _SIGNS = {"positive": POSITIVE, "negative": NEGATIVE}
 _NO_ADVANTAGES = Estimate(None, note="no advantages in the trace")
 _OTHER_WEIGHT = Estimate(None, note="the weight is not r")
-_FAMILY_OF = {
-    "ratio-clip": "ratio_clip", "binary-tv": "binary_tv", "binary-kl": "binary_kl", "top-k-tv": "top_k_tv",
-    "top-k-kl": "top_k_kl",
-}  # fmt: skip
+_FAMILY_OF = {region: family for family, region in FAMILIES.items()}
 
 
 def clipping_result(summary: ClippingSummary, blocked_tokens: int) -> dict[str, Any]:
@@ -31,17 +29,19 @@ def clipping_result(summary: ClippingSummary, blocked_tokens: int) -> dict[str, 
     algorithms = summary.question.algorithms
     prompts = summary.prompts.result()
     advantages = summary.question.needs.advantages
+    rows = [_algorithm(summary, i, blocked_tokens) for i in range(len(algorithms))]
     return {
         "counts": summary.counts | {
             "prompts": prompts,
             "prompts_exact": prompts < summary.prompts.size,
             "steps": len(summary.bad_updates.steps.sums),
+            "lacking": dict(summary.lacking),
         },
-        "algorithms": [_algorithm(summary, i, blocked_tokens) for i in range(len(algorithms))],
+        "algorithms": rows,
         "overlap": summary.overlap.result([algorithm.name for algorithm in algorithms], prompts),
         "bad_updates": summary.bad_updates.result(prompts, advantages=advantages),
         "sweeps": summary.sweeps.result(prompts),
-        "equivalents": _equivalents(summary, prompts),
+        "equivalents": _equivalents(summary, rows, prompts) if advantages else [],
         "approximation": summary.approximation.result(prompts),
         "theory": summary.theory.result(prompts) if summary.theory else None,
     }  # fmt: skip
@@ -84,7 +84,7 @@ def _algorithm(summary: ClippingSummary, i: int, blocked_tokens: int) -> dict[st
             if cells.by_position[0, :, :, b].any()
         ],
         "by_step": [
-            {"first": first, "last": last} | _step_row(Totals(sums_GM), i, prompts)
+            {"first": first, "last": last} | _step_row(Totals(sums_GM), i, prompts, advantages)
             for first, last, sums_GM in summary.steps
         ],
         "blocked_tokens": {name: summary.tokens.result(i, sign, blocked_tokens) for name, sign in _SIGNS.items()},
@@ -126,26 +126,28 @@ def _bin_row(counts_2xG: np.ndarray, prompts: int, advantages: bool) -> dict[str
     shares = {name: group_share(blocked[sign], judged[sign], prompts) for name, sign in _SIGNS.items()}
     both = group_share(blocked.sum(axis=0), judged.sum(axis=0), prompts) if advantages else _NO_ADVANTAGES
     estimates = {"all": both, **shares}
-    return {"tokens": int(judged.sum()), "blocked": {name: value.to_dict() for name, value in estimates.items()}}
+    tokens = judged.sum() if advantages else judged[POSITIVE].sum()  # otherwise every token was asked for each sign
+    return {"tokens": int(tokens), "blocked": {name: value.to_dict() for name, value in estimates.items()}}
 
 
-def _step_row(t: Totals, i: int, prompts: int) -> dict[str, Any]:
+def _step_row(t: Totals, i: int, prompts: int, advantages: bool) -> dict[str, Any]:
     """Sums by prompt group of one step, or stretch of steps."""
-    n_G, blocked_G = t.shared("positive") + t.shared("negative"), t.of(i, "positive") + t.of(i, "negative")
-    ratios = {
-        "blocked": (blocked_G, n_G),
+    judged = np.stack([t.shared(sign) for sign in _SIGNS])
+    blocked = np.stack([t.of(i, sign) for sign in _SIGNS])
+    n_G, blocked_G = judged.sum(axis=0), blocked.sum(axis=0)
+    means = {
         "mu_blocked": (t.of(i, "mu"), blocked_G),
         "mu_kept": (t.shared("mu") - t.of(i, "mu"), n_G - blocked_G),
         "entropy_blocked": (t.of(i, "entropy"), t.of(i, "entropy_n")),
         "entropy_kept": (t.shared("entropy") - t.of(i, "entropy"), t.shared("entropy_n") - t.of(i, "entropy_n")),
     }
-    return {"tokens": int(n_G.sum())} | {
-        name: (group_share if name == "blocked" else group_ratio)(*pair, prompts).to_dict()
-        for name, pair in ratios.items()
-    }
+    row = _bin_row(np.stack([judged, blocked]), prompts, advantages)
+    return row | {name: group_ratio(*pair, prompts).to_dict() for name, pair in means.items()}
 
 
-def _equivalents(summary: ClippingSummary, prompts: int) -> list[dict[str, Any]]:
+def _equivalents(
+    summary: ClippingSummary, rows_by_algorithm: list[dict[str, Any]], prompts: int
+) -> list[dict[str, Any]]:
     """For every published one-sided mask on trainer/rollout: the threshold of each other family that blocks as much."""
     rows = []
     sweeps, cells = summary.sweeps, summary.cells
@@ -153,8 +155,10 @@ def _equivalents(summary: ClippingSummary, prompts: int) -> list[dict[str, Any]]
         own = _FAMILY_OF.get(algorithm.masks[0].region) if len(algorithm.masks) == 1 else None
         if own is None or algorithm.masks[0].ratio != TRAINER_ROLLOUT:
             continue
-        judged_G, blocked_G = (cells.by_mu[row].sum(axis=(0, 2)) for row in (0, 1 + i))
-        blocked = group_share(blocked_G, judged_G, prompts).to_dict()
+        blocked_G = cells.by_mu[1 + i].sum(axis=(0, 2))
+        if not blocked_G.any():
+            continue  # every high enough threshold blocks as little
+        blocked = rows_by_algorithm[i]["blocked"]["all"]
         for family in _FAMILY_OF.values():
             if family != own and family in sweeps.counts:
                 threshold = sweeps.threshold_for(family, blocked_G, prompts).to_dict()

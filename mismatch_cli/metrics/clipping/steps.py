@@ -15,10 +15,12 @@ class StepSums:
     def __init__(self, width: int, most: int) -> None:
         self.width, self.most = width, most
         self.shift = 0  # a stretch holds the steps with the same step >> shift
+        self.latest = 0
         self.sums: dict[int, np.ndarray] = {}  # [GROUPS, M]
 
     def update(self, step_S: np.ndarray, group_S: np.ndarray, sums_SM: np.ndarray) -> None:
         """Add per-response sums."""
+        self.latest = max(self.latest, int(step_S.max(initial=0)))
         for step in np.unique(step_S):
             rows = np.flatnonzero(step_S == step)
             sums_GM = np.zeros((GROUPS, self.width))
@@ -27,6 +29,7 @@ class StepSums:
         self._shrink()
 
     def merge(self, other: StepSums) -> None:
+        self.latest = max(self.latest, other.latest)
         while self.shift < other.shift:
             self._coarsen()
         for stretch, sums_GM in sorted(other.sums.items()):
@@ -37,7 +40,7 @@ class StepSums:
         """First step, last step and sums [GROUPS, M] of each stretch, in order."""
         for stretch, sums_GM in sorted(self.sums.items()):
             first = stretch << self.shift
-            yield first, first + (1 << self.shift) - 1, sums_GM
+            yield first, min(first + (1 << self.shift) - 1, self.latest), sums_GM
 
     def _add(self, stretch: int, sums_GM: np.ndarray) -> None:
         self.sums[stretch] = self.sums[stretch] + sums_GM if stretch in self.sums else sums_GM

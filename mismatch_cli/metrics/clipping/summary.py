@@ -24,13 +24,12 @@ from mismatch_cli.metrics.hashing import Prompts
 from mismatch_cli.metrics.population import DistinctPrompts
 
 _COUNTS = (
-    "tokens", "positive", "negative", "zero_advantage", "masked", "not_measured", "responses",
-    "responses_without_columns",
+    "tokens", "positive", "negative", "zero_advantage", "masked", "not_measured", "out_of_support", "responses",
 )  # fmt: skip
 _PARTS = (
     "prompts", "sums", "steps", "cells", "tokens", "overlap", "bad_updates", "sweeps", "approximation", "sample",
 )  # fmt: skip
-_MOST_STRETCHES = 200  # of steps, for the columns of every algorithm
+_MOST_STRETCHES = 64  # of steps, for the columns of every algorithm
 
 
 @dataclass(frozen=True)
@@ -53,6 +52,8 @@ class ClippingSummary:
         number, needs = len(question.algorithms), question.needs
         self.question, self.replicates = question, replicates
         self.counts: dict[str, int] = dict.fromkeys(_COUNTS, 0)
+        self.seen = 0  # responses, also those left out
+        self.lacking: dict[str, int] = {}  # responses left out for want of a column
         self.prompts = DistinctPrompts()
         self.sums = ResampledSums(width(question.algorithms), replicates)
         self.steps = StepSums(width(question.algorithms), _MOST_STRETCHES)
@@ -66,9 +67,11 @@ class ClippingSummary:
         self.theory = Theory(replicates) if question.theory else None
 
     def update(self, batch: TokenBatch) -> None:
-        """Add the responses of a batch; one that lacks a column which the question needs is counted as unmeasured."""
-        if not batch.num_responses or not self.question.needs.met_by(batch):
-            self.counts["responses_without_columns"] += batch.num_responses
+        """Add the responses of a batch; where it lacks a column that the question needs they are left out."""
+        self.seen += batch.num_responses
+        if missing := self.question.needs.missing_in(batch):
+            self.lacking[missing] = self.lacking.get(missing, 0) + batch.num_responses
+        if missing or not batch.num_responses:
             return
         slices = judge(batch, self.question.needs, self.question.algorithms)
         sums_SM = np.concatenate([self._update_slice(cases) for cases in slices])
@@ -97,12 +100,17 @@ class ClippingSummary:
         counts["zero_advantage"] += len(gaps.logq_N) - judged
         counts["masked"] += gaps.num_masked
         counts["not_measured"] += gaps.num_not_measured
-        counts["responses"] += gaps.last - gaps.first
+        counts["responses"] += int(np.count_nonzero(gaps.responses.sum(cases[0].judged_N)))
+        if gaps.out_of_support_N is not None:
+            counts["out_of_support"] += int(np.count_nonzero(gaps.out_of_support_N))
 
     def merge(self, other: ClippingSummary) -> None:
         """Add what another summary with the same question has seen."""
         for name, count in other.counts.items():
             self.counts[name] += count
+        self.seen += other.seen
+        for name, count in other.lacking.items():
+            self.lacking[name] = self.lacking.get(name, 0) + count
         for name in _PARTS:
             getattr(self, name).merge(getattr(other, name))
         if self.theory is not None and other.theory is not None:

@@ -9,10 +9,9 @@ import numpy as np
 from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.metrics.clipping.judged import Judged
 
-BAD_DELTA = 0.5
 SHARED = (
     "positive", "negative", "update_positive", "update_negative", "advantage_positive", "advantage_negative",
-    "responses", "mu", "entropy", "entropy_n", "bad",
+    "responses", "mu", "entropy", "entropy_n",
 )  # fmt: skip
 PER_ALGORITHM = (
     "positive", "negative", "lost_positive", "lost_negative", "capped_positive", "capped_negative",
@@ -51,12 +50,11 @@ def response_sums(judged: Judged) -> np.ndarray:
 def _shared(judged: Judged) -> np.ndarray:
     total = judged.gaps.responses.sum
     mu_N, known_N, entropy_N = judged.gaps.q_N, *_known_entropy(judged)
-    bad_N = judged.negative_N & (judged.difference_N <= -np.float32(BAD_DELTA))
     signs = (judged.positive_N, judged.negative_N)
     counts = [total(sign_N) for sign_N in signs]
     updates = [total(np.where(sign_N, judged.update_N, 0)) for sign_N in signs]
     advantages = [total(judged.abs_advantage_N * sign_N) for sign_N in signs]
-    rest = [counts[0] + counts[1] > 0, total(mu_N * judged.judged_N), total(entropy_N), total(known_N), total(bad_N)]
+    rest = [counts[0] + counts[1] > 0, total(mu_N * judged.judged_N), total(entropy_N), total(known_N)]
     return np.stack([*counts, *updates, *advantages, *rest], axis=1)
 
 

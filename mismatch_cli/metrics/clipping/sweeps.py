@@ -7,39 +7,24 @@ edges of its bins (3 % apart).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from mismatch_cli.metrics.clipping.judged import Judged
 from mismatch_cli.metrics.clipping.ratios import group_share
 from mismatch_cli.metrics.estimate import Estimate, jackknife_interval
 from mismatch_cli.metrics.hashing import GROUPS
 from mismatch_cli.metrics.histograms import LogBins, without_each_group
-from mismatch_cli.policies import TRAINER_ROLLOUT, Compared
-from mismatch_cli.trust_regions._one_sided import signed
 
 BINS = LogBins(-8, 7)
 _EVERY = 8  # a row of the table for every so many bins: four for each doubling of the threshold
-Statistic = Callable[[Compared, int], np.ndarray]
-
-
-def _signed(name: str) -> Statistic:
-    return lambda compared, _: getattr(compared, name).numpy()
-
-
-def _away(divergence_T: Tensor, compared: Compared) -> np.ndarray:
-    return signed(divergence_T, compared.log_ratio_T).numpy()
-
-
-FAMILIES: dict[str, Statistic] = {
-    "ratio_clip": _signed("ratio_less_1_T"),
-    "binary_tv": _signed("difference_T"),
-    "binary_kl": lambda compared, _: _away(compared.binary_kl_T, compared),
-    "top_k_tv": lambda compared, k: _away(compared.topk(k)[0], compared),
-    "top_k_kl": lambda compared, k: _away(compared.topk(k)[1], compared),
+FAMILIES = {
+    "ratio_clip": "ratio-clip",
+    "binary_tv": "binary-tv",
+    "binary_kl": "binary-kl",
+    "top_k_tv": "top-k-tv",
+    "top_k_kl": "top-k-kl",
 }
 
 
@@ -55,12 +40,11 @@ class Sweeps:
         self.total = np.zeros((2, GROUPS))  # judged tokens, and their Σ r·|A|
 
     def update(self, judged: Judged) -> None:
-        compared = judged.policies.compare(TRAINER_ROLLOUT)
         total, group_S = judged.gaps.responses.sum, judged.gaps.group_S
         for row, sums_S in enumerate((total(judged.judged_N), total(judged.update_N))):
             np.add.at(self.total[row], group_S, sums_S)
         for name, counts in self.counts.items():
-            index_U, outward_U = _outward(judged, name, compared, self.top_k)
+            index_U, outward_U = _outward(judged, name, self.top_k)
             place_U = judged.group_N[index_U] * BINS.count + BINS.index(outward_U)
             counts += _binned(place_U, None)
             self.updates[name] += _binned(place_U, judged.update_N[index_U])
@@ -87,6 +71,7 @@ class Sweeps:
                 "lost": group_share(updates[:, b], self.total[1], prompts).to_dict(),
             }
             for b in self._shown(counts)
+            if not (name.endswith("tv") and edges[b] > 1)
         ]
 
     def _caps(self, prompts: int) -> list[dict[str, Any]]:
@@ -118,7 +103,7 @@ class Sweeps:
         return jackknife_interval(value, np.array([_threshold(left, blocked) for left, blocked in pairs]), prompts)
 
 
-def _outward(judged: Judged, name: str, compared: Compared, top_k: int) -> tuple[np.ndarray, np.ndarray]:
+def _outward(judged: Judged, name: str, top_k: int) -> tuple[np.ndarray, np.ndarray]:
     """The tokens above the lowest edge, and their statistic less one unit in the last place.
 
     A mask blocks what is *above* its threshold, and a bin holds what is at or above its edge.
@@ -127,7 +112,7 @@ def _outward(judged: Judged, name: str, compared: Compared, top_k: int) -> tuple
         outward_N, lowest = np.where(judged.judged_N, judged.ratio_N, 0), np.float32(1)
     else:
         with np.errstate(invalid="ignore"):  # an infinite divergence times an advantage of 0: NaN, above nothing
-            outward_N = FAMILIES[name](compared, top_k) * judged.sign_N
+            outward_N = judged.statistic(FAMILIES[name], top_k) * judged.sign_N
         lowest = np.float32(BINS.edges[0][1])
     index_U = np.flatnonzero(outward_N > lowest)
     return index_U, np.nextafter(outward_N[index_U].astype(np.float32), np.float32(0))

@@ -12,6 +12,7 @@ import numpy as np
 
 from mismatch_cli.metrics.bootstrap import ResampledSums, SequenceWeights
 from mismatch_cli.metrics.clipping.judged import Judged
+from mismatch_cli.metrics.estimate import EXTREME, Estimate
 from mismatch_cli.metrics.hashing import Prompts
 
 _COLUMNS = ("responses", "surrogate", "difference", "abs_less_1")
@@ -24,6 +25,7 @@ class Theory:
         self.sums, self.weights = ResampledSums(len(_COLUMNS), replicates), SequenceWeights(replicates)
         self.tv_max = self.xi = self.weight_log_max = -np.inf
         self.longest = 0
+        self.full = True  # whether tv_max is of full TVs
 
     def update(self, judged: Judged) -> None:
         gaps = judged.gaps
@@ -46,7 +48,11 @@ class Theory:
 
     def _update_extremes(self, judged: Judged, reward_S: np.ndarray, d_S: np.ndarray, graded_S: np.ndarray) -> None:
         counted_N = judged.gaps.per_token(graded_S)
-        self.tv_max = max(self.tv_max, float(np.abs(judged.difference_N[counted_N]).max(initial=-np.inf)))
+        full_N = judged.gaps.column("tv_full_T")
+        if full_N is None or np.isnan(full_N).any():
+            self.full = False  # a binary TV can only be smaller
+            full_N = np.abs(judged.difference_N)
+        self.tv_max = max(self.tv_max, float(full_N[counted_N].max(initial=-np.inf)))
         self.xi = max(self.xi, float(np.abs(reward_S).max()))
         self.weight_log_max = max(self.weight_log_max, float(d_S.max()))
         self.longest = max(self.longest, int(judged.gaps.responses.length_S[graded_S].max()))
@@ -54,6 +60,7 @@ class Theory:
     def merge(self, other: Theory) -> None:
         self.sums.merge(other.sums)
         self.weights.merge(other.weights)
+        self.full &= other.full
         for name in ("tv_max", "xi", "weight_log_max", "longest"):
             setattr(self, name, max(getattr(self, name), getattr(other, name)))
 
@@ -64,12 +71,17 @@ class Theory:
         estimates = self.sums.result(self._evaluate, prompts) | {
             "ess": self.weights.result(prompts)["ess_sequence"],
         }
+        surrogate = estimates["surrogate"].value
+        if surrogate is not None:
+            penalty = 2 * self.xi * self.longest * (self.longest - 1) * self.tv_max**2
+            estimates["quadratic_bound"] = Estimate(surrogate - penalty, note=EXTREME)
         with np.errstate(over="ignore"):
             largest = float(np.exp(self.weight_log_max))
         return {name: estimate.to_dict() for name, estimate in estimates.items()} | {
             "xi": self.xi,
             "longest": self.longest,
             "tv_max": self.tv_max,
+            "tv_max_of": "full TV" if self.full else "binary TV of the sampled tokens, which can only be smaller",
             "weight_max": largest if np.isfinite(largest) else None,
         }
 
@@ -77,12 +89,10 @@ class Theory:
         responses, surrogate, difference, abs_less_1 = np.moveaxis(totals_xM, -1, 0)
         with np.errstate(invalid="ignore", divide="ignore"):
             surrogate, difference, abs_less_1 = (x / responses for x in (surrogate, difference, abs_less_1))
-        penalty = 2 * self.xi * self.longest * (self.longest - 1) * self.tv_max**2
         return {
             "surrogate": surrogate,
             "correction": surrogate - difference,
             "difference": difference,
-            "quadratic_bound": surrogate - penalty,
             "linear_bound": surrogate - 2 * self.xi * abs_less_1,
             "tv_sum": abs_less_1 / 2,
         }

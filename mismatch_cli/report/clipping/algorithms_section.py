@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from mismatch_cli.report import numbers
 from mismatch_cli.report.clipping.catalog import (
-    BLOCKED,
     ENTROPY_BLOCKED,
     LOST,
     LOST_CAPPED,
@@ -84,8 +83,8 @@ def _overview(subject: Subject) -> Table:
         "Blocked tokens and lost weight",
         columns,
         tuple(rows),
-        note="In percent; ± is half the 95 % interval; responses are those with a blocked token. "
-        "What each one blocks: mismatch-cli algorithms.",
+        note="± is half the 95 % interval over prompts; there is none for fewer than 10 prompts, or where all say the "
+        "same. When each algorithm blocks a token: mismatch-cli algorithms.",
         shrinks=True,
     )
 
@@ -108,7 +107,8 @@ def _parts(subject: Subject) -> Table:
     return Table(
         "The lost weight in its parts",
         (
-            Column("algorithm", kind="text"), Column("A > 0, %", LOST), Column("A < 0, %", LOST),
+            Column("algorithm", kind="text"), Column("A > 0, %", LOST, optional=True),
+            Column("A < 0, %", LOST, optional=True),
             Column("by the mask, %", LOST_MASKED), Column("by the cap, %", LOST_CAPPED),
         ),
         tuple((row["name"], *_lost_cells(row, "positive", "negative", "masked", "capped")) for row in rows),
@@ -150,7 +150,7 @@ def _breakdown(subject: Subject, row: Row) -> tuple[Table, ...]:
             terminal_rows=shown,
         )
 
-    steps = _by_step(row, shown)
+    steps = _by_step(row, subject.advantages, shown)
     return (
         table("μ", "by_mu", mu_bin),
         table("position", "by_position", span),
@@ -162,16 +162,17 @@ def _fold(row: Row) -> str:
     return f"{row['name']}, by μ, position and step"
 
 
-def _by_step(row: Row, shown: int) -> Table:
+def _by_step(row: Row, advantages: bool, shown: int) -> Table:
     return Table(
         f"{row['name']}, by step",
         (
-            Column("step"), Column("tokens"), Column("blocked, %", BLOCKED), Column("mean μ of blocked", MU_BLOCKED),
+            Column("step"), Column("tokens"), *sign_columns(advantages), Column("mean μ of blocked", MU_BLOCKED),
             Column("their mean entropy, nats", ENTROPY_BLOCKED, optional=True),
         ),
         tuple(
             (
-                span(part), numbers.count(part["tokens"]), percent(part["blocked"]), plain(part["mu_blocked"]),
+                span(part), numbers.count(part["tokens"]), *sign_cells(part["blocked"], advantages),
+                plain(part["mu_blocked"]),
                 plain(part["entropy_blocked"]),
             )
             for part in row["by_step"]

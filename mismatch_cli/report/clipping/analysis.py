@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from signal import SIG_DFL, SIGINT, signal
+from signal import SIG_DFL, SIG_IGN, SIGINT, signal
+from threading import current_thread, main_thread
 from typing import Any
 
 import numpy as np
@@ -65,11 +68,11 @@ def analyse_clipping(
     ]
     for part in _summaries(tasks, workers):
         summary.merge(part)
-        on_responses(part.counts["responses"] + part.counts["responses_without_columns"])
-    if not summary.counts["responses"]:
+        on_responses(part.seen)
+    if summary.seen == sum(summary.lacking.values()):
         raise MismatchError(
-            f"{traces[0].folder} holds no token with everything that these algorithms need. "
-            "Choose others with --algorithm, or score the rest with: mismatch-cli probe --resume --output RUN"
+            f"No response in {traces[0].folder} has every column that these algorithms need "
+            f"({', '.join(summary.lacking)} is missing). Choose others with --algorithm, or record it again."
         )
     return ClippingAnalysis(traces, support, summary)
 
@@ -89,6 +92,8 @@ def _summarise(shard: _Shard) -> ClippingSummary:
     columns = (*_COLUMNS, *(name.rsplit("_", 1)[0] for name in shard.question.needs.columns))
     if shard.question.needs.top_k:
         columns = (*columns, "topk_ids")
+    if shard.question.needs.full:
+        columns = (*columns, "tv_full", "kl_full")
     for batch in Trace(shard.folder).batches(columns, [shard.path]):
         summary.update(batch)
     summary.overlap.examples["trace"] = shard.trace
@@ -102,11 +107,30 @@ def _summaries(tasks: Sequence[_Shard], workers: int) -> Iterator[ClippingSummar
         yield from map(_summarise, tasks)
         return
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_start_worker) as pool:
-        waiting = deque(pool.submit(_summarise, task) for task in tasks[: 2 * workers])
+        with _deaf_to_interrupts():  # inherited: a worker that is still importing does not show a traceback
+            waiting = deque(pool.submit(_summarise, task) for task in tasks[: 2 * workers])
         for task in [*tasks[2 * workers :], *[None] * len(waiting)]:
-            yield waiting.popleft().result()
+            try:
+                yield waiting.popleft().result()
+            except BrokenProcessPool as error:
+                raise MismatchError(
+                    "A worker process died, perhaps because the memory ran out. Use fewer --workers."
+                ) from error
             if task is not None:
                 waiting.append(pool.submit(_summarise, task))
+
+
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """No Ctrl-C for the processes that are started meanwhile; elsewhere than in the main thread nothing changes."""
+    if current_thread() is not main_thread():
+        yield
+        return
+    before = signal(SIGINT, SIG_IGN)
+    try:
+        yield
+    finally:
+        signal(SIGINT, before)
 
 
 def _start_worker() -> None:
@@ -133,7 +157,7 @@ def clipping_json(
         "traces": [str(trace.folder) for trace in analysis.traces],
         "arguments": list(arguments),
         "compared": [algorithm.name for algorithm in compared],
-        "about": about(analysis.traces, analysis.summary.counts["responses_without_columns"]),
+        "about": about(analysis.traces, analysis.summary.lacking.get("logp_trainer", 0)),
         "has": analysis.support.has,
         "skipped": [{"algorithm": name, "reason": reason} for name, reason in analysis.support.skipped.items()],
         **result,

@@ -22,18 +22,20 @@ from mismatch_cli.report.view import Column, MetricGroup, MetricRow, Section, Ta
 _NARROW = 1e-4
 _AGAINST_FULL = (
     "Binary and top-K divergences look at the sampled token and at the K most probable ones and merge the rest; they "
-    "never exceed the divergence over the whole vocabulary. Here they stand beside it, token by token."
+    "never exceed the divergence over the whole vocabulary. Here they stand beside it: means, bias and rank "
+    "correlation over all tokens, wrong masks over those with an advantage; with the same δ for all, so that only the "
+    "divergence differs."
 )
 _WITHOUT_FULL = (
     "Binary and top-K divergences look at the sampled token and at the K most probable ones and merge the rest; they "
     "never exceed the divergence over the whole vocabulary. This trace does not hold that one, so the table says "
     "between which two values its mean certainly lies. A trace with the columns tv_full and kl_full shows bias, rank "
-    "correlation and wrong masks instead."
+    "correlation and wrong masks instead, as the bundled trace has them."
 )
 _THEORY = (
-    "Sample values of the terms in the paper's bounds; no certificate. D_max is a maximum over the sample, and the "
-    "bound needs one over all states; at real lengths T(T − 1) and Σ |r − 1| make both bounds vacuous, far below any "
-    "reward. L′ − Δ equals the importance-weighted difference of rewards exactly, response by response."
+    "Sample values of the terms in the paper's bounds; no certificate: the bounds need the largest TV over all states, "
+    "and a sample knows only the largest that it saw ({tv_max_of}). L′ − Δ equals the importance-weighted difference "
+    "of rewards exactly, response by response."
 )
 
 
@@ -122,4 +124,9 @@ def theory_section(subject: Subject) -> Section:
         value = numbers.count(found) if isinstance(found, int) else value
         note = found.get("note") or "" if hasattr(found, "get") else ""
         rows.append(MetricRow(metric, value, interval, note=note))
-    return Section("Theory", _THEORY, groups=(MetricGroup("Terms of the bounds, over responses", tuple(rows)),))
+    text = _THEORY.format(tv_max_of=theory["tv_max_of"])
+    bounds = {"quadratic": theory["quadratic_bound"], "linear": theory["linear_bound"]}
+    vacuous = [name for name, found in bounds.items() if (value_of(found) or 0) < -theory["xi"]]
+    if vacuous:
+        text += f" Vacuous here, because no reward changes by more than ξ: the {' and the '.join(vacuous)} bound."
+    return Section("Theory", text, groups=(MetricGroup("Terms of the bounds, over responses", tuple(rows)),))

@@ -21,10 +21,20 @@ from mismatch_cli.report.clipping.updates_section import BAD_IN_WORDS, updates_s
 from mismatch_cli.report.figures import FigureView
 from mismatch_cli.report.view import Excerpt, Facts, MetricRow, ReportView, Section
 
-_LEFT_OUT = MASKED | {"zero_advantage": "tokens have an advantage of 0: there is no update to block"}
+_LEFT_OUT = {
+    "masked": MASKED["masked"],
+    "not_measured": "tokens lack one of the columns that the algorithms need",
+    "out_of_support": "tokens lie outside the trainer's truncated support (π = 0): their ratio is 0, their KL infinite",
+    "zero_advantage": "tokens have an advantage of 0: there is no update to block",
+}
 _NO_ADVANTAGES = (
-    "The trace has no advantages, so every token is judged as if A > 0 and as if A < 0. "
+    "The trace has no advantages, so every token is judged as if A > 0 and as if A < 0. Overlap, sweeps and means over "
+    "blocked tokens count a token once for each sign under which it is blocked. "
     "To get them, record with graded answers: mismatch-cli probe --answer-field FIELD."
+)
+_LACKING = (
+    "{number} responses have no {column} and are left out, so that every algorithm is judged on the same tokens. "
+    "They count again when only algorithms that do without it are named with --algorithm."
 )
 _RECOMPUTED = {
     "measured": "measured, so that masks on both anchors are judged",
@@ -77,8 +87,16 @@ def _about(result: Row) -> Facts:
     )
 
 
+def _lacking(result: Row) -> list[tuple[str, int]]:
+    """Columns that some responses do not have; those without a trainer's score are named elsewhere."""
+    return [(name, n) for name, n in result["counts"]["lacking"].items() if name != "logp_trainer"]
+
+
 def _notes(result: Row) -> tuple[str, ...]:
     notes = list(left_out_of(result["about"], result["counts"], _LEFT_OUT))
+    notes += [_LACKING.format(number=numbers.count(n), column=name) for name, n in _lacking(result)]
+    if "--theory" in result["arguments"] and not result["theory"]:
+        notes.append("--theory needs rewards, and the trace has none: record it with --answer-field FIELD.")
     if not result["has"]["advantages"]:
         notes.append(_NO_ADVANTAGES)
     by_reason: dict[str, list[str]] = {}

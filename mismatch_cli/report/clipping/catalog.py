@@ -46,7 +46,11 @@ LOST_MASKED = _metric(
 )
 LOST_CAPPED = _metric("capped", "lost to the cap", "Σ keep·(r − weight)·|A| / Σ r·|A|", "share", f"{_DPPO}, eq. 23")
 TOUCHED = _metric(
-    "responses_touched", "responses touched", "share of responses with at least one blocked token", "share", _COMMON
+    "responses_touched",
+    "responses touched",
+    "share of the responses with a judged token that have a blocked one",
+    "share",
+    _COMMON,
 )
 MU_BLOCKED = _metric(
     "mu_blocked", "mean μ of blocked tokens", "mean μ where keep = 0", "probability", f"{_DPPO}, Fig. 6"
@@ -86,9 +90,7 @@ MEAN_MU = _metric("mu", "mean μ", "mean μ over its blocked occurrences", "prob
 MEAN_PI = _metric("pi", "mean π", "mean π over its blocked occurrences", "probability", _COMMON)
 MEAN_RATIO = _metric("ratio", "mean ratio", "mean r over its blocked occurrences", "1", _COMMON)
 
-BAD = _metric(
-    "bad", "bad updates", "number of tokens with A < 0 and μ − π ≥ δ", "tokens", f"{_DPPO}, section 5.2, Fig. 5"
-)
+BAD = _metric("bad", "bad updates", "number of tokens with A < 0 and μ − π ≥ δ", "tokens", f"{_DPPO}, Fig. 5")
 BAD_OF_TOKENS = _metric(
     "over_tokens", "bad updates among tokens with A ≠ 0", "number with A < 0 and μ − π ≥ δ / number with A ≠ 0",
     "share", f"{_DPPO}, Fig. 5; its denominator is not stated, Stable-RL's clip fractions use this one",
@@ -98,9 +100,13 @@ BAD_OF_NEGATIVE = _metric(
     "share", f"{_DPPO}, Fig. 5; its denominator is not stated",
 )  # fmt: skip
 REWARD = _metric("reward", "mean reward", "mean R over the responses of the step", "reward", _COMMON)
+REWARD_CHANGE = _metric(
+    "reward_change", "change of the reward", "mean reward minus that of the step before", "reward", _COMMON
+)
 CORRELATION = _metric(
     "correlations", "correlation over steps",
-    "Pearson’s, of two values for each step; interval: bootstrap of blocks of steps", "1", "Pearson (1895)",
+    "Pearson’s, of two values for each step; interval by Fisher’s z, for as many steps as are independent", "1",
+    "Pearson (1895), Bartlett (1935)",
 )  # fmt: skip
 
 THRESHOLD = _metric(
@@ -152,13 +158,17 @@ THEORY = (
     _metric("correction", "correction Δ", "mean of R Σ (r_t − 1)(1 − Π_{j>t} r_j)", "reward", f"{_DPPO}, eq. 6"),
     _metric("difference", "difference L′ − Δ", "mean of R (Π r − 1)", "reward", f"{_DPPO}, eq. 6"),
     _metric(
-        "quadratic_bound", "quadratic bound", "L′ − 2 ξ T(T − 1) D_max²; D_max the largest of the sample", "reward",
+        "quadratic_bound", "quadratic bound", "L′ − 2 ξ T(T − 1) D_max²; all three the largest of the sample", "reward",
         f"{_DPPO}, eq. 7",
     ),
     _metric("linear_bound", "linear bound", "L′ − 2 ξ · mean of Σ |r − 1|", "reward", f"{_DPPO}, eq. 8"),
     _metric("xi", "ξ", "max |R|", "reward", f"{_DPPO}, eq. 7"),
     _metric("longest", "longest response T", "max T", "tokens", f"{_DPPO}, eq. 7"),
-    _metric("tv_max", "largest TV", "D_max, the largest of the sample", "probability", f"{_DPPO}, eq. 7"),
+    _metric(
+        "tv_max", "largest TV",
+        "D_max, the largest of the sample: of the full TV where the trace holds it, else of |π − μ|, which is smaller",
+        "probability", f"{_DPPO}, eq. 7",
+    ),
     _metric("tv_sum", "mean summed TV", "mean over responses of Σ |r − 1| / 2", "probability", f"{_DPPO}, eq. 11"),
     _metric("ess", "effective sample size", "1 / mean of (w / mean w)², w = Π r", "share", "Kong (1992)"),
     _metric("weight_max", "largest weight", "max Π r", "1", _COMMON),
@@ -167,6 +177,6 @@ THEORY = (
 CATALOG = (
     BLOCKED, LOST, LOST_MASKED, LOST_CAPPED, TOUCHED, MU_BLOCKED, MU_KEPT, ENTROPY_BLOCKED, ENTROPY_KEPT,
     JACCARD, BOTH, ONLY, TIMES_BLOCKED, RATE, LIFT, MEAN_MU, MEAN_PI, MEAN_RATIO,
-    BAD, BAD_OF_TOKENS, BAD_OF_NEGATIVE, REWARD, CORRELATION, THRESHOLD, CAPPED_TOKENS,
+    BAD, BAD_OF_TOKENS, BAD_OF_NEGATIVE, REWARD, REWARD_CHANGE, CORRELATION, THRESHOLD, CAPPED_TOKENS,
     MEAN_DIVERGENCE, BIAS, RANK_CORRELATION, WRONG_MASK, TV_AT_LEAST, TV_AT_MOST, DECIDED, *THEORY,
 )  # fmt: skip

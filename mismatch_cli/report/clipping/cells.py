@@ -47,7 +47,7 @@ def when(sign: str, advantages: bool) -> str:
 def sign_columns(advantages: bool) -> tuple[Column, ...]:
     """Blocked tokens in percent: all, with A > 0, and with A < 0; without advantages there is no all."""
     everything = (Column("blocked, %", BLOCKED),) if advantages else ()
-    return (*everything, *(Column(f"{when(sign, advantages)}, %", BLOCKED) for sign in SIGNS[1:]))
+    return (*everything, *(Column(f"{when(sign, advantages)}, %", BLOCKED, optional=advantages) for sign in SIGNS[1:]))
 
 
 def sign_cells(blocked: Row, advantages: bool) -> tuple[str, ...]:

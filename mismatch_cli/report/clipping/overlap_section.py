@@ -35,13 +35,13 @@ def _pairs(subject: Subject, overlap: Row, names: Sequence[str]) -> Table:
         rows.append((first, second, *map(numbers.count, counts), plain(overlap["jaccard"][i][j])))
     left = len(pairs) - len(rows)
     return Table(
-        "Pairs of algorithms, in tokens",
+        "Pairs of algorithms, in tokens" + ("" if subject.advantages else ", each for both signs"),
         (
             Column("first", kind="text"), Column("second", kind="text"), Column("both", BOTH),
             Column("only first", ONLY), Column("only second", ONLY), Column("Jaccard", JACCARD),
         ),
         tuple(rows),
-        note="The leading pair first, then by the number of tokens on which the two disagree"
+        note="The compared pair first, then pairs with one of the two, then the others, each by disagreement"
         + (f"; {left} more pairs are in the JSON." if left else "."),
         shrinks=True,
         terminal_rows=_PAIRS_ON_TERMINAL,

@@ -62,7 +62,7 @@ def _what_is_there(traces: Sequence[Trace], columns: set[str]) -> dict[str, Any]
         "rewards": "reward" in columns,
         "entropy": "entropy_trainer" in columns,
         "full": {"tv_full", "kl_full"} <= columns,
-        "top_k": max(trace.top_k for trace in traces) if "topk_logp_trainer" in columns else 0,
+        "top_k": min(trace.top_k for trace in traces) if "topk_logp_trainer" in columns else 0,
         "recomputed": recomputed,
         "topk_recomputed": recomputed == "equal weights" or "topk_logp_recomputed" in columns,
     }
@@ -78,7 +78,8 @@ def _reason(algorithm: Algorithm, has: dict[str, Any]) -> str:
     if k > has["top_k"]:
         there = f"the top {has['top_k']}" if has["top_k"] else "none"
         ask = f", or ask for {algorithm.name.partition(':')[0]}:k={has['top_k']}" if has["top_k"] else ""
-        return f"it needs the top {k} log-probs and the trace has {there}. Record with: probe --top-logprobs {k}{ask}"
+        lacks = f"needs the top {k} log-probs, and the trace has {there}. "
+        return f"{lacks}Record with: mismatch-cli probe MODEL --top-logprobs {k}{ask}"
     if k and algorithm.needs_recomputed and not has["topk_recomputed"]:
         return "the trace has no topk_logp_recomputed. Record both with: mismatch-cli probe MODEL --trainer-model LATER"
     return ""

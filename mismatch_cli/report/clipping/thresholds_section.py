@@ -10,7 +10,8 @@ from mismatch_cli.report.view import Column, Section, Table
 
 _TEXT = (
     "Blocked tokens and lost weight as the threshold moves. An equal threshold is the one of another family that "
-    "blocks as many tokens as the algorithm does; it need not block the same ones."
+    "blocks as many tokens as the algorithm does; it need not block the same ones. The sweeps themselves stand in the "
+    "HTML report and in the JSON."
 )
 _SWEEPS = {
     "ratio_clip": "Ratio clip, by ε",

@@ -43,7 +43,10 @@ def _means(subject: Subject) -> Table:
     missing = "" if subject.result["has"]["entropy"] else " The trace has no entropy: probe records it."
     return Table(
         "Mean probability and entropy",
-        (Column("algorithm", kind="text"), *(Column(title, metric) for _, title, metric in columns)),
+        (
+            Column("algorithm", kind="text"),
+            *(Column(title, metric, optional=key.endswith("kept")) for key, title, metric in columns),
+        ),
         tuple((row["name"], *(plain(row[key]) for key, *_ in columns)) for row in subject.blocking),
         note="Of blocked and of kept tokens: μ of the sampled token, entropy of π in nats." + missing,
         shrinks=True,

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from mismatch_cli.report import numbers
-from mismatch_cli.report.clipping.catalog import BAD, BAD_OF_NEGATIVE, BAD_OF_TOKENS, CORRELATION, REWARD
+from mismatch_cli.report.clipping.catalog import (
+    BAD,
+    BAD_OF_NEGATIVE,
+    BAD_OF_TOKENS,
+    CORRELATION,
+    REWARD,
+    REWARD_CHANGE,
+)
 from mismatch_cli.report.clipping.cells import Row, estimate_of, percent, plain, share, span
 from mismatch_cli.report.clipping.subject import Subject
 from mismatch_cli.report.view import Column, Section, Table
 
+_STEPS_SHOWN = 100
 BAD_IN_WORDS = "one that pushes down a token whose probability has already fallen by δ = {delta:g} or more"
 
 
@@ -65,20 +73,22 @@ def _sweep(bad: Row, advantages: bool) -> Table:
 
 def _by_step(bad: Row, advantages: bool) -> Table:
     shares = _share_columns(advantages)
-    rows = bad["by_step"] if len(bad["by_step"]) > 1 else ()
+    rows = bad["by_step"][-_STEPS_SHOWN:] if len(bad["by_step"]) > 1 else ()
+    note = f"The last {_STEPS_SHOWN} steps; all of them are in the JSON." if len(bad["by_step"]) > _STEPS_SHOWN else ""
     return Table(
         f"By step, δ = {bad['delta']:g}",
         (
             Column("step"), Column("tokens"), Column("with A < 0"), Column("bad updates", BAD),
-            *(column for _, column in shares), Column("mean reward", REWARD),
+            *(column for _, column in shares), Column("mean reward", REWARD), Column("its change", REWARD_CHANGE),
         ),
         tuple(
             (
                 span(row), *(numbers.count(row[key]) for key in ("tokens", "negative", "bad")),
-                *(percent(row[key]) for key, _ in shares), plain(row["reward"]),
+                *(percent(row[key]) for key, _ in shares), plain(row["reward"]), plain(row["reward_change"]),
             )
             for row in rows
         ),
+        note=note,
         fold="Bad updates by step",
         terminal_rows=0,
     )  # fmt: skip

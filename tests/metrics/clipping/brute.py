@@ -18,7 +18,7 @@ Rule = Callable[[pd.DataFrame], pd.Series]
 def counted(batch: TokenBatch, needs: Needs) -> pd.DataFrame:
     """The tokens that count, one row each, with a column for every algorithm that says whether it blocks the token.
 
-    Where there are no advantages every token stands here twice, as if A = 1 and as if A = −1.
+    A token counts without full divergences too; they are NaN then. Where there are no advantages every token stands here twice, as if A = 1 and as if A = −1.
     """
     lengths = batch.offset_S1.diff().numpy()
     t = pd.DataFrame({"s": np.repeat(np.arange(len(lengths)), lengths)})
@@ -36,7 +36,6 @@ def counted(batch: TokenBatch, needs: Needs) -> pd.DataFrame:
     with np.errstate(over="ignore"):
         t["r"], t["r1"], t["rho"] = np.exp(t["lp"] - t["lq"]), np.exp(t["lp"] - t["l1"]), np.exp(t["l1"] - t["lq"])
     needed = ["lq", "lp", *(["l1"] if needs.recomputed else []), *(["A"] if needs.advantages else [])]
-    needed += ["tv_full", "kl_full"] if needs.full else []
     t = t[batch.loss_mask_T.numpy() & t[needed].notna().all(axis=1).to_numpy()].reset_index(drop=True)
     for k in (1, 5, 10, 20) if needs.top_k else ():
         t[f"tv{k}"], t[f"kl{k}"] = top_k(batch, t, k, "rollout", "trainer")
@@ -130,10 +129,11 @@ BLOCKED: dict[str, Rule] = {
     "ppo-mis-geometric": lambda t: _ppo(t) | _band(np.exp(t["mean_gap"]), 0.999, 1.002),
     "ppo-dual-clip": lambda t: _ppo(t) | ((t["A"] < 0) & (t["r1"] > 3)),
     "gspo": _gspo,
+    "prime-rl": lambda t: moved_away(t, "q", (t["p"] - t["q"]).abs() > 0.2),
     "ipo": lambda t: (t["p"] - t["q"]).abs() > 0.1,
     "ppo-opsm": lambda t: _ppo(t) | ((t["A"] < 0) & (-t["mean_now"] > 1e-4)),
 }
-ON_ROLLOUT = {"pg-is", "pg-tis", "reinforce", "ipo", "relax-high", "relax-low", "relax-both", "grpo-clip-higher"}
+ON_ROLLOUT = {"pg-is", "pg-tis", "reinforce", "prime-rl", "ipo", "relax-high", "relax-low", "relax-both", "grpo-clip-higher"}
 ON_ROLLOUT |= {"dppo-binary-tv", "dppo-binary-kl", "dppo-topk-tv", "dppo-topk-kl", "mask-0.5", "mask-0.8"}
 CAPS = {"pg-tis": 3.0, "minirl-tis": 3.0} | {name: 5.0 for name in BLOCKED if name.startswith("dppo-topk")}
 OTHER_WEIGHT = {"reinforce", "gspo", *(name for name in BLOCKED if name.startswith("ppo"))}

@@ -71,7 +71,8 @@ def test_counts(case):
     assert counts["masked"] == (~batch.loss_mask_T).sum() > 0
     assert counts["not_measured"] == (batch.loss_mask_T & batch.logp_recomputed_T.isnan()).sum() > 0
     assert counts["masked"] + counts["not_measured"] + t["row"].nunique() == batch.num_tokens
-    assert counts["responses"] == batch.num_responses
+    assert counts["responses"] == case.judged["s"].nunique()
+    assert counts["out_of_support"] == 0 and counts["lacking"] == {}
     assert counts["prompts"] == case.judged["prompt_id"].nunique() and counts["prompts_exact"] is True
     assert counts["steps"] == 6
 
@@ -122,15 +123,11 @@ def test_mean_mu_and_entropy_of_blocked_and_kept(case, name):
 def test_by_mu(case, name):
     rows = case.rows[name]["by_mu"]
     assert [(row["mu_low"], row["mu_high"]) for row in rows] == list(pairwise(MU_EDGES))
-    assert sum(row["tokens"] for row in rows) == len(case.judged)
-    judged = case.judged[["A", "q", name]]
+    assert sum(row["tokens"] for row in rows) == case.judged["row"].nunique()
+    judged = case.judged[["row", "A", "q", name]]
     for row in rows:
-        check_bin(
-            case,
-            name,
-            row,
-            judged[(judged["q"] >= row["mu_low"]) & (judged["q"] < (row["mu_high"] if row["mu_high"] < 1 else 2))],
-        )
+        high = row["mu_high"] if row["mu_high"] < 1 else 2
+        check_bin(case, name, row, judged[(judged["q"] >= row["mu_low"]) & (judged["q"] < high)])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -138,14 +135,16 @@ def test_by_position(case, name):
     """Positions count every token of the response, also those that the loss mask leaves out."""
     rows = case.rows[name]["by_position"]
     assert [(row["first"], row["last"]) for row in rows][:4] == [(0, 0), (1, 1), (2, 3), (4, 7)]
-    assert sum(row["tokens"] for row in rows) == len(case.judged)
-    judged = case.judged[["A", "pos", name]]
+    assert sum(row["tokens"] for row in rows) == case.judged["row"].nunique()
+    judged = case.judged[["row", "A", "pos", name]]
     for row in rows:
         check_bin(case, name, row, judged[judged["pos"].between(row["first"], row["last"])])
 
 
 def check_bin(case: SimpleNamespace, name: str, row: dict[str, Any], inside: pd.DataFrame) -> None:
-    assert row["tokens"] == len(inside)
+    """A token counts once, also where it was asked for both signs of its advantage."""
+    assert row["tokens"] == inside["row"].nunique()
+    assert list(row["blocked"]) == ["all", "positive", "negative"]
     for sign, estimate in row["blocked"].items():
         tokens = of_sign(inside, sign)
         expected = share(tokens[name])
@@ -154,13 +153,12 @@ def check_bin(case: SimpleNamespace, name: str, row: dict[str, Any], inside: pd.
 
 @pytest.mark.parametrize("name", NAMES)
 def test_by_step(case, name):
-    judged, rows = case.judged[["step", "q", "entropy", name]], case.rows[name]["by_step"]
+    judged, rows = case.judged[["row", "A", "step", "q", "entropy", name]], case.rows[name]["by_step"]
     out = judged[name]
     assert [(row["first"], row["last"]) for row in rows] == [(step, step) for step in range(6)]
     for row in rows:
         inside = judged[judged["step"] == row["first"]]
-        assert row["tokens"] == len(inside)
-        assert value(row["blocked"]) == near(share(out[inside.index]))
+        check_bin(case, name, row, inside)
         for column, short in (("q", "mu"), ("entropy", "entropy")):
             for which, tokens in (("blocked", inside[out[inside.index]]), ("kept", inside[~out[inside.index]])):
                 assert value(row[f"{short}_{which}"]) == near(tokens[column].mean()), (row["first"], short, which)
@@ -196,7 +194,7 @@ def test_the_json_holds_no_nan(case):
 ANCHORS = {
     "pg-is": "none", "pg-tis": "none", "reinforce": "none", "grpo-clip-higher": "rollout", "ipo": "rollout",
     "minirl": "recomputed", "dppo-binary-kl": "rollout", "dppo-binary-kl-recompute": "recomputed", "ppo": "recomputed",
-    "ppo-tis": "recomputed", "ppo-icepop": "both", "ppo-mis": "both", "gspo": "recomputed",
+    "ppo-tis": "recomputed", "ppo-icepop": "both", "ppo-mis": "both", "gspo": "recomputed", "prime-rl": "rollout",
 }  # fmt: skip
 
 

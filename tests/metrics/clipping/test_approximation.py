@@ -100,7 +100,7 @@ def test_without_the_full_divergence_only_means_and_the_bracket_remain(judged_wo
 
 
 def test_without_top_k_the_binary_divergences_remain(judged_world):
-    found = result_of(judged_world.batch, needs=Needs(True, True, 0, True), algorithms=WITHOUT_TOP_K)["approximation"]
+    found = result_of(judged_world.batch, needs=Needs(True, True, 0, full=True), algorithms=WITHOUT_TOP_K)["approximation"]
     with_top_k = [row for row in judged_world.result["approximation"]["rows"] if row["k"] == 0]
     assert found["rows"] == with_top_k
     assert [row["k"] for row in found["bracket"]] == [0]
@@ -108,7 +108,7 @@ def test_without_top_k_the_binary_divergences_remain(judged_world):
 
 @pytest.mark.parametrize(("top_k", "ks"), [(1, [0, 1]), (5, [0, 1, 5]), (7, [0, 1, 5, 7])])
 def test_smaller_recordings(top_k, ks):
-    found = result_of(world(3, 30, top_k=top_k), needs=Needs(True, True, top_k, True), algorithms=WITHOUT_TOP_K)
+    found = result_of(world(3, 30, top_k=top_k), needs=Needs(True, True, top_k, full=True), algorithms=WITHOUT_TOP_K)
     assert [row["k"] for row in found["approximation"]["bracket"]] == ks
     assert set(found["sweeps"]) >= {"top_k_tv", "top_k_kl"}
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 
 from mismatch_cli.metrics.clipping.bad_updates import DELTAS
 from tests.metrics.clipping.world import PLAIN, plain_algorithms, result_of, simple, world
@@ -44,6 +46,10 @@ def test_by_step_with_the_reward_of_all_responses(judged_world):
     assert np.isnan(rewards).any()
     rows = judged_world.result["bad_updates"]["by_step"]
     assert [(row["first"], row["last"]) for row in rows] == [(step, step) for step in range(6)]
+    assert rows[0]["reward_change"] is None
+    for before, row in pairwise(rows):
+        assert row["reward_change"] == pytest.approx(row["reward"]["value"] - before["reward"]["value"])
+    assert any(row["reward_change"] for row in rows)
     for row in rows:
         inside = judged_world.judged[judged_world.judged["step"] == row["first"]]
         bad = int(((inside["A"] < 0) & (inside["q"] - inside["p"] >= 0.5)).sum())
@@ -55,13 +61,21 @@ def test_by_step_with_the_reward_of_all_responses(judged_world):
 
 
 def test_correlations_over_the_steps():
-    """With the reward, with its change to the next step, and with the size of that change."""
+    """Of both shares, with the reward, with its change to the next step, and with the size of that change."""
     found = result_of(world(4, 240, steps=16), **PLAINLY)["bad_updates"]
-    bad = np.array([row["over_negative"]["value"] for row in found["by_step"]], dtype=float)
+    shares = [
+        np.array([row[denominator]["value"] for row in found["by_step"]], dtype=float)
+        for denominator in ("over_negative", "over_tokens")
+    ]
+    assert not np.allclose(*shares)
     reward = np.array([row["reward"]["value"] for row in found["by_step"]], dtype=float)
     change = np.diff(reward)
-    expected = [(bad, reward), (bad[:-1], change), (bad[:-1], abs(change))]
-    assert [row["steps"] for row in found["correlations"]] == [16, 15, 15]
+    expected = [
+        pair for bad in shares for pair in ((bad, reward), (bad[:-1], change), (bad[:-1], abs(change)))
+    ]
+    assert [row["steps"] for row in found["correlations"]] == 2 * [16, 15, 15]
+    assert ["A < 0" in row["of"] for row in found["correlations"]] == [True] * 3 + [False] * 3
+    assert ["A ≠ 0" in row["of"] for row in found["correlations"]] == [False] * 3 + [True] * 3
     for row, (x, y) in zip(found["correlations"], expected, strict=True):
         assert row["value"] == pytest.approx(np.corrcoef(x, y)[0, 1])
         assert -1 <= row["low"] <= row["value"] <= row["high"] <= 1
@@ -75,9 +89,17 @@ def test_correlations_need_a_series():
 
 def test_without_rewards_there_is_nothing_to_correlate(judged_world):
     found = result_of(replace(judged_world.batch, reward_S=None))["bad_updates"]
-    assert all(row["reward"]["value"] is None for row in found["by_step"])
-    assert [row["steps"] for row in found["correlations"]] == [0, 0, 0]
+    assert all(row["reward"]["value"] is row["reward_change"] is None for row in found["by_step"])
+    assert [row["steps"] for row in found["correlations"]] == [0] * 6
     assert found["sweep"] == judged_world.result["bad_updates"]["sweep"]
+
+
+def test_a_change_of_the_reward_needs_two_rewards_in_a_row(judged_world):
+    batch = judged_world.batch
+    reward_S = torch.where(batch.step_S == 2, float("nan"), batch.reward_S)
+    found = result_of(replace(batch, reward_S=reward_S))["bad_updates"]
+    assert [row["reward_change"] is None for row in found["by_step"]] == [True, False, True, True, False, False]
+    assert [row["steps"] for row in found["correlations"]] == 2 * [5, 3, 3]
 
 
 def test_without_advantages_every_token_is_asked_as_if_it_were_negative(judged_world):
@@ -90,3 +112,8 @@ def test_without_advantages_every_token_is_asked_as_if_it_were_negative(judged_w
         assert row["over_negative"]["value"] == pytest.approx(row["bad"] / len(drop))
         assert row["over_tokens"]["value"] is None and row["over_tokens"]["note"]
     assert found["correlations"] == []
+    step_T = np.repeat(batch.step_S.numpy(), batch.offset_S1.diff().numpy())[counted]
+    for row in found["by_step"]:
+        drop_here = drop[step_T == row["first"]]
+        assert row["tokens"] == row["negative"] == len(drop_here) and row["bad"] == (drop_here >= 0.5).sum()
+        assert row["over_tokens"]["value"] is None

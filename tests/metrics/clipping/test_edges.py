@@ -77,7 +77,7 @@ def test_only_zero_advantages():
     found = checked(replace(batch, advantage_T=torch.zeros(batch.num_tokens)), theory=True)
     counts = found["counts"]
     assert counts["tokens"] == counts["positive"] == counts["negative"] == counts["prompts"] == 0
-    assert counts["zero_advantage"] > 0 and counts["responses"] == 30
+    assert counts["zero_advantage"] > 0 and counts["responses"] == 0  # none of them has a judged token
     for row in found["algorithms"]:
         assert {estimate["value"] for estimate in row["blocked"].values()} == {None}
         assert {estimate["value"] for estimate in row["lost"].values()} == {None}
@@ -191,6 +191,7 @@ def test_out_of_support():
         (token,) = [row for row in row["blocked_tokens"]["negative"] if row["blocked"]][:1]
         assert token["pi"] == 0 and token["ratio"] == 0
     assert row_of(found, "ipo")["blocked"]["all"]["value"] == 0.5
+    assert found["counts"]["out_of_support"] == 12 and found["counts"]["tokens"] == 24
     assert row_of(found, "grpo-clip-higher")["by_mu"][7]["blocked"]["negative"]["value"] == 1.0
     assert found["theory"]["difference"]["value"] == pytest.approx(-1.0)
     assert found["theory"]["weight_max"] == 0 and found["theory"]["ess"]["value"] is None
@@ -203,6 +204,9 @@ def test_out_of_support_with_everything():
     batch = replace(batch, logp_trainer_T=logp, topk_logp_trainer_TK=topk)
     batch.kl_full_T[::5] = INF
     found = result_of(batch, theory=True)
+    counted = batch.loss_mask_T & batch.logp_recomputed_T.isfinite()
+    assert found["counts"]["out_of_support"] == (counted & (logp == -INF)).sum() > 0
+    assert (~counted & (logp == -INF)).any()
     found["overlap"]["examples"] = []  # their log π = −inf is another test's concern
     assert no_numbers_in(found) == {}
     needs = replace(EVERYTHING, top_k=0, topk_recomputed=False)
@@ -241,14 +245,38 @@ def test_recomputed_for_some_responses_only():
     )
 
 
-@pytest.mark.parametrize("name", ["logp_recomputed_T", "advantage_T", "topk_logp_trainer_TK", "tv_full_T"])
+@pytest.mark.parametrize(
+    "name",
+    ["logp_trainer_T", "logp_recomputed_T", "advantage_T", "topk_logp_trainer_TK", "topk_logp_recomputed_TK"],
+)
 def test_a_batch_without_a_needed_column_is_left_out_and_counted(name):
     complete, lacking = world(0, 30), world(1, 12)
     found = checked(complete, replace(lacking, **{name: None}))
-    assert found["counts"]["responses_without_columns"] == 12
     alone = checked(complete)
-    for part in ("algorithms", "overlap", "sweeps"):
-        assert found[part] == alone[part]
+    assert found.pop("counts") == alone.pop("counts") | {"lacking": {name.rpartition("_")[0]: 12}}
+    assert found == alone
+
+
+def test_responses_left_out_are_counted_by_column_across_shards():
+    one, other = (summarise(world(seed, 12), replace(world(9, n), advantage_T=None)) for seed, n in ((0, 3), (1, 4)))
+    other.update(replace(world(8, 5), logp_recomputed_T=None))
+    one.merge(other)
+    counts = clipping_result(one, 5)["counts"]
+    assert counts["lacking"] == {"advantage": 7, "logp_recomputed": 5}
+    assert one.seen == 12 + 3 + 12 + 4 + 5
+
+
+@pytest.mark.parametrize("name", ["tv_full_T", "kl_full_T"])
+def test_a_full_divergence_is_not_needed_to_judge(name):
+    """Where it was not measured, for some tokens or for a whole batch, every number but the approximation is equal."""
+    first, second = world(0, 30), world(1, 12)
+    complete = checked(first, second)
+    some_T = getattr(first, name).clone()
+    some_T[::3] = float("nan")
+    for batches in ((replace(first, **{name: some_T}), second), (first, replace(second, **{name: None}))):
+        found = checked(*batches)
+        for part in found:
+            assert (found[part] == complete[part]) is (part != "approximation"), part
 
 
 def test_a_top_k_list_that_was_not_measured_does_not_count():
@@ -272,7 +300,7 @@ def test_a_step_without_a_judged_token_and_negative_free_steps():
     batch = simple([[-1.0]] * 3, [[-0.2]] * 3, [0.0, 1.0, -1.0], step_S=np.arange(3, dtype=np.int32))
     found = checked(batch, **PLAINLY)
     rows = row_of(found, "grpo-clip-higher")["by_step"]
-    assert [(row["first"], row["tokens"], row["blocked"]["value"]) for row in rows] == [
+    assert [(row["first"], row["tokens"], row["blocked"]["all"]["value"]) for row in rows] == [
         (0, 0, None),
         (1, 1, 1),
         (2, 1, 0),
@@ -284,7 +312,7 @@ def test_smaller_recordings_and_own_k():
     """Five ranks carry an algorithm that asks for five."""
     algorithms = (find("dppo-topk-tv:k=5"), find("dppo-topk-kl:k=1,replace_last=true"), find("dppo-binary-kl"))
     batch = world(0, 40, top_k=5)
-    found = checked(batch, needs=Needs(True, False, 5, False), algorithms=algorithms)
+    found = checked(batch, needs=Needs(advantages=True, recomputed=False, top_k=5), algorithms=algorithms)
     t = brute.counted(world(0, 40), replace(EVERYTHING, recomputed=False, full=False, topk_recomputed=False))
     judged = t[t["A"] != 0]
     expected = brute.moved_away(judged, "q", judged["tv5"] > 0.2).mean()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mismatch_cli.metrics.clipping.result import clipping_result
 from mismatch_cli.metrics.clipping.steps import StepSums
 from mismatch_cli.metrics.hashing import GROUPS
 from tests.metrics.clipping.world import PLAIN, plain_algorithms, simple, summarise
@@ -40,11 +41,15 @@ def check(found: StepSums, rows: tuple[np.ndarray, np.ndarray, np.ndarray]) -> N
 
 @pytest.mark.parametrize(("highest", "most", "stretch"), [(50, 50, 1), (51, 50, 2), (400, 50, 8), (10_000, 7, 2048)])
 def test_stretches(highest, most, stretch):
+    """All as long as each other, but the last, which ends with the latest step."""
     rows = random_rows(0, 30_000, highest)
+    assert rows[0].max() == highest - 1
     found = sums_of(rows, most, parts=5)
     stretches = [(first, last) for first, last, _ in found]
     assert len(stretches) <= most and stretches == sorted(stretches)
-    assert {last - first + 1 for first, last in stretches} == {stretch}
+    assert [first for first, _ in stretches] == list(range(0, highest, stretch))
+    assert {last - first + 1 for first, last in stretches[:-1]} == {stretch}
+    assert stretches[-1][1] == highest - 1
     check(found, rows)
 
 
@@ -61,11 +66,12 @@ def test_merging_sums_of_different_coarseness(fine_first):
 
 def test_order_and_sharding_do_not_change_the_stretches():
     rows = random_rows(3, 2000, 300)
-    whole = {first: sums for first, _, sums in sums_of(rows, 10)}
+    whole = {(first, last): sums for first, last, sums in sums_of(rows, 10)}
     merged = StepSums(WIDTH, 10)
     for part in reversed(np.array_split(np.arange(2000), 7)):
         merged.merge(sums_of(tuple(column[part] for column in rows), 10))
-    assert {first: sums.tolist() for first, _, sums in merged} == {f: s.tolist() for f, s in whole.items()}
+    assert {(f, last): sums.tolist() for f, last, sums in merged} == {span: s.tolist() for span, s in whole.items()}
+    assert max(last for _, last in whole) == rows[0].max()
 
 
 def test_merging_leaves_the_other_as_it_was():
@@ -84,11 +90,14 @@ def test_steps_far_apart_stay_few():
 
 
 def test_a_summary_of_many_steps():
-    """1,000 steps: at most 200 stretches for each algorithm, every step for the bad updates, and nothing lost."""
+    """1,000 steps: at most 64 stretches for each algorithm, every step for the bad updates, and nothing lost."""
     steps = np.arange(1000, dtype=np.int32)
     batch = simple([[-1.0, -2.0]] * 1000, [[-1.5, -1.0]] * 1000, [1.0, -1.0] * 500, step_S=steps)
     summary = summarise(batch, needs=PLAIN, algorithms=plain_algorithms(), replicates=10)
-    stretches = list(summary.steps)
-    assert [last - first + 1 for first, last, _ in stretches] == [8] * 125
-    assert sum(sums[:, :2].sum() for *_, sums in stretches) == 2000
-    assert len(list(summary.bad_updates.steps)) == 1000
+    found = clipping_result(summary, 5)
+    for row in found["algorithms"]:
+        spans = [(stretch["first"], stretch["last"]) for stretch in row["by_step"]]
+        assert spans == [(first, min(first + 15, 999)) for first in range(0, 1000, 16)] and len(spans) <= 64
+        assert [stretch["tokens"] for stretch in row["by_step"]] == [2 * (last - first + 1) for first, last in spans]
+    by_step = found["bad_updates"]["by_step"]
+    assert [(row["first"], row["last"]) for row in by_step] == [(step, step) for step in range(1000)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -15,7 +17,7 @@ from tests.metrics.clipping.world import EVERYTHING, PLAIN, plain_algorithms, re
 LOWEST = BINS.edges[0][1]  # of the thresholds that are told apart
 OWN_FAMILY = {
     "grpo-clip-higher": "ratio_clip", "dppo-binary-tv": "binary_tv", "dppo-binary-kl": "binary_kl",
-    "dppo-topk-tv": "top_k_tv", "dppo-topk-kl": "top_k_kl",
+    "dppo-topk-tv": "top_k_tv", "dppo-topk-kl": "top_k_kl", "prime-rl": "binary_tv",
 }  # fmt: skip
 
 
@@ -84,8 +86,10 @@ def test_equivalents_block_as_many_tokens(judged_world):
     judged, rows = judged_world.judged, judged_world.result["equivalents"]
     pairs = {(row["algorithm"], row["family"]) for row in rows}
     assert pairs == {(name, family) for name, own in OWN_FAMILY.items() for family in FAMILIES if family != own}
+    shares = {row["name"]: row["blocked"]["all"] for row in judged_world.result["algorithms"]}
     found = 0
     for row in rows:
+        assert row["blocked"] == shares[row["algorithm"]]  # with its interval
         count = int(judged[row["algorithm"]].sum())
         assert row["blocked"]["value"] == pytest.approx(count / len(judged))
         outward = brute.outward(judged, row["family"])
@@ -96,6 +100,20 @@ def test_equivalents_block_as_many_tokens(judged_world):
         found += 1
         assert (outward > threshold * 1.0321).sum() <= count <= (outward > threshold / 1.0321).sum(), row
     assert found > 15
+
+
+def test_without_advantages_there_are_no_equivalents(judged_world):
+    """Thresholds block different tokens for each sign, so no single number blocks as many of both."""
+    batch = replace(judged_world.batch, advantage_T=None)
+    found = result_of(batch, needs=replace(EVERYTHING, advantages=False))
+    assert found["equivalents"] == [] and found["sweeps"]["binary_tv"][0]["blocked"]["value"] > 0
+
+
+def test_what_else_is_asked_changes_no_sweep(judged_world):
+    """The masks of the algorithms lend their statistics; an algorithm with other thresholds has the same ones."""
+    algorithms = tuple(find(spec) for spec in ("reinforce", "binary-tv:max_tv=0.4", "ratio-clip:ratio_low=0.9"))
+    algorithms += (find("top-k-tv:k=5"), find("dppo-binary-kl:anchor=recomputed"))
+    assert result_of(judged_world.batch, algorithms=algorithms)["sweeps"] == judged_world.result["sweeps"]
 
 
 def test_without_top_k_those_families_are_absent():

@@ -17,7 +17,7 @@ from mismatch_cli.metrics.clipping.summary import ClippingSummary, Question
 
 VOCABULARY = 60
 EVERYTHING = Needs(advantages=True, recomputed=True, top_k=20, full=True, topk_recomputed=True)
-PLAIN = Needs(advantages=True, recomputed=False, top_k=0, full=False)
+PLAIN = Needs(advantages=True, recomputed=False, top_k=0)
 ALL = tuple(TABLE.values())
 
 

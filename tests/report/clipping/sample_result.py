@@ -65,7 +65,7 @@ class _Maker:
             ],
             "by_step": [
                 {
-                    "first": step, "last": step, "tokens": self.count(9000), "blocked": self.estimate(scale),
+                    "first": step, "last": step, "tokens": self.count(9000), "blocked": self.signs(scale),
                     "mu_blocked": self.estimate(0.1), "mu_kept": self.estimate(0.5),
                     "entropy_blocked": self.estimate(2.0), "entropy_kept": self.estimate(0.4),
                 }
@@ -110,7 +110,8 @@ class _Maker:
         by_step = [
             {
                 "first": step, "last": step, "tokens": self.count(9000), "negative": self.count(4000),
-                "bad": self.count(40), "reward": self.estimate(0.5), **shares(),
+                "bad": self.count(40), "reward": self.estimate(0.5), "reward_change": -0.02 if step else None,
+                **shares(),
             }
             for step in range(steps)
         ]  # fmt: skip
@@ -146,6 +147,7 @@ class _Maker:
             "xi": 1.0,
             "longest": 812,
             "tv_max": 0.93,
+            "tv_max_of": "full TV",
             "ess": self.estimate(0.3),
             "weight_max": 21.5,
         }
@@ -163,6 +165,7 @@ def sample_result(
         "counts": {
             "tokens": 84_211, "positive": 44_120, "negative": 40_091, "zero_advantage": 9_216 if advantages else 0,
             "masked": 512, "not_measured": 37, "responses": 640, "prompts": 80, "prompts_exact": True, "steps": steps,
+            "out_of_support": 0, "lacking": {},
         },
         "has": {
             "advantages": advantages, "rewards": advantages, "entropy": True, "top_k": 20, "recomputed": "measured",

@@ -141,7 +141,7 @@ def test_by_step():
     table = tables(view_of(result))["dppo-binary-tv, by step"]
     parts = result["algorithms"][0]["by_step"]
     assert column(table, "step") == [str(part["first"]) for part in parts]
-    assert_shows(column(table, "blocked, %"), [part["blocked"] for part in parts], 100)
+    assert_shows(column(table, "blocked, %"), [part["blocked"]["all"] for part in parts], 100)
     assert_shows(column(table, "mean μ of blocked"), [part["mu_blocked"] for part in parts])
 
 
@@ -248,9 +248,13 @@ def test_without_the_full_divergence_a_bracket_and_the_way_to_get_it():
 
 
 def test_theory_only_when_asked_and_labelled():
-    view = view_of(sample_result(theory=True))
+    result = sample_result(theory=True)
+    view = view_of(result)
     (section,) = [section for section in view.sections if section.title == "Theory"]
-    assert "no certificate" in section.text and "vacuous" in section.text
+    assert "no certificate" in section.text and "full TV" in section.text and "Vacuous" not in section.text
+    result["theory"]["quadratic_bound"]["value"] = -80.0
+    (section,) = [section for section in view_of(result).sections if section.title == "Theory"]
+    assert "Vacuous here" in section.text and "the quadratic bound" in section.text
     values = {row.metric.key: row.value for row in section.groups[0].rows}
     assert shown(values["longest"]) == 812 and shown(values["tv_max"]) == 0.93
     assert view.command.endswith(" --theory")
@@ -266,7 +270,7 @@ def test_without_advantages_everything_is_hypothetical():
     heads = {column.title for table in tables(view).values() for column in table.columns}
     assert {"if A > 0, %", "if A < 0, %", "lost if A > 0, %"} <= heads
     assert not {"blocked, %", "A > 0, %", "A < 0, %"} & {c.title for c in view.sections[0].tables[0].columns}
-    assert "with an advantage" not in text
+    assert "tokens with an advantage (" not in text
     assert {row.metric.key for row in view.leading} == {"blocked"}
 
 
@@ -274,7 +278,7 @@ def test_what_is_left_out_and_what_is_not_applicable():
     notes = "\n".join(view_of(equal_weights_result()).notes)
     assert "minirl, ppo: not applicable: the trainer has the weights that sampled" in notes
     assert "dppo-topk-tv: it needs the top 20 log-probs." in notes
-    for count in ("512 tokens are masked", "37 tokens have no log-probability", "9,216 tokens have an advantage of 0"):
+    for count in ("512 tokens are masked", "37 tokens lack one of the columns", "9,216 tokens have an advantage of 0"):
         assert count in notes
 
 

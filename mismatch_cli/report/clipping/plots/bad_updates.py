@@ -94,7 +94,7 @@ def _draw_sweep(axes: Axes, data: ClippingPlotData, style: Style) -> None:
     delta_B = np.array([row["delta"] for row in rows])
     series = (
         ("over_negative", f"of {_negative(data)}", style.theme.orange),
-        ("over_tokens", "of all tokens", style.theme.blue),
+        ("over_tokens", "of tokens with A ≠ 0", style.theme.blue),
     )
     for key, label, colour in series:
         draw_line(axes, delta_B, positive([row[key] for row in rows]), colour, marker="o", markersize=4, label=label)

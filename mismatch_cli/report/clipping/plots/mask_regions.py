@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 TITLE = "Where the masks block"
 CAPTION = (
-    "Each dot is a sampled token at its probability when it was sampled (across) and now (up); both axes are stretched "
+    "Each dot is a token (of at most 10,000, drawn at random) at its probability when it was sampled (across) and now "
+    "(up); both axes are stretched "
     "towards 0 and 1, and dots beyond them stand at their edge. In the shaded region the mask blocks. On the diagonal "
     "nothing has moved: a ratio clip leaves only a thin strip beside it at low μ; a limit on the total variation "
     "leaves improbable tokens alone, and stops those that move much probability."

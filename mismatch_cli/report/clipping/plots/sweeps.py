@@ -36,7 +36,7 @@ class _Panel(NamedTuple):
 
 
 _PANELS = (
-    _Panel("Ratio clip", "ε: blocked where r > 1 + ε or r < 1 − ε", "ratio_clip", "", (0.2, 0.28)),
+    _Panel("Ratio clip", "ε: A > 0 and r > 1 + ε, A < 0 and r < 1 − ε", "ratio_clip", "", (0.2, 0.28)),
     _Panel("Total variation", "δ of the TV mask", "binary_tv", "top_k_tv", (0.15, 0.2)),
     _Panel("KL divergence", "δ of the KL mask, nats", "binary_kl", "top_k_kl", (0.05,)),
     _Panel("Cap on the weight", "C: the weight is min(r, C)", "cap", "", (3, 5)),
