@@ -55,9 +55,11 @@ def run(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         code = _INTERRUPTED
     except BrokenPipeError:
-        # The reader has what it wanted (`| head`). Python would complain once more when it flushes stdout at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 0
+        return _reader_has_left()
+    except SystemExit as stopped:  # what Typer makes of a broken pipe that it sees first
+        if isinstance(stopped.__context__, BrokenPipeError):
+            return _reader_has_left()
+        raise
     except OSError as error:
         where = f" {error.filename}" if error.filename else ""
         return _fail(f"{error.strerror or error}:{where}. Make room, or choose another --output.", 1, debug)
@@ -73,6 +75,12 @@ def run(arguments: Sequence[str]) -> int:
         kept = " What was recorded is kept: `probe --resume` goes on with it." if "probe" in arguments[:1] else ""
         return _fail(f"Interrupted.{kept}", _INTERRUPTED, debug)
     return code if isinstance(code, int) else 0
+
+
+def _reader_has_left() -> int:
+    """`| head` has what it wanted: no failure. Python would complain once more when it flushes stdout at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return 0
 
 
 def _fail(message: str, code: int, debug: bool) -> int:

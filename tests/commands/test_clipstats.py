@@ -173,8 +173,9 @@ def test_algorithms_are_printed_with_their_formulas(capfd):
         assert row["name"] in out and row["source"].split(":")[0] in " ".join(out.split())
 
 
-def test_a_reader_that_stops_early_is_no_error(here):
-    command = f"{sys.executable} -m mismatch_cli clipstats run -a ipo --quiet -o out | head -n 3"
+@pytest.mark.parametrize("flags", ["", "--json"])
+def test_a_reader_that_stops_early_is_no_error(here, flags):
+    command = f"{sys.executable} -m mismatch_cli clipstats run -a ipo --quiet {flags} -o out | head -n 3"
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, env=environment)
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 3 and not done.stderr

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from mismatch_cli.metrics.clipping.judged import Needs
+from mismatch_cli.metrics.clipping.result import clipping_result
 from tests.metrics.clipping import brute
-from tests.metrics.clipping.world import ALL, EVERYTHING, result_of, world
+from tests.metrics.clipping.world import ALL, EVERYTHING, PLAIN, result_of, simple, summarise, world
 
 THRESHOLDS = {"tv": 0.15, "kl": 0.05}
+EVERYTHING_BUT_TOP_K = replace(EVERYTHING, top_k=0, topk_recomputed=False)
 WITHOUT_TOP_K = tuple(a for a in ALL if not a.needs_top_k)
 
 
@@ -20,6 +23,27 @@ def column(t: pd.DataFrame, divergence: str, k: int) -> pd.Series:
     if k:
         return t[f"{divergence}{k}"]
     return (t["p"] - t["q"]).abs() if divergence == "tv" else brute.binary_kl(t["q"], t["p"])
+
+
+def comparison(t: pd.DataFrame, divergence: str, k: int) -> dict[str, float]:
+    """Bias, rank correlation and wrong decisions over the tokens of `t` whose full divergence is known."""
+    t = t[t[f"{divergence}_full"].notna()]
+    judged, threshold = t[t["A"] != 0], THRESHOLDS[divergence]
+    value, full = column(t, divergence, k), t[f"{divergence}_full"]
+    away = np.sign(judged["A"]) * (judged["p"] - judged["q"]) > 0
+    wrong = away & ((value > threshold) != (full > threshold)).loc[judged.index]
+    both = np.isfinite(value) & np.isfinite(full)
+    return {
+        "bias": (value - full)[both].mean(),
+        "rank_correlation": value.rank().corr(full.rank()),
+        "wrong_mask": wrong.mean(),
+    }
+
+
+def check_comparison(row: dict[str, Any], expected: dict[str, float]) -> None:
+    assert row["bias"]["value"] == pytest.approx(expected["bias"], rel=1e-3, abs=2e-6), row
+    assert row["rank_correlation"]["value"] == pytest.approx(expected["rank_correlation"], abs=1e-4), row
+    assert row["wrong_mask"]["value"] == pytest.approx(expected["wrong_mask"], abs=1e-12), row
 
 
 def test_every_divergence_and_partition_has_a_row(judged_world):
@@ -31,21 +55,13 @@ def test_every_divergence_and_partition_has_a_row(judged_world):
 
 
 def test_mean_bias_rank_correlation_and_wrong_decisions(judged_world):
-    t, judged = judged_world.t, judged_world.judged
-    away = np.sign(judged["A"]) * (judged["p"] - judged["q"]) > 0
-    assert len(t) > len(judged)
+    t = judged_world.t
+    assert len(t) > len(judged_world.judged)
     for row in judged_world.result["approximation"]["rows"]:
-        divergence, k, threshold = row["divergence"], row["k"], row["threshold"]
-        assert threshold == THRESHOLDS[divergence]
-        value, full = column(t, divergence, k), t[f"{divergence}_full"]
+        assert row["threshold"] == THRESHOLDS[row["divergence"]]
+        value = column(t, row["divergence"], row["k"])
         assert row["mean"]["value"] == pytest.approx(value.mean(), rel=1e-4), row
-        assert row["bias"]["value"] == pytest.approx((value - full).mean(), rel=1e-3, abs=2e-6), row
-        spearman = value.rank().corr(full.rank())
-        assert row["rank_correlation"]["value"] == pytest.approx(spearman, abs=1e-4), (
-            row
-        )  # float32 ties and swaps near 0
-        wrong = away & ((value > threshold) != (full > threshold)).loc[judged.index]
-        assert row["wrong_mask"]["value"] == pytest.approx(wrong.mean(), abs=1e-12), row
+        check_comparison(row, comparison(t, row["divergence"], row["k"]))
 
 
 def test_a_coarser_partition_is_a_lower_bound(judged_world):
@@ -97,6 +113,54 @@ def test_without_the_full_divergence_only_means_and_the_bracket_remain(judged_wo
         for name in ("bias", "rank_correlation", "wrong_mask"):
             assert row[name] == {"value": None, "low": None, "high": None, "note": "not measured"}
     assert found["bracket"] == judged_world.result["approximation"]["bracket"]
+
+
+@pytest.mark.parametrize("lacking", ["some tokens", "a batch"])
+def test_tokens_without_a_full_divergence_are_left_out_of_the_comparison_alone(lacking):
+    """Their own divergence is in the mean; the other three are over the tokens on which both are known."""
+    batches = [world(0, 30), world(1, 30)]
+    complete = result_of(*batches)["approximation"]
+    names = ("tv_full_T", "kl_full_T")
+    if lacking == "a batch":
+        batches[1] = replace(batches[1], **dict.fromkeys(names))
+    else:
+        for batch, name, every in zip(batches, names, (2, 3), strict=True):
+            getattr(batch, name)[::every] = float("nan")
+    t = pd.concat([brute.counted(batch, EVERYTHING) for batch in batches], ignore_index=True)
+    found = result_of(*batches)["approximation"]
+    assert found["truth"] == "full" and found["bracket"] == complete["bracket"]
+    for row, whole in zip(found["rows"], complete["rows"], strict=True):
+        assert row["mean"] == whole["mean"] and row["mean"]["note"] is None
+        assert row["wrong_mask"]["value"] != whole["wrong_mask"]["value"] or row["wrong_mask"]["value"] == 0
+        check_comparison(row, comparison(t, row["divergence"], row["k"]))
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_an_infinite_divergence_has_no_mean(merged):
+    """π = 0 on the sampled token, with and without an advantage: TV has a mean over all tokens, KL has none."""
+    batch, other = world(0, 30), world(1, 30)
+    batch.logp_trainer_T[::9] = -float("inf")
+    batch.kl_full_T[::9] = float("inf")
+    t = pd.concat([brute.counted(x, EVERYTHING_BUT_TOP_K) for x in (batch, other)], ignore_index=True)
+    infinite = int((t["lp"] == -np.inf).sum())
+    assert 0 < (t.loc[t["lp"] == -np.inf, "A"] == 0).sum() < infinite
+    if merged:
+        summary = summarise(other, needs=EVERYTHING_BUT_TOP_K, algorithms=WITHOUT_TOP_K)
+        summary.merge(summarise(batch, needs=EVERYTHING_BUT_TOP_K, algorithms=WITHOUT_TOP_K))
+        found = clipping_result(summary, 5)["approximation"]
+    else:
+        found = result_of(batch, other, needs=EVERYTHING_BUT_TOP_K, algorithms=WITHOUT_TOP_K)["approximation"]
+    tv, kl = found["rows"]
+    assert kl["mean"] == {"value": None, "low": None, "high": None, "note": f"infinite on {infinite} tokens"}
+    assert tv["mean"]["value"] == pytest.approx(column(t, "tv", 0).mean(), rel=1e-4)
+    for row in (tv, kl):
+        check_comparison(row, comparison(t, row["divergence"], 0))
+
+
+def test_infinite_on_a_thousand_tokens():
+    batch = simple([[-1.0] * 100] * 12, [[-float("inf")] * 100] * 12, [1.0] * 12)
+    kl = result_of(batch, needs=PLAIN, algorithms=WITHOUT_TOP_K[:1])["approximation"]["rows"][1]
+    assert kl["mean"]["value"] is None and kl["mean"]["note"] == "infinite on 1,200 tokens"
 
 
 def test_without_top_k_the_binary_divergences_remain(judged_world):

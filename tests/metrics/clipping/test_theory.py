@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from mismatch_cli.metrics.clipping.result import clipping_result
 from tests.metrics.clipping import brute
-from tests.metrics.clipping.world import EVERYTHING, PLAIN, plain_algorithms, result_of, simple, world
+from tests.metrics.clipping.world import EVERYTHING, PLAIN, plain_algorithms, result_of, simple, summarise, world
 
 PLAINLY = {"needs": PLAIN, "algorithms": plain_algorithms(), "theory": True}
 V, T = 3, 4  # vocabulary and length of the toy
@@ -35,7 +36,8 @@ def test_against_a_loop_over_responses(per_token):
     weight = np.array([np.prod(r) for r in own.values()])
     surrogate = np.mean([reward[s] * x for s, (x, _) in both.items()])
     spread = np.mean([np.abs(r - 1).sum() for r in own.values()])
-    longest, tv_max = max(map(len, own.values())), (t["p"] - t["q"]).abs().max()
+    longest, tv_max = max(map(len, own.values())), t["tv_full"].max()
+    assert tv_max > 1.001 * (t["p"] - t["q"]).abs().max()
     expected = {
         "surrogate": surrogate,
         "correction": np.mean([reward[s] * x for s, (_, x) in both.items()]),
@@ -49,8 +51,49 @@ def test_against_a_loop_over_responses(per_token):
     for name, x in expected.items():
         assert found[name]["value"] == pytest.approx(x, rel=1e-5, abs=1e-7), name
     assert (found["xi"], found["longest"]) == (1, longest)
-    assert found["tv_max"] == pytest.approx(tv_max, rel=1e-5)
+    assert found["tv_max"] == pytest.approx(tv_max, rel=1e-5) and found["tv_max_of"].startswith("full TV")
+    assert found["quadratic_bound"]["low"] is found["quadratic_bound"]["high"] is None
+    assert "no interval" in found["quadratic_bound"]["note"] and found["linear_bound"]["low"] is not None
     assert found["weight_max"] == pytest.approx(weight.max(), rel=1e-5)
+
+
+@pytest.mark.parametrize("lacking", ["the column", "one token"])
+def test_without_every_full_tv_the_largest_is_that_of_the_sampled_tokens(lacking):
+    """Full TVs of some tokens beside binary ones of others would be a maximum of nothing."""
+    batch = world(1)
+    t = brute.counted(batch, EVERYTHING)
+    t = t[~np.isnan(batch.reward_S.numpy()[t["s"]])]
+    full_T = batch.tv_full_T.clone()
+    full_T[int(t["row"].iloc[40])] = float("nan")
+    found = result_of(replace(batch, tv_full_T=full_T if lacking == "one token" else None), theory=True)["theory"]
+    complete, largest = result_of(batch, theory=True)["theory"], (t["p"] - t["q"]).abs().max()
+    assert found["tv_max"] == pytest.approx(largest, rel=1e-5) and found["tv_max"] < complete["tv_max"]
+    assert "binary TV" in found["tv_max_of"] and "binary" not in complete["tv_max_of"]
+    penalty = 2 * found["longest"] * (found["longest"] - 1) * largest**2
+    assert found["quadratic_bound"]["value"] == pytest.approx(found["surrogate"]["value"] - penalty, rel=1e-5)
+    assert found["surrogate"] == complete["surrogate"] and found["linear_bound"] == complete["linear_bound"]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_shard_without_full_tvs_makes_the_largest_binary_for_all(order, merged):
+    """μ − π is 0.3 in one shard and 0.2 in the other, and only the first knows of a full TV of 0.9."""
+    knowing, lacking = (
+        simple([np.log([0.5, 0.4])] * 2, [np.log([0.5 - drop, 0.4])] * 2, [1, -1], reward_S=np.ones(2))
+        for drop in (0.3, 0.2)
+    )
+    knowing = replace(knowing, tv_full_T=torch.tensor([0.3, 0.9, 0.3, 0.9]))
+    question = {"needs": replace(PLAIN, full=True), "algorithms": plain_algorithms(), "theory": True}
+    assert result_of(knowing, **question)["theory"]["tv_max"] == pytest.approx(0.9)
+    batches = (knowing, lacking)[::order]
+    if merged:
+        summary, other = (summarise(batch, **question) for batch in batches)
+        summary.merge(other)
+    else:
+        summary = summarise(*batches, **question)
+    found = clipping_result(summary, 5)["theory"]
+    assert "binary TV" in found["tv_max_of"]
+    assert found["tv_max"] == pytest.approx(0.3)
 
 
 def test_xi_is_the_largest_size_of_a_reward():
