@@ -79,15 +79,28 @@ class Policies:
         if "recomputed" in pair and self.recomputed is None:
             raise ValueError(f"{ratio} needs the recomputed log-probabilities")
         if pair not in self._compared:
-            self._compared[pair] = Compared(self, *pair)
+            current_T, anchor_T = (getattr(self, policy) for policy in pair)
+            current_TK, anchor_TK = (None if self.topk is None else getattr(self.topk, policy) for policy in pair)
+            self._compared[pair] = Compared(current_T, anchor_T, self.responses, self.topk, current_TK, anchor_TK)
         return self._compared[pair]
+
+    @cached_property
+    def responses(self) -> Responses:
+        return Responses(self.offset_S1)
+
+
+@dataclass(frozen=True, eq=False)
+class Responses:
+    """How tokens laid flat belong to responses."""
+
+    offset_S1: Tensor
 
     @cached_property
     def length_S(self) -> Tensor:
         return self.offset_S1.diff()
 
     @cached_property
-    def response_of_T(self) -> Tensor:
+    def of_T(self) -> Tensor:
         """The response of each token."""
         return torch.repeat_interleave(torch.arange(len(self.length_S), device=self.offset_S1.device), self.length_S)
 
@@ -97,12 +110,23 @@ class Compared:
 
     Where the current policy excludes the token (log p = −inf) d is −inf, the ratio 0 and the difference −q. A token
     that both exclude has not moved: d is 0, the ratio 1 and the difference 0.
+
+    It does not hold the `Policies` that made it: a cycle would keep whole batches in memory.
     """
 
-    def __init__(self, policies: Policies, current: Policy, anchor: Policy) -> None:
-        self._policies, self._current, self._anchor = policies, current, anchor
-        self.logp_current_T, self.logp_anchor_T = _apart(getattr(policies, current), getattr(policies, anchor))
-        self._topk: dict[tuple[int, bool], tuple[Tensor, Tensor]] = {}
+    def __init__(
+        self,
+        logp_current_T: Tensor,
+        logp_anchor_T: Tensor,
+        responses: Responses,
+        topk: TopKLogProbs | None,
+        topk_current_TK: Tensor | None,
+        topk_anchor_TK: Tensor | None,
+    ) -> None:
+        self.logp_current_T, self.logp_anchor_T = _apart(logp_current_T, logp_anchor_T)
+        self._responses, self._topk = responses, topk
+        self._topk_current_TK, self._topk_anchor_TK = topk_current_TK, topk_anchor_TK
+        self._divergences: dict[tuple[int, bool], tuple[Tensor, Tensor]] = {}
 
     @cached_property
     def log_ratio_T(self) -> Tensor:
@@ -141,31 +165,34 @@ class Compared:
     def topk(self, k: int, replace_last: bool = False) -> tuple[Tensor, Tensor]:
         """TV and KL(q‖p) over the engine's first `k` ranks, the sampled token and all others: `topk_divergences`."""
         key = (k, replace_last)
-        if key not in self._topk:
-            topk = self._policies.topk
-            if topk is None or topk.ids_TK.shape[1] < k:
+        if key not in self._divergences:
+            topk, current_TK, anchor_TK = self._topk, self._topk_current_TK, self._topk_anchor_TK
+            if topk is None or current_TK is None or anchor_TK is None or topk.ids_TK.shape[1] < k:
                 raise ValueError(f"top-{k} divergences need {k} columns of top-K log-probabilities")
-            anchor_TK, current_TK = (getattr(topk, name)[:, :k] for name in (self._anchor, self._current))
-            in_topk_T = divergences.sampled_in_topk(topk.response_ids_T, topk.ids_TK[:, :k])
-            self._topk[key] = divergences.topk_divergences(
-                self.logp_anchor_T, self.logp_current_T, anchor_TK, current_TK, in_topk_T, replace_last=replace_last
+            self._divergences[key] = divergences.topk_divergences(
+                self.logp_anchor_T,
+                self.logp_current_T,
+                anchor_TK[:, :k],
+                current_TK[:, :k],
+                divergences.sampled_in_topk(topk.response_ids_T, topk.ids_TK[:, :k]),
+                replace_last=replace_last,
             )
-        return self._topk[key]
+        return self._divergences[key]
 
     def level_log_ratio_T(self, level: Level) -> Tensor:
         """log of the ratio at a level, nats; sums over a response are float64."""
         if level == "token":
             return self.log_ratio_T
-        return (self._sum_S if level == "product" else self._mean_S)[self._policies.response_of_T]
+        return (self._sum_S if level == "product" else self._mean_S)[self._responses.of_T]
 
     @cached_property
     def _sum_S(self) -> Tensor:
-        sum_S = torch.zeros(len(self._policies.length_S), dtype=torch.float64, device=self.log_ratio_T.device)
-        return sum_S.index_add_(0, self._policies.response_of_T, self.log_ratio_T.double())
+        sum_S = torch.zeros(len(self._responses.length_S), dtype=torch.float64, device=self.log_ratio_T.device)
+        return sum_S.index_add_(0, self._responses.of_T, self.log_ratio_T.double())
 
     @cached_property
     def _mean_S(self) -> Tensor:
-        return self._sum_S / self._policies.length_S.clamp(min=1)
+        return self._sum_S / self._responses.length_S.clamp(min=1)
 
 
 def _apart(logp_current_T: Tensor, logp_anchor_T: Tensor) -> tuple[Tensor, Tensor]:

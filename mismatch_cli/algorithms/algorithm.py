@@ -48,6 +48,8 @@ class Mask:
         """What the trust region says of each token; a token without advantage has no update to block, and is kept."""
         try:
             decision = self.module.trust_region(policies.compare(self.ratio), advantage_T, **self.thresholds)
+            if decision.keep_T.shape != advantage_T.shape:
+                raise ValueError(f"keep_T has the shape {tuple(decision.keep_T.shape)} for {len(advantage_T)} tokens")
             return Decision(decision.keep_T | (advantage_T == 0), decision.statistic_T)
         except MismatchError:
             raise
@@ -143,6 +145,6 @@ def coefficient_T(algorithm: Algorithm, policies: Policies, advantage_T: Tensor)
     with torch.no_grad():
         coefficient = weight_T(algorithm, policies) * advantage_T
         if any(f.ratio.level == "mean" and f.ratio.current == "trainer" for f in algorithm.weight):
-            coefficient = coefficient / policies.length_S[policies.response_of_T]
+            coefficient = coefficient / policies.responses.length_S[policies.responses.of_T]
         kept_T = keep_T(algorithm, policies, advantage_T) & (advantage_T != 0)
         return coefficient.to(policies.trainer.dtype).masked_fill(~kept_T, 0.0)

@@ -29,16 +29,16 @@ def sample(given: Policies, advantage_T: Tensor) -> Sample:
     columns = (topk.rollout, given.rollout), (topk.trainer, given.trainer), (topk.recomputed, given.recomputed)
     parts = [partition(given, *pair) for pair in columns]
     logp = given.trainer.clone().requires_grad_()
-    lengths = given.length_S.tolist()
+    lengths = given.responses.length_S.tolist()
     return Sample(logp, given.recomputed, given.rollout, advantage_T, lengths, (parts[0], parts[1], parts[2]))
 
 
 def advantages(given: Policies, kind: str, seed: int) -> Tensor:
     """One for each response or one for each token; some are zero."""
-    count = len(given.length_S) if kind == "per response" else len(given.trainer)
+    count = len(given.responses.length_S) if kind == "per response" else len(given.trainer)
     drawn = signs(count, seed + 100)
     drawn[::9] = 0
-    return drawn[given.response_of_T] if kind == "per response" else drawn
+    return drawn[given.responses.of_T] if kind == "per response" else drawn
 
 
 def test_every_row_has_its_published_objective() -> None:
@@ -128,7 +128,7 @@ def test_on_policy_every_algorithm_is_reinforce(name: str) -> None:
         advantage_T = advantages(given, "per token", 3).to(dtype)
         assert keep_T(TABLE[name], given, advantage_T).all()
         assert (weight_T(TABLE[name], given) == 1).all()
-        share_T = 1 / given.length_S[given.response_of_T] if name == "gspo" else 1
+        share_T = 1 / given.responses.length_S[given.responses.of_T] if name == "gspo" else 1
         torch.testing.assert_close(coefficient_T(TABLE[name], given, advantage_T), advantage_T * share_T)
 
 

@@ -9,8 +9,8 @@ import torch
 
 from mismatch_cli.algorithms.algorithm import Factor, coefficient_T, keep_T
 from mismatch_cli.algorithms.parse import find
-from mismatch_cli.errors import UsageError
-from mismatch_cli.policies import TRAINER_ROLLOUT
+from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.policies import TRAINER_ROLLOUT, Policies
 from tests.trust_regions.cases import random_policies, signs
 
 HEAD = "import torch\nfrom mismatch_cli.trust_regions import Decision\n"
@@ -70,7 +70,7 @@ def test_two_files_of_the_same_name(tmp_path: Path) -> None:
 
 
 SIGNATURE = r"must take \(compared, advantage_T\) and keyword-only thresholds with defaults"
-ANSWER = "Decision whose keep_T is one bool for each token"
+ANSWER = r"Decision.*keep_T is one bool for each token"
 
 
 def answering(expression: str) -> str:
@@ -109,10 +109,73 @@ def test_what_is_wrong_with_a_file(tmp_path: Path, source: str, message: str) ->
     assert "my_mask.py" in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_threshold_may_be_called_k(tmp_path: Path) -> None:
-    """Only the top-K masks mean a number of columns by it."""
-    path = write(tmp_path, MINE.replace("*, lowest", '*, k: str = "both", lowest'))
-    assert find(f"{path}:k=high").masks[0].thresholds["k"] == "high"
+@pytest.mark.parametrize(("default", "given"), [('"both"', "high"), ("3", 7), ("2.5", 4.0), ("True", False)])
+def test_a_threshold_may_be_called_k(tmp_path: Path, default: str, given: object) -> None:
+    """Only a mask that says so means a number of top-K columns by it."""
+    path = write(tmp_path, MINE.replace("*, lowest", f"*, k={default}, lowest"))
+    algorithm = find(f"{path}:k={given}")
+    assert algorithm.masks[0].thresholds["k"] == given and algorithm.needs_top_k == 0
+    drawn = random_policies(0)
+    lean = Policies(drawn.rollout, drawn.trainer, None, drawn.offset_S1)
+    assert not keep_T(algorithm, lean, signs(len(drawn.trainer))).all()
+
+
+TOP_K = HEAD + (
+    "READS_TOP_K = True\n"
+    "def trust_region(compared, advantage_T, *, k: int = 4, max_tv: float = 0.1):\n"
+    "    tv_T, _ = compared.topk(k)\n"
+    "    return Decision(tv_T <= max_tv, tv_T)\n"
+)
+
+
+def test_an_own_mask_that_reads_top_k(tmp_path: Path) -> None:
+    path = write(tmp_path, TOP_K)
+    assert find(path).needs_top_k == 4 and find(f"{path}:k=7").needs_top_k == 7
+    drawn = random_policies(0)
+    advantage_T = signs(len(drawn.trainer))
+    for spec, k in ((path, 4), (f"{path}:k=7", 7)):
+        tv_T, _ = drawn.compare(TRAINER_ROLLOUT).topk(k)
+        assert torch.equal(keep_T(find(spec), drawn, advantage_T), tv_T <= 0.1)
+    assert not torch.equal(keep_T(find(path), drawn, advantage_T), keep_T(find(f"{path}:k=7"), drawn, advantage_T))
+
+
+AT_WORK = {  # each is as it must be on the two tokens on which a mask is tried out
+    "raises": ("1 / 0", r"ZeroDivisionError: division by zero"),
+    "a key": ("{}['lowest']", "KeyError"),
+    "nothing": ("None", "my_mask.py"),
+    "one too few": ("Decision(advantage_T[1:] > 0, advantage_T)", "my_mask.py"),
+    "two dimensions": ("Decision((advantage_T > 0)[:, None], advantage_T)", "my_mask.py"),
+    "one for all": ("Decision((advantage_T > 0)[:1], advantage_T)", "my_mask.py"),
+}
+
+
+@pytest.mark.parametrize(("expression", "message"), AT_WORK.values(), ids=AT_WORK)
+def test_what_is_wrong_on_real_data_names_the_file(tmp_path: Path, expression: str, message: str) -> None:
+    source = (
+        "def trust_region(compared, advantage_T):\n"
+        f"    if len(advantage_T) > 2:\n        return {expression}\n"
+        "    return Decision(advantage_T > 0, advantage_T)\n"
+    )
+    algorithm, drawn = find(write(tmp_path, HEAD + source)), random_policies(0)
+    with pytest.raises(MismatchError, match=message) as caught:
+        keep_T(algorithm, drawn, signs(len(drawn.trainer)))
+    assert "my_mask.py" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_what_the_mask_itself_says_on_real_data_is_passed_on(tmp_path: Path) -> None:
+    source = MINE.replace("    p_T =", "    if len(advantage_T) > 2: raise MismatchError('Too many.')\n    p_T =")
+    algorithm = find(write(tmp_path, "from mismatch_cli.errors import MismatchError\n" + source))
+    drawn = random_policies(0)
+    with pytest.raises(MismatchError, match=r"^Too many\.$"):
+        keep_T(algorithm, drawn, signs(len(drawn.trainer)))
+
+
+def test_a_mistake_of_the_package_is_not_blamed_on_a_file() -> None:
+    """Asking a mask for columns that are not there is a bug of the caller, and keeps its traceback."""
+    drawn = random_policies(0)
+    lean = Policies(drawn.rollout, drawn.trainer, None, drawn.offset_S1)
+    with pytest.raises(ValueError, match="columns"):
+        keep_T(find("dppo-topk-tv"), lean, signs(len(drawn.trainer)))
 
 
 def test_a_message_of_the_mask_itself_is_passed_on(tmp_path: Path) -> None:

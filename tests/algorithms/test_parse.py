@@ -41,6 +41,7 @@ def test_parameters_reach_the_masks() -> None:
         ("top-k-kl:k=3,replace_last=true,max_kl=.2", "top-k-kl", {"k": 3, "replace_last": True, "max_kl": 0.2}),
         ("relaxed-ratio-clip:relax=low, alpha = 0.4", "relaxed-ratio-clip", {"relax": "low", "alpha": 0.4}),
         ("icepop:band_high=2", "icepop", {"band_high": 2.0}),
+        ("prime-rl:max_tv=0.1", "binary-tv", {"max_tv": 0.1}),
     ):
         algorithm = find(spec)
         assert algorithm.name == spec
@@ -85,6 +86,7 @@ MISTAKES = [
     ),
     ("", r"Unknown algorithm ''\. Available: "),
     ("zzz", r"Unknown algorithm 'zzz'\. Available: .*cispo"),
+    ("tis", r"Unknown algorithm 'tis'\. Did you mean .*-tis"),  # of a policy gradient, of PPO, or of MiniRL?
     ("ppo:", "'ppo:' is no algorithm with parameters.*NAME:PARAMETER=VALUE"),
     ("ppo:ratio_low", "'ppo:ratio_low' is no algorithm with parameters"),
     ("ppo:ratio_low=", "is no algorithm with parameters"),
@@ -99,6 +101,11 @@ MISTAKES = [
     ("ppo:ratio_low=-0.1", "ratio_low=-0.1 makes no sense: choose"),
     ("icepop:band_low=2", "band_low=2, band_high=5 makes no sense"),
     ("mask-0.5:max_drop=0", "max_drop=0 makes no sense: choose"),
+    ("mask-0.5:max_drop=50", "max_drop=50 makes no sense: choose a number from 0 to 1"),
+    ("dppo-binary-tv:max_tv=15", "max_tv=15 makes no sense: choose a number from 0 to 1"),
+    ("dppo-topk-tv:max_tv=1.5", "max_tv=1.5 makes no sense: choose a number from 0 to 1"),
+    ("ppo:ratio_low=1.2", "ratio_low=1.2 makes no sense: choose a number from 0 to 1"),
+    ("relax-both:alpha=10", "alpha=10 makes no sense: choose a number from 0 to 1"),
     ("dppo-topk-tv:k=2.5", r"k=2\.5 is no whole number\."),
     ("dppo-topk-tv:k=0", "k=0 makes no sense: choose"),
     ("dppo-topk-tv:k=-3", "k=-3 makes no sense: choose"),

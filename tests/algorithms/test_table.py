@@ -50,11 +50,32 @@ def test_formulas_are_filled_in(spec: str) -> None:
         ("dppo-binary-tv", "A > 0 and p − q > 0.15, or A < 0 and q − p > 0.15", "r"),
         ("dppo-binary-tv-recompute", "A > 0 and p − p′ > 0.15, or A < 0 and p′ − p > 0.15", "r"),
         ("mask-0.8", "A < 0 and q − p ≥ 0.8", "r"),
+        ("prime-rl", "A > 0 and p − q > 0.2, or A < 0 and q − p > 0.2", "r"),
         ("ipo", "|p − q| > 0.1", "r"),
     ],
 )
 def test_formulas_in_words(spec: str, blocked: str, weight: str) -> None:
     assert find(spec).formulas == (blocked, weight)
+
+
+@pytest.mark.parametrize(
+    ("spec", "parts"),
+    [
+        ("ppo-icepop", ("r′", "ρ", "0.5", "5")),
+        ("ppo-icepop:band_high=7", ("ρ", "0.5", "7")),
+        ("ppo-mis", ("ρ", "3")),
+        ("ppo-mis-geometric", ("ρ", "0.999", "1.002")),
+        ("relax-both", ("r", "q", "0.1", "0.2", "0.28")),
+        ("relax-low:alpha=0.35,anchor=recomputed", ("r′", "p′", "0.35")),
+    ],
+)
+def test_formulas_name_their_letters_and_thresholds(spec: str, parts: tuple[str, ...]) -> None:
+    blocked, _ = find(spec).formulas
+    assert [part for part in parts if part not in blocked] == []
+
+
+def test_formulas_tell_the_relaxed_sides_apart() -> None:
+    assert len({find(f"relax-{side}").formulas[0] for side in ("both", "high", "low")}) == 3
 
 
 @pytest.mark.parametrize(
@@ -97,6 +118,7 @@ def test_anchors() -> None:
         "pg-is": "none",
         "dppo-binary-tv": "rollout",
         "dppo-binary-tv-recompute": "recomputed",
+        "prime-rl": "rollout",
         "ppo-tis": "recomputed",
         "ppo-icepop": "both",
         "gspo": "recomputed",
@@ -109,7 +131,7 @@ def test_anchors() -> None:
 
 def test_rows_whose_weight_is_r() -> None:
     weighs = {name for name, row in TABLE.items() if row.weighs_by_ratio}
-    assert {"pg-is", "pg-tis", "minirl", "dppo-binary-tv", "mask-0.5", "ipo"} <= weighs
+    assert {"pg-is", "pg-tis", "minirl", "dppo-binary-tv", "mask-0.5", "prime-rl", "ipo"} <= weighs
     assert not weighs & {"reinforce", "ppo", "ppo-tis", "ppo-mis", "gspo"}
 
 

@@ -33,13 +33,55 @@ def test_95_percent_intervals_cover_zero_between_unrelated_series(steps, phi):
     rng, covered, trials = np.random.default_rng(7), 0, 300
     for _ in range(trials):
         estimate = series_correlation(*(autoregressive(rng, steps, phi) for _ in range(2)))
-        covered += estimate.low is None or estimate.low <= 0 <= estimate.high
+        assert estimate.low is not None and estimate.high is not None
+        covered += estimate.low <= 0 <= estimate.high
     assert covered / trials > 0.89
 
 
 def test_by_hand():
     """x = 1, 2, 3, 4 and y = 1, 3, 2, 4: cov 1, both variances 5/4."""
     assert series_correlation(np.array([1.0, 2, 3, 4]), np.array([1.0, 3, 2, 4])).value == pytest.approx(0.8)
+
+
+def by_hand(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """tanh(artanh r ± 1.96/√(n_eff − 3)), with Bartlett's n_eff over lags up to a quarter of the series."""
+    n, effective = len(x), 1.0
+    for k in range(1, n // 4 + 1):
+        rho = [
+            sum((s[t] - s.mean()) * (s[t + k] - s.mean()) for t in range(n - k)) / ((s - s.mean()) ** 2).sum()
+            for s in (x, y)
+        ]
+        effective += 2 * (1 - k / n) * rho[0] * rho[1]
+    half = 1.959964 / np.sqrt(n / max(effective, 1) - 3)
+    z = np.arctanh(np.corrcoef(x, y)[0, 1])
+    return np.tanh(z - half), np.tanh(z + half)
+
+
+@pytest.mark.parametrize(("steps", "phi"), [(10, 0.0), (37, 0.6), (80, 0.9), (60, -0.7)])
+def test_the_interval_by_hand(steps, phi):
+    rng = np.random.default_rng(8)
+    x, y = (autoregressive(rng, steps, phi) for _ in range(2))
+    estimate = series_correlation(x, y)
+    assert (estimate.low, estimate.high) == pytest.approx(by_hand(x, y), rel=1e-9)
+
+
+def test_series_that_alternate_are_not_more_steps_than_there_are():
+    """One falls where it rose before, the other drifts: ρx·ρy < 0 at odd lags would count more than n steps."""
+    rng = np.random.default_rng(9)
+    x, y = autoregressive(rng, 80, -0.9), autoregressive(rng, 80, 0.9)
+    estimate = series_correlation(x, y)
+    half = (np.arctanh(estimate.high) - np.arctanh(estimate.low)) / 2
+    assert half == pytest.approx(1.959964 / np.sqrt(80 - 3))
+
+
+def test_no_interval_where_steps_resemble_each_other_too_much_or_lie_on_a_line():
+    up_and_down = np.tile([1.0, -1.0], 20)  # two different steps, twenty times over
+    same = up_and_down, up_and_down * np.linspace(1, 1.2, 40)
+    line = np.random.default_rng(10).normal(size=20)
+    for (x, y), why in ((same, "resemble"), ((line, 2 * line), "linear")):
+        estimate = series_correlation(x, y)
+        assert estimate.value is not None and estimate.low is estimate.high is None
+        assert why in estimate.note and "no interval" in estimate.note
 
 
 @pytest.mark.parametrize("rho", [-0.8, 0.0, 0.5])

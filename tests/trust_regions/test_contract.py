@@ -16,6 +16,7 @@ from mismatch_cli.policies import ENGINE_GAP, TRAINER_RECOMPUTED, TRAINER_ROLLOU
 from tests.trust_regions.cases import F64, INF, REGIONS, K, ask, cast, policies, random_policies, signs
 
 SYMBOLS = {"r", "p", "q"}
+SHARES = ("max_tv", "max_drop", "ratio_low", "alpha")  # of probability, or of a ratio's fall
 SEQUENCE = ("opsm", "sequence-mean", "sequence-product", "sequence-ratio")
 NUMERIC = [
     (name, threshold)
@@ -114,8 +115,8 @@ def test_an_empty_response_changes_nothing(name: str) -> None:
 def test_the_statistic_has_the_sign_of_the_move(name: str) -> None:
     given = random_policies(2)
     d_T = given.trainer - given.rollout
-    mean_S = torch.stack([part.mean() for part in d_T.split(given.length_S.tolist())])
-    expected = mean_S[given.response_of_T] if name in SEQUENCE else d_T
+    mean_S = torch.stack([part.mean() for part in d_T.split(given.responses.length_S.tolist())])
+    expected = mean_S[given.responses.of_T] if name in SEQUENCE else d_T
     statistic_T = ask(name, given, signs(len(d_T))).statistic_T
     assert torch.equal(statistic_T > 0, expected > 0) and torch.equal(statistic_T < 0, expected < 0)
 
@@ -151,6 +152,48 @@ def test_negative_thresholds_are_refused(name: str, threshold: str, value: float
             signs(len(random_policies(0, responses=2).trainer)),
             **{threshold: value},
         )
+
+
+@pytest.mark.parametrize(("name", "threshold"), [pair for pair in NUMERIC if pair[1] in SHARES])
+def test_a_threshold_that_nothing_can_reach_is_refused(name: str, threshold: str) -> None:
+    """A probability moves by at most 1, and a ratio falls by at most 1; 15 for 15 % would block nothing, silently."""
+    given = random_policies(0, responses=2)
+    advantage_T = signs(len(given.trainer))
+    for value in (1 + 1e-9, 15, INF):
+        with pytest.raises(UsageError, match=f"{threshold}=.* makes no sense: choose a number from 0 to 1"):
+            ask(name, given, advantage_T, **{threshold: value})
+    ask(name, given, advantage_T, **{threshold: 1.0})
+
+
+@pytest.mark.parametrize(("name", "threshold"), [(n, t) for n, t in NUMERIC if t in ("max_kl", "ratio_high")])
+def test_what_has_no_upper_end_may_be_large(name: str, threshold: str) -> None:
+    given = random_policies(0, responses=2)
+    assert ask(name, given, signs(len(given.trainer)), **{threshold: 1e6}).keep_T[signs(len(given.trainer)) > 0].all()
+
+
+def test_which_thresholds_are_shares() -> None:
+    found = {threshold: {name for name, other in NUMERIC if other == threshold} for threshold in SHARES}
+    assert found["max_tv"] >= {"binary-tv", "top-k-tv", "probability-band"} and found["max_drop"] == {
+        "minimal-negative"
+    }
+    assert found["ratio_low"] >= {"ratio-clip", "relaxed-ratio-clip", "sequence-ratio"} and found["alpha"]
+
+
+@pytest.mark.parametrize("name", REGIONS)
+def test_a_mask_that_reads_top_k_says_so(name: str) -> None:
+    """The mark decides whether a trace must hold top-K columns, and `k` how many."""
+    given, region = random_policies(0, responses=2), trust_regions.find(name)
+    lean = Policies(given.rollout, given.trainer, None, given.offset_S1)
+    if getattr(region, "READS_TOP_K", False):
+        assert type(trust_regions.thresholds(region)["k"]) is int
+        with pytest.raises(ValueError, match="columns"):
+            ask(name, lean, signs(len(given.trainer)))
+    else:
+        assert ask(name, lean, signs(len(given.trainer))).keep_T.shape == given.trainer.shape
+
+
+def test_which_masks_read_top_k() -> None:
+    assert [n for n in REGIONS if getattr(trust_regions.find(n), "READS_TOP_K", False)] == ["top-k-kl", "top-k-tv"]
 
 
 @pytest.mark.parametrize(("low", "high"), [(1.1, 2), (0.5, 0.9)])

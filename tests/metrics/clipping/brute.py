@@ -18,7 +18,8 @@ Rule = Callable[[pd.DataFrame], pd.Series]
 def counted(batch: TokenBatch, needs: Needs) -> pd.DataFrame:
     """The tokens that count, one row each, with a column for every algorithm that says whether it blocks the token.
 
-    A token counts without full divergences too; they are NaN then. Where there are no advantages every token stands here twice, as if A = 1 and as if A = −1.
+    A token counts without full divergences too; they are NaN then. Where there are no advantages every token stands
+    here twice, as if A = 1 and as if A = −1.
     """
     lengths = batch.offset_S1.diff().numpy()
     t = pd.DataFrame({"s": np.repeat(np.arange(len(lengths)), lengths)})
@@ -133,7 +134,17 @@ BLOCKED: dict[str, Rule] = {
     "ipo": lambda t: (t["p"] - t["q"]).abs() > 0.1,
     "ppo-opsm": lambda t: _ppo(t) | ((t["A"] < 0) & (-t["mean_now"] > 1e-4)),
 }
-ON_ROLLOUT = {"pg-is", "pg-tis", "reinforce", "prime-rl", "ipo", "relax-high", "relax-low", "relax-both", "grpo-clip-higher"}
+ON_ROLLOUT = {
+    "pg-is",
+    "pg-tis",
+    "reinforce",
+    "prime-rl",
+    "ipo",
+    "relax-high",
+    "relax-low",
+    "relax-both",
+    "grpo-clip-higher",
+}
 ON_ROLLOUT |= {"dppo-binary-tv", "dppo-binary-kl", "dppo-topk-tv", "dppo-topk-kl", "mask-0.5", "mask-0.8"}
 CAPS = {"pg-tis": 3.0, "minirl-tis": 3.0} | {name: 5.0 for name in BLOCKED if name.startswith("dppo-topk")}
 OTHER_WEIGHT = {"reinforce", "gspo", *(name for name in BLOCKED if name.startswith("ppo"))}

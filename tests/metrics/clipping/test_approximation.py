@@ -164,7 +164,9 @@ def test_infinite_on_a_thousand_tokens():
 
 
 def test_without_top_k_the_binary_divergences_remain(judged_world):
-    found = result_of(judged_world.batch, needs=Needs(True, True, 0, full=True), algorithms=WITHOUT_TOP_K)["approximation"]
+    found = result_of(judged_world.batch, needs=Needs(True, True, 0, full=True), algorithms=WITHOUT_TOP_K)[
+        "approximation"
+    ]
     with_top_k = [row for row in judged_world.result["approximation"]["rows"] if row["k"] == 0]
     assert found["rows"] == with_top_k
     assert [row["k"] for row in found["bracket"]] == [0]

@@ -70,9 +70,7 @@ def test_correlations_over_the_steps():
     assert not np.allclose(*shares)
     reward = np.array([row["reward"]["value"] for row in found["by_step"]], dtype=float)
     change = np.diff(reward)
-    expected = [
-        pair for bad in shares for pair in ((bad, reward), (bad[:-1], change), (bad[:-1], abs(change)))
-    ]
+    expected = [pair for bad in shares for pair in ((bad, reward), (bad[:-1], change), (bad[:-1], abs(change)))]
     assert [row["steps"] for row in found["correlations"]] == 2 * [16, 15, 15]
     assert ["A < 0" in row["of"] for row in found["correlations"]] == [True] * 3 + [False] * 3
     assert ["A ≠ 0" in row["of"] for row in found["correlations"]] == [False] * 3 + [True] * 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields, replace
 from typing import Any
 
@@ -131,3 +132,25 @@ def estimates_in(result: Any, path: str = "") -> dict[str, dict[str, Any]]:
         return {path: result}
     items = result.items() if isinstance(result, dict) else enumerate(result) if isinstance(result, list) else ()
     return {name: found for key, value in items for name, found in estimates_in(value, f"{path}/{key}").items()}
+
+
+def no_numbers_in(found: Any, path: str = "") -> dict[str, float]:
+    """NaN and infinities by their path."""
+    if isinstance(found, float) and not np.isfinite(found):
+        return {path: found}
+    items = found.items() if isinstance(found, dict) else enumerate(found) if isinstance(found, list) else ()
+    return {name: x for key, inner in items for name, x in no_numbers_in(inner, f"{path}/{key}").items()}
+
+
+def checked(*batches: TokenBatch, **question: Any) -> dict[str, Any]:
+    """The result, which is valid JSON and in which everything that has no value says why."""
+    found = result_of(*batches, **question)
+    assert no_numbers_in(found) == {}
+    json.dumps(found, allow_nan=False)
+    for path, estimate in estimates_in(found).items():
+        assert estimate["value"] is not None or estimate["note"], path
+    return found
+
+
+def row_of(found: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(row for row in found["algorithms"] if row["name"] == name)

@@ -12,13 +12,15 @@ import pytest
 import torch
 
 from mismatch_cli.algorithms.parse import find
+from mismatch_cli.batch import TokenBatch
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.metrics.clipping.judged import Needs
 from mismatch_cli.metrics.clipping.result import clipping_result
 from mismatch_cli.metrics.clipping.summary import ClippingSummary
 from mismatch_cli.report.clipping.analysis import analyse_clipping, clipping_json, clipping_plot_data
 from mismatch_cli.report.clipping.token_classes import token_class
 from mismatch_cli.trace.reader import Trace
-from tests.metrics.clipping.world import ALL, estimates_in, result_of, summarise, without, world
+from tests.metrics.clipping.world import ALL, PLAIN, estimates_in, result_of, summarise, without, world
 from tests.report.clipping.written import TEXTS, write_trace
 
 SEEDS = (0, 1, 2)
@@ -35,15 +37,18 @@ def found(trace) -> dict[str, Any]:
     return clipping_json(analyse_clipping([trace], ALL, theory=True), arguments=["--theory"])
 
 
-def test_the_numbers_are_those_of_the_accumulators(found):
-    """To the bit: the summaries of the shards, merged in order."""
-    summary: ClippingSummary | None = None
-    for seed in SEEDS:
-        part = summarise(world(seed, 24), theory=True)
-        if summary is None:
-            summary = ClippingSummary(part.question)
+def merged_result(*batches: TokenBatch, **question: Any) -> dict[str, Any]:
+    """The summaries of the batches, merged in order."""
+    parts = [summarise(batch, **question) for batch in batches]
+    summary = ClippingSummary(parts[0].question)
+    for part in parts:
         summary.merge(part)
-    expected = json.loads(json.dumps(clipping_result(summary, 50)))
+    return clipping_result(summary, 50)
+
+
+def test_the_numbers_are_those_of_the_accumulators(found):
+    """To the bit."""
+    expected = json.loads(json.dumps(merged_result(*(world(seed, 24) for seed in SEEDS), theory=True)))
     for key, value in expected.items():
         if key == "algorithms":
             continue
@@ -105,10 +110,44 @@ def test_two_traces_are_one_measurement(tmp_path, trace):
 def test_a_shard_without_recomputed_is_counted_and_left_out(tmp_path):
     trace = write_trace(tmp_path / "trace", world(0, 30), without(world(1, 12), "logp_recomputed_T"))
     found = clipping_json(analyse_clipping([trace], ALL))
-    assert found["about"]["unscored_responses"] == found["counts"]["responses_without_columns"] == 12
+    assert found["counts"] == result_of(world(0, 30))["counts"] | {"lacking": {"logp_recomputed": 12}}
+    assert found["about"]["unscored_responses"] == 0  # the trainer did score them
+    clip = (find("grpo-clip-higher"),)
+    plain = clipping_json(analyse_clipping([trace], clip))
+    assert plain["counts"] == result_of(world(0, 30), world(1, 12), needs=PLAIN, algorithms=clip)["counts"]
+    assert plain["counts"]["lacking"] == {} and plain["counts"]["responses"] > found["counts"]["responses"]
+
+
+def test_a_shard_that_was_never_scored_is_counted_as_such(tmp_path):
+    trace = write_trace(tmp_path / "trace", world(0, 30), without(world(1, 12), "logp_trainer_T"))
+    found = clipping_json(analyse_clipping([trace], ALL))
+    assert found["about"]["unscored_responses"] == 12 and found["counts"]["lacking"] == {"logp_trainer": 12}
     assert found["counts"]["tokens"] == result_of(world(0, 30))["counts"]["tokens"]
-    plain = clipping_json(analyse_clipping([trace], (find("grpo-clip-higher"),)))
-    assert plain["counts"]["responses"] == 42 and plain["about"]["unscored_responses"] == 0
+
+
+def test_a_shard_without_full_divergences_is_judged_like_the_others(tmp_path):
+    lacking = without(world(1, 12), "tv_full_T", "kl_full_T")
+    trace = write_trace(tmp_path / "trace", world(0, 30), lacking)
+    found = clipping_json(analyse_clipping([trace], ALL, theory=True))
+    expected = json.loads(json.dumps(merged_result(world(0, 30), lacking)))
+    assert found["has"]["full"] is True and found["approximation"]["truth"] == "full"
+    assert found["counts"] == expected["counts"] and found["counts"]["lacking"] == {}
+    assert found["approximation"] == expected["approximation"]
+    assert "binary TV" in found["theory"]["tv_max_of"]
+
+
+def test_pooled_traces_are_judged_on_the_smallest_top_k_of_them(tmp_path):
+    """The first five of twenty ranks, beside a trace that holds five: as if both had recorded five."""
+    recorded = [world(seed, 24, top_k=k) for seed, k in ((0, 20), (1, 5))]
+    traces = [write_trace(tmp_path / str(n) / "trace", batch, seed=n) for n, batch in enumerate(recorded)]
+    asked = (find("dppo-topk-tv:k=5"), find("dppo-topk-kl:k=5"))
+    found = clipping_json(analyse_clipping(traces, asked))
+    needs = Needs(advantages=True, recomputed=False, top_k=5, full=True)
+    same = json.loads(json.dumps(merged_result(world(0, 24, top_k=5), recorded[1], needs=needs, algorithms=asked)))
+    for row, expected in zip(found["algorithms"], same["algorithms"], strict=True):
+        assert row["blocked"] == expected["blocked"] and row["blocked"]["all"]["value"] > 0
+    for part in ("counts", "sweeps", "approximation"):
+        assert found[part] == same[part], part
 
 
 def test_nothing_that_all_algorithms_need_together(tmp_path):
@@ -117,9 +156,12 @@ def test_nothing_that_all_algorithms_need_together(tmp_path):
     trace = write_trace(
         tmp_path / "trace", without(world(0, 12), *topk), without(world(1, 12), "logp_recomputed_T", topk[-1])
     )
-    with pytest.raises(MismatchError, match="--algorithm"):
+    with pytest.raises(MismatchError, match="--algorithm") as caught:
         analyse_clipping([trace], (find("minirl"), find("dppo-topk-tv")))
-    assert analyse_clipping([trace], (find("minirl"),)).summary.counts["responses"] == 12
+    assert "logp_recomputed" in str(caught.value) and "topk_logp_rollout" in str(caught.value)
+    minirl = analyse_clipping([trace], (find("minirl"),)).summary
+    assert (minirl.seen, minirl.lacking) == (24, {"logp_recomputed": 12})
+    assert minirl.counts["tokens"] == result_of(world(0, 12))["counts"]["tokens"]
 
 
 def test_without_advantages_both_signs_are_asked(tmp_path):
@@ -127,6 +169,9 @@ def test_without_advantages_both_signs_are_asked(tmp_path):
     found = clipping_json(analyse_clipping([trace], ALL))
     counts = found["counts"]
     assert counts["tokens"] == counts["positive"] == counts["negative"] > 0 == counts["zero_advantage"]
+    assert found["equivalents"] == []
+    for rows in (found["bad_updates"]["by_step"], *(row["by_step"] for row in found["algorithms"])):
+        assert sum(row["tokens"] for row in rows) == counts["tokens"]
     for path, estimate in estimates_in(found["algorithms"]).items():
         if path.endswith("/all"):
             assert estimate["value"] is None and estimate["note"], path

@@ -56,7 +56,8 @@ def test_without_top_k(tmp_path):
     assert support.has["top_k"] == 0 and support.needs.top_k == 0
     assert set(support.skipped) == TOP_K_NAMES
     for reason in support.skipped.values():
-        assert "needs the top 20" in reason and "has none" in reason and "--top-logprobs 20" in reason
+        assert "needs the top 20 log-probs" in reason and "the trace has none" in reason
+        assert "--top-logprobs 20" in reason
         assert "or ask for" not in reason
 
 
@@ -64,11 +65,41 @@ def test_fewer_ranks_than_asked(tmp_path):
     support = support_of(tmp_path, world(0, 6, top_k=5))
     assert support.has["top_k"] == 5
     assert set(support.skipped) == TOP_K_NAMES
-    assert "the top 5" in support.skipped["dppo-topk-tv"]
-    assert "dppo-topk-tv:k=5" in support.skipped["dppo-topk-tv"]
+    reason = support.skipped["dppo-topk-tv"]
+    assert "needs the top 20 log-probs" in reason and "the trace has the top 5" in reason
+    assert "dppo-topk-tv:k=5" in reason
     asked = find("dppo-topk-tv:k=5")
     judged = support_of(tmp_path / "again", world(0, 6, top_k=5), algorithms=(asked,))
     assert judged.judged == (asked,) and judged.needs.top_k == 5
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_pooled_traces_have_the_smallest_top_k_of_them(tmp_path, order):
+    traces = [write_trace(tmp_path / str(k) / "trace", world(k, 6, top_k=k), seed=k) for k in (20, 5)][::order]
+    support = Support.of(traces, ALL)
+    assert support.has["top_k"] == 5 and set(support.skipped) == TOP_K_NAMES
+    assert "the top 5" in support.skipped["dppo-topk-tv"]
+    judged = Support.of(traces, (find("dppo-topk-tv:k=5"), find("dppo-topk-tv:k=6")))
+    assert [a.name for a in judged.judged] == ["dppo-topk-tv:k=5"] and judged.needs.top_k == 5
+
+
+def test_pooled_traces_of_which_one_has_no_top_k(tmp_path):
+    traces = [write_trace(tmp_path / "0" / "trace", world(0, 6), seed=0)]
+    traces.append(write_trace(tmp_path / "1" / "trace", world(1, 6), seed=1, without=TOP_K))
+    support = Support.of(traces, ALL)
+    assert support.has["top_k"] == 0 and set(support.skipped) == TOP_K_NAMES
+
+
+def test_an_own_mask_with_a_threshold_k_needs_no_top_k(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from mismatch_cli.trust_regions import Decision\n"
+        "def trust_region(compared, advantage_T, *, k: int = 50):\n"
+        "    return Decision(compared.ratio_T < k, compared.log_ratio_T)\n",
+        encoding="utf-8",
+    )
+    support = support_of(tmp_path, algorithms=(find(str(path)),), without=TOP_K)
+    assert len(support.judged) == 1 and support.needs.top_k == 0
 
 
 def test_the_advice_about_k_works_for_an_algorithm_with_parameters(tmp_path):

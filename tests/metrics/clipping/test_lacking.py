@@ -1,0 +1,69 @@
+"""Columns that were not measured, for some tokens or for whole batches: what is left out, and what is said of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mismatch_cli.metrics.clipping.result import clipping_result
+from tests.metrics.clipping import brute
+from tests.metrics.clipping.world import EVERYTHING, checked, row_of, summarise, world
+
+
+def test_recomputed_for_some_responses_only():
+    """A token without log π′ does not count for any algorithm, so that all are judged on the same ones."""
+    batch = world(0, 40)
+    recomputed = batch.logp_recomputed_T.clone()
+    recomputed[: int(batch.offset_S1[20])] = float("nan")
+    batch = replace(batch, logp_recomputed_T=recomputed)
+    found, t = checked(batch), brute.counted(batch, EVERYTHING)
+    judged = t[t["A"] != 0]
+    assert found["counts"]["tokens"] == len(judged) and set(judged["s"]) <= set(range(20, 40))
+    assert found["counts"]["not_measured"] == int((batch.loss_mask_T & recomputed.isnan()).sum())
+    assert row_of(found, "grpo-clip-higher")["blocked"]["all"]["value"] == pytest.approx(
+        judged["grpo-clip-higher"].mean()
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["logp_trainer_T", "logp_recomputed_T", "advantage_T", "topk_logp_trainer_TK", "topk_logp_recomputed_TK"],
+)
+def test_a_batch_without_a_needed_column_is_left_out_and_counted(name):
+    complete, lacking = world(0, 30), world(1, 12)
+    found = checked(complete, replace(lacking, **{name: None}))
+    alone = checked(complete)
+    assert found.pop("counts") == alone.pop("counts") | {"lacking": {name.rpartition("_")[0]: 12}}
+    assert found == alone
+
+
+def test_responses_left_out_are_counted_by_column_across_shards():
+    one, other = (summarise(world(seed, 12), replace(world(9, n), advantage_T=None)) for seed, n in ((0, 3), (1, 4)))
+    other.update(replace(world(8, 5), logp_recomputed_T=None))
+    one.merge(other)
+    counts = clipping_result(one, 5)["counts"]
+    assert counts["lacking"] == {"advantage": 7, "logp_recomputed": 5}
+    assert one.seen == 12 + 3 + 12 + 4 + 5
+
+
+@pytest.mark.parametrize("name", ["tv_full_T", "kl_full_T"])
+def test_a_full_divergence_is_not_needed_to_judge(name):
+    """Where it was not measured, for some tokens or for a whole batch, every number but the approximation is equal."""
+    first, second = world(0, 30), world(1, 12)
+    complete = checked(first, second)
+    some_T = getattr(first, name).clone()
+    some_T[::3] = float("nan")
+    for batches in ((replace(first, **{name: some_T}), second), (first, replace(second, **{name: None}))):
+        found = checked(*batches)
+        for part in found:
+            assert (found[part] == complete[part]) is (part != "approximation"), part
+
+
+def test_a_top_k_list_that_was_not_measured_does_not_count():
+    batch = world(0, 30)
+    topk = batch.topk_logp_trainer_TK.clone()
+    topk[: int(batch.offset_S1[10])] = float("nan")
+    found = checked(replace(batch, topk_logp_trainer_TK=topk))
+    t = brute.counted(batch, EVERYTHING)
+    assert found["counts"]["tokens"] == int(((t["s"] >= 10) & (t["A"] != 0)).sum())
