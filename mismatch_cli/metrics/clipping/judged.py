@@ -116,10 +116,10 @@ class Judged:
 
     def statistic(self, region: str, top_k: int) -> np.ndarray:
         """What a mask on trainer/rollout holds against its threshold; of a top-K mask, over the first `top_k` ranks."""
+        fixed = {"k": top_k, "replace_last": False} if region.startswith("top-k") else {}
         same = (m for m in self._decided if m.region == region and m.ratio == TRAINER_ROLLOUT)
-        chosen = (("k", top_k),) if region.startswith("top-k") else ()
-        mask = next((m for m in same if m.thresholds.get("k", top_k) == top_k), Mask(region, chosen=chosen))
-        return self._decide(mask).statistic_T.numpy()
+        alike = (m for m in same if fixed.items() <= m.thresholds.items())
+        return self._decide(next(alike, Mask(region, chosen=tuple(fixed.items())))).statistic_T.numpy()
 
     @property
     def num_responses(self) -> int:

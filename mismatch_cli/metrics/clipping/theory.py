@@ -23,9 +23,8 @@ class Theory:
 
     def __init__(self, replicates: int) -> None:
         self.sums, self.weights = ResampledSums(len(_COLUMNS), replicates), SequenceWeights(replicates)
-        self.tv_max = self.xi = self.weight_log_max = -np.inf
+        self.tv_max = self.tv_full_max = self.xi = self.weight_log_max = -np.inf
         self.longest = 0
-        self.full = True  # whether tv_max is of full TVs
 
     def update(self, judged: Judged) -> None:
         gaps = judged.gaps
@@ -48,11 +47,10 @@ class Theory:
 
     def _update_extremes(self, judged: Judged, reward_S: np.ndarray, d_S: np.ndarray, graded_S: np.ndarray) -> None:
         counted_N = judged.gaps.per_token(graded_S)
+        self.tv_max = max(self.tv_max, float(np.abs(judged.difference_N[counted_N]).max(initial=-np.inf)))
         full_N = judged.gaps.column("tv_full_T")
-        if full_N is None or np.isnan(full_N).any():
-            self.full = False  # a binary TV can only be smaller
-            full_N = np.abs(judged.difference_N)
-        self.tv_max = max(self.tv_max, float(full_N[counted_N].max(initial=-np.inf)))
+        full_U = np.array([np.nan]) if full_N is None else full_N[counted_N]  # NaN: not measured, and not from here on
+        self.tv_full_max = float(np.maximum(self.tv_full_max, full_U.max(initial=-np.inf)))
         self.xi = max(self.xi, float(np.abs(reward_S).max()))
         self.weight_log_max = max(self.weight_log_max, float(d_S.max()))
         self.longest = max(self.longest, int(judged.gaps.responses.length_S[graded_S].max()))
@@ -60,7 +58,7 @@ class Theory:
     def merge(self, other: Theory) -> None:
         self.sums.merge(other.sums)
         self.weights.merge(other.weights)
-        self.full &= other.full
+        self.tv_full_max = float(np.maximum(self.tv_full_max, other.tv_full_max))  # NaN stays
         for name in ("tv_max", "xi", "weight_log_max", "longest"):
             setattr(self, name, max(getattr(self, name), getattr(other, name)))
 
@@ -71,17 +69,19 @@ class Theory:
         estimates = self.sums.result(self._evaluate, prompts) | {
             "ess": self.weights.result(prompts)["ess_sequence"],
         }
+        full = not np.isnan(self.tv_full_max)
+        tv_max = self.tv_full_max if full else self.tv_max
         surrogate = estimates["surrogate"].value
         if surrogate is not None:
-            penalty = 2 * self.xi * self.longest * (self.longest - 1) * self.tv_max**2
+            penalty = 2 * self.xi * self.longest * (self.longest - 1) * tv_max**2
             estimates["quadratic_bound"] = Estimate(surrogate - penalty, note=EXTREME)
         with np.errstate(over="ignore"):
             largest = float(np.exp(self.weight_log_max))
         return {name: estimate.to_dict() for name, estimate in estimates.items()} | {
             "xi": self.xi,
             "longest": self.longest,
-            "tv_max": self.tv_max,
-            "tv_max_of": "full TV" if self.full else "binary TV of the sampled tokens, which can only be smaller",
+            "tv_max": tv_max,
+            "tv_max_of": "full TV" if full else "binary TV of the sampled tokens, which can only be smaller",
             "weight_max": largest if np.isfinite(largest) else None,
         }
 
