@@ -84,7 +84,7 @@ def _tensor(gaps: TokenGaps, name: str) -> torch.Tensor:
 
 def _column(gaps: TokenGaps, name: str) -> np.ndarray:
     column_N = gaps.column(name)
-    assert column_N is not None  # `Needs.met_by` was asked
+    assert column_N is not None  # `Needs.missing_in` was asked
     return column_N
 
 
