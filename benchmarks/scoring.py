@@ -124,20 +124,20 @@ def measure_memory(name: str, case: Case) -> float:
     """Peak above what was resident before, in MB; the imports of a variant count before, not during."""
     small = Case(case.hidden_TH[:32], case.weight_VH[:64], case.target_T[:32] % 64, case.query_TK[:32] % 64)
     VARIANTS[name].run(small)
-    before = _reset_peak()
+    before = reset_peak()
     VARIANTS[name].run(case)
-    return _peak() - before
+    return peak() - before
 
 
-def _reset_peak() -> float:
+def reset_peak() -> float:
     """Set the process's high-water mark back to what is resident now, where the system can (Linux)."""
     reset = Path("/proc/self/clear_refs")
     if reset.exists():
         reset.write_text("5")
-    return _peak()
+    return peak()
 
 
-def _peak() -> float:
+def peak() -> float:
     status = Path("/proc/self/status")
     if status.exists():
         line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))

@@ -1,0 +1,222 @@
+"""The policy-gradient loss from hidden states, its gradient formed in the forward pass: never sequence × vocabulary.
+
+Three matrix products in all, as many as autograd needs through full logits. `_R` are the tokens of one row tile, `_U`
+those of them that have a coefficient, `_W` vocabulary entries of one slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import logsigmoid
+
+from mismatch_cli.sampling import SamplingSettings
+from mismatch_cli.scoring.head import Head, score_hidden
+
+_ROW_TILE = 256  # tokens whose logits exist at once (benchmarks/policy_gradient.py)
+_CPU_ROWS = 4  # of those, how many the softmax sees at once: on a CPU so few that they stay in cache
+_SLICE = 8192  # vocabulary entries per backward product
+_NEVER = -1e30  # stands for a logit of -inf: probability 0, and their product is 0 as well
+
+CoefficientOf = Callable[[slice, Tensor], Tensor]
+
+
+class PolicyGradient(NamedTuple):
+    """The loss, and what was seen on the way, in nats; all float32, or float64 where the head is."""
+
+    loss: Tensor  # −Σ coefficient · log π; a scalar with gradients for hidden states, weight and bias
+    logp_N: Tensor  # without gradient
+    entropy_N: Tensor  # without gradient
+
+
+def policy_gradient_loss(
+    hidden_NH: Tensor,
+    head: Head,
+    token_ids_N: Tensor,
+    coefficient_of: CoefficientOf,
+    sampling: SamplingSettings,
+    row_tile: int = _ROW_TILE,
+) -> PolicyGradient:
+    """−Σ coefficient · log π with each coefficient a constant: d loss / d log π = −coefficient.
+
+    `coefficient_of(rows, logp)` is asked once for each row tile, in order and without grad mode, as soon as the log π
+    of the tokens `rows` is known; a rule that looks at whole responses takes `logp_pass` first. Logits are formed as
+    `score_hidden` forms them, and log π and entropy are equal to its own up to the rounding of a logit, which depends
+    on the shape of the product. Tokens whose coefficient is 0 enter no backward product, whatever their logits are.
+
+    The weight's gradient accumulates in float32 and is rounded to the weight's dtype after the scaling by grad_output.
+    Backward works once (the gradient is given away, not kept), and there is no second derivative. The entropy carries
+    no gradient.
+    """
+    if sampling.truncates:
+        raise ValueError("The policy gradient needs the full support: top-p, top-k and min-p must be off.")
+    hidden_NH = hidden_NH.to(head.weight_VH)
+    token_ids_N = token_ids_N.to(hidden_NH.device, torch.int64)
+    job = _Job(head, token_ids_N, coefficient_of, sampling.temperature, row_tile, torch.is_grad_enabled())
+    return PolicyGradient(*_FormedInForward.apply(hidden_NH, head.weight_VH, head.bias_V, job))
+
+
+def logp_pass(hidden_NH: Tensor, head: Head, token_ids_N: Tensor, sampling: SamplingSettings) -> Tensor:
+    """log π of every token, float32, for coefficients that depend on whole responses: a fourth product."""
+    no_queries_NK = token_ids_N.new_empty(len(token_ids_N), 0)
+    scores = score_hidden(hidden_NH.detach(), head, token_ids_N, no_queries_NK, sampling)
+    return scores.logp_T.clone()  # an inference tensor cannot meet autograd
+
+
+@dataclass(frozen=True)
+class _Job:
+    head: Head
+    token_ids_N: Tensor
+    coefficient_of: CoefficientOf
+    temperature: float
+    row_tile: int
+    grad_enabled: bool  # of the caller: inside an autograd function it is always off
+
+
+class _FormedInForward(torch.autograd.Function):
+    """An autograd function takes and returns tensors one by one; weight and bias are named for autograd's sake."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, job: _Job
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        wanted = [job.grad_enabled and needed for needed in ctx.needs_input_grad[:3]]
+        inputs = (hidden_NH, weight_VH, bias_V)
+        # Sums are float32 for every head but a float64 one.
+        sums = [_zeros(x) if need and x is not None else None for need, x in zip(wanted, inputs, strict=True)]
+        gradients = _Gradients(*sums)
+        result = _form(hidden_NH, job, gradients)
+        ctx.formed, ctx.dtype = gradients, weight_VH.dtype
+        ctx.mark_non_differentiable(result.logp_N, result.entropy_N)
+        return result.loss, result.logp_N, result.entropy_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.formed is None:
+            raise RuntimeError("This policy-gradient loss has been differentiated already: backward works once.")
+        formed, ctx.formed = ctx.formed, None  # given away, so that .grad can take the memory
+        scaled = [None if x is None else x.mul_(grad_loss).to(ctx.dtype) for x in formed]
+        return (*scaled, None)
+
+
+class _Gradients(NamedTuple):
+    """Sums of d loss / d input; None where nobody asked."""
+
+    hidden_NH: Tensor | None
+    weight_VH: Tensor | None
+    bias_V: Tensor | None
+
+
+def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _zeros(like: Tensor) -> Tensor:
+    return torch.zeros(like.shape, dtype=_sum_dtype(like.dtype), device=like.device)
+
+
+def _form(hidden_NH: Tensor, job: _Job, gradients: _Gradients) -> PolicyGradient:
+    """Loss, log π and entropy; adds to the gradients what each tile gives."""
+    head, count = job.head, len(hidden_NH)
+    logp_N, entropy_N = (_zeros(hidden_NH[:, 0]) for _ in range(2))
+    loss = logp_N.new_zeros(())
+    tiles = _Tiles(head, job.temperature, hidden_NH.new_empty(min(job.row_tile, count), head.vocabulary))
+    for start in range(0, count, job.row_tile):
+        rows = slice(start, min(start + job.row_tile, count))
+        logp_N[rows], entropy_N[rows], slope_RV = tiles.look(hidden_NH[rows], job.token_ids_N[rows])
+        coefficient_R = job.coefficient_of(rows, logp_N[rows]).to(logp_N).expand_as(logp_N[rows])
+        active_U = coefficient_R.nonzero()[:, 0]
+        if len(active_U):
+            coefficient_U = coefficient_R[active_U]
+            loss -= coefficient_U @ logp_N[rows][active_U]
+            slope_UV = _move_up(slope_RV, active_U)
+            _add(gradients, head, slope_UV, hidden_NH[rows][active_U], tiles.unit * coefficient_U, active_U + start)
+    return PolicyGradient(loss, logp_N, entropy_N)
+
+
+class _Tiles:
+    """Logits, log π, entropy and slopes, one row tile after the other in the same memory.
+
+    The slope is −d log π / d (h Wᵀ + b) up to the constant `unit`, which holds divisor, multiplier and temperature:
+    softmax − onehot, times what the cap lets through. A float32 head's slopes replace its logits.
+    """
+
+    def __init__(self, head: Head, temperature: float, logits_RV: Tensor) -> None:
+        self._head, self._temperature, self._logits_RV = head, temperature, logits_RV
+        self._rows = _CPU_ROWS if logits_RV.device.type == "cpu" else len(logits_RV)
+        dtype = _sum_dtype(logits_RV.dtype)
+        self._slope_RV = logits_RV if logits_RV.dtype == dtype else torch.empty_like(logits_RV, dtype=dtype)
+        self._z_RV, self._passed_RV = (torch.empty_like(logits_RV[: self._rows], dtype=dtype) for _ in range(2))
+        self.unit = head.multiplier / (head.divisor * temperature)
+
+    def look(self, hidden_RH: Tensor, ids_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """log π, entropy and slopes of a tile; the slopes stand until the next look."""
+        slope_RV = self._slope_RV[: len(ids_R)]
+        logits_RV = self._head.logits(hidden_RH, out=self._logits_RV[: len(ids_R)])
+        parts = zip(*(x.split(self._rows) for x in (logits_RV, slope_RV, ids_R)), strict=True)
+        z_R, own_R, top_R, rest_R, weighted_R = torch.cat([self._look(*part) for part in parts]).T
+        sum_R = rest_R + own_R  # 1 but for the rounding of softmax's own sum
+        entropy_R = (sum_R / top_R).log() - (weighted_R + z_R.clamp(min=_NEVER) * own_R) / sum_R
+        return logsigmoid(z_R + (top_R / rest_R).log()), entropy_R, slope_RV
+
+    def _look(self, logits_RV: Tensor, slope_RV: Tensor, ids_R: Tensor) -> Tensor:
+        """Five columns: z and π of the target, π of the most probable token; Σ π and Σ zπ of all but the target.
+
+        z is relative to the largest logit. As in RunningRows, the target stays out of the sums: 1 − π is then known to
+        its relative precision where π is nearly 1.
+        """
+        z_RV, passed_RV, ids_R1 = self._z_RV[: len(ids_R)], self._passed_RV[: len(ids_R)], ids_R[:, None]
+        z_RV.copy_(logits_RV)
+        if self._head.softcap is not None:  # before the slopes take the place of the logits
+            torch.div(logits_RV, self._head.softcap, out=passed_RV).square_().neg_().add_(1)
+        if self._temperature != 1:
+            z_RV.div_(self._temperature)
+        z_R1 = z_RV.sub_(z_RV.amax(dim=1, keepdim=True)).gather(1, ids_R1)
+        prob_RV = torch.softmax(z_RV.clamp_(min=_NEVER), dim=1, out=slope_RV)
+        top_R1, own_R1 = prob_RV.amax(dim=1, keepdim=True), prob_RV.gather(1, ids_R1)
+        prob_RV.scatter_(1, ids_R1, 0.0)
+        rest_R1 = prob_RV.sum(dim=1, keepdim=True)
+        weighted_R1 = z_RV.mul_(prob_RV).sum(dim=1, keepdim=True)
+        slope_RV.scatter_(1, ids_R1, -rest_R1)
+        if self._head.softcap is not None:
+            slope_RV.mul_(passed_RV)
+        return torch.cat([z_R1, own_R1, top_R1, rest_R1, weighted_R1], dim=1)
+
+
+def _move_up(slope_RV: Tensor, active_U: Tensor) -> Tensor:
+    """The rows that count, in order, at the top of the same memory."""
+    if len(active_U) < len(slope_RV):
+        for target, source in enumerate(active_U.tolist()):
+            if target != source:
+                slope_RV[target].copy_(slope_RV[source])
+    return slope_RV[: len(active_U)]
+
+
+def _add(
+    gradients: _Gradients, head: Head, slope_UV: Tensor, hidden_UH: Tensor, coefficient_U: Tensor, rows_U: Tensor
+) -> None:
+    """The two backward products, slice by slice of the vocabulary.
+
+    Both are float32 products in any dtype: in half precision the rounding of each part of a sum would add up, and small
+    gradients leave the range of float16 before grad_output can scale them.
+    """
+    coefficient_U1 = coefficient_U[:, None]
+    weighted_UH = hidden_UH * coefficient_U1
+    back_UH = torch.zeros_like(weighted_UH)
+    for start in range(0, head.vocabulary, _SLICE):
+        part = slice(start, start + _SLICE)
+        slope_UW = slope_UV[:, part]
+        if gradients.hidden_NH is not None:
+            back_UH.addmm_(slope_UW, head.weight_VH[part].to(slope_UW.dtype))
+        if gradients.weight_VH is not None:
+            gradients.weight_VH[part].addmm_(slope_UW.T, weighted_UH)
+        if gradients.bias_V is not None:
+            gradients.bias_V[part].addmv_(slope_UW.T, coefficient_U)
+    if gradients.hidden_NH is not None:
+        gradients.hidden_NH[rows_U] = back_UH.mul_(coefficient_U1)
