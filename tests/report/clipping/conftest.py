@@ -100,7 +100,8 @@ def algorithm_row(algorithm: Algorithm, blocked_T: np.ndarray, tokens: Tokens) -
         here = tokens.step_T == step
         gone, kept = here & blocked_T, here & ~blocked_T
         by_step.append({
-            "first": int(step), "last": int(step), "tokens": int(here.sum()), "blocked": by_sign(blocked_T[here], advantage_T[here]),
+            "first": int(step), "last": int(step), "tokens": int(here.sum()),
+            "blocked": by_sign(blocked_T[here], advantage_T[here]),
             "mu_blocked": mean(mu_T[gone]), "mu_kept": mean(mu_T[kept]),
             "entropy_blocked": mean(tokens.entropy_T[gone]), "entropy_kept": mean(tokens.entropy_T[kept]),
         })  # fmt: skip
