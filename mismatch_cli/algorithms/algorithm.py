@@ -8,7 +8,7 @@ r = trainer/rollout, r′ = trainer/recomputed, ρ = recomputed/rollout (the eng
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cache, cached_property, reduce
 from math import inf
 from types import ModuleType
 
@@ -148,3 +148,28 @@ def coefficient_T(algorithm: Algorithm, policies: Policies, advantage_T: Tensor)
             coefficient = coefficient / policies.responses.length_S[policies.responses.of_T]
         kept_T = keep_T(algorithm, policies, advantage_T) & (advantage_T != 0)
         return coefficient.to(policies.trainer.dtype).masked_fill(~kept_T, 0.0)
+
+
+@cache
+def judges_single_tokens(algorithm: Algorithm) -> bool:
+    """Whether a token's coefficient follows from its own log-probs: not from its response, nor from other tokens.
+
+    Asked of the algorithm itself: the same tokens as one response and as many must get the same coefficients.
+    """
+    if algorithm.needs_top_k:
+        return False
+    generator = torch.Generator().manual_seed(0)
+    size_2T = 10 ** (
+        -5 * torch.rand(2, 64, generator=generator)
+    )  # gaps from 1e-5 to 1 nat: inside and outside of bands
+    gap_2T = size_2T * torch.randn(2, 64, generator=generator)
+    rollout_T = -5 - torch.rand(64, generator=generator)
+    recomputed_T = rollout_T + gap_2T[0]
+    trainer_T = recomputed_T + gap_2T[1]
+    advantage_T = torch.rand(64, generator=generator) - 0.5
+    groupings = (torch.arange(65), torch.tensor([0, 64]))
+    coefficients = [
+        coefficient_T(algorithm, Policies(rollout_T, trainer_T, recomputed_T, offset_S1), advantage_T)
+        for offset_S1 in groupings
+    ]
+    return torch.equal(*coefficients)

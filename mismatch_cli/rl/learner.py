@@ -1,0 +1,231 @@
+"""The trainer that learns: one optimiser step from a minibatch of responses, by any algorithm of the table.
+
+The weights that compute are in the trainer's dtype, the ones that AdamW changes in float32: a step is often too small
+for half precision to hold. What the engine is given are the weights that compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mismatch_cli.algorithms.algorithm import Algorithm, coefficient_T, judges_single_tokens
+from mismatch_cli.batch import Rollout
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.policies import Policies, TopKLogProbs
+from mismatch_cli.rl.aggregation import response_scale
+from mismatch_cli.rl.loss_scale import LossScale
+from mismatch_cli.sampling import SamplingSettings
+from mismatch_cli.scoring.batches import ScoreRequest, micro_batches, pad_right
+from mismatch_cli.scoring.head import score_hidden
+from mismatch_cli.scoring.policy_gradient import policy_gradient_loss
+from mismatch_cli.scoring.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One response to learn from; `recomputed` None means that the trainer still has the weights that sampled it."""
+
+    rollout: Rollout
+    advantage: float
+    logp_recomputed_T: np.ndarray | None = None
+    topk_logp_recomputed_TK: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class LearnerSettings:
+    """How an update is made."""
+
+    learning_rate: float
+    max_tokens: int  # T_max of the aggregation
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    aggregation: str = "sequence-sum"
+    token_budget: int = 8192  # padded tokens in a micro-batch
+
+
+@dataclass(frozen=True)
+class Update:
+    """What was seen on the way: log π and entropy before the step, by sample; the gradient's norm before the clip."""
+
+    logp: list[np.ndarray]  # _T float32, nats
+    entropy: list[np.ndarray]  # _T float32, nats
+    grad_norm: float
+    stepped: bool  # False: float16 gradients overflowed, and the loss scale was halved instead
+
+
+class Learner:
+    """A Hugging Face model with an optimiser, an algorithm, and the policy-gradient head in tiles."""
+
+    def __init__(
+        self, trainer: Trainer, algorithm: Algorithm, sampling: SamplingSettings, settings: LearnerSettings
+    ) -> None:
+        self.trainer, self.model = trainer, trainer.model
+        self.algorithm, self._sampling, self._settings = algorithm, sampling, settings
+        self._backbone = self.model.get_decoder()
+        output = self.model.get_output_embeddings()
+        self._head = replace(trainer.head, weight_VH=output.weight, bias_V=getattr(output, "bias", None))
+        self._weights = [p for p in self.model.parameters() if p.requires_grad]
+        self._masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self._weights]
+        self.optimizer = torch.optim.AdamW(
+            self._masters,
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+        )
+        self.loss_scale = LossScale(enabled=self._head.weight_VH.dtype == torch.float16)
+        self.version = 0  # optimiser steps behind the weights
+
+    def update(self, samples: Sequence[Sample]) -> Update:
+        """One optimiser step; a `MismatchError` for gradients that are not finite where no loss scale can help."""
+        for weight in self._weights:
+            weight.grad = None
+        scale_S = response_scale(
+            self._settings.aggregation,
+            np.array([len(s.rollout.response_ids) for s in samples]),
+            self._settings.max_tokens,
+        )
+        requests = [ScoreRequest(s.rollout.prompt_ids, s.rollout.response_ids, s.rollout.topk_ids_TK) for s in samples]
+        seen: list[tuple[np.ndarray, np.ndarray]] = [(_NOTHING, _NOTHING)] * len(samples)
+        for batch in micro_batches(requests, self._settings.token_budget):
+            members = [samples[i] for i in batch]
+            parts = self._accumulate([requests[i] for i in batch], members, scale_S[batch])
+            for i, part in zip(batch, parts, strict=True):
+                seen[i] = part
+        grad_norm, stepped = self._step()
+        return Update([logp for logp, _ in seen], [entropy for _, entropy in seen], grad_norm, stepped)
+
+    def _accumulate(
+        self, requests: Sequence[ScoreRequest], samples: Sequence[Sample], scale_S: np.ndarray
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Add the gradient of one micro-batch; answers log π and entropy of each of its responses."""
+        ids_BL, mask_BL = pad_right(requests, self.model.device)
+        hidden_BLH = self._backbone(input_ids=ids_BL, attention_mask=mask_BL, use_cache=False).last_hidden_state
+        rows = zip(hidden_BLH, requests, strict=True)
+        hidden_TH = torch.cat([hidden_LH[len(r.prompt_ids) - 1 : r.num_fed] for hidden_LH, r in rows])
+        ids_T = torch.tensor([token for r in requests for token in r.response_ids], device=hidden_TH.device)
+        judged = _Judged(self.algorithm, requests, samples, scale_S, hidden_TH.device)
+        if not judges_single_tokens(self.algorithm):
+            judged.look_first(score_hidden(hidden_TH.detach(), self._head, ids_T, judged.query_ids_TK, self._sampling))
+        found = policy_gradient_loss(hidden_TH, self._head, ids_T, judged.coefficient, self._sampling)
+        if found.loss.requires_grad:
+            (found.loss * self.loss_scale.value).backward()
+        lengths = [len(r.response_ids) for r in requests]
+        return [
+            (logp_T.cpu().numpy(), entropy_T.cpu().numpy())
+            for logp_T, entropy_T in zip(found.logp_N.split(lengths), found.entropy_N.split(lengths), strict=True)
+        ]
+
+    def _step(self) -> tuple[float, bool]:
+        """Gradients to float32, unscaled, clipped by their norm; AdamW; the masters rounded into the weights."""
+        for weight, master in zip(self._weights, self._masters, strict=True):
+            gradient = torch.zeros_like(master) if weight.grad is None else weight.grad.float()
+            master.grad = gradient.div_(self.loss_scale.value) if self.loss_scale.enabled else gradient
+        norm = float(torch.nn.utils.clip_grad_norm_(self._masters, self._settings.max_grad_norm))
+        finite = bool(np.isfinite(norm))
+        self.loss_scale.update(finite)
+        if not finite and not self.loss_scale.enabled:
+            raise MismatchError(
+                f"The gradient of update {self.version + 1} is not finite. Try a lower --learning-rate, or "
+                "--trainer-dtype float32; the ratios of this minibatch may be infinite."
+            )
+        if finite:
+            self.optimizer.step()
+            self.version += 1
+            with torch.no_grad():
+                for weight, master in zip(self._weights, self._masters, strict=True):
+                    if weight is not master:
+                        weight.copy_(master)
+        return norm, finite
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next update depends on, besides the settings."""
+        return {
+            "version": self.version,
+            "masters": [master.detach() for master in self._masters],
+            "optimizer": self.optimizer.state_dict(),
+            "loss_scale": self.loss_scale.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.version = state["version"]
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.loss_scale.load_state_dict(state["loss_scale"])
+        with torch.no_grad():
+            for weight, master, saved in zip(self._weights, self._masters, state["masters"], strict=True):
+                master.copy_(saved)
+                if weight is not master:
+                    weight.copy_(saved)
+
+
+_NOTHING = np.zeros(0, dtype=np.float32)
+
+
+class _Judged:
+    """The tokens of a micro-batch as its algorithm sees them: asked for coefficients as soon as log π is known."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        requests: Sequence[ScoreRequest],
+        samples: Sequence[Sample],
+        scale_S: np.ndarray,
+        device: torch.device,
+    ) -> None:
+        self._algorithm, self._samples, self._device = algorithm, samples, device
+        length_S = np.array([len(r.response_ids) for r in requests])
+        self._offset_S1 = torch.from_numpy(np.concatenate([[0], np.cumsum(length_S)])).to(device)
+        self._rollout_T = self._flat([s.rollout.logp_rollout_T for s in samples])
+        advantage_S = np.array([s.advantage for s in samples], dtype=np.float32)
+        self._advantage_T = torch.from_numpy(np.repeat(advantage_S, length_S)).to(device)
+        self._scale_T = torch.from_numpy(np.repeat(scale_S, length_S).astype(np.float32)).to(device)
+        recomputed = [s.logp_recomputed_T for s in samples]
+        self._recomputed_T = None if any(x is None for x in recomputed) else self._flat(recomputed)  # type: ignore[arg-type]
+        self._ready_T: Tensor | None = None
+        k = algorithm.needs_top_k
+        if k and any(r.topk_ids_TK is None or r.topk_ids_TK.shape[1] < k for r in requests):
+            raise MismatchError(
+                f"{algorithm.name} needs the engine's top {k} log-probs. Sample with --top-logprobs {k}."
+            )
+        ids_TK = [r.topk_ids_TK[:, :k] for r in requests if r.topk_ids_TK is not None] if k else []
+        self.query_ids_TK = (
+            self._flat(ids_TK).long()
+            if ids_TK
+            else torch.zeros(int(length_S.sum()), 0, dtype=torch.int64, device=device)
+        )
+        self._ids_T = torch.tensor([token for r in requests for token in r.response_ids], device=device)
+
+    def look_first(self, scores: Any) -> None:
+        """Form every coefficient from a log-prob pass, for rules that look at whole responses or at other tokens."""
+        topk = self._topk(scores.logp_at_ids_TK.clone()) if self._algorithm.needs_top_k else None
+        self._ready_T = self._coefficients(scores.logp_T.clone(), slice(None), self._offset_S1, topk)
+
+    def coefficient(self, rows: slice, logp_T: Tensor) -> Tensor:
+        """The coefficients of some tokens, with their response's factor in the aggregation."""
+        if self._ready_T is not None:
+            return self._ready_T[rows]
+        return self._coefficients(logp_T, rows, torch.tensor([0, len(logp_T)], device=self._device), None)
+
+    def _coefficients(self, logp_T: Tensor, rows: slice, offset_S1: Tensor, topk: TopKLogProbs | None) -> Tensor:
+        recomputed_T = logp_T if self._recomputed_T is None else self._recomputed_T[rows]
+        policies = Policies(self._rollout_T[rows], logp_T, recomputed_T, offset_S1, topk)
+        return coefficient_T(self._algorithm, policies, self._advantage_T[rows]) * self._scale_T[rows]
+
+    def _topk(self, trainer_TK: Tensor) -> TopKLogProbs:
+        k = self._algorithm.needs_top_k
+        rollout_TK = self._flat([s.rollout.topk_logp_rollout_TK[:, :k] for s in self._samples])  # type: ignore[index]
+        recomputed = [s.topk_logp_recomputed_TK for s in self._samples]
+        known = all(x is not None for x in recomputed)
+        recomputed_TK = self._flat([x[:, :k] for x in recomputed]) if known else trainer_TK  # type: ignore[index]
+        return TopKLogProbs(self._ids_T, self.query_ids_TK, rollout_TK, trainer_TK, recomputed_TK)
+
+    def _flat(self, parts: Sequence[np.ndarray]) -> Tensor:
+        return torch.from_numpy(np.concatenate(parts)).to(self._device)

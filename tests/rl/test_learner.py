@@ -1,0 +1,227 @@
+"""One optimiser step: its gradient is that of the published objective, and a saved learner goes on where it stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mismatch_cli.algorithms.algorithm import judges_single_tokens
+from mismatch_cli.algorithms.table import TABLE
+from mismatch_cli.batch import Rollout
+from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.rl.aggregation import AGGREGATIONS, response_scale
+from mismatch_cli.rl.learner import Learner, LearnerSettings, Sample
+from mismatch_cli.rl.loss_scale import LossScale
+from mismatch_cli.sampling import SamplingSettings
+from mismatch_cli.scoring.batches import ScoreRequest
+from mismatch_cli.scoring.trainer import Trainer
+from tests.algorithms import published
+
+PLAIN = SamplingSettings()
+SETTINGS = LearnerSettings(learning_rate=0.0, max_tokens=40, max_grad_norm=1e9, token_budget=120)
+LENGTHS, ADVANTAGES = (21, 9, 30, 14, 1), (1.0, -0.5, -1.5, 0.7, 0.0)
+
+
+@pytest.fixture
+def make_learner(save_model) -> Callable[..., Learner]:
+    folder = save_model("Qwen3", vocab_size=211, tie_word_embeddings=True)
+
+    def make(algorithm: str = "dppo-binary-tv", dtype: str = "float32", **changes: Any) -> Learner:
+        trainer = Trainer.load(folder, sampling=PLAIN, dtype=dtype)
+        return Learner(trainer, TABLE[algorithm], PLAIN, replace(SETTINGS, **changes))
+
+    return make
+
+
+def make_samples(learner: Learner, gap: float = 0.4) -> list[Sample]:
+    """Responses of random tokens, with log-probs near the trainer's own; the last one has no advantage."""
+    rng = np.random.default_rng(0)
+    requests = [ScoreRequest([5, 7 + i], rng.integers(0, 211, n).tolist()) for i, n in enumerate(LENGTHS)]
+    samples = []
+    for request, score, advantage in zip(
+        requests, learner.trainer.score(requests, token_budget=500), ADVANTAGES, strict=True
+    ):
+        recomputed = np.minimum(score.logp_T + gap * rng.normal(size=len(score.logp_T)), -1e-3).astype(np.float32)
+        rollout = np.minimum(recomputed + gap / 2 * rng.normal(size=len(recomputed)), -1e-3).astype(np.float32)
+        nothing = np.ones(len(rollout), dtype=np.int32)
+        samples.append(
+            Sample(
+                Rollout(request.prompt_ids, request.response_ids, rollout, nothing, None, None, "stop"),
+                advantage,
+                recomputed,
+            )
+        )
+    return samples
+
+
+def through_logits(learner: Learner, samples: list[Sample]) -> Tensor:
+    """log π of all response tokens, laid flat, with a graph."""
+    rows = []
+    for sample in samples:
+        ids = torch.tensor([sample.rollout.prompt_ids + sample.rollout.response_ids])
+        logits = learner.model(input_ids=ids).logits[0, len(sample.rollout.prompt_ids) - 1 : -1]
+        rows.append(logits.float().log_softmax(-1).gather(1, torch.tensor(sample.rollout.response_ids)[:, None])[:, 0])
+    return torch.cat(rows)
+
+
+def gradients(learner: Learner) -> dict[str, Tensor]:
+    return {name: p.grad.clone() for name, p in learner.model.named_parameters() if p.grad is not None}
+
+
+def assert_same_gradients(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 2e-5) -> None:
+    assert set(found) == set(expected)
+    largest = max(float(g.abs().max()) for g in expected.values())
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name].float(), gradient.float(), atol=tolerance * largest, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name, row in TABLE.items() if not row.needs_top_k])
+def test_the_gradient_is_that_of_the_published_objective(make_learner, name):
+    learner = make_learner(name)
+    samples = make_samples(learner)
+    update = learner.update(samples)
+    found = gradients(learner)
+    logp_T = through_logits(learner, samples)
+    flat = [torch.from_numpy(np.concatenate([pick(s) for s in samples])) for pick in (_recomputed, _rollout)]
+    advantage_T = torch.tensor(np.repeat(ADVANTAGES, LENGTHS), dtype=torch.float32)
+    nothing = torch.zeros(len(logp_T), 0)
+    sample = published.Sample(logp_T, *flat, advantage_T, list(LENGTHS), (nothing, nothing, nothing))
+    loss = -published.OBJECTIVES[name](sample) / (len(LENGTHS) * SETTINGS.max_tokens)
+    learner.model.zero_grad(set_to_none=True)
+    loss.backward()
+    assert_same_gradients(found, gradients(learner))
+    np.testing.assert_allclose(np.concatenate(update.logp), logp_T.detach().numpy(), atol=2e-5)
+
+
+def _recomputed(sample: Sample) -> np.ndarray:
+    assert sample.logp_recomputed_T is not None
+    return sample.logp_recomputed_T
+
+
+def _rollout(sample: Sample) -> np.ndarray:
+    return sample.rollout.logp_rollout_T
+
+
+def test_top_k_rows_need_the_engines_top_k(make_learner):
+    learner = make_learner("dppo-topk-tv")
+    with pytest.raises(MismatchError, match="--top-logprobs 20"):
+        learner.update(make_samples(make_learner()))
+
+
+@pytest.mark.parametrize("name", AGGREGATIONS)
+def test_aggregations(make_learner, name):
+    learner = make_learner("reinforce", aggregation=name)
+    samples = make_samples(learner)
+    learner.update(samples)
+    found = gradients(learner)
+    parts = (through_logits(learner, samples) * torch.tensor(np.repeat(ADVANTAGES, LENGTHS))).split(LENGTHS)
+    loss = {
+        "sequence-sum": lambda: sum(p.sum() / 40 for p in parts) / len(parts),
+        "sequence-mean": lambda: sum(p.mean() for p in parts) / len(parts),
+        "token-mean": lambda: torch.cat(parts).mean(),
+    }[name]()
+    learner.model.zero_grad(set_to_none=True)
+    (-loss).backward()
+    assert_same_gradients(found, gradients(learner))
+
+
+def test_an_unknown_aggregation_names_the_others():
+    with pytest.raises(UsageError, match="sequence-sum"):
+        response_scale("sequence-summ", np.array([3]), 8)
+
+
+def test_micro_batches_do_not_change_the_gradient(make_learner):
+    one, many = make_learner(token_budget=10_000), make_learner(token_budget=1)
+    samples = make_samples(one)
+    for learner in (one, many):
+        learner.update(samples)
+    assert_same_gradients(gradients(many), gradients(one))
+
+
+def test_without_advantages_nothing_moves(make_learner):
+    learner = make_learner(learning_rate=1e-2)
+    before = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
+    update = learner.update([replace(sample, advantage=0.0) for sample in make_samples(learner)])
+    assert update.grad_norm == 0 and update.stepped
+    for name, p in learner.model.named_parameters():
+        assert torch.equal(p, before[name])
+
+
+def test_an_update_raises_what_was_good_and_lowers_what_was_bad(make_learner):
+    learner = make_learner("pg-is", learning_rate=1e-3)
+    samples = make_samples(learner, gap=0.0)
+    first, second = learner.update(samples), learner.update(samples)
+    change = np.array([after.sum() - before.sum() for before, after in zip(first.logp, second.logp, strict=True)])
+    assert (change[:4] * np.array(ADVANTAGES[:4]) > 0).all() and learner.version == 2
+
+
+def test_bfloat16_keeps_float32_masters(make_learner):
+    """Steps of 1e-6 are lost in bfloat16 weights one by one; their sum is not."""
+    learner = make_learner("reinforce", dtype="bfloat16", learning_rate=1e-6)
+    samples = make_samples(learner)
+    before = [p.detach().clone() for p in learner.model.parameters()]
+    learner.update(samples)
+    after_one = sum(int((p != b).sum()) for p, b in zip(learner.model.parameters(), before, strict=True))
+    for _ in range(400):
+        learner.update(samples)
+    after_many = sum(int((p != b).sum()) for p, b in zip(learner.model.parameters(), before, strict=True))
+    assert after_many > 20 * after_one
+
+
+def test_float16_backs_off_and_goes_on(make_learner):
+    learner = make_learner("reinforce", dtype="float16", learning_rate=1e-4)
+    learner.loss_scale.value = 2.0**40
+    samples = make_samples(learner)
+    updates = [learner.update(samples) for _ in range(40)]
+    assert not updates[0].stepped and updates[-1].stepped
+    assert learner.loss_scale.back_offs == sum(not update.stepped for update in updates)
+    assert learner.version == sum(update.stepped for update in updates)
+
+
+def test_a_loss_scale_doubles_after_a_long_time():
+    scale = LossScale(enabled=True, initial=8.0, growth_interval=3)
+    for finite in (True, True, True, False, True, True):
+        scale.update(finite)
+    assert (scale.value, scale.back_offs) == (8.0, 1)
+    fixed = LossScale(enabled=False)
+    fixed.update(False)
+    assert (fixed.value, fixed.back_offs) == (1.0, 0)
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run(make_learner):
+    learner = make_learner("pg-is", learning_rate=1e-3)
+    samples = make_samples(learner)
+    samples[0].rollout.logp_rollout_T[0] = -500.0
+    before = [p.detach().clone() for p in learner.model.parameters()]
+    with pytest.raises(MismatchError, match="update 1 is not finite"):
+        learner.update(samples)
+    assert all(torch.equal(p, b) for p, b in zip(learner.model.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_saved_learner_goes_on_to_the_same_bits(make_learner, dtype, tmp_path):
+    whole, first, second = (make_learner(dtype=dtype, learning_rate=1e-3) for _ in range(3))
+    samples = make_samples(whole)
+    for learner in (whole, first):
+        learner.update(samples)
+    torch.save(first.state_dict(), tmp_path / "state.pt")
+    second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    for learner in (whole, second):
+        learner.update(samples)
+    assert second.version == 2
+    for one, other in zip(whole.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_which_algorithms_judge_single_tokens():
+    beyond = {name for name, row in TABLE.items() if not judges_single_tokens(row)}
+    assert beyond == {
+        "dppo-topk-tv", "dppo-topk-tv-recompute", "dppo-topk-kl", "dppo-topk-kl-recompute",
+        "ppo-mis", "ppo-mis-geometric", "gspo", "ppo-opsm",
+    }  # fmt: skip
