@@ -64,13 +64,6 @@ TRAINING = replace(
 )
 
 
-def sync(engine: vllm_engine.VllmEngine, model: Any) -> None:
-    """Give vLLM the trainer's weights: always all of them, the tied head under its own name too."""
-    weights = iter(model.state_dict().items())
-    engine.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
-    assert engine.llm.reset_prefix_cache()  # it holds keys and values of the old weights
-
-
 def record_step(
     plan: ShardPlan, engine: vllm_engine.VllmEngine, grader: Grader, decode: Any, learner: Learner, folder: Path
 ) -> None:
@@ -159,7 +152,7 @@ def record_training(folder: Path, log: Path, manifest: dict[str, Any], progress:
         for plan in plan_shards(encoded.problems, encoded.prompt_ids, PROMPTS_PER_STEP):
             progress.say(f"Step {plan.index + 1} of {STEPS}")
             record_step(plan, engine, grader, tokenizer.decode, learner, folder)
-            sync(engine, learner.trainer.model)
+            engine.load_weights(learner.trainer.model)
     engine.close()
 
 

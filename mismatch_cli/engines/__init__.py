@@ -45,6 +45,13 @@ class Engine(Protocol):
         """Sample one response per request, in the order of the requests; reports how many have finished."""
         ...
 
+    def load_weights(self, model: Any) -> None:
+        """Take over every weight of a Hugging Face model of the same architecture, and forget what the old ones cached.
+
+        Always all weights: an engine that packs or ties them keeps old copies of what it is not given.
+        """
+        ...
+
     def describe(self) -> dict[str, Any]:
         """The settings as resolved, for the manifest."""
         ...

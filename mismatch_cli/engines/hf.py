@@ -63,6 +63,9 @@ class HfEngine:
             on_finished(len(batch))
         return rollouts
 
+    def load_weights(self, model: Any) -> None:
+        self._model.load_state_dict(model.state_dict())
+
     def describe(self) -> dict[str, Any]:
         import transformers
 

@@ -102,6 +102,18 @@ class VllmEngine:
             for request, output in zip(requests, outputs, strict=True)
         ]
 
+    def load_weights(self, model: Any) -> None:
+        # `state_dict` names a tied head under its own name too; `named_parameters` and saved files do not, and vLLM on
+        # CPU would then go on with its packed copy of the old head, without a word.
+        weights = iter(model.state_dict().items())
+        with engine_log(self._settings.log_file):
+            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        if not self.llm.reset_prefix_cache():
+            raise MismatchError(
+                "vLLM did not drop its prefix cache, which holds keys of the old weights. Switch it off with "
+                "--no-prefix-caching."
+            )
+
     @property
     def max_model_len(self) -> int:
         return int(self.llm.llm_engine.vllm_config.model_config.max_model_len)

@@ -138,3 +138,29 @@ def test_a_missing_vllm_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "vllm" else find_spec(name, *a))
     with pytest.raises(MismatchError, match=r"pip install 'mismatch-cli\[cpu\]'.*--engine hf"):
         create_engine("vllm", EngineSettings(MODEL, SamplingSettings(), 0))
+
+
+def test_new_weights_are_taken_over_whole(tmp_path, prompts, model):
+    """After other weights and back again, log μ is that of the weights it has: also the tied head, also the cache."""
+    import copy
+
+    moved = copy.deepcopy(model)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weight in moved.parameters():
+            weight.add_(0.02 * weight.std() * torch.randn_like(weight))
+    requests = [Request(prompts[i % 2], seed=i) for i in range(6)]
+    for name in ("hf", "vllm"):
+        engine = create_engine(name, EngineSettings(MODEL, TRUNCATED, 1, dtype="float32", log_file=tmp_path / "log"))
+        first = engine.sample(requests, lambda n: None)
+        for weights in (moved, model):
+            engine.load_weights(weights)
+            rollouts = engine.sample(requests, lambda n: None)
+            for rollout in rollouts:
+                ids_T = torch.tensor(rollout.response_ids)
+                expected_T = reference_logp_TV(weights, rollout).gather(1, ids_T[:, None])[:, 0]
+                np.testing.assert_allclose(rollout.logp_rollout_T, expected_T, atol=2e-5)
+        for before, after in zip(first, rollouts, strict=True):  # back at the first weights: the same responses
+            assert before.response_ids == after.response_ids
+            assert np.array_equal(before.logp_rollout_T, after.logp_rollout_T)
+        engine.close()
