@@ -184,13 +184,14 @@ def test_no_line_is_wider_than_the_terminal(run_folder, capfd, monkeypatch, widt
     assert "\x1b" not in out  # no colours into a file
 
 
-def test_without_an_argument_the_latest_run_here(run_folder, capfd, monkeypatch, tmp_path):
+def test_without_an_argument_the_latest_run_here_else_the_bundled_trace(run_folder, capfd, monkeypatch, tmp_path):
     monkeypatch.chdir(run_folder.parent)
-    assert report(capfd)[0] == 0
+    code, own, _ = report(capfd)
+    assert code == 0 and "fp8" not in own
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    code, _, err = report(capfd)
-    assert code == 1 and "mismatch-cli probe" in err
+    code, bundled, _ = report(capfd)
+    assert code == 0 and "KV cache fp8" in bundled  # no run here: the bundled trace
 
 
 def test_the_version_is_printed(capfd):
