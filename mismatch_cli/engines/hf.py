@@ -11,7 +11,7 @@ import torch
 
 from mismatch_cli.batch import Rollout
 from mismatch_cli.engines import EngineSettings, Request
-from mismatch_cli.errors import UsageError
+from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.models import load_causal_lm
 from mismatch_cli.sampling import SamplingSettings
 
@@ -150,6 +150,8 @@ class _Recorder:
             self._record(input_ids[:, -1])
         processed_BV = self._sampling.process(scores_BV)
         self._pending = processed_BV.log_softmax(dim=-1)
+        if self._pending[:, 0].isnan().any():  # one NaN logit makes the whole row NaN
+            raise MismatchError("The engine's logits are NaN: its weights are broken, or its precision overflows.")
         return processed_BV
 
     def finish(self, sequences: torch.Tensor) -> None:

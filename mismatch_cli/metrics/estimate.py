@@ -60,7 +60,7 @@ def percentile_interval(value: float, replicate_B: np.ndarray, prompts: int) -> 
     if not isfinite(value) or prompts < FEWEST_PROMPTS:
         return point(value, FEW_PROMPTS)
     usable = replicate_B[np.isfinite(replicate_B)]
-    if len(usable) < len(replicate_B) / 2:
+    if len(usable) < max(1, len(replicate_B) / 2):
         return point(value, "too few replicates have a value: no interval")
     low, high = np.percentile(usable, [2.5, 97.5])
     if high - low <= _ROUNDING * abs(value):

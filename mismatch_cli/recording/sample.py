@@ -11,8 +11,7 @@ import numpy as np
 
 from mismatch_cli.batch import Rollout
 from mismatch_cli.engines import Engine, Request
-from mismatch_cli.errors import MismatchError, first_line
-from mismatch_cli.recording.seeds import sample_seed
+from mismatch_cli.engines._sampling import sample_checked, sample_seed
 from mismatch_cli.tasks.advantages import group_mean_advantages
 from mismatch_cli.tasks.grading import Grader
 from mismatch_cli.tasks.prompts import Problem
@@ -52,49 +51,13 @@ def sample_shard(
     """Sample all responses of a shard, check and grade them, and write it."""
     keys = [(i, sample) for i in range(len(plan.problems)) for sample in range(samples_per_prompt)]
     requests = [Request(plan.prompt_ids[i], sample_seed(seed, plan.problems[i].prompt_id, s)) for i, s in keys]
-    rollouts = _sample(engine, requests, on_finished)
     problems = [plan.problems[i] for i, _ in keys]
-    for problem, rollout in zip(problems, rollouts, strict=True):
-        _check(problem, rollout)
+    rollouts = sample_checked(engine, requests, [p.prompt_id for p in problems], on_finished)
     columns = _columns(problems, [sample for _, sample in keys], rollouts)
     timeouts_before = grader.timeouts
     columns |= _grades(problems, rollouts, grader, decode)
     table = rows_to_table(columns)
     write_shard(plan.path(folder), with_counts(table, grading_timeouts=grader.timeouts - timeouts_before))
-
-
-def _sample(engine: Engine, requests: Sequence[Request], on_finished: Callable[[int], None]) -> list[Rollout]:
-    try:
-        return engine.sample(requests, on_finished)
-    except MismatchError:
-        raise
-    except Exception as error:  # a foreign library can fail in any way: out of memory, a lost worker
-        raise MismatchError(
-            f"The rollout engine failed while sampling ({type(error).__name__}: {first_line(error)}). "
-            "What was sampled before is kept: go on with --resume. --debug shows where it failed."
-        ) from error
-
-
-def _check(problem: Problem, rollout: Rollout) -> None:
-    """Refuse what no sampler can have drawn: everything after this would be computed from it."""
-    logp_T = rollout.logp_rollout_T
-    bad_T = ~np.isfinite(logp_T) | (logp_T > 0)
-    if bad_T.any():
-        position = int(bad_T.argmax())
-        raise MismatchError(
-            f"The engine reported log μ = {logp_T[position]:g} for token {position} of a response to prompt "
-            f"{problem.prompt_id}. A sampled token has a finite log-probability of at most 0: "
-            "try another --rollout-dtype, or report it to the engine's authors."
-        )
-    # A certain token has rank 1; exactly 0.0 elsewhere is a placeholder for "not computed".
-    placeholder_T = (logp_T == 0) & (rollout.rank_rollout_T > 1)
-    if placeholder_T.any():
-        position = int(placeholder_T.argmax())
-        raise MismatchError(
-            f"The engine reported log μ = 0.0 (certain) for token {position} of a response to prompt "
-            f"{problem.prompt_id}, but rank {rollout.rank_rollout_T[position]}: a placeholder for a missing value. "
-            "Switch off what skips the computation (speculative decoding, a sampler plug-in)."
-        )
 
 
 def _columns(problems: Sequence[Problem], samples: Sequence[int], rollouts: Sequence[Rollout]) -> dict[str, Any]:

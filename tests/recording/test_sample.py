@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from mismatch_cli.batch import Rollout
+from mismatch_cli.engines._sampling import sample_seed
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.recording.sample import plan_shards, sample_shard
 from mismatch_cli.recording.score import evenly_spaced
-from mismatch_cli.recording.seeds import sample_seed
 from mismatch_cli.tasks.grading import Grader
 from mismatch_cli.tasks.prompts import Problem
 from mismatch_cli.trace.manifest import write_manifest
