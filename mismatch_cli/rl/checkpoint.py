@@ -1,0 +1,67 @@
+"""Checkpoints: a folder that is there whole or not at all, and a run folder cut back to one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mismatch_cli.errors import MismatchError
+
+METRICS_FILE = "metrics.jsonl"
+_KEPT = 2
+_STATE = "state.pt"
+
+
+def save_checkpoint(run_folder: Path, step: int, state: dict[str, Any]) -> None:
+    """Write `checkpoints/step-N` under another name and rename it; the two newest are kept."""
+    folder = run_folder / "checkpoints"
+    temporary, final = folder / f".step-{step:06d}", folder / f"step-{step:06d}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    torch.save(state | {"step": step}, temporary / _STATE)
+    with open(temporary / _STATE, "rb") as written:
+        os.fsync(written.fileno())
+    shutil.rmtree(final, ignore_errors=True)
+    os.replace(temporary, final)
+    for old in _checkpoints(run_folder)[:-_KEPT]:
+        shutil.rmtree(old)
+
+
+def latest_checkpoint(run_folder: Path) -> dict[str, Any] | None:
+    """The state of the newest checkpoint; None where there is none."""
+    found = _checkpoints(run_folder)
+    if not found:
+        return None
+    try:
+        state: dict[str, Any] = torch.load(found[-1] / _STATE, weights_only=True)
+    except Exception as error:  # torch's own errors have no common class
+        raise MismatchError(f"{found[-1]} is damaged. Delete it, and --resume goes on from the one before.") from error
+    return state
+
+
+def cut_back(run_folder: Path, step: int) -> None:
+    """Forget everything from `step` on: lines of metrics, and traces of steps."""
+    path = run_folder / METRICS_FILE
+    if path.is_file():
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) < step]
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    for folder in (run_folder / "traces").glob("step-*"):
+        if int(folder.name.removeprefix("step-")) >= step:
+            shutil.rmtree(folder)
+
+
+def _checkpoints(run_folder: Path) -> list[Path]:
+    return sorted(path for path in (run_folder / "checkpoints").glob("step-*") if (path / _STATE).is_file())
+
+
+def _step_of(line: str) -> float:
+    """The step of a line; a line that was not finished belongs to no step that is kept."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")

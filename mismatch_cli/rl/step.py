@@ -1,0 +1,129 @@
+"""One step of training as the trace knows it: a table of its responses, and the numbers that are drawn from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from mismatch_cli.algorithms.algorithm import Algorithm
+from mismatch_cli.batch import Rollout
+from mismatch_cli.metrics.clipping.judged import Needs
+from mismatch_cli.metrics.clipping.result import clipping_result
+from mismatch_cli.metrics.clipping.summary import ClippingSummary, Question
+from mismatch_cli.metrics.pairs import PAIRS
+from mismatch_cli.metrics.summary import MismatchSummary
+from mismatch_cli.rl.learner import Update
+from mismatch_cli.rl.task import Posed
+from mismatch_cli.trace.columns import table_to_batch
+from mismatch_cli.trace.writer import rows_to_table
+
+_NAMES = {
+    "abs_dp_mean": "tv_binary_mean", "dp_max": "tv_signed_max", "dp_min": "tv_signed_min", "k1": "k1", "k3": "k3",
+    "ratio_p01": "ratio_p01", "ratio_p50": "ratio_p50", "ratio_p99": "ratio_p99",
+}  # fmt: skip
+
+
+@dataclass
+class Step:
+    """What was sampled, what it earned, and what the trainer said of it before each update."""
+
+    number: int
+    version: int  # optimiser steps behind the weights that sampled
+    posed: list[Posed]  # one for each response
+    sample_index: list[int]
+    rollouts: list[Rollout]
+    reward_S: np.ndarray
+    advantage_S: np.ndarray
+    recomputed: list[np.ndarray] | None = None
+    uses: list[Use] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Use:
+    """One minibatch: its responses, and what the update saw of them."""
+
+    epoch: int
+    minibatch: int
+    rows: list[int]
+    version: int  # optimiser steps behind the weights that judged it
+    update: Update
+
+
+def step_table(step: Step) -> pa.Table:
+    """One row for every response and use, in the columns of a trace."""
+    rows = [(use, place, row) for use in step.uses for place, row in enumerate(use.rows)]
+    equal = [use.version == step.version for use, _, _ in rows]
+    known = step.recomputed
+    columns: dict[str, Any] = {
+        "step": [step.number] * len(rows),
+        "epoch": [use.epoch for use, _, _ in rows],
+        "minibatch": [use.minibatch for use, _, _ in rows],
+        "prompt_id": [step.posed[row].problem.prompt_id for _, _, row in rows],
+        "sample_index": [step.sample_index[row] for _, _, row in rows],
+        "version_rollout": [step.version] * len(rows),
+        "version_trainer": [use.version for use, _, _ in rows],
+        "prompt_ids": [step.posed[row].prompt_ids for _, _, row in rows],
+        "response_ids": [step.rollouts[row].response_ids for _, _, row in rows],
+        "loss_mask": [np.ones(len(step.rollouts[row].response_ids), dtype=bool) for _, _, row in rows],
+        "logp_rollout": [step.rollouts[row].logp_rollout_T for _, _, row in rows],
+        "logp_trainer": [use.update.logp[place] for use, place, _ in rows],
+        "entropy_trainer": [use.update.entropy[place] for use, place, _ in rows],
+        "reward": [float(step.reward_S[row]) for _, _, row in rows],
+        "advantage": [
+            np.full(len(step.rollouts[row].response_ids), step.advantage_S[row], dtype=np.float32) for _, _, row in rows
+        ],
+        "finish_reason": [step.rollouts[row].finish_reason for _, _, row in rows],
+    }
+    if known is not None or any(equal):
+        columns["logp_recomputed"] = [
+            use.update.logp[place] if same else None if known is None else known[row]
+            for (use, place, row), same in zip(rows, equal, strict=True)
+        ]
+    return rows_to_table(columns)
+
+
+def step_record(step: Step, table: pa.Table, algorithm: Algorithm) -> dict[str, Any]:
+    """The line of metrics.jsonl, without times: measured by the accumulators that measure every trace."""
+    batch = table_to_batch(table)
+    pairs = {name: MismatchSummary(PAIRS[name], replicates=0) for name in ("mismatch", "total")}
+    for summary in pairs.values():
+        summary.update(batch)
+    record: dict[str, Any] = {
+        "step": step.number,
+        "updates": step.uses[-1].version + int(step.uses[-1].update.stepped),
+        "reward": float(step.reward_S.mean()),
+        "length": float(np.mean([len(r.response_ids) for r in step.rollouts])),
+        "truncated": float(np.mean([r.finish_reason == "length" for r in step.rollouts])),
+        "grad_norm": float(np.mean([use.update.grad_norm for use in step.uses])),
+        "mismatch": _pick(pairs["mismatch"]),
+        "current": _pick(pairs["total"]),
+        "entropy": pairs["total"].result()["metrics"]["entropy_mean"]["value"],
+    }
+    return record | _blocked(batch, algorithm, recomputed=step.recomputed is not None)
+
+
+def _pick(summary: MismatchSummary) -> dict[str, float | None]:
+    if not summary.exact.counts.tokens:
+        return {}
+    metrics = summary.result()["metrics"]
+    return {name: metrics[key]["value"] for name, key in _NAMES.items()}
+
+
+def _blocked(batch: Any, algorithm: Algorithm, *, recomputed: bool) -> dict[str, float | None]:
+    """What the run's own algorithm blocked, and bad updates; top-K masks are judged from traces alone."""
+    judged = algorithm.needs_top_k == 0 and (recomputed or not algorithm.needs_recomputed)
+    question = Question((algorithm,) if judged else (), Needs(True, judged and algorithm.needs_recomputed, 0))
+    summary = ClippingSummary(question, replicates=0)
+    summary.update(batch)
+    result = clipping_result(summary, blocked_tokens=0)
+    found = {name: result["bad_updates"][name]["value"] for name in ("over_tokens", "over_negative")}
+    record = {f"bad_{name}": value for name, value in found.items()}
+    for row in result["algorithms"]:
+        names = ("mu_blocked", "mu_kept", "entropy_blocked", "entropy_kept")
+        record |= {name: row[name]["value"] for name in names}
+        record |= {f"blocked_{sign}": row["blocked"][sign]["value"] for sign in ("positive", "negative")}
+        record["blocked"] = row["blocked"]["all"]["value"]
+    return record

@@ -1,0 +1,81 @@
+"""The problems of a training run: which ones a step samples, how they are posed, and what an answer earns."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.registry import unknown
+from mismatch_cli.rl.config import TrainConfig
+from mismatch_cli.tasks.grading import Grader
+from mismatch_cli.tasks.prompts import Problem, PromptSource, encode_prompts, load_problems
+
+_R1_DISTILL = (
+    "<｜begin▁of▁sentence｜><｜User｜>{problem} Please reason step by step, "
+    "and put your final answer within \\boxed{{}}.\n<｜Assistant｜><think>\n"
+)
+_END_OF_THOUGHT = "</think>"
+TEMPLATES = ("chat", "raw", "r1-distill")
+
+
+@dataclass(frozen=True)
+class Posed:
+    """A problem with the token ids that pose it."""
+
+    problem: Problem
+    prompt_ids: list[int]
+
+
+class Task:
+    """Problems with answers; a step's share follows from seed and step alone, every problem once in each epoch."""
+
+    def __init__(self, config: TrainConfig, tokenizer: Any, max_model_len: int) -> None:
+        self._config, self._tokenizer = config, tokenizer
+        source = PromptSource(
+            config.dataset,
+            prompt_field=config.prompt_field or None,
+            answer_field=config.answer_field or None,
+            split=config.split,
+            limit=config.num_problems or None,
+        )
+        problems = [p for p in load_problems(source) if p.answer is not None]
+        if not problems:
+            raise MismatchError(f"{config.dataset} has no problem with an answer. Name its field with --answer-field.")
+        self.posed = self._pose(problems, max_model_len)
+        if config.prompts_per_step > len(self.posed):
+            raise UsageError(
+                f"prompts_per_step = {config.prompts_per_step} is more than the {len(self.posed)} problems there are."
+            )
+
+    def _pose(self, problems: list[Problem], max_model_len: int) -> list[Posed]:
+        template = self._config.prompt_template
+        if template not in TEMPLATES:
+            raise UsageError(unknown("prompt template", template, TEMPLATES))
+        if template == "r1-distill":
+            ids = [
+                self._tokenizer.encode(_R1_DISTILL.format(problem=p.prompt), add_special_tokens=False) for p in problems
+            ]
+            return [Posed(p, i) for p, i in zip(problems, ids, strict=True) if len(i) < max_model_len]
+        encoded = encode_prompts(problems, self._tokenizer, raw=template == "raw", max_model_len=max_model_len)
+        return [Posed(p, i) for p, i in zip(encoded.problems, encoded.prompt_ids, strict=True)]
+
+    def of_step(self, step: int) -> list[Posed]:
+        """The problems of a step, without what is left over at the end of an epoch."""
+        per_epoch = len(self.posed) // self._config.prompts_per_step
+        epoch, place = divmod(step, per_epoch)
+        order = list(range(len(self.posed)))
+        random.Random(f"{self._config.seed}/{epoch}").shuffle(order)
+        first = place * self._config.prompts_per_step
+        return [self.posed[i] for i in order[first : first + self._config.prompts_per_step]]
+
+    def reward(self, posed: Posed, response_ids: list[int], finish_reason: str, grader: Grader) -> float:
+        """1 or 0: the last box, after the thought where the template opens one; truncated responses earn 0."""
+        response = self._tokenizer.decode(response_ids)
+        if self._config.prompt_template == "r1-distill":
+            _, end, response = response.partition(_END_OF_THOUGHT)
+            if not end or _END_OF_THOUGHT in response:
+                return 0.0
+        assert posed.problem.answer is not None
+        return grader.grade(response, posed.problem.answer, finish_reason)

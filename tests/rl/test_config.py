@@ -1,0 +1,58 @@
+"""Settings: every preset loads, a saved one is read back the same, and mistakes are named."""
+
+from __future__ import annotations
+
+import pytest
+
+from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.rl.config import TrainConfig, load_config, presets, settings
+
+
+@pytest.mark.parametrize("preset", presets())
+def test_a_preset_survives_being_saved(preset, tmp_path):
+    config = load_config(preset, {})
+    (tmp_path / "saved.toml").write_text(config.to_toml(), encoding="utf-8")
+    assert load_config(str(tmp_path / "saved.toml"), {}) == config
+
+
+def test_text_with_quotes_and_backslashes_survives(tmp_path):
+    config = load_config("miniature", {"model": 'a "b" \\ c'})
+    (tmp_path / "saved.toml").write_text(config.to_toml(), encoding="utf-8")
+    assert load_config(str(tmp_path / "saved.toml"), {}) == config
+
+
+def test_flags_win_over_the_preset():
+    assert load_config("miniature", {"steps": 7}).steps == 7
+
+
+def test_every_setting_says_what_it_is():
+    assert all(text.endswith(".") for _, text in settings().values())
+    assert {name: default for name, (default, _) in settings().items()} == vars(TrainConfig())
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"samples_per_prompt": 1}, "a group of one response has no advantage"),
+        ({"steps": 0}, "Use at least 1"),
+        ({"learning_rate": 0.0}, "above 0"),
+        ({"minibatches": 1000}, "more than the responses"),
+        ({"lerning_rate": 1.0}, "learning_rate"),
+        ({"steps": "many"}, "'many' is no int"),
+        ({"steps": True}, "True is no int"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(changes, said):
+    with pytest.raises(UsageError, match=said):
+        load_config("miniature", changes)
+
+
+def test_an_unknown_preset_names_those_there_are():
+    with pytest.raises(UsageError, match="miniature"):
+        load_config("minature", {})
+
+
+def test_a_file_that_is_no_toml_is_named(tmp_path):
+    (tmp_path / "bad.toml").write_text("steps = = 3", encoding="utf-8")
+    with pytest.raises(MismatchError, match=r"bad\.toml cannot be read"):
+        load_config(str(tmp_path / "bad.toml"), {})
