@@ -1,0 +1,85 @@
+"""`train` from the command line: several runs in one command, nothing overwritten, mistakes said in a sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+
+import pytest
+
+from mismatch_cli.cli import run
+
+SIZE = "--steps 1 --prompts-per-step 2 --samples-per-prompt 4 --max-tokens 48 --num-problems 2 --eval-samples 1"
+TRAIN = f"train --engine hf {SIZE} --eval-every 0 --trace-every 0 --threads 1".split()
+
+
+def test_algorithms_times_seeds_become_runs_and_none_is_overwritten(tmp_path, capfd):
+    command = [*TRAIN, "-a", "pg-is", "-a", "dppo-binary-tv:max_tv=0.3", "--seeds", "2", "-o", str(tmp_path / "runs")]
+    assert run(command) == 0
+    folders = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert folders == [
+        "dppo-binary-tv-max_tv=0.3-seed-0", "dppo-binary-tv-max_tv=0.3-seed-1", "pg-is-seed-0", "pg-is-seed-1",
+    ]  # fmt: skip
+    for name in folders:
+        line = json.loads((tmp_path / "runs" / name / "metrics.jsonl").read_text(encoding="utf-8"))
+        assert line["step"] == 0 and 0 <= line["eval_accuracy"] <= 1
+    assert "step 1/1  reward" in capfd.readouterr().err
+    assert run(command) == 1
+    assert "already exists. Go on with --resume" in capfd.readouterr().err
+
+
+def test_a_start_that_failed_can_be_repeated(tmp_path, capfd):
+    assert run([*TRAIN, "-o", str(tmp_path / "run"), "-a", "nonsense"]) != 0
+    assert "Unknown algorithm 'nonsense'" in capfd.readouterr().err
+    assert run([*TRAIN, "-o", str(tmp_path / "run"), "--quiet"]) == 0
+
+
+def test_other_settings_are_not_resumed(tmp_path, capfd):
+    assert run([*TRAIN, "-o", str(tmp_path / "run"), "--quiet"]) == 0
+    assert run([*TRAIN, "-o", str(tmp_path / "run"), "--resume", "--learning-rate", "0.5"]) != 0
+    assert "has other settings" in capfd.readouterr().err
+
+
+def test_show_config_prints_a_preset_file(capfd):
+    assert run(["train", "--preset", "collapse", "--steps", "7", "--show-config"]) == 0
+    shown = tomllib.loads(capfd.readouterr().out)
+    assert shown["steps"] == 7 and shown["epochs"] == 4
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--samples-per-prompt", "1"], "a group of one response has no advantage"),
+        (["--num-problems", "1"], "more than the 1 problems there are"),
+        (["--model", "/nowhere"], "There is no model folder"),
+        (["--dataset", "/nowhere.jsonl"], "There is no file"),
+        (["--engine", "foo"], "Unknown engine 'foo'"),
+        (["--aggregation", "foo"], "Unknown aggregation 'foo'"),
+        (["--prompt-template", "foo"], "Unknown prompt template 'foo'"),
+    ],
+)
+def test_mistakes_are_said_in_a_sentence(flags, said, tmp_path, capfd):
+    assert run([*TRAIN, "-o", str(tmp_path / "run"), *flags]) in (1, 2)
+    assert said in " ".join(capfd.readouterr().err.split())
+
+
+@pytest.mark.slow
+def test_ctrl_c_finishes_the_step_and_says_how_to_go_on(tmp_path):
+    command = [sys.executable, "-m", "mismatch_cli", *TRAIN, "--steps", "500", "-o", str(tmp_path / "run")]
+    environment = os.environ | {"COLUMNS": "200"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while not metrics.is_file():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "--resume --output" in errors
+    done = metrics.read_text(encoding="utf-8").count("\n")
+    assert (tmp_path / "run" / "checkpoints" / f"step-{done:06d}" / "state.pt").is_file()
