@@ -59,6 +59,15 @@ class Update:
     entropy: list[np.ndarray]  # _T float32, nats
     grad_norm: float
     stepped: bool  # False: float16 gradients overflowed, and the loss scale was halved instead
+    topk_logp: list[np.ndarray | None]  # _TK float32, nats, of the engine's top K, where the algorithm asks
+
+
+class NotFiniteError(MismatchError):
+    """A loss or gradient that no loss scale can help; `update` is what was seen before it."""
+
+    def __init__(self, message: str, update: Update) -> None:
+        super().__init__(message)
+        self.update = update
 
 
 class Learner:
@@ -85,7 +94,7 @@ class Learner:
         self.version = 0  # optimiser steps behind the weights
 
     def update(self, samples: Sequence[Sample]) -> Update:
-        """One optimiser step; a `MismatchError` for gradients that are not finite where no loss scale can help."""
+        """One optimiser step; a `NotFiniteError`, and no step, where loss or gradient are not finite."""
         for weight in self._weights:
             weight.grad = None
         scale_S = response_scale(
@@ -94,19 +103,33 @@ class Learner:
             self._settings.max_tokens,
         )
         requests = [ScoreRequest(s.rollout.prompt_ids, s.rollout.response_ids, s.rollout.topk_ids_TK) for s in samples]
-        seen: list[tuple[np.ndarray, np.ndarray]] = [(_NOTHING, _NOTHING)] * len(samples)
+        seen: list[_Seen] = [_NOTHING_SEEN] * len(samples)
+        loss = 0.0
         for batch in micro_batches(requests, self._settings.token_budget):
             members = [samples[i] for i in batch]
-            parts = self._accumulate([requests[i] for i in batch], members, scale_S[batch])
+            share, parts = self._accumulate([requests[i] for i in batch], members, scale_S[batch])
+            loss += share
             for i, part in zip(batch, parts, strict=True):
                 seen[i] = part
-        grad_norm, stepped = self._step()
-        return Update([logp for logp, _ in seen], [entropy for _, entropy in seen], grad_norm, stepped)
+        grad_norm = self._gradient_norm()
+        finite = bool(np.isfinite(grad_norm))
+        logp, entropy, topk_logp = (list(x) for x in zip(*seen, strict=True))
+        update = Update(logp, entropy, grad_norm, finite, topk_logp)
+        if not np.isfinite(loss) or (not finite and not self.loss_scale.can_back_off):
+            raise NotFiniteError(
+                f"Update {self.version + 1} has loss {loss:g} and gradient norm {grad_norm:g}: not finite. Try a "
+                "lower --learning-rate, or --trainer-dtype float32; ratios of this minibatch may be infinite.",
+                update,
+            )
+        self.loss_scale.update(finite)
+        if finite:
+            self._step()
+        return update
 
     def _accumulate(
         self, requests: Sequence[ScoreRequest], samples: Sequence[Sample], scale_S: np.ndarray
-    ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Add the gradient of one micro-batch; answers log π and entropy of each of its responses."""
+    ) -> tuple[float, list[_Seen]]:
+        """Add the gradient of one micro-batch; answers its loss, and what was seen of each response."""
         ids_BL, mask_BL = pad_right(requests, self.model.device)
         hidden_BLH = self._backbone(input_ids=ids_BL, attention_mask=mask_BL, use_cache=False).last_hidden_state
         rows = zip(hidden_BLH, requests, strict=True)
@@ -119,32 +142,26 @@ class Learner:
         if found.loss.requires_grad:
             (found.loss * self.loss_scale.value).backward()
         lengths = [len(r.response_ids) for r in requests]
-        return [
-            (logp_T.cpu().numpy(), entropy_T.cpu().numpy())
-            for logp_T, entropy_T in zip(found.logp_N.split(lengths), found.entropy_N.split(lengths), strict=True)
-        ]
+        parts = [[x.cpu().numpy() for x in side.split(lengths)] for side in (found.logp_N, found.entropy_N)]
+        topk = [None] * len(lengths) if judged.topk_logp_TK is None else judged.topk_logp_TK.cpu().split(lengths)
+        seen = list(zip(*parts, [x if x is None else x.numpy() for x in topk], strict=True))
+        return float(found.loss.detach()), seen
 
-    def _step(self) -> tuple[float, bool]:
-        """Gradients to float32, unscaled, clipped by their norm; AdamW; the masters rounded into the weights."""
+    def _gradient_norm(self) -> float:
+        """Gradients to float32, unscaled, clipped to `max_grad_norm`; answers their norm before the clip."""
         for weight, master in zip(self._weights, self._masters, strict=True):
             gradient = torch.zeros_like(master) if weight.grad is None else weight.grad.float()
             master.grad = gradient.div_(self.loss_scale.value) if self.loss_scale.enabled else gradient
-        norm = float(torch.nn.utils.clip_grad_norm_(self._masters, self._settings.max_grad_norm))
-        finite = bool(np.isfinite(norm))
-        self.loss_scale.update(finite)
-        if not finite and not self.loss_scale.enabled:
-            raise MismatchError(
-                f"The gradient of update {self.version + 1} is not finite. Try a lower --learning-rate, or "
-                "--trainer-dtype float32; the ratios of this minibatch may be infinite."
-            )
-        if finite:
-            self.optimizer.step()
-            self.version += 1
-            with torch.no_grad():
-                for weight, master in zip(self._weights, self._masters, strict=True):
-                    if weight is not master:
-                        weight.copy_(master)
-        return norm, finite
+        return float(torch.nn.utils.clip_grad_norm_(self._masters, self._settings.max_grad_norm))
+
+    def _step(self) -> None:
+        """AdamW on the masters, which are then rounded into the weights."""
+        self.optimizer.step()
+        self.version += 1
+        with torch.no_grad():
+            for weight, master in zip(self._weights, self._masters, strict=True):
+                if weight is not master:
+                    weight.copy_(master)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next update depends on, besides the settings."""
@@ -166,7 +183,8 @@ class Learner:
                     weight.copy_(saved)
 
 
-_NOTHING = np.zeros(0, dtype=np.float32)
+_Seen = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # log π, entropy, log π of the top K
+_NOTHING_SEEN: _Seen = (np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.float32), None)
 
 
 class _Judged:
@@ -190,6 +208,7 @@ class _Judged:
         recomputed = [s.logp_recomputed_T for s in samples]
         self._recomputed_T = None if any(x is None for x in recomputed) else self._flat(recomputed)  # type: ignore[arg-type]
         self._ready_T: Tensor | None = None
+        self.topk_logp_TK: Tensor | None = None
         k = algorithm.needs_top_k
         if k and any(r.topk_ids_TK is None or r.topk_ids_TK.shape[1] < k for r in requests):
             raise MismatchError(
@@ -205,7 +224,10 @@ class _Judged:
 
     def look_first(self, scores: Any) -> None:
         """Form every coefficient from a log-prob pass, for rules that look at whole responses or at other tokens."""
-        topk = self._topk(scores.logp_at_ids_TK.clone()) if self._algorithm.needs_top_k else None
+        topk = None
+        if self._algorithm.needs_top_k:
+            self.topk_logp_TK = scores.logp_at_ids_TK.clone()
+            topk = self._topk(self.topk_logp_TK)
         self._ready_T = self._coefficients(scores.logp_T.clone(), slice(None), self._offset_S1, topk)
 
     def coefficient(self, rows: slice, logp_T: Tensor) -> Tensor:

@@ -16,6 +16,11 @@ class LossScale:
         self.value = initial if enabled else 1.0
         self.finite_steps = self.back_offs = 0
 
+    @property
+    def can_back_off(self) -> bool:
+        """Whether a smaller factor could make an overflow go away: at 1 the gradients themselves are too large."""
+        return self.enabled and self.value > 1
+
     def update(self, finite: bool) -> None:
         """Learn from one step whether its gradients were finite."""
         if not self.enabled:
