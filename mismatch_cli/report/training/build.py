@@ -1,0 +1,207 @@
+"""From recorded training runs to what is shown: one `ReportView`, which terminal and HTML both print."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from mismatch_cli import __version__
+from mismatch_cli.metrics.catalog import Metric
+from mismatch_cli.report import numbers
+from mismatch_cli.report.figures import FigureView
+from mismatch_cli.report.training.catalog import ACCURACY, NOTATION, REWARD
+from mismatch_cli.report.training.phases import seconds_by_phase
+from mismatch_cli.report.training.plot_data import by_algorithm
+from mismatch_cli.report.training.runs import TrainingRun
+from mismatch_cli.report.training.summary import final_accuracy, last, last_step, spread
+from mismatch_cli.report.training.tables import (
+    algorithms_table,
+    blocked_table,
+    correlation_table,
+    runs_table,
+    time_table,
+    trainer_table,
+    with_range,
+)
+from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table
+
+_LEADING = 3  # algorithms whose numbers stand in the headline; of more, the highest and the lowest
+_SETTINGS = (("Model", "model"), ("Problems", "dataset"))
+_NAMES_SHOWN = 3
+_IN_THE_TABLE = ("algorithm", "seed")  # of runs
+
+
+def build_view(runs: Sequence[TrainingRun], figures: Sequence[FigureView], command: str = "") -> ReportView:
+    """The whole report of one run or several; `command` gives it again (that of the folders, where it is not given)."""
+    drawn = {figure.name: figure for figure in figures}
+    return ReportView(
+        title="Training: does it stay stable?",
+        about=_about(runs),
+        notes=_notes(runs),
+        headline=_headline(runs),
+        leading=_leading(runs),
+        sections=tuple(section for section in _sections(runs, drawn) if section.figures or section.tables),
+        settings=_settings(runs),
+        command=command or _command(runs),
+        version=__version__,
+        notation=NOTATION,
+    )
+
+
+def _sections(runs: Sequence[TrainingRun], drawn: dict[str, FigureView]) -> tuple[Section, ...]:
+    return (
+        _section(
+            "Reward and mismatch", "", drawn, ("training-curves", "anchors", "relaxations"),
+            algorithms_table(by_algorithm(runs)), runs_table(runs), trainer_table(runs),
+        ),
+        _section(
+            "Bad updates and blocked tokens",
+            "A bad update pushes down a token whose probability has already fallen by 0.5 or more from the rollout's: "
+            "A < 0 and μ − π ≥ 0.5. The paper does not name its denominator, so both are shown. A blocked token "
+            "contributes nothing to the update.",
+            drawn, ("bad-updates-and-reward", "blocked-tokens"), blocked_table(runs), correlation_table(runs),
+        ),
+        _section("Where the time goes", _time_text(runs), drawn, ("time",), time_table(runs)),
+    )  # fmt: skip
+
+
+def _section(title: str, text: str, drawn: dict[str, FigureView], names: tuple[str, ...], *tables: Table) -> Section:
+    return Section(
+        title,
+        text,
+        figures=tuple(drawn[name] for name in names if name in drawn),
+        tables=tuple(table for table in tables if table.rows),
+    )
+
+
+def _time_text(runs: Sequence[TrainingRun]) -> str:
+    """How much of a step the recomputing of log-probabilities takes, where it was done."""
+    shares = []
+    for run in runs:
+        seconds = seconds_by_phase(run)
+        if "recompute" in seconds:
+            shares.append(seconds["recompute"] / sum(seconds.values()))
+    if not shares:
+        return ""
+    low, high = (f"{100 * share:.0f} %" for share in (min(shares), max(shares)))
+    return f"Recomputing log π′ takes {low if low == high else f'{low} to {high}'} of a step where it is done."
+
+
+def _about(runs: Sequence[TrainingRun]) -> Facts:
+    algorithms = by_algorithm(runs)
+    seeds = sorted({run.seed for run in runs if run.seed is not None})
+    steps = sorted({last_step(run) for run in runs})
+    facts = [(label, _values(runs, key)) for label, key in _SETTINGS]
+    facts += [
+        ("Trainer", _values(runs, "trainer_dtype")),
+        ("Rollout engine", " · ".join(part for part in (_values(runs, "engine"), _rollout_dtype(runs)) if part)),
+        ("Sampling", _sampling(runs)),
+        ("Algorithms", ", ".join(algorithms)),
+        ("Runs", f"{numbers.count(len(runs))}" + (f", seeds {_listed(seeds)}" if seeds else "")),
+        ("Steps", " to ".join(numbers.count(step) for step in dict.fromkeys((steps[0], steps[-1])))),
+    ]
+    return tuple((label, value) for label, value in facts if value)
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    return ", ".join(map(str, seeds))
+
+
+def _values(runs: Sequence[TrainingRun], key: str) -> str:
+    """The setting, or the different ones of the runs."""
+    return ", ".join(dict.fromkeys(str(run.config[key]) for run in runs if run.config.get(key) not in (None, "")))
+
+
+def _rollout_dtype(runs: Sequence[TrainingRun]) -> str:
+    cache = _values(runs, "kv_cache_dtype")
+    return _values(runs, "rollout_dtype") + (f" · KV cache {cache}" if cache not in ("", "auto") else "")
+
+
+def _sampling(runs: Sequence[TrainingRun]) -> str:
+    words = (
+        ("{} problems a step", "prompts_per_step"), ("{} samples each", "samples_per_prompt"),
+        ("temperature {}", "temperature"), ("at most {} tokens", "max_tokens"),
+    )  # fmt: skip
+    return " · ".join(text.format(value) for text, key in words if (value := _values(runs, key)))
+
+
+def _notes(runs: Sequence[TrainingRun]) -> tuple[str, ...]:
+    notes = []
+    for run in runs:
+        planned = run.config.get("steps")
+        if isinstance(planned, int) and last_step(run) < planned:
+            notes.append(f"{run.name} stands at step {last_step(run):,} of {planned:,}.")
+    if len(notes) > _NAMES_SHOWN:
+        notes = [f"{len(notes)} of {len(runs)} runs have not reached their last step."]
+    if len({_values([run], "model") for run in runs}) > 1 or len({_values([run], "dataset") for run in runs}) > 1:
+        notes.append("The runs have different models or problems: their rewards are not comparable.")
+    return tuple(notes)
+
+
+def _headline(runs: Sequence[TrainingRun]) -> str:
+    rewards = {name: spread([last(run, "reward") for run in of])[0] for name, of in by_algorithm(runs).items()}
+    known = {name: reward for name, reward in rewards.items() if reward is not None}
+    if not known:
+        return "No reward was recorded."
+    if len(known) <= _LEADING:
+        return " ".join(_in_words(name, by_algorithm(runs)[name]) for name in known)
+    ends = {"highest": max(known, key=known.__getitem__), "lowest": min(known, key=known.__getitem__)}
+    sentences = [_in_words(name, by_algorithm(runs)[name], how) for how, name in ends.items()]
+    return f"Of {len(known)} algorithms, " + " ".join(sentences)
+
+
+def _in_words(name: str, runs: Sequence[TrainingRun], most: str = "") -> str:
+    """`dppo-binary-tv has a final reward of 0.932 [0.911, 0.953] and a final accuracy of 0.961 (3 seeds).`"""
+    reward = with_range(spread([last(run, "reward") for run in runs]))
+    text = f"{name} has the {most} final reward, {reward}," if most else f"{name} has a final reward of {reward}"
+    accuracy = spread([final_accuracy(run) for run in runs])
+    if accuracy[0] is not None:
+        text += f" and a final accuracy of {with_range(accuracy)}"
+    return text.rstrip(",") + (f" ({len(runs)} seeds)." if len(runs) > 1 else ".")
+
+
+def _leading(runs: Sequence[TrainingRun]) -> tuple[MetricRow, ...]:
+    """Final reward and accuracy beside each other, of as many algorithms as have room."""
+    algorithms = list(by_algorithm(runs).items())
+    if len(algorithms) > _LEADING:
+        return ()
+    rows = []
+    for metric in (REWARD, ACCURACY):
+        for name, of in algorithms:
+            values = [last(run, "reward") if metric is REWARD else final_accuracy(run) for run in of]
+            rows += _row(metric, name if len(algorithms) > 1 else "", values)
+    return tuple(rows)
+
+
+def _row(metric: Metric, name: str, values: Sequence[float | None]) -> list[MetricRow]:
+    found = spread(values)
+    if found[0] is None:
+        return []
+    value, interval = numbers.estimate(*found)
+    note = "one seed" if found[1] is None else ""
+    return [MetricRow(metric, value, interval, note=note, name=f"{metric.label} · {name}" if name else "")]
+
+
+def _settings(runs: Sequence[TrainingRun]) -> tuple[tuple[str, Facts], ...]:
+    """Every setting: those that all runs share, then those in which they differ, run by run."""
+    keys = list(dict.fromkeys(key for run in runs for key in run.config))
+    same = [key for key in keys if len({repr(run.config.get(key)) for run in runs}) == 1]
+    shared = tuple((_words(key), _shown(runs[0], key)) for key in same)
+    tables = [("All runs" if len(runs) > 1 else "Configuration", shared)]
+    for run in runs:
+        other = [key for key in keys if key not in (*same, *_IN_THE_TABLE)]
+        tables.append((run.name, tuple((_words(key), _shown(run, key)) for key in other)))
+    return tuple((title, facts) for title, facts in tables if facts)
+
+
+def _words(key: str) -> str:
+    return key.replace("_", " ")
+
+
+def _shown(run: TrainingRun, key: str) -> str:
+    value = run.config.get(key)
+    return numbers.MISSING if value in (None, "") else str(value)
+
+
+def _command(runs: Sequence[TrainingRun]) -> str:
+    return shlex.join(["mismatch-cli", "report", *(str(run.folder or run.name) for run in runs)])

@@ -1,0 +1,72 @@
+"""The numbers of a run as a whole: ends, extremes and means over its steps, and means over the seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mismatch_cli.report.training.catalog import FIRST, LAST
+from mismatch_cli.report.training.runs import TrainingRun
+
+Spread = tuple[float | None, float | None, float | None]  # mean over seeds, lowest, highest
+
+
+def mean_of(value_N: np.ndarray) -> float | None:
+    """The mean of what was measured."""
+    finite_N = value_N[np.isfinite(value_N)]
+    return float(finite_N.mean()) if len(finite_N) else None
+
+
+def median_of(value_N: np.ndarray) -> float | None:
+    finite_N = value_N[np.isfinite(value_N)]
+    return float(np.median(finite_N)) if len(finite_N) else None
+
+
+def first(run: TrainingRun, *keys: str) -> float | None:
+    return mean_of(run.series(*keys)[:FIRST])
+
+
+def last(run: TrainingRun, *keys: str) -> float | None:
+    return mean_of(run.series(*keys)[-LAST:])
+
+
+def over_steps(run: TrainingRun, *keys: str) -> float | None:
+    return mean_of(run.series(*keys))
+
+
+def best_reward(run: TrainingRun) -> float | None:
+    """The highest mean of as many successive steps as the final reward is a mean of."""
+    reward_N = run.series("reward")
+    reward_N = reward_N[np.isfinite(reward_N)]
+    if not len(reward_N):
+        return None
+    width = min(LAST, len(reward_N))
+    return float(np.convolve(reward_N, np.full(width, 1 / width), "valid").max())
+
+
+def final_accuracy(run: TrainingRun) -> float | None:
+    """Of the last evaluation."""
+    found_N = run.series("eval_accuracy")
+    found_N = found_N[np.isfinite(found_N)]
+    return float(found_N[-1]) if len(found_N) else None
+
+
+def highest(run: TrainingRun, *keys: str) -> float | None:
+    """Of a number that counts up over the run."""
+    found_N = run.series(*keys)
+    found_N = found_N[np.isfinite(found_N)]
+    return float(found_N.max()) if len(found_N) else None
+
+
+def last_step(run: TrainingRun) -> int:
+    return int(run.step_N.max()) if run.records else 0
+
+
+def spread(values: Sequence[float | None]) -> Spread:
+    """The mean over seeds with the lowest and highest; one seed has no range."""
+    found = [value for value in values if value is not None]
+    if not found:
+        return None, None, None
+    mean = float(np.mean(found))
+    return (mean, min(found), max(found)) if len(found) > 1 else (mean, None, None)

@@ -1,0 +1,179 @@
+"""The report says what the records say: every number, and nothing that is not there."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from mismatch_cli.metrics.correlation import series_correlation
+from mismatch_cli.report.figures import figure_views
+from mismatch_cli.report.html import render_html
+from mismatch_cli.report.plots._style import Theme
+from mismatch_cli.report.terminal import print_report
+from mismatch_cli.report.training.build import build_view
+from mismatch_cli.report.training.catalog import CATALOG
+from mismatch_cli.report.training.plot_data import TrainingPlotData
+from mismatch_cli.report.training.runs import TrainingRun
+from mismatch_cli.report.view import ReportView, Table
+from tests.report.test_browser import BROWSER, CASES, FRAME, MEASURE, POLICY, browse
+from tests.report.training.sample_runs import EIGHT, make_run
+
+
+def tables(view: ReportView) -> dict[str, Table]:
+    found = [table for section in view.sections for table in section.tables]
+    assert len({table.title for table in found}) == len(found)
+    assert all(len(row) == len(table.columns) for table in found for row in table.rows)
+    return {table.title: table for table in found}
+
+
+def column(table: Table, title: str) -> list[str]:
+    return [row[[each.title for each in table.columns].index(title)] for row in table.rows]
+
+
+def printed(view: ReportView, width: int = 100) -> str:
+    file = io.StringIO()
+    print_report(view, Console(file=file, width=width))
+    return file.getvalue()
+
+
+def test_the_numbers_of_a_run() -> None:
+    run = make_run(steps=60)
+    view = build_view([run], [])
+    table, reward = tables(view)["By run"], run.series("reward")
+    gap = run.series("mismatch", "abs_dp_mean")
+    expected = {
+        "seed": "0", "steps": "60", "updates": "120", "final reward": f"{reward[-10:].mean():.3f}",
+        "best": f"{max(reward[i : i + 10].mean() for i in range(51)):.3f}",
+        "final accuracy": f"{run.records[-1]['eval_accuracy']:.3f}", "|π − μ| at first": f"{gap[:5].mean():.5f}",
+        "at the end": f"{gap[-10:].mean():.5f}",
+        "s a step": f"{np.mean([sum(r['seconds'].values()) for r in run.records]):.2f}",
+    }  # fmt: skip
+    assert {title: column(table, title) for title in expected} == {key: [value] for key, value in expected.items()}
+    blocked = tables(view)["Blocked tokens and bad updates by run"]
+    assert column(blocked, "A < 0, %") == ["0.150"]
+    assert column(blocked, "bad updates, % of A < 0") == [f"{100 * run.series('bad_over_negative').mean():.4f}"]
+    proven = sum(record["sync"] == "proven" for record in run.records)
+    assert column(tables(view)["The trainer by run"], "sync proven") == [f"{proven} / 60"]
+    assert "By algorithm" not in tables(view)
+
+
+def test_headline_and_leading_numbers() -> None:
+    runs = [make_run(name, seed) for name in ("pg-tis", "dppo-binary-tv") for seed in range(2)]
+    view = build_view(runs, [])
+    ends = [run.series("reward")[-10:].mean() for run in runs]
+    for name, (low, high) in (("pg-tis", sorted(ends[:2])), ("dppo-binary-tv", sorted(ends[2:]))):
+        assert f"{name} has a final reward of {(low + high) / 2:.3f} [{low:.3f}, {high:.3f}]" in view.headline
+    assert [row.name for row in view.leading][:2] == ["final reward · pg-tis", "final reward · dppo-binary-tv"]
+    assert column(tables(view)["By algorithm"], "seeds") == ["2", "2"]
+    (alone,) = {row.note for row in build_view(runs[:1], []).leading}
+    assert alone == "one seed"
+
+
+def test_of_many_algorithms_the_highest_and_the_lowest_are_named(many: list[TrainingRun]) -> None:
+    view = build_view(many, [])
+    mean = {name: np.mean([r.series("reward")[-10:].mean() for r in many if r.algorithm == name]) for name in EIGHT}
+    found = re.findall(r"(\S+) has the (highest|lowest) final reward, ([\d.]+)", view.headline)
+    assert found == [
+        (name, how, f"{mean[name]:.3f}")
+        for how, name in (("highest", max(mean, key=mean.__getitem__)), ("lowest", min(mean, key=mean.__getitem__)))
+    ]
+    assert "8 algorithms" in view.headline and not view.leading
+    assert ("Steps", "45 to 60") in view.about
+
+
+def test_correlations_are_those_of_the_metric() -> None:
+    run = make_run("relax-low", steps=60)
+    table = tables(build_view([run], []))["Bad updates and reward over the steps"]
+    bad, reward = run.series("bad_over_negative"), run.series("reward")
+    expected = [series_correlation(bad, reward), series_correlation(bad[1:], np.diff(reward))]
+    assert column(table, "steps") == ["60", "59"]
+    shown = [float(value.replace("−", "-")) for value in column(table, "correlation")]
+    np.testing.assert_allclose(shown, [estimate.value for estimate in expected], rtol=0.01)
+    short = tables(build_view([make_run(steps=2)], []))["Bad updates and reward over the steps"]
+    assert set(column(short, "95 % interval")) == {"fewer than 3 steps"}
+
+
+def test_time_by_phase_and_the_share_of_recomputing() -> None:
+    run = make_run("dppo-binary-tv-recompute", steps=5)
+    seconds = {key: np.mean([r["seconds"][key] for r in run.records]) for key in run.records[0]["seconds"]}
+    share = seconds["recompute"] / sum(seconds.values())
+    view = build_view([run, make_run(steps=5)], [])
+    table = tables(view)["Seconds of a step, and percent of it"]
+    assert column(table, "recompute") == [f"{seconds['recompute']:.3f} ({100 * share:.0f} %)", "—"]
+    text = next(section.text for section in view.sections if section.title == "Where the time goes")
+    assert f"takes {100 * share:.0f} % of a step" in text
+
+
+def test_a_run_that_goes_on_says_where_it_stands() -> None:
+    going, done = make_run(steps=20), make_run("pg-is", steps=60)
+    going = replace(going, config={**going.config, "steps": 1200})
+    assert build_view([going, done], []).notes == ("dppo-binary-tv-seed-0 stands at step 20 of 1,200.",)
+    other = replace(done, config={**done.config, "model": "another"})
+    assert "not comparable" in build_view([done, other], []).notes[0]
+    assert "6 of 6 runs" in build_view([going] * 6, []).notes[0]
+
+
+def test_settings_that_differ_are_shown_run_by_run() -> None:
+    view = build_view([make_run("pg-is", 0, learning_rate=0.1), make_run("pg-is", 7, learning_rate=0.2)], [])
+    settings = dict(view.settings)
+    assert ("temperature", "1.0") in settings["All runs"] and ("attn", "—") in settings["All runs"]
+    assert settings["pg-is-seed-0"] == (("learning rate", "0.1"),)  # the table of runs has the seed
+    assert settings["pg-is-seed-7"] == (("learning rate", "0.2"),)
+    assert build_view([make_run("pg-is", 0), make_run("pg-is", 7)], []).settings[1:] == ()
+    assert ("Rollout engine", "vllm · bfloat16") in view.about and ("Trainer", "float32") in view.about
+    fp8 = build_view([make_run(kv_cache_dtype="fp8")], [])
+    assert ("Rollout engine", "vllm · bfloat16 · KV cache fp8") in fp8.about
+
+
+def test_every_number_is_defined(many: list[TrainingRun]) -> None:
+    defined = build_view(many, []).definitions()
+    assert set(CATALOG) <= set(defined)
+    assert len({metric.key for metric in CATALOG}) == len(CATALOG)
+
+
+NOTHING = {"step": 1, "reward": None, "mismatch": None, "seconds": {}}
+
+
+@pytest.mark.parametrize("records", [[{}], [{"step": 1}], [NOTHING], [{"reward": float("nan")}] * 3])
+def test_next_to_nothing_is_recorded(records: list[dict[str, object]]) -> None:
+    runs = [TrainingRun("a", "a", None, records)]
+    view = build_view(runs, figure_views(TrainingPlotData.of(runs)))
+    assert view.headline == "No reward was recorded."
+    assert tables(view).keys() == {"By run", "The trainer by run"}
+    assert "nan" not in printed(view)
+    render_html(view)
+
+
+def test_hostile_names_are_data() -> None:
+    name = "<script>alert(1)</script>[red]\x1b[31m"
+    runs = [make_run(name, seed, steps=4, model=name) for seed in range(2)]
+    view = build_view(runs, figure_views(TrainingPlotData.of(runs)))
+    page, text = render_html(view), printed(view)
+    assert "<script" not in page and "\x1b" not in page
+    assert "\x1b" not in text and "[red]" in text
+    assert "\\x1b[31m" in text
+
+
+def test_what_to_type_again() -> None:
+    runs = [replace(make_run(steps=2), folder=Path("runs/a b"))]
+    assert build_view(runs, []).command == "mismatch-cli report 'runs/a b'"
+    assert build_view(runs, [], "mismatch-cli train").command == "mismatch-cli train"
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+@pytest.mark.parametrize(("width", "theme"), CASES[::3], ids=lambda value: getattr(value, "name", value))
+def test_nothing_sticks_out_in_a_browser(tmp_path: Path, width: int, theme: Theme) -> None:
+    runs = [make_run(name, seed, 12) for name in EIGHT[:3] for seed in range(2)]
+    view = build_view(runs, figure_views(TrainingPlotData.of(runs)))
+    page = POLICY.sub("", render_html(view)).replace("</body>", MEASURE + "</body>")
+    (tmp_path / "report.html").write_text(page, encoding="utf-8")
+    frame = tmp_path / "frame.html"
+    frame.write_text(FRAME.format(width=width), encoding="utf-8")
+    dom = browse(tmp_path, frame, width + 200, theme, "--dump-dom", "--virtual-time-budget=10000")
+    assert f'"inner":{width},"scroll":{width},"beyond":0' in dom

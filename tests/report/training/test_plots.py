@@ -1,0 +1,202 @@
+"""Every plot of `train`: the contract, all variants, and runs that have hardly anything in them."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mismatch_cli import registry
+from mismatch_cli.report.figures import figure_views, plots_for
+from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
+from mismatch_cli.report.training.plot_data import TrainingPlotData
+from mismatch_cli.report.training.plots._lines import looks
+from mismatch_cli.report.training.runs import TrainingRun
+from tests.report.clipping.test_plots import check_texts, drawn
+from tests.report.training.sample_runs import make_run
+
+PLOTS = registry.names(TrainingPlotData.PLOTS)
+STYLES = [Style(layout, theme) for layout, theme in itertools.product((WIDE, NARROW), (LIGHT, DARK))]
+HOSTILE = ("a$b<c>_$x^{2}$", "漢字\x1b[31m\\frac{1}{2}", "my_very_long_mask_name:" + "max_tv=0.123456," * 9, "_raw", "")
+
+
+@pytest.fixture(params=PLOTS)
+def plot(request: pytest.FixtureRequest) -> ModuleType:
+    return load(request.param)
+
+
+def load(name: str) -> ModuleType:
+    return registry.load(TrainingPlotData.PLOTS, name, "plot")
+
+
+def texts(figure: Any) -> list[str]:
+    return [text.get_text() for text in figure.legends[0].get_texts()] if figure.legends else []
+
+
+def titles(figure: Any) -> list[str]:
+    return [axes.get_title(loc="left") for axes in figure.axes]
+
+
+def test_contract(plot: ModuleType) -> None:
+    assert plot.TITLE.strip()
+    assert plot.CAPTION.strip().endswith(".")
+    assert plot.needs(TrainingPlotData([])) is False
+    assert plot.needs(TrainingPlotData.of([TrainingRun("x", "x", None, [{"step": 1}])])) is False
+
+
+@pytest.mark.parametrize("style", STYLES, ids=lambda style: f"{style.layout.name}-{style.theme.name}")
+def test_text_is_legible_inside_the_figure_and_apart(plot: ModuleType, style: Style, many: list[TrainingRun]) -> None:
+    data = TrainingPlotData.of(many)
+    assert plot.needs(data)
+    check_texts(drawn(plot, data, style), style)
+
+
+def scaled(run: TrainingRun, factor: float) -> TrainingRun:
+    def times(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: times(part) for key, part in value.items()}
+        return factor * value if isinstance(value, float) else value
+
+    return replace(run, records=[times(record) for record in run.records])
+
+
+CASES: dict[str, Callable[[], list[TrainingRun]]] = {
+    "one step": lambda: [make_run(steps=1)],
+    "two seeds": lambda: [make_run(seed=0), make_run(seed=1, steps=3)],
+    "long": lambda: [make_run(name, steps=steps) for name, steps in (("relax-high", 450), ("relax-low", 20))],
+    "hostile names": lambda: [make_run(name, steps=5) for name in HOSTILE],
+    "tiny": lambda: [scaled(make_run(steps=30), 1e-7)],
+    "huge": lambda: [scaled(make_run(steps=30), 3e6)],
+    "constant": lambda: [replace(make_run(), records=[{**make_run(steps=1).records[0], "step": i} for i in range(9)])],
+    "nothing": lambda: [scaled(make_run(steps=30), 0.0)],
+    "hardly changes": lambda: [TrainingRun("x", "x", 0, [{"reward": 0.9123456 + 1e-8 * i} for i in range(9)])],
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("style", STYLES[::3], ids=["wide", "narrow"])
+def test_draws_any_runs(name: str, style: Style) -> None:
+    data = TrainingPlotData.of(CASES[name]())
+    names = [found for found, _ in plots_for(data)]
+    assert "training-curves" in names
+    for _, plot in plots_for(data):
+        check_texts(drawn(plot, data, style), style)
+
+
+@pytest.mark.parametrize("share", [0.03, 0.5])
+def test_what_was_not_measured_leaves_gaps(plot: ModuleType, share: float, many: list[TrainingRun]) -> None:
+    rng = np.random.default_rng(3)
+
+    def without(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: without(part) for key, part in value.items() if rng.random() < share or key == "seconds"}
+        return value if rng.random() < share else rng.choice([None, float("nan")])
+
+    runs = [replace(run, records=[without(record) for record in run.records]) for run in many]
+    if plot.needs(data := TrainingPlotData.of(runs)):
+        drawn(plot, data, STYLES[2])
+
+
+def test_accuracy_is_left_out_where_nobody_evaluated() -> None:
+    run = make_run()
+    blind = replace(run, records=[{**record, "eval_accuracy": None} for record in run.records])
+    found = [titles(drawn(load("training-curves"), TrainingPlotData.of([one]), STYLES[0])) for one in (run, blind)]
+    assert len(found[0]) == 4
+    assert [title for title in found[0] if title not in found[1]] == ["Evaluation accuracy"]
+
+
+def test_the_line_is_the_mean_of_the_seeds() -> None:
+    runs = [make_run(seed=seed, steps=20) for seed in range(3)]
+    figure = drawn(load("training-curves"), TrainingPlotData.of(runs), STYLES[0])
+    (line,) = figure.axes[0].lines
+    np.testing.assert_allclose(line.get_ydata(), np.mean([run.series("reward") for run in runs], axis=0))
+    assert len(figure.axes[0].collections) == 1  # the band
+    assert len(figure.axes[3].lines) == 2  # largest and smallest
+    assert min(figure.axes[3].lines[0].get_ydata()) > 0 > max(figure.axes[3].lines[1].get_ydata())
+
+
+def test_long_curves_are_smoothed_with_the_raw_one_behind() -> None:
+    figure = drawn(load("training-curves"), TrainingPlotData.of([make_run(steps=450)]), STYLES[0])
+    raw, smooth = figure.axes[0].lines
+    assert raw.get_alpha() < 0.3
+    spread = [np.abs(np.diff(line.get_ydata())).mean() for line in (raw, smooth)]
+    assert spread[1] < 0.3 * spread[0]
+
+
+def test_anchors_need_both_twins() -> None:
+    names = ("dppo-binary-tv", "dppo-binary-tv-recompute", "mask-0.5:max_drop=0", "mask-0.5-recompute:max_drop=0")
+    runs = [make_run(name, steps=8) for name in names]
+    plot = load("anchors")
+    assert not plot.needs(TrainingPlotData.of([runs[0], runs[3], make_run("pg-is")]))
+    figure = drawn(plot, TrainingPlotData.of([*runs, make_run("pg-is")]), STYLES[0])
+    assert texts(figure)[:3] == list(names[:3])
+    assert texts(figure)[3].startswith("mask-0.5-rec")  # shortened
+    lines = figure.axes[0].lines
+    assert lines[0].get_color() == lines[1].get_color() != lines[2].get_color()
+    assert [line.is_dashed() for line in lines] == [False, True, False, True]
+
+
+def test_relaxations_need_two_of_them() -> None:
+    plot, runs = load("relaxations"), [make_run(name, steps=8) for name in ("relax-low", "pg-is", "grpo-clip-higher")]
+    assert not plot.needs(TrainingPlotData.of(runs[:2]))
+    figure = drawn(plot, TrainingPlotData.of(runs), STYLES[0])
+    assert texts(figure) == ["relax-low", "grpo-clip-higher"]
+    assert [axes.get_yscale() for axes in figure.axes] == ["linear", "log"]
+
+
+def test_bad_updates_stand_below_the_reward_on_the_same_steps() -> None:
+    above, below = drawn(load("bad-updates-and-reward"), TrainingPlotData.of([make_run()]), STYLES[0]).axes
+    assert above.get_xlim() == below.get_xlim()
+    assert below.get_position().y1 < above.get_position().y0
+    assert below.get_ylim()[0] == 0
+
+
+def test_algorithms_that_never_block_have_no_line(many: list[TrainingRun]) -> None:
+    figure = drawn(load("blocked-tokens"), TrainingPlotData.of(many), STYLES[0])
+    assert [len(axes.lines) for axes in figure.axes] == [8, 6, 6]
+
+
+def test_bars_add_up_to_the_step() -> None:
+    runs = [make_run(steps=4), make_run("mask-0.5-recompute", steps=4)]
+    runs[0].records[0]["seconds"]["brewing"] = 1.0
+    figure = drawn(load("time"), TrainingPlotData.of(runs), STYLES[0])
+    widths = [sum(bar.get_width() for bar in bars) for bars in zip(*figure.axes[0].containers, strict=True)]
+    totals = [sum(sum(record["seconds"].values()) for record in run.records) / 4 for run in runs]
+    np.testing.assert_allclose(widths, totals)
+    labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert labels == ["sample", "grade", "recompute", "update", "sync", "record", "other"]
+
+
+@pytest.mark.parametrize("style", STYLES[:2], ids=["light", "dark"])
+def test_eighteen_algorithms_look_different(style: Style) -> None:
+    assert len(set(map(str, looks(map(str, range(18)), style).values()))) == 18
+
+
+def test_colours_stand_out_from_the_page() -> None:
+    from matplotlib.colors import to_rgb
+
+    def luminance(colour: str) -> float:
+        channels = np.array(to_rgb(colour))
+        return float(
+            np.where(channels <= 0.03928, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+            @ [0.2126, 0.7152, 0.0722]
+        )
+
+    for style in STYLES[:2]:
+        for look in looks(map(str, range(6)), style).values():
+            low, high = sorted((luminance(look.colour), luminance(style.theme.page)))
+            assert (high + 0.05) / (low + 0.05) >= 3
+
+
+def test_a_long_comparison_stays_small_and_quick() -> None:
+    runs = [make_run(name, steps=1500) for name in ("pg-is", "pg-tis", "relax-low", "relax-both")]
+    began = time.process_time()
+    views = figure_views(TrainingPlotData.of(runs))
+    assert time.process_time() - began < 20  # 3 s where it was measured
+    assert sum(len(view.wide_light.uri) + len(view.narrow_light.uri) for view in views) < 4e6
