@@ -50,6 +50,7 @@ def _train(
 
     Every setting of a preset is a flag too.
     """
+    from mismatch_cli.commands._present import present_training
     from mismatch_cli.commands._progress import TerminalProgress
 
     changes = {name: value for name, value in chosen.items() if value is not None}
@@ -65,10 +66,11 @@ def _train(
         return
     folder = output or Path(f"train-{Path(preset).stem}")
     progress = TerminalProgress(quiet)
-    for config in configs:
-        run_folder = folder if len(configs) == 1 else folder / _run_name(config)
+    folders = [folder if len(configs) == 1 else folder / _run_name(config) for config in configs]
+    for config, run_folder in zip(configs, folders, strict=True):
         _prepare(run_folder, config, resume)
         _run(config, run_folder, resume, progress)
+    present_training(folders, folder, as_json=False, progress=progress)
 
 
 def _run_name(config: TrainConfig) -> str:
@@ -126,7 +128,7 @@ class _Interrupt:
 
 def _line(record: dict[str, Any], steps: int) -> str:
     """A step in one line: reward, mismatch, what was blocked, bad updates, time."""
-    parts = [f"step {record['step'] + 1}/{steps}", f"reward {record['reward']:.3f}"]
+    parts = [f"step {record['step']}/{steps}", f"reward {record['reward']:.3f}"]
     if record.get("eval_accuracy") is not None:
         parts.append(f"accuracy {record['eval_accuracy']:.3f}")
     for name, value in (
@@ -137,7 +139,7 @@ def _line(record: dict[str, Any], steps: int) -> str:
         if value is not None:
             parts.append(f"{name} {value:.2g}")
     seconds = sum(record["seconds"].values())
-    left = (steps - record["step"] - 1) * seconds
+    left = (steps - record["step"]) * seconds
     return "  ".join([*parts, f"{seconds:.1f} s", f"{left / 60:.0f} min left"])
 
 

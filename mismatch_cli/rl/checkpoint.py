@@ -45,13 +45,13 @@ def latest_checkpoint(run_folder: Path) -> dict[str, Any] | None:
 
 
 def cut_back(run_folder: Path, step: int) -> None:
-    """Forget everything from `step` on: lines of metrics, and traces of steps."""
+    """Forget everything after `step`: lines of metrics, and traces of steps."""
     path = run_folder / METRICS_FILE
     if path.is_file():
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) < step]
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     for folder in (run_folder / "traces").glob("step-*"):
-        if int(folder.name.removeprefix("step-")) >= step:
+        if int(folder.name.removeprefix("step-")) > step:
             shutil.rmtree(folder)
 
 

@@ -15,16 +15,17 @@ import numpy as np
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.engines import Engine, EngineSettings, Request, create_engine
 from mismatch_cli.engines._sampling import sample_checked, sample_seed
+from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import load_tokenizer
 from mismatch_cli.rl.checkpoint import METRICS_FILE, cut_back, latest_checkpoint, save_checkpoint
 from mismatch_cli.rl.config import FILE_NAME, TrainConfig
-from mismatch_cli.rl.learner import Learner, LearnerSettings, Sample
-from mismatch_cli.rl.step import Step, Use, step_record, step_table
-from mismatch_cli.rl.sync import prove_equal
+from mismatch_cli.rl.learner import Learner, LearnerSettings, NotFiniteError, Sample
+from mismatch_cli.rl.step import Minibatch, Step, Use, step_record, step_table
+from mismatch_cli.rl.sync import WeightSync
 from mismatch_cli.rl.task import Posed, Task
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.batches import ScoreRequest
-from mismatch_cli.scoring.trainer import Trainer
+from mismatch_cli.scoring.trainer import ResponseScores, Trainer
 from mismatch_cli.tasks.advantages import group_mean_advantages
 from mismatch_cli.tasks.grading import Grader
 from mismatch_cli.torch_settings import set_threads
@@ -50,9 +51,8 @@ def train(
     """
     run = _Run(config, run_folder)
     try:
-        first = run.restore() if resume else 0
-        for step in range(first, config.steps):
-            seconds = _Seconds()
+        done, seconds = run.restore() if resume else 0, _Seconds()
+        for step in range(done + 1, config.steps + 1):
             posed = [p for p in run.task.of_step(step) for _ in range(config.samples_per_prompt)]
             with seconds("sample"):
                 rollouts = run.sample(posed, step, config.samples_per_prompt)
@@ -63,31 +63,32 @@ def train(
             this = Step(step, run.learner.version, posed, index, rollouts, reward_S, advantage_S)
             with seconds("recompute"):
                 this.recomputed = run.recompute(this)
-            with seconds("update"):
-                for epoch, minibatch, rows in run.minibatches(step, len(posed)):
-                    version = run.learner.version
-                    update = run.learner.update([run.sample_of(this, row) for row in rows])
-                    this.uses.append(Use(epoch, minibatch, rows, version, update))
+            batches = run.minibatches(step, len(posed))
             with seconds("sync"):
-                sync = run.prove_sync(this)
-                run.engine.load_weights(run.learner.model)
+                run.sync.look_back(run.samples(this, batches[0].rows))
+            with seconds("update"):
+                for batch in batches:
+                    run.update(this, batch)
+            with seconds("sync"):
+                sync = run.sync.prove(run.samples(this, batches[0].rows), this.uses[0].update.logp)
+                run.sync.load()
             with seconds("record"):
                 table = step_table(this)
                 record = step_record(this, table, run.learner.algorithm) | {"sync": sync}
                 record["back_offs"] = run.learner.loss_scale.back_offs
                 if config.trace_every and step % config.trace_every == 0:
-                    run.write_trace(step, table)
-            last = step + 1 == config.steps
-            if last or (config.eval_every and (step + 1) % config.eval_every == 0):
+                    run.write_trace(f"step-{step}", table)
+            last = step == config.steps
+            if last or (config.eval_every and step % config.eval_every == 0):
                 with seconds("evaluate"):
                     record["eval_accuracy"] = run.evaluate(step)
-            if last or (step + 1) % config.checkpoint_every == 0:
-                with seconds("checkpoint"):
-                    save_checkpoint(run_folder, step + 1, run.learner.state_dict())
             run.write(record | {"seconds": seconds.spent})
             on_step(record | {"seconds": seconds.spent})
-            if stop() and not last:
-                save_checkpoint(run_folder, step + 1, run.learner.state_dict())
+            seconds, asked = _Seconds(), stop()
+            if last or asked or step % config.checkpoint_every == 0:
+                with seconds("checkpoint"):  # after the line, so that no kill can lose it: on record with the next step
+                    run.save(step)
+            if asked and not last:
                 return False
         run.save_model()
         return True
@@ -130,17 +131,24 @@ class _Run:
             config.model, sampling=self._sampling, dtype=config.trainer_dtype, attn_implementation=config.attn or None
         )
         self.learner = Learner(trainer, algorithm, self._sampling, _learner_settings(config))
+        exact = (config.trainer_dtype, config.rollout_dtype) == ("float32", "float32")
+        self.sync = WeightSync(self.engine, trainer, exact=exact, token_budget=config.token_budget)
         self._grader = Grader()
 
     def restore(self) -> int:
-        """Go back to the newest checkpoint; the first step that is still to do."""
+        """Go back to the newest checkpoint; answers how many steps are done."""
         state = latest_checkpoint(self.folder)
-        first = 0 if state is None else int(state["step"])
+        done = 0 if state is None else int(state["step"])
         if state is not None:
-            self.learner.load_state_dict(state)
-            self.engine.load_weights(self.learner.model)
-        cut_back(self.folder, first)
-        return first
+            self.learner.load_state_dict(state["learner"])
+            self.sync.load_state_dict(state["sync"])
+            self.sync.load()
+        cut_back(self.folder, done)
+        return done
+
+    def save(self, step: int) -> None:
+        state = {"learner": self.learner.state_dict(), "sync": self.sync.state_dict()}
+        save_checkpoint(self.folder, step, state)
 
     def sample(self, posed: list[Posed], step: int, samples: int) -> list[Any]:
         seeds = [sample_seed(self.config.seed, p.problem.prompt_id, i % samples, step) for i, p in enumerate(posed)]
@@ -152,36 +160,47 @@ class _Run:
         rewards = [self.task.reward(p, r.response_ids, r.finish_reason, self._grader) for p, r in pairs]
         return np.array(rewards, dtype=np.float32)
 
-    def recompute(self, step: Step) -> list[np.ndarray] | None:
+    def recompute(self, step: Step) -> list[ResponseScores] | None:
         """log π at the weights that sampled, where the algorithm or the user wants it."""
         if not (self.config.recompute or self.learner.algorithm.needs_recomputed):
             return None
-        requests = [ScoreRequest(r.prompt_ids, r.response_ids) for r in step.rollouts]
-        return [s.logp_T for s in self.learner.trainer.score(requests, token_budget=self.config.token_budget)]
+        requests = [ScoreRequest(r.prompt_ids, r.response_ids, r.topk_ids_TK) for r in step.rollouts]
+        return self.learner.trainer.score(requests, token_budget=self.config.token_budget)
 
-    def minibatches(self, step: int, responses: int) -> Iterator[tuple[int, int, list[int]]]:
-        """Epoch, number and rows of every minibatch, shuffled by seed, step and epoch."""
+    def minibatches(self, step: int, responses: int) -> list[Minibatch]:
+        """Those of every epoch, shuffled by seed, step and epoch."""
+        batches = []
         for epoch in range(self.config.epochs):
             order = list(range(responses))
             random.Random(f"{self.config.seed}/{step}/{epoch}").shuffle(order)
-            for minibatch, rows in enumerate(np.array_split(order, self.config.minibatches)):
-                yield epoch, minibatch, rows.tolist()
+            parts = np.array_split(order, self.config.minibatches)
+            batches += [Minibatch(epoch, number, rows.tolist()) for number, rows in enumerate(parts)]
+        return batches
 
-    def sample_of(self, step: Step, row: int) -> Sample:
-        recomputed = None if step.recomputed is None else step.recomputed[row]
-        return Sample(step.rollouts[row], float(step.advantage_S[row]), recomputed)
+    def samples(self, step: Step, rows: list[int]) -> list[Sample]:
+        known = [None if step.recomputed is None else step.recomputed[row] for row in rows]
+        return [
+            Sample(
+                step.rollouts[row], float(step.advantage_S[row]), None if scores is None else scores.logp_T,
+                None if scores is None else scores.logp_at_topk_TK,
+            ) for row, scores in zip(rows, known, strict=True)
+        ]  # fmt: skip
 
-    def prove_sync(self, step: Step) -> str:
-        """The first minibatch was judged by the weights that sampled: there log π must be log μ."""
-        if (self.config.trainer_dtype, self.config.rollout_dtype) != ("float32", "float32"):
-            return "unproven"
-        first = step.uses[0]
-        return prove_equal([step.rollouts[row].logp_rollout_T for row in first.rows], first.update.logp)
+    def update(self, step: Step, batch: Minibatch) -> None:
+        """One optimiser step; where it is not finite, everything up to it is left behind as a trace."""
+        version = self.learner.version
+        try:
+            update = self.learner.update(self.samples(step, batch.rows))
+        except NotFiniteError as error:
+            step.uses.append(Use(batch, version, error.update))
+            folder = self.write_trace("not-finite", step_table(step))
+            raise MismatchError(f"{error} What it was computed from is in {folder}.") from error
+        step.uses.append(Use(batch, version, update))
 
     def evaluate(self, step: int) -> float:
         """Mean accuracy over every problem, `eval_samples` samples each, by the engine as it is now."""
         posed = [p for p in self.task.posed for _ in range(self.config.eval_samples)]
-        rollouts = self.sample(posed, -1 - step, self.config.eval_samples)
+        rollouts = self.sample(posed, -step, self.config.eval_samples)
         return float(self.grade(posed, rollouts).mean())
 
     def write(self, record: Record) -> None:
@@ -196,11 +215,12 @@ class _Run:
         self.learner.model.save_pretrained(self.folder / "model")
         self._tokenizer.save_pretrained(self.folder / "model")
 
-    def write_trace(self, step: int, table: Any) -> None:
-        folder = self.folder / "traces" / f"step-{step}"
+    def write_trace(self, name: str, table: Any) -> Path:
+        folder = self.folder / "traces" / name
         write_vocabulary(folder, self._tokenizer)
         write_manifest(folder, self._manifest())
         write_shard(shard_path(folder, 0), table)
+        return folder
 
     def _manifest(self) -> dict[str, Any]:
         sampling = vars(self._sampling)

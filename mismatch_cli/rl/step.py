@@ -17,6 +17,7 @@ from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.rl.learner import Update
 from mismatch_cli.rl.task import Posed
+from mismatch_cli.scoring.trainer import ResponseScores
 from mismatch_cli.trace.columns import table_to_batch
 from mismatch_cli.trace.writer import rows_to_table
 
@@ -37,30 +38,36 @@ class Step:
     rollouts: list[Rollout]
     reward_S: np.ndarray
     advantage_S: np.ndarray
-    recomputed: list[np.ndarray] | None = None
+    recomputed: list[ResponseScores] | None = None  # by the weights that sampled
     uses: list[Use] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class Use:
-    """One minibatch: its responses, and what the update saw of them."""
+class Minibatch:
+    """The responses of one update, by their place in the step."""
 
     epoch: int
-    minibatch: int
+    number: int
     rows: list[int]
+
+
+@dataclass(frozen=True)
+class Use:
+    """A minibatch, and what its update saw."""
+
+    minibatch: Minibatch
     version: int  # optimiser steps behind the weights that judged it
     update: Update
 
 
 def step_table(step: Step) -> pa.Table:
     """One row for every response and use, in the columns of a trace."""
-    rows = [(use, place, row) for use in step.uses for place, row in enumerate(use.rows)]
+    rows = [(use, place, row) for use in step.uses for place, row in enumerate(use.minibatch.rows)]
     equal = [use.version == step.version for use, _, _ in rows]
-    known = step.recomputed
     columns: dict[str, Any] = {
         "step": [step.number] * len(rows),
-        "epoch": [use.epoch for use, _, _ in rows],
-        "minibatch": [use.minibatch for use, _, _ in rows],
+        "epoch": [use.minibatch.epoch for use, _, _ in rows],
+        "minibatch": [use.minibatch.number for use, _, _ in rows],
         "prompt_id": [step.posed[row].problem.prompt_id for _, _, row in rows],
         "sample_index": [step.sample_index[row] for _, _, row in rows],
         "version_rollout": [step.version] * len(rows),
@@ -77,12 +84,27 @@ def step_table(step: Step) -> pa.Table:
         ],
         "finish_reason": [step.rollouts[row].finish_reason for _, _, row in rows],
     }
-    if known is not None or any(equal):
+    if step.recomputed is not None or any(equal):
+        known = step.recomputed
         columns["logp_recomputed"] = [
-            use.update.logp[place] if same else None if known is None else known[row]
+            use.update.logp[place] if same else None if known is None else known[row].logp_T
             for (use, place, row), same in zip(rows, equal, strict=True)
         ]
-    return rows_to_table(columns)
+    return rows_to_table(columns | _topk_columns(step, rows))
+
+
+def _topk_columns(step: Step, rows: list[tuple[Use, int, int]]) -> dict[str, Any]:
+    """What the algorithm asked of the engine's top K; nothing where it asked for none."""
+    if all(use.update.topk_logp[place] is None for use, place, _ in rows):
+        return {}
+    columns: dict[str, Any] = {
+        "topk_ids": [step.rollouts[row].topk_ids_TK for _, _, row in rows],
+        "topk_logp_rollout": [step.rollouts[row].topk_logp_rollout_TK for _, _, row in rows],
+        "topk_logp_trainer": [use.update.topk_logp[place] for use, place, _ in rows],
+    }
+    if step.recomputed is not None:
+        columns["topk_logp_recomputed"] = [step.recomputed[row].logp_at_topk_TK for _, _, row in rows]
+    return columns
 
 
 def step_record(step: Step, table: pa.Table, algorithm: Algorithm) -> dict[str, Any]:
@@ -113,9 +135,11 @@ def _pick(summary: MismatchSummary) -> dict[str, float | None]:
 
 
 def _blocked(batch: Any, algorithm: Algorithm, *, recomputed: bool) -> dict[str, float | None]:
-    """What the run's own algorithm blocked, and bad updates; top-K masks are judged from traces alone."""
-    judged = algorithm.needs_top_k == 0 and (recomputed or not algorithm.needs_recomputed)
-    question = Question((algorithm,) if judged else (), Needs(True, judged and algorithm.needs_recomputed, 0))
+    """What the run's own algorithm blocked, and bad updates."""
+    judged = recomputed or not algorithm.needs_recomputed
+    anchor, k = judged and algorithm.needs_recomputed, algorithm.needs_top_k if judged else 0
+    needs = Needs(True, anchor, k, topk_recomputed=anchor and k > 0)
+    question = Question((algorithm,) if judged else (), needs)
     summary = ClippingSummary(question, replicates=0)
     summary.update(batch)
     result = clipping_result(summary, blocked_tokens=0)

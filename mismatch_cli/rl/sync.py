@@ -3,14 +3,78 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import torch
 
+from mismatch_cli.engines import Engine
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.rl.learner import Sample
+from mismatch_cli.scoring.batches import ScoreRequest
+from mismatch_cli.scoring.trainer import Trainer
 
 PROVEN, UNDECIDABLE = "proven", "undecidable"
 _SAME = 1e-5  # mean |π − μ| between two float32 implementations of the same weights; measured: 3.4e-7
 _DEVIATIONS = 3.0  # standard errors of a paired difference before anybody is accused
+_PAIRED = 16  # responses that are scored at the weights of the step before
+
+
+class WeightSync:
+    """Gives the engine the trainer's weights, and holds what it samples next against them.
+
+    In float32 on both sides the proof costs nothing: the first minibatch is judged by the weights that sampled. In
+    lower precision the engine never agrees exactly, so it is asked which weights it agrees with better, the new ones or
+    those of the step before: that takes a copy of the weights, and a forward pass over a few responses.
+    """
+
+    def __init__(self, engine: Engine, trainer: Trainer, *, exact: bool, token_budget: int) -> None:
+        self._engine, self._trainer = engine, trainer
+        self._exact, self._token_budget = exact, token_budget
+        self._before: list[torch.Tensor] | None = None  # the weights of the step before, for the paired test
+        self._logp_before: list[np.ndarray] | None = None
+
+    def load(self) -> None:
+        """Give the engine every weight as it is now."""
+        self._engine.load_weights(self._trainer.model)
+
+    def look_back(self, samples: Sequence[Sample]) -> None:
+        """Before the first update of a step: what the weights of the step before say of its first minibatch."""
+        if self._exact:
+            return
+        if self._before is not None:
+            requests = [ScoreRequest(s.rollout.prompt_ids, s.rollout.response_ids) for s in samples[:_PAIRED]]
+            now = self._copy()
+            self._put(self._before)
+            scores = self._trainer.score(requests, token_budget=self._token_budget)
+            self._put(now)
+            self._logp_before, self._before = [score.logp_T for score in scores], now
+        else:
+            self._before = self._copy()
+
+    def prove(self, samples: Sequence[Sample], logp_trainer: Sequence[np.ndarray]) -> str:
+        """Whether the engine sampled the first minibatch with the weights that judged it; a `MismatchError` if not."""
+        logp_rollout = [s.rollout.logp_rollout_T for s in samples]
+        if self._exact:
+            return prove_equal(logp_rollout, logp_trainer)
+        if self._logp_before is None:
+            return UNDECIDABLE  # the first step: there are no other weights yet
+        return prove_newer(logp_rollout[:_PAIRED], logp_trainer[:_PAIRED], self._logp_before)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The weights of the step before: a resumed run proves what the unbroken one does."""
+        return {"before": self._before}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._before = state["before"]
+
+    def _copy(self) -> list[torch.Tensor]:
+        return [weight.detach().to("cpu", copy=True) for weight in self._trainer.model.parameters()]
+
+    @torch.no_grad()
+    def _put(self, weights: Sequence[torch.Tensor]) -> None:
+        for weight, value in zip(self._trainer.model.parameters(), weights, strict=True):
+            weight.copy_(value)
 
 
 def prove_equal(logp_rollout: Sequence[np.ndarray], logp_trainer: Sequence[np.ndarray]) -> str:

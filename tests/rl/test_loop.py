@@ -62,7 +62,7 @@ def unbroken(tmp_path_factory) -> Path:
 
 def test_every_step_is_a_line_with_a_proven_sync(unbroken):
     lines = numbers(unbroken)
-    assert [line["step"] for line in lines] == [0, 1, 2, 3]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert {line["sync"] for line in lines} == {"proven"}
     assert all(line["mismatch"]["abs_dp_mean"] < 1e-6 for line in lines)
     assert lines[0]["current"]["abs_dp_mean"] > 1e-4  # the second minibatch is judged by other weights
@@ -88,7 +88,7 @@ def test_stopped_and_resumed_equals_unbroken(unbroken, tmp_path):
 def test_lines_after_the_checkpoint_are_cut_before_going_on(unbroken, tmp_path):
     run(tmp_path / "run", stop_after=2)
     with open(tmp_path / "run" / "metrics.jsonl", "a", encoding="utf-8") as lines:
-        lines.write('{"step": 2, "reward": 0.1}\n{"step": 3, "rew')
+        lines.write('{"step": 3, "reward": 0.1}\n{"step": 4, "rew')
     run(tmp_path / "run", resume=True)
     assert numbers(tmp_path / "run") == numbers(unbroken)
 
@@ -146,7 +146,7 @@ def test_a_broken_sync_stops_the_run(broken, tmp_path, monkeypatch):
 
 def test_a_trace_of_every_nth_step_can_be_opened(tmp_path):
     run(tmp_path / "run", steps=3, trace_every=2)
-    assert sorted(path.name for path in (tmp_path / "run" / "traces").iterdir()) == ["step-0", "step-2"]
+    assert sorted(path.name for path in (tmp_path / "run" / "traces").iterdir()) == ["step-2"]
     batch = next(iter(Trace.open(tmp_path / "run" / "traces" / "step-2").batches()))
     assert batch.num_responses == 16
 
@@ -158,3 +158,47 @@ def test_float32_control_on_vllm_keeps_the_policies_equal(tmp_path):
     assert {record["sync"] for record in seen} == {"proven"}
     assert max(record["mismatch"]["abs_dp_mean"] for record in seen) <= 1e-6
     assert max(record["current"]["abs_dp_mean"] for record in seen) > 1e-4
+
+
+def test_a_low_precision_engine_is_asked_which_weights_it_agrees_with(tmp_path):
+    seen = run(tmp_path / "run", rollout_dtype="bfloat16")
+    assert [record["sync"] for record in seen] == ["undecidable", "proven", "proven", "proven"]
+
+
+def test_a_low_precision_engine_with_old_weights_stops_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(HfEngine, "load_weights", _stale)
+    with pytest.raises(MismatchError, match="fit the weights of the step before better"):
+        run(tmp_path / "run", rollout_dtype="bfloat16")
+
+
+def test_a_low_precision_run_goes_on_to_the_same_proofs(tmp_path):
+    run(tmp_path / "unbroken", rollout_dtype="bfloat16", trainer_dtype="bfloat16")
+    run(tmp_path / "run", rollout_dtype="bfloat16", trainer_dtype="bfloat16", stop_after=2)
+    run(tmp_path / "run", rollout_dtype="bfloat16", trainer_dtype="bfloat16", resume=True)
+    assert numbers(tmp_path / "run") == numbers(tmp_path / "unbroken")
+
+
+@pytest.mark.parametrize("algorithm", ["dppo-topk-tv", "dppo-topk-kl-recompute"])
+def test_top_k_masks_judge_with_what_the_engine_reported(algorithm, tmp_path):
+    seen = run(tmp_path / "run", steps=2, algorithm=algorithm, trace_every=1, learning_rate=3e-3)
+    assert seen[0]["blocked"] is not None
+    batch = next(iter(Trace.open(tmp_path / "run" / "traces" / "step-1").batches()))
+    assert batch.topk_ids_TK is not None and batch.topk_ids_TK.shape[1] >= 20
+    assert batch.topk_logp_trainer_TK is not None
+
+
+def test_a_gradient_that_is_not_finite_leaves_its_batch_as_a_trace(tmp_path, monkeypatch):
+    """An engine that reports an absurdly small μ: the weight overflows, and no scaler can help."""
+    sample = HfEngine.sample
+
+    def absurd(self: HfEngine, *arguments: Any) -> Any:
+        rollouts = sample(self, *arguments)
+        for rollout in rollouts:
+            rollout.logp_rollout_T[0] = -200.0
+        return rollouts
+
+    monkeypatch.setattr(HfEngine, "sample", absurd)
+    with pytest.raises(MismatchError, match=r"not finite.*What it was computed from is in"):
+        run(tmp_path / "run", algorithm="pg-is")
+    batch = next(iter(Trace.open(tmp_path / "run" / "traces" / "not-finite").batches()))
+    assert float(batch.logp_rollout_T.min()) == -200.0
