@@ -77,6 +77,23 @@ def present_clipping(
     _say_what_was_written(folder, progress)
 
 
+def present_training(folders: Sequence[Path], output: Path, *, as_json: bool, progress: TerminalProgress) -> None:
+    """The same for runs of `train`: algorithms and seeds beside each other."""
+    from mismatch_cli.report.figures import figure_views
+    from mismatch_cli.report.training.build import build_view
+    from mismatch_cli.report.training.plot_data import TrainingPlotData
+    from mismatch_cli.report.training.runs import read_runs
+    from mismatch_cli.report.training.summary import summary_json
+
+    runs = read_runs(folders)
+    progress.say("Drawing")
+    data = TrainingPlotData.of(runs)
+    summary = summary_json(runs)
+    _write(output, summary, data, build_view(runs, figure_views(data)))
+    _show(summary, build_view(runs, []), as_json)
+    _say_what_was_written(output, progress)
+
+
 def _write(folder: Path, summary: dict[str, Any], data: Drawable, view: ReportView) -> None:
     from mismatch_cli.report.figures import write_plots
     from mismatch_cli.report.html import write_html

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +19,7 @@ def command(
     traces: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Run folders or trace folders, pooled; without one, the latest run here, else the bundled trace.",
+            help="Run folders or trace folders, pooled; without one, the latest probe here, else the bundled trace.",
             show_default=False,
         ),
     ] = None,
@@ -33,22 +34,28 @@ def command(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Print and draw the report of a trace again, without a model.
+    """Print and draw the report of a trace, or of training runs, again, without a model.
 
     Examples:
 
       mismatch-cli report probe-model
 
       mismatch-cli report probe-model --worst 20 --export parquet
+
+      mismatch-cli report train-miniature
     """
     from mismatch_cli.bundled import bundled_trace
-    from mismatch_cli.commands._present import present
+    from mismatch_cli.commands._present import present, present_training
     from mismatch_cli.commands._progress import TerminalProgress
     from mismatch_cli.trace.reader import Trace
 
     if export not in (None, "csv", "parquet"):
         raise UsageError(f"--export {export} is not known. Choose one of: csv, parquet.")
     progress = TerminalProgress(quiet)
+    training = [run for path in traces or [] for run in _training_runs(path)]
+    if training:
+        present_training(training, output or _together(training), as_json=json, progress=progress)
+        return
     named = traces or _latest_run()
     if not named:
         progress.say("There is no run in this folder: reporting on the bundled trace.")
@@ -59,6 +66,18 @@ def command(
         from mismatch_cli.report.export import export_tokens
 
         progress.say(f"Wrote {export_tokens(opened, folder, export)}")
+
+
+def _training_runs(path: Path) -> list[Path]:
+    """The folder of a training run, or those in a folder of several."""
+    return (
+        [path] if (path / "metrics.jsonl").is_file() else sorted(file.parent for file in path.glob("*/metrics.jsonl"))
+    )
+
+
+def _together(runs: list[Path]) -> Path:
+    """The folder that holds the runs, which is where `train` writes their report."""
+    return runs[0] if len(runs) == 1 else Path(os.path.commonpath(runs))
 
 
 def _latest_run() -> list[Path]:

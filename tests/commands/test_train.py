@@ -21,16 +21,31 @@ TRAIN = f"train --engine hf {SIZE} --eval-every 0 --trace-every 0 --threads 1".s
 def test_algorithms_times_seeds_become_runs_and_none_is_overwritten(tmp_path, capfd):
     command = [*TRAIN, "-a", "pg-is", "-a", "dppo-binary-tv:max_tv=0.3", "--seeds", "2", "-o", str(tmp_path / "runs")]
     assert run(command) == 0
-    folders = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    out, err = capfd.readouterr()
+    folders = sorted(path.name for path in (tmp_path / "runs").iterdir() if (path / "metrics.jsonl").is_file())
     assert folders == [
         "dppo-binary-tv-max_tv=0.3-seed-0", "dppo-binary-tv-max_tv=0.3-seed-1", "pg-is-seed-0", "pg-is-seed-1",
     ]  # fmt: skip
     for name in folders:
         line = json.loads((tmp_path / "runs" / name / "metrics.jsonl").read_text(encoding="utf-8"))
-        assert line["step"] == 0 and 0 <= line["eval_accuracy"] <= 1
-    assert "step 1/1  reward" in capfd.readouterr().err
+        assert line["step"] == 1 and 0 <= line["eval_accuracy"] <= 1
+    assert "step 1/1  reward" in err
+    assert "pg-is has a final reward of" in out  # one report of all
+    assert {"report.html", "summary.json", "plots"} <= {path.name for path in (tmp_path / "runs").iterdir()}
     assert run(command) == 1
     assert "already exists. Go on with --resume" in capfd.readouterr().err
+
+
+def test_a_training_run_is_reported_again(tmp_path, capfd):
+    assert run([*TRAIN, "-o", str(tmp_path / "run"), "--quiet"]) == 0
+    first = capfd.readouterr().out
+    (tmp_path / "run" / "report.html").unlink()
+    assert run(["report", str(tmp_path / "run"), "--quiet"]) == 0
+    assert capfd.readouterr().out == first
+    assert (tmp_path / "run" / "report.html").is_file()
+    assert run(["report", str(tmp_path / "run"), "--json", "--quiet"]) == 0
+    summary = json.loads(capfd.readouterr().out)
+    assert [row["steps"] for row in summary["runs"]] == [1]
 
 
 def test_a_start_that_failed_can_be_repeated(tmp_path, capfd):

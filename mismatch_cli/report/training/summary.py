@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -61,6 +62,32 @@ def highest(run: TrainingRun, *keys: str) -> float | None:
 
 def last_step(run: TrainingRun) -> int:
     return int(run.step_N.max()) if run.records else 0
+
+
+def summary_json(runs: Sequence[TrainingRun]) -> dict[str, Any]:
+    """What summary.json holds: the settings and ends of each run; its steps are in metrics.jsonl."""
+    return {
+        "format": "mismatch-cli training",
+        "version": 1,
+        "runs": [
+            {
+                "name": run.name,
+                "algorithm": run.algorithm,
+                "seed": run.seed,
+                "steps": last_step(run),
+                "final_reward": last(run, "reward"),
+                "best_reward": best_reward(run),
+                "final_accuracy": final_accuracy(run),
+                "abs_dp_mean_first": first(run, "mismatch", "abs_dp_mean"),
+                "abs_dp_mean_last": last(run, "mismatch", "abs_dp_mean"),
+                "bad_over_tokens": over_steps(run, "bad_over_tokens"),
+                "bad_over_negative": over_steps(run, "bad_over_negative"),
+                "blocked": over_steps(run, "blocked"),
+                "config": dict(run.config),
+            }
+            for run in runs
+        ],
+    }
 
 
 def spread(values: Sequence[float | None]) -> Spread:
