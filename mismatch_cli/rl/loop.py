@@ -75,7 +75,7 @@ def train(
             with seconds("record"):
                 table = step_table(this)
                 record = step_record(this, table, run.learner.algorithm) | {"sync": sync}
-                record["back_offs"] = run.learner.loss_scale.back_offs
+                record |= {"back_offs": run.learner.loss_scale.back_offs, "grading_timeouts": run.grader.timeouts}
                 if config.trace_every and step % config.trace_every == 0:
                     run.write_trace(f"step-{step}", table)
             last = step == config.steps
@@ -133,7 +133,7 @@ class _Run:
         self.learner = Learner(trainer, algorithm, self._sampling, _learner_settings(config))
         exact = (config.trainer_dtype, config.rollout_dtype) == ("float32", "float32")
         self.sync = WeightSync(self.engine, trainer, exact=exact, token_budget=config.token_budget)
-        self._grader = Grader()
+        self.grader = Grader()
 
     def restore(self) -> int:
         """Go back to the newest checkpoint; answers how many steps are done."""
@@ -142,12 +142,19 @@ class _Run:
         if state is not None:
             self.learner.load_state_dict(state["learner"])
             self.sync.load_state_dict(state["sync"])
+            self.grader.give_up(state["given_up"])
+            self.grader.timeouts = state["timeouts"]
             self.sync.load()
         cut_back(self.folder, done)
         return done
 
     def save(self, step: int) -> None:
-        state = {"learner": self.learner.state_dict(), "sync": self.sync.state_dict()}
+        state = {
+            "learner": self.learner.state_dict(),
+            "sync": self.sync.state_dict(),
+            "given_up": self.grader.given_up,
+            "timeouts": self.grader.timeouts,
+        }
         save_checkpoint(self.folder, step, state)
 
     def sample(self, posed: list[Posed], step: int, samples: int) -> list[Any]:
@@ -157,7 +164,7 @@ class _Run:
 
     def grade(self, posed: list[Posed], rollouts: list[Any]) -> np.ndarray:
         pairs = zip(posed, rollouts, strict=True)
-        rewards = [self.task.reward(p, r.response_ids, r.finish_reason, self._grader) for p, r in pairs]
+        rewards = [self.task.reward(p, r.response_ids, r.finish_reason, self.grader) for p, r in pairs]
         return np.array(rewards, dtype=np.float32)
 
     def recompute(self, step: Step) -> list[ResponseScores] | None:
@@ -234,7 +241,7 @@ class _Run:
         }
 
     def close(self) -> None:
-        self._grader.__exit__(None, None, None)
+        self.grader.__exit__(None, None, None)
         self.engine.close()
 
 

@@ -7,6 +7,7 @@ import re
 import select
 import subprocess
 import sys
+from collections.abc import Iterable
 from types import TracebackType
 
 from mismatch_cli.errors import MismatchError
@@ -42,6 +43,15 @@ class Grader:
         reward = self._known[pair]
         self.timeouts += reward is None
         return reward or 0.0
+
+    @property
+    def given_up(self) -> list[tuple[str, str]]:
+        """The comparisons that took too long: with them a resumed run scores what the unbroken one did."""
+        return [pair for pair, reward in self._known.items() if reward is None]
+
+    def give_up(self, pairs: Iterable[tuple[str, str]]) -> None:
+        """Do not try these again."""
+        self._known |= dict.fromkeys(pairs)
 
     def __enter__(self) -> Grader:
         return self
