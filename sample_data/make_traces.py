@@ -135,7 +135,10 @@ def record_training(folder: Path, log: Path, manifest: dict[str, Any], progress:
     learner = Learner(TRAINING)
     engine = vllm_engine.create(settings)
     encoded = encode_prompts(
-        load_problems(TRAINING.prompts), tokenizer, raw=TRAINING.raw, max_model_len=engine.max_model_len
+        load_problems(TRAINING.prompts),
+        tokenizer,
+        template=TRAINING.prompt_template,
+        max_model_len=engine.max_model_len,
     )
     manifest = manifest | {
         "config": TRAINING.to_json(),

@@ -98,7 +98,10 @@ def config_from_flags(flags: dict[str, Any]) -> ProbeConfig:
         sampling=SamplingSettings(**{n: flags[n] for n in ("temperature", "top_p", "top_k", "min_p", "max_tokens")}),
         trainer=_trainer_settings(flags, model),
         engine_args=_engine_args(flags),
-        **{n: flags[n] for n in ("samples_per_prompt", "top_logprobs", "seed", "raw", "rollout_dtype", "threads")},
+        **{
+            n: flags[n]
+            for n in ("samples_per_prompt", "top_logprobs", "seed", "prompt_template", "rollout_dtype", "threads")
+        },
     )
 
 

@@ -34,7 +34,9 @@ def command(
     subset: Annotated[str | None, _option(_PROMPTS, "--subset", help="Configuration of a hub data set.")] = None,
     num_prompts: Annotated[int, _option(_PROMPTS, "--num-prompts", min=1, help="How many prompts to take.")] = 64,
     shuffle: Annotated[bool, _option(_PROMPTS, "--shuffle", help="Take them in an order shuffled by --seed.")] = False,
-    raw: Annotated[bool, _option(_PROMPTS, "--raw", help="Prompts as they are, without the chat template.")] = False,
+    prompt_template: Annotated[
+        str, _option(_PROMPTS, "--prompt-template", help="How a problem is put: chat, raw, or r1-distill.")
+    ] = "chat",
     samples_per_prompt: Annotated[int, _option(_SAMPLING, "--samples-per-prompt", help="Responses per prompt.")] = 8,
     max_tokens: Annotated[int, _option(_SAMPLING, "--max-tokens", help="Longest response.")] = 256,
     temperature: Annotated[float, _option(_SAMPLING, "--temperature", help="Above 0.")] = 1.0,

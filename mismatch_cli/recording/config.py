@@ -38,7 +38,7 @@ class ProbeConfig:
     samples_per_prompt: int = 8
     top_logprobs: int = 20
     seed: int = 0
-    raw: bool = False
+    prompt_template: str = "chat"
     rollout_dtype: str = "auto"
     threads: int | None = None
     engine_args: dict[str, Any] = field(default_factory=dict)

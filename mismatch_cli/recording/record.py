@@ -73,7 +73,9 @@ def _sample(config: ProbeConfig, run_folder: Path, manifest: dict[str, Any], pro
     progress.say(f"Loading {config.model} into the rollout engine ({config.engine})")
     engine = create_engine(config.engine, _engine_settings(config, run_folder / "log" / f"{config.engine}.log"))
     try:
-        encoded = encode_prompts(problems, tokenizer, raw=config.raw, max_model_len=engine.max_model_len)
+        encoded = encode_prompts(
+            problems, tokenizer, template=config.prompt_template, max_model_len=engine.max_model_len
+        )
         plans = plan_shards(encoded.problems, encoded.prompt_ids, config.prompts_per_shard)
         prompts = _describe_prompts(config, encoded, manifest)
         if "shards" not in manifest:
@@ -116,7 +118,7 @@ def _describe_prompts(config: ProbeConfig, encoded: EncodedPrompts, manifest: di
     return {
         "source": config.prompts.location,
         "count": len(encoded.problems),
-        "chat_template": encoded.chat_template,
+        "template": encoded.template,
         "skipped": encoded.skipped,
         "digest": digest,
     }
@@ -138,6 +140,7 @@ def _sample_shards(
                     tokenizer.decode,
                     folder=folder,
                     samples_per_prompt=config.samples_per_prompt,
+                    in_thought=config.prompt_template == "r1-distill",
                     seed=config.seed,
                     on_finished=on_finished,
                 )

@@ -45,6 +45,7 @@ def sample_shard(
     *,
     folder: Path,
     samples_per_prompt: int,
+    in_thought: bool = False,
     seed: int,
     on_finished: Callable[[int], None],
 ) -> None:
@@ -55,7 +56,11 @@ def sample_shard(
     rollouts = sample_checked(engine, requests, [p.prompt_id for p in problems], on_finished)
     columns = _columns(problems, [sample for _, sample in keys], rollouts)
     timeouts_before = grader.timeouts
-    columns |= _grades(problems, rollouts, grader, decode)
+    columns |= _grades(
+        problems,
+        rollouts,
+        lambda r, answer: grader.grade(decode(r.response_ids), answer, r.finish_reason, in_thought=in_thought),
+    )
     table = rows_to_table(columns)
     write_shard(plan.path(folder), with_counts(table, grading_timeouts=grader.timeouts - timeouts_before))
 
@@ -80,15 +85,12 @@ def _columns(problems: Sequence[Problem], samples: Sequence[int], rollouts: Sequ
 
 
 def _grades(
-    problems: Sequence[Problem], rollouts: Sequence[Rollout], grader: Grader, decode: Callable[[list[int]], str]
+    problems: Sequence[Problem], rollouts: Sequence[Rollout], grade: Callable[[Rollout, str], float]
 ) -> dict[str, Any]:
     """Rewards, and the advantages that follow; null for the problems without an answer."""
     if all(p.answer is None for p in problems):
         return {}
-    rewards = [
-        np.nan if p.answer is None else grader.grade(decode(r.response_ids), p.answer, r.finish_reason)
-        for p, r in zip(problems, rollouts, strict=True)
-    ]
+    rewards = [np.nan if p.answer is None else grade(r, p.answer) for p, r in zip(problems, rollouts, strict=True)]
     reward_S = np.array(rewards, dtype=np.float32)
     advantage_S = group_mean_advantages(reward_S, np.array([p.prompt_id for p in problems]))
     lengths = [len(r.response_ids) for r in rollouts]

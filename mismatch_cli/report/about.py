@@ -75,7 +75,7 @@ def _prompts(about: Mapping[str, Any]) -> str:
     prompts = about.get("prompts")
     if not prompts:
         return ""
-    template = "chat template" if prompts["chat_template"] else "raw, no chat template"
+    template = "raw, no template" if prompts["template"] == "raw" else f"{prompts['template']} template"
     return f"{prompts['count']} from {prompts['source']} · {template}"
 
 

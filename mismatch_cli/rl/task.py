@@ -7,17 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.registry import unknown
 from mismatch_cli.rl.config import TrainConfig
 from mismatch_cli.tasks.grading import Grader
 from mismatch_cli.tasks.prompts import Problem, PromptSource, encode_prompts, load_problems
-
-_R1_DISTILL = (
-    "<｜begin▁of▁sentence｜><｜User｜>{problem} Please reason step by step, "
-    "and put your final answer within \\boxed{{}}.\n<｜Assistant｜><think>\n"
-)
-_END_OF_THOUGHT = "</think>"
-TEMPLATES = ("chat", "raw", "r1-distill")
 
 
 @dataclass(frozen=True)
@@ -51,14 +43,7 @@ class Task:
 
     def _pose(self, problems: list[Problem], max_model_len: int) -> list[Posed]:
         template = self._config.prompt_template
-        if template not in TEMPLATES:
-            raise UsageError(unknown("prompt template", template, TEMPLATES))
-        if template == "r1-distill":
-            ids = [
-                self._tokenizer.encode(_R1_DISTILL.format(problem=p.prompt), add_special_tokens=False) for p in problems
-            ]
-            return [Posed(p, i) for p, i in zip(problems, ids, strict=True) if len(i) < max_model_len]
-        encoded = encode_prompts(problems, self._tokenizer, raw=template == "raw", max_model_len=max_model_len)
+        encoded = encode_prompts(problems, self._tokenizer, template=template, max_model_len=max_model_len)
         return [Posed(p, i) for p, i in zip(encoded.problems, encoded.prompt_ids, strict=True)]
 
     def of_step(self, step: int) -> list[Posed]:
@@ -72,10 +57,7 @@ class Task:
 
     def reward(self, posed: Posed, response_ids: list[int], finish_reason: str, grader: Grader) -> float:
         """1 or 0: the last box, after the thought where the template opens one; truncated responses earn 0."""
-        response = self._tokenizer.decode(response_ids)
-        if self._config.prompt_template == "r1-distill":
-            _, end, response = response.partition(_END_OF_THOUGHT)
-            if not end or _END_OF_THOUGHT in response:
-                return 0.0
         assert posed.problem.answer is not None
-        return grader.grade(response, posed.problem.answer, finish_reason)
+        in_thought = self._config.prompt_template == "r1-distill"
+        response = self._tokenizer.decode(response_ids)
+        return grader.grade(response, posed.problem.answer, finish_reason, in_thought=in_thought)

@@ -13,6 +13,7 @@ from types import TracebackType
 from mismatch_cli.errors import MismatchError
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\{")
+_END_OF_THOUGHT = "</think>"
 _PLAIN_INTEGER = re.compile(r"-?[0-9]{1,15}")
 _SECONDS_TO_START = 60.0  # importing sympy on a slow disk
 
@@ -30,8 +31,13 @@ class Grader:
         self.timeouts = 0
         self._process: subprocess.Popen[str] | None = None
 
-    def grade(self, response: str, answer: str, finish_reason: str) -> float:
-        """1 if the last `\\boxed{}` of a response equals the answer, else 0; a truncated response scores 0."""
+    def grade(self, response: str, answer: str, finish_reason: str, *, in_thought: bool = False) -> float:
+        """1 if the last `\\boxed{}` of a response equals the answer, else 0; a truncated response scores 0.
+
+        `in_thought`: the prompt has opened a thought, and only what follows its one closing tag is the answer.
+        """
+        if in_thought:
+            response = _after_the_thought(response)
         boxed = None if finish_reason == "length" else last_boxed(response)
         if boxed is None:
             return 0.0
@@ -93,6 +99,12 @@ class Grader:
             self._process.kill()
             self._process.communicate()
         self._process = None
+
+
+def _after_the_thought(response: str) -> str:
+    """Empty where the thought does not end, or where a second one ends: which of the two was the answer?"""
+    _, closed, rest = response.partition(_END_OF_THOUGHT)
+    return rest if closed and _END_OF_THOUGHT not in rest else ""
 
 
 def _read_line(child: subprocess.Popen[str], seconds: float) -> str | None:

@@ -15,6 +15,12 @@ from mismatch_cli.registry import unknown
 
 _PROMPT_FIELDS = ("problem", "prompt", "question", "instruction", "input", "text", "messages")
 _ANSWER_FIELDS = ("answer", "ground_truth", "reward_model.ground_truth", "target", "solution")
+TEMPLATES = ("chat", "raw", "r1-distill")
+# The prompt of arXiv 2602.04879 for DeepSeek-R1-Distill models: the response begins inside the thought.
+_R1_DISTILL = (
+    "<｜begin▁of▁sentence｜><｜User｜>{problem} Please reason step by step, "
+    "and put your final answer within \\boxed{{}}.\n<｜Assistant｜><think>\n"
+)
 _LOCAL_FORMATS = (".jsonl", ".json", ".parquet", ".csv")
 
 
@@ -165,15 +171,23 @@ class EncodedPrompts:
     problems: list[Problem]
     prompt_ids: list[list[int]]
     skipped: list[dict[str, Any]]
-    chat_template: bool
+    template: str  # as applied: "raw" also where the tokenizer has no chat template
 
 
-def encode_prompts(problems: list[Problem], tokenizer: Any, *, raw: bool, max_model_len: int) -> EncodedPrompts:
-    """Apply the chat template (unless raw, or the tokenizer has none); leave out prompts without room for a token."""
-    use_template = not raw and getattr(tokenizer, "chat_template", None) is not None
+def encode_prompts(
+    problems: list[Problem], tokenizer: Any, *, template: str = "chat", max_model_len: int
+) -> EncodedPrompts:
+    """Put the problems as one of `TEMPLATES`; leave out prompts without room for a token.
+
+    "chat" is the tokenizer's own template; a tokenizer that has none gets the prompts raw.
+    """
+    if template not in TEMPLATES:
+        raise UsageError(f"--prompt-template: {unknown('template', template, TEMPLATES)}")
+    if template == "chat" and getattr(tokenizer, "chat_template", None) is None:
+        template = "raw"
     kept, ids, skipped = [], [], []
     for problem in problems:
-        prompt_ids = _encode(problem.prompt, tokenizer, use_template)
+        prompt_ids = _encode(problem.prompt, tokenizer, template)
         reason = _unusable(prompt_ids, max_model_len)
         if reason:
             skipped.append({"prompt_id": problem.prompt_id, "tokens": len(prompt_ids), "reason": reason})
@@ -182,7 +196,7 @@ def encode_prompts(problems: list[Problem], tokenizer: Any, *, raw: bool, max_mo
             ids.append(prompt_ids)
     if not kept:
         raise MismatchError(f"No prompt is left: all {len(skipped)} were skipped ({skipped[0]['reason']}).")
-    return EncodedPrompts(kept, ids, skipped, use_template)
+    return EncodedPrompts(kept, ids, skipped, template)
 
 
 def _unusable(prompt_ids: list[int], max_model_len: int) -> str | None:
@@ -193,10 +207,12 @@ def _unusable(prompt_ids: list[int], max_model_len: int) -> str | None:
     return None
 
 
-def _encode(prompt: str | list[dict[str, str]], tokenizer: Any, use_template: bool) -> list[int]:
-    if use_template:
+def _encode(prompt: str | list[dict[str, str]], tokenizer: Any, template: str) -> list[int]:
+    if template == "chat":
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         return list(tokenizer.encode(text, add_special_tokens=False, verbose=False))
     text = prompt if isinstance(prompt, str) else "\n".join(m["content"] for m in prompt)
+    if template == "r1-distill":
+        return list(tokenizer.encode(_R1_DISTILL.format(problem=text), add_special_tokens=False, verbose=False))
     return list(tokenizer.encode(text, verbose=False))

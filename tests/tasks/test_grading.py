@@ -47,6 +47,20 @@ def test_the_short_cut_for_integers_says_what_the_library_says(grader, pair):
     assert grader.grade(f"\\boxed{{{boxed}}}", answer, "stop") == grader._compare(boxed, answer)
 
 
+@pytest.mark.parametrize(
+    ("response", "reward"),
+    [
+        ("so \\boxed{5}</think> The answer is \\boxed{4}.", 1),
+        ("so \\boxed{4}</think> The answer is \\boxed{5}.", 0),
+        ("so \\boxed{4}", 0),  # the thought did not end
+        ("so \\boxed{4}</think> The answer is 4.", 0),
+        ("a</think>\\boxed{4}</think>\\boxed{4}", 0),  # two ends
+    ],
+)
+def test_only_what_follows_the_thought_counts(grader, response, reward):
+    assert grader.grade(response, "4", "stop", in_thought=True) == reward
+
+
 def test_a_truncated_response_scores_zero(grader):
     assert grader.grade("\\boxed{4}", "4", "length") == 0
 

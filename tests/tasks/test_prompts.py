@@ -123,14 +123,14 @@ def problems(*texts: str) -> list[Problem]:
 
 
 def test_the_chat_template_is_applied_without_doubling_special_tokens():
-    encoded = encode_prompts(problems("a bb"), WordTokenizer(), raw=False, max_model_len=10)
+    encoded = encode_prompts(problems("a bb"), WordTokenizer(), template="chat", max_model_len=10)
     assert encoded.prompt_ids == [[4, 1, 2, 3]]
-    assert encoded.chat_template
-    assert encode_prompts(problems("a bb"), WordTokenizer(), raw=True, max_model_len=10).prompt_ids == [[1, 1, 2]]
+    assert encoded.template == "chat"
+    assert encode_prompts(problems("a bb"), WordTokenizer(), template="raw", max_model_len=10).prompt_ids == [[1, 1, 2]]
 
 
 def test_a_prompt_without_room_is_skipped_and_named():
-    encoded = encode_prompts(problems("a", "a b c d"), WordTokenizer(), raw=True, max_model_len=4)
+    encoded = encode_prompts(problems("a", "a b c d"), WordTokenizer(), template="raw", max_model_len=4)
     assert [p.prompt_id for p in encoded.problems] == [0]
     (skipped,) = encoded.skipped
     assert skipped["prompt_id"] == 1 and "5 tokens, the context 4" in skipped["reason"]
@@ -138,4 +138,22 @@ def test_a_prompt_without_room_is_skipped_and_named():
 
 def test_no_prompt_left_is_an_error():
     with pytest.raises(MismatchError, match="all 1 were skipped"):
-        encode_prompts(problems("a b c d"), WordTokenizer(), raw=True, max_model_len=4)
+        encode_prompts(problems("a b c d"), WordTokenizer(), template="raw", max_model_len=4)
+
+
+def test_the_prompt_of_the_distilled_models_is_put_literally():
+    class Literal(WordTokenizer):
+        def encode(self, text, add_special_tokens=True, verbose=True):
+            assert not add_special_tokens
+            return [ord(character) for character in text]
+
+    encoded = encode_prompts(problems("What is {1}?"), Literal(), template="r1-distill", max_model_len=1000)
+    assert "".join(map(chr, encoded.prompt_ids[0])) == (
+        "<｜begin▁of▁sentence｜><｜User｜>What is {1}? Please reason step by step, and put your final answer within "
+        "\\boxed{}.\n<｜Assistant｜><think>\n"
+    )
+
+
+def test_an_unknown_template_names_those_there_are():
+    with pytest.raises(UsageError, match="r1-distill"):
+        encode_prompts(problems("a"), WordTokenizer(), template="r1", max_model_len=10)

@@ -231,7 +231,7 @@ def _about() -> dict[str, Any]:
         },
         "trainer": trainer,
         "recomputed": trainer,
-        "prompts": {"count": 80, "source": "problems.jsonl", "chat_template": True, "skipped": []},
+        "prompts": {"count": 80, "source": "problems.jsonl", "template": "chat", "skipped": []},
         "config": {"sampling": {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "max_tokens": 2048}},
         "libraries": {"torch": "2.13.0"},
         "unscored_responses": 0,
