@@ -34,6 +34,7 @@ class TrainConfig:
     split: str = _set("train", "Split of a data set on the hub.")
     num_problems: int = _set(0, "Take only the first N problems; 0: all.")
     prompt_template: str = _set("chat", "How a problem is put: chat, raw or r1-distill.")
+    reward: str = _set("", "A reward of your own, path/to/file.py:function; empty: math-verify on the last box.")
     algorithm: str = _set(
         "dppo-binary-tv", "NAME, NAME:PARAMETER=VALUE,… or my_mask.py; see `mismatch-cli algorithms`."
     )

@@ -27,7 +27,6 @@ from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.batches import ScoreRequest
 from mismatch_cli.scoring.trainer import ResponseScores, Trainer
 from mismatch_cli.tasks.advantages import group_mean_advantages
-from mismatch_cli.tasks.grading import Grader
 from mismatch_cli.torch_settings import set_threads
 from mismatch_cli.trace.files import write_atomically
 from mismatch_cli.trace.manifest import library_versions, write_manifest
@@ -75,7 +74,7 @@ def train(
             with seconds("record"):
                 table = step_table(this)
                 record = step_record(this, table, run.learner.algorithm) | {"sync": sync}
-                record |= {"back_offs": run.learner.loss_scale.back_offs, "grading_timeouts": run.grader.timeouts}
+                record |= {"back_offs": run.learner.loss_scale.back_offs, "grading_timeouts": run.task.timeouts}
                 if config.trace_every and step % config.trace_every == 0:
                     run.write_trace(f"step-{step}", table)
             last = step == config.steps
@@ -133,7 +132,6 @@ class _Run:
         self.learner = Learner(trainer, algorithm, self._sampling, _learner_settings(config))
         exact = (config.trainer_dtype, config.rollout_dtype) == ("float32", "float32")
         self.sync = WeightSync(self.engine, trainer, exact=exact, token_budget=config.token_budget)
-        self.grader = Grader()
 
     def restore(self) -> int:
         """Go back to the newest checkpoint; answers how many steps are done."""
@@ -142,8 +140,7 @@ class _Run:
         if state is not None:
             self.learner.load_state_dict(state["learner"])
             self.sync.load_state_dict(state["sync"])
-            self.grader.give_up(state["given_up"])
-            self.grader.timeouts = state["timeouts"]
+            self.task.load_state_dict(state["task"])
             self.sync.load()
         cut_back(self.folder, done)
         return done
@@ -152,8 +149,7 @@ class _Run:
         state = {
             "learner": self.learner.state_dict(),
             "sync": self.sync.state_dict(),
-            "given_up": self.grader.given_up,
-            "timeouts": self.grader.timeouts,
+            "task": self.task.state_dict(),
         }
         save_checkpoint(self.folder, step, state)
 
@@ -164,8 +160,7 @@ class _Run:
 
     def grade(self, posed: list[Posed], rollouts: list[Any]) -> np.ndarray:
         pairs = zip(posed, rollouts, strict=True)
-        rewards = [self.task.reward(p, r.response_ids, r.finish_reason, self.grader) for p, r in pairs]
-        return np.array(rewards, dtype=np.float32)
+        return np.array([self.task.reward(p, r) for p, r in pairs], dtype=np.float32)
 
     def recompute(self, step: Step) -> list[ResponseScores] | None:
         """log π at the weights that sampled, where the algorithm or the user wants it."""
@@ -241,7 +236,7 @@ class _Run:
         }
 
     def close(self) -> None:
-        self.grader.__exit__(None, None, None)
+        self.task.close()
         self.engine.close()
 
 

@@ -6,9 +6,11 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+from mismatch_cli.batch import Rollout
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.rl.config import TrainConfig
 from mismatch_cli.tasks.grading import Grader
+from mismatch_cli.tasks.own_reward import OwnReward
 from mismatch_cli.tasks.prompts import Problem, PromptSource, encode_prompts, load_problems
 
 
@@ -32,7 +34,8 @@ class Task:
             split=config.split,
             limit=config.num_problems or None,
         )
-        problems = [p for p in load_problems(source) if p.answer is not None]
+        self._judge = OwnReward(config.reward) if config.reward else Grader()
+        problems = [p for p in load_problems(source) if config.reward or p.answer is not None]
         if not problems:
             raise MismatchError(f"{config.dataset} has no problem with an answer. Name its field with --answer-field.")
         self.posed = self._pose(problems, max_model_len)
@@ -55,9 +58,27 @@ class Task:
         first = place * self._config.prompts_per_step
         return [self.posed[i] for i in order[first : first + self._config.prompts_per_step]]
 
-    def reward(self, posed: Posed, response_ids: list[int], finish_reason: str, grader: Grader) -> float:
-        """1 or 0: the last box, after the thought where the template opens one; truncated responses earn 0."""
-        assert posed.problem.answer is not None
+    def reward(self, posed: Posed, rollout: Rollout) -> float:
+        """What a response earns, by math-verify or by the user's function."""
+        response, problem = self._tokenizer.decode(rollout.response_ids), posed.problem
+        if isinstance(self._judge, OwnReward):
+            return self._judge.grade(response, problem.answer, rollout.finish_reason, problem.prompt)
+        assert problem.answer is not None
         in_thought = self._config.prompt_template == "r1-distill"
-        response = self._tokenizer.decode(response_ids)
-        return grader.grade(response, posed.problem.answer, finish_reason, in_thought=in_thought)
+        return self._judge.grade(response, problem.answer, rollout.finish_reason, in_thought=in_thought)
+
+    @property
+    def timeouts(self) -> int:
+        """Responses that earned 0 because judging them took too long."""
+        return self._judge.timeouts
+
+    def state_dict(self) -> dict[str, Any]:
+        """What took too long: a resumed run does not try it again, and scores what the unbroken one did."""
+        return {"given_up": self._judge.child.given_up, "timeouts": self._judge.timeouts}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._judge.child.give_up(state["given_up"])
+        self._judge.timeouts = state["timeouts"]
+
+    def close(self) -> None:
+        self._judge.child.stop()

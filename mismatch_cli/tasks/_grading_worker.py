@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import signal
-import sys
+from collections.abc import Callable
 
-_LONGEST = 120  # seconds; the parent gives up long before
+from mismatch_cli.tasks._lines import answer_lines
 
 
-def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # a library that prints must not answer in our place
+def _prepare() -> Callable[[str], str]:
     logging.disable()  # math-verify warns that its own timeouts are off; ours is the parent's clock
     from math_verify import parse, verify
 
-    print("ready", file=answers, flush=True)
-    for line in sys.stdin:
-        signal.alarm(_LONGEST)  # the default action ends this process: a killed parent leaves no child that computes on
+    def compare(line: str) -> str:
         found, gold = (parse(box, parsing_timeout=None) for box in json.loads(line))
-        print(json.dumps(bool(verify(gold, found, timeout_seconds=None))), file=answers, flush=True)
+        return json.dumps(bool(verify(gold, found, timeout_seconds=None)))
+
+    return compare
 
 
 if __name__ == "__main__":
-    main()
+    answer_lines(_prepare)

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import select
-import subprocess
-import sys
-from collections.abc import Iterable
 from types import TracebackType
 
-from mismatch_cli.errors import MismatchError
+from mismatch_cli.tasks._child import Child
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\{")
 _END_OF_THOUGHT = "</think>"
 _PLAIN_INTEGER = re.compile(r"-?[0-9]{1,15}")
-_SECONDS_TO_START = 60.0  # importing sympy on a slow disk
 
 
 class Grader:
@@ -26,10 +21,12 @@ class Grader:
     """
 
     def __init__(self, seconds: float = 5.0) -> None:
-        self._seconds = seconds
-        self._known: dict[tuple[str, str], float | None] = {}  # None = given up
+        self._known: dict[tuple[str, str], float] = {}
         self.timeouts = 0
-        self._process: subprocess.Popen[str] | None = None
+        self.child = Child(
+            "mismatch_cli.tasks._grading_worker", seconds=seconds,
+            cannot_start="The grading worker (math-verify) did not start. Try: python -c 'import math_verify'",
+        )  # fmt: skip
 
     def grade(self, response: str, answer: str, finish_reason: str, *, in_thought: bool = False) -> float:
         """1 if the last `\\boxed{}` of a response equals the answer, else 0; a truncated response scores 0.
@@ -44,20 +41,13 @@ class Grader:
         if _PLAIN_INTEGER.fullmatch(boxed) and _PLAIN_INTEGER.fullmatch(answer):
             return float(int(boxed) == int(answer))  # what the library says too, a thousand times sooner
         pair = (boxed, answer)
-        if pair not in self._known:
-            self._known[pair] = self._compare(boxed, answer)
-        reward = self._known[pair]
-        self.timeouts += reward is None
-        return reward or 0.0
-
-    @property
-    def given_up(self) -> list[tuple[str, str]]:
-        """The comparisons that took too long: with them a resumed run scores what the unbroken one did."""
-        return [pair for pair, reward in self._known.items() if reward is None]
-
-    def give_up(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Do not try these again."""
-        self._known |= dict.fromkeys(pairs)
+        if pair in self._known:
+            return self._known[pair]
+        reply = self._compare(boxed, answer)
+        if reply is None:
+            self.timeouts += 1
+            return 0.0
+        return self._known.setdefault(pair, reply)
 
     def __enter__(self) -> Grader:
         return self
@@ -65,53 +55,19 @@ class Grader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop()
+        self.child.stop()
 
     def _compare(self, boxed: str, answer: str) -> float | None:
+        """None where it was given up; a pair of which the child dies is not equal."""
         # Both as LaTeX boxes: the one form whose extent math-verify does not have to guess.
-        try:
-            reply = self._ask(json.dumps([_as_box(boxed), _as_box(answer)]))
-        except OSError:  # the child died of this pair: out of memory, a crash in a parser
-            reply = ""
-        if reply in ("true", "false"):
-            return float(reply == "true")
-        self._stop()
-        return None if reply is None else 0.0
-
-    def _ask(self, line: str) -> str | None:
-        """The child's reply; None when it takes too long, empty when the child is gone."""
-        child = self._process or self._start()
-        print(line, file=child.stdin, flush=True)
-        return _read_line(child, self._seconds)
-
-    def _start(self) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "mismatch_cli.tasks._grading_worker"]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        if _read_line(self._process, _SECONDS_TO_START) != "ready":
-            self._stop()
-            raise MismatchError("The grading worker (math-verify) did not start. Try: python -c 'import math_verify'")
-        return self._process
-
-    def _stop(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-        self._process = None
+        reply = self.child.ask(json.dumps([_as_box(boxed), _as_box(answer)]))
+        return None if reply is None else float(reply == "true")
 
 
 def _after_the_thought(response: str) -> str:
     """Empty where the thought does not end, or where a second one ends: which of the two was the answer?"""
     _, closed, rest = response.partition(_END_OF_THOUGHT)
     return rest if closed and _END_OF_THOUGHT not in rest else ""
-
-
-def _read_line(child: subprocess.Popen[str], seconds: float) -> str | None:
-    """One short line; the child writes it whole, so it is there whole once there is anything."""
-    assert child.stdout is not None
-    readable, _, _ = select.select([child.stdout], [], [], seconds)
-    return child.stdout.readline().strip() if readable else None
 
 
 def _as_box(answer: str) -> str:

@@ -1,0 +1,52 @@
+"""The child process that runs a user's reward function: a JSON object per line in, its reward or error per line out."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mismatch_cli.tasks._lines import answer_lines
+from mismatch_cli.tasks.own_reward import ARGUMENTS
+
+
+def _prepare() -> Callable[[str], str]:
+    function, wanted = _load(*sys.argv[1].rsplit(":", 1))
+
+    def reward(line: str) -> str:
+        arguments = json.loads(line)
+        try:
+            return json.dumps({"reward": float(function(**{name: arguments[name] for name in wanted}))})
+        except Exception as error:
+            return json.dumps({"error": f"{type(error).__name__}: {error}"})
+
+    return reward
+
+
+def _load(file: str, name: str) -> tuple[Callable[..., Any], list[str]]:
+    """The function, and which of the arguments it names."""
+    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(Path(file).parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(f"{file} cannot be loaded ({type(error).__name__}: {error}).") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ValueError(f"{file} has no function '{name}'. Give the reward as FILE.py:FUNCTION.")
+    parameters = inspect.signature(function).parameters.values()
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    unknown = [p.name for p in named if p.default is p.empty and p.name not in ARGUMENTS]
+    if unknown:
+        raise ValueError(f"{file}: {name} asks for '{unknown[0]}'. It can ask for {', '.join(ARGUMENTS)}.")
+    return function, [argument for argument in ARGUMENTS if argument in {p.name for p in named}]
+
+
+if __name__ == "__main__":
+    answer_lines(_prepare)
