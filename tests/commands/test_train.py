@@ -75,7 +75,7 @@ def test_show_config_prints_a_preset_file(capfd):
         (["--dataset", "/nowhere.jsonl"], "There is no file"),
         (["--engine", "foo"], "Unknown engine 'foo'"),
         (["--aggregation", "foo"], "Unknown aggregation 'foo'"),
-        (["--prompt-template", "foo"], "Unknown prompt template 'foo'"),
+        (["--prompt-template", "foo"], "Unknown template 'foo'"),
     ],
 )
 def test_mistakes_are_said_in_a_sentence(flags, said, tmp_path, capfd):
