@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from mismatch_cli.algorithms.algorithm import Algorithm
+    from mismatch_cli.metrics.curation import Curation
     from mismatch_cli.report.figures import Drawable
     from mismatch_cli.report.view import ReportView
     from mismatch_cli.trace.reader import Trace
@@ -77,8 +78,10 @@ def present_clipping(
     _say_what_was_written(folder, progress)
 
 
-def present_training(folders: Sequence[Path], output: Path, *, as_json: bool, progress: TerminalProgress) -> None:
-    """The same for runs of `train`: algorithms and seeds beside each other."""
+def present_training(
+    folders: Sequence[Path], output: Path, *, as_json: bool, progress: TerminalProgress, reload_seconds: int = 0
+) -> None:
+    """The same for runs of `train`: algorithms and seeds beside each other, on a page that may reload itself."""
     from mismatch_cli.report.figures import figure_views
     from mismatch_cli.report.training.build import build_view
     from mismatch_cli.report.training.plot_data import TrainingPlotData
@@ -89,9 +92,24 @@ def present_training(folders: Sequence[Path], output: Path, *, as_json: bool, pr
     progress.say("Drawing")
     data = TrainingPlotData.of(runs)
     summary = summary_json(runs)
-    _write(output, summary, data, build_view(runs, figure_views(data)))
+    _write(output, summary, data, build_view(runs, figure_views(data), reload_seconds=reload_seconds))
     _show(summary, build_view(runs, []), as_json)
     _say_what_was_written(output, progress)
+
+
+def present_curation(
+    curation: Curation, config: dict[str, Any], folder: Path, *, as_json: bool, progress: TerminalProgress
+) -> None:
+    """The same for `curate`: which problems were kept, and how good they are."""
+    from mismatch_cli.report.curation.analysis import CurationAnalysis, summary_json
+    from mismatch_cli.report.curation.build import build_view
+    from mismatch_cli.report.figures import figure_views
+
+    analysis = CurationAnalysis(curation, config)
+    summary, command = summary_json(analysis), ["mismatch-cli", *sys.argv[1:]]
+    _write(folder, summary, analysis, build_view(analysis, figure_views(analysis), command))
+    _show(summary, build_view(analysis, [], command), as_json)
+    _say_what_was_written(folder, progress)
 
 
 def _write(folder: Path, summary: dict[str, Any], data: Drawable, view: ReportView) -> None:

@@ -1,15 +1,18 @@
-"""From the flags of `probe` to a configuration and a run folder that may be written to."""
+"""From the flags of `probe` and `curate` to a configuration and a run folder that may be written to."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import typer
 
 from mismatch_cli import registry
 from mismatch_cli.bundled import bundled
 from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.recording.config import ProbeConfig, TrainerSettings
+from mismatch_cli.recording.config import CurateConfig, ProbeConfig, RolloutConfig, TrainerSettings
 from mismatch_cli.recording.folder import check_run_folder
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.tasks.prompts import PromptSource
@@ -25,14 +28,18 @@ _ENGINE_FLAGS = {
 }
 # What --resume may change: how the work is done, not what is measured.
 _CHANGEABLE = {"threads", "token_budget", "noise_responses", "device_map"}
-_OF_THIS_CALL = {"resume", "output", "worst", "force", "json", "quiet", "debug"}
+_OF_THIS_CALL = {"resume", "output", "worst", "confirm", "force", "json", "quiet", "debug"}
+_Config = TypeVar("_Config", bound=RolloutConfig)
 
 
-def prepare_run(flags: dict[str, Any], explicit: set[str]) -> tuple[ProbeConfig, Path, dict[str, Any]]:
+def prepare_run(
+    context: typer.Context, to_config: Callable[[dict[str, Any]], _Config]
+) -> tuple[_Config, Path, dict[str, Any]]:
     """The configuration, the run folder, and the manifest to begin with: a new one, or that of the run to go on with.
 
     Nothing is deleted here: an old run goes when the new one has loaded and is about to write.
     """
+    flags, command = context.params, str(context.info_name)
     if flags["resume"] and flags["force"]:
         raise UsageError("--resume goes on with a run, --force replaces it: use one of them.")
     recorded = {
@@ -40,18 +47,18 @@ def prepare_run(flags: dict[str, Any], explicit: set[str]) -> tuple[ProbeConfig,
         for name, value in flags.items()
         if name not in _OF_THIS_CALL
     }
-    config = config_from_flags(recorded)  # what makes no sense is said before anything about folders
-    folder = flags["output"] or Path(f"probe-{Path(config.model).name}")
+    config = to_config(recorded)  # what makes no sense is said before anything about folders
+    folder = flags["output"] or Path(f"{command}-{Path(config.model).name}")
     check_run_folder(folder)
     if flags["resume"]:
-        manifest = _manifest_to_resume(folder)
-        recorded = _resumed_flags(recorded, explicit, manifest)
-        return config_from_flags(recorded), folder, manifest | {"flags": recorded}
+        manifest = _manifest_to_resume(folder, command)
+        recorded = _resumed_flags(recorded, _explicit(context), manifest)
+        return to_config(recorded), folder, manifest | {"flags": recorded}
     if any(folder.glob("trace/shard-*.parquet")) and not flags["force"]:
         raise MismatchError(
             f"{folder} already exists. Go on with --resume, replace it with --force, or choose another --output."
         )
-    return config, folder, {"flags": recorded}
+    return config, folder, {"command": command, "flags": recorded}
 
 
 _PATHS = ("model", "trainer_model", "prompts")
@@ -63,12 +70,20 @@ def _resolved(name: str | None) -> str | None:
     return str(path.resolve()) if name and path.exists() else name
 
 
-def _manifest_to_resume(folder: Path) -> dict[str, Any]:
+def _explicit(context: typer.Context) -> set[str]:
+    """The parameters that were typed: with --resume the others come from the run."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+
+
+def _manifest_to_resume(folder: Path, command: str) -> dict[str, Any]:
     if not (folder / "trace" / FILE_NAME).is_file():
         raise MismatchError(f"{folder} holds no run to resume. Start one without --resume.")
     manifest = read_manifest(folder / "trace")
-    if not isinstance(manifest.get("flags"), dict):
-        raise MismatchError(f"{folder} was not written by `probe`, so it cannot be resumed. Choose another --output.")
+    if not isinstance(manifest.get("flags"), dict) or manifest.get("command", command) != command:
+        raise MismatchError(
+            f"{folder} was not written by `{command}`, so it cannot be resumed. Choose another --output."
+        )
     return manifest
 
 
@@ -82,27 +97,41 @@ def _resumed_flags(asked: dict[str, Any], explicit: set[str], manifest: dict[str
     return asked | recorded | {name: asked[name] for name in explicit & _CHANGEABLE}
 
 
-def config_from_flags(flags: dict[str, Any]) -> ProbeConfig:
+def probe_config(flags: dict[str, Any]) -> ProbeConfig:
     """Check the flags and gather them; raises a `UsageError` for what makes no sense."""
-    model = str(flags["model"] or bundled("model"))
+    rollout = _rollout_settings(flags)
+    _check_dtype("--trainer-dtype", flags["trainer_dtype"])
+    more = {name: flags[name] for name in ("samples_per_prompt", "top_logprobs")}
+    return ProbeConfig(**rollout, **more, trainer=_trainer_settings(flags, rollout["model"]))
+
+
+def curate_config(flags: dict[str, Any]) -> CurateConfig:
+    """The same for `curate`."""
+    more = {name: flags[name] for name in ("samples_per_prompt", "held_out_samples")}
+    return CurateConfig(**_rollout_settings(flags), **more, keep=tuple(flags["keep"]), top_logprobs=0)
+
+
+def _rollout_settings(flags: dict[str, Any]) -> dict[str, Any]:
+    """What both need to sample."""
     engines = registry.names("mismatch_cli.engines")
     if flags["engine"] not in engines:
         raise UsageError(registry.unknown("engine", flags["engine"], engines))
-    for flag in ("rollout_dtype", "trainer_dtype"):
-        if flags[flag] not in DTYPES:
-            raise UsageError(f"--{flag.replace('_', '-')}: {registry.unknown('dtype', flags[flag], DTYPES)}")
-    return ProbeConfig(
-        model=model,
-        engine=flags["engine"],
-        prompts=_prompt_source(flags),
-        sampling=SamplingSettings(**{n: flags[n] for n in ("temperature", "top_p", "top_k", "min_p", "max_tokens")}),
-        trainer=_trainer_settings(flags, model),
-        engine_args=_engine_args(flags),
-        **{
-            n: flags[n]
-            for n in ("samples_per_prompt", "top_logprobs", "seed", "prompt_template", "rollout_dtype", "threads")
-        },
-    )
+    _check_dtype("--rollout-dtype", flags["rollout_dtype"])
+    return {
+        "model": str(flags["model"] or bundled("model")),
+        "engine": flags["engine"],
+        "prompts": _prompt_source(flags),
+        "sampling": SamplingSettings(
+            **{name: flags[name] for name in ("temperature", "top_p", "top_k", "min_p", "max_tokens")}
+        ),
+        "engine_args": _engine_args(flags),
+        **{name: flags[name] for name in ("seed", "prompt_template", "rollout_dtype", "threads")},
+    }
+
+
+def _check_dtype(flag: str, dtype: str) -> None:
+    if dtype not in DTYPES:
+        raise UsageError(f"{flag}: {registry.unknown('dtype', dtype, DTYPES)}")
 
 
 def _prompt_source(flags: dict[str, Any]) -> PromptSource:

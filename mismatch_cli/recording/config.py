@@ -1,4 +1,4 @@
-"""What a probe records, as one object: kept in the manifest, and what `--resume` goes on with."""
+"""What is recorded, as one object: kept in the manifest, and what `--resume` goes on with."""
 
 from __future__ import annotations
 
@@ -27,14 +27,13 @@ class TrainerSettings:
 
 
 @dataclass(frozen=True)
-class ProbeConfig:
-    """Everything that decides what is in the trace of a probe."""
+class RolloutConfig:
+    """Everything that decides what the engine samples."""
 
     model: str
     engine: str
     prompts: PromptSource
     sampling: SamplingSettings
-    trainer: TrainerSettings
     samples_per_prompt: int = 8
     top_logprobs: int = 20
     seed: int = 0
@@ -44,14 +43,8 @@ class ProbeConfig:
     engine_args: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for flag, value, least in (
-            ("--samples-per-prompt", self.samples_per_prompt, 1),
-            ("--top-logprobs", self.top_logprobs, 0),
-            ("--token-budget", self.trainer.token_budget, 1),
-            ("--noise-responses", self.trainer.noise_responses, 0),
-        ):
-            if value < least:
-                raise UsageError(f"{flag} {value} is too small. Use at least {least}.")
+        _at_least(1, "--samples-per-prompt", self.samples_per_prompt)
+        _at_least(0, "--top-logprobs", self.top_logprobs)
 
     @property
     def prompts_per_shard(self) -> int:
@@ -61,3 +54,35 @@ class ProbeConfig:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class ProbeConfig(RolloutConfig):
+    """Everything that decides what is in the trace of a probe."""
+
+    trainer: TrainerSettings = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _at_least(1, "--token-budget", self.trainer.token_budget)
+        _at_least(0, "--noise-responses", self.trainer.noise_responses)
+
+
+@dataclass(frozen=True)
+class CurateConfig(RolloutConfig):
+    """Everything that decides which problems `curate` keeps."""
+
+    held_out_samples: int = 40
+    keep: tuple[float, float] = (0.2, 0.8)  # accuracies, both ends included
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _at_least(1, "--held-out-samples", self.held_out_samples)
+        low, high = self.keep
+        if not 0 <= low <= high <= 1:
+            raise UsageError(f"--keep {low:g} {high:g} is no range of accuracies. Example: --keep 0.2 0.8")
+
+
+def _at_least(least: int, flag: str, value: int) -> None:
+    if value < least:
+        raise UsageError(f"{flag} {value} is too small. Use at least {least}.")

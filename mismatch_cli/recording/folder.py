@@ -14,6 +14,7 @@ _TRACE = "trace"
 _LOCK = ".lock"
 _KEPT = {"log", _LOCK}
 _CHILDREN = _KEPT | {_TRACE, "plots", "summary.json", "report.html", "tokens.csv", "tokens.parquet"}
+_CHILDREN |= {"held-out", "perfectible.jsonl"}  # of `curate`
 
 
 def check_run_folder(folder: Path) -> None:

@@ -45,12 +45,14 @@ def sample_shard(
     *,
     folder: Path,
     samples_per_prompt: int,
+    first_sample: int = 0,
     in_thought: bool = False,
     seed: int,
     on_finished: Callable[[int], None],
 ) -> None:
     """Sample all responses of a shard, check and grade them, and write it."""
-    keys = [(i, sample) for i in range(len(plan.problems)) for sample in range(samples_per_prompt)]
+    numbers = range(first_sample, first_sample + samples_per_prompt)
+    keys = [(i, sample) for i in range(len(plan.problems)) for sample in numbers]
     requests = [Request(plan.prompt_ids[i], sample_seed(seed, plan.problems[i].prompt_id, s)) for i, s in keys]
     problems = [plan.problems[i] for i, _ in keys]
     rollouts = sample_checked(engine, requests, [p.prompt_id for p in problems], on_finished)

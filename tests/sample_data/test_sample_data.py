@@ -17,6 +17,7 @@ from sample_data.word_problems import LIMIT, Ref, WordProblem
 
 FOLDER = Path(__file__).resolve().parents[2] / "sample_data"
 ROWS = [json.loads(line) for line in (FOLDER / "problems.jsonl").read_text().splitlines()]
+PERFECTIBLE = [json.loads(line) for line in (FOLDER / "perfectible.jsonl").read_text().splitlines()]
 EQUATION = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)")
 ARBITRARY = [r"Find $\frac{x^2-1}{\sqrt{y}}$ if $x \le 3$.", "naïve café — 東京 🙂", "a\n\n\tb   c\r\n", "", " 007 "]
 
@@ -51,6 +52,14 @@ def sampled(model, tokenizer):
 def test_size_budget():
     files = [path for path in FOLDER.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     assert sum(path.stat().st_size for path in files) <= 6 * 2**20
+
+
+def test_training_problems_are_solved_sometimes_also_by_held_out_samples():
+    assert len(PERFECTIBLE) >= 200
+    assert len({row["row"] for row in PERFECTIBLE}) == len(PERFECTIBLE)
+    for row in PERFECTIBLE:
+        assert ROWS[row["row"]] == {"problem": row["problem"], "answer": row["answer"]}
+        assert 0.2 <= row["accuracy"] <= 0.8 and 0.2 <= row["held_out_accuracy"] <= 0.8
 
 
 def test_problems_are_many_and_different():

@@ -1,0 +1,85 @@
+"""`mismatch-cli curate`: the problems that a model solves sometimes, for the sanity test with it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from mismatch_cli.commands import _rollout_options as rollout
+from mismatch_cli.commands._options import Debug, Force, Json, Output, Quiet
+
+_CHOICE = "Choice"
+
+
+def command(
+    context: typer.Context,
+    model: rollout.Model = None,
+    prompts: rollout.Prompts = None,
+    prompt_field: rollout.PromptField = None,
+    answer_field: rollout.AnswerField = None,
+    split: rollout.Split = "train",
+    subset: rollout.Subset = None,
+    num_prompts: Annotated[
+        int | None, rollout.option(rollout.PROMPTS, "--num-prompts", min=1, help="How many to look at; by default all.")
+    ] = None,
+    shuffle: rollout.Shuffle = False,
+    prompt_template: rollout.PromptTemplate = "chat",
+    keep: Annotated[
+        tuple[float, float], rollout.option(_CHOICE, "--keep", help="Keep problems from this accuracy to that.")
+    ] = (0.2, 0.8),
+    samples_per_prompt: Annotated[
+        int, rollout.option(_CHOICE, "--samples-per-prompt", help="Responses that decide about a problem.")
+    ] = 40,
+    held_out_samples: Annotated[
+        int, rollout.option(_CHOICE, "--held-out-samples", help="Other responses that measure the kept ones again.")
+    ] = 40,
+    confirm: Annotated[
+        bool, rollout.option(_CHOICE, "--confirm", help="Leave out what the held-out samples put outside the range.")
+    ] = False,
+    max_tokens: rollout.MaxTokens = 256,
+    temperature: rollout.Temperature = 1.0,
+    top_p: rollout.TopP = 1.0,
+    top_k: rollout.TopK = 0,
+    min_p: rollout.MinP = 0.0,
+    seed: rollout.Seed = 0,
+    engine: rollout.EngineName = "vllm",
+    rollout_dtype: rollout.RolloutDtype = "auto",
+    kv_cache_dtype: rollout.KvCacheDtype = None,
+    tensor_parallel: rollout.TensorParallel = None,
+    eager: rollout.Eager = None,
+    prefix_caching: rollout.PrefixCaching = None,
+    max_model_len: rollout.MaxModelLen = None,
+    engine_arg: rollout.EngineArg = None,
+    threads: rollout.Threads = None,
+    resume: rollout.Resume = False,
+    output: Output = None,
+    force: Force = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Find the problems that a model solves sometimes: on them a sound algorithm must reach full accuracy.
+
+    Every problem is sampled, those within --keep are kept, and measured again with samples that did not choose them:
+    accuracies near an end of the range are partly luck, and regress to the mean.
+
+    Examples:
+
+      mismatch-cli curate --num-prompts 64
+
+      mismatch-cli curate Qwen/Qwen2.5-Math-1.5B --prompts math.jsonl --max-tokens 3000
+
+      mismatch-cli train --dataset curate-model/perfectible.jsonl
+    """
+    from mismatch_cli.commands._present import present_curation
+    from mismatch_cli.commands._progress import TerminalProgress
+    from mismatch_cli.commands._run import curate_config, prepare_run
+    from mismatch_cli.recording.curate import PROBLEMS_FILE, curate
+
+    config, folder, manifest = prepare_run(context, curate_config)
+    progress = TerminalProgress(quiet)
+    curation = curate(config, folder, manifest, progress, confirm=confirm)
+    present_curation(curation, config.to_json(), folder, as_json=json, progress=progress)
+    chosen = folder / PROBLEMS_FILE
+    progress.say(f"Wrote {chosen}\nNext: mismatch-cli train --model {config.model} --dataset {chosen}")

@@ -1,0 +1,100 @@
+"""The perfectible set of a model: problems that it solves sometimes, and how often on samples that did not choose."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mismatch_cli.compat import prepare_imports
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.metrics.curation import Curation, accuracy_by_prompt
+from mismatch_cli.models import load_tokenizer
+from mismatch_cli.recording.config import CurateConfig
+from mismatch_cli.recording.folder import clear_run, locked
+from mismatch_cli.recording.rollouts import Progress, load_engine, sample_trace
+from mismatch_cli.tasks.prompts import EncodedPrompts, Problem, encode_prompts, load_problems
+from mismatch_cli.torch_settings import set_threads
+from mismatch_cli.trace.files import write_atomically
+from mismatch_cli.trace.manifest import library_versions, read_manifest
+from mismatch_cli.trace.reader import Trace
+
+PROBLEMS_FILE = "perfectible.jsonl"
+_CHOOSING, _HELD_OUT = "trace", "held-out"
+
+
+def curate(
+    config: CurateConfig, run_folder: Path, manifest: dict[str, Any], progress: Progress, *, confirm: bool = False
+) -> Curation:
+    """Sample every problem, keep those in the band, sample these again, and write them as `perfectible.jsonl`.
+
+    Two traces are left: `trace` chose, `held-out` did not; a shard that is there is not sampled again. With `confirm`
+    the file leaves out what the held-out samples put outside the band. A `MismatchError` where nothing is kept.
+    """
+    prepare_imports()
+    threads = set_threads(config.threads, config.model)
+    manifest = manifest | {"config": config.to_json(), "threads": threads, "libraries": library_versions()}
+    with locked(run_folder):
+        tokenizer = load_tokenizer(config.model)
+        problems = [problem for problem in load_problems(config.prompts) if problem.answer is not None]
+        if not problems:
+            raise MismatchError(
+                f"{config.prompts.location} has no problem with an answer. Name its field with --answer-field."
+            )
+        engine = load_engine(config, run_folder, len(tokenizer), progress)
+        try:
+            template, context = config.prompt_template, engine.max_model_len
+            encoded = encode_prompts(problems, tokenizer, template=template, max_model_len=context)
+            if "shards" not in manifest:
+                clear_run(run_folder)
+            folder = run_folder / _CHOOSING
+            sample_trace(config, folder, encoded, engine, tokenizer, manifest, progress)
+            accuracy = accuracy_by_prompt(Trace.open(folder))
+            curation = Curation(config.keep, config.samples_per_prompt, config.held_out_samples, accuracy, {})
+            if not curation.kept:
+                low, high = config.keep
+                raise MismatchError(
+                    f"None of {len(accuracy)} problems has an accuracy within {low:g} and {high:g}; the mean is "
+                    f"{sum(accuracy.values()) / len(accuracy):.3f}. Widen --keep, or take other problems."
+                )
+            again = replace(config, samples_per_prompt=config.held_out_samples)
+            sample_trace(
+                again, run_folder / _HELD_OUT, _only(encoded, set(curation.kept)), engine, tokenizer,
+                _held_out_manifest(run_folder, manifest), progress,
+                phase="Held out", first_sample=config.samples_per_prompt,
+            )  # fmt: skip
+        finally:
+            engine.close()
+        curation = replace(curation, held_out=accuracy_by_prompt(Trace.open(run_folder / _HELD_OUT)))
+        _write_problems(run_folder / PROBLEMS_FILE, problems, curation, confirm=confirm)
+    return curation
+
+
+def _held_out_manifest(run_folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+    """Its own from before, if there is one: it knows which problems were kept."""
+    folder = run_folder / _HELD_OUT
+    before = read_manifest(folder) if (folder / "manifest.json").is_file() else {}
+    return {name: value for name, value in manifest.items() if name not in ("prompts", "shards")} | before
+
+
+def _only(encoded: EncodedPrompts, kept: set[int]) -> EncodedPrompts:
+    pairs = [(p, i) for p, i in zip(encoded.problems, encoded.prompt_ids, strict=True) if p.prompt_id in kept]
+    return replace(encoded, problems=[p for p, _ in pairs], prompt_ids=[i for _, i in pairs], skipped=[])
+
+
+def _write_problems(path: Path, problems: list[Problem], curation: Curation, *, confirm: bool) -> None:
+    """One problem a line, in the order of the source, as `train --dataset` reads it."""
+    chosen = set(curation.confirmed if confirm else curation.kept)
+    rows = [
+        {
+            "problem": problem.prompt,
+            "answer": problem.answer,
+            "row": problem.prompt_id,
+            "accuracy": curation.accuracy[problem.prompt_id],
+            "held_out_accuracy": curation.held_out[problem.prompt_id],
+        }
+        for problem in problems
+        if problem.prompt_id in chosen
+    ]
+    write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

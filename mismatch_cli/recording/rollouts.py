@@ -1,0 +1,133 @@
+"""A trace of rollouts: load the engine, pose the problems, sample and grade shard by shard what is still missing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from mismatch_cli.engines import Engine, EngineSettings, create_engine
+from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.recording.config import RolloutConfig
+from mismatch_cli.recording.sample import ShardPlan, plan_shards, sample_shard
+from mismatch_cli.tasks.grading import Grader
+from mismatch_cli.tasks.prompts import EncodedPrompts
+from mismatch_cli.trace.manifest import write_manifest
+from mismatch_cli.trace.vocabulary import write_vocabulary
+from mismatch_cli.trace.writer import shard_path
+
+
+class Progress(Protocol):
+    """What a recording tells whoever watches it."""
+
+    def say(self, message: str) -> None:
+        """One line of talk."""
+        ...
+
+    def start(self, phase: str, done: int, total: int) -> Callable[[int], None]:
+        """Begin a phase that counts responses; the answer is called with how many more are finished."""
+        ...
+
+    def stop(self) -> None:
+        """End the phase that was begun last."""
+        ...
+
+
+def load_engine(config: RolloutConfig, run_folder: Path, vocabulary: int, progress: Progress) -> Engine:
+    """The rollout engine of a configuration, with its log in the run folder."""
+    if config.top_logprobs > vocabulary:
+        raise UsageError(
+            f"--top-logprobs {config.top_logprobs} is more than the {vocabulary} tokens there are. "
+            "Use --top-logprobs 20."
+        )
+    progress.say(f"Loading {config.model} into the rollout engine ({config.engine})")
+    settings = EngineSettings(
+        model=config.model,
+        sampling=config.sampling,
+        top_logprobs=config.top_logprobs,
+        dtype=config.rollout_dtype,
+        seed=config.seed,
+        log_file=run_folder / "log" / f"{config.engine}.log",
+        extra=config.engine_args,
+    )
+    return create_engine(config.engine, settings)
+
+
+def sample_trace(
+    config: RolloutConfig,
+    folder: Path,
+    encoded: EncodedPrompts,
+    engine: Engine,
+    tokenizer: Any,
+    manifest: dict[str, Any],
+    progress: Progress,
+    *,
+    phase: str = "Sampling",
+    first_sample: int = 0,
+) -> dict[str, Any]:
+    """Sample every shard that is missing into `folder`; answers the manifest, completed and written there.
+
+    What is done is read from the files, not from notes. Raises a `MismatchError` where the manifest is of other
+    prompts. A response's seed follows from its prompt and number: `first_sample` makes others than were there before.
+    """
+    plans = plan_shards(encoded.problems, encoded.prompt_ids, config.prompts_per_shard)
+    prompts = _describe_prompts(config, encoded, manifest)
+    manifest = manifest | {"rollout": engine.describe(), "prompts": prompts, "shards": len(plans)}
+    write_vocabulary(folder, tokenizer)
+    write_manifest(folder, manifest)
+    todo = [plan for plan in plans if not plan.path(folder).is_file()]
+    total, remaining = (sum(len(plan.problems) for plan in some) * config.samples_per_prompt for some in (plans, todo))
+    on_finished = progress.start(phase, total - remaining, total)
+    try:
+        _sample_shards(config, folder, todo, engine, tokenizer, first_sample, on_finished)
+    finally:
+        progress.stop()
+    return manifest
+
+
+def shards_of(folder: Path, manifest: dict[str, Any]) -> list[Path]:
+    """The shards that a manifest promises, there or not."""
+    return [shard_path(folder, index) for index in range(manifest["shards"])]
+
+
+def _describe_prompts(config: RolloutConfig, encoded: EncodedPrompts, manifest: dict[str, Any]) -> dict[str, Any]:
+    digest = hashlib.sha256(repr([encoded.problems, encoded.prompt_ids]).encode()).hexdigest()[:16]
+    before = manifest.get("prompts", {}).get("digest", digest)
+    if before != digest:
+        raise MismatchError(
+            f"{config.prompts.location} has changed since this run began, so it cannot be resumed. "
+            "Start anew in another --output, or with --force."
+        )
+    return {
+        "source": config.prompts.location,
+        "count": len(encoded.problems),
+        "template": encoded.template,
+        "skipped": encoded.skipped,
+        "digest": digest,
+    }
+
+
+def _sample_shards(
+    config: RolloutConfig,
+    folder: Path,
+    plans: list[ShardPlan],
+    engine: Engine,
+    tokenizer: Any,
+    first_sample: int,
+    on_finished: Callable[[int], None],
+) -> None:
+    with Grader() as grader:
+        for plan in plans:
+            sample_shard(
+                plan,
+                engine,
+                grader,
+                tokenizer.decode,
+                folder=folder,
+                samples_per_prompt=config.samples_per_prompt,
+                first_sample=first_sample,
+                in_thought=config.prompt_template == "r1-distill",
+                seed=config.seed,
+                on_finished=on_finished,
+            )

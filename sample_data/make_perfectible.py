@@ -1,0 +1,49 @@
+"""Chooses the bundled training problems: `python sample_data/make_perfectible.py` writes perfectible.jsonl anew.
+
+What `mismatch-cli curate --confirm` does with the bundled model and problems: 40 samples choose, 40 others confirm. The
+first problems of what is left are bundled.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+from mismatch_cli.bundled import bundled
+from mismatch_cli.commands._progress import TerminalProgress
+from mismatch_cli.recording.config import CurateConfig
+from mismatch_cli.recording.curate import PROBLEMS_FILE, curate
+from mismatch_cli.sampling import SamplingSettings
+from mismatch_cli.tasks.prompts import PromptSource
+
+PROBLEMS = 256
+CONFIG = CurateConfig(
+    model=str(bundled("model")),
+    engine="vllm",
+    prompts=PromptSource(str(bundled("problems.jsonl"))),
+    sampling=SamplingSettings(max_tokens=128),
+    samples_per_prompt=40,
+    held_out_samples=40,
+    top_logprobs=0,
+    rollout_dtype="bfloat16",
+    threads=1,
+)
+
+
+def main() -> None:
+    """Curates into a folder that is thrown away, and keeps the first problems."""
+    progress = TerminalProgress(quiet=False)
+    with tempfile.TemporaryDirectory() as folder:
+        curation = curate(CONFIG, Path(folder), {}, progress, confirm=True)
+        lines = (Path(folder) / PROBLEMS_FILE).read_text(encoding="utf-8").splitlines()[:PROBLEMS]
+    (Path(__file__).parent / PROBLEMS_FILE).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    counts = len(curation.accuracy), len(curation.kept), len(curation.confirmed)
+    progress.say("{} problems, {} kept, {} confirmed; {} bundled".format(*counts, len(lines)))
+    for name in ("accuracy", "held_out_accuracy"):
+        mean = sum(json.loads(line)[name] for line in lines) / len(lines)
+        progress.say(f"mean {name.replace('_', ' ')} of the bundled: {mean:.3f}")
+
+
+if __name__ == "__main__":
+    main()

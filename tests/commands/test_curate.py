@@ -1,0 +1,98 @@
+"""`curate` on the bundled model: what is kept, what held out means, and that nothing is sampled twice."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mismatch_cli.cli import run
+from mismatch_cli.metrics.curation import accuracy_by_prompt
+from mismatch_cli.trace.reader import Trace
+
+CURATE = "curate --engine hf --num-prompts 6 --samples-per-prompt 6 --held-out-samples 5 --max-tokens 96 --threads 1"
+CURATE += " --rollout-dtype float32 --quiet --keep 0.1 0.9"
+
+
+def rows_of(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "perfectible.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def curated(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("curate") / "run"
+    assert run([*CURATE.split(), "-o", str(folder)]) == 0
+    return folder
+
+
+def test_problems_in_the_range_are_kept_and_measured_again(curated):
+    chosen, held_out = accuracy_by_prompt(Trace.open(curated)), accuracy_by_prompt(Trace.open(curated / "held-out"))
+    kept = {prompt: accuracy for prompt, accuracy in chosen.items() if 0.1 <= accuracy <= 0.9}
+    assert 0 < len(kept) < len(chosen) == 6
+    rows = rows_of(curated)
+    assert {row["row"]: row["accuracy"] for row in rows} == kept
+    assert {row["row"]: row["held_out_accuracy"] for row in rows} == held_out
+    summary = json.loads((curated / "summary.json").read_text(encoding="utf-8"))
+    assert (summary["count"], summary["kept"]) == (6, len(kept))
+    assert (curated / "report.html").is_file() and (curated / "plots" / "accuracy.png").is_file()
+
+
+def test_held_out_samples_are_others(curated):
+    def samples(folder: Path) -> set[tuple[int, int]]:
+        batches = Trace.open(folder).batches()
+        return {
+            (int(p), int(s)) for b in batches for p, s in zip(b.prompt_id_S, b.sample_index_S, strict=True)
+        }  # fmt: skip
+
+    assert not samples(curated) & samples(curated / "held-out")
+
+
+def test_a_shard_that_is_missing_is_sampled_again(curated, tmp_path):
+    folder = shutil.copytree(curated, tmp_path / "run")
+    (folder / "perfectible.jsonl").unlink()
+    for shard in [*folder.glob("held-out/shard-*.parquet"), *folder.glob("trace/shard-*.parquet")]:
+        shard.unlink()
+    assert run(["curate", "--resume", "--quiet", "-o", str(folder)]) == 0
+    assert rows_of(folder) == rows_of(curated)
+
+
+def test_a_run_is_not_overwritten_nor_resumed_as_something_else(curated, capfd):
+    assert run([*CURATE.split(), "-o", str(curated)]) == 1
+    assert "already exists. Go on with --resume" in capfd.readouterr().err
+    assert run(["probe", "--resume", "-o", str(curated)]) == 1
+    assert "was not written by `probe`" in capfd.readouterr().err
+
+
+def test_confirmed_problems_are_in_the_range_twice(curated, tmp_path):
+    folder = shutil.copytree(curated, tmp_path / "run")
+    assert run(["curate", "--resume", "--confirm", "--quiet", "-o", str(folder)]) == 0
+    confirmed = [row for row in rows_of(curated) if 0.1 <= row["held_out_accuracy"] <= 0.9]
+    assert rows_of(folder) == confirmed
+
+
+def test_what_it_writes_can_be_trained_on(curated, tmp_path):
+    flags = "--engine hf --steps 1 --prompts-per-step 1 --samples-per-prompt 2 --max-tokens 16 --eval-samples 1 -q"
+    dataset = str(curated / "perfectible.jsonl")
+    assert run(["train", "--dataset", dataset, *flags.split(), "--eval-every", "0", "-o", str(tmp_path / "t")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--keep 0.8 0.2", "--keep 0.8 0.2 is no range of accuracies"),
+        ("--held-out-samples 0", "--held-out-samples 0 is too small"),
+        ("--engine foo", "Unknown engine 'foo'"),
+        ("--keep 0.01 0.02", "None of 6 problems has an accuracy within 0.01 and 0.02"),
+    ],
+)
+def test_mistakes_are_said_in_a_sentence(flags, said, tmp_path, capfd):
+    assert run([*CURATE.split(), "-o", str(tmp_path / "run"), *flags.split()]) in (1, 2)
+    assert said in " ".join(capfd.readouterr().err.split())
+
+
+def test_problems_without_answers_cannot_be_curated(tmp_path, capfd):
+    (tmp_path / "p.jsonl").write_text('{"problem": "What?"}\n')
+    assert run([*CURATE.split(), "--prompts", str(tmp_path / "p.jsonl"), "-o", str(tmp_path / "run")]) == 1
+    assert "has no problem with an answer" in " ".join(capfd.readouterr().err.split())
