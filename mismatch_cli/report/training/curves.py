@@ -10,7 +10,8 @@ import numpy as np
 from mismatch_cli.metrics.estimate import student_t
 from mismatch_cli.report.training.runs import TrainingRun
 
-SMOOTHED_FROM = 200  # curves with more points are smoothed
+SMOOTHED_FROM = 100  # curves with more points are smoothed
+LEAST_SIGMA = 2  # points
 _SIGMA = 0.01  # of the number of points
 _REACH = 4  # standard deviations
 _FEW_DEGREES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306)  # 97.5 % points of Student's t
@@ -77,8 +78,8 @@ def t_quantile(degrees: int) -> float:
 
 
 def smoothed(curve: Curve) -> Curve:
-    """The same under a Gaussian whose σ is 1 % of its points; gaps stay gaps and nothing is taken from them."""
-    sigma = _SIGMA * len(curve.step_N)
+    """The same under a Gaussian whose σ is 1 % of its points, at least two; gaps stay gaps, and give nothing."""
+    sigma = max(_SIGMA * len(curve.step_N), LEAST_SIGMA)
     return replace(
         curve,
         value_N=_gaussian(curve.value_N, sigma),

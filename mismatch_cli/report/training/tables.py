@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -28,6 +29,7 @@ from mismatch_cli.report.view import Column, Table
 
 _RUN = Column("run", kind="text")
 _CORRELATIONS = "Bad updates and reward over the steps"
+_LONG = 0.1  # of a step
 _MANY = 12  # rows of correlations: more are folded away, and not shown on a terminal
 
 
@@ -75,10 +77,13 @@ def _times_100(value: float | None) -> float | None:
 
 
 def runs_table(runs: Sequence[TrainingRun]) -> Table:
+    """A row for each run; names that `train` gave say algorithm and seed already."""
+    named = all(run.name == f"{re.sub('[:,]', '-', run.algorithm)}-seed-{run.seed}" for run in runs)
+    who = () if named else (Column("algorithm", kind="text"), Column("seed"))
     return Table(
         "By run",
         (
-            _RUN, Column("algorithm", kind="text"), Column("seed"), Column("steps"), Column("updates"),
+            _RUN, *who, Column("steps"), Column("updates", optional=True),
             Column("final reward", catalog.REWARD), Column("best", catalog.BEST, optional=True),
             Column("final accuracy", catalog.ACCURACY),
             Column("|π − μ| at first", catalog.DP_FIRST, optional=True),
@@ -87,7 +92,7 @@ def runs_table(runs: Sequence[TrainingRun]) -> Table:
         ),
         tuple(
             (
-                run.name, run.algorithm, numbers.MISSING if run.seed is None else str(run.seed),
+                run.name, *(() if named else (run.algorithm, numbers.MISSING if run.seed is None else str(run.seed))),
                 numbers.count(last_step(run)), _whole(highest(run, "updates")),
                 numbers.number(last(run, "reward")), numbers.number(best_reward(run)),
                 numbers.number(final_accuracy(run)), numbers.number(first(run, "mismatch", "abs_dp_mean")),
@@ -135,7 +140,7 @@ def blocked_table(runs: Sequence[TrainingRun]) -> Table:
 
 
 def correlation_table(runs: Sequence[TrainingRun]) -> Table:
-    """Bad updates with the reward of the same step, and with how it differs from the step before."""
+    """Bad updates, where there were any, with the reward of the step, and with how it differs from the step before."""
     rows = [row for run in runs for row in _correlations(run)]
     return Table(
         _CORRELATIONS,
@@ -157,7 +162,7 @@ def _correlations(run: TrainingRun) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for what, value_N in (("the reward", reward_N), ("its change", change_N)):
         both_N = np.isfinite(bad_N) & np.isfinite(value_N)
-        if not both_N.any():
+        if not bad_N[both_N].any():  # never measured, or never any
             continue
         found = series_correlation(bad_N[both_N], value_N[both_N])
         value, interval = numbers.estimate(found.value, found.low, found.high)
@@ -207,16 +212,19 @@ def _sync(run: TrainingRun) -> str:
 
 
 def time_table(runs: Sequence[TrainingRun]) -> Table:
-    """Seconds of each phase, and its share of the step."""
+    """Seconds of each phase, and its share of the step; the short ones are given up where there is no room."""
     found = [(run.name, seconds) for run in runs if (seconds := seconds_by_phase(run))]
     phases = phases_of([seconds for _, seconds in found])
+    long = {phase for phase in phases for _, row in found if row.get(phase, 0.0) > _LONG * sum(row.values())}
     return Table(
         "Seconds of a step, and percent of it",
-        (_RUN, Column("step", catalog.SECONDS), *(Column(phase) for phase in phases)),
+        (_RUN, Column("step", catalog.SECONDS), *(Column(phase, optional=phase not in long) for phase in phases)),
         tuple(
             (name, numbers.number(sum(seconds.values())), *(_of_step(seconds, phase) for phase in phases))
             for name, seconds in found
         ),
+        note="What takes less than half a percent is counted as other.",
+        shrinks=True,
     )
 
 

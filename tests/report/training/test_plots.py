@@ -170,7 +170,7 @@ def test_bars_add_up_to_the_step() -> None:
     totals = [sum(sum(record["seconds"].values()) for record in run.records) / 4 for run in runs]
     np.testing.assert_allclose(widths, totals)
     labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-    assert labels == ["sample", "grade", "recompute", "update", "sync", "record", "other"]
+    assert labels == ["sample", "grade", "recompute", "update", "sync", "other"]
 
 
 @pytest.mark.parametrize("style", STYLES[:2], ids=["light", "dark"])

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mismatch_cli.report.clipping.plots._layout import BOTTOM, LEFT, RIGHT, TOP, Box, place, short_names
-from mismatch_cli.report.clipping.plots._series import whole_steps
 from mismatch_cli.report.plots._panels import add_subject, logarithmic, plain_label, power_label, title
 from mismatch_cli.report.plots._style import CSS_PX, LIGHT, Style
-from mismatch_cli.report.training.curves import SMOOTHED_FROM, Curve, envelope, smoothed, thinned
+from mismatch_cli.report.training.curves import LEAST_SIGMA, SMOOTHED_FROM, Curve, envelope, smoothed, thinned
 from mismatch_cli.report.training.plot_data import TrainingPlotData
 
 if TYPE_CHECKING:
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
 BANDS = (
     "Colours are algorithms. Of several seeds the line is the mean of those that reached the step, and the band "
     "goes from the lowest to the highest of two, or covers 95 % (± t · s.e.) with more. "
-    f"Curves of more than {SMOOTHED_FROM} steps are smoothed by a Gaussian with σ = 1 % of their steps; the raw ones "
-    "are faint behind."
+    f"Curves of more than {SMOOTHED_FROM} steps are smoothed by a Gaussian with σ = 1 % of their steps, at least "
+    f"{LEAST_SIGMA}; the raw ones are faint behind."
 )
 AS_ABOVE = "Lines, bands and smoothing are those of the training curves."
 
@@ -91,7 +90,7 @@ def draw_panels(
             for name, curve in curves.items():
                 draw_curve(each, curve, look_of[name], log=panel.log, faint=len(names) > _FEW)
         note = _scale(each, panel)
-        whole_steps(each)
+        _whole_steps(each, style)
         title(each, panel.title if style.wide else panel.short or panel.title, style, note=note)
     _share_steps(axes)
     if lines:
@@ -155,7 +154,7 @@ def _scale(axes: Axes, panel: Panel) -> str:
         return ""
     bottom, top = axes.get_ylim()  # with the bands
     low, high = float(value_N.min()), float(value_N.max())
-    room = max(_BEYOND * (high - low), _NARROWEST * max(abs(low), abs(high)) or 1.0)
+    room = max(_BEYOND * (high - low), _NARROWEST * max(abs(low), abs(high)) or 0.01)
     bottom, top = min(max(bottom, low - room), low - 0.1 * room), max(min(top, high + room), high + 0.1 * room)
     if panel.within[0] <= low and high <= panel.within[1]:
         margin = 0.03 * (high - low) or 0.1 * room
@@ -178,6 +177,14 @@ def _label_in_units(axes: Axes, factor: float) -> str:
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_formatter(label)
     return f"× {power_label(10.0**exponent)}" if exponent else ""
+
+
+def _whole_steps(axes: Axes, style: Style) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    few = MaxNLocator(nbins=8 if style.wide else 5, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1)
+    axes.xaxis.set_major_locator(few)
+    axes.set_xlabel("step")
 
 
 def _share_steps(axes: Sequence[Axes]) -> None:

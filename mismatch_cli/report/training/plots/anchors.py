@@ -46,5 +46,5 @@ def _panels(data: TrainingPlotData) -> list[Panel]:
     panels = []
     for title, keys in (("Mean reward", ("reward",)), ("Mean |π − μ| at equal weights", ("mismatch", "abs_dp_mean"))):
         curves = {name: curve for name, curve in data.curves(*keys).items() if name in names}
-        panels += [Panel(title, [curves], within=(0, 1))] if curves else []
+        panels += [Panel(title, [curves], within=(0, 1), from_0=keys != ("reward",))] if curves else []
     return panels

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, run by run."""
+"""Where the time of a step goes, by algorithm."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mismatch_cli.report import numbers
 from mismatch_cli.report.clipping.plots._layout import LEFT, RIGHT, TOP, Box, place, short_names
 from mismatch_cli.report.plots._panels import add_subject
 from mismatch_cli.report.plots._style import Style
-from mismatch_cli.report.training.phases import OTHER, PHASES, phases_of, seconds_by_phase
+from mismatch_cli.report.training.phases import OTHER, PHASES, mean_by_phase, phases_of, seconds_by_phase
 from mismatch_cli.report.training.plot_data import TrainingPlotData
 from mismatch_cli.report.training.plots._lines import palette
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TITLE = "Where the time goes"
-CAPTION = "Seconds of a step by phase, the mean over the steps of each run; at the end of a bar their sum."
+CAPTION = (
+    "Seconds of a step by phase, the mean over steps and seeds, evaluations included; at the end of a bar their sum."
+)
 
 _ROW, _BAR, _NAMES = 24, 15, 250  # pixels of a row, of the bar in it, and for the names beside the bars
 _LEGEND = 22
@@ -31,8 +33,8 @@ def needs(data: TrainingPlotData) -> bool:
 
 
 def draw(figure: Figure, data: TrainingPlotData, style: Style) -> None:
-    found = [(run.name, seconds) for run in data.runs if (seconds := seconds_by_phase(run))]
-    rows = [seconds for _, seconds in found]
+    found = {name: seconds for name, runs in data.algorithms.items() if (seconds := mean_by_phase(runs))}
+    rows = list(found.values())
     phases = phases_of(rows)
     row_height = _ROW if style.wide else 2 * _ROW - 6
     left = LEFT + _NAMES if style.wide else 12
@@ -40,7 +42,7 @@ def draw(figure: Figure, data: TrainingPlotData, style: Style) -> None:
     top = TOP + legend_rows * _LEGEND
     (axes,) = place(figure, style, [Box(left, top, style.layout.width - left - RIGHT, len(rows) * row_height)], 40)
     _draw_bars(axes, rows, phases, style)
-    _write_names(axes, [name for name, _ in found], style)
+    _write_names(axes, list(found), style)
     axes.set_xlabel("seconds")
     _draw_legend(axes, phases, left, style)
     add_subject(figure, style, data.subject)

@@ -31,7 +31,7 @@ def _panels(data: TrainingPlotData) -> list[Panel]:
     panels = [
         Panel("Mean reward", [data.curves("reward")], within=(0, 1)),
         Panel("Evaluation accuracy", [data.curves("eval_accuracy", gaps=False)], within=(0, 1)),
-        Panel("Mean |π − μ| at equal weights", [data.curves("mismatch", "abs_dp_mean")], within=(0, 1)),
+        Panel("Mean |π − μ| at equal weights", [data.curves("mismatch", "abs_dp_mean")], within=(0, 1), from_0=True),
         Panel("Max and min of π − μ at equal weights", extremes, "Max and min of π − μ", within=(-1, 1)),
     ]
     return [panel for panel in panels if any(panel.curves)]
