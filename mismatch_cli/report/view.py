@@ -120,6 +120,7 @@ class ReportView:
     command: str  # what to type to get this report again
     version: str = ""  # of mismatch-cli
     notation: str = NOTATION  # what the letters in the definitions mean
+    reload_seconds: int = 0  # after which the page looks for a newer one; 0: it is final
 
     def definitions(self) -> list[Metric]:
         """Every metric on the page, once, in the order in which they appear."""

@@ -28,16 +28,22 @@ from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Tabl
 _LEADING = 3  # algorithms whose numbers stand in the headline; of more, the highest and the lowest
 _SETTINGS = (("Model", "model"), ("Problems", "dataset"))
 _NAMES_SHOWN = 3
+_TELLING = ("step", "reward", "grad_norm")  # two runs that agree in these have made the same updates
 _IN_THE_TABLE = ("algorithm", "seed")  # of runs
 
 
-def build_view(runs: Sequence[TrainingRun], figures: Sequence[FigureView], command: str = "") -> ReportView:
-    """The whole report of one run or several; `command` gives it again (that of the folders, where it is not given)."""
+def build_view(
+    runs: Sequence[TrainingRun], figures: Sequence[FigureView], command: str = "", reload_seconds: int = 0
+) -> ReportView:
+    """The whole report of one run or several; `command` gives it again (that of the folders, where it is not given).
+
+    A page that reloads itself is one of a training that goes on.
+    """
     drawn = {figure.name: figure for figure in figures}
     return ReportView(
         title="Training: does it stay stable?",
         about=_about(runs),
-        notes=_notes(runs),
+        notes=_notes(runs) + ("Training goes on: this page looks for a newer one by itself.",) * bool(reload_seconds),
         headline=_headline(runs),
         leading=_leading(runs),
         sections=tuple(section for section in _sections(runs, drawn) if section.figures or section.tables),
@@ -45,6 +51,7 @@ def build_view(runs: Sequence[TrainingRun], figures: Sequence[FigureView], comma
         command=command or _command(runs),
         version=__version__,
         notation=NOTATION,
+        reload_seconds=reload_seconds,
     )
 
 
@@ -97,7 +104,7 @@ def _about(runs: Sequence[TrainingRun]) -> Facts:
         ("Rollout engine", " · ".join(part for part in (_values(runs, "engine"), _rollout_dtype(runs)) if part)),
         ("Sampling", _sampling(runs)),
         ("Algorithms", ", ".join(algorithms)),
-        ("Runs", f"{numbers.count(len(runs))}" + (f", seeds {_listed(seeds)}" if seeds else "")),
+        ("Runs", f"{numbers.count(len(runs))}" + (f", seed{'s' * (len(seeds) > 1)} {_listed(seeds)}" if seeds else "")),
         ("Steps", " to ".join(numbers.count(step) for step in dict.fromkeys((steps[0], steps[-1])))),
     ]
     return tuple((label, value) for label, value in facts if value)
@@ -133,9 +140,21 @@ def _notes(runs: Sequence[TrainingRun]) -> tuple[str, ...]:
             notes.append(f"{run.name} stands at step {last_step(run):,} of {planned:,}.")
     if len(notes) > _NAMES_SHOWN:
         notes = [f"{len(notes)} of {len(runs)} runs have not reached their last step."]
+    for names in _indistinguishable(runs):
+        notes.append(f"{' and '.join(names)} made the same updates at every step: their lines lie on each other.")
     if len({_values([run], "model") for run in runs}) > 1 or len({_values([run], "dataset") for run in runs}) > 1:
         notes.append("The runs have different models or problems: their rewards are not comparable.")
     return tuple(notes)
+
+
+def _indistinguishable(runs: Sequence[TrainingRun]) -> list[list[str]]:
+    """Algorithms whose runs are the same to the last bit: what one blocks, the others block too, or nobody anything."""
+    alike: dict[object, list[str]] = {}
+    for name, of in by_algorithm(runs).items():
+        what = frozenset((run.seed, *(run.series(key).tobytes() for key in _TELLING)) for run in of)
+        if any(run.series(_TELLING[-1]).any() for run in of):
+            alike.setdefault(what, []).append(name)
+    return [names for names in alike.values() if len(names) > 1]
 
 
 def _headline(runs: Sequence[TrainingRun]) -> str:

@@ -53,14 +53,16 @@ def _number(record: object, keys: Sequence[str]) -> float:
 def read_runs(folders: Iterable[Path | str]) -> list[TrainingRun]:
     """The runs in these folders, in their order; raises a `MismatchError` where one holds no readable run.
 
-    A run that is going on is read up to its last whole line.
+    A run that is going on is read up to its last whole line, and one that has no line yet is left out of several.
     """
     paths = [Path(folder) for folder in folders]
     names = [path.resolve().name for path in paths]
     alike = {name for name in names if names.count(name) > 1}
-    return [
-        _read_run(path, str(path) if name in alike else name) for path, name in zip(paths, names, strict=True)
-    ]  # fmt: skip
+    runs = [_read_run(path, str(path) if name in alike else name) for path, name in zip(paths, names, strict=True)]
+    begun = [run for run in runs if run.records]
+    if paths and not begun:
+        raise MismatchError(f"{paths[0] / METRICS} holds no step yet. Wait until the first one is done.")
+    return begun
 
 
 def _read_run(folder: Path, name: str) -> TrainingRun:
@@ -93,8 +95,6 @@ def _read_records(path: Path) -> list[dict[str, Any]]:
             records.append(record)
         elif number < len(lines):  # the last line may be half-written
             raise MismatchError(f"{path} is damaged: line {number} is no JSON object. Go on with train --resume.")
-    if not records:
-        raise MismatchError(f"{path} holds no step yet. Wait until the first one is done.")
     return records
 
 

@@ -25,7 +25,7 @@ def median_of(value_N: np.ndarray) -> float | None:
 
 
 def first(run: TrainingRun, *keys: str) -> float | None:
-    return mean_of(run.series(*keys)[:FIRST])
+    return mean_of(run.series(*keys)[run.step_N > 0][:FIRST])  # step 0 is an evaluation before the first
 
 
 def last(run: TrainingRun, *keys: str) -> float | None:

@@ -48,7 +48,7 @@ def test_the_numbers_of_a_run() -> None:
     table, reward = tables(view)["By run"], run.series("reward")
     gap = run.series("mismatch", "abs_dp_mean")
     expected = {
-        "seed": "0", "steps": "60", "updates": "120", "final reward": f"{reward[-10:].mean():.3f}",
+        "steps": "60", "updates": "120", "final reward": f"{reward[-10:].mean():.3f}",
         "best": f"{max(reward[i : i + 10].mean() for i in range(51)):.3f}",
         "final accuracy": f"{run.records[-1]['eval_accuracy']:.3f}", "|π − μ| at first": f"{gap[:5].mean():.5f}",
         "at the end": f"{gap[-10:].mean():.5f}",
@@ -61,6 +61,17 @@ def test_the_numbers_of_a_run() -> None:
     proven = sum(record["sync"] == "proven" for record in run.records)
     assert column(tables(view)["The trainer by run"], "sync proven") == [f"{proven} / 60"]
     assert "By algorithm" not in tables(view)
+
+
+def test_algorithm_and_seed_have_columns_where_the_name_does_not_say_them() -> None:
+    titles = [
+        [each.title for each in tables(build_view([run], []))["By run"].columns]
+        for run in (make_run("mask-0.5:max_drop=0"), replace(make_run(), name="mine"))
+    ]
+    assert titles[0][:2] == ["run", "algorithm"]  # ":" is no part of a folder's name
+    assert titles[1][:3] == ["run", "algorithm", "seed"]
+    plain = tables(build_view([replace(make_run("a:b=1"), name="a-b=1-seed-0")], []))["By run"]
+    assert [each.title for each in plain.columns][:2] == ["run", "steps"]
 
 
 def test_headline_and_leading_numbers() -> None:
@@ -97,6 +108,8 @@ def test_correlations_are_those_of_the_metric() -> None:
     np.testing.assert_allclose(shown, [estimate.value for estimate in expected], rtol=0.01)
     short = tables(build_view([make_run(steps=2)], []))["Bad updates and reward over the steps"]
     assert set(column(short, "95 % interval")) == {"fewer than 3 steps"}
+    good = replace(run, records=[record | {"bad_over_negative": 0.0} for record in run.records])
+    assert "Bad updates and reward over the steps" not in tables(build_view([good], []))
 
 
 def test_time_by_phase_and_the_share_of_recomputing() -> None:
@@ -108,6 +121,33 @@ def test_time_by_phase_and_the_share_of_recomputing() -> None:
     assert column(table, "recompute") == [f"{seconds['recompute']:.3f} ({100 * share:.0f} %)", "—"]
     text = next(section.text for section in view.sections if section.title == "Where the time goes")
     assert f"takes {100 * share:.0f} % of a step" in text
+    skipped = replace(run, records=[{"seconds": {"sample": 1.0, "recompute": 2e-5, "evaluate": 3.0, "save": 1.0}}])
+    view = build_view([skipped], [])
+    (row,) = tables(view)["Seconds of a step, and percent of it"].rows
+    assert row[1:] == ("5.00", "1.00 (20 %)", "3.00 (60 %)", "1.00 (20 %)")
+    assert "Recomputing" not in str(view.sections)
+
+
+def test_an_evaluation_before_the_first_step_is_no_step() -> None:
+    run = make_run(steps=20)
+    before = replace(run, records=[{"step": 0, "eval_accuracy": 0.1}, *run.records])
+    assert tables(build_view([before], [])) == tables(build_view([run], []))
+
+
+def test_lines_that_lie_on_each_other_are_named() -> None:
+    run, other = make_run("pg-is"), make_run("pg-tis")
+    twin = replace(run, algorithm="pg-is-twin", name="pg-is-twin-seed-0")
+    assert build_view([run, other, twin], []).notes == (
+        "pg-is and pg-is-twin made the same updates at every step: their lines lie on each other.",
+    )
+    assert build_view([run, other], []).notes == ()
+
+
+def test_a_page_of_a_training_that_goes_on_looks_for_a_newer_one() -> None:
+    going = build_view([make_run(steps=2)], [], reload_seconds=60)
+    assert '<meta http-equiv="refresh" content="60">' in render_html(going)
+    assert "looks for a newer one" in going.notes[-1]
+    assert 'http-equiv="refresh"' not in render_html(build_view([make_run(steps=2)], []))
 
 
 def test_a_run_that_goes_on_says_where_it_stands() -> None:

@@ -41,6 +41,11 @@ def test_a_half_written_last_line_is_left_out(tmp_path: Path, end: str) -> None:
     assert run.step_N.tolist() == [1, 2]
 
 
+def test_a_run_without_a_step_is_left_out_of_several(tmp_path: Path) -> None:
+    runs = read_runs([write(tmp_path / "empty"), write(tmp_path / "a", {"step": 1})])
+    assert [run.name for run in runs] == ["a"]
+
+
 def test_a_letter_cut_in_two_is_a_half_written_line(tmp_path: Path) -> None:
     folder = write(tmp_path / "a", {"step": 1})
     with open(folder / "metrics.jsonl", "ab") as file:
@@ -53,7 +58,7 @@ def test_refuses_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(MismatchError, match="line 2 is no JSON object"):
         read_runs([damaged])
     with pytest.raises(MismatchError, match="holds no step yet"):
-        read_runs([write(tmp_path / "empty")])
+        read_runs([write(tmp_path / "empty"), write(tmp_path / "half", end='{"st')])
     with pytest.raises(MismatchError, match=r"metrics\.jsonl cannot be read"):
         read_runs([tmp_path / "absent"])
     with pytest.raises(MismatchError, match=r"config\.toml cannot be read"):
