@@ -38,8 +38,10 @@ class Child:
         """The answer; None where it was given up, empty where the child died of it (out of memory, a crash)."""
         if question in self._given_up:
             return None
+        if self._process is not None and self._process.poll() is not None:
+            self.stop()  # it died between two questions (out of memory): this one is not to blame
         try:
-            child = self._process or self._start()
+            child = self._process or self.start()
             print(question, file=child.stdin, flush=True)
             answer = _read_line(child, self._seconds)
         except OSError:
@@ -56,7 +58,8 @@ class Child:
             self._process.communicate()
         self._process = None
 
-    def _start(self) -> subprocess.Popen[str]:
+    def start(self) -> subprocess.Popen[str]:
+        """Start the process, as the first question does; a `MismatchError` where it is not ready."""
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )

@@ -54,8 +54,8 @@ def load_problems(source: PromptSource) -> list[Problem]:
     rows = list(_read_rows(source))
     if not rows:
         raise MismatchError(f"{source.location} holds no prompts. Give a file with one problem per line.")
-    prompt_field = _choose_field(rows, source.prompt_field, _PROMPT_FIELDS, "--prompt-field")
-    answer_field = _choose_field(rows, source.answer_field, _ANSWER_FIELDS, "--answer-field")
+    prompt_field = _choose_field(rows, source.prompt_field, _PROMPT_FIELDS, "--prompt-field", source.location)
+    answer_field = _choose_field(rows, source.answer_field, _ANSWER_FIELDS, "--answer-field", source.location)
     if prompt_field is None:
         raise UsageError(
             f"{source.location} has the fields {', '.join(rows[0])}. Say which holds the prompt with --prompt-field."
@@ -127,17 +127,19 @@ def _read_data_set(source: PromptSource) -> Iterator[Mapping[str, Any]]:
     except Exception as error:  # the hub client has no common base class for "not there"
         raise MismatchError(
             f"'{source.location}' is no local file, and loading it as a data set failed: {first_line(error)}. "
-            "Give the path of a .jsonl, .json, .parquet or .csv file, or the name of a data set (and --split)."
+            "Give the path of a .jsonl, .json, .parquet or .csv file, or the name of a data set and its split."
         ) from error
     yield from dataset
 
 
-def _choose_field(rows: list[Mapping[str, Any]], asked: str | None, usual: tuple[str, ...], flag: str) -> str | None:
+def _choose_field(
+    rows: list[Mapping[str, Any]], asked: str | None, usual: tuple[str, ...], flag: str, location: str
+) -> str | None:
     """The field asked for, or the first of the usual names, that at least one row fills."""
     filled = (name for name in ([asked] if asked else usual) if any(_get(row, name) is not None for row in rows))
     found = next(filled, None)
     if asked and found is None:
-        raise UsageError(f"{flag}: {unknown('field', asked, {key for row in rows for key in row})}")
+        raise UsageError(f"{flag}, {location}: {unknown('field', asked, {key for row in rows for key in row})}")
     return found
 
 
@@ -174,6 +176,12 @@ class EncodedPrompts:
     template: str  # as applied: "raw" also where the tokenizer has no chat template
 
 
+def check_template(template: str) -> None:
+    """A `UsageError` for a template that does not exist."""
+    if template not in TEMPLATES:
+        raise UsageError(f"--prompt-template: {unknown('template', template, TEMPLATES)}")
+
+
 def encode_prompts(
     problems: list[Problem], tokenizer: Any, *, template: str = "chat", max_model_len: int
 ) -> EncodedPrompts:
@@ -181,8 +189,7 @@ def encode_prompts(
 
     "chat" is the tokenizer's own template; a tokenizer that has none gets the prompts raw.
     """
-    if template not in TEMPLATES:
-        raise UsageError(f"--prompt-template: {unknown('template', template, TEMPLATES)}")
+    check_template(template)
     if template == "chat" and getattr(tokenizer, "chat_template", None) is None:
         template = "raw"
     kept, ids, skipped = [], [], []

@@ -35,6 +35,26 @@ def grader():
         ("\\boxed{4}", "$4$", 1),
         ("\\boxed{4}", "We get \\boxed{4}.", 1),
         ("\\boxed{\\text{<script>}}", "4", 0),
+        ("\\boxed{\\frac{1}{\\boxed{2}}}", "\\frac{1}{2}", 0),  # of nested boxes the inner one
+        ("\\boxed{\\dfrac{1}{2}}", "\\frac12", 1),
+        ("\\boxed{-\\frac{1}{2}}", "\\frac{-1}{2}", 1),
+        ("\\boxed{5\\,\\text{cm}^2}", "5", 1),
+        ("\\boxed{\\$5}", "5", 1),
+        ("\\boxed{90^\\circ}", "90", 1),
+        ("\\boxed{1{,}000}", "1000", 1),
+        ("\\boxed{x=5}", "5", 1),
+        ("\\boxed{\\sqrt{8}}", "2\\sqrt{2}", 1),
+        ("\\boxed{(2,1)}", "(1,2)", 0),
+        ("\\boxed{(0,1)}", "[0,1]", 0),
+        ("\\boxed{1, 2, 3, 4, 5}", "3", 0),  # a guess at everything
+        ("\\boxed{1/2 or 3}", "3", 0),
+        ("\\boxed{3 \\neq 4}", "3", 0),
+        ("\\boxed{1/0}", "5", 0),
+        ("\\boxed{" + "9" * 5000 + "}", "9", 0),  # longer than Python turns into a number
+        ("\\boxed{1\x00\ud83d}", "2", 0),  # what broken bytes decode to
+        ("\\boxed{\n4\n}", "4", 1),
+        ("\\boxed{1}" * 20_000, "1", 1),
+        ("{" * 200_000 + "\\boxed{1.0}", "1", 1),
     ],
 )
 def test_answers(grader, response, answer, reward):
@@ -81,6 +101,14 @@ def test_what_was_given_up_is_not_tried_again():
         grader.child.give_up(['["\\\\boxed{1.0}", "\\\\boxed{1}"]'])
         assert grader.grade("\\boxed{1.0}", "1", "stop") == 0  # equal, but a resumed run scores what the first one did
         assert grader.timeouts == 1
+
+
+def test_a_worker_that_died_between_two_questions_is_replaced():
+    with Grader() as grader:
+        grader.grade("\\boxed{1.0}", "1", "stop")
+        grader.child._process.kill()
+        grader.child._process.wait()
+        assert grader.grade("\\boxed{2.0}", "2", "stop") == 1
 
 
 def test_the_worker_ends_with_the_grader():

@@ -99,7 +99,7 @@ def test_a_missing_file_and_an_unknown_ending(tmp_path):
 
 def test_an_unknown_field_names_the_nearest(tmp_path):
     source = write(tmp_path / "p.jsonl")
-    with pytest.raises(UsageError, match=r"--prompt-field: Unknown field 'problm'. Did you mean problem\?"):
+    with pytest.raises(UsageError, match=r"--prompt-field, .*p\.jsonl: Unknown field 'problm'. Did you mean problem\?"):
         load_problems(PromptSource(source, prompt_field="problm"))
     with pytest.raises(UsageError, match="--answer-field"):
         load_problems(PromptSource(source, answer_field="anwser"))
