@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.trace.files import write_atomically
 
 METRICS_FILE = "metrics.jsonl"
 _KEPT = 2
@@ -38,7 +39,7 @@ def latest_checkpoint(run_folder: Path) -> dict[str, Any] | None:
     if not found:
         return None
     try:
-        state: dict[str, Any] = torch.load(found[-1] / _STATE, weights_only=True)
+        state: dict[str, Any] = torch.load(found[-1] / _STATE, map_location="cpu", weights_only=True)
     except Exception as error:  # torch's own errors have no common class
         raise MismatchError(f"{found[-1]} is damaged. Delete it, and --resume goes on from the one before.") from error
     return state
@@ -49,7 +50,7 @@ def cut_back(run_folder: Path, step: int) -> None:
     path = run_folder / METRICS_FILE
     if path.is_file():
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
-        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        write_atomically(path, "".join(f"{line}\n" for line in lines))
     for folder in (run_folder / "traces").glob("step-*"):
         if int(folder.name.removeprefix("step-")) > step:
             shutil.rmtree(folder)

@@ -33,6 +33,8 @@ class TrainConfig:
     answer_field: str = _set("", "Field of the answer; empty: the first of the usual names.")
     split: str = _set("train", "Split of a data set on the hub.")
     num_problems: int = _set(0, "Take only the first N problems; 0: all.")
+    eval_dataset: str = _set("", "Problems of the evaluations, like --dataset; empty: the problems of the training.")
+    eval_split: str = _set("test", "Split of the evaluations' data set on the hub.")
     prompt_template: str = _set("chat", "How a problem is put: chat, raw or r1-distill.")
     reward: str = _set("", "A reward of your own, path/to/file.py:function; empty: math-verify on the last box.")
     algorithm: str = _set(
@@ -63,20 +65,22 @@ class TrainConfig:
     attn: str = _set("", "Attention implementation of the trainer; empty: the model's own.")
     token_budget: int = _set(8192, "Padded tokens in a micro-batch of the trainer.")
     threads: int = _set(0, "CPU threads of torch; 0: chosen for the model.")
-    eval_every: int = _set(0, "Steps between evaluations on all problems; 0: at the end only.")
-    eval_samples: int = _set(4, "Samples of each problem in an evaluation.")
+    eval_every: int = _set(0, "Steps between evaluations, and one before the first step; 0: one at the end only.")
+    eval_samples: int = _set(4, "Samples of each problem in an evaluation: the k of avg@k.")
     trace_every: int = _set(0, "Steps between traces for `clipstats`; 0: none.")
     checkpoint_every: int = _set(50, "Steps between checkpoints.")
 
     def __post_init__(self) -> None:
         least = {"steps": 1, "prompts_per_step": 1, "samples_per_prompt": 2, "minibatches": 1, "epochs": 1}
         least |= {"max_tokens": 1, "token_budget": 1, "eval_samples": 1, "checkpoint_every": 1}
+        least |= {"num_problems": 0, "eval_every": 0, "trace_every": 0, "threads": 0}
         for name, smallest in least.items():
             if getattr(self, name) < smallest:
                 why = ": a group of one response has no advantage" if name == "samples_per_prompt" else ""
                 raise UsageError(f"{name} = {getattr(self, name)} is too small. Use at least {smallest}{why}.")
-        if not self.learning_rate > 0:
-            raise UsageError(f"learning_rate = {self.learning_rate} makes no sense. Use a number above 0.")
+        for name in ("learning_rate", "max_grad_norm"):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"{name} = {getattr(self, name)} makes no sense. Use a number above 0.")
         if self.minibatches > self.prompts_per_step * self.samples_per_prompt:
             raise UsageError(f"{self.minibatches} minibatches are more than the responses of a step.")
 

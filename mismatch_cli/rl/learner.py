@@ -50,6 +50,9 @@ class LearnerSettings:
     aggregation: str = "sequence-sum"
     token_budget: int = 8192  # padded tokens in a micro-batch
 
+    def __post_init__(self) -> None:
+        response_scale(self.aggregation, np.ones(1), self.max_tokens)  # an unknown name is told before anything loads
+
 
 @dataclass(frozen=True)
 class Update:

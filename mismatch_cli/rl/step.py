@@ -119,12 +119,23 @@ def step_record(step: Step, table: pa.Table, algorithm: Algorithm) -> dict[str, 
         "reward": float(step.reward_S.mean()),
         "length": float(np.mean([len(r.response_ids) for r in step.rollouts])),
         "truncated": float(np.mean([r.finish_reason == "length" for r in step.rollouts])),
-        "grad_norm": float(np.mean([use.update.grad_norm for use in step.uses])),
+        "grad_norm": _mean([use.update.grad_norm for use in step.uses if use.update.stepped]),
         "mismatch": _pick(pairs["mismatch"]),
         "current": _pick(pairs["total"]),
         "entropy": pairs["total"].result()["metrics"]["entropy_mean"]["value"],
     }
-    return record | _blocked(batch, algorithm, recomputed=step.recomputed is not None)
+    return record | _groups(step) | _blocked(batch, algorithm, recomputed=step.recomputed is not None)
+
+
+def _mean(values: list[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+def _groups(step: Step) -> dict[str, float]:
+    """Groups that teach nothing: every response to a problem earned 1, or every one 0."""
+    reward_GS = step.reward_S.reshape(-1, max(step.sample_index) + 1)
+    right, wrong = ((reward_GS == earned).all(axis=1).mean() for earned in (1, 0))
+    return {"groups_all_right": float(right), "groups_all_wrong": float(wrong)}
 
 
 def _pick(summary: MismatchSummary) -> dict[str, float | None]:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from mismatch_cli.engines import Engine
-from mismatch_cli.errors import MismatchError
+from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.rl.learner import Sample
 from mismatch_cli.scoring.batches import ScoreRequest
 from mismatch_cli.scoring.trainer import Trainer
@@ -36,7 +36,15 @@ class WeightSync:
 
     def load(self) -> None:
         """Give the engine every weight as it is now."""
-        self._engine.load_weights(self._trainer.model)
+        try:
+            self._engine.load_weights(self._trainer.model)
+        except MismatchError:
+            raise
+        except Exception as error:  # a foreign library can fail in any way: out of memory, a lost worker
+            raise MismatchError(
+                f"The rollout engine failed while taking over weights ({type(error).__name__}: {first_line(error)}). "
+                "Every finished step is on record: go on with --resume. --debug shows where it failed."
+            ) from error
 
     def look_back(self, samples: Sequence[Sample]) -> None:
         """Before the first update of a step: what the weights of the step before say of its first minibatch."""

@@ -11,7 +11,7 @@ from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.rl.config import TrainConfig
 from mismatch_cli.tasks.grading import Grader
 from mismatch_cli.tasks.own_reward import OwnReward
-from mismatch_cli.tasks.prompts import Problem, PromptSource, encode_prompts, load_problems
+from mismatch_cli.tasks.prompts import Problem, PromptSource, check_template, encode_prompts, load_problems
 
 
 @dataclass(frozen=True)
@@ -23,36 +23,67 @@ class Posed:
 
 
 class Task:
-    """Problems with answers; a step's share follows from seed and step alone, every problem once in each epoch."""
+    """Problems with answers; a step's share follows from seed and step alone, each problem at most once in an epoch.
 
-    def __init__(self, config: TrainConfig, tokenizer: Any, max_model_len: int) -> None:
+    The constructor says what is wrong with the data, `pose` has to know the engine's context.
+    """
+
+    def __init__(self, config: TrainConfig, tokenizer: Any) -> None:
         self._config, self._tokenizer = config, tokenizer
-        source = PromptSource(
-            config.dataset,
-            prompt_field=config.prompt_field or None,
-            answer_field=config.answer_field or None,
-            split=config.split,
-            limit=config.num_problems or None,
-        )
+        self.left_out: list[str] = []  # sentences about problems that are not used
+        self.posed: list[Posed] = []
+        self.evaluation: list[Posed] = []
+        check_template(config.prompt_template)
         self._judge = OwnReward(config.reward) if config.reward else Grader()
-        problems = [p for p in load_problems(source) if config.reward or p.answer is not None]
-        if not problems:
-            raise MismatchError(f"{config.dataset} has no problem with an answer. Name its field with --answer-field.")
-        self.posed = self._pose(problems, max_model_len)
-        if config.prompts_per_step > len(self.posed):
-            raise UsageError(
-                f"prompts_per_step = {config.prompts_per_step} is more than the {len(self.posed)} problems there are."
-            )
+        self._problems = self._load(config.dataset, config.split, config.num_problems)
+        self._check_number(len(self._problems))
+        self._evaluated = self._load(config.eval_dataset, config.eval_split, 0) if config.eval_dataset else None
+        if config.reward:
+            self._judge.child.start()  # the user's own code: it says now whether it can be loaded
 
-    def _pose(self, problems: list[Problem], max_model_len: int) -> list[Posed]:
+    def _load(self, location: str, split: str, limit: int) -> list[Problem]:
+        config = self._config
+        source = PromptSource(
+            location, config.prompt_field or None, config.answer_field or None, split, limit=limit or None
+        )
+        found = load_problems(source)
+        problems = [p for p in found if config.reward or p.answer is not None]
+        if not problems:
+            raise MismatchError(f"{location} has no problem with an answer. Name its field with --answer-field.")
+        if len(problems) < len(found):
+            without = len(found) - len(problems)
+            self.left_out.append(f"{location}: {without} of {len(found)} problems have no answer and are left out.")
+        return problems
+
+    def pose(self, max_model_len: int) -> None:
+        """Put the problems as token ids; one whose prompt fills the context is left out."""
+        self.posed = self._encode(self._problems, self._config.dataset, max_model_len)
+        self._check_number(len(self.posed))
+        self.evaluation = self.posed
+        if self._evaluated is not None:
+            self.evaluation = self._encode(self._evaluated, self._config.eval_dataset, max_model_len)
+
+    def _encode(self, problems: list[Problem], location: str, max_model_len: int) -> list[Posed]:
         template = self._config.prompt_template
         encoded = encode_prompts(problems, self._tokenizer, template=template, max_model_len=max_model_len)
+        if encoded.skipped:
+            number, first = len(encoded.skipped), encoded.skipped[0]
+            self.left_out.append(
+                f"{location}: {number} of {len(problems)} problems are left out, the first (row {first['prompt_id']}) "
+                f"because {first['reason']}."
+            )
         return [Posed(p, i) for p, i in zip(encoded.problems, encoded.prompt_ids, strict=True)]
 
+    def _check_number(self, problems: int) -> None:
+        if self._config.prompts_per_step > problems:
+            raise UsageError(
+                f"prompts_per_step = {self._config.prompts_per_step} is more than the {problems} problems there are."
+            )
+
     def of_step(self, step: int) -> list[Posed]:
-        """The problems of a step, without what is left over at the end of an epoch."""
+        """The problems of a step (they count from 1), without what is left over at the end of an epoch."""
         per_epoch = len(self.posed) // self._config.prompts_per_step
-        epoch, place = divmod(step, per_epoch)
+        epoch, place = divmod(step - 1, per_epoch)
         order = list(range(len(self.posed)))
         random.Random(f"{self._config.seed}/{epoch}").shuffle(order)
         first = place * self._config.prompts_per_step
@@ -60,7 +91,9 @@ class Task:
 
     def reward(self, posed: Posed, rollout: Rollout) -> float:
         """What a response earns, by math-verify or by the user's function."""
-        response, problem = self._tokenizer.decode(rollout.response_ids), posed.problem
+        stopped = rollout.finish_reason == "stop"
+        said = rollout.response_ids[:-1] if stopped else rollout.response_ids  # the token that ends it is no text
+        response, problem = self._tokenizer.decode(said), posed.problem
         if isinstance(self._judge, OwnReward):
             return self._judge.grade(response, problem.answer, rollout.finish_reason, problem.prompt)
         assert problem.answer is not None

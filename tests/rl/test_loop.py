@@ -1,73 +1,36 @@
-"""The loop on the bundled model: it repeats itself to the bit, goes on after a kill, and sees a broken weight sync."""
+"""The loop on the bundled model: every step is a line, any algorithm learns in it, and a broken weight sync is seen."""
 
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
+import shutil
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from mismatch_cli.bundled import bundled
+from mismatch_cli.engines import Request
+from mismatch_cli.engines._sampling import sample_seed
 from mismatch_cli.engines.hf import HfEngine
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.rl.config import load_config
-from mismatch_cli.rl.loop import train
+from mismatch_cli.rl.run import Run
+from mismatch_cli.tasks.grading import Grader
 from mismatch_cli.trace.reader import Trace
-
-SMALL = {
-    "engine": "hf",
-    "prompts_per_step": 4,
-    "samples_per_prompt": 4,
-    "max_tokens": 96,
-    "rollout_dtype": "float32",
-    "learning_rate": 1e-3,
-    "threads": 1,
-    "num_problems": 8,
-    "eval_samples": 1,
-    "eval_every": 0,
-    "checkpoint_every": 1,
-    "trace_every": 0,
-}
-
-
-def run(folder: Path, *, resume: bool = False, stop_after: int = 0, **changes: Any) -> list[dict[str, Any]]:
-    seen: list[dict[str, Any]] = []
-    config = load_config("miniature", SMALL | {"steps": 4} | changes)
-    train(config, folder, seen.append, resume=resume, stop=lambda: len(seen) == stop_after)
-    return seen
-
-
-def numbers(folder: Path) -> list[dict[str, Any]]:
-    """The metrics without the times of the phases."""
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
-
-
-def weights(folder: Path) -> bytes:
-    return (folder / "model" / "model.safetensors").read_bytes()
-
-
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("train") / "unbroken"
-    torch.set_num_threads(1)
-    run(folder)
-    return folder
+from tests.rl.small_runs import SMALL, numbers, run
 
 
 def test_every_step_is_a_line_with_a_proven_sync(unbroken):
-    lines = numbers(unbroken)
-    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    before, *lines = numbers(unbroken)
+    assert before.keys() == {"step", "eval_accuracy"}
+    assert [line["step"] for line in (before, *lines)] == [0, 1, 2, 3, 4]
     assert {line["sync"] for line in lines} == {"proven"}
     assert all(line["mismatch"]["abs_dp_mean"] < 1e-6 for line in lines)
     assert lines[0]["current"]["abs_dp_mean"] > 1e-4  # the second minibatch is judged by other weights
-    assert 0 <= lines[-1]["eval_accuracy"] <= 1
-    assert "eval_accuracy" not in lines[0]
+    assert all(0 <= line["eval_accuracy"] <= 1 for line in (before, lines[1], lines[3]))
+    assert all("eval_accuracy" not in line for line in (lines[0], lines[2]))
 
 
 @pytest.mark.parametrize("algorithm", ["pg-is", "grpo-clip-higher", "dppo-binary-tv-recompute", "gspo", "icepop"])
@@ -75,50 +38,6 @@ def test_other_algorithms_go_through_the_same_loop(algorithm, tmp_path):
     seen = run(tmp_path / "run", steps=1, algorithm=algorithm)
     assert seen[0]["blocked"] is not None
     assert seen[0]["seconds"]["recompute"] >= 0
-
-
-def test_stopped_and_resumed_equals_unbroken(unbroken, tmp_path):
-    run(tmp_path / "run", stop_after=2)
-    assert len(numbers(tmp_path / "run")) == 2
-    run(tmp_path / "run", resume=True)
-    assert numbers(tmp_path / "run") == numbers(unbroken)
-    assert weights(tmp_path / "run") == weights(unbroken)
-
-
-def test_lines_after_the_checkpoint_are_cut_before_going_on(unbroken, tmp_path):
-    run(tmp_path / "run", stop_after=2)
-    with open(tmp_path / "run" / "metrics.jsonl", "a", encoding="utf-8") as lines:
-        lines.write('{"step": 3, "reward": 0.1}\n{"step": 4, "rew')
-    run(tmp_path / "run", resume=True)
-    assert numbers(tmp_path / "run") == numbers(unbroken)
-
-
-@pytest.mark.slow
-def test_killed_and_resumed_equals_unbroken(tmp_path):
-    """Real SIGKILL, at the first line and inside the steps after it."""
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in (SMALL | {"steps": 4}).items()]
-
-    def start(folder: Path, *more: str) -> subprocess.Popen:
-        command = [sys.executable, "-m", "mismatch_cli", "train", "--quiet", "--output", str(folder), *flags, *more]
-        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-
-    def finish(process: subprocess.Popen) -> None:
-        _, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors
-
-    finish(start(tmp_path / "unbroken"))
-    metrics = tmp_path / "killed" / "metrics.jsonl"
-    for lines, pause in ((1, 0.0), (2, 0.3)):
-        process = start(tmp_path / "killed", *["--resume"] * (lines > 1))
-        while not metrics.is_file() or metrics.read_text(encoding="utf-8").count("\n") < lines:
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.02)
-        time.sleep(pause)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-    finish(start(tmp_path / "killed", "--resume"))
-    assert numbers(tmp_path / "killed") == numbers(tmp_path / "unbroken")
-    assert weights(tmp_path / "killed") == weights(tmp_path / "unbroken")
 
 
 def _stale(self: HfEngine, model: Any) -> None:
@@ -152,12 +71,12 @@ def test_a_trace_of_every_nth_step_can_be_opened(tmp_path):
 
 
 @pytest.mark.slow
-def test_float32_control_on_vllm_keeps_the_policies_equal(tmp_path):
-    """Twenty updates of the weights inside vLLM, each proven by the tokens that it sampled with them."""
-    seen = run(tmp_path / "run", engine="vllm", steps=20, checkpoint_every=20)
-    assert {record["sync"] for record in seen} == {"proven"}
-    assert max(record["mismatch"]["abs_dp_mean"] for record in seen) <= 1e-6
-    assert max(record["current"]["abs_dp_mean"] for record in seen) > 1e-4
+def test_float32_control_on_vllm_keeps_the_policies_equal(control_on_vllm):
+    """Every update of the weights inside vLLM is proven by the tokens that it sampled with them."""
+    lines = numbers(control_on_vllm)
+    assert len(lines) == 12 and {line["sync"] for line in lines} == {"proven"}
+    assert max(line["mismatch"]["abs_dp_mean"] for line in lines) <= 1e-6
+    assert max(line["current"]["abs_dp_mean"] for line in lines) > 1e-4
 
 
 def test_a_low_precision_engine_is_asked_which_weights_it_agrees_with(tmp_path):
@@ -172,9 +91,10 @@ def test_a_low_precision_engine_with_old_weights_stops_the_run(tmp_path, monkeyp
 
 
 def test_a_low_precision_run_goes_on_to_the_same_proofs(tmp_path):
-    run(tmp_path / "unbroken", rollout_dtype="bfloat16", trainer_dtype="bfloat16")
-    run(tmp_path / "run", rollout_dtype="bfloat16", trainer_dtype="bfloat16", stop_after=2)
-    run(tmp_path / "run", rollout_dtype="bfloat16", trainer_dtype="bfloat16", resume=True)
+    changes = {"rollout_dtype": "bfloat16", "trainer_dtype": "bfloat16", "steps": 2}
+    run(tmp_path / "unbroken", **changes)
+    run(tmp_path / "run", stop_after=1, **changes)
+    run(tmp_path / "run", resume=True, **changes)
     assert numbers(tmp_path / "run") == numbers(tmp_path / "unbroken")
 
 
@@ -200,5 +120,98 @@ def test_a_gradient_that_is_not_finite_leaves_its_batch_as_a_trace(tmp_path, mon
     monkeypatch.setattr(HfEngine, "sample", absurd)
     with pytest.raises(MismatchError, match=r"not finite.*What it was computed from is in"):
         run(tmp_path / "run", algorithm="pg-is")
+    with pytest.raises(MismatchError, match="not finite"):
+        run(tmp_path / "run", algorithm="pg-is", resume=True)
     batch = next(iter(Trace.open(tmp_path / "run" / "traces" / "not-finite").batches()))
     assert float(batch.logp_rollout_T.min()) == -200.0
+
+
+def test_an_evaluation_is_the_mean_over_problems_of_the_mean_over_samples(tmp_path):
+    """Computed once more from the engine and the grader alone; its seeds are those of no step of the training."""
+    rows = bundled("problems.jsonl").read_text(encoding="utf-8").splitlines()[100:106]
+    (tmp_path / "evaluation.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    said: list[str] = []
+    config = load_config("miniature", SMALL | {"eval_dataset": str(tmp_path / "evaluation.jsonl"), "eval_samples": 3})
+    made = Run(config, tmp_path / "run", said.append)
+    made.evaluate_before()
+    found = made.evaluate(2)
+    posed = made.task.evaluation
+    seeds = [[sample_seed(config.seed, place, sample, -2) for sample in range(3)] for place in range(6)]
+    requests = [Request(p.prompt_ids, seed) for p, of in zip(posed, seeds, strict=True) for seed in of]
+    rollouts = made.engine.sample(requests, lambda _: None)
+    with Grader() as grader:
+        answers = [json.loads(rows[place])["answer"] for place in range(6) for _ in range(3)]
+        texts = [made.task._tokenizer.decode(r.response_ids) for r in rollouts]
+        judged = zip(texts, answers, rollouts, strict=True)
+        reward_S = np.array([grader.grade(text, answer, r.finish_reason) for text, answer, r in judged])
+    made.close()
+    assert found == pytest.approx(reward_S.reshape(6, 3).mean(axis=1).mean()) and 0 < found < 1
+    (line,) = numbers(tmp_path / "run")
+    assert said == [f"Accuracy before the first step: {line['eval_accuracy']:.3f}"]
+    training = {sample_seed(config.seed, p, s, step) for p in range(8) for s in range(4) for step in range(1, 5)}
+    assert not training & {seed for of in seeds for seed in of}
+
+
+def test_without_eval_every_there_is_one_evaluation_at_the_end(tmp_path):
+    run(tmp_path / "run", steps=2)
+    assert [line.get("eval_accuracy") is not None for line in numbers(tmp_path / "run")] == [False, True]
+
+
+def test_one_problem_is_enough(tmp_path):
+    seen = run(tmp_path / "run", steps=2, num_problems=1, prompts_per_step=1)
+    assert {record["sync"] for record in seen} == {"proven"}
+    numbers(tmp_path / "run")
+
+
+@pytest.fixture
+def model_that_ends_at_once(tmp_path) -> str:
+    """The bundled model, to which every token is the end of the response."""
+    folder = tmp_path / "ends-at-once"
+    shutil.copytree(bundled("model"), folder)
+    for name in ("config.json", "generation_config.json"):
+        content = json.loads((folder / name).read_text(encoding="utf-8"))
+        (folder / name).write_text(json.dumps(content | {"eos_token_id": list(range(2048))}), encoding="utf-8")
+    return str(folder)
+
+
+@pytest.mark.parametrize("algorithm", ["dppo-binary-tv", "dppo-topk-tv", "gspo"])
+def test_empty_responses_teach_nothing_and_break_nothing(algorithm, model_that_ends_at_once, tmp_path):
+    run(tmp_path / "run", steps=2, model=model_that_ends_at_once, algorithm=algorithm, trace_every=1)
+    for line in numbers(tmp_path / "run"):
+        assert (line["length"], line["truncated"], line["groups_all_wrong"], line["grad_norm"]) == (1, 0, 1, 0)
+        assert line["blocked"] is None and line["sync"] == "proven"
+
+
+@pytest.mark.parametrize("algorithm", ["dppo-binary-tv", "dppo-topk-tv"])
+def test_responses_of_the_longest_length_are_truncated_and_wrong(algorithm, tmp_path):
+    run(tmp_path / "run", steps=1, algorithm=algorithm, max_tokens=5)
+    (line,) = numbers(tmp_path / "run")
+    assert (line["length"], line["truncated"], line["groups_all_wrong"]) == (5, 1, 1)
+
+
+def _weights_of_steps(monkeypatch: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    write = Run.write
+
+    def recording(self: Run, record: dict[str, Any]) -> None:
+        found.append(torch.cat([p.detach().flatten().clone() for p in self.learner.model.parameters()]))
+        write(self, record)
+
+    monkeypatch.setattr(Run, "write", recording)
+    return found
+
+
+def test_a_step_in_which_all_is_right_moves_by_momentum_alone(tmp_path, monkeypatch):
+    """Grading is a stand-in: all right in steps 1 and 3, half in step 2. AdamW steps as published trainers' does."""
+    earned = iter([[1, 1], [1, 0], [1, 1]])
+    monkeypatch.setattr(Run, "grade", lambda self, posed, _: np.resize(np.array(next(earned), np.float32), len(posed)))
+    monkeypatch.setattr(Run, "evaluate", lambda *_: 0.0)
+    weights = _weights_of_steps(monkeypatch)
+    run(tmp_path / "run", steps=3, rollout_dtype="bfloat16")
+    first, second, third = numbers(tmp_path / "run")
+    assert [line["groups_all_right"] for line in (first, second, third)] == [1, 0, 1]
+    assert [line["grad_norm"] == 0 for line in (first, second, third)] == [True, False, True]
+    assert first["blocked"] is first["bad_over_negative"] is None
+    assert third["updates"] == 6 and not torch.equal(weights[1], weights[2])
+    # After the first step the weights are the old ones: nothing can tell which of the two the engine has.
+    assert [line["sync"] for line in (first, second, third)] == ["undecidable", "undecidable", "proven"]

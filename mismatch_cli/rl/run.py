@@ -1,0 +1,203 @@
+"""What a training run is made of: engine, learner and problems, the phases of a step, and the files it writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mismatch_cli.algorithms.parse import find
+from mismatch_cli.engines import Engine, EngineSettings, Request, create_engine
+from mismatch_cli.engines._sampling import sample_checked, sample_seed
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.models import load_tokenizer
+from mismatch_cli.rl.checkpoint import METRICS_FILE, cut_back, latest_checkpoint, save_checkpoint
+from mismatch_cli.rl.config import FILE_NAME, TrainConfig
+from mismatch_cli.rl.learner import Learner, LearnerSettings, NotFiniteError, Sample
+from mismatch_cli.rl.step import Minibatch, Step, Use, step_table
+from mismatch_cli.rl.sync import WeightSync
+from mismatch_cli.rl.task import Posed, Task
+from mismatch_cli.sampling import SamplingSettings
+from mismatch_cli.scoring.batches import ScoreRequest
+from mismatch_cli.scoring.trainer import ResponseScores, Trainer
+from mismatch_cli.torch_settings import set_threads
+from mismatch_cli.trace.files import write_atomically
+from mismatch_cli.trace.manifest import library_versions, write_manifest
+from mismatch_cli.trace.vocabulary import write_vocabulary
+from mismatch_cli.trace.writer import shard_path, write_shard
+
+Record = dict[str, Any]
+
+
+class Run:
+    """A run that is going on: `loop.train` asks it for one phase after the other."""
+
+    def __init__(self, config: TrainConfig, run_folder: Path, say: Callable[[str], None]) -> None:
+        self.config, self.folder, self._say = config, run_folder, say
+        run_folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(run_folder / FILE_NAME, config.to_toml())
+        self._threads = set_threads(config.threads or None, config.model)
+        algorithm, updates = find(config.algorithm), _learner_settings(config)
+        self._sampling = SamplingSettings(temperature=config.temperature, max_tokens=config.max_tokens)
+        self._tokenizer = load_tokenizer(config.model)
+        self.task = Task(config, self._tokenizer)  # first: what is wrong with the data is told before a model is loaded
+        extra = {} if config.kv_cache_dtype == "auto" else {"kv_cache_dtype": config.kv_cache_dtype}
+        settings = EngineSettings(
+            config.model, self._sampling, algorithm.needs_top_k, config.rollout_dtype, config.seed,
+            run_folder / "log" / f"{config.engine}.log", extra,
+        )  # fmt: skip
+        self.engine: Engine = create_engine(config.engine, settings)
+        self.task.pose(self.engine.max_model_len)
+        for sentence in self.task.left_out:
+            say(sentence)
+        trainer = Trainer.load(
+            config.model, sampling=self._sampling, dtype=config.trainer_dtype, attn_implementation=config.attn or None
+        )
+        self.learner = Learner(trainer, algorithm, self._sampling, updates)
+        exact = (config.trainer_dtype, config.rollout_dtype) == ("float32", "float32")
+        self.sync = WeightSync(self.engine, trainer, exact=exact, token_budget=config.token_budget)
+
+    def restore(self) -> int | None:
+        """Go back to the newest checkpoint; answers how many steps are done, None where nothing is."""
+        state = latest_checkpoint(self.folder)
+        if state is None:
+            cut_back(self.folder, -1)
+            return None
+        self.learner.load_state_dict(state["learner"])
+        self.sync.load_state_dict(state["sync"])
+        self.task.load_state_dict(state["task"])
+        self.sync.load()
+        cut_back(self.folder, int(state["step"]))
+        return int(state["step"])
+
+    def save(self, step: int) -> None:
+        """Everything that the next step depends on.
+
+        No random state is among it, on any device: the trainer draws nothing (no dropout), problems and minibatches are
+        shuffled by seed and step, and every response is sampled from hash(seed, prompt, sample, step).
+        """
+        state = {
+            "learner": self.learner.state_dict(),
+            "sync": self.sync.state_dict(),
+            "task": self.task.state_dict(),
+        }
+        save_checkpoint(self.folder, step, state)
+
+    def sample(self, posed: list[Posed], step: int, samples: int) -> list[Any]:
+        seeds = [sample_seed(self.config.seed, p.problem.prompt_id, i % samples, step) for i, p in enumerate(posed)]
+        requests = [Request(p.prompt_ids, seed) for p, seed in zip(posed, seeds, strict=True)]
+        return sample_checked(self.engine, requests, [p.problem.prompt_id for p in posed], lambda _: None)
+
+    def grade(self, posed: list[Posed], rollouts: list[Any]) -> np.ndarray:
+        pairs = zip(posed, rollouts, strict=True)
+        return np.array([self.task.reward(p, r) for p, r in pairs], dtype=np.float32)
+
+    def recompute(self, step: Step) -> list[ResponseScores] | None:
+        """log π at the weights that sampled, where the algorithm or the user wants it."""
+        if not (self.config.recompute or self.learner.algorithm.needs_recomputed):
+            return None
+        requests = [ScoreRequest(r.prompt_ids, r.response_ids, r.topk_ids_TK) for r in step.rollouts]
+        return self.learner.trainer.score(requests, token_budget=self.config.token_budget)
+
+    def minibatches(self, step: int, responses: int) -> list[Minibatch]:
+        """Those of every epoch, shuffled by seed, step and epoch."""
+        batches = []
+        for epoch in range(self.config.epochs):
+            order = list(range(responses))
+            random.Random(f"{self.config.seed}/{step}/{epoch}").shuffle(order)
+            parts = np.array_split(order, self.config.minibatches)
+            batches += [Minibatch(epoch, number, rows.tolist()) for number, rows in enumerate(parts)]
+        return batches
+
+    def samples(self, step: Step, rows: list[int]) -> list[Sample]:
+        known = [None if step.recomputed is None else step.recomputed[row] for row in rows]
+        return [
+            Sample(
+                step.rollouts[row], float(step.advantage_S[row]), None if scores is None else scores.logp_T,
+                None if scores is None else scores.logp_at_topk_TK,
+            ) for row, scores in zip(rows, known, strict=True)
+        ]  # fmt: skip
+
+    def update(self, step: Step, batch: Minibatch) -> None:
+        """One optimiser step; where it is not finite, everything up to it is left behind as a trace."""
+        version = self.learner.version
+        try:
+            update = self.learner.update(self.samples(step, batch.rows))
+        except NotFiniteError as error:
+            step.uses.append(Use(batch, version, error.update))
+            folder = self.write_trace("not-finite", step_table(step))
+            raise MismatchError(f"{error} What it was computed from is in {folder}.") from error
+        step.uses.append(Use(batch, version, update))
+
+    def evaluate(self, step: int) -> float:
+        """avg@k: the mean over problems of the mean over `eval_samples` samples, by the engine as it is now."""
+        posed = [p for p in self.task.evaluation for _ in range(self.config.eval_samples)]
+        rollouts = self.sample(posed, -step, self.config.eval_samples)  # seeds that no step of training has
+        return float(self.grade(posed, rollouts).mean(dtype=np.float64))
+
+    def evaluate_before(self) -> None:
+        """The same before the first step, as the line of step 0."""
+        accuracy = self.evaluate(0)
+        self._say(f"Accuracy before the first step: {accuracy:.3f}")
+        self.write({"step": 0, "eval_accuracy": accuracy})
+        self.save(0)  # a run that is resumed does not evaluate again, and knows what took too long to grade
+
+    def counts(self) -> Record:
+        """What went wrong so far and did not stop the run."""
+        return {"back_offs": self.learner.loss_scale.back_offs, "grading_timeouts": self.task.timeouts}
+
+    def write(self, record: Record) -> None:
+        with open(self.folder / METRICS_FILE, "a", encoding="utf-8") as lines:
+            lines.write(json.dumps(record) + "\n")
+            lines.flush()
+            os.fsync(lines.fileno())  # a checkpoint that outlives a power cut must not outlive the lines before it
+
+    def save_model(self) -> None:
+        """What was learnt, as a model folder that `probe` can read."""
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        self.learner.model.save_pretrained(self.folder / "model")
+        self._tokenizer.save_pretrained(self.folder / "model")
+
+    def write_trace(self, name: str, table: Any) -> Path:
+        folder = self.folder / "traces" / name
+        write_vocabulary(folder, self._tokenizer)
+        write_manifest(folder, self._manifest())
+        write_shard(shard_path(folder, 0), table)
+        return folder
+
+    def _manifest(self) -> dict[str, Any]:
+        sampling = vars(self._sampling)
+        return {
+            "rollout": self.engine.describe(),
+            "trainer": self.learner.trainer.describe(),
+            "config": {"sampling": dict(sampling), "seed": self.config.seed},
+            "algorithm": self.config.algorithm,
+            "libraries": library_versions(),
+            "threads": self._threads,
+        }
+
+    def close(self) -> None:
+        self.task.close()
+        with suppress(Exception):  # an engine that died: nothing here can hurt what is on record
+            self.engine.close()
+
+
+def _learner_settings(config: TrainConfig) -> LearnerSettings:
+    return LearnerSettings(
+        learning_rate=config.learning_rate,
+        max_tokens=config.max_tokens,
+        betas=(config.beta1, config.beta2),
+        eps=config.adam_eps,
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+        aggregation=config.aggregation,
+        token_budget=config.token_budget,
+    )

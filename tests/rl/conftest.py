@@ -1,0 +1,27 @@
+"""Runs that nothing interrupts: what every resumed one is held against."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.rl.small_runs import EVALUATED, run
+
+
+@pytest.fixture(scope="session")
+def unbroken(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("train") / "unbroken"
+    torch.set_num_threads(1)
+    run(folder, **EVALUATED)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def control_on_vllm(tmp_path_factory) -> Path:
+    """Float32 on both sides, with real vLLM."""
+    folder = tmp_path_factory.mktemp("train") / "control"
+    torch.set_num_threads(1)
+    run(folder, engine="vllm", steps=12)
+    return folder

@@ -1,0 +1,56 @@
+"""Small training runs on the bundled model, and how to compare two of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from mismatch_cli.rl.config import load_config
+from mismatch_cli.rl.loop import train
+
+SMALL = {
+    "engine": "hf",
+    "steps": 4,
+    "prompts_per_step": 4,
+    "samples_per_prompt": 4,
+    "max_tokens": 64,
+    "rollout_dtype": "float32",
+    "learning_rate": 5e-4,
+    "threads": 1,
+    "num_problems": 8,
+    "eval_samples": 1,
+    "eval_every": 0,
+    "checkpoint_every": 2,
+    "trace_every": 0,
+}
+EVALUATED = {"eval_every": 2, "eval_samples": 2}  # what the `unbroken` run does besides
+
+
+def run(folder: Path, *, resume: bool = False, stop_after: int = 0, **changes: Any) -> list[dict[str, Any]]:
+    """The records of the steps that were made."""
+    seen: list[dict[str, Any]] = []
+    config = load_config("miniature", SMALL | changes)
+    train(config, folder, seen.append, resume=resume, stop=lambda: len(seen) == stop_after)
+    return seen
+
+
+def numbers(folder: Path) -> list[dict[str, Any]]:
+    """The metrics without the times of the phases; NaN and Infinity, which are no JSON, are an error."""
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    found = [json.loads(line, parse_constant=_refuse) for line in lines]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in found]
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "model" / "model.safetensors").read_bytes()
+
+
+def assert_same_run(folder: Path, other: Path) -> None:
+    """The same lines and the same weights, to the bit."""
+    assert numbers(folder) == numbers(other)
+    assert weights(folder) == weights(other)

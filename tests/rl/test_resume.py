@@ -1,0 +1,189 @@
+"""Nothing is lost: killed, failed or damaged, a run that goes on ends in the bits of one that was never interrupted."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import random
+import shutil
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mismatch_cli.cli import run as cli
+from mismatch_cli.engines.hf import HfEngine
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.rl.checkpoint import cut_back
+from mismatch_cli.rl.learner import Learner
+from mismatch_cli.rl.loss_scale import LossScale
+from tests.rl.small_runs import EVALUATED, SMALL, assert_same_run, numbers, run
+
+
+def test_stopped_and_resumed_equals_unbroken(unbroken, tmp_path):
+    run(tmp_path / "run", stop_after=1, **EVALUATED)
+    assert [line["step"] for line in numbers(tmp_path / "run")] == [0, 1]
+    run(tmp_path / "run", resume=True, **EVALUATED)
+    assert_same_run(tmp_path / "run", unbroken)
+
+
+def test_what_a_kill_leaves_behind_does_not_count(unbroken, tmp_path):
+    """Half a line, lines and a trace after the checkpoint, and a checkpoint that was being written."""
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken, folder)
+    shutil.rmtree(folder / "checkpoints" / "step-000004")
+    (folder / "checkpoints" / ".step-000004").mkdir()
+    (folder / "checkpoints" / ".step-000004" / "state.pt").write_bytes(b"PK half of it")
+    (folder / "traces" / "step-3").mkdir(parents=True)
+    with open(folder / "metrics.jsonl", "a", encoding="utf-8") as lines:
+        lines.write('{"step": 5, "rew')
+    seen = run(folder, resume=True, **EVALUATED)
+    assert [record["step"] for record in seen] == [3, 4]
+    assert_same_run(folder, unbroken)
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["step-000002", "step-000004"]
+    assert not list((folder / "traces").iterdir())
+
+
+def test_a_run_without_a_checkpoint_begins_again(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "eval_accuracy": 0.5}\n{"step": 1}\n', encoding="utf-8")
+    cut_back(tmp_path, -1)
+    assert not numbers(tmp_path)
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_goes_on(unbroken, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken, folder)
+    newest = folder / "checkpoints" / "step-000004"
+    state = (newest / "state.pt").read_bytes()
+    (newest / "state.pt").write_bytes(state[: len(state) // 2])
+    with pytest.raises(MismatchError, match=r"step-000004 is damaged. Delete it, and --resume goes on"):
+        run(folder, resume=True, **EVALUATED)
+    assert numbers(folder) == numbers(unbroken)
+    shutil.rmtree(newest)
+    run(folder, resume=True, **EVALUATED)
+    assert_same_run(folder, unbroken)
+
+
+def _train(folder: str) -> None:
+    run(Path(folder), resume=True, **EVALUATED)
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_and_resumed_equals_unbroken(unbroken, tmp_path):
+    """Real SIGKILL: while the first checkpoint is written, then at three moments that chance chooses."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.rl.small_runs", "transformers.models.qwen3.modeling_qwen3"])
+    seed = time.time_ns() % 10_000
+    print("seed of the moments:", seed)
+    chance = random.Random(seed)
+    folder = tmp_path / "run"
+
+    def start() -> Any:
+        process = context.Process(target=_train, args=(str(folder),))
+        process.start()
+        return process
+
+    def kill(process: Any) -> None:
+        process.kill()
+        process.join()
+        steps = [line["step"] for line in _whole_lines(folder)]
+        print("killed with", steps, sorted(path.name for path in (folder / "checkpoints").glob("*step-*")))
+
+    process = start()
+    while not list((folder / "checkpoints").glob(".step-*")):
+        assert process.is_alive()
+        time.sleep(0.001)
+    kill(process)
+    for _ in range(3):
+        began = time.time()
+        process = start()
+        while (folder / "config.toml").stat().st_mtime < began:  # the first sign of life
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0, 5))
+        kill(process)
+    process = start()
+    process.join()
+    assert process.exitcode == 0
+    assert_same_run(folder, unbroken)
+
+
+def _whole_lines(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "metrics.jsonl"
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines(True) if line.endswith("\n")]
+
+
+def fail_at(monkeypatch: Any, owner: type, method: str, call: int, error: Exception) -> None:
+    """From its n-th call on, a method raises what a library would."""
+    real, calls = getattr(owner, method), []
+
+    def failing(self: Any, *arguments: Any) -> Any:
+        calls.append(method)
+        if len(calls) >= call:
+            raise error
+        return real(self, *arguments)
+
+    monkeypatch.setattr(owner, method, failing)
+
+
+def test_what_fails_in_the_middle_ends_in_a_sentence_and_loses_nothing(unbroken, tmp_path, monkeypatch, capfd):
+    """The engine while it samples, then while it takes weights, then the trainer: each time the run goes on."""
+    folder = tmp_path / "run"
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in (SMALL | EVALUATED).items()]
+    memory = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore about it.")
+    failures = [
+        (HfEngine, "sample", 5, RuntimeError("no device"), "engine failed while sampling (RuntimeError: no device)"),
+        (HfEngine, "load_weights", 3, KeyError("rank"), "engine failed while taking over weights (KeyError: 'rank')"),
+        (Learner, "update", 3, memory, "failed (OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB)"),
+    ]
+    steps = []
+    for owner, method, call, error, said in failures:
+        with monkeypatch.context() as patch:
+            fail_at(patch, owner, method, call, error)
+            assert cli(["train", "--quiet", "--output", str(folder), *flags, *["--resume"] * bool(steps)]) == 1
+        errors = " ".join(capfd.readouterr().err.split())
+        assert said in errors and "--resume" in errors and "Traceback" not in errors
+        steps.append(numbers(folder)[-1]["step"])
+    assert steps == [2, 3, 3]  # the last one made step 3 again, from the checkpoint of step 2
+    run(folder, resume=True, **EVALUATED)
+    assert_same_run(folder, unbroken)
+
+
+def test_an_overflow_in_float16_is_on_record_and_the_run_goes_on_to_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr("mismatch_cli.rl.learner.LossScale", partial(LossScale, initial=2.0**24))
+    changes = {"trainer_dtype": "float16", "steps": 2, "epochs": 2, "prompts_per_step": 2, "num_problems": 2}
+    run(tmp_path / "unbroken", **changes)
+    first, second = numbers(tmp_path / "unbroken")
+    assert 0 < first["back_offs"] <= second["back_offs"] < 8
+    assert first["updates"] == 4 - first["back_offs"] and second["updates"] == 8 - second["back_offs"]
+    assert second["grad_norm"] > 0
+    run(tmp_path / "run", stop_after=1, **changes)
+    run(tmp_path / "run", resume=True, **changes)
+    assert_same_run(tmp_path / "run", tmp_path / "unbroken")
+
+
+@pytest.mark.slow
+def test_vllm_dies_in_a_step_and_the_run_goes_on_in_the_same_process(control_on_vllm, tmp_path, monkeypatch):
+    """A failure in vLLM's own executor with requests in flight, in the step after the checkpoint."""
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+    execute, in_flight = UniProcExecutor.execute_model, []
+
+    def dying(self: Any, *arguments: Any, **named: Any) -> Any:
+        if len(_whole_lines(tmp_path / "run")) == 2:
+            in_flight.append(True)
+        if len(in_flight) == 20:
+            raise RuntimeError("DefaultCPUAllocator: not enough memory")
+        return execute(self, *arguments, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(UniProcExecutor, "execute_model", dying)
+        with pytest.raises(MismatchError, match=r"engine failed while sampling \(RuntimeError: Default.*--resume"):
+            run(tmp_path / "run", engine="vllm")
+    assert [line["step"] for line in numbers(tmp_path / "run")] == [1, 2]
+    run(tmp_path / "run", engine="vllm", resume=True)
+    assert numbers(tmp_path / "run")[:3] == numbers(control_on_vllm)[:3]
