@@ -32,7 +32,7 @@ from torch import Tensor
 
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.head import Head
-from mismatch_cli.scoring.policy_gradient import CoefficientOf, logp_pass, policy_gradient_loss
+from mismatch_cli.scoring.policy_gradient import CoefficientOf, Known, logp_pass, policy_gradient_loss
 
 TARGETS = {"token-level": 1.15, "sequence-level": 1.5}
 TARGET_MB = 400.0
@@ -56,13 +56,14 @@ def make_case(tokens: int, hidden: int, vocabulary: int, dtype: str) -> Case:
     weight_VH = torch.empty(vocabulary, hidden, dtype=kind).normal_(std=1.5 / hidden**0.5)
     hidden_TH = torch.randn(tokens, hidden).to(kind)
     ids_T = torch.randint(0, vocabulary, (tokens,))
-    logp_rollout_T = logp_pass(hidden_TH, Head(weight_VH), ids_T, PLAIN) + 0.2 * torch.randn(tokens)
+    logp_rollout_T = logp_pass(hidden_TH, Head(weight_VH), ids_T, PLAIN).logp_N + 0.2 * torch.randn(tokens)
     advantage_T = torch.randn(tokens).sign()
     return Case(hidden_TH.requires_grad_(), weight_VH.requires_grad_(), ids_T, logp_rollout_T, advantage_T)
 
 
-def loss_of(case: Case, coefficient_of: CoefficientOf) -> Tensor:
-    return policy_gradient_loss(case.hidden_TH, Head(case.weight_VH), case.ids_T, coefficient_of, PLAIN).loss
+def loss_of(case: Case, coefficient_of: CoefficientOf, known: Known | None = None) -> Tensor:
+    head = Head(case.weight_VH)
+    return policy_gradient_loss(case.hidden_TH, head, case.ids_T, coefficient_of, PLAIN, known=known).loss
 
 
 def capped(case: Case, rows: slice, logp_R: Tensor) -> Tensor:
@@ -83,9 +84,9 @@ def half_without_advantage(case: Case) -> Tensor:
 
 
 def sequence_level(case: Case) -> Tensor:
-    logp_T = logp_pass(case.hidden_TH, Head(case.weight_VH), case.ids_T, PLAIN)
-    coefficient_T = (logp_T - case.logp_rollout_T).mean().exp() * case.advantage_T
-    return loss_of(case, lambda rows, _: coefficient_T[rows])
+    known = logp_pass(case.hidden_TH, Head(case.weight_VH), case.ids_T, PLAIN)
+    coefficient_T = (known.logp_N - case.logp_rollout_T).mean().exp() * case.advantage_T
+    return loss_of(case, lambda rows, _: coefficient_T[rows], known)
 
 
 def through_logits(case: Case) -> Tensor:

@@ -22,7 +22,8 @@ def save_checkpoint(run_folder: Path, step: int, state: dict[str, Any]) -> None:
     """Write `checkpoints/step-N` under another name and rename it; the two newest are kept."""
     folder = run_folder / "checkpoints"
     temporary, final = folder / f".step-{step:06d}", folder / f"step-{step:06d}"
-    shutil.rmtree(temporary, ignore_errors=True)
+    for unfinished in folder.glob(".step-*"):  # what a kill left behind
+        shutil.rmtree(unfinished)
     temporary.mkdir(parents=True)
     torch.save(state | {"step": step}, temporary / _STATE)
     with open(temporary / _STATE, "rb") as written:

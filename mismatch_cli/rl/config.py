@@ -27,7 +27,7 @@ class TrainConfig:
 
     model: str = _set(lambda: str(bundled("model")), "Folder or hub name of the model.")
     dataset: str = _set(
-        lambda: str(bundled("problems.jsonl")), "Problems with answers: a file, or a data set on the hub."
+        lambda: str(bundled("perfectible.jsonl")), "Problems with answers: a file, or a data set on the hub."
     )
     prompt_field: str = _set("", "Field of the problem; empty: the first of the usual names.")
     answer_field: str = _set("", "Field of the answer; empty: the first of the usual names.")

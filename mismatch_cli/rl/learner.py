@@ -6,7 +6,7 @@ for half precision to hold. What the engine is given are the weights that comput
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from mismatch_cli.rl.loss_scale import LossScale
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.batches import ScoreRequest, micro_batches, pad_right
 from mismatch_cli.scoring.head import score_hidden
-from mismatch_cli.scoring.policy_gradient import policy_gradient_loss
+from mismatch_cli.scoring.policy_gradient import Known, policy_gradient_loss
 from mismatch_cli.scoring.trainer import Trainer
 
 
@@ -108,7 +108,7 @@ class Learner:
         requests = [ScoreRequest(s.rollout.prompt_ids, s.rollout.response_ids, s.rollout.topk_ids_TK) for s in samples]
         seen: list[_Seen] = [_NOTHING_SEEN] * len(samples)
         loss = 0.0
-        for batch in micro_batches(requests, self._settings.token_budget):
+        for batch in self._micro_batches(requests, samples):
             members = [samples[i] for i in batch]
             share, parts = self._accumulate([requests[i] for i in batch], members, scale_S[batch])
             loss += share
@@ -129,19 +129,30 @@ class Learner:
             self._step()
         return update
 
+    def _micro_batches(self, requests: Sequence[ScoreRequest], samples: Sequence[Sample]) -> Iterator[list[int]]:
+        """Indices, those without an advantage apart: they are looked at, but nothing is learnt from them."""
+        for learning in (True, False):
+            chosen = [i for i, sample in enumerate(samples) if (sample.advantage != 0) == learning]
+            for batch in micro_batches([requests[i] for i in chosen], self._settings.token_budget):
+                yield [chosen[i] for i in batch]
+
     def _accumulate(
         self, requests: Sequence[ScoreRequest], samples: Sequence[Sample], scale_S: np.ndarray
     ) -> tuple[float, list[_Seen]]:
         """Add the gradient of one micro-batch; answers its loss, and what was seen of each response."""
         ids_BL, mask_BL = pad_right(requests, self.model.device)
-        hidden_BLH = self._backbone(input_ids=ids_BL, attention_mask=mask_BL, use_cache=False).last_hidden_state
+        with torch.set_grad_enabled(any(s.advantage != 0 for s in samples)):
+            hidden_BLH = self._backbone(input_ids=ids_BL, attention_mask=mask_BL, use_cache=False).last_hidden_state
         rows = zip(hidden_BLH, requests, strict=True)
         hidden_TH = torch.cat([hidden_LH[len(r.prompt_ids) - 1 : r.num_fed] for hidden_LH, r in rows])
         ids_T = torch.tensor([token for r in requests for token in r.response_ids], device=hidden_TH.device)
         judged = _Judged(self.algorithm, requests, samples, scale_S, hidden_TH.device)
+        known = None
         if not judges_single_tokens(self.algorithm):
-            judged.look_first(score_hidden(hidden_TH.detach(), self._head, ids_T, judged.query_ids_TK, self._sampling))
-        found = policy_gradient_loss(hidden_TH, self._head, ids_T, judged.coefficient, self._sampling)
+            scores = score_hidden(hidden_TH.detach(), self._head, ids_T, judged.query_ids_TK, self._sampling)
+            judged.look_first(scores)
+            known = Known(scores.logp_T.clone(), scores.entropy_T.clone())  # inference tensors cannot meet autograd
+        found = policy_gradient_loss(hidden_TH, self._head, ids_T, judged.coefficient, self._sampling, known=known)
         if found.loss.requires_grad:
             (found.loss * self.loss_scale.value).backward()
         lengths = [len(r.response_ids) for r in requests]

@@ -16,8 +16,11 @@ from mismatch_cli.scoring.trainer import Trainer
 
 PROVEN, UNDECIDABLE = "proven", "undecidable"
 _SAME = 1e-5  # mean |π − μ| between two float32 implementations of the same weights; measured: 3.4e-7
-_DEVIATIONS = 3.0  # standard errors of a paired difference before anybody is accused
-_PAIRED = 16  # responses that are scored at the weights of the step before
+_DEVIATIONS = 3.0  # standard errors of a paired difference before anything is said
+# The difference must also be a part of the smaller gap. The engine's weights are those of the trainer rounded, and all
+# responses share that rounding: where the step is small against it, either weights may fit better, significantly.
+_PART = 0.25
+_PAIRED = 16  # responses that are scored at the older weights
 
 
 class WeightSync:
@@ -25,13 +28,15 @@ class WeightSync:
 
     In float32 on both sides the proof costs nothing: the first minibatch is judged by the weights that sampled. In
     lower precision the engine never agrees exactly, so it is asked which weights it agrees with better, the new ones or
-    those of the step before: that takes a copy of the weights, and a forward pass over a few responses.
+    older ones: those of the step before, or of the last proof where the steps since then were too small to tell. That
+    takes a copy of the weights, and a forward pass over a few responses.
     """
 
     def __init__(self, engine: Engine, trainer: Trainer, *, exact: bool, token_budget: int) -> None:
         self._engine, self._trainer = engine, trainer
         self._exact, self._token_budget = exact, token_budget
-        self._before: list[torch.Tensor] | None = None  # the weights of the step before, for the paired test
+        self._before: list[torch.Tensor] | None = None  # older weights, for the paired test
+        self._now: list[torch.Tensor] | None = None
         self._logp_before: list[np.ndarray] | None = None
 
     def load(self) -> None:
@@ -47,30 +52,31 @@ class WeightSync:
             ) from error
 
     def look_back(self, samples: Sequence[Sample]) -> None:
-        """Before the first update of a step: what the weights of the step before say of its first minibatch."""
+        """Before the first update of a step: what older weights say of its first minibatch."""
         if self._exact:
             return
+        self._now = self._copy()
         if self._before is not None:
             requests = [ScoreRequest(s.rollout.prompt_ids, s.rollout.response_ids) for s in samples[:_PAIRED]]
-            now = self._copy()
             self._put(self._before)
             scores = self._trainer.score(requests, token_budget=self._token_budget)
-            self._put(now)
-            self._logp_before, self._before = [score.logp_T for score in scores], now
-        else:
-            self._before = self._copy()
+            self._put(self._now)
+            self._logp_before = [score.logp_T for score in scores]
 
     def prove(self, samples: Sequence[Sample], logp_trainer: Sequence[np.ndarray]) -> str:
         """Whether the engine sampled the first minibatch with the weights that judged it; a `MismatchError` if not."""
         logp_rollout = [s.rollout.logp_rollout_T for s in samples]
         if self._exact:
             return prove_equal(logp_rollout, logp_trainer)
-        if self._logp_before is None:
-            return UNDECIDABLE  # the first step: there are no other weights yet
-        return prove_newer(logp_rollout[:_PAIRED], logp_trainer[:_PAIRED], self._logp_before)
+        found = UNDECIDABLE  # at the first step: there are no other weights yet
+        if self._logp_before is not None:
+            found = prove_newer(logp_rollout[:_PAIRED], logp_trainer[:_PAIRED], self._logp_before)
+        if self._before is None or found == PROVEN:
+            self._before = self._now
+        return found
 
     def state_dict(self) -> dict[str, Any]:
-        """The weights of the step before: a resumed run proves what the unbroken one does."""
+        """The older weights: a resumed run proves what the unbroken one does."""
         return {"before": self._before}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -99,22 +105,27 @@ def prove_equal(logp_rollout: Sequence[np.ndarray], logp_trainer: Sequence[np.nd
 def prove_newer(
     logp_rollout: Sequence[np.ndarray], logp_new: Sequence[np.ndarray], logp_old: Sequence[np.ndarray]
 ) -> str:
-    """In lower precision: whether the engine agrees better with the new weights than with those of the step before.
+    """In lower precision: whether the engine agrees better with the new weights than with older ones.
 
-    A paired test over responses on the mean |π − μ| of each. Where the step was too small to tell, "undecidable"; a
-    `MismatchError` where the old weights fit better.
+    A paired test over responses on the mean |π − μ| of each, which must differ by a part of the smaller one too. Where
+    the steps between were too small to tell, "undecidable"; a `MismatchError` where the old weights fit better.
     """
     mu, new, old = ([np.exp(x) for x in side] for side in (logp_rollout, logp_new, logp_old))
-    pairs = [(np.abs(n - m).mean(), np.abs(o - m).mean()) for m, n, o in zip(mu, new, old, strict=True) if len(m)]
-    better = np.array([before - after for after, before in pairs])
-    if np.isnan(better).any():
+    gap_S2 = np.array(
+        [(np.abs(n - m).mean(), np.abs(o - m).mean()) for m, n, o in zip(mu, new, old, strict=True) if len(m)]
+    )
+    if not len(gap_S2):
+        return UNDECIDABLE
+    if np.isnan(gap_S2).any():
         raise MismatchError("The weight sync failed: the engine or the trainer answers NaN.")
-    error = better.std(ddof=1) / np.sqrt(len(better)) if len(better) > 1 else np.inf
-    if better.mean() > _DEVIATIONS * error:
+    better_S = gap_S2[:, 1] - gap_S2[:, 0]
+    error = better_S.std(ddof=1) / np.sqrt(len(better_S)) if len(better_S) > 1 else np.inf
+    if abs(better_S.mean()) <= max(_DEVIATIONS * error, _PART * gap_S2.mean(axis=0).min()):
+        return UNDECIDABLE
+    if better_S.mean() > 0:
         return PROVEN
-    if better.mean() < -_DEVIATIONS * error:
-        raise MismatchError(
-            "The weight sync failed: the engine's probabilities fit the weights of the step before better than the new "
-            f"ones ({-better.mean():.2g} in mean |π − μ|, {-better.mean() / error:.0f} standard errors)."
-        )
-    return UNDECIDABLE
+    raise MismatchError(
+        "The weight sync failed: the engine's probabilities fit the weights of an earlier step better than the new "
+        f"ones (mean |π − μ| is {gap_S2[:, 1].mean():.2g} and {gap_S2[:, 0].mean():.2g}, "
+        f"{-better_S.mean() / error:.0f} standard errors apart)."
+    )

@@ -26,6 +26,13 @@ _NEVER = -1e30  # stands for a logit of -inf: probability 0, and their product i
 CoefficientOf = Callable[[slice, Tensor], Tensor]
 
 
+class Known(NamedTuple):
+    """What a pass before this one has seen of the tokens, in nats; both float32."""
+
+    logp_N: Tensor
+    entropy_N: Tensor
+
+
 class PolicyGradient(NamedTuple):
     """The loss, and what was seen on the way, in nats; all float32, or float64 where the head is."""
 
@@ -41,13 +48,15 @@ def policy_gradient_loss(
     coefficient_of: CoefficientOf,
     sampling: SamplingSettings,
     row_tile: int = _ROW_TILE,
+    known: Known | None = None,
 ) -> PolicyGradient:
     """−Σ coefficient · log π with each coefficient a constant: d loss / d log π = −coefficient.
 
     `coefficient_of(rows, logp)` is asked once for each row tile, in order and without grad mode, as soon as the log π
-    of the tokens `rows` is known; a rule that looks at whole responses takes `logp_pass` first. Logits are formed as
-    `score_hidden` forms them, and log π and entropy are equal to its own up to the rounding of a logit, which depends
-    on the shape of the product. Tokens whose coefficient is 0 enter no backward product, whatever their logits are.
+    of the tokens `rows` is known; a rule that looks at whole responses takes `logp_pass` first, and gives what that
+    saw as `known`: then log π and entropy are not formed again. Logits are formed as `score_hidden` forms them, and
+    log π and entropy are equal to its own up to the rounding of a logit, which depends on the shape of the product.
+    Tokens whose coefficient is 0 enter no backward product, whatever their logits are.
 
     The weight's gradient accumulates in float32 and is rounded to the weight's dtype after the scaling by grad_output.
     Backward works once (the gradient is given away, not kept), and there is no second derivative. The entropy carries
@@ -57,15 +66,15 @@ def policy_gradient_loss(
         raise ValueError("The policy gradient needs the full support: top-p, top-k and min-p must be off.")
     hidden_NH = hidden_NH.to(head.weight_VH)
     token_ids_N = token_ids_N.to(hidden_NH.device, torch.int64)
-    job = _Job(head, token_ids_N, coefficient_of, sampling.temperature, row_tile, torch.is_grad_enabled())
+    job = _Job(head, token_ids_N, coefficient_of, sampling.temperature, row_tile, torch.is_grad_enabled(), known)
     return PolicyGradient(*_FormedInForward.apply(hidden_NH, head.weight_VH, head.bias_V, job))
 
 
-def logp_pass(hidden_NH: Tensor, head: Head, token_ids_N: Tensor, sampling: SamplingSettings) -> Tensor:
-    """log π of every token, float32, for coefficients that depend on whole responses: a fourth product."""
+def logp_pass(hidden_NH: Tensor, head: Head, token_ids_N: Tensor, sampling: SamplingSettings) -> Known:
+    """log π and entropy of every token, for coefficients that depend on whole responses: a fourth product."""
     no_queries_NK = token_ids_N.new_empty(len(token_ids_N), 0)
     scores = score_hidden(hidden_NH.detach(), head, token_ids_N, no_queries_NK, sampling)
-    return scores.logp_T.clone()  # an inference tensor cannot meet autograd
+    return Known(scores.logp_T.clone(), scores.entropy_T.clone())  # an inference tensor cannot meet autograd
 
 
 @dataclass(frozen=True)
@@ -76,6 +85,7 @@ class _Job:
     temperature: float
     row_tile: int
     grad_enabled: bool  # of the caller: inside an autograd function it is always off
+    known: Known | None
 
 
 class _FormedInForward(torch.autograd.Function):
@@ -129,7 +139,8 @@ def _form(hidden_NH: Tensor, job: _Job, gradients: _Gradients) -> PolicyGradient
     tiles = _Tiles(head, job.temperature, hidden_NH.new_empty(min(job.row_tile, count), head.vocabulary))
     for start in range(0, count, job.row_tile):
         rows = slice(start, min(start + job.row_tile, count))
-        logp_N[rows], entropy_N[rows], slope_RV = tiles.look(hidden_NH[rows], job.token_ids_N[rows])
+        known = None if job.known is None else Known(*(column_N[rows] for column_N in job.known))
+        logp_N[rows], entropy_N[rows], slope_RV = tiles.look(hidden_NH[rows], job.token_ids_N[rows], known)
         coefficient_R = job.coefficient_of(rows, logp_N[rows]).to(logp_N).expand_as(logp_N[rows])
         active_U = coefficient_R.nonzero()[:, 0]
         if len(active_U):
@@ -155,15 +166,43 @@ class _Tiles:
         self._z_RV, self._passed_RV = (torch.empty_like(logits_RV[: self._rows], dtype=dtype) for _ in range(2))
         self.unit = head.multiplier / (head.divisor * temperature)
 
-    def look(self, hidden_RH: Tensor, ids_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def look(self, hidden_RH: Tensor, ids_R: Tensor, known: Known | None) -> tuple[Tensor, Tensor, Tensor]:
         """log π, entropy and slopes of a tile; the slopes stand until the next look."""
         slope_RV = self._slope_RV[: len(ids_R)]
         logits_RV = self._head.logits(hidden_RH, out=self._logits_RV[: len(ids_R)])
+        if known is not None and self._slope_from(known, logits_RV, ids_R):
+            return known.logp_N, known.entropy_N, slope_RV
         parts = zip(*(x.split(self._rows) for x in (logits_RV, slope_RV, ids_R)), strict=True)
         z_R, own_R, top_R, rest_R, weighted_R = torch.cat([self._look(*part) for part in parts]).T
         sum_R = rest_R + own_R  # 1 but for the rounding of softmax's own sum
         entropy_R = (sum_R / top_R).log() - (weighted_R + z_R.clamp(min=_NEVER) * own_R) / sum_R
         return logsigmoid(z_R + (top_R / rest_R).log()), entropy_R, slope_RV
+
+    def _slope_from(self, known: Known, logits_RV: Tensor, ids_R: Tensor) -> bool:
+        """softmax − onehot where log π is known: exp(z − log Σ exp z), and π − 1 at the target; False: it cannot be.
+
+        In half precision a logit may be rounded to another value in this product than in the pass before, and would
+        shift all of its row.
+        """
+        log_sum_R = logits_RV.gather(1, ids_R[:, None])[:, 0] / self._temperature - known.logp_N
+        if self._slope_RV is not self._logits_RV or not torch.isfinite(log_sum_R).all():
+            return False
+        for logits, log_sum, ids, logp in zip(
+            *(x.split(self._rows) for x in (logits_RV, log_sum_R, ids_R, known.logp_N)), strict=True
+        ):
+            passed = self._passed_RV[: len(ids)]
+            self._softcap_slope(logits, passed)
+            if self._temperature != 1:
+                logits.div_(self._temperature)
+            logits.sub_(log_sum[:, None]).exp_().scatter_(1, ids[:, None], logp.to(logits).expm1()[:, None])
+            if self._head.softcap is not None:
+                logits.mul_(passed)
+        return True
+
+    def _softcap_slope(self, logits_RV: Tensor, passed_RV: Tensor) -> None:
+        """What the cap lets through, before the slopes take the place of the logits."""
+        if self._head.softcap is not None:
+            torch.div(logits_RV, self._head.softcap, out=passed_RV).square_().neg_().add_(1)
 
     def _look(self, logits_RV: Tensor, slope_RV: Tensor, ids_R: Tensor) -> Tensor:
         """Five columns: z and π of the target, π of the most probable token; Σ π and Σ zπ of all but the target.
@@ -173,8 +212,7 @@ class _Tiles:
         """
         z_RV, passed_RV, ids_R1 = self._z_RV[: len(ids_R)], self._passed_RV[: len(ids_R)], ids_R[:, None]
         z_RV.copy_(logits_RV)
-        if self._head.softcap is not None:  # before the slopes take the place of the logits
-            torch.div(logits_RV, self._head.softcap, out=passed_RV).square_().neg_().add_(1)
+        self._softcap_slope(logits_RV, passed_RV)
         if self._temperature != 1:
             z_RV.div_(self._temperature)
         z_R1 = z_RV.sub_(z_RV.amax(dim=1, keepdim=True)).gather(1, ids_R1)

@@ -17,6 +17,7 @@ from mismatch_cli.engines.hf import HfEngine
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.rl.config import load_config
 from mismatch_cli.rl.run import Run
+from mismatch_cli.rl.sync import prove_newer
 from mismatch_cli.tasks.grading import Grader
 from mismatch_cli.trace.reader import Trace
 from tests.rl.small_runs import SMALL, numbers, run
@@ -74,7 +75,7 @@ def test_a_trace_of_every_nth_step_can_be_opened(tmp_path):
 def test_float32_control_on_vllm_keeps_the_policies_equal(control_on_vllm):
     """Every update of the weights inside vLLM is proven by the tokens that it sampled with them."""
     lines = numbers(control_on_vllm)
-    assert len(lines) == 12 and {line["sync"] for line in lines} == {"proven"}
+    assert len(lines) == 20 and {line["sync"] for line in lines} == {"proven"}
     assert max(line["mismatch"]["abs_dp_mean"] for line in lines) <= 1e-6
     assert max(line["current"]["abs_dp_mean"] for line in lines) > 1e-4
 
@@ -86,8 +87,27 @@ def test_a_low_precision_engine_is_asked_which_weights_it_agrees_with(tmp_path):
 
 def test_a_low_precision_engine_with_old_weights_stops_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(HfEngine, "load_weights", _stale)
-    with pytest.raises(MismatchError, match="fit the weights of the step before better"):
+    with pytest.raises(MismatchError, match="fit the weights of an earlier step better"):
         run(tmp_path / "run", rollout_dtype="bfloat16")
+
+
+def test_old_weights_are_found_also_where_each_step_is_too_small_to_tell(tmp_path, monkeypatch):
+    """The weights of the last proof are kept until the steps since then have added up."""
+    monkeypatch.setattr(HfEngine, "load_weights", _stale)
+    with pytest.raises(MismatchError, match="fit the weights of an earlier step better"):
+        run(tmp_path / "run", rollout_dtype="bfloat16", learning_rate=5e-5, steps=12)
+    assert [line["sync"] for line in numbers(tmp_path / "run")[:2]] == ["undecidable", "undecidable"]
+
+
+def test_a_difference_that_all_responses_share_is_no_proof():
+    """Rounding of the engine's weights shifts every response alike: significant, and still nothing is known."""
+    rollout = [np.full(20, 0.5) for _ in range(16)]
+    new = [np.full(20, 0.501) + 1e-6 * i for i in range(16)]
+    old = [np.full(20, 0.5009) + 1e-6 * i for i in range(16)]
+    logs = [[np.log(x) for x in side] for side in (rollout, new, old)]
+    assert prove_newer(*logs) == prove_newer(logs[0], logs[2], logs[1]) == "undecidable"
+    far = [np.full(20, 0.502 + 1e-6 * i) for i in range(16)]
+    assert prove_newer(logs[0], logs[1], [np.log(x) for x in far]) == "proven"
 
 
 def test_a_low_precision_run_goes_on_to_the_same_proofs(tmp_path):

@@ -35,8 +35,9 @@ def test_what_a_kill_leaves_behind_does_not_count(unbroken, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(unbroken, folder)
     shutil.rmtree(folder / "checkpoints" / "step-000004")
-    (folder / "checkpoints" / ".step-000004").mkdir()
-    (folder / "checkpoints" / ".step-000004" / "state.pt").write_bytes(b"PK half of it")
+    for name in (".step-000003", ".step-000004"):
+        (folder / "checkpoints" / name).mkdir()
+        (folder / "checkpoints" / name / "state.pt").write_bytes(b"PK half of it")
     (folder / "traces" / "step-3").mkdir(parents=True)
     with open(folder / "metrics.jsonl", "a", encoding="utf-8") as lines:
         lines.write('{"step": 5, "rew')

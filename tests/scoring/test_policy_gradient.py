@@ -15,7 +15,7 @@ from torch import Tensor
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring import policy_gradient
 from mismatch_cli.scoring.head import Head, score_hidden
-from mismatch_cli.scoring.policy_gradient import logp_pass, policy_gradient_loss
+from mismatch_cli.scoring.policy_gradient import Known, logp_pass, policy_gradient_loss
 
 ROOT = Path(__file__).parents[2]
 PLAIN = SamplingSettings()
@@ -81,10 +81,12 @@ def reference(case: Case, temperature: float = 1.0) -> Outcome:
     return Outcome(loss.detach(), logp_N.detach(), entropy_N.detach(), list(torch.autograd.grad(loss, case.leaves)))
 
 
-def ours(case: Case, temperature: float = 1.0, row_tile: int = 32, scale: float = 1.0) -> Outcome:
+def ours(
+    case: Case, temperature: float = 1.0, row_tile: int = 32, scale: float = 1.0, known: Known | None = None
+) -> Outcome:
     sampling = SamplingSettings(temperature=temperature)
     result = policy_gradient_loss(
-        case.hidden_NH, case.head, case.ids_N, lambda rows, _: case.coefficient_N[rows], sampling, row_tile
+        case.hidden_NH, case.head, case.ids_N, lambda rows, _: case.coefficient_N[rows], sampling, row_tile, known
     )
     gradients = torch.autograd.grad(result.loss * scale, case.leaves)
     return Outcome(result.loss.detach(), result.logp_N, result.entropy_N, list(gradients))
@@ -143,8 +145,40 @@ def test_log_prob_and_entropy_are_those_of_the_scoring_head(steps: dict, dtype: 
     found = ours(case, 0.8)
     torch.testing.assert_close(found.logp_N, scores.logp_T, atol=2e-6, rtol=2e-7)
     torch.testing.assert_close(found.entropy_N, scores.entropy_T, atol=2e-6, rtol=1e-6)
-    passed_N = logp_pass(case.hidden_NH, case.head, case.ids_N, sampling)
-    assert torch.equal(passed_N, scores.logp_T) and not passed_N.is_inference()
+    passed = logp_pass(case.hidden_NH, case.head, case.ids_N, sampling)
+    assert torch.equal(passed.logp_N, scores.logp_T) and not passed.logp_N.is_inference()
+    assert torch.equal(passed.entropy_N, scores.entropy_T) and not passed.entropy_N.is_inference()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("steps", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_what_a_pass_before_has_seen_gives_the_same_gradients(steps: dict, dtype: torch.dtype) -> None:
+    case = make_case(300, **steps).to(dtype)
+    known = logp_pass(case.hidden_NH, case.head, case.ids_N, SamplingSettings(temperature=0.8))
+    found, expected = ours(case, 0.8, row_tile=64, known=known), ours(case, 0.8, row_tile=64)
+    assert_same(found, expected, 1e-5)
+    if dtype != torch.bfloat16:
+        assert torch.equal(found.logp_N.float(), known.logp_N)
+
+
+def test_a_target_outside_the_support_is_looked_at_anew() -> None:
+    """Its log π is -inf, from which no normaliser follows."""
+    case = make_case()
+    weight_VH = case.head.weight_VH.detach().clone()
+    bias_V = torch.zeros(len(weight_VH), dtype=weight_VH.dtype)
+    bias_V[case.ids_N[0]] = -torch.inf
+    hidden_NH, head = case.hidden_NH.detach(), Head(weight_VH, bias_V)
+    known = logp_pass(hidden_NH, head, case.ids_N, PLAIN)
+    assert known.logp_N[0] == -torch.inf
+    coefficient_N = (case.ids_N != case.ids_N[0]).to(weight_VH.dtype)
+
+    def gradient(known: Known | None) -> torch.Tensor:
+        leaf_NH = hidden_NH.clone().requires_grad_()
+        rule = lambda rows, _: coefficient_N[rows]  # noqa: E731
+        result = policy_gradient_loss(leaf_NH, head, case.ids_N, rule, PLAIN, known=known)
+        return torch.autograd.grad(result.loss, leaf_NH)[0]
+
+    torch.testing.assert_close(gradient(known), gradient(None), atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("row_tile", [1, 7, 64, 70, 1000])

@@ -93,7 +93,7 @@ def in_two_passes(algorithm: Algorithm, batch: Batch) -> Callable[[slice, Tensor
     given = batch.policies
     assert given.topk is not None
     hidden_TH = batch.hidden_TH().detach()
-    logp_T = logp_pass(hidden_TH, batch.head, batch.response_ids_T, PLAIN).double()
+    logp_T = logp_pass(hidden_TH, batch.head, batch.response_ids_T, PLAIN).logp_N.double()
     scores = score_hidden(hidden_TH, batch.head, batch.response_ids_T, given.topk.ids_TK, PLAIN)
     topk = replace(given.topk, trainer=scores.logp_at_ids_TK.double())
     scored = Policies(given.rollout, logp_T, given.recomputed, given.offset_S1, topk)
