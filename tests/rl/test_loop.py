@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,13 @@ def test_every_step_is_a_line_with_a_proven_sync(unbroken):
     assert lines[0]["current"]["abs_dp_mean"] > 1e-4  # the second minibatch is judged by other weights
     assert all(0 <= line["eval_accuracy"] <= 1 for line in (before, lines[1], lines[3]))
     assert all("eval_accuracy" not in line for line in (lines[0], lines[2]))
+
+
+def test_every_number_of_a_line_is_documented(unbroken):
+    text = (Path(__file__).parents[2] / "docs" / "train.md").read_text(encoding="utf-8")
+    line = json.loads((unbroken / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    for key in {*line, *line["mismatch"], *line["current"], *line["seconds"]}:
+        assert f"`{key}`" in text, key
 
 
 @pytest.mark.parametrize("algorithm", ["pg-is", "grpo-clip-higher", "dppo-binary-tv-recompute", "gspo", "icepop"])
