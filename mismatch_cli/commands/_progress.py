@@ -1,12 +1,24 @@
-"""Talk on stderr: a progress bar on a terminal, plain lines in a log, nothing when quiet."""
+"""Talk on stderr: a bar or a view that stays on a terminal, plain lines in a log, nothing when quiet."""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from mismatch_cli.text import for_terminal
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
 
 _SECONDS_BETWEEN_LINES = 10.0
+_REFRESHES_PER_SECOND = 2.0
+_WIDEST = 80  # columns of a view: longer lines are hard to read, and a terminal that is narrowed breaks them
+_ECHO = 3  # columns that stay free for the ^C that a terminal prints
 
 
 class TerminalProgress:
@@ -17,9 +29,47 @@ class TerminalProgress:
 
         self._console = Console(stderr=True, quiet=quiet, highlight=False)
         self._bar: Any = None
+        self.on_terminal = not quiet and self._console.is_interactive and sys.stderr.isatty()  # somebody watches
 
     def say(self, message: str) -> None:
-        self._console.print(message, markup=False, soft_wrap=True)
+        for line in message.splitlines():
+            self._console.print(for_terminal(line), soft_wrap=True)
+
+    @contextmanager
+    def view(self, lines: Callable[[int], list[Text]]) -> Iterator[None]:
+        """Keep these lines, for a width, on the terminal; what is said goes above them. In a log there is no view."""
+        if not self.on_terminal:
+            yield
+            return
+        from rich.console import Console, ConsoleDimensions, Group
+        from rich.live import Live
+
+        usual = self._console
+        # Not on descriptor 2: an engine that loads sends that one to its log.
+        with open(os.dup(sys.stderr.fileno()), "w", encoding="utf-8", errors="replace") as terminal:
+            console = Console(file=terminal, highlight=False)
+            drawn: list[Text] = []
+
+            def draw() -> Group:
+                columns, rows = os.get_terminal_size(terminal.fileno())
+                console.size = ConsoleDimensions(columns or 80, rows or 25)  # 0: it does not know
+                _take_back_broken_lines(console, drawn)
+                width = min(console.width, _WIDEST) - _ECHO
+                drawn[:] = lines(max(width, 1))
+                for line in drawn:
+                    line.truncate(max(width, 1), overflow="ellipsis")
+                return Group(*drawn)
+
+            live = Live(
+                console=console, get_renderable=draw, refresh_per_second=_REFRESHES_PER_SECOND, transient=True,
+                redirect_stdout=False, redirect_stderr=False,
+            )  # fmt: skip
+            try:
+                with live:
+                    self._console = console
+                    yield
+            finally:
+                self._console = usual
 
     def start(self, phase: str, done: int, total: int) -> Callable[[int], None]:
         if self._console.is_terminal and not self._console.quiet:
@@ -79,3 +129,10 @@ class TerminalProgress:
             self.say(f"{phase}: {done + finished}/{total} responses, {rate:.0f}/s, {left:.0f} s left")
 
         return advance
+
+
+def _take_back_broken_lines(console: Console, drawn: list[Text]) -> None:
+    """Wipe the rows by which the lines have grown on a terminal that was narrowed: rich does not know of them."""
+    width = console.width
+    for _ in range(sum((line.cell_len - 1) // width for line in drawn if line.cell_len)):
+        console.file.write("\x1b[2K\x1b[1A")

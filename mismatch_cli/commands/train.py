@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import inspect
+import json
+import shlex
 import signal
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mismatch_cli.commands._live import STOPPING, TrainingView
 from mismatch_cli.commands._options import Debug, Quiet
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.rl.config import FILE_NAME, TrainConfig, load_config, presets, settings
 
+if TYPE_CHECKING:
+    from mismatch_cli.commands._progress import TerminalProgress
+    from mismatch_cli.commands._refresh import Refresher
+
 _OWN = ("algorithm", "seed")  # flags with more to say than their setting
-_LEFT_BY_A_FAILED_START = {FILE_NAME, "log"}
+_LEFT_BY_A_FAILED_START = {FILE_NAME, "log", ".lock"}
 
 
 def _train(
@@ -34,6 +42,12 @@ def _train(
     show_config: Annotated[
         bool, typer.Option("--show-config", help="Print the resolved settings as TOML and stop.")
     ] = False,
+    report_every: Annotated[
+        float,
+        typer.Option(
+            min=0, metavar="SECONDS", help="Least time between two drawings of report.html; 0: at the end only."
+        ),
+    ] = 60,
     quiet: Quiet = False,
     debug: Debug = False,
     **chosen: Any,
@@ -50,7 +64,6 @@ def _train(
 
     Every setting of a preset is a flag too.
     """
-    from mismatch_cli.commands._present import present_training
     from mismatch_cli.commands._progress import TerminalProgress
 
     changes = {name: value for name, value in chosen.items() if value is not None}
@@ -65,12 +78,35 @@ def _train(
         print(configs[0].to_toml(), end="")
         return
     folder = output or Path(f"train-{Path(preset).stem}")
-    progress = TerminalProgress(quiet)
-    folders = [folder if len(configs) == 1 else folder / _run_name(config) for config in configs]
-    for config, run_folder in zip(configs, folders, strict=True):
-        _prepare(run_folder, config, resume)
-        _run(config, run_folder, resume, progress)
-    present_training(folders, folder, as_json=False, progress=progress)
+    _train_each(configs, folder, resume, report_every, TerminalProgress(quiet))
+
+
+def _train_each(
+    configs: Sequence[TrainConfig], output: Path, resume: bool, report_every: float, progress: TerminalProgress
+) -> None:
+    """Train one after the other, and report on what there is, also where the user stopped."""
+    from mismatch_cli.commands._present import present_training
+    from mismatch_cli.commands._refresh import Refresher
+    from mismatch_cli.recording.folder import locked
+
+    folders = [output if len(configs) == 1 else output / _run_name(config) for config in configs]
+    for config, folder in zip(configs, folders, strict=True):
+        _prepare(folder, config, resume)
+    refresher = Refresher(folders, output, report_every, progress.say)
+    try:
+        for number, (config, folder) in enumerate(zip(configs, folders, strict=True), start=1):
+            view = TrainingView(config, number, len(configs))
+            with locked(folder):
+                done = _run(config, folder, resume, view, refresher, progress)
+            if view.stopping:
+                break
+    finally:
+        refresher.stop()
+    present_training(folders[:number], output, as_json=False, progress=progress)
+    if not done or number < len(folders):
+        where = shlex.quote(str(output))
+        progress.say(f"Stopped and saved. Go on with the same command and: --resume --output {where}")
+        raise KeyboardInterrupt
 
 
 def _run_name(config: TrainConfig) -> str:
@@ -87,60 +123,73 @@ def _prepare(run_folder: Path, config: TrainConfig, resume: bool) -> None:
         raise UsageError(f"{saved} has other settings. Resume with the flags of that run, or choose another --output.")
 
 
-def _run(config: TrainConfig, run_folder: Path, resume: bool, progress: Any) -> None:
+def _run(
+    config: TrainConfig,
+    folder: Path,
+    resume: bool,
+    view: TrainingView,
+    refresher: Refresher,
+    progress: TerminalProgress,
+) -> bool:
+    """Train one run in view of the user; answers whether all steps are done."""
     from mismatch_cli.compat import prepare_imports
 
     prepare_imports()
     from mismatch_cli.rl.loop import train
 
-    asked = _Interrupt()
-    progress.say(f"Training {config.model} with {config.algorithm}, seed {config.seed}, into {run_folder}")
+    def on_step(record: dict[str, Any]) -> None:
+        if resume and not view.records:
+            for earlier in _steps_before(folder, record["step"]):
+                view.add(earlier, earlier=True)
+        view.add(record)
+        if not progress.on_terminal:
+            progress.say(view.line())
+        refresher.step_done()
+
+    progress.say(f"Training {config.model} with {config.algorithm}, seed {config.seed}, into {folder}")
     try:
-        done = train(
-            config, run_folder, lambda record: progress.say(_line(record, config.steps)), resume=resume, stop=asked
+        with _Interrupt(progress, view) as asked, progress.view(view.lines):
+            done = train(config, folder, on_step, resume=resume, stop=asked)
+    except KeyboardInterrupt:
+        progress.say(
+            "Stopped at once. The same command with --resume goes on from the last checkpoint, if there is one."
         )
-    finally:
-        asked.restore()
-    if not done:
-        progress.say(f"Stopped and saved. Go on with the same command and: --resume --output {run_folder}")
-        raise KeyboardInterrupt
-    progress.say(f"Wrote {run_folder}/metrics.jsonl, checkpoints/, model/" + " and traces/" * bool(config.trace_every))
+        raise
+    if progress.on_terminal and view.records:
+        progress.say(view.line())  # the view is gone
+    if done:
+        progress.say(f"Wrote {folder}/metrics.jsonl, checkpoints/, model/" + " and traces/" * bool(config.trace_every))
+    return done
+
+
+def _steps_before(folder: Path, step: int) -> list[dict[str, Any]]:
+    """What the run that is resumed has on record."""
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [record for record in map(json.loads, lines) if 0 < record["step"] < step]
 
 
 class _Interrupt:
     """The first Ctrl-C asks the loop to finish its step and save; a second one stops at once."""
 
-    def __init__(self) -> None:
-        self._asked = False
+    def __init__(self, progress: TerminalProgress, view: TrainingView) -> None:
+        self._progress, self._view = progress, view
+
+    def __enter__(self) -> _Interrupt:
         self._before = signal.signal(signal.SIGINT, self._on_signal)
+        return self
 
-    def _on_signal(self, *_: Any) -> None:
-        if self._asked:
-            raise KeyboardInterrupt
-        self._asked = True
-
-    def __call__(self) -> bool:
-        return self._asked
-
-    def restore(self) -> None:
+    def __exit__(self, *_: Any) -> None:
         signal.signal(signal.SIGINT, self._before)
 
+    def __call__(self) -> bool:
+        return self._view.stopping
 
-def _line(record: dict[str, Any], steps: int) -> str:
-    """A step in one line: reward, mismatch, what was blocked, bad updates, time."""
-    parts = [f"step {record['step']}/{steps}", f"reward {record['reward']:.3f}"]
-    if record.get("eval_accuracy") is not None:
-        parts.append(f"accuracy {record['eval_accuracy']:.3f}")
-    for name, value in (
-        ("|π−μ|", record["mismatch"].get("abs_dp_mean")),
-        ("blocked", record.get("blocked")),
-        ("bad", record.get("bad_over_negative")),
-    ):
-        if value is not None:
-            parts.append(f"{name} {value:.2g}")
-    seconds = sum(record["seconds"].values())
-    left = (steps - record["step"]) * seconds
-    return "  ".join([*parts, f"{seconds:.1f} s", f"{left / 60:.0f} min left"])
+    def _on_signal(self, *_: Any) -> None:
+        if self._view.stopping:
+            raise KeyboardInterrupt
+        self._view.stopping = True
+        if not self._progress.on_terminal:
+            self._progress.say(STOPPING)
 
 
 def _with_every_setting(function: Any) -> Any:

@@ -38,7 +38,8 @@ def test_algorithms_times_seeds_become_runs_and_none_is_overwritten(tmp_path, ca
 
 def test_a_training_run_is_reported_again(tmp_path, capfd):
     assert run([*TRAIN, "-o", str(tmp_path / "run"), "--quiet"]) == 0
-    first = capfd.readouterr().out
+    first, said = capfd.readouterr()
+    assert said == ""
     (tmp_path / "run" / "report.html").unlink()
     assert run(["report", str(tmp_path / "run"), "--quiet"]) == 0
     assert capfd.readouterr().out == first
@@ -95,6 +96,7 @@ def test_ctrl_c_finishes_the_step_and_says_how_to_go_on(tmp_path):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert "--resume --output" in errors
+    assert "step 1/500  reward" in errors and "\x1b" not in errors  # lines in a log, no view
+    assert errors.index("Finishing this step, then saving") < errors.index("--resume --output")
     done = metrics.read_text(encoding="utf-8").count("\n")
     assert (tmp_path / "run" / "checkpoints" / f"step-{done:06d}" / "state.pt").is_file()

@@ -1,0 +1,220 @@
+"""What somebody sees of a training run while it goes on: where it stands, how it does, how long it will take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mismatch_cli.rl.config import TrainConfig
+from mismatch_cli.text import visible
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+Record = Mapping[str, Any]
+
+STOPPING = "Finishing this step, then saving (Ctrl-C again: stop at once)"
+_RECENT = 20  # steps whose time says how long the next ones take
+_FIRST = 5  # steps with which the mismatch is compared
+_RARE = ("evaluate", "checkpoint")  # phases that not every step has
+_LEAST = 0.02  # of a step: what a phase takes to be named
+_LABEL, _BETWEEN = 10, " · "
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_NARROWEST_BAR = 12
+_SPARK = 40  # steps in the small curve, at most
+
+
+class Pace:
+    """How long a run will take, from the steps that it has done; what not every step has is counted apart."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._steps = config.steps
+        self._every = {"evaluate": config.eval_every, "checkpoint": config.checkpoint_every}
+        self._done: list[Mapping[str, float]] = []
+        self._before = 0  # steps before the first one that was seen
+
+    def add(self, record: Record) -> None:
+        if not self._done:
+            self._before = record["step"] - 1
+        self._done.append(record["seconds"])
+
+    def of_step(self) -> dict[str, float]:
+        """Mean seconds of each phase of the recent steps; of a rare phase, of those steps that had it."""
+        recent = self._done[-_RECENT:]
+        names = dict.fromkeys(name for step in recent for name in step)
+        means = {name: _mean(step.get(name, 0.0) for step in recent) for name in names}
+        rare = {name: _mean(step[name] for step in self._done if name in step) for name in _RARE}
+        return means | {name: value for name, value in rare.items() if value}
+
+    def left(self) -> float:
+        """Seconds from the last step that was seen to the end."""
+        return self._seconds(self._before + len(self._done))
+
+    def whole(self) -> float:
+        """Seconds of such a run from its first step to its end."""
+        return self._seconds(0)
+
+    def _seconds(self, done: int) -> float:
+        means = self.of_step()
+        rare = sum(means.pop(name, 0.0) * self._times(every, done) for name, every in self._every.items())
+        return rare + (self._steps - done) * sum(means.values())
+
+    def _times(self, every: int, done: int) -> int:
+        """How often something comes that the last step has too; never by itself where `every` is 0."""
+        if done >= self._steps:
+            return 0
+        return (self._steps // every - done // every if every else 0) + int(not every or self._steps % every > 0)
+
+
+class TrainingView:
+    """One run of several, as lines of text that fit into a width."""
+
+    def __init__(self, config: TrainConfig, number: int = 1, runs: int = 1) -> None:
+        self._config, self._number, self._runs = config, number, runs
+        self._pace = Pace(config)
+        self.records: list[Record] = []
+        self._began = self._last = time.monotonic()
+        self._start = 0.0  # seconds before the first step
+        self.stopping = False
+
+    def add(self, record: Record, *, earlier: bool = False) -> None:
+        """A step is done; `earlier`: by the run that is resumed."""
+        self._pace.add(record)
+        if not earlier:
+            self._last = time.monotonic()
+            self._start = self._start or self._last - self._began - sum(record["seconds"].values())
+        self.records.append(record)  # last: another thread draws
+
+    def line(self) -> str:
+        """The last step in one line, for a log."""
+        record, steps = self.records[-1], self._config.steps
+        accuracy = record.get("eval_accuracy")
+        parts = [
+            f"step {record['step']}/{steps}",
+            f"reward {record['reward']:.3f}",
+            *([] if accuracy is None else [f"accuracy {accuracy:.3f}"]),
+            *(
+                f"{name} {value:.2g}"
+                for name, value in (
+                    ("|π−μ|", record["mismatch"].get("abs_dp_mean")),
+                    ("blocked", record.get("blocked")),
+                    ("bad", record.get("bad_over_negative")),
+                )
+                if value is not None
+            ),
+            f"{sum(record['seconds'].values()):.1f} s",
+        ]
+        left = self._pace.left()
+        return "  ".join([*parts, f"{duration(left)} left"] if record["step"] < steps else parts)
+
+    def lines(self, width: int) -> list[Text]:
+        """What stands on the terminal."""
+        from rich.text import Text
+
+        of = f" · run {self._number} of {self._runs}" if self._runs > 1 else ""
+        lines = [Text.assemble((visible(self._config.algorithm), "bold"), f" · seed {self._config.seed}{of}")]
+        if self.records:
+            lines += self._bar(width)
+            for label, pieces in self._rows(width - _LABEL):
+                for number, line in enumerate(_flow(pieces, width - _LABEL)):
+                    lines.append(Text.assemble((f"{'' if number else label:<{_LABEL}}", "dim"), line))
+        else:
+            lines += map(Text, _flow(self._starting(), width, " "))
+        if self.stopping:
+            lines += [Text(line, style="bold") for line in _flow(STOPPING.split(), width, " ")]
+        return lines
+
+    def _starting(self) -> list[str]:
+        words = f"Loading the model into {visible(self._config.engine)} and the trainer, then the first step:"
+        return [*words.split(), duration(time.monotonic() - self._began)]
+
+    def _bar(self, width: int) -> list[Text]:
+        from rich.text import Text
+
+        step, steps = self.records[-1]["step"], self._config.steps
+        waited = time.monotonic() - self._last
+        left = max(0.0, self._pace.left() - waited)
+        pieces = [f"{step} of {steps} steps", f"{duration(left)} left" if step < steps else "saving"]
+        if more := self._runs - self._number:
+            pieces.append(f"all runs {duration(left + more * (self._start + self._pace.whole()))}")
+        words = _flow(pieces, width)
+        room = min(30, width - len(words[0]) - 2)
+        beside = room >= _NARROWEST_BAR
+        room = room if beside else width
+        bar = Text.assemble(("━" * (room * step // steps), "cyan"), ("─" * (room - room * step // steps), "dim"))
+        return [bar.append("  " + words.pop(0)) if beside else bar, *map(Text, words)]
+
+    def _rows(self, width: int) -> list[tuple[str, list[str]]]:
+        records, now = self.records, self.records[-1]
+        rewards = [record["reward"] for record in records]
+        curve = sparkline(rewards[-max(1, min(_SPARK, width - 7)) :], min(rewards), max(rewards))
+        rows = [("reward", [f"{rewards[-1]:.3f} {curve}", *self._accuracy()])]
+        gap, bad, blocked = now["mismatch"].get("abs_dp_mean"), now.get("bad_over_negative"), now.get("blocked")
+        if gap is not None:
+            first = [each["mismatch"].get("abs_dp_mean") for each in records[:_FIRST]]
+            at_first = _number(_mean(value for value in first if value is not None))
+            pieces = [f"|π−μ| {_number(gap)}", *[f"{at_first} in the first steps"] * (len(records) > _FIRST)]
+            rows.append(("mismatch", pieces))
+        updates = [] if blocked is None else [f"blocked {_number(100 * blocked)} %"]
+        updates += [] if bad is None else [f"bad {_number(100 * bad)} % of A < 0"]
+        updates += [f"{now['back_offs']} back-offs"] * bool(now.get("back_offs"))
+        rows += [("updates", updates)] if updates else []
+        rows += [("sync", self._sync())] if now.get("sync") else []
+        return [*rows, ("time", self._times())]
+
+    def _accuracy(self) -> list[str]:
+        found = [record for record in self.records if record.get("eval_accuracy") is not None]
+        return [f"accuracy {found[-1]['eval_accuracy']:.3f} at step {found[-1]['step']}"] if found else []
+
+    def _sync(self) -> list[str]:
+        answers = [record.get("sync") for record in self.records]
+        timeouts = self.records[-1].get("grading_timeouts")
+        pieces = [f"proven at {answers.count('proven')} of {len(answers)} steps"]
+        pieces += [] if answers[-1] == "proven" else [f"last: {answers[-1]}"]
+        return pieces + [f"{timeouts} grading timeouts"] * bool(timeouts)
+
+    def _times(self) -> list[str]:
+        seconds = self._pace.of_step()
+        rare = {name: seconds.pop(name) for name in _RARE if name in seconds}
+        whole = sum(seconds.values())
+        named = sorted((name for name in seconds if seconds[name] > _LEAST * whole), key=seconds.__getitem__)
+        pieces = [f"{_number(whole)} s a step", *(f"{name} {_number(seconds[name])}" for name in reversed(named))]
+        return pieces + [f"{name} {_number(value)}" for name, value in rare.items() if value > _LEAST * whole]
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it: `45 s`, `12 min`, `1 h 10 min`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def sparkline(values: Sequence[float], low: float, high: float) -> str:
+    """A curve in letters, one for each value between `low` and `high`."""
+    if not high > low:
+        return _BLOCKS[len(_BLOCKS) // 2] * len(values)
+    return "".join(_BLOCKS[round((value - low) / (high - low) * (len(_BLOCKS) - 1))] for value in values)
+
+
+def _flow(pieces: Iterable[str], width: int, between: str = _BETWEEN) -> list[str]:
+    """Pieces on as few lines as hold them: a line ends between pieces only."""
+    lines: list[str] = []
+    for piece in pieces:
+        if lines and len(lines[-1]) + len(between) + len(piece) <= width:
+            lines[-1] += between + piece
+        else:
+            lines.append(piece)
+    return lines
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found) if found else 0.0
+
+
+def _number(value: float) -> str:
+    from mismatch_cli.report.numbers import number
+
+    return number(value, 2)

@@ -1,0 +1,269 @@
+"""`train` while it goes on: what a terminal shows, the report that is drawn meanwhile, the folder that is held."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+
+from mismatch_cli.cli import run
+from mismatch_cli.commands._live import Pace, TrainingView, duration, sparkline
+from mismatch_cli.commands._refresh import Refresher
+from mismatch_cli.commands.train import _steps_before
+from mismatch_cli.rl.config import load_config
+from tests.commands.test_train import TRAIN
+
+HOSTILE = "[red]:cat:\x1b[2J漢字\n" + "x" * 90
+
+
+def record(step: int, **changes: Any) -> dict[str, Any]:
+    seconds = {"sample": 2.0, "update": 1.0, "recompute": 1e-5} | ({"evaluate": 30.0} if step % 10 == 0 else {})
+    return {
+        "step": step, "reward": step / 100, "eval_accuracy": 0.5 if step % 10 == 0 else None, "seconds": seconds,
+        "mismatch": {"abs_dp_mean": 0.001 * step}, "blocked": 0.002, "bad_over_negative": 0.0004, "sync": "proven",
+        "back_offs": 0, "grading_timeouts": 0,
+    } | changes  # fmt: skip
+
+
+def view_of(steps: int, *changes: dict[str, Any], runs: int = 1, **config: Any) -> TrainingView:
+    view = TrainingView(load_config("miniature", {"steps": 100, "eval_every": 10, **config}), 1, runs)
+    for step in range(1, steps + 1):
+        view.add(record(step, **(changes[step - 1] if step <= len(changes) else {})))
+    return view
+
+
+def shown(view: TrainingView, width: int = 77) -> str:
+    return "\n".join(line.plain for line in view.lines(width))
+
+
+def test_an_evaluation_does_not_make_the_time_left_jump() -> None:
+    pace, left = Pace(load_config("miniature", {"steps": 100, "eval_every": 10})), []
+    for step in range(1, 101):
+        pace.add(record(step))
+        left.append(pace.left())
+    exact = [3.0 * (100 - step) + 30 * (10 - step // 10) for step in range(1, 101)]
+    assert left[9:] == pytest.approx(exact[9:], abs=1e-2)  # known from the first evaluation on
+    assert left[:9] == pytest.approx([3.0 * (100 - step) for step in range(1, 10)], abs=1e-2)
+    assert pace.whole() == pytest.approx(600, abs=1e-2)
+
+
+@pytest.mark.parametrize(("every", "times"), [(0, 1), (10, 5), (30, 3)])
+def test_rare_phases_come_as_often_as_the_loop_has_them(every: int, times: int) -> None:
+    pace = Pace(load_config("miniature", {"steps": 100, "eval_every": every}))
+    for step in range(1, 51):
+        pace.add(record(step, seconds={"sample": 1.0, "evaluate": 1000.0} if step == 50 else {"sample": 1.0}))
+    assert round(pace.left() / 1000) == times  # 60, 70, … 100; 60, 90, 100; the last step alone
+
+
+def test_what_is_shown() -> None:
+    text = shown(view_of(30, runs=3))
+    assert "run 1 of 3" in text and "30 of 100 steps · 7 min left · all runs 27 min" in text
+    assert "0.300 ▁" in text and "█ · accuracy 0.500 at step 30" in text
+    assert "|π−μ| 0.030 · 0.0030 in the first steps" in text
+    assert "blocked 0.20 % · bad 0.040 % of A < 0" in text and "back-offs" not in text
+    assert "proven at 30 of 30 steps" in text
+    assert "3.0 s a step · sample 2.0 · update 1.0 · evaluate 30" in text.replace("\n          ", " · ")
+    unsound = shown(view_of(1, {"sync": "undecidable", "back_offs": 2, "grading_timeouts": 1}))
+    assert "2 back-offs" in unsound and "last: undecidable" in unsound and "1 grading timeouts" in unsound
+    assert "saving" in shown(view_of(100))
+
+
+def test_before_the_first_step_it_says_what_it_waits_for() -> None:
+    view = view_of(0)
+    assert "Loading the model into vllm and the trainer, then the first step: 0 s" in shown(view)
+    view.stopping = True
+    assert "Finishing this step, then saving (Ctrl-C again: stop at once)" in shown(view)
+
+
+@pytest.mark.parametrize("width", [1, 12, 37, 77, 300])
+@pytest.mark.parametrize("steps", [0, 1, 40, 100])
+def test_nothing_is_wider_than_the_terminal_nor_taken_for_markup(width: int, steps: int) -> None:
+    view = view_of(steps, {"mismatch": {}, "blocked": None, "bad_over_negative": None}, algorithm=HOSTILE, runs=2)
+    view.stopping = True
+    text = shown(view, width)
+    assert "[red]:cat:\\x1b[2J" in text and "\x1b" not in text
+    if width >= 37:  # the name may be cut
+        assert max(cell_len(line.plain) for line in view.lines(width)[1:]) <= width
+
+
+def test_small_things() -> None:
+    assert [duration(x) for x in (4.4, 99, 101, 5000, 40_000)] == ["4 s", "99 s", "2 min", "83 min", "11 h 7 min"]
+    assert sparkline([0, 1, 0.5], 0, 1) == "▁█▅" and sparkline([2, 2], 2, 2) == "▅▅"
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_the_report_is_drawn_by_a_process_that_gives_way(tmp_path: Path) -> None:
+    done, empty, absent = tmp_path / "done", tmp_path / "empty", tmp_path / "absent"
+    for folder, lines in ((done, f"{json.dumps(record(1))}\n" + '{"step": 2, "rew'), (empty, "")):
+        folder.mkdir()
+        (folder / "metrics.jsonl").write_text(lines, encoding="utf-8")
+    said: list[str] = []
+    refresher = Refresher([done, empty, absent], tmp_path, 0.01, said.append)
+    time.sleep(0.02)
+    refresher.step_done()
+    child = refresher._child
+    assert child is not None
+    assert os.getpriority(os.PRIO_PROCESS, child.pid) == 19 and os.getsid(child.pid) == child.pid
+    refresher.step_done()
+    assert refresher._child is child  # one at a time
+    wait_for(lambda: refresher.step_done() or refresher._child is None)
+    assert said == []
+    assert 'http-equiv="refresh"' in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert refresher._next - time.monotonic() > 20  # at least half a second of work is 2 % of that
+
+
+def test_a_drawing_that_fails_is_said_once_and_ended_ones_leave_nothing_behind(tmp_path: Path) -> None:
+    said: list[str] = []
+    refresher = Refresher([tmp_path], tmp_path, 0.01, said.append)
+    for _ in range(2):
+        (tmp_path / "metrics.jsonl").write_text("{\n{\n", encoding="utf-8")
+        refresher._next = 0
+        refresher.step_done()
+        wait_for(lambda: refresher.step_done() or refresher._child is None)
+    assert len(said) == 1 and "could not be refreshed, training goes on" in said[0] and "line 1 is no JSON" in said[0]
+    refresher._next = 0
+    refresher.step_done()
+    pid = refresher._child.pid
+    refresher.stop()
+    assert not Path(f"/proc/{pid}").exists()
+    refresher.stop()
+    off = Refresher([tmp_path], tmp_path, 0, said.append)
+    off.step_done()
+    assert off._child is None
+
+
+class Terminal:
+    """A command in a terminal of its own."""
+
+    def __init__(self, command: list[str], columns: int) -> None:
+        self._end, inside = pty.openpty()
+        fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+        self.process = subprocess.Popen(
+            command, stdin=inside, stdout=inside, stderr=inside, env=environment | {"TERM": "xterm"},
+            preexec_fn=lambda: (os.setsid(), fcntl.ioctl(0, termios.TIOCSCTTY, 0)),
+        )  # fmt: skip
+        os.close(inside)
+        os.set_blocking(self._end, False)
+        self.text = ""
+
+    def resize(self, columns: int) -> None:
+        fcntl.ioctl(self._end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+
+    def type(self, text: str) -> None:
+        os.write(self._end, text.encode())
+
+    def shows(self, what: str) -> bool:
+        try:
+            self.text += os.read(self._end, 1 << 20).decode(errors="replace")
+        except BlockingIOError:
+            assert self.process.poll() is None, self.text
+        except OSError:  # nobody is left at the other end
+            assert what in self.text, self.text
+        return what in self.text
+
+    def finish(self) -> int:
+        code = None
+        while code is None:
+            code = self.process.poll()
+            try:
+                self.text += os.read(self._end, 1 << 20).decode(errors="replace")
+            except OSError:
+                time.sleep(0.05)
+        return code
+
+
+def test_a_stop_in_the_last_step_of_a_run_begins_no_other(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(config: Any, folder: Path, on_step: Callable[[Any], None], **_: Any) -> bool:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "metrics.jsonl").write_text(f"{json.dumps(record(1))}\n", encoding="utf-8")
+        on_step(record(1))
+        os.kill(os.getpid(), signal.SIGINT)
+        return True
+
+    monkeypatch.setattr("mismatch_cli.rl.loop.train", train)
+    assert run([*TRAIN, "--seeds", "3", "-o", str(tmp_path / "a b")]) == 130
+    assert {path.name for path in tmp_path.glob("*/*-seed-*")} == {"dppo-binary-tv-seed-0"}
+    error = capfd.readouterr().err
+    assert f"--resume --output '{tmp_path}/a b'" in error and (tmp_path / "a b" / "report.html").is_file()
+
+
+def test_a_resumed_run_knows_its_earlier_steps(tmp_path: Path) -> None:
+    lines = [{"step": 0, "eval_accuracy": 0.1}, *(record(step) for step in range(1, 4))]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    assert [each["step"] for each in _steps_before(tmp_path, 3)] == [1, 2]
+
+
+@pytest.mark.slow
+def test_a_run_in_a_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """One run for all: the view, a report meanwhile, a second process that is refused, and a first Ctrl-C."""
+    folder = tmp_path / "run"
+    train = [*TRAIN, "--steps", "500", "-o", str(folder)]
+    terminal = Terminal([sys.executable, "-m", "mismatch_cli", *train, "--report-every", "0.1"], 100)
+    try:
+        wait_for(lambda: terminal.shows("Loading the model into hf"))
+        assert run([*TRAIN, "--steps", "500", "-o", str(folder)]) == 1
+        assert "is being written by another process" in capfd.readouterr().err
+        wait_for(lambda: terminal.shows("of 500 steps") and terminal.shows("mismatch  "))
+        wait_for(lambda: terminal.shows("") and (folder / "report.html").exists())
+        assert 'http-equiv="refresh"' in (folder / "report.html").read_text(encoding="utf-8")
+        assert run([*train, "--resume"]) == 1
+        assert "is being written by another process" in capfd.readouterr().err
+        terminal.resize(40)
+        terminal.text = ""
+        wait_for(lambda: terminal.shows(" steps"))
+        terminal.text = ""
+        terminal.type("\x03")
+        wait_for(lambda: terminal.shows("Finishing this step"))
+        assert terminal.finish() == 130
+    finally:
+        terminal.process.kill()
+    lines = [re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", line) for line in terminal.text.splitlines()]
+    assert "--resume --output" in terminal.text and lines[-1] == "mismatch-cli: Interrupted."
+    assert "\x1b[?25h" in terminal.text  # the cursor is back
+    assert 'http-equiv="refresh"' not in (folder / "report.html").read_text(encoding="utf-8")
+    steps = (folder / "metrics.jsonl").read_text(encoding="utf-8").count("\n")
+    assert (folder / "checkpoints" / f"step-{steps:06d}" / "state.pt").is_file()
+
+
+def test_a_view_that_is_cut_short_gives_the_terminal_back() -> None:
+    """A second Ctrl-C, or an error, in the middle of it."""
+    script = """
+import sys, time
+from mismatch_cli.commands._progress import TerminalProgress
+from rich.text import Text
+progress = TerminalProgress(False)
+try:
+    with progress.view(lambda width: [Text("in view")]):
+        time.sleep(0.8)
+        progress.say("said [red]above[/]")
+        raise KeyboardInterrupt
+except KeyboardInterrupt:
+    progress.say("afterwards")
+"""
+    terminal = Terminal([sys.executable, "-c", script], 80)
+    assert terminal.finish() == 0
+    assert terminal.text.index("\x1b[?25l") < terminal.text.index("in view") < terminal.text.index("above[/]")
+    assert terminal.text.index("above[/]") < terminal.text.rindex("\x1b[?25h") < terminal.text.index("afterwards")
