@@ -29,6 +29,10 @@ Shuffle = Annotated[bool, option(PROMPTS, "--shuffle", help="Take them in an ord
 PromptTemplate = Annotated[
     str, option(PROMPTS, "--prompt-template", help="How a problem is put: chat, raw, or r1-distill.")
 ]
+Reward = Annotated[
+    str | None,
+    option(PROMPTS, "--reward", help="A reward of your own, path/to/file.py:function, in place of math-verify."),
+]
 MaxTokens = Annotated[int, option(SAMPLING, "--max-tokens", help="Longest response.")]
 Temperature = Annotated[float, option(SAMPLING, "--temperature", help="Above 0.")]
 TopP = Annotated[float, option(SAMPLING, "--top-p", help="Nucleus; 1 = off.")]

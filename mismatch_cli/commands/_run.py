@@ -125,6 +125,7 @@ def _rollout_settings(flags: dict[str, Any]) -> dict[str, Any]:
             **{name: flags[name] for name in ("temperature", "top_p", "top_k", "min_p", "max_tokens")}
         ),
         "engine_args": _engine_args(flags),
+        "reward": flags["reward"] or "",
         **{name: flags[name] for name in ("seed", "prompt_template", "rollout_dtype", "threads")},
     }
 

@@ -25,6 +25,7 @@ def command(
     ] = None,
     shuffle: rollout.Shuffle = False,
     prompt_template: rollout.PromptTemplate = "chat",
+    reward: rollout.Reward = None,
     keep: Annotated[
         tuple[float, float], rollout.option(_CHOICE, "--keep", help="Keep problems from this accuracy to that.")
     ] = (0.2, 0.8),

@@ -25,6 +25,7 @@ def command(
     ] = 64,
     shuffle: rollout.Shuffle = False,
     prompt_template: rollout.PromptTemplate = "chat",
+    reward: rollout.Reward = None,
     samples_per_prompt: Annotated[
         int, rollout.option(rollout.SAMPLING, "--samples-per-prompt", help="Responses per prompt.")
     ] = 8,

@@ -41,6 +41,7 @@ class RolloutConfig:
     rollout_dtype: str = "auto"
     threads: int | None = None
     engine_args: dict[str, Any] = field(default_factory=dict)
+    reward: str = ""  # FILE.py:FUNCTION; empty: math-verify
 
     def __post_init__(self) -> None:
         _at_least(1, "--samples-per-prompt", self.samples_per_prompt)

@@ -37,7 +37,7 @@ def curate(
     manifest = manifest | {"config": config.to_json(), "threads": threads, "libraries": library_versions()}
     with locked(run_folder):
         tokenizer = load_tokenizer(config.model)
-        problems = [problem for problem in load_problems(config.prompts) if problem.answer is not None]
+        problems = [p for p in load_problems(config.prompts) if config.reward or p.answer is not None]
         if not problems:
             raise MismatchError(
                 f"{config.prompts.location} has no problem with an answer. Name its field with --answer-field."

@@ -11,7 +11,7 @@ from mismatch_cli.engines import Engine, EngineSettings, create_engine
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.recording.config import RolloutConfig
 from mismatch_cli.recording.sample import ShardPlan, plan_shards, sample_shard
-from mismatch_cli.tasks.grading import Grader
+from mismatch_cli.tasks.judge import Judge
 from mismatch_cli.tasks.prompts import EncodedPrompts
 from mismatch_cli.trace.manifest import write_manifest
 from mismatch_cli.trace.vocabulary import write_vocabulary
@@ -117,17 +117,15 @@ def _sample_shards(
     first_sample: int,
     on_finished: Callable[[int], None],
 ) -> None:
-    with Grader() as grader:
+    with Judge(tokenizer.decode, reward=config.reward, template=config.prompt_template) as judge:
         for plan in plans:
             sample_shard(
                 plan,
                 engine,
-                grader,
-                tokenizer.decode,
+                judge,
                 folder=folder,
                 samples_per_prompt=config.samples_per_prompt,
                 first_sample=first_sample,
-                in_thought=config.prompt_template == "r1-distill",
                 seed=config.seed,
                 on_finished=on_finished,
             )

@@ -13,7 +13,7 @@ from mismatch_cli.batch import Rollout
 from mismatch_cli.engines import Engine, Request
 from mismatch_cli.engines._sampling import sample_checked, sample_seed
 from mismatch_cli.tasks.advantages import group_mean_advantages
-from mismatch_cli.tasks.grading import Grader
+from mismatch_cli.tasks.judge import Judge
 from mismatch_cli.tasks.prompts import Problem
 from mismatch_cli.trace.writer import rows_to_table, shard_path, with_counts, write_shard
 
@@ -40,13 +40,11 @@ def plan_shards(problems: list[Problem], prompt_ids: list[list[int]], prompts_pe
 def sample_shard(
     plan: ShardPlan,
     engine: Engine,
-    grader: Grader,
-    decode: Callable[[list[int]], str],
+    judge: Judge,
     *,
     folder: Path,
     samples_per_prompt: int,
     first_sample: int = 0,
-    in_thought: bool = False,
     seed: int,
     on_finished: Callable[[int], None],
 ) -> None:
@@ -57,14 +55,10 @@ def sample_shard(
     problems = [plan.problems[i] for i, _ in keys]
     rollouts = sample_checked(engine, requests, [p.prompt_id for p in problems], on_finished)
     columns = _columns(problems, [sample for _, sample in keys], rollouts)
-    timeouts_before = grader.timeouts
-    columns |= _grades(
-        problems,
-        rollouts,
-        lambda r, answer: grader.grade(decode(r.response_ids), answer, r.finish_reason, in_thought=in_thought),
-    )
+    timeouts_before = judge.timeouts
+    columns |= _grades(problems, rollouts, judge)
     table = rows_to_table(columns)
-    write_shard(plan.path(folder), with_counts(table, grading_timeouts=grader.timeouts - timeouts_before))
+    write_shard(plan.path(folder), with_counts(table, grading_timeouts=judge.timeouts - timeouts_before))
 
 
 def _columns(problems: Sequence[Problem], samples: Sequence[int], rollouts: Sequence[Rollout]) -> dict[str, Any]:
@@ -86,13 +80,14 @@ def _columns(problems: Sequence[Problem], samples: Sequence[int], rollouts: Sequ
     return columns
 
 
-def _grades(
-    problems: Sequence[Problem], rollouts: Sequence[Rollout], grade: Callable[[Rollout, str], float]
-) -> dict[str, Any]:
-    """Rewards, and the advantages that follow; null for the problems without an answer."""
-    if all(p.answer is None for p in problems):
+def _grades(problems: Sequence[Problem], rollouts: Sequence[Rollout], judge: Judge) -> dict[str, Any]:
+    """Rewards, and the advantages that follow; null for the problems that cannot be judged."""
+    if not any(judge.can_judge(problem) for problem in problems):
         return {}
-    rewards = [np.nan if p.answer is None else grade(r, p.answer) for p, r in zip(problems, rollouts, strict=True)]
+    rewards = [
+        judge.reward(problem, rollout) if judge.can_judge(problem) else np.nan
+        for problem, rollout in zip(problems, rollouts, strict=True)
+    ]
     reward_S = np.array(rewards, dtype=np.float32)
     advantage_S = group_mean_advantages(reward_S, np.array([p.prompt_id for p in problems]))
     lengths = [len(r.response_ids) for r in rollouts]

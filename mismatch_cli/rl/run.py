@@ -71,7 +71,7 @@ class Run:
             return None
         self.learner.load_state_dict(state["learner"])
         self.sync.load_state_dict(state["sync"])
-        self.task.load_state_dict(state["task"])
+        self.task.judge.load_state_dict(state["judge"])
         self.sync.load()
         cut_back(self.folder, int(state["step"]))
         return int(state["step"])
@@ -85,7 +85,7 @@ class Run:
         state = {
             "learner": self.learner.state_dict(),
             "sync": self.sync.state_dict(),
-            "task": self.task.state_dict(),
+            "judge": self.task.judge.state_dict(),
         }
         save_checkpoint(self.folder, step, state)
 
@@ -96,7 +96,7 @@ class Run:
 
     def grade(self, posed: list[Posed], rollouts: list[Any]) -> np.ndarray:
         pairs = zip(posed, rollouts, strict=True)
-        return np.array([self.task.reward(p, r) for p, r in pairs], dtype=np.float32)
+        return np.array([self.task.judge.reward(p.problem, r) for p, r in pairs], dtype=np.float32)
 
     def recompute(self, step: Step) -> list[ResponseScores] | None:
         """log π at the weights that sampled, where the algorithm or the user wants it."""
@@ -150,7 +150,7 @@ class Run:
 
     def counts(self) -> Record:
         """What went wrong so far and did not stop the run."""
-        return {"back_offs": self.learner.loss_scale.back_offs, "grading_timeouts": self.task.timeouts}
+        return {"back_offs": self.learner.loss_scale.back_offs, "grading_timeouts": self.task.judge.timeouts}
 
     def write(self, record: Record) -> None:
         with open(self.folder / METRICS_FILE, "a", encoding="utf-8") as lines:
@@ -185,7 +185,7 @@ class Run:
         }
 
     def close(self) -> None:
-        self.task.close()
+        self.task.judge.stop()
         with suppress(Exception):  # an engine that died: nothing here can hurt what is on record
             self.engine.close()
 

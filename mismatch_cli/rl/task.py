@@ -1,4 +1,4 @@
-"""The problems of a training run: which ones a step samples, how they are posed, and what an answer earns."""
+"""The problems of a training run: which ones a step samples, how they are posed, and who judges the answers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from mismatch_cli.batch import Rollout
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.rl.config import TrainConfig
-from mismatch_cli.tasks.grading import Grader
-from mismatch_cli.tasks.own_reward import OwnReward
+from mismatch_cli.tasks.judge import Judge
 from mismatch_cli.tasks.prompts import Problem, PromptSource, check_template, encode_prompts, load_problems
 
 
@@ -34,12 +32,12 @@ class Task:
         self.posed: list[Posed] = []
         self.evaluation: list[Posed] = []
         check_template(config.prompt_template)
-        self._judge = OwnReward(config.reward) if config.reward else Grader()
+        self.judge = Judge(tokenizer.decode, reward=config.reward, template=config.prompt_template)
         self._problems = self._load(config.dataset, config.split, config.num_problems)
         self._check_number(len(self._problems))
         self._evaluated = self._load(config.eval_dataset, config.eval_split, 0) if config.eval_dataset else None
         if config.reward:
-            self._judge.child.start()  # the user's own code: it says now whether it can be loaded
+            self.judge.start()
 
     def _load(self, location: str, split: str, limit: int) -> list[Problem]:
         config = self._config
@@ -47,7 +45,7 @@ class Task:
             location, config.prompt_field or None, config.answer_field or None, split, limit=limit or None
         )
         found = load_problems(source)
-        problems = [p for p in found if config.reward or p.answer is not None]
+        problems = [p for p in found if self.judge.can_judge(p)]
         if not problems:
             raise MismatchError(f"{location} has no problem with an answer. Name its field with --answer-field.")
         if len(problems) < len(found):
@@ -88,30 +86,3 @@ class Task:
         random.Random(f"{self._config.seed}/{epoch}").shuffle(order)
         first = place * self._config.prompts_per_step
         return [self.posed[i] for i in order[first : first + self._config.prompts_per_step]]
-
-    def reward(self, posed: Posed, rollout: Rollout) -> float:
-        """What a response earns, by math-verify or by the user's function."""
-        stopped = rollout.finish_reason == "stop"
-        said = rollout.response_ids[:-1] if stopped else rollout.response_ids  # the token that ends it is no text
-        response, problem = self._tokenizer.decode(said), posed.problem
-        if isinstance(self._judge, OwnReward):
-            return self._judge.grade(response, problem.answer, rollout.finish_reason, problem.prompt)
-        assert problem.answer is not None
-        in_thought = self._config.prompt_template == "r1-distill"
-        return self._judge.grade(response, problem.answer, rollout.finish_reason, in_thought=in_thought)
-
-    @property
-    def timeouts(self) -> int:
-        """Responses that earned 0 because judging them took too long."""
-        return self._judge.timeouts
-
-    def state_dict(self) -> dict[str, Any]:
-        """What took too long: a resumed run does not try it again, and scores what the unbroken one did."""
-        return {"given_up": self._judge.child.given_up, "timeouts": self._judge.timeouts}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._judge.child.give_up(state["given_up"])
-        self._judge.timeouts = state["timeouts"]
-
-    def close(self) -> None:
-        self._judge.child.stop()

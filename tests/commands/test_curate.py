@@ -96,3 +96,14 @@ def test_problems_without_answers_cannot_be_curated(tmp_path, capfd):
     (tmp_path / "p.jsonl").write_text('{"problem": "What?"}\n')
     assert run([*CURATE.split(), "--prompts", str(tmp_path / "p.jsonl"), "-o", str(tmp_path / "run")]) == 1
     assert "has no problem with an answer" in " ".join(capfd.readouterr().err.split())
+
+
+def test_a_reward_of_ones_own_needs_no_answers(tmp_path):
+    (tmp_path / "mine.py").write_text("def even(response):\n    return 1 - len(response) % 2\n")
+    problems = [{"problem": f"Will has {n} kites. How many?"} for n in range(3)]
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, problems)))
+    flags = ["--prompts", str(tmp_path / "p.jsonl"), "--reward", f"{tmp_path}/mine.py:even", "--keep", "0", "1"]
+    assert run([*CURATE.split(), *flags, "-o", str(tmp_path / "run")]) == 0
+    rows = rows_of(tmp_path / "run")
+    assert [row["problem"] for row in rows] == [problem["problem"] for problem in problems]
+    assert {row["answer"] for row in rows} == {None}
