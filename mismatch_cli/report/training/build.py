@@ -133,11 +133,8 @@ def _sampling(runs: Sequence[TrainingRun]) -> str:
 
 
 def _notes(runs: Sequence[TrainingRun]) -> tuple[str, ...]:
-    notes = []
-    for run in runs:
-        planned = run.config.get("steps")
-        if isinstance(planned, int) and last_step(run) < planned:
-            notes.append(f"{run.name} stands at step {last_step(run):,} of {planned:,}.")
+    going = [run for run in runs if not _is_done(run)]
+    notes = [f"{run.name} stands at step {last_step(run):,} of {run.config['steps']:,}." for run in going]
     if len(notes) > _NAMES_SHOWN:
         notes = [f"{len(notes)} of {len(runs)} runs have not reached their last step."]
     for names in _indistinguishable(runs):
@@ -145,6 +142,12 @@ def _notes(runs: Sequence[TrainingRun]) -> tuple[str, ...]:
     if len({_values([run], "model") for run in runs}) > 1 or len({_values([run], "dataset") for run in runs}) > 1:
         notes.append("The runs have different models or problems: their rewards are not comparable.")
     return tuple(notes)
+
+
+def _is_done(run: TrainingRun) -> bool:
+    """Whether it has reached its last step, as far as that is known."""
+    planned = run.config.get("steps")
+    return not isinstance(planned, int) or last_step(run) >= planned
 
 
 def _indistinguishable(runs: Sequence[TrainingRun]) -> list[list[str]]:
@@ -172,11 +175,13 @@ def _headline(runs: Sequence[TrainingRun]) -> str:
 def _in_words(name: str, runs: Sequence[TrainingRun], most: str = "") -> str:
     """`dppo-binary-tv has a final reward of 0.932 [0.911, 0.953] and a final accuracy of 0.961 (3 seeds).`"""
     reward = with_range(spread([last(run, "reward") for run in runs]))
-    text = f"{name} has the {most} final reward, {reward}," if most else f"{name} has a final reward of {reward}"
+    final = "final " if all(map(_is_done, runs)) else ""
+    text = f"{name} has the {most} {final}reward, {reward}," if most else f"{name} has a {final}reward of {reward}"
     accuracy = spread([final_accuracy(run) for run in runs])
     if accuracy[0] is not None:
-        text += f" and a final accuracy of {with_range(accuracy)}"
-    return text.rstrip(",") + (f" ({len(runs)} seeds)." if len(runs) > 1 else ".")
+        text += f" and {'a' if final else 'an'} {final}accuracy of {with_range(accuracy)}"
+    text = text.rstrip(",") + (f" ({len(runs)} seeds)" if len(runs) > 1 else "")
+    return f"{text}." if final else f"{text} so far."
 
 
 def _leading(runs: Sequence[TrainingRun]) -> tuple[MetricRow, ...]:
@@ -188,17 +193,18 @@ def _leading(runs: Sequence[TrainingRun]) -> tuple[MetricRow, ...]:
     for metric in (REWARD, ACCURACY):
         for name, of in algorithms:
             values = [last(run, "reward") if metric is REWARD else final_accuracy(run) for run in of]
-            rows += _row(metric, name if len(algorithms) > 1 else "", values)
+            label = metric.label if all(map(_is_done, of)) else f"{metric.label.removeprefix('final ')} so far"
+            rows += _row(metric, label, name if len(algorithms) > 1 else "", values)
     return tuple(rows)
 
 
-def _row(metric: Metric, name: str, values: Sequence[float | None]) -> list[MetricRow]:
+def _row(metric: Metric, label: str, name: str, values: Sequence[float | None]) -> list[MetricRow]:
     found = spread(values)
     if found[0] is None:
         return []
     value, interval = numbers.estimate(*found)
     note = "one seed" if found[1] is None else ""
-    return [MetricRow(metric, value, interval, note=note, name=f"{metric.label} · {name}" if name else "")]
+    return [MetricRow(metric, value, interval, note=note, name=f"{label} · {name}" if name else label)]
 
 
 def _settings(runs: Sequence[TrainingRun]) -> tuple[tuple[str, Facts], ...]:

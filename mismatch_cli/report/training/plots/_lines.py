@@ -32,6 +32,7 @@ _MARKED_UP_TO = 40  # points of a line that are marked one by one
 _DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1.2, 1.4)))
 _BEYOND = 0.3  # a band may take as much of the lines' range above and below them
 _NARROWEST = 3e-3  # of the value: what a vertical axis shows at least, so that its labels stay short
+_NARROWEST_SHARE = 0.05  # the same for a reward or an accuracy: what is less is noise
 _FEW = 4  # lines whose bands can be told apart; those of more are fainter
 
 
@@ -154,12 +155,17 @@ def _scale(axes: Axes, panel: Panel) -> str:
         return ""
     bottom, top = axes.get_ylim()  # with the bands
     low, high = float(value_N.min()), float(value_N.max())
-    room = max(_BEYOND * (high - low), _NARROWEST * max(abs(low), abs(high)) or 0.01)
+    least = _NARROWEST * max(abs(low), abs(high)) or 0.01
+    if panel.within == (0, 1) and not panel.from_0:
+        least = _NARROWEST_SHARE
+    room = max(_BEYOND * (high - low), least)
     bottom, top = min(max(bottom, low - room), low - 0.1 * room), max(min(top, high + room), high + 0.1 * room)
     if panel.within[0] <= low and high <= panel.within[1]:
         margin = 0.03 * (high - low) or 0.1 * room
         bottom, top = max(bottom, panel.within[0] - margin), min(top, panel.within[1] + margin)
-    axes.set_ylim(0 if panel.from_0 and low >= 0 else bottom, top)
+    if panel.from_0 and low >= 0:
+        bottom, top = 0, max(top, 1.05 * high)
+    axes.set_ylim(bottom, top)
     return _label_in_units(axes, 100 if panel.percent else 1)
 
 
