@@ -149,7 +149,7 @@ def _run(
     progress.say(f"Training {config.model} with {config.algorithm}, seed {config.seed}, into {folder}")
     try:
         with _Interrupt(progress, view) as asked, progress.view(view.lines):
-            done = train(config, folder, on_step, resume=resume, stop=asked)
+            done = train(config, folder, on_step, resume=resume, stop=asked, say=progress.say)
     except KeyboardInterrupt:
         progress.say(
             "Stopped at once. The same command with --resume goes on from the last checkpoint, if there is one."
