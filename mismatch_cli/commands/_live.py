@@ -158,7 +158,7 @@ class TrainingView:
             rows.append(("mismatch", pieces))
         updates = [] if blocked is None else [f"blocked {_number(100 * blocked)} %"]
         updates += [] if bad is None else [f"bad {_number(100 * bad)} % of A < 0"]
-        updates += [f"{now['back_offs']} back-offs"] * bool(now.get("back_offs"))
+        updates += [f"back-offs {now['back_offs']}"] * bool(now.get("back_offs"))
         rows += [("updates", updates)] if updates else []
         rows += [("sync", self._sync())] if now.get("sync") else []
         return [*rows, ("time", self._times())]
@@ -172,7 +172,7 @@ class TrainingView:
         timeouts = self.records[-1].get("grading_timeouts")
         pieces = [f"proven at {answers.count('proven')} of {len(answers)} steps"]
         pieces += [] if answers[-1] == "proven" else [f"last: {answers[-1]}"]
-        return pieces + [f"{timeouts} grading timeouts"] * bool(timeouts)
+        return pieces + [f"grading timeouts {timeouts}"] * bool(timeouts)
 
     def _times(self) -> list[str]:
         seconds = self._pace.of_step()

@@ -78,7 +78,7 @@ def test_what_is_shown() -> None:
     assert "proven at 30 of 30 steps" in text
     assert "3.0 s a step · sample 2.0 · update 1.0 · evaluate 30" in text.replace("\n          ", " · ")
     unsound = shown(view_of(1, {"sync": "undecidable", "back_offs": 2, "grading_timeouts": 1}))
-    assert "2 back-offs" in unsound and "last: undecidable" in unsound and "1 grading timeouts" in unsound
+    assert "back-offs 2" in unsound and "last: undecidable" in unsound and "grading timeouts 1" in unsound
     assert "saving" in shown(view_of(100))
 
 
