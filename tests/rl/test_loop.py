@@ -73,7 +73,7 @@ def test_a_broken_sync_stops_the_run(broken, tmp_path, monkeypatch):
 
 
 def test_a_trace_of_every_nth_step_can_be_opened(tmp_path):
-    run(tmp_path / "run", steps=3, trace_every=2)
+    run(tmp_path / "run", steps=2, trace_every=2)
     assert sorted(path.name for path in (tmp_path / "run" / "traces").iterdir()) == ["step-2"]
     batch = next(iter(Trace.open(tmp_path / "run" / "traces" / "step-2").batches()))
     assert batch.num_responses == 16
