@@ -17,7 +17,7 @@ from mismatch_cli.recording.curate import PROBLEMS_FILE, curate
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.tasks.prompts import PromptSource
 
-PROBLEMS = 256
+PROBLEMS = 200
 CONFIG = CurateConfig(
     model=str(bundled("model")),
     engine="vllm",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from mismatch_cli import registry
 from mismatch_cli.report.plots._style import CSS_PX, DARK, LIGHT, NARROW, WIDE, Layout, Style, Theme
+from mismatch_cli.trace.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -77,7 +78,10 @@ def write_plots(folder: Path, data: Drawable) -> list[Path]:
     for name, plot in plots_for(data):
         figure = draw(plot, data, Style(WIDE, LIGHT))
         path = folder / f"{name}.png"
-        figure.savefig(path, dpi=_PNG_SCALE / CSS_PX, facecolor=LIGHT.page, metadata={"Software": None})
+        with replacing(path) as temporary:  # who looks at a run that goes on never sees half a picture
+            figure.savefig(
+                temporary, format="png", dpi=_PNG_SCALE / CSS_PX, facecolor=LIGHT.page, metadata={"Software": None}
+            )
         written.append(path)
     return written
 

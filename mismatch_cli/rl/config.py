@@ -10,6 +10,7 @@ from typing import Any
 from mismatch_cli import registry
 from mismatch_cli.bundled import bundled
 from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.torch_settings import DTYPES
 
 _PRESETS = Path(__file__).parent.parent / "presets"
 FILE_NAME = "config.toml"
@@ -78,6 +79,9 @@ class TrainConfig:
             if getattr(self, name) < smallest:
                 why = ": a group of one response has no advantage" if name == "samples_per_prompt" else ""
                 raise UsageError(f"{name} = {getattr(self, name)} is too small. Use at least {smallest}{why}.")
+        for name in ("trainer_dtype", "rollout_dtype"):
+            if getattr(self, name) not in DTYPES:
+                raise UsageError(f"{name}: {registry.unknown('dtype', getattr(self, name), DTYPES)}")
         for name in ("learning_rate", "max_grad_norm"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} = {getattr(self, name)} makes no sense. Use a number above 0.")

@@ -74,6 +74,7 @@ def test_show_config_prints_a_preset_file(capfd):
         (["--num-problems", "1"], "more than the 1 problems there are"),
         (["--model", "/nowhere"], "There is no model folder"),
         (["--dataset", "/nowhere.jsonl"], "There is no file"),
+        (["--trainer-dtype", "foo"], "Unknown dtype 'foo'"),
         (["--engine", "foo"], "Unknown engine 'foo'"),
         (["--aggregation", "foo"], "Unknown aggregation 'foo'"),
         (["--prompt-template", "foo"], "Unknown template 'foo'"),

@@ -13,7 +13,7 @@ from mismatch_cli.report.training.catalog import ACCURACY, NOTATION, REWARD
 from mismatch_cli.report.training.phases import seconds_by_phase
 from mismatch_cli.report.training.plot_data import by_algorithm
 from mismatch_cli.report.training.runs import TrainingRun
-from mismatch_cli.report.training.summary import final_accuracy, last, last_step, spread
+from mismatch_cli.report.training.summary import accuracy_before, final_accuracy, last, last_step, spread
 from mismatch_cli.report.training.tables import (
     algorithms_table,
     blocked_table,
@@ -173,13 +173,15 @@ def _headline(runs: Sequence[TrainingRun]) -> str:
 
 
 def _in_words(name: str, runs: Sequence[TrainingRun], most: str = "") -> str:
-    """`dppo-binary-tv has a final reward of 0.932 [0.911, 0.953] and a final accuracy of 0.961 (3 seeds).`"""
+    """`NAME has a final reward of 0.932 [0.911, 0.953] and a final accuracy of 0.961, from 0.512 … (3 seeds).`"""
     reward = with_range(spread([last(run, "reward") for run in runs]))
     final = "final " if all(map(_is_done, runs)) else ""
     text = f"{name} has the {most} {final}reward, {reward}," if most else f"{name} has a {final}reward of {reward}"
     accuracy = spread([final_accuracy(run) for run in runs])
     if accuracy[0] is not None:
         text += f" and {'a' if final else 'an'} {final}accuracy of {with_range(accuracy)}"
+        before = spread([accuracy_before(run) for run in runs])
+        text += f", from {with_range(before)} before training" if before[0] is not None else ""
     text = text.rstrip(",") + (f" ({len(runs)} seeds)" if len(runs) > 1 else "")
     return f"{text}." if final else f"{text} so far."
 

@@ -53,6 +53,12 @@ def final_accuracy(run: TrainingRun) -> float | None:
     return float(found_N[-1]) if len(found_N) else None
 
 
+def accuracy_before(run: TrainingRun) -> float | None:
+    """Of the evaluation before the first step."""
+    found_N = run.series("eval_accuracy")[run.step_N == 0]
+    return mean_of(found_N)
+
+
 def highest(run: TrainingRun, *keys: str) -> float | None:
     """Of a number that counts up over the run."""
     found_N = run.series(*keys)
@@ -77,6 +83,7 @@ def summary_json(runs: Sequence[TrainingRun]) -> dict[str, Any]:
                 "steps": last_step(run),
                 "final_reward": last(run, "reward"),
                 "best_reward": best_reward(run),
+                "accuracy_before": accuracy_before(run),
                 "final_accuracy": final_accuracy(run),
                 "abs_dp_mean_first": first(run, "mismatch", "abs_dp_mean"),
                 "abs_dp_mean_last": last(run, "mismatch", "abs_dp_mean"),
