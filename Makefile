@@ -2,6 +2,7 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
+WORKERS ?= 2  # of the tests; each may hold a vLLM engine, about 3 GB
 
 .PHONY: help setup probe test lint browser
 help:  ## Show the targets
@@ -19,7 +20,7 @@ probe: setup  ## Run the main job: probe with real vLLM on the bundled model, in
 	$(BIN)/mismatch-cli probe --output probe-model --force
 
 test: setup browser  ## Run the tests, real vLLM and a real browser included
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 lint: setup  ## Check style and types
 	$(BIN)/ruff check .

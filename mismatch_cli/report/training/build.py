@@ -181,7 +181,7 @@ def _in_words(name: str, runs: Sequence[TrainingRun], most: str = "") -> str:
     if accuracy[0] is not None:
         text += f" and {'a' if final else 'an'} {final}accuracy of {with_range(accuracy)}"
         before = spread([accuracy_before(run) for run in runs])
-        text += f", from {with_range(before)} before training" if before[0] is not None else ""
+        text += f", from {with_range(before)} before training" if final and before[0] is not None else ""
     text = text.rstrip(",") + (f" ({len(runs)} seeds)" if len(runs) > 1 else "")
     return f"{text}." if final else f"{text} so far."
 

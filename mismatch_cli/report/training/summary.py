@@ -47,8 +47,8 @@ def best_reward(run: TrainingRun) -> float | None:
 
 
 def final_accuracy(run: TrainingRun) -> float | None:
-    """Of the last evaluation."""
-    found_N = run.series("eval_accuracy")
+    """Of the last evaluation; the one before training does not count."""
+    found_N = run.series("eval_accuracy")[run.step_N > 0]
     found_N = found_N[np.isfinite(found_N)]
     return float(found_N[-1]) if len(found_N) else None
 

@@ -132,6 +132,12 @@ def test_an_evaluation_before_the_first_step_is_no_step() -> None:
     run = make_run(steps=20)
     before = replace(run, records=[{"step": 0, "eval_accuracy": 0.1}, *run.records])
     assert tables(build_view([before], [])) == tables(build_view([run], []))
+    assert (
+        "accuracy" in build_view([run], []).headline
+        and ", from 0.100 before training" in build_view([before], []).headline
+    )
+    unfinished = replace(before, records=before.records[:1], config=dict(run.config) | {"steps": 20})
+    assert "0.100" not in build_view([unfinished], []).headline
 
 
 def test_lines_that_lie_on_each_other_are_named() -> None:
