@@ -24,3 +24,4 @@ def answer_lines(prepare: Callable[[], Callable[[str], str]]) -> None:
     for line in sys.stdin:
         signal.alarm(_LONGEST)  # the default action ends this process: a killed parent leaves no child that computes on
         print(answer(line), file=answers, flush=True)
+        signal.alarm(0)  # waiting for the next line is no work

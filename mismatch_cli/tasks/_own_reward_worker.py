@@ -13,6 +13,8 @@ from typing import Any
 from mismatch_cli.tasks._lines import answer_lines
 from mismatch_cli.tasks.own_reward import ARGUMENTS
 
+_MODULE = "_own_reward"  # not the name of the file, which may be that of a library
+
 
 def _prepare() -> Callable[[str], str]:
     function, wanted = _load(*sys.argv[1].rsplit(":", 1))
@@ -29,9 +31,10 @@ def _prepare() -> Callable[[str], str]:
 
 def _load(file: str, name: str) -> tuple[Callable[..., Any], list[str]]:
     """The function, and which of the arguments it names."""
-    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    spec = importlib.util.spec_from_file_location(_MODULE, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[_MODULE] = module  # where dataclasses look up the names of their annotations
     sys.path.insert(0, str(Path(file).parent))
     try:
         spec.loader.exec_module(module)

@@ -58,10 +58,13 @@ class Grader:
         self.child.stop()
 
     def _compare(self, boxed: str, answer: str) -> float | None:
-        """None where it was given up; a pair of which the child dies is not equal."""
+        """None where it was given up: it took too long, or two children died of it (the first may be the machine's)."""
         # Both as LaTeX boxes: the one form whose extent math-verify does not have to guess.
-        reply = self.child.ask(json.dumps([_as_box(boxed), _as_box(answer)]))
-        return None if reply is None else float(reply == "true")
+        question = json.dumps([_as_box(boxed), _as_box(answer)])
+        reply = self.child.ask(question) or self.child.ask(question)  # what took too long is not tried again
+        if not reply:
+            self.child.give_up([question])
+        return float(reply == "true") if reply else None
 
 
 def _after_the_thought(response: str) -> str:

@@ -8,7 +8,10 @@ from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.tasks.own_reward import OwnReward
 
 FUNCTIONS = """
+from __future__ import annotations
+
 import time
+from dataclasses import dataclass
 
 print("a library that prints")
 
@@ -17,6 +20,13 @@ def length(response):
 
 def all_of_it(response, answer, problem, finish_reason, scale=1.0):
     return scale * (response == answer and problem == "p" and finish_reason == "length")
+
+@dataclass
+class Score:
+    value: float
+
+def of_a_dataclass(response):
+    return Score(0.25).value
 
 def slow(response):
     time.sleep(60 if response == "hang" else 0)
@@ -51,6 +61,7 @@ def test_a_function_gets_what_it_names(reward_of):
     assert reward_of("length").grade("abcde\n", None, "stop", "p") == 0.6
     assert reward_of("all_of_it").grade("4", "4", "length", "p") == 1
     assert reward_of("all_of_it").grade("4", "4", "stop", "p") == 0
+    assert reward_of("of_a_dataclass").grade("4", "4", "stop", "p") == 0.25
 
 
 def test_a_function_that_hangs_earns_nothing_and_is_not_asked_again(reward_of):
