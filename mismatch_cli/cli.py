@@ -72,7 +72,9 @@ def run(arguments: Sequence[str]) -> int:
             f"Unexpected error ({what}). This is a bug: please report it with the output of --debug.", 1, debug
         )
     if code == _INTERRUPTED:  # newer versions of Typer turn the interrupt into this code themselves
-        kept = " What was recorded is kept: `probe --resume` goes on with it." if "probe" in arguments[:1] else ""
+        command = "".join(arguments[:1])
+        recorded = command in ("probe", "curate")
+        kept = f" What was recorded is kept: `{command} --resume` goes on with it." if recorded else ""
         return _fail(f"Interrupted.{kept}", _INTERRUPTED, debug)
     return code if isinstance(code, int) else 0
 

@@ -27,7 +27,8 @@ _ENGINE_FLAGS = {
     "max_model_len": "max_model_len",
 }
 # What --resume may change: how the work is done, not what is measured.
-_CHANGEABLE = {"threads", "token_budget", "noise_responses", "device_map"}
+# The samples that choose do not depend on `keep`.
+_CHANGEABLE = {"threads", "token_budget", "noise_responses", "device_map", "keep"}
 _OF_THIS_CALL = {"resume", "output", "worst", "confirm", "force", "json", "quiet", "debug"}
 _Config = TypeVar("_Config", bound=RolloutConfig)
 
@@ -47,6 +48,10 @@ def prepare_run(
         for name, value in flags.items()
         if name not in _OF_THIS_CALL
     }
+    if recorded["reward"]:
+        file, colon, function = recorded["reward"].rpartition(":")
+        recorded["reward"] = f"{_resolved(file) or ''}{colon}{function}"
+    recorded = json.loads(json.dumps(recorded))  # as the manifest has it: pairs are lists there
     config = to_config(recorded)  # what makes no sense is said before anything about folders
     folder = flags["output"] or Path(f"{command}-{Path(config.model).name}")
     check_run_folder(folder)

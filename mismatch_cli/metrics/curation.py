@@ -11,13 +11,20 @@ from mismatch_cli.trace.reader import Trace
 
 
 def accuracy_by_prompt(trace: Trace) -> dict[int, float]:
-    """Mean reward of each problem by `prompt_id`; a `MismatchError` where nothing was graded."""
+    """Mean reward of each problem by `prompt_id`; a `MismatchError` where it is no accuracy or nothing was graded."""
     prompts, rewards = [], []
     for table in trace.tables(["prompt_id", "reward"]):
         if "reward" not in table.column_names:
             raise MismatchError(f"{trace.folder} has no rewards: its problems have no answers to grade with.")
         prompts.append(table.column("prompt_id").to_numpy())
-        rewards.append(table.column("reward").to_numpy().astype(np.float64))
+        reward_S = table.column("reward").to_numpy().astype(np.float64)
+        outside_S = reward_S[(reward_S < 0) | (reward_S > 1)]
+        if len(outside_S):
+            raise MismatchError(
+                f"{trace.folder} has a reward of {outside_S[0]:g}. As an accuracy it has to lie within 0 and 1: scale "
+                "the --reward, and start in another --output."
+            )
+        rewards.append(reward_S)
     id_G, group_S = np.unique(np.concatenate(prompts), return_inverse=True)
     sum_G = np.bincount(group_S, weights=np.concatenate(rewards))
     return dict(zip(id_G.tolist(), (sum_G / np.bincount(group_S)).tolist(), strict=True))

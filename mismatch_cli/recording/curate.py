@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,19 @@ from mismatch_cli.metrics.curation import Curation, accuracy_by_prompt
 from mismatch_cli.models import load_tokenizer
 from mismatch_cli.recording.config import CurateConfig
 from mismatch_cli.recording.folder import clear_run, locked
-from mismatch_cli.recording.rollouts import Progress, load_engine, sample_trace
+from mismatch_cli.recording.rollouts import (
+    Progress,
+    describe_prompts,
+    digest_of,
+    load_engine,
+    sample_trace,
+    shards_of,
+    start_judge,
+)
 from mismatch_cli.tasks.prompts import EncodedPrompts, Problem, encode_prompts, load_problems
 from mismatch_cli.torch_settings import set_threads
 from mismatch_cli.trace.files import write_atomically
-from mismatch_cli.trace.manifest import library_versions, read_manifest
+from mismatch_cli.trace.manifest import FILE_NAME, library_versions, read_manifest, write_manifest
 from mismatch_cli.trace.reader import Trace
 
 PROBLEMS_FILE = "perfectible.jsonl"
@@ -42,40 +52,71 @@ def curate(
             raise MismatchError(
                 f"{config.prompts.location} has no problem with an answer. Name its field with --answer-field."
             )
-        engine = load_engine(config, run_folder, len(tokenizer), progress)
-        try:
-            template, context = config.prompt_template, engine.max_model_len
-            encoded = encode_prompts(problems, tokenizer, template=template, max_model_len=context)
-            if "shards" not in manifest:
-                clear_run(run_folder)
-            folder = run_folder / _CHOOSING
-            sample_trace(config, folder, encoded, engine, tokenizer, manifest, progress)
-            accuracy = accuracy_by_prompt(Trace.open(folder))
-            curation = Curation(config.keep, config.samples_per_prompt, config.held_out_samples, accuracy, {})
-            if not curation.kept:
-                low, high = config.keep
-                raise MismatchError(
-                    f"None of {len(accuracy)} problems has an accuracy within {low:g} and {high:g}; the mean is "
-                    f"{sum(accuracy.values()) / len(accuracy):.3f}. Widen --keep, or take other problems."
-                )
-            again = replace(config, samples_per_prompt=config.held_out_samples)
-            sample_trace(
-                again, run_folder / _HELD_OUT, _only(encoded, set(curation.kept)), engine, tokenizer,
-                _held_out_manifest(run_folder, manifest), progress,
-                phase="Held out", first_sample=config.samples_per_prompt,
-            )  # fmt: skip
-        finally:
-            engine.close()
+        if _is_sampled(config, run_folder, manifest):
+            context = manifest["rollout"]["max_model_len"]
+            encoded = encode_prompts(problems, tokenizer, template=config.prompt_template, max_model_len=context)
+            describe_prompts(config, encoded, manifest)  # still the same
+            write_manifest(run_folder / _CHOOSING, manifest)
+        else:
+            _sample(config, run_folder, problems, tokenizer, manifest, progress)
+        curation = _chosen(config, run_folder)
         curation = replace(curation, held_out=accuracy_by_prompt(Trace.open(run_folder / _HELD_OUT)))
         _write_problems(run_folder / PROBLEMS_FILE, problems, curation, confirm=confirm)
     return curation
 
 
-def _held_out_manifest(run_folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
-    """Its own from before, if there is one: it knows which problems were kept."""
-    folder = run_folder / _HELD_OUT
-    before = read_manifest(folder) if (folder / "manifest.json").is_file() else {}
-    return {name: value for name, value in manifest.items() if name not in ("prompts", "shards")} | before
+def _is_sampled(config: CurateConfig, run_folder: Path, manifest: dict[str, Any]) -> bool:
+    """Whether no engine is needed: both traces are whole, and the second is of what the first chooses."""
+    folders = [run_folder / _CHOOSING, run_folder / _HELD_OUT]
+    if "shards" not in manifest or not all((folder / FILE_NAME).is_file() for folder in folders):
+        return False
+    if not all(path.is_file() for folder in folders for path in shards_of(folder, read_manifest(folder))):
+        return False
+    return set(accuracy_by_prompt(Trace.open(run_folder / _HELD_OUT))) == set(_chosen(config, run_folder).kept)
+
+
+def _sample(
+    config: CurateConfig,
+    run_folder: Path,
+    problems: list[Problem],
+    tokenizer: Any,
+    manifest: dict[str, Any],
+    progress: Progress,
+) -> None:
+    """What is missing of the two traces; held-out samples of other problems than are kept now are removed."""
+    with (
+        start_judge(config, tokenizer) as judge,
+        closing(load_engine(config, run_folder, len(tokenizer), progress)) as engine,
+    ):
+        template, context = config.prompt_template, engine.max_model_len
+        encoded = encode_prompts(problems, tokenizer, template=template, max_model_len=context)
+        if "shards" not in manifest:
+            clear_run(run_folder)
+        sample_trace(config, run_folder / _CHOOSING, encoded, engine, tokenizer, judge, manifest, progress)
+        kept = _only(encoded, set(_chosen(config, run_folder).kept))
+        folder = run_folder / _HELD_OUT
+        before = read_manifest(folder) if (folder / FILE_NAME).is_file() else {}
+        if before.get("prompts", {}).get("digest") != digest_of(kept):
+            shutil.rmtree(folder, ignore_errors=True)
+        again = replace(config, samples_per_prompt=config.held_out_samples)
+        its_own = {name: value for name, value in manifest.items() if name not in ("prompts", "shards")}
+        sample_trace(
+            again, folder, kept, engine, tokenizer, judge, its_own, progress,
+            phase="Held out", first_sample=config.samples_per_prompt,
+        )  # fmt: skip
+
+
+def _chosen(config: CurateConfig, run_folder: Path) -> Curation:
+    """What the first trace chooses; a `MismatchError` where that is nothing."""
+    accuracy = accuracy_by_prompt(Trace.open(run_folder / _CHOOSING))
+    curation = Curation(config.keep, config.samples_per_prompt, config.held_out_samples, accuracy, {})
+    if not curation.kept:
+        low, high = config.keep
+        raise MismatchError(
+            f"None of {len(accuracy)} problems has an accuracy within {low:g} and {high:g}; the mean is "
+            f"{sum(accuracy.values()) / len(accuracy):.3f}. Widen --keep, or take other problems."
+        )
+    return curation
 
 
 def _only(encoded: EncodedPrompts, kept: set[int]) -> EncodedPrompts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ from mismatch_cli.compat import prepare_imports
 from mismatch_cli.models import check_model_folder, load_tokenizer
 from mismatch_cli.recording.config import ProbeConfig
 from mismatch_cli.recording.folder import clear_run, locked
-from mismatch_cli.recording.rollouts import Progress, load_engine, sample_trace, shards_of
+from mismatch_cli.recording.rollouts import Progress, load_engine, sample_trace, shards_of, start_judge
 from mismatch_cli.tasks.prompts import encode_prompts, load_problems
 from mismatch_cli.torch_settings import set_threads
 from mismatch_cli.trace.manifest import library_versions, write_manifest
@@ -42,15 +43,15 @@ def _sample(config: ProbeConfig, run_folder: Path, manifest: dict[str, Any], pro
     problems = load_problems(config.prompts)
     if config.trainer.model != config.model:
         check_model_folder(config.trainer.model)  # before an hour of sampling, not after it
-    engine = load_engine(config, run_folder, len(tokenizer), progress)
-    try:
+    with (
+        start_judge(config, tokenizer) as judge,
+        closing(load_engine(config, run_folder, len(tokenizer), progress)) as engine,
+    ):
         template = config.prompt_template
         encoded = encode_prompts(problems, tokenizer, template=template, max_model_len=engine.max_model_len)
         if "shards" not in manifest:
             clear_run(run_folder)
-        return sample_trace(config, run_folder / "trace", encoded, engine, tokenizer, manifest, progress)
-    finally:
-        engine.close()
+        return sample_trace(config, run_folder / "trace", encoded, engine, tokenizer, judge, manifest, progress)
 
 
 def _score(config: ProbeConfig, folder: Path, manifest: dict[str, Any], progress: Progress) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from mismatch_cli.engines import Engine, EngineSettings, create_engine
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.recording.config import RolloutConfig
-from mismatch_cli.recording.sample import ShardPlan, plan_shards, sample_shard
+from mismatch_cli.recording.sample import plan_shards, sample_shard
 from mismatch_cli.tasks.judge import Judge
 from mismatch_cli.tasks.prompts import EncodedPrompts
 from mismatch_cli.trace.manifest import write_manifest
@@ -54,12 +54,21 @@ def load_engine(config: RolloutConfig, run_folder: Path, vocabulary: int, progre
     return create_engine(config.engine, settings)
 
 
+def start_judge(config: RolloutConfig, tokenizer: Any) -> Judge:
+    """Before the engine loads: a reward of the user's own says at once that it cannot be loaded."""
+    judge = Judge(tokenizer.decode, reward=config.reward, template=config.prompt_template)
+    if config.reward:
+        judge.start()
+    return judge
+
+
 def sample_trace(
     config: RolloutConfig,
     folder: Path,
     encoded: EncodedPrompts,
     engine: Engine,
     tokenizer: Any,
+    judge: Judge,
     manifest: dict[str, Any],
     progress: Progress,
     *,
@@ -72,7 +81,7 @@ def sample_trace(
     prompts. A response's seed follows from its prompt and number: `first_sample` makes others than were there before.
     """
     plans = plan_shards(encoded.problems, encoded.prompt_ids, config.prompts_per_shard)
-    prompts = _describe_prompts(config, encoded, manifest)
+    prompts = describe_prompts(config, encoded, manifest)
     manifest = manifest | {"rollout": engine.describe(), "prompts": prompts, "shards": len(plans)}
     write_vocabulary(folder, tokenizer)
     write_manifest(folder, manifest)
@@ -80,7 +89,17 @@ def sample_trace(
     total, remaining = (sum(len(plan.problems) for plan in some) * config.samples_per_prompt for some in (plans, todo))
     on_finished = progress.start(phase, total - remaining, total)
     try:
-        _sample_shards(config, folder, todo, engine, tokenizer, first_sample, on_finished)
+        for plan in todo:
+            sample_shard(
+                plan,
+                engine,
+                judge,
+                folder=folder,
+                samples_per_prompt=config.samples_per_prompt,
+                first_sample=first_sample,
+                seed=config.seed,
+                on_finished=on_finished,
+            )
     finally:
         progress.stop()
     return manifest
@@ -91,8 +110,14 @@ def shards_of(folder: Path, manifest: dict[str, Any]) -> list[Path]:
     return [shard_path(folder, index) for index in range(manifest["shards"])]
 
 
-def _describe_prompts(config: RolloutConfig, encoded: EncodedPrompts, manifest: dict[str, Any]) -> dict[str, Any]:
-    digest = hashlib.sha256(repr([encoded.problems, encoded.prompt_ids]).encode()).hexdigest()[:16]
+def digest_of(encoded: EncodedPrompts) -> str:
+    """What tells these prompts from others."""
+    return hashlib.sha256(repr([encoded.problems, encoded.prompt_ids]).encode()).hexdigest()[:16]
+
+
+def describe_prompts(config: RolloutConfig, encoded: EncodedPrompts, manifest: dict[str, Any]) -> dict[str, Any]:
+    """What a manifest says of its prompts; a `MismatchError` where this one is of others."""
+    digest = digest_of(encoded)
     before = manifest.get("prompts", {}).get("digest", digest)
     if before != digest:
         raise MismatchError(
@@ -106,26 +131,3 @@ def _describe_prompts(config: RolloutConfig, encoded: EncodedPrompts, manifest: 
         "skipped": encoded.skipped,
         "digest": digest,
     }
-
-
-def _sample_shards(
-    config: RolloutConfig,
-    folder: Path,
-    plans: list[ShardPlan],
-    engine: Engine,
-    tokenizer: Any,
-    first_sample: int,
-    on_finished: Callable[[int], None],
-) -> None:
-    with Judge(tokenizer.decode, reward=config.reward, template=config.prompt_template) as judge:
-        for plan in plans:
-            sample_shard(
-                plan,
-                engine,
-                judge,
-                folder=folder,
-                samples_per_prompt=config.samples_per_prompt,
-                first_sample=first_sample,
-                seed=config.seed,
-                on_finished=on_finished,
-            )
