@@ -98,14 +98,20 @@ def present_training(
 
 
 def present_curation(
-    curation: Curation, config: dict[str, Any], folder: Path, *, as_json: bool, progress: TerminalProgress
+    curation: Curation,
+    config: dict[str, Any],
+    folder: Path,
+    *,
+    confirm: bool,
+    as_json: bool,
+    progress: TerminalProgress,
 ) -> None:
     """The same for `curate`: which problems were kept, and how good they are."""
     from mismatch_cli.report.curation.analysis import CurationAnalysis, summary_json
     from mismatch_cli.report.curation.build import build_view
     from mismatch_cli.report.figures import figure_views
 
-    analysis = CurationAnalysis(curation, config)
+    analysis = CurationAnalysis(curation, config, confirm)
     summary, command = summary_json(analysis), ["mismatch-cli", *sys.argv[1:]]
     _write(folder, summary, analysis, build_view(analysis, figure_views(analysis), command))
     _show(summary, build_view(analysis, [], command), as_json)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mismatch_cli.bundled import bundled
 from mismatch_cli.commands import _rollout_options as rollout
 from mismatch_cli.commands._options import Debug, Force, Json, Output, Quiet
+
+if TYPE_CHECKING:
+    from mismatch_cli.recording.config import CurateConfig
 
 _CHOICE = "Choice"
 
@@ -81,6 +87,18 @@ def command(
     config, folder, manifest = prepare_run(context, curate_config)
     progress = TerminalProgress(quiet)
     curation = curate(config, folder, manifest, progress, confirm=confirm)
-    present_curation(curation, config.to_json(), folder, as_json=json, progress=progress)
+    present_curation(curation, config.to_json(), folder, confirm=confirm, as_json=json, progress=progress)
     chosen = folder / PROBLEMS_FILE
-    progress.say(f"Wrote {chosen}\nNext: mismatch-cli train --model {config.model} --dataset {chosen}")
+    progress.say(f"Wrote {chosen}\nNext: {shlex.join(_training(config, chosen))}")
+
+
+def _training(config: CurateConfig, problems: Path) -> list[str]:
+    """The command that trains on them as they were measured: the default preset is made for the bundled model."""
+    command = ["mismatch-cli", "train", "--dataset", str(problems), "--max-tokens", str(config.sampling.max_tokens)]
+    if Path(config.model).resolve() != bundled("model").resolve():
+        command += ["--model", config.model, "--learning-rate", "1e-6"]
+    if config.sampling.temperature != 1:
+        command += ["--temperature", str(config.sampling.temperature)]
+    if config.prompt_template != "chat":
+        command += ["--prompt-template", config.prompt_template]
+    return command + (["--reward", config.reward] if config.reward else [])

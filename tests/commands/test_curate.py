@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from mismatch_cli.bundled import bundled
 from mismatch_cli.cli import run
+from mismatch_cli.commands.curate import _training
 from mismatch_cli.metrics.curation import accuracy_by_prompt
+from mismatch_cli.recording.config import CurateConfig
+from mismatch_cli.sampling import SamplingSettings
+from mismatch_cli.tasks.prompts import PromptSource
 from mismatch_cli.trace.reader import Trace
 
 CURATE = "curate --engine hf --num-prompts 6 --samples-per-prompt 6 --held-out-samples 5 --max-tokens 96 --threads 1"
@@ -58,6 +65,25 @@ def test_a_shard_that_is_missing_is_sampled_again(curated, tmp_path):
     assert rows_of(folder) == rows_of(curated)
 
 
+def test_a_finished_run_needs_no_engine(curated, tmp_path, monkeypatch):
+    monkeypatch.setattr("mismatch_cli.recording.curate.load_engine", None)
+    folder = shutil.copytree(curated, tmp_path / "run")
+    (folder / "perfectible.jsonl").unlink()
+    assert run([*CURATE.split(), "--resume", "-o", str(folder)]) == 0  # the same command: --keep is the same, too
+    assert rows_of(folder) == rows_of(curated)
+
+
+def test_another_range_of_a_finished_run_measures_its_problems_again(curated, tmp_path, capfd):
+    folder = shutil.copytree(curated, tmp_path / "run")
+    assert run(["curate", "--resume", "--quiet", "--keep", "0", "1", "-o", str(folder)]) == 0
+    assert len(rows_of(folder)) == 6 > len(rows_of(curated))
+    after = {row["row"]: row["accuracy"] for row in rows_of(folder)}
+    assert after.keys() == accuracy_by_prompt(Trace.open(folder / "held-out")).keys()
+    assert all(after[row["row"]] == row["accuracy"] for row in rows_of(curated))
+    assert run(["curate", "--resume", "--quiet", "--seed", "9", "-o", str(folder)]) == 2
+    assert "--seed differs from the run" in capfd.readouterr().err
+
+
 def test_a_run_is_not_overwritten_nor_resumed_as_something_else(curated, capfd):
     assert run([*CURATE.split(), "-o", str(curated)]) == 1
     assert "already exists. Go on with --resume" in capfd.readouterr().err
@@ -70,6 +96,20 @@ def test_confirmed_problems_are_in_the_range_twice(curated, tmp_path):
     assert run(["curate", "--resume", "--confirm", "--quiet", "-o", str(folder)]) == 0
     confirmed = [row for row in rows_of(curated) if 0.1 <= row["held_out_accuracy"] <= 0.9]
     assert rows_of(folder) == confirmed
+    assert "that the held-out samples confirm." in (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_next_command_trains_as_it_was_measured():
+    config = CurateConfig(
+        "some/model", "hf", PromptSource("p.jsonl"), SamplingSettings(temperature=0.7, max_tokens=3000),
+        prompt_template="raw", reward="mine.py:f",
+    )  # fmt: skip
+    assert shlex.join(_training(config, Path("a b.jsonl"))) == (
+        "mismatch-cli train --dataset 'a b.jsonl' --max-tokens 3000 --model some/model --learning-rate 1e-6 "
+        "--temperature 0.7 --prompt-template raw --reward mine.py:f"
+    )
+    ours = replace(config, model=str(bundled("model")), prompt_template="chat", reward="")
+    assert not {"--model", "--learning-rate", "--prompt-template"} & set(_training(ours, Path("p")))
 
 
 def test_what_it_writes_can_be_trained_on(curated, tmp_path):
@@ -98,8 +138,8 @@ def test_problems_without_answers_cannot_be_curated(tmp_path, capfd):
     assert "has no problem with an answer" in " ".join(capfd.readouterr().err.split())
 
 
-def test_a_reward_of_ones_own_needs_no_answers(tmp_path):
-    (tmp_path / "mine.py").write_text("def even(response):\n    return 1 - len(response) % 2\n")
+def test_a_reward_of_ones_own_needs_no_answers(tmp_path, capfd, monkeypatch):
+    (tmp_path / "mine.py").write_text("def even(response):\n    return 1 - len(response) % 2\ntwo = lambda: 2\n")
     problems = [{"problem": f"Will has {n} kites. How many?"} for n in range(3)]
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, problems)))
     flags = ["--prompts", str(tmp_path / "p.jsonl"), "--reward", f"{tmp_path}/mine.py:even", "--keep", "0", "1"]
@@ -107,3 +147,31 @@ def test_a_reward_of_ones_own_needs_no_answers(tmp_path):
     rows = rows_of(tmp_path / "run")
     assert [row["problem"] for row in rows] == [problem["problem"] for problem in problems]
     assert {row["answer"] for row in rows} == {None}
+    assert "mean reward, by " in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    flags[3] = f"{tmp_path}/mine.py:two"
+    assert run([*CURATE.split(), *flags, "-o", str(tmp_path / "two")]) == 1
+    assert "has a reward of 2." in " ".join(capfd.readouterr().err.split())
+    flags[3] = f"{tmp_path}/mine.py:typo"
+    monkeypatch.setattr("mismatch_cli.recording.curate.load_engine", None)
+    assert run([*CURATE.split(), *flags, "-o", str(tmp_path / "typo")]) == 1
+    assert "has no function 'typo'" in " ".join(capfd.readouterr().err.split())
+
+
+def test_ctrl_c_says_how_to_go_on(monkeypatch, tmp_path, capfd):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mismatch_cli.recording.curate.curate", interrupted)
+    assert run([*CURATE.split(), "-o", str(tmp_path / "run")]) == 130
+    assert "`curate --resume` goes on with it" in capfd.readouterr().err
+
+
+def test_a_reward_has_one_name_from_wherever_it_is_given(monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr("mismatch_cli.recording.curate.curate", lambda config, *_, **__: exit(seen.append(config)))
+    (tmp_path / "mine.py").touch()
+    monkeypatch.chdir(tmp_path)
+    for where in ("mine.py:f", f"{tmp_path}/mine.py:f", "nowhere.py:f"):
+        with pytest.raises(SystemExit):
+            run([*CURATE.split(), "-o", str(tmp_path / "run"), "--reward", where])
+    assert [config.reward for config in seen] == [f"{tmp_path}/mine.py:f"] * 2 + ["nowhere.py:f"]

@@ -23,6 +23,7 @@ class CurationAnalysis:
 
     curation: Curation
     config: Mapping[str, Any]  # as in the manifest of the traces
+    confirm: bool = False  # whether only the confirmed problems are written
 
     @property
     def model(self) -> str:
@@ -75,6 +76,7 @@ def summary_json(analysis: CurationAnalysis) -> dict[str, Any]:
         "count": len(curation.accuracy),
         "kept": len(curation.kept),
         "confirmed": len(curation.confirmed),
+        "written": len(curation.confirmed if analysis.confirm else curation.kept),
         "accuracy": mean_over_problems(analysis.accuracy_P).to_dict(),
         "accuracy_of_kept": mean_over_problems(chosen_K).to_dict(),
         "held_out_accuracy": mean_over_problems(held_out_K).to_dict(),

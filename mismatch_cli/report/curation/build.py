@@ -42,7 +42,7 @@ def build_view(analysis: CurationAnalysis, figures: Sequence[FigureView], comman
     return ReportView(
         title="Which problems can be perfected?",
         about=about,
-        notes=(),
+        notes=_notes(analysis),
         headline=_headline(analysis),
         leading=_leading(analysis),
         sections=(
@@ -59,6 +59,22 @@ def build_view(analysis: CurationAnalysis, figures: Sequence[FigureView], comman
         version=__version__,
         notation=_NOTATION,
     )
+
+
+def _notes(analysis: CurationAnalysis) -> tuple[str, ...]:
+    notes = []
+    if analysis.config["reward"]:
+        notes.append(
+            f"Accuracy here is the mean reward, by {analysis.config['reward']}. A problem whose samples all earn the "
+            "same teaches nothing, wherever that lies in the range."
+        )
+    if analysis.confirm:
+        notes.append(
+            f"Written were the {numbers.count(len(analysis.curation.confirmed))} problems that the held-out samples "
+            "confirm. Their held-out accuracies are thereby selected, too: what this report says of the held-out "
+            "samples is of all that were kept."
+        )
+    return tuple(notes)
 
 
 def _settings(config: Mapping[str, Any]) -> Facts:

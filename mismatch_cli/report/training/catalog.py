@@ -22,7 +22,10 @@ def _metric(key: str, label: str, formula: str, unit: str, source: str) -> Metri
 
 REWARD = _metric("reward", "final reward", f"mean reward of the batch, over the last {LAST} steps", "reward", _COMMON)
 BEST = _metric("best", "best reward", f"the highest mean reward of {LAST} successive steps", "reward", _COMMON)
-ACCURACY = _metric("eval_accuracy", "final accuracy", "share of right answers in the last evaluation", "share", _COMMON)
+ACCURACY = _metric(
+    "eval_accuracy", "final accuracy", "mean reward of the last evaluation (share of right answers by math-verify)",
+    "share", _COMMON,
+)  # fmt: skip
 DP_FIRST = _metric(
     "abs_dp_first", f"mean |π − μ|, first {FIRST} steps",
     f"mean over tokens of |π − μ| at equal weights, over the first {FIRST} steps", "probability", f"{_DPPO}, Fig. 3",
