@@ -108,6 +108,8 @@ class VllmEngine:
         weights = iter(model.state_dict().items())
         with engine_log(self._settings.log_file):
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+            if self.llm.llm_engine.vllm_config.device_config.device_type == "cpu":
+                self.llm.apply_model(_repack_experts)
         if not self.llm.reset_prefix_cache():
             raise MismatchError(
                 "vLLM did not drop its prefix cache, which holds keys of the old weights. Switch it off with "
@@ -136,6 +138,14 @@ class VllmEngine:
         """Drop what is queued: after an interrupt the next `generate` would run it first."""
         engine = self.llm.llm_engine
         engine.abort_request(list(engine.output_processor.request_states), internal=True)
+
+
+def _repack_experts(model: Any) -> None:
+    """vLLM on CPU packs fused experts when it loads, and forgets to when it reloads: garbage, without a word."""
+    for layer in model.modules():
+        kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
+        if kernel is not None and hasattr(layer, "w13_weight"):
+            kernel.fused_experts.process_weights_after_loading(layer)
 
 
 def describe_config(config: Any) -> dict[str, Any]:

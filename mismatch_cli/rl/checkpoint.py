@@ -57,6 +57,13 @@ def cut_back(run_folder: Path, step: int) -> None:
             shutil.rmtree(folder)
 
 
+def last_step(run_folder: Path) -> int:
+    """The newest step on record; 0 where there is none."""
+    path = run_folder / METRICS_FILE
+    steps = [_step_of(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+    return int(max((step for step in steps if step < float("inf")), default=0))
+
+
 def _checkpoints(run_folder: Path) -> list[Path]:
     return sorted(path for path in (run_folder / "checkpoints").glob("step-*") if (path / _STATE).is_file())
 

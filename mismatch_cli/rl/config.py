@@ -63,6 +63,7 @@ class TrainConfig:
     trainer_dtype: str = _set("bfloat16", "Of the weights that compute; the ones that AdamW changes are float32.")
     rollout_dtype: str = _set("bfloat16", "Of the engine.")
     kv_cache_dtype: str = _set("auto", "Of the engine's KV cache; fp8 makes a large mismatch.")
+    engine_memory: float = _set(0.4, "Share of a GPU's memory for vLLM; the trainer needs the rest.")
     attn: str = _set("", "Attention implementation of the trainer; empty: the model's own.")
     token_budget: int = _set(8192, "Padded tokens in a micro-batch of the trainer.")
     threads: int = _set(0, "CPU threads of torch; 0: chosen for the model.")
@@ -85,6 +86,14 @@ class TrainConfig:
         for name in ("learning_rate", "max_grad_norm"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} = {getattr(self, name)} makes no sense. Use a number above 0.")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UsageError(f"{name} = {getattr(self, name)} makes no sense. Use a number from 0 to below 1.")
+        if not 0 < self.engine_memory < 1:
+            raise UsageError(f"engine_memory = {self.engine_memory} makes no sense. Use a share between 0 and 1.")
+        for name in ("adam_eps", "weight_decay"):
+            if not getattr(self, name) >= 0:
+                raise UsageError(f"{name} = {getattr(self, name)} makes no sense. Use 0 or more.")
         if self.minibatches > self.prompts_per_step * self.samples_per_prompt:
             raise UsageError(f"{self.minibatches} minibatches are more than the responses of a step.")
 

@@ -98,8 +98,8 @@ class Learner:
 
     def update(self, samples: Sequence[Sample]) -> Update:
         """One optimiser step; a `NotFiniteError`, and no step, where loss or gradient are not finite."""
-        for weight in self._weights:
-            weight.grad = None
+        for parameter in (*self._weights, *self._masters):
+            parameter.grad = None
         scale_S = response_scale(
             self._settings.aggregation,
             np.array([len(s.rollout.response_ids) for s in samples]),
@@ -112,6 +112,7 @@ class Learner:
             members = [samples[i] for i in batch]
             share, parts = self._accumulate([requests[i] for i in batch], members, scale_S[batch])
             loss += share
+            self._collect_gradients()
             for i, part in zip(batch, parts, strict=True):
                 seen[i] = part
         grad_norm = self._gradient_norm()
@@ -141,7 +142,8 @@ class Learner:
     ) -> tuple[float, list[_Seen]]:
         """Add the gradient of one micro-batch; answers its loss, and what was seen of each response."""
         ids_BL, mask_BL = pad_right(requests, self.model.device)
-        with torch.set_grad_enabled(any(s.advantage != 0 for s in samples)):
+        learning = any(s.advantage != 0 for s in samples)
+        with torch.set_grad_enabled(learning):
             hidden_BLH = self._backbone(input_ids=ids_BL, attention_mask=mask_BL, use_cache=False).last_hidden_state
         rows = zip(hidden_BLH, requests, strict=True)
         hidden_TH = torch.cat([hidden_LH[len(r.prompt_ids) - 1 : r.num_fed] for hidden_LH, r in rows])
@@ -152,20 +154,31 @@ class Learner:
             scores = score_hidden(hidden_TH.detach(), self._head, ids_T, judged.query_ids_TK, self._sampling)
             judged.look_first(scores)
             known = Known(scores.logp_T.clone(), scores.entropy_T.clone())  # inference tensors cannot meet autograd
-        found = policy_gradient_loss(hidden_TH, self._head, ids_T, judged.coefficient, self._sampling, known=known)
-        if found.loss.requires_grad:
+        with torch.set_grad_enabled(learning):
+            found = policy_gradient_loss(hidden_TH, self._head, ids_T, judged.coefficient, self._sampling, known=known)
+        if learning:
             (found.loss * self.loss_scale.value).backward()
         lengths = [len(r.response_ids) for r in requests]
-        parts = [[x.cpu().numpy() for x in side.split(lengths)] for side in (found.logp_N, found.entropy_N)]
+        seen_first = found if known is None else known  # what the coefficients were formed from
+        parts = [[x.cpu().numpy() for x in side.split(lengths)] for side in (seen_first.logp_N, seen_first.entropy_N)]
         topk = [None] * len(lengths) if judged.topk_logp_TK is None else judged.topk_logp_TK.cpu().split(lengths)
         seen = list(zip(*parts, [x if x is None else x.numpy() for x in topk], strict=True))
         return float(found.loss.detach()), seen
 
-    def _gradient_norm(self) -> float:
-        """Gradients to float32, unscaled, clipped to `max_grad_norm`; answers their norm before the clip."""
+    def _collect_gradients(self) -> None:
+        """Move the gradients of half-precision weights to the masters: their sum over micro-batches is float32."""
         for weight, master in zip(self._weights, self._masters, strict=True):
-            gradient = torch.zeros_like(master) if weight.grad is None else weight.grad.float()
-            master.grad = gradient.div_(self.loss_scale.value) if self.loss_scale.enabled else gradient
+            if weight is not master and weight.grad is not None:
+                part = weight.grad.float()
+                master.grad = part if master.grad is None else master.grad.add_(part)
+                weight.grad = None
+
+    def _gradient_norm(self) -> float:
+        """Gradients unscaled, and clipped to `max_grad_norm`; answers their norm before the clip."""
+        for master in self._masters:
+            master.grad = torch.zeros_like(master) if master.grad is None else master.grad
+            if self.loss_scale.enabled:
+                master.grad.div_(self.loss_scale.value)
         return float(torch.nn.utils.clip_grad_norm_(self._masters, self._settings.max_grad_norm))
 
     def _step(self) -> None:

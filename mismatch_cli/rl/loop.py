@@ -32,6 +32,7 @@ def train(
     """
     with _running(config, run_folder, say) as run:
         done, seconds = run.restore() if resume else None, _Seconds()
+        run.sync.load()  # also at the start: the engine may have read the model in another precision than the trainer
         if done is None and config.eval_every:
             with seconds("evaluate"):
                 run.evaluate_before()
@@ -79,8 +80,9 @@ def train(
 @contextmanager
 def _running(config: TrainConfig, run_folder: Path, say: Callable[[str], None]) -> Iterator[Run]:
     """A run that is closed however it ends; what breaks in torch ends it with a sentence that says how to go on."""
-    run = Run(config, run_folder, say)
+    run = None
     try:
+        run = Run(config, run_folder, say)
         yield run
     except (RuntimeError, MemoryError) as error:  # torch says everything with these: no memory left, a lost device
         kind = type(error).__name__
@@ -90,7 +92,8 @@ def _running(config: TrainConfig, run_folder: Path, say: Callable[[str], None]) 
             f"checkpoint with --resume.{memory} --debug shows where it failed."
         ) from error
     finally:
-        run.close()
+        if run is not None:
+            run.close()
 
 
 class _Seconds:

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.engines import Engine, EngineSettings, Request, create_engine
 from mismatch_cli.engines._sampling import sample_checked, sample_seed
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import load_tokenizer
-from mismatch_cli.rl.checkpoint import METRICS_FILE, cut_back, latest_checkpoint, save_checkpoint
+from mismatch_cli.rl.checkpoint import METRICS_FILE, cut_back, last_step, latest_checkpoint, save_checkpoint
 from mismatch_cli.rl.config import FILE_NAME, TrainConfig
 from mismatch_cli.rl.learner import Learner, LearnerSettings, NotFiniteError, Sample
 from mismatch_cli.rl.step import Minibatch, Step, Use, step_table
@@ -47,32 +49,51 @@ class Run:
         self._sampling = SamplingSettings(temperature=config.temperature, max_tokens=config.max_tokens)
         self._tokenizer = load_tokenizer(config.model)
         self.task = Task(config, self._tokenizer)  # first: what is wrong with the data is told before a model is loaded
-        extra = {} if config.kv_cache_dtype == "auto" else {"kv_cache_dtype": config.kv_cache_dtype}
-        settings = EngineSettings(
-            config.model, self._sampling, algorithm.needs_top_k, config.rollout_dtype, config.seed,
-            run_folder / "log" / f"{config.engine}.log", extra,
+        self.engine: Engine = create_engine(config.engine, self._engine_settings(algorithm.needs_top_k))
+        try:
+            self._load(updates, algorithm)
+        except BaseException:
+            self.close()
+            raise
+
+    def _engine_settings(self, top_k: int) -> EngineSettings:
+        config = self.config
+        extra: dict[str, Any] = {} if config.kv_cache_dtype == "auto" else {"kv_cache_dtype": config.kv_cache_dtype}
+        if config.engine == "vllm" and torch.cuda.is_available():  # the trainer lives on the same device
+            extra["gpu_memory_utilization"] = config.engine_memory
+        log = self.folder / "log" / f"{config.engine}.log"
+        return EngineSettings(
+            config.model, self._sampling, top_k, config.rollout_dtype, config.seed, log, extra
         )  # fmt: skip
-        self.engine: Engine = create_engine(config.engine, settings)
+
+    def _load(self, updates: LearnerSettings, algorithm: Algorithm) -> None:
+        """Pose the problems in the engine's context, and load the trainer beside the engine."""
+        config = self.config
         self.task.pose(self.engine.max_model_len)
         for sentence in self.task.left_out:
-            say(sentence)
+            self._say(sentence)
         trainer = Trainer.load(
             config.model, sampling=self._sampling, dtype=config.trainer_dtype, attn_implementation=config.attn or None
         )
         self.learner = Learner(trainer, algorithm, self._sampling, updates)
-        exact = (config.trainer_dtype, config.rollout_dtype) == ("float32", "float32")
+        exact = (config.trainer_dtype, config.rollout_dtype, config.kv_cache_dtype) == ("float32", "float32", "auto")
         self.sync = WeightSync(self.engine, trainer, exact=exact, token_budget=config.token_budget)
 
     def restore(self) -> int | None:
         """Go back to the newest checkpoint; answers how many steps are done, None where nothing is."""
         state = latest_checkpoint(self.folder)
         if state is None:
+            recorded = last_step(self.folder)
+            if recorded >= min(self.config.checkpoint_every, self.config.steps):
+                raise MismatchError(
+                    f"{self.folder} has {recorded} steps on record, but its checkpoints are gone, so nothing can go on "
+                    "from there. Look at it with `mismatch-cli report`, or start anew in another --output."
+                )
             cut_back(self.folder, -1)
             return None
         self.learner.load_state_dict(state["learner"])
         self.sync.load_state_dict(state["sync"])
         self.task.judge.load_state_dict(state["judge"])
-        self.sync.load()
         cut_back(self.folder, int(state["step"]))
         return int(state["step"])
 
@@ -116,7 +137,9 @@ class Run:
         return batches
 
     def samples(self, step: Step, rows: list[int]) -> list[Sample]:
-        known = [None if step.recomputed is None else step.recomputed[row] for row in rows]
+        """Minibatches of a step for the learner; at the weights that sampled, what it sees itself is the recomputed."""
+        moved = self.learner.version > step.version
+        known = [step.recomputed[row] if step.recomputed is not None and moved else None for row in rows]
         return [
             Sample(
                 step.rollouts[row], float(step.advantage_S[row]), None if scores is None else scores.logp_T,

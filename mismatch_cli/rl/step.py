@@ -124,7 +124,7 @@ def step_record(step: Step, table: pa.Table, algorithm: Algorithm) -> dict[str, 
         "current": _pick(pairs["total"]),
         "entropy": pairs["total"].result()["metrics"]["entropy_mean"]["value"],
     }
-    return record | _groups(step) | _blocked(batch, algorithm, recomputed=step.recomputed is not None)
+    return record | _groups(step) | _blocked(batch, algorithm)
 
 
 def _mean(values: list[float]) -> float | None:
@@ -145,13 +145,11 @@ def _pick(summary: MismatchSummary) -> dict[str, float | None]:
     return {name: metrics[key]["value"] for name, key in _NAMES.items()}
 
 
-def _blocked(batch: Any, algorithm: Algorithm, *, recomputed: bool) -> dict[str, float | None]:
+def _blocked(batch: Any, algorithm: Algorithm) -> dict[str, float | None]:
     """What the run's own algorithm blocked, and bad updates."""
-    judged = recomputed or not algorithm.needs_recomputed
-    anchor, k = judged and algorithm.needs_recomputed, algorithm.needs_top_k if judged else 0
+    anchor, k = algorithm.needs_recomputed, algorithm.needs_top_k
     needs = Needs(True, anchor, k, topk_recomputed=anchor and k > 0)
-    question = Question((algorithm,) if judged else (), needs)
-    summary = ClippingSummary(question, replicates=0)
+    summary = ClippingSummary(Question((algorithm,), needs), replicates=0)
     summary.update(batch)
     result = clipping_result(summary, blocked_tokens=0)
     found = {name: result["bad_updates"][name]["value"] for name in ("over_tokens", "over_negative")}

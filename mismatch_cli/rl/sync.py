@@ -14,13 +14,14 @@ from mismatch_cli.rl.learner import Sample
 from mismatch_cli.scoring.batches import ScoreRequest
 from mismatch_cli.scoring.trainer import Trainer
 
-PROVEN, UNDECIDABLE = "proven", "undecidable"
+PROVEN, NEWER, UNDECIDABLE = "proven", "newer", "undecidable"
 _SAME = 1e-5  # mean |π − μ| between two float32 implementations of the same weights; measured: 3.4e-7
 _DEVIATIONS = 3.0  # standard errors of a paired difference before anything is said
 # The difference must also be a part of the smaller gap. The engine's weights are those of the trainer rounded, and all
 # responses share that rounding: where the step is small against it, either weights may fit better, significantly.
 _PART = 0.25
 _PAIRED = 16  # responses that are scored at the older weights
+_BROKEN = 5.0  # times the gap at the last answer: with the policy where it was, no rounding makes that
 
 
 class WeightSync:
@@ -28,8 +29,9 @@ class WeightSync:
 
     In float32 on both sides the proof costs nothing: the first minibatch is judged by the weights that sampled. In
     lower precision the engine never agrees exactly, so it is asked which weights it agrees with better, the new ones or
-    older ones: those of the step before, or of the last proof where the steps since then were too small to tell. That
-    takes a copy of the weights, and a forward pass over a few responses.
+    older ones: those of the step before ("proven"), or of the last answer where the steps since then were too small to
+    tell ("newer": than these, which an engine that is one small step late would be too). That takes a copy of the
+    weights, and a forward pass over a few responses.
     """
 
     def __init__(self, engine: Engine, trainer: Trainer, *, exact: bool, token_budget: int) -> None:
@@ -38,6 +40,8 @@ class WeightSync:
         self._before: list[torch.Tensor] | None = None  # older weights, for the paired test
         self._now: list[torch.Tensor] | None = None
         self._logp_before: list[np.ndarray] | None = None
+        self._age = 0  # steps between the older weights and now
+        self._gap = np.inf  # mean |π − μ| at the last answer
 
     def load(self) -> None:
         """Give the engine every weight as it is now."""
@@ -55,7 +59,7 @@ class WeightSync:
         """Before the first update of a step: what older weights say of its first minibatch."""
         if self._exact:
             return
-        self._now = self._copy()
+        self._now, self._age = self._copy(), self._age + 1
         if self._before is not None:
             requests = [ScoreRequest(s.rollout.prompt_ids, s.rollout.response_ids) for s in samples[:_PAIRED]]
             self._put(self._before)
@@ -68,19 +72,26 @@ class WeightSync:
         logp_rollout = [s.rollout.logp_rollout_T for s in samples]
         if self._exact:
             return prove_equal(logp_rollout, logp_trainer)
-        found = UNDECIDABLE  # at the first step: there are no other weights yet
-        if self._logp_before is not None:
+        gap, found = mean_gap(logp_rollout, logp_trainer), UNDECIDABLE
+        if self._logp_before is not None:  # at the first step there are no other weights yet
             found = prove_newer(logp_rollout[:_PAIRED], logp_trainer[:_PAIRED], self._logp_before)
-        if self._before is None or found == PROVEN:
-            self._before = self._now
+            if found == UNDECIDABLE and gap > max(_BROKEN * self._gap, _SAME):
+                raise MismatchError(
+                    f"The weight sync failed: mean |π − μ| went from {self._gap:.2g} to {gap:.2g}, which no "
+                    "older weights explain. The engine has broken weights, or only a part of them."
+                )
+        if self._before is None or found != UNDECIDABLE:
+            answer = PROVEN if self._age == 1 else NEWER
+            found = UNDECIDABLE if self._before is None else answer
+            self._before, self._age, self._gap = self._now, 0, gap
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """The older weights: a resumed run proves what the unbroken one does."""
-        return {"before": self._before}
+        """The older weights, and what goes with them: a resumed run answers what the unbroken one does."""
+        return {"before": self._before, "age": self._age, "gap": float(self._gap)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._before = state["before"]
+        self._before, self._age, self._gap = state["before"], state["age"], state["gap"]
 
     def _copy(self) -> list[torch.Tensor]:
         return [weight.detach().to("cpu", copy=True) for weight in self._trainer.model.parameters()]
@@ -93,13 +104,19 @@ class WeightSync:
 
 def prove_equal(logp_rollout: Sequence[np.ndarray], logp_trainer: Sequence[np.ndarray]) -> str:
     """In float32 on both sides log μ must be log π: a `MismatchError` where it is not."""
-    gap = float(np.abs(np.exp(np.concatenate(logp_trainer)) - np.exp(np.concatenate(logp_rollout))).mean())
+    gap = mean_gap(logp_rollout, logp_trainer)
     if not gap <= _SAME:  # false for NaN too
         raise MismatchError(
             f"The weight sync failed: the engine's probabilities are {gap:.2g} away from those of the trainer's "
             f"weights, on average, and in float32 they should agree to {_SAME:g}. The engine has old or broken weights."
         )
     return PROVEN
+
+
+def mean_gap(logp_rollout: Sequence[np.ndarray], logp_trainer: Sequence[np.ndarray]) -> float:
+    """mean |π − μ| over tokens; 0 where there are none."""
+    gap_T = np.abs(np.exp(np.concatenate(logp_trainer)) - np.exp(np.concatenate(logp_rollout)))
+    return float(gap_T.mean()) if len(gap_T) else 0.0
 
 
 def prove_newer(

@@ -65,11 +65,36 @@ def _nan(self: HfEngine, model: Any) -> None:
 
 
 @pytest.mark.parametrize("broken", [_stale, _partial, _nan], ids=["stale", "partial", "nan"])
-def test_a_broken_sync_stops_the_run(broken, tmp_path, monkeypatch):
+@pytest.mark.parametrize("rollout_dtype", ["float32", "bfloat16"])
+def test_a_broken_sync_stops_the_run(broken, rollout_dtype, tmp_path, monkeypatch):
+    """In float32 at once; in lower precision as soon as the steps are larger than the rounding, here at 5e-3."""
     monkeypatch.setattr(HfEngine, "load_weights", broken)
     with pytest.raises(MismatchError, match=r"weight sync failed|logits are NaN"):
-        run(tmp_path / "run")
-    assert len(numbers(tmp_path / "run")) == 1
+        run(tmp_path / "run", rollout_dtype=rollout_dtype, learning_rate=5e-3, steps=8)
+    began = (tmp_path / "run" / "metrics.jsonl").is_file()
+    assert began == (broken is not _nan)  # the engine is given its weights before the first step, too
+    if began:
+        done = len(numbers(tmp_path / "run"))
+        assert done == 1 if rollout_dtype == "float32" else done < 8
+
+
+def _one_step_late(model: Any, kept: list[dict[str, torch.Tensor]]) -> Any:
+    kept.append({name: weight.clone() for name, weight in model.state_dict().items()})
+    return kept[max(0, len(kept) - 2)]
+
+
+@pytest.mark.parametrize("learning_rate", [2e-6, 1e-3])
+def test_an_engine_that_is_one_step_late_is_never_called_proven(learning_rate, tmp_path, monkeypatch):
+    """With large steps it is found; with steps too small to tell it is "newer" than older weights, which it is."""
+    kept: list[dict[str, torch.Tensor]] = []
+    monkeypatch.setattr(HfEngine, "load_weights", lambda self, m: self._model.load_state_dict(_one_step_late(m, kept)))
+    changes = {"rollout_dtype": "bfloat16", "learning_rate": learning_rate, "steps": 8}
+    if learning_rate > 1e-4:
+        with pytest.raises(MismatchError, match="weight sync failed"):
+            run(tmp_path / "run", **changes)
+    else:
+        run(tmp_path / "run", **changes)
+    assert "proven" not in {line["sync"] for line in numbers(tmp_path / "run")}
 
 
 def test_a_trace_of_every_nth_step_can_be_opened(tmp_path):
