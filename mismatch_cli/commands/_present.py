@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.commands._progress import TerminalProgress
+from mismatch_cli.errors import MismatchError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,6 +22,19 @@ if TYPE_CHECKING:
 
 SUMMARY_FILE, HTML_FILE, PLOTS_FOLDER = "summary.json", "report.html", "plots"
 _WORST_IN_HTML = 10
+
+
+def check_report_folder(folder: Path) -> None:
+    """Refuse to write the report of several training runs over anything but an earlier one."""
+    try:
+        found = json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8"))
+        ours = isinstance(found, dict) and found.get("format") == "mismatch-cli training"
+    except (OSError, ValueError):
+        ours = False
+    reports = () if ours else (SUMMARY_FILE, HTML_FILE, PLOTS_FOLDER)
+    foreign = [name for name in ("trace", "metrics.jsonl", *reports) if (folder / name).exists()]
+    if foreign:
+        raise MismatchError(f"{folder} is no folder of training runs: it holds {foreign[0]}. Choose another --output.")
 
 
 def present(

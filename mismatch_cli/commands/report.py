@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from mismatch_cli.commands._options import Debug, Force, Json, Output, Quiet, Worst
 from mismatch_cli.errors import MismatchError, UsageError
-
-if TYPE_CHECKING:
-    from mismatch_cli.trace.reader import Trace
 
 
 def command(
@@ -45,7 +41,7 @@ def command(
       mismatch-cli report train-miniature
     """
     from mismatch_cli.bundled import bundled_trace
-    from mismatch_cli.commands._present import present, present_training
+    from mismatch_cli.commands._present import check_report_folder, present, present_training
     from mismatch_cli.commands._progress import TerminalProgress
     from mismatch_cli.trace.reader import Trace
 
@@ -54,13 +50,17 @@ def command(
     progress = TerminalProgress(quiet)
     training = [run for path in traces or [] for run in _training_runs(path)]
     if training:
-        present_training(training, output or _together(training), as_json=json, progress=progress)
+        own = traces[0] if traces and len(traces) == 1 else None
+        if own and output is None and training != [own]:
+            check_report_folder(own)
+        present_training(training, _output_folder(output, own, force), as_json=json, progress=progress)
         return
     named = traces or _latest_run()
     if not named:
         progress.say("There is no run in this folder: reporting on the bundled trace.")
     opened = [Trace.open(path) for path in named or [bundled_trace()]]
-    folder = _output_folder(output, opened if named else [], force)
+    own = opened[0].run_folder if named and len(opened) == 1 else None
+    folder = _output_folder(output, own, force)
     present(opened, folder, worst=worst, as_json=json, progress=progress)
     if export is not None:
         from mismatch_cli.report.export import export_tokens
@@ -75,21 +75,16 @@ def _training_runs(path: Path) -> list[Path]:
     )
 
 
-def _together(runs: list[Path]) -> Path:
-    """The folder that holds the runs, which is where `train` writes their report."""
-    return runs[0] if len(runs) == 1 else Path(os.path.commonpath(runs))
-
-
 def _latest_run() -> list[Path]:
     """The run in this folder that was written last, if there is one."""
     runs = [path.parent.parent for path in Path().glob("*/trace/manifest.json")]
     return sorted(runs, key=lambda run: (run / "trace" / "manifest.json").stat().st_mtime)[-1:]
 
 
-def _output_folder(output: Path | None, traces: list[Trace], force: bool) -> Path:
-    """Where the report goes: into the run it is about, whose own report it renews, unless another folder is named."""
-    if output is None and len(traces) == 1:
-        return traces[0].run_folder
+def _output_folder(output: Path | None, own: Path | None, force: bool) -> Path:
+    """Where the report goes: into the folder it is about, whose own report it renews, unless another one is named."""
+    if output is None and own is not None:
+        return own
     folder = output or Path("report")
     if folder.exists() and any(folder.iterdir()) and not force:
         raise MismatchError(f"{folder} already exists. Replace its report with --force, or choose another --output.")
