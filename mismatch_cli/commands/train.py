@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mismatch_cli.bundled import bundled
 from mismatch_cli.commands._live import STOPPING, TrainingView
 from mismatch_cli.commands._options import Debug, Quiet
 from mismatch_cli.errors import MismatchError, UsageError
@@ -77,36 +78,97 @@ def _train(
     if show_config:
         print(configs[0].to_toml(), end="")
         return
-    folder = output or Path(f"train-{Path(preset).stem}")
-    _train_each(configs, folder, resume, report_every, TerminalProgress(quiet))
+    folder, progress = output or Path(f"train-{Path(preset).stem}"), TerminalProgress(quiet)
+    if (
+        preset == "miniature"
+        and "learning_rate" not in changes
+        and Path(first.model).resolve() != bundled("model").resolve()
+    ):
+        progress.say(
+            f"The learning rate of the preset miniature, {first.learning_rate:g}, was chosen for the bundled model: "
+            "for another one see --learning-rate and --preset paper."
+        )
+    _train_each(configs, folder, resume, report_every, progress)
 
 
 def _train_each(
     configs: Sequence[TrainConfig], output: Path, resume: bool, report_every: float, progress: TerminalProgress
 ) -> None:
-    """Train one after the other, and report on what there is, also where the user stopped."""
-    from mismatch_cli.commands._present import present_training
+    """Train one after the other, and report on what there is, also where a run failed or the user stopped."""
+    from mismatch_cli.commands._present import check_report_folder
     from mismatch_cli.commands._refresh import Refresher
     from mismatch_cli.recording.folder import locked
 
-    folders = [output if len(configs) == 1 else output / _run_name(config) for config in configs]
+    folders = _run_folders(configs, output)
+    if len(configs) > 1:
+        check_report_folder(output)
     for config, folder in zip(configs, folders, strict=True):
         _prepare(folder, config, resume)
     refresher = Refresher(folders, output, report_every, progress.say)
+    begun: list[Path] = []
+    failed: list[str] = []
+    stopped = False
     try:
         for number, (config, folder) in enumerate(zip(configs, folders, strict=True), start=1):
             view = TrainingView(config, number, len(configs))
-            with locked(folder):
-                done = _run(config, folder, resume, view, refresher, progress)
+            try:
+                with locked(folder):
+                    begun.append(folder)
+                    stopped = not _run(config, folder, resume, view, refresher, progress)
+            except MismatchError as error:
+                if len(configs) == 1:
+                    raise
+                failed.append(folder.name)
+                progress.say(f"{folder.name} failed: {error}")
             if view.stopping:
+                stopped = stopped or number < len(configs)
                 break
     finally:
         refresher.stop()
-    present_training(folders[:number], output, as_json=False, progress=progress)
-    if not done or number < len(folders):
+        _report(begun, output, progress)
+    if stopped:
         where = shlex.quote(str(output))
         progress.say(f"Stopped and saved. Go on with the same command and: --resume --output {where}")
         raise KeyboardInterrupt
+    if failed:
+        raise MismatchError(
+            f"{len(failed)} of {len(configs)} runs failed, for the reasons above: {', '.join(failed)}. The same "
+            "command with --resume tries them again from their last checkpoints."
+        )
+
+
+def _report(folders: Sequence[Path], output: Path, progress: TerminalProgress) -> None:
+    """The final report of those runs that have a step."""
+    from mismatch_cli.commands._present import present_training
+
+    with_steps = [folder for folder in folders if _has_step(folder)]
+    if with_steps:
+        present_training(with_steps, output, as_json=False, progress=progress)
+
+
+def _has_step(folder: Path) -> bool:
+    """Whether a step can be read; of a run that has failed anything may be there."""
+    from mismatch_cli.report.training.runs import read_runs
+
+    try:
+        return any(run.step_N.max() > 0 for run in read_runs([folder]))
+    except MismatchError:
+        return False
+
+
+def _run_folders(configs: Sequence[TrainConfig], output: Path) -> list[Path]:
+    """One run has the whole folder, of several each has its own; a `UsageError` where two have the same name."""
+    if len(configs) == 1:
+        return [output]
+    by_name: dict[str, TrainConfig] = {}
+    for config in configs:
+        other = by_name.setdefault(_run_name(config), config)
+        if other is not config:
+            raise UsageError(
+                f"-a {other.algorithm} and -a {config.algorithm} would both be the run {_run_name(config)}. "
+                "Leave one out, or train it into another --output."
+            )
+    return [output / name for name in by_name]
 
 
 def _run_name(config: TrainConfig) -> str:
@@ -114,11 +176,13 @@ def _run_name(config: TrainConfig) -> str:
 
 
 def _prepare(run_folder: Path, config: TrainConfig, resume: bool) -> None:
-    """Never write over a run; a resumed one must be the same run."""
+    """Never write over anything; a resumed run must be the same run."""
     saved = run_folder / FILE_NAME
     in_it = {path.name for path in run_folder.iterdir()} if run_folder.exists() else set()
     if not resume and in_it - _LEFT_BY_A_FAILED_START:
         raise MismatchError(f"{run_folder} already exists. Go on with --resume, or choose another --output.")
+    if in_it - _LEFT_BY_A_FAILED_START and not saved.is_file():
+        raise MismatchError(f"{run_folder} holds no training run to resume. Choose another --output.")
     if resume and saved.is_file() and saved.read_text(encoding="utf-8") != config.to_toml():
         raise UsageError(f"{saved} has other settings. Resume with the flags of that run, or choose another --output.")
 

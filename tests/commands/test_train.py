@@ -13,6 +13,7 @@ import tomllib
 import pytest
 
 from mismatch_cli.cli import run
+from mismatch_cli.errors import MismatchError
 
 SIZE = "--steps 1 --prompts-per-step 2 --samples-per-prompt 4 --max-tokens 48 --num-problems 2 --eval-samples 1"
 TRAIN = f"train --engine hf {SIZE} --eval-every 0 --trace-every 0 --threads 1".split()
@@ -59,6 +60,86 @@ def test_other_settings_are_not_resumed(tmp_path, capfd):
     assert run([*TRAIN, "-o", str(tmp_path / "run"), "--quiet"]) == 0
     assert run([*TRAIN, "-o", str(tmp_path / "run"), "--resume", "--learning-rate", "0.5"]) != 0
     assert "has other settings" in capfd.readouterr().err
+
+
+def test_runs_that_would_share_a_folder_are_refused(tmp_path, capfd):
+    for folder in ("v1", "v2"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mask.py").touch()
+    first, second = (str(tmp_path / folder / "mask.py") for folder in ("v1", "v2"))
+    assert run([*TRAIN, "-a", first, "-a", second, "-o", str(tmp_path / "runs")]) == 2
+    assert f"-a {first} and -a {second} would both be the run mask.py-seed-0" in capfd.readouterr().err
+    assert run([*TRAIN, "-a", "pg-is", "-a", "pg-is", "-o", str(tmp_path / "runs")]) == 2
+
+
+def test_a_run_that_fails_does_not_end_the_others(tmp_path, capfd, monkeypatch):
+    def train(config, folder, on_step, **_):
+        (folder / "metrics.jsonl").write_text('{"step": 0, "eval_accuracy": 0.5}\n')
+        if config.algorithm == "pg-is":
+            raise MismatchError("The gradient is not finite.")
+        with (folder / "metrics.jsonl").open("a") as metrics:
+            metrics.write('{"step": 1, "reward": 0.5}\n')
+        if config.algorithm == "cispo":
+            raise MismatchError("No memory is left.")
+        return True
+
+    monkeypatch.setattr("mismatch_cli.rl.loop.train", train)
+    several = [flag for name in ("pg-is", "cispo", "dppo-binary-tv") for flag in ("-a", name)]
+    assert run([*TRAIN, *several, "-o", str(tmp_path / "runs")]) == 1
+    out, err = capfd.readouterr()
+    assert "pg-is-seed-0 failed: The gradient is not finite." in err
+    assert "2 of 3 runs failed, for the reasons above: pg-is-seed-0, cispo-seed-0." in err
+    assert "dppo-binary-tv-seed-0 has a" in out and "cispo-seed-0 has a" in out and "pg-is" not in out
+    assert (tmp_path / "runs" / "report.html").is_file()
+    assert run([*TRAIN, "-a", "cispo", "-o", str(tmp_path / "one")]) == 1
+    assert "No memory is left." in capfd.readouterr().err and (tmp_path / "one" / "report.html").is_file()
+    assert run([*TRAIN, "-a", "pg-is", "-o", str(tmp_path / "none")]) == 1
+    assert "mismatch-cli: The gradient is not finite." in capfd.readouterr().err
+    assert not (tmp_path / "none" / "report.html").exists()
+
+
+def test_a_second_ctrl_c_leaves_a_report_that_does_not_reload(tmp_path, monkeypatch):
+    def train(config, folder, on_step, **_):
+        (folder / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n')
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mismatch_cli.rl.loop.train", train)
+    assert run([*TRAIN, "-o", str(tmp_path)]) == 130
+    assert 'http-equiv="refresh"' not in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_what_somebody_else_wrote_is_neither_resumed_nor_written_over(tmp_path, capfd):
+    (tmp_path / "results.csv").touch()
+    assert run([*TRAIN, "--resume", "-o", str(tmp_path)]) == 1
+    assert "holds no training run to resume" in capfd.readouterr().err
+    for name, content in (("report.html", ""), ("summary.json", '{"format": "mismatch-cli curation"}')):
+        folder = tmp_path / name.replace(".", "-")
+        folder.mkdir()
+        (folder / name).write_text(content)
+        assert run([*TRAIN, "--seeds", "2", "-o", str(folder)]) == 1
+        assert f"is no folder of training runs: it holds {name}" in " ".join(capfd.readouterr().err.split())
+    (tmp_path / "probe" / "trace").mkdir(parents=True)
+    assert run([*TRAIN, "--seeds", "2", "-o", str(tmp_path / "probe")]) == 1
+
+
+def test_training_runs_named_one_by_one_are_reported_as_traces_are(tmp_path, capfd, monkeypatch):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n')
+    monkeypatch.chdir(tmp_path)
+    assert run(["report", "a", str(tmp_path / "b"), "-q"]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "report"]
+    assert run(["report", "a", "b", "-q"]) == 1
+    assert "report already exists. Replace its report with --force" in capfd.readouterr().err
+    assert run(["report", ".", "-q"]) == 0  # the folder of several, as `train` writes it
+    assert run(["report", ".", "-q"]) == 0
+
+
+def test_the_rate_of_the_default_preset_is_said_for_another_model(tmp_path, capfd):
+    run([*TRAIN, "--model", "/nowhere", "-o", str(tmp_path / "a")])
+    assert "miniature, 0.0005, was chosen for the bundled model" in " ".join(capfd.readouterr().err.split())
+    run([*TRAIN, "--model", "/nowhere", "--learning-rate", "1e-6", "-o", str(tmp_path / "b")])
+    assert "was chosen" not in capfd.readouterr().err
 
 
 def test_show_config_prints_a_preset_file(capfd):
