@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +26,8 @@ class Refresher:
         self._every, self._say, self._said = every, say, ""
         self._next = time.monotonic() + every
         self._child: subprocess.Popen[bytes] | None = None
+        # No pipe: nobody reads it before the process ends, and one that is full would hold it up.
+        self._errors = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - as long as this object
 
     def step_done(self) -> None:
         """Look after the process that draws, and start the next when it is time."""
@@ -32,8 +35,10 @@ class Refresher:
             return
         self._next = time.monotonic() + self._every
         try:
+            self._errors.seek(0)
+            self._errors.truncate()
             self._child = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                self._command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._errors,
                 env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True,  # Ctrl-C is not for it
             )  # fmt: skip
             os.setpriority(os.PRIO_PROCESS, self._child.pid, _LOWEST)
@@ -44,8 +49,9 @@ class Refresher:
         """End the process that draws, whatever it has done."""
         if self._child is not None and self._child.poll() is None:
             self._child.kill()  # what it writes is written under another name first
-            self._child.communicate()
+            self._child.wait()
         self._child = None
+        self._errors.close()
 
     def _is_free(self) -> bool:
         if self._child is None:
@@ -55,11 +61,14 @@ class Refresher:
             return False
         self._child.returncode = os.waitstatus_to_exitcode(status)
         self._next = max(self._next, time.monotonic() + (usage.ru_utime + usage.ru_stime) / _SHARE)
-        _, errors = self._child.communicate()
         self._child = None
         if status:
-            self._complain(errors.decode(errors="replace"))
+            self._complain(self._read_errors())
         return True
+
+    def _read_errors(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read().decode(errors="replace")
 
     def _complain(self, error: str) -> None:
         """Say once why it failed: it will be tried again."""

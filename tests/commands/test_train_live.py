@@ -152,6 +152,19 @@ def test_a_drawing_that_fails_is_said_once_and_ended_ones_leave_nothing_behind(t
     assert off._child is None
 
 
+def test_a_drawing_with_much_to_say_ends(tmp_path: Path) -> None:
+    said: list[str] = []
+    refresher = Refresher([tmp_path], tmp_path, 0.01, said.append)
+    for reason in ("first", "second"):
+        script = f"import sys; sys.stderr.write('a warning\\n' * 50_000); sys.exit('{reason}')"
+        refresher._command = [sys.executable, "-c", script]
+        refresher._next = 0
+        refresher.step_done()
+        wait_for(lambda: refresher.step_done() or refresher._child is None)
+    refresher.stop()
+    assert [each.rpartition(": ")[2] for each in said] == ["first", "second"]
+
+
 class Terminal:
     """A command in a terminal of its own."""
 
