@@ -12,7 +12,7 @@ from mismatch_cli.metrics.bootstrap import REPLICATES, ResampledSums, SequenceWe
 from mismatch_cli.metrics.catalog import CATALOG
 from mismatch_cli.metrics.cells import CellCounts, CellMoments, Cells
 from mismatch_cli.metrics.columns import COLUMNS, INDEX, add_response_sums, token_sums
-from mismatch_cli.metrics.estimate import clamped
+from mismatch_cli.metrics.estimate import Estimate, clamped
 from mismatch_cli.metrics.extremes import Extremes
 from mismatch_cli.metrics.formulas import evaluate
 from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
@@ -77,16 +77,15 @@ class MismatchSummary:
         self.exact.merge(other.exact)
         self.rounded.merge(other.rounded)
 
-    def result(self) -> dict[str, Any]:
-        """A plain dict for summary.json; each metric as value, low, high, note."""
+    def estimates(self) -> dict[str, Estimate]:
+        """Every metric of the catalog but the rank correlation, which takes longer than all others together."""
         exact, rounded = self.exact, self.rounded
         prompts = exact.prompts.result()
-        estimates = (
+        estimates: dict[str, Estimate] = (
             rounded.sums.result(evaluate, prompts)
             | rounded.weights.result(prompts)
             | token_quantiles(exact.cells, prompts)
             | exact.extremes.result()
-            | {"spearman": exact.spearman.result(prompts)}
             | {"equal_rewards_share": exact.groups.result(self.replicates, prompts)}
         )
         for name, (least, most) in _EXTREMES_OF.items():
@@ -94,6 +93,13 @@ class MismatchSummary:
                 if (key := f"{name}_{share}") in estimates:
                     bounds = (estimates[extreme].value if extreme else 0.0 for extreme in (least, most))
                     estimates[key] = clamped(estimates[key], *bounds)
+        return estimates
+
+    def result(self) -> dict[str, Any]:
+        """A plain dict for summary.json; each metric as value, low, high, note."""
+        exact, rounded = self.exact, self.rounded
+        prompts = exact.prompts.result()
+        estimates = self.estimates() | {"spearman": exact.spearman.result(prompts)}
         return {
             "pair": self.pair.name,
             "counts": counts_result(exact.counts, exact.prompts),

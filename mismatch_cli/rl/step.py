@@ -122,7 +122,7 @@ def step_record(step: Step, table: pa.Table, algorithm: Algorithm) -> dict[str, 
         "grad_norm": _mean([use.update.grad_norm for use in step.uses if use.update.stepped]),
         "mismatch": _pick(pairs["mismatch"]),
         "current": _pick(pairs["total"]),
-        "entropy": pairs["total"].result()["metrics"]["entropy_mean"]["value"],
+        "entropy": pairs["total"].estimates()["entropy_mean"].value,
     }
     return record | _groups(step) | _blocked(batch, algorithm)
 
@@ -141,8 +141,8 @@ def _groups(step: Step) -> dict[str, float]:
 def _pick(summary: MismatchSummary) -> dict[str, float | None]:
     if not summary.exact.counts.tokens:
         return {}
-    metrics = summary.result()["metrics"]
-    return {name: metrics[key]["value"] for name, key in _NAMES.items()}
+    estimates = summary.estimates()
+    return {name: estimates[key].value for name, key in _NAMES.items()}
 
 
 def _blocked(batch: Any, algorithm: Algorithm) -> dict[str, float | None]:
