@@ -79,16 +79,17 @@ def _train(
         print(configs[0].to_toml(), end="")
         return
     folder, progress = output or Path(f"train-{Path(preset).stem}"), TerminalProgress(quiet)
-    if (
-        preset == "miniature"
-        and "learning_rate" not in changes
-        and Path(first.model).resolve() != bundled("model").resolve()
-    ):
+    if preset == "miniature" and "learning_rate" not in changes:
+        _say_whose_rate(first, progress)
+    _train_each(configs, folder, resume, report_every, progress)
+
+
+def _say_whose_rate(config: TrainConfig, progress: TerminalProgress) -> None:
+    if Path(config.model).resolve() != bundled("model").resolve():
         progress.say(
-            f"The learning rate of the preset miniature, {first.learning_rate:g}, was chosen for the bundled model: "
+            f"The learning rate of the preset miniature, {config.learning_rate:g}, was chosen for the bundled model: "
             "for another one see --learning-rate and --preset paper."
         )
-    _train_each(configs, folder, resume, report_every, progress)
 
 
 def _train_each(
