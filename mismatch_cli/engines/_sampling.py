@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -18,19 +19,26 @@ def sample_seed(seed: int, prompt_id: int, sample_index: int, step: int = 0) -> 
     return int.from_bytes(digest, "big") >> 1
 
 
-def sample_checked(
-    engine: Engine, requests: Sequence[Request], prompt_id_S: Sequence[int], on_finished: Callable[[int], None]
-) -> list[Rollout]:
-    """Sample, and refuse what no sampler can have drawn; a `MismatchError` says which response of which prompt."""
+@contextmanager
+def engine_failures(doing: str, kept: str) -> Iterator[None]:
+    """Whatever breaks inside an engine is a `MismatchError` that says what is kept and how to go on."""
     try:
-        rollouts = engine.sample(requests, on_finished)
+        yield
     except MismatchError:
         raise
     except Exception as error:  # a foreign library can fail in any way: out of memory, a lost worker
         raise MismatchError(
-            f"The rollout engine failed while sampling ({type(error).__name__}: {first_line(error)}). "
-            "What was sampled before is kept: go on with --resume. --debug shows where it failed."
+            f"The rollout engine failed while {doing} ({type(error).__name__}: {first_line(error)}). "
+            f"{kept}: go on with --resume. --debug shows where it failed."
         ) from error
+
+
+def sample_checked(
+    engine: Engine, requests: Sequence[Request], prompt_id_S: Sequence[int], on_finished: Callable[[int], None]
+) -> list[Rollout]:
+    """Sample, and refuse what no sampler can have drawn; a `MismatchError` says which response of which prompt."""
+    with engine_failures("sampling", "What was sampled before is kept"):
+        rollouts = engine.sample(requests, on_finished)
     for prompt_id, rollout in zip(prompt_id_S, rollouts, strict=True):
         _check(prompt_id, rollout)
     return rollouts

@@ -24,6 +24,7 @@ from mismatch_cli.recording.rollouts import (
     shards_of,
     start_judge,
 )
+from mismatch_cli.tasks.judge import judgeable
 from mismatch_cli.tasks.prompts import EncodedPrompts, Problem, encode_prompts, load_problems
 from mismatch_cli.torch_settings import set_threads
 from mismatch_cli.trace.files import write_atomically
@@ -47,11 +48,7 @@ def curate(
     manifest = manifest | {"config": config.to_json(), "threads": threads, "libraries": library_versions()}
     with locked(run_folder):
         tokenizer = load_tokenizer(config.model)
-        problems = [p for p in load_problems(config.prompts) if config.reward or p.answer is not None]
-        if not problems:
-            raise MismatchError(
-                f"{config.prompts.location} has no problem with an answer. Name its field with --answer-field."
-            )
+        problems = judgeable(load_problems(config.prompts), config.reward, config.prompts.location)
         if _is_sampled(config, run_folder, manifest):
             context = manifest["rollout"]["max_model_len"]
             encoded = encode_prompts(problems, tokenizer, template=config.prompt_template, max_model_len=context)

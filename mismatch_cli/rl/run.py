@@ -62,9 +62,7 @@ class Run:
         if config.engine == "vllm" and torch.cuda.is_available():  # the trainer lives on the same device
             extra["gpu_memory_utilization"] = config.engine_memory
         log = self.folder / "log" / f"{config.engine}.log"
-        return EngineSettings(
-            config.model, self._sampling, top_k, config.rollout_dtype, config.seed, log, extra
-        )  # fmt: skip
+        return EngineSettings(config.model, self._sampling, top_k, config.rollout_dtype, config.seed, log, extra)
 
     def _load(self, updates: LearnerSettings, algorithm: Algorithm) -> None:
         """Pose the problems in the engine's context, and load the trainer beside the engine."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ from mismatch_cli.batch import Rollout
 from mismatch_cli.metrics.clipping.judged import Needs
 from mismatch_cli.metrics.clipping.result import clipping_result
 from mismatch_cli.metrics.clipping.summary import ClippingSummary, Question
+from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.rl.learner import Update
@@ -113,6 +115,7 @@ def step_record(step: Step, table: pa.Table, algorithm: Algorithm) -> dict[str, 
     pairs = {name: MismatchSummary(PAIRS[name], replicates=0) for name in ("mismatch", "total")}
     for summary in pairs.values():
         summary.update(batch)
+    total = pairs["total"].estimates()
     record: dict[str, Any] = {
         "step": step.number,
         "updates": step.uses[-1].version + int(step.uses[-1].update.stepped),
@@ -120,9 +123,9 @@ def step_record(step: Step, table: pa.Table, algorithm: Algorithm) -> dict[str, 
         "length": float(np.mean([len(r.response_ids) for r in step.rollouts])),
         "truncated": float(np.mean([r.finish_reason == "length" for r in step.rollouts])),
         "grad_norm": _mean([use.update.grad_norm for use in step.uses if use.update.stepped]),
-        "mismatch": _pick(pairs["mismatch"]),
-        "current": _pick(pairs["total"]),
-        "entropy": pairs["total"].estimates()["entropy_mean"].value,
+        "mismatch": _pick(pairs["mismatch"], pairs["mismatch"].estimates()),
+        "current": _pick(pairs["total"], total),
+        "entropy": total["entropy_mean"].value,
     }
     return record | _groups(step) | _blocked(batch, algorithm)
 
@@ -138,10 +141,9 @@ def _groups(step: Step) -> dict[str, float]:
     return {"groups_all_right": float(right), "groups_all_wrong": float(wrong)}
 
 
-def _pick(summary: MismatchSummary) -> dict[str, float | None]:
+def _pick(summary: MismatchSummary, estimates: Mapping[str, Estimate]) -> dict[str, float | None]:
     if not summary.exact.counts.tokens:
         return {}
-    estimates = summary.estimates()
     return {name: estimates[key].value for name, key in _NAMES.items()}
 
 

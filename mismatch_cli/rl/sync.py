@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from mismatch_cli.engines import Engine
-from mismatch_cli.errors import MismatchError, first_line
+from mismatch_cli.engines._sampling import engine_failures
+from mismatch_cli.errors import MismatchError
 from mismatch_cli.rl.learner import Sample
 from mismatch_cli.scoring.batches import ScoreRequest
 from mismatch_cli.scoring.trainer import Trainer
@@ -45,15 +46,8 @@ class WeightSync:
 
     def load(self) -> None:
         """Give the engine every weight as it is now."""
-        try:
+        with engine_failures("taking over weights", "Every finished step is on record"):
             self._engine.load_weights(self._trainer.model)
-        except MismatchError:
-            raise
-        except Exception as error:  # a foreign library can fail in any way: out of memory, a lost worker
-            raise MismatchError(
-                f"The rollout engine failed while taking over weights ({type(error).__name__}: {first_line(error)}). "
-                "Every finished step is on record: go on with --resume. --debug shows where it failed."
-            ) from error
 
     def look_back(self, samples: Sequence[Sample]) -> None:
         """Before the first update of a step: what older weights say of its first minibatch."""
@@ -75,16 +69,19 @@ class WeightSync:
         gap, found = mean_gap(logp_rollout, logp_trainer), UNDECIDABLE
         if self._logp_before is not None:  # at the first step there are no other weights yet
             found = prove_newer(logp_rollout[:_PAIRED], logp_trainer[:_PAIRED], self._logp_before)
-            if found == UNDECIDABLE and gap > max(_BROKEN * self._gap, _SAME):
-                raise MismatchError(
-                    f"The weight sync failed: mean |π − μ| went from {self._gap:.2g} to {gap:.2g}, which no "
-                    "older weights explain. The engine has broken weights, or only a part of them."
-                )
-        if self._before is None or found != UNDECIDABLE:
-            answer = PROVEN if self._age == 1 else NEWER
-            found = UNDECIDABLE if self._before is None else answer
-            self._before, self._age, self._gap = self._now, 0, gap
+            if found == UNDECIDABLE:
+                self._check_not_broken(gap)
+                return UNDECIDABLE
+            found = PROVEN if self._age == 1 else NEWER
+        self._before, self._age, self._gap = self._now, 0, gap
         return found
+
+    def _check_not_broken(self, gap: float) -> None:
+        if gap > max(_BROKEN * self._gap, _SAME):
+            raise MismatchError(
+                f"The weight sync failed: mean |π − μ| went from {self._gap:.2g} to {gap:.2g}, which no "
+                "older weights explain. The engine has broken weights, or only a part of them."
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """The older weights, and what goes with them: a resumed run answers what the unbroken one does."""

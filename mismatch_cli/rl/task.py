@@ -6,9 +6,9 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.errors import UsageError
 from mismatch_cli.rl.config import TrainConfig
-from mismatch_cli.tasks.judge import Judge
+from mismatch_cli.tasks.judge import Judge, judgeable
 from mismatch_cli.tasks.prompts import Problem, PromptSource, check_template, encode_prompts, load_problems
 
 
@@ -45,9 +45,7 @@ class Task:
             location, config.prompt_field or None, config.answer_field or None, split, limit=limit or None
         )
         found = load_problems(source)
-        problems = [p for p in found if self.judge.can_judge(p)]
-        if not problems:
-            raise MismatchError(f"{location} has no problem with an answer. Name its field with --answer-field.")
+        problems = judgeable(found, config.reward, location)
         if len(problems) < len(found):
             without = len(found) - len(problems)
             self.left_out.append(f"{location}: {without} of {len(found)} problems have no answer and are left out.")

@@ -184,8 +184,10 @@ class _Tiles:
         In half precision a logit may be rounded to another value in this product than in the pass before, and would
         shift all of its row.
         """
+        if self._slope_RV is not self._logits_RV:
+            return False
         log_sum_R = logits_RV.gather(1, ids_R[:, None])[:, 0] / self._temperature - known.logp_N
-        if self._slope_RV is not self._logits_RV or not torch.isfinite(log_sum_R).all():
+        if not torch.isfinite(log_sum_R).all():
             return False
         for logits, log_sum, ids, logp in zip(
             *(x.split(self._rows) for x in (logits_RV, log_sum_R, ids_R, known.logp_N)), strict=True

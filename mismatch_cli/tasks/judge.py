@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
 from mismatch_cli.batch import Rollout
+from mismatch_cli.errors import MismatchError
 from mismatch_cli.tasks.grading import Grader
 from mismatch_cli.tasks.own_reward import OwnReward
 from mismatch_cli.tasks.prompts import Problem
+
+
+def judgeable(problems: Sequence[Problem], reward: str, location: str) -> list[Problem]:
+    """Those that can be judged: with an answer, or all by a `reward` of the user's; a `MismatchError` if none can."""
+    found = [problem for problem in problems if reward or problem.answer is not None]
+    if not found:
+        raise MismatchError(f"{location} has no problem with an answer. Name its field with --answer-field.")
+    return found
 
 
 class Judge:
