@@ -19,6 +19,7 @@ FLOORS = [
     {"cli"},
     {"commands"},
     {"report", "rl", "importers", "recording"},
+    {"diagnosis", "dialects", "verdict"},
     {"engines", "scoring", "tasks", "metrics"},
     {"trace"},
     {"algorithms"},

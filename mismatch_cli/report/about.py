@@ -12,7 +12,7 @@ from mismatch_cli.report.view import Facts
 _SKIPPED_SHOWN = 3
 MASKED = {
     "masked": "tokens are masked: the trainer learns nothing from them",
-    "not_measured": "tokens have no log-probability on one side",
+    "not_measured": "tokens have no log-probability on one side, or an impossible one (`mismatch-cli diagnose` tells)",
 }
 _LEFT_OUT = MASKED | {
     "out_of_support": (

@@ -1,4 +1,7 @@
-"""From a Parquet table to a `TokenBatch`: flat buffers without copying, nulls as NaN, equal weights served as such."""
+"""From a Parquet table to a `TokenBatch`: flat buffers without copying, nulls as NaN, equal weights served as such.
+
+A log-probability above 0 is no measurement: it is served as NaN, and `diagnose` says how many there are.
+"""
 
 from __future__ import annotations
 
@@ -78,11 +81,8 @@ def _flat(name: str, array: pa.ListArray) -> torch.Tensor:
     if pa.types.is_boolean(values.type):  # one bit each in Arrow, one byte each in torch
         return torch.from_numpy(values.to_numpy(zero_copy_only=False))
     flat = torch.from_dlpack(values)
-    if "logp" in name and len(flat) and not flat.max() <= 0:  # false for NaN too
-        raise MismatchError(
-            f"Column {name} of the trace holds a log-probability of {float(flat.max()):g}: it must be at most 0. "
-            "Record the trace again, or look for what wrote it."
-        )
+    if "logp" in name and len(flat) and not flat.max() <= 0:  # true for NaN too
+        return flat.masked_fill(flat > 0, torch.nan)
     return flat
 
 

@@ -45,6 +45,13 @@ def test_null_rows_become_nan(write_trace):
     assert torch.isnan(batch.reward_S[2])
 
 
+def test_an_impossible_log_prob_is_no_measurement(write_trace):
+    logp = [np.array([0.5, -1, np.nan], np.float32), np.array([0], np.float32), np.array([-np.inf, -2], np.float32)]
+    batch = only_batch(write_trace(row_columns(logp_rollout=logp)))
+    assert torch.isnan(batch.logp_rollout_T).tolist() == [True, False, True, False, False, False]
+    assert batch.logp_rollout_T[3:].tolist() == [0, -np.inf, -2]
+
+
 def test_token_columns_share_memory_with_arrow(write_trace):
     table = next(Trace.open(write_trace(row_columns())).tables())
     from mismatch_cli.trace.columns import table_to_batch
