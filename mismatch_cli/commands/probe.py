@@ -7,9 +7,8 @@ from typing import Annotated
 import typer
 
 from mismatch_cli.commands import _rollout_options as rollout
+from mismatch_cli.commands import _trainer_options as trainer
 from mismatch_cli.commands._options import Debug, Force, Json, Output, Quiet, Worst
-
-_TRAINER = "Trainer"
 
 
 def command(
@@ -51,22 +50,16 @@ def command(
     ] = 20,
     trainer_model: Annotated[
         str | None,
-        rollout.option(_TRAINER, "--trainer-model", help="Score with other weights too: mismatch and staleness apart."),
+        rollout.option(
+            trainer.TRAINER, "--trainer-model", help="Score with other weights too: mismatch and staleness apart."
+        ),
     ] = None,
-    trainer_dtype: Annotated[
-        str, rollout.option(_TRAINER, "--trainer-dtype", help="auto, float32, bfloat16 or float16.")
-    ] = "auto",
-    attn: Annotated[str | None, rollout.option(_TRAINER, "--attn", help="sdpa, eager, flash_attention_2, …")] = None,
-    float32_head: Annotated[bool, rollout.option(_TRAINER, "--float32-head", help="The LM head in float32.")] = False,
-    device_map: Annotated[
-        str | None, rollout.option(_TRAINER, "--device-map", help="Such as auto, cuda:1, cpu.")
-    ] = None,
-    token_budget: Annotated[
-        int, rollout.option(_TRAINER, "--token-budget", help="Tokens per scoring micro-batch.")
-    ] = 8192,
-    noise_responses: Annotated[
-        int, rollout.option(_TRAINER, "--noise-responses", help="Responses scored twice for the noise floor; 0 = none.")
-    ] = 128,
+    trainer_dtype: trainer.TrainerDtype = "auto",
+    attn: trainer.Attn = None,
+    float32_head: trainer.Float32Head = False,
+    device_map: trainer.DeviceMap = None,
+    token_budget: trainer.TokenBudget = 8192,
+    noise_responses: trainer.NoiseResponses = 128,
     threads: rollout.Threads = None,
     resume: rollout.Resume = False,
     output: Output = None,

@@ -55,30 +55,17 @@ def _sample(config: ProbeConfig, run_folder: Path, manifest: dict[str, Any], pro
 
 
 def _score(config: ProbeConfig, folder: Path, manifest: dict[str, Any], progress: Progress) -> None:
-    from mismatch_cli.recording.score import passes
+    from mismatch_cli.recording.score import load_trainer, passes
 
     manifest["equal_weights"] = config.trainer.model == config.model
     for this in passes(manifest["equal_weights"]):
         recomputed = this.column == "logp_recomputed"
         if not all(this.done(path) for path in shards_of(folder, manifest)):
-            trainer = _load_trainer(config, config.model if recomputed else config.trainer.model, progress)
+            model = config.model if recomputed else config.trainer.model
+            trainer = load_trainer(model, config.trainer, config.sampling, progress)
             manifest["recomputed" if recomputed else "trainer"] = trainer.describe()
             write_manifest(folder, manifest)  # before the first shard is scored: a killed run says with what
             _score_shards(config, trainer, this, shards_of(folder, manifest), progress)
-
-
-def _load_trainer(config: ProbeConfig, model: str, progress: Progress) -> Trainer:
-    from mismatch_cli.scoring.trainer import Trainer
-
-    progress.say(f"Loading {model} into the trainer ({config.trainer.dtype})")
-    return Trainer.load(
-        model,
-        dtype=config.trainer.dtype,
-        attn_implementation=config.trainer.attn_implementation,
-        float32_head=config.trainer.float32_head,
-        device_map=config.trainer.device_map,
-        sampling=config.sampling,
-    )
 
 
 def _score_shards(config: ProbeConfig, trainer: Trainer, this: Pass, shards: list[Path], progress: Progress) -> None:

@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from mismatch_cli.recording.config import TrainerSettings
+from mismatch_cli.recording.rollouts import Progress
+from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.batches import ScoreRequest
 from mismatch_cli.scoring.trainer import ResponseScores, Trainer
 from mismatch_cli.trace.columns import table_to_batch
@@ -36,6 +39,19 @@ def passes(equal_weights: bool) -> list[Pass]:
     return [Pass("logp_recomputed"), Pass("logp_trainer", version_trainer=1)]
 
 
+def load_trainer(model: str, settings: TrainerSettings, sampling: SamplingSettings, progress: Progress) -> Trainer:
+    """The model that scores, as the settings want it."""
+    progress.say(f"Loading {model} into the trainer ({settings.dtype})")
+    return Trainer.load(
+        model,
+        dtype=settings.dtype,
+        attn_implementation=settings.attn_implementation,
+        float32_head=settings.float32_head,
+        device_map=settings.device_map,
+        sampling=sampling,
+    )
+
+
 def score_shard(
     path: Path,
     trainer: Trainer,
@@ -47,23 +63,38 @@ def score_shard(
 ) -> None:
     """Add one pass's columns to a shard and rename it in; `repeat` says which rows are scored twice (noise floor)."""
     table = open_shard(path).read()
+    scored = score_rows(table, trainer, this, token_budget=token_budget, repeat=repeat, on_scored=on_scored)
+    write_shard(path, with_columns(table, scored))
+
+
+def score_rows(
+    table: pa.Table,
+    trainer: Trainer,
+    this: Pass,
+    *,
+    token_budget: int,
+    repeat: Sequence[bool],
+    on_scored: Callable[[int], None],
+) -> dict[str, Any]:
+    """One pass's columns for the rows of a table, one item per response."""
     requests = _requests(table)
     scores = trainer.score(requests, token_budget=token_budget, on_scored=on_scored)
     columns = _pass_columns(this, scores)
     if this.version_trainer is not None:
         again = [row for row, chosen in enumerate(repeat) if chosen]
         columns |= _repeat_column(trainer, requests, again, token_budget)
-    write_shard(path, _add_columns(table, columns))
+    return columns
 
 
 def _requests(table: pa.Table) -> list[ScoreRequest]:
     batch = table_to_batch(table.combine_chunks())
     bounds = pairwise(batch.offset_S1.tolist())
     topk_ids_TK = None if batch.topk_ids_TK is None else batch.topk_ids_TK.numpy()
+    known_S = table["topk_ids"].is_valid().to_pylist() if topk_ids_TK is not None else [False] * len(table)
     return [
-        ScoreRequest(prompt, response, None if topk_ids_TK is None else topk_ids_TK[start:stop])
-        for prompt, response, (start, stop) in zip(
-            table["prompt_ids"].to_pylist(), table["response_ids"].to_pylist(), bounds, strict=True
+        ScoreRequest(prompt, response, topk_ids_TK[start:stop] if known and topk_ids_TK is not None else None)
+        for prompt, response, known, (start, stop) in zip(
+            table["prompt_ids"].to_pylist(), table["response_ids"].to_pylist(), known_S, bounds, strict=True
         )
     ]
 
@@ -91,8 +122,10 @@ def _repeat_column(
     return {"logp_trainer_repeat": values}
 
 
-def _add_columns(table: pa.Table, columns: dict[str, Any]) -> pa.Table:
+def with_columns(table: pa.Table, columns: dict[str, Any]) -> pa.Table:
+    """The table with these columns, in place of those of the same names."""
     added = rows_to_table(columns)
+    table = table.drop_columns([name for name in added.column_names if name in table.column_names])
     for name in added.column_names:
         table = table.append_column(name, added.column(name))
     return table

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,17 @@ def _column(name: str, values: Sequence[Any]) -> pa.Array:
 
 def write_shard(path: Path, table: pa.Table) -> None:
     """Write one shard in row groups of at most 2^20 tokens, and fewer where each carries many top-K entries."""
-    options = {"compression": "zstd", "use_dictionary": _repetitive_leaves(table)}
-    with replacing(path) as temporary, pq.ParquetWriter(temporary, table.schema, **options) as writer:
-        for start, stop in _row_groups(table):
-            writer.write_table(table.slice(start, stop - start), row_group_size=stop - start)
+    write_shard_parts(path, iter([table]))
+
+
+def write_shard_parts(path: Path, tables: Iterator[pa.Table]) -> None:
+    """The same from tables of one schema that follow each other, at least one, holding one at a time."""
+    first = next(tables)
+    options = {"compression": "zstd", "use_dictionary": _repetitive_leaves(first)}
+    with replacing(path) as temporary, pq.ParquetWriter(temporary, first.schema, **options) as writer:
+        for table in chain([first], tables):
+            for start, stop in _row_groups(table):
+                writer.write_table(table.slice(start, stop - start), row_group_size=stop - start)
 
 
 def _repetitive_leaves(table: pa.Table) -> list[str]:
