@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from mismatch_cli.metrics.estimate import Estimate, percentile_interval
+from mismatch_cli.metrics.estimate import Estimate, Replicates
 from mismatch_cli.metrics.hashing import Prompts, resample
 
 REPLICATES = 200
@@ -31,8 +31,12 @@ class ResampledSums:
 
     def result(self, evaluate: Callable[[np.ndarray], Mapping[str, np.ndarray]], prompts: int) -> dict[str, Estimate]:
         """Whatever `evaluate` makes of sums [..., M], with its interval over prompts."""
+        return {name: found.estimate(prompts) for name, found in self.replicates(evaluate).items()}
+
+    def replicates(self, evaluate: Callable[[np.ndarray], Mapping[str, np.ndarray]]) -> dict[str, Replicates]:
+        """The same with its bootstrap replicates."""
         values, replicates = evaluate(self.total_M), evaluate(self.replicate_BM)
-        return {name: percentile_interval(float(values[name]), replicates[name], prompts) for name in values}
+        return {name: Replicates(float(values[name]), replicates[name]) for name in values}
 
 
 class SequenceWeights:
@@ -65,14 +69,18 @@ class SequenceWeights:
         self.shift = largest
 
     def result(self, prompts: int) -> dict[str, Estimate]:
+        """Both with their intervals over prompts."""
+        return {name: found.estimate(prompts) for name, found in self.replicates().items()}
+
+    def replicates(self) -> dict[str, Replicates]:
         """χ² = E w² − 1; ESS = 1 / E[(w / mean w)²], a fraction of the responses."""
         count_R, w_R, w2_R = self.sums_R3.T
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             chi2_R = np.expm1(np.log(w2_R / count_R) + 2 * self.shift)
             ess_R = w_R * w_R / (count_R * w2_R)
         return {
-            "chi2_sequence": percentile_interval(float(chi2_R[0]), chi2_R[1:], prompts),
-            "ess_sequence": percentile_interval(float(ess_R[0]), ess_R[1:], prompts),
+            "chi2_sequence": Replicates(float(chi2_R[0]), chi2_R[1:]),
+            "ess_sequence": Replicates(float(ess_R[0]), ess_R[1:]),
         }
 
 

@@ -33,6 +33,25 @@ class Estimate:
         return {"value": self.value, "low": self.low, "high": self.high, "note": self.note}
 
 
+@dataclass(frozen=True)
+class Replicates:
+    """A value, and what it would be for other prompts: what its interval is made of.
+
+    `other_R` holds bootstrap replicates, or (`deleted`) the value without each of the 32 groups of prompts, NaN for a
+    group that holds nothing. Replicate r of two traces gives a prompt that both hold the same weight, so that the
+    differences of replicates are replicates of the difference.
+    """
+
+    value: float
+    other_R: np.ndarray
+    deleted: bool = False
+
+    def estimate(self, prompts: int) -> Estimate:
+        """The value with its 95 % interval."""
+        interval = jackknife_interval if self.deleted else percentile_interval
+        return interval(self.value, self.other_R, prompts)
+
+
 def clamped(estimate: Estimate, lowest: float | None, highest: float | None) -> Estimate:
     """A quantile from a histogram, held within the extremes, which are exact."""
     low, high = -inf if lowest is None else lowest, inf if highest is None else highest

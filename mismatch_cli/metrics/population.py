@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.batch import TokenBatch
-from mismatch_cli.metrics.estimate import Estimate, percentile_interval
+from mismatch_cli.metrics.estimate import Replicates
 from mismatch_cli.metrics.gaps import TokenGaps
 from mismatch_cli.metrics.hashing import hash_keys, poisson_weights, resample
 
@@ -99,7 +99,8 @@ class RewardGroups:
         self.hash_G = self.hash_G[: self.size]
         self.prompt_id_G, self.reward_G3 = prompt_ids[first][: self.size], merged[: self.size]
 
-    def result(self, replicates: int, prompts: int) -> Estimate:
+    def replicates(self, replicates: int) -> Replicates:
+        """The share, and its bootstrap replicates."""
         several_G = self.reward_G3[:, 2] >= 2
         prompt_id_P, of_group_G = np.unique(self.prompt_id_G[several_G], return_inverse=True)
         equal_G = self.reward_G3[several_G, 0] == self.reward_G3[several_G, 1]
@@ -109,7 +110,7 @@ class RewardGroups:
         totals_B2 = resample(poisson_weights(prompt_id_P, replicates), sums_P2)
         with np.errstate(divide="ignore", invalid="ignore"):
             value = np.divide(*sums_P2.sum(axis=0))
-            return percentile_interval(float(value), totals_B2[:, 0] / totals_B2[:, 1], prompts)
+            return Replicates(float(value), totals_B2[:, 0] / totals_B2[:, 1])
 
 
 def counts_result(counts: TokenCounts, prompts: DistinctPrompts) -> dict[str, Any]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from mismatch_cli.metrics.estimate import Estimate, jackknife_interval
+from mismatch_cli.metrics.estimate import Estimate, Replicates
 from mismatch_cli.metrics.gaps import TokenGaps
+from mismatch_cli.metrics.hashing import GROUPS
 from mismatch_cli.metrics.keep import SmallestRows
 
 SAMPLE_TOKENS = 2**15
@@ -44,9 +45,15 @@ class SampledSpearman:
         self.sample.merge(other.sample)
 
     def result(self, prompts: int) -> Estimate:
+        return self.replicates().estimate(prompts)
+
+    def replicates(self) -> Replicates:
+        """ρ, and ρ without each group of prompts."""
         rows = self.sample.rows()
-        without_G = [_spearman(rows[rows["group"] != group]) for group in np.unique(rows["group"])]
-        return jackknife_interval(_spearman(rows), np.array(without_G), prompts)
+        without_G = np.full(GROUPS, np.nan)
+        for group in np.unique(rows["group"]):
+            without_G[group] = _spearman(rows[rows["group"] != group])
+        return Replicates(_spearman(rows), without_G, deleted=True)
 
 
 def _spearman(rows: np.ndarray) -> float:

@@ -12,7 +12,7 @@ from mismatch_cli.metrics.bootstrap import REPLICATES, ResampledSums, SequenceWe
 from mismatch_cli.metrics.catalog import CATALOG
 from mismatch_cli.metrics.cells import CellCounts, CellMoments, Cells
 from mismatch_cli.metrics.columns import COLUMNS, INDEX, add_response_sums, token_sums
-from mismatch_cli.metrics.estimate import Estimate, clamped
+from mismatch_cli.metrics.estimate import Estimate, Replicates, clamped
 from mismatch_cli.metrics.extremes import Extremes
 from mismatch_cli.metrics.formulas import evaluate
 from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
@@ -41,7 +41,7 @@ class MismatchSummary:
     """
 
     def __init__(self, pair: Pair, replicates: int = REPLICATES) -> None:
-        self.pair, self.replicates = pair, replicates
+        self.pair, self.num_replicates = pair, replicates
         self.exact = _ExactState()
         self.rounded = _RoundedState(replicates)
 
@@ -53,8 +53,8 @@ class MismatchSummary:
         """
         if not batch.num_responses or not self.pair.measured_in(batch):
             return
-        prompts = Prompts.of(batch.prompt_id_S.numpy(), self.replicates)
-        part = _RoundedState(self.replicates)
+        prompts = Prompts.of(batch.prompt_id_S.numpy(), self.num_replicates)
+        part = _RoundedState(self.num_replicates)
         chunks = token_gaps(batch, self.pair)
         sums_SM = np.concatenate([self._update_tokens(gaps, part, observers) for gaps in chunks])
         add_response_sums(sums_SM, batch)
@@ -79,21 +79,25 @@ class MismatchSummary:
 
     def estimates(self) -> dict[str, Estimate]:
         """Every metric of the catalog but the rank correlation, which takes longer than all others together."""
-        exact, rounded = self.exact, self.rounded
-        prompts = exact.prompts.result()
-        estimates: dict[str, Estimate] = (
-            rounded.sums.result(evaluate, prompts)
-            | rounded.weights.result(prompts)
-            | token_quantiles(exact.cells, prompts)
-            | exact.extremes.result()
-            | {"equal_rewards_share": exact.groups.result(self.replicates, prompts)}
-        )
+        prompts = self.exact.prompts.result()
+        estimates = {name: found.estimate(prompts) for name, found in self.replicates().items()}
+        estimates |= self.exact.extremes.result()
         for name, (least, most) in _EXTREMES_OF.items():
             for share in ("p01", "p50", "p95", "p99"):
                 if (key := f"{name}_{share}") in estimates:
                     bounds = (estimates[extreme].value if extreme else 0.0 for extreme in (least, most))
                     estimates[key] = clamped(estimates[key], *bounds)
         return estimates
+
+    def replicates(self) -> dict[str, Replicates]:
+        """The same metrics, but extremes, with what their intervals are made of."""
+        exact, rounded = self.exact, self.rounded
+        return (
+            rounded.sums.replicates(evaluate)
+            | rounded.weights.replicates()
+            | token_quantiles(exact.cells)
+            | {"equal_rewards_share": exact.groups.replicates(self.num_replicates)}
+        )
 
     def result(self) -> dict[str, Any]:
         """A plain dict for summary.json; each metric as value, low, high, note."""

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.metrics.cells import D_BINS, MU_BINS, MU_EDGES, TV_BINS, CellCounts, CellMoments
-from mismatch_cli.metrics.estimate import EXTREME, Estimate, clamped, jackknife_interval, point
+from mismatch_cli.metrics.estimate import EXTREME, Estimate, Replicates, clamped, jackknife_interval, point
+from mismatch_cli.metrics.hashing import GROUPS
 from mismatch_cli.metrics.histograms import quantiles, without_each_group
 
 
@@ -25,11 +26,11 @@ def _ratio_edges() -> tuple[np.ndarray, np.ndarray]:
 _RATIO_EDGES = _ratio_edges()
 
 
-def token_quantiles(counts: CellCounts, prompts: int) -> dict[str, Estimate]:
+def token_quantiles(counts: CellCounts) -> dict[str, Replicates]:
     """Quantiles of |d| and of the ratio over all tokens, whatever their μ."""
     signed_G = counts.d.counts.sum(axis=1)
-    abs_d = _quantiles_of(D_BINS.fold(signed_G), D_BINS.positive.edges, [0.5, 0.95, 0.99], prompts)
-    ratio = _quantiles_of(_with_zeros(signed_G, counts.out_of_support.sum(1)), _RATIO_EDGES, [0.01, 0.5, 0.99], prompts)
+    abs_d = _quantiles_of(D_BINS.fold(signed_G), D_BINS.positive.edges, [0.5, 0.95, 0.99])
+    ratio = _quantiles_of(_with_zeros(signed_G, counts.out_of_support.sum(1)), _RATIO_EDGES, [0.01, 0.5, 0.99])
     names = ("abs_d_p50", "abs_d_p95", "abs_d_p99", "ratio_p01", "ratio_p50", "ratio_p99")
     return dict(zip(names, [*abs_d, *ratio], strict=True))
 
@@ -76,16 +77,15 @@ def _ratio_max(d: np.float32, tokens: np.integer) -> Estimate:
         return point(float(np.exp(d)) if tokens else np.nan, EXTREME)
 
 
-def _quantiles_of(
-    counts_Gx: np.ndarray, edges: tuple[np.ndarray, np.ndarray], shares: list[float], prompts: int
-) -> list[Estimate]:
+def _quantiles_of(counts_Gx: np.ndarray, edges: tuple[np.ndarray, np.ndarray], shares: list[float]) -> list[Replicates]:
     values = quantiles(counts_Gx.sum(axis=0), edges, shares)
-    without_Gx = quantiles(without_each_group(counts_Gx), edges, shares)
-    return [jackknife_interval(values[i], without_Gx[:, i], prompts) for i in range(len(shares))]
+    without_Gx = np.full((GROUPS, len(shares)), np.nan)
+    without_Gx[counts_Gx.any(axis=1)] = quantiles(without_each_group(counts_Gx), edges, shares)
+    return [Replicates(float(values[i]), without_Gx[:, i], deleted=True) for i in range(len(shares))]
 
 
 def _by_bin(counts: np.ndarray, edges: tuple[np.ndarray, np.ndarray], share: float, prompts: int) -> list[Estimate]:
-    return [_quantiles_of(counts[:, b], edges, [share], prompts)[0] for b in range(MU_BINS)]
+    return [_quantiles_of(counts[:, b], edges, [share])[0].estimate(prompts) for b in range(MU_BINS)]
 
 
 def _deviations(sums_2GB: np.ndarray, count_GB: np.ndarray, prompts: int) -> list[Estimate]:
