@@ -1,0 +1,30 @@
+"""SkyRL: `policy/rollout_train_logprobs_abs_diff_*`, before the update and in each minibatch of it."""
+
+from __future__ import annotations
+
+from mismatch_cli.dialects._line import CURRENT, ENGINE_GAP, Line
+from mismatch_cli.dialects._moments import largest, least, population_sd, sample_sd
+from mismatch_cli.dialects._quantities import ABS_D, RATIO
+
+WHEN = (
+    "The first four are logged when log-probs are recomputed before the update; the minibatch_ ones are against the "
+    "trainer as it is in that minibatch; is_ratio_* need off_policy_correction. minibatch_…_min and is_ratio_std and "
+    "_min are left out: SkyRL forms them with padding as zeros, so they say how much padding there was."
+)
+_TRAINER = "skyrl/train/trainer.py"
+_WORKER = "skyrl/backends/skyrl_train/workers/worker_utils.py"
+_CORRECTION = "skyrl/backends/skyrl_train/utils/off_policy_correction_utils.py"
+_BEFORE, _WITHIN = "policy/rollout_train_logprobs_abs_diff", "policy/minibatch_rollout_logprobs_abs_diff"
+
+LINES = (
+    Line(f"{_BEFORE}_mean", ENGINE_GAP, "E |d|", _TRAINER, metric="abs_d_mean", word="gap"),
+    Line(f"{_BEFORE}_std", ENGINE_GAP, "standard deviation of |d|, ÷ (n − 1)", _TRAINER, ABS_D, sample_sd),
+    Line(f"{_BEFORE}_max", ENGINE_GAP, "max |d|", _TRAINER, ABS_D, largest),
+    Line(f"{_BEFORE}_min", ENGINE_GAP, "min |d|", _TRAINER, ABS_D, least),
+    Line(f"{_WITHIN}_mean", CURRENT, "E |d|", _WORKER, metric="abs_d_mean", word="gap"),
+    Line(f"{_WITHIN}_std", CURRENT, "√(E d² − (E |d|)²)", _WORKER, ABS_D, population_sd),
+    Line(f"{_WITHIN}_max", CURRENT, "max |d|", _WORKER, ABS_D, largest),
+    Line("policy/is_ratio_mean", ENGINE_GAP, "E r", _CORRECTION, metric="ratio_mean", word="importance ratio",
+         note="before truncation"),
+    Line("policy/is_ratio_max", ENGINE_GAP, "max r", _CORRECTION, RATIO, largest),
+)  # fmt: skip

@@ -1,0 +1,24 @@
+"""TRL: `sampling/sampling_logp_difference/*` and `sampling/importance_sampling_ratio/*` of GRPOTrainer."""
+
+from __future__ import annotations
+
+from mismatch_cli.dialects._line import ENGINE_GAP, Line
+from mismatch_cli.dialects._moments import largest, least, mean
+from mismatch_cli.dialects._quantities import ABS_D, masked_product
+
+WHEN = (
+    "Logged when vllm_importance_sampling_correction is on, as it is by default. The ratio is what the loss is "
+    "multiplied with: in the default mode, sequence_mask with cap 3.0, that of a whole response, and 0 above the cap."
+)
+_FILE = "trl/trainer/grpo_trainer.py"
+_RATIO = masked_product(3.0)
+_MASKED = "exp(Σd), or 0 where that is above 3"
+
+LINES = (
+    Line("sampling/sampling_logp_difference/mean", ENGINE_GAP, "E |d|", _FILE, metric="abs_d_mean", word="gap"),
+    Line("sampling/sampling_logp_difference/max", ENGINE_GAP, "max |d|", _FILE, ABS_D, largest),
+    Line("sampling/importance_sampling_ratio/min", ENGINE_GAP, f"min_y of {_MASKED}", _FILE, _RATIO, least),
+    Line("sampling/importance_sampling_ratio/mean", ENGINE_GAP, f"E_y of {_MASKED}", _FILE, _RATIO, mean,
+         word="importance ratio", note="a product over the response: far from 1 for long ones, at any small gap"),
+    Line("sampling/importance_sampling_ratio/max", ENGINE_GAP, f"max_y of {_MASKED}", _FILE, _RATIO, largest),
+)  # fmt: skip
