@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mismatch_cli.commands._options import Debug, Force, Json, Output, Quiet, Worst
 from mismatch_cli.errors import MismatchError, UsageError
+
+if TYPE_CHECKING:
+    from mismatch_cli.commands._progress import TerminalProgress
+    from mismatch_cli.trace.reader import Trace
 
 
 def command(
@@ -23,6 +28,14 @@ def command(
     export: Annotated[
         str | None,
         typer.Option("--export", help="Write one row per token to tokens.csv or tokens.parquet: csv or parquet."),
+    ] = None,
+    dialect: Annotated[
+        str | None,
+        typer.Option(
+            "--as",
+            metavar="FRAMEWORK",
+            help="Only print what this framework's dashboard would show: verl, nemo-rl, trl, … or all.",
+        ),
     ] = None,
     output: Output = None,
     force: Force = False,
@@ -39,15 +52,20 @@ def command(
       mismatch-cli report probe-model --worst 20 --export parquet
 
       mismatch-cli report train-miniature
+
+      mismatch-cli report probe-model --as verl
     """
-    from mismatch_cli.bundled import bundled_trace
     from mismatch_cli.commands._present import check_report_folder, present, present_training
     from mismatch_cli.commands._progress import TerminalProgress
-    from mismatch_cli.trace.reader import Trace
 
     if export not in (None, "csv", "parquet"):
         raise UsageError(f"--export {export} is not known. Choose one of: csv, parquet.")
     progress = TerminalProgress(quiet)
+    if dialect is not None:
+        if export is not None or output is not None:
+            raise UsageError(f"--as {dialect} only prints: leave out {'--export' if export else '--output'}.")
+        _print_as(dialect, traces, json, progress)
+        return
     training = [run for path in traces or [] for run in _training_runs(path)]
     if training:
         own = traces[0] if traces and len(traces) == 1 else None
@@ -56,9 +74,7 @@ def command(
         present_training(training, _output_folder(output, own, force), as_json=json, progress=progress)
         return
     named = traces or _latest_run()
-    if not named:
-        progress.say("There is no run in this folder: reporting on the bundled trace.")
-    opened = [Trace.open(path) for path in named or [bundled_trace()]]
+    opened = _opened(named, progress)
     own = opened[0].run_folder if named and len(opened) == 1 else None
     folder = _output_folder(output, own, force)
     present(opened, folder, worst=worst, as_json=json, progress=progress)
@@ -66,6 +82,34 @@ def command(
         from mismatch_cli.report.export import export_tokens
 
         progress.say(f"Wrote {export_tokens(opened, folder, export)}")
+
+
+def _opened(named: Sequence[Path], progress: TerminalProgress) -> list[Trace]:
+    """The traces that were named; the bundled one where there is none."""
+    from mismatch_cli.bundled import bundled_trace
+    from mismatch_cli.trace.reader import Trace
+
+    if not named:
+        progress.say("There is no run in this folder: reporting on the bundled trace.")
+    return [Trace.open(path) for path in named or [bundled_trace()]]
+
+
+def _print_as(name: str, traces: list[Path] | None, as_json: bool, progress: TerminalProgress) -> None:
+    """The same tokens in another framework's words, or in those of all."""
+    import json
+    import sys
+
+    from mismatch_cli.commands._present import console
+    from mismatch_cli.report import dialects
+    from mismatch_cli.report.terminal import print_report
+
+    dialects.asked(name)  # before anything is read
+    result = dialects.as_json(_opened(traces or _latest_run(), progress), name)
+    if as_json:
+        json.dump(result, sys.stdout, indent=2)
+        print()
+    else:
+        print_report(dialects.build_view(result, name), console())
 
 
 def _training_runs(path: Path) -> list[Path]:

@@ -1,0 +1,132 @@
+"""The gap in another framework's words, as a view and as JSON: what to hold beside its dashboard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mismatch_cli import __version__, dialects
+from mismatch_cli.dialects import Reading
+from mismatch_cli.report import numbers
+from mismatch_cli.report.about import who_facts
+from mismatch_cli.report.analysis import about, check_poolable
+from mismatch_cli.report.view import Column, ReportView, Section, Table
+from mismatch_cli.trace.reader import Trace
+
+ALL = "all"
+_FORMAT, _VERSION = "mismatch-cli dialects", 1
+_DIGITS = 6
+_AVERAGE = (
+    "Measured over all tokens of the trace at once; a dashboard shows the mean of such numbers over micro-batches, "
+    "ranks or steps. In the formulas π is the first of the two policies compared and μ the second, both of the sampled "
+    "token; d = log π − log μ in nats, r = π/μ, E the mean over tokens, E_y over responses, Σd the sum over a response."
+)
+
+
+def asked(name: str) -> list[str]:
+    """The frameworks that a name stands for; a `UsageError` names the nearest where it is not known."""
+    if name == ALL:
+        return dialects.names()
+    dialects.lines(name)
+    return [name]
+
+
+def as_json(traces: Sequence[Trace], name: str) -> dict[str, Any]:
+    """What `report --as NAME --json` prints; documented in docs/dialects.md."""
+    check_poolable(traces)
+    found = dialects.readings(traces, asked(name))
+    return {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "traces": [str(trace.folder) for trace in traces],
+        "about": about(traces, 0),
+        "out_of_support": found.out_of_support,
+        "frameworks": {
+            framework: {"when": dialects.when(framework), "metrics": [_row(reading) for reading in of]}
+            for framework, of in found.of.items()
+        },
+    }
+
+
+def _row(reading: Reading) -> dict[str, Any]:
+    line = reading.line
+    return {
+        "name": line.name,
+        "value": reading.value,
+        "formula": line.formula,
+        "compares": line.compares,
+        "word": line.word,
+        "notes": [note for note in (line.note, reading.why) if note],
+        "source": line.source,
+    }
+
+
+def build_view(result: Mapping[str, Any], name: str) -> ReportView:
+    """The page of one framework; of all, the words that several of them use for different numbers."""
+    frameworks = result["frameworks"]
+    if name == ALL:
+        sections = tuple(_words(frameworks))
+        title, headline = "The same words, other numbers", "One trace, and what each framework would show for it."
+    else:
+        sections = tuple(_framework(framework, of) for framework, of in frameworks.items())
+        title, headline = f"In the words of {name}", f"What {name} would show for this trace."
+    outside = result["out_of_support"]
+    notes = (f"{numbers.count(outside)} tokens have log π = −∞: {_EXCLUDED}",) if outside else ()
+    return ReportView(
+        title=title,
+        about=who_facts(result["about"]),
+        notes=notes,
+        headline=headline,
+        leading=(),
+        sections=sections,
+        settings=(),
+        command="",
+        version=__version__,
+    )
+
+
+_EXCLUDED = "left out of what is made of logs, where a framework would show infinity; their ratio is 0."
+
+
+def _framework(name: str, of: Mapping[str, Any]) -> Section:
+    """A table for each two policies that the framework compares, and what has to be said about single metrics."""
+    rows = of["metrics"]
+    columns = (Column("metric", kind="text"), Column("value"), Column("formula", kind="text", optional=True))
+    tables = [
+        Table(
+            compares,
+            columns,
+            tuple((row["name"], _value(row), row["formula"]) for row in rows if row["compares"] == compares),
+            shrinks=True,
+        )
+        for compares in dict.fromkeys(row["compares"] for row in rows)
+    ]
+    named: dict[str, list[str]] = {}
+    for row in rows:
+        for note in row["notes"]:
+            named.setdefault(note, []).append(row["name"])
+    if named:
+        noted = tuple((note, ", ".join(names)) for note, names in named.items())
+        tables.append(Table("Notes", (Column("", kind="text"), Column("metrics", kind="text")), noted))
+    return Section(name, f"{of['when']} {_AVERAGE}", tables=tuple(tables))
+
+
+def _words(frameworks: Mapping[str, Any]) -> list[Section]:
+    """A table for each word, with a row for every framework's own number of that name."""
+    rows = [(row, name) for name, of in frameworks.items() for row in of["metrics"] if row["word"]]
+    columns = (
+        Column("framework", kind="text"),
+        Column("value"),
+        Column("formula", kind="text"),
+        Column("compares", kind="text", optional=True),
+        Column("metric", kind="text", optional=True),
+    )
+    sections = []
+    for word in dict.fromkeys(row["word"] for row, _ in rows):
+        cells = ((name, _value(r), r["formula"], r["compares"], r["name"]) for r, name in rows if r["word"] == word)
+        sections.append(Section(f"“{word}”", tables=(Table("", columns, tuple(cells), shrinks=True),)))
+    return [Section("What is averaged", _AVERAGE), *sections]
+
+
+def _value(row: Mapping[str, Any]) -> str:
+    return numbers.number(row["value"], _DIGITS)
