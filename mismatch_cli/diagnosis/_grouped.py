@@ -1,0 +1,61 @@
+"""Means over tokens with their error over prompts, and the profile of the gap along an axis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mismatch_cli.metrics.hashing import GROUPS
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean, and its standard error from deleting one group of prompts at a time."""
+
+    value: float
+    error: float
+    count: int
+
+    def times(self, other: Mean) -> float:
+        """This mean over another one."""
+        return self.value / other.value if other.value > 0 else float("inf")
+
+    def z_of_log_ratio(self, other: Mean) -> float:
+        """How many standard errors the log of the ratio of the two means is from 0."""
+        if min(self.value, other.value) <= 0:
+            return 0.0
+        error = np.hypot(self.error / self.value, other.error / other.value)
+        return float(np.log(self.value / other.value) / error) if error > 0 else 0.0
+
+
+def mean_over_prompts(value_N: np.ndarray, group_N: np.ndarray) -> Mean:
+    """The mean of tokens (or of anything with a prompt group), its error from the groups; few groups: infinite."""
+    sum_G = np.bincount(group_N, weights=value_N, minlength=GROUPS)
+    count_G = np.bincount(group_N, minlength=GROUPS)
+    there = count_G > 0
+    total, count, groups = float(sum_G.sum()), int(count_G.sum()), int(there.sum())
+    if not count:
+        return Mean(float("nan"), float("inf"), 0)
+    value = total / count
+    if groups < _FEWEST_GROUPS:
+        return Mean(value, float("inf"), count)
+    without_G = (total - sum_G[there]) / np.maximum(count - count_G[there], 1)
+    error = np.sqrt((groups - 1) * np.mean((without_G - without_G.mean()) ** 2))
+    return Mean(value, float(error), count)
+
+
+_FEWEST_GROUPS = 4
+
+
+def slope_over_prompts(x_N: np.ndarray, y_N: np.ndarray, group_N: np.ndarray) -> tuple[float, float]:
+    """The least-squares slope of y on x through the origin, and its standard error over groups of prompts."""
+    xy_G = np.bincount(group_N, weights=x_N * y_N, minlength=GROUPS)
+    xx_G = np.bincount(group_N, weights=x_N * x_N, minlength=GROUPS)
+    there = xx_G > 0
+    if there.sum() < _FEWEST_GROUPS:
+        return float("nan"), float("inf")
+    without_G = (xy_G.sum() - xy_G[there]) / np.maximum(xx_G.sum() - xx_G[there], 1e-300)
+    groups = int(there.sum())
+    error = np.sqrt((groups - 1) * np.mean((without_G - without_G.mean()) ** 2))
+    return float(xy_G.sum() / xx_G.sum()), float(error)

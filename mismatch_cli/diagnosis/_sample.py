@@ -1,0 +1,190 @@
+"""The responses that a diagnosis looks at: whole ones, chosen by hash, so many that they fit into memory.
+
+Letters: `_T` every token of the sample, laid flat; `_S` its responses; `_N` the tokens that count: in the loss mask,
+with a finite log-probability on both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from mismatch_cli.batch import TokenBatch
+from mismatch_cli.metrics.hashing import hash_keys, prompt_groups
+from mismatch_cli.metrics.pairs import Pair
+
+MOST_TOKENS = 2**18
+TOP_K = 8  # ranks that are kept: enough for slopes and grids
+_TOKEN_COLUMNS = ("response_ids_T", "loss_mask_T", "entropy_trainer_T")
+_U_MOST = 10.0  # a token counts for at most this many typical gaps where a mean over tokens must not follow a few
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Whole responses, with the two policies of a pair; None where a column was not measured."""
+
+    offset_S1: np.ndarray
+    prompt_id_S: np.ndarray
+    sample_index_S: np.ndarray
+    step_S: np.ndarray
+    prompt_length_S: np.ndarray
+    truncated_S: np.ndarray
+    response_ids_T: np.ndarray
+    logq_T: np.ndarray  # float64, nats, the reference: the rollout
+    logp_T: np.ndarray  # float64, nats, the current policy: the trainer
+    counts_T: np.ndarray  # bool
+    entropy_T: np.ndarray | None
+    topk_logq_TK: np.ndarray | None
+    topk_logp_TK: np.ndarray | None
+
+    @property
+    def num_responses(self) -> int:
+        return len(self.offset_S1) - 1
+
+    @cached_property
+    def length_S(self) -> np.ndarray:
+        return np.diff(self.offset_S1)
+
+    @cached_property
+    def response_T(self) -> np.ndarray:
+        return np.repeat(np.arange(self.num_responses), self.length_S)
+
+    @cached_property
+    def position_T(self) -> np.ndarray:
+        """From 0, in the response."""
+        return np.arange(len(self.logq_T)) - self.offset_S1[self.response_T]
+
+    @cached_property
+    def last_T(self) -> np.ndarray:
+        """Whether a token ends its response."""
+        return self.position_T == self.length_S[self.response_T] - 1
+
+    @cached_property
+    def kept(self) -> np.ndarray:
+        """Index of the tokens that count."""
+        return np.flatnonzero(self.counts_T)
+
+    @cached_property
+    def d_N(self) -> np.ndarray:
+        """log π − log μ, nats."""
+        return self.logp_T[self.kept] - self.logq_T[self.kept]
+
+    @cached_property
+    def group_S(self) -> np.ndarray:
+        """The prompt group of each response, one of 32: what errors are estimated over."""
+        return prompt_groups(self.prompt_id_S)
+
+    @cached_property
+    def group_N(self) -> np.ndarray:
+        return self.group_S[self.response_T[self.kept]]
+
+    @cached_property
+    def u_N(self) -> np.ndarray:
+        """|d| in units of what is typical at this log μ, at most 10: noise grows as μ falls."""
+        return np.minimum(np.abs(self.d_N) / self.typical_N, _U_MOST)
+
+    @cached_property
+    def typical_N(self) -> np.ndarray:
+        """What 80 % of the tokens with about the same log μ stay below, nats; half of them may have no gap at all."""
+        abs_d_N, order = np.abs(self.d_N), np.argsort(self.logq_T[self.kept], kind="stable")
+        typical_N = np.empty(len(abs_d_N))
+        smallest = max(1e-3 * float(abs_d_N.mean()), 1e-9) if len(abs_d_N) else 1.0
+        for part in np.array_split(order, max(1, min(_LEVELS, len(order) // _TOKENS_PER_LEVEL))):
+            typical_N[part] = max(float(np.quantile(abs_d_N[part], _TYPICAL)), smallest) if len(part) else smallest
+        return typical_N
+
+    def without_tokens(self, drop_T: np.ndarray) -> Sample:
+        """The same with some tokens not counting."""
+        return replace(self, counts_T=self.counts_T & ~drop_T)
+
+    def spans(self) -> Iterator[slice]:
+        """The tokens of each response."""
+        for start, stop in zip(self.offset_S1[:-1].tolist(), self.offset_S1[1:].tolist(), strict=True):
+            yield slice(start, stop)
+
+
+_LEVELS, _TOKENS_PER_LEVEL = 32, 64
+_TYPICAL = 0.8
+
+
+class SampleCollector:
+    """Keeps the responses with the smallest hashes, up to a number of tokens: the same ones in any sharding."""
+
+    def __init__(self, pair: Pair, most_tokens: int = MOST_TOKENS) -> None:
+        self._pair, self._most_tokens = pair, most_tokens
+        self._rows: list[tuple[int, dict[str, np.ndarray]]] = []
+        self._tokens, self._limit = 0, 2**64
+
+    def update(self, batch: TokenBatch) -> None:
+        if not self._pair.measured_in(batch):
+            return
+        keys = (batch.prompt_id_S, batch.sample_index_S, batch.step_S)
+        hash_S = hash_keys(*(key.numpy() for key in keys), seed=2)
+        columns, offset_S1 = self._columns(batch), batch.offset_S1.numpy()
+        for s in np.flatnonzero(hash_S < np.uint64(min(self._limit, 2**64 - 1))).tolist():
+            start, stop = int(offset_S1[s]), int(offset_S1[s + 1])
+            if stop > start:
+                row = {n: v[start:stop].copy() if n.endswith(("_T", "_TK")) else v[s] for n, v in columns.items()}
+                self._rows.append((int(hash_S[s]), row))
+                self._tokens += stop - start
+            if self._tokens > 2 * self._most_tokens:
+                self._shrink()
+
+    def _columns(self, batch: TokenBatch) -> dict[str, np.ndarray]:
+        names = ("prompt_id_S", "sample_index_S", "step_S", "prompt_length_S", "truncated_S", *_TOKEN_COLUMNS)
+        found = {name: getattr(batch, name) for name in names}
+        found |= {"logq_T": getattr(batch, self._pair.reference), "logp_T": getattr(batch, self._pair.current)}
+        if self._pair.topk_measured_in(batch):
+            topk = {"topk_logq_TK": self._pair.topk_reference, "topk_logp_TK": self._pair.topk_current}
+            found |= {name: getattr(batch, str(column))[:, :TOP_K] for name, column in topk.items()}
+        return {name: column.numpy() for name, column in found.items() if column is not None}
+
+    def _shrink(self) -> None:
+        self._rows.sort(key=lambda row: row[0])
+        tokens, kept = 0, 0
+        for _, row in self._rows:
+            if tokens and tokens + len(row["logq_T"]) > self._most_tokens:
+                break
+            tokens, kept = tokens + len(row["logq_T"]), kept + 1
+        if kept < len(self._rows):
+            self._limit = self._rows[kept][0]
+        self._rows, self._tokens = self._rows[:kept], tokens
+
+    def result(self) -> Sample:
+        """The sample, in the order of steps, prompts and samples."""
+        self._shrink()
+        rows = [row for _, row in self._rows]
+        rows.sort(key=lambda r: (int(r["step_S"]), int(r["prompt_id_S"]), int(r["sample_index_S"])))
+        flat = {name: _joined([row.get(name) for row in rows], rows) for name in _ALL_TOKEN_COLUMNS}
+        per_row = {n: np.array([row[n] for row in rows]) for n in _ROW_COLUMNS}
+        logq_T, logp_T = (np.asarray(flat.pop(name), dtype=np.float64) for name in ("logq_T", "logp_T"))
+        mask_T = np.asarray(flat.pop("loss_mask_T"), dtype=bool)
+        return Sample(
+            offset_S1=np.cumsum([0, *(len(row["logq_T"]) for row in rows)]),
+            logq_T=logq_T,
+            logp_T=logp_T,
+            counts_T=mask_T & np.isfinite(logq_T) & np.isfinite(logp_T),
+            entropy_T=flat.pop("entropy_trainer_T"),
+            **per_row,
+            **flat,  # type: ignore[arg-type]
+        )
+
+
+_ROW_COLUMNS = ("prompt_id_S", "sample_index_S", "step_S", "prompt_length_S", "truncated_S")
+_ALL_TOKEN_COLUMNS = ("logq_T", "logp_T", *_TOKEN_COLUMNS, "topk_logq_TK", "topk_logp_TK")
+
+
+def _joined(parts: list[np.ndarray | None], rows: list[dict[str, np.ndarray]]) -> np.ndarray | None:
+    """One array; responses that lack the column hold NaN; None where all lack it."""
+    known = [part for part in parts if part is not None]
+    if not known:
+        return np.zeros(0) if not rows else None
+    shape = known[0].shape[1:]
+    filled = [
+        part if part is not None else np.full((len(row["logq_T"]), *shape), np.nan, known[0].dtype)
+        for part, row in zip(parts, rows, strict=True)
+    ]
+    return np.concatenate(filled)

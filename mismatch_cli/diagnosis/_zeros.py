@@ -1,0 +1,31 @@
+"""Placeholders of exactly 0.0, and which of three faults they are by where they stand."""
+
+from __future__ import annotations
+
+from mismatch_cli.diagnosis._evidence import Evidence
+from mismatch_cli.diagnosis._finding import Finding
+
+_MOSTLY = 0.7  # of the placeholders, at the last token or in runs, to be called that
+_WHERE = {"end-of-sequence": "last", "masked-tokens": "in_runs"}
+
+
+def zeros_finding(evidence: Evidence, check: str) -> Finding | None:
+    """The finding of `check` if the exact zeros are its kind, None if there are none of it."""
+    found = {side: zeros for side, zeros in evidence.counts.zeros.items() if zeros.tokens}
+    if not found:
+        return None
+    tokens = sum(zeros.tokens for zeros in found.values())
+    kind = next(
+        (name for name, where in _WHERE.items() if sum(getattr(z, where) for z in found.values()) >= _MOSTLY * tokens),
+        "placeholders",
+    )
+    if kind != check:
+        return None
+    all_tokens = max((side.tokens for side in evidence.counts.sides.values()), default=tokens)
+    gap = sum(zeros.gap for zeros in found.values())
+    rows: list[tuple[str, float | int | str | None]]
+    rows = [(f"{side}: exactly 0.0, the other side uncertain", zeros.tokens) for side, zeros in found.items()]
+    rows += [(f"{side}: mean |Δlog p| there, nats", zeros.gap / zeros.tokens) for side, zeros in found.items()]
+    sentence = f"{tokens:,} tokens have a log-probability of exactly 0.0 where the other side is far from certain."
+    explains = gap / evidence.counts.gap if evidence.counts.gap else None
+    return Finding(check, "found", tokens / all_tokens, "share of tokens", explains, sentence, tuple(rows))

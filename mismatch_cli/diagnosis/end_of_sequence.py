@@ -1,0 +1,37 @@
+"""The token that ends a response: appended by hand, without a log-probability, or with another one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mismatch_cli.diagnosis._evidence import Evidence
+from mismatch_cli.diagnosis._finding import Finding
+from mismatch_cli.diagnosis._grouped import mean_over_prompts
+from mismatch_cli.diagnosis._zeros import zeros_finding
+
+NAME, STAGE = "end-of-sequence", 1
+TITLE = "The end-of-sequence token"
+CAUSE = "The end-of-sequence token was appended or replaced after sampling, or one side ends on another token."
+CHANGE = "Keep the engine's own last token and its log-probability; mask a token that was appended by hand."
+SOURCE = "open-instruct PR 1041 (appended EOS has no log-prob), SkyRL PR 2148 (sampled EOS replaced, log-prob 0.0)"
+_TIMES, _Z, _LEAST = 5.0, 4.0, 0.02
+
+
+def check(evidence: Evidence) -> Finding:
+    """Exact zeros at the last token; else a gap there that is far above that of the other tokens."""
+    if found := zeros_finding(evidence, NAME):
+        return found
+    sample = evidence.sample
+    last_N = sample.last_T[sample.kept] & ~sample.truncated_S[sample.response_T[sample.kept]]
+    if last_N.sum() < 8:
+        return Finding(NAME, "untested", reason="fewer than 8 responses ended by themselves")
+    abs_d_N = np.abs(sample.d_N)
+    last = mean_over_prompts(abs_d_N[last_N], sample.group_N[last_N])
+    others = mean_over_prompts(abs_d_N[~last_N], sample.group_N[~last_N])
+    factor, z = last.times(others), last.z_of_log_ratio(others)
+    rows = (("mean |Δlog p| at the end, nats", last.value), ("elsewhere, nats", others.value), ("z", z))
+    if not (factor > _TIMES and z > _Z and last.value > _LEAST):
+        return Finding(NAME, "clear", factor, "times the gap elsewhere", evidence=rows)
+    excess = (last.value - others.value) * last.count / abs_d_N.sum()
+    sentence = f"At the token that ends a response the gap is {factor:.3g} times that of the other tokens."
+    return Finding(NAME, "found", factor, "times the gap elsewhere", float(excess), sentence, rows)

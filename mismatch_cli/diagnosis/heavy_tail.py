@@ -1,0 +1,53 @@
+"""A gap that a few tokens or a few responses carry: routing flips of a mixture of experts, broken sequences."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mismatch_cli.diagnosis._evidence import Evidence
+from mismatch_cli.diagnosis._finding import Finding
+from mismatch_cli.diagnosis._sample import Sample
+
+NAME, STAGE = "heavy-tail", 5
+TITLE = "A few tokens carry the gap"
+CAUSE = (
+    "Tokens for which the two sides took different experts (MoE routing), or whole responses that one side computed "
+    "otherwise (batch-dependent kernels, expert parallelism)."
+)
+CHANGE = "MoE: replay the engine's routing in the trainer (R3). Else look at the worst responses: report --worst 20."
+SOURCE = "arXiv 2510.11370 (R3), NeMo-RL 2100 (15–20 % of sequences, 100 to 670 times), NeMo-RL 4243"
+_FAR = 10.0  # typical gaps
+_SHARE = 0.3  # of Σ|d|
+_FAR_RESPONSE = 4.0  # times the median response
+_FEWEST, _LONG = 3, 8
+
+
+def check(evidence: Evidence) -> Finding:
+    """The share of Σ|d| on tokens beyond 10 typical gaps, and on responses whose mean is 4 times the usual."""
+    sample = evidence.sample
+    abs_d_N, total = np.abs(sample.d_N), float(np.abs(sample.d_N).sum())
+    far_N = abs_d_N > _FAR * sample.typical_N
+    tokens = float(abs_d_N[far_N].sum() / total) if total else 0.0
+    far_S = _far_responses(sample)
+    far_response_N = far_S[sample.response_T[sample.kept]]
+    responses = float(abs_d_N[far_response_N].sum() / total) if total else 0.0
+    rows = (
+        ("tokens beyond 10 typical gaps", int(far_N.sum())), ("share of Σ|Δlog p| on them", tokens),
+        ("responses beyond 4 times the median response", int(far_S.sum())), ("share of Σ|Δlog p| in them", responses),
+    )  # fmt: skip
+    share = max(tokens, responses)
+    few = far_S.sum() if responses >= tokens else far_N.sum()
+    if share < _SHARE or few < _FEWEST:
+        return Finding(NAME, "clear", share, "share of Σ|Δlog p| in the tail", evidence=rows)
+    what = f"{int(far_S.sum()):,} responses" if responses >= tokens else f"{int(far_N.sum()):,} tokens"
+    sentence = f"{what} of the sample carry {100 * share:.0f} % of the whole gap."
+    return Finding(NAME, "found", share, "share of Σ|Δlog p| in the tail", share, sentence, rows)
+
+
+def _far_responses(sample: Sample) -> np.ndarray:
+    """Responses of at least 8 counted tokens whose mean normalised gap is far above the median response's."""
+    response_N = sample.response_T[sample.kept]
+    count_S = np.bincount(response_N, minlength=sample.num_responses)
+    mean_S = np.bincount(response_N, weights=sample.u_N, minlength=sample.num_responses) / np.maximum(count_S, 1)
+    long_S = count_S >= _LONG
+    return long_S & (mean_S > _FAR_RESPONSE * np.median(mean_S[long_S])) if long_S.any() else long_S

@@ -1,0 +1,34 @@
+"""Log-probabilities that belong to the token before or after."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mismatch_cli.diagnosis._alignment import lag_scan
+from mismatch_cli.diagnosis._evidence import Evidence
+from mismatch_cli.diagnosis._finding import Finding
+
+NAME, STAGE = "index-shift", 2
+TITLE = "Shifted by some tokens"
+CAUSE = "One side's log-probabilities are stored one position off (the logit at t predicts token t + 1)."
+CHANGE = "Shift that side by the lag that is named before storing it; slice both sides with the same bounds."
+SOURCE = "ms-swift PR 8196 (shift by one)"
+_FEWEST, _SHARE = 2, 0.01
+
+
+def check(evidence: Evidence) -> Finding:
+    """Responses whose columns fit each other only with a lag."""
+    alignment, sample = evidence.alignment, evidence.sample
+    shifted_S = alignment.shifted_S
+    count = int(shifted_S.sum())
+    share = count / max(1, sample.num_responses)
+    scan = {f"mean gap at lag {lag:+d}, nats (at most 2 a token)": gap for lag, gap in lag_scan(sample).items()}
+    if count < max(_FEWEST, _SHARE * sample.num_responses):
+        return Finding(NAME, "clear", share, "share of responses", evidence=tuple(scan.items()))
+    lags, counts = np.unique(alignment.lag_S[shifted_S], return_counts=True)
+    lag = int(lags[np.argmax(counts)])
+    tokens_S = sample.length_S * alignment.gap_S
+    explains = float(((alignment.gap_S - alignment.left_S) * sample.length_S)[shifted_S].sum() / tokens_S.sum())
+    sentence = f"In {count:,} of {sample.num_responses:,} responses π[t{lag:+d}] fits μ[t], and π[t] does not."
+    rows = (("lag, tokens", lag), *scan.items())
+    return Finding(NAME, "found", share, "share of responses", explains, sentence, rows)

@@ -1,0 +1,24 @@
+"""The lattice that logits rounded to bfloat16 leave in the gap: the floor of that precision, and no bug."""
+
+from __future__ import annotations
+
+from mismatch_cli.diagnosis._evidence import Evidence
+from mismatch_cli.diagnosis._finding import Finding
+
+NAME, STAGE = "logit-lattice", 6
+TITLE = "Rounded logits"
+CAUSE = "Logits in bfloat16 differ by whole steps of 1/16 to 1/2 nats; it is the floor of bfloat16, not a fault."
+CHANGE = "A float32 LM head on both sides removes the lattice; float16 weights shrink what is left."
+SOURCE = "arXiv 2602.04879, Fig. 2; arXiv 2510.26788 (FP16)"
+
+
+def check(evidence: Evidence) -> Finding:
+    """Peaks of the log-odds gap at the spacings of bfloat16, as the report draws them."""
+    lines = evidence.lattice.result()
+    if not lines:
+        return Finding(NAME, "clear", 0.0, "share of tokens in the lines")
+    strongest = max(lines, key=lambda line: line.share)
+    share = sum(line.share for line in lines)
+    rows = tuple((f"line at {line.spacing:g} nats: times the valley before it", line.rise) for line in lines)
+    sentence = f"The log-odds gap piles up at steps of {strongest.spacing:g} nats: logits rounded to bfloat16."
+    return Finding(NAME, "found", share, "share of tokens in the lines", share, sentence, rows)

@@ -1,0 +1,53 @@
+"""Tokens that nobody sampled, such as the output of a tool, that the loss mask did not leave out."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mismatch_cli.diagnosis._counts import in_runs
+from mismatch_cli.diagnosis._evidence import Evidence
+from mismatch_cli.diagnosis._finding import Finding
+from mismatch_cli.diagnosis._zeros import zeros_finding
+
+NAME, STAGE = "masked-tokens", 1
+TITLE = "Tool or prompt tokens in the loss"
+CAUSE = "Tokens that were inserted between turns are in the loss mask; the engine never sampled them."
+CHANGE = "Set the loss mask to 0 for every token that the engine did not sample (tool output, templates, user turns)."
+SOURCE = "miles PR 2476, SkyRL PR 354 (masked tool tokens: tens of nats)"
+_HUGE = 2.0  # nats
+_TIMES_TYPICAL = 10.0
+_RUN = 4
+_SHARE_OF_HUGE = 0.6
+
+
+def check(evidence: Evidence) -> Finding:
+    """Exact zeros in runs; else runs of huge gaps that end before their response does."""
+    if found := zeros_finding(evidence, NAME):
+        return found
+    sample = evidence.sample
+    huge_T = np.zeros(len(sample.logq_T), dtype=bool)
+    far_N = np.abs(sample.d_N) > np.maximum(_HUGE, np.minimum(_TIMES_TYPICAL * sample.typical_N, 2 * _HUGE))
+    huge_T[sample.kept[far_N]] = True
+    runs_T = in_runs(huge_T, sample.offset_S1, _RUN) & ~_reaches_the_end(huge_T, sample.offset_S1)
+    tokens, huge = int(runs_T.sum()), int(huge_T.sum())
+    responses = len(np.unique(sample.response_T[runs_T]))
+    share = tokens / max(1, len(sample.kept))
+    if responses < 2 or tokens < _SHARE_OF_HUGE * huge or huge > 0.3 * len(sample.kept):
+        return Finding(NAME, "clear", share, "share of tokens")
+    total = np.abs(sample.d_N).sum()
+    explains = float(np.abs(sample.logp_T - sample.logq_T)[runs_T].sum() / total)
+    sentence = (
+        f"{tokens:,} tokens in {responses:,} responses stand in runs with gaps of more than {_HUGE:g} nats: "
+        "stretches that the engine did not sample."
+    )
+    rows = (("responses with such a run", responses), ("share of all huge gaps", tokens / huge))
+    return Finding(NAME, "found", share, "share of tokens", explains, sentence, rows)
+
+
+def _reaches_the_end(flag_T: np.ndarray, offset_S1: np.ndarray) -> np.ndarray:
+    """Flags whose run goes on to the last token of the response: another fault, from there on."""
+    reaches_T = np.zeros(len(flag_T), dtype=bool)
+    for start, stop in zip(offset_S1[:-1].tolist(), offset_S1[1:].tolist(), strict=True):
+        unflagged = np.flatnonzero(~flag_T[start:stop])
+        reaches_T[start + (int(unflagged[-1]) + 1 if len(unflagged) else 0) : stop] = True
+    return reaches_T & flag_T

@@ -1,0 +1,43 @@
+"""Text that was tokenised again: both sides agree up to a point, and from there on speak of other tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mismatch_cli.diagnosis._evidence import Evidence
+from mismatch_cli.diagnosis._finding import Finding
+
+NAME, STAGE = "retokenised", 2
+TITLE = "Retokenised text"
+CAUSE = (
+    "The trainer scored the response's text tokenised again, or a chat template changed it: from the first token that "
+    "differs on, the two sides speak of different tokens."
+)
+CHANGE = "Hand the engine's token ids to the trainer (vLLM: return_token_ids); never decode and encode on the way."
+SOURCE = "vLLM blog 2025-10-22, verl 3720, rllm PR 272, ART 726"
+_FEWEST, _SHARE = 2, 0.01
+
+
+def check(evidence: Evidence) -> Finding:
+    """Responses that fit as they stand up to some token, and with a lag from there on."""
+    alignment, sample = evidence.alignment, evidence.sample
+    broken_S = alignment.broken_S
+    count = int(broken_S.sum())
+    share = count / max(1, sample.num_responses)
+    if count < max(_FEWEST, _SHARE * sample.num_responses):
+        return Finding(NAME, "clear", share, "share of responses")
+    tokens_S = sample.length_S * alignment.gap_S
+    explains = float(((alignment.gap_S - alignment.left_S) * sample.length_S)[broken_S].sum() / tokens_S.sum())
+    start = alignment.from_S[broken_S]
+    sentence = f"{count:,} of {sample.num_responses:,} responses agree up to some token and are shifted from there on."
+    rows = (
+        ("responses", count),
+        ("first shifted token, median", float(np.median(start))),
+        ("most frequent lag, tokens", int(_mode(alignment.lag_S[broken_S]))),
+    )
+    return Finding(NAME, "found", share, "share of responses", explains, sentence, rows)
+
+
+def _mode(values: np.ndarray) -> int:
+    value_V, count_V = np.unique(values, return_counts=True)
+    return int(value_V[np.argmax(count_V)])

@@ -1,0 +1,34 @@
+"""A gap that begins at one fixed position: a block size, a chunk, a sliding window."""
+
+from __future__ import annotations
+
+from mismatch_cli.diagnosis._evidence import Evidence
+from mismatch_cli.diagnosis._finding import Finding, untested
+from mismatch_cli.diagnosis._profile import sharpest_jump
+
+NAME, STAGE = "sharp-onset", 4
+TITLE = "A gap that begins at a fixed position"
+CAUSE = "A kernel changes its path there: a block size, chunked prefill, a sliding window, a length limit."
+CHANGE = (
+    "Look which limit has this value (block size, max_num_batched_tokens, sliding_window, original_max_position_"
+    "embeddings); try another attention backend and --enforce-eager."
+)
+SOURCE = "SGLang 25790 and flash-attention PR 184 (first mismatch at position 96), vLLM PR 38711"
+_TIMES, _Z, _SHARP = 2.5, 5.0, 0.85
+
+
+def check(evidence: Evidence) -> Finding:
+    """The best split of the positions: a jump by a factor, which explains nearly all of the profile."""
+    jump = sharpest_jump(evidence.sample)
+    if jump is None:
+        return untested(NAME, "too few tokens")
+    factor, z = jump.after.times(jump.before), jump.after.z_of_log_ratio(jump.before)
+    rows = (
+        (f"position, counted in the {jump.axis}", jump.index), ("typical gaps before", jump.before.value),
+        ("from there on", jump.after.value), ("z", z),
+        ("share of the profile that the jump explains", jump.share_of_spread),
+    )  # fmt: skip
+    if not (factor > _TIMES and z > _Z and jump.share_of_spread >= _SHARP):
+        return Finding(NAME, "clear", factor, "times from one position on", evidence=rows)
+    sentence = f"From position {jump.index} of the {jump.axis} on the gap is {factor:.3g} times what it was before."
+    return Finding(NAME, "found", factor, "times from one position on", 1 - 1 / factor, sentence, rows)

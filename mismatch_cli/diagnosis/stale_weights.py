@@ -1,0 +1,45 @@
+"""The engine kept older weights: it agrees with an earlier checkpoint better than with the one it should hold."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mismatch_cli.diagnosis._evidence import Evidence
+from mismatch_cli.diagnosis._finding import Finding
+from mismatch_cli.diagnosis._grouped import mean_over_prompts
+
+NAME, STAGE = "stale-weights", 4
+TITLE = "Stale weights"
+CAUSE = "The weight sync did not reach the engine, reached it late or in part, or an adapter was not loaded."
+CHANGE = (
+    "Reload the whole state dict and reset the prefix cache after every update; with LoRA, merge before the sync or "
+    "check that the engine lists the adapter."
+)
+SOURCE = "TRL 5312 (sleep mode: 0.010 to 0.201 at step 3), verl 7904, prime-rl PR 3543, SkyRL 1776"
+_LESS, _Z = 0.8, 4.0
+
+
+def check(evidence: Evidence) -> Finding:
+    """The gap to the earlier checkpoint against the gap to the present one, on the same tokens."""
+    sample = evidence.sample
+    if evidence.earlier_logp_T is None:
+        return Finding(NAME, "untested", reason="needs an earlier checkpoint: --earlier-model MODEL")
+    earlier_N = np.abs(evidence.earlier_logp_T[sample.kept] - sample.logq_T[sample.kept])
+    scored = np.isfinite(earlier_N)
+    group_N = sample.group_N[scored]
+    now = mean_over_prompts(np.abs(sample.d_N[scored]), group_N)
+    before = mean_over_prompts(earlier_N[scored], group_N)
+    change = mean_over_prompts(np.abs(sample.d_N[scored]) - earlier_N[scored], group_N)
+    factor = before.times(now)
+    z = change.value / change.error if change.error > 0 else 0.0
+    rows = (
+        ("mean |Δlog p| to the present checkpoint, nats", now.value),
+        ("to the earlier one, nats", before.value),
+        ("tokens", now.count),
+    )
+    if not (factor < _LESS and z > _Z):
+        return Finding(NAME, "clear", factor, "gap to the earlier / to the present", evidence=rows)
+    sentence = (
+        f"The engine is closer to the earlier checkpoint: its gap to that one is {factor:.2g} of the present one's."
+    )
+    return Finding(NAME, "found", factor, "gap to the earlier / to the present", 1 - factor, sentence, rows)

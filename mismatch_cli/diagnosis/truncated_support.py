@@ -1,0 +1,83 @@
+"""top-p, top-k or min-p on one side only: what one side renormalised, the other did not."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mismatch_cli.diagnosis._evidence import Evidence
+from mismatch_cli.diagnosis._finding import Finding
+from mismatch_cli.diagnosis._grouped import mean_over_prompts
+from mismatch_cli.diagnosis._sample import Sample
+
+NAME, STAGE = "truncated-support", 3
+TITLE = "Truncated support on one side only"
+CAUSE = "top-p, top-k or min-p renormalised the probabilities of one side, and the other side kept all tokens."
+CHANGE = (
+    "Sample with top_p = 1, top_k off, min_p = 0; or give the trainer the same truncation "
+    "(vLLM ≥ 0.28: return_sampling_mask)."
+)
+SOURCE = "TRL 6789 and PR 7269 (top_p 0.8: mean ratio 0.896 = kept mass 0.895), NeMo-RL 3365"
+_ONE_SIDED, _Z = 0.4, 5.0
+_LARGEST_RATIO = 10.0
+_OUT_OF_SUPPORT = 0.002
+
+
+def check(evidence: Evidence) -> Finding:
+    """At full support E_μ[π/μ] is 1, however large the noise; the kept mass where only the engine truncates.
+
+    Found where the mean ratio misses 1 by a good part of the mean gap, significantly, or where the trainer gives many
+    sampled tokens no probability at all.
+    """
+    if (outside := evidence.counts.out_of_support) and _only_the_trainer(evidence):
+        return _trainer_finding(evidence, outside)
+    sample = evidence.sample
+    ratio_N = np.minimum(np.exp(np.minimum(sample.d_N, 3.0)), _LARGEST_RATIO)
+    mean = mean_over_prompts(ratio_N, sample.group_N)
+    gap = float(np.abs(sample.d_N).mean())
+    one_sided = (1 - mean.value) / gap if gap else 0.0
+    z = (1 - mean.value) / mean.error if mean.error > 0 else 0.0
+    rows: tuple[tuple[str, float | int | str | None], ...] = (
+        ("mean ratio (the kept mass, if only the engine truncates)", mean.value),
+        ("standard error over prompts", mean.error),
+        ("share of tokens with π < μ", float((sample.d_N < 0).mean())),
+        *_kept_mass(sample),
+    )
+    if not (one_sided > _ONE_SIDED and z > _Z):
+        return Finding(NAME, "clear", mean.value, "mean ratio", evidence=rows)
+    sentence = (
+        f"The engine's probabilities are higher than the trainer's on nearly every token, and the mean ratio is "
+        f"{mean.value:.4g}: the engine renormalised over a part of the vocabulary that holds about that mass."
+    )
+    return Finding(NAME, "found", mean.value, "mean ratio", float(min(1.0, one_sided)), sentence, rows)
+
+
+def _kept_mass(sample: Sample) -> tuple[tuple[str, float | int | str | None], ...]:
+    """Where the engine's top-K ends in −inf the support is in it: its mass by the trainer's probabilities."""
+    if sample.topk_logq_TK is None or sample.topk_logp_TK is None:
+        return ()
+    q_NK, p_NK = sample.topk_logq_TK[sample.kept], sample.topk_logp_TK[sample.kept]
+    ends_N = np.isneginf(q_NK).any(axis=1)
+    if not ends_N.any():
+        return (("tokens whose recorded ranks leave the support", 0),)
+    mass_N = np.where(np.isfinite(q_NK), np.exp(p_NK.astype(np.float64)), 0).sum(axis=1)[ends_N]
+    return (
+        ("tokens whose recorded ranks leave the support", int(ends_N.sum())),
+        ("kept mass there, by the trainer", float(mass_N.mean())),
+    )
+
+
+def _only_the_trainer(evidence: Evidence) -> bool:
+    """Many sampled tokens without probability, and the others more probable than the engine said."""
+    d_N = evidence.sample.d_N
+    share = evidence.counts.out_of_support / max(1, evidence.counts.out_of_support + len(d_N))
+    total = np.abs(d_N).sum()
+    return share > _OUT_OF_SUPPORT and (not total or d_N.sum() / total > _ONE_SIDED)
+
+
+def _trainer_finding(evidence: Evidence, outside: int) -> Finding:
+    d_N = evidence.sample.d_N
+    rows = (("sampled tokens with π = 0", outside), ("mean Δlog p of the others, nats", float(d_N.mean())))
+    sentence = f"{outside:,} sampled tokens have no probability in the trainer: it truncates, and the engine does not."
+    total = float(np.abs(d_N).sum())
+    explains = float(d_N.sum()) / total if total else 1.0
+    return Finding(NAME, "found", float(np.exp(-d_N.mean())), "kept mass", explains, sentence, rows)

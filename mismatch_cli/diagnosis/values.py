@@ -1,0 +1,37 @@
+"""Values that no log-probability can have: above 0, not a number, or −inf for a token that was sampled."""
+
+from __future__ import annotations
+
+from mismatch_cli.diagnosis._evidence import Evidence
+from mismatch_cli.diagnosis._finding import Finding
+
+NAME, STAGE = "values", 1
+TITLE = "Impossible values"
+CAUSE = "A log-softmax in low precision (log-probabilities above 0), an overflow (not a number), or broken bookkeeping."
+CHANGE = (
+    "Compute the log-softmax in float32 on the side that is named; where values are not a number, look for fp16 "
+    "overflow in that side's logits."
+)
+SOURCE = "maxtext PR 5231 (positive log-probs up to +0.125), NeMo-RL 2180 (KL NaN)"
+
+
+def check(evidence: Evidence) -> Finding:
+    """Count them over every token of the trace; one is enough."""
+    rows: list[tuple[str, float | int | str | None]] = []
+    wrong = tokens = 0
+    for side, counts in evidence.counts.sides.items():
+        impossible = counts.impossible if side == "logp_rollout" else 0
+        wrong, tokens = wrong + counts.wrong + impossible, tokens + counts.tokens
+        found = {
+            "above 0": counts.above_zero,
+            "not a number": counts.not_a_number,
+            "−inf for a sampled token": impossible,
+        }
+        rows += [(f"{side}: {what}", count) for what, count in found.items() if count]
+        if counts.above_zero:
+            rows.append((f"{side}: largest, nats", counts.largest))
+    share = wrong / tokens if tokens else None
+    if not wrong:
+        return Finding(NAME, "clear", share, "share of values")
+    sentence = f"{wrong:,} of {tokens:,} values cannot be log-probabilities; they are left out of every number."
+    return Finding(NAME, "found", share, "share of values", share, sentence, tuple(rows))
