@@ -1,4 +1,4 @@
-"""From the flags of `probe` and `curate` to a configuration and a run folder that may be written to."""
+"""From the flags of `probe`, `curate` and `rescore` to a configuration and a run folder that may be written to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ import typer
 from mismatch_cli import registry
 from mismatch_cli.bundled import bundled
 from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.recording.config import CurateConfig, ProbeConfig, RolloutConfig, TrainerSettings
+from mismatch_cli.recording.config import (
+    LATER,
+    SAME,
+    CurateConfig,
+    ProbeConfig,
+    RescoreConfig,
+    RolloutConfig,
+    TrainerSettings,
+)
 from mismatch_cli.recording.folder import check_run_folder
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.tasks.prompts import PromptSource
@@ -29,8 +37,9 @@ _ENGINE_FLAGS = {
 # What --resume may change: how the work is done, not what is measured.
 # The samples that choose do not depend on `keep`.
 _CHANGEABLE = {"threads", "token_budget", "noise_responses", "device_map", "keep"}
+_ARGUMENTS = {"model", "trace"}
 _OF_THIS_CALL = {"resume", "output", "worst", "confirm", "force", "json", "quiet", "debug"}
-_Config = TypeVar("_Config", bound=RolloutConfig)
+_Config = TypeVar("_Config", bound=RolloutConfig | RescoreConfig)
 
 
 def prepare_run(
@@ -48,12 +57,12 @@ def prepare_run(
         for name, value in flags.items()
         if name not in _OF_THIS_CALL
     }
-    if recorded["reward"]:
+    if recorded.get("reward"):
         file, colon, function = recorded["reward"].rpartition(":")
         recorded["reward"] = f"{_resolved(file) or ''}{colon}{function}"
     recorded = json.loads(json.dumps(recorded))  # as the manifest has it: pairs are lists there
     config = to_config(recorded)  # what makes no sense is said before anything about folders
-    folder = flags["output"] or Path(f"{command}-{Path(config.model).name}")
+    folder = flags["output"] or Path(f"{command}-{config.name}")
     check_run_folder(folder)
     if flags["resume"]:
         manifest = _manifest_to_resume(folder, command)
@@ -66,7 +75,7 @@ def prepare_run(
     return config, folder, {"command": command, "flags": recorded}
 
 
-_PATHS = ("model", "trainer_model", "prompts")
+_PATHS = ("model", "trainer_model", "prompts", "trace")
 
 
 def _resolved(name: str | None) -> str | None:
@@ -97,7 +106,7 @@ def _resumed_flags(asked: dict[str, Any], explicit: set[str], manifest: dict[str
     recorded = manifest["flags"]
     for name in sorted(explicit & asked.keys() - _CHANGEABLE):
         if asked[name] != recorded.get(name):
-            flag = "MODEL" if name == "model" else "--" + name.replace("_", "-")
+            flag = name.upper() if name in _ARGUMENTS else "--" + name.replace("_", "-")
             raise UsageError(f"{flag} differs from the run to go on with. Leave it out, or start in another --output.")
     return asked | recorded | {name: asked[name] for name in explicit & _CHANGEABLE}
 
@@ -114,6 +123,23 @@ def curate_config(flags: dict[str, Any]) -> CurateConfig:
     """The same for `curate`."""
     more = {name: flags[name] for name in ("samples_per_prompt", "held_out_samples")}
     return CurateConfig(**_rollout_settings(flags), **more, keep=tuple(flags["keep"]), top_logprobs=0)
+
+
+def rescore_config(flags: dict[str, Any]) -> RescoreConfig:
+    """The same for `rescore`; the bundled trace goes with the bundled model, and no other trace does."""
+    _check_dtype("--trainer-dtype", flags["trainer_dtype"])
+    if flags["trace"] is not None and flags["trainer_model"] is None:
+        raise UsageError("Name the model that is to score: --trainer-model, a folder or a hub name.")
+    weights = flags["weights"]
+    if weights not in (SAME, LATER) and not weights.isdecimal():
+        raise UsageError(f"--weights {weights} is not known. Use {SAME}, {LATER}, or a version such as 40.")
+    return RescoreConfig(
+        trace=flags["trace"] or str(bundled("traces") / "float32"),
+        trainer=_trainer_settings(flags, str(bundled("model"))),
+        weights=int(weights) if weights.isdecimal() else weights,
+        sampling={name: flags[name] for name in ("temperature", "top_p", "top_k", "min_p")},
+        **{name: flags[name] for name in ("keep_trainer", "threads")},
+    )
 
 
 def _rollout_settings(flags: dict[str, Any]) -> dict[str, Any]:

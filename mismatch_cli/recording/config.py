@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from mismatch_cli.errors import UsageError
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.tasks.prompts import PromptSource
 
+SAME, LATER = "same", "later"
 _RESPONSES_PER_SHARD = 256
 _TOKENS_PER_SHARD = 2**20
 
@@ -24,6 +26,11 @@ class TrainerSettings:
     device_map: str | None = None
     token_budget: int = 8192
     noise_responses: int = 128  # responses per run that are scored twice, for the self-noise floor
+
+    def check(self) -> None:
+        """A `UsageError` for what makes no sense."""
+        _at_least(1, "--token-budget", self.token_budget)
+        _at_least(0, "--noise-responses", self.noise_responses)
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,11 @@ class RolloutConfig:
         _at_least(0, "--top-logprobs", self.top_logprobs)
 
     @property
+    def name(self) -> str:
+        """What its run folder is called after: the model's."""
+        return Path(self.model).name
+
+    @property
     def prompts_per_shard(self) -> int:
         """Enough responses to fill an engine's batch, few enough to hold in memory and to lose."""
         responses = min(_RESPONSES_PER_SHARD, _TOKENS_PER_SHARD // self.sampling.max_tokens)
@@ -65,8 +77,7 @@ class ProbeConfig(RolloutConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least(1, "--token-budget", self.trainer.token_budget)
-        _at_least(0, "--noise-responses", self.trainer.noise_responses)
+        self.trainer.check()
 
 
 @dataclass(frozen=True)
@@ -82,6 +93,27 @@ class CurateConfig(RolloutConfig):
         low, high = self.keep
         if not 0 <= low <= high <= 1:
             raise UsageError(f"--keep {low:g} {high:g} is no range of accuracies. Example: --keep 0.2 0.8")
+
+
+@dataclass(frozen=True)
+class RescoreConfig:
+    """Everything that decides what a rescored trace holds."""
+
+    trace: str
+    trainer: TrainerSettings
+    weights: str | int = SAME  # the weights that sampled, LATER ones, or those of a version as the trace counts
+    keep_trainer: bool = False  # fill in logp_recomputed, beside the trace's own logp_trainer
+    sampling: dict[str, float | None] = field(default_factory=dict)  # as asked; None: as the trace says
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        self.trainer.check()
+
+    @property
+    def name(self) -> str:
+        """What its run folder is called after: the trace's."""
+        path = Path(self.trace).resolve()
+        return path.parent.name if path.name == "trace" else path.name
 
 
 def _at_least(least: int, flag: str, value: int) -> None:

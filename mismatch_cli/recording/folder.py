@@ -26,6 +26,13 @@ def check_run_folder(folder: Path) -> None:
         raise MismatchError(f"{folder} is no run folder: it holds {foreign[0]}. Choose another --output.")
 
 
+def check_apart(folder: Path, read: Path) -> None:
+    """Refuse to write a run where one is read from, inside it, or around it."""
+    ours, theirs = folder.resolve(), read.resolve()
+    if ours.is_relative_to(theirs) or theirs.is_relative_to(ours):
+        raise MismatchError(f"{folder} and {read}, which is only read, are not apart. Choose another --output.")
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the folder while writing, so that two processes do not record into one trace; a kill lets go of it."""

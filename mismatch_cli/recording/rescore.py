@@ -1,0 +1,203 @@
+"""Scoring a recorded trace anew: log π of its responses by another model, dtype or checkpoint, into a new trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from mismatch_cli.compat import prepare_imports
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.models import check_model_folder, load_tokenizer
+from mismatch_cli.recording.config import RescoreConfig
+from mismatch_cli.recording.folder import clear_run, locked
+from mismatch_cli.recording.rescore_plan import RescorePlan, plan_rescoring
+from mismatch_cli.recording.rollouts import Progress
+from mismatch_cli.sampling import SamplingSettings
+from mismatch_cli.torch_settings import set_threads
+from mismatch_cli.trace.columns import table_to_batch
+from mismatch_cli.trace.files import replacing
+from mismatch_cli.trace.manifest import library_versions, write_manifest
+from mismatch_cli.trace.reader import Trace, open_shard
+from mismatch_cli.trace.vocabulary import FILE_NAME as VOCABULARY
+from mismatch_cli.trace.vocabulary import write_vocabulary
+from mismatch_cli.trace.writer import write_shard_parts
+
+if TYPE_CHECKING:
+    from mismatch_cli.scoring.trainer import Trainer
+
+_OF_RUN = ("command", "flags", "rescored")
+_BEFORE = ("trainer", "recomputed", "equal_weights", "threads", "libraries", "rescored")
+
+
+def rescore(config: RescoreConfig, run_folder: Path, manifest: dict[str, Any], progress: Progress) -> None:
+    """Write `run_folder/trace`: the responses of `config.trace`, which is only read, with log π by another trainer.
+
+    One row group is held at a time. A shard is written whole and renamed in, so that what is there is done: a killed
+    run leaves a readable trace, and a manifest with `rescored` is a run to go on with.
+    """
+    prepare_imports()
+    source = Trace.open(Path(config.trace))
+    plan = plan_rescoring(source, config)
+    for note in plan.notes:
+        progress.say(note)
+    check_model_folder(config.trainer.model)
+    sampling = _sampling(config, source.manifest, progress)
+    work = _Rescoring(config, source, run_folder / "trace", plan, sampling, progress)
+    threads = set_threads(config.threads, config.trainer.model)
+    with locked(run_folder):
+        begun = "rescored" in manifest
+        if begun:
+            _check_unchanged(plan, manifest, source)
+        if begun and not work.todo():
+            return
+        trainer = work.load_trainer()
+        if not begun:
+            clear_run(run_folder)  # once the model has loaded
+            work.write_vocabulary()
+        kept = {name: manifest[name] for name in ("command", "flags")}
+        write_manifest(work.folder, kept | work.description(trainer) | {"threads": threads})
+        work.score_shards(trainer)
+
+
+@dataclass(frozen=True)
+class _Rescoring:
+    """One trace on its way into another."""
+
+    config: RescoreConfig
+    source: Trace
+    folder: Path
+    plan: RescorePlan
+    sampling: SamplingSettings
+    progress: Progress
+
+    def todo(self) -> list[Path]:
+        """The shards of the source that are not done."""
+        return [path for path in self.source.shards if not (self.folder / path.name).is_file()]
+
+    def load_trainer(self) -> Trainer:
+        from mismatch_cli.recording.score import load_trainer
+
+        return load_trainer(self.config.trainer.model, self.config.trainer, self.sampling, self.progress)
+
+    def description(self, trainer: Trainer) -> dict[str, Any]:
+        """The source's manifest with the new trainer in it; what it said before stands under `rescored`."""
+        old, plan = self.source.manifest, self.plan
+        scorer = trainer.describe() | _scored_with(self.sampling, old)
+        before = old.get("recomputed", old.get("trainer"))
+        sides = {"trainer": scorer, "recomputed": before if plan.carried else None}
+        if self.config.keep_trainer:
+            sides = {"trainer": old.get("trainer"), "recomputed": scorer}
+        return {name: value for name, value in old.items() if name not in (*sides, *_OF_RUN)} | {
+            "config": old.get("config", {}) | {"trainer": asdict(self.config.trainer)},
+            **{name: side for name, side in sides.items() if side},
+            "equal_weights": plan.equal_weights,
+            "shards": len(self.source.shards),
+            "libraries": library_versions(),
+            "rescored": {
+                "trace": str(self.source.folder),
+                "digest": plan.digest,
+                "weights": self.config.weights,
+                "version": plan.version,
+                "replaced": list(plan.replaced),
+                "carried": list(plan.carried),
+                "before": {name: old[name] for name in _BEFORE if name in old},
+            },
+        }
+
+    def write_vocabulary(self) -> None:
+        """The text of tokens: the source's, else that of the model's tokenizer, if it has one."""
+        known = self.source.folder / VOCABULARY
+        if known.is_file():
+            with replacing(self.folder / VOCABULARY) as temporary:
+                temporary.write_bytes(known.read_bytes())
+            return
+        try:
+            write_vocabulary(self.folder, load_tokenizer(self.config.trainer.model))
+        except MismatchError as error:
+            self.progress.say(f"Tokens will show as numbers: {error}")
+
+    def score_shards(self, trainer: Trainer) -> None:
+        """Score and write what is not done, in the order of the source."""
+        from mismatch_cli.recording.score import evenly_spaced
+
+        rows = [open_shard(path).metadata.num_rows for path in self.source.shards]
+        repeated = evenly_spaced(self.config.trainer.noise_responses, sum(rows))
+        todo = set(self.todo())
+        done = sum(count for path, count in zip(self.source.shards, rows, strict=True) if path not in todo)
+        on_scored = self.progress.start("Scoring", done, sum(rows))
+        try:
+            for index, path in enumerate(self.source.shards):
+                if path in todo:
+                    first = sum(rows[:index])
+                    repeat = [repeated(first + row) for row in range(rows[index])]
+                    write_shard_parts(self.folder / path.name, self._parts(path, trainer, repeat, on_scored))
+        finally:
+            self.progress.stop()
+
+    def _parts(
+        self, path: Path, trainer: Trainer, repeat: Sequence[bool], on_scored: Callable[[int], None]
+    ) -> Iterator[pa.Table]:
+        """The row groups of a shard, scored one after the other."""
+        from mismatch_cli.recording.score import score_rows, with_columns
+
+        start, budget = 0, self.config.trainer.token_budget
+        for table in self.source.tables(shards=[path]):
+            again = repeat[start : start + len(table)]
+            columns = score_rows(
+                table, trainer, self.plan.score, token_budget=budget, repeat=again, on_scored=on_scored
+            )
+            columns |= self.plan.versions(table) | _carried(table, self.plan)
+            unknown = {name: [None] * len(table) for name in self.plan.written if name not in columns}
+            kept = table.drop_columns([name for name in self.plan.replaced if name in table.column_names])
+            yield with_columns(kept, columns | unknown)
+            start += len(table)
+
+
+def _check_unchanged(plan: RescorePlan, manifest: dict[str, Any], source: Trace) -> None:
+    if manifest.get("rescored", {}).get("digest", plan.digest) != plan.digest:
+        raise MismatchError(
+            f"{source.folder} has changed since this run began, so it cannot be resumed. "
+            "Start anew in another --output, or with --force."
+        )
+
+
+def _sampling(config: RescoreConfig, manifest: dict[str, Any], progress: Progress) -> SamplingSettings:
+    """What the trainer does to its logits: as the trace was sampled, where it says so, unless something was asked."""
+    known = manifest.get("config", {}).get("sampling") or {}
+    asked = {name: value for name, value in config.sampling.items() if value is not None}
+    if "temperature" not in known | asked:
+        progress.say(
+            "The trace does not say how its responses were sampled: temperature 1 and no truncation are assumed. "
+            "Give --temperature, --top-p, --top-k or --min-p if it was otherwise."
+        )
+    known = {name: known[name] for name in config.sampling if known.get(name) is not None}
+    differing = [name for name in known if name in asked and asked[name] != known[name]]
+    for name in differing:
+        progress.say(
+            f"Sampled with {name.replace('_', '-')} {known[name]:g}, scored with {asked[name]:g}: "
+            "the gap will hold this difference too."
+        )
+    return SamplingSettings(**(known | asked))
+
+
+def _scored_with(sampling: SamplingSettings, old: dict[str, Any]) -> dict[str, Any]:
+    """The sampler's settings as the trainer took them, where the trace does not say the same of the engine."""
+    used = {name: value for name, value in asdict(sampling).items() if name != "max_tokens"}
+    known = old.get("config", {}).get("sampling") or {}
+    return {} if used == {name: known.get(name) for name in used} else used
+
+
+def _carried(table: pa.Table, plan: RescorePlan) -> dict[str, Any]:
+    """What the source knows at the weights that sampled, by its reader, as columns of their own; null where nothing."""
+    if not plan.carried:
+        return {}
+    batch = table_to_batch(table.combine_chunks())
+    cuts = batch.offset_S1[1:-1].numpy()
+    flat = {"logp_recomputed": batch.logp_recomputed_T, "topk_logp_recomputed": batch.topk_logp_recomputed_TK}
+    rows = {name: np.split(values.numpy(), cuts) for name, values in flat.items() if values is not None}
+    return {name: [None if np.isnan(one).all() else one for one in of] for name, of in rows.items()}

@@ -1,0 +1,187 @@
+"""Which weights a rescoring is at, and what that means for every column of the trace: decided before a model loads.
+
+The trace says with versions (optimiser steps) which weights sampled a response and which scored it. Where both are the
+same, `logp_trainer` is log π at the weights that sampled, and readers serve it as `logp_recomputed` too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.recording.config import LATER, SAME, RescoreConfig
+
+if TYPE_CHECKING:
+    from mismatch_cli.recording.score import Pass
+    from mismatch_cli.trace.reader import Trace
+
+# What was measured with the old trainer: none of it may stand beside a new logp_trainer.
+OF_TRAINER = (
+    "version_trainer",
+    "logp_trainer",
+    "logp_trainer_repeat",
+    "entropy_trainer",
+    "rank_trainer",
+    "tv_full",
+    "kl_full",
+    "topk_logp_trainer",
+)
+OF_RECOMPUTED = ("logp_recomputed", "topk_logp_recomputed")
+
+
+@dataclass(frozen=True)
+class RescorePlan:
+    """What is written: by which pass, at which version, in place of which columns."""
+
+    score: Pass
+    version: int  # of the model that scores
+    equal_weights: bool  # whether the finished trace compares equal weights only
+    replaced: tuple[str, ...]  # columns of the source that the new trace does not take over
+    carried: tuple[str, ...]  # columns that hold what the source knew at the weights that sampled
+    written: tuple[str, ...]  # columns that every part of the new trace has
+    digest: str  # what tells this source from a changed one
+    notes: tuple[str, ...]  # for the person who watches
+
+    def versions(self, table: pa.Table) -> dict[str, Any]:
+        """The columns of versions, with what the source leaves open filled in."""
+        filled = {"version_rollout": versions_of(table, "version_rollout", 0)}
+        if self.score.column == "logp_recomputed":  # the trainer that is kept: at other weights, if not known which
+            filled["version_trainer"] = versions_of(table, "version_trainer", self.version + 1)
+        return filled
+
+
+@dataclass
+class _Source:
+    """What one pass over the small columns of a trace tells."""
+
+    columns: set[str]
+    sampled_at: set[int] = field(default_factory=set)
+    scored_at: set[int] = field(default_factory=set)
+    rows: int = 0
+    at_equal_weights: int = 0  # rows that the trace's own trainer scored at the weights that sampled
+    without_prompt: int = 0
+
+    @classmethod
+    def of(cls, trace: Trace) -> _Source:
+        found = cls(trace.columns())
+        names = ("version_rollout", "version_trainer", "prompt_ids", "response_ids")
+        for table in trace.tables(names):
+            rollout_S = versions_of(table, "version_rollout", 0)
+            found.sampled_at |= set(rollout_S.tolist())
+            if {"version_trainer", "logp_trainer"} <= found.columns and "version_trainer" in table.column_names:
+                trainer_S = versions_of(table, "version_trainer", -1)
+                found.scored_at |= set(trainer_S.tolist())
+                found.at_equal_weights += int((rollout_S == trainer_S).sum())
+            found.rows += len(table)
+            found.without_prompt += int(
+                np.sum((_lengths(table, "prompt_ids") == 0) & (_lengths(table, "response_ids") > 0))
+            )
+        return found
+
+
+def versions_of(table: pa.Table, name: str, unknown: int) -> np.ndarray:
+    """A column of versions; `unknown` where it is absent or null."""
+    if name not in table.column_names:
+        return np.full(len(table), unknown, dtype=np.int32)
+    return pc.fill_null(table.column(name), unknown).to_numpy().astype(np.int32)
+
+
+def _lengths(table: pa.Table, name: str) -> np.ndarray:
+    return pc.fill_null(pc.list_value_length(table.column(name)), 0).to_numpy()
+
+
+def plan_rescoring(trace: Trace, config: RescoreConfig) -> RescorePlan:
+    """Decide, or say in one sentence why these weights cannot be what was asked for."""
+    source = _Source.of(trace)
+    if source.without_prompt:
+        raise MismatchError(
+            f"{trace.folder} holds no prompt for {source.without_prompt} of its {source.rows} responses, and log π of "
+            "a response needs the tokens before it. Record the prompts' token ids (prompt_ids) too."
+        )
+    version = _version(trace, source, config)
+    return (
+        _plan_recomputed(trace, source, version)
+        if config.keep_trainer
+        else _plan_trainer(trace, source, version, config)
+    )
+
+
+def _version(trace: Trace, source: _Source, config: RescoreConfig) -> int:
+    """The version of the model that scores, as the trace counts."""
+    if config.weights == LATER:
+        return max(source.sampled_at | source.scored_at) + 1
+    if config.weights != SAME:
+        return int(config.weights)
+    if len(source.sampled_at) > 1:
+        some = sorted(source.sampled_at)
+        raise UsageError(
+            f"{trace.folder} was sampled at {len(some)} versions of the weights ({some[0]} to {some[-1]}), and one "
+            f"model holds one of them. Say which: --weights {some[0]}, or --weights {LATER}."
+        )
+    return next(iter(source.sampled_at))
+
+
+def _plan_trainer(trace: Trace, source: _Source, version: int, config: RescoreConfig) -> RescorePlan:
+    """The model becomes the trainer; what the trace knew at the weights that sampled goes on beside it.
+
+    Not if the model is at some of those weights: readers take logp_trainer wherever versions are equal, and a mismatch
+    must not be of two trainers.
+    """
+    from mismatch_cli.recording.score import Pass
+
+    equal = source.sampled_at == {version}
+    known = source.at_equal_weights > 0 or "logp_recomputed" in source.columns
+    carries = known and version not in source.sampled_at
+    topk = "topk_ids" in source.columns
+    carried = OF_RECOMPUTED[: 1 + topk] if carries else ()
+    notes = []
+    if known and not carries and not equal:
+        notes.append(
+            "Some responses were sampled at this model's weights and others were not. What the trace knew at the "
+            "weights that sampled is left out: it would mix two trainers. The report is about the total."
+        )
+    elif config.weights == LATER and not known:
+        notes.append(
+            "The trace holds no log π at the weights that sampled, so mismatch and staleness cannot be told apart: "
+            "rescore it with those weights first, then the result with these."
+        )
+    written = ["logp_trainer", *["topk_logp_trainer"] * topk, *carried]
+    written += ["logp_trainer_repeat"] * (config.trainer.noise_responses > 0)
+    return RescorePlan(
+        Pass("logp_trainer", version_trainer=version), version, equal,
+        tuple(name for name in (*OF_TRAINER, *OF_RECOMPUTED) if name in source.columns),
+        tuple(carried), tuple(written), _digest(trace), tuple(notes),
+    )  # fmt: skip
+
+
+def _plan_recomputed(trace: Trace, source: _Source, version: int) -> RescorePlan:
+    """M fills in log π at the weights that sampled, and the trace's own trainer stays what it is."""
+    from mismatch_cli.recording.score import Pass
+
+    if source.sampled_at != {version}:
+        raise UsageError(
+            "--keep-trainer fills in log π at the weights that sampled: it goes with --weights same. "
+            "Leave it out, or leave --weights out."
+        )
+    if "logp_trainer" not in source.columns:
+        raise UsageError(f"{trace.folder} holds no logp_trainer that could be kept. Leave --keep-trainer out.")
+    if source.at_equal_weights:
+        raise UsageError(
+            f"The trainer of {trace.folder} scored {source.at_equal_weights} responses at the weights that sampled: "
+            "there its log π is what --keep-trainer would fill in. Leave --keep-trainer out to replace it."
+        )
+    written = OF_RECOMPUTED[: 1 + ("topk_ids" in source.columns)]
+    replaced = tuple(name for name in OF_RECOMPUTED if name in source.columns)
+    return RescorePlan(Pass("logp_recomputed"), version, False, replaced, (), written, _digest(trace), ())
+
+
+def _digest(trace: Trace) -> str:
+    """The names and sizes of the shards: enough to see that a trace was recorded anew or grew."""
+    shards = [(path.name, path.stat().st_size) for path in trace.shards]
+    return hashlib.sha256(repr(shards).encode()).hexdigest()[:16]
