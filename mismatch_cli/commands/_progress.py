@@ -71,17 +71,17 @@ class TerminalProgress:
             finally:
                 self._console = usual
 
-    def start(self, phase: str, done: int, total: int) -> Callable[[int], None]:
+    def start(self, phase: str, done: int, total: int, unit: str = "responses") -> Callable[[int], None]:
         if self._console.is_terminal and not self._console.quiet:
-            return self._start_bar(phase, done, total)
-        return self._start_lines(phase, done, total)
+            return self._start_bar(phase, done, total, unit)
+        return self._start_lines(phase, done, total, unit)
 
     def stop(self) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
-    def _start_bar(self, phase: str, done: int, total: int) -> Callable[[int], None]:
+    def _start_bar(self, phase: str, done: int, total: int, unit: str) -> Callable[[int], None]:
         from rich.progress import (
             BarColumn,
             MofNCompleteColumn,
@@ -109,11 +109,11 @@ class TerminalProgress:
             nonlocal finished
             finished += count
             rate = finished / max(time.monotonic() - began, 1e-9)
-            self._bar.update(task, advance=count, rate=f"{rate:.0f} responses/s")
+            self._bar.update(task, advance=count, rate=f"{rate:.0f} {unit}/s")
 
         return advance
 
-    def _start_lines(self, phase: str, done: int, total: int) -> Callable[[int], None]:
+    def _start_lines(self, phase: str, done: int, total: int, unit: str) -> Callable[[int], None]:
         began = last = time.monotonic()
         finished = 0
 
@@ -126,7 +126,7 @@ class TerminalProgress:
             last = now
             rate = finished / max(now - began, 1e-9)
             left = (total - done - finished) / max(rate, 1e-9)
-            self.say(f"{phase}: {done + finished}/{total} responses, {rate:.0f}/s, {left:.0f} s left")
+            self.say(f"{phase}: {done + finished}/{total} {unit}, {rate:.0f}/s, {left:.0f} s left")
 
         return advance
 

@@ -27,7 +27,10 @@ def command(
     worst: Worst = 10,
     export: Annotated[
         str | None,
-        typer.Option("--export", help="Write one row per token to tokens.csv or tokens.parquet: csv or parquet."),
+        typer.Option(
+            "--export",
+            help="Write one row per token (csv, parquet), or per response as `import` reads it (jsonl).",
+        ),
     ] = None,
     dialect: Annotated[
         str | None,
@@ -58,8 +61,8 @@ def command(
     from mismatch_cli.commands._present import check_report_folder, present, present_training
     from mismatch_cli.commands._progress import TerminalProgress
 
-    if export not in (None, "csv", "parquet"):
-        raise UsageError(f"--export {export} is not known. Choose one of: csv, parquet.")
+    if export not in (None, "csv", "parquet", "jsonl"):
+        raise UsageError(f"--export {export} is not known. Choose one of: csv, parquet, jsonl.")
     progress = TerminalProgress(quiet)
     if dialect is not None:
         if export is not None or output is not None:
@@ -79,9 +82,10 @@ def command(
     folder = _output_folder(output, own, force)
     present(opened, folder, worst=worst, as_json=json, progress=progress)
     if export is not None:
-        from mismatch_cli.report.export import export_tokens
+        from mismatch_cli.report.export import export_responses, export_tokens
 
-        progress.say(f"Wrote {export_tokens(opened, folder, export)}")
+        wrote = export_responses(opened, folder) if export == "jsonl" else export_tokens(opened, folder, export)
+        progress.say(f"Wrote {wrote}")
 
 
 def _opened(named: Sequence[Path], progress: TerminalProgress) -> list[Trace]:

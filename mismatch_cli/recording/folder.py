@@ -12,8 +12,9 @@ from mismatch_cli.errors import MismatchError
 
 _TRACE = "trace"
 _LOCK = ".lock"
-_KEPT = {"log", _LOCK}
+_KEPT = {"log", _LOCK, "trace.part"}  # the last while `import` writes
 _CHILDREN = _KEPT | {_TRACE, "plots", "summary.json", "report.html", "tokens.csv", "tokens.parquet"}
+_CHILDREN |= {"responses.jsonl"}
 _CHILDREN |= {"held-out", "perfectible.jsonl"}  # of `curate`
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mismatch_cli.report import numbers
+from mismatch_cli.report.imported import imported_fact, notes_of
 from mismatch_cli.report.view import Facts
 
 _SKIPPED_SHOWN = 3
@@ -33,6 +34,7 @@ def about_facts(summary: Mapping[str, Any]) -> Facts:
 def who_facts(about: Mapping[str, Any]) -> Facts:
     """Models, dtypes, versions, temperature and prompts, as far as the manifest knows them."""
     facts = [
+        ("Imported from", imported_fact(about)),
         ("Rollout engine", _engine(about.get("rollout", {}))),
         ("Trainer", _trainer(about.get("trainer", {}))),
         ("Trainer at the rollout's weights", _trainer(about.get("recomputed", {}))),
@@ -62,10 +64,12 @@ def _trainer(trainer: Mapping[str, Any]) -> str:
 def _sampling(sampling: Mapping[str, Any], engine: Mapping[str, Any]) -> str:
     if not sampling:
         return ""
-    parts = [f"temperature {sampling['temperature']:g}"]
-    off = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
-    parts += [f"{name.replace('_', '-')} {sampling[name]:g}" for name, value in off.items() if sampling[name] != value]
-    parts.append(f"at most {sampling['max_tokens']} tokens")
+    shown = {"temperature": None, "top_p": 1.0, "top_k": 0, "min_p": 0.0}  # of an import only what was named is known
+    parts = [
+        f"{name.replace('_', '-')} {sampling[name]:g}" for name, off in shown.items() if sampling.get(name, off) != off
+    ]
+    if "max_tokens" in sampling:
+        parts.append(f"at most {sampling['max_tokens']} tokens")
     if engine.get("max_model_len"):
         parts.append(f"context {engine['max_model_len']}")
     return " · ".join(parts)
@@ -95,7 +99,7 @@ def left_out(summary: Mapping[str, Any]) -> tuple[str, ...]:
 
 def left_out_of(about: Mapping[str, Any], counts: Mapping[str, Any], words: Mapping[str, str]) -> tuple[str, ...]:
     """Skipped prompts, the tokens of each count in `words`, and responses without a score."""
-    notes = [_skipped(about.get("prompts", {}).get("skipped", []))]
+    notes = [*notes_of(about.get("imported")), _skipped(about.get("prompts", {}).get("skipped", []))]
     notes += [f"{numbers.count(counts[name])} {text}." for name, text in words.items() if counts[name]]
     if about["unscored_responses"]:
         notes.append(

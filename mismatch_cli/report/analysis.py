@@ -136,6 +136,7 @@ def about(traces: Sequence[Trace], unscored_responses: int) -> dict[str, Any]:
     """What a report says about how its traces were made, and what they lack."""
     manifest = traces[0].manifest
     names = (
+        "imported",
         "rollout",
         "trainer",
         "recomputed",

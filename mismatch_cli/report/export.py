@@ -1,7 +1,8 @@
-"""One row per token, for whoever wants to look with tools of their own; streamed, so a trace of any length fits."""
+"""Traces for whoever has tools of their own, a row per token or a line per response; streamed, so any length fits."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,26 @@ from mismatch_cli.text import visible
 from mismatch_cli.trace.files import replacing
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.schema import TOKEN_COLUMNS
+
+_ROWS_AT_A_TIME = 64
+
+
+def export_responses(traces: list[Trace], folder: Path) -> Path:
+    """Write `responses.jsonl`: every row in the plain schema, which `import` reads back to the same bits.
+
+    A column that was not measured for a response is left out of its line; NaN and −Infinity are written as such.
+    """
+    path = folder / "responses.jsonl"
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        for trace in traces:
+            for table in trace.tables():
+                for start in range(
+                    0, table.num_rows, _ROWS_AT_A_TIME
+                ):  # as Python numbers they take ten times the room
+                    for row in table.slice(start, _ROWS_AT_A_TIME).to_pylist():
+                        known = {name: value for name, value in row.items() if value is not None}
+                        file.write(json.dumps(known, separators=(",", ":")) + "\n")
+    return path
 
 
 def export_tokens(traces: list[Trace], folder: Path, kind: str) -> Path:

@@ -1,0 +1,201 @@
+"""`mismatch-cli import`: a dump of another program, turned into a trace that every other command reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mismatch_cli.commands._options import Debug, Force, Json, Output, Quiet
+from mismatch_cli.errors import MismatchError, UsageError
+
+if TYPE_CHECKING:
+    from mismatch_cli.commands._progress import TerminalProgress
+    from mismatch_cli.importers._driver import Import
+
+_PART = "trace.part"
+
+
+def command(
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[PATH]...",
+            help="Files of a dump, or the folder of a run; without one, a small bundled dump.",
+            show_default=False,
+        ),
+    ] = None,
+    format: Annotated[
+        str | None, typer.Option("--format", help="How the dump is laid out (--formats lists them); detected.")
+    ] = None,
+    formats: Annotated[bool, typer.Option("--formats", help="List the formats and what each of them holds.")] = False,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the plain schema, and how to write it.")] = False,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            "--weights",
+            help="Whether the dump's π has the weights that sampled: equal or newer. By default as the format has it.",
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", metavar="MODEL", help="So that reports show text in place of numbers.")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option("--temperature", help="What the engine sampled at.")] = None,
+    top_p: Annotated[float | None, typer.Option("--top-p", help="And its top-p.")] = None,
+    top_k: Annotated[int | None, typer.Option("--top-k", help="And its top-k.")] = None,
+    min_p: Annotated[float | None, typer.Option("--min-p", help="And its min-p.")] = None,
+    output: Output = None,
+    force: Force = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Turn the dump of an RL framework into a trace: prime-rl, NeMo-RL, slime, miles, open-instruct, or plain JSONL.
+
+    Nothing is ever unpickled, and nothing is left out silently. --temperature and its like are kept for `rescore`.
+
+    Examples:
+
+      mismatch-cli import
+
+      mismatch-cli import runs/math/token_exports --output math
+
+      mismatch-cli import dump.jsonl --tokenizer Qwen/Qwen2.5-0.5B --temperature 1
+
+      mismatch-cli import --schema
+    """
+    from mismatch_cli.commands._progress import TerminalProgress
+    from mismatch_cli.importers._driver import Import
+
+    if formats or schema:
+        (_print_formats if formats else _print_schema)(json)
+        return
+    if weights not in (None, "equal", "newer"):
+        raise UsageError(f"--weights {weights} is not known. Choose one of: equal, newer.")
+    sampling = _sampling(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p)
+    progress = TerminalProgress(quiet)
+    if not paths:
+        from mismatch_cli.bundled import bundled
+
+        progress.say("No dump named: importing the bundled one.")
+        paths, tokenizer = [bundled("dumps")], tokenizer or str(bundled("model"))
+    what = Import(paths, format, None if weights is None else weights == "newer", sampling)
+    folder, imported = _import(what, output, tokenizer, force, progress)
+    _tell(imported, folder, json, progress)
+
+
+def _sampling(**given: float | None) -> dict[str, float]:
+    """The sampling settings that were named, checked as `probe` checks them."""
+    from mismatch_cli.sampling import SamplingSettings
+
+    named: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    SamplingSettings(**named)
+    return named
+
+
+def _import(
+    what: Import, output: Path | None, tokenizer: str | None, force: bool, progress: TerminalProgress
+) -> tuple[Path, dict[str, Any]]:
+    """Write beside an old trace, which goes when the new one is whole: an interrupt leaves things as they were."""
+    import shutil
+
+    from mismatch_cli.importers._driver import import_dump
+    from mismatch_cli.importers._elsewhere import NeedsItsFramework
+    from mismatch_cli.recording.folder import check_run_folder, clear_run, locked
+
+    folder = output or Path(f"import-{what.paths[0].resolve().name.split('.')[0]}")
+    check_run_folder(folder)
+    if (folder / "trace").exists() and not force:
+        raise MismatchError(f"{folder} already exists. Replace it with --force, or choose another --output.")
+    existed = folder.exists()
+    vocabulary = _vocabulary(tokenizer)
+    part = folder / _PART
+    try:
+        with locked(folder):
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir()
+            imported = import_dump(what, part, progress)
+            vocabulary(part)
+            clear_run(folder)
+            part.rename(folder / "trace")
+    except BaseException as error:
+        shutil.rmtree(part if existed else folder, ignore_errors=True)
+        if isinstance(error, NeedsItsFramework) and error.lines:
+            progress.say(error.lines)
+        raise
+    return folder, imported
+
+
+def _vocabulary(tokenizer: str | None) -> Any:
+    """Load the tokenizer before anything is read; the answer writes its vocabulary into a folder."""
+    if tokenizer is None:
+        return lambda _folder: None
+    from mismatch_cli.models import load_tokenizer
+    from mismatch_cli.trace.vocabulary import write_vocabulary
+
+    loaded = load_tokenizer(tokenizer)
+    return lambda folder: write_vocabulary(folder, loaded)
+
+
+def _tell(imported: dict[str, Any], folder: Path, as_json: bool, progress: TerminalProgress) -> None:
+    """What is in the trace, what is not and why, and what to type next."""
+    from mismatch_cli.commands._present import print_parts
+    from mismatch_cli.report.imported import notes_of, pi_of
+
+    if as_json:
+        _print_json(imported | {"output": str(folder)})
+    else:
+        count = f"{imported['tokens']:,} tokens in {imported['rows']:,} responses of {imported['steps']:,} steps"
+        parts = [f"Imported {count} from {imported['title']}.", f"π: {pi_of(imported)}."]
+        parts += [f"Index: {imported['shift']}.", f"Padding: {imported['padding']}."]
+        print_parts(*parts, *(f"• {note}" for note in notes_of(imported)))
+    progress.say(f"Wrote {folder / 'trace'}")
+    if imported["rows_with_trainer"]:
+        progress.say(f"Next: mismatch-cli diagnose {folder}\n      mismatch-cli report {folder}")
+        progress.say(f"      mismatch-cli clipstats {folder}")
+    else:
+        progress.say("The dump holds no log-probabilities of a trainer: score it with a model.")
+        progress.say(f"Next: mismatch-cli rescore {folder} --trainer-model MODEL")
+
+
+def _print_json(content: Any) -> None:
+    import json
+    import sys
+
+    json.dump(content, sys.stdout, indent=2)
+    print()
+
+
+def _print_formats(as_json: bool) -> None:
+    from mismatch_cli import registry
+    from mismatch_cli.commands._present import print_parts
+    from mismatch_cli.importers._driver import PACKAGE, facts
+
+    found = {name: facts(name) for name in registry.names(PACKAGE)}
+    if as_json:
+        _print_json(found)
+        return
+    for name, its in found.items():
+        lines = [f"  {fact}: {its[fact]}" for fact in ("files", "enable", "holds", "shift", "padding", "averaging")]
+        print_parts(f"{name} — {its['title']}", *lines, "")
+
+
+def _print_schema(as_json: bool) -> None:
+    from mismatch_cli.commands._present import print_parts
+    from mismatch_cli.importers.plain import MEANING, WRITER
+    from mismatch_cli.trace.schema import arrow_type
+
+    kinds = {name: str(arrow_type(name)).replace("element: ", "") for name in MEANING}
+    if as_json:
+        _print_json({name: {"type": kinds[name], "meaning": meaning} for name, meaning in MEANING.items()})
+        return
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="")
+    for column in ("column", "type", "meaning"):
+        table.add_column(column, no_wrap=column != "meaning")
+    for name, meaning in MEANING.items():
+        table.add_row(name, kinds[name], meaning)
+    print_parts("A response per line (JSONL) or row (Parquet); lists are as long as response_ids.", table, "")
+    print(WRITER, end="")

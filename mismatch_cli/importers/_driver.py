@@ -1,0 +1,192 @@
+"""The import itself: find the files, know their format, stream their blocks into shards, and say what was left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mismatch_cli import registry
+from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.importers._rows import Completer
+from mismatch_cli.importers._sources import Peek, Source, find, peek
+from mismatch_cli.importers._tally import Tally
+from mismatch_cli.trace.manifest import library_versions, write_manifest
+from mismatch_cli.trace.writer import shard_path, write_shard
+
+PACKAGE = "mismatch_cli.importers"
+FACTS = ("title", "files", "enable", "pi", "holds", "shift", "padding", "averaging")
+_SHARD_TOKENS, _SHARD_BYTES = 2**21, 2**27
+_REASONS_IN_ERROR = 3
+_FILES_IN_MANIFEST = 1000
+
+
+class Progress(Protocol):
+    """What an import tells whoever watches it."""
+
+    def say(self, message: str) -> None: ...
+
+    def start(self, phase: str, done: int, total: int, unit: str) -> Callable[[int], None]: ...
+
+    def stop(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Import:
+    """What to import: files or folders, and what the user knows better than the dump."""
+
+    paths: Sequence[Path]
+    format: str | None = None
+    newer_trainer: bool | None = None  # whether π has newer weights than μ; None: as the format usually has it
+    sampling: dict[str, float] = field(default_factory=dict)
+
+
+def facts(name: str) -> dict[str, str | None]:
+    """What a format states of itself: files, how to enable it, what its π is, its shift, padding and averaging."""
+    module = registry.load(PACKAGE, name, "format")
+    return {fact: getattr(module, fact.upper()) for fact in FACTS}
+
+
+def import_dump(what: Import, folder: Path, progress: Progress) -> dict[str, Any]:
+    """Write the trace into an empty `folder`; answers what the manifest says of the import.
+
+    A `MismatchError` where nothing can be imported says why. An exception leaves no manifest, so no trace.
+    """
+    tally = Tally()
+    name, sources = _recognised(what, tally)
+    module = registry.load(PACKAGE, name, "format")
+    newer = what.newer_trainer if what.newer_trainer is not None else module.PI == "trainer"
+    completer = Completer(tally, newer_trainer=newer)
+    progress.say(f"Importing {len(sources)} {'file' if len(sources) == 1 else 'files'}: {module.TITLE}")
+    advance = _in_megabytes(progress, sum(source.size for source in sources))
+    try:
+        for index, shard in enumerate(_shards(_completed(module, sources, tally, advance, completer))):
+            write_shard(shard_path(folder, index), shard)
+    finally:
+        progress.stop()
+    if not completer.rows:
+        raise MismatchError(_nothing(what, tally))
+    imported = _description(name, module, sources, tally, completer)
+    config = {"config": {"sampling": what.sampling}} if what.sampling else {}
+    write_manifest(folder, {"command": "import", "imported": imported, **config, "libraries": library_versions()})
+    return imported
+
+
+def _completed(
+    module: ModuleType, sources: list[Source], tally: Tally, advance: Callable[[int], None], completer: Completer
+) -> Iterator[pa.Table]:
+    for table, where in module.blocks(sources, tally, advance):
+        if table.num_rows and (rows := completer.complete(table, where)).num_rows:
+            yield rows
+
+
+def _shards(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Gathered until they are worth a file, but never more than fits."""
+    gathered: list[pa.Table] = []
+    tokens = size = 0
+    for table in tables:
+        gathered.append(table)
+        tokens += pc.sum(pc.list_value_length(table.column("response_ids"))).as_py()
+        size += table.nbytes
+        if tokens >= _SHARD_TOKENS or size >= _SHARD_BYTES:
+            yield pa.concat_tables(gathered, promote_options="default")
+            gathered, tokens, size = [], 0, 0
+    if gathered:
+        yield pa.concat_tables(gathered, promote_options="default")
+
+
+def _recognised(what: Import, tally: Tally) -> tuple[str, list[Source]]:
+    """The format, and the files that have it; files of other layouts in a folder are counted."""
+    names = registry.names(PACKAGE)
+    if what.format is not None and what.format not in names:
+        raise UsageError(registry.unknown("format", what.format, names))
+    groups: dict[tuple[str, str], list[Source]] = {}
+    for source in find(what.paths):
+        groups.setdefault(source.group, []).append(source)
+    by_format: dict[str, list[Source]] = {}
+    unknown: list[Source] = []
+    for group in groups.values():
+        known = _format_of(group, [what.format] if what.format else names)
+        (unknown if known is None else by_format.setdefault(known, [])).extend(group)
+    if not by_format and what.format is None:
+        raise MismatchError(_unknown_layout(unknown[0]))
+    if len(by_format) > 1:
+        raise UsageError(f"There are dumps of {' and '.join(sorted(by_format))} here. Choose one with --format.")
+    name, sources = next(iter(by_format.items()), (str(what.format), unknown))
+    if by_format:
+        tally.leave_out("files of another layout", len(unknown), unknown[0].name if unknown else "")
+    chosen = set(_chosen(name, sources, tally, whole=any(path.is_dir() for path in what.paths)))
+    return name, [source for source in find(what.paths) if source in chosen]
+
+
+def _chosen(name: str, sources: list[Source], tally: Tally, *, whole: bool) -> list[Source]:
+    module = registry.load(PACKAGE, name, "format")
+    return module.choose(sources, tally) if whole and hasattr(module, "choose") else sources
+
+
+def _format_of(group: list[Source], names: Sequence[str]) -> str | None:
+    """As the first file of a group says that holds anything at all."""
+    for source in group:
+        seen = peek(source)
+        if seen.keys:
+            return next((n for n in names if registry.load(PACKAGE, n, "format").recognises(seen)), None)
+    return None
+
+
+def _unknown_layout(source: Source) -> str:
+    keys = sorted(_keys(peek(source)))
+    shown = ", ".join(keys[:8]) + (", …" if len(keys) > 8 else "")
+    holds = f"it has {shown}" if keys else "no line of it is a JSON object"
+    return (
+        f"{source.path} has no layout that is known ({holds}). Formats: mismatch-cli import --formats; "
+        "how to write one from any program: mismatch-cli import --schema"
+    )
+
+
+def _keys(seen: Peek) -> set[str]:
+    return {key for key in seen.keys if "." not in key}
+
+
+def _nothing(what: Import, tally: Tally) -> str:
+    reasons = "; ".join(tally.left_out_lines()[:_REASONS_IN_ERROR]) or "there is no response in it"
+    return f"Nothing of {what.paths[0]} could be imported: {reasons}. Formats: mismatch-cli import --formats"
+
+
+def _description(
+    name: str, module: ModuleType, sources: list[Source], tally: Tally, completer: Completer
+) -> dict[str, Any]:
+    return {
+        "format": name,
+        **{fact: getattr(module, fact.upper()) for fact in FACTS if fact not in ("files", "enable")},
+        "files": [source.name for source in sources[:_FILES_IN_MANIFEST]],
+        "file_count": len(sources),
+        "rows": completer.rows,
+        "tokens": completer.tokens,
+        "steps": len(completer.steps),
+        "rows_with_trainer": completer.scored,
+        "rows_with_newer_trainer": completer.newer,
+        "left_out": dict(tally.left_out),
+        "left_out_first": dict(tally.first),
+        "noted": dict(tally.noted),
+    }
+
+
+def _in_megabytes(progress: Progress, total: int) -> Callable[[int], None]:
+    """Bytes in, whole megabytes out, so that the bar ends where it should."""
+    unit = 2**20
+    advance = progress.start("Importing", 0, max(1, total // unit), "MB")
+    done = shown = 0
+
+    def advance_bytes(count: int) -> None:
+        nonlocal done, shown
+        done += count
+        if (now := min(done, total) // unit) > shown:
+            advance(now - shown)
+            shown = now
+
+    return advance_bytes

@@ -1,0 +1,190 @@
+"""From what a format yields to rows of a trace: checked, counted, and with the columns that a trace needs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from mismatch_cli.importers import _lists
+from mismatch_cli.importers._tally import Tally
+from mismatch_cli.metrics.hashing import hash_keys
+from mismatch_cli.trace.schema import PROMPT_COLUMN, ROW_COLUMNS, TOKEN_COLUMNS, TOPK_COLUMNS, arrow_type, column_order
+
+NO_ROLLOUT = "responses without log-probabilities of the rollout engine"
+NO_IDS = "responses without token ids"
+EMPTY = "responses without a token"
+WRONG_LENGTH = "responses whose {name} has another length than their tokens"
+UNKNOWN = "unknown"  # finish_reason, where a dump does not say; readers ask for "length" only
+
+_LOGP = ("logp_rollout", "logp_trainer", "logp_recomputed")
+_SIDES = {"logp_rollout": "rollout", "logp_trainer": "trainer", "logp_recomputed": "recomputed"}
+
+
+class Completer:
+    """Turns the tables of a format into tables of a trace, in the order in which they come."""
+
+    def __init__(self, tally: Tally, *, newer_trainer: bool) -> None:
+        self._tally, self._newer_trainer = tally, newer_trainer
+        self._seen: set[int] = set()
+        self.rows = self.tokens = 0
+        self.steps: set[int] = set()
+        self.scored = self.newer = 0  # rows with log π, and those of them whose trainer has newer weights
+
+    def complete(self, table: pa.Table, where: str) -> pa.Table:
+        """The rows that can be used, with every column that a trace requires."""
+        table = _known_columns(table)
+        table = table.filter(pa.array(self._usable(table, where)))
+        columns = {name: _lists.single(table.column(name)) for name in table.column_names}
+        self._fill_tokens(columns)
+        self._fill_keys(columns, table.num_rows)
+        table = pa.table({name: columns[name] for name in column_order() if name in columns})
+        table = table.filter(pa.array(self._first_of_its_key(table, where)))
+        self._count(table)
+        return table
+
+    def _usable(self, table: pa.Table, where: str) -> np.ndarray:
+        """Which rows have ids and log μ, and as many values in every column as they have tokens."""
+        columns = {name: _lists.single(table.column(name)) for name in table.column_names}
+        nothing_S = np.ones(table.num_rows, dtype=bool)
+        no_ids_S = np.zeros(table.num_rows, dtype=bool)
+        for name in (PROMPT_COLUMN, "response_ids"):
+            no_ids_S |= _broken(columns[name]) if name in columns else nothing_S
+        ids, mu = columns.get("response_ids"), columns.get("logp_rollout")
+        lengths_S = np.zeros(table.num_rows, np.int64) if ids is None else _lists.lengths_of(ids)
+        bad_S = {NO_IDS: no_ids_S, EMPTY: lengths_S == 0, NO_ROLLOUT: nothing_S if mu is None else _lists.is_null(mu)}
+        for name in TOKEN_COLUMNS:
+            if name in columns:
+                bad_S[WRONG_LENGTH.format(name=name)] = _other_length(columns[name], lengths_S)
+        bad_S |= {WRONG_LENGTH.format(name="top-K columns"): _ragged_top_k(columns, lengths_S)}
+        return self._tally.sift(bad_S, where)
+
+    def _fill_tokens(self, columns: dict[str, pa.Array]) -> None:
+        """Nulls among values become NaN, "not measured"; what is kept but looks odd is counted."""
+        lengths_S = _lists.lengths_of(columns["response_ids"])
+        mask = columns.get("loss_mask")
+        if mask is None or mask.null_count:
+            columns["loss_mask"] = mask = _all_true_where_null(mask, lengths_S)
+        trained_T = _lists.flat(mask)
+        for name in (TOKEN_COLUMNS | TOPK_COLUMNS).keys() & columns.keys():
+            if pa.types.is_floating(columns[name].type.value_type):
+                columns[name] = _nan_for_null(columns[name])
+        for name in _LOGP:
+            if name in columns:
+                self._note_odd(name, columns[name], lengths_S, trained_T)
+
+    def _note_odd(self, name: str, column: pa.Array, lengths_S: np.ndarray, trained_T: np.ndarray) -> None:
+        null_S = _lists.is_null(column)
+        counted_T = trained_T[np.repeat(~null_S, lengths_S)] if null_S.any() else trained_T
+        logp_T = _lists.flat(column)
+        side = _SIDES[name]
+        if not (logp_T < 0).all():  # false for NaN too
+            counted = logp_T[counted_T]
+            zeros, above = int((counted == 0).sum()), int((counted > 0).sum())
+            missing = int(np.isnan(counted).sum())
+            self._tally.note(
+                f"trained tokens have a {side} log-probability of exactly 0 (placeholders? see `diagnose`)",
+                zeros,
+            )
+            self._tally.note(f"trained tokens have a {side} log-probability above 0: not measured", above)
+            self._tally.note(f"trained tokens have a {side} log-probability that is no number: not measured", missing)
+
+    def _fill_keys(self, columns: dict[str, pa.Array], rows: int) -> None:
+        newer = self._newer_trainer or "logp_recomputed" in columns
+        defaults = {"step": 0, "epoch": 0, "minibatch": 0, "version_rollout": 0}
+        for name, value in defaults.items():
+            columns[name] = _filled(columns.get(name), value, rows, ROW_COLUMNS[name])
+        if "version_trainer" not in columns:
+            later_S = columns["version_rollout"].to_numpy() + int(newer)
+            columns["version_trainer"] = pa.array(later_S, ROW_COLUMNS["version_trainer"])
+        columns["version_trainer"] = _filled(columns["version_trainer"], int(newer), rows, pa.int32())
+        columns["finish_reason"] = _filled(columns.get("finish_reason"), UNKNOWN, rows, pa.string())
+        if "prompt_id" not in columns or columns["prompt_id"].null_count:
+            columns["prompt_id"] = pa.array(prompt_hash(columns[PROMPT_COLUMN]))
+        if "sample_index" not in columns or columns["sample_index"].null_count:
+            columns["sample_index"] = pa.array(np.arange(self.rows, self.rows + rows, dtype=np.int32))
+
+    def _first_of_its_key(self, table: pa.Table, where: str) -> np.ndarray:
+        """A response that a dump holds twice (two ranks, a resumed run) would count twice."""
+        names = ("step", "epoch", "minibatch", "prompt_id", "sample_index")
+        keys = hash_keys(*(_lists.single(table.column(name)).to_numpy() for name in names)).tolist()
+        new_S = np.zeros(len(keys), dtype=bool)
+        for row, key in enumerate(keys):
+            new_S[row] = key not in self._seen
+            self._seen.add(key)
+        return self._tally.sift(
+            {"responses that were there before (same step, prompt and sample index)": ~new_S}, where
+        )
+
+    def _count(self, table: pa.Table) -> None:
+        self.rows += table.num_rows
+        self.tokens += int(_lists.lengths_of(_lists.single(table.column("response_ids"))).sum())
+        if "logp_trainer" in table.column_names:
+            versions = (_lists.single(table.column(f"version_{side}")).to_numpy() for side in ("trainer", "rollout"))
+            scored_S = ~_lists.is_null(_lists.single(table.column("logp_trainer")))
+            self.scored += int(scored_S.sum())
+            self.newer += int((scored_S & np.not_equal(*versions)).sum())
+        self.steps |= set(np.unique(_lists.single(table.column("step")).to_numpy()).tolist())
+
+
+def _known_columns(table: pa.Table) -> pa.Table:
+    """The columns of a trace that are there, in its types; a column of nothing but nulls of no type is not there."""
+    names = [n for n in column_order() if n in table.column_names and table.column(n).type != pa.null()]
+    return pa.table({name: table.column(name).cast(arrow_type(name)) for name in names})
+
+
+def _broken(ids: pa.Array) -> np.ndarray:
+    """Rows of token ids that are null, or hold a null."""
+    bad_S = _lists.is_null(ids)
+    values = ids.flatten()
+    if values.null_count:
+        bad_S[_lists.rows_of(_lists.lengths_of(ids))[_lists.is_null(values)]] = True
+    return bad_S
+
+
+def _other_length(column: pa.Array, lengths_S: np.ndarray) -> np.ndarray:
+    other_S = (_lists.lengths_of(column) != lengths_S) & ~_lists.is_null(column)
+    if not pa.types.is_floating(column.type.value_type):
+        other_S |= _broken(column) & ~_lists.is_null(column)
+    return other_S
+
+
+def _ragged_top_k(columns: dict[str, pa.Array], lengths_S: np.ndarray) -> np.ndarray:
+    """Rows whose top-K columns are not K values per token, with one K for the whole block."""
+    bad_S = np.zeros(len(lengths_S), dtype=bool)
+    widths: set[int] = set()
+    for name in TOPK_COLUMNS.keys() & columns.keys():
+        entries_S, known_S = _lists.lengths_of(columns[name]), ~_lists.is_null(columns[name])
+        whole_S = known_S & (lengths_S > 0) & (entries_S % np.maximum(lengths_S, 1) == 0)
+        widths |= set((entries_S[whole_S] // lengths_S[whole_S]).tolist())
+        k = max(widths, default=0)
+        bad_S |= known_S & (entries_S != lengths_S * k)
+    return bad_S
+
+
+def _all_true_where_null(mask: pa.Array | None, lengths_S: np.ndarray) -> pa.Array:
+    values_T = np.ones(int(lengths_S.sum()), dtype=bool)
+    if mask is not None:
+        values_T[np.repeat(~_lists.is_null(mask), lengths_S)] = _lists.flat(mask)
+    return _lists.from_flat(values_T, lengths_S)
+
+
+def _nan_for_null(column: pa.Array) -> pa.Array:
+    if not column.flatten().null_count:
+        return column
+    return _lists.from_flat(_lists.flat(column), _lists.lengths_of(column), _lists.is_null(column))
+
+
+def _filled(column: pa.Array | None, value: int | str, rows: int, kind: pa.DataType) -> pa.Array:
+    if column is None:
+        return pa.array([value] * rows, kind)
+    return column.fill_null(pa.scalar(value, kind)) if column.null_count else column
+
+
+def prompt_hash(prompts: pa.Array) -> np.ndarray:
+    """63 bits of the token ids of each prompt: equal prompts are one prompt, in every step and every file."""
+    lengths_S = _lists.lengths_of(prompts)
+    offset_S1 = _lists.offsets_of(lengths_S)
+    position_T = np.arange(offset_S1[-1]) - np.repeat(offset_S1[:-1], lengths_S)
+    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(hash_keys(position_T, _lists.flat(prompts)))])
+    total_S = sums[offset_S1[1:]] - sums[offset_S1[:-1]]  # modulo 2^64
+    return (hash_keys(total_S.view(np.int64), lengths_S) >> np.uint64(1)).astype(np.int64)

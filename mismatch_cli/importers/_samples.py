@@ -1,0 +1,130 @@
+"""Samples as slime and its fork miles save them: dicts of lists or tensors, the response at the end of `tokens`.
+
+Keys are those of `Sample.to_dict()` (rollout data: singular) or of the trainer's columns (train data: plural), per
+sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mismatch_cli.importers import _lists
+from mismatch_cli.importers._rows import NO_IDS
+from mismatch_cli.importers._tally import Tally
+
+TOKENS_PER_BLOCK = 2**19
+NO_LENGTH = "samples without a response length"
+WRONG_TOTAL = "samples whose tokens are not as many as their lengths state"
+NO_NUMBER = "responses have a reward that is no number: it is left empty"
+NORMALISED = "responses have the reward as normalised for training: the dump lacks the raw one"
+
+# the column of a trace: the keys that hold it
+_LISTS = {
+    "loss_mask": ("loss_mask", "loss_masks"),
+    "logp_rollout": ("rollout_log_probs",),
+    "logp_trainer": ("train_log_probs", "log_probs"),
+    "logp_recomputed": ("old_log_probs",),
+    "entropy_trainer": ("entropy",),
+    "advantage": ("advantages",),
+}
+_FINISH = {"completed": "stop", "truncated": "length"}
+Sample = dict[str, Any]
+
+
+def tables(samples: Sequence[Sample], step: int, tally: Tally, where: str) -> Iterator[pa.Table]:
+    """Blocks of samples, in their order; those without ids or with impossible lengths are left out."""
+    some: list[Sample] = []
+    tokens = 0
+    for sample in samples:
+        if (reason := _unusable(sample)) is not None:
+            tally.leave_out(reason, 1, where)
+            continue
+        some.append(sample)
+        tokens += len(sample["tokens"])
+        if tokens >= TOKENS_PER_BLOCK:
+            yield _table(some, step, tally)
+            some, tokens = [], 0
+    if some:
+        yield _table(some, step, tally)
+
+
+def _unusable(sample: Sample) -> str | None:
+    if sample.get("tokens") is None or not len(sample["tokens"]):
+        return NO_IDS
+    length, total = response_length(sample), sample.get("total_length", sample.get("total_lengths"))
+    if length is None:
+        return NO_LENGTH
+    if not 0 <= length <= len(sample["tokens"]) or (total is not None and int(total) != len(sample["tokens"])):
+        return WRONG_TOTAL
+    return None
+
+
+def response_length(sample: Sample) -> int | None:
+    value = sample.get("response_length", sample.get("response_lengths"))
+    return None if value is None else int(value)
+
+
+def _table(samples: list[Sample], step: int, tally: Tally) -> pa.Table:
+    ids = [np.asarray(sample["tokens"]).reshape(-1) for sample in samples]
+    cuts = [len(row) - (response_length(sample) or 0) for row, sample in zip(ids, samples, strict=True)]
+    columns = {
+        "prompt_ids": _lists.from_rows([row[:cut] for row, cut in zip(ids, cuts, strict=True)], pa.int32()),
+        "response_ids": _lists.from_rows([row[cut:] for row, cut in zip(ids, cuts, strict=True)], pa.int32()),
+        "step": pa.array(np.full(len(samples), step, np.int32)),
+        "finish_reason": pa.array([_finish_reason(sample) for sample in samples], pa.string()),
+        "reward": pa.array(_rewards(samples, tally), pa.float32()),
+    }
+    for name, keys in _LISTS.items():
+        rows = [next((sample[key] for key in keys if sample.get(key) is not None), None) for sample in samples]
+        if any(row is not None for row in rows):
+            columns[name] = _lists.from_rows(rows, pa.float32())
+    _mask(columns, samples)
+    numbers = {"sample_index": [sample.get("index", sample.get("sample_index")) for sample in samples]}
+    numbers["version_rollout"] = [_oldest_version(sample.get("weight_versions")) for sample in samples]
+    for name, values in numbers.items():
+        if all(value is not None for value in values):
+            columns[name] = pa.array([int(value) for value in values], pa.int32())
+    return pa.table(columns)
+
+
+def _mask(columns: dict[str, pa.Array], samples: list[Sample]) -> None:
+    """As booleans; none at all means every token, and a sample that was taken out of training has none left."""
+    if "loss_mask" not in columns and not any(sample.get("remove_sample") for sample in samples):
+        return
+    lengths_S = _lists.lengths_of(columns["response_ids"])
+    ones = _lists.from_flat(np.ones(int(lengths_S.sum()), np.float32), lengths_S)
+    mask = pc.coalesce(columns["loss_mask"], ones) if "loss_mask" in columns else ones
+    kept_S = np.array([not sample.get("remove_sample") for sample in samples])
+    its_lengths_S = _lists.lengths_of(mask)
+    columns["loss_mask"] = _lists.from_flat((_lists.flat(mask) != 0) & np.repeat(kept_S, its_lengths_S), its_lengths_S)
+
+
+def _finish_reason(sample: Sample) -> str | None:
+    if sample.get("truncated") is not None:
+        return "length" if int(sample["truncated"]) else "stop"
+    status = sample.get("status")
+    return None if status is None else _FINISH.get(str(status), str(status))
+
+
+def _rewards(samples: list[Sample], tally: Tally) -> list[float | None]:
+    """The raw reward where there is one: `rewards` of train data is what the group's normalisation made of it."""
+    found = []
+    for sample in samples:
+        value = sample.get("raw_reward", sample.get("reward", sample.get("rewards")))
+        if value is not None and (isinstance(value, dict | str) or np.ndim(value)):
+            tally.note(NO_NUMBER, 1)
+            value = None
+        elif value is not None and "raw_reward" not in sample and "reward" not in sample:
+            tally.note(NORMALISED, 1)
+        found.append(None if value is None else float(value))
+    return found
+
+
+def _oldest_version(versions: Any) -> int | None:
+    numbers = [int(version) for version in versions or [] if str(version).isdigit()]
+    return min(numbers) if numbers else None

@@ -1,0 +1,128 @@
+"""From what the user named to files: found, sorted by their numbers, and looked into to know their format."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mismatch_cli.errors import MismatchError, first_line
+from mismatch_cli.importers import _torch_file
+from mismatch_cli.importers._elsewhere import NeedsItsFramework
+
+KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pt": "pt", ".pth": "pt"}
+_PICKLES = (".pkl", ".pickle", ".dp")
+_LONGEST_FIRST_LINE = 2**28  # bytes
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file of a dump; `name` is its path below what the user named."""
+
+    path: Path
+    name: str
+
+    @property
+    def kind(self) -> str:
+        return KINDS.get(self.path.suffix.lower(), "jsonl")
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """Files that differ in numbers only have the same layout."""
+        return str(self.path.parent), re.sub(r"\d+", "#", self.path.name)
+
+    @property
+    def size(self) -> int:
+        return self.path.stat().st_size
+
+
+@dataclass(frozen=True)
+class Peek:
+    """What can be seen of a file at first sight: its keys or columns, and of JSONL the first record."""
+
+    source: Source
+    keys: frozenset[str] = frozenset()
+    record: dict[str, Any] = field(default_factory=dict)
+
+    def has(self, *keys: str) -> bool:
+        return self.keys.issuperset(keys)
+
+
+def find(paths: Sequence[Path]) -> list[Source]:
+    """The files to read, in the order of their numbers; a `MismatchError` says what is not there or cannot be read."""
+    found = [source for path in paths for source in _below(path)]
+    if not found:
+        raise MismatchError(
+            f"{paths[0]} holds no file to import ({', '.join(KINDS)}). Formats: mismatch-cli import --formats"
+        )
+    return found
+
+
+def _below(path: Path) -> list[Source]:
+    if path.is_file():
+        _refuse_pickle(path)
+        return [Source(path, path.name)]
+    if path.is_dir():
+        files, root = [p for p in path.rglob("*") if p.is_file()], path
+    else:
+        files, root = [p for p in path.parent.glob(f"{glob_escape(path.name)}*") if p.is_file()], path.parent
+        if not files:
+            raise MismatchError(f"{path} does not exist. Name a dump: a file, several, or the folder of a run.")
+    sources = [Source(p, str(p.relative_to(root))) for p in files if p.suffix.lower() in KINDS]
+    if not sources:
+        for file in sorted(files):
+            _refuse_pickle(file)
+    return sorted(sources, key=lambda source: _natural(source.name))
+
+
+def glob_escape(name: str) -> str:
+    return re.sub(r"([*?\[])", r"[\1]", name)
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    """`step_10` after `step_9`."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name)]
+
+
+def _refuse_pickle(path: Path) -> None:
+    if path.suffix.lower() in _PICKLES:
+        raise NeedsItsFramework(path, "is a pickle, which could run any code when it is opened")
+
+
+def peek(source: Source) -> Peek:
+    """Look into one file; a `MismatchError` for one that is broken or would have to be unpickled."""
+    if source.kind == "parquet":
+        return Peek(source, frozenset(open_parquet(source).schema_arrow.names))
+    if source.kind == "pt":
+        return Peek(source, _torch_file.keys_of(_torch_file.load(source.path)))
+    record = _first_record(source.path)
+    return Peek(source, frozenset(record), record)
+
+
+def open_parquet(source: Source) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(source.path, memory_map=True)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise MismatchError(
+            f"{source.path} is broken or cut off ({first_line(error)}). Copy it again, or name the other files only."
+        ) from error
+
+
+def _first_record(path: Path) -> dict[str, Any]:
+    """The first line that is a JSON object; empty where there is none among the first few."""
+    with path.open("rb") as file:
+        for _ in range(64):
+            line = file.readline(_LONGEST_FIRST_LINE)
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(record, dict):
+                return record
+    return {}

@@ -1,0 +1,45 @@
+"""What an import leaves out, and what it keeps that is worth knowing: counted by reason, with the first place."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass
+class Tally:
+    """Reasons read after a count: "12 responses without log-probabilities of the rollout engine"."""
+
+    left_out: Counter[str] = field(default_factory=Counter)
+    noted: Counter[str] = field(default_factory=Counter)
+    first: dict[str, str] = field(default_factory=dict)  # where a reason was met first
+
+    def leave_out(self, reason: str, count: int = 1, where: str = "") -> None:
+        if count:
+            self.left_out[reason] += int(count)
+            if where:
+                self.first.setdefault(reason, where)
+
+    def note(self, what: str, count: int) -> None:
+        if count:
+            self.noted[what] += int(count)
+
+    def sift(self, bad_S: dict[str, np.ndarray], where: str = "") -> np.ndarray:
+        """Which rows stay; every other one counts once, under the first reason that holds for it."""
+        keep_S = np.ones(len(next(iter(bad_S.values()))), dtype=bool)
+        for reason, its_S in bad_S.items():
+            self.leave_out(reason, int((keep_S & its_S).sum()), where)
+            keep_S &= ~its_S
+        return keep_S
+
+    def left_out_lines(self) -> list[str]:
+        return [self._line(reason, count) for reason, count in self.left_out.most_common()]
+
+    def noted_lines(self) -> list[str]:
+        return [f"{count:,} {what}" for what, count in self.noted.most_common()]
+
+    def _line(self, reason: str, count: int) -> str:
+        where = self.first.get(reason)
+        return f"{count:,} {reason}" + (f" (first: {where})" if where else "")

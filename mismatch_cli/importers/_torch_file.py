@@ -1,0 +1,61 @@
+"""Reading `.pt` files as data: weights-only loading, which runs no code; what needs more is refused."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from mismatch_cli.errors import MismatchError, first_line
+from mismatch_cli.importers._elsewhere import NeedsItsFramework
+
+
+def load(path: Path) -> Any:
+    """The content of a file that `torch.save` wrote; tensors stay on disk until they are read.
+
+    A `MismatchError` for a file that is cut off, and for one that holds more than tensors, numpy arrays, numbers, text,
+    lists and dicts.
+    """
+    import torch
+
+    whole = zipfile.is_zipfile(path)
+    if not whole and path.read_bytes()[:2] == b"PK":
+        raise MismatchError(
+            f"{path} is cut off: the end of the file is missing. Copy it again, or name other files only."
+        )
+    try:
+        with torch.serialization.safe_globals(_numpy_data()):
+            return torch.load(path, weights_only=True, map_location="cpu", mmap=whole or None)
+    except pickle.UnpicklingError as error:
+        reason = "needs more than weights-only loading, which could run any code"
+        raise NeedsItsFramework(path, reason) from error
+    except (RuntimeError, OSError, EOFError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise MismatchError(f"{path} is no file that torch.save wrote, or broken ({first_line(error)}).") from error
+
+
+def keys_of(content: Any) -> frozenset[str]:
+    """The keys of a dict, and those of its first sample or its columns: `samples.tokens`, `rollout_data.tokens`."""
+    if not isinstance(content, dict):
+        return frozenset()
+    keys = {str(key) for key in content}
+    samples, columns = content.get("samples"), content.get("rollout_data")
+    if isinstance(samples, list) and samples and isinstance(samples[0], dict):
+        keys |= {f"samples.{key}" for key in samples[0]}
+    if isinstance(columns, dict):
+        keys |= {f"rollout_data.{key}" for key in columns}
+    return frozenset(keys)
+
+
+def _numpy_data() -> list[Any]:
+    """What the unpickler may build besides tensors: arrays and scalars of numpy, which are data."""
+    import numpy as np
+    from numpy._core import multiarray
+
+    kinds = [getattr(np.dtypes, name) for name in np.dtypes.__all__]
+    names = [
+        (getattr(multiarray, name), f"numpy.{core}.multiarray.{name}")
+        for name in ("_reconstruct", "scalar")
+        for core in ("core", "_core")
+    ]
+    return [np.ndarray, np.dtype, *kinds, *names]

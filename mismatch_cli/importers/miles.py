@@ -1,0 +1,161 @@
+"""miles' dumps: train data per rank, rollout data, the dashboard's Parquet columns, and what each policy loss saw.
+
+Written by `miles/utils/train_dump_utils.py`, `miles/ray/rollout/debug_data.py` and
+`miles/backends/training_utils/debug_dump.py` of `--dump-details DIR`; read at 31f1ca961 (2026-08). A folder holds the
+same samples several times: train data is taken where there is some, else rollout data, else the Parquet columns.
+Tensor-parallel ranks write the same samples; each counts once. The loss's own dump has no token ids: its current log
+π joins the sample of the same rank with the same log μ, bit for bit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from mismatch_cli.importers import _lists, _parquet, _samples, _torch_file
+from mismatch_cli.importers._sources import Peek, Source
+from mismatch_cli.importers._tally import Tally
+from mismatch_cli.importers.slime import EVALUATION, SAME_SAMPLES, with_raw_rewards
+
+TITLE = "miles --dump-details"
+FILES = "train_data/N_R.pt, rollout_data/N.pt, dashboard_columns/rollout_N.parquet, policy_loss_debug/rank_R_call_C.pt"
+ENABLE = "--dump-details DIR"
+PI = "recomputed"
+HOLDS = "log_probs, recomputed before the update; with policy_loss_debug the current ones too; elsewhere none"
+SHIFT = "none: R values for the last R of tokens"
+PADDING = "none"
+AVERAGING = "mean of the means over each response; masked tokens have log-probability 0"
+
+SPLIT = "files of a rank that holds a part of each response only (context parallelism): import rollout_data instead"
+NO_SAMPLE = "samples of policy_loss_debug without a sample of the same rank that has the same log μ"
+_PARQUET = ("sample_index", "response_length", "total_length", "tokens", "loss_mask", "rollout_log_probs")
+Found = dict[bytes, dict[str, Any]]
+
+
+def recognises(peek: Peek) -> bool:
+    if peek.source.kind == "parquet":
+        return peek.has("tokens", "response_length", "rollout_log_probs")
+    samples = peek.has("samples", "samples.tokens", "metadata")
+    return peek.source.kind == "pt" and (
+        samples or peek.has("rollout_data.tokens") or peek.has("samples.train_log_probs", "call")
+    )
+
+
+def choose(sources: Sequence[Source], tally: Tally) -> list[Source]:
+    """Of a folder: the files that say most about each sample, and what the loss saw."""
+    trained = [source for source in sources if "eval_" not in source.path.name]
+    tally.leave_out(EVALUATION, len(sources) - len(trained))
+    losses = [source for source in trained if _is_loss(source)]
+    for folder in ("train_data", "rollout_data", "dashboard_columns"):
+        if best := [source for source in trained if source.path.parent.name == folder]:
+            tally.leave_out(SAME_SAMPLES, len(trained) - len(losses) - len(best))
+            return [*best, *losses]
+    return trained
+
+
+def _is_loss(source: Source) -> bool:
+    return re.fullmatch(r"rank_\d+_call_\d+\.pt", source.path.name) is not None
+
+
+def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]) -> Iterator[tuple[pa.Table, str]]:
+    losses = [source for source in sources if _is_loss(source)]
+    seen = _Losses(losses, tally) if losses else None
+    for source in _with_policy_first([source for source in sources if not _is_loss(source)]):
+        tables = _parquet_tables if source.kind == "parquet" else _torch_tables
+        for table in tables(source, tally, seen):
+            yield table, source.name
+        advance(source.size)
+    if seen is not None:
+        seen.finish()
+        advance(sum(source.size for source in losses))
+
+
+def _with_policy_first(sources: list[Source]) -> list[Source]:
+    """Per rollout the ranks that have log π: an earlier stage of a pipeline writes the same samples without."""
+    ranked = [source for source in sources if re.fullmatch(r"\d+_\d+\.pt", source.path.name)]
+    if len(ranked) < len(sources):
+        return sources
+    keys = [_torch_file.keys_of(_torch_file.load(source.path)) for source in sources]
+    order = sorted(
+        range(len(sources)),
+        key=lambda i: (int(sources[i].path.name.split("_")[0]), "rollout_data.log_probs" not in keys[i], i),
+    )
+    return [sources[i] for i in order]
+
+
+def _torch_tables(source: Source, tally: Tally, seen: _Losses | None) -> Iterator[pa.Table]:
+    content = _torch_file.load(source.path)
+    if int(content.get("cp_size") or 1) > 1:
+        tally.leave_out(SPLIT, 1, source.name)
+        return
+    samples = _of_columns(content["rollout_data"]) if "rollout_data" in content else content["samples"]
+    if seen is not None:
+        samples = [seen.join(sample, int(content.get("rank") or 0)) for sample in samples]
+    yield from _samples.tables(samples, int(content.get("rollout_id") or 0), tally, source.name)
+
+
+def _of_columns(columns: dict[str, Any]) -> list[dict[str, Any]]:
+    """A dict per sample from columns; what is not one value per sample (schedules) stays behind."""
+    count = len(columns["tokens"])
+    raw = columns.get("raw_reward")
+    whole = {name: values for name, values in columns.items() if name != "raw_reward" and _has_one_each(values, count)}
+    partition = columns.get("partition")
+    names = {"sample_indices": "sample_index", "partition": "rollout_position"}
+    samples = [{names.get(name, name): values[i] for name, values in whole.items()} for i in range(count)]
+    return with_raw_rewards(samples, raw if partition is not None else None)
+
+
+def _has_one_each(values: Any, count: int) -> bool:
+    return isinstance(values, list | tuple | np.ndarray) or (hasattr(values, "dim") and len(values) == count)
+
+
+def _parquet_tables(source: Source, tally: Tally, _seen: Any) -> Iterator[pa.Table]:
+    found = re.findall(r"\d+", source.path.name)
+    for table in _parquet.tables(source, _PARQUET, "tokens", lambda _bytes: None):
+        rows = table.to_pydict() | {name: _arrays(table, name) for name in ("tokens", "loss_mask", "rollout_log_probs")}
+        samples = [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
+        yield from _samples.tables(samples, int(found[-1]) if found else 0, tally, source.name)
+
+
+def _arrays(table: pa.Table, name: str) -> list[np.ndarray | None]:
+    if name not in table.column_names:
+        return [None] * table.num_rows
+    column = _lists.single(table.column(name))
+    parts = np.split(_lists.flat(column), _lists.offsets_of(_lists.lengths_of(column))[1:-1])
+    return [None if null else part for part, null in zip(parts, _lists.is_null(column), strict=True)]
+
+
+class _Losses:
+    """What each call of the policy loss saw, by rank and by the bits of log μ."""
+
+    def __init__(self, sources: list[Source], tally: Tally) -> None:
+        self._tally = tally
+        self._found: dict[int, Found] = {}
+        for source in sources:
+            content = _torch_file.load(source.path)
+            for sample in content["samples"]:
+                if sample.get("rollout_log_probs") is not None:
+                    self._found.setdefault(int(content["rank"]), {})[_bits(sample["rollout_log_probs"])] = sample
+
+    def join(self, sample: dict[str, Any], rank: int) -> dict[str, Any]:
+        """The sample with the current log π, and what it was compared with as recomputed, unless that was μ itself."""
+        mu = sample.get("rollout_log_probs")
+        loss = None if mu is None else self._found.get(rank, {}).pop(_bits(mu), None)
+        if loss is None:
+            return sample
+        joined = sample | {"train_log_probs": loss["train_log_probs"]}
+        old = sample.get("log_probs", loss["old_log_probs"])
+        if _bits(old) != _bits(mu):  # --use-rollout-logprobs: "old" is the engine's
+            joined["old_log_probs"] = old
+        return joined
+
+    def finish(self) -> None:
+        self._tally.leave_out(NO_SAMPLE, sum(len(found) for found in self._found.values()))
+
+
+def _bits(values: Any) -> bytes:
+    return np.asarray(values, dtype=np.float32).tobytes()

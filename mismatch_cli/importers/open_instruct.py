@@ -1,0 +1,89 @@
+"""open-instruct's rollouts: JSONL, one response a line, with log μ and the advantage; the trainer has to score it.
+
+Written by `save_rollouts_to_disk` in `open_instruct/rl_utils.py`; read at e6c3044aa (2026-08). There is no mask
+column: in a response that called tools, tokens whose log-probability is exactly 0 are taken for the tools' output and
+masked. `prompt_idx` begins at 0 in every step, so prompts are told apart by their token ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mismatch_cli.importers import _jsonl, _lists
+from mismatch_cli.importers._sources import Peek, Source
+from mismatch_cli.importers._tally import Tally
+
+TITLE = "open-instruct --save_traces"
+FILES = "SAVE_PATH/RUN_rollouts_NNNNNN.jsonl"
+ENABLE = "--save_traces --rollouts_save_path SAVE_PATH"
+PI = None
+HOLDS = "no π: only μ, as the engine computed it"
+SHIFT = "none: logprobs[i] describes response_tokens[i]"
+PADDING = "none: prompt_tokens and response_tokens are apart"
+AVERAGING = "one advantage per response; the loss is a mean over tokens unless --loss_denominator says otherwise"
+
+TOOLS = "tokens are taken for tool output and masked (log-probability 0 in a response that called tools)"
+_SCHEMA = pa.schema(
+    {
+        "step": pa.int32(),
+        "sample_idx": pa.int32(),
+        "prompt_tokens": pa.list_(pa.int32()),
+        "response_tokens": pa.list_(pa.int32()),
+        "reward": pa.float32(),
+        "advantage": pa.float32(),
+        "finish_reason": pa.string(),
+        "logprobs": pa.list_(pa.float32()),
+        "request_info": pa.struct({"tool_calleds": pa.bool_()}),
+    }
+)
+_NAMES = {
+    "sample_idx": "sample_index",
+    "prompt_tokens": "prompt_ids",
+    "response_tokens": "response_ids",
+    "logprobs": "logp_rollout",
+}
+
+
+def recognises(peek: Peek) -> bool:
+    return peek.source.kind == "jsonl" and peek.has("prompt_tokens", "response_tokens")
+
+
+def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]) -> Iterator[tuple[pa.Table, str]]:
+    for source in sources:
+        for table in _jsonl.tables(source, _schema, tally, advance):
+            yield _block(table, tally), source.name
+
+
+def _schema(_record: dict[str, Any]) -> pa.Schema:
+    return _SCHEMA
+
+
+def _block(table: pa.Table, tally: Tally) -> pa.Table:
+    columns = {_NAMES.get(name, name): _lists.single(table.column(name)) for name in table.column_names}
+    called = pc.struct_field(columns.pop("request_info"), "tool_calleds")
+    columns["advantage"] = per_token(columns["advantage"], columns["response_ids"])
+    called_S = np.asarray(pc.fill_null(called, False))
+    if called_S.any():
+        columns["loss_mask"] = _mask(columns["logp_rollout"], called_S, tally)
+    return pa.table(columns)
+
+
+def per_token(value: pa.Array, tokens: pa.Array) -> pa.Array:
+    """One number per response at each of its tokens; null where there is none."""
+    lengths_S, null_S = _lists.lengths_of(tokens), _lists.is_null(value)
+    known_S = np.where(null_S, 0, lengths_S)
+    numbers_S = pc.fill_null(value, 0).to_numpy(zero_copy_only=False)
+    return _lists.from_flat(np.repeat(numbers_S, known_S), known_S, null_S)
+
+
+def _mask(logp: pa.Array, called_S: np.ndarray, tally: Tally) -> pa.Array:
+    """As long as the log-probabilities: a response with fewer of them than tokens is left out anyway."""
+    lengths_S = _lists.lengths_of(logp)
+    tool_T = np.repeat(called_S, lengths_S) & (_lists.flat(logp) == 0)
+    tally.note(TOOLS, int(tool_T.sum()))
+    return _lists.from_flat(~tool_T, lengths_S, _lists.is_null(logp))

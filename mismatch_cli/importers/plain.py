@@ -1,0 +1,157 @@
+"""The plain schema: a response per line or row, under the names that a trace has. Any program can write it.
+
+A trace's own shards are plain Parquet. Numbers may be of any width; `loss_mask` may be true/false or 1/0, `advantage`
+one number per response or one per token, `prompt_id` (or `group_id`) a number or a text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mismatch_cli.errors import MismatchError, first_line
+from mismatch_cli.importers import _jsonl, _lists, _parquet
+from mismatch_cli.importers._sources import Peek, Source, open_parquet, peek
+from mismatch_cli.importers._tally import Tally
+from mismatch_cli.importers.open_instruct import per_token
+from mismatch_cli.trace.schema import arrow_type, column_order
+
+TITLE = "plain JSONL or Parquet"
+FILES = "*.jsonl, *.parquet"
+ENABLE = "five lines of Python: mismatch-cli import --schema"
+PI = "recomputed"
+HOLDS = "logp_trainer, of the weights that version_trainer states"
+SHIFT = "none: index i describes response_ids[i]"
+PADDING = "none: prompt_ids and response_ids are apart"
+AVERAGING = "none assumed: tokens that the loss does not see have loss_mask false"
+
+REQUIRED = ("prompt_ids", "response_ids", "logp_rollout")
+_FOREIGN = "columns that no trace has ({})"
+
+# What each column means, for `import --schema`; the types are those of the trace.
+MEANING = {
+    "prompt_ids": "token ids of the prompt (required)",
+    "response_ids": "token ids of the response, tool output included (required)",
+    "logp_rollout": "log μ of each response token, nats, by the engine that sampled (required)",
+    "logp_trainer": "log π by the trainer, same tokens, at the temperature that sampled",
+    "logp_recomputed": "log π at the weights that sampled, where logp_trainer has newer ones",
+    "loss_mask": "false (or 0) where the trainer learns nothing: tool output; default: all true",
+    "advantage": "one number per response, or one per token",
+    "reward": "one number",
+    "prompt_id": "which prompt: a number or a text; also read from group_id; default: a hash of prompt_ids",
+    "sample_index": "which response to it; default: the number of the row",
+    "step": "training step; default 0",
+    "epoch": "pass over the batch; default 0",
+    "minibatch": "update within the step; default 0",
+    "finish_reason": "stop or length; default unknown",
+    "version_rollout": "updates behind the weights that sampled; default 0",
+    "version_trainer": "updates behind the weights of logp_trainer; default: the same, one more with logp_recomputed",
+    "entropy_trainer": "entropy of π, nats",
+    "rank_rollout": "1 = the engine's most probable token",
+    "rank_trainer": "1 = the trainer's most probable token",
+    "logp_trainer_repeat": "log π once more, in other micro-batches: the noise floor",
+    "topk_ids": "the engine's K most probable ids, K per token, flat",
+    "topk_logp_rollout": "log μ at these",
+    "topk_logp_trainer": "log π at these",
+    "topk_logp_recomputed": "log π at these, at the weights that sampled",
+    "tv_full": "TV over the vocabulary",
+    "kl_full": "KL(μ‖π) over the vocabulary, nats",
+}
+
+WRITER = """import json
+with open("dump.jsonl", "w") as file:
+    for prompt_ids, response_ids, logp_rollout, logp_trainer in batch:
+        row = dict(prompt_ids=prompt_ids, response_ids=response_ids, logp_rollout=logp_rollout)
+        file.write(json.dumps(row | dict(logp_trainer=logp_trainer)) + "\\n")
+"""
+
+
+def recognises(peek: Peek) -> bool:
+    return peek.has(*REQUIRED)
+
+
+def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]) -> Iterator[tuple[pa.Table, str]]:
+    foreign: set[str] = set()
+    for source in sources:
+        tables = _parquet_tables if source.kind == "parquet" else _jsonl_tables
+        for table in tables(source, tally, advance, foreign):
+            yield _in_the_trace_s_types(table, source), source.name
+    if foreign:
+        tally.leave_out(_FOREIGN.format(", ".join(sorted(foreign))), len(foreign))
+
+
+def _jsonl_tables(
+    source: Source, tally: Tally, advance: Callable[[int], None], foreign: set[str]
+) -> Iterator[pa.Table]:
+    foreign |= _unknown(peek(source).keys)
+    return _jsonl.tables(source, _schema, tally, advance)
+
+
+def _parquet_tables(
+    source: Source, _tally: Tally, advance: Callable[[int], None], foreign: set[str]
+) -> Iterator[pa.Table]:
+    foreign |= _unknown(open_parquet(source).schema_arrow.names)
+    return _parquet.tables(source, [*column_order(), "group_id"], "response_ids", advance)
+
+
+def _unknown(names: Sequence[str] | frozenset[str]) -> set[str]:
+    return set(names) - {*column_order(), "group_id"}
+
+
+def _schema(record: dict[str, Any]) -> pa.Schema:
+    """The types in which JSON is read: those of the trace, but where a record shows another spelling of the same."""
+    kinds = {name: arrow_type(name) for name in column_order()} | {"group_id": pa.int64()}
+    for name in ("prompt_id", "group_id"):
+        if isinstance(record.get(name), str):
+            kinds[name] = pa.string()
+    advantage, mask, reward = record.get("advantage"), record.get("loss_mask"), record.get("reward")
+    if advantage is not None and not isinstance(advantage, list):
+        kinds["advantage"] = pa.float32()
+    if isinstance(mask, list) and mask and not isinstance(mask[0], bool):
+        kinds["loss_mask"] = pa.list_(pa.float32())
+    if isinstance(reward, bool):
+        kinds["reward"] = pa.bool_()
+    return pa.schema(kinds)
+
+
+def _in_the_trace_s_types(table: pa.Table, source: Source) -> pa.Table:
+    columns = {name: _lists.single(table.column(name)) for name in table.column_names}
+    columns = {name: c for name, c in columns.items() if c.null_count < len(c) or name in REQUIRED}
+    if "group_id" in columns:
+        group = columns.pop("group_id")
+        columns.setdefault("prompt_id", group)
+    advantage = columns.get("advantage")
+    if advantage is not None and not _is_list(advantage.type) and "response_ids" in columns:
+        columns["advantage"] = per_token(_cast("advantage", advantage, pa.float32(), source), columns["response_ids"])
+    if "prompt_id" in columns and not pa.types.is_integer(columns["prompt_id"].type):
+        columns["prompt_id"] = _hashed(columns["prompt_id"])
+    return pa.table({name: _cast(name, column, arrow_type(name), source) for name, column in columns.items()})
+
+
+def _cast(name: str, column: pa.Array, kind: pa.DataType, source: Source) -> pa.Array:
+    if column.type.equals(kind):
+        return column
+    try:
+        return column.cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise MismatchError(
+            f"{source.path}: column {name} is {column.type}, and cannot be read as {kind} ({first_line(error)}). "
+            "What each column holds: mismatch-cli import --schema"
+        ) from error
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+
+
+def _hashed(names: pa.Array) -> pa.Array:
+    """63 bits of each text, the same in every file."""
+    coded = pc.dictionary_encode(names.cast(pa.string()))
+    digests = [hashlib.blake2b(str(name).encode(), digest_size=8).digest() for name in coded.dictionary.to_pylist()]
+    numbers = np.array([int.from_bytes(digest) >> 1 for digest in digests] or [0], dtype=np.int64)
+    return pa.array(numbers[coded.indices.fill_null(0).to_numpy(zero_copy_only=False)], mask=_lists.is_null(names))

@@ -1,0 +1,88 @@
+"""prime-rl's token exports: JSONL, one packed sequence a line, every column as long as the sequence.
+
+Written by `src/prime_rl/trainer/rl/token_export.py` while the trainer learns from the batch; read at 559b44772
+(2026-08). Values that were not finite are null there. Tokens whose RL and reference-KL weights are both 0 (cross-
+entropy on tokens of another model) are masked: prime-rl samples nothing at them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.importers import _jsonl, _lists
+from mismatch_cli.importers._sequences import split
+from mismatch_cli.importers._sources import Peek, Source
+from mismatch_cli.importers._tally import Tally
+
+TITLE = "prime-rl token_exports"
+FILES = "token_exports/step_N/rank_R.jsonl"
+ENABLE = "trainer.enable_token_export = true"
+PI = "trainer"
+HOLDS = "π of the weights that are being updated (log-probabilities divided by the temperature), not recomputed ones"
+SHIFT = "index i describes token i (prime-rl shifts right); index 0 is a filler, −log(vocabulary)"
+PADDING = "none: prime-rl cuts it; the response begins at the first position of loss_mask"
+AVERAGING = (
+    "mean over tokens; groups without signal are dropped by the trainer before it exports (filter_zero_advantages)"
+)
+
+_FLOATS = {
+    "advantage": "advantages",
+    "logp_rollout": "inference_logprobs",
+    "logp_trainer": "trainer_logprobs",
+    "entropy_trainer": "entropy",
+}
+_WEIGHTS = ("rl_weights", "ref_kl_weights")
+_SCHEMA = pa.schema(
+    {
+        "schema_version": pa.int64(),
+        "step": pa.int32(),
+        "token_ids": pa.list_(pa.int32()),
+        "loss_mask": pa.list_(pa.bool_()),
+        **{name: pa.list_(pa.float32()) for name in (*_FLOATS.values(), *_WEIGHTS)},
+    }
+)
+_VERSION = 1
+
+
+def recognises(peek: Peek) -> bool:
+    return peek.source.kind == "jsonl" and peek.has("token_ids", "inference_logprobs", "loss_mask")
+
+
+def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]) -> Iterator[tuple[pa.Table, str]]:
+    for source in sources:
+        for table in _jsonl.tables(source, _schema, tally, advance):
+            yield _block(table, tally, source.name), source.name
+
+
+def _schema(_record: dict[str, Any]) -> pa.Schema:
+    return _SCHEMA
+
+
+def _block(table: pa.Table, tally: Tally, where: str) -> pa.Table:
+    newest = pc.max(table.column("schema_version")).as_py() or _VERSION
+    if newest > _VERSION:
+        raise MismatchError(f"{where} has schema_version {newest}, and this mismatch-cli reads {_VERSION}. Upgrade it.")
+    columns = {name: _lists.single(table.column(name)) for name in _SCHEMA.names}
+    mask = _with_rl_weight(columns, tally)
+    floats = {name: columns[source] for name, source in _FLOATS.items()}
+    found, keep_S = split(columns["token_ids"], mask, floats, tally, where)
+    return pa.table(found | {"step": columns["step"].filter(pa.array(keep_S))})
+
+
+def _with_rl_weight(columns: dict[str, pa.Array], tally: Tally) -> pa.Array:
+    """The loss mask without tokens that no RL loss and no reference KL sees."""
+    mask, (rl, kl) = columns["loss_mask"], (columns[name] for name in _WEIGHTS)
+    lengths_S = _lists.lengths_of(mask)
+    aligned = all(np.array_equal(_lists.lengths_of(weights), lengths_S) for weights in (rl, kl))
+    if not aligned or rl.flatten().null_count == len(rl.flatten()):
+        return mask  # no weights: every token of the mask counts
+    mask_T = _lists.flat(mask).astype(bool)
+    unseen_T = (np.nan_to_num(_lists.flat(rl), nan=1.0) == 0) & (np.nan_to_num(_lists.flat(kl), nan=0.0) == 0)
+    tally.note("tokens without RL weight (cross-entropy only) are masked", int((mask_T & unseen_T).sum()))
+    return _lists.from_flat(mask_T & ~unseen_T, lengths_S, _lists.is_null(mask))
