@@ -58,7 +58,7 @@ def rescore(config: RescoreConfig, run_folder: Path, manifest: dict[str, Any], p
         trainer = work.load_trainer()
         if not begun:
             clear_run(run_folder)  # once the model has loaded
-            work.write_vocabulary()
+            work.write_vocabulary(trainer)
         kept = {name: manifest[name] for name in ("command", "flags")}
         write_manifest(work.folder, kept | work.description(trainer) | {"threads": threads})
         work.score_shards(trainer)
@@ -109,7 +109,7 @@ class _Rescoring:
             },
         }
 
-    def write_vocabulary(self) -> None:
+    def write_vocabulary(self, trainer: Trainer) -> None:
         """The text of tokens: the source's, else that of the model's tokenizer, if it has one."""
         known = self.source.folder / VOCABULARY
         if known.is_file():
@@ -117,9 +117,14 @@ class _Rescoring:
                 temporary.write_bytes(known.read_bytes())
             return
         try:
-            write_vocabulary(self.folder, load_tokenizer(self.config.trainer.model))
+            tokenizer = load_tokenizer(self.config.trainer.model)
         except MismatchError as error:
             self.progress.say(f"Tokens will show as numbers: {error}")
+            return
+        if len(tokenizer) < trainer.head.vocabulary / 2:  # transformers makes one of special tokens where there is none
+            self.progress.say("Tokens will show as numbers: the model has no tokenizer of its own.")
+            return
+        write_vocabulary(self.folder, tokenizer)
 
     def score_shards(self, trainer: Trainer) -> None:
         """Score and write what is not done, in the order of the source."""

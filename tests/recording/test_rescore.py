@@ -1,0 +1,345 @@
+"""A trace scored anew: recorded numbers come back, old ones never survive beside new ones, and the input is left."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from mismatch_cli.bundled import bundled
+from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.recording.config import RescoreConfig, TrainerSettings
+from mismatch_cli.recording.rescore import rescore
+from mismatch_cli.recording.rescore_plan import OF_RECOMPUTED, OF_TRAINER
+from mismatch_cli.report.analysis import analyse, summary_json
+from mismatch_cli.trace.reader import Trace
+from mismatch_cli.trace.schema import column_order
+
+MODEL = str(bundled("model"))
+FLOAT32, FP8 = bundled("traces") / "float32", bundled("traces") / "fp8-kv"
+NOT_IN_NUMBERS = {"command", "flags"}
+NEW = {"command": "rescore", "flags": {}}
+
+
+class Talk:
+    """A progress that keeps what was said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, message: str) -> None:
+        self.said.append(message)
+
+    def start(self, phase: str, done: int, total: int):
+        return lambda count: None
+
+    def stop(self) -> None:
+        pass
+
+
+def config(trace: Path, model: str = MODEL, dtype: str = "float32", noise: int = 128, **more) -> RescoreConfig:
+    sampling = dict.fromkeys(("temperature", "top_p", "top_k", "min_p")) | more.pop("sampling", {})
+    settings = TrainerSettings(model, dtype=dtype, noise_responses=noise)
+    return RescoreConfig(str(trace), settings, sampling=sampling, threads=1, **more)
+
+
+def rescored(folder: Path, trace: Path, **settings) -> Trace:
+    rescore(config(trace, **settings), folder, dict(NEW), Talk())
+    return Trace.open(folder)
+
+
+def rows(trace: Trace) -> dict[str, list]:
+    """Every column of a trace, as Python values with exact floats."""
+    return pa.concat_tables(pq.read_table(path) for path in trace.shards).to_pydict()
+
+
+def flat(trace: Trace, name: str) -> torch.Tensor:
+    return torch.cat([getattr(batch, name).flatten() for batch in trace.batches()])
+
+
+def pairs(trace: Trace) -> dict[str, float]:
+    found = summary_json(analyse([trace], 0))["pairs"]
+    return {name: pair["metrics"]["tv_binary_mean"]["value"] for name, pair in found.items()}
+
+
+def changed_copy(trace: Path, folder: Path, change, manifest=lambda content: content) -> Path:
+    """A copy of a trace with `change` made to every shard's table, and another manifest."""
+    shutil.copytree(trace, folder)
+    for path in Trace.open(folder).shards:
+        pq.write_table(change(pq.read_table(path)), path)
+    content = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(manifest(content)))
+    return folder
+
+
+def without(*names: str):
+    return lambda table: table.drop_columns([name for name in names if name in table.column_names])
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
+@pytest.fixture(scope="module")
+def same(tmp_path_factory) -> Trace:
+    """The float32 trace, scored in float32 by the model that sampled."""
+    return rescored(tmp_path_factory.mktemp("same") / "run", FLOAT32)
+
+
+@pytest.fixture(scope="module")
+def moved(tmp_path_factory) -> str:
+    """The bundled model a little further: a later checkpoint, with its tokenizer."""
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path_factory.mktemp("moved") / "model"
+    shutil.copytree(MODEL, folder)
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight.mul_(1.05)
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+def test_the_list_of_the_trainers_columns_is_complete():
+    full = {"tv_full", "kl_full"}
+    assert set(OF_TRAINER) == {name for name in column_order() if "trainer" in name} | full
+    assert set(OF_RECOMPUTED) == {name for name in column_order() if "recomputed" in name}
+
+
+def test_float32_gives_the_recorded_numbers_back_and_leaves_the_input(same):
+    before = Trace.open(FLOAT32)
+    for name in ("logp_trainer_T", "logp_trainer_repeat_T", "entropy_trainer_T", "topk_logp_trainer_TK"):
+        torch.testing.assert_close(flat(same, name), flat(before, name), rtol=1e-5, atol=1e-6, equal_nan=True)
+    old, new = rows(before), rows(same)
+    assert old.keys() == new.keys()
+    for name in set(old) - {"rank_trainer", *(n for n in old if "logp_trainer" in n), "entropy_trainer"}:
+        assert old[name] == new[name], name
+    assert same.count("grading_timeouts") == before.count("grading_timeouts")
+    assert same.vocabulary.decode(range(300)) == before.vocabulary.decode(range(300))
+
+
+def test_the_input_is_only_read(tmp_path):
+    source = Path(shutil.copytree(FLOAT32, tmp_path / "source"))
+    before = hashes(source)
+    rescored(tmp_path / "run", source, noise=0)
+    assert hashes(source) == before
+
+
+def test_bfloat16_differs_by_its_rounding(same, tmp_path):
+    rough = rescored(tmp_path / "run", FLOAT32, dtype="bfloat16", noise=0)
+    assert rough.manifest["trainer"]["dtype"] == "bfloat16"
+    assert pairs(same)["mismatch"] < 1e-6 < 1e-4 < pairs(rough)["mismatch"] < 1e-2
+    assert "logp_trainer_repeat" not in rough.columns()  # the old floor is gone, and no new one was asked for
+
+
+def test_a_trace_with_only_the_rollout_gets_everything(same, tmp_path):
+    only_mu = changed_copy(
+        FLOAT32,
+        tmp_path / "mu",
+        without(*OF_TRAINER, "version_rollout"),
+        lambda m: {name: m[name] for name in ("format", "format_version")},
+    )
+    (only_mu / "vocab.parquet").unlink()
+    talk = Talk()
+    rescore(config(only_mu), tmp_path / "run", dict(NEW), talk)
+    found = Trace.open(tmp_path / "run")
+    assert "temperature 1 and no truncation are assumed" in " ".join(talk.said)
+    assert found.manifest["trainer"]["temperature"] == 1.0
+    assert flat(found, "logp_trainer_T").equal(flat(same, "logp_trainer_T"))
+    assert pairs(found) == pairs(same)
+    assert found.vocabulary.decode(range(300)) == same.vocabulary.decode(range(300))  # from the model's tokenizer
+
+
+def test_a_later_checkpoint_tells_mismatch_staleness_and_total_apart(moved, same, tmp_path):
+    later = rescored(tmp_path / "run", FLOAT32, model=moved, weights="later")
+    assert not later.manifest["equal_weights"]
+    assert later.manifest["recomputed"]["model"] == "sample_data/model" and later.manifest["trainer"]["model"] == moved
+    assert flat(later, "logp_recomputed_T").equal(flat(Trace.open(FLOAT32), "logp_trainer_T"))
+    assert flat(later, "topk_logp_recomputed_TK").equal(flat(Trace.open(FLOAT32), "topk_logp_trainer_TK"))
+    found = pairs(later)
+    assert found["mismatch"] < 1e-6 and found["staleness"] > 1e-4
+    assert found["total"] == pytest.approx(found["staleness"], rel=0.02)
+    assert pairs(rescored(tmp_path / "wrong", FLOAT32, model=moved, noise=0)).keys() == {"mismatch"}
+
+
+def test_what_the_trace_knew_goes_on_beside_a_still_later_checkpoint(tmp_path):
+    source, later = Trace.open(FP8), rescored(tmp_path / "run", FP8, dtype="bfloat16", weights="later")
+    assert flat(later, "logp_recomputed_T").equal(flat(source, "logp_recomputed_T"))
+    assert set(rows(later)["version_trainer"]) == {49}
+    assert not {"tv_full", "kl_full"} & later.columns()
+    assert {"tv_full", "kl_full", "logp_trainer", "rank_trainer"} <= set(later.manifest["rescored"]["replaced"])
+    assert pairs(later)["mismatch"] == pairs(source)["mismatch"]
+    assert pairs(later)["total"] != pairs(source)["total"]
+
+
+def test_at_some_of_the_sampling_weights_only_the_total_is_left(tmp_path):
+    talk = Talk()
+    rescore(config(FP8, dtype="bfloat16", weights=0), tmp_path / "run", dict(NEW), talk)
+    found = Trace.open(tmp_path / "run")
+    assert pairs(found).keys() == {"total"}
+    assert "mix two trainers" in " ".join(talk.said)
+    assert "recomputed" not in found.manifest
+
+
+def test_keep_trainer_fills_in_what_is_missing(tmp_path):
+    def first_step(table):
+        return without("logp_recomputed", "topk_logp_recomputed")(table.filter(pa.compute.equal(table["step"], 0)))
+
+    source = Path(shutil.copytree(FP8, tmp_path / "source"))
+    for path in Trace.open(source).shards[1:]:
+        path.unlink()
+    (shard,) = Trace.open(source).shards
+    expected = flat(Trace.open(source), "logp_recomputed_T")
+    pq.write_table(first_step(pq.read_table(shard)), shard)
+    filled = rescored(tmp_path / "run", source, dtype="bfloat16", keep_trainer=True)
+    torch.testing.assert_close(flat(filled, "logp_recomputed_T"), expected, rtol=1e-2, atol=1e-2)
+    for name in OF_TRAINER:
+        assert rows(filled)[name] == rows(Trace.open(source))[name]
+    assert pairs(filled).keys() == {"mismatch", "staleness", "total"}
+    assert (
+        filled.manifest["trainer"]["model"] == "sample_data/model" and filled.manifest["recomputed"]["model"] == MODEL
+    )
+
+
+def test_keep_trainer_without_versions_takes_the_word_for_it(tmp_path):
+    source = changed_copy(FLOAT32, tmp_path / "source", without("version_trainer", "version_rollout"))
+    filled = rescored(tmp_path / "run", source, keep_trainer=True, noise=0)
+    assert set(rows(filled)["version_rollout"]) == {0} and set(rows(filled)["version_trainer"]) == {1}
+    assert flat(filled, "logp_trainer_T").equal(flat(Trace.open(FLOAT32), "logp_trainer_T"))
+
+
+@pytest.mark.parametrize(
+    ("trace", "settings", "message"),
+    [
+        (FP8, {}, r"sampled at 6 versions of the weights \(0 to 40\).*--weights 0, or --weights later"),
+        (FLOAT32, {"keep_trainer": True}, "scored 96 responses at the weights that sampled"),
+        (FLOAT32, {"keep_trainer": True, "weights": "later"}, "goes with --weights same"),
+        (FLOAT32, {"model": "/no/such/model"}, "There is no model folder"),
+        (FLOAT32, {"sampling": {"temperature": 0.0}}, "Temperature 0 cannot be measured"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_written(trace, settings, message, tmp_path):
+    with pytest.raises((MismatchError, UsageError), match=message):
+        rescored(tmp_path / "run", trace, **settings)
+    assert not (tmp_path / "run" / "trace").exists()
+
+
+def test_nothing_to_keep_is_said(tmp_path):
+    source = changed_copy(FLOAT32, tmp_path / "source", without(*OF_TRAINER))
+    with pytest.raises(UsageError, match="holds no logp_trainer"):
+        rescored(tmp_path / "run", source, keep_trainer=True)
+
+
+@pytest.mark.parametrize("empty", [None, []])
+def test_responses_without_a_prompt_are_named(empty, tmp_path):
+    def change(table):
+        prompts = [empty, *table["prompt_ids"].to_pylist()[1:]]
+        column = pa.array(prompts, pa.list_(pa.int32()))
+        return table.set_column(table.column_names.index("prompt_ids"), "prompt_ids", column)
+
+    source = changed_copy(FLOAT32, tmp_path / "source", change)
+    with pytest.raises(MismatchError, match="holds no prompt for 1 of its 96 responses"):
+        rescored(tmp_path / "run", source)
+
+
+def test_tokens_that_the_model_lacks_are_named(save_model, tmp_path):
+    with pytest.raises(MismatchError, match="the trainer's vocabulary ends at 99"):
+        rescored(tmp_path / "run", FLOAT32, model=save_model("Qwen3", vocab_size=100))
+
+
+def test_a_model_without_a_tokenizer_leaves_tokens_as_numbers(save_model, tmp_path):
+    source = changed_copy(FLOAT32, tmp_path / "source", lambda table: table)
+    (source / "vocab.parquet").unlink()
+    talk = Talk()
+    model = save_model("Qwen3", vocab_size=2048)
+    rescore(config(source, model=model, noise=0), tmp_path / "run", dict(NEW), talk)
+    assert "Tokens will show as numbers" in " ".join(talk.said)
+    assert Trace.open(tmp_path / "run").vocabulary.decode([7]) == "⟨7⟩"
+
+
+def test_row_groups_are_scored_one_by_one_and_top_k_may_be_null(same, tmp_path):
+    def change(table):
+        topk = [None if row % 3 == 0 else ids for row, ids in enumerate(table["topk_ids"].to_pylist())]
+        names = table.column_names
+        table = table.set_column(names.index("topk_ids"), "topk_ids", pa.array(topk, pa.list_(pa.int32())))
+        return table.drop_columns(["topk_logp_rollout", "topk_logp_trainer"])
+
+    source = changed_copy(FLOAT32, tmp_path / "source", change)
+    (path,) = Trace.open(source).shards
+    pq.write_table(pq.read_table(path), path, row_group_size=7)
+    found = rescored(tmp_path / "run", source, noise=3)
+    assert pq.ParquetFile(found.shards[0]).num_row_groups == 14
+    torch.testing.assert_close(flat(found, "logp_trainer_T"), flat(same, "logp_trainer_T"), rtol=1e-5, atol=1e-5)
+    columns = rows(found)
+    assert [row is None for row in columns["topk_logp_trainer"]] == [n % 3 == 0 for n in range(96)]
+    assert sum(row is not None for row in columns["logp_trainer_repeat"]) == 3
+
+
+def test_another_temperature_is_measured_and_said(same, tmp_path):
+    talk = Talk()
+    rescore(config(FLOAT32, sampling={"temperature": 0.8}, noise=0), tmp_path / "run", dict(NEW), talk)
+    found = Trace.open(tmp_path / "run")
+    assert "Sampled with temperature 1, scored with 0.8" in " ".join(talk.said)
+    assert found.manifest["trainer"]["temperature"] == 0.8
+    x, y = (flat(trace, "topk_logp_trainer_TK").reshape(-1, 20).double() for trace in (same, found))
+    x, y = x[:, 0] - x[:, 1], y[:, 0] - y[:, 1]
+    assert float((x @ x) / (x @ y)) == pytest.approx(0.8, abs=1e-4)
+
+
+def start(output: Path, *more: str) -> subprocess.Popen:
+    flags = ["--trainer-model", MODEL, "--weights", "later", "--token-budget", "400", "--threads", "1", "--quiet"]
+    command = [sys.executable, "-m", "mismatch_cli", "rescore", str(FP8), *flags, "--output", str(output), *more]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def await_shard(process: subprocess.Popen, folder: Path, index: int) -> None:
+    while not (folder / "trace" / f"shard-{index:05d}.parquet").is_file():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.005)
+
+
+def test_killed_and_resumed_equals_unbroken(tmp_path):
+    killed = tmp_path / "killed"
+    process = start(killed)
+    await_shard(process, killed, 1)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    part = Trace.open(killed)
+    assert 2 <= len(part.shards) < 6
+    assert sum(batch.num_responses for batch in part.batches()) == 32 * len(part.shards)
+    kept = {path.name: path.stat().st_mtime_ns for path in part.shards}
+    content = json.loads((killed / "trace" / "manifest.json").read_text())
+    whole = config(FP8, dtype="auto", weights="later")
+    whole = RescoreConfig(
+        whole.trace, TrainerSettings(MODEL, token_budget=400), "later", sampling=whole.sampling, threads=1
+    )
+    rescore(whole, killed, content, Talk())
+    rescore(whole, tmp_path / "unbroken", dict(NEW), Talk())
+    resumed, unbroken = Trace.open(killed), Trace.open(tmp_path / "unbroken")
+    assert {path.name: path.stat().st_mtime_ns for path in resumed.shards if path.name in kept} == kept
+    assert rows(resumed) == rows(unbroken)
+    assert resumed.manifest.keys() == unbroken.manifest.keys()
+    assert {k: v for k, v in resumed.manifest.items() if k not in NOT_IN_NUMBERS} == {
+        k: v for k, v in unbroken.manifest.items() if k not in NOT_IN_NUMBERS
+    }
+
+
+def test_a_source_that_has_changed_is_not_gone_on_with(tmp_path):
+    source = changed_copy(FLOAT32, tmp_path / "source", lambda table: table)
+    done = rescored(tmp_path / "run", source, noise=0)
+    (path,) = Trace.open(source).shards
+    pq.write_table(pq.read_table(path).slice(0, 50), path)
+    with pytest.raises(MismatchError, match="has changed since this run began"):
+        rescore(config(source, noise=0), tmp_path / "run", done.manifest, Talk())
+    assert np.isfinite(flat(done, "logp_trainer_T").numpy()).all()
