@@ -92,6 +92,27 @@ def present_clipping(
     _say_what_was_written(folder, progress)
 
 
+def present_comparison(
+    traces: Sequence[Trace], folder: Path, pair: str | None, *, as_json: bool, progress: TerminalProgress
+) -> None:
+    """The same for `compare`: traces beside each other, and what differs."""
+    from mismatch_cli.report.comparison.analysis import analyse_comparison, comparison_json, comparison_plot_data
+    from mismatch_cli.report.comparison.build import build_view
+    from mismatch_cli.report.figures import figure_views
+
+    advance = progress.start("Comparing", 0, 2 * sum(trace.num_responses for trace in traces))
+    try:
+        analysis = analyse_comparison(traces, pair, advance)
+    finally:
+        progress.stop()
+    result = comparison_json(analysis, ["--pair", pair] if pair else [])
+    progress.say("Drawing")
+    data = comparison_plot_data(analysis, result)
+    _write(folder, result, data, build_view(result, figure_views(data)))
+    _show(result, build_view(result, []), as_json)
+    _say_what_was_written(folder, progress)
+
+
 def present_training(
     folders: Sequence[Path], output: Path, *, as_json: bool, progress: TerminalProgress, reload_seconds: int = 0
 ) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json as json_module
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mismatch_cli.commands._options import Debug, Force, Json, Quiet
-from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from mismatch_cli.algorithms.algorithm import Algorithm
@@ -113,26 +111,9 @@ def _algorithms(asked: list[str] | None, compare: tuple[str, str] | None) -> tup
 
 
 def _output_folder(output: Path | None, traces: list[Trace], force: bool) -> Path:
-    """Into the run that it is about, unless another folder is named; earlier clipstats are renewed, nothing else is."""
-    folder = output or (traces[0].run_folder if len(traces) == 1 else Path()) / _FOLDER
-    if folder.exists() and not folder.is_dir():
-        raise MismatchError(f"{folder} is a file. Choose another --output.")
-    if folder.exists() and any(folder.iterdir()) and not force and not _is_ours(folder):
-        raise MismatchError(f"{folder} already exists. Replace its report with --force, or choose another --output.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):  # said now, not after an hour of work
-            pass
-    except OSError as error:
-        raise MismatchError(f"{folder} cannot be written ({error.strerror}). Choose another --output.") from error
-    return folder
-
-
-def _is_ours(folder: Path) -> bool:
-    """Whether a folder holds what `clipstats` wrote before."""
+    """Into the run that it is about, unless another folder is named."""
+    from mismatch_cli.commands._own_folder import own_folder
     from mismatch_cli.report.clipping.analysis import FORMAT
 
-    try:
-        return bool(json_module.loads((folder / "summary.json").read_text(encoding="utf-8")).get("format") == FORMAT)
-    except (OSError, ValueError, AttributeError):
-        return False
+    folder = output or (traces[0].run_folder if len(traces) == 1 else Path()) / _FOLDER
+    return own_folder(folder, FORMAT, force)

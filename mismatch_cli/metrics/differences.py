@@ -111,7 +111,7 @@ def _factor(
         log_R = np.log(_distance(metric, y_R) / _distance(metric, x_R))
     log = Replicates(float(np.log(theirs / ours)), log_R, deleted).estimate(prompts)
     low, high = (None if end is None else float(np.exp(end)) for end in (log.low, log.high))
-    return Estimate(theirs / ours, low, high, log.note)
+    return Estimate(float(theirs / ours), low, high, log.note)
 
 
 def _distance(metric: Metric, value: Any) -> Any:

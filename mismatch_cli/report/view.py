@@ -69,6 +69,7 @@ class Table:
     fold: str = ""
     shrinks: bool = False
     terminal_rows: int | None = None  # how many a terminal shows; 0 leaves the table to the page
+    row_metrics: tuple[Metric, ...] = ()  # what each row is about, where rows are metrics
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,7 @@ class ReportView:
         for section in self.sections:
             rows += [row.metric for group in section.groups for row in group.rows]
             rows += [column.metric for table in section.tables for column in table.columns if column.metric]
+            rows += [metric for table in section.tables for metric in table.row_metrics]
         return list(dict.fromkeys(rows))
 
 

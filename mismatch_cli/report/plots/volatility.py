@@ -61,13 +61,13 @@ def _draw_panel(axes: Axes, rows: Sequence[Mapping[str, Any]], statistic: str, s
     for (key, label, marker), colour in zip(_SERIES, (theme.blue, theme.green, theme.orange), strict=True):
         of_ratio = (key, statistic) == ("ratio", "p99")
         estimates = [row.get(f"{key}_{statistic}") for row in rows]
-        _draw_series(axes, estimates, 1.0 if of_ratio else 0.0, "ratio − 1" if of_ratio else label, marker, colour)
-    _draw_bins(axes, rows, style)
+        draw_series(axes, estimates, 1.0 if of_ratio else 0.0, "ratio − 1" if of_ratio else label, marker, colour)
+    draw_bins(axes, rows, style)
     if axes.lines:
         axes.set_yscale("log")
 
 
-def _draw_series(
+def draw_series(
     axes: Axes, estimates: Sequence[Mapping[str, Any] | None], shift: float, label: str, marker: str, colour: str
 ) -> None:
     """One line through the middles of the bins, with a whisker for each interval; a logarithmic axis has no zero."""
@@ -90,7 +90,7 @@ def _numbers(estimate: Mapping[str, Any] | None) -> list[float]:
     return [np.nan if part is None else float(part) for part in parts]
 
 
-def _draw_bins(axes: Axes, rows: Sequence[Mapping[str, Any]], style: Style) -> None:
+def draw_bins(axes: Axes, rows: Sequence[Mapping[str, Any]], style: Style) -> None:
     edges = [*(row["mu_low"] for row in rows), rows[-1]["mu_high"]]
     labels = ["0" if edge == 0 else power_label(edge).removeprefix("0") for edge in edges]
     if not style.wide:

@@ -1,0 +1,73 @@
+"""`mismatch-cli compare`: two traces or more beside each other, paired on what they share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mismatch_cli.commands._options import Debug, Force, Json, Quiet
+from mismatch_cli.errors import UsageError
+
+
+def command(
+    traces: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Run folders or trace folders; the first is what the others are compared with. Without any, the two "
+            "bundled traces.",
+            show_default=False,
+        ),
+    ] = None,
+    pair: Annotated[
+        str | None,
+        typer.Option(
+            "--pair",
+            help="Which gap: mismatch, total, staleness or floor.",
+            show_default="the first of mismatch and total that all traces have",
+        ),
+    ] = None,
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="Folder for summary.json, report.html and plots."),
+    ] = Path("compare"),
+    force: Force = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Show how traces differ: in every metric, with intervals, on the same tokens, and in their settings.
+
+    Traces of the same responses (two trainers, two dtypes, before and after an upgrade) are paired token by token,
+    traces of the same prompts prompt by prompt.
+
+    Examples:
+
+      mismatch-cli compare
+
+      mismatch-cli compare probe-before probe-after
+
+      mismatch-cli compare probe-bf16 probe-fp16 probe-fp32 --json
+    """
+    from mismatch_cli import registry
+    from mismatch_cli.bundled import bundled
+    from mismatch_cli.commands._own_folder import own_folder
+    from mismatch_cli.commands._present import present_comparison
+    from mismatch_cli.commands._progress import TerminalProgress
+    from mismatch_cli.metrics.pairs import PAIRS
+    from mismatch_cli.report.comparison.analysis import FORMAT, NAMES
+    from mismatch_cli.trace.reader import Trace
+
+    if traces and len(traces) == 1:
+        raise UsageError(f"One trace has nothing to be compared with. Name a second: compare {traces[0]} OTHER")
+    if traces and len(traces) > len(NAMES):
+        raise UsageError(f"{len(traces)} traces are too many at once: name at most {len(NAMES)}.")
+    if pair is not None and pair not in PAIRS:
+        raise UsageError(registry.unknown("pair", pair, PAIRS))
+    opened = [Trace.open(path) for path in traces or [bundled("traces") / name for name in ("fp8-kv", "float32")]]
+    folder = own_folder(output, FORMAT, force)
+    progress = TerminalProgress(quiet)
+    if not traces:
+        progress.say("No traces named: comparing the two bundled ones, an fp8 KV cache and float32.")
+    present_comparison(opened, folder, pair, as_json=json, progress=progress)

@@ -1,0 +1,1 @@
+"""The report of `compare`: two traces or more, paired on what they share."""
