@@ -1,0 +1,69 @@
+"""`mismatch-cli diagnose`: what is wrong with a trace, before any numerics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mismatch_cli.commands._options import Debug, Force, Json, Quiet
+
+
+def command(
+    traces: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Run folders or trace folders, pooled; without one, the bundled trace.", show_default=False
+        ),
+    ] = None,
+    earlier_model: Annotated[
+        str | None,
+        typer.Option(
+            "--earlier-model",
+            help="An earlier checkpoint, or the base model: does the engine agree with that one better?",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Folder for summary.json, report.html and plots.",
+            show_default="RUN/diagnosis, or ./diagnosis",
+        ),
+    ] = None,
+    force: Force = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Look for faults that no precision explains: shifts, temperature, placeholders, stale weights, and more.
+
+    Each finding comes with its evidence, its size, the likely cause and the setting to change.
+
+    Examples:
+
+      mismatch-cli diagnose
+
+      mismatch-cli diagnose probe-model
+
+      mismatch-cli diagnose import-prime-rl --earlier-model ./step-90
+    """
+    from mismatch_cli.bundled import bundled_trace
+    from mismatch_cli.commands._own_folder import own_folder
+    from mismatch_cli.commands._present import present_diagnosis
+    from mismatch_cli.commands._progress import TerminalProgress
+    from mismatch_cli.models import check_model_folder
+    from mismatch_cli.report.diagnosis.analysis import FORMAT
+    from mismatch_cli.trace.reader import Trace
+
+    if earlier_model is not None:
+        check_model_folder(earlier_model)
+    opened = [Trace.open(path) for path in traces or [bundled_trace()]]
+    alone = traces is not None and len(opened) == 1
+    folder = own_folder(output or (opened[0].run_folder if alone else Path()) / "diagnosis", FORMAT, force)
+    progress = TerminalProgress(quiet)
+    if not traces:
+        progress.say("No trace named: diagnosing the bundled one, a short training run with an fp8 KV cache.")
+    present_diagnosis(opened, folder, earlier_model=earlier_model, as_json=json, progress=progress)

@@ -1,0 +1,166 @@
+"""From a diagnosis to what is shown: one `ReportView`, which terminal and HTML both print."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from mismatch_cli import __version__
+from mismatch_cli.diagnosis._finding import Finding
+from mismatch_cli.diagnosis._run import PRECISION_STAGE, module
+from mismatch_cli.metrics.catalog import Metric
+from mismatch_cli.report import numbers
+from mismatch_cli.report.about import left_out_of, settings_tables, who_facts
+from mismatch_cli.report.diagnosis.analysis import DiagnosisAnalysis, diagnosis_json
+from mismatch_cli.report.figures import FigureView
+from mismatch_cli.report.view import Column, Facts, MetricRow, ReportView, Section, Table
+
+_NOTATION = (
+    "μ is the rollout’s probability of the sampled token and π the trainer’s; d = log π − log μ in nats. A typical gap "
+    "is what 80 % of the tokens with about the same log μ stay below: in its units tokens can be compared whatever "
+    "their probability. z counts standard errors over prompts."
+)
+_OWN = "mismatch-cli"
+GAP = Metric("abs_d_mean", "mean |Δlog p|", "E |d|", "nats", "TRL, SkyRL, open-instruct")
+EXPLAINED = Metric("explained", "explained by the first cause", "part of Σ|d| that goes with it", "share", _OWN)
+FAULTS = Metric("faults", "faults found", "checks that answer “found”, floors of a precision apart", "checks", _OWN)
+MADE = Metric("made", "checks made", "checks that the trace allows, of all there are", "checks", _OWN)
+_STAGES = {
+    1: "values",
+    2: "alignment",
+    3: "distribution",
+    4: "weights and positions",
+    5: "precision and tails",
+    6: "precision",
+}
+_FIGURE_OF = {
+    "index-shift": "lag-scan", "retokenised": "lag-scan", "position-drift": "gap-by-position",
+    "sharp-onset": "gap-by-position", "growth-over-steps": "gap-by-step", "prefix-cache": "gap-by-step",
+}  # fmt: skip
+
+
+def build_view(analysis: DiagnosisAnalysis, figures: Sequence[FigureView]) -> ReportView:
+    """The whole report: what is wrong first, then everything that was looked at."""
+    diagnosis, summary = analysis.diagnosis, diagnosis_json(analysis)
+    drawn = {figure.name: figure for figure in figures}
+    used = [_FIGURE_OF[f.check] for f in diagnosis.found if _FIGURE_OF.get(f.check) in drawn]
+    sections = [
+        _finding_section(f, n, [drawn[name] for name in _figure_names(f, drawn)]) for n, f in _numbered(analysis)
+    ]
+    rest = tuple(figure for name, figure in drawn.items() if name not in used)
+    return ReportView(
+        title="What is wrong with this trace?",
+        about=(*who_facts(summary["about"]), ("Looked at", _looked_at(analysis))),
+        notes=left_out_of(summary["about"], {}, {}),
+        headline=_headline(analysis),
+        leading=_leading(analysis),
+        sections=(*sections, _all_checks(analysis, rest)),
+        settings=settings_tables(summary),
+        command=_command(analysis),
+        version=__version__,
+        notation=_NOTATION,
+    )
+
+
+def _numbered(analysis: DiagnosisAnalysis) -> list[tuple[int, Finding]]:
+    return list(enumerate(analysis.diagnosis.found))
+
+
+def _figure_names(finding: Finding, drawn: dict[str, FigureView]) -> list[str]:
+    name = _FIGURE_OF.get(finding.check)
+    return [name] if name in drawn else []  # type: ignore[list-item]
+
+
+def _looked_at(analysis: DiagnosisAnalysis) -> str:
+    counts, sample = analysis.diagnosis.evidence.counts, analysis.sample
+    text = f"{numbers.count(len(sample.kept))} tokens in {numbers.count(sample.num_responses)} responses"
+    if sample.num_responses < counts.responses:
+        text += f", a sample of {numbers.count(counts.responses)}; values and placeholders in all of them"
+    return text
+
+
+def _headline(analysis: DiagnosisAnalysis) -> str:
+    diagnosis = analysis.diagnosis
+    if diagnosis.faults:
+        first = diagnosis.faults[0]
+        return f"{module(first.check).TITLE}. {first.sentence}"
+    if diagnosis.found:
+        first = diagnosis.found[0]
+        return f"No bookkeeping fault was found. What is left comes from precision or tails: {first.sentence}"
+    return (
+        "No fault was found: the two sides speak of the same tokens, of the same distribution, and of the same "
+        "weights, as far as this trace can tell."
+    )
+
+
+def _leading(analysis: DiagnosisAnalysis) -> tuple[MetricRow, ...]:
+    diagnosis, gap = analysis.diagnosis, analysis.gap
+    value, interval = numbers.estimate(gap.value, gap.value - 1.96 * gap.error, gap.value + 1.96 * gap.error)
+    made = sum(finding.status != "untested" for finding in diagnosis.findings)
+    first = diagnosis.found[0].explains if diagnosis.found else None
+    return (
+        MetricRow(FAULTS, numbers.count(len(diagnosis.faults))),
+        MetricRow(EXPLAINED, numbers.share(first)[0], note="an estimate" if first is not None else ""),
+        MetricRow(GAP, value, interval),
+        MetricRow(MADE, f"{made} of {len(diagnosis.findings)}"),
+    )
+
+
+def _finding_section(finding: Finding, number: int, figures: Sequence[FigureView]) -> Section:
+    check = module(finding.check)
+    order = "First cause" if number == 0 else "Also found, and perhaps a consequence"
+    kind = "" if check.STAGE < PRECISION_STAGE else " (a floor or a tail, no bookkeeping)"
+    explains = f" It explains about {numbers.share(finding.explains)[0]} of the gap." if finding.explains else ""
+    facts = (("Likely cause", check.CAUSE), ("What to change", check.CHANGE), ("Seen in", check.SOURCE))
+    return Section(
+        check.TITLE,
+        f"{order}{kind}. {finding.sentence}{explains}",
+        figures=tuple(figures),
+        tables=(
+            Table("", (Column("", kind="text"), Column("", kind="text")), facts),
+            Table("Evidence", (Column("what was measured", kind="text"), Column("value")), _rows(finding)),
+        ),
+    )
+
+
+def _rows(finding: Finding) -> Facts:
+    return tuple((label, _text(value)) for label, value in finding.evidence)
+
+
+def _text(value: float | int | str | None) -> str:
+    if isinstance(value, str):
+        return value
+    return numbers.count(value) if isinstance(value, int) else numbers.number(value, 4)
+
+
+def _all_checks(analysis: DiagnosisAnalysis, figures: Sequence[FigureView]) -> Section:
+    rows = tuple(
+        (
+            module(f.check).TITLE, _STAGES[module(f.check).STAGE],
+            {"found": "FOUND", "clear": "clear", "untested": "not tested"}[f.status],
+            numbers.number(f.effect) if f.effect is not None else numbers.MISSING,
+            f.measure or f.reason or f.sentence,
+        )
+        for f in analysis.diagnosis.findings
+    )  # fmt: skip
+    columns = (
+        Column("check", kind="text"), Column("of", kind="text", optional=True), Column("answer", kind="text"),
+        Column("effect"), Column("measured as, or why not", kind="text"),
+    )  # fmt: skip
+    evidence = tuple(
+        Table(module(f.check).TITLE, (Column("what was measured", kind="text"), Column("value")), _rows(f),
+              fold="Evidence of the checks that found nothing", terminal_rows=0)
+        for f in analysis.diagnosis.findings if f.status == "clear" and f.evidence
+    )  # fmt: skip
+    text = (
+        "In this order, because what comes first spoils what comes after. How surely each fault is found, and how "
+        "small it may be, is measured in docs/diagnose.md."
+    )
+    return Section(
+        "Every check", text, figures=tuple(figures), tables=(Table("", columns, rows, shrinks=True), *evidence)
+    )
+
+
+def _command(analysis: DiagnosisAnalysis) -> str:
+    earlier = ["--earlier-model", analysis.earlier_model] if analysis.earlier_model else []
+    return shlex.join(["mismatch-cli", "diagnose", *(str(trace.folder) for trace in analysis.traces), *earlier])

@@ -1,0 +1,1 @@
+"""The figures of a diagnosis, one a file."""
