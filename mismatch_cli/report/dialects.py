@@ -71,7 +71,8 @@ def build_view(result: Mapping[str, Any], name: str) -> ReportView:
         sections = tuple(_framework(framework, of) for framework, of in frameworks.items())
         title, headline = f"In the words of {name}", f"What {name} would show for this trace."
     outside = result["out_of_support"]
-    notes = (f"{numbers.count(outside)} tokens have log π = −∞: {_EXCLUDED}",) if outside else ()
+    tokens = "1 token has" if outside == 1 else f"{numbers.count(outside)} tokens have"
+    notes = (f"{tokens} log π = −∞: {_EXCLUDED}",) if outside else ()
     return ReportView(
         title=title,
         about=who_facts(result["about"]),
@@ -85,7 +86,7 @@ def build_view(result: Mapping[str, Any], name: str) -> ReportView:
     )
 
 
-_EXCLUDED = "left out of what is made of logs, where a framework would show infinity; their ratio is 0."
+_EXCLUDED = "left out of what is made of logs, where a framework would show infinity. A ratio is 0 there."
 
 
 def _framework(name: str, of: Mapping[str, Any]) -> Section:
@@ -112,19 +113,24 @@ def _framework(name: str, of: Mapping[str, Any]) -> Section:
 
 
 def _words(frameworks: Mapping[str, Any]) -> list[Section]:
-    """A table for each word, with a row for every framework's own number of that name."""
-    rows = [(row, name) for name, of in frameworks.items() for row in of["metrics"] if row["word"]]
+    """A section for each word, with a row for every framework's own number of that name."""
+    rows = [row | {"framework": name} for name, of in frameworks.items() for row in of["metrics"] if row["word"]]
     columns = (
         Column("framework", kind="text"),
         Column("value"),
         Column("formula", kind="text"),
-        Column("compares", kind="text", optional=True),
         Column("metric", kind="text", optional=True),
     )
-    sections = []
-    for word in dict.fromkeys(row["word"] for row, _ in rows):
-        cells = ((name, _value(r), r["formula"], r["compares"], r["name"]) for r, name in rows if r["word"] == word)
-        sections.append(Section(f"“{word}”", tables=(Table("", columns, tuple(cells), shrinks=True),)))
+    words: dict[str, dict[str, list[tuple[str, ...]]]] = {}
+    for row in rows:
+        of_word = words.setdefault(row["word"], {}).setdefault(row["compares"], [])
+        of_word.append((row["framework"], _value(row), row["formula"], row["name"]))
+    sections = (
+        Section(
+            f"“{word}”", tables=tuple(Table(pair, columns, tuple(cells), shrinks=True) for pair, cells in of.items())
+        )
+        for word, of in words.items()
+    )
     return [Section("What is averaged", _AVERAGE), *sections]
 
 

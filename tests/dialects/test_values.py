@@ -1,0 +1,228 @@
+"""Every framework's numbers: the published golden values, a second implementation, and what is masked or missing."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from mismatch_cli import dialects
+from mismatch_cli.bundled import bundled, bundled_trace
+from mismatch_cli.dialects._moments import Moments
+from mismatch_cli.dialects._quantities import ABS_RATIO_LESS_1
+from mismatch_cli.metrics.gaps import token_gaps
+from mismatch_cli.metrics.pairs import PAIRS
+from mismatch_cli.trace.reader import Trace
+from tests.dialects.conftest import rows
+from tests.dialects.theirs import THEIRS, gaps_of
+
+MU = [[-0.1, -2, -0.5, -6], [-0.01, -1, -3]]
+PI = [[-0.12, -1.7, -0.5, -4.5], [-0.02, -1.3, -3.2]]
+ADVANTAGE = [[1.0] * 4, [-1.0] * 3]
+GOLDEN = {  # worked by hand from the formulas in each framework's source
+    "verl": {
+        "training/rollout_probs_diff_mean": 0.026874,
+        "training/rollout_probs_diff_max": 0.095348,
+        "training/rollout_probs_diff_std": 0.033792,
+        "training/rollout_actor_probs_pearson_corr": 0.994439,
+        "rollout_corr/kl": -0.181429,
+        "rollout_corr/k3_kl": 0.298764,
+        "rollout_corr/log_ppl_diff": -0.1375,
+        "rollout_corr/log_ppl_abs_diff": 0.3075,
+        "rollout_corr/ppl_ratio": 0.913065,
+        "rollout_corr/chi2_token": 2.723968,
+        "rollout_corr/chi2_seq": 16.761896,
+        "rollout_corr/rollout_is_eff_sample_size": 0.888564,
+    },
+    "prime-rl": {"mismatch_kl/all/mean": 0.298764, "is_masked/mean": 0},
+    "nemo-rl": {
+        "train/gen_kl_error": 0.298764,
+        "train/token_mult_prob_error": 1.633294,
+        "train/policy_kl_error": 0.119352,
+        "train/js_divergence_error": 0.040819,
+        "train/sampling_importance_ratio": 1.480192,
+    },
+    "ms-swift": {"rollout_correction/chi2_seq": 0.573450},
+    "slime": {
+        "train/train_rollout_logprob_abs_diff": 0.312500,
+        "train/tis_abs": (3.851349 / 4 + 0.450401 / 3) / 2,  # see test_tis_abs_by_tokens
+    },
+    "trl": {
+        "sampling/sampling_logp_difference/mean": 0.332857,
+        "sampling/sampling_logp_difference/max": 1.5,
+        "sampling/importance_sampling_ratio/mean": 0.300248,
+        "sampling/importance_sampling_ratio/min": 0,
+        "sampling/importance_sampling_ratio/max": 0.600496,
+    },
+    "skyrl": {
+        "policy/rollout_train_logprobs_abs_diff_mean": 0.332857,
+        "policy/rollout_train_logprobs_abs_diff_max": 1.5,
+    },
+    "open-instruct": {"debug/vllm_local_reverse_kl": 0.014857},
+    "oat": {
+        "kl_sample_train_v2": 0.176464,
+        "sampler_learner_prob_diff_max": 0.095348,
+        "sampler_learner_prob_diff_min": -0.047348,
+    },
+    "areal": {"ppo_actor/update/behave_approx_kl/avg": 0.181429},
+    "openrlhf": {"vllm_kl": -0.181429},
+}
+
+
+@pytest.mark.parametrize("framework", GOLDEN)
+def test_golden_values(framework, write):
+    trace = write(rows(MU, logp_trainer=PI, advantage=ADVANTAGE))
+    found = dialects.measure([trace], [framework])[framework]
+    for name, value in GOLDEN[framework].items():
+        assert found[name] == pytest.approx(value, abs=1e-6, rel=1e-6), name
+
+
+def test_tis_abs_by_tokens(write):
+    """slime with --calculate-per-token-loss: the same column, averaged over tokens."""
+    (batch,) = write(rows(MU, logp_trainer=PI)).batches()
+    of = Moments()
+    for gaps in token_gaps(batch, PAIRS["mismatch"]):
+        of.update(ABS_RATIO_LESS_1(gaps))
+    assert of.mean == pytest.approx(0.614536, abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def on_bundled():
+    trace = Trace.open(bundled_trace())
+    return dialects.measure([trace], dialects.names()), gaps_of(trace)
+
+
+@pytest.mark.parametrize("framework", dialects.names())
+def test_every_line_is_what_the_framework_computes(framework, on_bundled):
+    measured, gaps = on_bundled
+    lines = {line.name: line for line in dialects.lines(framework)}
+    assert lines.keys() == THEIRS[framework].keys()
+    for name, line in lines.items():
+        theirs = THEIRS[framework][name](gaps[line.compares])
+        assert measured[framework][name] == pytest.approx(theirs, rel=3e-5, abs=2e-9), name
+
+
+def test_every_line_says_where_it_is_from():
+    for framework in dialects.names():
+        assert dialects.when(framework).endswith(".")
+        names = [line.name for line in dialects.lines(framework)]
+        assert len(set(names)) == len(names)
+        for line in dialects.lines(framework):
+            assert line.source.endswith(".py")
+            assert line.formula
+            assert bool(line.metric) != bool(line.of), line.name
+
+
+def test_masked_tokens_do_not_count(write):
+    """A tool's token between two of the model's: with a mask the numbers are those without it."""
+    gap = {"logp_trainer": [[-1.2, -9.0, -0.7], [-0.3, -0.3, -0.1]], "loss_mask": [[1, 0, 1], [1, 1, 1]]}
+    masked = write(rows([[-1.0, 0.0, -0.5], [-0.2, -0.4, -0.1]], **gap), name="masked")
+    plain = write(rows([[-1.0, -0.5], [-0.2, -0.4, -0.1]], logp_trainer=[[-1.2, -0.7], [-0.3, -0.3, -0.1]]))
+    every = dialects.names()
+    assert dialects.measure([masked], every) == dialects.measure([plain], every)
+
+
+def test_a_response_that_is_masked_as_a_whole(write):
+    """verl has a perplexity of 1 for it, slime a 0, TRL a ratio of 1, NeMo-RL nothing; no token metric changes."""
+    mask = [[1, 1], [0, 0]]
+    trace = write(rows([[-1.0, -0.5], [-2.0, -2.0]], logp_trainer=[[-1.2, -0.7], [-3.0, -3.0]], loss_mask=mask))
+    found = dialects.measure([trace], dialects.names())
+    assert found["verl"]["rollout_corr/training_ppl"] == pytest.approx((math.exp(0.95) + 1) / 2, rel=1e-6)
+    assert found["verl"]["rollout_corr/log_ppl_diff"] == pytest.approx(0.1, rel=1e-6)
+    assert found["verl"]["rollout_corr/kl"] == pytest.approx(0.2, rel=1e-6)
+    assert found["slime"]["train/mis_training_ppl"] == pytest.approx(math.exp(0.95) / 2, rel=1e-6)
+    assert found["slime"]["train/train_rollout_logprob_abs_diff"] == pytest.approx(0.1, rel=1e-6)
+    assert found["trl"]["sampling/importance_sampling_ratio/mean"] == pytest.approx((math.exp(-0.4) + 1) / 2, rel=1e-6)
+    assert found["nemo-rl"]["train/min_seq_mult_prob_error"] == pytest.approx(math.exp(0.2), rel=1e-6)
+
+
+def test_a_response_that_was_not_scored_is_in_no_mean(write):
+    trace = write(rows([[-1.0, -0.5], [-2.0]], logp_trainer=[[-1.2, -0.7], None]))
+    found = dialects.measure([trace], ["verl", "trl", "slime"])
+    assert found["verl"]["rollout_corr/log_ppl_diff"] == pytest.approx(0.2, rel=1e-6)
+    assert found["trl"]["sampling/importance_sampling_ratio/mean"] == pytest.approx(math.exp(-0.4), rel=1e-6)
+    assert found["slime"]["train/train_rollout_logprob_abs_diff"] == pytest.approx(0.2, rel=1e-6)
+
+
+def test_an_empty_response(write):
+    trace = write(rows([[-1.0, -0.5], []], logp_trainer=[[-1.2, -0.7], []]))
+    found = dialects.measure([trace], dialects.names())
+    assert found["verl"]["rollout_corr/kl"] == pytest.approx(0.2, rel=1e-6)
+    assert found["verl"]["rollout_corr/log_ppl_diff"] == pytest.approx(0.1, rel=1e-6)
+    assert all(value is None or math.isfinite(value) for of in found.values() for value in of.values())
+
+
+def test_a_token_out_of_support_has_a_ratio_but_no_log(write):
+    trace = write(rows([[-1.0, -0.5], [-2.0]], logp_trainer=[[-1.2, -math.inf], [-2.5]]))
+    readings = dialects.readings([trace], dialects.names())
+    assert readings.out_of_support == 1
+    found = {name: {one.line.name: one.value for one in of} for name, of in readings.of.items()}
+    assert found["verl"]["rollout_corr/kl"] == pytest.approx((0.2 + 0.5) / 2, rel=1e-6)
+    q = np.exp(-0.5)
+    gaps = [abs(math.exp(-1.2) - math.exp(-1)), q, abs(math.exp(-2.5) - math.exp(-2))]
+    assert found["verl"]["training/rollout_probs_diff_mean"] == pytest.approx(np.mean(gaps), rel=1e-6)
+    ratios = [math.exp(-0.2), 0, math.exp(-0.5)]
+    assert found["nemo-rl"]["train/sampling_importance_ratio"] == pytest.approx(np.mean(ratios), rel=1e-6)
+    assert found["verl"]["rollout_corr/rollout_is_min"] == pytest.approx(math.exp(-20), rel=1e-6)
+    assert found["trl"]["sampling/importance_sampling_ratio/min"] == 0
+    expected = (math.exp(-20 * 2) + math.exp(2 * -0.5)) / 2 - 1
+    assert found["verl"]["rollout_corr/chi2_seq"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_verls_clamp(write):
+    trace = write(rows([[-30.0]], logp_trainer=[[-0.0]]))
+    found = dialects.measure([trace], ["verl"])["verl"]
+    assert found["rollout_corr/chi2_token"] == pytest.approx(math.exp(40), rel=1e-6)
+    assert found["rollout_corr/chi2_seq"] == pytest.approx(math.exp(40), rel=1e-6)
+    assert found["rollout_corr/kl"] == pytest.approx(-30)
+
+
+def test_without_the_trainer_at_the_weights_that_sampled(write):
+    """Only what compares the present trainer with the rollout is there; the others say what they need."""
+    trace = write(rows(MU, logp_trainer=PI, version_trainer=[1, 1]))
+    found = dialects.readings([trace], ["verl", "prime-rl", "skyrl"]).of
+    assert all(one.value is None for one in found["verl"])
+    assert found["verl"][0].why == "not measured: needs logp_recomputed and logp_rollout"
+    prime = {one.line.name: one for one in found["prime-rl"]}
+    assert prime["mismatch_kl/all/mean"].value == pytest.approx(0.298764, abs=1e-6)
+    assert prime["is_masked/mean"].why == "not measured: needs logp_trainer and logp_rollout and advantage"
+    assert prime["kl_ent_ratio/mean"].why == "not measured: needs logp_trainer and logp_rollout and entropy_trainer"
+    measured = [one.line.name for one in found["skyrl"] if one.value is not None]
+    assert measured == [f"policy/minibatch_rollout_logprobs_abs_diff_{part}" for part in ("mean", "std", "max")]
+
+
+def test_prime_rl_does_not_see_groups_without_signal(write):
+    trace = write(rows(MU, logp_trainer=PI, advantage=[[0.0] * 4, [-1.0] * 3]))
+    found = dialects.measure([trace], ["prime-rl"])["prime-rl"]
+    d = np.array(PI[1]) - np.array(MU[1])
+    assert found["mismatch_kl/all/mean"] == pytest.approx(np.mean(np.exp(d) - 1 - d), rel=1e-5)
+
+
+def test_shards_and_traces_are_one_measurement(write):
+    columns = {"logp_trainer": PI, "advantage": ADVANTAGE, "entropy_trainer": [[0.5, 1, 2, 3], [0.1, 0.2, 0.3]]}
+    whole = write(rows(MU, **columns), name="whole")
+    parts = [rows(MU[i : i + 1], i, **{name: of[i : i + 1] for name, of in columns.items()}) for i in (0, 1)]
+    shards = write(*parts, name="shards")
+    traces = [write(part, name=f"part-{i}") for i, part in enumerate(parts)]
+    every = dialects.names()
+    expected = dialects.measure([whole], every)
+    for found in (dialects.measure([shards], every), dialects.measure(traces, every)):
+        for framework in every:
+            for name, value in expected[framework].items():
+                assert found[framework][name] == pytest.approx(value, rel=1e-12, abs=1e-15), name
+
+
+def test_a_float32_trace_is_measured_too():
+    found = dialects.measure([Trace.open(bundled("traces") / "float32")], ["verl", "open-instruct"])
+    assert 0 < found["verl"]["training/rollout_probs_diff_mean"] < 1e-5
+    assert found["verl"]["actor/ppo_kl"] == 0  # equal weights
+    assert found["open-instruct"]["debug/vllm_vs_local_logprob_diff_mean"] > 0
+
+
+def test_moments_of_far_values_keep_their_spread():
+    of, values = Moments(), 1e6 + np.random.default_rng(0).normal(size=3000)
+    for part in np.array_split(values, 7):
+        of.update(part)
+    assert math.sqrt(of.squares / of.count) == pytest.approx(values.std(), rel=1e-9)
+    assert (of.least, of.largest) == (values.min(), values.max())
