@@ -84,7 +84,9 @@ def _table(samples: list[Sample], step: int, tally: Tally) -> pa.Table:
         if any(row is not None for row in rows):
             columns[name] = _lists.from_rows(rows, pa.float32())
     _mask(columns, samples)
-    numbers = {"sample_index": [sample.get("index", sample.get("sample_index")) for sample in samples]}
+    numbers: dict[str, list[Any]] = {
+        "sample_index": [sample.get("index", sample.get("sample_index")) for sample in samples]
+    }
     numbers["version_rollout"] = [_oldest_version(sample.get("weight_versions")) for sample in samples]
     for name, values in numbers.items():
         if all(value is not None for value in values):

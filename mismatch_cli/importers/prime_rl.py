@@ -24,7 +24,7 @@ TITLE = "prime-rl token_exports"
 FILES = "token_exports/step_N/rank_R.jsonl"
 ENABLE = "trainer.enable_token_export = true"
 PI = "trainer"
-HOLDS = "π of the weights that are being updated (log-probabilities divided by the temperature), not recomputed ones"
+HOLDS = "trainer_logprobs of the weights that are being updated, logits divided by the temperature; not recomputed"
 SHIFT = "index i describes token i (prime-rl shifts right); index 0 is a filler, −log(vocabulary)"
 PADDING = "none: prime-rl cuts it; the response begins at the first position of loss_mask"
 AVERAGING = (
