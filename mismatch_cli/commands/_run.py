@@ -57,8 +57,8 @@ def prepare_run(
         for name, value in flags.items()
         if name not in _OF_THIS_CALL
     }
-    if recorded.get("reward"):
-        file, colon, function = recorded["reward"].rpartition(":")
+    if reward := recorded.get("reward"):
+        file, colon, function = str(reward).rpartition(":")
         recorded["reward"] = f"{_resolved(file) or ''}{colon}{function}"
     recorded = json.loads(json.dumps(recorded))  # as the manifest has it: pairs are lists there
     config = to_config(recorded)  # what makes no sense is said before anything about folders

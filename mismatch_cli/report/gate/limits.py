@@ -1,0 +1,188 @@
+"""Limits as people write them: TOML files of bounds on metrics, and the published ones that come with the package.
+
+A metric is one of `metrics/catalog.py`, or a framework's own as `verl:training/rollout_probs_diff_mean`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from mismatch_cli import dialects
+from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.metrics.catalog import METRICS
+from mismatch_cli.metrics.pairs import PAIRS
+from mismatch_cli.registry import unknown
+
+PRESETS = Path(__file__).parent / "limits"
+DEFAULT = "prime-rl"
+
+VALUE, SURELY = "value", "surely"
+_OF_VALUE = ("max", "min")
+OF_FLOOR = ("max_times_floor",)
+OF_BASELINE = ("max_times_baseline", "max_above_baseline", "max_below_baseline")
+BOUNDS = (*_OF_VALUE, *OF_FLOOR, *OF_BASELINE)
+FACTORS = ("max_times_floor", "max_times_baseline")  # of a distance from agreement
+_WORDS = ("pair", "decide", "source", "why")
+_PAIRS = tuple(name for name in PAIRS if name != "floor")
+_TOP = ("about", "decide", "limits")
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One bound on one metric."""
+
+    metric: str
+    bound: str  # one of BOUNDS
+    threshold: float
+    pair: str = ""  # empty: the first that the trace has
+    decide: str = VALUE  # SURELY: exceeded only where the whole interval is
+    source: str = ""
+    why: str = ""
+
+    @property
+    def framework(self) -> str:
+        """Whose metric it is; empty for one of the catalog."""
+        return self.metric.partition(":")[0] if ":" in self.metric else ""
+
+    @property
+    def text(self) -> str:
+        """The bound in words, the same in every run."""
+        if self.bound in FACTORS and self.agreement:
+            of = self.bound.removeprefix("max_times_")
+            return f"distance from {self.agreement:g} ≤ {self.threshold:g} × that of the {of}"
+        return _TEXT[self.bound].format(f"{self.threshold:g}".replace("-", "−"))
+
+    @property
+    def agreement(self) -> float:
+        """The metric's value where the two policies are equal: factors are of the distance from it."""
+        return (METRICS[self.metric].agreement if self.metric in METRICS else None) or 0.0
+
+
+_TEXT = {
+    "max": "≤ {}",
+    "min": "≥ {}",
+    "max_times_floor": "≤ {} × floor",
+    "max_times_baseline": "≤ {} × baseline",
+    "max_above_baseline": "≤ baseline + {}",
+    "max_below_baseline": "≥ baseline − {}",
+}
+
+
+@dataclass(frozen=True)
+class LimitSet:
+    """The limits of one file or preset."""
+
+    name: str
+    limits: tuple[Limit, ...]
+    about: str = ""
+
+
+def presets() -> list[str]:
+    """The published limits, by name."""
+    return sorted(path.stem for path in PRESETS.glob("*.toml"))
+
+
+def load_limits(name: str) -> LimitSet:
+    """A preset or a TOML file; raises `UsageError` naming file and key for whatever makes no sense in it."""
+    path = Path(name).expanduser()
+    if name in presets():
+        path = PRESETS / f"{name}.toml"
+    elif not path.is_file():
+        if path.suffix == ".toml":
+            raise MismatchError(f"There is no file {path}. Name a TOML file of limits, or one of: {_names(presets())}.")
+        raise UsageError(unknown("set of limits", name, presets()))
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise MismatchError(f"{path} is no TOML file that can be read ({error}). See docs/gate.md.") from error
+    shown = name if name in presets() else str(path)
+    return LimitSet(shown, _limits(content, shown), _text(content, "about", shown))
+
+
+def _limits(content: Mapping[str, Any], file: str) -> tuple[Limit, ...]:
+    for key in content:
+        _check_known("key", key, _TOP, file)
+    tables = content.get("limits")
+    if not isinstance(tables, dict) or not tables:
+        raise UsageError(f"{file} holds no limit. Example: [limits.k3] on one line, max = 0.015 on the next.")
+    decide = _choice(content, "decide", (VALUE, SURELY), file) or VALUE
+    limits = []
+    for metric, entries in tables.items():
+        where = f"{file}, limits.{metric}"
+        for table in entries if isinstance(entries, list) else [entries]:
+            if not isinstance(table, dict):
+                raise UsageError(f"{where} is no table. Example: [limits.k3] on one line, max = 0.015 on the next.")
+            limits += _of_table(metric, table, decide, where)
+    return tuple(limits)
+
+
+def _of_table(metric: str, table: Mapping[str, Any], decide: str, where: str) -> list[Limit]:
+    _check_metric(metric, where)
+    for key in table:
+        _check_known("key", key, (*BOUNDS, *_WORDS), where)
+    bounds = [key for key in table if key in BOUNDS]
+    if not bounds:
+        raise UsageError(f"{where} sets no bound. Give at least one of: {_names(BOUNDS)}.")
+    if ":" in metric and "pair" in table:
+        raise UsageError(f"{where}.pair: a framework's metric says itself what it compares. Leave pair out.")
+    words = {
+        "pair": _choice(table, "pair", _PAIRS, where),
+        "decide": _choice(table, "decide", (VALUE, SURELY), where) or decide,
+        "source": _text(table, "source", where),
+        "why": _text(table, "why", where),
+    }
+    for bound in bounds:
+        _check_bound(metric, bound, table[bound], f"{where}.{bound}")
+    return [Limit(metric, bound, float(table[bound]), **words) for bound in bounds]
+
+
+def _check_metric(metric: str, where: str) -> None:
+    framework, colon, name = metric.partition(":")
+    try:
+        known = [line.name for line in dialects.lines(framework)] if colon else list(METRICS)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from error
+    _check_known(f"metric of {framework}" if colon else "metric", name if colon else metric, known, where)
+
+
+def _check_bound(metric: str, bound: str, threshold: Any, where: str) -> None:
+    if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not isfinite(threshold):
+        raise UsageError(f"{where} is {threshold!r}, and has to be a number.")
+    if bound not in _OF_VALUE and threshold < 0:
+        raise UsageError(f"{where} is {threshold:g}, and cannot be negative.")
+    of_catalog = METRICS.get(metric)
+    if of_catalog is None:
+        if bound in OF_FLOOR:
+            raise UsageError(f"{where}: a framework's metric has no noise floor. Use one of docs/summary.md.")
+    elif bound in OF_FLOOR and of_catalog.agreement is None:
+        raise UsageError(f"{where}: {metric} measures no gap, so it has no noise floor. Use max or min.")
+    elif bound in FACTORS and of_catalog.signed:
+        raise UsageError(f"{where}: {metric} is signed and near 0 by chance: a factor says nothing. Use max and min.")
+
+
+def _check_known(kind: str, name: str, known: tuple[str, ...] | list[str], where: str) -> None:
+    if name not in known:
+        raise UsageError(f"{where}: {unknown(kind, name, known)}")
+
+
+def _choice(table: Mapping[str, Any], key: str, choices: tuple[str, ...], where: str) -> str:
+    if key not in table:
+        return ""
+    if table[key] not in choices:
+        raise UsageError(f"{where}.{key} is {table[key]!r}. Use one of: {_names(choices)}.")
+    return str(table[key])
+
+
+def _text(table: Mapping[str, Any], key: str, where: str) -> str:
+    if not isinstance(table.get(key, ""), str):
+        raise UsageError(f"{where}.{key} is {table[key]!r}, and has to be text.")
+    return table.get(key, "")
+
+
+def _names(names: tuple[str, ...] | list[str]) -> str:
+    return ", ".join(names)
