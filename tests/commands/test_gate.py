@@ -1,0 +1,202 @@
+"""`gate` from the command line: exit codes, what CI reads, and that nothing is written where it should not be."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from mismatch_cli.bundled import bundled
+from mismatch_cli.cli import run
+from mismatch_cli.report.gate.limits import load_limits, presets
+
+FP8, FLOAT32 = str(bundled("traces") / "fp8-kv"), str(bundled("traces") / "float32")
+DOCS = Path(__file__).parents[2] / "docs" / "gate.md"
+HOSTILE = 'a | b <c> & "d" `e` \x1b[2J [x](y) *z*'
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.fixture
+def gate(capfd):
+    def call(*arguments: str) -> tuple[int, str, str]:
+        capfd.readouterr()
+        code = run(["gate", *arguments])
+        return code, *capfd.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def limits(tmp_path) -> str:
+    """One limit that the bundled training run keeps, one that it exceeds, one that it cannot be judged by."""
+    return write(
+        tmp_path / "limits.toml",
+        "[limits.k3]\nmax = 0.01\n[limits.tv_binary_mean]\nmax = 0.001\n"
+        f"source = {json.dumps(HOSTILE)}\n[limits.pearson]\nmax_below_baseline = 1\npair = 'total'\n",
+    )
+
+
+def test_exit_codes_and_the_last_line(gate, tmp_path):
+    kept = write(tmp_path / "kept.toml", "[limits.k3]\nmax = 0.01\n")
+    broken = write(tmp_path / "broken.toml", "[limits.k3]\nmax = 1e-9\n")
+    code, out, err = gate(FP8, "--limits", kept)
+    assert code == 0 and out.splitlines()[-1] == "Passed: the limit holds."
+    code, out, err = gate(FP8, "--limits", kept, "--limits", broken, "--quiet")
+    assert code == 3 and err == ""
+    assert out.splitlines()[-1] == "Failed: 1 limit of 2 does not hold: k3 (mismatch) ≤ 1e−09."
+    assert "0.000756307 is above 1e-09" in out
+
+
+def test_without_arguments_the_bundled_trace_by_the_default(gate):
+    code, out, err = gate()
+    assert code == 3 and "prime-rl:mismatch_kl/all/mean" in out
+    assert "judging the bundled one" in err and "judging by those of prime-rl" in err
+    assert gate(FLOAT32)[0] == 0
+
+
+def test_every_preset_runs_and_the_control_keeps_them_all(gate):
+    flags = [flag for name in presets() for flag in ("--limits", name)]
+    code, out, _ = gate(FLOAT32, *flags)
+    assert code == 0 and f"all {sum(len(load_limits(n).limits) for n in presets())} limits hold" in out
+
+
+def test_json_says_everything(gate, limits):
+    code, out, _ = gate(FP8, "--limits", limits, "--baseline", FLOAT32, "--json")
+    result = json.loads(out)
+    assert code == 3
+    assert (result["format"], result["version"], result["passed"]) == ("mismatch-cli gate", 1, False)
+    k3, tv, pearson = result["checks"]
+    assert k3["holds"] and k3["low"] < k3["value"] < k3["high"] < k3["allowed"] == 0.01
+    assert not tv["holds"] and tv["source"] == HOSTILE and "is above 0.001" in tv["reason"]
+    assert not pearson["holds"] and "does not tell total" in pearson["reason"]
+    documented = set(re.findall(r"`(\w+)`", DOCS.read_text(encoding="utf-8")))
+    assert result.keys() | k3.keys() <= documented
+
+
+def test_junit_is_what_ci_reads(gate, limits, tmp_path):
+    path = tmp_path / "gate.xml"
+    assert gate(FP8, "--limits", limits, "--limits", "nemo-rl", "--baseline", FLOAT32, "--junit", str(path))[0] == 3
+    root = ElementTree.parse(path).getroot()
+    assert root.tag == "testsuites" and (root.get("tests"), root.get("failures")) == ("5", "2")
+    mine, published = root.findall("testsuite")
+    assert (mine.get("name"), mine.get("tests"), mine.get("failures")) == (limits, "3", "2")
+    assert (published.get("name"), published.get("failures")) == ("nemo-rl", "0")
+    names = [case.get("name") for case in root.iter("testcase")]
+    assert names[:2] == ["k3 ≤ 0.01", "tv_binary_mean ≤ 0.001"] and len(set(names)) == 5
+    failures = [case.find("failure") for case in mine.findall("testcase")]
+    assert failures[0] is None
+    assert [failure.get("type") for failure in failures[1:]] == ["LimitExceeded", "NotMeasured"]
+    assert "0.001" in failures[1].get("message")
+    assert 'a | b <c> & "d"' in failures[1].text and "\x1b" not in path.read_text()
+
+
+def test_markdown_is_one_table_whatever_stands_in_it(gate, limits, tmp_path):
+    path = tmp_path / "gate.md"
+    gate(FP8, "--limits", limits, "--baseline", FLOAT32, "--markdown", str(path))
+    text = path.read_text()
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    cells = [re.split(r"(?<!\\)\|", row)[1:-1] for row in rows]
+    assert len(rows) == 5 and {len(row) for row in cells} == {6}
+    assert [row[0].strip() for row in cells[2:]] == ["✅", "❌", "❌"]
+    assert r"a \| b \<c\> \& " in rows[3] and r"\`e\`" in rows[3] and r"\[x\](y) \*z\*" in rows[3]
+    assert "\x1b" not in text and text.startswith("### ❌")
+
+
+def test_files_are_not_replaced_unless_empty_or_forced(gate, tmp_path):
+    path = tmp_path / "summary.md"
+    path.touch()  # as CI systems leave it
+    arguments = (FLOAT32, "--limits", "slime", "--markdown", str(path))
+    assert gate(*arguments)[0] == 0 and path.stat().st_size
+    code, _, err = gate(*arguments)
+    assert code == 1 and "is already there. Replace it with --force" in err
+    assert gate(*arguments, "--force")[0] == 0
+    assert gate(FLOAT32, "--junit", str(tmp_path))[0] == 1
+
+
+def test_the_traces_are_only_read(gate, tmp_path):
+    def hashes() -> dict[str, str]:
+        return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in Path(FLOAT32).iterdir()}
+
+    before = hashes()
+    gate(FLOAT32, "--baseline", FLOAT32, "--limits", "miles", "--junit", str(tmp_path / "x.xml"))
+    assert hashes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--limits", "prime"), 2, "Unknown set of limits 'prime'. Did you mean prime-rl?"),
+        (("--limits", "gone.toml"), 1, "There is no file gone.toml"),
+        (("/no/such/trace",), 1, "/no/such/trace does not exist"),
+        ((FP8, "--baseline", "/no/such/trace"), 1, "/no/such/trace does not exist"),
+        ((FP8, FP8), 1, "would count twice"),
+    ],
+)
+def test_mistakes(gate, arguments, code, message):
+    got, _, err = gate(*arguments)
+    assert got == code and message in err and "Traceback" not in err
+
+
+def test_a_relative_limit_asks_for_its_baseline(gate, limits):
+    code, _, err = gate(FP8, "--limits", limits)
+    assert code == 2 and "pearson ≥ baseline − 1 needs a trace to start from: give --baseline TRACE" in err
+
+
+@pytest.mark.parametrize("width", [50, 80, 160])
+def test_no_line_is_wider_than_the_terminal(gate, limits, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    _, out, _ = gate(FP8, "--limits", limits, "--limits", "verl", "--baseline", FLOAT32)
+    assert max(len(line) for line in out.splitlines()) <= width
+    assert "\x1b" not in out
+
+
+def test_a_reader_that_leaves_does_not_open_the_gate():
+    command = f"{sys.executable} -m mismatch_cli gate --quiet --limits prime-rl | true; exit ${{PIPESTATUS[0]}}"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert result.returncode == 3 and result.stderr == ""
+
+
+def test_the_list_shows_every_bound(gate):
+    code, out, _ = gate("--list")
+    shown = " ".join(out.split())
+    assert code == 0
+    for name in presets():
+        for limit in load_limits(name).limits:
+            assert f"{limit.metric} {limit.text}" in shown
+    listed = json.loads(gate("--list", "--json")[1])
+    assert [one["name"] for one in listed] == presets()
+
+
+def presets_table() -> str:
+    """The table in docs/gate.md, from the TOML files. To renew it: python tests/commands/test_gate.py"""
+    rows = [
+        f"| `{name}` | `{limit.metric}` {limit.text} | {'; '.join(filter(None, (limit.source, limit.why)))} |"
+        for name in presets()
+        for limit in load_limits(name).limits
+    ]
+    return "\n".join(["| name | limit | source |", "|---|---|---|", *rows]) + "\n"
+
+
+def test_the_table_of_the_document_is_the_files():
+    _, table, _ = re.split(r"<!-- /?presets -->", DOCS.read_text(encoding="utf-8"))
+    assert table.strip() == presets_table().strip()
+
+
+def test_the_limits_of_the_document_are_limits(tmp_path):
+    (example,) = re.findall(r"```toml\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.S)
+    assert len(load_limits(write(tmp_path / "limits.toml", example)).limits) > 4
+
+
+if __name__ == "__main__":
+    head, _, tail = re.split(r"<!-- /?presets -->", DOCS.read_text(encoding="utf-8"))
+    DOCS.write_text(f"{head}<!-- presets -->\n\n{presets_table()}\n<!-- /presets -->{tail}", encoding="utf-8")

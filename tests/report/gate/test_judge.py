@@ -1,0 +1,157 @@
+"""Every kind of limit at, below and above its bound, on the bundled traces; and what is absent fails."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from mismatch_cli.bundled import bundled
+from mismatch_cli.metrics.estimate import FLOOR_RESOLUTION
+from mismatch_cli.report.gate.judge import Check, Measurement, judge
+from mismatch_cli.report.gate.limits import SURELY, Limit, LimitSet
+from mismatch_cli.report.gate.result import limit_text, measured_text
+from mismatch_cli.trace.reader import Trace
+
+CLOSE = 1e-9
+
+
+def check(measured: Measurement, metric: str, bound: str, threshold: float, baseline=None, **more) -> Check:
+    (found,) = judge([LimitSet("test", (Limit(metric, bound, threshold, **more),))], measured, baseline)
+    return found
+
+
+def estimate(measured: Measurement, metric: str, pair: str = "mismatch") -> dict:
+    return measured.summary["pairs"][pair]["metrics"][metric]
+
+
+def value(measured: Measurement, metric: str, pair: str = "mismatch") -> float:
+    return estimate(measured, metric, pair)["value"]
+
+
+@pytest.mark.parametrize("pair", ["", "mismatch", "staleness", "total"])
+@pytest.mark.parametrize("metric", ["k3", "pearson", "d_mean", "abs_d_max", "reward_mean"])
+def test_absolute_limits(training, metric, pair):
+    at = value(training, metric, pair or "mismatch")
+    step = abs(at) * CLOSE
+    for bound, good, bad in (("max", at + step, at - step), ("min", at - step, at + step)):
+        assert check(training, metric, bound, at, pair=pair).holds
+        assert check(training, metric, bound, good, pair=pair).holds
+        exceeded = check(training, metric, bound, bad, pair=pair)
+        assert not exceeded.holds and exceeded.known
+        assert ("above" if bound == "max" else "below") in exceeded.reason
+
+
+@pytest.mark.parametrize(
+    ("metric", "agreement"), [("k3", 0), ("tv_binary_mean", 0), ("pearson", 1), ("mult_prob_error", 1)]
+)
+def test_factors_over_the_floor_are_of_the_distance_from_agreement(training, metric, agreement):
+    floor = estimate(training, metric)["floor"]
+    factor = abs(value(training, metric) - agreement) / max(abs(floor - agreement), FLOOR_RESOLUTION)
+    assert check(training, metric, "max_times_floor", factor * (1 + CLOSE)).holds
+    assert not check(training, metric, "max_times_floor", factor * (1 - CLOSE)).holds
+
+
+def test_a_floor_below_resolution_counts_as_the_resolution(control):
+    assert estimate(control, "abs_d_mean")["times_floor"] == "below resolution"
+    factor = value(control, "abs_d_mean") / FLOOR_RESOLUTION
+    assert check(control, "abs_d_mean", "max_times_floor", factor * (1 + CLOSE)).holds
+    assert not check(control, "abs_d_mean", "max_times_floor", factor * (1 - CLOSE)).holds
+
+
+@pytest.mark.parametrize(("metric", "agreement"), [("k3", 0), ("mult_prob_error", 1), ("length_mean", 0)])
+def test_factors_over_a_baseline(training, control, metric, agreement):
+    factor = (value(training, metric) - agreement) / (value(control, metric) - agreement)
+    for threshold, holds in ((factor * (1 + CLOSE), True), (factor * (1 - CLOSE), False)):
+        assert check(training, metric, "max_times_baseline", threshold, control).holds == holds
+
+
+def test_steps_above_and_below_a_baseline(training, control):
+    rise = value(training, "k3") - value(control, "k3")
+    fall = value(control, "pearson") - value(training, "pearson")
+    for factor, holds in ((1 + CLOSE, True), (1 - CLOSE, False)):
+        assert check(training, "k3", "max_above_baseline", rise * factor, control).holds == holds
+        assert check(training, "pearson", "max_below_baseline", fall * factor, control).holds == holds
+    assert check(control, "k3", "max_above_baseline", 0, training).holds
+    assert check(control, "pearson", "max_below_baseline", 0, training).holds
+
+
+def test_a_frameworks_own_metric_is_that_frameworks_number(training, control):
+    table = pq.read_table(Trace.open(bundled("traces") / "float32").shards[0]).to_pydict()
+    means = [
+        np.abs(np.subtract(pi, mu, dtype=np.float64)).mean()
+        for pi, mu in zip(table["logp_trainer"], table["logp_rollout"], strict=True)
+    ]
+    name = "slime:train/train_rollout_logprob_abs_diff"
+    at = check(control, name, "max", 1).found.value
+    assert at == pytest.approx(np.mean(means), rel=1e-5)
+    assert check(control, name, "max", at).holds
+    assert not check(control, name, "max", at * (1 - CLOSE)).holds
+    assert not check(training, name, "max_times_baseline", 10, control).holds
+
+
+def test_surely_asks_for_the_whole_interval(training):
+    k3, pearson = estimate(training, "k3"), estimate(training, "pearson")
+    between = (k3["low"] + k3["value"]) / 2
+    assert not check(training, "k3", "max", between).holds
+    assert check(training, "k3", "max", between, decide=SURELY).holds
+    assert not check(training, "k3", "max", k3["low"] * 0.99, decide=SURELY).holds
+    between = (pearson["high"] + pearson["value"]) / 2
+    assert not check(training, "pearson", "min", between).holds
+    assert check(training, "pearson", "min", between, decide=SURELY).holds
+    assert not check(training, "pearson", "min", pearson["high"] * 1.0001, decide=SURELY).holds
+    factor = (1 - pearson["high"]) / max(1 - pearson["floor"], FLOOR_RESOLUTION)
+    assert check(training, "pearson", "max_times_floor", factor * 1.01, decide=SURELY).holds
+    assert not check(training, "pearson", "max_times_floor", factor * 0.99, decide=SURELY).holds
+    extreme = value(training, "abs_d_max")  # without an interval the value decides
+    assert not check(training, "abs_d_max", "max", extreme * 0.99, decide=SURELY).holds
+
+
+def test_an_interval_around_agreement_is_at_no_distance_from_it(training):
+    ratio = estimate(training, "ratio_mean")
+    assert ratio["low"] < 1 < ratio["high"]
+    limit = ("ratio_mean", "max_times_floor", 0.0)
+    assert not check(training, *limit).holds
+    assert check(training, *limit, decide=SURELY).holds
+
+
+@pytest.fixture
+def poor(tmp_path) -> Measurement:
+    """The control without floor, advantages and top-K."""
+    source = Trace.open(bundled("traces") / "float32")
+    table = pq.read_table(source.shards[0])
+    lost = [name for name in table.column_names if name.startswith("topk")] + ["logp_trainer_repeat", "advantage"]
+    pq.write_table(table.drop_columns(lost), tmp_path / "shard-00000.parquet")
+    (tmp_path / "manifest.json").write_bytes((source.folder / "manifest.json").read_bytes())
+    return Measurement([Trace.open(tmp_path)], ["verl"])
+
+
+@pytest.mark.parametrize(
+    ("metric", "bound", "pair", "reason"),
+    [
+        ("tv_topk_mean", "max", "", "not measured, and what is not measured does not pass"),
+        ("k3", "max_times_floor", "", "has no noise floor"),
+        ("k3", "max", "total", "does not tell total (it has: mismatch)"),
+        ("verl:actor/pg_clipfrac", "max", "", "not measured: needs"),
+        ("tv_topk_mean", "max_times_baseline", "", "not measured"),
+    ],
+)
+def test_what_is_not_measured_fails(poor, control, metric, bound, pair, reason):
+    found = check(poor, metric, bound, 1e9, control, pair=pair)
+    assert not found.holds and not found.known
+    assert reason in found.reason
+
+
+def test_what_the_baseline_lacks_fails(poor, control):
+    found = check(control, "tv_topk_mean", "max_above_baseline", 1e9, poor)
+    assert not found.holds and found.reason.startswith("in the baseline: not measured")
+
+
+def test_numbers_read_as_people_need_them(training, control):
+    found = check(training, "pearson", "max_times_floor", 10.0)
+    assert limit_text(found).startswith("distance from 1 ≤ 10 × that of the floor; floor 0.999")
+    assert measured_text(found) == "0.9991 [0.9980, 0.9997]"
+    assert limit_text(check(training, "k3", "max_above_baseline", 0.5, control)).startswith(
+        "≤ baseline + 0.5; baseline"
+    )
+    assert limit_text(check(training, "k1", "min", -0.1, decide=SURELY)) == "≥ −0.1 (surely)"
