@@ -17,6 +17,7 @@ from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.metrics.worst import WorstTokens
 from mismatch_cli.report.plot_data import PlotData
 from mismatch_cli.trace.reader import Trace
+from mismatch_cli.verdict import judge
 
 SUMMARY_FORMAT = "mismatch-cli summary"
 SUMMARY_VERSION = 1
@@ -120,7 +121,7 @@ def _identity(trace: Trace) -> dict[str, Any]:
 def summary_json(analysis: Analysis) -> dict[str, Any]:
     """What `--json` prints and `summary.json` holds; documented in docs/summary.md."""
     floor = analysis.floor.result() if analysis.floor.exact.counts.tokens else None
-    return {
+    summary = {
         "format": SUMMARY_FORMAT,
         "version": SUMMARY_VERSION,
         "traces": [str(trace.folder) for trace in analysis.traces],
@@ -130,6 +131,7 @@ def summary_json(analysis: Analysis) -> dict[str, Any]:
         "lattice": [vars(line) for line in analysis.lattice.result()],
         "worst": _worst(analysis.worst),
     }
+    return summary | {"verdict": judge(summary)}
 
 
 def about(traces: Sequence[Trace], unscored_responses: int) -> dict[str, Any]:

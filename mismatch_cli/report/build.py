@@ -11,6 +11,7 @@ from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.report import numbers
 from mismatch_cli.report.about import about_facts, command_line, left_out, settings_tables
 from mismatch_cli.report.figures import FigureView
+from mismatch_cli.report.normal import verdict_section
 from mismatch_cli.report.view import Column, Excerpt, MetricGroup, MetricRow, ReportView, Section, Table
 
 _LEADING = ("tv_binary_mean", "abs_d_mean", "k3", "ratio_outside_0.8_1.28")
@@ -49,6 +50,7 @@ def build_view(
     drawn = {figure.name: figure for figure in figures}
     sections = [
         Section("The gap", _gap_text(summary), groups=_gap_groups(main), figures=_figures(drawn, "gap")),
+        verdict_section(summary),
         _volatility_section(main, drawn),
         _position_section(main, drawn),
         _sequence_section(main, drawn),

@@ -1,0 +1,158 @@
+"""From a summary to where it stands: the trainer's own noise, published bars, and what others measured.
+
+The bars disagree with each other by an order of magnitude, so they are never merged into one: each keeps its source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import log
+from typing import Any
+
+from mismatch_cli.metrics.catalog import METRICS
+from mismatch_cli.metrics.estimate import BELOW_RESOLUTION
+from mismatch_cli.verdict.kind import family, precision
+from mismatch_cli.verdict.reference import Bar, Measured, reference
+from mismatch_cli.verdict.words import ABOVE, BETWEEN, HEALTHY, UNDECIDED, sentences
+
+LEADING = "abs_d_mean"  # what is held against the floor
+_NORMAL_MEDIAN = 0.674490  # of |x| for a normal distribution of spread 1
+_TAIL = 3.0  # a KL this many times what the bulk would give comes from the tail
+_NEAREST = 5
+
+
+def judge(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """The `verdict` of a summary, as plain values (docs/verdict.md); what lacks its metric is left out."""
+    pairs, about = summary["pairs"], summary["about"]
+    main = next(iter(pairs.values()))
+    kind = {"family": family(about), "precision": precision(about)}
+    bars = [row for bar in reference().bars if (row := _held_against(bar, pairs, kind["family"]))]
+    verdict = {
+        "pair": main["pair"],
+        **kind,
+        "floor": _above_floor(main["metrics"], summary.get("floor")),
+        "tail": _tail(main["metrics"]),
+        "bars": bars,
+        "measured": [_measured_row(row, main["metrics"]) for row in _nearest(main["metrics"], kind)],
+    }
+    return {"sentences": list(sentences(verdict)), **verdict}
+
+
+@dataclass(frozen=True)
+class _Here:
+    """A metric of the summary, with its interval where it has one."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+    @classmethod
+    def of(cls, metrics: Mapping[str, Any], key: str, absolute: bool = False) -> _Here | None:
+        found = metrics.get(key)
+        if not found or found.get("value") is None:
+            return None
+        value, low, high = (found.get(part) for part in ("value", "low", "high"))
+        if absolute:
+            if low is not None and high is not None:
+                low, high = (0.0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
+            value = abs(value)
+        return cls(value, low, high)
+
+    @property
+    def range(self) -> tuple[float, float]:
+        return self.value if self.low is None else self.low, self.value if self.high is None else self.high
+
+
+def _held_against(bar: Bar, pairs: Mapping[str, Any], of_family: str) -> dict[str, Any] | None:
+    """One bar beside the number here; None where it speaks of other models, or there is no such number."""
+    if bar.family and bar.family != of_family:
+        return None
+    pair = pairs[bar.pair] if bar.pair in pairs else next(iter(pairs.values()))
+    here = _Here.of(pair["metrics"], bar.metric, bar.absolute)
+    if here is None:
+        return None
+    healthy, broken = bar.bounds
+    return {
+        "who": bar.who,
+        "source": bar.source,
+        "name": bar.name,
+        "metric": bar.metric,
+        "absolute": bar.absolute,
+        "pair": pair["pair"],
+        "healthy": healthy,
+        "broken": broken,
+        "says": bar.says,
+        "note": bar.note,
+        "value": here.value,
+        "low": here.low,
+        "high": here.high,
+        "standing": standing(*here.range, healthy, broken),
+    }
+
+
+def standing(low: float, high: float, healthy: float, broken: float) -> str:
+    """Where an interval lies; one that reaches over a bound is undecided."""
+    if high <= healthy:
+        return HEALTHY
+    if low > broken:
+        return ABOVE
+    return BETWEEN if low > healthy and high <= broken else UNDECIDED
+
+
+def _above_floor(metrics: Mapping[str, Any], floor: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The gap in multiples of the trainer's own noise; its interval is from both, each at its worst."""
+    here = _Here.of(metrics, LEADING)
+    noise = _Here.of(floor["metrics"], LEADING) if floor else None
+    if here is None or noise is None:
+        return None
+    times = METRICS[LEADING].times_floor(here.value, noise.value)
+    row = {"metric": LEADING, "value": here.value, "floor": noise.value, "times": times, "low": None, "high": None}
+    if times == BELOW_RESOLUTION or None in (here.low, here.high, noise.low, noise.high):
+        return row
+    (low, high), (floor_low, floor_high) = here.range, noise.range
+    if low > 0 and floor_low > 0:
+        row |= {"low": low / floor_high, "high": high / floor_low}
+    return row
+
+
+def _tail(metrics: Mapping[str, Any]) -> dict[str, Any] | None:
+    """k3 against what a normal spread with the same median |d| would give; None where it comes from the bulk."""
+    kl, median = _Here.of(metrics, "k3"), _Here.of(metrics, "abs_d_p50")
+    if kl is None or median is None or kl.value <= 0:
+        return None
+    spread = median.value / _NORMAL_MEDIAN
+    bulk = spread**2 / 2
+    if kl.value <= _TAIL * bulk:
+        return None
+    return {"k3": kl.value, "robust_spread": spread, "bulk": bulk, "times": kl.value / bulk if bulk > 0 else None}
+
+
+def _nearest(metrics: Mapping[str, Any], kind: Mapping[str, str]) -> list[Measured]:
+    """Measured rows of the same family, nearest first: those of the same precision before all others."""
+
+    found = []
+    for row in reference().measured:
+        here = _Here.of(metrics, row.metric)
+        if here and (not kind["family"] or row.family in ("", kind["family"])):
+            unlike = not row.precision or row.precision != kind["precision"]
+            found.append((unlike, _distance(row, here.value), row))
+    return [row for *_, row in sorted(found, key=lambda one: one[:2])[:_NEAREST]]
+
+
+def _distance(row: Measured, here: float) -> float:
+    """How far a value is from a range, as the logarithm of a factor, counted from where the policies agree."""
+    ideal = METRICS[row.metric].agreement or 0.0
+    distances = sorted(abs(end - ideal) for end in (row.low, row.high))
+    mine = abs(here - ideal)
+    if distances[0] <= mine <= distances[1]:
+        return 0.0
+    if mine == 0:
+        return float("inf")
+    return min(abs(log(mine / end)) for end in distances if end > 0)
+
+
+def _measured_row(row: Measured, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    here = _Here.of(metrics, row.metric)
+    assert here is not None
+    return vars(row) | {"value": here.value}

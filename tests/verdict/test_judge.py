@@ -1,0 +1,213 @@
+"""Where numbers stand, on summaries made by hand around every bar."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mismatch_cli.metrics.catalog import METRICS
+from mismatch_cli.metrics.estimate import BELOW_RESOLUTION
+from mismatch_cli.metrics.pairs import PAIRS
+from mismatch_cli.verdict.judge import judge, standing
+from mismatch_cli.verdict.kind import family, precision
+from mismatch_cli.verdict.reference import Bar, reference
+
+BARS = reference().bars
+
+
+def estimate(value: float | None, half_width: float | None = None) -> dict:
+    low, high = (None, None) if half_width is None else (value - half_width, value + half_width)
+    return {"value": value, "low": low, "high": high, "note": None}
+
+
+def summary(metrics: dict, floor: dict | None = None, pair: str = "mismatch", architecture: str = "", **pairs) -> dict:
+    made = {pair: {"pair": pair, "metrics": metrics}}
+    made |= {name: {"pair": name, "metrics": of} for name, of in pairs.items()}
+    about = {"trainer": {"architecture": architecture, "dtype": "bfloat16"}} if architecture else {}
+    return {"about": about, "pairs": made, "floor": None if floor is None else {"metrics": floor}}
+
+
+def row_of(verdict: dict, bar: Bar) -> dict:
+    (row,) = [row for row in verdict["bars"] if row["who"] == bar.who]
+    return row
+
+
+@pytest.mark.parametrize("bar", BARS, ids=lambda bar: bar.who)
+def test_a_value_around_every_bar(bar):
+    architecture = {"moe": "Qwen3MoeForCausalLM", "dense": "Qwen3ForCausalLM", "": ""}[bar.family]
+    healthy, broken = bar.bounds
+    agreement = METRICS[bar.metric].agreement
+    scale = healthy - agreement
+    cases = [
+        (estimate(healthy - scale / 2), "healthy"),
+        (estimate(healthy), "healthy"),
+        (estimate(broken + scale / 2), "above"),
+        (estimate(healthy - scale / 2, scale / 4), "healthy"),
+        (estimate(healthy, scale / 4), "undecided"),
+        (estimate(broken, scale / 4), "undecided"),
+        (estimate(broken + scale / 2, scale / 4), "above"),
+    ]
+    if broken > healthy:
+        middle = (healthy + broken) / 2
+        cases += [(estimate(middle), "between"), (estimate(middle, (broken - healthy) / 4), "between")]
+    for found, expected in cases:
+        row = row_of(judge(summary({bar.metric: found}, architecture=architecture)), bar)
+        assert row["standing"] == expected, found
+        assert (row["value"], row["source"]) == (found["value"], bar.source)
+
+
+def test_a_signed_metric_is_judged_by_its_size():
+    bar = next(bar for bar in BARS if bar.absolute)
+    assert row_of(judge(summary({bar.metric: estimate(-0.3, 0.1)})), bar)["standing"] == "above"
+    row = row_of(judge(summary({bar.metric: estimate(-0.01, 0.05)})), bar)
+    assert (row["value"], row["low"], row["high"], row["standing"]) == (0.01, 0.0, pytest.approx(0.06), "healthy")
+
+
+def test_standings_touch_their_bounds():
+    assert standing(0.5, 1.0, 1.0, 2.0) == "healthy"
+    assert standing(1.5, 2.0, 1.0, 2.0) == "between"
+    assert standing(0.9, 1.1, 1.0, 2.0) == "undecided"
+    assert standing(2.1, 9.0, 1.0, 2.0) == "above"
+
+
+def test_bars_are_never_merged():
+    """The same KL is healthy for one source and above the bar of another, and both are named."""
+    verdict = judge(summary({"k3": estimate(5e-3, 1e-4)}, architecture="Qwen3ForCausalLM"))
+    found = {row["who"]: row["standing"] for row in verdict["bars"]}
+    assert found == {
+        "NeMo-RL, GRPO guide": "above",
+        "prime-rl, new models": "healthy",
+        "prime-rl nightly": "above",
+        "Miles blog, dense": "above",
+    }
+    text = " ".join(verdict["sentences"])
+    assert "1 of 4 published bars calls this healthy." in text
+    assert "Above: NeMo-RL, GRPO guide; prime-rl nightly; Miles blog, dense." in text
+
+
+def test_each_bar_reads_the_pair_it_speaks_of():
+    at_equal, now = {"k3": estimate(1e-4, 1e-5)}, {"k3": estimate(0.1, 0.01)}
+    verdict = judge(summary(at_equal, total=now, staleness={"k3": estimate(0.05, 0.01)}))
+    found = {row["who"]: (row["pair"], row["value"]) for row in verdict["bars"]}
+    assert found["NeMo-RL, GRPO guide"] == ("mismatch", 1e-4)
+    assert found["prime-rl, new models"] == ("total", 0.1)
+    assert any(
+        "with staleness: prime-rl, new models; prime-rl nightly." in sentence for sentence in verdict["sentences"]
+    )
+    assert {bar.pair for bar in BARS} <= set(PAIRS)
+
+
+def test_with_nothing_but_the_present_trainer_staleness_is_in_every_number():
+    verdict = judge(summary({"k3": estimate(0.1, 0.01)}, pair="total"))
+    assert {row["pair"] for row in verdict["bars"]} == {"total"}
+    assert any("staleness is in every one of these numbers" in sentence for sentence in verdict["sentences"])
+
+
+@pytest.mark.parametrize(
+    ("value", "floor", "words"),
+    [
+        (estimate(0.028, 0.002), estimate(0.001, 0.0001), "The gap is 28 × the trainer's own noise (from 24 to 33)."),
+        (estimate(0.028), estimate(0.001), "The gap is 28 × the trainer's own noise (without an interval)."),
+        (
+            estimate(0.0011, 0.0002),
+            estimate(0.001, 0.0001),
+            "cannot be told from the trainer's own noise: 1.1 × it, from 0.8 to 1.4.",
+        ),
+        (estimate(5.0, 0.1), estimate(0.001, 0.0001), "The gap is more than 1000 × the trainer's own noise"),
+        (estimate(0.0005, 1e-5), estimate(0.001, 0.0001), "The gap is 0.5 × the trainer's own noise"),
+        (estimate(0.01, 0.001), estimate(1e-9, 1e-10), "below 1e-7 nats, too little to divide by"),
+        (estimate(0.01, 0.001), None, "The trainer's own noise was not measured"),
+        (estimate(0.01, 0.001), estimate(None), "The trainer's own noise was not measured"),
+    ],
+)
+def test_first_the_trainers_own_noise(value, floor, words):
+    verdict = judge(summary({"abs_d_mean": value}, None if floor is None else {"abs_d_mean": floor}))
+    assert words in verdict["sentences"][0]
+
+
+def test_the_factor_is_that_of_the_report():
+    verdict = judge(summary({"abs_d_mean": estimate(0.03)}, {"abs_d_mean": estimate(0.01)}))
+    assert verdict["floor"]["times"] == METRICS["abs_d_mean"].times_floor(0.03, 0.01)
+    below = judge(summary({"abs_d_mean": estimate(0.03)}, {"abs_d_mean": estimate(0.0)}))
+    assert below["floor"]["times"] == BELOW_RESOLUTION
+
+
+def test_the_tail():
+    """With d normal of spread s the median is 0.674 s and k3 about s²/2."""
+    s = 0.05
+    bulk = {"k3": estimate(s * s / 2), "abs_d_p50": estimate(0.67449 * s)}
+    assert judge(summary(bulk))["tail"] is None
+    verdict = judge(summary(bulk | {"k3": estimate(4 * s * s / 2)}))
+    assert verdict["tail"]["times"] == pytest.approx(4, rel=1e-4)
+    assert verdict["tail"]["robust_spread"] == pytest.approx(s, rel=1e-4)
+    assert "Rare tokens make the KL: k3 is 4 × what" in verdict["sentences"][-1]
+    exact = judge(summary(bulk | {"abs_d_p50": estimate(0.0)}))
+    assert exact["tail"]["times"] is None
+    assert "more than half of the tokens agree exactly" in exact["sentences"][-1]
+
+
+def test_nothing_measured_is_nothing_judged():
+    verdict = judge(summary({"k3": estimate(None)}, {}))
+    assert (verdict["bars"], verdict["measured"], verdict["tail"], verdict["floor"]) == ([], [], None, None)
+    assert len(verdict["sentences"]) == 1
+    json.dumps(verdict, allow_nan=False)
+
+
+def test_without_intervals_it_says_so():
+    assert any("stands by its value alone" in text for text in judge(summary({"k3": estimate(1e-4)}))["sentences"])
+    sure = judge(summary({"k3": estimate(1e-4, 1e-5)}))["sentences"]
+    assert not any("stands by its value alone" in text for text in sure)
+
+
+def test_a_bar_for_another_family_does_not_speak():
+    for architecture, whose in (("Qwen3MoeForCausalLM", "Miles blog, MoE"), ("LlamaForCausalLM", "Miles blog, dense")):
+        verdict = judge(summary({"k3": estimate(5e-3, 1e-4)}, architecture=architecture))
+        assert [row["who"] for row in verdict["bars"] if "Miles" in row["who"]] == [whose]
+    unknown = judge(summary({"k3": estimate(5e-3, 1e-4)}))
+    assert not [row for row in unknown["bars"] if "Miles" in row["who"]]
+
+
+def test_the_nearest_of_the_same_kind_come_first():
+    metrics = {"k3": estimate(9e-4), "abs_d_mean": estimate(0.015), "k2": estimate(4.5e-4), "pearson": estimate(0.9993)}
+    dense = judge(summary(metrics, architecture="Qwen3ForCausalLM"))["measured"]
+    assert all(row["family"] in ("dense", "") for row in dense)
+    assert [row["precision"] for row in dense[:3]] == ["bf16"] * 3
+    assert (dense[0]["model"], dense[0]["metric"], dense[0]["value"]) == ("Qwen2.5-0.5B", "k2", 4.5e-4)
+    moe = judge(summary(metrics, architecture="DeepseekV3ForCausalLM"))["measured"]
+    assert all(row["family"] in ("moe", "") for row in moe)
+    assert moe[0]["model"] == "DeepSeek-V4-Flash"
+
+
+@pytest.mark.parametrize(
+    ("about", "expected"),
+    [
+        ({"trainer": {"architecture": "Qwen3ForCausalLM"}}, "dense"),
+        ({"rollout": {"architecture": "OlmoeForCausalLM"}}, "moe"),
+        ({"rollout": {"architecture": "GptOssForCausalLM"}}, "moe"),
+        ({"trainer": {"architecture": "MixtralForCausalLM"}}, "moe"),
+        ({"trainer": {"architecture": "NemotronHForCausalLM"}}, ""),
+        ({"trainer": {"architecture": "NemotronHForCausalLM", "num_experts": 128}}, "moe"),
+        ({"trainer": {"architecture": "Qwen3MoeForCausalLM", "num_experts": 1}}, "dense"),
+        ({"trainer": {"architecture": None}}, ""),
+        ({}, ""),
+    ],
+)
+def test_dense_or_moe(about, expected):
+    assert family(about) == expected
+
+
+@pytest.mark.parametrize(
+    ("about", "expected"),
+    [
+        ({"rollout": {"dtype": "bfloat16", "kv_cache_dtype": "fp8_e4m3"}, "trainer": {"dtype": "float32"}}, "fp8"),
+        ({"rollout": {"dtype": "bfloat16", "kv_cache_dtype": "auto"}, "trainer": {"dtype": "float32"}}, "bf16"),
+        ({"rollout": {"dtype": "float16"}, "trainer": {"dtype": "float32"}}, "fp16"),
+        ({"rollout": {"dtype": "bfloat16", "quantization": "mxfp4"}}, "fp4"),
+        ({"trainer": {"dtype": "float32"}}, "fp32"),
+        ({"rollout": {"dtype": None}}, ""),
+        ({}, ""),
+    ],
+)
+def test_precision(about, expected):
+    assert precision(about) == expected
