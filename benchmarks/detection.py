@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from faults import FAULTS, Fault, Pool, planted
+from faults import FAULTS, Fault, Pool, in_steps, planted
 from variants import add_variants
+
 from mismatch_cli.diagnosis._evidence import Evidence, gather_tables
 from mismatch_cli.diagnosis._run import Diagnosis, diagnose
 from mismatch_cli.metrics.pairs import PAIRS
@@ -103,7 +103,9 @@ def healthy_row(name: str, pool: Pool, trials: int) -> dict[str, Any]:
     rng = np.random.default_rng(1)
     alarms: Counter[str] = Counter()
     for _ in range(trials):
-        found = judged(pool.take(draw(pool, rng)), pool.sampling).found  # type: ignore[attr-defined]
+        healthy = pool.take(draw(pool, rng))
+        in_steps(healthy, rng)
+        found = judged(healthy, pool.sampling).found  # type: ignore[attr-defined]
         # the lattice and the head are true of these precisions: no alarm
         true = {"f32": set(), "mixed": {"logit-lattice", "lm-head"}}.get(name, {"logit-lattice"})
         alarms[next((f.check for f in found if f.check not in true), "nothing")] += 1

@@ -189,6 +189,15 @@ def retokenised(pool: Pool, share: float, rng: np.random.Generator) -> None:
     pool.use("retokenised", chosen[pool.response_T])
 
 
+def in_steps(pool: Pool, rng: np.random.Generator) -> np.ndarray:
+    """Six steps; of every second prompt half the samples come a step later. Answers which responses are such."""
+    prompts, of_S = np.unique(pool.rows["prompt_id"], return_inverse=True)
+    order_P = rng.permutation(len(prompts))
+    again_S = (order_P % 2 == 0)[of_S] & (pool.rows["sample_index"] % 2 == 1)
+    pool.rows["step"] = ((order_P // 2 % 5)[of_S] + again_S).astype(np.int32)
+    return again_S
+
+
 def grows(pool: Pool, scale: float, rng: np.random.Generator) -> None:
     """Six steps; the weights of the two sides drift apart from the second on."""
     prompts, of_S = np.unique(pool.rows["prompt_id"], return_inverse=True)
@@ -202,12 +211,8 @@ def grows(pool: Pool, scale: float, rng: np.random.Generator) -> None:
 
 
 def stale_prefixes(pool: Pool, scale: float, rng: np.random.Generator) -> None:
-    """Four steps; in the later ones every second prompt came before, and its numbers are from other weights."""
-    prompts, of_S = np.unique(pool.rows["prompt_id"], return_inverse=True)
-    order_P = rng.permutation(len(prompts))
-    first_step_P, repeats_P = order_P % 3, order_P % 2 == 0
-    again_S = repeats_P[of_S] & (pool.rows["sample_index"] % 2 == 1)  # half of a prompt's samples come one step later
-    pool.rows["step"] = (first_step_P[of_S] + again_S).astype(np.int32)
+    """Where a prompt came before, its numbers are from other weights."""
+    again_S = in_steps(pool, rng)
     pool.use(f"weights{scale:g}", again_S[pool.response_T])
 
 

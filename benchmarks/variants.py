@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
-
 from faults import FAULTS, Pool, Scores
+
 from mismatch_cli.models import load_causal_lm
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.batches import ScoreRequest
@@ -33,7 +33,7 @@ def add_variants(pool: Pool, trace: Trace, cache: Path, names: Sequence[str] = (
         path = cache / f"{name}.npz"
         if not path.exists():
             cache.mkdir(parents=True, exist_ok=True)
-            np.savez(path, **_score(name, pool, trace, model, dtype))
+            np.savez(path, allow_pickle=False, **_score(name, pool, trace, model, dtype))
         kept = np.load(path)
         topk = kept.get("topk_logp_TK")
         pool.variants[name] = Scores(kept["logp_T"], kept["entropy_T"], topk)

@@ -113,6 +113,26 @@ def present_comparison(
     _say_what_was_written(folder, progress)
 
 
+def present_diagnosis(
+    traces: Sequence[Trace], folder: Path, *, earlier_model: str | None, as_json: bool, progress: TerminalProgress
+) -> None:
+    """The same for `diagnose`: what is wrong, and everything that was looked at."""
+    from mismatch_cli.report.diagnosis.analysis import analyse_diagnosis, diagnosis_json
+    from mismatch_cli.report.diagnosis.build import build_view
+    from mismatch_cli.report.figures import figure_views
+
+    advance = progress.start("Reading", 0, sum(trace.num_responses for trace in traces))
+    try:
+        analysis = analyse_diagnosis(traces, earlier_model, advance)
+    finally:
+        progress.stop()
+    result = diagnosis_json(analysis)
+    progress.say("Drawing")
+    _write(folder, result, analysis, build_view(analysis, figure_views(analysis)))
+    _show(result, build_view(analysis, []), as_json)
+    _say_what_was_written(folder, progress)
+
+
 def present_training(
     folders: Sequence[Path], output: Path, *, as_json: bool, progress: TerminalProgress, reload_seconds: int = 0
 ) -> None:

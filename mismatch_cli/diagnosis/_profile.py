@@ -11,6 +11,8 @@ from mismatch_cli.diagnosis._sample import Sample
 
 _BINS = 12
 _LEAST_TOKENS = 400
+_WINDOW = 8  # positions on either side of a jump
+_Z, _SHARPNESS, _SIZE = 5.0, 0.6, 0.6
 
 
 @dataclass(frozen=True)
@@ -19,13 +21,20 @@ class Jump:
 
     index: int
     axis: str  # "response" or "context": counted from the response's or the prompt's first token
-    before: Mean
+    before: Mean  # of all tokens before it
     after: Mean
-    share_of_spread: float  # of the spread of the profile, that the jump alone explains
+    sharpness: float  # the log change within 8 positions, as a part of that between everything before and after
+    size: float  # the change within 8 positions in standard deviations of a token
+    z: float  # the same in standard errors
+
+    @property
+    def sharp(self) -> bool:
+        """Whether the gap jumps there, rather than rise in the course of the response."""
+        return self.z > _Z and self.sharpness > _SHARPNESS and self.size > _SIZE
 
 
-def drift(sample: Sample) -> tuple[Mean, Mean, float, float] | None:
-    """The first and last twelfth of the positions, the correlation of log gap and position, the share of rises."""
+def drift(sample: Sample) -> tuple[Mean, Mean, float] | None:
+    """The mean gap in the first and the last twelfth of the positions, and its correlation with the position."""
     position_N = sample.position_T[sample.kept]
     if len(position_N) < _LEAST_TOKENS:
         return None
@@ -33,41 +42,43 @@ def drift(sample: Sample) -> tuple[Mean, Mean, float, float] | None:
     means = [mean_over_prompts(sample.u_N[part], sample.group_N[part]) for part in np.array_split(order, _BINS)]
     log_gap = np.log([max(mean.value, 1e-9) for mean in means])
     correlation = float(np.corrcoef(np.arange(_BINS), log_gap)[0, 1]) if np.ptp(log_gap) else 0.0
-    return means[0], means[-1], correlation, float((np.diff(log_gap) > 0).mean())
+    return means[0], means[-1], correlation
 
 
 def sharpest_jump(sample: Sample) -> Jump | None:
-    """The split of the positions that explains most, counted in the response or in the whole context."""
+    """The most significant rise between neighbouring windows of positions, of the response or of the whole context."""
     jumps = [jump for axis in ("response", "context") if (jump := _jump(sample, axis)) is not None]
-    return max(jumps, key=lambda jump: jump.share_of_spread, default=None)
+    return max(jumps, key=lambda jump: jump.z, default=None)
 
 
 def _jump(sample: Sample, axis: str) -> Jump | None:
     position_N = sample.position_T[sample.kept]
     if axis == "context":
         position_N = position_N + sample.prompt_length_S[sample.response_T[sample.kept]]
-    count_I = np.bincount(position_N)
-    sum_I = np.bincount(position_N, weights=sample.u_N)
-    total, everything = count_I.sum(), sum_I.sum()
-    before_I, gap_before_I = np.cumsum(count_I)[:-1], np.cumsum(sum_I)[:-1]
-    after_I = total - before_I
-    possible_I = np.minimum(before_I, after_I) >= max(_LEAST_TOKENS / 8, 0.03 * total)
-    if total < _LEAST_TOKENS or not possible_I.any():
+    if len(position_N) < _LEAST_TOKENS or position_N.max() <= 2 * _WINDOW:
         return None
+    sums = [np.bincount(position_N, weights=w) for w in (np.ones(len(position_N)), sample.u_N, sample.u_N**2)]
+    before, after = _windows(np.array([np.concatenate([[0], np.cumsum(s)]) for s in sums]))
     with np.errstate(divide="ignore", invalid="ignore"):
-        step_I = (everything - gap_before_I) / after_I - gap_before_I / before_I
-        between_I = np.where(possible_I, step_I**2 * before_I * after_I / total, -1)
-    index = int(np.argmax(between_I)) + 1
-    mean_I = np.divide(sum_I, count_I, out=np.zeros_like(sum_I), where=count_I > 0)
-    spread = float((count_I * (mean_I - everything / total) ** 2).sum())
-    noise = _noise(sample, position_N, mean_I)
+        mean_b, mean_a = before[1] / before[0], after[1] / after[0]
+        variance_b, variance_a = before[2] / before[0] - mean_b**2, after[2] / after[0] - mean_a**2
+        z_I = (mean_a - mean_b) / np.sqrt(variance_b / before[0] + variance_a / after[0])
+        size_I = (mean_a - mean_b) / np.sqrt((variance_a + variance_b) / 2)
+    z_I[(np.minimum(before[0], after[0]) < _LEAST_TOKENS / 8) | ~np.isfinite(z_I)] = -np.inf
+    at = int(np.argmax(z_I))
+    if z_I[at] == -np.inf:
+        return None
+    index = at + _WINDOW
     later_N = position_N >= index
-    before, after = (mean_over_prompts(sample.u_N[part], sample.group_N[part]) for part in (~later_N, later_N))
-    return Jump(index, axis, before, after, float(between_I[index - 1] / max(spread - noise, 1e-12)))
+    all_before, all_after = (mean_over_prompts(sample.u_N[p], sample.group_N[p]) for p in (~later_N, later_N))
+    whole = np.log(max(all_after.value, 1e-9) / max(all_before.value, 1e-9))
+    local = np.log(max(mean_a[at], 1e-9) / max(mean_b[at], 1e-9))
+    sharpness = float(local / whole) if whole > 0 else 0.0
+    return Jump(index, axis, all_before, all_after, sharpness, float(size_I[at]), float(z_I[at]))
 
 
-def _noise(sample: Sample, position_N: np.ndarray, mean_I: np.ndarray) -> float:
-    """The part of the spread of the profile that the scatter of single tokens makes by itself."""
-    left_N = sample.u_N - mean_I[position_N]
-    occupied = int((np.bincount(position_N) > 0).sum())
-    return float(left_N.var() * occupied) if occupied < len(left_N) else 0.0
+def _windows(cumulated: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sums over the 8 positions before, and from, each position that has so many on both sides."""
+    before = cumulated[:, _WINDOW:-_WINDOW] - cumulated[:, : -2 * _WINDOW]
+    after = cumulated[:, 2 * _WINDOW :] - cumulated[:, _WINDOW:-_WINDOW]
+    return before, after

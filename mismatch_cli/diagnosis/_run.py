@@ -11,9 +11,10 @@ from mismatch_cli import registry
 from mismatch_cli.diagnosis._counts import UNCERTAIN
 from mismatch_cli.diagnosis._evidence import Evidence
 from mismatch_cli.diagnosis._finding import Finding, untested
+from mismatch_cli.diagnosis._sample import seen_before
 
 _PACKAGE = "mismatch_cli.diagnosis"
-PRECISION_STAGE = 5  # from here on causes are floors, not faults
+PRECISION_STAGE = 6  # from here on causes are floors, not faults
 _NO_GAP = 2e-5  # nats on an average token: the rounding of float32, of which there is nothing to explain
 _SPOILED = 0.2  # of the responses misaligned: nothing about distributions can be said
 _EXPLAINED = 0.5
@@ -83,6 +84,8 @@ def _cleaned(evidence: Evidence, finding: Finding) -> Evidence:
         alignment = evidence.alignment
         kept = replace(sample, counts_T=sample.counts_T & (alignment.lag_S == 0)[sample.response_T])
         return replace(evidence, sample=kept)
+    if finding.check == "prefix-cache":
+        return evidence.without_tokens(seen_before(sample)[sample.response_T])
     return evidence
 
 

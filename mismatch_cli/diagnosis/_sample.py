@@ -188,3 +188,11 @@ def _joined(parts: list[np.ndarray | None], rows: list[dict[str, np.ndarray]]) -
         for part, row in zip(parts, rows, strict=True)
     ]
     return np.concatenate(filled)
+
+
+def seen_before(sample: Sample) -> np.ndarray:
+    """Whether the prompt of a response came in an earlier step."""
+    prompt_P, of_S = np.unique(sample.prompt_id_S, return_inverse=True)
+    first_P = np.full(len(prompt_P), np.iinfo(np.int64).max)
+    np.minimum.at(first_P, of_S, sample.step_S.astype(np.int64))
+    return sample.step_S > first_P[of_S]

@@ -8,7 +8,7 @@ from mismatch_cli.diagnosis._evidence import Evidence
 from mismatch_cli.diagnosis._finding import Finding
 from mismatch_cli.diagnosis._grouped import mean_over_prompts
 
-NAME, STAGE = "growth-over-steps", 4
+NAME, STAGE = "growth-over-steps", 5
 TITLE = "A gap that grows over the steps"
 CAUSE = (
     "Weights that are not, or not wholly, renewed in the engine; a float32 copy of the head or caches left from before."
@@ -18,27 +18,29 @@ CHANGE = (
 )
 SOURCE = "open-instruct 1473, vime 64 (0.011 to 0.036), NeMo-RL PR 4018 (resets on engine restart)"
 _FEWEST_STEPS, _TIMES, _T = 4, 1.5, 4.0
+_SCATTER = 0.1  # of the mean: steps differ by this much whatever the errors say
 
 
 def check(evidence: Evidence) -> Finding:
-    """A line through the log of the mean normalised gap by step, weighted by its error over prompts."""
+    """A line through the mean normalised gap by step, weighted by its error over prompts."""
     sample = evidence.sample
     step_N = sample.step_S[sample.response_T[sample.kept]]
     steps = np.unique(step_N)
     if len(steps) < _FEWEST_STEPS:
         return Finding(NAME, "untested", reason=f"needs at least {_FEWEST_STEPS} steps, the trace has {len(steps)}")
     means = [mean_over_prompts(sample.u_N[step_N == step], sample.group_N[step_N == step]) for step in steps]
-    value = np.log([max(mean.value, 1e-9) for mean in means])
-    error = np.array([mean.error / max(mean.value, 1e-9) if np.isfinite(mean.error) else 1.0 for mean in means])
-    weight = 1 / (error**2 + 0.1**2)  # steps differ by some tenths whatever the errors say
+    value = np.array([mean.value for mean in means])
+    error = np.array([mean.error if np.isfinite(mean.error) else value.max() for mean in means])
+    weight = 1 / (error**2 + (_SCATTER * value.mean()) ** 2)
     x = (steps - np.average(steps, weights=weight)) / np.ptp(steps)
     y = value - np.average(value, weights=weight)
     slope = float((weight * x * y).sum() / (weight * x * x).sum())
     left = y - slope * x
     scatter = np.sqrt((weight * left**2).sum() / (len(steps) - 2) / (weight * x * x).sum())
-    t = slope / scatter if scatter > 0 else np.inf
-    factor = float(np.exp(slope))
-    rows = (("first step, typical gaps", means[0].value), ("last step, typical gaps", means[-1].value), ("t", float(t)))
+    t = float(slope / scatter) if scatter > 0 else np.inf
+    first, last = (float(np.average(value, weights=weight) + slope * x[end]) for end in (0, -1))
+    factor = last / max(first, _SCATTER * last)
+    rows = (("first step, typical gaps", means[0].value), ("last step, typical gaps", means[-1].value), ("t", t))
     if not (factor > _TIMES and t > _T):
         return Finding(NAME, "clear", factor, "times from the first step to the last", evidence=rows)
     sentence = f"From the first step to the last the gap grows {factor:.3g} times, at the same probabilities."

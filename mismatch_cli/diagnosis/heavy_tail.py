@@ -8,7 +8,7 @@ from mismatch_cli.diagnosis._evidence import Evidence
 from mismatch_cli.diagnosis._finding import Finding
 from mismatch_cli.diagnosis._sample import Sample
 
-NAME, STAGE = "heavy-tail", 5
+NAME, STAGE = "heavy-tail", 6
 TITLE = "A few tokens carry the gap"
 CAUSE = (
     "Tokens for which the two sides took different experts (MoE routing), or whole responses that one side computed "

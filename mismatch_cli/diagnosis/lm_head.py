@@ -7,7 +7,7 @@ import numpy as np
 from mismatch_cli.diagnosis._evidence import Evidence
 from mismatch_cli.diagnosis._finding import Finding, untested
 
-NAME, STAGE = "lm-head", 5
+NAME, STAGE = "lm-head", 6
 TITLE = "Precision of the LM head"
 CAUSE = "One side forms its logits (or stores its log-probabilities) in bfloat16, the other one in float32."
 CHANGE = (
@@ -22,28 +22,32 @@ _ROUNDED_BITS = np.uint32(0xFFFF)  # of a float32, that a bfloat16 has not
 
 
 def check(evidence: Evidence) -> Finding:
-    """Per side: do log-probabilities of one position differ by multiples of a bfloat16 step, or end in zero bits?"""
+    """Per side: do log-probabilities end in zero bits, or differ within one position by multiples of a bfloat16 step?
+
+    That both sides have rounded logits is the floor of bfloat16 and no finding; one side alone is.
+    """
     sample = evidence.sample
     sides = {"rollout": (sample.logq_T, sample.topk_logq_TK), "trainer": (sample.logp_T, sample.topk_logp_TK)}
-    rows: list[tuple[str, float | int | str | None]] = []
-    rounded: dict[str, bool | None] = {}
-    for side, (logp_T, topk_TK) in sides.items():
-        stored = _share_stored_in_bfloat16(logp_T[sample.kept])
-        on_grid = None if topk_TK is None else _share_on_grid(topk_TK[sample.kept], evidence.temperature)
-        rows.append((f"{side}: share of log-probabilities that are bfloat16 numbers", stored))
-        if on_grid is not None:
-            rows.append((f"{side}: share of logit differences on the bfloat16 grid", on_grid))
-        share = max(stored, on_grid or 0.0)
-        rounded[side] = True if share > _MOSTLY else False if on_grid is not None and share < _HARDLY else None
-    if set(rounded.values()) == {True, False}:
-        side = next(side for side, is_rounded in rounded.items() if is_rounded)
-        other = "trainer" if side == "rollout" else "rollout"
-        sentence = f"The {side}'s logits are rounded to bfloat16 steps, the {other}'s are not."
-        return Finding(NAME, "found", 1.0, "sides rounded", None, sentence, tuple(rows))
-    if None in rounded.values() and True not in rounded.values():
+    stored = {side: _share_stored_in_bfloat16(logp_T[sample.kept]) for side, (logp_T, _) in sides.items()}
+    grid = {
+        side: None if topk_TK is None else _share_on_grid(topk_TK[sample.kept], evidence.temperature)
+        for side, (_, topk_TK) in sides.items()
+    }
+    rows = tuple(
+        [(f"{side}: share of log-probabilities that are bfloat16 numbers", share) for side, share in stored.items()]
+        + [(f"{side}: share of logit differences on the bfloat16 grid", share) for side, share in grid.items()]
+    )
+    if named := [side for side, share in stored.items() if share > _MOSTLY]:
+        sentence = f"The log-probabilities of the {' and the '.join(named)} were stored in bfloat16."
+        return Finding(NAME, "found", max(stored.values()), "share of rounded values", None, sentence, rows)
+    shares = [share for share in grid.values() if share is not None]
+    if len(shares) < len(grid):
         return untested(NAME, "needs top-K log-probabilities of both sides")
-    both = sum(value is True for value in rounded.values())
-    return Finding(NAME, "clear", float(both), "sides rounded", evidence=tuple(rows))
+    if max(shares) > _MOSTLY and min(shares) < _HARDLY:
+        side, other = sorted(grid, key=lambda name: -(grid[name] or 0.0))
+        sentence = f"The {side}'s logits are rounded to bfloat16 steps, the {other}'s are not."
+        return Finding(NAME, "found", max(shares), "share on the grid, one side", None, sentence, rows)
+    return Finding(NAME, "clear", min(shares), "share on the grid, both sides", evidence=rows)
 
 
 def _share_on_grid(logp_NK: np.ndarray, temperature: float) -> float | None:

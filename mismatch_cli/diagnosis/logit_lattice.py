@@ -5,7 +5,7 @@ from __future__ import annotations
 from mismatch_cli.diagnosis._evidence import Evidence
 from mismatch_cli.diagnosis._finding import Finding
 
-NAME, STAGE = "logit-lattice", 6
+NAME, STAGE = "logit-lattice", 7
 TITLE = "Rounded logits"
 CAUSE = "Logits in bfloat16 differ by whole steps of 1/16 to 1/2 nats; it is the floor of bfloat16, not a fault."
 CHANGE = "A float32 LM head on both sides removes the lattice; float16 weights shrink what is left."

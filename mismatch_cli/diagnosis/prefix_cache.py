@@ -7,20 +7,20 @@ import numpy as np
 from mismatch_cli.diagnosis._evidence import Evidence
 from mismatch_cli.diagnosis._finding import Finding, untested
 from mismatch_cli.diagnosis._grouped import mean_over_prompts
-from mismatch_cli.diagnosis._sample import Sample
+from mismatch_cli.diagnosis._sample import seen_before
 
 NAME, STAGE = "prefix-cache", 4
 TITLE = "A stale prefix cache"
 CAUSE = "Keys and values of a prompt were computed with older weights and used again."
 CHANGE = "Call reset_prefix_cache after every weight update, or sample with --no-enable-prefix-caching."
 SOURCE = "NeMo-RL PR 4018 (up to 17 updates old), SkyRL 2246 (mean 0.87, max 28.6 nats), prime-rl PR 1650"
-_TIMES, _Z, _FEWEST = 2.0, 5.0, 10
+_TIMES, _Z, _FEWEST = 1.5, 6.0, 10
 
 
 def check(evidence: Evidence) -> Finding:
     """The normalised gap on prompts that came in an earlier step, against that on prompts that came first."""
     sample = evidence.sample
-    seen_S = _seen_before(sample)
+    seen_S = seen_before(sample)
     if min(seen_S.sum(), (~seen_S).sum()) < _FEWEST:
         return untested(NAME, "needs prompts that come again in a later step, and others that do not")
     seen_N = seen_S[sample.response_T[sample.kept]]
@@ -33,11 +33,3 @@ def check(evidence: Evidence) -> Finding:
     explains = float(np.abs(sample.d_N[seen_N]).sum() * (1 - 1 / factor) / total)
     sentence = f"On prompts that came in an earlier step the gap is {factor:.3g} times that on new ones."
     return Finding(NAME, "found", factor, "times the gap on new prompts", explains, sentence, rows)
-
-
-def _seen_before(sample: Sample) -> np.ndarray:
-    """Whether the prompt of a response came in an earlier step."""
-    prompt_P, of_S = np.unique(sample.prompt_id_S, return_inverse=True)
-    first_P = np.full(len(prompt_P), np.iinfo(np.int64).max)
-    np.minimum.at(first_P, of_S, sample.step_S.astype(np.int64))
-    return sample.step_S > first_P[of_S]

@@ -6,7 +6,7 @@ from mismatch_cli.diagnosis._evidence import Evidence
 from mismatch_cli.diagnosis._finding import Finding, untested
 from mismatch_cli.diagnosis._profile import sharpest_jump
 
-NAME, STAGE = "sharp-onset", 4
+NAME, STAGE = "sharp-onset", 5
 TITLE = "A gap that begins at a fixed position"
 CAUSE = "A kernel changes its path there: a block size, chunked prefill, a sliding window, a length limit."
 CHANGE = (
@@ -14,11 +14,11 @@ CHANGE = (
     "embeddings); try another attention backend and --enforce-eager."
 )
 SOURCE = "SGLang 25790 and flash-attention PR 184 (first mismatch at position 96), vLLM PR 38711"
-_TIMES, _Z, _SHARP = 2.5, 5.0, 0.85
+_TIMES, _Z = 1.7, 5.0
 
 
 def check(evidence: Evidence) -> Finding:
-    """The best split of the positions: a jump by a factor, which explains nearly all of the profile."""
+    """The sharpest rise between neighbouring positions: by a factor, and most of what the gap rises at all."""
     jump = sharpest_jump(evidence.sample)
     if jump is None:
         return untested(NAME, "too few tokens")
@@ -26,9 +26,9 @@ def check(evidence: Evidence) -> Finding:
     rows = (
         (f"position, counted in the {jump.axis}", jump.index), ("typical gaps before", jump.before.value),
         ("from there on", jump.after.value), ("z", z),
-        ("share of the profile that the jump explains", jump.share_of_spread),
+        ("part of it within 8 positions", jump.sharpness), ("that rise in standard deviations", jump.size),
     )  # fmt: skip
-    if not (factor > _TIMES and z > _Z and jump.share_of_spread >= _SHARP):
+    if not (factor > _TIMES and z > _Z and jump.sharp):
         return Finding(NAME, "clear", factor, "times from one position on", evidence=rows)
     sentence = f"From position {jump.index} of the {jump.axis} on the gap is {factor:.3g} times what it was before."
     return Finding(NAME, "found", factor, "times from one position on", 1 - 1 / factor, sentence, rows)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from mismatch_cli.diagnosis._evidence import Evidence
@@ -21,6 +23,7 @@ CHANGE = (
 )
 SOURCE = "vime 64, TRL 4159, NeMo-RL 902, tinker-cloud PR 26 (fitted 0.70)"
 _LEAST, _Z, _EXPLAINS = 0.004, 6.0, 0.3
+_FEWEST = 100  # tokens
 _DEEPEST = -12.0  # nats: rarer tokens say little and are rounded most
 
 
@@ -28,35 +31,33 @@ def check(evidence: Evidence) -> Finding:
     """Fit π ∝ μ^β; β is the temperature of the rollout over that of the trainer, 1 where both are the same.
 
     With top-K log-probabilities β is the slope of log π on log μ among the ids of one token (their differences know no
-    normaliser); else d is fitted by (β − 1)(log μ + H), to first order, H the entropy. Explained is the part of Σ|d|
-    that the fit takes away.
+    normaliser); else d is fitted by (β − 1)(log μ + H), to first order, H the entropy. Explained is the part of the
+    absolute gap, of the ids or of the tokens, that the fit takes away.
     """
-    sample = evidence.sample
-    found = _from_topk(sample) or _from_entropy(sample)
-    if found is None:
+    fit = _from_topk(evidence.sample) or _from_entropy(evidence.sample)
+    if fit is None:
         return Finding(NAME, "untested", reason="needs top-K log-probabilities of both sides, or the trainer's entropy")
-    beta, error, surprise_N, how = found
-    z = (beta - 1) / error if error > 0 else 0.0
-    d_N = sample.d_N
-    usable = np.isfinite(surprise_N)
-    gain, _ = slope_over_prompts(surprise_N[usable], d_N[usable], sample.group_N[usable])
-    before = np.abs(d_N[usable]).sum()
-    explains = 1 - np.abs(d_N[usable] - gain * surprise_N[usable]).sum() / before if before else 0.0
+    z = (fit.beta - 1) / fit.error if fit.error > 0 else 0.0
     rows = (
-        ("fitted β = T of the rollout / T of the trainer", beta), ("standard error over prompts", error),
-        ("fitted from", how), ("temperature in the manifest", evidence.sampling.get("temperature", "not known")),
+        ("fitted β = T of the rollout / T of the trainer", fit.beta), ("standard error over prompts", fit.error),
+        ("fitted from", fit.source), ("temperature in the manifest", evidence.sampling.get("temperature", "not known")),
     )  # fmt: skip
-    if not (abs(beta - 1) > _LEAST and abs(z) > _Z and explains > _EXPLAINS):
-        return Finding(NAME, "clear", beta, "fitted β", evidence=rows)
-    who = "flatter" if beta > 1 else "sharper"
+    if not (abs(fit.beta - 1) > _LEAST and abs(z) > _Z and fit.explains > _EXPLAINS):
+        return Finding(NAME, "clear", fit.beta, "fitted β", evidence=rows)
+    who = "flatter" if fit.beta > 1 else "sharper"
     sentence = (
-        f"The rollout's distribution is the trainer's at {beta:.3g} times its temperature ({who} than it): "
+        f"The rollout's distribution is the trainer's at {fit.beta:.3g} times its temperature ({who} than it): "
         "the temperature was applied on one side only."
     )
-    return Finding(NAME, "found", beta, "fitted β", float(explains), sentence, rows)
+    return Finding(NAME, "found", fit.beta, "fitted β", fit.explains, sentence, rows)
 
 
-_Fit = tuple[float, float, np.ndarray, str]
+@dataclass(frozen=True)
+class _Fit:
+    beta: float
+    error: float
+    explains: float
+    source: str
 
 
 def _from_topk(sample: Sample) -> _Fit | None:
@@ -66,21 +67,18 @@ def _from_topk(sample: Sample) -> _Fit | None:
     p_NK = sample.topk_logp_TK[sample.kept].astype(np.float64)
     with np.errstate(invalid="ignore"):
         usable_NK = np.isfinite(q_NK) & np.isfinite(p_NK) & (np.minimum(q_NK, p_NK) > _DEEPEST)
-    enough_N = usable_NK.sum(axis=1) >= 2
-    if enough_N.sum() < 100:
+    usable_NK &= (usable_NK.sum(axis=1) >= 2)[:, None]
+    if usable_NK.any(axis=1).sum() < _FEWEST:
         return None
-    x_NK, y_NK = (_centred(v_NK, usable_NK) for v_NK in (q_NK, p_NK))
-    columns = q_NK.shape[1]
-    groups_NK = np.repeat(sample.group_N[:, None], columns, axis=1)
-    chosen = usable_NK & enough_N[:, None]
+    x_M, y_M = (_centred(v_NK, usable_NK)[usable_NK] for v_NK in (q_NK, p_NK))
+    group_M = np.repeat(sample.group_N[:, None], q_NK.shape[1], axis=1)[usable_NK]
     # errors on either side flatten the slope towards it: take the geometric mean of the slope and its inverse
-    down, error = slope_over_prompts(x_NK[chosen], y_NK[chosen], groups_NK[chosen])
-    up, _ = slope_over_prompts(y_NK[chosen], x_NK[chosen], groups_NK[chosen])
+    down, error = slope_over_prompts(x_M, y_M, group_M)
+    up, _ = slope_over_prompts(y_M, x_M, group_M)
     if not (down > 0 and up > 0):
         return None
-    seen_NK = np.where(np.isfinite(q_NK), q_NK, -np.inf)
-    entropy_N = -(np.exp(seen_NK) * np.where(np.isfinite(seen_NK), seen_NK, 0)).sum(axis=1)
-    return float(np.sqrt(down / up)), error, sample.logq_T[sample.kept] + entropy_N, f"top-{columns} log-probabilities"
+    beta = float(np.sqrt(down / up))
+    return _Fit(beta, error, _taken_away(y_M - x_M, y_M - beta * x_M), f"top-{q_NK.shape[1]} log-probabilities")
 
 
 def _centred(v_NK: np.ndarray, usable_NK: np.ndarray) -> np.ndarray:
@@ -93,5 +91,13 @@ def _from_entropy(sample: Sample) -> _Fit | None:
         return None
     surprise_N = sample.logq_T[sample.kept] + sample.entropy_T[sample.kept]
     usable = np.isfinite(surprise_N)
-    slope, error = slope_over_prompts(surprise_N[usable], sample.d_N[usable], sample.group_N[usable])
-    return 1 + slope, error, surprise_N, "the sampled tokens and the trainer's entropy"
+    if usable.sum() < _FEWEST:
+        return None
+    x_M, d_M = surprise_N[usable], sample.d_N[usable]
+    slope, error = slope_over_prompts(x_M, d_M, sample.group_N[usable])
+    return _Fit(1 + slope, error, _taken_away(d_M, d_M - slope * x_M), "the sampled tokens and the trainer's entropy")
+
+
+def _taken_away(before_M: np.ndarray, after_M: np.ndarray) -> float:
+    total = float(np.abs(before_M).sum())
+    return 1 - float(np.abs(after_M).sum()) / total if total else 0.0

@@ -29,9 +29,10 @@ _STAGES = {
     1: "values",
     2: "alignment",
     3: "distribution",
-    4: "weights and positions",
-    5: "precision and tails",
-    6: "precision",
+    4: "weights",
+    5: "drift",
+    6: "precision and tails",
+    7: "precision",
 }
 _FIGURE_OF = {
     "index-shift": "lag-scan", "retokenised": "lag-scan", "position-drift": "gap-by-position",
@@ -68,7 +69,7 @@ def _numbered(analysis: DiagnosisAnalysis) -> list[tuple[int, Finding]]:
 
 def _figure_names(finding: Finding, drawn: dict[str, FigureView]) -> list[str]:
     name = _FIGURE_OF.get(finding.check)
-    return [name] if name in drawn else []  # type: ignore[list-item]
+    return [name] if name in drawn else []
 
 
 def _looked_at(analysis: DiagnosisAnalysis) -> str:

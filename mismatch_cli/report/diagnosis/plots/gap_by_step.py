@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 TITLE = "The gap over the steps"
 CAPTION = (
-    "Mean over the tokens of each step, with 95 % bars over prompts. At equal weights it should be level: a rise points "
-    "to weights or caches that the engine does not renew."
+    "Mean over the tokens of each step, with 95 % bars over prompts. At equal weights it should be level: a rise "
+    "points to weights or caches that the engine does not renew."
 )
 
 
