@@ -35,7 +35,8 @@ class Trace:
         trace = cls(inner if (inner / "manifest.json").is_file() else path)
         trace.manifest  # noqa: B018 - a newer or damaged trace is refused here, not in the middle of a report
         if not trace.shards:
-            raise MismatchError(f"{trace.folder} has no finished shard yet. Go on with: mismatch-cli probe --resume")
+            command = trace.manifest.get("command", "probe")
+            raise MismatchError(f"{trace.folder} has no finished shard yet. Go on with: mismatch-cli {command} --resume")
         return trace
 
     @cached_property
