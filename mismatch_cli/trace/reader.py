@@ -36,7 +36,9 @@ class Trace:
         trace.manifest  # noqa: B018 - a newer or damaged trace is refused here, not in the middle of a report
         if not trace.shards:
             command = trace.manifest.get("command", "probe")
-            raise MismatchError(f"{trace.folder} has no finished shard yet. Go on with: mismatch-cli {command} --resume")
+            raise MismatchError(
+                f"{trace.folder} has no finished shard yet. Go on with: mismatch-cli {command} --resume"
+            )
         return trace
 
     @cached_property
