@@ -34,12 +34,12 @@ def _bars(verdict: Mapping[str, Any], pair: str) -> Table:
     with_staleness = ": the trainer as it is now, with staleness" if pair == "total" else ""
     columns = (
         Column("published by", kind="text"),
-        Column("as healthy", kind="text"),
+        Column("calls this", kind="text"),  # second: what a phone still shows
+        Column("healthy", kind="text"),
         Column("here"),
-        Column("so this is", kind="text"),
     )
     rows = (
-        (f"{row['who']} ({row['source']})", _limits(row), _here(row), row["standing"])
+        (f"{row['who']} ({row['source']})", row["standing"], _limits(row), _here(row))
         for row in verdict["bars"]
         if row["pair"] == pair
     )

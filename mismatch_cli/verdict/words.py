@@ -31,10 +31,10 @@ def _of_floor(floor: Mapping[str, Any] | None) -> str:
     if times == BELOW_RESOLUTION:
         return "The trainer's own noise is below 1e-7 nats, too little to divide by."
     if low is None:
-        return f"The gap is {_times(times)} the trainer's own noise (without an interval)."
+        return f"The mean |Δlog p| is {_times(times)} the trainer's own noise (without an interval)."
     if low <= 1 <= high:
         return f"The gap cannot be told from the trainer's own noise: {times:.1f} × it, from {low:.1f} to {high:.1f}."
-    return f"The gap is {_times(times)} the trainer's own noise (from {_short(low)} to {_short(high)})."
+    return f"The mean |Δlog p| is {_times(times)} the trainer's own noise (from {_short(low)} to {_short(high)})."
 
 
 def _of_bars(bars: Sequence[Mapping[str, Any]], pair: str) -> Iterator[str]:

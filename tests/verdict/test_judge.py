@@ -107,15 +107,19 @@ def test_with_nothing_but_the_present_trainer_staleness_is_in_every_number():
 @pytest.mark.parametrize(
     ("value", "floor", "words"),
     [
-        (estimate(0.028, 0.002), estimate(0.001, 0.0001), "The gap is 28 × the trainer's own noise (from 24 to 33)."),
-        (estimate(0.028), estimate(0.001), "The gap is 28 × the trainer's own noise (without an interval)."),
+        (
+            estimate(0.028, 0.002),
+            estimate(0.001, 0.0001),
+            "The mean |Δlog p| is 28 × the trainer's own noise (from 24 to 33).",
+        ),
+        (estimate(0.028), estimate(0.001), "The mean |Δlog p| is 28 × the trainer's own noise (without an interval)."),
         (
             estimate(0.0011, 0.0002),
             estimate(0.001, 0.0001),
             "cannot be told from the trainer's own noise: 1.1 × it, from 0.8 to 1.4.",
         ),
-        (estimate(5.0, 0.1), estimate(0.001, 0.0001), "The gap is more than 1000 × the trainer's own noise"),
-        (estimate(0.0005, 1e-5), estimate(0.001, 0.0001), "The gap is 0.5 × the trainer's own noise"),
+        (estimate(5.0, 0.1), estimate(0.001, 0.0001), "The mean |Δlog p| is more than 1000 × the trainer's own noise"),
+        (estimate(0.0005, 1e-5), estimate(0.001, 0.0001), "The mean |Δlog p| is 0.5 × the trainer's own noise"),
         (estimate(0.01, 0.001), estimate(1e-9, 1e-10), "below 1e-7 nats, too little to divide by"),
         (estimate(0.01, 0.001), None, "The trainer's own noise was not measured"),
         (estimate(0.01, 0.001), estimate(None), "The trainer's own noise was not measured"),
