@@ -50,7 +50,7 @@ def build_view(result: Row, figures: Sequence[FigureView]) -> ReportView:
         title="Traces beside each other: what differs?",
         about=_about(result),
         notes=_notes(result),
-        headline=" ".join(_headline(result, comparison) for comparison in result["comparisons"]),
+        headline=_headline(result),
         leading=_leading(result),
         sections=tuple(section for section in sections if section.figures or section.tables or section.text),
         settings=tuple(
@@ -115,16 +115,34 @@ def _notes(result: Row) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _headline(result: Row, comparison: Row) -> str:
-    ours, theirs = _sides(result, comparison)
-    values = [numbers.number(side["summary"]["metrics"]["tv_binary_mean"]["value"]) for side in (ours, theirs)]
-    text = (
-        f"{theirs['name']}: on an average token the two policies differ by {values[1]} in probability, "
-        f"against {values[0]} in {ours['name']}"
+def _headline(result: Row) -> str:
+    """How far apart the policies are in each trace, and whether that is more than noise."""
+    first, *others = result["traces"]
+    if len(others) == 1:
+        comparison, (other,) = result["comparisons"][0], others
+        factor = _factor(comparison) or "against"
+        return (
+            f"On an average token the two policies of {other['name']} differ by {_mean_gap(other)} in probability, "
+            f"{factor} {_mean_gap(first)} in {first['name']}. {_how_many(comparison)}{_first_setting(comparison)}"
+        )
+    gaps = [f"{_mean_gap(first)} in {first['name']}"]
+    for side, comparison in zip(others, result["comparisons"], strict=True):
+        factor = f" ({_factor(comparison)})" if _factor(comparison) else ""
+        gaps.append(f"{_mean_gap(side)} in {side['name']}{factor}")
+    marked = (f"{each['more_than_noise']} of {each['tested']} in {each['trace']}" for each in result["comparisons"])
+    return (
+        f"On an average token the two policies differ by {', '.join(gaps)} in probability. Metrics that differ from "
+        f"{first['name']} by more than noise: {', '.join(marked)}; one in twenty would by chance."
     )
+
+
+def _mean_gap(side: Row) -> str:
+    return numbers.number(side["summary"]["metrics"]["tv_binary_mean"]["value"])
+
+
+def _factor(comparison: Row) -> str:
     factor = comparison["metrics"]["tv_binary_mean"]["factor"]
-    text += f" ({factor_text(factor)}). " if factor["value"] is not None else ". "
-    return text + _how_many(comparison) + _first_setting(comparison, ours["name"], theirs["name"])
+    return factor_text(factor) if factor["value"] is not None else ""
 
 
 def _how_many(comparison: Row) -> str:
@@ -137,14 +155,14 @@ def _how_many(comparison: Row) -> str:
     )
 
 
-def _first_setting(comparison: Row, ours: str, theirs: str) -> str:
+def _first_setting(comparison: Row) -> str:
     likely = [row for row in comparison["settings"] if row["likely"]]
     if not likely or not comparison["more_than_noise"]:
         return ""
     first = likely[0]
     return (
-        f" First among the settings that differ: {first['setting']} ({setting_words(first['first'])} in {ours}, "
-        f"{setting_words(first['other'])} in {theirs})."
+        f" First among the settings that differ: {first['setting']} ({setting_words(first['first'])} in "
+        f"{comparison['against']}, {setting_words(first['other'])} in {comparison['trace']})."
     )
 
 

@@ -64,7 +64,7 @@ def pair_up(first: Responses, other: Responses) -> Pairing:
     partner_S = _partners(first, other)
     shared_prompts = np.intersect1d(first.prompt_S[first.measured_S], other.prompt_S[other.measured_S])
     by: PairedBy = "none"
-    if _are_most(np.count_nonzero(partner_S >= 0), *(int(r.measured_S.sum()) for r in (first, other))):
+    if _are_most(int(np.count_nonzero(partner_S >= 0)), *(int(r.measured_S.sum()) for r in (first, other))):
         by = "tokens"
     elif _are_most(len(shared_prompts), *(len(np.unique(r.prompt_S[r.measured_S])) for r in (first, other))):
         by = "prompts"
@@ -113,8 +113,8 @@ def _partners(first: Responses, other: Responses) -> np.ndarray:
 
 def _join(mine: np.ndarray, theirs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Indices of equal keys; the n-th occurrence of a key meets the n-th of the other side."""
-    once = [hash_keys(keys, _occurrence(keys)) for keys in (mine, theirs)]
-    _, found, at = np.intersect1d(*once, assume_unique=True, return_indices=True)
+    once, others = (hash_keys(keys, _occurrence(keys)) for keys in (mine, theirs))
+    _, found, at = np.intersect1d(once, others, assume_unique=True, return_indices=True)
     return found, at
 
 
@@ -151,7 +151,7 @@ def _digests(column: pa.ChunkedArray, before: Sequence[bytes]) -> list[bytes]:
     """8 bytes for each list of token ids, after what stands before it."""
     digests: list[bytes] = []
     for chunk in column.chunks:
-        ids = memoryview(np.ascontiguousarray(chunk.values.to_numpy())).cast("B")
-        for start, stop in pairwise(4 * chunk.offsets.to_numpy().astype(np.int64)):
-            digests.append(blake2b(before[len(digests)] + ids[start:stop], digest_size=8).digest())
+        ids = chunk.values.to_numpy()
+        for start, stop in pairwise(chunk.offsets.to_numpy()):
+            digests.append(blake2b(before[len(digests)] + ids[start:stop].tobytes(), digest_size=8).digest())
     return digests

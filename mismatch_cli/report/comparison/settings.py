@@ -57,7 +57,7 @@ CAUSES = (
           "vllm#17652, verl FAQ"),
     Cause(r"rollout\.(engine|version)", "kernels and defaults change between versions", "NeMo-RL PR#4080, vllm#55238"),
     Cause(r"libraries\.transformers", "model code and position encodings change", "vllm PR#43419"),
-    Cause(r"libraries\.torch", "kernels change", "torchtitan PR#2373"),
+    Cause(r"libraries\.torch", "kernels and their defaults change between versions", "torchtitan PR#2373"),
     Cause(_EITHER + r"(device\w*|gpu\w*)", "the same code rounds differently on other hardware", "vllm#46657, "
           "vllm#55238"),
     Cause(r"rollout\.prefix_caching", "a cache that survives a weight update is stale", "NeMo-RL PR#4018, SkyRL#2246"),

@@ -105,7 +105,7 @@ def side_by_side_table(result: Row) -> Table:
             mark = _mark(comparison["metrics"][metric.key])
             cells.append(f"{_value(metric, side['summary']['metrics'][metric.key])} {mark or ' '}")
         rows.append((metric.label, *cells))
-    columns = (Column(first["name"]), *(Column(f"{side['name']}  ", optional=True) for side in others))
+    columns = (Column(first["name"]), *(Column(f"{side['name']} *", optional=True) for side in others))
     return Table(
         "All traces", (Column("metric", kind="text"), *columns), tuple(rows),
         note=f"{_MARKED} Differences are from {first['name']}.", shrinks=True, row_metrics=metrics,
@@ -114,19 +114,21 @@ def side_by_side_table(result: Row) -> Table:
 
 def on_tokens_table(pair: str, comparison: Row) -> Table:
     """One policy of both traces against each other, and how often a clip decides otherwise."""
-    found, (current, reference) = comparison["on_tokens"], _POLICIES[pair]
+    found, names = comparison["on_tokens"], dict(zip(("current", "reference"), _POLICIES[pair], strict=True))
     a, b = comparison["against"], comparison["trace"]
-    rows = []
-    for key in METRICS_SHOWN:
-        cells = (_difference(METRICS[key], found[policy][key]) for policy in ("current", "reference"))
-        rows.append((METRICS[key].label, *cells))
-    rows.append((CLIP_FLIPS.label, _difference(CLIP_FLIPS, found["clip_flips"]), ""))
-    same = found["reference"]["abs_d_max"]["value"] == 0
+    note = ""
+    if found["reference"]["abs_d_max"]["value"] == 0:
+        note = f"Both traces hold the same log-probabilities of the {names.pop('reference')}."
+    rows = [
+        (METRICS[key].label, *(_difference(METRICS[key], found[policy][key]) for policy in names))
+        for key in METRICS_SHOWN
+    ]
+    flips = _difference(CLIP_FLIPS, found["clip_flips"])
     return Table(
         f"{b} against {a} on {numbers.count(found['tokens'])} tokens",
-        (Column("metric", kind="text"), Column(current), Column(reference)),
-        tuple(rows),
-        note=f"Both traces hold the same log-probabilities of the {reference}." if same else "",
+        (Column("metric", kind="text"), *(Column(name) for name in names.values())),
+        (*rows, (CLIP_FLIPS.label, flips, "")[: len(names) + 1]),
+        note=note,
         shrinks=True,
         row_metrics=(*(METRICS[key] for key in METRICS_SHOWN), CLIP_FLIPS),
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from mismatch_cli.metrics.catalog import CATALOG, Metric
-from mismatch_cli.report.clipping.plots._layout import BOTTOM, RIGHT, TOP, Box, place
+from mismatch_cli.report.clipping.plots._layout import BOTTOM, RIGHT, TOP, Box, place, width_of
 from mismatch_cli.report.comparison.plot_data import ComparisonPlotData
 from mismatch_cli.report.comparison.plots._traces import legend_height, looks_of
 from mismatch_cli.report.plots._panels import add_subject, legend_above, logarithmic, title
@@ -23,8 +23,8 @@ CAPTION = (
     "prompts; extremes have none and are hollow. On the line both are the same. Signed metrics and those whose gap is "
     "exactly 0 have no factor."
 )
-_LABELS = 218, 182  # pixels at the left, wide and narrow
 _ROW = 19  # pixels of a metric, and more for each trace
+_DECADES = 100  # a range of factors from here on has ticks at powers of ten alone
 _LINEAR = 2.5  # a range of factors below this needs no logarithm
 
 
@@ -39,7 +39,7 @@ def needs(data: ComparisonPlotData) -> bool:
 
 def draw(figure: Figure, data: ComparisonPlotData, style: Style) -> None:
     rows, others = _rows(data), data.names[1:]
-    left = _LABELS[0] if style.wide else _LABELS[1]
+    left = max(width_of(row.metric.label, style.small) for row in rows) + 14
     legend = legend_height(data) if len(others) > 1 else 0
     height = len(rows) * (_ROW + 3 * (len(others) - 1))
     box = Box(left, TOP + legend, style.layout.width - left - RIGHT, height)
@@ -49,14 +49,15 @@ def draw(figure: Figure, data: ComparisonPlotData, style: Style) -> None:
         factor_R3 = np.stack([row.factor_C3[number] for row in rows])
         place_R = np.arange(len(rows)) + step * (number - (len(others) - 1) / 2)
         _draw_factors(axes, factor_R3, place_R, look_of[name].colour, name, style)
-    axes.set_yticks(range(len(rows)), [row.metric.label for row in rows])
+    axes.set_yticks(range(len(rows)), [row.metric.label for row in rows], fontsize=style.small)
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    _scale(axes, np.stack([row.factor_C3 for row in rows]))
+    _scale(axes, np.stack([row.factor_C3 for row in rows]), ticks=7 if style.wide else 3)
     axes.axvline(1, color=style.theme.muted, linewidth=0.9, zorder=1)
-    axes.set_xlabel(f"gap over that of {data.names[0]}")
+    axes.set_xlabel("factor")
     if legend:
         legend_above(axes, style)
-    title(axes, f"{others[0]} / {data.names[0]}" if len(others) == 1 else f"Over {data.names[0]}", style, legend)
+    whose = f"Gap of {others[0]}" if len(others) == 1 else "Each gap"
+    title(axes, f"{whose} over that of {data.names[0]}", style, legend)
     add_subject(figure, style, data.subject)
 
 
@@ -81,17 +82,19 @@ def _draw_factors(axes: Axes, factor_R3: np.ndarray, place_R: np.ndarray, colour
     )
 
 
-def _scale(axes: Axes, factor_RC3: np.ndarray) -> None:
+def _scale(axes: Axes, factor_RC3: np.ndarray, ticks: int) -> None:
     """Room for every value and for 1, logarithmic where the values span much."""
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import LogLocator, MaxNLocator
 
     reached = factor_RC3[factor_RC3 > 0]
     low, high = min(reached.min(), 0.95), max(reached.max(), 1.05)
     margin = (high / low) ** 0.03
     if high / low < _LINEAR:
         axes.set_xlim(low / margin, high * margin)
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=ticks))
         return
     axes.set_xscale("log")
     axes.set_xlim(low / margin, high * margin)
     logarithmic(axes, "x")
+    if high / low > _DECADES:
+        axes.xaxis.set_major_locator(LogLocator(numticks=ticks))

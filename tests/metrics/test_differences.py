@@ -1,0 +1,159 @@
+"""Differences of two traces: what their intervals cover, what pairing gains, and what is no difference at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from mismatch_cli.batch import TokenBatch
+from mismatch_cli.metrics.catalog import CATALOG
+from mismatch_cli.metrics.differences import NO_DIFFERENCE, Difference, Measured, differences
+from mismatch_cli.metrics.estimate import EXTREME, NOT_MEASURED
+from mismatch_cli.metrics.pairs import PAIRS
+from mismatch_cli.metrics.summary import MismatchSummary
+
+PROMPTS, SAMPLES, LENGTH = 40, 2, 25
+TRUE_FACTOR = 1.3
+MEAN, MEDIAN = "abs_d_mean", "abs_d_p50"
+
+
+def measured(*batches: TokenBatch) -> Measured:
+    summary = MismatchSummary(PAIRS["mismatch"])
+    for batch in batches:
+        summary.update(batch)
+    return Measured(summary)
+
+
+def gaps(rng: np.random.Generator, prompt_scale_P: np.ndarray) -> np.ndarray:
+    """Independent gaps, whose size is the prompt's: [responses, tokens]."""
+    return np.abs(rng.normal(size=(PROMPTS * SAMPLES, LENGTH))) * np.repeat(prompt_scale_P, SAMPLES)[:, None]
+
+
+def batch_of(make_batch: Callable[..., TokenBatch], d_ST: np.ndarray, first_prompt: int) -> TokenBatch:
+    mu_ST = np.full(d_ST.shape, -8.0)
+    prompt_id = [first_prompt + p for p in range(PROMPTS) for _ in range(SAMPLES)]
+    return make_batch(mu_ST.tolist(), logp_recomputed=(mu_ST + d_ST).tolist(), prompt_id=prompt_id)
+
+
+def trials(make_batch: Callable[..., TokenBatch], count: int, paired: bool) -> list[dict[str, Difference]]:
+    """Two traces whose gaps differ by a factor of 1.3, on the same prompts or on others."""
+    rng, found = np.random.default_rng(0), []
+    for trial in range(count):
+        scale_P = rng.gamma(4, 0.02 / 4, PROMPTS)
+        other_P = scale_P if paired else rng.gamma(4, 0.02 / 4, PROMPTS)
+        ours = batch_of(make_batch, gaps(rng, scale_P), 1000 * trial)
+        theirs = batch_of(make_batch, TRUE_FACTOR * gaps(rng, other_P), 1000 * trial + (0 if paired else 500))
+        found.append(differences(measured(ours), measured(theirs)))
+    return found
+
+
+@pytest.fixture(scope="module")
+def truth() -> dict[str, float]:
+    rng = np.random.default_rng(1)
+    d = np.abs(rng.normal(size=10**6)) * rng.gamma(4, 0.02 / 4, 10**6)
+    return {MEAN: 0.02 * np.sqrt(2 / np.pi), MEDIAN: float(np.median(d))}
+
+
+def covered(found: list[dict[str, Difference]], key: str, truth: float) -> tuple[float, float]:
+    """The shares of intervals of the difference and of the factor that hold the truth."""
+    difference = (TRUE_FACTOR - 1) * truth
+    inside = [
+        (each[key].difference.low <= difference <= each[key].difference.high,
+         each[key].factor.low <= TRUE_FACTOR <= each[key].factor.high)
+        for each in found
+    ]  # fmt: skip
+    return tuple(np.mean(inside, axis=0))
+
+
+@pytest.mark.parametrize("paired", [True, False], ids=["same prompts", "other prompts"])
+def test_intervals_cover_the_truth(make_batch, truth, paired):
+    """60 pairs of traces: binomial limits around 95 %."""
+    found = trials(make_batch, 60, paired)
+    for key in (MEAN, MEDIAN):
+        for share in covered(found, key, truth[key]):
+            assert 0.86 <= share, (key, share)
+    if paired:
+        assert np.mean([each[MEAN].more_than_noise for each in found]) > 0.99
+
+
+def test_the_same_prompts_make_the_interval_narrow(make_batch):
+    """The same difference, on the same prompts and with other ones in the second trace: what pairing is for."""
+    same, other = (trials(make_batch, 10, paired) for paired in (True, False))
+    for key, least in ((MEAN, 2.0), (MEDIAN, 1.3)):
+        width = [
+            np.mean([each[key].difference.high - each[key].difference.low for each in found]) for found in (same, other)
+        ]
+        assert width[1] > least * width[0], key
+
+
+def test_a_trace_does_not_differ_from_itself(random_batch, take_responses):
+    """In any order: what is left is rounding, and rounding is no difference."""
+    batch = random_batch(3, responses=60, top_k=3)
+    shuffled = take_responses(batch, np.random.default_rng(0).permutation(batch.num_responses))
+    for other in (batch, shuffled):
+        found = differences(measured(batch), measured(other))
+        assert list(found) == [metric.key for metric in CATALOG]
+        for key, each in found.items():
+            assert each.difference.value == 0, key
+            assert each.difference.note in (NO_DIFFERENCE, EXTREME), key
+            assert each.more_than_noise is None
+            assert each.factor.value in (1, None), key
+
+
+def test_noise_alone_is_called_more_than_noise_now_and_then(make_batch):
+    """Traces that differ by chance only: about one mean in twenty."""
+    rng, marked = np.random.default_rng(2), 0
+    for trial in range(60):
+        scale_P = rng.gamma(4, 0.02 / 4, PROMPTS)
+        sides = [measured(batch_of(make_batch, gaps(rng, scale_P), 1000 * trial)) for _ in range(2)]
+        marked += differences(*sides)[MEAN].more_than_noise
+    assert 0 < marked <= 9
+
+
+def test_a_group_of_prompts_that_one_trace_lacks_leaves_the_other_as_it_is(make_batch):
+    """Half of the prompts of B are in A: the jackknife deletes the same 32 groups from both."""
+    rng = np.random.default_rng(3)
+    scale_P = np.full(PROMPTS, 0.02)
+    ours = measured(batch_of(make_batch, gaps(rng, scale_P), 0))
+    theirs = measured(batch_of(make_batch, gaps(rng, scale_P), PROMPTS // 2))
+    empty = [np.isnan(side.replicates[MEDIAN].other_R) for side in (ours, theirs)]
+    assert (empty[0] != empty[1]).any()
+    difference = differences(ours, theirs)[MEDIAN].difference
+    assert difference.low < 0 < difference.high
+    assert difference.high - difference.low < 0.01
+
+
+def test_what_one_trace_lacks_has_no_difference(random_batch):
+    found = differences(measured(random_batch(1, top_k=3)), measured(random_batch(1)))
+    assert found["tv_topk_mean"].difference.value is None
+    assert found["tv_topk_mean"].difference.note == NOT_MEASURED
+    assert found["tv_topk_mean"].more_than_noise is None
+    assert found["abs_d_mean"].difference.value == 0
+
+
+def test_extremes_have_values_and_no_interval(random_batch):
+    found = differences(measured(random_batch(1, gap=0.1)), measured(random_batch(1, gap=0.3)))
+    largest = found["abs_d_max"]
+    assert largest.difference.value > 0 and largest.difference.low is None and largest.more_than_noise is None
+    assert largest.factor.value > 1 and largest.factor.low is None
+
+
+def test_few_prompts_have_no_interval(random_batch):
+    one, other = random_batch(1, responses=8, gap=0.1), random_batch(1, responses=8, gap=0.3)
+    assert all(each.more_than_noise is None for each in differences(measured(one), measured(other)).values())
+
+
+def test_the_factor_compares_distances_from_agreement(make_batch):
+    """Ratios of 1.01 and 1.02: twice as far from 1; a signed mean has no factor."""
+    mu = [[-8.0, -8.0]] * 12
+
+    def trace(ratio: float) -> Measured:
+        return measured(make_batch(mu, logp_recomputed=(np.array(mu) + np.log(ratio)).tolist()))
+
+    found = differences(trace(1.01), trace(1.02))
+    assert found["ratio_mean"].factor.value == pytest.approx(2, rel=1e-3)
+    assert found["d_mean"].factor.value is None
+    assert found["length_mean"].factor.value == 1
+    assert differences(trace(1.0), trace(1.02))["ratio_mean"].factor.value is None  # nothing to divide by

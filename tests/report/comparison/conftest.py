@@ -1,0 +1,73 @@
+"""Traces that differ from a bundled one in a way that is known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from mismatch_cli.bundled import bundled, bundled_trace
+from mismatch_cli.trace.reader import Trace
+from mismatch_cli.trace.writer import shard_path, write_shard
+
+Row = dict[str, Any]
+FLOAT32 = bundled("traces") / "float32"
+
+
+def rows_of(folder: Path) -> list[Row]:
+    """The responses of a trace as dicts, in the order of its files."""
+    return [row for table in Trace.open(folder).tables() for row in table.to_pylist()]
+
+
+def write_rows(
+    folder: Path, rows: Sequence[Row], like: Path, *, shards: int = 1, manifest: Callable[[Row], Any] = lambda _: None
+) -> Path:
+    """A trace of these rows with the schema, the vocabulary and, but for a change, the manifest of another."""
+    folder.mkdir(parents=True)
+    schema = next(Trace.open(like).tables()).schema
+    schema = pa.schema([field for field in schema if any(field.name in row for row in rows)])
+    for number, part in enumerate(np.array_split(np.arange(len(rows)), shards)):
+        table = pa.Table.from_pylist([rows[i] for i in part], schema=schema)
+        write_shard(shard_path(folder, number), table)
+    content = json.loads((like / "manifest.json").read_text())
+    manifest(content)
+    (folder / "manifest.json").write_text(json.dumps(content))
+    (folder / "vocab.parquet").write_bytes((like / "vocab.parquet").read_bytes())
+    return folder
+
+
+def shifted(row: Row, by: float) -> Row:
+    """The same response, its π lower by a constant in log π."""
+    return row | {"logp_trainer": [logp - by for logp in row["logp_trainer"]]}
+
+
+@pytest.fixture(scope="session")
+def float32_rows() -> list[Row]:
+    return rows_of(FLOAT32)
+
+
+@pytest.fixture(scope="session")
+def perturbed(tmp_path_factory: pytest.TempPathFactory, float32_rows: list[Row]) -> Path:
+    """float32 with log π lower by 0.02 everywhere and noise of 0.01: half of it in another order and other shards."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for row in float32_rows:
+        logp = np.array(row["logp_trainer"], dtype=np.float32) - 0.02 + 0.01 * rng.normal(size=len(row["logp_trainer"]))
+        rows.append(row | {"logp_trainer": np.minimum(logp, 0).astype(np.float32).tolist()})
+    order = rng.permutation(len(rows))
+    folder = tmp_path_factory.mktemp("perturbed") / "trace"
+    return write_rows(folder, [rows[i] for i in order], FLOAT32, shards=3, manifest=_newer_torch)
+
+
+def _newer_torch(manifest: Row) -> None:
+    manifest["libraries"]["torch"] = manifest["trainer"]["torch"] = "2.14.0+cpu"
+
+
+@pytest.fixture(scope="session")
+def traces(perturbed: Path) -> list[Trace]:
+    return [Trace.open(path) for path in (FLOAT32, perturbed, bundled_trace())]

@@ -1,0 +1,208 @@
+"""Traces on disk, compared: known differences, the same tokens, what is left out, and the JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mismatch_cli.bundled import bundled_trace
+from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.report.analysis import analyse, summary_json
+from mismatch_cli.report.comparison.analysis import analyse_comparison, comparison_json
+from mismatch_cli.trace.reader import Trace
+from tests.report.comparison.conftest import FLOAT32, Row, shifted, write_rows
+
+DOCS = Path(__file__).parents[3] / "docs" / "compare.md"
+
+
+def compared(*folders: Path, pair: str | None = None) -> Row:
+    return json.loads(
+        json.dumps(comparison_json(analyse_comparison([Trace.open(f) for f in folders], pair)), allow_nan=False)
+    )
+
+
+@pytest.fixture(scope="module")
+def result(traces: list[Trace]) -> Row:
+    """float32 against its perturbed copy, in another order, and against the fp8 trace."""
+    return json.loads(json.dumps(comparison_json(analyse_comparison(traces), ["--pair", "mismatch"]), allow_nan=False))
+
+
+def holds(estimate: Row, value: float) -> bool:
+    return estimate["low"] <= value <= estimate["high"]
+
+
+def test_a_known_difference_lies_in_its_interval(result):
+    """π is lower by 0.02 with noise of 0.01: the mean by 0.02, the spread larger by 0.01."""
+    metrics = result["comparisons"][0]["metrics"]
+    assert holds(metrics["d_mean"]["difference"], -0.02)
+    assert metrics["d_mean"]["more_than_noise"] and metrics["d_mean"]["factor"]["value"] is None
+    assert metrics["d_sd"]["difference"]["value"] == pytest.approx(0.01, rel=0.05)
+    assert metrics["length_mean"]["difference"]["value"] == 0
+    assert metrics["abs_d_max"]["difference"]["note"] == "an extreme: no interval"
+
+
+def test_on_the_same_tokens_the_policies_are_compared_directly(result):
+    found = result["comparisons"][0]["on_tokens"]
+    assert result["comparisons"][0]["pairing"] == "tokens" and result["comparisons"][1]["on_tokens"] is None
+    assert found["tokens"] == result["traces"][0]["summary"]["counts"]["tokens"] and found["masked_in_one"] == 0
+    assert holds(found["current"]["d_mean"], -0.02)
+    assert found["reference"]["abs_d_max"]["value"] == 0
+    assert found["clip_flips"]["value"] == 0
+
+
+def test_tokens_meet_their_partners_in_any_order(result, float32_rows, perturbed):
+    """The largest difference of a token, from the rows themselves."""
+    key = ("prompt_id", "sample_index")
+    other = {tuple(row[k] for k in key): row for table in Trace.open(perturbed).tables() for row in table.to_pylist()}
+    gaps = [
+        np.abs(np.subtract(other[tuple(row[k] for k in key)]["logp_trainer"], row["logp_trainer"], dtype=np.float32))
+        for row in float32_rows
+    ]
+    current = result["comparisons"][0]["on_tokens"]["current"]
+    assert current["abs_d_max"]["value"] == pytest.approx(np.concatenate(gaps).max(), rel=1e-6)
+    assert current["abs_d_mean"]["value"] == pytest.approx(np.concatenate(gaps).mean(), rel=1e-5)
+
+
+def test_the_numbers_are_those_of_the_report(result, traces):
+    """But for rounding and the draws behind intervals."""
+    for side, trace in zip(result["traces"], traces, strict=True):
+        expected = summary_json(analyse([trace], 0))["pairs"]["mismatch"]
+        assert side["summary"]["counts"] == expected["counts"]
+        for key, estimate in expected["metrics"].items():
+            found = side["summary"]["metrics"][key]["value"]
+            assert found == estimate["value"] or found == pytest.approx(estimate["value"], rel=1e-9), key
+
+
+@pytest.mark.parametrize("folder", [FLOAT32, bundled_trace()], ids=["float32", "fp8-kv"])
+def test_a_trace_against_itself_differs_nowhere(folder, tmp_path):
+    (comparison,) = compared(folder, folder)["comparisons"]
+    assert comparison["pairing"] == "tokens" and comparison["settings"] == []
+    assert (comparison["tested"], comparison["more_than_noise"]) == (0, 0)
+    assert all(found["difference"]["value"] in (0, None) for found in comparison["metrics"].values())
+    for policy in ("current", "reference"):
+        assert comparison["on_tokens"][policy]["abs_d_max"]["value"] == 0
+    assert comparison["on_tokens"]["clip_flips"]["value"] == 0
+
+
+def test_clip_decisions_that_differ_are_counted(tmp_path, float32_rows):
+    """A trainer with π = μ/2 on every fourth response: its ratio leaves [0.8, 1.28] on all of their tokens."""
+    rows = [row if i % 4 else shifted(row, np.log(2)) for i, row in enumerate(float32_rows)]
+    (comparison,) = compared(FLOAT32, write_rows(tmp_path / "a", rows, FLOAT32))["comparisons"]
+    tokens = [len(row["response_ids"]) for row in float32_rows]
+    flips = comparison["on_tokens"]["clip_flips"]
+    assert flips["value"] == pytest.approx(sum(tokens[::4]) / sum(tokens))
+    assert flips["low"] < flips["value"] < flips["high"]
+
+
+def test_what_only_one_trace_holds_is_left_out_and_counted(tmp_path, float32_rows):
+    rows = [*float32_rows[:60], *(row | {"response_ids": row["response_ids"][::-1]} for row in float32_rows[60:])]
+    found = compared(FLOAT32, write_rows(tmp_path / "a", rows, FLOAT32))
+    palindromes = sum(row["response_ids"] == row["response_ids"][::-1] for row in float32_rows[60:])
+    assert [side["compared_responses"] for side in found["traces"]] == [60 + palindromes] * 2
+    assert [side["responses"] for side in found["traces"]] == [96, 96]
+    assert found["comparisons"][0]["shared_responses"] == 60 + palindromes
+    assert all(found["difference"]["value"] in (0, None) for found in found["comparisons"][0]["metrics"].values())
+
+
+def test_prompts_that_only_one_trace_holds_are_left_out(tmp_path, float32_rows):
+    """Other responses to 16 of the 24 prompts: 64 of the first trace's responses are compared."""
+    rows = [row | {"response_ids": row["response_ids"][::-1]} for row in float32_rows if row["prompt_id"] < 16]
+    found = compared(FLOAT32, write_rows(tmp_path / "a", rows, FLOAT32))
+    assert found["comparisons"][0]["pairing"] == "prompts" and found["comparisons"][0]["shared_prompts"] == 16
+    assert [side["compared_responses"] for side in found["traces"]] == [64, 64]
+
+
+def test_other_prompts_are_not_paired_and_nothing_is_left_out(tmp_path, float32_rows):
+    halves = [
+        write_rows(tmp_path / name, [row for row in float32_rows if (row["prompt_id"] < 12) == (name == "a")], FLOAT32)
+        for name in "ab"
+    ]
+    found = compared(*halves)
+    assert found["comparisons"][0]["pairing"] == "none" and found["comparisons"][0]["on_tokens"] is None
+    assert [side["compared_responses"] for side in found["traces"]] == [48, 48]
+    assert found["comparisons"][0]["tested"] > 20
+
+
+def test_masks_and_columns_that_differ(tmp_path, float32_rows):
+    rows = []
+    for row in float32_rows:
+        mask = [position > 0 for position in range(len(row["response_ids"]))]
+        rows.append({k: v for k, v in row.items() if not k.startswith("topk")} | {"loss_mask": mask})
+    found = compared(FLOAT32, write_rows(tmp_path / "a", rows, FLOAT32))
+    (comparison,) = found["comparisons"]
+    assert comparison["on_tokens"]["masked_in_one"] == 96
+    assert comparison["on_tokens"]["tokens"] == found["traces"][1]["summary"]["counts"]["tokens"]
+    assert comparison["metrics"]["tv_topk_mean"]["difference"]["note"] == "not measured"
+    assert comparison["metrics"]["abs_d_mean"]["difference"]["value"] is not None
+
+
+def test_responses_that_nobody_scored_are_left_out_of_both(tmp_path, float32_rows):
+    rows = [row if i % 4 else row | {"logp_trainer": None} for i, row in enumerate(float32_rows)]
+    found = compared(FLOAT32, write_rows(tmp_path / "a", rows, FLOAT32))
+    assert [side["compared_responses"] for side in found["traces"]] == [72, 72]
+    assert [side["about"]["unscored_responses"] for side in found["traces"]] == [0, 24]
+    assert found["comparisons"][0]["metrics"]["abs_d_mean"]["difference"]["value"] == 0
+
+
+def test_the_gap_is_the_first_that_all_have_or_the_one_asked_for(tmp_path, float32_rows):
+    later = [{k: v for k, v in row.items() if k != "logp_recomputed"} | {"version_trainer": 1} for row in float32_rows]
+    stale = write_rows(tmp_path / "a", later, FLOAT32)
+    assert compared(FLOAT32, bundled_trace())["pair"] == "mismatch"
+    assert compared(FLOAT32, stale)["pair"] == "total"
+    assert compared(bundled_trace(), bundled_trace(), pair="staleness")["pair"] == "staleness"
+    assert compared(FLOAT32, bundled_trace(), pair="floor")["comparisons"][0]["tested"] > 0
+    with pytest.raises(UsageError, match=r"float32 has no staleness pair. It has: floor, mismatch, total"):
+        compared(FLOAT32, bundled_trace(), pair="staleness")
+
+
+def test_a_trace_without_scores_is_named(tmp_path, float32_rows):
+    unscored = [{k: v for k, v in row.items() if "trainer" not in k} for row in float32_rows]
+    folder = write_rows(tmp_path / "a", unscored, FLOAT32)
+    with pytest.raises(MismatchError, match="a was not scored by a trainer"):
+        compared(FLOAT32, folder)
+    empty = [row | {"logp_trainer": None} for row in float32_rows]
+    with pytest.raises(MismatchError, match="b holds no scored token"):
+        compared(FLOAT32, write_rows(tmp_path / "b", empty, FLOAT32))
+
+
+def test_three_traces_are_compared_with_the_first(result):
+    assert [side["name"] for side in result["traces"]] == ["A", "B", "C"]
+    assert [(each["trace"], each["against"], each["pairing"]) for each in result["comparisons"]] == [
+        ("B", "A", "tokens"), ("C", "A", "prompts"),
+    ]  # fmt: skip
+    assert [each["settings"][0]["setting"] for each in result["comparisons"]] == [
+        "libraries.torch", "rollout.kv_cache_dtype",
+    ]  # fmt: skip
+    for each in result["comparisons"]:
+        assert each["expected_by_chance"] == pytest.approx(0.05 * each["tested"])
+        answers = [found["more_than_noise"] for found in each["metrics"].values()]
+        assert each["more_than_noise"] == answers.count(True)
+        assert each["tested"] == len(answers) - answers.count(None)
+
+
+def test_every_key_is_documented(result):
+    text = DOCS.read_text(encoding="utf-8")
+    keys: set[str] = set()
+
+    def collect(value: Any, depth: int) -> None:
+        if isinstance(value, dict):
+            keys.update(value)
+            for inner in value.values():
+                collect(inner, depth - 1) if depth else None
+        elif isinstance(value, list):
+            for inner in value:
+                collect(inner, depth)
+
+    collect({k: v for k, v in result.items() if k not in ("traces", "comparisons")}, 0)
+    collect([{k: v for k, v in row.items() if k not in ("about", "summary")} for row in result["traces"]], 0)
+    for row in result["comparisons"]:
+        collect({k: v for k, v in row.items() if k not in ("metrics", "on_tokens")}, 1)
+        collect(row["metrics"]["k3"], 0)
+        collect(row["on_tokens"] or {}, 0)
+    undocumented = {key for key in keys if f"`{key}`" not in text}
+    assert undocumented == set()
+    assert (result["format"], result["version"]) == ("mismatch-cli comparison", 1)
