@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -65,8 +66,7 @@ def import_dump(what: Import, folder: Path, progress: Progress) -> dict[str, Any
     progress.say(f"Importing {len(sources)} {'file' if len(sources) == 1 else 'files'}: {module.TITLE}")
     advance = _in_megabytes(progress, sum(source.size for source in sources))
     try:
-        for index, shard in enumerate(_shards(_completed(module, sources, tally, advance, completer))):
-            write_shard(shard_path(folder, index), shard)
+        _write(_shards(_completed(module, sources, tally, advance, completer)), folder)
     finally:
         progress.stop()
     if not completer.rows:
@@ -75,6 +75,18 @@ def import_dump(what: Import, folder: Path, progress: Progress) -> dict[str, Any
     config = {"config": {"sampling": what.sampling}} if what.sampling else {}
     write_manifest(folder, {"command": "import", "imported": imported, **config, "libraries": library_versions()})
     return imported
+
+
+def _write(shards: Iterator[pa.Table], folder: Path) -> None:
+    """One shard after the other, each while the next one is read: compressing it needs no interpreter."""
+    with ThreadPoolExecutor(1) as writer:
+        writing: Future[None] | None = None
+        for index, shard in enumerate(shards):
+            if writing is not None:
+                writing.result()
+            writing = writer.submit(write_shard, shard_path(folder, index), shard)
+        if writing is not None:
+            writing.result()
 
 
 def _completed(

@@ -4,100 +4,93 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from itertools import groupby
 from typing import Any
 
+import orjson
 import pyarrow as pa
-import pyarrow.json as paj
 
 from mismatch_cli.errors import first_line
 from mismatch_cli.importers._sources import Source
 from mismatch_cli.importers._tally import Tally
 
-CHUNK_BYTES = 2**24
+BLOCK_BYTES = 2**24
+_BATCH_BYTES = 2**18  # as Python objects: few enough to stay in the cache until they are arrays
 CUT_OFF = "last lines that are cut off"
 NO_JSON = "lines that are no JSON object"
 OTHER_TYPES = "lines with values of other types than the layout has"
 SchemaFor = Callable[[dict[str, Any]], pa.Schema]
+_Row = tuple[int, list[Any]]  # the number of the line, and its values in the order of the schema
 
 
 def tables(source: Source, schema_for: SchemaFor, tally: Tally, advance: Callable[[int], None]) -> Iterator[pa.Table]:
     """The lines of a file, in order. `schema_for` says from a record in which types its like are to be read."""
-    reader = _Reader(source.name, schema_for, tally)
-    number = 1
-    with source.path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            chunk += file.readline()
-            yield from reader.read(chunk, number)
-            number += chunk.count(b"\n")
-            advance(len(chunk))
+    schema: pa.Schema | None = None
+    block: list[pa.Table] = []
+    rows: list[_Row] = []
+    size = batch_size = 0
+    with source.path.open("rb", buffering=2**20) as file:
+        for number, line in enumerate(file, 1):
+            batch_size += len(line)
+            record = _record(line, f"{source.name}, line {number}", tally)
+            if record is None:
+                continue
+            schema = schema or schema_for(record)
+            rows.append((number, [record.get(name) for name in schema.names]))
+            if batch_size < _BATCH_BYTES:
+                continue
+            block += _tables(rows, schema, schema_for, source.name, tally)
+            rows, size, batch_size = [], size + batch_size, 0
+            if size >= BLOCK_BYTES:
+                yield from _joined(block)
+                advance(size)
+                block, size = [], 0
+    if schema is not None:
+        yield from _joined([*block, *_tables(rows, schema, schema_for, source.name, tally)])
+    advance(size + batch_size)
 
 
-class _Reader:
-    def __init__(self, name: str, schema_for: SchemaFor, tally: Tally) -> None:
-        self._name, self._schema_for, self._tally = name, schema_for, tally
-        self._schema: pa.Schema | None = None
-
-    def read(self, chunk: bytes, number: int) -> Iterator[pa.Table]:
-        if self._schema is None:
-            self._schema = _first_schema(chunk, self._schema_for)
-        if self._schema is not None:
-            try:
-                yield from _parse(chunk, self._schema)
-                return
-            except pa.ArrowInvalid:
-                pass
-        yield from self._halves(chunk.split(b"\n"), number, ends=chunk.endswith(b"\n"))
-
-    def _halves(self, lines: list[bytes], number: int, ends: bool) -> Iterator[pa.Table]:
-        """What can be read of lines of which one cannot; nearly always few can not."""
-        try:
-            if self._schema is None or len(lines) == 1:
-                raise pa.ArrowInvalid
-            found = _parse(b"\n".join(lines), self._schema)
-        except pa.ArrowInvalid:
-            if len(lines) == 1:
-                yield from self._one(lines[0], number, ends)
-                return
-            half = len(lines) // 2
-            yield from self._halves(lines[:half], number, ends=True)
-            yield from self._halves(lines[half:], number + half, ends)
-            return
-        yield from found
-
-    def _one(self, line: bytes, number: int, ends: bool) -> Iterator[pa.Table]:
-        if not line.strip():
-            return
-        where = f"{self._name}, line {number}"
-        try:
-            record = json.loads(line)
-            if not isinstance(record, dict):
-                raise ValueError
-        except (ValueError, RecursionError):
-            self._tally.leave_out(NO_JSON if ends else CUT_OFF, 1, where)
-            return
-        try:
-            yield from _parse(line, self._schema_for(record))
-        except pa.ArrowInvalid as error:
-            self._tally.leave_out(OTHER_TYPES, 1, f"{where}: {first_line(error)}")
+def _joined(tables: list[pa.Table]) -> Iterator[pa.Table]:
+    """Tables of equal types as one, in their order; nearly always all of them."""
+    for _, equal in groupby(tables, key=lambda table: table.schema):
+        yield pa.concat_tables(list(equal)).combine_chunks()
 
 
-def _first_schema(chunk: bytes, schema_for: SchemaFor) -> pa.Schema | None:
-    for line in chunk.split(b"\n", 64)[:64]:
+def _record(line: bytes, where: str, tally: Tally) -> dict[str, Any] | None:
+    """The object of a line; None, and a count, for anything else but an empty line."""
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError:  # NaN and −Infinity are no JSON, but Python writes them
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
+            if line.strip():
+                tally.leave_out(NO_JSON if line.endswith(b"\n") else CUT_OFF, 1, where)
+            return None
+    if not isinstance(record, dict):
+        tally.leave_out(NO_JSON, 1, where)
+        return None
+    return record
+
+
+def _tables(rows: list[_Row], schema: pa.Schema, schema_for: SchemaFor, name: str, tally: Tally) -> Iterator[pa.Table]:
+    """All rows at once; where one does not fit, each by itself, in the types that it shows."""
+    if not rows:
+        return
+    try:
+        yield _table(rows, schema)
+        return
+    except (pa.ArrowException, OverflowError):
+        pass
+    for row in rows:
+        try:
+            found = _table([row], schema_for(dict(zip(schema.names, row[1], strict=True))))
+        except (pa.ArrowException, OverflowError) as error:
+            tally.leave_out(OTHER_TYPES, 1, f"{name}, line {row[0]}: {first_line(error)}")
             continue
-        if isinstance(record, dict):
-            return schema_for(record)
-    return None
+        yield found
 
 
-def _parse(chunk: bytes, schema: pa.Schema) -> list[pa.Table]:
-    if not chunk.strip():
-        return []
-    table = paj.read_json(
-        pa.BufferReader(chunk),
-        read_options=paj.ReadOptions(use_threads=False, block_size=len(chunk) + 1),
-        parse_options=paj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
-    )
-    return [table] if table.num_rows else []
+def _table(rows: list[_Row], schema: pa.Schema) -> pa.Table:
+    columns = zip(*(values for _, values in rows), strict=True)
+    return pa.table([pa.array(values, kind) for values, kind in zip(columns, schema.types, strict=True)], schema=schema)

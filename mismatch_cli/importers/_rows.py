@@ -33,12 +33,12 @@ class Completer:
     def complete(self, table: pa.Table, where: str) -> pa.Table:
         """The rows that can be used, with every column that a trace requires."""
         table = _known_columns(table)
-        table = table.filter(pa.array(self._usable(table, where)))
+        table = _only(table, self._usable(table, where))
         columns = {name: _lists.single(table.column(name)) for name in table.column_names}
         self._fill_tokens(columns)
         self._fill_keys(columns, table.num_rows)
         table = pa.table({name: columns[name] for name in column_order() if name in columns})
-        table = table.filter(pa.array(self._first_of_its_key(table, where)))
+        table = _only(table, self._first_of_its_key(table, where))
         self._count(table)
         return table
 
@@ -130,6 +130,10 @@ def _known_columns(table: pa.Table) -> pa.Table:
     """The columns of a trace that are there, in its types; a column of nothing but nulls of no type is not there."""
     names = [n for n in column_order() if n in table.column_names and table.column(n).type != pa.null()]
     return pa.table({name: table.column(name).cast(arrow_type(name)) for name in names})
+
+
+def _only(table: pa.Table, keep_S: np.ndarray) -> pa.Table:
+    return table if keep_S.all() else table.filter(pa.array(keep_S))
 
 
 def _broken(ids: pa.Array) -> np.ndarray:
