@@ -73,7 +73,7 @@ def test_intervals_cover_the_truth(make_batch, truth, paired):
     found = trials(make_batch, 60, paired)
     for key in (MEAN, MEDIAN):
         for share in covered(found, key, truth[key]):
-            assert 0.86 <= share, (key, share)
+            assert share >= 0.86, (key, share)
     if paired:
         assert np.mean([each[MEAN].more_than_noise for each in found]) > 0.99
 

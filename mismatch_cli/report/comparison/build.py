@@ -120,19 +120,18 @@ def _headline(result: Row) -> str:
     first, *others = result["traces"]
     if len(others) == 1:
         comparison, (other,) = result["comparisons"][0], others
-        factor = _factor(comparison) or "against"
         return (
-            f"On an average token the two policies of {other['name']} differ by {_mean_gap(other)} in probability, "
-            f"{factor} {_mean_gap(first)} in {first['name']}. {_how_many(comparison)}{_first_setting(comparison)}"
+            f"On an average token the two policies differ in probability by {_mean_gap(first)} in {first['name']} and "
+            f"by {_mean_gap(other)} in {other['name']}{_factor(comparison)}. {_how_many(comparison)}"
+            f"{_first_setting(comparison)}"
         )
     gaps = [f"{_mean_gap(first)} in {first['name']}"]
     for side, comparison in zip(others, result["comparisons"], strict=True):
-        factor = f" ({_factor(comparison)})" if _factor(comparison) else ""
-        gaps.append(f"{_mean_gap(side)} in {side['name']}{factor}")
+        gaps.append(f"{_mean_gap(side)} in {side['name']}{_factor(comparison)}")
     marked = (f"{each['more_than_noise']} of {each['tested']} in {each['trace']}" for each in result["comparisons"])
     return (
-        f"On an average token the two policies differ by {', '.join(gaps)} in probability. Metrics that differ from "
-        f"{first['name']} by more than noise: {', '.join(marked)}; one in twenty would by chance."
+        f"On an average token the two policies differ in probability by {', '.join(gaps)}. Metrics that differ "
+        f"from {first['name']} by more than noise: {', '.join(marked)}; one in twenty would by chance."
     )
 
 
@@ -142,7 +141,7 @@ def _mean_gap(side: Row) -> str:
 
 def _factor(comparison: Row) -> str:
     factor = comparison["metrics"]["tv_binary_mean"]["factor"]
-    return factor_text(factor) if factor["value"] is not None else ""
+    return f" ({factor_text(factor)})" if factor["value"] is not None else ""
 
 
 def _how_many(comparison: Row) -> str:

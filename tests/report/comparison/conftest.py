@@ -12,6 +12,13 @@ import pyarrow as pa
 import pytest
 
 from mismatch_cli.bundled import bundled, bundled_trace
+from mismatch_cli.report.comparison.analysis import (
+    ComparisonAnalysis,
+    analyse_comparison,
+    comparison_json,
+    comparison_plot_data,
+)
+from mismatch_cli.report.comparison.plot_data import ComparisonPlotData
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.writer import shard_path, write_shard
 
@@ -71,3 +78,24 @@ def _newer_torch(manifest: Row) -> None:
 @pytest.fixture(scope="session")
 def traces(perturbed: Path) -> list[Trace]:
     return [Trace.open(path) for path in (FLOAT32, perturbed, bundled_trace())]
+
+
+@pytest.fixture(scope="session")
+def analysis(traces: list[Trace]) -> ComparisonAnalysis:
+    """float32 against its perturbed copy, in another order, and against the fp8 trace."""
+    return analyse_comparison(traces)
+
+
+@pytest.fixture(scope="session")
+def result(analysis: ComparisonAnalysis) -> Row:
+    return json.loads(json.dumps(comparison_json(analysis, ["--pair", "mismatch"]), allow_nan=False))
+
+
+@pytest.fixture(scope="session")
+def plot_data(analysis: ComparisonAnalysis, result: Row) -> ComparisonPlotData:
+    return comparison_plot_data(analysis, result)
+
+
+def first_two(result: Row) -> Row:
+    """The same comparison without the third trace."""
+    return result | {"traces": result["traces"][:2], "comparisons": result["comparisons"][:1]}

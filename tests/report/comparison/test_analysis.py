@@ -25,12 +25,6 @@ def compared(*folders: Path, pair: str | None = None) -> Row:
     )
 
 
-@pytest.fixture(scope="module")
-def result(traces: list[Trace]) -> Row:
-    """float32 against its perturbed copy, in another order, and against the fp8 trace."""
-    return json.loads(json.dumps(comparison_json(analyse_comparison(traces), ["--pair", "mismatch"]), allow_nan=False))
-
-
 def holds(estimate: Row, value: float) -> bool:
     return estimate["low"] <= value <= estimate["high"]
 

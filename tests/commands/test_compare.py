@@ -1,0 +1,104 @@
+"""`compare` as a user types it: the bundled traces, one's own, its folder, and mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mismatch_cli.bundled import bundled, bundled_trace
+from mismatch_cli.cli import run
+from mismatch_cli.commands._own_folder import own_folder
+from mismatch_cli.errors import MismatchError
+
+FLOAT32 = str(bundled("traces") / "float32")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    """A working folder with the bundled float32 trace in a run."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(FLOAT32, tmp_path / "run" / "trace")
+    return tmp_path
+
+
+def compare(capfd, *arguments: str) -> tuple[int, str, str]:
+    capfd.readouterr()
+    code = run(["compare", *arguments])
+    out, err = capfd.readouterr()
+    return code, out, err
+
+
+def test_without_an_argument_the_bundled_traces_are_compared(here, capfd):
+    code, out, err = compare(capfd)
+    assert code == 0
+    assert "two bundled ones" in err and "Wrote compare/report.html" in err
+    text = " ".join(out.split())
+    assert "by prompt: both hold responses to the same 24 prompts" in text and "rollout.kv_cache_dtype" in text
+    written = json.loads((here / "compare" / "summary.json").read_text())
+    assert [Path(side["folder"]).name for side in written["traces"]] == ["fp8-kv", "float32"]
+    plots = {path.stem for path in (here / "compare" / "plots").iterdir()}
+    assert plots == {"metric-factors", "gap-distribution", "volatility", "position-profile"}
+
+
+def test_json_is_what_is_written_and_the_folder_is_renewed(here, capfd):
+    for _ in range(2):
+        code, out, err = compare(capfd, "run", FLOAT32, "--json", "--quiet", "-o", "out")
+        assert code == 0 and err == ""
+    result = json.loads(out)
+    assert result == json.loads((here / "out" / "summary.json").read_text())
+    assert result["comparisons"][0]["pairing"] == "tokens" and result["pair"] == "mismatch"
+    (here / "out" / "summary.json").write_text("{}")
+    code, _, err = compare(capfd, "run", FLOAT32, "--quiet", "-o", "out")
+    assert code == 1 and "out already exists. Replace its report with --force" in " ".join(err.split())
+
+
+def test_the_pair_asked_for_is_compared_and_kept_in_the_command(here, capfd):
+    code, out, _ = compare(capfd, str(bundled_trace()), str(bundled_trace()), "--pair", "staleness", "--quiet")
+    assert code == 0 and "staleness: the trainer's present weights" in " ".join(out.split())
+    page = (here / "compare" / "report.html").read_text()
+    assert "fp8-kv --pair staleness" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["run"], 2, "One trace has nothing to be compared with. Name a second: compare run OTHER"),
+        (["run"] * 9, 2, "9 traces are too many at once: name at most 8."),
+        (["run", "gone"], 1, "gone does not exist"),
+        (["run", "run", "--pair", "mismatsch"], 2, "Did you mean mismatch"),
+        (["run", "run", "--pair", "staleness"], 2, "run/trace has no staleness pair. It has: floor, mismatch, total."),
+        (["run", "run", "-o", "/proc/nope"], 1, "/proc/nope cannot be written"),
+        (["run", "run", "-o", "run"], 1, "run already exists"),
+        (["run", "run", "-o", "run/trace/manifest.json"], 1, "is a file"),
+    ],
+)
+def test_mistakes(here, capfd, arguments, code, message):
+    got, _, err = compare(capfd, *arguments, "--quiet")
+    assert got == code
+    assert message in " ".join(err.split())
+    assert "Traceback" not in err
+    assert (here / "run" / "trace" / "manifest.json").is_file()
+
+
+def test_only_force_replaces_what_is_not_ours(tmp_path):
+    folder = tmp_path / "report"
+    assert own_folder(folder, "mine", force=False) == folder and folder.is_dir()
+    (folder / "summary.json").write_text('{"format": "mine"}')
+    own_folder(folder, "mine", force=False)
+    with pytest.raises(MismatchError, match="already exists"):
+        own_folder(folder, "yours", force=False)
+    own_folder(folder, "yours", force=True)
+    assert (folder / "summary.json").is_file()
+
+
+def test_a_reader_that_stops_early_is_no_error(here):
+    command = f"{sys.executable} -m mismatch_cli compare run {FLOAT32} --quiet -o out | head -n 3"
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 3 and not done.stderr

@@ -1,0 +1,118 @@
+"""Every plot of `compare`: the contract, all variants, and data that has hardly anything in it."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mismatch_cli import registry
+from mismatch_cli.report.comparison.plot_data import ComparisonPlotData, exceedance
+from mismatch_cli.report.figures import plots_for, write_plots
+from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
+from tests.report.clipping.test_plots import check_texts, drawn
+from tests.report.comparison.conftest import Row, first_two
+
+PLOTS = registry.names(ComparisonPlotData.PLOTS)
+STYLES = [Style(layout, theme) for layout, theme in itertools.product((WIDE, NARROW), (LIGHT, DARK))]
+
+
+@pytest.fixture(params=PLOTS)
+def plot(request: pytest.FixtureRequest) -> ModuleType:
+    return load(request.param)
+
+
+def load(name: str) -> ModuleType:
+    return registry.load(ComparisonPlotData.PLOTS, name, "plot")
+
+
+def of_two(data: ComparisonPlotData) -> ComparisonPlotData:
+    return ComparisonPlotData(first_two(data.result), data.subject, data.exceedance[:2])
+
+
+def many(data: ComparisonPlotData) -> ComparisonPlotData:
+    """Eight traces: the second one seven times."""
+    side, comparison = data.result["traces"][1], data.result["comparisons"][0]
+    result = dict(data.result)
+    result["traces"] = [data.result["traces"][0], *(side | {"name": name} for name in "BCDEFGH")]
+    result["comparisons"] = [comparison | {"trace": name} for name in "BCDEFGH"]
+    return ComparisonPlotData(result, data.subject, (data.exceedance[0], *[data.exceedance[1]] * 7))
+
+
+def with_factors(data: ComparisonPlotData, value: float, width: float) -> ComparisonPlotData:
+    """Two traces all of whose factors are one value."""
+    result: Row = copy.deepcopy(first_two(data.result))
+    for found in result["comparisons"][0]["metrics"].values():
+        if found["factor"]["value"] is not None:
+            found["factor"] = {"value": value, "low": value / width, "high": value * width, "note": None}
+    return ComparisonPlotData(result, data.subject, data.exceedance[:2])
+
+
+def test_contract(plot: ModuleType) -> None:
+    assert plot.TITLE.strip()
+    assert plot.CAPTION.strip().endswith(".")
+    assert plot.needs(ComparisonPlotData({})) is False
+
+
+@pytest.mark.parametrize("style", STYLES, ids=lambda style: f"{style.layout.name}-{style.theme.name}")
+def test_text_is_legible_inside_the_figure_and_apart(
+    plot: ModuleType, style: Style, plot_data: ComparisonPlotData
+) -> None:
+    assert plot.needs(plot_data)
+    check_texts(drawn(plot, plot_data, style), style)
+
+
+@pytest.mark.parametrize("style", STYLES[::3], ids=["wide", "narrow"])
+@pytest.mark.parametrize("made", [of_two, many], ids=["two", "eight"])
+def test_draws_any_number_of_traces(plot: ModuleType, made: Any, style: Style, plot_data: ComparisonPlotData) -> None:
+    check_texts(drawn(plot, made(plot_data), style), style)
+
+
+@pytest.mark.parametrize(("value", "width"), [(1.0, 1.0), (1.1, 1.05), (3.0, 2.0), (1e-9, 3.0), (5e6, 1.5)])
+def test_factors_of_any_size(value: float, width: float, plot_data: ComparisonPlotData) -> None:
+    for style in STYLES[::3]:
+        figure = drawn(load("metric-factors"), with_factors(plot_data, value, width), style)
+        low, high = figure.axes[0].get_xlim()
+        assert low < min(value / width, 1) and high > max(value * width, 1)
+        check_texts(figure, style)
+
+
+def test_what_has_no_gap_is_drawn_or_declined(plot_data: ComparisonPlotData) -> None:
+    """A trace whose policies agree to the bit, beside one whose do not, and beside itself."""
+    result: Row = copy.deepcopy(first_two(plot_data.result))
+    for key in ("volatility", "positions", "from_end"):
+        for row in result["traces"][1]["summary"][key]:
+            for name in row.keys() & {"ratio_sd", "tv_topk_sd", "tv_binary_sd", "abs_d_mean"}:
+                row[name] = {"value": 0.0, "low": None, "high": None, "note": None}
+    for found in result["comparisons"][0]["metrics"].values():
+        found["factor"] = {"value": 0.0, "low": None, "high": None, "note": "no gap: no interval"}
+    nothing = np.zeros((2, 0))
+    both = result | {"traces": [result["traces"][1] | {"name": "A"}, result["traces"][1]]}
+    for data in (
+        ComparisonPlotData(result, "", (plot_data.exceedance[0], nothing)),
+        ComparisonPlotData(both, "", (nothing, nothing)),
+    ):
+        for name in PLOTS:
+            if load(name).needs(data):
+                drawn(load(name), data, STYLES[0])
+        assert "metric-factors" not in dict(plots_for(data))
+
+
+def test_the_curve_of_gaps_is_their_share() -> None:
+    """|d| of 0, 0.1, 0.1 and 2: all but one of four at 0.1, one of four at 2."""
+    from mismatch_cli.metrics.cells import D_BINS
+
+    counts = np.zeros((32, 11, D_BINS.count), dtype=np.int64)
+    for value in np.array([0.0, 0.1, -0.1, 2.0], dtype=np.float32):
+        counts[0, 0, D_BINS.index(np.array([value]))] += 1
+    edges, shares = exceedance(counts)
+    assert shares[0] == 0.75 and shares[-1] == 0.25 and (np.diff(shares) <= 0).all()
+    assert edges[-1] == pytest.approx(2, rel=0.04) and edges[shares == 0.75][-1] == pytest.approx(0.1, rel=0.04)
+
+
+def test_files_are_written_for_every_plot(tmp_path, plot_data: ComparisonPlotData) -> None:
+    assert sorted(path.stem for path in write_plots(tmp_path, of_two(plot_data))) == PLOTS

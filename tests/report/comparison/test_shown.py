@@ -1,0 +1,128 @@
+"""The report on a terminal and as a page: what it says first, at every width, and what it makes of hostile names."""
+
+from __future__ import annotations
+
+import copy
+import io
+import re
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from mismatch_cli.report.comparison.build import build_view
+from mismatch_cli.report.html import render_html
+from mismatch_cli.report.terminal import print_report
+from tests.report.comparison.conftest import Row, first_two
+
+HOSTILE = "<b>[red]$x$\x1b[2J \u202eevil"
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def on_terminal(result: Row, width: int) -> str:
+    text = io.StringIO()
+    console = Console(file=text, width=width, highlight=False, emoji=False, markup=False)
+    print_report(build_view(result, ()), console)
+    return text.getvalue()
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def with_differences(result: Row, value: float, marked: int, settings: list[Any] | None = None) -> Row:
+    """Two traces all of whose differences have one value."""
+    made = copy.deepcopy(first_two(result))
+    comparison = made["comparisons"][0]
+    comparison |= {"tested": 40, "more_than_noise": marked, "expected_by_chance": 2.0}
+    comparison["settings"] = comparison["settings"] if settings is None else settings
+    for found in comparison["metrics"].values():
+        found["difference"] = {"value": value, "low": None, "high": None, "note": None}
+    return made
+
+
+@pytest.mark.parametrize("width", [50, 80, 120])
+@pytest.mark.parametrize("count", [2, 3])
+def test_no_line_is_wider_than_the_terminal(result, count, width):
+    from rich.cells import cell_len
+
+    text = on_terminal(result if count == 3 else first_two(result), width)
+    assert max(map(cell_len, text.splitlines())) <= width
+    assert "mean |π − μ|" in words(text) and "libraries.torch" in words(text)
+
+
+def test_the_first_lines_say_how_the_traces_are_paired(result):
+    text = words(on_terminal(result, 120))
+    assert "B with A on the same tokens: both hold the same 96 responses" in text
+    assert "C with A by prompt: both hold responses to the same 24 prompts, 40 of them the same" in text
+    assert "Paired on the same tokens" in words(on_terminal(first_two(result), 120))
+    assert text.index("B with A") < text.index("What differs in the settings")
+
+
+def test_the_headline_says_what_chance_would_bring(result):
+    text = words(on_terminal(first_two(result), 120))
+    comparison = result["comparisons"][0]
+    assert (
+        f"{comparison['more_than_noise']} of {comparison['tested']} metrics differ by more than noise; "
+        "about 2 would by chance. First among the settings that differ: libraries.torch "
+        "(2.13.0+cpu in A, 2.14.0+cpu in B)." in text
+    )
+    assert "one in twenty would by chance" in words(on_terminal(result, 120))
+
+
+def test_where_no_setting_differs_the_hardware_is_named(result):
+    text = words(on_terminal(with_differences(result, 0.1, 20, settings=[]), 120))
+    assert "No recorded setting differs that touches a log-probability. What is left" in text
+    assert "hardware, the weights themselves" in text
+    quiet = words(on_terminal(with_differences(result, 0.1, 1, settings=[]), 120))
+    assert "No recorded setting differs" in quiet and "hardware" not in quiet
+
+
+def test_nothing_differs_and_too_few_prompts(result):
+    nothing = with_differences(result, 0.0, 0)
+    nothing["comparisons"][0]["tested"] = 0
+    assert "No number differs." in words(on_terminal(nothing, 120))
+    few = with_differences(result, 0.1, 0)
+    few["comparisons"][0]["tested"] = 0
+    assert "There are too few prompts to tell this from noise." in words(on_terminal(few, 120))
+
+
+def test_what_is_left_out_is_said(result):
+    made = copy.deepcopy(first_two(result))
+    made["traces"][0]["compared_responses"] -= 20
+    made["comparisons"][0]["on_tokens"]["masked_in_one"] = 7
+    text = words(on_terminal(made, 120))
+    assert "A: 20 of 96 responses are left out, because another trace holds no partner for them" in text
+    assert "7 tokens are masked in only one of A and B" in text
+
+
+def test_values_difference_and_mark_stand_beside_each_other(result):
+    text = on_terminal(first_two(result), 120)
+    (row,) = re.findall(r"^mean signed Δlog p .*$", text, re.M)[:1]
+    assert re.search(r"−0\.0201 +−0\.02005 ± 0\.00029 \* +—", row)
+    (largest,) = re.findall(r"^largest \|Δlog p\| .*$", text, re.M)[:1]
+    assert "±" not in largest and "*" not in largest
+    table = on_terminal(result, 120)
+    (row,) = re.findall(r"^mean \|Δlog p\| .*$", table, re.M)[:1]
+    assert row.count("*") == 2
+
+
+def test_the_page_is_whole_and_every_metric_is_defined(result):
+    html = render_html(build_view(result, ()))
+    ids = re.findall(r'\bid="([^"]+)"', html)
+    assert len(set(ids)) == len(ids)
+    links = re.findall(r'href="#([^"]+)"', html)
+    assert set(links) <= set(ids)
+    assert "metric-ess_sequence" in links and "metric-clip_flips" in links
+    for tag in ("details", "table", "div", "section", "bdi"):
+        assert len(re.findall(f"<{tag}[ >]", html)) == html.count(f"</{tag}>"), tag
+    assert "C against A: every difference" in html
+
+
+def test_neither_obeys_names_and_settings(result):
+    made = copy.deepcopy(first_two(result))
+    made["traces"][1]["folder"] = HOSTILE
+    made["comparisons"][0]["settings"][0] |= {"setting": HOSTILE, "first": HOSTILE, "other": [HOSTILE]}
+    html, text = render_html(build_view(made, ())), on_terminal(made, 100)
+    assert "<b>" not in html and not CONTROL.search(html) and not CONTROL.search(text)
+    assert "[red]$x$\\x1b[2J" in words(text)
