@@ -147,9 +147,9 @@ def _row(
 ) -> dict[str, Any]:
     found = named.pop(check, 0)
     others = ", ".join(f"{other} {count}" for other, count in named.most_common())
-    split = " ".join(f"{pool}:{dict(c)}" for pool, c in by_pool.items()) if "-v" in sys.argv else ""
-    print(f"| {name} | `{check}` | {severity} | {found} | {trials} | {others} | {split}", flush=True)
-    return {"fault": name, "check": check, "severity": severity, "found": found, "of": trials, "named": dict(named)}
+    print(f"| {name} | `{check}` | {severity} | {found} | {trials} | {others} |", flush=True)
+    row = {"fault": name, "check": check, "severity": severity, "found": found, "of": trials, "named": dict(named)}
+    return row | {"found_in": {pool: counts[check] for pool, counts in by_pool.items()}}
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from mismatch_cli.trace.schema import ROW_KEY
+
 _TOKEN_COLUMNS = ("response_ids", "logp_rollout", "logp_trainer", "entropy_trainer")
 _TOPK_COLUMNS = ("topk_ids", "topk_logp_rollout", "topk_logp_trainer")
 
@@ -41,7 +43,7 @@ class Pool:
     def of(cls, table: pa.Table, most_responses: int | None = None) -> Pool:
         table = table.slice(0, most_responses).combine_chunks()
         offsets = np.concatenate([[0], np.cumsum(table["response_ids"].combine_chunks().value_lengths().to_numpy())])
-        names = ("prompt_id", "sample_index", "step", "finish_reason", "version_rollout", "version_trainer")
+        names = (*ROW_KEY, "finish_reason", "version_rollout", "version_trainer")
         rows = {name: np.array(table[name].to_pylist()) for name in names}
         rows["prompt_ids"] = np.empty(len(offsets) - 1, dtype=object)
         rows["prompt_ids"][:] = table["prompt_ids"].to_pylist()

@@ -43,11 +43,14 @@ def align(sample: Sample) -> Alignment:
     return Alignment(gap, lag.astype(np.int64), start.astype(np.int64), left)
 
 
-def lag_scan(sample: Sample, lags: tuple[int, ...] = (-3, -2, -1, 0, 1, 2, 3)) -> dict[int, float]:
-    """The mean of min(|π[t + lag] − μ[t]|, 2) in nats over the tokens of all responses, by lag."""
-    sums = {lag: np.zeros(2) for lag in lags}
-    for span in sample.spans():
-        for lag in lags:
+def lag_scan(sample: Sample, alignment: Alignment) -> dict[int, float]:
+    """The mean of min(|π[t + lag] − μ[t]|, 2) in nats, by lag; over the responses out of step, if there are any."""
+    sums = {lag: np.zeros(2) for lag in sorted((0, *LAGS))}
+    out_of_step_S = alignment.lag_S != 0
+    for s, span in enumerate(sample.spans()):
+        if out_of_step_S.any() and not out_of_step_S[s]:
+            continue
+        for lag in sums:
             cost_T = _cost(sample.logq_T[span], sample.logp_T[span], sample.counts_T[span], lag)
             known = np.isfinite(cost_T)
             sums[lag] += (cost_T[known].sum(), known.sum())

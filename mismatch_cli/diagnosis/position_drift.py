@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from mismatch_cli.diagnosis._evidence import Evidence
 from mismatch_cli.diagnosis._finding import Finding, untested
 from mismatch_cli.diagnosis._profile import drift, sharpest_jump
@@ -15,7 +13,7 @@ CAUSE = (
 )
 CHANGE = "Compare rope_theta and rope_scaling as both sides resolved them; pass the same --hf-overrides to the engine."
 SOURCE = "vLLM 27722 (gpt-oss YaRN), vLLM PR 43419 (OLMo3: 0.003227 to 0.000054)"
-_TIMES, _Z, _STEADY = 1.7, 3.0, 0.42
+_TIMES, _Z, _STEADY = 1.65, 3.0, 0.78
 
 
 def check(evidence: Evidence) -> Finding:
@@ -30,7 +28,7 @@ def check(evidence: Evidence) -> Finding:
         ("typical gaps, first twelfth of the positions", first.value), ("last twelfth", last.value), ("z", z),
         ("correlation of log gap and position", correlation),
     )  # fmt: skip
-    if not (factor > _TIMES and z > _Z and np.log(factor) * correlation > _STEADY and not (jump and jump.sharp)):
+    if not (factor > _TIMES and z > _Z and correlation > _STEADY and not (jump and jump.sharp)):
         return Finding(NAME, "clear", factor, "times, last positions against first", evidence=rows)
     sentence = f"Along the response the gap grows {factor:.3g} times, at the same probabilities."
     return Finding(NAME, "found", factor, "times, last positions against first", 1 - 1 / factor, sentence, rows)

@@ -22,7 +22,7 @@ CHANGE = (
     "trainer's logits by the rollout's temperature."
 )
 SOURCE = "vime 64, TRL 4159, NeMo-RL 902, tinker-cloud PR 26 (fitted 0.70)"
-_LEAST, _Z, _EXPLAINS = 0.004, 6.0, 0.3
+_LEAST, _Z, _EXPLAINS = 0.004, 6.0, 0.12
 _FEWEST = 100  # tokens
 _DEEPEST = -12.0  # nats: rarer tokens say little and are rounded most
 
@@ -45,10 +45,7 @@ def check(evidence: Evidence) -> Finding:
     if not (abs(fit.beta - 1) > _LEAST and abs(z) > _Z and fit.explains > _EXPLAINS):
         return Finding(NAME, "clear", fit.beta, "fitted β", evidence=rows)
     who = "flatter" if fit.beta > 1 else "sharper"
-    sentence = (
-        f"The rollout's distribution is the trainer's at {fit.beta:.3g} times its temperature ({who} than it): "
-        "the temperature was applied on one side only."
-    )
+    sentence = f"The rollout's distribution is the trainer's at {fit.beta:.3g} times its temperature ({who} than it)."
     return Finding(NAME, "found", fit.beta, "fitted β", fit.explains, sentence, rows)
 
 

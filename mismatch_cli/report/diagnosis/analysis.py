@@ -51,7 +51,8 @@ class DiagnosisAnalysis:
 
     @cached_property
     def lags(self) -> dict[int, float]:
-        return lag_scan(self.sample)
+        """The gap by lag, nats."""
+        return lag_scan(self.sample, self.diagnosis.evidence.alignment)
 
     @cached_property
     def by_position(self) -> list[tuple[float, Mean]]:

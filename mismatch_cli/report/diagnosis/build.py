@@ -131,7 +131,7 @@ def _rows(finding: Finding) -> Facts:
 def _text(value: float | int | str | None) -> str:
     if isinstance(value, str):
         return value
-    return numbers.count(value) if isinstance(value, int) else numbers.number(value, 4)
+    return f"{value:,}".replace("-", "−") if isinstance(value, int) else numbers.number(value, 4)
 
 
 def _all_checks(analysis: DiagnosisAnalysis, figures: Sequence[FigureView]) -> Section:

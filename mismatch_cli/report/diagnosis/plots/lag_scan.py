@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 TITLE = "The gap at every shift"
 CAPTION = (
-    "Mean gap between log π of token t + lag and log μ of token t, each token counting for at most 2 nats. The lowest "
-    "bar belongs at 0: anywhere else the two columns are shifted."
+    "Mean gap between log π of token t + lag and log μ of token t, each token counting for at most 2 nats: over "
+    "the responses that are out of step, if there are any. The lowest bar belongs at 0."
 )
 
 
@@ -29,9 +29,15 @@ def draw(figure: Figure, data: DiagnosisAnalysis, style: Style) -> None:
     lags, gaps = list(data.lags), np.nan_to_num(list(data.lags.values()))
     colors = [style.theme.orange if lag == 0 else style.theme.blue for lag in lags]
     bars = axes.bar(lags, gaps, color=colors, width=0.7)
-    axes.bar_label(bars, labels=[f"{gap:.2g}" for gap in gaps], padding=3, fontsize=style.small, color=style.theme.ink)
+    axes.bar_label(
+        bars,
+        labels=[f"{gap:.2g}".replace("-", "−") for gap in gaps],
+        padding=3,
+        fontsize=style.small,
+        color=style.theme.ink,
+    )
     axes.set_ylim(0, 1.2 * max(gaps.max(), 1e-6))
-    axes.set_xticks(lags, [f"{lag:+d}" if lag else "0" for lag in lags])
+    axes.set_xticks(lags, [f"{lag:+d}".replace("-", "−") if lag else "0" for lag in lags])
     axes.set_xlabel("lag of the trainer, tokens")
     axes.grid(visible=False, axis="x")
     title(axes, "Mean |log π[t + lag] − log μ[t]|, nats" if style.wide else "Mean gap, nats", style)
