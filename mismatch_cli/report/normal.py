@@ -34,8 +34,8 @@ def _bars(verdict: Mapping[str, Any], pair: str) -> Table:
     with_staleness = ": the trainer as it is now, with staleness" if pair == "total" else ""
     columns = (
         Column("published by", kind="text"),
-        Column("calls this", kind="text"),  # second: what a phone still shows
-        Column("healthy", kind="text"),
+        Column("standing", kind="text"),  # second: what a phone still shows
+        Column("healthy if", kind="text"),
         Column("here"),
     )
     rows = (
