@@ -13,8 +13,8 @@ from mismatch_cli import registry
 from mismatch_cli.bundled import bundled
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.recording.config import (
-    LATER,
-    SAME,
+    EQUAL,
+    NEWER,
     CurateConfig,
     ProbeConfig,
     RescoreConfig,
@@ -131,8 +131,8 @@ def rescore_config(flags: dict[str, Any]) -> RescoreConfig:
     if flags["trace"] is not None and flags["trainer_model"] is None:
         raise UsageError("Name the model that is to score: --trainer-model, a folder or a hub name.")
     weights = flags["weights"]
-    if weights not in (SAME, LATER) and not weights.isdecimal():
-        raise UsageError(f"--weights {weights} is not known. Use {SAME}, {LATER}, or a version such as 40.")
+    if weights not in (EQUAL, NEWER) and not weights.isdecimal():
+        raise UsageError(f"--weights {weights} is not known. Use {EQUAL}, {NEWER}, or a version such as 40.")
     return RescoreConfig(
         trace=flags["trace"] or str(bundled("traces") / "float32"),
         trainer=_trainer_settings(flags, str(bundled("model"))),

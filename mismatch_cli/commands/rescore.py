@@ -30,10 +30,10 @@ def command(
         rollout.option(
             _WEIGHTS,
             "--weights",
-            help="What it holds: same, the weights that sampled; later, a checkpoint from after them; or the version "
+            help="What it holds: equal, the weights that sampled; newer, a checkpoint from after them; or the version "
             "of its weights as the trace counts, such as 40.",
         ),
-    ] = "same",
+    ] = "equal",
     keep_trainer: Annotated[
         bool,
         rollout.option(
@@ -75,7 +75,7 @@ def command(
 
       mismatch-cli rescore run --trainer-model ./model --trainer-dtype float32
 
-      mismatch-cli rescore run --trainer-model ./checkpoint-40 --weights later
+      mismatch-cli rescore run --trainer-model ./checkpoint-40 --weights newer
     """
     from pathlib import Path
 

@@ -10,7 +10,7 @@ from mismatch_cli.errors import UsageError
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.tasks.prompts import PromptSource
 
-SAME, LATER = "same", "later"
+EQUAL, NEWER = "equal", "newer"
 _RESPONSES_PER_SHARD = 256
 _TOKENS_PER_SHARD = 2**20
 
@@ -101,7 +101,7 @@ class RescoreConfig:
 
     trace: str
     trainer: TrainerSettings
-    weights: str | int = SAME  # the weights that sampled, LATER ones, or those of a version as the trace counts
+    weights: str | int = EQUAL  # the weights that sampled, NEWER ones, or those of a version as the trace counts
     keep_trainer: bool = False  # fill in logp_recomputed, beside the trace's own logp_trainer
     sampling: dict[str, float | None] = field(default_factory=dict)  # as asked; None: as the trace says
     threads: int | None = None

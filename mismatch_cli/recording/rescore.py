@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from mismatch_cli.scoring.trainer import Trainer
 
 _OF_RUN = ("command", "flags", "rescored")
-_BEFORE = ("trainer", "recomputed", "equal_weights", "threads", "libraries", "rescored")
+_BEFORE = ("trainer", "recomputed", "equal_weights", "threads", "libraries", "imported", "rescored")
+_OF_DUMPED_PI = ("pi", "holds", "rows_with_trainer", "rows_with_newer_trainer")  # of a π that is replaced
 
 
 def rescore(config: RescoreConfig, run_folder: Path, manifest: dict[str, Any], progress: Progress) -> None:
@@ -76,8 +77,9 @@ class _Rescoring:
     progress: Progress
 
     def todo(self) -> list[Path]:
-        """The shards of the source that are not done."""
-        return [path for path in self.source.shards if not (self.folder / path.name).is_file()]
+        """The shards of the source that are not done; one without responses is left out."""
+        missing = (path for path in self.source.shards if not (self.folder / path.name).is_file())
+        return [path for path in missing if open_shard(path).metadata.num_rows]
 
     def load_trainer(self) -> Trainer:
         from mismatch_cli.recording.score import load_trainer
@@ -92,7 +94,12 @@ class _Rescoring:
         sides = {"trainer": scorer, "recomputed": before if plan.carried else None}
         if self.config.keep_trainer:
             sides = {"trainer": old.get("trainer"), "recomputed": scorer}
-        return {name: value for name, value in old.items() if name not in (*sides, *_OF_RUN)} | {
+        taken_over = {name: value for name, value in old.items() if name not in (*sides, *_OF_RUN)}
+        if "imported" in old and not (self.config.keep_trainer or plan.carried):
+            taken_over["imported"] = {
+                name: value for name, value in old["imported"].items() if name not in _OF_DUMPED_PI
+            }
+        return taken_over | {
             "config": old.get("config", {}) | {"trainer": asdict(self.config.trainer)},
             **{name: side for name, side in sides.items() if side},
             "equal_weights": plan.equal_weights,

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.recording.config import LATER, SAME, RescoreConfig
+from mismatch_cli.recording.config import EQUAL, NEWER, RescoreConfig
 
 if TYPE_CHECKING:
     from mismatch_cli.recording.score import Pass
@@ -63,6 +63,7 @@ class _Source:
     columns: set[str]
     sampled_at: set[int] = field(default_factory=set)
     scored_at: set[int] = field(default_factory=set)
+    steps: set[int] = field(default_factory=set)
     rows: int = 0
     at_equal_weights: int = 0  # rows that the trace's own trainer scored at the weights that sampled
     without_prompt: int = 0
@@ -70,7 +71,7 @@ class _Source:
     @classmethod
     def of(cls, trace: Trace) -> _Source:
         found = cls(trace.columns())
-        names = ("version_rollout", "version_trainer", "prompt_ids", "response_ids")
+        names = ("step", "version_rollout", "version_trainer", "prompt_ids", "response_ids")
         for table in trace.tables(names):
             rollout_S = versions_of(table, "version_rollout", 0)
             found.sampled_at |= set(rollout_S.tolist())
@@ -78,6 +79,7 @@ class _Source:
                 trainer_S = versions_of(table, "version_trainer", -1)
                 found.scored_at |= set(trainer_S.tolist())
                 found.at_equal_weights += int((rollout_S == trainer_S).sum())
+            found.steps |= set(table.column("step").to_pylist())
             found.rows += len(table)
             found.without_prompt += int(
                 np.sum((_lengths(table, "prompt_ids") == 0) & (_lengths(table, "response_ids") > 0))
@@ -106,7 +108,7 @@ def plan_rescoring(trace: Trace, config: RescoreConfig) -> RescorePlan:
         )
     version = _version(trace, source, config)
     return (
-        _plan_recomputed(trace, source, version)
+        _plan_recomputed(trace, source, version, config)
         if config.keep_trainer
         else _plan_trainer(trace, source, version, config)
     )
@@ -114,15 +116,15 @@ def plan_rescoring(trace: Trace, config: RescoreConfig) -> RescorePlan:
 
 def _version(trace: Trace, source: _Source, config: RescoreConfig) -> int:
     """The version of the model that scores, as the trace counts."""
-    if config.weights == LATER:
+    if config.weights == NEWER:
         return max(source.sampled_at | source.scored_at) + 1
-    if config.weights != SAME:
+    if config.weights != EQUAL:
         return int(config.weights)
     if len(source.sampled_at) > 1:
         some = sorted(source.sampled_at)
         raise UsageError(
             f"{trace.folder} was sampled at {len(some)} versions of the weights ({some[0]} to {some[-1]}), and one "
-            f"model holds one of them. Say which: --weights {some[0]}, or --weights {LATER}."
+            f"model holds one of them. Say which: --weights {some[0]}, or --weights {NEWER}."
         )
     return next(iter(source.sampled_at))
 
@@ -140,13 +142,13 @@ def _plan_trainer(trace: Trace, source: _Source, version: int, config: RescoreCo
     carries = known and version not in source.sampled_at
     topk = "topk_ids" in source.columns
     carried = OF_RECOMPUTED[: 1 + topk] if carries else ()
-    notes = []
+    notes = _steps_note(source, config)
     if known and not carries and not equal:
         notes.append(
             "Some responses were sampled at this model's weights and others were not. What the trace knew at the "
             "weights that sampled is left out: it would mix two trainers. The report is about the total."
         )
-    elif config.weights == LATER and not known:
+    elif config.weights == NEWER and not known:
         notes.append(
             "The trace holds no log π at the weights that sampled, so mismatch and staleness cannot be told apart: "
             "rescore it with those weights first, then the result with these."
@@ -160,13 +162,23 @@ def _plan_trainer(trace: Trace, source: _Source, version: int, config: RescoreCo
     )  # fmt: skip
 
 
-def _plan_recomputed(trace: Trace, source: _Source, version: int) -> RescorePlan:
+def _steps_note(source: _Source, config: RescoreConfig) -> list[str]:
+    """Dumps rarely say which weights sampled: then all their steps have one version, and it is worth a word."""
+    if config.weights != EQUAL or len(source.steps) < 2:
+        return []
+    return [
+        f"The trace holds {len(source.steps)} steps and does not say that their weights differ: the model is taken to "
+        "hold those that sampled all of them."
+    ]
+
+
+def _plan_recomputed(trace: Trace, source: _Source, version: int, config: RescoreConfig) -> RescorePlan:
     """M fills in log π at the weights that sampled, and the trace's own trainer stays what it is."""
     from mismatch_cli.recording.score import Pass
 
     if source.sampled_at != {version}:
         raise UsageError(
-            "--keep-trainer fills in log π at the weights that sampled: it goes with --weights same. "
+            "--keep-trainer fills in log π at the weights that sampled: it goes with --weights equal. "
             "Leave it out, or leave --weights out."
         )
     if "logp_trainer" not in source.columns:
@@ -178,7 +190,8 @@ def _plan_recomputed(trace: Trace, source: _Source, version: int) -> RescorePlan
         )
     written = OF_RECOMPUTED[: 1 + ("topk_ids" in source.columns)]
     replaced = tuple(name for name in OF_RECOMPUTED if name in source.columns)
-    return RescorePlan(Pass("logp_recomputed"), version, False, replaced, (), written, _digest(trace), ())
+    notes = tuple(_steps_note(source, config))
+    return RescorePlan(Pass("logp_recomputed"), version, False, replaced, (), written, _digest(trace), notes)
 
 
 def _digest(trace: Trace) -> str:

@@ -12,7 +12,8 @@ def imported_fact(about: Mapping[str, Any]) -> str:
     if not imported:
         return ""
     files = imported["file_count"]
-    return f"{imported['title']} · {files:,} {'file' if files == 1 else 'files'} · π: {pi_of(imported)}"
+    fact = f"{imported['title']} · {files:,} {'file' if files == 1 else 'files'}"
+    return f"{fact} · π: {pi_of(imported)}" if "holds" in imported else fact  # `rescore` replaces π
 
 
 def pi_of(imported: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -150,6 +151,17 @@ def test_mistakes(gate, arguments, code, message):
 def test_a_relative_limit_asks_for_its_baseline(gate, limits):
     code, _, err = gate(FP8, "--limits", limits)
     assert code == 2 and "pearson ≥ baseline − 1 needs a trace to start from: give --baseline TRACE" in err
+
+
+def test_a_baseline_that_was_sampled_otherwise_is_named(gate, tmp_path):
+    hot = Path(shutil.copytree(FLOAT32, tmp_path / "hot"))
+    manifest = json.loads((hot / "manifest.json").read_text())
+    manifest["config"]["sampling"]["temperature"] = 0.7
+    (hot / "manifest.json").write_text(json.dumps(manifest))
+    limits = write(tmp_path / "limits.toml", "[limits.k3]\nmax_above_baseline = 1\n")
+    words = "The baseline was sampled with other settings"
+    assert words in " ".join(gate(FLOAT32, "--limits", limits, "--baseline", str(hot))[1].split())
+    assert words not in " ".join(gate(FLOAT32, "--limits", limits, "--baseline", FLOAT32)[1].split())
 
 
 @pytest.mark.parametrize("width", [50, 80, 160])

@@ -66,9 +66,9 @@ def test_a_finished_run_is_shown_again_and_never_overwritten(without_arguments, 
     code, out, err = rescore("--resume", "--output", str(folder), "--json")
     assert code == 0 and json.loads(out)["pairs"].keys() == {"mismatch"}
     assert "Loading" not in err and shard.stat().st_mtime_ns == before
-    code, _, err = rescore("--resume", "--weights", "later", "--output", str(folder))
+    code, _, err = rescore("--resume", "--weights", "newer", "--output", str(folder))
     assert code == 2 and "--weights differs from the run to go on with" in err
-    code, _, err = rescore(FP8, "--trainer-model", MODEL, "--weights", "later", "--resume", "--output", str(folder))
+    code, _, err = rescore(FP8, "--trainer-model", MODEL, "--weights", "newer", "--resume", "--output", str(folder))
     assert code == 2 and "TRACE differs from the run to go on with" in err
 
 
@@ -76,7 +76,7 @@ def test_a_finished_run_is_shown_again_and_never_overwritten(without_arguments, 
     ("arguments", "code", "message"),
     [
         ((FLOAT32,), 2, "Name the model that is to score: --trainer-model"),
-        (("--weights", "older"), 2, "--weights older is not known. Use same, later, or a version such as 40."),
+        (("--weights", "older"), 2, "--weights older is not known. Use equal, newer, or a version such as 40."),
         (("--trainer-dtype", "bf16"), 2, "Did you mean bfloat16"),
         (("--token-budget", "0"), 2, "--token-budget 0 is too small"),
         (("--noise-responses", "-1"), 2, "--noise-responses -1 is too small"),
@@ -104,7 +104,7 @@ def test_the_input_is_never_written_over(rescore, tmp_path, inside):
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path):
-    flags = ["--trainer-model", MODEL, "--weights", "later", "--token-budget", "200", "--quiet", "--output", "run"]
+    flags = ["--trainer-model", MODEL, "--weights", "newer", "--token-budget", "200", "--quiet", "--output", "run"]
     command = [sys.executable, "-m", "mismatch_cli", "rescore", FP8, *flags]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
     while not (tmp_path / "run" / "trace" / "shard-00000.parquet").is_file():

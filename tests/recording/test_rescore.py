@@ -22,6 +22,7 @@ from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.recording.config import RescoreConfig, TrainerSettings
 from mismatch_cli.recording.rescore import rescore
 from mismatch_cli.recording.rescore_plan import OF_RECOMPUTED, OF_TRAINER
+from mismatch_cli.report.about import about_facts
 from mismatch_cli.report.analysis import analyse, summary_json
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.schema import column_order
@@ -162,7 +163,7 @@ def test_a_trace_with_only_the_rollout_gets_everything(same, tmp_path):
 
 
 def test_a_later_checkpoint_tells_mismatch_staleness_and_total_apart(moved, same, tmp_path):
-    later = rescored(tmp_path / "run", FLOAT32, model=moved, weights="later")
+    later = rescored(tmp_path / "run", FLOAT32, model=moved, weights="newer")
     assert not later.manifest["equal_weights"]
     assert later.manifest["recomputed"]["model"] == "sample_data/model" and later.manifest["trainer"]["model"] == moved
     assert flat(later, "logp_recomputed_T").equal(flat(Trace.open(FLOAT32), "logp_trainer_T"))
@@ -174,7 +175,7 @@ def test_a_later_checkpoint_tells_mismatch_staleness_and_total_apart(moved, same
 
 
 def test_what_the_trace_knew_goes_on_beside_a_still_later_checkpoint(tmp_path):
-    source, later = Trace.open(FP8), rescored(tmp_path / "run", FP8, dtype="bfloat16", weights="later")
+    source, later = Trace.open(FP8), rescored(tmp_path / "run", FP8, dtype="bfloat16", weights="newer")
     assert flat(later, "logp_recomputed_T").equal(flat(source, "logp_recomputed_T"))
     assert set(rows(later)["version_trainer"]) == {49}
     assert not {"tv_full", "kl_full"} & later.columns()
@@ -222,9 +223,9 @@ def test_keep_trainer_without_versions_takes_the_word_for_it(tmp_path):
 @pytest.mark.parametrize(
     ("trace", "settings", "message"),
     [
-        (FP8, {}, r"sampled at 6 versions of the weights \(0 to 40\).*--weights 0, or --weights later"),
+        (FP8, {}, r"sampled at 6 versions of the weights \(0 to 40\).*--weights 0, or --weights newer"),
         (FLOAT32, {"keep_trainer": True}, "scored 96 responses at the weights that sampled"),
-        (FLOAT32, {"keep_trainer": True, "weights": "later"}, "goes with --weights same"),
+        (FLOAT32, {"keep_trainer": True, "weights": "newer"}, "goes with --weights equal"),
         (FLOAT32, {"model": "/no/such/model"}, "There is no model folder"),
         (FLOAT32, {"sampling": {"temperature": 0.0}}, "Temperature 0 cannot be measured"),
     ],
@@ -297,8 +298,26 @@ def test_another_temperature_is_measured_and_said(same, tmp_path):
     assert float((x @ x) / (x @ y)) == pytest.approx(0.8, abs=1e-4)
 
 
+def test_what_an_import_said_of_its_pi_goes_with_it(tmp_path):
+    imported = {"title": "a dump", "file_count": 1, "left_out": {}, "left_out_first": {}, "noted": {}}
+    of_pi = {"pi": "trainer", "holds": "old_log_probs", "rows_with_trainer": 96, "rows_with_newer_trainer": 0}
+    source = changed_copy(
+        FLOAT32,
+        tmp_path / "source",
+        lambda table: table.set_column(0, "step", pa.array(range(96), pa.int32())),
+        lambda manifest: manifest | {"imported": imported | of_pi},
+    )
+    talk = Talk()
+    rescore(config(source, noise=0), tmp_path / "run", dict(NEW), talk)
+    assert "holds 96 steps and does not say that their weights differ" in " ".join(talk.said)
+    found = Trace.open(tmp_path / "run")
+    assert found.manifest["imported"] == imported
+    assert found.manifest["rescored"]["before"]["imported"]["holds"] == "old_log_probs"
+    assert ("Imported from", "a dump · 1 file") in about_facts(summary_json(analyse([found], 0)))
+
+
 def start(output: Path, *more: str) -> subprocess.Popen:
-    flags = ["--trainer-model", MODEL, "--weights", "later", "--token-budget", "400", "--threads", "1", "--quiet"]
+    flags = ["--trainer-model", MODEL, "--weights", "newer", "--token-budget", "400", "--threads", "1", "--quiet"]
     command = [sys.executable, "-m", "mismatch_cli", "rescore", str(FP8), *flags, "--output", str(output), *more]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
@@ -320,9 +339,9 @@ def test_killed_and_resumed_equals_unbroken(tmp_path):
     assert sum(batch.num_responses for batch in part.batches()) == 32 * len(part.shards)
     kept = {path.name: path.stat().st_mtime_ns for path in part.shards}
     content = json.loads((killed / "trace" / "manifest.json").read_text())
-    whole = config(FP8, dtype="auto", weights="later")
+    whole = config(FP8, dtype="auto", weights="newer")
     whole = RescoreConfig(
-        whole.trace, TrainerSettings(MODEL, token_budget=400), "later", sampling=whole.sampling, threads=1
+        whole.trace, TrainerSettings(MODEL, token_budget=400), "newer", sampling=whole.sampling, threads=1
     )
     rescore(whole, killed, content, Talk())
     rescore(whole, tmp_path / "unbroken", dict(NEW), Talk())

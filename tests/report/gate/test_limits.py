@@ -16,18 +16,15 @@ PUBLISHED = {
     "tinker": {("k1", "max"): 0.01, ("k2", "max"): 0.01},
     "verl": {
         ("tv_binary_mean", "max"): 0.01,
-        ("verl:rollout_corr/rollout_is_mean", "min"): 0.5,
-        ("verl:rollout_corr/rollout_is_mean", "max"): 2.0,
         ("verl:rollout_corr/rollout_is_eff_sample_size", "min"): 0.3,
-        ("verl:rollout_corr/rollout_is_std", "max"): 1.0,
         ("k1", "min"): -0.1,
         ("k1", "max"): 0.1,
         ("verl:rollout_corr/chi2_token", "max"): 1.0,
     },
     "verl-healthy": {
         ("tv_binary_mean", "max"): 0.005,
-        ("verl:rollout_corr/rollout_is_mean", "min"): 0.5,
-        ("verl:rollout_corr/rollout_is_mean", "max"): 2.0,
+        ("ratio_mean", "min"): 0.5,
+        ("ratio_mean", "max"): 2.0,
         ("verl:rollout_corr/rollout_is_eff_sample_size", "min"): 0.5,
     },
 }
