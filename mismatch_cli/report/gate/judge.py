@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mismatch_cli import dialects
@@ -96,7 +96,7 @@ def _reference(limit: Limit, found: Found, baseline: Measurement | None) -> tupl
     """The number that a relative limit starts from, or why there is none."""
     if limit.bound in OF_BASELINE:
         assert baseline is not None
-        before = baseline.find(limit)
+        before = baseline.find(replace(limit, pair=found.pair))  # the same two policies, whatever comes first there
         return before.value, f"in the baseline: {before.why}" if before.value is None else ""
     if limit.bound == "max_times_floor":
         return found.floor, "the trace has no noise floor (--noise-responses)" if found.floor is None else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -145,6 +147,15 @@ def test_what_is_not_measured_fails(poor, control, metric, bound, pair, reason):
 def test_what_the_baseline_lacks_fails(poor, control):
     found = check(control, "tv_topk_mean", "max_above_baseline", 1e9, poor)
     assert not found.holds and found.reason.startswith("in the baseline: not measured")
+
+
+def test_a_baseline_is_asked_for_the_pair_that_was_measured(training, control):
+    only_total = copy(training)
+    only_total.summary = training.summary | {"pairs": {"total": training.summary["pairs"]["total"]}}
+    found = check(control, "k3", "max_above_baseline", 1e9, only_total)
+    assert not found.holds and "in the baseline: the trace does not tell mismatch (it has: total)" in found.reason
+    total = check(only_total, "k3", "max_above_baseline", 0, training)  # its first pair; the first there is mismatch
+    assert total.holds and total.reference == value(training, "k3", "total")
 
 
 def test_numbers_read_as_people_need_them(training, control):
