@@ -1,0 +1,192 @@
+"""slime's and miles' files: samples, columns per rank, Parquet, and the loss's own dump; what repeats counts once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from mismatch_cli.importers._rows import WRONG_LENGTH
+from mismatch_cli.importers._samples import NO_IDS, NO_LENGTH, NO_NUMBER, NORMALISED, WRONG_TOTAL
+from mismatch_cli.importers.miles import NO_SAMPLE, SPLIT
+from mismatch_cli.importers.slime import EVALUATION, SAME_SAMPLES
+from mismatch_cli.report.analysis import analyse
+from mismatch_cli.trace.reader import Trace
+from tests.importers.layouts import (
+    imported,
+    real_rows,
+    same_bits,
+    save,
+    slime_columns,
+    slime_sample,
+    slime_train,
+    write_parquet,
+)
+
+REPEATED = "responses that were there before (same step, prompt and sample index)"
+
+
+def rollout_file(path: Path, rows: list, rollout_id: int = 0, **more) -> Path:
+    samples = [slime_sample(row, i) for i, row in enumerate(rows)]
+    return save(path, {"rollout_id": rollout_id, "samples": samples, **more})
+
+
+def rank_file(path: Path, rows: list, rollout_id: int = 0, **more) -> Path:
+    rank = int(path.stem.split("_")[1])
+    content = {"rollout_id": rollout_id, "rank": rank, "cp_rank": 0, "cp_size": 1, "qkv_format": "thd"}
+    return save(path, content | {"rollout_data": slime_columns(rows)} | more)
+
+
+def test_slime_train_data_to_the_bit(tmp_path):
+    rows = real_rows(8)
+    slime_train(tmp_path / "train_data" / "0.pt", rows[:5])
+    slime_train(tmp_path / "train_data" / "12.pt", rows[5:], rollout_id=12)
+    rollout_file(tmp_path / "rollout_data" / "0.pt", rows[:5])
+    rollout_file(tmp_path / "rollout_data" / "eval_0.pt", rows[:2])
+    table, about = imported(tmp_path, into=tmp_path / "trace")
+    columns = {"logp_rollout": "logp_rollout", "logp_trainer": "logp_recomputed", "advantage": "advantage"}
+    columns |= {name: name for name in ("prompt_ids", "response_ids", "loss_mask")}
+    assert all(same_bits(table, name, [row[its] for row in rows]) for name, its in columns.items())
+    assert table.column("reward").to_pylist() == [row["reward"] for row in rows]  # raw, not the 0.5 of training
+    assert table.column("step").to_pylist() == [0] * 5 + [12] * 3
+    assert table.column("finish_reason").to_pylist() == [row["finish_reason"] for row in rows]
+    assert (about["format"], about["left_out"]) == ("slime", {EVALUATION: 1, SAME_SAMPLES: 1})
+    assert list(analyse([Trace.open(tmp_path / "trace")], 1).pairs) == ["mismatch"]
+
+
+def test_slime_rollout_data_has_no_policy_and_says_which_weights_sampled(tmp_path):
+    rows = real_rows(4)
+    samples = [slime_sample(row, i) for i, row in enumerate(rows)]
+    samples[0] |= {"loss_mask": None, "reward": {"correct": 1}}
+    samples[1]["remove_sample"] = True
+    samples[2]["status"] = "aborted"
+    path = save(tmp_path / "7.pt", {"rollout_id": 7, "samples": samples})
+    table, about = imported(path, into=tmp_path / "trace")
+    assert "logp_trainer" not in table.column_names and about["rows_with_trainer"] == 0
+    assert same_bits(table, "logp_rollout", [row["logp_rollout"] for row in rows])
+    masks = table.column("loss_mask").to_pylist()
+    assert all(masks[0]) and not any(masks[1]) and masks[2] == rows[2]["loss_mask"]
+    assert table.column("version_rollout").to_pylist() == [3] * 4
+    assert table.column("reward").to_pylist()[0] is None and about["noted"][NO_NUMBER] == 1
+    assert table.column("finish_reason").to_pylist()[2] == "aborted"
+
+
+def test_broken_samples_are_left_out_by_reason(tmp_path):
+    samples = [slime_sample(row, i) for i, row in enumerate(real_rows(7))]
+    samples[1]["tokens"] = []
+    samples[2]["response_length"] = None
+    samples[3]["response_length"] = 10_000
+    samples[4]["rollout_log_probs"] = samples[4]["rollout_log_probs"][1:]
+    samples[5]["rollout_log_probs"] = None
+    samples[6]["response_length"] = 0
+    path = save(tmp_path / "0.pt", {"rollout_id": 0, "samples": samples})
+    table, about = imported(path, into=tmp_path / "trace")
+    assert table.num_rows == 1
+    assert about["left_out"] == {
+        NO_IDS: 1,
+        NO_LENGTH: 1,
+        WRONG_TOTAL: 1,
+        WRONG_LENGTH.format(name="logp_rollout"): 1,
+        "responses without log-probabilities of the rollout engine": 1,
+        "responses without a token": 1,
+    }
+
+
+def test_ranks_of_one_rollout_count_once_and_the_stage_with_a_policy_wins(tmp_path):
+    rows = real_rows(6)
+    folder = tmp_path / "details" / "train_data"
+    first_stage = {name: values for name, values in slime_columns(rows[:3]).items() if name != "log_probs"}
+    save(
+        folder / "3_0.pt", {"rollout_id": 3, "rank": 0, "cp_size": 1, "qkv_format": "thd", "rollout_data": first_stage}
+    )
+    rank_file(folder / "3_1.pt", rows[:3], 3)
+    rank_file(folder / "3_2.pt", rows[:3], 3)  # another tensor-parallel rank
+    rank_file(folder / "4_0.pt", rows[3:], 4)
+    rollout_file(tmp_path / "details" / "rollout_data" / "3.pt", rows[:3], 3, metadata={})
+    table, about = imported(tmp_path / "details", into=tmp_path / "trace")
+    assert same_bits(table, "logp_trainer", [row["logp_recomputed"] for row in rows])
+    assert (about["format"], about["left_out"]) == ("miles", {SAME_SAMPLES: 1, REPEATED: 6})
+    assert about["noted"][NORMALISED] >= 6
+    assert table.column("step").to_pylist() == [3] * 3 + [4] * 3
+
+
+def test_a_rank_that_holds_parts_of_responses_is_left_out(tmp_path):
+    rank_file(tmp_path / "train_data" / "0_0.pt", real_rows(2))
+    rank_file(tmp_path / "train_data" / "0_1.pt", real_rows(4), cp_size=2)
+    table, about = imported(tmp_path, into=tmp_path / "trace")
+    assert table.num_rows == 2 and about["left_out"] == {SPLIT: 1}
+
+
+@pytest.mark.parametrize("old", ["logp_recomputed", "logp_rollout"])
+def test_the_loss_gives_the_current_policy(tmp_path, old):
+    """With --use-rollout-logprobs its "old" policy is μ, which is no recomputed one."""
+    rows = real_rows(5)
+    columns = slime_columns(rows)
+    if old == "logp_rollout":
+        del columns["log_probs"]
+    content = {"rollout_id": 0, "rank": 2, "cp_size": 1, "qkv_format": "thd", "rollout_data": columns}
+    save(tmp_path / "train_data" / "0_2.pt", content)
+    seen = [
+        {
+            "index": 0,
+            "train_log_probs": torch.tensor(row["logp_trainer"]),
+            "old_log_probs": torch.tensor(row[old]),
+            "rollout_log_probs": torch.tensor(row["logp_rollout"]),
+            "advantages": torch.tensor(row["advantage"]),
+        }
+        for row in reversed(real_rows(6))
+    ]
+    for call in range(2):
+        samples = {"samples": seen[call::2], "rank": 2, "call": call, "finite": {}}
+        save(tmp_path / "policy_loss_debug" / f"rank_2_call_{call}.pt", samples)
+    table, about = imported(tmp_path, into=tmp_path / "trace")
+    assert same_bits(table, "logp_trainer", [row["logp_trainer"] for row in rows])
+    assert about["left_out"] == {NO_SAMPLE: 1}
+    if old == "logp_recomputed":
+        assert same_bits(table, "logp_recomputed", [row["logp_recomputed"] for row in rows])
+        assert list(analyse([Trace.open(tmp_path / "trace")], 1).pairs) == ["mismatch", "staleness", "total"]
+    else:
+        assert "logp_recomputed" not in table.column_names
+
+
+def test_parquet_columns(tmp_path):
+    rows = real_rows(5)
+    samples = [slime_sample(row, i) for i, row in enumerate(rows)]
+    samples[1]["loss_mask"] = None
+    samples[2]["rollout_log_probs"] = None
+    kinds = {"tokens": pa.int32(), "loss_mask": pa.int8(), "rollout_log_probs": pa.float32()}
+    columns = {name: pa.array([s[name] for s in samples], pa.list_(kind)) for name, kind in kinds.items()}
+    columns |= {
+        "sample_index": pa.array([s["index"] for s in samples], pa.int32()),
+        "response_length": pa.array([s["response_length"] for s in samples], pa.int32()),
+        "total_length": pa.array([len(s["tokens"]) for s in samples], pa.int32()),
+    }
+    write_parquet(tmp_path / "dashboard_columns" / "rollout_12.parquet", pa.table(columns))
+    table, about = imported(tmp_path, into=tmp_path / "trace")
+    kept = [row for i, row in enumerate(rows) if i != 2]
+    assert same_bits(table, "logp_rollout", [row["logp_rollout"] for row in kept])
+    assert same_bits(table, "response_ids", [row["response_ids"] for row in kept])
+    assert table.column("step").to_pylist() == [12] * 4
+    assert about["left_out"] == {"responses without log-probabilities of the rollout engine": 1}
+
+
+def test_numpy_arrays_and_scalars_are_data(tmp_path):
+    samples = [slime_sample(row, i) for i, row in enumerate(real_rows(3))]
+    for sample in samples:
+        sample["rollout_log_probs"] = np.array(sample["rollout_log_probs"], np.float32)
+        sample["reward"] = np.float64(sample["reward"])
+        sample["rollout_routed_experts"] = np.zeros((3, 2), np.int32)
+    path = save(tmp_path / "0.pt", {"rollout_id": 0, "metadata": {}, "samples": samples})
+    table, _ = imported(path, into=tmp_path / "trace")
+    assert same_bits(table, "logp_rollout", [row["logp_rollout"] for row in real_rows(3)])
+
+
+def test_tensors_that_were_saved_from_a_gpu(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
+    slime_train(tmp_path / "0.pt", real_rows(2))
+    monkeypatch.undo()
+    table, _ = imported(tmp_path / "0.pt", into=tmp_path / "trace")
+    assert same_bits(table, "logp_rollout", [row["logp_rollout"] for row in real_rows(2)])
