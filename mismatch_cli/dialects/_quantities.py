@@ -20,6 +20,7 @@ import torch
 from mismatch_cli import divergences
 from mismatch_cli.algorithms.algorithm import keep_T
 from mismatch_cli.algorithms.table import TABLE
+from mismatch_cli.metrics.columns import TOKEN_SUMS
 from mismatch_cli.metrics.gaps import TokenGaps
 from mismatch_cli.metrics.segments import Segments
 from mismatch_cli.policies import Policies
@@ -198,7 +199,7 @@ REVERSED_K3 = Tokens(lambda gaps: divergences.phi(torch.from_numpy(-gaps.d_N)).n
 CLAMPED_K3 = Tokens(lambda gaps: np.clip(gaps.k3_N, -10, 10))
 JENSEN_SHANNON = Tokens(_jensen_shannon_N)
 TWICE_WEIGHTED = Tokens(lambda gaps: gaps.q_N * -gaps.d_N)
-MULT_ERROR = Tokens(lambda gaps: np.exp(gaps.abs_d_N))
+MULT_ERROR = Tokens(TOKEN_SUMS["mult_error"])
 MINUS_LOG_P = Tokens(lambda gaps: -gaps.logp_N)
 MINUS_LOG_Q = Tokens(lambda gaps: -gaps.logq_N)
 ABS_DP = Tokens(lambda gaps: gaps.abs_dp_N, logs=False)

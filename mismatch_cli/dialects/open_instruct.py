@@ -15,5 +15,5 @@ LINES = (
     Line(f"{_DIFF}_max", CURRENT, "max |d|", _FILE, ABS_D, largest),
     Line(f"{_DIFF}_std", CURRENT, "standard deviation of |d|, ÷ (n − 1)", _FILE, ABS_D, sample_sd),
     Line("debug/vllm_local_reverse_kl", CURRENT, "E μ·(−d)", _FILE, TWICE_WEIGHTED, word="KL",
-         note="the tokens are sampled by μ already, so μ counts twice: no estimate of a KL divergence"),
+         note="sampled by μ already, so μ counts twice: no estimate of a KL; versions without that weight show E (−d)"),
 )  # fmt: skip

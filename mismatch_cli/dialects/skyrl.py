@@ -9,7 +9,7 @@ from mismatch_cli.dialects._quantities import ABS_D, RATIO
 WHEN = (
     "The first four are logged when log-probs are recomputed before the update; the minibatch_ ones are against the "
     "trainer as it is in that minibatch; is_ratio_* need off_policy_correction. minibatch_…_min and is_ratio_std and "
-    "_min are left out: SkyRL forms them with padding as zeros, so they say how much padding there was."
+    "_min are left out: versions that form them with padding as zeros show how much padding there was."
 )
 _TRAINER = "skyrl/train/trainer.py"
 _WORKER = "skyrl/backends/skyrl_train/workers/worker_utils.py"
