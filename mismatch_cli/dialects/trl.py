@@ -12,13 +12,13 @@ WHEN = (
 )
 _FILE = "trl/trainer/grpo_trainer.py"
 _RATIO = masked_product(3.0)
-_MASKED = "exp(Σd), or 0 where that is above 3"
+_MASKED = "w; w = exp(Σd), 0 above 3"
 
 LINES = (
     Line("sampling/sampling_logp_difference/mean", ENGINE_GAP, "E |d|", _FILE, metric="abs_d_mean", word="gap"),
     Line("sampling/sampling_logp_difference/max", ENGINE_GAP, "max |d|", _FILE, ABS_D, largest),
-    Line("sampling/importance_sampling_ratio/min", ENGINE_GAP, f"min_y of {_MASKED}", _FILE, _RATIO, least),
-    Line("sampling/importance_sampling_ratio/mean", ENGINE_GAP, f"E_y of {_MASKED}", _FILE, _RATIO, mean,
+    Line("sampling/importance_sampling_ratio/min", ENGINE_GAP, f"min_y {_MASKED}", _FILE, _RATIO, least),
+    Line("sampling/importance_sampling_ratio/mean", ENGINE_GAP, f"E_y {_MASKED}", _FILE, _RATIO, mean,
          word="importance ratio", note="a product over the response: far from 1 for long ones, at any small gap"),
-    Line("sampling/importance_sampling_ratio/max", ENGINE_GAP, f"max_y of {_MASKED}", _FILE, _RATIO, largest),
+    Line("sampling/importance_sampling_ratio/max", ENGINE_GAP, f"max_y {_MASKED}", _FILE, _RATIO, largest),
 )  # fmt: skip
