@@ -1,0 +1,121 @@
+"""`diagnose` as people type it: the bundled trace, broken ones, an earlier checkpoint, mistakes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mismatch_cli.bundled import bundled
+from mismatch_cli.cli import run
+from mismatch_cli.diagnosis._run import names
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def diagnose(capfd, *arguments: object) -> tuple[int, str, str]:
+    capfd.readouterr()
+    code = run(["diagnose", *map(str, arguments), "--quiet"])
+    return (code, *capfd.readouterr())
+
+
+@pytest.fixture
+def trace(tmp_path) -> Path:
+    return Path(shutil.copytree(bundled("traces") / "float32", tmp_path / "run" / "trace"))
+
+
+def change(trace: Path, column: str, to) -> None:
+    path = trace / "shard-00000.parquet"
+    table = pq.read_table(path)
+    rows = [to(np.array(row, dtype=np.float32)) for row in table.column(column).to_pylist()]
+    index = table.column_names.index(column)
+    pq.write_table(table.set_column(index, column, pa.array(rows, pa.list_(pa.float32()))), path)
+
+
+def test_without_an_argument_the_bundled_trace(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = diagnose(capfd)
+    assert code == 0 and not err
+    assert "No bookkeeping fault was found" in out and "Rounded logits" in out
+    summary = json.loads((tmp_path / "diagnosis" / "summary.json").read_text())
+    assert summary["first_cause"] == "logit-lattice" and summary["faults"] == []
+    assert sorted(f["check"] for f in summary["findings"]) == sorted(names())
+    assert (tmp_path / "diagnosis" / "plots" / "gap-by-step.png").stat().st_size > 0
+
+
+def test_a_shifted_trace(trace, capfd):
+    change(trace, "logp_rollout", lambda row: np.roll(row, 1))
+    code, out, _ = diagnose(capfd, trace.parent, "--json")
+    found = json.loads(out)
+    assert code == 0 and found["first_cause"] == "index-shift" and found["faults"] == ["index-shift"]
+    assert json.loads((trace.parent / "diagnosis" / "summary.json").read_text()) == found
+    assert diagnose(capfd, trace.parent)[0] == 0  # its own folder is renewed
+    page = (trace.parent / "diagnosis" / "report.html").read_text()
+    assert "Shift that side by the lag" in page and "<script" not in page
+
+
+def test_impossible_values_are_counted_as_they_are_recorded(trace, capfd):
+    change(trace, "logp_trainer", lambda row: np.where(np.arange(len(row)) == 3, np.float32(0.125), row))
+    _, out, _ = diagnose(capfd, trace.parent, "--json")
+    finding = next(f for f in json.loads(out)["findings"] if f["check"] == "values")
+    assert {"label": "logp_trainer: above 0", "value": 96} in finding["evidence"]
+    assert {"label": "logp_trainer: largest, nats", "value": 0.125} in finding["evidence"]
+
+
+def test_an_earlier_checkpoint(trace, capfd):
+    change(trace, "logp_trainer", lambda row: np.minimum(row - 0.2 * np.sin(np.arange(len(row))), 0))
+    code, out, _ = diagnose(capfd, trace.parent, "--earlier-model", bundled("model"), "--json")
+    finding = next(f for f in json.loads(out)["findings"] if f["check"] == "stale-weights")
+    assert code == 0 and finding["status"] == "found" and finding["effect"] < 0.01
+
+
+def test_a_trace_without_a_trainer_says_what_to_type(trace, capfd):
+    path = trace / "shard-00000.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.drop_columns([n for n in table.column_names if "trainer" in n]), path)
+    code, _, err = diagnose(capfd, trace.parent)
+    assert code == 1 and "mismatch-cli rescore" in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["gone"], 1, "gone does not exist"),
+        (["--earlier-model", "/no/such/model"], 1, "There is no model folder /no/such/model"),
+        (["--no-such"], 2, "No such option"),
+    ],
+)
+def test_mistakes(tmp_path, monkeypatch, capfd, arguments, code, message):
+    monkeypatch.chdir(tmp_path)
+    got, _, err = diagnose(capfd, *arguments)
+    assert got == code and message in " ".join(err.split())
+
+
+def test_a_foreign_folder_is_not_written_over(trace, tmp_path, capfd):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("…")
+    code, _, err = diagnose(capfd, trace.parent, "--output", tmp_path / "mine")
+    assert code == 1 and "--force" in err and list((tmp_path / "mine").iterdir()) == [tmp_path / "mine" / "thesis.tex"]
+
+
+@pytest.mark.parametrize("width", [50, 80])
+def test_no_line_is_wider_than_the_terminal(trace, capfd, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    change(trace, "logp_rollout", lambda row: np.roll(row, 1))
+    _, out, _ = diagnose(capfd, trace.parent)
+    assert max(len(line) for line in out.splitlines()) <= width
+
+
+def test_the_document_says_what_there_is(trace, capfd):
+    page = (ROOT / "docs" / "diagnose.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `([a-z-]+)` \|", page, re.M)) >= set(names())
+    _, out, _ = diagnose(capfd, trace.parent, "--json")
+    summary = json.loads(out)
+    for key in [*summary, *summary["findings"][0]]:
+        assert f"`{key}`" in page, key

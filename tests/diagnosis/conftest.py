@@ -1,0 +1,56 @@
+"""The bundled traces as pools of healthy responses, with what the real model says when it is not as it should be."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from faults import Pool
+from variants import add_variants
+
+from mismatch_cli.bundled import bundled
+from mismatch_cli.diagnosis._evidence import gather_tables
+from mismatch_cli.diagnosis._run import Diagnosis, diagnose
+from mismatch_cli.metrics.pairs import PAIRS
+from mismatch_cli.trace.reader import Trace
+
+VARIANTS = ("temperature1.05", "weights0.1", "rope4", "retokenised")
+MODEL = str(bundled("model"))
+
+
+def at_equal_weights(trace: Trace) -> pa.Table:
+    """The trace as if nobody had learned in between: log π at the weights that sampled is the trainer's."""
+    table = pa.concat_tables(trace.tables())
+    if "logp_recomputed" not in table.column_names:
+        return table
+    for name in ("logp", "topk_logp"):
+        recomputed = table.column(f"{name}_recomputed")
+        table = table.drop_columns([f"{name}_recomputed", f"{name}_trainer"]).append_column(
+            f"{name}_trainer", recomputed
+        )
+    return table.set_column(
+        table.column_names.index("version_trainer"), "version_trainer", table.column("version_rollout")
+    )
+
+
+@pytest.fixture(scope="session")
+def pools(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pool]:
+    """From vLLM in float32, and in bfloat16 with a KV cache in fp8."""
+    found = {}
+    for name in ("float32", "fp8-kv"):
+        trace = Trace.open(bundled("traces") / name)
+        manifest = trace.manifest | {"trainer": trace.manifest["trainer"] | {"model": MODEL}}
+        trace.__dict__["manifest"] = manifest  # the bundled one names the model by its path in a checkout
+        found[name] = Pool.of(at_equal_weights(trace))
+        add_variants(found[name], trace, Path(tmp_path_factory.mktemp(name)), VARIANTS)
+    return found
+
+
+def judged(pool: Pool, pieces: int = 1) -> Diagnosis:
+    table = pool.table()
+    bounds = np.linspace(0, len(table), pieces + 1).astype(int)
+    tables = [table.slice(a, b - a).combine_chunks() for a, b in itertools.pairwise(bounds)]
+    return diagnose(gather_tables(tables, PAIRS["mismatch"], {"temperature": 1.0}))

@@ -1,0 +1,137 @@
+"""Every fault that is planted into healthy traces of real vLLM is named first, and healthy traces have none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from faults import FAULTS, in_steps
+
+from mismatch_cli.diagnosis._evidence import gather_tables
+from mismatch_cli.diagnosis._run import PRECISION_STAGE, diagnose, module, names
+from mismatch_cli.metrics.pairs import PAIRS
+from tests.diagnosis.conftest import judged
+
+SEVERITY = {
+    "log-probs above 0": 1e-3,
+    "not a number": 1e-3,
+    "0.0 for a missing log-prob": 1e-2,
+    "−1.0 for a missing log-prob": 1e-2,
+    "appended end-of-sequence, 0.0": 0.1,
+    "another end-of-sequence token": 0.1,
+    "tool tokens in the loss": 0.1,
+    "shifted by one": 0.1,
+    "retokenised": 0.5,
+    "temperature on one side": 1.05,
+    "weights that drift apart": 0.1,
+    "stale prefix cache": 0.1,
+    "RoPE base": 4,
+    "other numbers from one position on": 0.1,
+    "log-probs stored in bfloat16": 1,
+    "routing flips": 0.03,
+    "broken responses": 0.1,
+}
+BY_NAME = {fault.name: fault for fault in FAULTS}
+
+
+@pytest.mark.parametrize("pool", ["float32", "fp8-kv"])
+@pytest.mark.parametrize("name", SEVERITY)
+def test_a_planted_fault_is_the_first_cause(pools, pool, name):
+    fault, rng = BY_NAME[name], np.random.default_rng(3)
+    broken = pools[pool].take(np.arange(pools[pool].num_responses))
+    fault.plant(broken, SEVERITY[name], rng)
+    found = judged(broken).found
+    assert [finding.check for finding in found][:1] == [fault.check]
+    assert found[0].sentence and found[0].evidence
+    assert (found[0].effect or 0) > 0
+
+
+@pytest.mark.parametrize("pool", ["float32", "fp8-kv"])
+def test_a_healthy_trace_has_no_fault(pools, pool):
+    healthy = pools[pool].take(np.arange(pools[pool].num_responses))
+    in_steps(healthy, np.random.default_rng(0))
+    diagnosis = judged(healthy)
+    assert diagnosis.faults == ()
+    assert {f.check for f in diagnosis.found} <= ({"logit-lattice"} if pool == "fp8-kv" else set())
+    untested = {f.check for f in diagnosis.findings if f.status == "untested"}
+    assert untested == (set() if pool == "float32" else {"stale-weights"})  # without a gap there is nothing to explain
+
+
+def test_an_earlier_checkpoint_that_fits_better_means_stale_weights(pools):
+    broken = pools["fp8-kv"].take(np.arange(pools["fp8-kv"].num_responses))
+    earlier_T = broken.tokens["logp_trainer"].copy()
+    broken.use("weights0.1")
+    order = np.lexsort([broken.rows[name] for name in ("sample_index", "prompt_id", "step")])
+    spans = [slice(broken.offset_S1[s], broken.offset_S1[s + 1]) for s in order]
+    evidence = gather_tables([broken.table()], PAIRS["mismatch"], {})
+    stale = replace(evidence, earlier_logp_T=np.concatenate([earlier_T[span] for span in spans]))
+    assert diagnose(stale).found[0].check == "stale-weights"
+    healthy = replace(evidence, earlier_logp_T=evidence.sample.logp_T)
+    assert "stale-weights" not in [f.check for f in diagnose(healthy).found]
+
+
+def test_the_fitted_temperature_is_the_planted_one(pools):
+    broken = pools["fp8-kv"].take(np.arange(pools["fp8-kv"].num_responses))
+    broken.use("temperature1.05")
+    # the run learned a little in its steps, and the variants score at the weights of the first
+    assert judged(broken).found[0].effect == pytest.approx(1 / 1.05, abs=0.015)
+    for name in ("topk_logp_rollout", "topk_logp_trainer", "topk_ids"):
+        del broken.ranks[name]
+    only_sampled = judged(broken).found[0]
+    assert only_sampled.check == "temperature"
+    assert only_sampled.effect == pytest.approx(1 / 1.05, abs=0.02)
+
+
+def test_the_lag_is_the_planted_one(pools):
+    broken = pools["float32"].take(np.arange(96))
+    for s in range(96):
+        own = slice(broken.offset_S1[s], broken.offset_S1[s + 1])
+        broken.tokens["logp_rollout"][own] = np.roll(broken.tokens["logp_rollout"][own], 2)
+    assert dict(judged(broken).found[0].evidence)["lag, tokens"] == -2
+
+
+def test_a_fault_that_spoils_the_rest_keeps_it_from_being_judged(pools):
+    broken = pools["fp8-kv"].take(np.arange(192))
+    BY_NAME["shifted by one"].plant(broken, 1.0, np.random.default_rng(0))
+    diagnosis = judged(broken)
+    later = [f for f in diagnosis.findings if module(f.check).STAGE > 2]
+    assert {f.status for f in later} == {"untested"}
+    assert all("first repair" in f.reason for f in later)
+
+
+def test_only_the_trainer_truncates(pools):
+    broken = pools["fp8-kv"].take(np.arange(192))
+    logp_T = broken.tokens["logp_trainer"]
+    outside_T = logp_T < -4
+    kept = 1 - 0.02 * np.random.default_rng(0).random(len(logp_T), dtype=np.float32)
+    broken.tokens["logp_trainer"] = np.where(outside_T, -np.inf, np.minimum(logp_T - np.log(kept), 0)).astype(
+        np.float32
+    )
+    found = judged(broken).found[0]
+    assert found.check == "truncated-support" and "no probability in the trainer" in found.sentence
+
+
+def test_two_faults_are_both_named_the_first_one_first(pools):
+    broken = pools["fp8-kv"].take(np.arange(192))
+    broken.use("temperature1.05")
+    BY_NAME["log-probs above 0"].plant(broken, 1e-3, np.random.default_rng(0))
+    assert [f.check for f in judged(broken).found][:2] == ["values", "temperature"]
+
+
+def test_any_sharding_gives_the_same_findings(pools):
+    pool = pools["fp8-kv"]
+    whole, cut = (judged(pool, pieces).findings for pieces in (1, 5))
+    for one, other in zip(whole, cut, strict=True):
+        assert one.to_dict() == other.to_dict()
+
+
+def test_every_check_says_what_it_is():
+    assert len(names()) == 16
+    for name in names():
+        check = module(name)
+        assert name == check.NAME and check.STAGE in range(1, PRECISION_STAGE + 2)
+        assert all(getattr(check, word).strip() for word in ("TITLE", "CAUSE", "CHANGE", "SOURCE"))
+        assert check.check.__doc__
+    assert set(SEVERITY) | {"other weights on one side"} == set(BY_NAME)
+    assert {fault.check for fault in FAULTS} | {"truncated-support", "logit-lattice"} == set(names())

@@ -1,0 +1,50 @@
+"""Every plot of a diagnosis: the contract, and all variants on healthy and broken traces."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mismatch_cli import registry
+from mismatch_cli.bundled import bundled
+from mismatch_cli.report.diagnosis.analysis import DiagnosisAnalysis, analyse_diagnosis
+from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
+from mismatch_cli.trace.reader import Trace
+from tests.report.clipping.test_plots import check_texts, drawn
+
+PLOTS = registry.names(DiagnosisAnalysis.PLOTS)
+STYLES = [Style(layout, theme) for layout, theme in itertools.product((WIDE, NARROW), (LIGHT, DARK))]
+
+
+@pytest.fixture(scope="module")
+def healthy() -> DiagnosisAnalysis:
+    return analyse_diagnosis([Trace.open(bundled("traces") / "fp8-kv")])
+
+
+def shifted(analysis: DiagnosisAnalysis) -> DiagnosisAnalysis:
+    evidence = analysis.diagnosis.evidence
+    sample = replace(evidence.sample, logq_T=np.roll(evidence.sample.logq_T, 1))
+    return replace(analysis, diagnosis=replace(analysis.diagnosis, evidence=replace(evidence, sample=sample)))
+
+
+@pytest.mark.parametrize("name", PLOTS)
+def test_contract(name, healthy):
+    plot = registry.load(DiagnosisAnalysis.PLOTS, name, "plot")
+    assert plot.TITLE.strip() and plot.CAPTION.strip().endswith(".")
+    assert plot.needs(healthy)
+
+
+@pytest.mark.parametrize("style", STYLES, ids=lambda style: f"{style.layout.name}-{style.theme.name}")
+@pytest.mark.parametrize("name", PLOTS)
+@pytest.mark.parametrize("broken", [False, True])
+def test_text_is_legible_inside_the_figure_and_apart(name, style, healthy, broken):
+    plot = registry.load(DiagnosisAnalysis.PLOTS, name, "plot")
+    check_texts(drawn(plot, shifted(healthy) if broken else healthy, style), style)
+
+
+def test_the_lag_scan_is_lowest_where_the_columns_fit(healthy):
+    assert min(healthy.lags, key=healthy.lags.get) == 0
+    assert min(shifted(healthy).lags, key=shifted(healthy).lags.get) == -1
