@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mismatch_cli.commands import _rollout_options as rollout
 from mismatch_cli.commands._options import Debug, Force, Json, Output, Quiet
 from mismatch_cli.errors import MismatchError, UsageError
 
@@ -21,7 +22,6 @@ def command(
     paths: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[PATH]...",
             help="Files of a dump, or the folder of a run; without one, a small bundled dump.",
             show_default=False,
         ),
@@ -29,7 +29,7 @@ def command(
     format: Annotated[
         str | None, typer.Option("--format", help="How the dump is laid out (--formats lists them); detected.")
     ] = None,
-    formats: Annotated[bool, typer.Option("--formats", help="List the formats and what each of them holds.")] = False,
+    formats: Annotated[bool, typer.Option("--formats", help="List the formats, and what each holds.")] = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print the plain schema, and how to write it.")] = False,
     weights: Annotated[
         str | None,
@@ -41,10 +41,12 @@ def command(
     tokenizer: Annotated[
         str | None, typer.Option("--tokenizer", metavar="MODEL", help="So that reports show text in place of numbers.")
     ] = None,
-    temperature: Annotated[float | None, typer.Option("--temperature", help="What the engine sampled at.")] = None,
-    top_p: Annotated[float | None, typer.Option("--top-p", help="And its top-p.")] = None,
-    top_k: Annotated[int | None, typer.Option("--top-k", help="And its top-k.")] = None,
-    min_p: Annotated[float | None, typer.Option("--min-p", help="And its min-p.")] = None,
+    temperature: Annotated[
+        float | None, rollout.option(rollout.SAMPLING, "--temperature", help="As sampled; kept for `rescore`.")
+    ] = None,
+    top_p: Annotated[float | None, rollout.option(rollout.SAMPLING, "--top-p", help="The same; 1 = off.")] = None,
+    top_k: Annotated[int | None, rollout.option(rollout.SAMPLING, "--top-k", help="The same; 0 = off.")] = None,
+    min_p: Annotated[float | None, rollout.option(rollout.SAMPLING, "--min-p", help="The same; 0 = off.")] = None,
     output: Output = None,
     force: Force = False,
     json: Json = False,
@@ -53,7 +55,7 @@ def command(
 ) -> None:
     """Turn the dump of an RL framework into a trace: prime-rl, NeMo-RL, slime, miles, open-instruct, or plain JSONL.
 
-    Nothing is ever unpickled, and nothing is left out silently. --temperature and its like are kept for `rescore`.
+    Nothing is ever unpickled, and nothing is left out silently. See docs/import.md.
 
     Examples:
 
@@ -176,9 +178,13 @@ def _print_formats(as_json: bool) -> None:
     if as_json:
         _print_json(found)
         return
+    from rich.table import Table
+
     for name, its in found.items():
-        lines = [f"  {fact}: {its[fact]}" for fact in ("files", "enable", "holds", "shift", "padding", "averaging")]
-        print_parts(f"{name} — {its['title']}", *lines, "")
+        table = Table.grid(padding=(0, 2, 0, 0))
+        for fact in ("files", "enable", "holds", "shift", "padding", "averaging"):
+            table.add_row(f"  {fact}", its[fact])
+        print_parts(f"{name}: {its['title']}", table, "")
 
 
 def _print_schema(as_json: bool) -> None:
@@ -186,7 +192,7 @@ def _print_schema(as_json: bool) -> None:
     from mismatch_cli.importers.plain import MEANING, WRITER
     from mismatch_cli.trace.schema import arrow_type
 
-    kinds = {name: str(arrow_type(name)).replace("element: ", "") for name in MEANING}
+    kinds = {name: str(arrow_type(name)).replace("item: ", "") for name in MEANING}
     if as_json:
         _print_json({name: {"type": kinds[name], "meaning": meaning} for name, meaning in MEANING.items()})
         return
@@ -194,7 +200,7 @@ def _print_schema(as_json: bool) -> None:
 
     table = Table(box=None, pad_edge=False, header_style="")
     for column in ("column", "type", "meaning"):
-        table.add_column(column, no_wrap=column != "meaning")
+        table.add_column(column, overflow="fold")
     for name, meaning in MEANING.items():
         table.add_row(name, kinds[name], meaning)
     print_parts("A response per line (JSONL) or row (Parquet); lists are as long as response_ids.", table, "")

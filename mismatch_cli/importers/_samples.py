@@ -88,6 +88,8 @@ def _table(samples: list[Sample], step: int, tally: Tally) -> pa.Table:
         "sample_index": [sample.get("index", sample.get("sample_index")) for sample in samples]
     }
     numbers["version_rollout"] = [_oldest_version(sample.get("weight_versions")) for sample in samples]
+    if any(sample.get("newer_trainer") for sample in samples):
+        numbers["version_trainer"] = [1 + (version or 0) for version in numbers["version_rollout"]]
     for name, values in numbers.items():
         if all(value is not None for value in values):
             columns[name] = pa.array([int(value) for value in values], pa.int32())

@@ -144,14 +144,12 @@ class _Losses:
     def join(self, sample: dict[str, Any], rank: int) -> dict[str, Any]:
         """The sample with the current log π, and what it was compared with as recomputed, unless that was μ itself."""
         mu = sample.get("rollout_log_probs")
-        loss = None if mu is None else self._found.get(rank, {}).pop(_bits(mu), None)
-        if loss is None:
-            return sample
-        joined = sample | {"train_log_probs": loss["train_log_probs"]}
-        old = sample.get("log_probs", loss["old_log_probs"])
-        if _bits(old) != _bits(mu):  # --use-rollout-logprobs: "old" is the engine's
-            joined["old_log_probs"] = old
-        return joined
+        loss = {} if mu is None else self._found.get(rank, {}).pop(_bits(mu), {})
+        old = sample.get("log_probs", loss.get("old_log_probs"))
+        if old is not None and mu is not None and _bits(old) == _bits(mu):
+            old = None  # --use-rollout-logprobs: "old" is the engine's
+        of_the_loss = {"train_log_probs": loss.get("train_log_probs"), "log_probs": None, "old_log_probs": old}
+        return sample | of_the_loss | {"newer_trainer": True}
 
     def finish(self) -> None:
         self._tally.leave_out(NO_SAMPLE, sum(len(found) for found in self._found.values()))

@@ -54,9 +54,11 @@ def analyse(traces: Sequence[Trace], worst: int) -> Analysis:
         for batch in trace.batches():
             _update(analysis, batch, its_worst)
     if not any(summary.exact.counts.tokens for summary in analysis.pairs.values()):
-        raise MismatchError(
-            f"{traces[0].folder} holds no scored token yet. Go on with: mismatch-cli probe --resume --output RUN"
-        )
+        folder = traces[0].folder
+        if "imported" in traces[0].manifest:
+            advice = f"Score it with: mismatch-cli rescore {traces[0].run_folder} --trainer-model MODEL"
+            raise MismatchError(f"{folder} holds no log-probabilities of a trainer. {advice}")
+        raise MismatchError(f"{folder} holds no scored token yet. Go on with: mismatch-cli probe --resume --output RUN")
     return analysis
 
 

@@ -150,6 +150,20 @@ def test_the_loss_gives_the_current_policy(tmp_path, old):
         assert list(analyse([Trace.open(tmp_path / "trace")], 1).pairs) == ["mismatch", "staleness", "total"]
     else:
         assert "logp_recomputed" not in table.column_names
+        assert list(analyse([Trace.open(tmp_path / "trace")], 1).pairs) == ["total"]
+
+
+def test_a_sample_that_no_loss_saw_has_no_current_policy(tmp_path):
+    rows = real_rows(3)
+    rank_file(tmp_path / "train_data" / "0_0.pt", rows)
+    sample = {"train_log_probs": torch.tensor(rows[1]["logp_trainer"])}
+    sample |= {"old_log_probs": torch.tensor(rows[1]["logp_recomputed"])}
+    sample |= {"rollout_log_probs": torch.tensor(rows[1]["logp_rollout"])}
+    content = {"samples": [sample], "rank": 0, "call": 0, "finite": {}}
+    save(tmp_path / "policy_loss_debug" / "rank_0_call_0.pt", content)
+    table, _ = imported(tmp_path, into=tmp_path / "trace")
+    assert same_bits(table, "logp_trainer", [None, rows[1]["logp_trainer"], None])
+    assert same_bits(table, "logp_recomputed", [row["logp_recomputed"] for row in rows])
 
 
 def test_parquet_columns(tmp_path):

@@ -1,0 +1,194 @@
+"""`import` on the command line: what it prints and writes, what other commands make of it, and how it fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mismatch_cli.bundled import bundled
+from mismatch_cli.cli import run
+from mismatch_cli.importers._driver import PACKAGE, facts
+from mismatch_cli.importers._elsewhere import KNOWN
+from mismatch_cli.importers.plain import MEANING
+from mismatch_cli.registry import names
+from mismatch_cli.trace.reader import Trace
+from tests.importers.layouts import open_instruct_record, plain_record, real_rows, write_lines
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def command(capfd, *arguments: str) -> tuple[int, str, str]:
+    capfd.readouterr()
+    code = run(list(arguments))
+    out, err = capfd.readouterr()
+    return code, out, err
+
+
+def dump(path: str = "dump.jsonl", count: int = 12) -> Path:
+    return write_lines(Path(path), [plain_record(row) for row in real_rows(count)])
+
+
+def test_without_a_path_the_bundled_dump_is_imported_and_read_by_the_others(capfd):
+    code, out, err = command(capfd, "import")
+    assert code == 0 and "17 responses" in out and "prime-rl token_exports" in out
+    assert "Next: mismatch-cli diagnose import-dumps" in err
+    assert Trace.open(Path("import-dumps")).vocabulary.decode([300]) not in ("", "⟨300⟩")
+    code, out, _ = command(capfd, "report", "import-dumps", "--quiet")
+    assert code == 0 and "Imported from" in out and "Total: the trainer's present weights" in out
+    assert (Path("import-dumps") / "report.html").read_text().count("prime-rl token_exports") >= 1
+    assert command(capfd, "clipstats", "import-dumps", "--quiet", "--output", "clip")[0] == 0
+
+
+def test_the_bundled_dump_is_small_and_what_its_script_makes(tmp_path, monkeypatch):
+    from sample_data import make_dump
+
+    folder = bundled("dumps") / "token_exports"
+    files = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    assert sum((folder / path).stat().st_size for path in files) < 300_000
+    monkeypatch.setattr(make_dump, "FOLDER", tmp_path / "made")
+    make_dump.main()
+    assert sorted(p.relative_to(tmp_path / "made") for p in (tmp_path / "made").rglob("*") if p.is_file()) == files
+    assert all((tmp_path / "made" / path).read_bytes() == (folder / path).read_bytes() for path in files)
+
+
+def test_what_was_left_out_is_said_everywhere(capfd):
+    path = dump()
+    path.write_text(path.read_text() + '{"prompt_ids": [1], "response_ids": [2], "logp_rollout": [0.0, -1.0]}\n{"cut')
+    code, out, _ = command(capfd, "import", str(path))
+    assert code == 0 and "1 last lines that are cut off (first: dump.jsonl, line 14)" in " ".join(out.split())
+    code, out, _ = command(capfd, "import", str(path), "--json", "--force", "--quiet")
+    imported = json.loads(out)
+    assert imported["left_out"] == {
+        "responses whose logp_rollout has another length than their tokens": 1,
+        "last lines that are cut off": 1,
+    }
+    assert (imported["format"], imported["rows"], imported["output"]) == ("plain", 12, "import-dump")
+    _, out, _ = command(capfd, "report", "import-dump", "--quiet")
+    assert "Left out on import: 1 last lines" in " ".join(out.split())
+
+
+def test_a_dump_without_a_policy_says_what_comes_next(capfd):
+    write_lines(Path("x_rollouts_000000.jsonl"), [open_instruct_record(row, i) for i, row in enumerate(real_rows(3))])
+    code, _, err = command(capfd, "import", "x_rollouts_000000.jsonl", "-o", "run", "--temperature", "0.7")
+    assert code == 0 and "Next: mismatch-cli rescore run --trainer-model MODEL" in err
+    assert Trace.open(Path("run")).manifest["config"] == {"sampling": {"temperature": 0.7}}
+    code, _, err = command(capfd, "report", "run")
+    assert code == 1 and "mismatch-cli rescore run --trainer-model MODEL" in err
+
+
+def test_weights_and_sampling_of_the_user(capfd):
+    code, _, _ = command(capfd, "import", "--weights", "equal", "--temperature", "0.6", "--top-p", "0.9", "-o", "run")
+    assert code == 0
+    _, out, _ = command(capfd, "report", "run", "--quiet")
+    assert "Mismatch: the same weights" in out and "temperature 0.6 · top-p 0.9" in out and "at most" not in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (["--format", "slimy", "dump.jsonl"], 2, "Did you mean slime"),
+        (["--weights", "older", "dump.jsonl"], 2, "equal, newer"),
+        (["--temperature", "0", "dump.jsonl"], 2, "Temperature 0"),
+        (["nothing.jsonl"], 1, "nothing.jsonl does not exist"),
+        (["empty"], 1, "holds no file to import"),
+        (["--format", "prime-rl", "dump.jsonl"], 1, "Nothing of dump.jsonl could be imported"),
+        (["dump.jsonl", "-o", "foreign"], 1, "is no run folder"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(capfd, flags, code, message):
+    dump()
+    Path("empty").mkdir()
+    Path("foreign").mkdir()
+    (Path("foreign") / "thesis.txt").touch()
+    found, out, err = command(capfd, "import", *flags)
+    assert found == code and message in err.splitlines()[-1] and not out and "Traceback" not in err
+    assert sorted(path.name for path in Path().iterdir()) == ["dump.jsonl", "empty", "foreign"]
+
+
+def test_an_older_run_stays_until_the_new_one_is_whole(capfd):
+    dump()
+    assert command(capfd, "import", "dump.jsonl", "-o", "run")[0] == 0
+    before = (Path("run") / "trace" / "manifest.json").read_bytes()
+    (Path("run") / "report.html").write_text("old")
+    code, _, err = command(capfd, "import", "dump.jsonl", "-o", "run")
+    assert code == 1 and "--force" in err
+    write_lines(Path("bad.jsonl"), [plain_record(real_rows(1)[0]) | {"response_ids": []}])
+    assert command(capfd, "import", "bad.jsonl", "-o", "run", "--force")[0] == 1
+    assert (Path("run") / "trace" / "manifest.json").read_bytes() == before
+    assert (Path("run") / "report.html").exists() and not (Path("run") / "trace.part").exists()
+    assert command(capfd, "import", "dump.jsonl", "-o", "run", "--force")[0] == 0
+    assert not (Path("run") / "report.html").exists()  # it was about the old trace
+
+
+def test_a_pickle_comes_with_the_lines_to_run(capfd):
+    Path("global_step_2_training_input.pkl").write_bytes(pickle.dumps({}))
+    code, out, err = command(capfd, "import", "global_step_2_training_input.pkl")
+    assert code == 1 and "import json, pickle" in err and not out
+    assert "Run the lines above where SkyRL is installed" in err.splitlines()[-1]
+
+
+def test_an_interrupt_leaves_nothing_half(tmp_path):
+    with open("big.jsonl", "w") as file:
+        line = json.dumps(plain_record(real_rows(1)[0])) + "\n"
+        file.writelines(line for _ in range(60_000))
+    root = Path(__file__).parents[2]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mismatch_cli", "import", "big.jsonl", "-o", "run"],
+        env=os.environ | {"PYTHONPATH": str(root)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    for _ in range(600):
+        if Path("run/trace.part").exists() or process.poll() is not None:
+            break
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in err
+    assert not Path("run").exists()
+
+
+def test_formats_and_schema_are_printed(capfd):
+    code, out, _ = command(capfd, "import", "--formats")
+    assert code == 0 and all(f"{name}: {facts(name)['title']}" in out for name in names(PACKAGE))
+    code, out, _ = command(capfd, "import", "--schema")
+    assert code == 0 and all(name in out for name in MEANING) and "import json" in out
+    assert set(json.loads(command(capfd, "import", "--schema", "--json")[1])) == set(MEANING)
+
+
+@pytest.mark.parametrize("width", [50, 80])
+def test_no_line_is_wider_than_the_terminal(capfd, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    for arguments in (["--formats"], ["-o", "run"]):
+        _, out, _ = command(capfd, "import", *arguments)
+        assert max(len(line) for line in out.splitlines()) <= width
+
+
+def test_the_document_says_what_the_importers_say():
+    text = (Path(__file__).parents[2] / "docs" / "import.md").read_text(encoding="utf-8")
+    for name in names(PACKAGE):
+        its = facts(name)
+        assert f"`{name}`" in text
+        assert all(str(its[fact]) in text for fact in ("holds", "shift", "padding", "averaging"))
+    assert all(f"| `{name}` |" in text and meaning in text for name, meaning in MEANING.items())
+    assert all(lines.format(path=path) in text for (_, _, lines), path in zip(KNOWN, DOCUMENTED, strict=True))
+
+
+DOCUMENTED = (
+    "global_step_3_training_input.pkl",
+    "buffer_step00003.pkl",
+    "gen_batch.dp",
+    "tq_batch.pt",
+    "rollout_data/3.pt",
+)
