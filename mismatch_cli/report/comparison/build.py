@@ -88,7 +88,8 @@ def _paired(comparison: Row) -> str:
     if comparison["pairing"] == "tokens":
         return f"on the same tokens: both hold the same {responses} responses"
     if comparison["pairing"] == "prompts":
-        return f"by prompt: both hold responses to the same {prompts} prompts, {responses} of them the same"
+        same = f"; {responses} responses are the same" if comparison["shared_responses"] else ""
+        return f"by prompt: both hold responses to the same {prompts} prompts{same}"
     return (
         f"not paired: both hold only {prompts} prompts"
         if comparison["shared_prompts"]
@@ -107,12 +108,24 @@ def _notes(result: Row) -> tuple[str, ...]:
                 "because another trace holds no partner for them: what follows says nothing about those."
             )
     for comparison in result["comparisons"]:
+        ours, theirs = _sides(result, comparison)
+        samples = [_samples(side) for side in (ours, theirs)]
+        if not 0.9 < samples[1] / samples[0] < 1.1:
+            notes.append(
+                f"{ours['name']} has {numbers.number(samples[0])} responses to a prompt and {theirs['name']} "
+                f"{numbers.number(samples[1])}: the share of groups without signal differs for that alone."
+            )
         if (found := comparison["on_tokens"]) and found["masked_in_one"]:
             notes.append(
                 f"{numbers.count(found['masked_in_one'])} tokens are masked in only one of {comparison['against']} and "
                 f"{comparison['trace']}: they count in the numbers of the other."
             )
     return tuple(notes)
+
+
+def _samples(side: Row) -> float:
+    counts = side["summary"]["counts"]
+    return float(counts["responses"] / counts["prompts"])
 
 
 def _headline(result: Row) -> str:
@@ -210,7 +223,7 @@ def _differences_text() -> str:
         "hard or easy cancels. Where nothing differs, one metric in twenty is marked by chance, and metrics that "
         "measure nearly the same are marked together: a single mark among many metrics is no finding. The factor "
         "compares distances from agreement: r = 1.02 is twice as far from 1 as 1.01. A difference of shares is in "
-        "percentage points."
+        "percentage points. Extremes have no interval, and grow with the number of tokens."
     )
 
 

@@ -24,7 +24,8 @@ from mismatch_cli.trace.schema import PROMPT_COLUMN, REQUIRED, ROW_KEY
 
 MOST = 0.5  # what more than this share of both traces has in common is compared alone
 PairedBy = Literal["tokens", "prompts", "none"]
-_SCORED = ("version_rollout", "version_trainer", "loss_mask", "logp_trainer", "logp_recomputed", "logp_trainer_repeat")
+SCORED = (*REQUIRED, "version_rollout", "version_trainer", "loss_mask", "logp_trainer", "logp_recomputed",
+          "logp_trainer_repeat")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Responses:
     @classmethod
     def of(cls, trace: Trace, pair: Pair) -> Responses:
         """Read a trace once for its keys, and for where the pair was measured."""
-        groups = [_keys(table, pair) for table in trace.tables((*REQUIRED, *_SCORED))]
+        groups = [_keys(table, pair) for table in trace.tables(SCORED)]
         return cls(*(np.concatenate(column) for column in zip(*groups, strict=True)))
 
     def __len__(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,9 @@ from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
 from mismatch_cli.metrics.hashing import Prompts
 from mismatch_cli.metrics.pairs import Pair
 from mismatch_cli.metrics.summary import MismatchSummary
-from mismatch_cli.report.comparison.matching import Responses
+from mismatch_cli.report.comparison.matching import SCORED, Responses
 from mismatch_cli.trace.columns import table_to_batch
 from mismatch_cli.trace.reader import Trace, open_shard
-from mismatch_cli.trace.schema import REQUIRED
 
 METRICS_SHOWN = (
     "abs_d_mean", "abs_d_p50", "abs_d_p99", "abs_d_max", "d_mean", "tv_binary_mean", "tv_binary_max",
@@ -34,8 +34,6 @@ _THEIRS = Pair("theirs", "their current policy / their reference", "logp_recompu
 _CURRENT = Pair("current", "their current policy / ours", _OURS.current, _THEIRS.current)
 _REFERENCE = Pair("reference", "their reference / ours", _OURS.reference, _THEIRS.reference)
 _COLUMNS = (_OURS.reference, _OURS.current, _THEIRS.reference, _THEIRS.current)
-_READ = (*REQUIRED, "version_rollout", "version_trainer", "loss_mask", "logp_trainer", "logp_recomputed",
-         "logp_trainer_repeat")  # fmt: skip
 
 
 @dataclass
@@ -84,7 +82,7 @@ def compare_on_tokens(
     A row group of each is held at a time. Where both are in the same order each is read once, however many there are.
     """
     found, fetch, first = OnTokens(), _Fetch(traces[1]), 0
-    for table in traces[0].tables(_READ):
+    for table in traces[0].tables(SCORED):
         rows = first + np.flatnonzero(kept_S[first : first + table.num_rows])
         if len(rows):
             mine = table_to_batch(table.take(rows - first))
@@ -112,11 +110,11 @@ class _Fetch:
     def _read(self, group: int) -> pa.Table:
         path, number, _ = self._places[group]
         shard = open_shard(path)
-        present = [name for name in shard.schema_arrow.names if name in _READ]
+        present = [name for name in shard.schema_arrow.names if name in SCORED]
         return shard.read_row_group(number, columns=present, use_threads=False).replace_schema_metadata(None)
 
 
-def _row_groups(trace: Trace) -> Iterator[tuple[Any, int, int]]:
+def _row_groups(trace: Trace) -> Iterator[tuple[Path, int, int]]:
     for path in trace.shards:
         metadata = open_shard(path).metadata
         for number in range(metadata.num_row_groups):

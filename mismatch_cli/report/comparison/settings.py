@@ -37,8 +37,8 @@ class Cause:
 
 _EITHER = r"(rollout|trainer|recomputed)\."
 CAUSES = (
-    Cause(r"rollout\.logprobs_mode", "raw log-probs are not those of the distribution that was sampled", "vime#64, "
-          "trl#4159"),
+    Cause(r"rollout\.logprobs_mode", "raw log-probs are not those of the distribution that was sampled",
+          "vime#64, trl#4159"),
     Cause(r"config\.sampling\.temperature", "a temperature that only one side applies scales every log-prob",
           "miles PR#1345, prime-rl PR#697"),
     Cause(r"config\.sampling\.(top_p|top_k|min_p)", "the engine renormalises over what it keeps: one-sided gaps",
@@ -58,8 +58,8 @@ CAUSES = (
     Cause(r"rollout\.(engine|version)", "kernels and defaults change between versions", "NeMo-RL PR#4080, vllm#55238"),
     Cause(r"libraries\.transformers", "model code and position encodings change", "vllm PR#43419"),
     Cause(r"libraries\.torch", "kernels and their defaults change between versions", "torchtitan PR#2373"),
-    Cause(_EITHER + r"(device\w*|gpu\w*)", "the same code rounds differently on other hardware", "vllm#46657, "
-          "vllm#55238"),
+    Cause(_EITHER + r"(device\w*|gpu\w*)", "the same code rounds differently on other hardware",
+          "vllm#46657, vllm#55238"),
     Cause(r"rollout\.prefix_caching", "a cache that survives a weight update is stale", "NeMo-RL PR#4018, SkyRL#2246"),
     Cause(r"rollout\.chunked_prefill", "a prefill in chunks runs other kernels", "vllm#42259"),
     Cause(r"rollout\.(enforce_eager|cudagraph_mode|compilation_mode)", "graphs and fused kernels round differently",
@@ -75,6 +75,7 @@ CAUSES = (
 _HARMLESS = re.compile(
     r".*\.(seed|digest|source|location|count|skipped|limit|shuffle_seed|noise_responses|folder|path|paths|file|files)"
     r"|libraries\.(python|numpy|pyarrow|math-verify|mismatch-cli)|prompts\..*|config\.(prompts\..*|samples_per_prompt)"
+    r"|imported\.(rows\w*|tokens|steps|file_count|left_out.*|noted.*)"
     r"|config\.sampling\.max_tokens|rollout\.max_model_len|top_logprobs|config\.reward.*"
 )
 
@@ -108,7 +109,7 @@ def settings_diff(
     A setting that only one manifest has stands behind those that both have. A gap `at_equal_weights` knows no
     staleness.
     """
-    sections = [name for name in _SECTIONS if not at_equal_weights or name not in ("equal_weights", "recomputed")]
+    sections = [name for name in _SECTIONS if not at_equal_weights or name != "equal_weights"]
     ours, theirs = _settings(first, other, sections), _settings(other, first, sections)
     names = list(dict.fromkeys([*ours, *theirs]))
     rows = [_row(name, ours.get(name), theirs.get(name)) for name in names if ours.get(name) != theirs.get(name)]

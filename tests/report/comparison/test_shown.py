@@ -54,7 +54,7 @@ def test_no_line_is_wider_than_the_terminal(result, count, width):
 def test_the_first_lines_say_how_the_traces_are_paired(result):
     text = words(on_terminal(result, 120))
     assert "B with A on the same tokens: both hold the same 96 responses" in text
-    assert "C with A by prompt: both hold responses to the same 24 prompts, 40 of them the same" in text
+    assert "C with A by prompt: both hold responses to the same 24 prompts; 40 responses are the same" in text
     assert "Paired on the same tokens" in words(on_terminal(first_two(result), 120))
     assert text.index("B with A") < text.index("What differs in the settings")
 
@@ -94,6 +94,8 @@ def test_what_is_left_out_is_said(result):
     text = words(on_terminal(made, 120))
     assert "A: 20 of 96 responses are left out, because another trace holds no partner for them" in text
     assert "7 tokens are masked in only one of A and B" in text
+    assert "responses to a prompt" not in text
+    assert "A has 4.00 responses to a prompt and C 8.00" in words(on_terminal(result, 120))
 
 
 def test_values_difference_and_mark_stand_beside_each_other(result):
