@@ -17,7 +17,7 @@ from mismatch_cli.verdict.reference import Bar, Measured, reference
 from mismatch_cli.verdict.words import ABOVE, BETWEEN, HEALTHY, UNDECIDED, sentences
 
 LEADING = "abs_d_mean"  # what is held against the floor
-_NORMAL_MEDIAN = 0.674490  # of |x| for a normal distribution of spread 1
+_NORMAL_P95 = 1.959964  # of |x| for a normal distribution of spread 1
 _TAIL = 3.0  # a KL this many times what the bulk would give comes from the tail
 _NEAREST = 5
 
@@ -117,11 +117,14 @@ def _above_floor(metrics: Mapping[str, Any], floor: Mapping[str, Any] | None) ->
 
 
 def _tail(metrics: Mapping[str, Any]) -> dict[str, Any] | None:
-    """k3 against what a normal spread with the same median |d| would give; None where it comes from the bulk."""
-    kl, median = _Here.of(metrics, "k3"), _Here.of(metrics, "abs_d_p50")
-    if kl is None or median is None or kl.value <= 0:
+    """k3 against what a normal spread with the same p95 of |d| would give; None where it comes from the bulk.
+
+    Not the median: half of a model's tokens are certain, and have no gap whatever the precision.
+    """
+    kl, p95 = _Here.of(metrics, "k3"), _Here.of(metrics, "abs_d_p95")
+    if kl is None or p95 is None or kl.value <= 0:
         return None
-    spread = median.value / _NORMAL_MEDIAN
+    spread = p95.value / _NORMAL_P95
     bulk = spread**2 / 2
     if kl.value <= _TAIL * bulk:
         return None

@@ -58,8 +58,8 @@ def _of_bars(bars: Sequence[Mapping[str, Any]], pair: str) -> Iterator[str]:
 
 def _of_tail(times: float | None) -> str:
     if times is None:
-        return "Rare tokens make all of the KL: more than half of the tokens agree exactly."
-    return f"Rare tokens make the KL: k3 is {_times(times)} what the median token would give if it were typical."
+        return "Rare tokens make all of the KL: 95 % of the tokens agree exactly."
+    return f"Rare tokens make the KL: k3 is {_times(times)} what the other 95 % of the tokens would give."
 
 
 def _times(factor: float) -> str:

@@ -138,17 +138,17 @@ def test_the_factor_is_that_of_the_report():
 
 
 def test_the_tail():
-    """With d normal of spread s the median is 0.674 s and k3 about s²/2."""
+    """With d normal of spread s p95 is 1.96 s and k3 about s²/2."""
     s = 0.05
-    bulk = {"k3": estimate(s * s / 2), "abs_d_p50": estimate(0.67449 * s)}
+    bulk = {"k3": estimate(s * s / 2), "abs_d_p95": estimate(1.959964 * s)}
     assert judge(summary(bulk))["tail"] is None
     verdict = judge(summary(bulk | {"k3": estimate(4 * s * s / 2)}))
     assert verdict["tail"]["times"] == pytest.approx(4, rel=1e-4)
     assert verdict["tail"]["robust_spread"] == pytest.approx(s, rel=1e-4)
     assert "Rare tokens make the KL: k3 is 4 × what" in verdict["sentences"][-1]
-    exact = judge(summary(bulk | {"abs_d_p50": estimate(0.0)}))
+    exact = judge(summary(bulk | {"abs_d_p95": estimate(0.0)}))
     assert exact["tail"]["times"] is None
-    assert "more than half of the tokens agree exactly" in exact["sentences"][-1]
+    assert "95 % of the tokens agree exactly" in exact["sentences"][-1]
 
 
 def test_nothing_measured_is_nothing_judged():
