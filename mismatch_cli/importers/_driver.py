@@ -182,6 +182,7 @@ def _description(
         "steps": len(completer.steps),
         "rows_with_trainer": completer.scored,
         "rows_with_newer_trainer": completer.newer,
+        "rows_with_unknown_finish": completer.unfinished,
         "left_out": dict(tally.left_out),
         "left_out_first": dict(tally.first),
         "noted": dict(tally.noted),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mismatch_cli.importers import _lists
 from mismatch_cli.importers._tally import Tally
@@ -29,6 +30,7 @@ class Completer:
         self.rows = self.tokens = 0
         self.steps: set[int] = set()
         self.scored = self.newer = 0  # rows with log π, and those of them whose trainer has newer weights
+        self.unfinished = 0  # rows of which nobody knows why they ended
 
     def complete(self, table: pa.Table, where: str) -> pa.Table:
         """The rows that can be used, with every column that a trace requires."""
@@ -118,6 +120,7 @@ class Completer:
     def _count(self, table: pa.Table) -> None:
         self.rows += table.num_rows
         self.tokens += int(_lists.lengths_of(_lists.single(table.column("response_ids"))).sum())
+        self.unfinished += pc.sum(pc.equal(table.column("finish_reason"), UNKNOWN)).as_py() or 0
         if "logp_trainer" in table.column_names:
             versions = (_lists.single(table.column(f"version_{side}")).to_numpy() for side in ("trainer", "rollout"))
             scored_S = ~_lists.is_null(_lists.single(table.column("logp_trainer")))

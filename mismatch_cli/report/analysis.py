@@ -15,6 +15,7 @@ from mismatch_cli.metrics.pairs import PAIRS, Pair
 from mismatch_cli.metrics.scatter import ScatterSample
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.metrics.worst import WorstTokens
+from mismatch_cli.report.imported import without_unknown
 from mismatch_cli.report.plot_data import PlotData
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.verdict import judge
@@ -128,7 +129,10 @@ def summary_json(analysis: Analysis) -> dict[str, Any]:
         "version": SUMMARY_VERSION,
         "traces": [str(trace.folder) for trace in analysis.traces],
         "about": about(analysis.traces, analysis.unscored_responses),
-        "pairs": {name: _with_floor(summary.result(), floor) for name, summary in analysis.pairs.items()},
+        "pairs": {
+            name: without_unknown(_with_floor(summary.result(), floor), analysis.manifest.get("imported"))
+            for name, summary in analysis.pairs.items()
+        },
         "floor": floor,
         "lattice": [vars(line) for line in analysis.lattice.result()],
         "worst": _worst(analysis.worst),

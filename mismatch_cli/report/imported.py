@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+FINISH_UNKNOWN = "the dump does not say why responses ended"
+
 
 def imported_fact(about: Mapping[str, Any]) -> str:
     """A line for the head of a report; empty for a trace that was recorded here."""
@@ -37,3 +39,11 @@ def notes_of(imported: Mapping[str, Any] | None) -> tuple[str, ...]:
         for reason, count in imported["left_out"].items()
     )
     return (*left_out, *(f"{count:,} {what}." for what, count in imported["noted"].items()))
+
+
+def without_unknown(result: dict[str, Any], imported: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The summary of a pair without what the dump does not know: how many responses were truncated."""
+    if imported and imported.get("rows_with_unknown_finish"):
+        empty = dict.fromkeys(result["metrics"]["truncated_share"])
+        result["metrics"]["truncated_share"] = empty | {"note": FINISH_UNKNOWN}
+    return result

@@ -19,6 +19,7 @@ from mismatch_cli.importers._driver import PACKAGE, facts
 from mismatch_cli.importers._elsewhere import KNOWN
 from mismatch_cli.importers.plain import MEANING
 from mismatch_cli.registry import names
+from mismatch_cli.report.imported import FINISH_UNKNOWN
 from mismatch_cli.trace.reader import Trace
 from tests.importers.layouts import open_instruct_record, plain_record, real_rows, write_lines
 
@@ -26,6 +27,13 @@ from tests.importers.layouts import open_instruct_record, plain_record, real_row
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def _no_pictures(monkeypatch):
+    """Drawing takes longest, and nothing here is about pictures."""
+    monkeypatch.setattr("mismatch_cli.report.figures.figure_views", lambda data: [])
+    monkeypatch.setattr("mismatch_cli.report.figures.write_plots", lambda folder, data: None)
 
 
 def command(capfd, *arguments: str) -> tuple[int, str, str]:
@@ -39,6 +47,7 @@ def dump(path: str = "dump.jsonl", count: int = 12) -> Path:
     return write_lines(Path(path), [plain_record(row) for row in real_rows(count)])
 
 
+@pytest.mark.usefixtures("_no_pictures")
 def test_without_a_path_the_bundled_dump_is_imported_and_read_by_the_others(capfd):
     code, out, err = command(capfd, "import")
     assert code == 0 and "17 responses" in out and "prime-rl token_exports" in out
@@ -46,6 +55,8 @@ def test_without_a_path_the_bundled_dump_is_imported_and_read_by_the_others(capf
     assert Trace.open(Path("import-dumps")).vocabulary.decode([300]) not in ("", "⟨300⟩")
     code, out, _ = command(capfd, "report", "import-dumps", "--quiet")
     assert code == 0 and "Imported from" in out and "Total: the trainer's present weights" in out
+    metrics = json.loads((Path("import-dumps") / "summary.json").read_text())["pairs"]["total"]["metrics"]
+    assert metrics["truncated_share"] == {"value": None, "low": None, "high": None, "note": FINISH_UNKNOWN}
     assert (Path("import-dumps") / "report.html").read_text().count("prime-rl token_exports") >= 1
     assert command(capfd, "clipstats", "import-dumps", "--quiet", "--output", "clip")[0] == 0
 
@@ -62,6 +73,7 @@ def test_the_bundled_dump_is_small_and_what_its_script_makes(tmp_path, monkeypat
     assert all((tmp_path / "made" / path).read_bytes() == (folder / path).read_bytes() for path in files)
 
 
+@pytest.mark.usefixtures("_no_pictures")
 def test_what_was_left_out_is_said_everywhere(capfd):
     path = dump()
     path.write_text(path.read_text() + '{"prompt_ids": [1], "response_ids": [2], "logp_rollout": [0.0, -1.0]}\n{"cut')
@@ -87,6 +99,7 @@ def test_a_dump_without_a_policy_says_what_comes_next(capfd):
     assert code == 1 and "mismatch-cli rescore run --trainer-model MODEL" in err
 
 
+@pytest.mark.usefixtures("_no_pictures")
 def test_weights_and_sampling_of_the_user(capfd):
     code, _, _ = command(capfd, "import", "--weights", "equal", "--temperature", "0.6", "--top-p", "0.9", "-o", "run")
     assert code == 0

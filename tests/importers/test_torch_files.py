@@ -133,7 +133,8 @@ def test_the_lines_for_verl_s_queue(tmp_path, monkeypatch):
     rows = real_rows(3)
     names = {"prompts": "prompt_ids", "responses": "response_ids", "rollout_log_probs": "logp_rollout"}
     nested = {
-        ours: torch.nested.nested_tensor([torch.tensor(row[name]) for row in rows]) for ours, name in names.items()
+        ours: torch.nested.nested_tensor([torch.tensor(row[name]) for row in rows], layout=torch.jagged)
+        for ours, name in names.items()
     }
     path = save(tmp_path / "tq_batch.pt", {"tensordict": nested, "tags": Adapter("x"), "global_steps": 1})
     run_lines(refused(path, tmp_path), tmp_path, monkeypatch)
