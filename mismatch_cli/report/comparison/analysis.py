@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.metrics.differences import Difference, Measured, differences
+from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.pairs import PAIRS, Pair
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.report.analysis import about, weights_are_equal, who_is_compared
@@ -18,6 +20,7 @@ from mismatch_cli.report.comparison.matching import Pairing, Responses, compared
 from mismatch_cli.report.comparison.on_tokens import OnTokens, compare_on_tokens
 from mismatch_cli.report.comparison.plot_data import ComparisonPlotData, exceedance
 from mismatch_cli.report.comparison.settings import SettingDifference, settings_diff
+from mismatch_cli.report.imported import without_unknown
 from mismatch_cli.trace.columns import table_to_batch
 from mismatch_cli.trace.reader import Trace
 
@@ -35,6 +38,20 @@ class Side:
     responses: Responses
     kept_S: np.ndarray  # bool, in the order of the trace's files
     summary: MismatchSummary
+
+    @cached_property
+    def result(self) -> dict[str, Any]:
+        """The summary as `report` shows it."""
+        return without_unknown(self.summary.result(), self.trace.manifest.get("imported"))
+
+    @property
+    def measured(self) -> Measured:
+        """The same with its replicates: what the report does not know is not compared either."""
+        measured = Measured(self.summary)
+        for key, found in self.result["metrics"].items():
+            if found["value"] is None:
+                measured.estimates[key] = Estimate(None, note=found["note"])
+        return measured
 
 
 @dataclass(frozen=True)
@@ -80,14 +97,14 @@ def analyse_comparison(
     for name, trace, its_responses, kept_S in zip(NAMES, traces, responses, kept, strict=False):
         sides.append(Side(name, trace, its_responses, kept_S, _measure(trace, its_responses, kept_S, pair)))
         on_responses(trace.num_responses)
-    first, measured = sides[0], [Measured(side.summary) for side in sides]
+    first, ours = sides[0], sides[0].measured
     others = []
-    for side, pairing, theirs in zip(sides[1:], pairings, measured[1:], strict=True):
+    for side, pairing in zip(sides[1:], pairings, strict=True):
         on_tokens = None
         if pairing.by == "tokens":
             both = (first.trace, side.trace)
             on_tokens = compare_on_tokens(both, first.responses, first.kept_S, pairing.partner_S, pair)
-        others.append(Comparison(side, pairing, differences(measured[0], theirs), on_tokens))
+        others.append(Comparison(side, pairing, differences(ours, side.measured), on_tokens))
     return ComparisonAnalysis(pair, first, tuple(others))
 
 
@@ -155,7 +172,7 @@ def _side_json(side: Side) -> dict[str, Any]:
         "responses": len(side.responses),
         "compared_responses": int(np.count_nonzero(side.kept_S)),
         "prompts": len(np.unique(side.responses.prompt_S)),
-        "summary": side.summary.result(),
+        "summary": side.result,
     }
 
 

@@ -74,7 +74,16 @@ def _about(result: Row) -> Facts:
         counts = side["summary"]["counts"]
         who = who_is_compared(side["about"])
         tokens = measured(counts, f"{numbers.count(counts['tokens'])} tokens")
-        facts.append((side["name"], " · ".join(part for part in (side["folder"], who, tokens) if part)))
+        facts.append(
+            (
+                side["name"],
+                " · ".join(
+                    part
+                    for part in (side["folder"], who, side["about"].get("imported", {}).get("title"), tokens)
+                    if part
+                ),
+            )
+        )
     paired = [(_paired_title(result, comparison), _paired(comparison)) for comparison in result["comparisons"]]
     return (*facts, *paired, ("Gap", f"{result['pair']}: {_GAPS[result['pair']]}"))
 
@@ -168,7 +177,8 @@ def _how_many(comparison: Row) -> str:
 
 
 def _first_setting(comparison: Row) -> str:
-    likely = [row for row in comparison["settings"] if row["likely"]]
+    known = (row for row in comparison["settings"] if None not in (row["first"], row["other"]))
+    likely = [row for row in known if row["likely"]]
     if not likely or not comparison["more_than_noise"]:
         return ""
     first = likely[0]

@@ -134,6 +134,17 @@ def test_masks_and_columns_that_differ(tmp_path, float32_rows):
     assert comparison["metrics"]["abs_d_mean"]["difference"]["value"] is not None
 
 
+def test_what_a_dump_does_not_say_is_not_compared(tmp_path, float32_rows):
+    def imported(manifest: Row) -> None:
+        manifest["imported"] = {"title": "a dump", "file_count": 1, "rows_with_unknown_finish": 9}
+        manifest["imported"] |= {"left_out": {}, "noted": {}}
+
+    found = compared(FLOAT32, write_rows(tmp_path / "a", float32_rows, FLOAT32, manifest=imported))
+    difference = found["comparisons"][0]["metrics"]["truncated_share"]["difference"]
+    assert difference["value"] is None and difference["note"] == "the dump does not say why responses ended"
+    assert found["traces"][1]["summary"]["metrics"]["truncated_share"]["value"] is None
+
+
 def test_responses_that_nobody_scored_are_left_out_of_both(tmp_path, float32_rows):
     rows = [row if i % 4 else row | {"logp_trainer": None} for i, row in enumerate(float32_rows)]
     found = compared(FLOAT32, write_rows(tmp_path / "a", rows, FLOAT32))

@@ -68,6 +68,9 @@ def test_the_headline_says_what_chance_would_bring(result):
         "(2.13.0+cpu in A, 2.14.0+cpu in B)." in text
     )
     assert "one in twenty would by chance" in words(on_terminal(result, 120))
+    unknown = {"setting": "rollout.dtype", "first": None, "other": "float16", "likely": 8, "harmless": False}
+    made = with_differences(result, 0.1, 20, settings=[unknown | {"why": "", "source": ""}])
+    assert "First among the settings" not in words(on_terminal(made, 120))
 
 
 def test_where_no_setting_differs_the_hardware_is_named(result):
