@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +25,15 @@ def is_null(array: pa.Array) -> np.ndarray:
     return np.asarray(array.is_null())
 
 
+def holds_null(lists: pa.Array) -> np.ndarray:
+    """Rows that are null, or have a null among their values."""
+    found_S = np.array(is_null(lists))
+    values = lists.flatten()
+    if values.null_count:
+        found_S[rows_of(lengths_of(lists))[is_null(values)]] = True
+    return found_S
+
+
 def offsets_of(lengths_S: np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(lengths_S, dtype=np.int64)])
 
@@ -44,13 +52,12 @@ def from_flat(values_T: np.ndarray, lengths_S: np.ndarray, null_S: np.ndarray | 
     return pa.ListArray.from_arrays(offsets, pa.array(values_T))
 
 
-def from_rows(rows: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """A list column of one array (tensor, list, None) per row, each flattened."""
-    arrays = [None if row is None else np.asarray(row).reshape(-1) for row in rows]
-    lengths_S = np.array([0 if a is None else len(a) for a in arrays], dtype=np.int64)
-    known = [a.astype(kind.to_pandas_dtype(), copy=False) for a in arrays if a is not None]
+def from_rows(rows: Sequence[np.ndarray | None], kind: pa.DataType) -> pa.Array:
+    """A list column of one array, or nothing, per row."""
+    lengths_S = np.array([0 if row is None else len(row) for row in rows], dtype=np.int64)
+    known = [row for row in rows if row is not None]
     values_T = np.concatenate(known) if known else np.empty(0, kind.to_pandas_dtype())
-    return from_flat(values_T, lengths_S, np.array([a is None for a in arrays], dtype=bool)).cast(pa.list_(kind))
+    return from_flat(values_T, lengths_S, np.array([row is None for row in rows], dtype=bool)).cast(pa.list_(kind))
 
 
 def rows_of(lengths_S: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ NO_ROLLOUT = "responses without log-probabilities of the rollout engine"
 NO_IDS = "responses without token ids"
 EMPTY = "responses without a token"
 WRONG_LENGTH = "responses whose {name} has another length than their tokens"
+HOLES = "responses whose {name} holds a null"
 UNKNOWN = "unknown"  # finish_reason, where a dump does not say; readers ask for "length" only
 
 _LOGP = ("logp_rollout", "logp_trainer", "logp_recomputed")
@@ -50,13 +51,16 @@ class Completer:
         nothing_S = np.ones(table.num_rows, dtype=bool)
         no_ids_S = np.zeros(table.num_rows, dtype=bool)
         for name in (PROMPT_COLUMN, "response_ids"):
-            no_ids_S |= _broken(columns[name]) if name in columns else nothing_S
+            no_ids_S |= _lists.holds_null(columns[name]) if name in columns else nothing_S
         ids, mu = columns.get("response_ids"), columns.get("logp_rollout")
         lengths_S = np.zeros(table.num_rows, np.int64) if ids is None else _lists.lengths_of(ids)
         bad_S = {NO_IDS: no_ids_S, EMPTY: lengths_S == 0, NO_ROLLOUT: nothing_S if mu is None else _lists.is_null(mu)}
         for name in TOKEN_COLUMNS:
             if name in columns:
                 bad_S[WRONG_LENGTH.format(name=name)] = _other_length(columns[name], lengths_S)
+        for name, column in columns.items():  # among floats a null is NaN, "not measured"
+            if pa.types.is_list(column.type) and not pa.types.is_floating(column.type.value_type):
+                bad_S[HOLES.format(name=name)] = _lists.holds_null(column) & ~_lists.is_null(column)
         bad_S |= {WRONG_LENGTH.format(name="top-K columns"): _ragged_top_k(columns, lengths_S)}
         return self._tally.sift(bad_S, where)
 
@@ -139,20 +143,8 @@ def _only(table: pa.Table, keep_S: np.ndarray) -> pa.Table:
     return table if keep_S.all() else table.filter(pa.array(keep_S))
 
 
-def _broken(ids: pa.Array) -> np.ndarray:
-    """Rows of token ids that are null, or hold a null."""
-    bad_S = _lists.is_null(ids)
-    values = ids.flatten()
-    if values.null_count:
-        bad_S[_lists.rows_of(_lists.lengths_of(ids))[_lists.is_null(values)]] = True
-    return bad_S
-
-
 def _other_length(column: pa.Array, lengths_S: np.ndarray) -> np.ndarray:
-    other_S = (_lists.lengths_of(column) != lengths_S) & ~_lists.is_null(column)
-    if not pa.types.is_floating(column.type.value_type):
-        other_S |= _broken(column) & ~_lists.is_null(column)
-    return other_S
+    return (_lists.lengths_of(column) != lengths_S) & ~_lists.is_null(column)
 
 
 def _ragged_top_k(columns: dict[str, pa.Array], lengths_S: np.ndarray) -> np.ndarray:

@@ -13,14 +13,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mismatch_cli.errors import MismatchError
 from mismatch_cli.importers import _lists
 from mismatch_cli.importers._rows import NO_IDS
+from mismatch_cli.importers._sources import Source
 from mismatch_cli.importers._tally import Tally
 
 TOKENS_PER_BLOCK = 2**19
 NO_LENGTH = "samples without a response length"
 WRONG_TOTAL = "samples whose tokens are not as many as their lengths state"
 NO_NUMBER = "responses have a reward that is no number: it is left empty"
+OTHER_TYPES = "samples with values of other types than the layout has"
 NORMALISED = "responses have the reward as normalised for training: the dump lacks the raw one"
 
 # the column of a trace: the keys that hold it
@@ -32,8 +35,17 @@ _LISTS = {
     "entropy_trainer": ("entropy",),
     "advantage": ("advantages",),
 }
+_KINDS: dict[str, type] = {"tokens": np.int32} | {key: np.float32 for keys in _LISTS.values() for key in keys}
 _FINISH = {"completed": "stop", "truncated": "length"}
 Sample = dict[str, Any]
+
+
+def samples_of(content: Any, source: Source) -> list[Sample]:
+    """The dicts of a file; a `MismatchError` where it holds none."""
+    samples = content.get("samples") if isinstance(content, dict) else None
+    if not isinstance(samples, list) or not all(isinstance(sample, dict) for sample in samples):
+        raise MismatchError(f"{source.path} holds no samples. Formats: mismatch-cli import --formats")
+    return samples
 
 
 def tables(samples: Sequence[Sample], step: int, tally: Tally, where: str) -> Iterator[pa.Table]:
@@ -41,7 +53,11 @@ def tables(samples: Sequence[Sample], step: int, tally: Tally, where: str) -> It
     some: list[Sample] = []
     tokens = 0
     for sample in samples:
-        if (reason := _unusable(sample)) is not None:
+        try:
+            reason = _unusable(sample := _as_arrays(sample))
+        except (TypeError, ValueError, OverflowError, RuntimeError):  # what numpy and torch say to a list of anything
+            reason = OTHER_TYPES
+        if reason is not None:
             tally.leave_out(reason, 1, where)
             continue
         some.append(sample)
@@ -51,6 +67,17 @@ def tables(samples: Sequence[Sample], step: int, tally: Tally, where: str) -> It
             some, tokens = [], 0
     if some:
         yield _table(some, step, tally)
+
+
+def _as_arrays(sample: Sample) -> Sample:
+    """The sample with its lists and tensors as flat arrays in the types of a trace."""
+    found = dict(sample)
+    for key, kind in _KINDS.items():
+        if (value := sample.get(key)) is not None:
+            if hasattr(value, "detach"):  # a tensor: numpy knows no bfloat16 and no gradients
+                value = value.detach().double().numpy()
+            found[key] = np.asarray(value).reshape(-1).astype(kind)
+    return found
 
 
 def _unusable(sample: Sample) -> str | None:
@@ -70,7 +97,7 @@ def response_length(sample: Sample) -> int | None:
 
 
 def _table(samples: list[Sample], step: int, tally: Tally) -> pa.Table:
-    ids = [np.asarray(sample["tokens"]).reshape(-1) for sample in samples]
+    ids = [sample["tokens"] for sample in samples]
     cuts = [len(row) - (response_length(sample) or 0) for row, sample in zip(ids, samples, strict=True)]
     columns = {
         "prompt_ids": _lists.from_rows([row[:cut] for row, cut in zip(ids, cuts, strict=True)], pa.int32()),

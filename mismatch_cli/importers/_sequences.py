@@ -34,10 +34,10 @@ def split(
     """
     total_S = _lists.lengths_of(ids)
     stop_S = total_S if length_S is None else length_S
-    bad_S = {NO_IDS: _lists.is_null(ids), TOO_LONG: stop_S > total_S}
+    bad_S = {NO_IDS: _lists.holds_null(ids), TOO_LONG: stop_S > total_S}
     for name, column in {"loss mask": mask, **columns}.items():
         bad_S[UNEQUAL.format(name=name)] = (_lists.lengths_of(column) != total_S) & ~_lists.is_null(column)
-    bad_S[NO_MASK] = _lists.is_null(mask)
+    bad_S[NO_MASK] = _lists.holds_null(mask)
     keep_S = tally.sift(bad_S, where)
     ids, mask, stop_S = ids.filter(pa.array(keep_S)), mask.filter(pa.array(keep_S)), stop_S[keep_S]
     columns = {name: column.filter(pa.array(keep_S)) for name, column in columns.items()}

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from mismatch_cli.text import visible
+
 
 @dataclass
 class Tally:
@@ -18,9 +20,10 @@ class Tally:
 
     def leave_out(self, reason: str, count: int = 1, where: str = "") -> None:
         if count:
+            reason = visible(reason)  # it may quote the file
             self.left_out[reason] += int(count)
             if where:
-                self.first.setdefault(reason, where)
+                self.first.setdefault(reason, visible(where))
 
     def note(self, what: str, count: int) -> None:
         if count:

@@ -89,10 +89,11 @@ def _with_policy_first(sources: list[Source]) -> list[Source]:
 
 def _torch_tables(source: Source, tally: Tally, seen: _Losses | None) -> Iterator[pa.Table]:
     content = _torch_file.load(source.path)
-    if int(content.get("cp_size") or 1) > 1:
+    columns = content.get("rollout_data") if isinstance(content, dict) else None
+    if columns is not None and int(content.get("cp_size") or 1) > 1:
         tally.leave_out(SPLIT, 1, source.name)
         return
-    samples = _of_columns(content["rollout_data"]) if "rollout_data" in content else content["samples"]
+    samples = _samples.samples_of(content, source) if columns is None else _of_columns(columns)
     if seen is not None:
         samples = [seen.join(sample, int(content.get("rank") or 0)) for sample in samples]
     yield from _samples.tables(samples, int(content.get("rollout_id") or 0), tally, source.name)
@@ -137,7 +138,7 @@ class _Losses:
         self._found: dict[int, Found] = {}
         for source in sources:
             content = _torch_file.load(source.path)
-            for sample in content["samples"]:
+            for sample in _samples.samples_of(content, source):
                 if sample.get("rollout_log_probs") is not None:
                     self._found.setdefault(int(content["rank"]), {})[_bits(sample["rollout_log_probs"])] = sample
 

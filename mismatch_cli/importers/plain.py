@@ -32,6 +32,7 @@ AVERAGING = "none assumed: tokens that the loss does not see have loss_mask fals
 
 REQUIRED = ("prompt_ids", "response_ids", "logp_rollout")
 _FOREIGN = "columns that no trace has ({})"
+_NAMED = 10
 
 # What each column means, for `import --schema`; the types are those of the trace.
 MEANING = {
@@ -82,7 +83,8 @@ def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], Non
         for table in tables(source, tally, advance, foreign):
             yield _in_the_trace_s_types(table, source), source.name
     if foreign:
-        tally.leave_out(_FOREIGN.format(", ".join(sorted(foreign))), len(foreign))
+        named = ", ".join(sorted(foreign)[:_NAMED]) + (", …" if len(foreign) > _NAMED else "")
+        tally.leave_out(_FOREIGN.format(named), len(foreign))
 
 
 def _jsonl_tables(
