@@ -20,8 +20,8 @@ import numpy as np
 from faults import FAULTS, Fault, Pool, in_steps, planted
 from variants import add_variants
 
-from mismatch_cli.diagnosis._evidence import Evidence, gather_tables
-from mismatch_cli.diagnosis._run import Diagnosis, diagnose
+from mismatch_cli.diagnosis.evidence import Evidence, gather_tables
+from mismatch_cli.diagnosis.run import Diagnosis, diagnose
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.trace.reader import Trace
 

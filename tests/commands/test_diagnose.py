@@ -14,7 +14,7 @@ import pytest
 
 from mismatch_cli.bundled import bundled
 from mismatch_cli.cli import run
-from mismatch_cli.diagnosis._run import names
+from mismatch_cli.diagnosis.run import names
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from mismatch_cli.bundled import bundled
@@ -212,3 +214,32 @@ def test_the_limits_of_the_document_are_limits(tmp_path):
 if __name__ == "__main__":
     head, _, tail = re.split(r"<!-- /?presets -->", DOCS.read_text(encoding="utf-8"))
     DOCS.write_text(f"{head}<!-- presets -->\n\n{presets_table()}\n<!-- /presets -->{tail}", encoding="utf-8")
+
+
+def broken_trace(tmp_path: Path) -> str:
+    """The bundled control with μ one token late."""
+    trace = Path(shutil.copytree(bundled("traces") / "float32", tmp_path / "broken" / "trace"))
+    table = pq.read_table(trace / "shard-00000.parquet")
+    rows = [row[-1:] + row[:-1] for row in table.column("logp_rollout").to_pylist()]
+    index = table.column_names.index("logp_rollout")
+    table = table.set_column(index, "logp_rollout", pa.array(rows, pa.list_(pa.float32())))
+    pq.write_table(table, trace / "shard-00000.parquet")
+    return str(trace.parent)
+
+
+def test_a_fault_that_diagnose_finds_fails_the_gate(gate, tmp_path):
+    limits = write(tmp_path / "d.toml", '[limits."diagnosis:faults"]\nmax = 0\n[limits."diagnosis:values"]\nmax = 0\n')
+    code, out, _ = gate(broken_trace(tmp_path), "--limits", limits, "--json")
+    faults, values = json.loads(out)["checks"]
+    assert code == 3 and faults["value"] == 1 and values["holds"]
+    assert faults["reason"] == "1 is above 0: index-shift"
+    assert gate(FLOAT32, "--limits", limits)[0] == 0
+
+
+def test_a_check_that_is_not_possible_does_not_pass(gate, tmp_path):
+    limits = write(tmp_path / "d.toml", '[limits."diagnosis:stale-weights"]\nmax = 0\n')
+    code, out, _ = gate(FP8, "--limits", limits)
+    assert code == 3 and "needs an earlier checkpoint" in " ".join(out.split())
+    limits = write(tmp_path / "typo.toml", '[limits."diagnosis:index-shfit"]\nmax = 0\n')
+    code, _, err = gate("--limits", limits)
+    assert code == 2 and "index-shift" in err

@@ -12,8 +12,8 @@ from faults import Pool
 from variants import add_variants
 
 from mismatch_cli.bundled import bundled
-from mismatch_cli.diagnosis._evidence import gather_tables
-from mismatch_cli.diagnosis._run import Diagnosis, diagnose
+from mismatch_cli.diagnosis.evidence import gather_tables
+from mismatch_cli.diagnosis.run import Diagnosis, diagnose
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.trace.reader import Trace
 

@@ -7,9 +7,9 @@ from itertools import groupby, pairwise
 import numpy as np
 import pytest
 
-from mismatch_cli.diagnosis._counts import in_runs
-from mismatch_cli.diagnosis._grouped import mean_over_prompts, slope_over_prompts
-from mismatch_cli.diagnosis._sample import SampleCollector
+from mismatch_cli.diagnosis.counts import in_runs
+from mismatch_cli.diagnosis.grouped import mean_over_prompts, slope_over_prompts
+from mismatch_cli.diagnosis.sample import SampleCollector
 from mismatch_cli.metrics.hashing import GROUPS
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.trace.columns import table_to_batch

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mismatch_cli.diagnosis._alignment import lag_scan
-from mismatch_cli.diagnosis._evidence import Evidence, gather
-from mismatch_cli.diagnosis._grouped import Mean, mean_over_prompts
-from mismatch_cli.diagnosis._run import Diagnosis, diagnose, module
-from mismatch_cli.diagnosis._sample import Sample
+from mismatch_cli.diagnosis.alignment import lag_scan
+from mismatch_cli.diagnosis.evidence import Evidence, gather
+from mismatch_cli.diagnosis.grouped import Mean, mean_over_prompts
+from mismatch_cli.diagnosis.run import Diagnosis, diagnose, module
+from mismatch_cli.diagnosis.sample import Sample
 from mismatch_cli.report.analysis import about, check_poolable, who_is_compared
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.batches import ScoreRequest

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Sequence
 
 from mismatch_cli import __version__
-from mismatch_cli.diagnosis._finding import Finding
-from mismatch_cli.diagnosis._run import PRECISION_STAGE, module
+from mismatch_cli.diagnosis.finding import Finding
+from mismatch_cli.diagnosis.run import PRECISION_STAGE, module
 from mismatch_cli.metrics.catalog import Metric
 from mismatch_cli.report import numbers
 from mismatch_cli.report.about import left_out_of, settings_tables, who_facts

@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mismatch_cli import dialects
+from mismatch_cli.diagnosis.evidence import gather
+from mismatch_cli.diagnosis.run import Diagnosis, diagnose
 from mismatch_cli.metrics.estimate import FLOOR_RESOLUTION, NOT_MEASURED
 from mismatch_cli.report.analysis import analyse, summary_json
-from mismatch_cli.report.gate.limits import FACTORS, OF_BASELINE, SURELY, Limit, LimitSet
+from mismatch_cli.report.gate.limits import DIAGNOSIS, FACTORS, FAULTS, OF_BASELINE, SURELY, Limit, LimitSet
 from mismatch_cli.trace.reader import Trace
 
 
@@ -23,6 +25,7 @@ class Found:
     floor: float | None = None
     pair: str = ""
     why: str = ""
+    detail: str = ""  # what stands behind the value, for the sentence that says why a limit does not hold
 
 
 @dataclass(frozen=True)
@@ -52,11 +55,15 @@ class Measurement:
     def __init__(self, traces: Sequence[Trace], frameworks: Sequence[str]) -> None:
         self.traces = traces
         self.summary = summary_json(analyse(traces, 0))
-        readings = dialects.readings(traces, frameworks).of if frameworks else {}
+        self.diagnosis = diagnose(gather(traces)) if DIAGNOSIS in frameworks else None
+        others = [name for name in frameworks if name != DIAGNOSIS]
+        readings = dialects.readings(traces, others).of if others else {}
         self._readings = {f"{name}:{one.line.name}": one for name, of in readings.items() for one in of}
 
     def find(self, limit: Limit) -> Found:
         """What was measured of a limit's metric, or why nothing was."""
+        if self.diagnosis is not None and limit.framework == DIAGNOSIS:
+            return _diagnosed(limit.metric.removeprefix(f"{DIAGNOSIS}:"), self.diagnosis)
         if limit.framework:
             reading = self._readings[limit.metric]
             return Found(reading.value, pair=reading.line.pair, why=reading.why)
@@ -67,6 +74,17 @@ class Measurement:
         found = pairs[name]["metrics"][limit.metric]
         parts = {part: found.get(part) for part in ("value", "low", "high", "floor")}
         return Found(**parts, pair=name, why="" if found["value"] is not None else found["note"] or NOT_MEASURED)
+
+
+def _diagnosed(name: str, diagnosis: Diagnosis) -> Found:
+    """How many faults were found, or whether one check found something; one that was not possible is not measured."""
+    pair = diagnosis.evidence.pair.name
+    if name == FAULTS:
+        return Found(float(len(diagnosis.faults)), pair=pair, detail=", ".join(f.check for f in diagnosis.faults))
+    finding = next(f for f in diagnosis.findings if f.check == name)
+    if finding.status == "untested":
+        return Found(pair=pair, why=finding.reason)
+    return Found(float(finding.status == "found"), pair=pair, detail=finding.sentence)
 
 
 def judge(sets: Sequence[LimitSet], measured: Measurement, baseline: Measurement | None) -> list[Check]:
@@ -89,7 +107,7 @@ def _check(name: str, limit: Limit, measured: Measurement, baseline: Measurement
     allowed = _allowed(limit, reference)
     value, low, high = _held(limit, found)
     beyond = _beyond(limit, value, low, high, allowed)
-    return Check(name, limit, found, allowed, reference, _sentence(limit, value, allowed) if beyond else "")
+    return Check(name, limit, found, allowed, reference, _sentence(limit, found, value, allowed) if beyond else "")
 
 
 def _reference(limit: Limit, found: Found, baseline: Measurement | None) -> tuple[float | None, str]:
@@ -134,7 +152,8 @@ def _beyond(limit: Limit, value: float, low: float | None, high: float | None, a
     return (low if limit.decide == SURELY and low is not None else value) > allowed
 
 
-def _sentence(limit: Limit, value: float, allowed: float) -> str:
+def _sentence(limit: Limit, found: Found, value: float, allowed: float) -> str:
     side = "below" if value < allowed else "above"
     distances = f", both as distances from {limit.agreement:g}" if limit.bound in FACTORS and limit.agreement else ""
-    return f"{value:.6g} is {side} {allowed:.6g}{distances}"
+    detail = f": {found.detail}" if found.detail else ""
+    return f"{value:.6g} is {side} {allowed:.6g}{distances}{detail}"

@@ -1,6 +1,8 @@
 """Limits as people write them: TOML files of bounds on metrics, and the published ones that come with the package.
 
-A metric is one of `metrics/catalog.py`, or a framework's own as `verl:training/rollout_probs_diff_mean`.
+A metric is one of `metrics/catalog.py`, a framework's own as `verl:training/rollout_probs_diff_mean`, or what
+`diagnose` found: `diagnosis:faults`, their number, and `diagnosis:index-shift` and the like, 1 where that check found
+something.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_cli import dialects
+from mismatch_cli.diagnosis.run import names as checks
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.metrics.catalog import METRICS
 from mismatch_cli.metrics.pairs import PAIRS
@@ -21,6 +24,7 @@ from mismatch_cli.registry import unknown
 PRESETS = Path(__file__).parent / "limits"
 DEFAULT = "prime-rl"
 
+DIAGNOSIS, FAULTS = "diagnosis", "faults"
 VALUE, SURELY = "value", "surely"
 _OF_VALUE = ("max", "min")
 OF_FLOOR = ("max_times_floor",)
@@ -46,7 +50,7 @@ class Limit:
 
     @property
     def framework(self) -> str:
-        """Whose metric it is; empty for one of the catalog."""
+        """Whose metric it is, `diagnosis` among them; empty for one of the catalog."""
         return self.metric.partition(":")[0] if ":" in self.metric else ""
 
     @property
@@ -143,6 +147,9 @@ def _of_table(metric: str, table: Mapping[str, Any], decide: str, where: str) ->
 
 def _check_metric(metric: str, where: str) -> None:
     framework, colon, name = metric.partition(":")
+    if framework == DIAGNOSIS:
+        _check_known("check", name, [FAULTS, *checks()], where)
+        return
     try:
         known = [line.name for line in dialects.lines(framework)] if colon else list(METRICS)
     except UsageError as error:

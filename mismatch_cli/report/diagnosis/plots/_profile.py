@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mismatch_cli.diagnosis._grouped import Mean
+from mismatch_cli.diagnosis.grouped import Mean
 from mismatch_cli.report.plots._panels import add_subject, panels, title
 from mismatch_cli.report.plots._style import Style
 

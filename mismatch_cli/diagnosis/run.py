@@ -8,12 +8,12 @@ from types import ModuleType
 import numpy as np
 
 from mismatch_cli import registry
-from mismatch_cli.diagnosis._counts import UNCERTAIN
-from mismatch_cli.diagnosis._evidence import Evidence
-from mismatch_cli.diagnosis._finding import Finding, untested
-from mismatch_cli.diagnosis._sample import seen_before
+from mismatch_cli.diagnosis.counts import UNCERTAIN
+from mismatch_cli.diagnosis.evidence import Evidence
+from mismatch_cli.diagnosis.finding import Finding, untested
+from mismatch_cli.diagnosis.sample import seen_before
 
-_PACKAGE = "mismatch_cli.diagnosis"
+_PACKAGE = "mismatch_cli.diagnosis.checks"
 PRECISION_STAGE = 6  # from here on causes are floors, not faults
 _NO_GAP = 2e-5  # nats on an average token: the rounding of float32, of which there is nothing to explain
 _SPOILED = 0.2  # of the responses misaligned: nothing about distributions can be said

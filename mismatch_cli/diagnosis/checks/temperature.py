@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mismatch_cli.diagnosis._evidence import Evidence
-from mismatch_cli.diagnosis._finding import Finding
-from mismatch_cli.diagnosis._grouped import slope_over_prompts
-from mismatch_cli.diagnosis._sample import Sample
+from mismatch_cli.diagnosis.evidence import Evidence
+from mismatch_cli.diagnosis.finding import Finding
+from mismatch_cli.diagnosis.grouped import slope_over_prompts
+from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "temperature", 3
 TITLE = "Temperature on one side only"

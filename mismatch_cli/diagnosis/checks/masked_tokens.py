@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from mismatch_cli.diagnosis._counts import in_runs
-from mismatch_cli.diagnosis._evidence import Evidence
-from mismatch_cli.diagnosis._finding import Finding
-from mismatch_cli.diagnosis._zeros import zeros_finding
+from mismatch_cli.diagnosis.checks._zeros import zeros_finding
+from mismatch_cli.diagnosis.counts import in_runs
+from mismatch_cli.diagnosis.evidence import Evidence
+from mismatch_cli.diagnosis.finding import Finding
 
 NAME, STAGE = "masked-tokens", 1
 TITLE = "Tool or prompt tokens in the loss"

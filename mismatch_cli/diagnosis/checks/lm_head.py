@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from mismatch_cli.diagnosis._evidence import Evidence
-from mismatch_cli.diagnosis._finding import Finding, untested
+from mismatch_cli.diagnosis.evidence import Evidence
+from mismatch_cli.diagnosis.finding import Finding, untested
 
 NAME, STAGE = "lm-head", 6
 TITLE = "Precision of the LM head"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mismatch_cli.diagnosis._sample import Sample
+from mismatch_cli.diagnosis.sample import Sample
 
 LAGS = (-3, -2, -1, 1, 2, 3)
 _MOST = 2.0  # nats: one token counts for at most this much, so that a single outlier decides nothing

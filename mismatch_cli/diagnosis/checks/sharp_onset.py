@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mismatch_cli.diagnosis._evidence import Evidence
-from mismatch_cli.diagnosis._finding import Finding, untested
-from mismatch_cli.diagnosis._profile import sharpest_jump
+from mismatch_cli.diagnosis.checks._profile import sharpest_jump
+from mismatch_cli.diagnosis.evidence import Evidence
+from mismatch_cli.diagnosis.finding import Finding, untested
 
 NAME, STAGE = "sharp-onset", 5
 TITLE = "A gap that begins at a fixed position"

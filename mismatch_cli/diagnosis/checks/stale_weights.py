@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from mismatch_cli.diagnosis._evidence import Evidence
-from mismatch_cli.diagnosis._finding import Finding
-from mismatch_cli.diagnosis._grouped import mean_over_prompts
+from mismatch_cli.diagnosis.evidence import Evidence
+from mismatch_cli.diagnosis.finding import Finding
+from mismatch_cli.diagnosis.grouped import mean_over_prompts
 
 NAME, STAGE = "stale-weights", 4
 TITLE = "Stale weights"

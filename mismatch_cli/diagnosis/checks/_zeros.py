@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mismatch_cli.diagnosis._evidence import Evidence
-from mismatch_cli.diagnosis._finding import Finding
+from mismatch_cli.diagnosis.evidence import Evidence
+from mismatch_cli.diagnosis.finding import Finding
 
 _MOSTLY = 0.7  # of the placeholders, at the last token or in runs, to be called that
 _WHERE = {"end-of-sequence": "last", "masked-tokens": "in_runs"}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from mismatch_cli.diagnosis._evidence import Evidence
-from mismatch_cli.diagnosis._finding import Finding
-from mismatch_cli.diagnosis._sample import Sample
+from mismatch_cli.diagnosis.evidence import Evidence
+from mismatch_cli.diagnosis.finding import Finding
+from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "heavy-tail", 6
 TITLE = "A few tokens carry the gap"

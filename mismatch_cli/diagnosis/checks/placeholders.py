@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from mismatch_cli.diagnosis._evidence import Evidence
-from mismatch_cli.diagnosis._finding import Finding
-from mismatch_cli.diagnosis._zeros import zeros_finding
+from mismatch_cli.diagnosis.checks._zeros import zeros_finding
+from mismatch_cli.diagnosis.evidence import Evidence
+from mismatch_cli.diagnosis.finding import Finding
 
 NAME, STAGE = "placeholders", 1
 TITLE = "Placeholders instead of log-probabilities"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mismatch_cli.diagnosis._evidence import Evidence
-from mismatch_cli.diagnosis._finding import Finding
+from mismatch_cli.diagnosis.evidence import Evidence
+from mismatch_cli.diagnosis.finding import Finding
 
 NAME, STAGE = "logit-lattice", 7
 TITLE = "Rounded logits"

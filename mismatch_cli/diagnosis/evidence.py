@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mismatch_cli.batch import TokenBatch
-from mismatch_cli.diagnosis._alignment import Alignment, align
-from mismatch_cli.diagnosis._counts import Counts
-from mismatch_cli.diagnosis._sample import Sample, SampleCollector
+from mismatch_cli.diagnosis.alignment import Alignment, align
+from mismatch_cli.diagnosis.counts import Counts
+from mismatch_cli.diagnosis.sample import Sample, SampleCollector
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.metrics.lattice import Lattice

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from mismatch_cli.diagnosis._evidence import Evidence
-from mismatch_cli.diagnosis._finding import Finding
+from mismatch_cli.diagnosis.evidence import Evidence
+from mismatch_cli.diagnosis.finding import Finding
 
 NAME, STAGE = "retokenised", 2
 TITLE = "Retokenised text"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from mismatch_cli.diagnosis._alignment import lag_scan
-from mismatch_cli.diagnosis._evidence import Evidence
-from mismatch_cli.diagnosis._finding import Finding
+from mismatch_cli.diagnosis.alignment import lag_scan
+from mismatch_cli.diagnosis.evidence import Evidence
+from mismatch_cli.diagnosis.finding import Finding
 
 NAME, STAGE = "index-shift", 2
 TITLE = "Shifted by some tokens"

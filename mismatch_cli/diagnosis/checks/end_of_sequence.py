@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from mismatch_cli.diagnosis._evidence import Evidence
-from mismatch_cli.diagnosis._finding import Finding
-from mismatch_cli.diagnosis._grouped import mean_over_prompts
-from mismatch_cli.diagnosis._zeros import zeros_finding
+from mismatch_cli.diagnosis.checks._zeros import zeros_finding
+from mismatch_cli.diagnosis.evidence import Evidence
+from mismatch_cli.diagnosis.finding import Finding
+from mismatch_cli.diagnosis.grouped import mean_over_prompts
 
 NAME, STAGE = "end-of-sequence", 1
 TITLE = "The end-of-sequence token"

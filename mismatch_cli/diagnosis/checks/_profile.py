@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mismatch_cli.diagnosis._grouped import Mean, mean_over_prompts
-from mismatch_cli.diagnosis._sample import Sample
+from mismatch_cli.diagnosis.grouped import Mean, mean_over_prompts
+from mismatch_cli.diagnosis.sample import Sample
 
 _BINS = 12
 _LEAST_TOKENS = 400
@@ -34,15 +34,17 @@ class Jump:
 
 
 def drift(sample: Sample) -> tuple[Mean, Mean, float] | None:
-    """The mean gap in the first and the last twelfth of the positions, and its correlation with the position."""
-    position_N = sample.position_T[sample.kept]
-    if len(position_N) < _LEAST_TOKENS:
+    """The mean gap in the first quarter and in the second half of the tokens by position; how steadily it rises.
+
+    The last is the correlation of the log gap of twelfths with their order.
+    """
+    order = np.argsort(sample.position_T[sample.kept], kind="stable")
+    if len(order) < _LEAST_TOKENS:
         return None
-    order = np.argsort(position_N, kind="stable")
-    means = [mean_over_prompts(sample.u_N[part], sample.group_N[part]) for part in np.array_split(order, _BINS)]
+    parts = (order[: len(order) // 4], order[len(order) // 2 :], *np.array_split(order, _BINS))
+    early, late, *means = (mean_over_prompts(sample.u_N[part], sample.group_N[part]) for part in parts)
     log_gap = np.log([max(mean.value, 1e-9) for mean in means])
-    correlation = float(np.corrcoef(np.arange(_BINS), log_gap)[0, 1]) if np.ptp(log_gap) else 0.0
-    return means[0], means[-1], correlation
+    return early, late, float(np.corrcoef(np.arange(_BINS), log_gap)[0, 1]) if np.ptp(log_gap) else 0.0
 
 
 def sharpest_jump(sample: Sample) -> Jump | None:

@@ -1,0 +1,1 @@
+"""The checks, one a file: NAME, STAGE, words for people, and `check(evidence) -> Finding`."""

@@ -1,0 +1,35 @@
+"""A gap that grows along the response: the two sides turn positions into angles differently."""
+
+from __future__ import annotations
+
+from mismatch_cli.diagnosis.checks._profile import drift, sharpest_jump
+from mismatch_cli.diagnosis.evidence import Evidence
+from mismatch_cli.diagnosis.finding import Finding, untested
+
+NAME, STAGE = "position-drift", 5
+TITLE = "A gap that grows with position"
+CAUSE = (
+    "The position encodings differ (RoPE base, scaling, YaRN truncation), so that distant tokens are read differently."
+)
+CHANGE = "Compare rope_theta and rope_scaling as both sides resolved them; pass the same --hf-overrides to the engine."
+SOURCE = "vLLM 27722 (gpt-oss YaRN), vLLM PR 43419 (OLMo3: 0.003227 to 0.000054)"
+_TIMES, _TIMES_STEADY, _STEADY, _Z = 1.8, 1.35, 0.78, 4.0
+
+
+def check(evidence: Evidence) -> Finding:
+    """The normalised gap in the second half of the positions against the first quarter, where it does not jump."""
+    found = drift(evidence.sample)
+    if found is None:
+        return untested(NAME, "too few tokens")
+    early, late, correlation = found
+    factor, z = late.times(early), late.z_of_log_ratio(early)
+    jump = sharpest_jump(evidence.sample)
+    rows = (
+        ("typical gaps, first quarter of the positions", early.value), ("second half", late.value), ("z", z),
+        ("correlation of log gap and position", correlation),
+    )  # fmt: skip
+    rises = factor > _TIMES or (factor > _TIMES_STEADY and correlation > _STEADY)
+    if not (rises and z > _Z) or (jump and jump.sharp):
+        return Finding(NAME, "clear", factor, "times, second half against first quarter", evidence=rows)
+    sentence = f"Along the response the gap grows {factor:.3g} times, at the same probabilities."
+    return Finding(NAME, "found", factor, "times, second half against first quarter", 1 - 1 / factor, sentence, rows)
