@@ -15,8 +15,8 @@ def command(
     traces: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Run folders or trace folders; the first is what the others are compared with. Without any, the two "
-            "bundled traces.",
+            help="Run folders or trace folders; the first is what the others, up to five, are compared with. Without "
+            "any, the two bundled traces.",
             show_default=False,
         ),
     ] = None,

@@ -25,7 +25,7 @@ from mismatch_cli.trace.columns import table_to_batch
 from mismatch_cli.trace.reader import Trace
 
 FORMAT, VERSION = "mismatch-cli comparison", 1
-NAMES = "ABCDEFGH"
+NAMES = "ABCDEF"  # as many as there are colours that can be told apart
 CHANCE = 0.05  # of the metrics differ by more than noise where nothing differs
 
 

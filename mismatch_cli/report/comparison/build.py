@@ -21,8 +21,13 @@ from mismatch_cli.report.comparison.tables import (
     side_by_side_table,
 )
 from mismatch_cli.report.figures import FigureView
-from mismatch_cli.report.view import NOTATION, Facts, MetricRow, ReportView, Section, Table
+from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table
 
+_NOTATION = (
+    "μ is the reference’s probability of the sampled token and π that of the current policy, in most pairs the "
+    "rollout’s and the trainer’s; d = log π − log μ in nats, r = π/μ. E is the mean over the tokens that count, E_y "
+    "over responses, Σd the sum over a response of T tokens. Intervals cover 95 % over prompts."
+)
 _LEADING = ("tv_binary_mean", "abs_d_mean", "k3", "ratio_outside_0.8_1.28")
 _GAPS = {
     "mismatch": "the same weights in the trainer (π) and in the rollout engine (μ)",
@@ -60,7 +65,7 @@ def build_view(result: Row, figures: Sequence[FigureView]) -> ReportView:
             ["mismatch-cli", "compare", *(side["folder"] for side in result["traces"]), *result["arguments"]]
         ),
         version=__version__,
-        notation=NOTATION,
+        notation=_NOTATION,
     )
 
 
