@@ -6,6 +6,7 @@ sample.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -36,6 +37,10 @@ _LISTS = {
     "advantage": ("advantages",),
 }
 _KINDS: dict[str, type] = {"tokens": np.int32} | {key: np.float32 for keys in _LISTS.values() for key in keys}
+_NUMBERS = (
+    *("index", "sample_index", "truncated"),
+    *("response_length", "response_lengths", "total_length", "total_lengths"),
+)
 _FINISH = {"completed": "stop", "truncated": "length"}
 Sample = dict[str, Any]
 
@@ -76,7 +81,14 @@ def _as_arrays(sample: Sample) -> Sample:
         if (value := sample.get(key)) is not None:
             if hasattr(value, "detach"):  # a tensor: numpy knows no bfloat16 and no gradients
                 value = value.detach().double().numpy()
-            found[key] = np.asarray(value).reshape(-1).astype(kind)
+            given = np.asarray(value).reshape(-1)
+            with np.errstate(invalid="ignore"):
+                found[key] = given.astype(kind)
+            if kind is np.int32 and not np.array_equal(found[key], given):
+                raise ValueError  # no token ids: too large, or no whole numbers
+    for key in _NUMBERS:
+        if sample.get(key) is not None:
+            found[key] = int(np.int32(int(sample[key])))
     return found
 
 
@@ -86,14 +98,13 @@ def _unusable(sample: Sample) -> str | None:
     length, total = response_length(sample), sample.get("total_length", sample.get("total_lengths"))
     if length is None:
         return NO_LENGTH
-    if not 0 <= length <= len(sample["tokens"]) or (total is not None and int(total) != len(sample["tokens"])):
+    if not 0 <= length <= len(sample["tokens"]) or (total is not None and total != len(sample["tokens"])):
         return WRONG_TOTAL
     return None
 
 
 def response_length(sample: Sample) -> int | None:
-    value = sample.get("response_length", sample.get("response_lengths"))
-    return None if value is None else int(value)
+    return sample.get("response_length", sample.get("response_lengths"))
 
 
 def _table(samples: list[Sample], step: int, tally: Tally) -> pa.Table:
@@ -119,7 +130,7 @@ def _table(samples: list[Sample], step: int, tally: Tally) -> pa.Table:
         numbers["version_trainer"] = [1 + (version or 0) for version in numbers["version_rollout"]]
     for name, values in numbers.items():
         if all(value is not None for value in values):
-            columns[name] = pa.array([int(value) for value in values], pa.int32())
+            columns[name] = pa.array(values, pa.int32())
     return pa.table(columns)
 
 
@@ -137,25 +148,28 @@ def _mask(columns: dict[str, pa.Array], samples: list[Sample]) -> None:
 
 def _finish_reason(sample: Sample) -> str | None:
     if sample.get("truncated") is not None:
-        return "length" if int(sample["truncated"]) else "stop"
+        return "length" if sample["truncated"] else "stop"
     status = sample.get("status")
     return None if status is None else _FINISH.get(str(status), str(status))
 
 
 def _rewards(samples: list[Sample], tally: Tally) -> list[float | None]:
     """The raw reward where there is one: `rewards` of train data is what the group's normalisation made of it."""
-    found = []
+    found: list[float | None] = []
     for sample in samples:
         value = sample.get("raw_reward", sample.get("reward", sample.get("rewards")))
-        if value is not None and (isinstance(value, dict | str) or np.ndim(value)):
+        try:
+            found.append(None if value is None else float(value))
+        except (TypeError, ValueError, RuntimeError):
             tally.note(NO_NUMBER, 1)
-            value = None
-        elif value is not None and "raw_reward" not in sample and "reward" not in sample:
+            found.append(None)
+            continue
+        if value is not None and "raw_reward" not in sample and "reward" not in sample:
             tally.note(NORMALISED, 1)
-        found.append(None if value is None else float(value))
     return found
 
 
 def _oldest_version(versions: Any) -> int | None:
-    numbers = [int(version) for version in versions or [] if str(version).isdigit()]
+    named = versions if isinstance(versions, list | tuple) else []
+    numbers = [int(version) for version in named if re.fullmatch(r"\d{1,9}", str(version))]
     return min(numbers) if numbers else None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,18 @@ def load(path: Path) -> Any:
         raise NeedsItsFramework(path, reason) from error
     except (RuntimeError, OSError, EOFError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise MismatchError(f"{path} is no file that torch.save wrote, or broken ({first_line(error)}).") from error
+
+
+@contextmanager
+def laid_out(path: Path, title: str) -> Iterator[None]:
+    """Inside, whatever Python says to values where others belong is a `MismatchError` about the file."""
+    try:
+        yield
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError) as error:
+        what = f"{type(error).__name__}: {first_line(error)}"
+        raise MismatchError(
+            f"{path} is laid out otherwise than {title} is ({what}). Formats: mismatch-cli import --formats"
+        ) from error
 
 
 def keys_of(content: Any) -> frozenset[str]:

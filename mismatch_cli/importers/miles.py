@@ -66,8 +66,9 @@ def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], Non
     seen = _Losses(losses, tally) if losses else None
     for source in _with_policy_first([source for source in sources if not _is_loss(source)]):
         tables = _parquet_tables if source.kind == "parquet" else _torch_tables
-        for table in tables(source, tally, seen):
-            yield table, source.name
+        with _torch_file.laid_out(source.path, TITLE):
+            for table in tables(source, tally, seen):
+                yield table, source.name
         advance(source.size)
     if seen is not None:
         seen.finish()
@@ -137,10 +138,11 @@ class _Losses:
         self._tally = tally
         self._found: dict[int, Found] = {}
         for source in sources:
-            content = _torch_file.load(source.path)
-            for sample in _samples.samples_of(content, source):
-                if sample.get("rollout_log_probs") is not None:
-                    self._found.setdefault(int(content["rank"]), {})[_bits(sample["rollout_log_probs"])] = sample
+            with _torch_file.laid_out(source.path, TITLE):
+                content = _torch_file.load(source.path)
+                for sample in _samples.samples_of(content, source):
+                    if sample.get("rollout_log_probs") is not None:
+                        self._found.setdefault(int(content["rank"]), {})[_bits(sample["rollout_log_probs"])] = sample
 
     def join(self, sample: dict[str, Any], rank: int) -> dict[str, Any]:
         """The sample with the current log π, and what it was compared with as recomputed, unless that was μ itself."""

@@ -47,10 +47,11 @@ def choose(sources: Sequence[Source], tally: Tally) -> list[Source]:
 
 def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]) -> Iterator[tuple[pa.Table, str]]:
     for source in sources:
-        content = _torch_file.load(source.path)
-        samples = with_raw_rewards(_samples.samples_of(content, source), content.get("raw_reward"))
-        for table in _samples.tables(samples, int(content.get("rollout_id") or 0), tally, source.name):
-            yield table, source.name
+        with _torch_file.laid_out(source.path, TITLE):
+            content = _torch_file.load(source.path)
+            samples = with_raw_rewards(_samples.samples_of(content, source), content.get("raw_reward"))
+            for table in _samples.tables(samples, int(content.get("rollout_id") or 0), tally, source.name):
+                yield table, source.name
         advance(source.size)
 
 
