@@ -34,7 +34,7 @@ def settings_table(comparison: Row) -> Table:
         f"{theirs} against {ours}",
         (
             Column("setting", kind="text"), Column(ours, kind="text"), Column(theirs, kind="text"),
-            Column("why it can matter", kind="text", optional=True), Column("seen in", kind="text", optional=True),
+            Column("why it can matter", kind="text"), Column("seen in", kind="text", optional=True),
         ),
         tuple((*_setting_cells(row), row["why"], row["source"]) for row in rows),
         shrinks=True,
