@@ -36,8 +36,8 @@ _LISTS = {
     "entropy_trainer": ("entropy",),
     "advantage": ("advantages",),
 }
-_KINDS: dict[str, type] = {"tokens": np.int32} | {key: np.float32 for keys in _LISTS.values() for key in keys}
-_NUMBERS = (
+KINDS: dict[str, type] = {"tokens": np.int32} | {key: np.float32 for keys in _LISTS.values() for key in keys}
+NUMBERS = (
     *("index", "sample_index", "truncated"),
     *("response_length", "response_lengths", "total_length", "total_lengths"),
 )
@@ -77,18 +77,24 @@ def tables(samples: Sequence[Sample], step: int, tally: Tally, where: str) -> It
 def _as_arrays(sample: Sample) -> Sample:
     """The sample with its lists and tensors as flat arrays in the types of a trace."""
     found = dict(sample)
-    for key, kind in _KINDS.items():
+    for key, kind in KINDS.items():
         if (value := sample.get(key)) is not None:
-            if hasattr(value, "detach"):  # a tensor: numpy knows no bfloat16 and no gradients
-                value = value.detach().double().numpy()
-            given = np.asarray(value).reshape(-1)
-            with np.errstate(invalid="ignore"):
-                found[key] = given.astype(kind)
-            if kind is np.int32 and not np.array_equal(found[key], given):
-                raise ValueError  # no token ids: too large, or no whole numbers
-    for key in _NUMBERS:
+            found[key] = as_array(value, kind)
+    for key in NUMBERS:
         if sample.get(key) is not None:
             found[key] = int(np.int32(int(sample[key])))
+    return found
+
+
+def as_array(value: Any, kind: type) -> np.ndarray:
+    """A list or tensor as a flat array; a ValueError for token ids that are too large, or no whole numbers."""
+    if hasattr(value, "detach"):  # a tensor: numpy knows no bfloat16 and no gradients
+        value = value.detach().double().numpy()
+    given = np.asarray(value).reshape(-1)
+    with np.errstate(invalid="ignore"):
+        found: np.ndarray = given.astype(kind)
+    if kind is np.int32 and not np.array_equal(found, given):
+        raise ValueError("no token ids")
     return found
 
 

@@ -33,7 +33,7 @@ AVERAGING = "mean of the means over each response; masked tokens have log-probab
 SPLIT = "files of a rank that holds a part of each response only (context parallelism): import rollout_data instead"
 NO_SAMPLE = "samples of policy_loss_debug without a sample of the same rank that has the same log μ"
 _PARQUET = ("sample_index", "response_length", "total_length", "tokens", "loss_mask", "rollout_log_probs")
-Found = dict[bytes, dict[str, Any]]
+Found = dict[bytes, list[dict[str, Any]]]  # rarely more than one: equal answers of few tokens
 
 
 def recognises(peek: Peek) -> bool:
@@ -104,15 +104,21 @@ def _of_columns(columns: dict[str, Any]) -> list[dict[str, Any]]:
     """A dict per sample from columns; what is not one value per sample (schedules) stays behind."""
     count = len(columns["tokens"])
     raw = columns.get("raw_reward")
-    whole = {name: values for name, values in columns.items() if name != "raw_reward" and _has_one_each(values, count)}
+    whole = {
+        name: values for name, values in columns.items() if name != "raw_reward" and _is_per_sample(name, values, count)
+    }
     partition = columns.get("partition")
     names = {"sample_indices": "sample_index", "partition": "rollout_position"}
     samples = [{names.get(name, name): values[i] for name, values in whole.items()} for i in range(count)]
     return with_raw_rewards(samples, raw if partition is not None else None)
 
 
-def _has_one_each(values: Any, count: int) -> bool:
-    return isinstance(values, list | tuple | np.ndarray) or (hasattr(values, "dim") and len(values) == count)
+def _is_per_sample(name: str, values: Any, count: int) -> bool:
+    if values is not None and hasattr(values, "__len__") and len(values) == count:
+        return True
+    if values is not None and name in _samples.KINDS.keys() | set(_samples.NUMBERS):
+        raise ValueError(f"{name} has no value for some samples")
+    return False
 
 
 def _parquet_tables(source: Source, tally: Tally, _seen: Any) -> Iterator[pa.Table]:
@@ -142,21 +148,24 @@ class _Losses:
                 content = _torch_file.load(source.path)
                 for sample in _samples.samples_of(content, source):
                     if sample.get("rollout_log_probs") is not None:
-                        self._found.setdefault(int(content["rank"]), {})[_bits(sample["rollout_log_probs"])] = sample
+                        of_rank = self._found.setdefault(int(content["rank"]), {})
+                        of_rank.setdefault(_bits(sample["rollout_log_probs"]), []).append(sample)
 
     def join(self, sample: dict[str, Any], rank: int) -> dict[str, Any]:
         """The sample with the current log π, and what it was compared with as recomputed, unless that was μ itself."""
         mu = sample.get("rollout_log_probs")
-        loss = {} if mu is None else self._found.get(rank, {}).pop(_bits(mu), {})
-        old = sample.get("log_probs", loss.get("old_log_probs"))
-        if old is not None and mu is not None and _bits(old) == _bits(mu):
+        equal = [] if mu is None else self._found.get(rank, {}).get(_bits(mu), [])
+        loss = equal.pop(0) if equal else {}
+        old = loss.get("old_log_probs")
+        if old is not None and _bits(old) == _bits(mu):
             old = None  # --use-rollout-logprobs: "old" is the engine's
+        old = sample.get("log_probs", old)
         of_the_loss = {"train_log_probs": loss.get("train_log_probs"), "log_probs": None, "old_log_probs": old}
         return sample | of_the_loss | {"newer_trainer": True}
 
     def finish(self) -> None:
-        self._tally.leave_out(NO_SAMPLE, sum(len(found) for found in self._found.values()))
+        self._tally.leave_out(NO_SAMPLE, sum(len(equal) for found in self._found.values() for equal in found.values()))
 
 
 def _bits(values: Any) -> bytes:
-    return np.asarray(values, dtype=np.float32).tobytes()
+    return _samples.as_array(values, np.float32).tobytes()

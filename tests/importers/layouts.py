@@ -124,13 +124,15 @@ def slime_columns(rows: list[Row]) -> Row:
         "truncated": [int(row["finish_reason"] == "length") for row in rows],
         "loss_masks": [torch.tensor([int(m) for m in row["loss_mask"]]) for row in rows],
         "sample_indices": list(range(len(rows))),
+        "num_microbatches": [1],
+        "micro_batch_indices": [[[0, 1]]],
         **{name: [torch.tensor(row[column]) for row in rows] for name, column in tensors.items()},
     }
 
 
 def slime_train(path: Path, rows: list[Row], rollout_id: int = 0) -> Path:
     """Format 2: a dict per sample, in the order of the rollout, which `rollout_position` states."""
-    columns = slime_columns(rows)
+    columns = {name: values for name, values in slime_columns(rows).items() if "micro" not in name}
     names = {"sample_indices": "sample_index"}
     samples = [{names.get(name, name): values[i] for name, values in columns.items()} for i in range(len(rows))]
     samples = [sample | {"rollout_position": i, "data_parallel_rank": 0} for i, sample in enumerate(samples)]

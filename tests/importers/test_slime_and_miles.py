@@ -9,8 +9,9 @@ import pyarrow as pa
 import pytest
 import torch
 
+from mismatch_cli.errors import MismatchError
 from mismatch_cli.importers._rows import WRONG_LENGTH
-from mismatch_cli.importers._samples import NO_IDS, NO_LENGTH, NO_NUMBER, NORMALISED, WRONG_TOTAL
+from mismatch_cli.importers._samples import NO_IDS, NO_LENGTH, NO_NUMBER, NORMALISED, OTHER_TYPES, WRONG_TOTAL
 from mismatch_cli.importers.miles import NO_SAMPLE, SPLIT
 from mismatch_cli.importers.slime import EVALUATION, SAME_SAMPLES
 from mismatch_cli.report.analysis import analyse
@@ -123,7 +124,7 @@ def test_a_rank_that_holds_parts_of_responses_is_left_out(tmp_path):
 @pytest.mark.parametrize("old", ["logp_recomputed", "logp_rollout"])
 def test_the_loss_gives_the_current_policy(tmp_path, old):
     """With --use-rollout-logprobs its "old" policy is μ, which is no recomputed one."""
-    rows = real_rows(5)
+    rows = [*real_rows(5), real_rows(1)[0]]  # one response twice: its log μ says nothing about which is which
     columns = slime_columns(rows)
     if old == "logp_rollout":
         del columns["log_probs"]
@@ -137,7 +138,7 @@ def test_the_loss_gives_the_current_policy(tmp_path, old):
             "rollout_log_probs": torch.tensor(row["logp_rollout"]),
             "advantages": torch.tensor(row["advantage"]),
         }
-        for row in reversed(real_rows(6))
+        for row in reversed([*real_rows(6), real_rows(1)[0]])
     ]
     for call in range(2):
         samples = {"samples": seen[call::2], "rank": 2, "call": call, "finite": {}}
@@ -196,6 +197,28 @@ def test_numpy_arrays_and_scalars_are_data(tmp_path):
     path = save(tmp_path / "0.pt", {"rollout_id": 0, "metadata": {}, "samples": samples})
     table, _ = imported(path, into=tmp_path / "trace")
     assert same_bits(table, "logp_rollout", [row["logp_rollout"] for row in real_rows(3)])
+
+
+def test_a_column_that_lacks_samples_is_refused(tmp_path):
+    columns = slime_columns(real_rows(3))
+    columns["log_probs"].pop()
+    path = save(tmp_path / "0_0.pt", {"rollout_id": 0, "rank": 0, "cp_size": 1, "rollout_data": columns})
+    with pytest.raises(MismatchError, match="log_probs has no value for some samples"):
+        imported(path, into=tmp_path / "trace")
+
+
+def test_half_precision_and_gradients_are_read(tmp_path):
+    rows = real_rows(2)
+    samples = [slime_sample(row, i) for i, row in enumerate(rows)]
+    for sample in samples:
+        sample["rollout_log_probs"] = torch.tensor(
+            sample["rollout_log_probs"], dtype=torch.bfloat16, requires_grad=True
+        )
+    samples.append(slime_sample(rows[0], 2) | {"tokens": [2**40] * len(samples[0]["tokens"])})
+    path = save(tmp_path / "0.pt", {"rollout_id": 0, "samples": samples})
+    table, about = imported(path, into=tmp_path / "trace")
+    assert same_bits(table, "logp_rollout", [s["rollout_log_probs"].float().tolist() for s in samples[:2]])
+    assert about["left_out"] == {OTHER_TYPES: 1}
 
 
 def test_tensors_that_were_saved_from_a_gpu(tmp_path, monkeypatch):
