@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
 import typer
+import typer.core
 
 from mismatch_cli import __version__, registry
 from mismatch_cli.errors import MismatchError
@@ -17,10 +20,38 @@ _INTERRUPTED = 130
 _ClickError = typer.BadParameter.__mro__[2]  # ClickException: newer versions of Typer carry a click of their own
 
 
+_COMMANDS = "mismatch_cli.commands"
+
+
+class _Commands(typer.core.TyperGroup):
+    """Every file in `commands/` is a subcommand; one that is not asked for is not built, for the sake of the start."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = dict.fromkeys(registry.names(_COMMANDS))  # type: ignore[assignment]
+        self._listing = False
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+        """The command with its flags; in the list of all, its help alone."""
+        if cmd_name not in self.commands:
+            return None
+        function = registry.load(_COMMANDS, cmd_name, "command").command
+        if self._listing:
+            return typer.core.TyperCommand(cmd_name, help=inspect.getdoc(function))
+        app = typer.Typer(add_completion=False)
+        app.command(cmd_name)(function)
+        return typer.main.get_command(app)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self._listing = True
+        super().format_help(ctx, formatter)
+
+
 def build_app() -> typer.Typer:
-    """Every file in `commands/` is a subcommand: its function `command` with its docstring as the help."""
+    """The program: its subcommands are the functions `command` in `commands/`, with their docstrings as the help."""
     app = typer.Typer(
         name="mismatch-cli",
+        cls=_Commands,
         help="Measure the gap between the rollout engine and the trainer of a language model.",
         no_args_is_help=True,
         add_completion=False,
@@ -28,8 +59,6 @@ def build_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_global_options)
-    for name in registry.names("mismatch_cli.commands"):
-        app.command(name)(registry.load("mismatch_cli.commands", name, "command").command)
     return app
 
 

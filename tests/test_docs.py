@@ -29,7 +29,8 @@ def test_every_flag_in_the_readme_exists():
 
     from mismatch_cli.cli import build_app
 
-    commands = typer.main.get_command(build_app()).commands
+    group = typer.main.get_command(build_app())
+    commands = {name: group.get_command(None, name) for name in group.list_commands(None)}
     flags = {
         name: {flag for p in command.params for flag in [*p.opts, *p.secondary_opts]}
         for name, command in commands.items()
