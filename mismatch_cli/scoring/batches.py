@@ -11,11 +11,15 @@ import torch
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """One response to score, with the ids at which log π is wanted besides (none, or K per response token)."""
+    """One response to score, with the ids at which log π is wanted besides (none, or K per response token).
+
+    Where the rollout's log μ over the whole vocabulary is given, its divergences are wanted too.
+    """
 
     prompt_ids: list[int]
     response_ids: list[int]
     topk_ids_TK: np.ndarray | None = None
+    logp_rollout_TV: np.ndarray | None = None  # float32
 
     @property
     def num_fed(self) -> int:

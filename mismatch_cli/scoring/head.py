@@ -6,12 +6,14 @@ lattice of its rounded logits; everything after the logits is float32 in the til
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 
 from mismatch_cli.sampling import SamplingSettings
+from mismatch_cli.scoring.full import FullDivergence, RolloutRows
 from mismatch_cli.scoring.running import RunningRows
 
 # Tokens × vocabulary. On a CPU two float32 tiles of this size stay in the shared cache (benchmarks/scoring.py measures
@@ -76,6 +78,8 @@ class HeadScores(NamedTuple):
     entropy_T: torch.Tensor  # float32
     rank_T: torch.Tensor  # int32
     logp_at_ids_TK: torch.Tensor  # float32
+    tv_full_T: torch.Tensor  # float32, from the rollout over the whole vocabulary; NaN where that is not known
+    kl_full_T: torch.Tensor  # float32, KL(μ‖π)
 
 
 @torch.inference_mode()
@@ -86,8 +90,12 @@ def score_hidden(
     query_ids_TK: torch.Tensor,
     sampling: SamplingSettings,
     tile: tuple[int, int] | None = None,
+    rollout: RolloutRows | None = None,
 ) -> HeadScores:
     """Score tokens from the hidden states that predict them: log π, entropy, rank, and log π at K given ids per token.
+
+    For the tokens of which `rollout` holds the whole log μ also the full TV and KL: the tiles are formed a second time,
+    and so to the bit, once their log Σ exp is known.
 
     log π = z_y − log Σ_v exp z_v with z the sampler's logits (temperature, then its support; -inf outside). The sum
     runs over all tokens but y, by an online log-sum-exp, and log π = −log(1 + exp(lse_rest − z_y)): precise also where
@@ -96,28 +104,40 @@ def score_hidden(
     hidden_TH = hidden_TH.to(head.weight_VH)
     tile = tile or (_CPU_TILE if hidden_TH.device.type == "cpu" else _GPU_TILE)
     ids_TQ = torch.cat([target_ids_T[:, None], query_ids_TK], dim=1).to(hidden_TH.device, torch.int64)
+    rollout, rows = rollout or RolloutRows(), tile[0]
     parts = [
-        _score_rows(rows_TH, head, rows_TQ, sampling, tile)
-        for rows_TH, rows_TQ in zip(hidden_TH.split(tile[0]), ids_TQ.split(tile[0]), strict=True)
+        _score_rows(rows_TH, head, rows_TQ, sampling, tile[1], rollout.at(range(block * rows, (block + 1) * rows)))
+        for block, (rows_TH, rows_TQ) in enumerate(zip(hidden_TH.split(rows), ids_TQ.split(rows), strict=True))
     ]
     return HeadScores(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 def _score_rows(
-    hidden_TH: torch.Tensor, head: Head, ids_TQ: torch.Tensor, sampling: SamplingSettings, tile: tuple[int, int]
+    hidden_TH: torch.Tensor,
+    head: Head,
+    ids_TQ: torch.Tensor,
+    sampling: SamplingSettings,
+    width: int,
+    rollout: RolloutRows,
 ) -> HeadScores:
     if sampling.truncates or len(hidden_TH) <= _FEW_ROWS:
-        return _score_full_rows(hidden_TH, head, ids_TQ, sampling)
-    scores, again_T = _score_tiles(hidden_TH, head, ids_TQ, sampling, tile[1])
+        return _score_full_rows(hidden_TH, head, ids_TQ, sampling, rollout)
+    scores, again_T = _score_tiles(hidden_TH, head, ids_TQ, sampling, width, rollout)
     if again_T.any():
-        redone = _score_full_rows(hidden_TH[again_T], head, ids_TQ[again_T], sampling)
+        again = rollout.at(again_T.nonzero()[:, 0].tolist())
+        redone = _score_full_rows(hidden_TH[again_T], head, ids_TQ[again_T], sampling, again)
         for column, values in zip(scores, redone, strict=True):
             column[again_T] = values
     return scores
 
 
 def _score_tiles(
-    hidden_TH: torch.Tensor, head: Head, ids_TQ: torch.Tensor, sampling: SamplingSettings, width: int
+    hidden_TH: torch.Tensor,
+    head: Head,
+    ids_TQ: torch.Tensor,
+    sampling: SamplingSettings,
+    width: int,
+    rollout: RolloutRows,
 ) -> tuple[HeadScores, torch.Tensor]:
     """Score without seeing a whole row; also which tokens need the whole row after all.
 
@@ -126,6 +146,19 @@ def _score_tiles(
     """
     expected_T = _sampler_logits(head.rows(ids_TQ[:, 0]).logits(hidden_TH).diagonal(), sampling)
     running = RunningRows(ids_TQ, expected_T)
+    for start, z_TN, scratch_TN in _tiles(hidden_TH, head, sampling, width):
+        running.update(z_TN, scratch_TN, start)
+    full = FullDivergence(rollout, running.log_sum_exp_T)
+    if rollout:
+        for start, z_TN, _ in _tiles(hidden_TH, head, sampling, width):
+            full.update(z_TN, start)
+    return _scores(running, full), running.target_T != expected_T
+
+
+def _tiles(
+    hidden_TH: torch.Tensor, head: Head, sampling: SamplingSettings, width: int
+) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """First column, the sampler's logits and scratch space of each tile, in buffers that the next tile overwrites."""
     size = len(hidden_TH) * min(width, head.vocabulary)
     product, scratch = hidden_TH.new_empty(size), hidden_TH.new_empty(size, dtype=torch.float32)
     z = product if product.dtype == torch.float32 else torch.empty_like(scratch)
@@ -133,8 +166,11 @@ def _score_tiles(
         part = head.rows(slice(start, start + width))
         shape = len(hidden_TH), part.vocabulary
         logits_TN = part.logits(hidden_TH, out=_view(product, shape))
-        running.update(_sampler_logits(logits_TN, sampling, out=_view(z, shape)), _view(scratch, shape), start)
-    return HeadScores(*running.finish()), running.target_T != expected_T
+        yield start, _sampler_logits(logits_TN, sampling, out=_view(z, shape)), _view(scratch, shape)
+
+
+def _scores(running: RunningRows, full: FullDivergence) -> HeadScores:
+    return HeadScores(*running.finish(), full.tv_T.float(), full.kl_T.float())
 
 
 def _view(buffer: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
@@ -148,14 +184,19 @@ def _sampler_logits(logits: torch.Tensor, sampling: SamplingSettings, out: torch
 
 
 def _score_full_rows(
-    hidden_TH: torch.Tensor, head: Head, ids_TQ: torch.Tensor, sampling: SamplingSettings
+    hidden_TH: torch.Tensor, head: Head, ids_TQ: torch.Tensor, sampling: SamplingSettings, rollout: RolloutRows
 ) -> HeadScores:
-    parts = []
+    parts, first = [], 0
     for rows_TH, rows_TQ in zip(hidden_TH.split(_FULL_ROWS), ids_TQ.split(_FULL_ROWS), strict=True):
         logits_TV = head.logits(rows_TH)
         for some_TV, some_TQ in zip(logits_TV.split(_PROCESSED_ROWS), rows_TQ.split(_PROCESSED_ROWS), strict=True):
             z_TV = sampling.process(some_TV)
+            whole = rollout.at(range(first, first + len(z_TV)))
             running = RunningRows(some_TQ, z_TV.gather(1, some_TQ[:, :1])[:, 0])
-            running.update(z_TV, torch.empty_like(z_TV), 0)
-            parts.append(HeadScores(*running.finish()))
+            running.update(z_TV.clone() if whole else z_TV, torch.empty_like(z_TV), 0)
+            full = FullDivergence(whole, running.log_sum_exp_T)
+            if whole:
+                full.update(z_TV, 0)
+            parts.append(_scores(running, full))
+            first += len(z_TV)
     return HeadScores(*(torch.cat(column) for column in zip(*parts, strict=True)))

@@ -31,6 +31,12 @@ class RunningRows:
         """The target's logit as it stood in its tile."""
         return self._z_TQ[:, 0]
 
+    @property
+    def log_sum_exp_T(self) -> torch.Tensor:
+        """log Σ exp z over all columns so far, the target's too."""
+        z_T, max_T = self.target_T.to(self._sum_T.dtype), self._max_T1[:, 0].to(self._sum_T.dtype)
+        return torch.logaddexp(z_T, max_T + self._sum_T.log())
+
     def update(self, z_TN: torch.Tensor, scratch_TN: torch.Tensor, start: int) -> None:
         """Take in the columns `start … start + N` of the sampler's logits; both tensors are overwritten."""
         self._greater_T += torch.gt(z_TN, self._expected_T1, out=scratch_TN).sum(dim=1)  # a float count: exact to 2^24

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import load_causal_lm
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.batches import ScoreRequest, micro_batches, other_shape, pad_right
+from mismatch_cli.scoring.full import RolloutRows
 from mismatch_cli.scoring.head import Head, HeadScores, score_hidden
 from mismatch_cli.scoring.proof import proven_head
 
@@ -25,6 +26,8 @@ class ResponseScores:
     entropy_T: np.ndarray  # float32
     rank_T: np.ndarray  # int32, 1 = most probable
     logp_at_topk_TK: np.ndarray | None  # float32
+    tv_full_T: np.ndarray | None = None  # float32, from the rollout, over the whole vocabulary
+    kl_full_T: np.ndarray | None = None  # float32, KL(μ‖π)
 
 
 class Trainer:
@@ -111,6 +114,7 @@ class Trainer:
 
         `requests` and `token_budget` are those given to `score`: they decide which shape each response had.
         """
+        requests = [replace(request, logp_rollout_TV=None) for request in requests]  # noise of log π alone
         self._check(requests)
         rows = range(len(requests)) if rows is None else rows
         scores = [_empty(r) for r in requests]
@@ -134,6 +138,12 @@ class Trainer:
                     f"Response {i} holds token id {strange[0]:.0f}, and the trainer's vocabulary ends at "
                     f"{self._head.vocabulary - 1}. Score with a model that shares the rollout's tokenizer."
                 )
+            whole_TV = request.logp_rollout_TV
+            if whole_TV is not None and whole_TV.shape[1] > self._head.vocabulary:
+                raise MismatchError(
+                    f"The engine samples from {whole_TV.shape[1]} tokens, and the trainer knows "
+                    f"{self._head.vocabulary}: they have no full divergence. Score with a model that shares the rollout's vocabulary."
+                )
 
     def _score_into(self, scores: list[ResponseScores], requests: Sequence[ScoreRequest], batch: Sequence[int]) -> None:
         """Score one micro-batch; a response that stands in it twice is kept once."""
@@ -156,7 +166,18 @@ class Trainer:
         # The hidden state at position i predicts token i + 1: a response's first is predicted by the prompt's last.
         hidden_TH = torch.cat([h[len(r.prompt_ids) - 1 : r.num_fed] for h, r in zip(hidden_BLH, members, strict=True)])
         target_ids_T = torch.tensor([token for r in members for token in r.response_ids])
-        return score_hidden(hidden_TH, self._head, target_ids_T, _query_ids(members), self._sampling)
+        rollout = _rollout_rows(members)
+        return score_hidden(hidden_TH, self._head, target_ids_T, _query_ids(members), self._sampling, rollout=rollout)
+
+
+def _rollout_rows(members: Sequence[ScoreRequest]) -> RolloutRows:
+    rows: dict[int, np.ndarray] = {}
+    start = 0
+    for request in members:
+        if request.logp_rollout_TV is not None:
+            rows |= dict(enumerate(request.logp_rollout_TV, start))
+        start += len(request.response_ids)
+    return RolloutRows(rows)
 
 
 def _query_ids(members: Sequence[ScoreRequest]) -> torch.Tensor:
@@ -177,13 +198,13 @@ def _num_queries(request: ScoreRequest) -> int:
 
 
 def _split(scores: HeadScores, members: Sequence[ScoreRequest]) -> list[ResponseScores]:
-    logp_T, entropy_T, rank_T = (x.cpu().numpy() for x in (scores.logp_T, scores.entropy_T, scores.rank_T))
-    at_TK = scores.logp_at_ids_TK.cpu().numpy()
+    logp_T, entropy_T, rank_T, at_TK, tv_T, kl_T = (column.cpu().numpy() for column in scores)
     parts, start = [], 0
     for request in members:
         own = slice(start, start + len(request.response_ids))
         topk = None if request.topk_ids_TK is None else at_TK[own, : _num_queries(request)].copy()
-        parts.append(ResponseScores(logp_T[own].copy(), entropy_T[own].copy(), rank_T[own].copy(), topk))
+        full = (None, None) if request.logp_rollout_TV is None else (tv_T[own].copy(), kl_T[own].copy())
+        parts.append(ResponseScores(logp_T[own].copy(), entropy_T[own].copy(), rank_T[own].copy(), topk, *full))
         start = own.stop
     return parts
 

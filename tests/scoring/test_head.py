@@ -59,7 +59,7 @@ def assert_matches(got: HeadScores, expected: Reference, tolerance: float = 2e-6
     torch.testing.assert_close(got.entropy_T.double(), expected.entropy_T, atol=tolerance, rtol=1e-6)
     torch.testing.assert_close(got.logp_at_ids_TK.double(), expected.logp_at_ids_TK, atol=tolerance, rtol=2e-7)
     assert got.rank_T.tolist() == expected.rank_T.tolist()
-    assert [x.dtype for x in got] == [torch.float32, torch.float32, torch.int32, torch.float32]
+    assert [x.dtype for x in got] == [torch.float32, torch.float32, torch.int32, *[torch.float32] * 3]
 
 
 @pytest.mark.parametrize("tile", [(1024, 2048), (20, 64), (17, 1), (64, 1003), (33, 1002)])
@@ -220,7 +220,7 @@ def test_float32_head_of_a_bfloat16_model() -> None:
 def test_no_tokens_and_no_queries() -> None:
     _, weight_VH = random_case(1, 50)
     got = score_hidden(torch.zeros(0, 48), Head(weight_VH), torch.zeros(0), torch.zeros(0, 3), PLAIN)
-    assert [tuple(x.shape) for x in got] == [(0,), (0,), (0,), (0, 3)]
+    assert [tuple(x.shape) for x in got] == [(0,), (0,), (0,), (0, 3), (0,), (0,)]
     hidden_TH, _ = random_case(20, 50)
     got = score_hidden(hidden_TH, Head(weight_VH), torch.zeros(20), torch.zeros(20, 0), PLAIN)
     assert got.logp_at_ids_TK.shape == (20, 0)
