@@ -54,7 +54,7 @@ class Evidence:
 
 
 def gather(traces: Sequence[Trace], on_responses: Callable[[int], None] = lambda _: None) -> Evidence:
-    """Read traces once, in bounded memory: about 100 MB whatever their length."""
+    """Read traces once, in memory that does not depend on their length."""
     pair = PAIRS["mismatch" if any(map(_has_equal_weights, traces)) else "total"]
     sampling = traces[0].manifest.get("config", {}).get("sampling") or {}
     evidence = gather_tables((table for trace in traces for table in trace.tables()), pair, sampling, on_responses)
