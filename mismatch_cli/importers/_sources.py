@@ -19,6 +19,7 @@ from mismatch_cli.importers._elsewhere import NeedsItsFramework
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pt": "pt", ".pth": "pt"}
 _PICKLES = (".pkl", ".pickle", ".dp")
 _LONGEST_FIRST_LINE = 2**28  # bytes
+_READ_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def peek(source: Source) -> Peek:
 
 def open_parquet(source: Source) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(source.path, memory_map=True)
+        return pq.ParquetFile(source.path, buffer_size=_READ_BYTES)  # a map of a large file would count as memory
     except (pa.ArrowInvalid, OSError) as error:
         raise MismatchError(
             f"{source.path} is broken or cut off ({first_line(error)}). Copy it again, or name the other files only."
