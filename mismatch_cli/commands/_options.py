@@ -33,3 +33,17 @@ Worst = Annotated[
         "--worst", min=0, help="Show the N worst tokens and responses in their context.", rich_help_panel=_OUTPUT
     ),
 ]
+Traces = Annotated[
+    list[Path] | None,
+    typer.Argument(help="Run folders or trace folders, pooled; without one, the bundled trace.", show_default=False),
+]
+ReportFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        help="Folder for summary.json, report.html and plots.",
+        show_default="in the run, or here; named after the command",
+        rich_help_panel=_OUTPUT,
+    ),
+]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mismatch_cli.commands._options import Debug, Force, Json, Quiet
+from mismatch_cli.commands._options import Debug, Force, Json, Quiet, ReportFolder, Traces
 from mismatch_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,12 +18,7 @@ _FOLDER = "clipstats"
 
 
 def command(
-    traces: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            help="Run folders or trace folders, pooled; without one, the bundled trace.", show_default=False
-        ),
-    ] = None,
+    traces: Traces = None,
     algorithm: Annotated[
         list[str] | None,
         typer.Option(
@@ -49,15 +44,7 @@ def command(
     workers: Annotated[
         int, typer.Option("--workers", min=1, help="Processes that read shards; the numbers stay the same to the bit.")
     ] = 1,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Folder for summary.json, report.html and plots.",
-            show_default="RUN/clipstats, or ./clipstats",
-        ),
-    ] = None,
+    output: ReportFolder = None,
     force: Force = False,
     json: Json = False,
     quiet: Quiet = False,

@@ -7,16 +7,11 @@ from typing import Annotated
 
 import typer
 
-from mismatch_cli.commands._options import Debug, Force, Json, Quiet
+from mismatch_cli.commands._options import Debug, Force, Json, Quiet, ReportFolder, Traces
 
 
 def command(
-    traces: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            help="Run folders or trace folders, pooled; without one, the bundled trace.", show_default=False
-        ),
-    ] = None,
+    traces: Traces = None,
     earlier_model: Annotated[
         str | None,
         typer.Option(
@@ -24,15 +19,7 @@ def command(
             help="An earlier checkpoint, or the base model: does the engine agree with that one better?",
         ),
     ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Folder for summary.json, report.html and plots.",
-            show_default="RUN/diagnosis, or ./diagnosis",
-        ),
-    ] = None,
+    output: ReportFolder = None,
     force: Force = False,
     json: Json = False,
     quiet: Quiet = False,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mismatch_cli.commands._options import Debug, Force, Json, Quiet
+from mismatch_cli.commands._options import Debug, Force, Json, Quiet, Traces
 from mismatch_cli.errors import MismatchError, UsageError
 
 if TYPE_CHECKING:
@@ -24,12 +24,7 @@ _EXCEEDED = 3
 
 
 def command(
-    traces: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            help="Run folders or trace folders, pooled; without one, the bundled trace.", show_default=False
-        ),
-    ] = None,
+    traces: Traces = None,
     limits: Annotated[
         list[str] | None,
         typer.Option(

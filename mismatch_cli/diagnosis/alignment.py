@@ -30,6 +30,11 @@ class Alignment:
         """Shifted as a whole."""
         return (self.lag_S != 0) & (self.from_S == 0)
 
+    def explained(self, length_S: np.ndarray, chosen_S: np.ndarray) -> float:
+        """The part of the whole gap that goes where the chosen responses are put in step."""
+        gone_S = (self.gap_S - self.left_S) * length_S
+        return float(gone_S[chosen_S].sum() / (length_S * self.gap_S).sum())
+
     @property
     def broken_S(self) -> np.ndarray:
         """In step up to a point, shifted from there on."""

@@ -27,8 +27,7 @@ def check(evidence: Evidence) -> Finding:
         return Finding(NAME, "clear", share, "share of responses", evidence=tuple(scan.items()))
     lags, counts = np.unique(alignment.lag_S[shifted_S], return_counts=True)
     lag = int(lags[np.argmax(counts)])
-    tokens_S = sample.length_S * alignment.gap_S
-    explains = float(((alignment.gap_S - alignment.left_S) * sample.length_S)[shifted_S].sum() / tokens_S.sum())
+    explains = alignment.explained(sample.length_S, shifted_S)
     sentence = f"In {count:,} of {sample.num_responses:,} responses π[t{lag:+d}] fits μ[t], and π[t] does not."
     rows = (("lag, tokens", lag), *scan.items())
     return Finding(NAME, "found", share, "share of responses", explains, sentence, rows)

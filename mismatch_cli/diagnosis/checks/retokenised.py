@@ -26,8 +26,7 @@ def check(evidence: Evidence) -> Finding:
     share = count / max(1, sample.num_responses)
     if count < max(_FEWEST, _SHARE * sample.num_responses):
         return Finding(NAME, "clear", share, "share of responses")
-    tokens_S = sample.length_S * alignment.gap_S
-    explains = float(((alignment.gap_S - alignment.left_S) * sample.length_S)[broken_S].sum() / tokens_S.sum())
+    explains = alignment.explained(sample.length_S, broken_S)
     start = alignment.from_S[broken_S]
     sentence = f"{count:,} of {sample.num_responses:,} responses agree up to some token and are shifted from there on."
     rows = (
