@@ -17,12 +17,12 @@ def tables(source: Source, columns: Sequence[str], tokens: str, advance: Callabl
     file = open_parquet(source)
     names = [name for name in columns if name in file.schema_arrow.names]
     rows = file.metadata.num_rows
-    batch = max(1, TOKENS_PER_BLOCK * rows // max(1, _values_in(file.metadata, tokens)))
     try:
+        batch = max(1, TOKENS_PER_BLOCK * rows // max(1, _values_in(file.metadata, tokens)))
         for found in file.iter_batches(batch, columns=names, use_threads=False):
             yield pa.Table.from_batches([found])
             advance(source.size * found.num_rows // max(1, rows))
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise MismatchError(
             f"{source.path} is damaged ({first_line(error)}). Copy it again, or name the other files only."
         ) from error

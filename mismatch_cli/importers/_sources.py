@@ -109,7 +109,7 @@ def peek(source: Source) -> Peek:
 def open_parquet(source: Source) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(source.path, buffer_size=_READ_BYTES)  # a map of a large file would count as memory
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise MismatchError(
             f"{source.path} is broken or cut off ({first_line(error)}). Copy it again, or name the other files only."
         ) from error

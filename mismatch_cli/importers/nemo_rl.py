@@ -35,6 +35,7 @@ AVERAGING = "mean over tokens, of the whole batch; a sample with sample_loss_mas
 UNWRAPPABLE = "lines that hold more than one sample"
 SKIPPED = "responses whose prev_logprobs are all 0 (the pass was skipped): their trainer column is left empty"
 _FLOATS = {"logp_rollout": "generation_logprobs", "logp_trainer": "prev_logprobs"}
+_MOST = 2**31 - 1
 _SCALARS = ("rewards", "filtered_rewards", "input_lengths", "sample_loss_mask", "idx")
 
 
@@ -81,7 +82,7 @@ def _block(table: pa.Table, step: int, tally: Tally, where: str) -> pa.Table:
     if pa.types.is_list(columns["advantages"].type):
         per_token["advantage"] = columns["advantages"]
     length_S = _numbers(columns["input_lengths"])
-    length_S = np.where(np.isnan(length_S), _lists.lengths_of(ids), length_S).astype(np.int64)
+    length_S = np.where(np.isnan(length_S), _lists.lengths_of(ids), length_S).clip(0, _MOST).astype(np.int64)
     found, keep_S = split(ids, mask.cast(pa.list_(pa.bool_())), per_token, tally, where, length_S)
     if not len(found["response_ids"]):
         return pa.table(found)
@@ -124,8 +125,9 @@ def _finished(found: dict[str, pa.Array], rows: dict[str, pa.Array], step: int, 
     found["logp_trainer"] = _without_placeholders(found["logp_trainer"], lengths_S, tally)
     reward = rows["filtered_rewards"] if rows["filtered_rewards"].null_count < len(lengths_S) else rows["rewards"]
     found["reward"] = pa.array(_numbers(reward).astype(np.float32), mask=_lists.is_null(reward))
-    if not rows["idx"].null_count:
-        found["sample_index"] = pa.array(_numbers(rows["idx"]).astype(np.int32))
+    index_S = _numbers(rows["idx"])
+    if ((index_S >= 0) & (index_S <= _MOST)).all():  # false for NaN, which is null
+        found["sample_index"] = pa.array(index_S.astype(np.int32))
     found["step"] = pa.array(np.full(len(lengths_S), step, np.int32))
     return pa.table(found)
 

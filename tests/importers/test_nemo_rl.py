@@ -109,3 +109,15 @@ def test_lines_without_token_ids(tmp_path):
 
     table, about = imported(nemo_rl(tmp_path / "train_data_step1.jsonl", real_rows(3), change), into=tmp_path / "trace")
     assert table.num_rows == 2 and about["left_out"] == {"responses without token ids": 1}
+
+
+def test_impossible_lengths_and_numbers(tmp_path):
+    broken = iter([{"input_lengths": [1e300]}, {"input_lengths": [float("nan")]}, {"idx": -(2**40)}])
+    rows = real_rows(3)
+    path = nemo_rl(tmp_path / "train_data_step1.jsonl", rows, lambda record: record | next(broken))
+    table, about = imported(path, into=tmp_path / "trace")
+    assert about["left_out"] == {TOO_LONG: 1}
+    assert table.column("sample_index").to_pylist() == [
+        0,
+        1,
+    ]  # the number of the row: the dump's are no numbers of samples
