@@ -14,8 +14,9 @@ _TRACE = "trace"
 _LOCK = ".lock"
 _KEPT = {"log", _LOCK, "trace.part"}  # the last while `import` writes
 _CHILDREN = _KEPT | {_TRACE, "plots", "summary.json", "report.html", "tokens.csv", "tokens.parquet"}
-_CHILDREN |= {"responses.jsonl"}
+_CHILDREN |= {"responses.jsonl", "clipstats", "diagnosis"}  # what other commands make of the trace goes with it
 _CHILDREN |= {"held-out", "perfectible.jsonl"}  # of `curate`
+_CHILDREN |= {"distributions"}  # of `probe --full-divergence`, while it runs
 
 
 def check_run_folder(folder: Path) -> None:

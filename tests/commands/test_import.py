@@ -134,6 +134,7 @@ def test_an_older_run_stays_until_the_new_one_is_whole(capfd):
     assert command(capfd, "import", "dump.jsonl", "-o", "run")[0] == 0
     before = (Path("run") / "trace" / "manifest.json").read_bytes()
     (Path("run") / "report.html").write_text("old")
+    assert command(capfd, "diagnose", "run", "--quiet")[0] == 0
     code, _, err = command(capfd, "import", "dump.jsonl", "-o", "run")
     assert code == 1 and "--force" in err
     write_lines(Path("bad.jsonl"), [plain_record(real_rows(1)[0]) | {"response_ids": []}])
@@ -141,7 +142,8 @@ def test_an_older_run_stays_until_the_new_one_is_whole(capfd):
     assert (Path("run") / "trace" / "manifest.json").read_bytes() == before
     assert (Path("run") / "report.html").exists() and not (Path("run") / "trace.part").exists()
     assert command(capfd, "import", "dump.jsonl", "-o", "run", "--force")[0] == 0
-    assert not (Path("run") / "report.html").exists()  # it was about the old trace
+    assert not (Path("run") / "report.html").exists()  # it was about the old trace, as was the diagnosis
+    assert sorted(path.name for path in Path("run").iterdir()) == [".lock", "trace"]
 
 
 def test_a_pickle_comes_with_the_lines_to_run(capfd):
