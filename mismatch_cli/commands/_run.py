@@ -37,6 +37,7 @@ _ENGINE_FLAGS = {
 # What --resume may change: how the work is done, not what is measured.
 # The samples that choose do not depend on `keep`.
 _CHANGEABLE = {"threads", "token_budget", "noise_responses", "device_map", "keep"}
+_CHANGEABLE |= {"full_divergence_memory"}
 _ARGUMENTS = {"model", "trace"}
 _OF_THIS_CALL = {"resume", "output", "worst", "confirm", "force", "json", "quiet", "debug"}
 _Config = TypeVar("_Config", bound=RolloutConfig | RescoreConfig)
@@ -115,7 +116,8 @@ def probe_config(flags: dict[str, Any]) -> ProbeConfig:
     """Check the flags and gather them; raises a `UsageError` for what makes no sense."""
     rollout = _rollout_settings(flags)
     _check_dtype("--trainer-dtype", flags["trainer_dtype"])
-    more = {name: flags[name] for name in ("samples_per_prompt", "top_logprobs")}
+    full = ("full_divergence", "full_divergence_memory")
+    more = {name: flags[name] for name in ("samples_per_prompt", "top_logprobs", *full)}
     return ProbeConfig(**rollout, **more, trainer=_trainer_settings(flags, rollout["model"]))
 
 

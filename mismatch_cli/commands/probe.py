@@ -48,6 +48,22 @@ def command(
             rollout.ENGINE, "--top-logprobs", help="Ranks of μ recorded per token, for the top-K divergences."
         ),
     ] = 20,
+    full_divergence: Annotated[
+        int,
+        rollout.option(
+            rollout.ENGINE,
+            "--full-divergence",
+            min=0,
+            help="Also the exact TV and KL over the whole vocabulary, on the first N responses. For one at a time vllm "
+            "takes 132 bytes × vocabulary × --max-tokens of memory, hf only one token's.",
+        ),
+    ] = 0,
+    full_divergence_memory: Annotated[
+        float | None,
+        rollout.option(
+            rollout.ENGINE, "--full-divergence-memory", min=0, help="GiB for it; by default half of what is free."
+        ),
+    ] = None,
     trainer_model: Annotated[
         str | None,
         rollout.option(

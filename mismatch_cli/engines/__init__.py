@@ -31,6 +31,7 @@ class EngineSettings:
     seed: int = 0
     log_file: Path | None = None
     extra: dict[str, Any] = field(default_factory=dict)  # --engine-arg key=value
+    whole: bool = False  # whether `sample_whole` will be asked
 
 
 class Engine(Protocol):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import cast
 
 import numpy as np
 
 from mismatch_cli.batch import Rollout
 from mismatch_cli.engines import Engine, Request
+from mismatch_cli.engines._whole import Sink, WholeEngine
 from mismatch_cli.errors import MismatchError, first_line
 
 
@@ -34,11 +36,21 @@ def engine_failures(doing: str, kept: str) -> Iterator[None]:
 
 
 def sample_checked(
-    engine: Engine, requests: Sequence[Request], prompt_id_S: Sequence[int], on_finished: Callable[[int], None]
+    engine: Engine,
+    requests: Sequence[Request],
+    prompt_id_S: Sequence[int],
+    on_finished: Callable[[int], None],
+    sinks: Sequence[Sink] = (),
 ) -> list[Rollout]:
-    """Sample, and refuse what no sampler can have drawn; a `MismatchError` says which response of which prompt."""
+    """Sample, and refuse what no sampler can have drawn; a `MismatchError` says which response of which prompt.
+
+    `sinks` take the whole distributions of the first responses.
+    """
     with engine_failures("sampling", "What was sampled before is kept"):
-        rollouts = engine.sample(requests, on_finished)
+        if sinks:
+            rollouts = cast(WholeEngine, engine).sample_whole(requests, sinks, on_finished)
+        else:
+            rollouts = engine.sample(requests, on_finished)
     for prompt_id, rollout in zip(prompt_id_S, rollouts, strict=True):
         _check(prompt_id, rollout)
     return rollouts

@@ -11,6 +11,7 @@ import torch
 
 from mismatch_cli.batch import Rollout
 from mismatch_cli.engines import EngineSettings, Request
+from mismatch_cli.engines._whole import Sink
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.models import load_causal_lm
 from mismatch_cli.sampling import SamplingSettings
@@ -35,6 +36,11 @@ def create(settings: EngineSettings) -> HfEngine:
     return HfEngine(model, settings, batch_size=int(arguments["batch_size"]), max_model_len=arguments["max_model_len"])
 
 
+def whole_bytes(vocabulary: int, tokens: int) -> int:  # noqa: ARG001 - each token is handed on before the next
+    """Memory for the whole distributions of a response: one float32 row."""
+    return 4 * vocabulary
+
+
 class HfEngine:
     """A loaded causal LM that samples in batches of a fixed size, in the order of the requests.
 
@@ -53,12 +59,20 @@ class HfEngine:
         return self._max_model_len
 
     def sample(self, requests: Sequence[Request], on_finished: Callable[[int], None]) -> list[Rollout]:
+        return self.sample_whole(requests, (), on_finished)
+
+    def sample_whole(
+        self, requests: Sequence[Request], sinks: Sequence[Sink], on_finished: Callable[[int], None]
+    ) -> list[Rollout]:
+        """The same batches with or without sinks: the whole distribution is there at every step."""
         rollouts: list[Rollout] = []
         for start in range(0, len(requests), self._batch_size):
             batch = requests[start : start + self._batch_size]
+            into = dict(enumerate(sinks[start : start + len(batch)]))
             sampled: dict[int, Rollout] = {}
             for rows in _by_room([self._room(request) for request in batch]):
-                sampled |= zip(rows, self._sample_batch([batch[row] for row in rows]), strict=True)
+                own = {i: into[row] for i, row in enumerate(rows) if row in into}
+                sampled |= zip(rows, self._sample_batch([batch[row] for row in rows], own), strict=True)
             rollouts += [sampled[row] for row in range(len(batch))]
             on_finished(len(batch))
         return rollouts
@@ -90,9 +104,9 @@ class HfEngine:
             torch.cuda.empty_cache()
 
     @torch.inference_mode()
-    def _sample_batch(self, batch: Sequence[Request]) -> list[Rollout]:
+    def _sample_batch(self, batch: Sequence[Request], sinks: dict[int, Sink]) -> list[Rollout]:
         longest = max(len(r.prompt_ids) for r in batch)
-        recorder = _Recorder(self._settings.sampling, self._settings.top_logprobs)
+        recorder = _Recorder(self._settings.sampling, self._settings.top_logprobs, self._stop_ids, sinks)
         input_ids, attention_mask = _left_pad([r.prompt_ids for r in batch], longest, self._model.device)
         torch.manual_seed(batch[0].seed)
         sequences = self._model.generate(
@@ -102,10 +116,7 @@ class HfEngine:
             logits_processor=[recorder],
         )
         recorder.finish(sequences)
-        return [
-            recorder.rollout(row, request, sequences[row, longest:].tolist(), self._stop_ids)
-            for row, request in enumerate(batch)
-        ]
+        return [recorder.rollout(row, request, sequences[row, longest:].tolist()) for row, request in enumerate(batch)]
 
     def _generation_config(self, max_new_tokens: int) -> Any:
         """Plain sampling; the model's own defaults (penalties, min-p, …) must not touch the distribution.
@@ -137,9 +148,11 @@ class _Recorder:
     `generate` would keep the scores of every step (batch × steps × vocabulary); this keeps one step at a time.
     """
 
-    def __init__(self, sampling: SamplingSettings, top_k: int) -> None:
+    def __init__(self, sampling: SamplingSettings, top_k: int, stop_ids: set[int], sinks: dict[int, Sink]) -> None:
         self._sampling = sampling
         self._top_k = top_k
+        self._stop_ids = stop_ids
+        self._sinks = dict(sinks)  # row → who takes its distributions, until it ends
         self._pending: torch.Tensor | None = None
         self._logp: list[torch.Tensor] = []
         self._rank: list[torch.Tensor] = []
@@ -166,10 +179,14 @@ class _Recorder:
         if self._top_k:
             values, ids = logp_BV.topk(self._top_k, dim=-1)
             self._topk.append((values.cpu(), ids.int().cpu()))
+        for row, sink in list(self._sinks.items()):
+            sink(logp_BV[row].cpu().numpy())
+            if int(sampled_B[row]) in self._stop_ids:
+                del self._sinks[row]
 
-    def rollout(self, row: int, request: Request, ids: list[int], stop_ids: set[int]) -> Rollout:
+    def rollout(self, row: int, request: Request, ids: list[int]) -> Rollout:
         """The response of one row, up to and with its stop token."""
-        stop = next((i for i, token in enumerate(ids) if token in stop_ids), None)
+        stop = next((i for i, token in enumerate(ids) if token in self._stop_ids), None)
         length = len(ids) if stop is None else stop + 1
         return Rollout(
             prompt_ids=request.prompt_ids,

@@ -15,6 +15,7 @@ from mismatch_cli.batch import Rollout
 from mismatch_cli.compat import prepare_imports
 from mismatch_cli.engines import EngineSettings, Request
 from mismatch_cli.engines._quiet import engine_log, one_sentence
+from mismatch_cli.engines._whole import Sink
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import check_model_folder
 from mismatch_cli.sampling import SamplingSettings
@@ -26,6 +27,7 @@ _MISSING = (
 )
 _CPU_KV_CACHE_BYTES = 1 << 30  # vLLM's own default takes 92 % of the memory
 _MAX_CPU_SEQUENCES = 256
+_BYTES_PER_LOGPROB = 132  # an id, a log-prob and a rank as Python objects in lists: 123 to 130 measured
 
 
 def create(settings: EngineSettings) -> VllmEngine:
@@ -47,6 +49,11 @@ def create(settings: EngineSettings) -> VllmEngine:
     return VllmEngine(llm, settings, before)
 
 
+def whole_bytes(vocabulary: int, tokens: int) -> int:
+    """Memory for the whole distributions of a response: vLLM keeps them as Python objects until it has ended."""
+    return _BYTES_PER_LOGPROB * (vocabulary + 1) * tokens
+
+
 def _set_environment() -> None:
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # a killed run leaves no orphan worker behind
     os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # `engine_log` sends its log to a file instead
@@ -63,7 +70,7 @@ def _load(settings: EngineSettings) -> Any:
         "dtype": settings.dtype,
         "seed": settings.seed,
         "logprobs_mode": "processed_logprobs",
-        "max_logprobs": max(20, settings.top_logprobs),
+        "max_logprobs": -1 if settings.whole else max(20, settings.top_logprobs),
     }
     if current_platform.is_cpu():
         arguments |= {
@@ -90,17 +97,32 @@ class VllmEngine:
 
     def sample(self, requests: Sequence[Request], on_finished: Callable[[int], None]) -> list[Rollout]:
         self.llm.reset_prefix_cache()
-        parameters = [_sampling_params(self._settings.sampling, self._settings.top_logprobs, r.seed) for r in requests]
+        top_k = self._settings.top_logprobs
+        outputs = self._generate(requests, top_k, on_finished)
+        return [_to_rollout(r, output.outputs[0], top_k) for r, output in zip(requests, outputs, strict=True)]
+
+    def sample_whole(
+        self, requests: Sequence[Request], sinks: Sequence[Sink], on_finished: Callable[[int], None]
+    ) -> list[Rollout]:
+        """The first responses each in a batch of its own; the others in the batch that `sample` would have made."""
+        self.llm.reset_prefix_cache()
+        alone = [self._sample_alone(r, sink, on_finished) for r, sink in zip(requests, sinks, strict=False)]
+        return alone + self.sample(requests, _after(len(alone), on_finished))[len(alone) :]
+
+    def _sample_alone(self, request: Request, sink: Sink, on_finished: Callable[[int], None]) -> Rollout:
+        """One response with its whole distributions, whose objects are gone when the next one begins."""
+        (output,) = self._generate([request], -1, on_finished)
+        return _to_rollout(request, output.outputs[0], self._settings.top_logprobs, sink)
+
+    def _generate(self, requests: Sequence[Request], logprobs: int, on_finished: Callable[[int], None]) -> list[Any]:
+        parameters = [_sampling_params(self._settings.sampling, logprobs, r.seed) for r in requests]
         prompts = [{"prompt_token_ids": r.prompt_ids} for r in requests]
         try:
-            outputs = self.llm.generate(prompts, parameters, use_tqdm=_progress_bar(on_finished))
+            outputs: list[Any] = self.llm.generate(prompts, parameters, use_tqdm=_progress_bar(on_finished))
         except KeyboardInterrupt:
             self._abort()
             raise
-        return [
-            _to_rollout(request, output, self._settings.top_logprobs)
-            for request, output in zip(requests, outputs, strict=True)
-        ]
+        return outputs
 
     def load_weights(self, model: Any) -> None:
         # `state_dict` names a tied head under its own name too; `named_parameters` and saved files do not, and vLLM on
@@ -195,11 +217,10 @@ def _sampling_params(sampling: SamplingSettings, top_logprobs: int, seed: int) -
     )
 
 
-def _to_rollout(request: Request, output: Any, top_k: int) -> Rollout:
-    """The sampled token comes first at every position, then the ranks 1…K."""
-    completion = output.outputs[0]
+def _to_rollout(request: Request, completion: Any, top_k: int, sink: Sink | None = None) -> Rollout:
+    """The sampled token comes first at every position, then the ranks 1…K; with a sink all ranks, which go there."""
     width = top_k + 1
-    flat = completion.logprobs
+    flat = completion.logprobs if sink is None else _hand_out(completion.logprobs, width, sink)
     shape = (len(completion.token_ids), width)
     if len(flat.token_ids) != shape[0] * shape[1]:
         raise MismatchError(
@@ -218,6 +239,33 @@ def _to_rollout(request: Request, output: Any, top_k: int) -> Rollout:
         topk_logp_rollout_TK=logp_TK[:, 1:].copy() if top_k else None,
         finish_reason=completion.finish_reason,
     )
+
+
+def _hand_out(flat: Any, width: int, sink: Sink) -> Any:
+    """Give the sink log μ in the order of the vocabulary, position by position; answers the first `width` entries."""
+    kept = type(flat)()
+    for start, stop in zip(flat.start_indices, flat.end_indices, strict=True):
+        logp_V = np.full(stop - start - 1, np.nan, dtype=np.float32)
+        logp_V[flat.token_ids[start + 1 : stop]] = flat.logprobs[start + 1 : stop]
+        if np.isnan(logp_V).any():
+            raise MismatchError("vLLM did not return every token of its vocabulary. Use --engine hf.")
+        sink(logp_V)
+        for name in ("token_ids", "logprobs", "ranks"):
+            getattr(kept, name).extend(getattr(flat, name)[start : start + width])
+    return kept
+
+
+def _after(count: int, on_finished: Callable[[int], None]) -> Callable[[int], None]:
+    """Leave out the first `count` that finish: they have been counted."""
+
+    def told(finished: int) -> None:
+        nonlocal count
+        skipped = min(count, finished)
+        count -= skipped
+        if finished > skipped:
+            on_finished(finished - skipped)
+
+    return told
 
 
 def _progress_bar(on_finished: Callable[[int], None]) -> Callable[..., Any]:

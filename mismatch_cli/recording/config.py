@@ -74,10 +74,13 @@ class ProbeConfig(RolloutConfig):
     """Everything that decides what is in the trace of a probe."""
 
     trainer: TrainerSettings = field(kw_only=True)
+    full_divergence: int = 0  # the first responses, whose TV and KL run over the whole vocabulary
+    full_divergence_memory: float | None = None  # GiB that the engine may take for it; None: half of what is free
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.trainer.check()
+        _at_least(0, "--full-divergence", self.full_divergence)
 
 
 @dataclass(frozen=True)

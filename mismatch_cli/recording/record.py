@@ -10,6 +10,7 @@ from mismatch_cli.compat import prepare_imports
 from mismatch_cli.models import check_model_folder, load_tokenizer
 from mismatch_cli.recording.config import ProbeConfig
 from mismatch_cli.recording.folder import clear_run, locked
+from mismatch_cli.recording.full_divergence import Distributions, check_room, vocabulary_of
 from mismatch_cli.recording.rollouts import Progress, load_engine, sample_trace, shards_of, start_judge
 from mismatch_cli.tasks.prompts import encode_prompts, load_problems
 from mismatch_cli.torch_settings import set_threads
@@ -32,29 +33,40 @@ def record(config: ProbeConfig, run_folder: Path, manifest: dict[str, Any], prog
     threads = set_threads(config.threads, config.model)
     manifest = manifest | {"config": config.to_json(), "top_logprobs": config.top_logprobs, "threads": threads}
     manifest["libraries"] = library_versions()
+    distributions = Distributions(run_folder / "distributions", config.full_divergence)
     with locked(run_folder):
         if "shards" not in manifest or not all(path.is_file() for path in shards_of(folder, manifest)):
-            manifest = _sample(config, run_folder, manifest, progress)
-        _score(config, folder, manifest, progress)
+            manifest = _sample(config, run_folder, manifest, distributions, progress)
+        _score(config, folder, manifest, distributions, progress)
+        distributions.remove()
 
 
-def _sample(config: ProbeConfig, run_folder: Path, manifest: dict[str, Any], progress: Progress) -> dict[str, Any]:
+def _sample(
+    config: ProbeConfig, run_folder: Path, manifest: dict[str, Any], distributions: Distributions, progress: Progress
+) -> dict[str, Any]:
     tokenizer = load_tokenizer(config.model)
     problems = load_problems(config.prompts)
+    if whole := distributions.count > 0:
+        check_room(config, vocabulary_of(config.model, tokenizer), run_folder)
     if config.trainer.model != config.model:
         check_model_folder(config.trainer.model)  # before an hour of sampling, not after it
     with (
         start_judge(config, tokenizer) as judge,
-        closing(load_engine(config, run_folder, len(tokenizer), progress)) as engine,
+        closing(load_engine(config, run_folder, len(tokenizer), progress, whole=whole)) as engine,
     ):
         template = config.prompt_template
         encoded = encode_prompts(problems, tokenizer, template=template, max_model_len=engine.max_model_len)
         if "shards" not in manifest:
             clear_run(run_folder)
-        return sample_trace(config, run_folder / "trace", encoded, engine, tokenizer, judge, manifest, progress)
+        return sample_trace(
+            config, run_folder / "trace", encoded, engine, tokenizer, judge, manifest, progress,
+            distributions=distributions,
+        )  # fmt: skip
 
 
-def _score(config: ProbeConfig, folder: Path, manifest: dict[str, Any], progress: Progress) -> None:
+def _score(
+    config: ProbeConfig, folder: Path, manifest: dict[str, Any], distributions: Distributions, progress: Progress
+) -> None:
     from mismatch_cli.recording.score import load_trainer, passes
 
     manifest["equal_weights"] = config.trainer.model == config.model
@@ -65,10 +77,17 @@ def _score(config: ProbeConfig, folder: Path, manifest: dict[str, Any], progress
             trainer = load_trainer(model, config.trainer, config.sampling, progress)
             manifest["recomputed" if recomputed else "trainer"] = trainer.describe()
             write_manifest(folder, manifest)  # before the first shard is scored: a killed run says with what
-            _score_shards(config, trainer, this, shards_of(folder, manifest), progress)
+            _score_shards(config, trainer, this, shards_of(folder, manifest), distributions, progress)
 
 
-def _score_shards(config: ProbeConfig, trainer: Trainer, this: Pass, shards: list[Path], progress: Progress) -> None:
+def _score_shards(
+    config: ProbeConfig,
+    trainer: Trainer,
+    this: Pass,
+    shards: list[Path],
+    distributions: Distributions,
+    progress: Progress,
+) -> None:
     from mismatch_cli.recording.score import evenly_spaced, score_shard
 
     rows = [open_shard(path).metadata.num_rows for path in shards]
@@ -86,6 +105,8 @@ def _score_shards(config: ProbeConfig, trainer: Trainer, this: Pass, shards: lis
                     token_budget=config.trainer.token_budget,
                     repeat=[repeated(first + row) for row in range(rows[index])],
                     on_scored=on_scored,
+                    distributions=distributions,
+                    first_response=first,
                 )
     finally:
         progress.stop()

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from mismatch_cli.engines import Engine, EngineSettings, create_engine
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.recording.config import RolloutConfig
+from mismatch_cli.recording.full_divergence import Distributions
 from mismatch_cli.recording.sample import plan_shards, sample_shard
 from mismatch_cli.tasks.judge import Judge
 from mismatch_cli.tasks.prompts import EncodedPrompts
@@ -34,8 +35,10 @@ class Progress(Protocol):
         ...
 
 
-def load_engine(config: RolloutConfig, run_folder: Path, vocabulary: int, progress: Progress) -> Engine:
-    """The rollout engine of a configuration, with its log in the run folder."""
+def load_engine(
+    config: RolloutConfig, run_folder: Path, vocabulary: int, progress: Progress, *, whole: bool = False
+) -> Engine:
+    """The rollout engine of a configuration, with its log in the run folder; `whole` if it will `sample_whole`."""
     if config.top_logprobs > vocabulary:
         raise UsageError(
             f"--top-logprobs {config.top_logprobs} is more than the {vocabulary} tokens there are. "
@@ -50,6 +53,7 @@ def load_engine(config: RolloutConfig, run_folder: Path, vocabulary: int, progre
         seed=config.seed,
         log_file=run_folder / "log" / f"{config.engine}.log",
         extra=config.engine_args,
+        whole=whole,
     )
     return create_engine(config.engine, settings)
 
@@ -74,6 +78,7 @@ def sample_trace(
     *,
     phase: str = "Sampling",
     first_sample: int = 0,
+    distributions: Distributions | None = None,
 ) -> dict[str, Any]:
     """Sample every shard that is missing into `folder`; answers the manifest, completed and written there.
 
@@ -99,6 +104,8 @@ def sample_trace(
                 first_sample=first_sample,
                 seed=config.seed,
                 on_finished=on_finished,
+                distributions=distributions,
+                first_response=plan.index * config.prompts_per_shard * config.samples_per_prompt,
             )
     finally:
         progress.stop()

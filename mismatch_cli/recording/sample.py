@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 from mismatch_cli.batch import Rollout
 from mismatch_cli.engines import Engine, Request
 from mismatch_cli.engines._sampling import sample_checked, sample_seed
+from mismatch_cli.recording.full_divergence import Distributions
 from mismatch_cli.tasks.advantages import group_mean_advantages
 from mismatch_cli.tasks.judge import Judge
 from mismatch_cli.tasks.prompts import Problem
@@ -47,13 +49,20 @@ def sample_shard(
     first_sample: int = 0,
     seed: int,
     on_finished: Callable[[int], None],
+    distributions: Distributions | None = None,
+    first_response: int = 0,
 ) -> None:
-    """Sample all responses of a shard, check and grade them, and write it."""
+    """Sample all responses of a shard, check and grade them, and write it.
+
+    `distributions` take what the run's first responses were drawn from; the shard's first is number `first_response`.
+    """
     numbers = range(first_sample, first_sample + samples_per_prompt)
     keys = [(i, sample) for i in range(len(plan.problems)) for sample in numbers]
     requests = [Request(plan.prompt_ids[i], sample_seed(seed, plan.problems[i].prompt_id, s)) for i, s in keys]
     problems = [plan.problems[i] for i, _ in keys]
-    rollouts = sample_checked(engine, requests, [p.prompt_id for p in problems], on_finished)
+    with ExitStack() as files:
+        sinks = files.enter_context(distributions.sinks(first_response, len(requests))) if distributions else []
+        rollouts = sample_checked(engine, requests, [p.prompt_id for p in problems], on_finished, sinks)
     columns = _columns(problems, [sample for _, sample in keys], rollouts)
     timeouts_before = judge.timeouts
     columns |= _grades(problems, rollouts, judge)

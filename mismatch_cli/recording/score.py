@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from mismatch_cli.recording.config import TrainerSettings
+from mismatch_cli.recording.full_divergence import Distributions
 from mismatch_cli.recording.rollouts import Progress
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.batches import ScoreRequest
@@ -60,10 +61,19 @@ def score_shard(
     token_budget: int,
     repeat: Sequence[bool],
     on_scored: Callable[[int], None],
+    distributions: Distributions | None = None,
+    first_response: int = 0,
 ) -> None:
-    """Add one pass's columns to a shard and rename it in; `repeat` says which rows are scored twice (noise floor)."""
+    """Add one pass's columns to a shard and rename it in; `repeat` says which rows are scored twice (noise floor).
+
+    The full divergence, of the run's first responses, is that of the trainer's own pass; the shard's first response is
+    number `first_response`.
+    """
     table = open_shard(path).read()
-    scored = score_rows(table, trainer, this, token_budget=token_budget, repeat=repeat, on_scored=on_scored)
+    whole = distributions.read(first_response, table) if distributions and this.version_trainer is not None else None
+    scored = score_rows(
+        table, trainer, this, token_budget=token_budget, repeat=repeat, on_scored=on_scored, whole=whole
+    )
     write_shard(path, with_columns(table, scored))
 
 
@@ -75,9 +85,12 @@ def score_rows(
     token_budget: int,
     repeat: Sequence[bool],
     on_scored: Callable[[int], None],
+    whole: Sequence[np.ndarray | None] | None = None,
 ) -> dict[str, Any]:
-    """One pass's columns for the rows of a table, one item per response."""
+    """One pass's columns for the rows of a table, one item per response; `whole` is log μ `[T, V]` where known."""
     requests = _requests(table)
+    if whole is not None:
+        requests = [replace(r, logp_rollout_TV=mu_TV) for r, mu_TV in zip(requests, whole, strict=True)]
     scores = trainer.score(requests, token_budget=token_budget, on_scored=on_scored)
     columns = _pass_columns(this, scores)
     if this.version_trainer is not None:
@@ -107,6 +120,9 @@ def _pass_columns(this: Pass, scores: Sequence[ResponseScores]) -> dict[str, Any
         columns["version_trainer"] = np.full(len(scores), this.version_trainer, dtype=np.int32)
         columns["entropy_trainer"] = [s.entropy_T for s in scores]
         columns["rank_trainer"] = [s.rank_T for s in scores]
+    if any(s.tv_full_T is not None for s in scores):
+        columns["tv_full"] = [s.tv_full_T for s in scores]
+        columns["kl_full"] = [s.kl_full_T for s in scores]
     return columns
 
 

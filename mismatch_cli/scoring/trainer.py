@@ -142,7 +142,8 @@ class Trainer:
             if whole_TV is not None and whole_TV.shape[1] > self._head.vocabulary:
                 raise MismatchError(
                     f"The engine samples from {whole_TV.shape[1]} tokens, and the trainer knows "
-                    f"{self._head.vocabulary}: they have no full divergence. Score with a model that shares the rollout's vocabulary."
+                    f"{self._head.vocabulary}: they have no full divergence. "
+                    "Score with a model that shares the rollout's vocabulary."
                 )
 
     def _score_into(self, scores: list[ResponseScores], requests: Sequence[ScoreRequest], batch: Sequence[int]) -> None:

@@ -36,7 +36,7 @@ def model():
 @pytest.fixture(scope="module", params=["hf", "vllm"])
 def engine(request, tmp_path_factory):
     settings = EngineSettings(
-        MODEL, TRUNCATED, K, dtype="float32", log_file=tmp_path_factory.mktemp("log") / "engine.log"
+        MODEL, TRUNCATED, K, dtype="float32", log_file=tmp_path_factory.mktemp("log") / "engine.log", whole=True
     )
     engine = create_engine(request.param, settings)
     yield engine
@@ -68,6 +68,66 @@ def test_mu_is_the_distribution_that_was_sampled(engine, prompts, model):
             np.testing.assert_allclose(topk[:count], logp_TV[position].topk(count).values, atol=2e-5)
             assert torch.isinf(topk[count:]).all()
             assert (rollout.rank_rollout_T[position] == 1) == (expected_T[position] >= logp_TV[position].max() - 1e-6)
+
+
+def test_the_whole_distribution_of_the_first_responses_is_handed_out(engine, prompts, model):
+    """Against plain torch over the vocabulary; the responses are those of `sample`, and the others to the bit."""
+    requests = [Request(prompts[i % 2], seed=i) for i in range(8)]
+    plain, counts, taken = engine.sample(requests, lambda n: None), [], ([], [], [])
+    found = engine.sample_whole(requests, [rows.append for rows in taken], counts.append)
+    assert sum(counts) == 8
+    for rollout, rows in zip(found, taken, strict=False):
+        mu_TV, expected_TV = torch.from_numpy(np.stack(rows)), reference_logp_TV(model, rollout)
+        assert mu_TV.shape == expected_TV.shape == (len(rollout.response_ids), 2048)
+        np.testing.assert_allclose(mu_TV.double().exp().sum(1), 1, atol=1e-5)
+        # A token at the edge of the support may fall on either side of it.
+        assert ((mu_TV - expected_TV).nan_to_num(0).abs() > 2e-5).sum() <= 1
+        own_T1 = torch.tensor(rollout.response_ids)[:, None]
+        assert np.array_equal(mu_TV.gather(1, own_T1)[:, 0], rollout.logp_rollout_T)
+        at_topk_TK = mu_TV.gather(1, torch.from_numpy(rollout.topk_ids_TK).long())
+        assert np.array_equal(at_topk_TK, rollout.topk_logp_rollout_TK)
+    for whole, other in zip(found[:3], plain[:3], strict=True):  # vLLM samples them in another batch: last bits
+        assert whole.response_ids == other.response_ids and whole.finish_reason == other.finish_reason
+        np.testing.assert_allclose(whole.logp_rollout_T, other.logp_rollout_T, atol=2e-5)
+        np.testing.assert_array_equal(whole.rank_rollout_T, other.rank_rollout_T)
+        np.testing.assert_allclose(whole.topk_logp_rollout_TK, other.topk_logp_rollout_TK, atol=2e-5)
+    for same, other in zip(found[3:], plain[3:], strict=True):
+        assert same.response_ids == other.response_ids
+        assert np.array_equal(same.logp_rollout_T, other.logp_rollout_T)
+
+
+def test_the_memory_of_vllms_whole_distributions_is_as_stated():
+    """The objects of three positions, as Python's own allocator counts them."""
+    import tracemalloc
+
+    from vllm.logprobs import FlatLogprobs, append_logprobs_for_next_position
+
+    from mismatch_cli.engines._whole import whole_bytes
+
+    vocabulary, tokens, flat = 30_000, 3, FlatLogprobs()
+    tracemalloc.start()
+    try:
+        for _ in range(tokens):
+            ids_V, logp_V = np.arange(-1, vocabulary), np.linspace(-9, 0, vocabulary + 1)
+            nothing = (None for _ in ids_V)
+            append_logprobs_for_next_position(flat, ids_V.tolist(), logp_V.tolist(), nothing, 7, -1)
+        del ids_V, logp_V
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert 0.8 * whole_bytes("vllm", vocabulary, tokens) < taken < whole_bytes("vllm", vocabulary, tokens)
+    assert whole_bytes("hf", vocabulary, tokens) == 4 * vocabulary  # one token at a time
+
+
+def test_an_engine_without_whole_distributions_says_which_have_them(monkeypatch):
+    from types import ModuleType
+
+    from mismatch_cli import registry
+    from mismatch_cli.engines._whole import whole_bytes
+
+    monkeypatch.setattr(registry, "load", lambda *_: ModuleType("plain"))
+    with pytest.raises(UsageError, match=r"--engine plain does not hand out whole .* Use --engine vllm or --engine hf"):
+        whole_bytes("plain", 2048, 100)
 
 
 def test_a_seed_gives_the_same_response_and_another_seed_another(engine, prompts):

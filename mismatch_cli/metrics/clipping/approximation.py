@@ -64,9 +64,12 @@ class ApproximationQuality:
             yield k, "kl", kl.numpy()
 
     def _add_means(self, row: Approximation, judged: Judged, value_N: np.ndarray, full_N: np.ndarray | None) -> None:
-        finite_N = np.isfinite(value_N)
-        self._add(row, judged, "n", np.ones_like(finite_N))
-        self._add(row, judged, "infinite", ~finite_N)
+        finite_N, counts_N = np.isfinite(value_N), np.ones(len(value_N), dtype=bool)
+        if self.full:  # perhaps of a few responses only: all columns of a row are over the same tokens
+            counts_N &= False if full_N is None else ~np.isnan(full_N)
+            finite_N &= counts_N
+        self._add(row, judged, "n", counts_N)
+        self._add(row, judged, "infinite", counts_N & ~finite_N)
         self._add(row, judged, "mean", np.where(finite_N, value_N, 0))
         if full_N is not None:
             both_N = finite_N & np.isfinite(full_N)
@@ -104,6 +107,7 @@ class ApproximationQuality:
     def result(self, prompts: int) -> dict[str, Any]:
         return {
             "truth": "full" if self.full else None,
+            "tokens": int(self.sums[Approximation("tv", 0)][_COLUMNS.index("n")].sum()),
             "rows": [self._row(row, prompts) for row in self.sums],
             "bracket": [
                 {"k": k, "threshold": THRESHOLDS["tv"]}

@@ -22,15 +22,15 @@ from mismatch_cli.report.view import Column, MetricGroup, MetricRow, Section, Ta
 _NARROW = 1e-4
 _AGAINST_FULL = (
     "Binary and top-K divergences look at the sampled token and at the K most probable ones and merge the rest; they "
-    "never exceed the divergence over the whole vocabulary. Here they stand beside it: means, bias and rank "
-    "correlation over all tokens, wrong masks over those with an advantage; with the same δ for all, so that only the "
-    "divergence differs."
+    "never exceed the divergence over the whole vocabulary. Here they stand beside it, on the {tokens} tokens whose "
+    "full divergence was recorded: means, bias and rank correlation over all of them, wrong masks over those with an "
+    "advantage; with the same δ for all, so that only the divergence differs."
 )
 _WITHOUT_FULL = (
     "Binary and top-K divergences look at the sampled token and at the K most probable ones and merge the rest; they "
     "never exceed the divergence over the whole vocabulary. This trace does not hold that one, so the table says "
-    "between which two values its mean certainly lies. A trace with the columns tv_full and kl_full shows bias, rank "
-    "correlation and wrong masks instead, as the bundled trace has them."
+    "between which two values its mean certainly lies. Record it with mismatch-cli probe --full-divergence N: bias, "
+    "rank correlation and wrong masks stand here then, as they do for the bundled trace."
 )
 _THEORY = (
     "Sample values of the terms in the paper's bounds; no certificate: the bounds need the largest TV over all states, "
@@ -46,7 +46,7 @@ def approximation_section(subject: Subject) -> Section:
         tables.append(_bracket(found["bracket"]))
     return Section(
         "How good is the approximation",
-        _WITHOUT_FULL if found["truth"] is None else _AGAINST_FULL,
+        _WITHOUT_FULL if found["truth"] is None else _AGAINST_FULL.format(tokens=numbers.count(found["tokens"])),
         tables=tuple(table for table in tables if table.rows),
     )
 

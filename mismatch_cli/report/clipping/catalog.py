@@ -115,20 +115,22 @@ THRESHOLD = _metric(
 CAPPED_TOKENS = _metric("share", "tokens above the cap", "share of tokens with r > C", "share", f"{_DPPO}, App. C.1")
 
 MEAN_DIVERGENCE = _metric(
-    "mean", "mean divergence", "mean over all tokens, A = 0 too, of the binary or top-K divergence of μ and π",
+    "mean", "mean divergence",
+    "mean of the binary or top-K divergence of μ and π over all tokens, A = 0 too; where the trace holds full "
+    "divergences, over the tokens that have one",
     "probability or nats", f"{_DPPO}, eq. 13 to 16",
 )  # fmt: skip
 BIAS = _metric(
     "bias",
     "bias",
-    "mean over all tokens of (approximation − divergence over the whole vocabulary)",
+    "mean of (approximation − divergence over the whole vocabulary) over the tokens that have both",
     "probability or nats",
     _COMMON,
 )
 RANK_CORRELATION = _metric(
     "rank_correlation",
     "rank correlation",
-    "Spearman’s, of approximation and full divergence over all tokens",
+    "Spearman’s, of approximation and full divergence over the tokens that have both",
     "1",
     "Spearman (1904)",
 )

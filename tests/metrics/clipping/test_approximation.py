@@ -116,8 +116,8 @@ def test_without_the_full_divergence_only_means_and_the_bracket_remain(judged_wo
 
 
 @pytest.mark.parametrize("lacking", ["some tokens", "a batch"])
-def test_tokens_without_a_full_divergence_are_left_out_of_the_comparison_alone(lacking):
-    """Their own divergence is in the mean; the other three are over the tokens on which both are known."""
+def test_every_column_is_over_the_tokens_with_a_full_divergence(lacking):
+    """So that mean − bias is the mean of the full divergence; the bracket, which needs none, is over all tokens."""
     batches = [world(0, 30), world(1, 30)]
     complete = result_of(*batches)["approximation"]
     names = ("tv_full_T", "kl_full_T")
@@ -129,8 +129,10 @@ def test_tokens_without_a_full_divergence_are_left_out_of_the_comparison_alone(l
     t = pd.concat([brute.counted(batch, EVERYTHING) for batch in batches], ignore_index=True)
     found = result_of(*batches)["approximation"]
     assert found["truth"] == "full" and found["bracket"] == complete["bracket"]
+    assert found["tokens"] == t["tv_full"].notna().sum() < complete["tokens"] == len(t)
     for row, whole in zip(found["rows"], complete["rows"], strict=True):
-        assert row["mean"] == whole["mean"] and row["mean"]["note"] is None
+        known = t[t[f"{row['divergence']}_full"].notna()]
+        assert row["mean"]["value"] == pytest.approx(column(known, row["divergence"], row["k"]).mean(), rel=1e-4)
         assert row["wrong_mask"]["value"] != whole["wrong_mask"]["value"] or row["wrong_mask"]["value"] == 0
         check_comparison(row, comparison(t, row["divergence"], row["k"]))
 

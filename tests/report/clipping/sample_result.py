@@ -139,7 +139,7 @@ class _Maker:
             {"k": k, "threshold": 0.15} | {name: self.estimate(scale) for name, scale in scales.items()}
             for k in (0, 20)
         ]
-        return {"truth": "full", "rows": rows, "bracket": bracket}
+        return {"truth": "full", "tokens": 900, "rows": rows, "bracket": bracket}
 
     def theory(self) -> dict[str, Any]:
         keys = ("surrogate", "correction", "difference", "quadratic_bound", "linear_bound", "tv_sum")

@@ -244,7 +244,7 @@ def test_without_the_full_divergence_a_bracket_and_the_way_to_get_it():
     for head, key in (("at least", "low"), ("at most", "high")):
         assert_shows(column(bracket, head), [row[key] for row in rows])
     assert shown(column(bracket, "decided, %")[1]) == pytest.approx(99.996)  # not 100
-    assert "tv_full and kl_full" in all_text(view)
+    assert "--full-divergence" in all_text(view)
 
 
 def test_theory_only_when_asked_and_labelled():
