@@ -184,6 +184,13 @@ def from_variant(name: str) -> Callable[[Pool, Any, np.random.Generator], None]:
     return lambda pool, severity, _: pool.use(f"{name}{severity:g}")
 
 
+def temperature_alone(pool: Pool, temperature: float, _: np.random.Generator) -> None:
+    """As an imported dump shows it: nothing but the log-probabilities of the sampled tokens."""
+    pool.use(f"temperature{temperature:g}")
+    pool.ranks.clear()
+    pool.tokens.pop("entropy_trainer", None)
+
+
 def retokenised(pool: Pool, share: float, rng: np.random.Generator) -> None:
     """The trainer scored some responses with one token of their text split in two."""
     chosen = np.zeros(pool.num_responses, dtype=bool)
@@ -267,6 +274,7 @@ FAULTS = (
     Fault("shifted by one", "index-shift", SHARES, "of the responses", shifted),
     Fault("retokenised", "retokenised", SHARES, "of the responses", retokenised),
     Fault("temperature on one side", "temperature", (1.005, 1.01, 1.02, 1.05, 1.4), "T", from_variant("temperature")),
+    Fault("temperature, sampled tokens alone", "temperature", (1.005, 1.01, 1.02, 1.05, 1.4), "T", temperature_alone),
     Fault(
         "other weights on one side",
         "stale-weights",

@@ -18,7 +18,7 @@ from mismatch_cli.metrics.pairs import Pair
 
 MOST_TOKENS = 2**18
 TOP_K = 8  # ranks that are kept: enough for slopes and grids
-_TOKEN_COLUMNS = ("response_ids_T", "loss_mask_T", "entropy_trainer_T")
+_TOKEN_COLUMNS = ("response_ids_T", "loss_mask_T")
 _U_MOST = 10.0  # a token counts for at most this many typical gaps where a mean over tokens must not follow a few
 
 
@@ -36,7 +36,6 @@ class Sample:
     logq_T: np.ndarray  # float64, nats, the reference: the rollout
     logp_T: np.ndarray  # float64, nats, the current policy: the trainer
     counts_T: np.ndarray  # bool
-    entropy_T: np.ndarray | None
     topk_logq_TK: np.ndarray | None
     topk_logp_TK: np.ndarray | None
 
@@ -167,7 +166,6 @@ class SampleCollector:
             logq_T=logq_T,
             logp_T=logp_T,
             counts_T=mask_T & np.isfinite(logq_T) & np.isfinite(logp_T),
-            entropy_T=flat.pop("entropy_trainer_T"),
             **per_row,
             **flat,  # type: ignore[arg-type]
         )

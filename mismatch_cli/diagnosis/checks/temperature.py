@@ -23,20 +23,21 @@ CHANGE = (
 )
 SOURCE = "vime 64, TRL 4159, NeMo-RL 902, tinker-cloud PR 26 (fitted 0.70)"
 _LEAST, _Z, _EXPLAINS = 0.004, 6.0, 0.12
-_FEWEST = 100  # tokens
+_FEWEST = 200  # ids, or tokens
 _DEEPEST = -12.0  # nats: rarer tokens say little and are rounded most
+_MOST_LOG_ODDS, _NEARLY_CERTAIN = 7.0, -1e-12  # beyond, the odds are mostly rounding
 
 
 def check(evidence: Evidence) -> Finding:
     """Fit π ∝ μ^β; β is the temperature of the rollout over that of the trainer, 1 where both are the same.
 
     With top-K log-probabilities β is the slope of log π on log μ among the ids of one token (their differences know no
-    normaliser); else d is fitted by (β − 1)(log μ + H), to first order, H the entropy. Explained is the part of the
-    absolute gap, of the ids or of the tokens, that the fit takes away.
+    normaliser); else the slope of the log-odds of the sampled tokens. Explained is the part of the absolute gap on that
+    scale that the fit takes away.
     """
-    fit = _from_topk(evidence.sample) or _from_entropy(evidence.sample)
+    fit = _from_topk(evidence.sample) or _from_log_odds(evidence.sample)
     if fit is None:
-        return Finding(NAME, "untested", reason="needs top-K log-probabilities of both sides, or the trainer's entropy")
+        return Finding(NAME, "untested", reason="too few tokens between certain and impossible")
     z = (fit.beta - 1) / fit.error if fit.error > 0 else 0.0
     rows = (
         ("fitted β = T of the rollout / T of the trainer", fit.beta), ("standard error over prompts", fit.error),
@@ -65,17 +66,9 @@ def _from_topk(sample: Sample) -> _Fit | None:
     with np.errstate(invalid="ignore"):
         usable_NK = np.isfinite(q_NK) & np.isfinite(p_NK) & (np.minimum(q_NK, p_NK) > _DEEPEST)
     usable_NK &= (usable_NK.sum(axis=1) >= 2)[:, None]
-    if usable_NK.any(axis=1).sum() < _FEWEST:
-        return None
-    x_M, y_M = (_centred(v_NK, usable_NK)[usable_NK] for v_NK in (q_NK, p_NK))
     group_M = np.repeat(sample.group_N[:, None], q_NK.shape[1], axis=1)[usable_NK]
-    # errors on either side flatten the slope towards it: take the geometric mean of the slope and its inverse
-    down, error = slope_over_prompts(x_M, y_M, group_M)
-    up, _ = slope_over_prompts(y_M, x_M, group_M)
-    if not (down > 0 and up > 0):
-        return None
-    beta = float(np.sqrt(down / up))
-    return _Fit(beta, error, _taken_away(y_M - x_M, y_M - beta * x_M), f"top-{q_NK.shape[1]} log-probabilities")
+    x_M, y_M = (_centred(v_NK, usable_NK)[usable_NK] for v_NK in (q_NK, p_NK))
+    return _fit(x_M, y_M, group_M, f"top-{q_NK.shape[1]} log-probabilities")
 
 
 def _centred(v_NK: np.ndarray, usable_NK: np.ndarray) -> np.ndarray:
@@ -83,18 +76,26 @@ def _centred(v_NK: np.ndarray, usable_NK: np.ndarray) -> np.ndarray:
     return np.where(usable_NK, v_NK - mean_N1, 0)
 
 
-def _from_entropy(sample: Sample) -> _Fit | None:
-    if sample.entropy_T is None:
-        return None
-    surprise_N = sample.logq_T[sample.kept] + sample.entropy_T[sample.kept]
-    usable = np.isfinite(surprise_N)
-    if usable.sum() < _FEWEST:
-        return None
-    x_M, d_M = surprise_N[usable], sample.d_N[usable]
-    slope, error = slope_over_prompts(x_M, d_M, sample.group_N[usable])
-    return _Fit(1 + slope, error, _taken_away(d_M, d_M - slope * x_M), "the sampled tokens and the trainer's entropy")
+def _from_log_odds(sample: Sample) -> _Fit | None:
+    """All other ids as one: exact for two, and a constant off in the log-odds where the rest is spread over several."""
+    x_N, y_N = (_log_odds(logp_T[sample.kept]) for logp_T in (sample.logq_T, sample.logp_T))
+    usable_N = np.maximum(np.abs(x_N), np.abs(y_N)) < _MOST_LOG_ODDS
+    x_M, y_M = (v_N[usable_N] - v_N[usable_N].mean() if usable_N.any() else v_N[:0] for v_N in (x_N, y_N))
+    return _fit(x_M, y_M, sample.group_N[usable_N], "the sampled tokens' log-odds, approximate")
 
 
-def _taken_away(before_M: np.ndarray, after_M: np.ndarray) -> float:
-    total = float(np.abs(before_M).sum())
-    return 1 - float(np.abs(after_M).sum()) / total if total else 0.0
+def _log_odds(logp_N: np.ndarray) -> np.ndarray:
+    return logp_N - np.log(-np.expm1(np.minimum(logp_N, _NEARLY_CERTAIN)))
+
+
+def _fit(x_M: np.ndarray, y_M: np.ndarray, group_M: np.ndarray, source: str) -> _Fit | None:
+    """The slope of y on x, both centred; errors on either side flatten it, so it is averaged with that of x on y."""
+    if len(x_M) < _FEWEST:
+        return None
+    down, error = slope_over_prompts(x_M, y_M, group_M)
+    up, _ = slope_over_prompts(y_M, x_M, group_M)
+    if not (down > 0 and up > 0):
+        return None
+    beta = float(np.sqrt(down / up))
+    before = float(np.abs(y_M - x_M).sum())
+    return _Fit(beta, error, 1 - float(np.abs(y_M - beta * x_M).sum()) / before if before else 0.0, source)
