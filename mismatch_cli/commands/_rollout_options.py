@@ -39,7 +39,11 @@ TopP = Annotated[float, option(SAMPLING, "--top-p", help="Nucleus; 1 = off.")]
 TopK = Annotated[int, option(SAMPLING, "--top-k", help="The sampler's top-k; 0 = off.")]
 MinP = Annotated[float, option(SAMPLING, "--min-p", help="0 = off.")]
 Seed = Annotated[int, option(SAMPLING, "--seed", min=0, max=2**32 - 1, help="Seed of sampling and shuffling.")]
-EngineName = Annotated[str, option(ENGINE, "--engine", help="vllm or hf.")]
+EngineName = Annotated[str, option(ENGINE, "--engine", help="vllm, hf, or server: a vLLM server by its URL.")]
+EngineUrl = Annotated[
+    str | None, option(ENGINE, "--engine-url", help="The server, such as http://localhost:8000; key: VLLM_API_KEY.")
+]
+ServedModel = Annotated[str | None, option(ENGINE, "--served-model", help="MODEL's name on the server, if it differs.")]
 RolloutDtype = Annotated[str, option(ENGINE, "--rollout-dtype", help="auto, float32, bfloat16 or float16.")]
 KvCacheDtype = Annotated[
     str | None, option(ENGINE, "--kv-cache-dtype", help="Such as fp8; a strong source of mismatch.")

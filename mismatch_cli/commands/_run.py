@@ -33,10 +33,12 @@ _ENGINE_FLAGS = {
     "eager": "enforce_eager",
     "prefix_caching": "enable_prefix_caching",
     "max_model_len": "max_model_len",
+    "engine_url": "url",
+    "served_model": "served_model",
 }
 # What --resume may change: how the work is done, not what is measured.
 # The samples that choose do not depend on `keep`.
-_CHANGEABLE = {"threads", "token_budget", "noise_responses", "device_map", "keep"}
+_CHANGEABLE = {"threads", "token_budget", "noise_responses", "device_map", "keep", "engine_url"}
 _CHANGEABLE |= {"full_divergence_memory"}
 _ARGUMENTS = {"model", "trace"}
 _OF_THIS_CALL = {"resume", "output", "worst", "confirm", "force", "json", "quiet", "debug"}
@@ -149,6 +151,9 @@ def _rollout_settings(flags: dict[str, Any]) -> dict[str, Any]:
     engines = registry.names("mismatch_cli.engines")
     if flags["engine"] not in engines:
         raise UsageError(registry.unknown("engine", flags["engine"], engines))
+    for flag in ("engine_url", "served_model"):
+        if flags[flag] and flags["engine"] != "server":
+            raise UsageError(f"--{flag.replace('_', '-')} goes with --engine server. Add that, or leave it out.")
     _check_dtype("--rollout-dtype", flags["rollout_dtype"])
     return {
         "model": str(flags["model"] or bundled("model")),

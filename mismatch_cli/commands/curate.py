@@ -51,6 +51,8 @@ def command(
     min_p: rollout.MinP = 0.0,
     seed: rollout.Seed = 0,
     engine: rollout.EngineName = "vllm",
+    engine_url: rollout.EngineUrl = None,
+    served_model: rollout.ServedModel = None,
     rollout_dtype: rollout.RolloutDtype = "auto",
     kv_cache_dtype: rollout.KvCacheDtype = None,
     tensor_parallel: rollout.TensorParallel = None,

@@ -20,6 +20,10 @@ class Request:
     seed: int
 
 
+def _silent(message: str) -> None:
+    """Nobody listens."""
+
+
 @dataclass(frozen=True)
 class EngineSettings:
     """What the user asked of an engine; what the engine made of it is in `Engine.describe()`."""
@@ -32,6 +36,7 @@ class EngineSettings:
     log_file: Path | None = None
     extra: dict[str, Any] = field(default_factory=dict)  # --engine-arg key=value
     whole: bool = False  # whether `sample_whole` will be asked
+    say: Callable[[str], None] = field(default=_silent, compare=False)  # one line of talk
 
 
 class Engine(Protocol):

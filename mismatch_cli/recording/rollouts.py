@@ -44,7 +44,10 @@ def load_engine(
             f"--top-logprobs {config.top_logprobs} is more than the {vocabulary} tokens there are. "
             "Use --top-logprobs 20."
         )
-    progress.say(f"Loading {config.model} into the rollout engine ({config.engine})")
+    if config.engine == "server":
+        progress.say(f"Asking the server for {config.model}")
+    else:
+        progress.say(f"Loading {config.model} into the rollout engine ({config.engine})")
     settings = EngineSettings(
         model=config.model,
         sampling=config.sampling,
@@ -54,6 +57,7 @@ def load_engine(
         log_file=run_folder / "log" / f"{config.engine}.log",
         extra=config.engine_args,
         whole=whole,
+        say=progress.say,
     )
     return create_engine(config.engine, settings)
 
@@ -87,7 +91,7 @@ def sample_trace(
     """
     plans = plan_shards(encoded.problems, encoded.prompt_ids, config.prompts_per_shard)
     prompts = describe_prompts(config, encoded, manifest)
-    manifest = manifest | {"rollout": engine.describe(), "prompts": prompts, "shards": len(plans)}
+    manifest = manifest | {"rollout": _describe(engine, config, manifest), "prompts": prompts, "shards": len(plans)}
     write_vocabulary(folder, tokenizer)
     write_manifest(folder, manifest)
     todo = [plan for plan in plans if not plan.path(folder).is_file()]
@@ -110,6 +114,20 @@ def sample_trace(
     finally:
         progress.stop()
     return manifest
+
+
+def _describe(engine: Engine, config: RolloutConfig, manifest: dict[str, Any]) -> dict[str, Any]:
+    """The engine as resolved; a `MismatchError` for a server that is not the one that the run began with."""
+    described = engine.describe()
+    if config.engine == "server":
+        for name, before in manifest.get("rollout", {}).items():
+            now = described.get(name)
+            if not {before, now} & {None, "auto"} and before != now:  # those are not told
+                raise MismatchError(
+                    f"The server is not the one that this run began with: {name} was {before} and is {now}. "
+                    "Start it as it was, or begin anew with --force."
+                )
+    return described
 
 
 def shards_of(folder: Path, manifest: dict[str, Any]) -> list[Path]:

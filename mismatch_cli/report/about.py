@@ -47,10 +47,14 @@ def who_facts(about: Mapping[str, Any]) -> Facts:
 def _engine(engine: Mapping[str, Any]) -> str:
     if not engine:
         return ""
-    parts = [f"{engine['engine']} {engine['version']}", engine["model"], engine["dtype"]]
-    if engine["kv_cache_dtype"] != engine["dtype"]:
+    parts = [
+        f"{engine['engine']} {engine['version'] or ''}".strip(),
+        engine["model"],
+        engine["dtype"] or "dtype not told",
+    ]
+    if engine["kv_cache_dtype"] not in (engine["dtype"], None):
         parts.append(f"KV cache {engine['kv_cache_dtype']}")
-    return " · ".join([*parts, engine["device"]])
+    return " · ".join([*parts, *filter(None, [engine["device"]])])
 
 
 def _trainer(trainer: Mapping[str, Any]) -> str:

@@ -205,4 +205,4 @@ def plot_data(analysis: Analysis, summary: dict[str, Any]) -> PlotData:
 def who_is_compared(manifest: Mapping[str, Any]) -> str:
     """The line below every figure, so that a copied picture says what it shows."""
     sides = (manifest.get("trainer"), manifest.get("rollout"))
-    return " against ".join(f"{s.get('engine') or 'transformers'} {s.get('dtype', '')}" for s in sides if s)
+    return " against ".join(f"{s.get('engine') or 'transformers'} {s.get('dtype') or ''}".strip() for s in sides if s)

@@ -80,6 +80,11 @@ class TrainConfig:
             if getattr(self, name) < smallest:
                 why = ": a group of one response has no advantage" if name == "samples_per_prompt" else ""
                 raise UsageError(f"{name} = {getattr(self, name)} is too small. Use at least {smallest}{why}.")
+        if self.engine == "server":
+            raise UsageError(
+                "Training sends new weights to the engine after every step, and a server behind a URL takes none from "
+                "here. Use --engine vllm or --engine hf."
+            )
         for name in ("trainer_dtype", "rollout_dtype"):
             if getattr(self, name) not in DTYPES:
                 raise UsageError(f"{name}: {registry.unknown('dtype', getattr(self, name), DTYPES)}")

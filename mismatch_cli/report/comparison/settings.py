@@ -74,6 +74,7 @@ CAUSES = (
 # Where from, how much and with which random numbers: it changes which responses there are, not how one is scored.
 _HARMLESS = re.compile(
     r".*\.(seed|digest|source|location|count|skipped|limit|shuffle_seed|noise_responses|folder|path|paths|file|files)"
+    r"|rollout\.(url|served_model|timeout|patience)"
     r"|libraries\.(python|numpy|pyarrow|math-verify|mismatch-cli)|prompts\..*|config\.(prompts\..*|samples_per_prompt)"
     r"|imported\.(rows\w*|tokens|steps|file_count|left_out.*|noted.*)"
     r"|config\.sampling\.max_tokens|rollout\.max_model_len|top_logprobs|config\.reward.*"

@@ -1,0 +1,205 @@
+"""Talking to a server that may be busy, restarting or gone: one session, one retry policy, one sentence per failure."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import orjson
+
+from mismatch_cli.errors import MismatchError, UsageError, first_line
+
+API_KEY = "VLLM_API_KEY"  # the variable that vLLM's own server reads its key from
+_TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
+_FIRST_DELAY, _LONGEST_DELAY, _LONGEST_RETRY_AFTER = 0.5, 15.0, 60.0
+_SAID_AFTER = 2.0  # seconds of failing that are nobody's business yet
+_CONNECT_TIMEOUT = 10.0
+_LONGEST_TOLD = 300  # characters of a server's message
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the server is, how many requests it gets at a time, and how long it may be slow or away (seconds)."""
+
+    url: str
+    concurrency: int = 32
+    timeout: float = 600.0
+    patience: float = 300.0
+
+    def __post_init__(self) -> None:
+        for name, least in (("concurrency", 1), ("timeout", 0.001), ("patience", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < float("inf"):
+                raise UsageError(f"--engine-arg {name}={value} makes no sense. Use a number from {least} on.")
+
+
+def base_url(url: str) -> str:
+    """The root of the server, without the `/v1` that clients often name; a `UsageError` for what is no plain URL."""
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid:
+        raise UsageError(f"--engine-url {url} is no URL of a server. Example: --engine-url http://localhost:8000")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise UsageError(
+            "--engine-url is kept in the manifest, so it may hold no user name, password or query. "
+            f"Put a key into the environment variable {API_KEY}."
+        )
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+class Server:
+    """A session with the server; at most `concurrency` requests are under way at a time.
+
+    The policy: a lost connection, a timeout, and the statuses that mean "not now" are tried again after a delay that
+    doubles from half a second to fifteen, with jitter, or that the server asked for. A request that has been failing
+    for `patience` seconds is given up. Any other status is the request's fault and is not tried again.
+    """
+
+    def __init__(self, address: Address, say: Callable[[str], None]) -> None:
+        self._address = address
+        self._say = say
+        self._slots = asyncio.Semaphore(int(address.concurrency))
+        self._away = False
+        self._last_answer = 0.0
+
+    async def __aenter__(self) -> Server:
+        timeout = aiohttp.ClientTimeout(total=self._address.timeout, sock_connect=_CONNECT_TIMEOUT)
+        key = os.environ.get(API_KEY, "").strip()
+        self._session = aiohttp.ClientSession(
+            timeout=timeout,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            connector=aiohttp.TCPConnector(limit=0),  # `_slots` is the bound
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        await self._session.close()
+
+    async def get(self, path: str) -> Any:
+        """JSON from the server; None where it does not tell this."""
+        status, body = await self._request("GET", path)
+        if status == 401:
+            raise Refused(self._address.url, path, status, _message(body))
+        return self._json(path, body) if status == 200 else None
+
+    async def get_text(self, path: str) -> str:
+        status, body = await self._request("GET", path)
+        return body.decode(errors="replace") if status == 200 else ""
+
+    async def post(self, path: str, payload: dict[str, Any]) -> Any:
+        """The answer to a request that has to succeed; a `Refused` says what the server holds against it."""
+        status, body = await self._request("POST", path, orjson.dumps(payload))
+        if status != 200:
+            raise Refused(self._address.url, path, status, _message(body))
+        return self._json(path, body)
+
+    def _json(self, path: str, body: bytes) -> Any:
+        try:
+            return orjson.loads(body)
+        except ValueError as error:
+            raise MismatchError(
+                f"{self._address.url}{path} answered with something that is not JSON. "
+                "Check that --engine-url names an OpenAI-compatible server."
+            ) from error
+
+    async def _request(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+        async with self._slots:
+            delay, failing_since = _FIRST_DELAY, None
+            while True:
+                why, retry_after = "", 0.0
+                try:
+                    status, content, retry_after = await self._once(method, path, body)
+                    if status not in _TRANSIENT:
+                        self._is_back()
+                        return status, content
+                    why = f"status {status}: {_message(content)}"
+                except aiohttp.ClientSSLError as error:
+                    raise MismatchError(
+                        f"{self._address.url} has no valid certificate: {first_line(error)}."
+                    ) from error
+                except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                    why = self._reason(error)
+                now = time.monotonic()
+                failing_since = failing_since or now
+                left = failing_since + self._address.patience - now
+                if left <= 0:
+                    raise _gone(self._address, why)
+                if now - failing_since >= min(_SAID_AFTER, self._address.patience / 2):
+                    self._is_away(why, failing_since)
+                await asyncio.sleep(min(max(delay * random.uniform(0.5, 1), retry_after), left))
+                delay = min(2 * delay, _LONGEST_DELAY)
+
+    async def _once(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes, float]:
+        headers = {"Content-Type": "application/json"} if body else {}
+        url = self._address.url + path
+        async with self._session.request(method, url, data=body, headers=headers, allow_redirects=False) as response:
+            asked = response.headers.get("Retry-After", "")
+            retry_after = min(float(asked), _LONGEST_RETRY_AFTER) if asked.isdecimal() else 0.0
+            return response.status, await response.read(), retry_after
+
+    def _reason(self, error: Exception) -> str:
+        if isinstance(error, TimeoutError):
+            return f"nothing within {self._address.timeout:g} s"
+        number = getattr(error, "errno", None) or 0
+        if number > 0:
+            return os.strerror(number)  # not the text of the event loop
+        return _told(first_line(error))
+
+    def _is_away(self, why: str, since: float) -> None:
+        if not self._away and self._last_answer < since:
+            self._away = True
+            self._say(f"{self._address.url} does not answer ({why}): trying for {self._address.patience:g} s")
+
+    def _is_back(self) -> None:
+        self._last_answer = time.monotonic()
+        if self._away:
+            self._away = False
+            self._say(f"{self._address.url} answers again")
+
+
+class Refused(MismatchError):
+    """The server understood the request and will not answer it; asking again would not help."""
+
+    def __init__(self, url: str, path: str, status: int, told: str) -> None:
+        self.status, self.told = status, told
+        if status in (401, 403):
+            super().__init__(f"{url} wants a key (status {status}). Put it into the environment variable {API_KEY}.")
+        else:
+            super().__init__(f"{url}{path} refused a request (status {status}): {told.rstrip('.')}.")
+
+
+def _gone(address: Address, why: str) -> MismatchError:
+    return MismatchError(
+        f"{address.url} has not answered for {address.patience:g} s ({why}). Start the server (again), check "
+        "--engine-url, or wait longer with --engine-arg patience=SECONDS; --resume goes on with a run."
+    )
+
+
+def _message(body: bytes) -> str:
+    """What an error answer says: vLLM's and OpenAI's `error.message`, FastAPI's `detail`, else its first line."""
+    try:
+        content = orjson.loads(body)
+    except ValueError:
+        content = body.decode(errors="replace")
+    if isinstance(content, dict):
+        error = content.get("error", content)
+        content = (error.get("message") or error.get("detail")) if isinstance(error, dict) else error
+    return _told(str(content or "no reason given"))
+
+
+def _told(text: str) -> str:
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
+    return line if len(line) <= _LONGEST_TOLD else line[:_LONGEST_TOLD] + "…"
