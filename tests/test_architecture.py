@@ -26,7 +26,7 @@ FLOORS = [
     {"trust_regions"},
     {"policies"},
     {"divergences"},
-    {"models"},
+    {"models", "adapters"},
     {"sampling", "batch", "text", "registry", "torch_settings", "compat", "bundled"},
     {"errors", ""},
     {"subprocess_site"},

@@ -78,7 +78,7 @@ def prepare_run(
     return config, folder, {"command": command, "flags": recorded}
 
 
-_PATHS = ("model", "trainer_model", "prompts", "trace")
+_PATHS = ("model", "trainer_model", "adapter", "rollout_adapter", "trainer_adapter", "prompts", "trace")
 
 
 def _resolved(name: str | None) -> str | None:
@@ -120,7 +120,14 @@ def probe_config(flags: dict[str, Any]) -> ProbeConfig:
     _check_dtype("--trainer-dtype", flags["trainer_dtype"])
     full = ("full_divergence", "full_divergence_memory")
     more = {name: flags[name] for name in ("samples_per_prompt", "top_logprobs", *full)}
-    return ProbeConfig(**rollout, **more, trainer=_trainer_settings(flags, rollout["model"]))
+    both = flags.get("adapter")  # a run of an earlier version has no such flag
+    alone = {name: flags.get(f"{name}_adapter") for name in ("rollout", "trainer")}
+    if both and any(alone.values()):
+        raise UsageError(
+            "--adapter is for both sides: leave it out, or leave out --rollout-adapter and --trainer-adapter."
+        )
+    trainer = _trainer_settings(flags | {"trainer_adapter": both or alone["trainer"]}, rollout["model"])
+    return ProbeConfig(**rollout, **more, adapter=both or alone["rollout"], trainer=trainer)
 
 
 def curate_config(flags: dict[str, Any]) -> CurateConfig:
@@ -190,8 +197,17 @@ def _trainer_settings(flags: dict[str, Any], model: str) -> TrainerSettings:
         model=flags["trainer_model"] or model,
         dtype=flags["trainer_dtype"],
         attn_implementation=flags["attn"],
+        adapter=flags.get("trainer_adapter"),
+        merge_adapter=_merge_adapter(flags),
         **{n: flags[n] for n in ("float32_head", "device_map", "token_budget", "noise_responses")},
     )
+
+
+def _merge_adapter(flags: dict[str, Any]) -> bool:
+    merge = bool(flags.get("merge_adapter"))
+    if merge and not flags.get("trainer_adapter"):
+        raise UsageError("--merge-adapter needs an adapter to merge. Name one with --trainer-adapter.")
+    return merge
 
 
 def _engine_args(flags: dict[str, Any]) -> dict[str, Any]:

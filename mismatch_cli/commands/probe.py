@@ -72,6 +72,14 @@ def command(
             trainer.TRAINER, "--trainer-model", help="Score with other weights too: mismatch and staleness apart."
         ),
     ] = None,
+    adapter: Annotated[
+        str | None, typer.Option("--adapter", help="A LoRA adapter on both sides: folder or hub name.")
+    ] = None,
+    rollout_adapter: Annotated[
+        str | None, rollout.option(rollout.ENGINE, "--rollout-adapter", help="A LoRA adapter on the engine alone.")
+    ] = None,
+    trainer_adapter: trainer.TrainerAdapter = None,
+    merge_adapter: trainer.MergeAdapter = False,
     trainer_dtype: trainer.TrainerDtype = "auto",
     attn: trainer.Attn = None,
     float32_head: trainer.Float32Head = False,
@@ -98,6 +106,8 @@ def command(
       mismatch-cli probe Qwen/Qwen2.5-0.5B-Instruct --prompts problems.jsonl --num-prompts 128
 
       mismatch-cli probe ./checkpoint --trainer-dtype float32 --kv-cache-dtype fp8 --json
+
+      mismatch-cli probe Qwen/Qwen2.5-0.5B-Instruct --adapter ./lora --merge-adapter
     """
     from mismatch_cli.commands._present import present
     from mismatch_cli.commands._progress import TerminalProgress

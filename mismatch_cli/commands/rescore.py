@@ -42,6 +42,8 @@ def command(
             help="Keep the trace's trainer, which has later weights, and fill in log π at the weights that sampled.",
         ),
     ] = False,
+    trainer_adapter: trainer.TrainerAdapter = None,
+    merge_adapter: trainer.MergeAdapter = False,
     trainer_dtype: trainer.TrainerDtype = "auto",
     attn: trainer.Attn = None,
     float32_head: trainer.Float32Head = False,

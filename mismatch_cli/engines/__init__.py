@@ -37,6 +37,7 @@ class EngineSettings:
     extra: dict[str, Any] = field(default_factory=dict)  # --engine-arg key=value
     whole: bool = False  # whether `sample_whole` will be asked
     say: Callable[[str], None] = field(default=_silent, compare=False)  # one line of talk
+    adapter: str | None = None  # a LoRA adapter to sample with, beside the weights
 
 
 class Engine(Protocol):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mismatch_cli.adapters import put_on, read_adapter
 from mismatch_cli.batch import Rollout
 from mismatch_cli.engines import EngineSettings, Request
 from mismatch_cli.engines._whole import Sink
@@ -33,6 +34,8 @@ def create(settings: EngineSettings) -> HfEngine:
         attn_implementation=arguments["attn_implementation"],
         device_map=arguments["device_map"],
     )
+    if settings.adapter is not None:
+        model = put_on(model, read_adapter(settings.adapter), merge=False)
     return HfEngine(model, settings, batch_size=int(arguments["batch_size"]), max_model_len=arguments["max_model_len"])
 
 

@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from mismatch_cli.adapters import read_adapter
 from mismatch_cli.batch import Rollout
 from mismatch_cli.compat import prepare_imports
 from mismatch_cli.engines import EngineSettings, Request
 from mismatch_cli.engines._quiet import engine_log, one_sentence
+from mismatch_cli.engines._vllm_lora import load_adapter, lora_arguments
 from mismatch_cli.engines._whole import Sink
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import check_model_folder
@@ -38,15 +40,17 @@ def create(settings: EngineSettings) -> VllmEngine:
     _set_environment()
     prepare_imports()
     before = TorchSettings.current()
+    adapter = None if settings.adapter is None else read_adapter(settings.adapter)
     with engine_log(settings.log_file):
         try:
-            llm = _load(settings)
+            llm = _load(settings, lora_arguments(adapter))
+            lora = load_adapter(llm, adapter)
         except Exception as error:
             before.restore()
             raise MismatchError(
                 f"vLLM could not load {settings.model}: {one_sentence(error)} The whole log: {settings.log_file}"
             ) from error
-    return VllmEngine(llm, settings, before)
+    return VllmEngine(llm, settings, before, lora)
 
 
 def whole_bytes(vocabulary: int, tokens: int) -> int:
@@ -60,7 +64,7 @@ def _set_environment() -> None:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # pinned threads would stay pinned for the trainer
 
 
-def _load(settings: EngineSettings) -> Any:
+def _load(settings: EngineSettings, more: dict[str, Any]) -> Any:
     import torch
     from vllm import LLM
     from vllm.platforms import current_platform
@@ -80,7 +84,7 @@ def _load(settings: EngineSettings) -> Any:
             # A prompt split over two steps makes vLLM rewind the request's generator, which a CPU generator cannot do.
             "enable_chunked_prefill": False,
         }
-    arguments |= settings.extra
+    arguments |= more | settings.extra
     if arguments.get("enforce_eager"):
         # Asking for log-probs would otherwise compile one small function with inductor: seconds for nothing.
         torch._dynamo.config.disable = True
@@ -90,8 +94,9 @@ def _load(settings: EngineSettings) -> Any:
 class VllmEngine:
     """A loaded vLLM; `sample` starts with an empty prefix cache: a shard's numbers depend on the shard alone."""
 
-    def __init__(self, llm: Any, settings: EngineSettings, before: TorchSettings) -> None:
+    def __init__(self, llm: Any, settings: EngineSettings, before: TorchSettings, lora: Any = None) -> None:
         self.llm = llm
+        self._lora = lora  # vLLM's request for the adapter that every response is sampled with
         self._settings = settings
         self._before = before
 
@@ -118,7 +123,9 @@ class VllmEngine:
         parameters = [_sampling_params(self._settings.sampling, logprobs, r.seed) for r in requests]
         prompts = [{"prompt_token_ids": r.prompt_ids} for r in requests]
         try:
-            outputs: list[Any] = self.llm.generate(prompts, parameters, use_tqdm=_progress_bar(on_finished))
+            outputs: list[Any] = self.llm.generate(
+                prompts, parameters, use_tqdm=_progress_bar(on_finished), lora_request=self._lora
+            )
         except KeyboardInterrupt:
             self._abort()
             raise

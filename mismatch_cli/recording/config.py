@@ -21,6 +21,8 @@ class TrainerSettings:
 
     model: str
     dtype: str = "auto"
+    adapter: str | None = None  # LoRA, on `model`
+    merge_adapter: bool = False
     attn_implementation: str | None = None
     float32_head: bool = False
     device_map: str | None = None
@@ -46,6 +48,7 @@ class RolloutConfig:
     seed: int = 0
     prompt_template: str = "chat"
     rollout_dtype: str = "auto"
+    adapter: str | None = None  # LoRA, that the engine samples with
     threads: int | None = None
     engine_args: dict[str, Any] = field(default_factory=dict)
     reward: str = ""  # FILE.py:FUNCTION; empty: math-verify

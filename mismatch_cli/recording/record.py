@@ -29,11 +29,14 @@ def record(config: ProbeConfig, run_folder: Path, manifest: dict[str, Any], prog
     trainer's columns is scored.
     """
     prepare_imports()
+    from mismatch_cli.recording.adapter_check import check_unchanged
+
     folder = run_folder / "trace"
     threads = set_threads(config.threads, config.model)
     manifest = manifest | {"config": config.to_json(), "top_logprobs": config.top_logprobs, "threads": threads}
     manifest["libraries"] = library_versions()
     distributions = Distributions(run_folder / "distributions", config.full_divergence)
+    check_unchanged(config, manifest)  # also says before an hour of sampling that an adapter is not there
     with locked(run_folder):
         if "shards" not in manifest or not all(path.is_file() for path in shards_of(folder, manifest)):
             manifest = _sample(config, run_folder, manifest, distributions, progress)
@@ -67,17 +70,23 @@ def _sample(
 def _score(
     config: ProbeConfig, folder: Path, manifest: dict[str, Any], distributions: Distributions, progress: Progress
 ) -> None:
+    from mismatch_cli.recording.adapter_check import AdapterCheck, equal_weights
     from mismatch_cli.recording.score import load_trainer, passes
 
-    manifest["equal_weights"] = config.trainer.model == config.model
+    manifest["equal_weights"] = equal_weights(config)
     for this in passes(manifest["equal_weights"]):
         recomputed = this.column == "logp_recomputed"
-        if not all(this.done(path) for path in shards_of(folder, manifest)):
-            model = config.model if recomputed else config.trainer.model
-            trainer = load_trainer(model, config.trainer, config.sampling, progress)
+        shards = shards_of(folder, manifest)
+        if not all(this.done(path) for path in shards):
+            at_rollout = recomputed or manifest["equal_weights"]
+            check = AdapterCheck(config, shards[0], progress) if config.adapter and at_rollout and shards else None
+            weights = config if recomputed else config.trainer
+            trainer = load_trainer(weights.model, config.trainer, config.sampling, progress, weights.adapter)
+            if check is not None:
+                manifest["adapter_check"] = check.done(trainer)
             manifest["recomputed" if recomputed else "trainer"] = trainer.describe()
             write_manifest(folder, manifest)  # before the first shard is scored: a killed run says with what
-            _score_shards(config, trainer, this, shards_of(folder, manifest), distributions, progress)
+            _score_shards(config, trainer, this, shards, distributions, progress)
 
 
 def _score_shards(

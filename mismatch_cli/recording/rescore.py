@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from mismatch_cli.adapters import read_adapter
 from mismatch_cli.compat import prepare_imports
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import check_model_folder, load_tokenizer
-from mismatch_cli.recording.config import RescoreConfig
+from mismatch_cli.recording.config import EQUAL, RescoreConfig
 from mismatch_cli.recording.folder import clear_run, locked
 from mismatch_cli.recording.rescore_plan import RescorePlan, plan_rescoring
 from mismatch_cli.recording.rollouts import Progress
@@ -47,6 +48,7 @@ def rescore(config: RescoreConfig, run_folder: Path, manifest: dict[str, Any], p
     for note in plan.notes:
         progress.say(note)
     check_model_folder(config.trainer.model)
+    _tell_of_adapters(config, source.manifest, progress)
     sampling = _sampling(config, source.manifest, progress)
     work = _Rescoring(config, source, run_folder / "trace", plan, sampling, progress)
     threads = set_threads(config.threads, config.trainer.model)
@@ -63,6 +65,17 @@ def rescore(config: RescoreConfig, run_folder: Path, manifest: dict[str, Any], p
         kept = {name: manifest[name] for name in ("command", "flags")}
         write_manifest(work.folder, kept | work.description(trainer) | {"threads": threads})
         work.score_shards(trainer)
+
+
+def _tell_of_adapters(config: RescoreConfig, manifest: dict[str, Any], progress: Progress) -> None:
+    """Weights that are called equal and lack an adapter that sampled would be measured as mismatch."""
+    sampled = manifest.get("rollout", {}).get("adapter_digest")
+    scored = None if config.trainer.adapter is None else read_adapter(config.trainer.adapter).digest
+    if config.weights == EQUAL and sampled is not None and sampled != scored:
+        progress.say(
+            f"The trace was sampled with the adapter {manifest['rollout']['adapter']}, which the trainer does not "
+            "have: unless its model holds it merged, name it with --trainer-adapter."
+        )
 
 
 @dataclass(frozen=True)
@@ -84,7 +97,8 @@ class _Rescoring:
     def load_trainer(self) -> Trainer:
         from mismatch_cli.recording.score import load_trainer
 
-        return load_trainer(self.config.trainer.model, self.config.trainer, self.sampling, self.progress)
+        trainer = self.config.trainer
+        return load_trainer(trainer.model, trainer, self.sampling, self.progress, trainer.adapter)
 
     def description(self, trainer: Trainer) -> dict[str, Any]:
         """The source's manifest with the new trainer in it; what it said before stands under `rescored`."""

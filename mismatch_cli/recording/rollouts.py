@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from mismatch_cli.adapters import read_adapter
 from mismatch_cli.engines import Engine, EngineSettings, create_engine
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.recording.config import RolloutConfig
@@ -58,6 +59,7 @@ def load_engine(
         extra=config.engine_args,
         whole=whole,
         say=progress.say,
+        adapter=config.adapter,
     )
     return create_engine(config.engine, settings)
 
@@ -91,7 +93,9 @@ def sample_trace(
     """
     plans = plan_shards(encoded.problems, encoded.prompt_ids, config.prompts_per_shard)
     prompts = describe_prompts(config, encoded, manifest)
-    manifest = manifest | {"rollout": _describe(engine, config, manifest), "prompts": prompts, "shards": len(plans)}
+    adapter = {} if config.adapter is None else read_adapter(config.adapter).facts(merged=False)
+    rollout = _describe(engine, config, manifest) | adapter
+    manifest = manifest | {"rollout": rollout, "prompts": prompts, "shards": len(plans)}
     write_vocabulary(folder, tokenizer)
     write_manifest(folder, manifest)
     todo = [plan for plan in plans if not plan.path(folder).is_file()]

@@ -40,9 +40,12 @@ def passes(equal_weights: bool) -> list[Pass]:
     return [Pass("logp_recomputed"), Pass("logp_trainer", version_trainer=1)]
 
 
-def load_trainer(model: str, settings: TrainerSettings, sampling: SamplingSettings, progress: Progress) -> Trainer:
-    """The model that scores, as the settings want it."""
-    progress.say(f"Loading {model} into the trainer ({settings.dtype})")
+def load_trainer(
+    model: str, settings: TrainerSettings, sampling: SamplingSettings, progress: Progress, adapter: str | None = None
+) -> Trainer:
+    """The model that scores, as the settings want it; which adapter is on it the caller says."""
+    with_adapter = "" if adapter is None else f" with the adapter {adapter}"
+    progress.say(f"Loading {model}{with_adapter} into the trainer ({settings.dtype})")
     return Trainer.load(
         model,
         dtype=settings.dtype,
@@ -50,6 +53,8 @@ def load_trainer(model: str, settings: TrainerSettings, sampling: SamplingSettin
         float32_head=settings.float32_head,
         device_map=settings.device_map,
         sampling=sampling,
+        adapter=adapter,
+        merge_adapter=settings.merge_adapter,
     )
 
 
@@ -88,7 +93,7 @@ def score_rows(
     whole: Sequence[np.ndarray | None] | None = None,
 ) -> dict[str, Any]:
     """One pass's columns for the rows of a table, one item per response; `whole` is log μ `[T, V]` where known."""
-    requests = _requests(table)
+    requests = requests_of(table)
     if whole is not None:
         requests = [replace(r, logp_rollout_TV=mu_TV) for r, mu_TV in zip(requests, whole, strict=True)]
     scores = trainer.score(requests, token_budget=token_budget, on_scored=on_scored)
@@ -99,7 +104,8 @@ def score_rows(
     return columns
 
 
-def _requests(table: pa.Table) -> list[ScoreRequest]:
+def requests_of(table: pa.Table) -> list[ScoreRequest]:
+    """What a trainer is asked about the rows of a table."""
     batch = table_to_batch(table.combine_chunks())
     bounds = pairwise(batch.offset_S1.tolist())
     topk_ids_TK = None if batch.topk_ids_TK is None else batch.topk_ids_TK.numpy()

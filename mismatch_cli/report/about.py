@@ -49,7 +49,7 @@ def _engine(engine: Mapping[str, Any]) -> str:
         return ""
     parts = [
         f"{engine['engine']} {engine['version'] or ''}".strip(),
-        engine["model"],
+        engine["model"] + _adapter(engine),
         engine["dtype"] or "dtype not told",
     ]
     if engine["kv_cache_dtype"] not in (engine["dtype"], None):
@@ -61,8 +61,15 @@ def _trainer(trainer: Mapping[str, Any]) -> str:
     if not trainer:
         return ""
     head = "" if trainer["head_dtype"] == trainer["dtype"] else f", head {trainer['head_dtype']}"
-    parts = [f"transformers {trainer['transformers']}", trainer["model"], trainer["dtype"] + head]
+    parts = [f"transformers {trainer['transformers']}", trainer["model"] + _adapter(trainer), trainer["dtype"] + head]
     return " · ".join([*parts, f"{trainer['attn_implementation']} attention", trainer["device"]])
+
+
+def _adapter(side: Mapping[str, Any]) -> str:
+    if not side.get("adapter"):
+        return ""
+    merged = ", merged" if side["adapter_merged"] else ""
+    return f" + adapter {side['adapter']} (rank {side['adapter_rank']}{merged})"
 
 
 def _sampling(sampling: Mapping[str, Any], engine: Mapping[str, Any]) -> str:

@@ -13,14 +13,11 @@ from mismatch_cli.engines._sampling import engine_failures
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.rl.learner import Sample
 from mismatch_cli.scoring.batches import ScoreRequest
+from mismatch_cli.scoring.fit import compare_fit
 from mismatch_cli.scoring.trainer import Trainer
 
 PROVEN, NEWER, UNDECIDABLE = "proven", "newer", "undecidable"
 _SAME = 1e-5  # mean |π − μ| between two float32 implementations of the same weights; measured: 3.4e-7
-_DEVIATIONS = 3.0  # standard errors of a paired difference before anything is said
-# The difference must also be a part of the smaller gap. The engine's weights are those of the trainer rounded, and all
-# responses share that rounding: where the step is small against it, either weights may fit better, significantly.
-_PART = 0.25
 _PAIRED = 16  # responses that are scored at the older weights
 _BROKEN = 5.0  # times the gap at the last answer: with the policy where it was, no rounding makes that
 
@@ -35,8 +32,11 @@ class WeightSync:
     weights, and a forward pass over a few responses.
     """
 
-    def __init__(self, engine: Engine, trainer: Trainer, *, exact: bool, token_budget: int) -> None:
-        self._engine, self._trainer = engine, trainer
+    def __init__(
+        self, engine: Engine, trainer: Trainer, *, exact: bool, token_budget: int, weights: Any = None
+    ) -> None:
+        """`weights`: what the engine is given, where that is not the trainer's model itself but an adapter merged."""
+        self._engine, self._trainer, self._weights = engine, trainer, weights or trainer.model
         self._exact, self._token_budget = exact, token_budget
         self._before: list[torch.Tensor] | None = None  # older weights, for the paired test
         self._now: list[torch.Tensor] | None = None
@@ -47,7 +47,7 @@ class WeightSync:
     def load(self) -> None:
         """Give the engine every weight as it is now."""
         with engine_failures("taking over weights", "Every finished step is on record"):
-            self._engine.load_weights(self._trainer.model)
+            self._engine.load_weights(self._weights)
 
     def look_back(self, samples: Sequence[Sample]) -> None:
         """Before the first update of a step: what older weights say of its first minibatch."""
@@ -91,12 +91,15 @@ class WeightSync:
         self._before, self._age, self._gap = state["before"], state["age"], state["gap"]
 
     def _copy(self) -> list[torch.Tensor]:
-        return [weight.detach().to("cpu", copy=True) for weight in self._trainer.model.parameters()]
+        return [weight.detach().to("cpu", copy=True) for weight in self._learnt()]
 
     @torch.no_grad()
     def _put(self, weights: Sequence[torch.Tensor]) -> None:
-        for weight, value in zip(self._trainer.model.parameters(), weights, strict=True):
+        for weight, value in zip(self._learnt(), weights, strict=True):
             weight.copy_(value)
+
+    def _learnt(self) -> list[torch.Tensor]:
+        return [weight for weight in self._trainer.model.parameters() if weight.requires_grad]
 
 
 def prove_equal(logp_rollout: Sequence[np.ndarray], logp_trainer: Sequence[np.ndarray]) -> str:
@@ -124,22 +127,13 @@ def prove_newer(
     A paired test over responses on the mean |π − μ| of each, which must differ by a part of the smaller one too. Where
     the steps between were too small to tell, "undecidable"; a `MismatchError` where the old weights fit better.
     """
-    mu, new, old = ([np.exp(x) for x in side] for side in (logp_rollout, logp_new, logp_old))
-    gap_S2 = np.array(
-        [(np.abs(n - m).mean(), np.abs(o - m).mean()) for m, n, o in zip(mu, new, old, strict=True) if len(m)]
-    )
-    if not len(gap_S2):
-        return UNDECIDABLE
-    if np.isnan(gap_S2).any():
+    fit = compare_fit(logp_rollout, logp_new, logp_old)
+    if np.isnan(fit.first + fit.second):
         raise MismatchError("The weight sync failed: the engine or the trainer answers NaN.")
-    better_S = gap_S2[:, 1] - gap_S2[:, 0]
-    error = better_S.std(ddof=1) / np.sqrt(len(better_S)) if len(better_S) > 1 else np.inf
-    if abs(better_S.mean()) <= max(_DEVIATIONS * error, _PART * gap_S2.mean(axis=0).min()):
-        return UNDECIDABLE
-    if better_S.mean() > 0:
-        return PROVEN
+    if not fit.second_fits:
+        return PROVEN if fit.first_fits else UNDECIDABLE
     raise MismatchError(
         "The weight sync failed: the engine's probabilities fit the weights of an earlier step better than the new "
-        f"ones (mean |π − μ| is {gap_S2[:, 1].mean():.2g} and {gap_S2[:, 0].mean():.2g}, "
-        f"{-better_S.mean() / error:.0f} standard errors apart)."
+        f"ones (mean |π − μ| is {fit.second:.2g} and {fit.first:.2g}, "
+        f"{-fit.deviations:.0f} standard errors apart)."
     )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mismatch_cli.adapters import put_on, read_adapter
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import load_causal_lm
 from mismatch_cli.sampling import SamplingSettings
@@ -37,10 +38,20 @@ class Trainer:
     of threads. On one thread the same set of requests gives the same bits, in whatever order.
     """
 
-    def __init__(self, model: Any, sampling: SamplingSettings, *, name: str = "", float32_head: bool = False) -> None:
+    def __init__(
+        self,
+        model: Any,
+        sampling: SamplingSettings,
+        *,
+        name: str = "",
+        float32_head: bool = False,
+        adapter: dict[str, Any] | None = None,
+    ) -> None:
+        """`adapter`: what the manifest is to say of an adapter on the model."""
         self.model = model
         self._sampling = sampling
         self._name = name
+        self._adapter = adapter or {}
         self._backbone = model.get_decoder()
         head = proven_head(model, self._backbone)
         self._head = head.float32() if float32_head else head
@@ -55,10 +66,19 @@ class Trainer:
         attn_implementation: str | None = None,
         device_map: str | None = None,
         float32_head: bool = False,
+        adapter: str | None = None,
+        merge_adapter: bool = False,
     ) -> Trainer:
-        """Load a model from a folder or the hub; raises MismatchError or UsageError with one sentence for people."""
+        """Load a model from a folder or the hub, with a LoRA adapter if named, beside the weights or merged.
+
+        Raises MismatchError or UsageError with one sentence for people.
+        """
+        found = None if adapter is None else read_adapter(adapter)
         model = load_causal_lm(path, dtype, attn_implementation, device_map)
-        return cls(model, sampling, name=path, float32_head=float32_head)
+        if found is None:
+            return cls(model, sampling, name=path, float32_head=float32_head)
+        model, facts = put_on(model, found, merge=merge_adapter), found.facts(merged=merge_adapter)
+        return cls(model, sampling, name=path, float32_head=float32_head, adapter=facts)
 
     @property
     def head(self) -> Head:
@@ -71,6 +91,7 @@ class Trainer:
         head = self._head
         return {
             "model": self._name,
+            **self._adapter,
             "architecture": type(self.model).__name__,
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "head_dtype": str(head.weight_VH.dtype).removeprefix("torch."),

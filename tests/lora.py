@@ -1,0 +1,28 @@
+"""Adapters as peft trains and saves them, with a B that is not zero."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from mismatch_cli.models import load_causal_lm
+
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def save_adapter(
+    model: str, folder: Path, targets: tuple[str, ...] = LINEAR, *, rank: int = 4, size: float = 0.05, seed: int = 0
+) -> str:
+    """A random adapter of a model; answers its folder."""
+    from peft import LoraConfig, get_peft_model
+
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(targets), task_type="CAUSAL_LM")
+        wrapped = get_peft_model(load_causal_lm(model, "float32"), config)
+        for name, weight in wrapped.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(weight, std=size)
+    wrapped.save_pretrained(str(folder), save_embedding_layers=False)
+    return str(folder)

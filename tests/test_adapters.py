@@ -1,0 +1,128 @@
+"""Adapters on a model: the sum that is meant, whatever is tied; what does not fit is said, and never left out."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mismatch_cli.adapters import Merged, put_on, read_adapter, same_adapter, start_lora
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.models import load_causal_lm
+from mismatch_cli.sampling import SamplingSettings
+from mismatch_cli.scoring.batches import ScoreRequest
+from mismatch_cli.scoring.trainer import Trainer
+from tests.lora import save_adapter
+
+IDS = torch.tensor([[5, 9, 300, 7, 41, 2]])
+
+
+@pytest.fixture
+def model(save_model) -> str:
+    return save_model("Qwen3", tie_word_embeddings=True)
+
+
+def logits_of_the_sum(model: str, adapter: str) -> torch.Tensor:
+    """Those of W + B A · alpha / rank written out, with the head apart from the embeddings."""
+    loaded, found = load_causal_lm(model, "float32"), read_adapter(adapter)
+    weights = load_file(Path(adapter) / "adapter_model.safetensors")
+    head = loaded.get_output_embeddings().weight.detach().clone()
+    for name, a in weights.items():
+        if "lora_A" in name:
+            path = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+            delta = weights[name.replace("lora_A", "lora_B")] @ a * found.alpha / found.rank
+            with torch.no_grad():
+                (head if path == "lm_head" else loaded.get_submodule(path).weight).add_(delta)
+    with torch.inference_mode():
+        return loaded.model(IDS).last_hidden_state[0] @ head.T
+
+
+@pytest.mark.parametrize("merge", [False, True])
+@pytest.mark.parametrize("targets", [("q_proj", "down_proj"), ("v_proj", "lm_head")])
+def test_the_adapter_is_the_sum_of_its_products(model, tmp_path, merge, targets):
+    """With a head that is tied, too: peft's own merge would change the embeddings with it."""
+    adapter = save_adapter(model, tmp_path / "lora", targets)
+    expected = logits_of_the_sum(model, adapter)
+    found = put_on(load_causal_lm(model, "float32"), read_adapter(adapter), merge=merge)
+    with torch.inference_mode():
+        torch.testing.assert_close(found(IDS).logits[0], expected, atol=2e-5, rtol=1e-5)
+        without = load_causal_lm(model, "float32")(IDS).logits[0]
+    assert (without - expected).abs().max() > 0.05
+    requests = [ScoreRequest(IDS[0, :2].tolist(), IDS[0, 2:].tolist())]
+    trainer = Trainer.load(model, sampling=SamplingSettings(), adapter=adapter, merge_adapter=merge)
+    (scores,) = trainer.score(requests, token_budget=100)
+    logp_T = expected[1:-1].log_softmax(-1).gather(1, IDS[0, 2:, None])[:, 0]
+    torch.testing.assert_close(torch.from_numpy(scores.logp_T), logp_T, atol=2e-5, rtol=1e-5)
+    assert trainer.describe()["adapter_merged"] is merge
+    assert trainer.describe()["adapter_targets"] == ", ".join(sorted(targets))
+
+
+def test_what_an_engine_takes_over_is_the_sum_and_the_base_stays(model):
+    loaded = load_causal_lm(model, "bfloat16")
+    before = {name: weight.clone() for name, weight in loaded.state_dict().items()}
+    start_lora(loaded, rank=3, alpha=6, targets="q_proj, up_proj", seed=0)
+    same = Merged(loaded).state_dict()
+    assert same.keys() == before.keys()
+    assert all(torch.equal(same[name], weight) for name, weight in before.items())
+    layer = loaded.model.layers[1].mlp.up_proj
+    torch.nn.init.normal_(layer.lora_B["default"].weight)
+    for _ in range(3):  # formed anew each time: nothing adds up
+        state = Merged(loaded).state_dict()
+    delta = 2 * layer.lora_B["default"].weight @ layer.lora_A["default"].weight
+    name = "model.layers.1.mlp.up_proj.weight"
+    assert torch.equal(state[name], (before[name].float() + delta).bfloat16())
+    assert [n for n in before if not torch.equal(state[n], before[n])] == [name]
+    assert torch.equal(layer.get_base_layer().weight, before[name])
+
+
+def test_adapters_are_the_same_by_what_they_hold(model, tmp_path):
+    one = save_adapter(model, tmp_path / "one")
+    shutil.copytree(one, tmp_path / "copy")
+    assert same_adapter(one, str(tmp_path / "copy")) and same_adapter(None, None)
+    assert not same_adapter(one, None)
+    assert not same_adapter(one, save_adapter(model, tmp_path / "other", seed=1))
+    change_config(tmp_path / "copy", lora_alpha=9)
+    assert not same_adapter(one, str(tmp_path / "copy")), "the same weights, scaled otherwise"
+
+
+def test_what_is_no_adapter_is_said(model, tmp_path):
+    with pytest.raises(MismatchError, match="no adapter"):
+        read_adapter(model)
+    folder = Path(save_adapter(model, tmp_path / "lora"))
+    (folder / "adapter_model.safetensors").write_bytes(b"half of it")
+    with pytest.raises(MismatchError, match=r"no LoRA adapter that can be read"):
+        read_adapter(str(folder))
+    whole = Path(save_adapter(model, tmp_path / "whole"))
+    change_config(whole, modules_to_save=["lm_head"])
+    with pytest.raises(MismatchError, match=r"whole modules \(lm_head\)"):
+        read_adapter(str(whole))
+
+
+def test_an_adapter_that_would_be_dropped_in_part_is_refused(model, save_model, tmp_path):
+    """peft warns of this and goes on with what fits, or with nothing."""
+    folder = Path(save_adapter(model, tmp_path / "lora"))
+    path = folder / "adapter_model.safetensors"
+    weights = load_file(path)
+    save_file({name.replace("layers.1", "layers.7"): weight for name, weight in weights.items()}, path)
+    with pytest.raises(MismatchError, match=r"only in part: 14 of its weights are missing and 14 belong to no module"):
+        put_on(load_causal_lm(model), read_adapter(str(folder)), merge=False)
+    wide = save_model("Llama", hidden_size=96)
+    with pytest.raises(MismatchError, match="does not fit"):
+        put_on(load_causal_lm(wide), read_adapter(save_adapter(model, tmp_path / "fits")), merge=True)
+
+
+@pytest.mark.parametrize(
+    ("targets", "said"), [("q_proj,lm_head", "takes in the LM head"), ("magic", "no modules magic")]
+)
+def test_what_cannot_be_trained_is_said(model, targets, said):
+    with pytest.raises(MismatchError, match=said):
+        start_lora(load_causal_lm(model), rank=2, alpha=2, targets=targets, seed=0)
+
+
+def change_config(folder: Path, **changes: object) -> None:
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes), encoding="utf-8")
