@@ -46,7 +46,7 @@ async def find_served(
     cards = listed.get("data") if isinstance(listed, dict) else None
     if not isinstance(cards, list) or not all(isinstance(c, dict) and isinstance(c.get("id"), str) for c in cards):
         raise MismatchError(f"{url} lists no models under /v1/models. Check --engine-url: it must be a vLLM server.")
-    roots = {card["id"]: card.get("root") or card["id"] for card in cards}
+    roots = {card["id"]: str(card.get("root") or card["id"]) for card in cards}
     name = served_model or next((n for n, root in roots.items() if n == model or _same(root, model)), None)
     if name is None or name not in roots:
         names = ", ".join(roots)[:200]
@@ -63,7 +63,7 @@ async def find_served(
         raise MismatchError(f"{url} does not tell the length of its context. Give it with --max-model-len.")
     told = await server.get("/version")
     version = told.get("version") if isinstance(told, dict) else None
-    return Served(name, str(roots[name]), min(lengths), version)
+    return Served(name, roots[name], min(lengths), version)
 
 
 def _same(root: str, model: str) -> bool:

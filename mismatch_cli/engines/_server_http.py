@@ -128,7 +128,7 @@ class Server:
                     why = f"status {status}: {_message(content)}"
                 except aiohttp.ClientSSLError as error:
                     raise MismatchError(
-                        f"{self._address.url} has no valid certificate: {first_line(error)}."
+                        f"{self._address.url} has no valid certificate ({first_line(error)}). Check --engine-url."
                     ) from error
                 except (aiohttp.ClientError, TimeoutError, OSError) as error:
                     why = self._reason(error)

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import exp
 from typing import Any
 
 import numpy as np
@@ -150,10 +151,9 @@ def _ranked(
     if not isinstance(entries, dict):
         raise _unusable("it holds no top log-probs")
     logp = {_id_of(token): _finite(value) for token, value in entries.items()}
-    total = sum(np.exp(list(logp.values())))
-    if not total <= _MOST_PROBABILITY:
+    if not sum(exp(min(value, 1.0)) for value in logp.values()) <= _MOST_PROBABILITY:
         raise MismatchError(
-            f"The server's log-probs are none: the probabilities of {len(logp)} tokens add up to {total:.4g}. "
+            f"The server's log-probs are none: the probabilities of {len(logp)} tokens add up to more than 1. "
             "Start it with --logprobs-mode processed_logprobs."
         )
     if sampled not in logp or logp[sampled] != _finite(sampled_logp) or not all(0 <= i < vocabulary for i in logp):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -206,6 +207,15 @@ def test_what_the_server_cannot_do_is_told_in_one_sentence(url):
         create_engine("server", other)
 
 
+def test_weights_under_another_name_are_taken_when_that_is_said(url, tmp_path):
+    shutil.copy(f"{MODEL}/config.json", tmp_path)  # a copy of the model that is served
+    settings = EngineSettings(str(tmp_path), PLAIN, K, extra={"url": url})
+    with pytest.raises(MismatchError, match=r"does not serve .* under that name, but: tiny.*--served-model NAME"):
+        create_engine("server", settings)
+    engine = create_engine("server", replace(settings, extra={"url": url, "served_model": "tiny"}))
+    assert engine.describe()["model"] == MODEL
+
+
 class FakeServer:
     """Passes requests on to a real server, unless `before` answers itself; `after` may tamper with a completion."""
 
@@ -368,7 +378,7 @@ def _missing_value(choice: dict[str, Any]) -> None:
     [
         (_text_in_place_of_ids, "does not return token ids"),
         (_one_id_swapped, "log-probs are of other tokens"),
-        (_logits, "add up to.*--logprobs-mode processed_logprobs"),
+        (_logits, "add up to more than 1.*--logprobs-mode processed_logprobs"),
         (_missing_value, "log μ = -inf for token 0"),
         (lambda c: c["logprobs"]["token_logprobs"].pop(), "does not hold"),
         (lambda c: c["logprobs"]["top_logprobs"][1].popitem(), "log-probs for a token where 20|other tokens"),
