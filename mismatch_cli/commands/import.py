@@ -144,12 +144,16 @@ def _tell(imported: dict[str, Any], folder: Path, as_json: bool, progress: Termi
     """What is in the trace, what is not and why, and what to type next."""
     from mismatch_cli.commands._present import print_parts
     from mismatch_cli.report.imported import notes_of, pi_of
+    from mismatch_cli.report.numbers import things
 
     if as_json:
         _print_json(imported | {"output": str(folder)})
     else:
-        count = f"{imported['tokens']:,} tokens in {imported['rows']:,} responses of {imported['steps']:,} steps"
-        parts = [f"Imported {count} from {imported['title']}.", f"π: {pi_of(imported)}."]
+        tokens, rows = things(imported["tokens"], "token"), things(imported["rows"], "response")
+        parts = [
+            f"Imported {tokens} in {rows} of {things(imported['steps'], 'step')} from {imported['title']}.",
+            f"π: {pi_of(imported)}.",
+        ]
         parts += [f"Index: {imported['shift']}.", f"Padding: {imported['padding']}."]
         print_parts(*parts, *(f"• {note}" for note in notes_of(imported)))
     progress.say(f"Wrote {folder / 'trace'}")

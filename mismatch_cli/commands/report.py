@@ -20,7 +20,7 @@ def command(
     traces: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Run folders or trace folders, pooled; without one, the latest probe here, else the bundled trace.",
+            help="Run folders or trace folders, pooled; without one, the latest run here, else the bundled trace.",
             show_default=False,
         ),
     ] = None,
@@ -76,7 +76,7 @@ def command(
             check_report_folder(own)
         present_training(training, _output_folder(output, own, force), as_json=json, progress=progress)
         return
-    named = traces or _latest_run()
+    named = traces or _latest_run(progress)
     opened = _opened(named, progress)
     own = opened[0].run_folder if named and len(opened) == 1 else None
     folder = _output_folder(output, own, force)
@@ -108,7 +108,7 @@ def _print_as(name: str, traces: list[Path] | None, as_json: bool, progress: Ter
     from mismatch_cli.report.terminal import print_report
 
     dialects.asked(name)  # before anything is read
-    result = dialects.as_json(_opened(traces or _latest_run(), progress), name)
+    result = dialects.as_json(_opened(traces or _latest_run(progress), progress), name)
     if as_json:
         json.dump(result, sys.stdout, indent=2)
         print()
@@ -123,10 +123,13 @@ def _training_runs(path: Path) -> list[Path]:
     )
 
 
-def _latest_run() -> list[Path]:
-    """The run in this folder that was written last, if there is one."""
+def _latest_run(progress: TerminalProgress) -> list[Path]:
+    """The run in this folder that was written last, if there is one; it is named, for nobody else did."""
     runs = [path.parent.parent for path in Path().glob("*/trace/manifest.json")]
-    return sorted(runs, key=lambda run: (run / "trace" / "manifest.json").stat().st_mtime)[-1:]
+    latest = sorted(runs, key=lambda run: (run / "trace" / "manifest.json").stat().st_mtime)[-1:]
+    if latest:
+        progress.say(f"No trace was named: reporting on {latest[0]}, the latest run in this folder.")
+    return latest
 
 
 def _output_folder(output: Path | None, own: Path | None, force: bool) -> Path:

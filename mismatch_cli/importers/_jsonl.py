@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from itertools import groupby
+from textwrap import shorten
 from typing import Any
 
 import orjson
@@ -15,6 +16,7 @@ from mismatch_cli.importers._sources import Source
 from mismatch_cli.importers._tally import Tally
 
 BLOCK_BYTES = 2**24
+_SHOWN = 160  # characters of an error, which may repeat a whole row
 _BATCH_BYTES = 2**18  # as Python objects: few enough to stay in the cache until they are arrays
 CUT_OFF = "last lines that are cut off"
 NO_JSON = "lines that are no JSON object"
@@ -86,7 +88,9 @@ def _tables(rows: list[_Row], schema: pa.Schema, schema_for: SchemaFor, name: st
         try:
             found = _table([row], schema_for(dict(zip(schema.names, row[1], strict=True))))
         except (pa.ArrowException, OverflowError) as error:
-            tally.leave_out(OTHER_TYPES, 1, f"{name}, line {row[0]}: {first_line(error)}")
+            tally.leave_out(
+                OTHER_TYPES, 1, f"{name}, line {row[0]}: {shorten(first_line(error), _SHOWN, placeholder=' …')}"
+            )
             continue
         yield found
 

@@ -42,6 +42,7 @@ class Completer:
         self._fill_keys(columns, table.num_rows)
         table = pa.table({name: columns[name] for name in column_order() if name in columns})
         table = _only(table, self._first_of_its_key(table, where))
+        self._note_odd_values(table)
         self._count(table)
         return table
 
@@ -65,18 +66,22 @@ class Completer:
         return self._tally.sift(bad_S, where)
 
     def _fill_tokens(self, columns: dict[str, pa.Array]) -> None:
-        """Nulls among values become NaN, "not measured"; what is kept but looks odd is counted."""
+        """Nulls among values become NaN, "not measured"; without a mask every token is trained."""
         lengths_S = _lists.lengths_of(columns["response_ids"])
         mask = columns.get("loss_mask")
         if mask is None or mask.null_count:
             columns["loss_mask"] = mask = _all_true_where_null(mask, lengths_S)
-        trained_T = _lists.flat(mask)
         for name in (TOKEN_COLUMNS | TOPK_COLUMNS).keys() & columns.keys():
             if pa.types.is_floating(columns[name].type.value_type):
                 columns[name] = _nan_for_null(columns[name])
+
+    def _note_odd_values(self, table: pa.Table) -> None:
+        """What is kept but looks odd, in the responses that are kept."""
+        lengths_S = _lists.lengths_of(_lists.single(table.column("response_ids")))
+        trained_T = _lists.flat(_lists.single(table.column("loss_mask")))
         for name in _LOGP:
-            if name in columns:
-                self._note_odd(name, columns[name], lengths_S, trained_T)
+            if name in table.column_names:
+                self._note_odd(name, _lists.single(table.column(name)), lengths_S, trained_T)
 
     def _note_odd(self, name: str, column: pa.Array, lengths_S: np.ndarray, trained_T: np.ndarray) -> None:
         null_S = _lists.is_null(column)

@@ -27,7 +27,7 @@ def about_facts(summary: Mapping[str, Any]) -> Facts:
     counts = next(iter(summary["pairs"].values()))["counts"]
     return (
         *who_facts(summary["about"]),
-        ("Measured on", measured(counts, f"{numbers.count(counts['tokens'])} tokens")),
+        ("Measured on", measured(counts, numbers.things(counts["tokens"], "token"))),
     )
 
 
@@ -98,8 +98,8 @@ def measured(counts: Mapping[str, Any], tokens: str) -> str:
     """How many tokens, as the caller words them, in how many responses to how many prompts."""
     about = "" if counts["prompts_exact"] else "about "
     return (
-        f"{tokens} in {numbers.count(counts['responses'])} responses "
-        f"to {about}{numbers.count(counts['prompts'])} prompts"
+        f"{tokens} in {numbers.things(counts['responses'], 'response')} "
+        f"to {about}{numbers.things(counts['prompts'], 'prompt')}"
     )
 
 

@@ -55,7 +55,7 @@ def build_view(
         _position_section(main, drawn),
         _sequence_section(main, drawn),
         *(Section(_pair_title(pair), _pair_text(pair), groups=_gap_groups(pair)) for pair in others),
-        _responses_section(main),
+        _responses_section(main, imported="imported" in summary["about"]),
         Section("Worst tokens", "Where |log π − log μ| is largest.", excerpts=tuple(tokens)),
         Section("Worst responses", "Where the sum of log π − log μ is furthest from zero.", excerpts=tuple(responses)),
     ]
@@ -231,7 +231,7 @@ def _sequence_section(pair: Mapping[str, Any], drawn: Mapping[str, FigureView]) 
     )
 
 
-def _responses_section(pair: Mapping[str, Any]) -> Section:
+def _responses_section(pair: Mapping[str, Any], *, imported: bool) -> Section:
     equal = pair["metrics"]["equal_rewards_share"]["value"]
     text = (
         "An advantage is a reward minus the mean of its group, the samples of a prompt. A group without signal, whose "
@@ -239,6 +239,8 @@ def _responses_section(pair: Mapping[str, Any]) -> Section:
     )
     if pair["metrics"]["reward_mean"]["value"] is None:
         text = "The prompts came without answers, so nothing was graded and there are no advantages."
+        if imported:
+            text = "The dump holds no rewards."
     elif equal == 1:
         reward = pair["metrics"]["reward_mean"]["value"]
         what = "none was solved" if reward == 0 else "all were solved" if reward == 1 else "all samples of each agree"

@@ -84,6 +84,11 @@ def count(value: int | None) -> str:
     return MISSING if value is None else f"{value:,}"
 
 
+def things(value: int, noun: str) -> str:
+    """A number of things by their name, whose plural has an s: `1 response`, `12,345 responses`."""
+    return f"{value:,} {noun}{'s' * (value != 1)}"
+
+
 def _is_scientific(value: float) -> bool:
     return value != 0 and not _SMALLEST_FIXED <= abs(value) < _LARGEST_FIXED
 

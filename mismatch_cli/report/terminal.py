@@ -87,7 +87,7 @@ def _table(table: Table, console: Console) -> RenderableType:
     while table.shrinks and _too_wide(rich, console):
         if given_up := [n for n in columns if table.columns[n].optional][-1:]:
             columns.remove(*given_up)
-        elif rows != (bare := tuple(tuple(_WITHOUT_HALF_WIDTH.sub("", cell) for cell in row) for row in rows)):
+        elif rows != (bare := tuple(_without_half_widths(table, row) for row in rows)):
             rows = bare
         else:
             break
@@ -97,6 +97,12 @@ def _table(table: Table, console: Console) -> RenderableType:
     note = [table.note] * bool(table.note) + [f"{left} more in the HTML report."] * (left > 0)
     note += [f"No room here for: {missing}."] * bool(missing)
     return Padding(Group(rich, *(Text(visible(line), style="dim") for line in note)), (1, 0, 0, 0))
+
+
+def _without_half_widths(table: Table, row: Sequence[str]) -> tuple[str, ...]:
+    """Numbers alone; a text such as `outside [0.8, 1.25]` stays whole."""
+    pairs = zip(table.columns, row, strict=True)
+    return tuple(cell if column.kind == "text" else _WITHOUT_HALF_WIDTH.sub("", cell) for column, cell in pairs)
 
 
 def _too_wide(rich: RichTable, console: Console) -> bool:

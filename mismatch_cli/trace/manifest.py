@@ -26,6 +26,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest, or say in one sentence why this is no trace that this version can read."""
     path = folder / FILE_NAME
     if not path.is_file():
+        if folder.is_file():
+            raise MismatchError(f"{folder} is a file, and a trace is a folder. A dump: mismatch-cli import {folder}")
         raise MismatchError(f"{folder} holds no trace: {FILE_NAME} is missing. Name a run folder or its trace/ folder.")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -192,6 +192,8 @@ def test_without_an_argument_the_latest_run_here_else_the_bundled_trace(run_fold
     monkeypatch.chdir(run_folder.parent)
     code, own, _ = report(capfd)
     assert code == 0 and "fp8" not in own
+    assert run(["report", "--as", "trl"]) == 0
+    assert f"reporting on {run_folder.name}, the latest run" in capfd.readouterr().err  # nobody named it
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     code, bundled, _ = report(capfd)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mismatch_cli.errors import MismatchError
 from mismatch_cli.importers._sequences import BEYOND, TOO_LONG, UNEQUAL
 from mismatch_cli.importers.nemo_rl import SKIPPED, UNWRAPPABLE
 from mismatch_cli.report.analysis import analyse
@@ -121,3 +122,20 @@ def test_impossible_lengths_and_numbers(tmp_path):
         0,
         1,
     ]  # the number of the row: the dump's are no numbers of samples
+
+
+def test_a_row_that_does_not_fit_is_not_repeated_in_full(tmp_path):
+    path = nemo_rl(tmp_path / "train_data_step1.jsonl", real_rows(2))
+    with pytest.raises(MismatchError, match="values of other types") as caught:
+        imported(path, into=tmp_path / "out", format="prime-rl")
+    assert len(str(caught.value)) < 600
+
+
+def test_what_is_odd_is_counted_in_kept_responses_only(tmp_path):
+    def zeroed(record):
+        return record | {"prev_logprobs": [[0.0] * len(record["prev_logprobs"][0])]}
+
+    for name, change in (("a", lambda record: record), ("b", zeroed)):
+        nemo_rl(tmp_path / name / "train_data_step1.jsonl", real_rows(2), change)
+    _, told = imported(tmp_path / "a", tmp_path / "b", into=tmp_path / "out")
+    assert "were there before" in str(told) and "exactly 0" not in str(told)

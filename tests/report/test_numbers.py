@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mismatch_cli.report.numbers import MISSING, count, estimate, number, share, times
+from mismatch_cli.report.numbers import MISSING, count, estimate, number, share, things, times
 
 
 @pytest.mark.parametrize(
@@ -71,3 +71,7 @@ def test_a_number_reads_back_as_itself(value: float) -> None:
     text = number(value)
     assert float(text.replace("−", "-").replace(",", "")) == pytest.approx(value, rel=0.006)
     assert "-" not in text
+
+
+def test_one_thing_is_not_in_the_plural():
+    assert [things(n, "response") for n in (0, 1, 1234)] == ["0 responses", "1 response", "1,234 responses"]

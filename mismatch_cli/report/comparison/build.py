@@ -126,8 +126,8 @@ def _notes(result: Row) -> tuple[str, ...]:
         samples = [_samples(side) for side in (ours, theirs)]
         if not 0.9 < samples[1] / samples[0] < 1.1:
             notes.append(
-                f"{ours['name']} has {numbers.number(samples[0])} responses to a prompt and {theirs['name']} "
-                f"{numbers.number(samples[1])}: the share of groups without signal differs for that alone."
+                f"{ours['name']} has {_per_prompt(samples[0])} responses to a prompt and {theirs['name']} "
+                f"{_per_prompt(samples[1])}: that alone changes the share of groups without signal."
             )
         if (found := comparison["on_tokens"]) and found["masked_in_one"]:
             notes.append(
@@ -140,6 +140,10 @@ def _notes(result: Row) -> tuple[str, ...]:
 def _samples(side: Row) -> float:
     counts = side["summary"]["counts"]
     return float(counts["responses"] / counts["prompts"])
+
+
+def _per_prompt(samples: float) -> str:
+    return numbers.count(int(samples)) if samples.is_integer() else numbers.number(samples)
 
 
 def _headline(result: Row) -> str:

@@ -74,7 +74,7 @@ def _figure_names(finding: Finding, drawn: dict[str, FigureView]) -> list[str]:
 
 def _looked_at(analysis: DiagnosisAnalysis) -> str:
     counts, sample = analysis.diagnosis.evidence.counts, analysis.sample
-    text = f"{numbers.count(len(sample.kept))} tokens in {numbers.count(sample.num_responses)} responses"
+    text = f"{numbers.things(len(sample.kept), 'token')} in {numbers.things(sample.num_responses, 'response')}"
     if sample.num_responses < counts.responses:
         text += f", a sample of {numbers.count(counts.responses)}; values and placeholders in all of them"
     return text
@@ -145,7 +145,7 @@ def _all_checks(analysis: DiagnosisAnalysis, figures: Sequence[FigureView]) -> S
         for f in analysis.diagnosis.findings
     )  # fmt: skip
     columns = (
-        Column("check", kind="text"), Column("of", kind="text", optional=True), Column("answer", kind="text"),
+        Column("check", kind="text"), Column("kind", kind="text", optional=True), Column("answer", kind="text"),
         Column("effect"), Column("measured as, or why not", kind="text"),
     )  # fmt: skip
     evidence = tuple(

@@ -23,6 +23,8 @@ def markdown(result: GateResult) -> str:
     ]
     for check in result.checks:
         measured = measured_text(check) if check.known else check.reason
+        if check.known and not check.holds and check.found.detail:
+            measured += f": {check.found.detail}"  # which fault it was, where a count alone would not say
         cells = (subject(check), measured, limit_text(check), check.limits, source_text(check))
         lines.append(" | ".join([f"| {'✅' if check.holds else '❌'}", *map(escaped, cells)]) + " |")
     lines += ["", *(f"- {escaped(label)}: {escaped(value)}" for label, value in about_facts(result.measured.summary))]

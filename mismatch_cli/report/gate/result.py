@@ -9,7 +9,7 @@ from typing import Any
 
 from mismatch_cli.report import numbers
 from mismatch_cli.report.gate.judge import Check, Measurement, frameworks_of, judge
-from mismatch_cli.report.gate.limits import SURELY, LimitSet
+from mismatch_cli.report.gate.limits import DIAGNOSIS, SURELY, LimitSet
 from mismatch_cli.trace.reader import Trace
 
 _FORMAT, _VERSION = "mismatch-cli gate", 1
@@ -83,6 +83,8 @@ def limit_text(check: Check) -> str:
 
 
 def _number(check: Check, value: float | None) -> str:
+    if check.limit.framework == DIAGNOSIS and value is not None:
+        return numbers.count(int(value))
     return numbers.near(value, 1) if check.limit.agreement == 1 else numbers.number(value, 4)
 
 
