@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,19 @@ _KEPT = 2
 _STATE = "state.pt"
 
 
-def save_checkpoint(run_folder: Path, step: int, state: dict[str, Any]) -> None:
-    """Write `checkpoints/step-N` under another name and rename it; the two newest are kept."""
+def save_checkpoint(
+    run_folder: Path, step: int, state: dict[str, Any], beside: Callable[[Path], None] = lambda _: None
+) -> None:
+    """Write `checkpoints/step-N` under another name and rename it; the two newest are kept.
+
+    `beside` may write more into the folder, before the state that makes it a checkpoint.
+    """
     folder = run_folder / "checkpoints"
     temporary, final = folder / f".step-{step:06d}", folder / f"step-{step:06d}"
     for unfinished in folder.glob(".step-*"):  # what a kill left behind
         shutil.rmtree(unfinished)
     temporary.mkdir(parents=True)
+    beside(temporary)
     torch.save(state | {"step": step}, temporary / _STATE)
     with open(temporary / _STATE, "rb") as written:
         os.fsync(written.fileno())

@@ -59,6 +59,10 @@ class TrainConfig:
     adam_eps: float = _set(1e-8, "AdamW.")
     weight_decay: float = _set(0.0, "AdamW.")
     max_grad_norm: float = _set(1.0, "Gradients are clipped to this norm.")
+    lora: bool = _set(False, "Train a LoRA adapter; the model's own weights are frozen, and the engine gets the sum.")
+    lora_rank: int = _set(32, "With --lora: rank of the adapter.")
+    lora_alpha: float = _set(64.0, "With --lora: the product B A is scaled by alpha / rank.")
+    lora_targets: str = _set("all-linear", "With --lora: modules, such as q_proj,v_proj; not the LM head.")
     engine: str = _set("vllm", "vllm or hf.")
     trainer_dtype: str = _set("bfloat16", "Of the weights that compute; the ones that AdamW changes are float32.")
     rollout_dtype: str = _set("bfloat16", "Of the engine.")
@@ -75,7 +79,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         least = {"steps": 1, "prompts_per_step": 1, "samples_per_prompt": 2, "minibatches": 1, "epochs": 1}
         least |= {"max_tokens": 1, "token_budget": 1, "eval_samples": 1, "checkpoint_every": 1}
-        least |= {"num_problems": 0, "eval_every": 0, "trace_every": 0, "threads": 0}
+        least |= {"lora_rank": 1, "num_problems": 0, "eval_every": 0, "trace_every": 0, "threads": 0}
         for name, smallest in least.items():
             if getattr(self, name) < smallest:
                 why = ": a group of one response has no advantage" if name == "samples_per_prompt" else ""
@@ -88,7 +92,7 @@ class TrainConfig:
         for name in ("trainer_dtype", "rollout_dtype"):
             if getattr(self, name) not in DTYPES:
                 raise UsageError(f"{name}: {registry.unknown('dtype', getattr(self, name), DTYPES)}")
-        for name in ("learning_rate", "max_grad_norm"):
+        for name in ("learning_rate", "max_grad_norm", "lora_alpha"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} = {getattr(self, name)} makes no sense. Use a number above 0.")
         for name in ("beta1", "beta2"):

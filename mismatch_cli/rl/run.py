@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from mismatch_cli.adapters import Merged, save_adapter, start_lora
 from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.engines import Engine, EngineSettings, Request, create_engine
 from mismatch_cli.engines._sampling import sample_checked, sample_seed
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.models import load_tokenizer
+from mismatch_cli.models import load_causal_lm, load_tokenizer
 from mismatch_cli.rl.checkpoint import METRICS_FILE, cut_back, last_step, latest_checkpoint, save_checkpoint
 from mismatch_cli.rl.config import FILE_NAME, TrainConfig
 from mismatch_cli.rl.learner import Learner, LearnerSettings, NotFiniteError, Sample
@@ -73,9 +74,19 @@ class Run:
         trainer = Trainer.load(
             config.model, sampling=self._sampling, dtype=config.trainer_dtype, attn_implementation=config.attn or None
         )
+        self.lora = weights = None
+        if config.lora:
+            self.lora = start_lora(
+                trainer.model,
+                rank=config.lora_rank,
+                alpha=config.lora_alpha,
+                targets=config.lora_targets,
+                seed=config.seed,
+            )
+            weights = Merged(trainer.model)
         self.learner = Learner(trainer, algorithm, self._sampling, updates)
         exact = (config.trainer_dtype, config.rollout_dtype, config.kv_cache_dtype) == ("float32", "float32", "auto")
-        self.sync = WeightSync(self.engine, trainer, exact=exact, token_budget=config.token_budget)
+        self.sync = WeightSync(self.engine, trainer, exact=exact, token_budget=config.token_budget, weights=weights)
 
     def restore(self) -> int | None:
         """Go back to the newest checkpoint; answers how many steps are done, None where nothing is."""
@@ -106,7 +117,12 @@ class Run:
             "sync": self.sync.state_dict(),
             "judge": self.task.judge.state_dict(),
         }
-        save_checkpoint(self.folder, step, state)
+        save_checkpoint(self.folder, step, state, self._save_adapter)
+
+    def _save_adapter(self, folder: Path) -> None:
+        """As peft does, for whoever wants to use it: a resumed run goes on from the state."""
+        if self.lora is not None:
+            save_adapter(self.lora, folder / "adapter")
 
     def sample(self, posed: list[Posed], step: int, samples: int) -> list[Any]:
         seeds = [sample_seed(self.config.seed, p.problem.prompt_id, i % samples, step) for i, p in enumerate(posed)]
@@ -180,11 +196,17 @@ class Run:
             os.fsync(lines.fileno())  # a checkpoint that outlives a power cut must not outlive the lines before it
 
     def save_model(self) -> None:
-        """What was learnt, as a model folder that `probe` can read."""
+        """What was learnt, as a model folder that `probe` can read; an adapter both by itself and merged."""
         from transformers.utils import logging
 
         logging.disable_progress_bar()
-        self.learner.model.save_pretrained(self.folder / "model")
+        self._save_adapter(self.folder)
+        learnt = self.learner.model
+        if self.lora is not None:
+            merged = Merged(learnt).state_dict()
+            learnt = load_causal_lm(self.config.model, self.config.trainer_dtype, device_map="cpu")
+            learnt.load_state_dict(merged)
+        learnt.save_pretrained(self.folder / "model")
         self._tokenizer.save_pretrained(self.folder / "model")
 
     def write_trace(self, name: str, table: Any) -> Path:
@@ -198,11 +220,24 @@ class Run:
         sampling = vars(self._sampling)
         return {
             "rollout": self.engine.describe(),
-            "trainer": self.learner.trainer.describe(),
+            "trainer": self.learner.trainer.describe() | self._adapter_facts(),
             "config": {"sampling": dict(sampling), "seed": self.config.seed},
             "algorithm": self.config.algorithm,
             "libraries": library_versions(),
             "threads": self._threads,
+        }
+
+    def _adapter_facts(self) -> dict[str, Any]:
+        """Of the adapter that learns, under the names that a saved one has; the engine holds the sum."""
+        config = self.config
+        if self.lora is None:
+            return {}
+        return {
+            "adapter": "in training",
+            "adapter_rank": config.lora_rank,
+            "adapter_alpha": config.lora_alpha,
+            "adapter_targets": config.lora_targets,
+            "adapter_merged": False,
         }
 
     def close(self) -> None:
