@@ -40,6 +40,11 @@ def create(settings: EngineSettings) -> ServerEngine:
         raise UsageError(f"--rollout-dtype {settings.dtype} is decided where the server is started. Leave it out.")
     if not settings.extra.get("url"):
         raise UsageError("--engine server needs --engine-url, such as --engine-url http://localhost:8000")
+    if settings.adapter is not None and not settings.extra.get("served_model"):
+        raise UsageError(
+            "A server loads its adapters itself (vllm serve --enable-lora --lora-modules NAME=PATH). "
+            "Say which of its names has this one: --served-model NAME."
+        )
     check_model_folder(settings.model)
     given = {name: settings.extra[name] for name in _ADDRESS if name in settings.extra}
     return ServerEngine(settings, Address(base_url(str(settings.extra["url"])), **given))

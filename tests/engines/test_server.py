@@ -205,6 +205,8 @@ def test_what_the_server_cannot_do_is_told_in_one_sentence(url):
     other = EngineSettings(MODEL, PLAIN, K, dtype="bfloat16", extra={"url": url})
     with pytest.raises(UsageError, match="--rollout-dtype bfloat16"):
         create_engine("server", other)
+    with pytest.raises(UsageError, match="--served-model NAME"):  # it would sample without the adapter
+        create_engine("server", EngineSettings(MODEL, PLAIN, K, adapter="some/adapter", extra={"url": url}))
 
 
 def test_weights_under_another_name_are_taken_when_that_is_said(url, tmp_path):
