@@ -81,6 +81,7 @@ def command(
         raise UsageError(f"{relative[0].metric} {relative[0].text} needs a trace to start from: give --baseline TRACE.")
     for path in (junit, markdown):
         _check_free(path, force)
+        _check_writable(path)
     progress = TerminalProgress(quiet)
     if not traces:
         progress.say("No trace was named: judging the bundled one.")
@@ -104,6 +105,13 @@ def _check_free(path: Path | None, force: bool) -> None:
         return
     if path.is_dir() or (path.exists() and path.stat().st_size):
         raise MismatchError(f"{path} is already there. Replace it with --force, or name another file.")
+
+
+def _check_writable(path: Path | None) -> None:
+    """Said before the traces are read: a gate must not fail for the sake of its summary."""
+    folder = next((parent for parent in path.absolute().parents if parent.exists()), None) if path else None
+    if folder is not None and not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise MismatchError(f"{path} cannot be written: {folder} takes no files. Name another file.")
 
 
 def _write(result: GateResult, junit: Path | None, markdown: Path | None) -> None:

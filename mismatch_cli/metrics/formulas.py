@@ -8,6 +8,8 @@ import numpy as np
 
 from mismatch_cli.metrics.columns import INDEX
 
+_ROUNDING = 2e-7  # relative: a variance below it is what float32 squares were rounded by
+
 
 class Totals:
     """Sums over tokens and responses, by name; each an array over the leading axes of `totals_xM`."""
@@ -36,9 +38,10 @@ def _kl_reverse_k3(t: Totals) -> np.ndarray:
 
 
 def _pearson(t: Totals) -> np.ndarray:
-    """With p = q + Δp, so that two nearly equal columns do not cancel."""
+    """With p = q + Δp, so that two nearly equal columns do not cancel; one value of q alone has no correlation."""
     q, dp = t.mean("q"), t.mean("dp")
     var_q, var_dp = t.mean("q_q") - q * q, t.mean("dp_dp") - dp * dp
+    var_q = np.where(var_q > _ROUNDING * t.mean("q_q"), var_q, np.nan)
     cov = t.mean("q_dp") - q * dp
     return (var_q + cov) / np.sqrt(var_q * (var_q + 2 * cov + var_dp))
 

@@ -19,6 +19,7 @@ from mismatch_cli.verdict.words import ABOVE, BETWEEN, HEALTHY, UNDECIDED, sente
 LEADING = "abs_d_mean"  # what is held against the floor
 _NORMAL_P95 = 1.959964  # of |x| for a normal distribution of spread 1
 _TAIL = 3.0  # a KL this many times what the bulk would give comes from the tail
+_FEWEST_TOKENS = 200  # ten of them beyond p95
 _NEAREST = 5
 
 
@@ -32,7 +33,7 @@ def judge(summary: Mapping[str, Any]) -> dict[str, Any]:
         "pair": main["pair"],
         **kind,
         "floor": _above_floor(main["metrics"], summary.get("floor")),
-        "tail": _tail(main["metrics"]),
+        "tail": _tail(main),
         "bars": bars,
         "measured": [_measured_row(row, main["metrics"]) for row in _nearest(main["metrics"], kind)],
     }
@@ -116,13 +117,13 @@ def _above_floor(metrics: Mapping[str, Any], floor: Mapping[str, Any] | None) ->
     return row
 
 
-def _tail(metrics: Mapping[str, Any]) -> dict[str, Any] | None:
+def _tail(pair: Mapping[str, Any]) -> dict[str, Any] | None:
     """k3 against what a normal spread with the same p95 of |d| would give; None where it comes from the bulk.
 
     Not the median: half of a model's tokens are certain, and have no gap whatever the precision.
     """
-    kl, p95 = _Here.of(metrics, "k3"), _Here.of(metrics, "abs_d_p95")
-    if kl is None or p95 is None or kl.value <= 0:
+    kl, p95 = _Here.of(pair["metrics"], "k3"), _Here.of(pair["metrics"], "abs_d_p95")
+    if kl is None or p95 is None or kl.value <= 0 or pair["counts"]["tokens"] < _FEWEST_TOKENS:
         return None
     spread = p95.value / _NORMAL_P95
     bulk = spread**2 / 2

@@ -259,3 +259,10 @@ def test_enormous_gaps_do_not_overflow_the_rest(make_batch) -> None:
     assert value["abs_d_max"] == 95 and value["ess_sequence"] == pytest.approx(1 / 3)
     assert value["chi2_sequence"] is None and "float" in result["metrics"]["chi2_sequence"]["note"]
     json.dumps(result, allow_nan=False)
+
+
+def test_one_value_of_the_rollout_has_no_correlation(make_batch):
+    """Neither one token nor many equal ones: their variance is what the sums were rounded by."""
+    for count in (1, 7):
+        metrics = summarise(make_batch([[-0.7] * count], logp_recomputed=[[-0.3] * count])).result()["metrics"]
+        assert metrics["pearson"]["value"] is None

@@ -22,8 +22,10 @@ def estimate(value: float | None, half_width: float | None = None) -> dict:
 
 
 def summary(metrics: dict, floor: dict | None = None, pair: str = "mismatch", architecture: str = "", **pairs) -> dict:
-    made = {pair: {"pair": pair, "metrics": metrics}}
-    made |= {name: {"pair": name, "metrics": of} for name, of in pairs.items()}
+    made = {
+        name: {"pair": name, "metrics": of, "counts": {"tokens": 1000}}
+        for name, of in ({pair: metrics} | pairs).items()
+    }
     about = {"trainer": {"architecture": architecture, "dtype": "bfloat16"}} if architecture else {}
     return {"about": about, "pairs": made, "floor": None if floor is None else {"metrics": floor}}
 
@@ -146,6 +148,9 @@ def test_the_tail():
     assert verdict["tail"]["times"] == pytest.approx(4, rel=1e-4)
     assert verdict["tail"]["robust_spread"] == pytest.approx(s, rel=1e-4)
     assert "Rare tokens make the KL: k3 is 4 × what" in verdict["sentences"][-1]
+    few = summary(bulk | {"k3": estimate(4 * s * s / 2)})
+    few["pairs"]["mismatch"]["counts"]["tokens"] = 10
+    assert judge(few)["tail"] is None
     exact = judge(summary(bulk | {"abs_d_p95": estimate(0.0)}))
     assert exact["tail"]["times"] is None
     assert "95 % of the tokens agree exactly" in exact["sentences"][-1]

@@ -28,4 +28,5 @@ def zeros_finding(evidence: Evidence, check: str) -> Finding | None:
     rows += [(f"{side}: mean |Δlog p| there, nats", zeros.gap / zeros.tokens) for side, zeros in found.items()]
     sentence = f"{tokens:,} tokens have a log-probability of exactly 0.0 where the other side is far from certain."
     explains = gap / evidence.counts.gap if evidence.counts.gap else None
-    return Finding(check, "found", tokens / all_tokens, "share of tokens", explains, sentence, tuple(rows))
+    measure = "share of tokens, where the other side is uncertain"
+    return Finding(check, "found", tokens / all_tokens, measure, explains, sentence, tuple(rows))

@@ -22,7 +22,9 @@ def check(evidence: Evidence) -> Finding:
     shifted_S = alignment.shifted_S
     count = int(shifted_S.sum())
     share = count / max(1, sample.num_responses)
-    scan = {f"mean gap at lag {lag:+d}, nats": gap for lag, gap in lag_scan(sample, alignment).items()}
+    scan = {
+        f"mean gap at lag {lag:+d}, nats".replace("-", "−"): gap for lag, gap in lag_scan(sample, alignment).items()
+    }
     if count < max(_FEWEST, _SHARE * sample.num_responses):
         return Finding(NAME, "clear", share, "share of responses", evidence=tuple(scan.items()))
     lags, counts = np.unique(alignment.lag_S[shifted_S], return_counts=True)

@@ -18,6 +18,7 @@ SOURCE = "NeMo-RL PR 3936, TRL PR 4303 (ScaleRL), vLLM PR 24567, arXiv 2506.1358
 _SPACING = 2.0**-8  # nats: bfloat16 logits of at least 1/2 differ by multiples of it
 _TOLERANCE = 4e-6  # nats: float32 log-probabilities down to −16 are this exact
 _MOSTLY, _HARDLY = 0.6, 0.2
+_FEWEST = 200  # values
 _ROUNDED_BITS = np.uint32(0xFFFF)  # of a float32, that a bfloat16 has not
 
 
@@ -56,7 +57,7 @@ def _share_on_grid(logp_NK: np.ndarray, temperature: float) -> float | None:
         difference = np.abs(np.diff(logp_NK.astype(np.float64), axis=1)) * temperature
         deep = logp_NK[:, 1:] < -16
     difference = difference[np.isfinite(difference) & ~deep & (difference > _SPACING / 2)]
-    if len(difference) < 200:
+    if len(difference) < _FEWEST:
         return None
     steps = difference / _SPACING
     return float((np.abs(steps - np.round(steps)) * _SPACING < _TOLERANCE * max(1.0, temperature)).mean())
@@ -64,4 +65,4 @@ def _share_on_grid(logp_NK: np.ndarray, temperature: float) -> float | None:
 
 def _share_stored_in_bfloat16(logp_N: np.ndarray) -> float:
     values = logp_N[logp_N < -1e-3].astype(np.float32)  # an exact 0 is a number of any precision
-    return float(((values.view(np.uint32) & _ROUNDED_BITS) == 0).mean()) if len(values) else 0.0
+    return float(((values.view(np.uint32) & _ROUNDED_BITS) == 0).mean()) if len(values) >= _FEWEST else 0.0

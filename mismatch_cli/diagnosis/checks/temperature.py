@@ -40,7 +40,8 @@ def check(evidence: Evidence) -> Finding:
         return Finding(NAME, "untested", reason="too few tokens between certain and impossible")
     z = (fit.beta - 1) / fit.error if fit.error > 0 else 0.0
     rows = (
-        ("fitted β = T of the rollout / T of the trainer", fit.beta), ("standard error over prompts", fit.error),
+        ("fitted β = T of the rollout / T of the trainer", fit.beta),
+        ("its standard error over prompts, of the fit alone", fit.error),
         ("fitted from", fit.source), ("temperature in the manifest", evidence.sampling.get("temperature", "not known")),
     )  # fmt: skip
     if not (abs(fit.beta - 1) > _LEAST and abs(z) > _Z and fit.explains > _EXPLAINS):
@@ -80,8 +81,7 @@ def _from_log_odds(sample: Sample) -> _Fit | None:
     """All other ids as one: exact for two, and a constant off in the log-odds where the rest is spread over several."""
     x_N, y_N = (_log_odds(logp_T[sample.kept]) for logp_T in (sample.logq_T, sample.logp_T))
     usable_N = np.maximum(np.abs(x_N), np.abs(y_N)) < _MOST_LOG_ODDS
-    x_M, y_M = (v_N[usable_N] - v_N[usable_N].mean() if usable_N.any() else v_N[:0] for v_N in (x_N, y_N))
-    return _fit(x_M, y_M, sample.group_N[usable_N], "the sampled tokens' log-odds, approximate")
+    return _fit(x_N[usable_N], y_N[usable_N], sample.group_N[usable_N], "the sampled tokens' log-odds, approximate")
 
 
 def _log_odds(logp_N: np.ndarray) -> np.ndarray:
@@ -89,13 +89,14 @@ def _log_odds(logp_N: np.ndarray) -> np.ndarray:
 
 
 def _fit(x_M: np.ndarray, y_M: np.ndarray, group_M: np.ndarray, source: str) -> _Fit | None:
-    """The slope of y on x, both centred; errors on either side flatten it, so it is averaged with that of x on y."""
+    """The slope of y on x; errors on either side flatten it, so it is averaged with that of x on y."""
     if len(x_M) < _FEWEST:
         return None
+    before = float(np.abs(y_M - x_M).sum())
+    x_M, y_M = x_M - x_M.mean(), y_M - y_M.mean()
     down, error = slope_over_prompts(x_M, y_M, group_M)
     up, _ = slope_over_prompts(y_M, x_M, group_M)
     if not (down > 0 and up > 0):
         return None
     beta = float(np.sqrt(down / up))
-    before = float(np.abs(y_M - x_M).sum())
     return _Fit(beta, error, 1 - float(np.abs(y_M - beta * x_M).sum()) / before if before else 0.0, source)

@@ -47,7 +47,7 @@ CAUSES = (
     Cause(r"equal_weights", "later weights in the trainer add staleness", "trl#5312"),
     Cause(r"rollout\.quantization", "quantised rollouts differ by model family", "verl PR#4435, miles#2722"),
     Cause(r"rollout\.kv_cache_dtype", "a cache of fewer bits raises the mismatch", "NeMo-RL PR#1212"),
-    Cause(_EITHER + r"dtype", "bfloat16 rounds 8 times as coarsely as float16", "arXiv 2510.26788"),
+    Cause(_EITHER + r"dtype", "bfloat16 keeps 8 bits of a number, float16 11, float32 24", "arXiv 2510.26788"),
     Cause(_EITHER + r"head_dtype", "rounding of the logits is a dominant source; fixed on one side only it is worse",
           "NeMo-RL PR#3936, trl PR#4303"),
     Cause(_EITHER + r"head_(divisor|multiplier|softcap)", "logits are scaled or capped otherwise", "elementary"),

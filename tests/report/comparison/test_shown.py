@@ -98,7 +98,7 @@ def test_what_is_left_out_is_said(result):
     assert "A: 20 of 96 responses are left out, because another trace holds no partner for them" in text
     assert "7 tokens are masked in only one of A and B" in text
     assert "responses to a prompt" not in text
-    assert "A has 4.00 responses to a prompt and C 8.00" in words(on_terminal(result, 120))
+    assert "A has 4 responses to a prompt and C 8" in words(on_terminal(result, 120))
 
 
 def test_values_difference_and_mark_stand_beside_each_other(result):
