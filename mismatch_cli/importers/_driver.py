@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from mismatch_cli.trace.writer import shard_path, write_shard
 
 PACKAGE = "mismatch_cli.importers"
 FACTS = ("title", "files", "enable", "pi", "holds", "shift", "padding", "averaging")
+_WRITERS = 2
 _SHARD_TOKENS, _SHARD_BYTES = 2**21, 2**27
 _REASONS_IN_ERROR = 3
 _FILES_IN_MANIFEST = 1000
@@ -78,15 +80,15 @@ def import_dump(what: Import, folder: Path, progress: Progress) -> dict[str, Any
 
 
 def _write(shards: Iterator[pa.Table], folder: Path) -> None:
-    """One shard after the other, each while the next one is read: compressing it needs no interpreter."""
-    with ThreadPoolExecutor(1) as writer:
-        writing: Future[None] | None = None
+    """Two shards at a time, while the next one is read: compressing them needs no interpreter."""
+    with ThreadPoolExecutor(_WRITERS) as writer:
+        writing: deque[Future[None]] = deque()
         for index, shard in enumerate(shards):
-            if writing is not None:
-                writing.result()
-            writing = writer.submit(write_shard, shard_path(folder, index), shard)
-        if writing is not None:
-            writing.result()
+            if len(writing) == _WRITERS:
+                writing.popleft().result()
+            writing.append(writer.submit(write_shard, shard_path(folder, index), shard))
+        for last in writing:
+            last.result()
 
 
 def _completed(

@@ -56,17 +56,16 @@ def write_shard_parts(path: Path, tables: Iterator[pa.Table]) -> None:
 
 
 def _encoding(table: pa.Table) -> dict[str, Any]:
-    """Where a dictionary pays: not for log-probabilities, of which hardly two are equal.
+    """Where a dictionary pays: not for tokens, whose ids zstd packs as well in half the time.
 
-    Nor does compression pay for those of single tokens: it saves a tenth of them, and costs a third of the writing. Of
-    the top K it saves a fifth of most of the file.
+    Nor does compression pay for the log-probabilities of single tokens: it saves a tenth of them, and costs a third of
+    the writing. Of the top K it saves a fifth of most of the file.
     """
     leaves = {f.name: f"{f.name}.list.element" if pa.types.is_list(f.type) else f.name for f in table.schema}
-    floats = {name for name in TOKEN_COLUMNS | TOPK_COLUMNS if pa.types.is_floating(arrow_type(name).value_type)}
-    floats -= {"advantage"}
-    plain = floats & TOKEN_COLUMNS.keys()
+    floats = {name for name in TOKEN_COLUMNS if pa.types.is_floating(arrow_type(name).value_type)}
+    plain = floats - {"advantage"}
     return {
-        "use_dictionary": [leaf for name, leaf in leaves.items() if name not in floats],
+        "use_dictionary": [leaf for name, leaf in leaves.items() if name not in TOKEN_COLUMNS | TOPK_COLUMNS],
         "compression": {leaf: "none" if name in plain else "zstd" for name, leaf in leaves.items()},
     }
 
