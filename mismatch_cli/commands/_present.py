@@ -128,8 +128,8 @@ def present_diagnosis(
         progress.stop()
     result = diagnosis_json(analysis)
     progress.say("Drawing")
-    _write(folder, result, analysis, build_view(analysis, figure_views(analysis)))
-    _show(result, build_view(analysis, []), as_json)
+    _write(folder, result, analysis, build_view(analysis, result, figure_views(analysis)))
+    _show(result, build_view(analysis, result, []), as_json)
     _say_what_was_written(folder, progress)
 
 

@@ -42,12 +42,6 @@ class Evidence:
     def temperature(self) -> float:
         return float(self.sampling.get("temperature", 1.0))
 
-    @property
-    def truncates(self) -> bool:
-        """Whether the sampling is known to leave tokens out."""
-        off = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
-        return any(self.sampling.get(name, value) != value for name, value in off.items())
-
     def without_tokens(self, drop_T: np.ndarray) -> Evidence:
         """The same with some tokens of the sample not counting."""
         return replace(self, sample=self.sample.without_tokens(drop_T))

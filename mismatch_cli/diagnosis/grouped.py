@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mismatch_cli.metrics.estimate import jackknife_error
 from mismatch_cli.metrics.hashing import GROUPS
 
 
@@ -34,15 +35,14 @@ def mean_over_prompts(value_N: np.ndarray, group_N: np.ndarray) -> Mean:
     sum_G = np.bincount(group_N, weights=value_N, minlength=GROUPS)
     count_G = np.bincount(group_N, minlength=GROUPS)
     there = count_G > 0
-    total, count, groups = float(sum_G.sum()), int(count_G.sum()), int(there.sum())
+    total, count = float(sum_G.sum()), int(count_G.sum())
     if not count:
         return Mean(float("nan"), float("inf"), 0)
     value = total / count
-    if groups < _FEWEST_GROUPS:
+    if there.sum() < _FEWEST_GROUPS:
         return Mean(value, float("inf"), count)
     without_G = (total - sum_G[there]) / np.maximum(count - count_G[there], 1)
-    error = np.sqrt((groups - 1) * np.mean((without_G - without_G.mean()) ** 2))
-    return Mean(value, float(error), count)
+    return Mean(value, jackknife_error(without_G), count)
 
 
 _FEWEST_GROUPS = 4
@@ -56,6 +56,4 @@ def slope_over_prompts(x_N: np.ndarray, y_N: np.ndarray, group_N: np.ndarray) ->
     if there.sum() < _FEWEST_GROUPS:
         return float("nan"), float("inf")
     without_G = (xy_G.sum() - xy_G[there]) / np.maximum(xx_G.sum() - xx_G[there], 1e-300)
-    groups = int(there.sum())
-    error = np.sqrt((groups - 1) * np.mean((without_G - without_G.mean()) ** 2))
-    return float(xy_G.sum() / xx_G.sum()), float(error)
+    return float(xy_G.sum() / xx_G.sum()), jackknife_error(without_G)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import ModuleType
 
 import numpy as np
 
 from mismatch_cli import registry
-from mismatch_cli.diagnosis.counts import UNCERTAIN
 from mismatch_cli.diagnosis.evidence import Evidence
 from mismatch_cli.diagnosis.finding import Finding, untested
-from mismatch_cli.diagnosis.sample import seen_before
 
 _PACKAGE = "mismatch_cli.diagnosis.checks"
 PRECISION_STAGE = 6  # from here on causes are floors, not faults
@@ -56,7 +54,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         finding = untested(name, blocked) if blocked else _check(name, present)
         findings.append(finding)
         if finding.status == "found":
-            present = _cleaned(present, finding)
+            present = _cleaned(present, module(name))
             blocked = blocked or _blocks(present, finding)
     return Diagnosis(evidence, tuple(findings))
 
@@ -64,29 +62,15 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 def _check(name: str, evidence: Evidence) -> Finding:
     check = module(name)
     gap = float(np.abs(evidence.sample.d_N).mean()) if len(evidence.sample.kept) else 0.0
-    if check.STAGE >= 3 and name != "lm-head" and gap < _NO_GAP:
+    if check.STAGE >= 3 and gap < _NO_GAP and getattr(check, "NEEDS_A_GAP", True):
         return Finding(name, "clear", sentence=f"The mean gap is {gap:.2g} nats: there is nothing to explain.")
     finding: Finding = check.check(evidence)
     return finding
 
 
-def _cleaned(evidence: Evidence, finding: Finding) -> Evidence:
-    """What is left to judge once the tokens of a fault are out."""
-    sample = evidence.sample
-    if finding.check in ("placeholders", "masked-tokens", "end-of-sequence"):
-        with np.errstate(invalid="ignore"):
-            d_T = np.abs(sample.logp_T - sample.logq_T)
-        zero_T = ((sample.logq_T == 0) | (sample.logp_T == 0)) & (d_T > -UNCERTAIN)
-        drop_T = zero_T | (d_T > 2.0) if finding.check == "masked-tokens" else zero_T
-        drop_T = drop_T | sample.last_T if finding.check == "end-of-sequence" else drop_T
-        return evidence.without_tokens(drop_T)
-    if finding.check in ("index-shift", "retokenised"):
-        alignment = evidence.alignment
-        kept = replace(sample, counts_T=sample.counts_T & (alignment.lag_S == 0)[sample.response_T])
-        return replace(evidence, sample=kept)
-    if finding.check == "prefix-cache":
-        return evidence.without_tokens(seen_before(sample)[sample.response_T])
-    return evidence
+def _cleaned(evidence: Evidence, check: ModuleType) -> Evidence:
+    """What is left to judge once the tokens that a fault has spoiled are out, where its check names them."""
+    return evidence.without_tokens(check.spoiled_T(evidence)) if hasattr(check, "spoiled_T") else evidence
 
 
 def _blocks(evidence: Evidence, finding: Finding) -> str:

@@ -71,6 +71,12 @@ class Sample:
         """log π − log μ, nats."""
         return self.logp_T[self.kept] - self.logq_T[self.kept]
 
+    @property
+    def abs_d_T(self) -> np.ndarray:
+        """|d| of every token, also of those that do not count; NaN where one side was not measured."""
+        with np.errstate(invalid="ignore"):
+            return np.abs(self.logp_T - self.logq_T)
+
     @cached_property
     def group_S(self) -> np.ndarray:
         """The prompt group of each response, one of 32: what errors are estimated over."""
@@ -133,8 +139,7 @@ class SampleCollector:
                 self._shrink()
 
     def _columns(self, batch: TokenBatch) -> dict[str, np.ndarray]:
-        names = ("prompt_id_S", "sample_index_S", "step_S", "prompt_length_S", "truncated_S", *_TOKEN_COLUMNS)
-        found = {name: getattr(batch, name) for name in names}
+        found = {name: getattr(batch, name) for name in (*_ROW_COLUMNS, *_TOKEN_COLUMNS)}
         found |= {"logq_T": getattr(batch, self._pair.reference), "logp_T": getattr(batch, self._pair.current)}
         if self._pair.topk_measured_in(batch):
             topk = {"topk_logq_TK": self._pair.topk_reference, "topk_logp_TK": self._pair.topk_current}
@@ -186,11 +191,3 @@ def _joined(parts: list[np.ndarray | None], rows: list[dict[str, np.ndarray]]) -
         for part, row in zip(parts, rows, strict=True)
     ]
     return np.concatenate(filled)
-
-
-def seen_before(sample: Sample) -> np.ndarray:
-    """Whether the prompt of a response came in an earlier step."""
-    prompt_P, of_S = np.unique(sample.prompt_id_S, return_inverse=True)
-    first_P = np.full(len(prompt_P), np.iinfo(np.int64).max)
-    np.minimum.at(first_P, of_S, sample.step_S.astype(np.int64))
-    return sample.step_S > first_P[of_S]

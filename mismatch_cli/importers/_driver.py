@@ -120,7 +120,8 @@ def _recognised(what: Import, tally: Tally) -> tuple[str, list[Source]]:
     if what.format is not None and what.format not in names:
         raise UsageError(registry.unknown("format", what.format, names))
     groups: dict[tuple[str, str], list[Source]] = {}
-    for source in find(what.paths):
+    files = find(what.paths)
+    for source in files:
         groups.setdefault(source.group, []).append(source)
     by_format: dict[str, list[Source]] = {}
     unknown: list[Source] = []
@@ -135,7 +136,7 @@ def _recognised(what: Import, tally: Tally) -> tuple[str, list[Source]]:
     if by_format:
         tally.leave_out("files of another layout", len(unknown), unknown[0].name if unknown else "")
     chosen = set(_chosen(name, sources, tally, whole=any(path.is_dir() for path in what.paths)))
-    return name, [source for source in find(what.paths) if source in chosen]
+    return name, [source for source in files if source in chosen]
 
 
 def _chosen(name: str, sources: list[Source], tally: Tally, *, whole: bool) -> list[Source]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import re
 from collections.abc import Sequence
@@ -72,7 +73,7 @@ def _below(path: Path) -> list[Source]:
     if path.is_dir():
         files, root = [p for p in path.rglob("*") if p.is_file()], path
     else:
-        files, root = [p for p in path.parent.glob(f"{glob_escape(path.name)}*") if p.is_file()], path.parent
+        files, root = [p for p in path.parent.glob(f"{glob.escape(path.name)}*") if p.is_file()], path.parent
         if not files:
             raise MismatchError(f"{path} does not exist. Name a dump: a file, several, or the folder of a run.")
     sources = [Source(p, str(p.relative_to(root))) for p in files if p.suffix.lower() in KINDS]
@@ -80,10 +81,6 @@ def _below(path: Path) -> list[Source]:
         for file in sorted(files):
             _refuse_pickle(file)
     return sorted(sources, key=lambda source: _natural(source.name))
-
-
-def glob_escape(name: str) -> str:
-    return re.sub(r"([*?\[])", r"[\1]", name)
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:

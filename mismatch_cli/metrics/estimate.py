@@ -87,12 +87,17 @@ def percentile_interval(value: float, replicate_B: np.ndarray, prompts: int) -> 
     return Estimate(float(value), float(low), float(high))
 
 
+def jackknife_error(without_G: np.ndarray) -> float:
+    """The standard error of a value, from the value with one group of prompts deleted at a time."""
+    return float(np.sqrt((len(without_G) - 1) * np.mean((without_G - without_G.mean()) ** 2)))
+
+
 def jackknife_interval(value: float, without_G: np.ndarray, prompts: int) -> Estimate:
     """value ± t · standard error, from the value with one group of prompts deleted at a time."""
     usable = without_G[np.isfinite(without_G)]
     if not isfinite(value) or min(prompts, len(usable)) < FEWEST_PROMPTS:
         return point(value, FEW_PROMPTS)
-    error = np.sqrt((len(usable) - 1) * np.mean((usable - usable.mean()) ** 2))
+    error = jackknife_error(usable)
     if error <= _ROUNDING * abs(value):
         return point(value, NO_SPREAD)
     half_width = student_t(len(usable) - 1) * error

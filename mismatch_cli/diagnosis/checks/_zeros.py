@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from mismatch_cli.diagnosis.counts import UNCERTAIN
 from mismatch_cli.diagnosis.evidence import Evidence
 from mismatch_cli.diagnosis.finding import Finding
+from mismatch_cli.diagnosis.sample import Sample
 
 _MOSTLY = 0.7  # of the placeholders, at the last token or in runs, to be called that
 _WHERE = {"end-of-sequence": "last", "masked-tokens": "in_runs"}
@@ -30,3 +34,8 @@ def zeros_finding(evidence: Evidence, check: str) -> Finding | None:
     explains = gap / evidence.counts.gap if evidence.counts.gap else None
     measure = "share of tokens, where the other side is uncertain"
     return Finding(check, "found", tokens / all_tokens, measure, explains, sentence, tuple(rows))
+
+
+def zeros_T(sample: Sample) -> np.ndarray:
+    """Exact zeros of the sample that the other side is far from."""
+    return ((sample.logq_T == 0) | (sample.logp_T == 0)) & (sample.abs_d_T > -UNCERTAIN)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mismatch_cli.diagnosis.checks._zeros import zeros_finding
+from mismatch_cli.diagnosis.checks._zeros import zeros_finding, zeros_T
 from mismatch_cli.diagnosis.evidence import Evidence
 from mismatch_cli.diagnosis.finding import Finding
 from mismatch_cli.diagnosis.grouped import mean_over_prompts
@@ -35,3 +35,8 @@ def check(evidence: Evidence) -> Finding:
     excess = (last.value - others.value) * last.count / abs_d_N.sum()
     sentence = f"At the token that ends a response the gap is {factor:.3g} times that of the other tokens."
     return Finding(NAME, "found", factor, "times the gap elsewhere", float(excess), sentence, rows)
+
+
+def spoiled_T(evidence: Evidence) -> np.ndarray:
+    """The zeros, and every last token."""
+    return zeros_T(evidence.sample) | evidence.sample.last_T

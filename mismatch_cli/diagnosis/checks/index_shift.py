@@ -5,15 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from mismatch_cli.diagnosis.alignment import lag_scan
+from mismatch_cli.diagnosis.checks._out_of_step import spoiled_T, too_few
 from mismatch_cli.diagnosis.evidence import Evidence
 from mismatch_cli.diagnosis.finding import Finding
 
+__all__ = ["check", "spoiled_T"]
 NAME, STAGE = "index-shift", 2
 TITLE = "Shifted by some tokens"
 CAUSE = "One side's log-probabilities are stored one position off (the logit at t predicts token t + 1)."
 CHANGE = "Shift that side by the lag that is named before storing it; slice both sides with the same bounds."
 SOURCE = "ms-swift PR 8196 (shift by one)"
-_FEWEST, _SHARE = 2, 0.01
 
 
 def check(evidence: Evidence) -> Finding:
@@ -25,7 +26,7 @@ def check(evidence: Evidence) -> Finding:
     scan = {
         f"mean gap at lag {lag:+d}, nats".replace("-", "−"): gap for lag, gap in lag_scan(sample, alignment).items()
     }
-    if count < max(_FEWEST, _SHARE * sample.num_responses):
+    if too_few(shifted_S):
         return Finding(NAME, "clear", share, "share of responses", evidence=tuple(scan.items()))
     lags, counts = np.unique(alignment.lag_S[shifted_S], return_counts=True)
     lag = int(lags[np.argmax(counts)])

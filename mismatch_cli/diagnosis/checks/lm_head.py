@@ -8,6 +8,7 @@ from mismatch_cli.diagnosis.evidence import Evidence
 from mismatch_cli.diagnosis.finding import Finding, untested
 
 NAME, STAGE = "lm-head", 6
+NEEDS_A_GAP = False  # one side is rounded whether or not it shows
 TITLE = "Precision of the LM head"
 CAUSE = "One side forms its logits (or stores its log-probabilities) in bfloat16, the other one in float32."
 CHANGE = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mismatch_cli.diagnosis.checks._zeros import zeros_finding
+from mismatch_cli.diagnosis.checks._zeros import zeros_finding, zeros_T
 from mismatch_cli.diagnosis.counts import in_runs
 from mismatch_cli.diagnosis.evidence import Evidence
 from mismatch_cli.diagnosis.finding import Finding
@@ -35,13 +35,18 @@ def check(evidence: Evidence) -> Finding:
     if responses < 2 or tokens < _SHARE_OF_HUGE * huge or huge > 0.3 * len(sample.kept):
         return Finding(NAME, "clear", share, "share of tokens")
     total = np.abs(sample.d_N).sum()
-    explains = float(np.abs(sample.logp_T - sample.logq_T)[runs_T].sum() / total)
+    explains = float(sample.abs_d_T[runs_T].sum() / total)
     sentence = (
         f"{tokens:,} tokens in {responses:,} responses stand in runs with gaps of more than {_HUGE:g} nats: "
         "stretches that the engine did not sample."
     )
     rows = (("responses with such a run", responses), ("share of all huge gaps", tokens / huge))
     return Finding(NAME, "found", share, "share of tokens", explains, sentence, rows)
+
+
+def spoiled_T(evidence: Evidence) -> np.ndarray:
+    """The zeros, and every huge gap."""
+    return zeros_T(evidence.sample) | (evidence.sample.abs_d_T > _HUGE)
 
 
 def _reaches_the_end(flag_T: np.ndarray, offset_S1: np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mismatch_cli.diagnosis.checks._zeros import zeros_finding
+from mismatch_cli.diagnosis.checks._zeros import zeros_finding, zeros_T
 from mismatch_cli.diagnosis.evidence import Evidence
 from mismatch_cli.diagnosis.finding import Finding
 
@@ -33,6 +33,10 @@ def check(evidence: Evidence) -> Finding:
             explains = gap / all_gap if all_gap else None
             return Finding(NAME, "found", share, "share of tokens", explains, sentence, rows)
     return Finding(NAME, "clear", 0.0, "share of tokens")
+
+
+def spoiled_T(evidence: Evidence) -> np.ndarray:
+    return zeros_T(evidence.sample)
 
 
 def _most_suspicious(own_N: np.ndarray, other_N: np.ndarray) -> tuple[float, int, float]:

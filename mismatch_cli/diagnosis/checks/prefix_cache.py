@@ -7,7 +7,7 @@ import numpy as np
 from mismatch_cli.diagnosis.evidence import Evidence
 from mismatch_cli.diagnosis.finding import Finding, untested
 from mismatch_cli.diagnosis.grouped import mean_over_prompts
-from mismatch_cli.diagnosis.sample import seen_before
+from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "prefix-cache", 4
 TITLE = "A stale prefix cache"
@@ -20,7 +20,7 @@ _TIMES, _Z, _FEWEST = 1.5, 6.0, 10
 def check(evidence: Evidence) -> Finding:
     """The normalised gap on prompts that came in an earlier step, against that on prompts that came first."""
     sample = evidence.sample
-    seen_S = seen_before(sample)
+    seen_S = _seen_before(sample)
     if min(seen_S.sum(), (~seen_S).sum()) < _FEWEST:
         return untested(NAME, "needs prompts that come again in a later step, and others that do not")
     seen_N = seen_S[sample.response_T[sample.kept]]
@@ -33,3 +33,16 @@ def check(evidence: Evidence) -> Finding:
     explains = float(np.abs(sample.d_N[seen_N]).sum() * (1 - 1 / factor) / total)
     sentence = f"On prompts that came in an earlier step the gap is {factor:.3g} times that on new ones."
     return Finding(NAME, "found", factor, "times the gap on new prompts", explains, sentence, rows)
+
+
+def spoiled_T(evidence: Evidence) -> np.ndarray:
+    """The responses to prompts that came before."""
+    return _seen_before(evidence.sample)[evidence.sample.response_T]
+
+
+def _seen_before(sample: Sample) -> np.ndarray:
+    """Whether the prompt of a response came in an earlier step."""
+    prompt_P, of_S = np.unique(sample.prompt_id_S, return_inverse=True)
+    first_P = np.full(len(prompt_P), np.iinfo(np.int64).max)
+    np.minimum.at(first_P, of_S, sample.step_S.astype(np.int64))
+    return sample.step_S > first_P[of_S]

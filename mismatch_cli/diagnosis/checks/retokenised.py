@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from mismatch_cli.diagnosis.checks._out_of_step import spoiled_T, too_few
 from mismatch_cli.diagnosis.evidence import Evidence
 from mismatch_cli.diagnosis.finding import Finding
 
+__all__ = ["check", "spoiled_T"]
 NAME, STAGE = "retokenised", 2
 TITLE = "Retokenised text"
 CAUSE = (
@@ -15,7 +17,6 @@ CAUSE = (
 )
 CHANGE = "Hand the engine's token ids to the trainer (vLLM: return_token_ids); never decode and encode on the way."
 SOURCE = "vLLM blog 2025-10-22, verl 3720, rllm PR 272, ART 726"
-_FEWEST, _SHARE = 2, 0.01
 
 
 def check(evidence: Evidence) -> Finding:
@@ -24,7 +25,7 @@ def check(evidence: Evidence) -> Finding:
     broken_S = alignment.broken_S
     count = int(broken_S.sum())
     share = count / max(1, sample.num_responses)
-    if count < max(_FEWEST, _SHARE * sample.num_responses):
+    if too_few(broken_S):
         return Finding(NAME, "clear", share, "share of responses")
     explains = alignment.explained(sample.length_S, broken_S)
     start = alignment.from_S[broken_S]

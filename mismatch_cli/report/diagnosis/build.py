@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from mismatch_cli import __version__
 from mismatch_cli.diagnosis.finding import Finding
@@ -11,7 +12,7 @@ from mismatch_cli.diagnosis.run import PRECISION_STAGE, module
 from mismatch_cli.metrics.catalog import Metric
 from mismatch_cli.report import numbers
 from mismatch_cli.report.about import left_out_of, settings_tables, who_facts
-from mismatch_cli.report.diagnosis.analysis import DiagnosisAnalysis, diagnosis_json
+from mismatch_cli.report.diagnosis.analysis import DiagnosisAnalysis
 from mismatch_cli.report.figures import FigureView
 from mismatch_cli.report.view import Column, Facts, MetricRow, ReportView, Section, Table
 
@@ -40,13 +41,14 @@ _FIGURE_OF = {
 }  # fmt: skip
 
 
-def build_view(analysis: DiagnosisAnalysis, figures: Sequence[FigureView]) -> ReportView:
-    """The whole report: what is wrong first, then everything that was looked at."""
-    diagnosis, summary = analysis.diagnosis, diagnosis_json(analysis)
+def build_view(analysis: DiagnosisAnalysis, summary: Mapping[str, Any], figures: Sequence[FigureView]) -> ReportView:
+    """The whole report, `summary` its JSON: what is wrong first, then everything that was looked at."""
+    found = analysis.diagnosis.found
     drawn = {figure.name: figure for figure in figures}
-    used = [_FIGURE_OF[f.check] for f in diagnosis.found if _FIGURE_OF.get(f.check) in drawn]
+    used = [_FIGURE_OF.get(finding.check, "") for finding in found]
     sections = [
-        _finding_section(f, n, [drawn[name] for name in _figure_names(f, drawn)]) for n, f in _numbered(analysis)
+        _finding_section(finding, number, [drawn[name] for name in [used[number]] if name in drawn])
+        for number, finding in enumerate(found)
     ]
     rest = tuple(figure for name, figure in drawn.items() if name not in used)
     return ReportView(
@@ -61,15 +63,6 @@ def build_view(analysis: DiagnosisAnalysis, figures: Sequence[FigureView]) -> Re
         version=__version__,
         notation=_NOTATION,
     )
-
-
-def _numbered(analysis: DiagnosisAnalysis) -> list[tuple[int, Finding]]:
-    return list(enumerate(analysis.diagnosis.found))
-
-
-def _figure_names(finding: Finding, drawn: dict[str, FigureView]) -> list[str]:
-    name = _FIGURE_OF.get(finding.check)
-    return [name] if name in drawn else []
 
 
 def _looked_at(analysis: DiagnosisAnalysis) -> str:
