@@ -70,7 +70,7 @@ def load_pool(folder: Path, name: str, flags: str, variants: bool | None = None)
     import pyarrow as pa
 
     pool = Pool.of(pa.concat_tables(trace.tables()), RESPONSES)
-    pool.sampling = trace.manifest["config"]["sampling"]  # type: ignore[attr-defined]
+    pool.sampling = trace.manifest["config"]["sampling"]
     if name in BROKEN_POOLS if variants is None else variants:
         add_variants(pool, trace, folder / f"{name}-variants")
     return pool
@@ -105,7 +105,7 @@ def healthy_row(name: str, pool: Pool, trials: int) -> dict[str, Any]:
     for _ in range(trials):
         healthy = pool.take(draw(pool, rng))
         in_steps(healthy, rng)
-        found = judged(healthy, pool.sampling).found  # type: ignore[attr-defined]
+        found = judged(healthy, pool.sampling).found
         # the lattice and the head are true of these precisions: no alarm
         true = {"f32": set(), "mixed": {"logit-lattice", "lm-head"}}.get(name, {"logit-lattice"})
         alarms[next((f.check for f in found if f.check not in true), "nothing")] += 1
@@ -123,7 +123,7 @@ def fault_row(fault: Fault, severity: float, pools: dict[str, Pool], trials: int
         index_S = draw(pools[name], rng)
         broken = planted(pools[name], fault, severity, index_S, rng)
         earlier_T = pools[name].take(index_S).tokens["logp_trainer"] if fault.check == "stale-weights" else None
-        cause = first_cause(judged(broken, pools[name].sampling, earlier_T))  # type: ignore[attr-defined]
+        cause = first_cause(judged(broken, pools[name].sampling, earlier_T))
         named[cause] += 1
         by_pool[name][cause] += 1
     return _row(fault.name, fault.check, f"{severity:g} {fault.unit}".strip(), named, trials, by_pool)

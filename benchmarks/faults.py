@@ -38,6 +38,7 @@ class Pool:
     tokens: dict[str, np.ndarray]  # _T
     ranks: dict[str, np.ndarray]  # _TK
     variants: dict[str, Scores] = field(default_factory=dict)
+    sampling: dict[str, Any] = field(default_factory=dict)  # of the manifest
 
     @classmethod
     def of(cls, table: pa.Table, most_responses: int | None = None) -> Pool:
@@ -87,6 +88,7 @@ class Pool:
                 )
                 for name, v in self.variants.items()
             },
+            self.sampling,
         )
 
     def table(self) -> pa.Table:
@@ -122,31 +124,29 @@ def _some(pool: Pool, share: float, rng: np.random.Generator, longer_than: int =
     return rng.choice(long_S, size=min(len(long_S), max(2, round(share * pool.num_responses))), replace=False)
 
 
+def _some_tokens(pool: Pool, share: float, rng: np.random.Generator) -> np.ndarray:
+    """A share of the tokens, one at least."""
+    count = int(pool.offset_S1[-1])
+    return rng.choice(count, max(1, round(share * count)), False)
+
+
 def positive_values(pool: Pool, share: float, rng: np.random.Generator) -> None:
-    tokens = rng.choice(
-        len(pool.tokens["logp_trainer"]), max(1, round(share * len(pool.tokens["logp_trainer"]))), False
-    )
+    tokens = _some_tokens(pool, share, rng)
     pool.tokens["logp_trainer"][tokens] = rng.choice([0.03125, 0.0625, 0.125], len(tokens))
 
 
 def not_a_number(pool: Pool, share: float, rng: np.random.Generator) -> None:
-    tokens = rng.choice(
-        len(pool.tokens["logp_trainer"]), max(1, round(share * len(pool.tokens["logp_trainer"]))), False
-    )
+    tokens = _some_tokens(pool, share, rng)
     pool.tokens["logp_trainer"][tokens] = np.nan
 
 
 def zeros(pool: Pool, share: float, rng: np.random.Generator) -> None:
-    tokens = rng.choice(
-        len(pool.tokens["logp_rollout"]), max(1, round(share * len(pool.tokens["logp_rollout"]))), False
-    )
+    tokens = _some_tokens(pool, share, rng)
     pool.tokens["logp_rollout"][tokens] = 0.0
 
 
 def minus_one(pool: Pool, share: float, rng: np.random.Generator) -> None:
-    tokens = rng.choice(
-        len(pool.tokens["logp_rollout"]), max(1, round(share * len(pool.tokens["logp_rollout"]))), False
-    )
+    tokens = _some_tokens(pool, share, rng)
     pool.tokens["logp_rollout"][tokens] = -1.0
 
 
