@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.diagnosis.alignment import Alignment, align
@@ -18,7 +17,7 @@ from mismatch_cli.diagnosis.sample import Sample, SampleCollector
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.metrics.lattice import Lattice
-from mismatch_cli.metrics.pairs import PAIRS, Pair
+from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.trace.columns import table_to_batch
 from mismatch_cli.trace.reader import Trace
 
@@ -49,7 +48,7 @@ class Evidence:
 
 def gather(traces: Sequence[Trace], on_responses: Callable[[int], None] = lambda _: None) -> Evidence:
     """Read traces once, in memory that does not depend on their length."""
-    pair = PAIRS["mismatch" if any(map(_has_equal_weights, traces)) else "total"]
+    pair = PAIRS[pairs_in(traces)[0]]
     sampling = traces[0].manifest.get("config", {}).get("sampling") or {}
     evidence = gather_tables((table for trace in traces for table in trace.tables()), pair, sampling, on_responses)
     if not evidence.sample.counts_T.any():
@@ -83,11 +82,3 @@ def _served(batch: TokenBatch, pair: Pair) -> tuple[np.ndarray, np.ndarray, np.n
     logq_T, logp_T = getattr(batch, pair.reference), getattr(batch, pair.current)
     return logq_T.numpy(), logp_T.numpy(), batch.loss_mask_T.numpy()
 
-
-def _has_equal_weights(trace: Trace) -> bool:
-    versions = ("version_rollout", "version_trainer")
-    return "logp_recomputed" in trace.columns() or any(
-        pc.any(pc.equal(*(table.column(name) for name in versions))).as_py()
-        for table in trace.tables(versions)
-        if table.num_columns == len(versions)
-    )

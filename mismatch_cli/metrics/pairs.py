@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pyarrow.compute as pc
+
 from mismatch_cli.batch import TokenBatch
+from mismatch_cli.trace.reader import Trace
 
 
 @dataclass(frozen=True)
@@ -43,3 +47,33 @@ PAIRS = {
         Pair("floor", "trainer repeated / trainer, equal weights", _TRAINER, "logp_trainer_repeat_T"),
     )
 }
+
+
+def pairs_in(traces: Sequence[Trace]) -> list[str]:
+    """Which pairs traces hold together, the one that tells most first: mismatch wherever any response has it.
+
+    At equal weights there is one gap; otherwise mismatch (of the responses that have equal weights, or a recomputed
+    log-prob), staleness, and both together.
+    """
+    recomputed = any("logp_recomputed" in trace.columns() for trace in traces)
+    equal = [_equal_weights(trace) for trace in traces]
+    if all(every for every, _ in equal):
+        return ["mismatch"]
+    some = recomputed or any(some for _, some in equal)
+    return [*["mismatch"] * some, *["staleness"] * recomputed, "total"]
+
+
+def weights_are_equal(traces: Sequence[Trace]) -> bool:
+    """Whether the trainer scored every response at the weights that sampled it."""
+    return all(every for every, _ in map(_equal_weights, traces))
+
+
+def _equal_weights(trace: Trace) -> tuple[bool, bool]:
+    """Whether every scored response has the trainer at the weights that sampled it, and whether any has."""
+    versions = ("version_rollout", "version_trainer")
+    every, some = True, False
+    for table in trace.tables(versions):
+        if table.num_columns == len(versions):  # a shard that is not scored yet has no version of the trainer
+            equal_S = pc.equal(*(table.column(name) for name in versions))
+            every, some = every and pc.all(equal_S).as_py(), some or pc.any(equal_S).as_py()
+    return every, some

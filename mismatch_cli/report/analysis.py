@@ -11,7 +11,7 @@ from mismatch_cli.batch import TokenBatch
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.catalog import METRICS
 from mismatch_cli.metrics.lattice import Lattice
-from mismatch_cli.metrics.pairs import PAIRS, Pair
+from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.metrics.scatter import ScatterSample
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.metrics.worst import WorstTokens
@@ -49,7 +49,7 @@ class Analysis:
 def analyse(traces: Sequence[Trace], worst: int) -> Analysis:
     """Read traces once, in bounded memory, and keep the `worst` worst tokens; several traces are one measurement."""
     check_poolable(traces)
-    pairs = {name: MismatchSummary(PAIRS[name]) for name in _pairs_in(traces)}
+    pairs = {name: MismatchSummary(PAIRS[name]) for name in pairs_in(traces)}
     analysis = Analysis(traces, pairs, [WorstTokens(worst) for _ in traces])
     for trace, its_worst in zip(traces, analysis.worst, strict=True):
         for batch in trace.batches():
@@ -65,30 +65,12 @@ def analyse(traces: Sequence[Trace], worst: int) -> Analysis:
 
 def _update(analysis: Analysis, batch: TokenBatch, worst: WorstTokens) -> None:
     main, *others = analysis.pairs.values()
-    if not main.pair.measured_in(batch):
+    if not any(summary.pair.measured_in(batch) for summary in analysis.pairs.values()):
         analysis.unscored_responses += batch.num_responses
         return
     main.update(batch, analysis.scatter, worst, analysis.lattice)
     for summary in [*others, analysis.floor]:
         summary.update(batch)
-
-
-def _pairs_in(traces: Sequence[Trace]) -> list[str]:
-    """At equal weights there is one gap; otherwise mismatch, staleness, and both together."""
-    if all(weights_are_equal(trace) for trace in traces):
-        return ["mismatch"]
-    has_recomputed = any("logp_recomputed" in trace.columns() for trace in traces)
-    return ["mismatch", "staleness", "total"] if has_recomputed else ["total"]
-
-
-def weights_are_equal(trace: Trace) -> bool:
-    """Whether the trainer scored every response at the weights that sampled it."""
-    versions = ("version_rollout", "version_trainer")
-    return all(
-        table.column(versions[0]).equals(table.column(versions[1]))
-        for table in trace.tables(versions)
-        if set(versions) <= set(table.column_names)
-    )
 
 
 def check_poolable(traces: Sequence[Trace]) -> None:

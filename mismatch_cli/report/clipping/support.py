@@ -9,7 +9,7 @@ from typing import Any
 from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.clipping.judged import Needs
-from mismatch_cli.report.analysis import weights_are_equal
+from mismatch_cli.metrics.pairs import weights_are_equal
 from mismatch_cli.trace.reader import Trace
 
 _EQUAL = (
@@ -55,7 +55,7 @@ class Support:
 
 def _what_is_there(traces: Sequence[Trace], columns: set[str]) -> dict[str, Any]:
     recomputed = "measured" if "logp_recomputed" in columns else "absent"
-    if all(weights_are_equal(trace) for trace in traces):
+    if weights_are_equal(traces):
         recomputed = "equal weights"
     return {
         "advantages": "advantage" in columns,

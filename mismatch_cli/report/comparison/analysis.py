@@ -13,9 +13,9 @@ import torch
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.metrics.differences import Difference, Measured, differences
 from mismatch_cli.metrics.estimate import Estimate
-from mismatch_cli.metrics.pairs import PAIRS, Pair
+from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.metrics.summary import MismatchSummary
-from mismatch_cli.report.analysis import about, weights_are_equal, who_is_compared
+from mismatch_cli.report.analysis import about, who_is_compared
 from mismatch_cli.report.comparison.matching import Pairing, Responses, compared_rows, pair_up
 from mismatch_cli.report.comparison.on_tokens import OnTokens, compare_on_tokens
 from mismatch_cli.report.comparison.plot_data import ComparisonPlotData, exceedance
@@ -133,10 +133,7 @@ def _pairs_in(trace: Trace) -> set[str]:
     columns = trace.columns()
     if "logp_trainer" not in columns:
         return set()
-    names = {"total"} | ({"floor"} if "logp_trainer_repeat" in columns else set())
-    if weights_are_equal(trace):
-        return names | {"mismatch"}
-    return names | ({"mismatch", "staleness"} if "logp_recomputed" in columns else set())
+    return {"total", *pairs_in([trace])} | ({"floor"} if "logp_trainer_repeat" in columns else set())
 
 
 def _measure(trace: Trace, responses: Responses, kept_S: np.ndarray, pair: Pair) -> MismatchSummary:

@@ -1,0 +1,69 @@
+"""Which pairs a trace holds: one answer for `report`, `compare` and `diagnose`, also where weights differ by row."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from mismatch_cli.bundled import bundled_trace
+from mismatch_cli.diagnosis.evidence import gather
+from mismatch_cli.metrics.pairs import pairs_in, weights_are_equal
+from mismatch_cli.report.analysis import analyse
+from mismatch_cli.report.comparison.analysis import analyse_comparison
+from mismatch_cli.trace.manifest import read_manifest, write_manifest
+from mismatch_cli.trace.reader import Trace
+from mismatch_cli.trace.writer import shard_path, write_shard
+
+
+def a_trace(folder, newer, recomputed=False):
+    """The bundled one, whose trainer is one update newer where `newer(row)` says so."""
+    source = Trace.open(bundled_trace().parent / "float32")
+    table = pa.concat_tables(source.tables())
+    at = table.schema.get_field_index("version_trainer")
+    versions = pa.array([int(newer(row)) for row in range(table.num_rows)], pa.int32())
+    table = table.set_column(at, "version_trainer", versions)
+    if recomputed:
+        table = table.append_column("logp_recomputed", table.column("logp_trainer"))
+    write_shard(shard_path(folder, 0), table)
+    write_manifest(folder, read_manifest(source.folder))
+    return Trace.open(folder)
+
+
+@pytest.mark.parametrize(
+    ("newer", "recomputed", "pairs"),
+    [
+        (lambda row: False, False, ["mismatch"]),
+        (lambda row: True, False, ["total"]),
+        (lambda row: row % 2, False, ["mismatch", "total"]),
+        (lambda row: True, True, ["mismatch", "staleness", "total"]),
+    ],
+    ids=["equal", "newer", "some newer", "recomputed"],
+)
+def test_every_command_takes_the_same_pair(tmp_path, newer, recomputed, pairs):
+    trace = a_trace(tmp_path / "trace", newer, recomputed)
+    assert pairs_in([trace]) == pairs
+    assert weights_are_equal([trace]) == (pairs == ["mismatch"])
+    analysis = analyse([trace], worst=1)
+    assert list(analysis.pairs) == pairs and analysis.main_pair.name == pairs[0]
+    assert gather([trace]).pair.name == pairs[0]
+    assert analyse_comparison([trace, trace]).pair.name == pairs[0]
+
+
+def test_only_responses_at_equal_weights_count_as_mismatch(tmp_path):
+    trace = a_trace(tmp_path / "trace", lambda row: row % 2)
+    analysis = analyse([trace], worst=1)
+    rows = pa.concat_tables(trace.tables(["response_ids"])).column("response_ids")
+    lengths = [len(row) for row in rows]
+    assert analysis.pairs["mismatch"].exact.counts.tokens == sum(lengths[::2])
+    assert analysis.pairs["total"].exact.counts.tokens == sum(lengths)
+
+
+def test_a_shard_without_equal_weights_is_no_unscored_one(tmp_path):
+    trace = a_trace(tmp_path / "trace", lambda row: False)
+    newer = pa.concat_tables(a_trace(tmp_path / "newer", lambda row: True).tables())
+    at = newer.schema.get_field_index("step")
+    newer = newer.set_column(at, "step", pa.array([1] * newer.num_rows, pa.int32()))
+    write_shard(shard_path(trace.folder, 1), newer)
+    analysis = analyse([Trace.open(trace.folder)], worst=1)
+    assert analysis.unscored_responses == 0
+    assert analysis.pairs["total"].exact.counts.tokens == 2 * analysis.pairs["mismatch"].exact.counts.tokens
