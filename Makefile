@@ -12,8 +12,8 @@ setup: $(VENV)/.installed  ## Create .venv with everything, vLLM for CPU include
 
 $(VENV)/.installed: pyproject.toml requirements/cpu.lock requirements/dev.lock
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-deps -r requirements/cpu.lock -r requirements/dev.lock
-	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	$(BIN)/pip install --quiet --no-compile --no-deps -r requirements/cpu.lock -r requirements/dev.lock
+	$(BIN)/pip install --quiet --no-compile --no-deps --no-build-isolation --editable .
 	touch $@
 
 probe: setup  ## Run the main job: probe with real vLLM on the bundled model, into probe-model/
