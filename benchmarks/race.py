@@ -1,0 +1,222 @@
+"""The race: `train` and its scorer against TRL's, the scorer against a plain script's, `probe` against one by hand.
+
+    python benchmarks/race.py train   --trl-python trl-venv/bin/python [--rounds 5] [--threads 1] [--racers own trl …]
+    python benchmarks/race.py scoring --trl-python trl-venv/bin/python [--rounds 3] [--large]
+    python benchmarks/race.py probe   [--rounds 2] [--sizes 64x4 256x4 1024x8]
+
+TRL lives in an environment of its own (rivals/requirements.txt). All racers of a comparison are started first, then
+each does one step in turn, round after round: A B A B. The first round warms up and is left out. Figures are medians
+over rounds with the smallest and the largest; a ratio is formed within each round. Target of `train`: 1.5 times TRL's
+samples per second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from turns import Racer
+
+RIVALS, ROOT = Path(__file__).parent / "rivals", Path(__file__).parents[1]
+TARGET = 1.5
+Side = tuple[str, str, list[str]]  # whose Python, script, arguments
+TRAIN: dict[str, Side] = {
+    "own": ("own", "own_train.py", []),
+    "own-float32": ("own", "own_train.py", ["--set", "rollout_dtype=float32"]),
+    "own-bfloat16": ("own", "own_train.py", ["--set", "trainer_dtype=bfloat16"]),
+    "own-hf": ("own", "own_train.py", ["--set", "rollout_dtype=float32", "engine=hf"]),
+    "trl": ("trl", "trl_grpo.py", []),
+    "trl-32": ("trl", "trl_grpo.py", ["--micro-batch", "32"]),
+    "trl-bfloat16": ("trl", "trl_grpo.py", ["--bf16"]),
+    "trl-continuous": ("trl", "trl_grpo.py", ["--sampler", "continuous-batching"]),
+    "trl-vllm": ("trl", "trl_grpo.py", ["--sampler", "vllm"]),
+}
+SCORING: dict[str, Side] = {
+    "own": ("own", "own_scoring.py", []),
+    "trl": ("trl", "trl_scoring.py", []),
+    "plain": ("own", "plain_scoring.py", []),
+}
+
+Round = dict[str, dict[str, Any]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["train", "scoring", "probe"])
+    parser.add_argument("--trl-python", default=sys.executable)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--racers", nargs="+", help="of the comparison; the first is held against the others")
+    parser.add_argument("--large", action="store_true", help="scoring: two layers with a vocabulary of 151,936")
+    parser.add_argument("--sizes", nargs="+", default=["64x4", "256x4", "1024x8"], help="probe: prompts x responses")
+    parser.add_argument("--arguments", nargs=argparse.REMAINDER, default=[], help="probe: of both sides")
+    options = parser.parse_args()
+    lines = {"train": train, "scoring": scoring, "probe": probe}[options.what](options)
+    for line in lines:
+        print(line, flush=True)
+
+
+def train(options: argparse.Namespace) -> Iterator[str]:
+    names = options.racers or ["own", "trl"]
+    rounds = race({name: command(options, *TRAIN[name]) for name in names}, options)
+    yield f"train: {options.threads} thread(s), {len(rounds)} rounds, 256 responses of at most 128 tokens, 2 updates"
+    yield from table(rounds)
+    for name in names[1:]:
+        ratio = [each[names[0]]["rate"] / each[name]["rate"] for each in rounds]
+        verdict = "met" if statistics.median(ratio) >= TARGET else "MISSED"
+        yield f"{names[0]} / {name}: {spread(ratio)} times the samples per second (target {TARGET}: {verdict})"
+
+
+def scoring(options: argparse.Namespace) -> Iterator[str]:
+    names = options.racers or list(SCORING)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model, responses = (large_case if options.large else bundled_case)(folder)
+        more = ["--model", model, "--responses", str(responses)]
+        commands = {racer: command(options, *SCORING[racer]) + more for racer in names}
+        rounds = race(commands, options)
+    yield f"scoring: {options.threads} thread(s), {len(rounds)} rounds, {'large' if options.large else 'bundled'} model"
+    yield from table(rounds)
+    means = [rounds[-1][racer]["mean_logp"] for racer in names]
+    yield f"mean log π: {', '.join(f'{n} {m:.6f}' for n, m in zip(names, means, strict=True))}"
+    for racer in names[1:]:
+        ratio = [each[names[0]]["rate"] / each[racer]["rate"] for each in rounds]
+        yield f"{names[0]} / {racer}: {spread(ratio)} times the samples per second"
+
+
+def command(options: argparse.Namespace, side: str, script: str, arguments: Sequence[str]) -> list[str]:
+    return [options.trl_python if side == "trl" else sys.executable, str(RIVALS / script), *arguments]
+
+
+def race(commands: Mapping[str, Sequence[str]], options: argparse.Namespace) -> list[Round]:
+    """One step of each in turn; the first round is left out."""
+    environment = os.environ | {"OMP_NUM_THREADS": str(options.threads)}
+    racers = {name: Racer(arguments, environment) for name, arguments in commands.items()}
+    rounds: list[Round] = []
+    try:
+        for number in range(options.rounds + 1):
+            rounds.append({name: step(name, racer, number) for name, racer in racers.items()})
+    finally:
+        for racer in racers.values():
+            racer.stop()
+    return rounds[1:]
+
+
+def step(name: str, racer: Racer, number: int) -> dict[str, Any]:
+    found = racer.step()
+    print(f"round {number} {name}: {json.dumps(found)}", file=sys.stderr, flush=True)
+    return found | {"rate": found["samples"] / found["seconds"], "tokens_rate": found["tokens"] / found["seconds"]}
+
+
+def table(rounds: Sequence[Round]) -> Iterator[str]:
+    yield f"{'':<16}{'samples/s (range)':>28}{'tokens/s':>10}{'mean length':>13}{'reward':>8}{'peak MB':>9}"
+    for name in rounds[0]:
+        own = [each[name] for each in rounds]
+        length = sum(x["tokens"] for x in own) / sum(x["samples"] for x in own)
+        reward = statistics.mean(x["reward"] for x in own) if "reward" in own[0] else float("nan")
+        peak = max(x.get("peak_mb", float("nan")) for x in own)
+        yield (
+            f"{name:<16}{spread([x['rate'] for x in own]):>28}{statistics.median(x['tokens_rate'] for x in own):>10.0f}"
+            f"{length:>13.1f}{reward:>8.3f}{peak:>9.0f}"
+        )
+
+
+def spread(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.2f} ({min(values):.2f}–{max(values):.2f})"
+
+
+def bundled_case(folder: Path) -> tuple[str, Path]:
+    """Responses of the bundled traces, four times over: 1,152."""
+    sys.path.insert(0, str(ROOT))
+    import pyarrow.parquet as pq
+
+    from mismatch_cli.bundled import bundled
+
+    rows: list[list[list[int]]] = []
+    for shard in sorted(bundled("traces").glob("*/shard-*.parquet")):
+        read = pq.read_table(shard, columns=["prompt_ids", "response_ids"])
+        rows += [list(pair) for pair in zip(*(column.to_pylist() for column in read.columns), strict=True)]
+    path = folder / "responses.json"
+    path.write_text(json.dumps(rows * 4))
+    return str(bundled("model")), path
+
+
+def large_case(folder: Path) -> tuple[str, Path]:
+    """Two layers of Qwen3 with random weights, and 64 random responses of 16 to 256 tokens to prompts of 32 to 96."""
+    sys.path.insert(0, str(ROOT))
+    from mismatch_cli.compat import prepare_imports
+
+    prepare_imports()
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    shape = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 2, "vocab_size": 151_936}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "tie_word_embeddings": True}
+    Qwen3ForCausalLM(Qwen3Config(**shape, **heads)).save_pretrained(folder / "model")
+    lengths = [torch.randint(low, high, (64,)).tolist() for low, high in ((32, 97), (16, 257))]
+    rows = [[torch.randint(3, 2000, (n,)).tolist() for n in pair] for pair in zip(*lengths, strict=True)]
+    path = folder / "responses.json"
+    path.write_text(json.dumps(rows))
+    return str(folder / "model"), path
+
+
+def probe(options: argparse.Namespace) -> Iterator[str]:
+    """Whole processes: from their start to the first number on stdout, and to their end."""
+    yield f"{'':<10}{'racer':<16}{'to the number, s':>24}{'to the end, s':>24}   mean |π − μ|"
+    for size in options.sizes:
+        prompts, samples = size.split("x")
+        more = ["--num-prompts", prompts, "--samples-per-prompt", samples, *options.arguments]
+        found: dict[str, list[tuple[float, float, str]]] = {}
+        for _ in range(options.rounds):
+            for name in options.racers or ["own", "by-hand"]:
+                found.setdefault(name, []).append(timed(name, more, options))
+        for name, runs in found.items():
+            first, last = [run[0] for run in runs], [run[1] for run in runs]
+            yield f"{size:<10}{name:<16}{spread(first):>24}{spread(last):>24}   {runs[-1][2]}"
+        names = list(found)
+        for name in names[1:]:
+            ratio = [own[0] / other[0] for own, other in zip(found[names[0]], found[name], strict=True)]
+            yield f"{size:<10}{names[0]} / {name}: {spread(ratio)} times the wall time to the number"
+
+
+def timed(name: str, more: Sequence[str], options: argparse.Namespace) -> tuple[float, float, str]:
+    """Seconds to the first output and to the end of a process, and the number that it printed."""
+    environment = os.environ | {"OMP_NUM_THREADS": str(options.threads)}
+    folder = tempfile.mkdtemp()
+    model, problems = str(ROOT / "sample_data/model"), str(ROOT / "sample_data/problems.jsonl")
+    if name == "own":
+        start = [sys.executable, "-m", "mismatch_cli", "probe", "--quiet", "--force", "--output", folder]
+    else:
+        start = [sys.executable, str(RIVALS / "hand_probe.py"), model, problems]
+        start += ["--corrected"] if name == "corrected" else []
+    began = time.perf_counter()
+    with subprocess.Popen([*start, *more], env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        lines = [process.stdout.readline()]
+        while lines[-1] and not re.search(r"mean \|", lines[-1]):
+            lines.append(process.stdout.readline())
+        first = time.perf_counter() - began
+        lines += process.stdout.readlines()
+    last = time.perf_counter() - began
+    shutil.rmtree(folder)
+    if process.returncode:
+        raise SystemExit(f"{name} ended with exit code {process.returncode}.")
+    pattern = r"mean \|π − μ\|\s+(\S+)|mean \|pi - mu\| (\S+)"
+    number = next((match[1] or match[2] for line in lines if (match := re.search(pattern, line))), "?")
+    return first, last, number
+
+
+if __name__ == "__main__":
+    main()

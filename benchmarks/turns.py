@@ -1,0 +1,66 @@
+"""Racers that take turns: programs that are all loaded at once, of which one at a time does a step when it is told to.
+
+So two programs are timed step by step on the same machine in the same minutes, and start-up counts for neither. The
+driver writes a line to a racer's stdin, the racer answers with a line of JSON on its stdout, and lines in between that
+are no JSON are somebody's talk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_MARK = "turn "
+
+
+class Turn:
+    """The racer's side: `wait` until it may begin; `done` says what the step was, and how long it took."""
+
+    def __init__(self) -> None:
+        self._out = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)  # what a library prints goes to stderr
+        self._began = 0.0
+
+    def wait(self) -> bool:
+        """False: the race is over."""
+        line = sys.stdin.readline()
+        self._began = time.perf_counter()
+        return line.strip() == "go"
+
+    def done(self, **facts: Any) -> None:
+        facts = {"seconds": time.perf_counter() - self._began} | facts
+        print(_MARK + json.dumps(facts), file=self._out, flush=True)
+
+
+class Racer:
+    """The driver's side of a program that waits for its turns."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._log: list[str] = []
+        self._process = subprocess.Popen(
+            command, env=dict(environment), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def step(self) -> dict[str, Any]:
+        """One turn; a `SystemExit` with the exit code where the racer has died."""
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+        for line in self._process.stdout:
+            if line.startswith(_MARK):
+                found: dict[str, Any] = json.loads(line.removeprefix(_MARK))
+                return found
+        raise SystemExit(f"A racer died (exit code {self._process.wait()}): {self._process.args!r}")
+
+    def stop(self) -> None:
+        assert self._process.stdin
+        try:
+            self._process.stdin.close()
+            self._process.wait(60)
+        except (OSError, subprocess.TimeoutExpired):
+            self._process.kill()
