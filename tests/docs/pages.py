@@ -1,0 +1,102 @@
+"""The pages of the guide as a reader goes through them: files to write, lines to type, and what is shown for them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+README = ROOT / "README.md"
+PAGES = [README, *sorted(DOCS.glob("*.md"))]
+
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+_INDENTED = re.compile(r"^ {4}(?:\S*/bin/)?(mismatch-cli .*)$", re.M)
+_FILE = re.compile(r"^# (\S+\.(?:py|toml))\n")
+_ELSEWHERE = "# elsewhere: "
+EXIT_CODE = "echo $?"
+
+
+@dataclass(frozen=True)
+class File:
+    """A block whose first line is `# NAME`: the reader saves it under that name."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line to type, the output that is shown below it, and the exit code that an `echo $?` after it shows."""
+
+    text: str
+    number: int  # of the line in the page
+    shown: str = ""
+    code: int = 0
+    elsewhere: str = ""  # why it cannot be run here
+
+
+def steps(page: Path) -> list[File | Line]:
+    """What a page asks its reader to do, in order."""
+    text = page.read_text(encoding="utf-8")
+    found: list[tuple[int, File | Line]] = []
+    for block in _FENCE.finditer(text):
+        number, (kind, content) = text.count("\n", 0, block.start()) + 2, block.groups()
+        if named := _FILE.match(content):
+            found.append((number, File(named.group(1), content)))
+        elif kind == "console":
+            found += [(line.number, line) for line in _session(content, number)]
+        else:  # a line of a CI file
+            found += [
+                (number + row, Line(said.group(1), number + row))
+                for row, line in enumerate(content.splitlines())
+                if (said := re.search(r"(?:- run|script): (mismatch-cli .*)", line))
+            ]
+    for line in _INDENTED.finditer(_FENCE.sub(lambda block: "\n" * block.group().count("\n"), text)):
+        number = text.count("\n", 0, line.start()) + 1
+        found.append((number, Line(line.group(1), number)))
+    return [step for _, step in sorted(found, key=lambda pair: pair[0])]
+
+
+def _session(content: str, number: int) -> Iterator[Line]:
+    """`$ line`, then what is shown; `# elsewhere: why` says that the lines after it need something else."""
+    elsewhere = ""
+    for part in re.split(r"^(?=\$ |# elsewhere: )", content, flags=re.M):
+        first, _, shown = part.partition("\n")
+        if first.startswith(_ELSEWHERE):
+            elsewhere = first.removeprefix(_ELSEWHERE)
+        elif first.startswith("$ ") and first != f"$ {EXIT_CODE}":
+            line = Line(first[2:], number, shown, elsewhere=elsewhere)
+            after = content.partition(part)[2]
+            asked = re.match(rf"\$ {re.escape(EXIT_CODE)}\n(\d+)$", after, re.M)
+            yield Line(line.text, number, shown, int(asked.group(1)), elsewhere) if asked else line
+        number += part.count("\n")
+
+
+def marked(text: str, mark: str) -> tuple[str, str, str]:
+    """What stands before, between and after `<!-- mark -->` and `<!-- /mark -->`."""
+    head, rest = text.split(f"<!-- {mark} -->\n")
+    inside, tail = rest.split(f"<!-- /{mark} -->")
+    return head, inside, tail
+
+
+def renewed(page: Path, mark: str, inside: str) -> None:
+    """Write `inside` between the marks of a page."""
+    head, _, tail = marked(page.read_text(encoding="utf-8"), mark)
+    page.write_text(f"{head}<!-- {mark} -->\n\n{inside.strip()}\n\n<!-- /{mark} -->{tail}", encoding="utf-8")
+
+
+def is_renewed(page: Path, mark: str, inside: str) -> bool:
+    return marked(page.read_text(encoding="utf-8"), mark)[1].strip() == inside.strip()
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    found: dict[str, int] = {}
+    for heading in re.findall(r"^#+ (.*)$", text, re.M):
+        slug = re.sub(r"[^\w\- ]", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", heading).lower()).replace(" ", "-")
+        found[slug] = found.get(slug, -1) + 1
+    return {f"{slug}-{again}" if again else slug for slug, times in found.items() for again in range(times + 1)}

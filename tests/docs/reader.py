@@ -1,0 +1,224 @@
+"""What a reader of the guide has in the folder, and how a line that is typed there is run: in this process, for speed."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mismatch_cli.bundled import bundled
+from mismatch_cli.cli import run
+from tests.docs.pages import File
+
+# A line that would take long is run as it stands, with these flags behind it: the last one counts.
+SMALLER = (
+    (r"^probe", "--num-prompts 12 --samples-per-prompt 2 --max-tokens 24 --noise-responses 4"),
+    (r"^curate", "--num-prompts 2 --samples-per-prompt 2 --held-out-samples 2 --max-tokens 24 --keep 0 1"),
+    (r"^train", "--steps 1 --prompts-per-step 2 --samples-per-prompt 4 --minibatches 1 --num-problems 2"),
+    (r"^train", "--max-tokens 32 --eval-samples 1 --eval-every 0 --report-every 0 --seeds 1"),
+    (r"--workers", "--workers 1"),
+    # A start of vLLM takes seconds. It is started for these lines, and others that start it alike share it:
+    #   probe as it is, with an fp8 KV cache, and with other engine settings; curate; train.
+    (r"^probe.*--full-divergence", "--engine hf"),  # with vLLM: tests/recording/test_full_divergence.py
+    (r"^probe.*-adapter ", "--engine hf"),  # with vLLM: tests/recording/test_adapters.py
+    (r"^probe.*--rollout-dtype float32", "--engine hf"),  # with vLLM: tests/recording/test_probe.py
+    (r"^train .*(-a|--model|--lora|--resume)", "--engine hf"),  # with vLLM: tests/rl
+)
+# Lines of README.md that need what is not here; in docs/ a comment in the block says so itself.
+ELSEWHERE = (
+    (r"--engine server", "needs a running vLLM server: tests/engines/test_server.py has one"),
+    (r"--prompts sail/|--preset paper --steps", "needs a data set from the hub"),
+)
+# What depends on the machine and on how much was sampled: there the words of an output count, and not its numbers.
+_VARIES = re.compile(r"^(probe|train|curate|rescore)\b|\b(probe|train|curate|rescore)-")
+
+MODELS = (
+    "checkpoint",
+    "step-90",
+    "step-100",
+    "Qwen/Qwen2.5-0.5B-Instruct",
+    "Qwen/Qwen2.5-0.5B",
+    "Qwen/Qwen2.5-Math-1.5B",
+)
+LATER_MODELS = ("step-104", "checkpoint-40")
+RUNS = (
+    "probe-model",
+    "probe-step-100",
+    "before",
+    "after",
+    "run",
+    "last-release",
+    "probe-bf16",
+    "probe-fp16",
+    "probe-fp32",
+    "import-run",
+)
+RUNS += ("probe-before", "probe-after", "one")
+PROBLEMS = ("problems.jsonl", "math.jsonl", "tasks.jsonl", "aime.jsonl")
+PROBLEMS += ("curate-checkpoint/perfectible.jsonl", "curate-model/perfectible.jsonl")
+DUMPS = ("run/token_exports", "runs/math/token_exports")
+FILES = {
+    "my_reward.py": "def score(response, answer):\n    return float(answer in response)\n",
+    "my_mask.py": (
+        "from mismatch_cli.trust_regions import Decision\n\n\n"
+        "def trust_region(compared, advantage_T, *, limit: float = 1.5):\n"
+        "    return Decision(compared.ratio_T <= limit, compared.ratio_less_1_T)\n"
+    ),
+    "limits.toml": "[limits.k3]\nmax = 0.01\n",
+}
+
+
+def things(line: str, made: Path) -> None:
+    """Put into the present folder what a line takes for granted; `made` holds what is made once."""
+    read = re.sub(r"(?:-o|--output) \S+", "", line)  # what it writes is not there yet
+
+    def named(name: str) -> bool:
+        return (
+            not Path(name).exists() and re.search(rf"(?<![\w/.-])(\./)?{re.escape(name)}(?![\w.-])", read) is not None
+        )
+
+    def put(name: str, source: Path, link: Callable[[Path, Path], Any]) -> None:
+        if named(name):
+            Path(name).parent.mkdir(parents=True, exist_ok=True)
+            link(source, Path(name))
+
+    model = bundled("model")
+    for name in MODELS:
+        put(name, model, lambda source, target: target.symlink_to(source))
+    for name in LATER_MODELS:
+        if named(name):
+            put(name, _later(made / "later"), lambda source, target: target.symlink_to(source))
+    for name in PROBLEMS:
+        put(name, bundled("perfectible.jsonl"), shutil.copy)
+    for name in DUMPS:
+        put(name, bundled("dumps") / "token_exports", shutil.copytree)
+    for name in RUNS:
+        put(name, bundled("traces") / ("fp8-kv" if "before" in name else "float32"), _as_run)
+    if named("lora"):
+        put("lora", _adapter(made / "lora"), lambda source, target: target.symlink_to(source))
+    for name, content in FILES.items():
+        if named(name):
+            Path(name).write_text(content, encoding="utf-8")
+
+
+def _as_run(trace: Path, run_folder: Path) -> None:
+    shutil.copytree(trace, run_folder / "trace", copy_function=os.link)
+
+
+@cache
+def _later(folder: Path) -> Path:
+    """The bundled model after some updates: other weights, a little."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(bundled("model"), folder)
+    generator = torch.Generator().manual_seed(0)
+    weights = load_file(folder / "model.safetensors")
+    moved = {
+        name: w + 0.02 * w.float().std() * torch.randn(w.shape, generator=generator) for name, w in weights.items()
+    }
+    save_file(
+        {name: w.to(weights[name].dtype) for name, w in moved.items()}, folder / "model.safetensors", {"format": "pt"}
+    )
+    return folder
+
+
+@cache
+def _adapter(folder: Path) -> Path:
+    from tests.lora import save_adapter
+
+    return Path(save_adapter(str(bundled("model")), folder))
+
+
+def save(file: File, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Write a file that a page shows; one of the package is put beside the package's own, for as long as `patch` lasts."""
+    path = folder / file.name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not file.name.startswith("mismatch_cli/"):
+        path.write_text(file.text, encoding="utf-8")
+        return
+    package = importlib.import_module(str(Path(file.name).parent).replace("/", "."))
+    for own in Path(package.__path__[0]).iterdir():
+        (path.parent / own.name).exists() or (path.parent / own.name).symlink_to(own)
+    path.write_text(file.text, encoding="utf-8")
+    patch.setattr(package, "__path__", [str(path.parent)])
+    patch.setattr(package.__spec__, "submodule_search_locations", [str(path.parent)])
+    patch.delitem(sys.modules, f"{package.__name__}.{path.stem}", raising=False)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What came of a line: its exit code, and all that was printed."""
+
+    code: int
+    text: str
+
+
+def varies(line: str) -> bool:
+    """Whether the numbers that a line prints depend on the machine, or on how much it sampled."""
+    return _VARIES.search(line.removeprefix("mismatch-cli ")) is not None
+
+
+def smaller(arguments: str) -> str:
+    """The flags that make a line quick."""
+    return " ".join(
+        flags for pattern, flags in SMALLER if re.search(pattern, arguments) and "--show-config" not in arguments
+    )
+
+
+def type_line(line: str, *, quick: bool = True) -> Ran:
+    """Run a line in the present folder; `| jq …` and its like get what it prints on stdout."""
+    command, *pipes = line.split(" | ")
+    if not command.startswith("mismatch-cli"):
+        return _shell(line, None)
+    arguments = command.removeprefix("mismatch-cli").partition("  #")[0].strip()
+    more = smaller(arguments) if quick else ""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err if pipes else out):
+        code = run([os.path.expandvars(word) for word in shlex.split(f"{arguments} {more}", comments=True)])
+    if pipes and shutil.which(pipes[0].split()[0]):
+        after = _shell(" | ".join(pipes), out.getvalue())
+        return Ran(code or after.code, err.getvalue() + after.text)
+    return Ran(code, out.getvalue())
+
+
+def _shell(line: str, stdin: str | None) -> Ran:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", line], input=stdin, capture_output=True, text=True, env={**os.environ, "PATH": path}
+    )
+    return Ran(done.returncode, done.stdout + done.stderr)
+
+
+def missing(shown: str, ran: str, *, loosely: bool) -> str:
+    """The first part of a shown output that was not printed, in this order; "" where all of it was.
+
+    `…` stands for anything. How lines are broken and columns are filled does not count; loosely, nor do numbers.
+    """
+    rest = _words(ran, loosely)
+    for part in shown.split("…"):
+        wanted = _words(part, loosely)
+        before, found, rest_after = rest.partition(wanted)
+        if not found and wanted.strip():
+            return part.strip()
+        rest = rest_after if wanted.strip() else rest
+        del before
+    return ""
+
+
+def _words(text: str, loosely: bool) -> str:
+    words = re.findall(r"[^\W\d_]{2,}", text) if loosely else text.split()
+    return f" {' '.join(words)} " if words else ""

@@ -1,0 +1,155 @@
+"""Every line of the guide and of README.md is typed, page by page, in a folder like the reader's.
+
+What a page shows below a line must be what the line prints. To take over new outputs: python -m tests.docs.test_commands
+[PAGE…]. It runs the lines as they stand: of the pages that are named, else those whose numbers are the same everywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.docs.one_vllm import OneVllm
+from tests.docs.pages import DOCS, PAGES, README, ROOT, File, Line, steps
+from tests.docs.reader import ELSEWHERE, Ran, missing, save, things, type_line, varies
+
+pytestmark = pytest.mark.slow
+_COLUMNS = "100"  # the width of the outputs in the guide
+_TYPED = [page for page in PAGES if any(isinstance(step, Line) for step in steps(page))]
+_RAN: dict[str, tuple[Ran, Path]] = {}  # a line of several pages is typed once; the others get what it left
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return tmp_path_factory.mktemp("made")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_vllm():
+    with pytest.MonkeyPatch.context() as patch:
+        shared = OneVllm(patch)
+        yield shared
+        shared.drop()
+
+
+@pytest.fixture(autouse=True)
+def at_the_readers_desk(tmp_path, monkeypatch):
+    """An empty folder, a terminal of one width; pictures, which tests/report draws and looks at, are left blank."""
+    from matplotlib.figure import Figure
+
+    from mismatch_cli.report import figures
+
+    monkeypatch.setattr(figures, "draw", lambda plot, data, style: Figure())
+    sit_down(tmp_path, monkeypatch)
+
+
+def sit_down(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    folder.mkdir(exist_ok=True)
+    patch.chdir(folder)
+    patch.setenv("COLUMNS", _COLUMNS)
+    patch.setenv("GITHUB_STEP_SUMMARY", str(folder / "step-summary.md"))
+
+
+@pytest.mark.parametrize("page", _TYPED, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_lines_of_a_page_do_what_it_says(page, tmp_path, made, monkeypatch):
+    for number, step in enumerate(steps(page)):
+        if isinstance(step, File):
+            save(step, tmp_path, monkeypatch)
+        elif not elsewhere(step):
+            if page == README and "--resume" not in step.text:  # its lines are examples, each by itself
+                sit_down(tmp_path / str(number), monkeypatch)
+            things(step.text, made)
+            where = f"{page.name}, line {step.number}: {step.text}"
+            ran = _typed_once(step.text, made)
+            assert ran.code == step.code, f"{where}\nexit code {ran.code}\n{ran.text}"
+            lost = missing(step.shown, ran.text, loosely=varies(step.text))
+            assert not lost, f"{where}\ndoes not show\n{lost}\nbut\n{ran.text}"
+
+
+def _typed_once(text: str, made: Path) -> Ran:
+    before = set(os.listdir())
+    if text in _RAN:
+        ran, left = _RAN[text]
+        for path in left.iterdir():
+            if path.name not in before:
+                (shutil.copytree if path.is_dir() else shutil.copy)(path, path.name)
+        return ran
+    ran, left = type_line(text), made / f"left-{len(_RAN)}"
+    left.mkdir()
+    for name in set(os.listdir()) - before:
+        (shutil.copytree if Path(name).is_dir() else shutil.copy)(name, left / name)
+    _RAN[text] = ran, left
+    return ran
+
+
+def elsewhere(line: Line) -> str:
+    """Why a line cannot be typed here; "" where it can."""
+    return line.elsewhere or next((why for pattern, why in ELSEWHERE if re.search(pattern, line.text)), "")
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.parent == DOCS], ids=lambda page: page.name)
+def test_no_line_of_the_guide_is_overlooked(page):
+    """What looks like a line to type stands where lines are found, or says what else it needs."""
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(?!console)\w*\n(.*?)^```$|^((?: {4}\S.*\n)+)", text, re.M | re.S)
+    looks = [line for pair in blocks for part in pair for line in part.splitlines() if "mismatch-cli " in line]
+    found = {step.text for step in steps(page) if isinstance(step, Line)}
+    assert [line for line in looks if not any(text in line for text in found) and not line.startswith("#")] == []
+
+
+def test_what_cannot_be_typed_here_is_little():
+    lines = [step for page in _TYPED for step in steps(page) if isinstance(step, Line)]
+    assert len(lines) > 60
+    assert sum(bool(elsewhere(line)) for line in lines) <= len(lines) / 8
+
+
+def renew(pages: list[Path], wanted: Callable[[str], bool]) -> None:
+    """Run the lines of pages as they stand, and take over what they print where the page shows the same lines."""
+    for page in pages:
+        with tempfile.TemporaryDirectory() as temporary, pytest.MonkeyPatch.context() as patch:
+            folder, made = Path(temporary, "folder"), Path(temporary, "made")
+            made.mkdir()
+            sit_down(folder, patch)
+            text = page.read_text(encoding="utf-8")
+            for step in steps(page):
+                if isinstance(step, File):
+                    save(step, folder, patch)
+                elif not elsewhere(step):
+                    things(step.text, made)
+                    ran = type_line(step.text, quick=not wanted(step.text))
+                    if step.shown.strip() and wanted(step.text):
+                        text = text.replace(step.shown, _as_printed(step, ran.text))
+            page.write_text(text, encoding="utf-8")
+
+
+def _as_printed(line: Line, printed: str) -> str:
+    """The shown lines as they are printed now: each is the next one with the same words."""
+
+    def words(text: str) -> list[str]:
+        return re.findall(r"[^\W\d_]{2,}", text)
+
+    rest, lines = printed.splitlines(), []
+    for shown in line.shown.splitlines():
+        same = next((i for i, one in enumerate(rest) if words(one) == words(shown)), None)
+        if same is None or "…" in shown or not words(shown):
+            if "…" not in shown and shown.strip() and shown not in rest:
+                print(f"{line.text}: look at {shown!r}", file=sys.stderr)
+            lines.append(shown)
+        else:
+            lines.append(rest[same].rstrip())
+            rest = rest[same + 1 :]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        renew([Path(name).resolve() for name in sys.argv[1:]], lambda line: True)
+    else:
+        renew([page for page in _TYPED if page.parent == DOCS], lambda line: not varies(line))

@@ -1,0 +1,180 @@
+"""docs/formulas.md has every formula that the code computes. To renew its tables: python -m tests.docs.test_formulas"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import fields
+from math import erf, exp, pi, sqrt
+from typing import Any
+
+import pytest
+import torch
+
+from mismatch_cli import registry, trust_regions
+from mismatch_cli.algorithms.algorithm import Mask
+from mismatch_cli.algorithms.table import ALIASES, TABLE
+from mismatch_cli.metrics.catalog import CATALOG, VOLATILITY, Metric
+from mismatch_cli.policies import Policies
+from mismatch_cli.report.clipping import catalog as clipping
+from mismatch_cli.report.training import catalog as training
+from tests.docs.pages import DOCS, is_renewed, renewed
+from tests.docs.test_help import the_command
+
+PAGE = DOCS / "formulas.md"
+CHECKS = "mismatch_cli.diagnosis.checks"
+# Cases on which masks disagree.
+_VECTORS = ((1e-4, 1e-2), (0.99, 0.8), (0.8, 0.99), (0.99, 0.4), (0.1, 0.129), (0.5, 0.34), (0.95, 0.999), (0.02, 0.2))
+_JUDGES = ("ratio-clip", "binary-tv", "binary-kl", "minimal-negative")
+
+
+def table(head: str, rows: list[list[str]]) -> str:
+    lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
+    return "\n".join([head, "|" + "---|" * (len(head.split(" | "))), *lines]) + "\n"
+
+
+def metrics(catalog: tuple[Metric, ...]) -> str:
+    rows = [[f"`{m.key}`", m.label, m.formula, m.unit, m.source] for m in catalog]
+    return table("| key | name | formula | unit | source |", rows)
+
+
+def masks() -> str:
+    rows = []
+    for name in registry.names(trust_regions.PACKAGE):
+        mask = Mask(name)
+        given = ", ".join(f"`{threshold}` {value}" for threshold, value in mask.thresholds.items())
+        source = inspect.getdoc(mask.module) or ""
+        rows.append([f"`{name}`", mask.formula, given, " ".join(source.split())])
+    return table("| mask | blocks when | thresholds | what it is, and from where |", rows)
+
+
+def algorithms() -> str:
+    rows = []
+    for row in TABLE.values():
+        names = [row.name, *(alias for alias, name in ALIASES.items() if name == row.name)]
+        blocked, weight = row.formulas
+        rows.append([", ".join(f"`{name}`" for name in names), blocked, weight, row.anchor, row.source])
+    return table("| algorithm | blocks when | weight | anchor | source |", rows)
+
+
+def vectors() -> str:
+    """The divergences of single tokens, and what masks say of them for either sign of A."""
+    rows = []
+    for mu, now in _VECTORS:
+        policies = one_token(mu, now)
+        compared = policies.compare(Mask("none").ratio)
+        numbers = [compared.ratio_T, compared.difference_T.abs(), compared.binary_kl_T]
+        cells = [f"{mu:g}", f"{now:g}", *(f"{x.item():.4g}" for x in numbers)]
+        for name in _JUDGES:
+            signs = {"A > 0": 1.0, "A < 0": -1.0}
+            cells.append(
+                ", ".join(
+                    sign
+                    for sign, a in signs.items()
+                    if not Mask(name).decide(policies, torch.tensor([a])).keep_T.item()
+                )
+            )
+        rows.append(cells)
+    return table("| μ | π | r | TV | KL, nats | ratio | TV | KL | minimal |", rows)
+
+
+def one_token(mu: float, now: float) -> Policies:
+    logp_rollout_T, logp_trainer_T = torch.tensor([mu]).double().log(), torch.tensor([now]).double().log()
+    return Policies(logp_rollout_T, logp_trainer_T, None, torch.tensor([0, 1]))
+
+
+def rosetta() -> str:
+    """d normal with mean 0 and spread s: E|d|, k3 and E exp|d| in closed form."""
+    rows = []
+    for s, reading in _SPREADS:
+        cells = [s * sqrt(2 / pi), s * s / 2, exp(s * s / 2) - 1, exp(s * s / 2) * (1 + erf(s / sqrt(2)))]
+        rows.append([f"{s:g}", *(f"{x:.3g}" if x < 1 else f"{x:.3f}" for x in cells), reading])
+    return table("| s | mean \\|Δlog p\\| | k2 | k3 | mean exp \\|Δlog p\\| | |", rows)
+
+
+_SPREADS = (
+    (0.002, "float32 of a real model"),
+    (0.03, "bfloat16, heads in float32"),
+    (0.05, "bfloat16, a small model"),
+    (0.061, "NeMo-RL investigates above"),
+    (0.125, "slime's CI fails above"),
+    (0.141, "Tinker calls it a problem above"),
+    (0.173, "prime-rl merges no model above"),
+)
+
+
+def findings() -> str:
+    """What `diagnose` prints for each check, in the order in which it looks."""
+    checks = [registry.load(CHECKS, name, "check") for name in registry.names(CHECKS)]
+    rows = [[c.TITLE, c.CAUSE, c.CHANGE, c.SOURCE] for c in sorted(checks, key=lambda check: (check.STAGE, check.NAME))]
+    return table("| finding | likely cause | what to change | seen in |", rows)
+
+
+NORMAL, KNOBS = DOCS / "normal.md", DOCS / "which-knob.md"
+PARTS = {
+    (PAGE, "volatility"): lambda: metrics(VOLATILITY),
+    (PAGE, "vectors"): vectors,
+    (PAGE, "masks"): masks,
+    (PAGE, "algorithms"): algorithms,
+    (PAGE, "clipping"): lambda: metrics(clipping.CATALOG),
+    (PAGE, "training"): lambda: metrics(training.CATALOG),
+    (NORMAL, "rosetta"): rosetta,
+    (KNOBS, "findings"): findings,
+}
+
+
+@pytest.mark.parametrize(("page", "part"), PARTS, ids=lambda one: str(getattr(one, "stem", one)))
+def test_the_tables_are_what_the_code_computes(page, part):
+    assert is_renewed(page, part, PARTS[page, part]()), "renew it: python -m tests.docs.test_formulas"
+
+
+def test_the_settings_of_vllm_have_these_names():
+    """The third column of the knobs: arguments of the engine, as the installed vLLM has them."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    text = KNOBS.read_text(encoding="utf-8").split("## The knobs by name")[1]
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ") and line.count(" | ") >= 3]
+    named = {name for row in rows for name in re.findall(r"`(\w+)", row[2])} - {"head_dtype"}
+    arguments = {field.name for field in fields(EngineArgs)}
+    assert len(named) > 8 and named <= arguments
+    given = set(re.findall(r"--engine-arg (\w+)=", text))
+    assert given <= arguments
+    flags = set(re.findall(r"`(--[a-z0-9-]+)", " ".join(row[1] for row in rows)))
+    params = {
+        name
+        for command in ("probe", "train")
+        for p in the_command(command).params
+        for name in [*p.opts, *p.secondary_opts]
+    }
+    assert flags <= params
+
+
+def test_every_mask_names_its_source():
+    for name in registry.names(trust_regions.PACKAGE):
+        doc = inspect.getdoc(Mask(name).module) or ""
+        assert name == "none" or "(" in doc, name
+
+
+def test_the_vectors_are_those_of_the_paper():
+    """Worked by hand: r, TV and KL(q‖p) = q log(q/p) + (1 − q) log((1 − q)/(1 − p)), and the four decisions."""
+    expected = {
+        (1e-4, 1e-2): (100, 0.0099, 0.00949), (0.99, 0.8): (0.8081, 0.19, 0.18100),
+        (0.8, 0.99): (1.2375, 0.19, 0.42867), (0.95, 0.999): (1.0516, 0.049, 0.14782),
+    }  # fmt: skip
+    for (mu, now), numbers in expected.items():
+        compared = one_token(mu, now).compare(Mask("none").ratio)
+        found: list[Any] = [compared.ratio_T, compared.difference_T.abs(), compared.binary_kl_T]
+        assert [x.item() for x in found] == pytest.approx(numbers, rel=2e-3)
+
+
+def test_every_metric_of_a_gap_has_its_formula_in_the_guide():
+    text = (DOCS / "summary.md").read_text(encoding="utf-8")
+    assert all(f"| `{metric.key}` |" in text for metric in CATALOG)
+    formulas = PAGE.read_text(encoding="utf-8")
+    for number in ("k1", "k2", "k3", "binary", "top-K", "full", "floor", "bootstrap", "advantage", "token-mean"):
+        assert number in formulas
+
+
+if __name__ == "__main__":
+    for (page, part), make in PARTS.items():
+        renewed(page, part, make())

@@ -1,0 +1,31 @@
+"""Every link of the guide leads somewhere: to a file, and to a heading of it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.docs.pages import DOCS, PAGES, README, ROOT, anchors
+
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_OTHERS = [ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"]
+
+
+@pytest.mark.parametrize("page", [*PAGES, *_OTHERS], ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    for target in _LINK.findall(re.sub(r"`[^`\n]*`", "", text)):
+        if target.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        assert file.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor in anchors(file), (
+            f"{page.name} links to {target}; there are {sorted(anchors(file))}"
+        )
+
+
+def test_the_readme_leads_to_the_guide():
+    assert "docs/README.md" in README.read_text(encoding="utf-8") or "](docs/" in README.read_text(encoding="utf-8")
+    assert (DOCS / "README.md").is_file()
