@@ -1,8 +1,12 @@
-"""One job in a process of its own with one thread: its CPU seconds without imports, and its peak memory."""
+"""One job in a process of its own with one thread: its CPU seconds without imports, and its peak memory.
+
+Processes that a job starts count too: their CPU seconds with their imports, and the peak of the largest.
+"""
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import resource
@@ -12,6 +16,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from threading import Event, Thread
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,7 +26,7 @@ from traces import generate
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.schema import REQUIRED
 
-Job = Callable[[Trace, tuple[str, ...]], None]
+Job = Callable[[Trace, tuple[str, ...]], str | None]  # what it found, where that is to be compared
 Plan = tuple[tuple[str, str, tuple[str, ...]], ...]  # name of the job, its label, the columns that it reads
 
 
@@ -32,29 +38,68 @@ def decode(trace: Trace, columns: tuple[str, ...]) -> None:
 
 
 def run_job(job: Job, folder: Path, columns: tuple[str, ...]) -> None:
-    """The child process: one job, its CPU seconds and peak memory as JSON."""
+    """The child process: one job, its seconds and peak memory as JSON, and a digest of what it found."""
     import torch
 
     torch.set_num_threads(1)
     pa.set_cpu_count(1)
     trace = Trace.open(folder)
     if job is not decode:
-        import mismatch_cli.metrics.summary
-        import mismatch_cli.report.clipping.analysis  # noqa: F401 - imports are not part of the job
+        import mismatch_cli.report.clipping.analysis
+        import mismatch_cli.report.diagnosis.analysis  # noqa: F401 - imports are not part of the job
     base = _peak_mb()
-    start = time.process_time()
-    job(trace, columns)
-    print(json.dumps({"cpu": time.process_time() - start, "peak_mb": _peak_mb(), "base_mb": base}))
+    with _Watch() as workers:
+        cpu, wall = _cpu(), time.monotonic()
+        found = job(trace, columns)
+        cpu, wall = _cpu() - cpu, time.monotonic() - wall
+    digest = hashlib.sha256((found or "").encode()).hexdigest()
+    measured = {"cpu": cpu, "wall": wall, "peak_mb": _peak_mb(), "base_mb": base, "workers_mb": workers.peak_mb}
+    print(json.dumps(measured | {"digest": digest}))
+
+
+def _cpu() -> float:
+    return sum(os.times()[:4])  # of this process and of those that it waited for
+
+
+class _Watch(Thread):
+    """The peak memory of the largest process that a job starts; 0 where it starts none, or the system does not say."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.peak_mb, self._over = 0.0, Event()
+
+    def run(self) -> None:
+        while not self._over.wait(0.2):
+            children = {pid for task in Path("/proc/self/task").glob("*/children") for pid in _text(task).split()}
+            self.peak_mb = max(self.peak_mb, *(_high_water(_text(Path("/proc", pid, "status"))) for pid in children), 0)
+
+    def __enter__(self) -> _Watch:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self.join()
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:  # it has ended
+        return ""
+
+
+def _high_water(status: str) -> float:
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024 if "VmHWM:" in status else 0.0
 
 
 def _peak_mb() -> float:
-    status = Path("/proc/self/status")
-    if status.exists():  # getrusage would count the parent's memory at the fork
-        return int(status.read_text().split("VmHWM:")[1].split()[0]) / 1024
+    if own := _high_water(_text(Path("/proc/self/status"))):  # getrusage would count the parent's memory at the fork
+        return own
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 1024)
 
 
-def measure(script: str, name: str, folder: Path, columns: tuple[str, ...], repeats: int) -> dict[str, float]:
+def measure(script: str, name: str, folder: Path, columns: tuple[str, ...], repeats: int) -> dict[str, Any]:
     """The best of several runs."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS"), "1")
     command = [sys.executable, script, "--job", name, "--folder", str(folder), "--columns", ",".join(columns)]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +16,31 @@ from mismatch_cli.trace.schema import column_order
 from mismatch_cli.trace.writer import rows_to_table, shard_path, write_shard
 
 SHARD_TOKENS, SAMPLES, VOCABULARY = 2**20, 16, 151_936
+_ALTERNATIVES = 20  # beside the sampled token, where no top-K is asked for
+_BLOCK = 2**14  # tokens drawn at a time: what they are made of stays in cache
 
 
-def generate(folder: Path, tokens: int, top_k: int, updates: float = 0.0) -> None:
+def generate(folder: Path, tokens: int, top_k: int, updates: float = 0.0, workers: int = 1) -> None:
     """A trace with top-K columns of a peaked model whose trainer differs by a little noise in the logits.
 
-    With `updates` optimiser steps have moved the logits by as much noise again, and there are advantages.
+    With `updates` optimiser steps have moved the logits by as much noise again, and there are advantages. Without
+    `top_k` the tokens are drawn as with 20, and only the columns are left out.
     """
-    rng = np.random.default_rng(0)
     write_manifest(folder, {"top_logprobs": top_k})
-    for index in range(-(-tokens // SHARD_TOKENS)):
-        size = min(SHARD_TOKENS, tokens - index * SHARD_TOKENS)
-        write_shard(shard_path(folder, index), _shard(rng, index, size, top_k, updates))
+    write = partial(_write_shard, folder, tokens, top_k, updates)
+    indices = range(-(-tokens // SHARD_TOKENS))
+    if workers == 1:
+        for index in indices:
+            write(index)
+        return
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        list(pool.map(write, indices))
+
+
+def _write_shard(folder: Path, tokens: int, top_k: int, updates: float, index: int) -> None:
+    rng = np.random.default_rng([0, index])  # of its own: any number of workers writes the same
+    size = min(SHARD_TOKENS, tokens - index * SHARD_TOKENS)
+    write_shard(shard_path(folder, index), _shard(rng, index, size, top_k, updates))
 
 
 def _shard(rng: np.random.Generator, index: int, tokens: int, top_k: int, updates: float) -> pa.Table:
@@ -32,7 +48,12 @@ def _shard(rng: np.random.Generator, index: int, tokens: int, top_k: int, update
     offsets = np.concatenate([[0], cuts[cuts < tokens], [tokens]])
     count = len(offsets) - 1
     prompt = index * 10_000 + np.arange(count) // SAMPLES
-    columns = _token_columns(rng, tokens, top_k, updates)
+    blocks = [
+        _token_columns(rng, min(_BLOCK, tokens - first), top_k or _ALTERNATIVES, updates)
+        for first in range(0, tokens, _BLOCK)
+    ]
+    names = [name for name in blocks[0] if top_k or not name.startswith("topk_")]
+    columns = {name: np.concatenate([block[name] for block in blocks]) for name in names}
     if updates:
         columns["advantage"] = np.repeat(rng.choice([-0.5, -0.25, 0.25, 0.5], count), np.diff(offsets)).astype(
             np.float32

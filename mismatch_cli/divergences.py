@@ -21,6 +21,8 @@ from torch import Tensor
 _SERIES_BELOW = 0.125  # |d| from which e^d − 1 − d loses no more than four bits
 _SERIES_TERMS = {torch.float32: 5, torch.float64: 10}  # the first term left out is below half a unit in the last place
 _SERIES = {dtype: [1 / factorial(k + 2) for k in range(terms)] for dtype, terms in _SERIES_TERMS.items()}
+_BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
+_BLOCK = 2**16  # entries of top-K columns that are computed at a time: what they are made of stays in cache
 
 
 def prob_difference(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> Tensor:
@@ -60,7 +62,7 @@ class SampledToken:
     @property
     def k3_T(self) -> Tensor:
         """φ(d), nats."""
-        return torch.where(self._d_T.abs() < _SERIES_BELOW, self._series_T, self._d_T.expm1() - self._d_T)
+        return _select(self._d_T.abs() < _SERIES_BELOW, self._series_T, self._d_T.expm1() - self._d_T)
 
 
 def sampled_token(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> SampledToken:
@@ -71,7 +73,7 @@ def sampled_token(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> SampledToke
     rest_mu_T, rest_pi_T = _complement(logp_rollout_T), _complement(logp_trainer_T)
     y_T = _log_ratio(rest_mu_T, rest_pi_T, -difference_T)
     small_T, series_T, mu_T = d_T.abs() < _SERIES_BELOW, _phi_series(d_T), _not_nothing(logp_rollout_T)
-    sampled_T = torch.where(small_T, mu_T * series_T, difference_T - mu_T.mul_(d_T))
+    sampled_T = _select(small_T, mu_T * series_T, difference_T - mu_T.mul_(d_T))
     rest_T = _kl_term(rest_mu_T, rest_pi_T - rest_mu_T, y_T)
     return SampledToken(difference_T, sampled_T.add_(rest_T), d_T - y_T, rest_mu_T, rest_pi_T, d_T, series_T)
 
@@ -79,6 +81,45 @@ def sampled_token(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> SampledToke
 def sampled_in_topk(response_ids_T: Tensor, topk_ids_TK: Tensor) -> Tensor:
     """Whether the sampled token is among the engine's top-K ids."""
     return (topk_ids_TK == response_ids_T[:, None]).any(dim=-1)
+
+
+@dataclass(frozen=True)
+class TopKTerms:
+    """What each of the top-K ids adds to TV and KL; the first k of them are the terms of a coarser partition."""
+
+    mu_TK: Tensor
+    change_TK: Tensor  # π − μ
+    kl_TK: Tensor  # nats
+
+    def first(self, k: int) -> TopKTerms:
+        return TopKTerms(self.mu_TK[:, :k], self.change_TK[:, :k], self.kl_TK[:, :k])
+
+    def last_where(self, counts_T: Tensor) -> TopKTerms:
+        """The last rank only where it counts; elsewhere it belongs to the others."""
+        columns = [x.clone() for x in vars(self).values()]
+        for x in columns:
+            x[:, -1].masked_fill_(~(counts_T | x[:, -1].isnan()), 0)  # what was not measured stays NaN
+        return TopKTerms(*columns)
+
+
+def topk_terms(topk_logp_rollout_TK: Tensor, topk_logp_trainer_TK: Tensor) -> TopKTerms:
+    """The terms of all K ranks; of those that the rollout's support does not reach they are 0."""
+    tokens, k = topk_logp_rollout_TK.shape
+    rows = _BLOCK // k if topk_logp_rollout_TK.is_cpu else tokens
+    blocks = zip(*(x_TK.split(max(rows, 1)) for x_TK in (topk_logp_rollout_TK, topk_logp_trainer_TK)), strict=True)
+    columns = zip(
+        *(_topk_terms(_wide(rollout_TK), _wide(trainer_TK)) for rollout_TK, trainer_TK in blocks), strict=True
+    )
+    return TopKTerms(*map(torch.cat, columns))
+
+
+def _topk_terms(logp_rollout_TK: Tensor, logp_trainer_TK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    mu_TK, d_TK = logp_rollout_TK.exp(), logp_trainer_TK - logp_rollout_TK
+    nothing_TK = mu_TK == 0
+    if nothing_TK.any():
+        d_TK = d_TK.masked_fill(nothing_TK, 0)
+    change_TK = _difference(logp_rollout_TK, logp_trainer_TK, d_TK)
+    return mu_TK, change_TK, _kl_term(mu_TK, change_TK, d_TK)
 
 
 def topk_divergences(
@@ -100,27 +141,30 @@ def topk_divergences(
     float32). Both sides are held at or above that resolution, so their KL is a finite lower bound, and 0 when both are
     below it. A top-K token that π excludes makes the KL infinite: that is its value.
     """
+    terms = topk_terms(topk_logp_rollout_TK, topk_logp_trainer_TK)
+    return divergences_of_terms(logp_rollout_T, logp_trainer_T, terms, in_topk_T, replace_last=replace_last)
+
+
+def divergences_of_terms(
+    logp_rollout_T: Tensor, logp_trainer_T: Tensor, terms: TopKTerms, in_topk_T: Tensor, *, replace_last: bool = False
+) -> tuple[Tensor, Tensor]:
+    """`topk_divergences` from terms that several partitions share."""
     logp_rollout_T, logp_trainer_T = _wide(logp_rollout_T), _wide(logp_trainer_T)
-    topk_logp_rollout_TK, topk_logp_trainer_TK = _wide(topk_logp_rollout_TK), _wide(topk_logp_trainer_TK)
-    alone_T = ~in_topk_T  # the sampled token is a part of its own
     if replace_last:
-        topk_logp_rollout_TK = topk_logp_rollout_TK.clone()
-        topk_logp_rollout_TK[:, -1].masked_fill_(alone_T, float("-inf"))
-    mu_TK, mu_T = topk_logp_rollout_TK.exp(), _not_nothing(logp_rollout_T) * alone_T
-    d_TK = (topk_logp_trainer_TK - topk_logp_rollout_TK).masked_fill(mu_TK == 0, 0)
+        terms = terms.last_where(in_topk_T)
+    mu_T = _not_nothing(logp_rollout_T) * ~in_topk_T  # the sampled token is a part of its own
     d_T = (logp_trainer_T - logp_rollout_T).masked_fill(in_topk_T, 0)
-    change_TK = _difference(topk_logp_rollout_TK, topk_logp_trainer_TK, d_TK)
     change_T = _difference(logp_rollout_T, logp_trainer_T, d_T)
-    others_change_T = -change_TK.sum(dim=-1) - change_T
-    tv_T = (change_TK.abs().sum(dim=-1) + change_T.abs() + others_change_T.abs()) / 2
-    kl_T = _kl_term(mu_TK, change_TK, d_TK).sum(dim=-1) + _kl_term(mu_T, change_T, d_T)
-    return tv_T, kl_T + _others_kl(1 - mu_TK.sum(dim=-1) - mu_T, others_change_T)
+    others_change_T = -terms.change_TK.sum(dim=-1) - change_T
+    tv_T = (terms.change_TK.abs().sum(dim=-1) + change_T.abs() + others_change_T.abs()) / 2
+    kl_T = terms.kl_TK.sum(dim=-1) + _kl_term(mu_T, change_T, d_T)
+    return tv_T, kl_T + _others_kl(1 - terms.mu_TK.sum(dim=-1) - mu_T, others_change_T)
 
 
-def mass_beyond_topk(logp_T: Tensor, topk_logp_TK: Tensor, in_topk_T: Tensor) -> Tensor:
-    """What a policy gives to all tokens but the top-K ids and the sampled one: 1 − Σ, at least 0."""
+def mass_beyond_topk(logp_T: Tensor, topk_p_TK: Tensor, in_topk_T: Tensor) -> Tensor:
+    """What a policy gives to all tokens but the top-K ids, by their probability, and the sampled one: 1 − Σ ≥ 0."""
     sampled_T = _wide(logp_T).exp() * ~in_topk_T
-    return (1 - _wide(topk_logp_TK).exp().sum(dim=-1) - sampled_T).clamp(min=0)
+    return (1 - topk_p_TK.sum(dim=-1) - sampled_T).clamp(min=0)
 
 
 def full_tv(logp_rollout_TV: Tensor, logp_trainer_TV: Tensor) -> Tensor:
@@ -155,7 +199,7 @@ def k3(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> Tensor:
 def phi(d: Tensor) -> Tensor:
     """φ(d) = e^d − 1 − d ≥ 0; for small |d| by its series d²/2 + d³/6 + …, where the plain form would cancel."""
     d = _wide(d)
-    return torch.where(d.abs() < _SERIES_BELOW, _phi_series(d), d.expm1() - d)
+    return _select(d.abs() < _SERIES_BELOW, _phi_series(d), d.expm1() - d)
 
 
 def _phi_series(d: Tensor) -> Tensor:
@@ -169,7 +213,7 @@ def _phi_series(d: Tensor) -> Tensor:
 def _kl_term(mu: Tensor, change: Tensor, d: Tensor) -> Tensor:
     """μ·φ(d) of one part of a partition, where `change` = π − μ = μ·(e^d − 1) is known."""
     small = d.abs() < _SERIES_BELOW
-    return torch.where(small, _phi_series(d).mul_(mu), change - mu * d)
+    return _select(small, _phi_series(d).mul_(mu), change - mu * d)
 
 
 def _difference(logp_rollout: Tensor, logp_trainer: Tensor, d: Tensor) -> Tensor:
@@ -187,7 +231,7 @@ def _log_ratio(mu_T: Tensor, pi_T: Tensor, change_T: Tensor) -> Tensor:
     """log(π/μ) of a part whose masses are known: by log1p of the relative change, unless more than half is gone."""
     x_T = change_T / mu_T
     near_T = x_T > -0.5
-    return torch.where(near_T, x_T.log1p_(), (pi_T / mu_T).log_())
+    return _select(near_T, x_T.log1p_(), (pi_T / mu_T).log_())
 
 
 def _others_kl(mu_T: Tensor, change_T: Tensor) -> Tensor:
@@ -195,7 +239,7 @@ def _others_kl(mu_T: Tensor, change_T: Tensor) -> Tensor:
     pi_T = (mu_T + change_T).clamp(min=resolution)
     mu_T = mu_T.clamp(min=resolution)
     known_T = (mu_T > resolution) & (pi_T > resolution)
-    change_T = torch.where(known_T, change_T, pi_T - mu_T)
+    change_T = _select(known_T, change_T, pi_T - mu_T)
     return _kl_term(mu_T, change_T, _log_ratio(mu_T, pi_T, change_T))
 
 
@@ -203,6 +247,16 @@ def _not_nothing(logp_T: Tensor) -> Tensor:
     """p of a token that was sampled: where it underflows, a tiny value, so that p·(−∞) is not NaN."""
     p_T = logp_T.exp()
     return p_T.clamp(min=torch.finfo(p_T.dtype).tiny)
+
+
+def _select(flags: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """torch.where, by bits: on a CPU that one guesses which way each token goes, often wrong (4 ns against 1.6)."""
+    if not flags.is_cpu or x.requires_grad or y.requires_grad:
+        return torch.where(flags, x, y)
+    bits = _BITS[x.dtype]
+    y = y.view(bits)
+    chosen = x.view(bits).bitwise_xor(y).bitwise_and_(flags.to(bits).neg_()).bitwise_xor_(y)
+    return chosen.view(x.dtype)
 
 
 def _wide(x: Tensor) -> Tensor:

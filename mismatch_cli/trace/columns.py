@@ -1,6 +1,7 @@
 """From a Parquet table to a `TokenBatch`: flat buffers without copying, nulls as NaN, equal weights served as such.
 
-A log-probability above 0 is no measurement: it is served as NaN, and `diagnose` says how many there are.
+A log-probability above 0 is no measurement: it is served as NaN, and `diagnose` says how many there are. Values pass by
+DLPack, not by Arrow's `to_numpy`, which imports pandas: half a second for every process.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def _assemble(columns: dict[str, pa.Array], offset_S1: np.ndarray, flat: dict[st
         step_S=_numbers(columns["step"]),
         prompt_length_S=torch.from_numpy(np.diff(_offsets(columns["prompt_ids"]))),
         truncated_S=torch.tensor([r == "length" for r in columns["finish_reason"].to_pylist()], dtype=torch.bool),
-        reward_S=_numbers(columns["reward"].fill_null(float("nan"))) if graded else None,
+        reward_S=_or_nan(columns["reward"]) if graded else None,
         **(absent | flat),  # type: ignore[arg-type]
     )
 
@@ -50,18 +51,29 @@ def _single(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _numbers(array: pa.Array) -> torch.Tensor:
-    return torch.from_numpy(np.array(array.to_numpy(zero_copy_only=False)))  # a copy: Arrow's memory is read-only
+    return torch.from_dlpack(array).clone()  # Arrow's memory is read-only
+
+
+def _or_nan(array: pa.FloatArray) -> torch.Tensor:
+    filled = torch.full((len(array),), torch.nan)
+    filled[_flags(array.is_valid())] = torch.from_dlpack(array.drop_null())
+    return filled
 
 
 def _offsets(array: pa.ListArray) -> np.ndarray:
-    offsets = array.offsets.to_numpy().astype(np.int64)
+    offsets = np.from_dlpack(array.offsets).astype(np.int64)
     return offsets - offsets[0]
+
+
+def _flags(values: pa.BooleanArray) -> torch.Tensor:
+    """One bit each in Arrow, one byte each in torch."""
+    return torch.from_dlpack(values.cast(pa.uint8())).view(torch.bool)
 
 
 def _token_column(name: str, array: pa.ListArray, lengths_S: np.ndarray, width: int) -> torch.Tensor:
     """The flat values of a list column; rows that are null become NaN (-1 for integers, False for booleans)."""
     expected_S = lengths_S * width
-    known_S = ~np.asarray(array.is_null())
+    known_S = _flags(array.is_valid()).numpy()
     if not np.array_equal(np.diff(_offsets(array))[known_S], expected_S[known_S]):
         raise MismatchError(
             f"The trace is damaged: column {name} has another number of values than its responses have tokens."
@@ -78,8 +90,8 @@ def _flat(name: str, array: pa.ListArray) -> torch.Tensor:
     values = array.flatten()  # honours slices, and leaves out what null rows may cover
     if values.null_count:
         raise MismatchError(f"The trace is damaged: column {name} holds a null inside a response.")
-    if pa.types.is_boolean(values.type):  # one bit each in Arrow, one byte each in torch
-        return torch.from_numpy(values.to_numpy(zero_copy_only=False))
+    if pa.types.is_boolean(values.type):
+        return _flags(values)
     flat = torch.from_dlpack(values)
     if "logp" in name and len(flat) and not flat.max() <= 0:  # true for NaN too
         return flat.masked_fill(flat > 0, torch.nan)
@@ -96,7 +108,7 @@ def _top_k(columns: dict[str, pa.Array], lengths_S: np.ndarray) -> int:
     """K follows from the lengths: a trace needs no manifest to be laid flat."""
     if "topk_ids" not in columns:
         return 0
-    known_S = ~np.asarray(columns["topk_ids"].is_null())
+    known_S = _flags(columns["topk_ids"].is_valid()).numpy()
     tokens = int(lengths_S[known_S].sum())
     return len(columns["topk_ids"].flatten()) // tokens if tokens else 0
 
@@ -105,7 +117,7 @@ def _serve_recomputed(columns: dict[str, pa.Array], lengths_S: np.ndarray, flat:
     """Where the trainer scored at the weights that sampled, logp_trainer *is* logp_recomputed."""
     if "version_rollout" not in columns or "version_trainer" not in columns:
         return
-    equal_S = columns["version_rollout"].to_numpy() == columns["version_trainer"].to_numpy()
+    equal_S = np.from_dlpack(columns["version_rollout"]) == np.from_dlpack(columns["version_trainer"])
     for trainer, recomputed in _RECOMPUTED_OF.items():
         if trainer not in flat or not equal_S.any():
             continue

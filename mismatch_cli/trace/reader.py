@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,6 +19,9 @@ from mismatch_cli.trace.columns import table_to_batch
 from mismatch_cli.trace.manifest import read_manifest
 from mismatch_cli.trace.schema import REQUIRED, arrow_type, column_order
 from mismatch_cli.trace.vocabulary import Vocabulary
+
+_Part = TypeVar("_Part")
+_AGAIN = "Delete it and record that part again with --resume."
 
 
 @dataclass(frozen=True)
@@ -87,45 +91,66 @@ class Trace:
 
     def tables(self, columns: Sequence[str] | None = None, shards: Sequence[Path] | None = None) -> Iterator[pa.Table]:
         """One table per row group, in shard order; only the columns asked for, where the shard has them."""
-        wanted = set(columns if columns is not None else column_order())
-        for path in self.shards if shards is None else shards:
-            shard = open_shard(path)
-            present = [name for name in shard.schema_arrow.names if name in wanted]
-            for group in range(shard.num_row_groups):
-                yield _read_group(shard, group, present, path)
+        return _one_ahead(self._row_groups(columns, shards))
 
     def batches(
         self, columns: Sequence[str] | None = None, shards: Sequence[Path] | None = None
     ) -> Iterator[TokenBatch]:
         """One `TokenBatch` per row group; row keys, lengths and log μ always come along."""
         names = None if columns is None else [*REQUIRED, *columns]
-        for table in self.tables(names, shards):
-            yield table_to_batch(table)
+        return _one_ahead(partial(_batch, read) for read in self._row_groups(names, shards))
+
+    def _row_groups(
+        self, columns: Sequence[str] | None, shards: Sequence[Path] | None
+    ) -> Iterator[Callable[[], pa.Table]]:
+        wanted = set(columns if columns is not None else column_order())
+        for path in self.shards if shards is None else shards:
+            shard = open_shard(path)
+            present = [name for name in shard.schema_arrow.names if name in wanted]
+            for group in range(shard.num_row_groups):
+                yield partial(_read_group, shard, group, present, path)
+
+
+def _one_ahead(reads: Iterator[Callable[[], _Part]]) -> Iterator[_Part]:
+    """What each of them reads, in order: the next one in a thread, while the caller is at work on this one.
+
+    Decoding leaves Python alone, so a second core shortens the wall time by it.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        following = None
+        for read in reads:
+            ready, following = following, thread.submit(read)
+            if ready is not None:
+                yield ready.result()
+        if following is not None:
+            yield following.result()
+
+
+def _batch(read: Callable[[], pa.Table]) -> TokenBatch:
+    return table_to_batch(read())
 
 
 def open_shard(path: Path) -> pq.ParquetFile:
     """Open one shard and check its columns; a damaged or foreign file is a `MismatchError`."""
     try:
         shard = pq.ParquetFile(path, memory_map=True)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise MismatchError(
-            f"{path} is damaged ({first_line(error)}). Delete it and record that part again with --resume."
-        ) from error
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise MismatchError(f"{path} is damaged ({first_line(error)}). {_AGAIN}") from error
     schema = shard.schema_arrow
     missing = [name for name in REQUIRED if name not in schema.names]
     if missing:
-        raise MismatchError(f"{path} is no shard of a trace: it lacks {', '.join(missing)}.")
+        raise MismatchError(f"{path} is no shard of a trace: it lacks {', '.join(missing)}. {_AGAIN}")
+    if len(set(schema.names)) < len(schema.names):
+        raise MismatchError(f"{path} is no shard of a trace: it holds a column twice. {_AGAIN}")
     for name in set(schema.names) & set(column_order()):
         if not schema.field(name).type.equals(arrow_type(name)):
-            raise MismatchError(f"{path}: column {name} is {schema.field(name).type}, expected {arrow_type(name)}.")
+            found, expected = schema.field(name).type, arrow_type(name)
+            raise MismatchError(f"{path}: column {name} is {found}, expected {expected}. {_AGAIN}")
     return shard
 
 
 def _read_group(shard: pq.ParquetFile, group: int, columns: list[str], path: Path) -> pa.Table:
     try:
         return shard.read_row_group(group, columns=columns, use_threads=False)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise MismatchError(
-            f"{path} is damaged in row group {group} ({first_line(error)}). "
-            "Delete it and record that part again with --resume."
-        ) from error
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise MismatchError(f"{path} is damaged in row group {group} ({first_line(error)}). {_AGAIN}") from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,7 @@ class ApproximationQuality:
     def update(self, cases: list[Judged]) -> None:
         """Add a slice; where there are no advantages it comes once for each sign, and only masks are counted twice."""
         first, *_ = cases
+        slacks = _slacks(first, self.partitions)
         for k, divergence, value_N in self._divergences(first):
             row = Approximation(divergence, k)
             full_N = first.gaps.column(f"{divergence}_full_T") if self.full else None  # NaN where not measured
@@ -54,7 +55,7 @@ class ApproximationQuality:
                 for judged in cases:
                     self._add_masks(row, judged, value_N, full_N)
             if divergence == "tv":
-                self._add_bracket(k, first, value_N)
+                self._add_bracket(k, first, value_N, next(slacks))
 
     def _divergences(self, judged: Judged) -> Iterator[tuple[int, str, np.ndarray]]:
         compared = judged.policies.compare(TRAINER_ROLLOUT)
@@ -85,8 +86,8 @@ class ApproximationQuality:
         self._add(row, judged, "judged", known_N)
         self._add(row, judged, "wrong", known_N & (kept != kept_by_full))
 
-    def _add_bracket(self, k: int, judged: Judged, low_N: np.ndarray) -> None:
-        high_N = np.minimum(low_N + _slack(judged, k), 1)
+    def _add_bracket(self, k: int, judged: Judged, low_N: np.ndarray, slack_N: np.ndarray) -> None:
+        high_N = np.minimum(low_N + slack_N, 1)
         threshold = np.float32(THRESHOLDS["tv"])
         decided_N = (low_N > threshold) | (high_N <= threshold)
         for row, values_N in enumerate((np.ones_like(decided_N), low_N, high_N, decided_N)):
@@ -137,15 +138,12 @@ def _keeps(judged: Judged, divergence: str, divergence_N: np.ndarray) -> np.ndar
     return one_sided(outward, torch.from_numpy(judged.advantage_N), low=delta, high=delta).keep_T.numpy()
 
 
-def _slack(judged: Judged, k: int) -> np.ndarray:
+def _slacks(judged: Judged, ks: Sequence[int]) -> Iterator[np.ndarray]:
     """How far the full TV can be above that of a partition: Σ min(μ, π) over its parts of several tokens."""
-    if not k:
-        return torch.minimum(*judged.policies.compare(TRAINER_ROLLOUT).rest_T).numpy()
-    topk = judged.policies.topk
-    assert topk is not None
-    in_topk_T = divergences.sampled_in_topk(topk.response_ids_T, topk.ids_TK[:, :k])
-    rests = (
-        divergences.mass_beyond_topk(logp_T, logp_TK[:, :k], in_topk_T)
-        for logp_T, logp_TK in ((judged.policies.rollout, topk.rollout), (judged.policies.trainer, topk.trainer))
-    )
-    return torch.minimum(*rests).numpy()
+    policies, topk = judged.policies, judged.policies.topk
+    columns = () if topk is None else ((policies.rollout, topk.rollout.exp()), (policies.trainer, topk.trainer.exp()))
+    for k in ks:
+        rests: Iterable[torch.Tensor] = policies.compare(TRAINER_ROLLOUT).rest_T
+        if k and topk is not None:
+            rests = (divergences.mass_beyond_topk(x_T, p_TK[:, :k], topk.sampled_in(k)) for x_T, p_TK in columns)
+        yield torch.minimum(*rests).numpy()
