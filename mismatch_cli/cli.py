@@ -90,8 +90,8 @@ def run(arguments: Sequence[str]) -> int:
             return _reader_has_left()
         raise
     except OSError as error:
-        where = f" {error.filename}" if error.filename else ""
-        return _fail(f"{error.strerror or error}:{where}. Make room, or choose another --output.", 1, debug)
+        where = f": {error.filename}" if error.filename else ""
+        return _fail(f"{error.strerror or error}{where}. Make room, or choose another --output.", 1, debug)
     except Exception as error:
         if isinstance(error, _ClickError):
             error.show()  # type: ignore[attr-defined]

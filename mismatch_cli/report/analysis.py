@@ -86,7 +86,9 @@ def check_poolable(traces: Sequence[Trace]) -> None:
             )
         seed = trace.manifest.get("config", {}).get("seed", trace.folder)
         if seed in seeds:
-            raise MismatchError(f"{trace.folder} repeats the seed of another trace: its responses would count twice.")
+            raise MismatchError(
+                f"{trace.folder} repeats the seed of another trace: its responses would count twice. Leave it out."
+            )
         seeds.add(seed)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.trace.files import write_atomically
+from mismatch_cli.trace.files import replacing_folder, write_atomically
 
 METRICS_FILE = "metrics.jsonl"
 _KEPT = 2
@@ -27,16 +26,11 @@ def save_checkpoint(
     `beside` may write more into the folder, before the state that makes it a checkpoint.
     """
     folder = run_folder / "checkpoints"
-    temporary, final = folder / f".step-{step:06d}", folder / f"step-{step:06d}"
     for unfinished in folder.glob(".step-*"):  # what a kill left behind
         shutil.rmtree(unfinished)
-    temporary.mkdir(parents=True)
-    beside(temporary)
-    torch.save(state | {"step": step}, temporary / _STATE)
-    with open(temporary / _STATE, "rb") as written:
-        os.fsync(written.fileno())
-    shutil.rmtree(final, ignore_errors=True)
-    os.replace(temporary, final)
+    with replacing_folder(folder / f"step-{step:06d}") as temporary:
+        beside(temporary)
+        torch.save(state | {"step": step}, temporary / _STATE)
     for old in _checkpoints(run_folder)[:-_KEPT]:
         shutil.rmtree(old)
 

@@ -30,7 +30,7 @@ from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.batches import ScoreRequest
 from mismatch_cli.scoring.trainer import ResponseScores, Trainer
 from mismatch_cli.torch_settings import set_threads
-from mismatch_cli.trace.files import write_atomically
+from mismatch_cli.trace.files import could_not_write, replacing_folder, write_atomically
 from mismatch_cli.trace.manifest import library_versions, write_manifest
 from mismatch_cli.trace.vocabulary import write_vocabulary
 from mismatch_cli.trace.writer import shard_path, write_shard
@@ -190,24 +190,30 @@ class Run:
         return {"back_offs": self.learner.loss_scale.back_offs, "grading_timeouts": self.task.judge.timeouts}
 
     def write(self, record: Record) -> None:
-        with open(self.folder / METRICS_FILE, "a", encoding="utf-8") as lines:
-            lines.write(json.dumps(record) + "\n")
-            lines.flush()
-            os.fsync(lines.fileno())  # a checkpoint that outlives a power cut must not outlive the lines before it
+        path = self.folder / METRICS_FILE
+        try:
+            with open(path, "a", encoding="utf-8") as lines:
+                lines.write(json.dumps(record) + "\n")
+                lines.flush()
+                os.fsync(lines.fileno())  # a checkpoint that outlives a power cut must not outlive the lines before it
+        except OSError as error:  # what it wrote of the line, nobody reads
+            raise could_not_write(path, error) from error
 
     def save_model(self) -> None:
         """What was learnt, as a model folder that `probe` can read; an adapter both by itself and merged."""
         from transformers.utils import logging
 
         logging.disable_progress_bar()
-        self._save_adapter(self.folder)
         learnt = self.learner.model
         if self.lora is not None:
+            with replacing_folder(self.folder / "adapter") as temporary:
+                save_adapter(self.lora, temporary)
             merged = Merged(learnt).state_dict()
             learnt = load_causal_lm(self.config.model, self.config.trainer_dtype, device_map="cpu")
             learnt.load_state_dict(merged)
-        learnt.save_pretrained(self.folder / "model")
-        self._tokenizer.save_pretrained(self.folder / "model")
+        with replacing_folder(self.folder / "model") as temporary:
+            learnt.save_pretrained(temporary)
+            self._tokenizer.save_pretrained(temporary)
 
     def write_trace(self, name: str, table: Any) -> Path:
         folder = self.folder / "traces" / name

@@ -73,7 +73,8 @@ class Task:
     def _check_number(self, problems: int) -> None:
         if self._config.prompts_per_step > problems:
             raise UsageError(
-                f"prompts_per_step = {self._config.prompts_per_step} is more than the {problems} problems there are."
+                f"prompts_per_step = {self._config.prompts_per_step} is more than the {problems} problems there are. "
+                f"Use --prompts-per-step {problems}, or give more problems."
             )
 
     def of_step(self, step: int) -> list[Posed]:

@@ -82,8 +82,8 @@ def _read_file(path: Path) -> Iterable[Mapping[str, Any]]:
     readers = {".jsonl": _read_jsonl, ".json": _read_json, ".parquet": _read_parquet, ".csv": _read_csv}
     try:
         return list(readers[path.suffix](path))
-    except (OSError, ValueError, csv.Error) as error:
-        raise MismatchError(f"{path} cannot be read: {first_line(error)}.") from error
+    except (OSError, ValueError, RecursionError, csv.Error) as error:
+        raise MismatchError(f"{path} cannot be read: {first_line(error)}. Mend it, or name another file.") from error
 
 
 def _read_jsonl(path: Path) -> Iterator[Mapping[str, Any]]:

