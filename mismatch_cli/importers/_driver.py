@@ -75,7 +75,7 @@ def import_dump(what: Import, folder: Path, progress: Progress) -> dict[str, Any
         raise MismatchError(_nothing(what, tally))
     imported = _description(name, module, sources, tally, completer)
     config = {"config": {"sampling": what.sampling}} if what.sampling else {}
-    write_manifest(folder, {"command": "import", "imported": imported, **config, "libraries": library_versions()})
+    write_manifest(folder, {"command": "import", "imported": imported, **config})
     return imported
 
 
@@ -189,6 +189,7 @@ def _description(
         "left_out": dict(tally.left_out),
         "left_out_first": dict(tally.first),
         "noted": dict(tally.noted),
+        "libraries": library_versions(),  # of this machine: those of the run are not known
     }
 
 

@@ -98,6 +98,13 @@ def test_what_one_manifest_does_not_know_is_no_likely_cause(manifest):
     assert names(settings_diff(manifest, few)) == ["trainer.dtype", "rollout.logprobs_mode"]
 
 
+def test_the_machine_that_imported_is_no_cause():
+    """Its libraries are not those of the run, which a dump does not tell."""
+    here = {"imported": {"title": "prime-rl", "libraries": {"torch": "2.13.0", "transformers": "5.19.0"}}}
+    rows = settings_diff(here, changed(here, imported__libraries__torch="2.14.0"))
+    assert [(row.setting, row.likely, row.harmless) for row in rows] == [("imported.libraries.torch", None, True)]
+
+
 def test_every_cause_compiles_and_names_its_source():
     for cause in CAUSES:
         assert re.compile(cause.pattern) and cause.why and cause.source
