@@ -26,7 +26,8 @@ class OneVllm:
         patch.setattr(vllm.VllmEngine, "load_weights", lambda engine, model: self.load_weights(engine, model))
 
     def load(self, settings: EngineSettings, more: dict[str, Any]) -> Any:
-        asked = (Path(settings.model).resolve(), settings.dtype, settings.seed, settings.whole, settings.top_logprobs)
+        weights = Path(settings.model, "model.safetensors").resolve()
+        asked = (weights, settings.dtype, settings.seed, settings.whole, settings.top_logprobs)
         key = repr((asked, settings.extra, more))
         if key != self._key:
             self.drop()

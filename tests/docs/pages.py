@@ -75,6 +75,14 @@ def _session(content: str, number: int) -> Iterator[Line]:
         number += part.count("\n")
 
 
+def not_in_a_session(page: Path) -> list[str]:
+    """The lines of all blocks but the sessions, fenced or indented."""
+    text = page.read_text(encoding="utf-8")
+    fenced = [content for kind, content in _FENCE.findall(text) if kind != "console"]
+    indented = re.findall(r"^ {4}\S.*$", _FENCE.sub("", text), re.M)
+    return [*"".join(fenced).splitlines(), *indented]
+
+
 def marked(text: str, mark: str) -> tuple[str, str, str]:
     """What stands before, between and after `<!-- mark -->` and `<!-- /mark -->`."""
     head, rest = text.split(f"<!-- {mark} -->\n")

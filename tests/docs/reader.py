@@ -1,4 +1,4 @@
-"""What a reader of the guide has in the folder, and how a line that is typed there is run: in this process, for speed."""
+"""What a reader of the guide has in the folder, and how a line is typed there: in this process, for speed."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ from tests.docs.pages import File
 SMALLER = (
     (r"^probe", "--num-prompts 12 --samples-per-prompt 2 --max-tokens 24 --noise-responses 4"),
     (r"^curate", "--num-prompts 2 --samples-per-prompt 2 --held-out-samples 2 --max-tokens 24 --keep 0 1"),
-    (r"^train", "--steps 1 --prompts-per-step 2 --samples-per-prompt 4 --minibatches 1 --num-problems 2"),
-    (r"^train", "--max-tokens 32 --eval-samples 1 --eval-every 0 --report-every 0 --seeds 1"),
+    (r"^train", "--prompts-per-step 4 --samples-per-prompt 4 --minibatches 1 --num-problems 4 --max-tokens 80"),
+    (r"^train", "--eval-samples 1 --eval-every 0 --report-every 0 --seeds 1"),
+    (r"^train(?!.*--steps)", "--steps 1"),
     (r"--workers", "--workers 1"),
     # A start of vLLM takes seconds. It is started for these lines, and others that start it alike share it:
     #   probe as it is, with an fp8 KV cache, and with other engine settings; curate; train.
@@ -54,19 +55,8 @@ MODELS = (
     "Qwen/Qwen2.5-Math-1.5B",
 )
 LATER_MODELS = ("step-104", "checkpoint-40")
-RUNS = (
-    "probe-model",
-    "probe-step-100",
-    "before",
-    "after",
-    "run",
-    "last-release",
-    "probe-bf16",
-    "probe-fp16",
-    "probe-fp32",
-    "import-run",
-)
-RUNS += ("probe-before", "probe-after", "one")
+TRAINING_RUNS = ("run", "last", "last-release", "before", "probe-before")  # several versions, an fp8 KV cache
+RUNS = ("probe-model", "probe-step-100", "after", "probe-after", "probe-bf16", "probe-fp16", "probe-fp32", "import-run")
 PROBLEMS = ("problems.jsonl", "math.jsonl", "tasks.jsonl", "aime.jsonl")
 PROBLEMS += ("curate-checkpoint/perfectible.jsonl", "curate-model/perfectible.jsonl")
 DUMPS = ("run/token_exports", "runs/math/token_exports")
@@ -97,25 +87,30 @@ def things(line: str, made: Path) -> None:
 
     model = bundled("model")
     for name in MODELS:
-        put(name, model, lambda source, target: target.symlink_to(source))
+        put(name, model, _linked)
     for name in LATER_MODELS:
         if named(name):
-            put(name, _later(made / "later"), lambda source, target: target.symlink_to(source))
+            put(name, _later(made / "later"), _linked)
     for name in PROBLEMS:
         put(name, bundled("perfectible.jsonl"), shutil.copy)
     for name in DUMPS:
         put(name, bundled("dumps") / "token_exports", shutil.copytree)
-    for name in RUNS:
-        put(name, bundled("traces") / ("fp8-kv" if "before" in name else "float32"), _as_run)
+    for name in (*TRAINING_RUNS, *RUNS):
+        put(name, bundled("traces") / ("fp8-kv" if name in TRAINING_RUNS else "float32"), _as_run)
     if named("lora"):
-        put("lora", _adapter(made / "lora"), lambda source, target: target.symlink_to(source))
+        put("lora", _adapter(made / "lora"), _linked)
     for name, content in FILES.items():
         if named(name):
             Path(name).write_text(content, encoding="utf-8")
 
 
+def _linked(source: Path, folder: Path) -> None:
+    """A folder of its own, because folders lend their names to runs; the files are the same."""
+    shutil.copytree(source, folder, copy_function=os.symlink)
+
+
 def _as_run(trace: Path, run_folder: Path) -> None:
-    shutil.copytree(trace, run_folder / "trace", copy_function=os.link)
+    _linked(trace, run_folder / "trace")
 
 
 @cache
@@ -144,7 +139,7 @@ def _adapter(folder: Path) -> Path:
 
 
 def save(file: File, folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """Write a file that a page shows; one of the package is put beside the package's own, for as long as `patch` lasts."""
+    """Write a file that a page shows; one of the package stands beside the package's own while `patch` lasts."""
     path = folder / file.name
     path.parent.mkdir(parents=True, exist_ok=True)
     if not file.name.startswith("mismatch_cli/"):
@@ -204,18 +199,22 @@ def _shell(line: str, stdin: str | None) -> Ran:
 
 
 def missing(shown: str, ran: str, *, loosely: bool) -> str:
-    """The first part of a shown output that was not printed, in this order; "" where all of it was.
+    """The first part of a shown output that is not what was printed; "" where all of it is.
 
-    `…` stands for anything. How lines are broken and columns are filled does not count; loosely, nor do numbers.
+    `…` stands for anything, also at the beginning and at the end; nothing shown says nothing. How lines are broken and
+    columns are filled does not count; loosely, nor do numbers.
     """
+    parts = [_words(part, loosely) for part in shown.split("…")]
     rest = _words(ran, loosely)
-    for part in shown.split("…"):
-        wanted = _words(part, loosely)
-        before, found, rest_after = rest.partition(wanted)
-        if not found and wanted.strip():
-            return part.strip()
-        rest = rest_after if wanted.strip() else rest
-        del before
+    if not any(parts):
+        return ""
+    for number, part in enumerate(parts):
+        at = rest.find(part)
+        if number == len(parts) - 1 and part:
+            at = rest.rfind(part) if rest.endswith(part) else -1
+        if at < 0 or (number == 0 and part and at > 0):
+            return shown.split("…")[number].strip()
+        rest = rest[at + len(part) - bool(part) :]  # the space at the end may be the one before the next part
     return ""
 
 

@@ -1,7 +1,8 @@
 """Every line of the guide and of README.md is typed, page by page, in a folder like the reader's.
 
-What a page shows below a line must be what the line prints. To take over new outputs: python -m tests.docs.test_commands
-[PAGE…]. It runs the lines as they stand: of the pages that are named, else those whose numbers are the same everywhere.
+What a page shows below a line must be what the line prints. To take over new outputs:
+python -m tests.docs.test_commands [PAGE…]. It runs the lines as they stand: all of the pages that are named, else those
+whose numbers are the same everywhere.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from pathlib import Path
 import pytest
 
 from tests.docs.one_vllm import OneVllm
-from tests.docs.pages import DOCS, PAGES, README, ROOT, File, Line, steps
+from tests.docs.pages import DOCS, PAGES, README, ROOT, File, Line, not_in_a_session, steps
 from tests.docs.reader import ELSEWHERE, Ran, missing, save, things, type_line, varies
 
 pytestmark = pytest.mark.slow
 _COLUMNS = "100"  # the width of the outputs in the guide
 _TYPED = [page for page in PAGES if any(isinstance(step, Line) for step in steps(page))]
-_RAN: dict[str, tuple[Ran, Path]] = {}  # a line of several pages is typed once; the others get what it left
+_RAN: dict[str, tuple[Path, Ran, Path]] = {}  # a line of several pages is typed once; the others get what it left
 
 
 @pytest.fixture(scope="module")
@@ -40,21 +41,21 @@ def one_vllm():
 
 
 @pytest.fixture(autouse=True)
-def at_the_readers_desk(tmp_path, monkeypatch):
+def at_the_desk(tmp_path, monkeypatch):
+    sit_down(tmp_path, monkeypatch)
+
+
+def sit_down(folder: Path, patch: pytest.MonkeyPatch) -> None:
     """An empty folder, a terminal of one width; pictures, which tests/report draws and looks at, are left blank."""
     from matplotlib.figure import Figure
 
     from mismatch_cli.report import figures
 
-    monkeypatch.setattr(figures, "draw", lambda plot, data, style: Figure())
-    sit_down(tmp_path, monkeypatch)
-
-
-def sit_down(folder: Path, patch: pytest.MonkeyPatch) -> None:
     folder.mkdir(exist_ok=True)
     patch.chdir(folder)
     patch.setenv("COLUMNS", _COLUMNS)
     patch.setenv("GITHUB_STEP_SUMMARY", str(folder / "step-summary.md"))
+    patch.setattr(figures, "draw", lambda plot, data, style: Figure())
 
 
 @pytest.mark.parametrize("page", _TYPED, ids=lambda page: str(page.relative_to(ROOT)))
@@ -67,25 +68,24 @@ def test_the_lines_of_a_page_do_what_it_says(page, tmp_path, made, monkeypatch):
                 sit_down(tmp_path / str(number), monkeypatch)
             things(step.text, made)
             where = f"{page.name}, line {step.number}: {step.text}"
-            ran = _typed_once(step.text, made)
+            ran = _typed_once(step.text, page, made)
             assert ran.code == step.code, f"{where}\nexit code {ran.code}\n{ran.text}"
             lost = missing(step.shown, ran.text, loosely=varies(step.text))
             assert not lost, f"{where}\ndoes not show\n{lost}\nbut\n{ran.text}"
 
 
-def _typed_once(text: str, made: Path) -> Ran:
+def _typed_once(text: str, page: Path, made: Path) -> Ran:
     before = set(os.listdir())
-    if text in _RAN:
-        ran, left = _RAN[text]
+    typed_on, ran, left = _RAN.get(text, (page, None, made))
+    if ran is not None and (typed_on != page or page == README):  # a page that repeats a line means it
         for path in left.iterdir():
             if path.name not in before:
                 (shutil.copytree if path.is_dir() else shutil.copy)(path, path.name)
         return ran
-    ran, left = type_line(text), made / f"left-{len(_RAN)}"
-    left.mkdir()
+    ran, left = type_line(text), Path(tempfile.mkdtemp(dir=made))
     for name in set(os.listdir()) - before:
         (shutil.copytree if Path(name).is_dir() else shutil.copy)(name, left / name)
-    _RAN[text] = ran, left
+    _RAN[text] = page, ran, left
     return ran
 
 
@@ -97,11 +97,9 @@ def elsewhere(line: Line) -> str:
 @pytest.mark.parametrize("page", [p for p in PAGES if p.parent == DOCS], ids=lambda page: page.name)
 def test_no_line_of_the_guide_is_overlooked(page):
     """What looks like a line to type stands where lines are found, or says what else it needs."""
-    text = page.read_text(encoding="utf-8")
-    blocks = re.findall(r"^```(?!console)\w*\n(.*?)^```$|^((?: {4}\S.*\n)+)", text, re.M | re.S)
-    looks = [line for pair in blocks for part in pair for line in part.splitlines() if "mismatch-cli " in line]
+    looks = [line for line in not_in_a_session(page) if re.search(r"(?<!`)mismatch-cli ", line)]
     found = {step.text for step in steps(page) if isinstance(step, Line)}
-    assert [line for line in looks if not any(text in line for text in found) and not line.startswith("#")] == []
+    assert [line for line in looks if not any(text in line for text in found)] == []
 
 
 def test_what_cannot_be_typed_here_is_little():
@@ -133,12 +131,13 @@ def _as_printed(line: Line, printed: str) -> str:
     """The shown lines as they are printed now: each is the next one with the same words."""
 
     def words(text: str) -> list[str]:
-        return re.findall(r"[^\W\d_]{2,}", text)
+        label, *cells = re.split(r"\s{2,}", text.strip())  # "KL(μ‖π), k3" is told from "KL(μ‖π), k1"
+        return [label if cells else "", *re.findall(r"[^\W\d_]{2,}", text)]
 
     rest, lines = printed.splitlines(), []
     for shown in line.shown.splitlines():
         same = next((i for i, one in enumerate(rest) if words(one) == words(shown)), None)
-        if same is None or "…" in shown or not words(shown):
+        if same is None or "…" in shown or not shown.strip():
             if "…" not in shown and shown.strip() and shown not in rest:
                 print(f"{line.text}: look at {shown!r}", file=sys.stderr)
             lines.append(shown)
