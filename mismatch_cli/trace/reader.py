@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -91,24 +93,34 @@ class Trace:
 
     def tables(self, columns: Sequence[str] | None = None, shards: Sequence[Path] | None = None) -> Iterator[pa.Table]:
         """One table per row group, in shard order; only the columns asked for, where the shard has them."""
-        return _one_ahead(self._row_groups(columns, shards))
+        return _one_ahead(read for _, read in self._row_groups(columns, shards))
 
     def batches(
         self, columns: Sequence[str] | None = None, shards: Sequence[Path] | None = None
     ) -> Iterator[TokenBatch]:
         """One `TokenBatch` per row group; row keys, lengths and log μ always come along."""
+        for _, of_shard in self.batches_by_shard(columns, shards):
+            yield from of_shard
+
+    def batches_by_shard(
+        self, columns: Sequence[str] | None = None, shards: Sequence[Path] | None = None
+    ) -> Iterator[tuple[Path, Iterator[TokenBatch]]]:
+        """The same, shard by shard; what is left of one is skipped when the next one is asked for."""
         names = None if columns is None else [*REQUIRED, *columns]
-        return _one_ahead(partial(_batch, read) for read in self._row_groups(names, shards))
+        parts = _one_ahead(partial(_batch, path, read) for path, read in self._row_groups(names, shards))
+        for path, of_shard in groupby(parts, key=itemgetter(0)):
+            yield path, (batch for _, batch in of_shard)
 
     def _row_groups(
         self, columns: Sequence[str] | None, shards: Sequence[Path] | None
-    ) -> Iterator[Callable[[], pa.Table]]:
+    ) -> Iterator[tuple[Path, Callable[[], pa.Table]]]:
+        """What reads each row group, with its shard."""
         wanted = set(columns if columns is not None else column_order())
         for path in self.shards if shards is None else shards:
             shard = open_shard(path)
             present = [name for name in shard.schema_arrow.names if name in wanted]
             for group in range(shard.num_row_groups):
-                yield partial(_read_group, shard, group, present, path)
+                yield path, partial(_read_group, shard, group, present, path)
 
 
 def _one_ahead(reads: Iterator[Callable[[], _Part]]) -> Iterator[_Part]:
@@ -126,8 +138,8 @@ def _one_ahead(reads: Iterator[Callable[[], _Part]]) -> Iterator[_Part]:
             yield following.result()
 
 
-def _batch(read: Callable[[], pa.Table]) -> TokenBatch:
-    return table_to_batch(read())
+def _batch(path: Path, read: Callable[[], pa.Table]) -> tuple[Path, TokenBatch]:
+    return path, table_to_batch(read())
 
 
 def open_shard(path: Path) -> pq.ParquetFile:

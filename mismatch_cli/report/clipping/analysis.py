@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from signal import SIG_DFL, SIG_IGN, SIGINT, signal
@@ -63,9 +63,7 @@ def analyse_clipping(
     support = Support.of(traces, algorithms)
     question = Question(support.judged, support.needs, theory)
     summary = ClippingSummary(question)
-    tasks = [
-        _Shard(trace.folder, number, path, question) for number, trace in enumerate(traces) for path in trace.shards
-    ]
+    tasks = [_Task(trace.folder, number, tuple(trace.shards), question) for number, trace in enumerate(traces)]
     for part in _summaries(tasks, workers):
         summary.merge(part)
         on_responses(part.seen)
@@ -78,46 +76,58 @@ def analyse_clipping(
 
 
 @dataclass(frozen=True)
-class _Shard:
-    """The unit of work: what a worker needs to summarise one shard."""
+class _Task:
+    """Shards of one trace, and the question: what a process needs to summarise them."""
 
     folder: Path
     trace: int
-    path: Path
+    shards: tuple[Path, ...]
     question: Question
 
+    def split(self) -> list[_Task]:
+        """One for each shard, the unit of work."""
+        return [replace(self, shards=(path,)) for path in self.shards]
 
-def _summarise(shard: _Shard) -> ClippingSummary:
-    summary = ClippingSummary(shard.question)
-    columns = (*_COLUMNS, *(name.rsplit("_", 1)[0] for name in shard.question.needs.columns))
-    if shard.question.needs.top_k:
+
+def _summarise(task: _Task) -> Iterator[ClippingSummary]:
+    """A summary of each shard, in order."""
+    columns = (*_COLUMNS, *(name.rsplit("_", 1)[0] for name in task.question.needs.columns))
+    if task.question.needs.top_k:
         columns = (*columns, "topk_ids")
-    if shard.question.needs.full:
+    if task.question.needs.full:
         columns = (*columns, "tv_full", "kl_full")
-    for batch in Trace(shard.folder).batches(columns, [shard.path]):
-        summary.update(batch)
-    summary.overlap.examples["trace"] = shard.trace
-    return summary
+    for _, batches in Trace(task.folder).batches_by_shard(columns, task.shards):
+        summary = ClippingSummary(task.question)
+        for batch in batches:
+            summary.update(batch)
+        summary.overlap.examples["trace"] = task.trace
+        yield summary
 
 
-def _summaries(tasks: Sequence[_Shard], workers: int) -> Iterator[ClippingSummary]:
+def _summarise_one(task: _Task) -> list[ClippingSummary]:
+    return list(_summarise(task))
+
+
+def _summaries(tasks: Sequence[_Task], workers: int) -> Iterator[ClippingSummary]:
     """The summary of each shard in order; at most two per worker wait for their turn."""
-    workers = min(workers, len(tasks))
-    if workers <= 1:
-        yield from map(_summarise, tasks)
+    single = [one for task in tasks for one in task.split()]
+    workers = min(workers, len(single))
+    if workers <= 1:  # the next shard is read meanwhile
+        for task in tasks:
+            yield from _summarise(task)
         return
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_start_worker) as pool:
         with _deaf_to_interrupts():  # inherited: a worker that is still importing does not show a traceback
-            waiting = deque(pool.submit(_summarise, task) for task in tasks[: 2 * workers])
-        for task in [*tasks[2 * workers :], *[None] * len(waiting)]:
+            waiting = deque(pool.submit(_summarise_one, one) for one in single[: 2 * workers])
+        for one in [*single[2 * workers :], *[None] * len(waiting)]:
             try:
-                yield waiting.popleft().result()
+                yield from waiting.popleft().result()
             except BrokenProcessPool as error:
                 raise MismatchError(
                     "A worker process died, perhaps because the memory ran out. Use fewer --workers."
                 ) from error
-            if task is not None:
-                waiting.append(pool.submit(_summarise, task))
+            if one is not None:
+                waiting.append(pool.submit(_summarise_one, one))
 
 
 @contextmanager
