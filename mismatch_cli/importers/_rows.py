@@ -37,6 +37,8 @@ class Completer:
         """The rows that can be used, with every column that a trace requires."""
         table = _known_columns(table)
         table = _only(table, self._usable(table, where))
+        if not table.num_rows:
+            return table
         columns = {name: _lists.single(table.column(name)) for name in table.column_names}
         self._fill_tokens(columns)
         self._fill_keys(columns, table.num_rows)

@@ -33,7 +33,10 @@ def load(path: Path) -> Any:
         reason = "needs more than weights-only loading, which could run any code"
         raise NeedsItsFramework(path, reason) from error
     except (RuntimeError, OSError, EOFError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise MismatchError(f"{path} is no file that torch.save wrote, or broken ({first_line(error)}).") from error
+        raise MismatchError(
+            f"{path} is no file that torch.save wrote, or broken ({first_line(error)}). "
+            "Copy it again, or name other files only."
+        ) from error
 
 
 @contextmanager

@@ -12,12 +12,17 @@ import torch
 
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.trace.schema import TOKEN_COLUMNS, TOPK_COLUMNS
+from mismatch_cli.trace.schema import ROW_KEY, TOKEN_COLUMNS, TOPK_COLUMNS
+
+_NEVER_NULL = (*ROW_KEY, "version_rollout", "version_trainer", "prompt_ids", "response_ids")
+_AGAIN = "Record or import it again."
 
 
 def table_to_batch(table: pa.Table) -> TokenBatch:
     """Lay the rows of one table flat; a `MismatchError` where a token column has another length than its response."""
     columns = {name: _single(table.column(name)) for name in table.column_names}
+    if empty := [name for name in _NEVER_NULL if name in columns and columns[name].null_count]:
+        raise MismatchError(f"The trace is damaged: column {empty[0]} is empty in some rows. {_AGAIN}")
     offset_S1 = _offsets(columns["response_ids"])
     lengths_S = np.diff(offset_S1)
     flat = {f"{n}_T": _token_column(n, columns[n], lengths_S, 1) for n in TOKEN_COLUMNS if n in columns}
@@ -76,7 +81,7 @@ def _token_column(name: str, array: pa.ListArray, lengths_S: np.ndarray, width: 
     known_S = _flags(array.is_valid()).numpy()
     if not np.array_equal(np.diff(_offsets(array))[known_S], expected_S[known_S]):
         raise MismatchError(
-            f"The trace is damaged: column {name} has another number of values than its responses have tokens."
+            f"The trace is damaged: column {name} has another number of values than its responses have tokens. {_AGAIN}"
         )
     values = _flat(name, array)
     if known_S.all():
@@ -89,7 +94,7 @@ def _token_column(name: str, array: pa.ListArray, lengths_S: np.ndarray, width: 
 def _flat(name: str, array: pa.ListArray) -> torch.Tensor:
     values = array.flatten()  # honours slices, and leaves out what null rows may cover
     if values.null_count:
-        raise MismatchError(f"The trace is damaged: column {name} holds a null inside a response.")
+        raise MismatchError(f"The trace is damaged: column {name} holds a null inside a response. {_AGAIN}")
     if pa.types.is_boolean(values.type):
         return _flags(values)
     flat = torch.from_dlpack(values)

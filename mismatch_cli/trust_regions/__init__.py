@@ -68,7 +68,9 @@ def _load_file(path: Path) -> ModuleType:
             f"{path} cannot be imported ({type(error).__name__}: {first_line(error)}). Repair it."
         ) from error
     if not callable(getattr(module, "trust_region", None)):
-        raise UsageError(f"{path} defines no trust_region(compared, advantage_T, *, threshold=…) -> Decision.")
+        raise UsageError(
+            f"{path} defines no trust_region(compared, advantage_T, *, threshold=…) -> Decision. See docs/clipstats.md."
+        )
     _check_signature(path, module)
     return module
 
@@ -79,7 +81,8 @@ def _check_signature(path: Path, module: Any) -> None:
     without_default = [p.name for p in keyword_only if p.default is inspect.Parameter.empty]
     if len(parameters) - len(keyword_only) != 2 or without_default:
         raise UsageError(
-            f"{path}: trust_region must take (compared, advantage_T) and keyword-only thresholds with defaults."
+            f"{path}: trust_region must take (compared, advantage_T) and keyword-only thresholds with defaults. "
+            "See docs/clipstats.md."
         )
     if taken := {"r", "p", "q"} & {p.name for p in keyword_only}:
         raise UsageError(f"{path}: {taken.pop()} is a letter of the formulas. Give that threshold another name.")

@@ -52,6 +52,14 @@ def test_a_vocabulary_that_is_none(tmp_path, content):
         Vocabulary.read(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["step", "prompt_id", "version_trainer", "prompt_ids"])
+def test_a_key_that_is_null(write_trace, name):
+    columns = row_columns()
+    columns[name] = [None, *columns[name][1:]]
+    with pytest.raises(MismatchError, match=f"column {name} is empty in some rows. Record or import"):
+        list(Trace.open(write_trace(columns)).batches())
+
+
 def test_a_shard_that_holds_a_column_twice(write_trace):
     folder = write_trace(row_columns())
     path = folder / "shard-00000.parquet"
