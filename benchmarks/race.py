@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from turns import Racer
+from turns import Died, Racer
 
 RIVALS, ROOT = Path(__file__).parent / "rivals", Path(__file__).parents[1]
 TARGET = 1.5
@@ -34,13 +34,15 @@ Side = tuple[str, str, list[str]]  # whose Python, script, arguments
 TRAIN: dict[str, Side] = {
     "own": ("own", "own_train.py", []),
     "own-float32": ("own", "own_train.py", ["--set", "rollout_dtype=float32"]),
+    "own-2048": ("own", "own_train.py", ["--set", "token_budget=2048"]),
     "own-bfloat16": ("own", "own_train.py", ["--set", "trainer_dtype=bfloat16"]),
     "own-hf": ("own", "own_train.py", ["--set", "rollout_dtype=float32", "engine=hf"]),
     "trl": ("trl", "trl_grpo.py", []),
     "trl-32": ("trl", "trl_grpo.py", ["--micro-batch", "32"]),
     "trl-bfloat16": ("trl", "trl_grpo.py", ["--bf16"]),
     "trl-continuous": ("trl", "trl_grpo.py", ["--sampler", "continuous-batching"]),
-    "trl-vllm": ("trl", "trl_grpo.py", ["--sampler", "vllm"]),
+    "trl-vllm": ("trl", "trl_grpo.py", ["--sampler", "vllm"]),  # dies on a CPU at its first weight sync
+    "trl-vllm-mended": ("trl", "trl_grpo.py", ["--sampler", "vllm-mended"]),
 }
 SCORING: dict[str, Side] = {
     "own": ("own", "own_scoring.py", []),
@@ -72,7 +74,7 @@ def train(options: argparse.Namespace) -> Iterator[str]:
     rounds = race({name: command(options, *TRAIN[name]) for name in names}, options)
     yield f"train: {options.threads} thread(s), {len(rounds)} rounds, 256 responses of at most 128 tokens, 2 updates"
     yield from table(rounds)
-    for name in names[1:]:
+    for name in list(rounds[0])[1:]:
         ratio = [each[names[0]]["rate"] / each[name]["rate"] for each in rounds]
         verdict = "met" if statistics.median(ratio) >= TARGET else "MISSED"
         yield f"{names[0]} / {name}: {spread(ratio)} times the samples per second (target {TARGET}: {verdict})"
@@ -88,6 +90,7 @@ def scoring(options: argparse.Namespace) -> Iterator[str]:
         rounds = race(commands, options)
     yield f"scoring: {options.threads} thread(s), {len(rounds)} rounds, {'large' if options.large else 'bundled'} model"
     yield from table(rounds)
+    names = list(rounds[0])
     means = [rounds[-1][racer]["mean_logp"] for racer in names]
     yield f"mean log π: {', '.join(f'{n} {m:.6f}' for n, m in zip(names, means, strict=True))}"
     for racer in names[1:]:
@@ -106,11 +109,17 @@ def race(commands: Mapping[str, Sequence[str]], options: argparse.Namespace) -> 
     rounds: list[Round] = []
     try:
         for number in range(options.rounds + 1):
-            rounds.append({name: step(name, racer, number) for name, racer in racers.items()})
+            rounds.append({})
+            for name, racer in list(racers.items()):
+                try:
+                    rounds[-1][name] = step(name, racer, number)
+                except Died as died:
+                    print(f"{name} died in round {number} ({died}): left out", file=sys.stderr, flush=True)
+                    racers.pop(name).stop()
     finally:
         for racer in racers.values():
             racer.stop()
-    return rounds[1:]
+    return [{name: each[name] for name in racers} for each in rounds[1:]]
 
 
 def step(name: str, racer: Racer, number: int) -> dict[str, Any]:
@@ -153,7 +162,7 @@ def bundled_case(folder: Path) -> tuple[str, Path]:
 
 
 def large_case(folder: Path) -> tuple[str, Path]:
-    """Two layers of Qwen3 with random weights, and 64 random responses of 16 to 256 tokens to prompts of 32 to 96."""
+    """Two layers of Qwen3 with random weights, and 32 random responses of 16 to 256 tokens to prompts of 32 to 96."""
     sys.path.insert(0, str(ROOT))
     from mismatch_cli.compat import prepare_imports
 
@@ -162,10 +171,10 @@ def large_case(folder: Path) -> tuple[str, Path]:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
-    shape = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 2, "vocab_size": 151_936}
-    heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "tie_word_embeddings": True}
+    shape = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 2, "vocab_size": 151_936}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "tie_word_embeddings": True}
     Qwen3ForCausalLM(Qwen3Config(**shape, **heads)).save_pretrained(folder / "model")
-    lengths = [torch.randint(low, high, (64,)).tolist() for low, high in ((32, 97), (16, 257))]
+    lengths = [torch.randint(low, high, (32,)).tolist() for low, high in ((32, 97), (16, 257))]
     rows = [[torch.randint(3, 2000, (n,)).tolist() for n in pair] for pair in zip(*lengths, strict=True)]
     path = folder / "responses.json"
     path.write_text(json.dumps(rows))

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 _MARK = "turn "
@@ -37,25 +38,29 @@ class Turn:
         print(_MARK + json.dumps(facts), file=self._out, flush=True)
 
 
+class Died(Exception):
+    """A racer ended in the middle of a race."""
+
+
 class Racer:
     """The driver's side of a program that waits for its turns."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._log: list[str] = []
         self._process = subprocess.Popen(
             command, env=dict(environment), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def step(self) -> dict[str, Any]:
-        """One turn; a `SystemExit` with the exit code where the racer has died."""
+        """One turn; `Died` with the exit code where there is nobody to take it."""
         assert self._process.stdin and self._process.stdout
-        self._process.stdin.write("go\n")
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):
+            self._process.stdin.write("go\n")
+            self._process.stdin.flush()
         for line in self._process.stdout:
             if line.startswith(_MARK):
                 found: dict[str, Any] = json.loads(line.removeprefix(_MARK))
                 return found
-        raise SystemExit(f"A racer died (exit code {self._process.wait()}): {self._process.args!r}")
+        raise Died(f"exit code {self._process.wait()}")
 
     def stop(self) -> None:
         assert self._process.stdin

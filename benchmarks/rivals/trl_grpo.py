@@ -20,6 +20,7 @@ import torch
 from datasets import Dataset
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
+from trl.generation.vllm_generation import VLLMGeneration
 from turns import Turn
 
 from mismatch_cli.tasks.grading import Grader
@@ -66,11 +67,20 @@ class TakesTurns(TrainerCallback):
             control.should_training_stop = not self._turn.wait()
 
 
+def sync_as_a_cpu_needs(generation: Any) -> None:
+    """What TRL's colocated vLLM lacks to run here: its own sync gives each weight to vLLM's `load_weights`, which dies
+    (`'Parameter' object has no attribute 'weight_loader'`) because vLLM on a CPU has packed the weights.
+    """
+    weights = iter(generation.model.state_dict().items())
+    generation.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+    generation.llm.reset_prefix_cache()
+
+
 def settings(options: argparse.Namespace, folder: str) -> GRPOConfig:
     """Two updates on every batch of responses, each accumulated over micro-batches."""
     parts = options.prompts * options.samples // (options.updates * options.micro_batch)
     sampler: dict[str, Any] = {}
-    if options.sampler == "vllm":
+    if options.sampler.startswith("vllm"):
         sampler = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.1}
     elif options.sampler == "continuous-batching":
         sampler = {"use_transformers_continuous_batching": True}
@@ -107,7 +117,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=str(ROOT / "sample_data/model"))
     parser.add_argument("--problems", default=str(ROOT / "sample_data/perfectible.jsonl"))
-    parser.add_argument("--sampler", choices=["hf", "vllm", "continuous-batching"], default="hf")
+    parser.add_argument("--sampler", choices=["hf", "vllm", "vllm-mended", "continuous-batching"], default="hf")
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--updates", type=int, default=2)
@@ -122,6 +132,8 @@ def main() -> None:
         for row in map(json.loads, lines)
     ]
     rewards = Rewards(AutoTokenizer.from_pretrained(options.model))
+    if options.sampler == "vllm-mended":
+        VLLMGeneration.sync_weights = sync_as_a_cpu_needs
     with tempfile.TemporaryDirectory() as folder:
         trainer = GRPOTrainer(
             model=options.model,

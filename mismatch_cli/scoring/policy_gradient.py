@@ -19,7 +19,8 @@ from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.head import Head, score_hidden
 
 _ROW_TILE = 256  # tokens whose logits exist at once (benchmarks/policy_gradient.py)
-_CPU_ROWS = 4  # of those, how many the softmax sees at once: on a CPU so few that they stay in cache
+# Of those, how many the softmax sees at once: on a CPU as many as stay in cache. How many does not move a bit.
+_CPU_LOGITS, _LEAST_CPU_ROWS = 1 << 17, 4
 _SLICE = 8192  # vocabulary entries per backward product
 _NEVER = -1e30  # stands for a logit of -inf: probability 0, and their product is 0 as well
 
@@ -160,7 +161,8 @@ class _Tiles:
 
     def __init__(self, head: Head, temperature: float, logits_RV: Tensor) -> None:
         self._head, self._temperature, self._logits_RV = head, temperature, logits_RV
-        self._rows = _CPU_ROWS if logits_RV.device.type == "cpu" else len(logits_RV)
+        rows, on_cpu = _CPU_LOGITS // head.vocabulary, logits_RV.device.type == "cpu"
+        self._rows = max(_LEAST_CPU_ROWS, rows) if on_cpu else len(logits_RV)
         dtype = _sum_dtype(logits_RV.dtype)
         self._slope_RV = logits_RV if logits_RV.dtype == dtype else torch.empty_like(logits_RV, dtype=dtype)
         self._z_RV, self._passed_RV = (torch.empty_like(logits_RV[: self._rows], dtype=dtype) for _ in range(2))

@@ -186,8 +186,20 @@ def test_the_tile_does_not_change_the_result(row_tile: int, monkeypatch: pytest.
     case = make_case(**TRANSFORMS["everything"])
     expected = ours(case)
     monkeypatch.setattr(policy_gradient, "_SLICE", 100)
-    monkeypatch.setattr(policy_gradient, "_CPU_ROWS", 3)
+    monkeypatch.setattr(policy_gradient, "_CPU_LOGITS", 0)
+    monkeypatch.setattr(policy_gradient, "_LEAST_CPU_ROWS", 3)
     assert_same(ours(case, row_tile=row_tile), expected, 1e-12)
+
+
+def test_how_many_rows_stay_in_cache_does_not_move_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = make_case(**TRANSFORMS["everything"]).to(torch.float32)
+    expected = ours(case)
+    for logits, least in ((0, 1), (0, 4), (1 << 20, 4)):
+        monkeypatch.setattr(policy_gradient, "_CPU_LOGITS", logits)
+        monkeypatch.setattr(policy_gradient, "_LEAST_CPU_ROWS", least)
+        found = ours(case)
+        assert torch.equal(found.logp_N, expected.logp_N) and torch.equal(found.entropy_N, expected.entropy_N)
+        assert all(torch.equal(a, b) for a, b in zip(found.gradients, expected.gradients, strict=True))
 
 
 @pytest.mark.parametrize("gap", [15.0, 30.0, 120.0])
