@@ -130,6 +130,14 @@ class Judged:
         return self.positive_N | self.negative_N
 
     @cached_property
+    def blocked_by_N(self) -> np.ndarray:
+        """Who blocks each token: one bit per algorithm, uint64."""
+        bits_N = np.zeros(len(self.advantage_N), dtype=np.uint64)
+        for bit, index_U in enumerate(self.blocked):
+            bits_N[index_U] |= np.uint64(1 << bit)
+        return bits_N
+
+    @cached_property
     def sign_N(self) -> np.ndarray:
         """The sign of the advantage, float32."""
         return np.sign(self.advantage_N)

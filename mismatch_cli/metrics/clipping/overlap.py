@@ -36,24 +36,33 @@ class Overlap:
         self.examples = np.zeros(0, dtype=_ROW)
 
     def update(self, judged: Judged) -> None:
-        of_any_U = _union(judged)
-        if not len(of_any_U):
+        index_U = np.flatnonzero(judged.blocked_by_N)
+        if not len(index_U):
             return
-        blocks_AU = _membership(judged, of_any_U)
-        group_U = judged.group_N[of_any_U]
-        for group in np.unique(group_U):
-            inside = blocks_AU[:, group_U == group].astype(np.float32)  # counts below 2^24 are exact
-            self.both[group] += (inside @ inside.T).astype(np.int64)
-        self._keep_examples(judged, of_any_U, patterns(blocks_AU))
-
-    def _keep_examples(self, judged: Judged, index_U: np.ndarray, pattern_U: np.ndarray) -> None:
+        pattern_P, of_U = np.unique(judged.blocked_by_N[index_U], return_inverse=True)
+        place_U = judged.group_N[index_U] * len(pattern_P) + of_U
+        self._count(pattern_P, np.bincount(place_U, minlength=GROUPS * len(pattern_P)).reshape(GROUPS, -1))
         hash_U = judged.gaps.token_hash_N[index_U]
-        chosen = _first_of_each(pattern_U, hash_U)
+        near = np.flatnonzero(hash_U < self._limits(pattern_P)[of_U])
+        chosen = near[_first_of_each(of_U[near], hash_U[near])]
         rows = np.zeros(len(chosen), dtype=_ROW)
-        rows["pattern"], rows["hash"] = pattern_U[chosen], hash_U[chosen]
+        rows["pattern"], rows["hash"] = pattern_P[of_U[chosen]], hash_U[chosen]
         rows["token"] = token_rows(judged.gaps, index_U[chosen])
         rows["positive"] = judged.positive_N[index_U[chosen]]
         self._add(rows)
+
+    def _count(self, pattern_P: np.ndarray, tokens_GP: np.ndarray) -> None:
+        blocks_AP = _bits(pattern_P, self.both.shape[1]).astype(np.float64)  # counts below 2^53 are exact
+        for group in np.flatnonzero(tokens_GP.any(axis=1)):
+            self.both[group] += ((blocks_AP * tokens_GP[group]) @ blocks_AP.T).astype(np.int64)
+
+    def _limits(self, pattern_P: np.ndarray) -> np.ndarray:
+        """The hash below which a token becomes an example of its pattern."""
+        begin_P, end_P = (np.searchsorted(self.examples["pattern"], pattern_P, side) for side in ("left", "right"))
+        limit_P = np.full(len(pattern_P), np.iinfo(np.uint64).max)
+        full_P = end_P - begin_P == _EXAMPLES
+        limit_P[full_P] = self.examples["hash"][end_P[full_P] - 1]
+        return limit_P
 
     def _add(self, rows: np.ndarray) -> None:
         rows = np.concatenate([self.examples, rows])
@@ -83,7 +92,7 @@ class Overlap:
     def _examples(self, names: list[str]) -> list[dict[str, Any]]:
         """For every ordered pair up to three tokens that the first one blocks and the second does not."""
         rows = self.examples[np.argsort(self.examples["hash"], kind="stable")]
-        blocks_AU = (rows["pattern"] >> np.arange(len(names), dtype=np.uint64)[:, None]) & np.uint64(1) == 1
+        blocks_AU = _bits(rows["pattern"], len(names))
         found = []
         for i, first in enumerate(names):
             for j, second in enumerate(names):
@@ -104,25 +113,9 @@ def _key(row: np.ndarray) -> dict[str, Any]:
     return {"trace": row["trace"].item()} | {name: finite_or_none(token[name].item()) for name in names}
 
 
-def _union(judged: Judged) -> np.ndarray:
-    flags_N = np.zeros(len(judged.advantage_N), dtype=bool)
-    for index_U in judged.blocked:
-        flags_N[index_U] = True
-    return np.flatnonzero(flags_N)
-
-
-def _membership(judged: Judged, of_any_U: np.ndarray) -> np.ndarray:
-    """Whether each algorithm blocks each of these tokens: bool [A, U]."""
-    blocks_AU = np.zeros((len(judged.blocked), len(of_any_U)), dtype=bool)
-    for row, index_U in zip(blocks_AU, judged.blocked, strict=True):
-        row[np.searchsorted(of_any_U, index_U)] = True
-    return blocks_AU
-
-
-def patterns(blocks_AU: np.ndarray) -> np.ndarray:
-    """One bit per algorithm: uint64."""
-    bits_A = np.uint64(1) << np.arange(len(blocks_AU), dtype=np.uint64)
-    return (blocks_AU * bits_A[:, None]).sum(axis=0, dtype=np.uint64)
+def _bits(pattern_P: np.ndarray, algorithms: int) -> np.ndarray:
+    """Whether each algorithm blocks the tokens of each pattern: bool [A, P]."""
+    return (pattern_P >> np.arange(algorithms, dtype=np.uint64)[:, None]) & np.uint64(1) == 1
 
 
 def _first_of_each(pattern_U: np.ndarray, hash_U: np.ndarray) -> np.ndarray:

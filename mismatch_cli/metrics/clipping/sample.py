@@ -48,8 +48,5 @@ def _rows(judged: Judged, index_U: np.ndarray) -> np.ndarray:
     rows["logp_rollout"], rows["logp_trainer"] = gaps.logq_N[index_U], gaps.logp_N[index_U]
     rows["logp_recomputed"] = np.nan if recomputed is None else recomputed.numpy()[index_U]
     rows["advantage"] = judged.advantage_N[index_U]
-    for bit, blocked_U in enumerate(judged.blocked):
-        if len(blocked_U):
-            place = np.minimum(np.searchsorted(blocked_U, index_U), len(blocked_U) - 1)
-            rows["blocked_by"] |= (blocked_U[place] == index_U).astype(np.uint64) << np.uint64(bit)
+    rows["blocked_by"] = judged.blocked_by_N[index_U]
     return rows
