@@ -130,7 +130,7 @@ def load_config(preset: str, changes: dict[str, Any]) -> TrainConfig:
         raise UsageError(registry.unknown("preset", preset, presets()))
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise MismatchError(
             f"{path} cannot be read ({error}). Name a TOML file as `train --show-config` prints it."
         ) from error
@@ -145,7 +145,8 @@ def _checked(content: dict[str, Any], path: Path) -> dict[str, Any]:
         if types[name] is float and isinstance(value, int) and not isinstance(value, bool):
             content[name] = float(value)
         elif type(value) is not types[name]:
-            raise UsageError(f"{path}: {name} = {value!r} is no {types[name].__name__}.")
+            kind = {"int": "a whole number", "float": "a number", "bool": "true or false"}.get(types[name].__name__, "text")
+            raise UsageError(f"{path}: {name} = {value!r} has to be {kind}. See: mismatch-cli train --show-config")
     return content
 
 

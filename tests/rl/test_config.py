@@ -41,8 +41,8 @@ def test_every_setting_says_what_it_is():
         ({"eval_every": -1}, "eval_every = -1"),
         ({"minibatches": 1000}, "more than the responses"),
         ({"lerning_rate": 1.0}, "learning_rate"),
-        ({"steps": "many"}, "'many' is no int"),
-        ({"steps": True}, "True is no int"),
+        ({"steps": "many"}, "'many' has to be a whole number"),
+        ({"steps": True}, "True has to be a whole number"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(changes, said):

@@ -1,0 +1,324 @@
+"""What goes wrong in files and on command lines: values, records, bytes, tables and arguments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+import typer
+from hypothesis import strategies as st
+
+from mismatch_cli.cli import build_app
+
+PAYLOAD = "<script>alert('PAYLOAD')</script>"
+NASTY = (
+    *("", " ", "\x1b[31mred\x1b[0m", "\x1b]0;title\x07", "\x9b31m", "\r", "\x00", "a\x00b", "\u202egnp.exe", "\ud800"),
+    *("[bold red]x[/]", "[/]", "[link=file:///x]", PAYLOAD, "<img src=x onerror=alert(1)>", "&lt;", "]]>", "{{ 7*7 }}"),
+    *(
+        "$\\frac{",
+        "%s%n",
+        "{0}",
+        "𝔘𝔫",
+        "ﷺ",
+        "e\u0301" * 20,
+        "z" * 3000,
+        "../../up",
+        "~",
+        "-",
+        "--",
+        "'\"`",
+        "\\",
+        "NaN",
+    ),
+    *("nan", "inf", "-inf", "1e999", "0x10", "true", "null", "١٢", "1_000", "-1", "0", "1.5", "9" * 40),
+)
+HUGE = (-1, 0, 1, 2**31 - 1, 2**31, -(2**31) - 1, 2**53 + 1, 2**63, -(2**63) - 1, 10**400)
+ODD = (float("nan"), float("inf"), float("-inf"), -0.0, 5.0, 1e300, -1e300, 5e-324, 1e39)
+
+texts = st.one_of(st.sampled_from(NASTY), st.text(max_size=20))
+scalars = st.one_of(st.none(), st.booleans(), st.sampled_from(HUGE), st.sampled_from(ODD), texts)
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3), max_leaves=6
+)
+
+
+@st.composite
+def changed_record(draw: st.DrawFn, record: dict[str, Any]) -> dict[str, Any]:
+    """A record with a few fields dropped, replaced, cut, doubled, or with one odd value inside."""
+    found = dict(record)
+    for _ in range(draw(st.integers(1, 3))):
+        name = draw(st.sampled_from(sorted(found) or ["x"]))
+        how = draw(st.sampled_from(("drop", "replace", "inside", "cut", "double", "more", "wrap", "text")))
+        value = found.get(name)
+        if how == "drop":
+            found.pop(name, None)
+        elif how == "more":
+            found[draw(texts)] = draw(values)
+        elif how == "wrap":
+            found[name] = [value]
+        elif how == "text":
+            found[name] = str(value)
+        elif isinstance(value, list) and value and how in ("inside", "cut", "double"):
+            found[name] = _changed_list(draw, value, how)
+        elif isinstance(value, dict) and value and how == "inside":
+            found[name] = draw(changed_record(value))
+        else:
+            found[name] = draw(values)
+    return found
+
+
+def _changed_list(draw: st.DrawFn, value: list[Any], how: str) -> list[Any]:
+    if how == "cut":
+        return value[: draw(st.integers(0, len(value) - 1))]
+    if how == "double":
+        return value + value
+    index = draw(st.integers(0, len(value) - 1))
+    inner = value[index]
+    if isinstance(inner, list) and inner and draw(st.booleans()):
+        return [*value[:index], _changed_list(draw, inner, draw(st.sampled_from(("inside", "cut", "double"))))]
+    return [*value[:index], draw(values), *value[index + 1 :]]
+
+
+@st.composite
+def changed_bytes(draw: st.DrawFn, content: bytes) -> bytes:
+    """Bytes cut off, flipped, pushed in or repeated."""
+    how = draw(st.sampled_from(("cut", "flip", "insert", "remove", "repeat", "empty", "bom", "utf-16", "crlf", "head")))
+    at = draw(st.integers(0, max(0, len(content) - 1)))
+    some = draw(st.binary(min_size=1, max_size=8))
+    return {
+        "cut": lambda: content[:at],
+        "flip": lambda: content[:at] + some + content[at + len(some) :],
+        "insert": lambda: content[:at] + some + content[at:],
+        "remove": lambda: content[:at] + content[at + 16 :],
+        "repeat": lambda: content + content,
+        "empty": lambda: b"",
+        "bom": lambda: b"\xef\xbb\xbf" + content,
+        "utf-16": lambda: content.decode(errors="replace").encode("utf-16"),
+        "crlf": lambda: content.replace(b"\n", b"\r\n"),
+        "head": lambda: some * 50 + content,
+    }[how]()
+
+
+LINES = (
+    *(b"", b"   ", b"null", b"[]", b"3", b'"text"', b"{", b"{}", b"[" * 100_000, b'{"a":' * 5000 + b"1" + b"}" * 5000),
+    *(b'{"problem": "a", "problem": "b"}', b'\xff\xfe{"problem": 1}', b'{"x": NaN, "y": -Infinity}', b"\x00" * 20),
+)
+
+
+@st.composite
+def changed_jsonl(draw: st.DrawFn, content: bytes) -> bytes:
+    """Lines of JSON with broken records, other lines between them, or broken bytes."""
+    lines = content.splitlines()
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, len(lines) - 1)) if lines else 0
+        how = draw(st.sampled_from(("record", "record", "record", "line", "bytes", "twice", "remove")))
+        if how == "record" and lines and lines[at].startswith(b"{") and len(lines[at]) < 10**5:
+            lines[at] = _dumps(draw, draw(changed_record(_loads(lines[at]))))
+        elif how == "line":
+            lines.insert(at, draw(st.sampled_from(LINES)))
+        elif how == "twice" and lines:
+            lines.append(lines[at])
+        elif how == "remove" and lines:
+            del lines[at]
+        elif how == "bytes" and lines:
+            return draw(changed_bytes(b"\n".join(lines) + b"\n"))
+    return b"\n".join(lines) + b"\n" * draw(st.booleans())
+
+
+def _loads(line: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _dumps(draw: st.DrawFn, record: dict[str, Any]) -> bytes:
+    text = json.dumps(record, ensure_ascii=draw(st.booleans()))
+    return text.encode(errors="surrogatepass").replace(b"\n", b" ")
+
+
+_TYPES = (pa.string(), pa.int64(), pa.float64(), pa.bool_(), pa.list_(pa.float64()), pa.binary(), pa.null())
+
+
+@st.composite
+def changed_table(draw: st.DrawFn, table: pa.Table) -> pa.Table:
+    """A table with columns gone, of other types or names, with odd values, ragged or null rows, or with no row."""
+    for _ in range(draw(st.integers(1, 2))):
+        how = draw(
+            st.sampled_from(("value", "value", "value", "ragged", "null", "drop", "type", "name", "empty", "twice"))
+        )
+        if not table.num_columns:
+            return table
+        at = draw(st.integers(0, table.num_columns - 1))
+        name = table.column_names[at]
+        if how == "drop":
+            table = table.remove_column(at)
+        elif how == "empty":
+            table = table.slice(0, 0)
+        elif how == "twice":
+            table = pa.concat_tables([table, table])
+        elif how == "name":
+            names = list(table.column_names)
+            names[at] = draw(st.sampled_from((*table.column_names, *(n for n in NASTY if n.isprintable()))))
+            table = table.rename_columns(names)
+        elif how == "type":
+            kind = draw(st.sampled_from(_TYPES))
+            table = table.set_column(at, name, pa.nulls(len(table), kind))
+        elif len(table):
+            table = _changed_column(draw, table, at, how)
+    return table
+
+
+def _changed_column(draw: st.DrawFn, table: pa.Table, at: int, how: str) -> pa.Table:
+    """One row of a column made odd, in the type that the column has."""
+    field, column = table.schema.field(at), table.column(at).to_pylist()
+    row = draw(st.integers(0, len(column) - 1))
+    if how == "null":
+        column[row] = None
+    elif how == "ragged" and isinstance(column[row], list):
+        column[row] = column[row][:-1] if draw(st.booleans()) else [*column[row], *column[row][:1]]
+    elif isinstance(column[row], list) and column[row]:
+        inside = list(column[row])
+        inside[draw(st.integers(0, len(inside) - 1))] = draw(_of_type(field.type.value_type))
+        column[row] = inside
+    else:
+        column[row] = draw(_of_type(field.type))
+    try:
+        return table.set_column(at, field, pa.array(column, field.type))
+    except (pa.ArrowException, OverflowError, TypeError, ValueError):
+        return table
+
+
+def _of_type(kind: pa.DataType) -> st.SearchStrategy[Any]:
+    if pa.types.is_floating(kind):
+        return st.sampled_from((*ODD, None))
+    if pa.types.is_integer(kind):
+        return st.sampled_from((-1, 0, 2**31 - 1, -(2**31), 5000, None))
+    if pa.types.is_boolean(kind):
+        return st.sampled_from((True, False, None))
+    return st.sampled_from((*(text for text in NASTY if "\ud800" not in text), None))
+
+
+@st.composite
+def changed_content(draw: st.DrawFn, content: Any) -> Any:
+    """What a `.pt` file holds, with tensors of other shapes and types, and anything where anything stood."""
+    if isinstance(content, dict) and content:
+        name = draw(st.sampled_from(sorted(content)))
+        if isinstance(content[name], dict | list | torch.Tensor) and draw(st.integers(0, 3)):
+            return content | {name: draw(changed_content(content[name]))}
+        return draw(changed_record(content))
+    if isinstance(content, list) and content:
+        at = draw(st.integers(0, len(content) - 1))
+        return [*content[:at], draw(changed_content(content[at])), *content[at + 1 :]]
+    if isinstance(content, torch.Tensor) and draw(st.booleans()):
+        return draw(st.sampled_from(_TENSORS))(content)
+    return draw(values)
+
+
+_TENSORS: tuple[Callable[[torch.Tensor], Any], ...] = (
+    lambda t: t[:-1],
+    lambda t: t.reshape(-1, 1),
+    lambda t: t[:0],
+    lambda t: t.sum(),
+    lambda t: t.to(torch.complex64),
+    lambda t: t.bool(),
+    lambda t: t.to(torch.bfloat16),
+    lambda t: t.double() * float("nan"),
+    lambda t: t.to_sparse(),
+    lambda t: torch.empty(3, device="meta"),
+    lambda t: np.asarray(t),
+    lambda t: t.float() + 5,
+)
+
+
+@cache
+def options(command: str) -> tuple[tuple[str, int, str], ...]:
+    """The flags of a command, how many values each takes, and of which type."""
+    app = typer.main.get_command(build_app())
+    found = app.get_command(None, command)  # type: ignore[attr-defined]
+    return tuple(
+        (flag, 0 if getattr(parameter, "is_flag", False) else parameter.nargs, _type_of(parameter))
+        for parameter in found.params
+        for flag in (*parameter.opts, *parameter.secondary_opts)
+        if flag.startswith("-")
+    )
+
+
+def _type_of(parameter: Any) -> str:
+    return str(parameter.bare_type()) if hasattr(parameter, "bare_type") else ""  # of newer versions of Typer
+
+
+COMMANDS = ("probe", "train", "curate", "rescore", "report", "import", "clipstats", "compare", "diagnose", "gate")
+PATHS = (
+    *("run", "run/trace", "other", "training", "existing", "new", "new/deep", "prompts.jsonl", "prompts.parquet"),
+    *("prompts.csv", "prompts.json", "limits.toml", "preset.toml", "mask.py", "gone", "gone.jsonl", "gone.toml", "."),
+    *("dumps/plain", "dumps/prime-rl", "dumps/slime/rollout_0.pt", "dumps", "run/trace/manifest.json", "/dev/null"),
+    *(
+        "/proc/self/nothing",
+        "/dev/full",
+        "existing/precious.txt",
+        "run/trace/shard-00000.parquet",
+        "mask.py:trust_region",
+    ),
+)
+WORDS = (
+    *("bfloat16", "float32", "auto", "eager", "chat", "raw", "hf", "vllm", "server", "verl", "all", "csv", "parquet"),
+    *(
+        "jsonl",
+        "equal",
+        "newer",
+        "mismatch",
+        "total",
+        "dppo-binary-tv",
+        "dppo-binary-tv:max_tv=nan",
+        "relax-both:alpha",
+    ),
+    *(
+        "gspo",
+        "miniature",
+        "paper",
+        "plain",
+        "prime-rl",
+        "slime",
+        "http://localhost:1",
+        "a=b",
+        "=",
+        "x={",
+        "0.2",
+        "0.8",
+    ),
+    *("1", "2", "3", "1e-6", "token-mean", "problem", "answer", "q_proj", "all-linear", "cuda", "cpu"),
+)
+_WITHOUT = {"--debug", "--workers"}  # one prints tracebacks, the other starts as many processes as it is told
+
+
+_FITTING = {
+    "int": ("0", "1", "2", "3", "7", "-1", "1000000", "99999999999999999999"),
+    "float": ("0", "0.1", "0.5", "1", "1e-6", "2", "nan", "inf", "-1", "1e300"),
+    "path": PATHS,
+}
+
+
+def _can_be_typed(text: str) -> bool:
+    return "\x00" not in text and "\ud800" not in text
+
+
+@st.composite
+def command_lines(draw: st.DrawFn) -> list[str]:
+    """A command with random flags, each with a value that may or may not be one of its kind."""
+    command = draw(st.sampled_from(COMMANDS))
+    anything = st.one_of(st.sampled_from(PATHS), st.sampled_from(WORDS), texts).filter(_can_be_typed)
+    line = [command, *draw(st.lists(st.sampled_from(PATHS), max_size=2))]
+    known = [option for option in options(command) if option[0] not in _WITHOUT]
+    for flag, count, kind in draw(st.lists(st.sampled_from(known), max_size=4)):
+        fitting = st.sampled_from(_FITTING.get(kind, (*PATHS, *WORDS)))
+        line += [flag, *(draw(fitting if draw(st.integers(0, 3)) else anything) for _ in range(count))]
+    if draw(st.integers(0, 9)) == 0:
+        line.insert(draw(st.integers(0, len(line))), draw(anything))
+    return line

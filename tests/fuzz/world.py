@@ -1,0 +1,235 @@
+"""A folder with one of everything that the commands read, small; and a command line that is run in a copy of it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from mismatch_cli.bundled import bundled
+from mismatch_cli.cli import _fail, run
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.models import load_tokenizer
+from tests.importers import layouts
+
+CANARY = "canary"  # what a payload makes when somebody executes it
+SECONDS = 60  # for one case; on a busy machine the slowest takes two
+STOPPED = "Stopped before a model is loaded, here and now. Try another day."
+LIMITS = '[limits.abs_d_mean]\nmax = 0.5\n[limits."verl:training/rollout_probs_diff_mean"]\nmax = 0.3\n'
+MASK = """from mismatch_cli.trust_regions import Decision
+
+def trust_region(compared, advantage_T, *, limit: float = 1.5):
+    return Decision(compared.ratio_T <= limit, compared.ratio_less_1_T)
+"""
+
+
+class HangError(BaseException):
+    """A case that took too long; no `except Exception` swallows it."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command line answered, and what stood there before and after."""
+
+    arguments: Sequence[str]
+    code: int | None
+    out: str
+    err: str
+    before: dict[str, bytes]
+    after: dict[str, bytes]
+    where: str  # the last places in the code before a message
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@cache
+def template() -> Path:
+    """The folder that cases are copied from, made once in a process."""
+    folder = Path(tempfile.mkdtemp(prefix="fuzz-")) / "world"
+    rows = _rows()
+    _write_trace(folder / "run" / "trace", rows)
+    _write_trace(folder / "other", rows)
+    (folder / "existing").mkdir()
+    (folder / "existing" / "precious.txt").write_text("keep me")
+    (folder / "mask.py").write_text(MASK)
+    (folder / "limits.toml").write_text(LIMITS)
+    (folder / "preset.toml").write_text("steps = 2\nprompts_per_step = 2\nminibatches = 1\n")
+    _write_prompts(folder)
+    _write_dumps(folder / "dumps", rows)
+    _write_training(folder / "training")
+    return folder
+
+
+def _rows() -> list[dict[str, Any]]:
+    """Twelve responses of the bundled trace to as many prompts, their first ten tokens, two of the top K."""
+    found: dict[int, dict[str, Any]] = {}
+    for path in sorted((bundled("traces") / "fp8-kv").glob("shard-*.parquet")):
+        for row in pq.read_table(path).to_pylist():
+            if len(found) < 12:
+                found.setdefault(row["prompt_id"], row)
+    return [_short(row) for row in found.values()]
+
+
+def _short(row: dict[str, Any]) -> dict[str, Any]:
+    tokens = min(10, len(row["response_ids"]))
+    short = dict(row)
+    for name, values in row.items():
+        if isinstance(values, list) and name != "prompt_ids":
+            short[name] = values[:tokens]
+            if name.startswith("topk"):
+                short[name] = [values[t * 20 + k] for t in range(tokens) for k in range(2)]
+    return short
+
+
+def _write_trace(folder: Path, rows: list[dict[str, Any]]) -> None:
+    source = bundled("traces") / "fp8-kv"
+    schema = pq.read_schema(source / "shard-00000.parquet")
+    folder.mkdir(parents=True)
+    for index in range(2):
+        pq.write_table(pa.Table.from_pylist(rows[index::2], schema=schema), folder / f"shard-{index:05d}.parquet")
+    vocabulary = pq.read_table(source / "vocab.parquet").slice(0, 300)
+    pq.write_table(vocabulary, folder / "vocab.parquet")
+    shutil.copy(source / "manifest.json", folder)
+
+
+def _write_prompts(folder: Path) -> None:
+    rows = [{"problem": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(4)]
+    layouts.write_lines(folder / "prompts.jsonl", rows)
+    (folder / "prompts.json").write_text(json.dumps(rows))
+    (folder / "prompts.csv").write_text("problem,answer\n" + "".join(f"{r['problem']},{r['answer']}\n" for r in rows))
+    pq.write_table(pa.Table.from_pylist(rows), folder / "prompts.parquet")
+
+
+def _write_dumps(folder: Path, rows: list[dict[str, Any]]) -> None:
+    some = [row | {"step": 0} for row in rows[:4]]
+    layouts.write_lines(folder / "plain" / "plain.jsonl", map(layouts.plain_record, some))
+    layouts.write_parquet(
+        folder / "plain-parquet" / "plain.parquet", pa.Table.from_pylist([layouts.plain_record(row) for row in some])
+    )
+    layouts.prime_rl(folder / "prime-rl", some)
+    (folder / "nemo-rl").mkdir()
+    layouts.nemo_rl(folder / "nemo-rl" / "train_data_step0.jsonl", some)
+    samples = [layouts.slime_sample(row, i) for i, row in enumerate(some)]
+    layouts.save(folder / "slime" / "rollout_0.pt", {"rollout_id": 0, "samples": samples})
+    layouts.slime_train(folder / "slime-train" / "0_0.pt", some)
+    layouts.write_lines(
+        folder / "open-instruct" / "rollouts_000000.jsonl",
+        [layouts.open_instruct_record(row, i) for i, row in enumerate(some)],
+    )
+
+
+def _write_training(folder: Path) -> None:
+    """A run of `train` as it lies there after three steps."""
+    from mismatch_cli.rl.config import TrainConfig
+
+    steps = [{"step": 0, "eval_accuracy": 0.5}]
+    steps += [{"step": n, "reward_mean": 0.1 * n, "grad_norm": 1.0, "seconds": {"sample": 1.0}} for n in (1, 2, 3)]
+    layouts.write_lines(folder / "metrics.jsonl", steps)
+    (folder / "config.toml").write_text(TrainConfig().to_toml())
+
+
+@contextlib.contextmanager
+def copy() -> Iterator[Path]:
+    """A copy to break, as the working directory, three levels below what it could harm."""
+    here = os.getcwd()
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as temporary:
+        folder = Path(temporary) / "a" / "b" / "c"
+        shutil.copytree(template(), folder)
+        os.chdir(folder)
+        try:
+            yield folder
+        finally:
+            os.chdir(here)
+
+
+def call(folder: Path, *arguments: str) -> Outcome:
+    """Run one command line in this process, as a shell would, without models and figures."""
+    out, err = io.StringIO(), io.StringIO()
+    before = contents(folder)
+    places: list[str] = []
+
+    def fail(*what: Any) -> int:
+        frames = traceback.extract_tb(sys.exc_info()[2])[-3:]
+        places[:] = [f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames]
+        return _fail(*what)
+
+    code: int | None
+    with (
+        _without_models(), _deadline(), mock.patch("mismatch_cli.cli._fail", fail),
+        contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
+    ):  # fmt: skip
+        code = run(arguments)
+    return Outcome(arguments, code, out.getvalue(), err.getvalue(), before, contents(folder), " < ".join(places[::-1]))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file by its name, also those above the folder; what is no file counts as empty."""
+    root = folder.parents[2]
+    return {
+        os.path.relpath(path, folder): path.read_bytes() if path.is_file() else b""
+        for path in root.rglob("*")
+        if not path.is_dir()
+    }
+
+
+@contextlib.contextmanager
+def _deadline() -> Iterator[None]:
+    def late(*_: Any) -> None:
+        raise HangError(f"more than {SECONDS} seconds")
+
+    previous = signal.signal(signal.SIGALRM, late)
+    signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def _stop(*_: Any, **__: Any) -> Any:
+    raise MismatchError(STOPPED)
+
+
+def _no_figures(_: Any) -> Iterator[Any]:
+    return iter(())
+
+
+@contextlib.contextmanager
+def _without_models() -> Iterator[None]:
+    """Everything up to the loading of a model is real."""
+    tokenizer = cache(load_tokenizer)
+    replaced = {
+        "mismatch_cli.recording.rollouts.create_engine": _stop,
+        "mismatch_cli.rl.run.create_engine": _stop,
+        "mismatch_cli.scoring.trainer.Trainer.load": _stop,
+        "mismatch_cli.recording.record.load_tokenizer": tokenizer,
+        "mismatch_cli.recording.curate.load_tokenizer": tokenizer,
+        "mismatch_cli.rl.run.load_tokenizer": tokenizer,
+        "mismatch_cli.report.figures.plots_for": _no_figures,
+    }
+    threads = torch.get_num_threads()
+    with contextlib.ExitStack() as patches:
+        for name, stand_in in replaced.items():
+            patches.enter_context(mock.patch(name, stand_in))
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
