@@ -135,6 +135,7 @@ def _missing(folder: Path, whole: Path) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=list(CASES))
+    parser.add_argument("--shares", type=float, nargs="*", default=SHARES)
     options = parser.parse_args()
     failed = 0
     for name, case in CASES.items():
@@ -148,14 +149,14 @@ def main() -> None:
             shutil.rmtree(mounted / "run")
             tried = 0
             for over in (False, True) if case.over else (False,):
-                for share in SHARES:
+                for share in options.shares:
                     said, wrong = try_share(case, mounted, whole, int(share * needed), over=over)
                     tried += bool(said)
                     failed += bool(wrong)
                     if said:
-                        print(f"  {name}{' over an earlier result' * over}, {share:.0%}: {said.strip()[:300]}")
+                        print(f"  {name}{' over an earlier result' * over}, {share:.0%}: {said.strip()[:300]}", flush=True)
                     for what in wrong:
-                        print(f"    WRONG {what}")
+                        print(f"    WRONG {what}", flush=True)
             print(f"{name}: {tried} times full, {needed / 2**20:.1f} MB needed", flush=True)
     sys.exit(failed > 0)
 

@@ -7,6 +7,7 @@ import json
 import shlex
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -124,9 +125,13 @@ def _train_each(
             if view.stopping:
                 stopped = stopped or number < len(configs)
                 break
-    finally:
+    except BaseException:
         refresher.stop()
-        _report(begun, output, progress)
+        with suppress(MismatchError):  # what ended the runs is to be told, not that the disk has no room for a report
+            _report(begun, output, progress)
+        raise
+    refresher.stop()
+    _report(begun, output, progress)
     if stopped:
         where = shlex.quote(str(output))
         progress.say(f"Stopped and saved. Go on with the same command and: --resume --output {where}")

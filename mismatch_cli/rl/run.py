@@ -92,8 +92,9 @@ class Run:
         """Go back to the newest checkpoint; answers how many steps are done, None where nothing is."""
         state = latest_checkpoint(self.folder)
         if state is None:
-            recorded = last_step(self.folder)
-            if recorded >= min(self.config.checkpoint_every, self.config.steps):
+            recorded, first = last_step(self.folder), min(self.config.checkpoint_every, self.config.steps)
+            # A step's line is there before its checkpoint, and a kill or a full disk can come between them.
+            if recorded > first or (recorded == first and (self.folder / "model").exists()):
                 raise MismatchError(
                     f"{self.folder} has {recorded} steps on record, but its checkpoints are gone, so nothing can go on "
                     "from there. Look at it with `mismatch-cli report`, or start anew in another --output."

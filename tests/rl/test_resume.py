@@ -20,7 +20,7 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.rl.checkpoint import cut_back
 from mismatch_cli.rl.learner import Learner
 from mismatch_cli.rl.loss_scale import LossScale
-from tests.rl.small_runs import EVALUATED, SMALL, assert_same_run, numbers, run
+from tests.rl.small_runs import EVALUATED, SMALL, assert_same_run, numbers, run, weights
 
 
 def test_stopped_and_resumed_equals_unbroken(unbroken, tmp_path):
@@ -52,6 +52,19 @@ def test_a_run_without_a_checkpoint_begins_again(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "eval_accuracy": 0.5}\n{"step": 1}\n', encoding="utf-8")
     cut_back(tmp_path, -1)
     assert not numbers(tmp_path)
+
+
+def test_a_step_on_record_whose_checkpoint_was_not_yet_written_is_made_again(tmp_path):
+    """A kill or a full disk between the two; a run that was whole, and has lost its checkpoints, is left alone."""
+    folder = tmp_path / "run"
+    run(folder, steps=1)
+    whole = numbers(folder), weights(folder)
+    shutil.rmtree(folder / "checkpoints")
+    with pytest.raises(MismatchError, match="its checkpoints are gone"):
+        run(folder, resume=True, steps=1)
+    shutil.rmtree(folder / "model")
+    run(folder, resume=True, steps=1)
+    assert (numbers(folder), weights(folder)) == whole
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_goes_on(unbroken, tmp_path):
