@@ -271,3 +271,35 @@ def test_ranks_outside_a_truncated_support_belong_to_the_others() -> None:
     excluded = torch.tensor([[0.7, float(0), 0.3]]).log()
     tv, kl = dv.topk_divergences(mu[:, 0], excluded[:, 0], mu, excluded, torch.tensor([True]))
     assert tv.item() == pytest.approx(0.3, abs=1e-6) and kl.item() == INF
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("replace_last", [False, True])
+def test_the_terms_of_all_ranks_serve_every_k(dtype, replace_last) -> None:
+    """To the bit, over more tokens than are computed at a time, and where one side excludes a token."""
+    mu, pi, ids = _distributions(3, 40, 0.5, rows=5000)
+    top = mu.topk(20, dim=-1).indices
+    rows = torch.arange(len(ids))
+    sampled = mu[rows, ids].to(dtype), pi[rows, ids].to(dtype)
+    rollout_TK, trainer_TK = mu.gather(1, top).to(dtype), pi.gather(1, top).to(dtype)
+    rollout_TK[::7, -1] = trainer_TK[::11, 0] = sampled[1][::13] = -INF
+    terms = dv.topk_terms(rollout_TK, trainer_TK)
+    for k in (1, 5, 20):
+        inside_T = dv.sampled_in_topk(ids, top[:, :k])
+        alone = dv.topk_divergences(*sampled, rollout_TK[:, :k], trainer_TK[:, :k], inside_T, replace_last=replace_last)
+        shared = dv.divergences_of_terms(*sampled, terms.first(k), inside_T, replace_last=replace_last)
+        assert all(torch.equal(x, y) and not x.isnan().any() for x, y in zip(alone, shared, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_a_choice_by_bits_is_that_of_where(dtype) -> None:
+    """Also of what is no number, and where a gradient has to pass."""
+    x = torch.tensor([1.5, -0.0, INF, math.nan, -2.0, 1e-300], dtype=dtype)
+    y = torch.tensor([math.nan, 3.0, -INF, 0.0, INF, -1.0], dtype=dtype)
+    flags = torch.tensor([True, True, False, True, False, False])
+    for chosen in (flags, ~flags):
+        expected = torch.where(chosen, x, y)
+        assert dv._select(chosen, x, y).numpy().tobytes() == expected.numpy().tobytes()
+    d = torch.tensor([0.01, 2.0], dtype=dtype, requires_grad=True)
+    dv.phi(d).sum().backward()
+    assert d.grad is not None and d.grad.tolist() == pytest.approx([math.expm1(0.01), math.expm1(2.0)], rel=1e-5)

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from mismatch_cli.divergences import sampled_in_topk
 from mismatch_cli.policies import ENGINE_GAP, TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Policies, Ratio, TopKLogProbs
 
 F64 = torch.float64
@@ -149,6 +150,13 @@ def test_top_k_is_formed_once_for_each_k() -> None:
     compared = policies(topk=columns()).compare(TRAINER_ROLLOUT)
     assert compared.topk(2) is compared.topk(2)
     assert compared.topk(1) is not compared.topk(2) and compared.topk(2) is not compared.topk(2, replace_last=True)
+
+
+def test_the_sampled_token_among_the_first_ranks() -> None:
+    topk = columns()
+    for k in (1, 2):
+        expected_T = sampled_in_topk(topk.response_ids_T, topk.ids_TK[:, :k])
+        assert topk.sampled_in(k).tolist() == expected_T.tolist()
 
 
 @pytest.mark.parametrize("present", [None, columns(1)], ids=["none", "too few"])

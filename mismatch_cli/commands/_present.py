@@ -46,9 +46,12 @@ def present(
     from mismatch_cli.report.excerpts import worst_excerpts
     from mismatch_cli.report.figures import figure_views
 
-    progress.say("Measuring")
     shown = max(worst, _WORST_IN_HTML)
-    analysis = analyse(traces, shown)
+    advance = progress.start("Measuring", 0, sum(trace.num_responses for trace in traces))
+    try:
+        analysis = analyse(traces, shown, advance)
+    finally:
+        progress.stop()
     summary = summary_json(analysis)
     tokens, responses = worst_excerpts(traces, analysis.main_pair, summary["worst"], shown)
     if folder is not None:

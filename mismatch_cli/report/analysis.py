@@ -18,10 +18,15 @@ from mismatch_cli.metrics.worst import WorstTokens
 from mismatch_cli.report.imported import without_unknown
 from mismatch_cli.report.plot_data import PlotData
 from mismatch_cli.trace.reader import Trace
+from mismatch_cli.trace.schema import TOPK_COLUMNS
 from mismatch_cli.verdict import judge
 
 SUMMARY_FORMAT = "mismatch-cli summary"
 SUMMARY_VERSION = 1
+_COLUMNS = (
+    "version_rollout", "version_trainer", "reward", "loss_mask", "logp_trainer", "logp_recomputed",
+    "logp_trainer_repeat", "entropy_trainer", *TOPK_COLUMNS,
+)  # fmt: skip
 
 
 @dataclass
@@ -46,14 +51,15 @@ class Analysis:
         return PAIRS[next(iter(self.pairs))]
 
 
-def analyse(traces: Sequence[Trace], worst: int) -> Analysis:
+def analyse(traces: Sequence[Trace], worst: int, on_responses: Callable[[int], None] = lambda _: None) -> Analysis:
     """Read traces once, in bounded memory, and keep the `worst` worst tokens; several traces are one measurement."""
     check_poolable(traces)
     pairs = {name: MismatchSummary(PAIRS[name]) for name in pairs_in(traces)}
     analysis = Analysis(traces, pairs, [WorstTokens(worst) for _ in traces])
     for trace, its_worst in zip(traces, analysis.worst, strict=True):
-        for batch in trace.batches():
+        for batch in trace.batches(_COLUMNS):
             _update(analysis, batch, its_worst)
+            on_responses(batch.num_responses)
     if not any(summary.exact.counts.tokens for summary in analysis.pairs.values()):
         folder = traces[0].folder
         if "imported" in traces[0].manifest:

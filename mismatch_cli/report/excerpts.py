@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from math import exp, inf
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from mismatch_cli.metrics.pairs import Pair
 from mismatch_cli.report import numbers
@@ -23,6 +26,7 @@ _LONGEST_PROMPT = 120
 _LARGEST_EXPONENT = 700.0  # of which a float holds the exponential
 _WEIGHTS = (0.05, 0.2, 0.5, 1.0)  # |d| in nats from which a token is highlighted ever more strongly
 _COLUMNS = (*REQUIRED, "version_rollout", "version_trainer", "logp_trainer", "logp_recomputed", "reward")
+_KEY = ("step", "prompt_id", "sample_index")
 
 Key = tuple[int, int, int, int]  # trace, step, prompt_id, sample_index
 
@@ -60,12 +64,20 @@ def _key(row: Mapping[str, Any]) -> Key:
     return row["trace"], row["step"], row["prompt_id"], row["sample_index"]
 
 
+def _keys(table: pa.Table, number: int) -> Iterator[Key]:
+    return zip(repeat(number), *(table.column(name).to_pylist() for name in _KEY))
+
+
+def _keys_in(trace: Trace, number: int, shard: Path) -> Iterator[Key]:
+    return (key for table in trace.tables(_KEY, [shard]) for key in _keys(table, number))
+
+
 def _look_up(traces: Sequence[Trace], pair: Pair, wanted: set[Key]) -> dict[Key, _Response]:
     found: dict[Key, _Response] = {}
     for number, trace in enumerate(traces):
-        for table in trace.tables(_COLUMNS):
-            keys = zip(*(table.column(name).to_pylist() for name in ("step", "prompt_id", "sample_index")), strict=True)
-            rows = [(row, (number, *key)) for row, key in enumerate(keys) if (number, *key) in wanted]
+        shards = [path for path in trace.shards if not wanted.isdisjoint(_keys_in(trace, number, path))]
+        for table in trace.tables(_COLUMNS, shards):
+            rows = [(row, key) for row, key in enumerate(_keys(table, number)) if key in wanted]
             if not rows:
                 continue
             batch = table_to_batch(table)

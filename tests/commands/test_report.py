@@ -196,8 +196,10 @@ def test_without_an_argument_the_latest_run_here_else_the_bundled_trace(run_fold
     assert f"reporting on {run_folder.name}, the latest run" in capfd.readouterr().err  # nobody named it
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    code, bundled, _ = report(capfd)
-    assert code == 0 and "KV cache fp8" in bundled  # no run here: the bundled trace
+    assert run(["report"]) == 0
+    bundled, talk = capfd.readouterr()
+    assert "KV cache fp8" in bundled  # no run here: the bundled trace
+    assert re.search(r"Measuring: (\d+)/\1 responses", talk)
 
 
 def test_the_version_is_printed(capfd):

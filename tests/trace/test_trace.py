@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -179,3 +181,34 @@ def test_a_column_of_another_type_is_refused(write_trace):
     pq.write_table(changed, shard_path(folder, 0))
     with pytest.raises(MismatchError, match="column prompt_id is string, expected int64"):
         only_batch(folder)
+
+
+def test_shard_by_shard_the_same_batches(write_trace):
+    folder = write_trace(*[row_columns()] * 3)
+    trace = Trace.open(folder)
+    by_shard = [(path, len(list(batches))) for path, batches in trace.batches_by_shard()]
+    assert by_shard == [(path, 1) for path in trace.shards] and len(list(trace.batches())) == 3
+    assert [path for path, _ in trace.batches_by_shard()] == trace.shards  # what is not looked at is skipped
+
+
+def test_what_was_read_ahead_fails_in_its_turn(write_trace, monkeypatch):
+    """The first row group is served whole, though the second, which is damaged, is read meanwhile."""
+    monkeypatch.setattr(writer, "MAX_TOKENS_PER_ROW_GROUP", 3)
+    folder = write_trace(row_columns())
+    (path,) = Trace.open(folder).shards
+    second = pq.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
+    path.write_bytes(path.read_bytes()[:second] + b"\xff" * 8 + path.read_bytes()[second + 8 :])
+    batches = Trace.open(folder).batches()
+    assert next(batches).num_tokens == 3
+    with pytest.raises(MismatchError, match="damaged in row group 1"):
+        next(batches)
+
+
+def test_reading_imports_no_pandas(write_trace):
+    """Half a second for every process."""
+    script = (
+        "import sys; from pathlib import Path; from mismatch_cli.trace.reader import Trace; "
+        f"print(len(list(Trace(Path({str(write_trace(row_columns()))!r})).batches())), 'pandas' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["1", "False"]
