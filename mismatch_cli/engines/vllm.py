@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib.util
 import os
 from collections.abc import Callable, Sequence
@@ -159,8 +158,7 @@ class VllmEngine:
             with contextlib.suppress(Exception):  # nothing that fails here can hurt what has been recorded
                 self.llm.llm_engine.engine_core.shutdown()
             del self.llm
-            gc.collect()
-            cleanup_dist_env_and_memory()
+            cleanup_dist_env_and_memory()  # collects what is left of it; one more collection would take half a second
         self._before.restore()
 
     def _abort(self) -> None:
