@@ -22,7 +22,7 @@ _SERIES_BELOW = 0.125  # |d| from which e^d − 1 − d loses no more than four 
 _SERIES_TERMS = {torch.float32: 5, torch.float64: 10}  # the first term left out is below half a unit in the last place
 _SERIES = {dtype: [1 / factorial(k + 2) for k in range(terms)] for dtype, terms in _SERIES_TERMS.items()}
 _BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
-_BLOCK = 2**16  # entries of top-K columns that are computed at a time: what they are made of stays in cache
+_BLOCK = 2**18  # entries of top-K columns that are computed at a time: a megabyte each, which stays in cache
 
 
 def prob_difference(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> Tensor:
@@ -83,45 +83,6 @@ def sampled_in_topk(response_ids_T: Tensor, topk_ids_TK: Tensor) -> Tensor:
     return (topk_ids_TK == response_ids_T[:, None]).any(dim=-1)
 
 
-@dataclass(frozen=True)
-class TopKTerms:
-    """What each of the top-K ids adds to TV and KL; the first k of them are the terms of a coarser partition."""
-
-    mu_TK: Tensor
-    change_TK: Tensor  # π − μ
-    kl_TK: Tensor  # nats
-
-    def first(self, k: int) -> TopKTerms:
-        return TopKTerms(self.mu_TK[:, :k], self.change_TK[:, :k], self.kl_TK[:, :k])
-
-    def last_where(self, counts_T: Tensor) -> TopKTerms:
-        """The last rank only where it counts; elsewhere it belongs to the others."""
-        columns = [x.clone() for x in vars(self).values()]
-        for x in columns:
-            x[:, -1].masked_fill_(~(counts_T | x[:, -1].isnan()), 0)  # what was not measured stays NaN
-        return TopKTerms(*columns)
-
-
-def topk_terms(topk_logp_rollout_TK: Tensor, topk_logp_trainer_TK: Tensor) -> TopKTerms:
-    """The terms of all K ranks; of those that the rollout's support does not reach they are 0."""
-    tokens, k = topk_logp_rollout_TK.shape
-    rows = _BLOCK // k if topk_logp_rollout_TK.is_cpu else tokens
-    blocks = zip(*(x_TK.split(max(rows, 1)) for x_TK in (topk_logp_rollout_TK, topk_logp_trainer_TK)), strict=True)
-    columns = zip(
-        *(_topk_terms(_wide(rollout_TK), _wide(trainer_TK)) for rollout_TK, trainer_TK in blocks), strict=True
-    )
-    return TopKTerms(*map(torch.cat, columns))
-
-
-def _topk_terms(logp_rollout_TK: Tensor, logp_trainer_TK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    mu_TK, d_TK = logp_rollout_TK.exp(), logp_trainer_TK - logp_rollout_TK
-    nothing_TK = mu_TK == 0
-    if nothing_TK.any():
-        d_TK = d_TK.masked_fill(nothing_TK, 0)
-    change_TK = _difference(logp_rollout_TK, logp_trainer_TK, d_TK)
-    return mu_TK, change_TK, _kl_term(mu_TK, change_TK, d_TK)
-
-
 def topk_divergences(
     logp_rollout_T: Tensor,
     logp_trainer_T: Tensor,
@@ -141,24 +102,39 @@ def topk_divergences(
     float32). Both sides are held at or above that resolution, so their KL is a finite lower bound, and 0 when both are
     below it. A top-K token that π excludes makes the KL infinite: that is its value.
     """
-    terms = topk_terms(topk_logp_rollout_TK, topk_logp_trainer_TK)
-    return divergences_of_terms(logp_rollout_T, logp_trainer_T, terms, in_topk_T, replace_last=replace_last)
+    tokens, k = topk_logp_rollout_TK.shape
+    rows = max(1, _BLOCK // k) if topk_logp_rollout_TK.is_cpu else max(1, tokens)
+    columns = (logp_rollout_T, logp_trainer_T, topk_logp_rollout_TK, topk_logp_trainer_TK, in_topk_T)
+    blocks = zip(*(column.split(rows) for column in columns), strict=True)
+    tv, kl = zip(*(_topk_divergences(*block, replace_last) for block in blocks), strict=True)
+    return torch.cat(tv), torch.cat(kl)
 
 
-def divergences_of_terms(
-    logp_rollout_T: Tensor, logp_trainer_T: Tensor, terms: TopKTerms, in_topk_T: Tensor, *, replace_last: bool = False
+def _topk_divergences(
+    logp_rollout_T: Tensor,
+    logp_trainer_T: Tensor,
+    topk_logp_rollout_TK: Tensor,
+    topk_logp_trainer_TK: Tensor,
+    in_topk_T: Tensor,
+    replace_last: bool,
 ) -> tuple[Tensor, Tensor]:
-    """`topk_divergences` from terms that several partitions share."""
     logp_rollout_T, logp_trainer_T = _wide(logp_rollout_T), _wide(logp_trainer_T)
+    topk_logp_rollout_TK, topk_logp_trainer_TK = _wide(topk_logp_rollout_TK), _wide(topk_logp_trainer_TK)
+    alone_T = ~in_topk_T  # the sampled token is a part of its own
     if replace_last:
-        terms = terms.last_where(in_topk_T)
-    mu_T = _not_nothing(logp_rollout_T) * ~in_topk_T  # the sampled token is a part of its own
+        topk_logp_rollout_TK = topk_logp_rollout_TK.clone()
+        topk_logp_rollout_TK[:, -1].masked_fill_(alone_T, float("-inf"))
+    mu_TK, mu_T = topk_logp_rollout_TK.exp(), _not_nothing(logp_rollout_T) * alone_T
+    d_TK = topk_logp_trainer_TK - topk_logp_rollout_TK
+    if len(mu_TK) and not mu_TK.min() > 0:
+        d_TK = d_TK.masked_fill(mu_TK == 0, 0)
     d_T = (logp_trainer_T - logp_rollout_T).masked_fill(in_topk_T, 0)
+    change_TK = _difference(topk_logp_rollout_TK, topk_logp_trainer_TK, d_TK)
     change_T = _difference(logp_rollout_T, logp_trainer_T, d_T)
-    others_change_T = -terms.change_TK.sum(dim=-1) - change_T
-    tv_T = (terms.change_TK.abs().sum(dim=-1) + change_T.abs() + others_change_T.abs()) / 2
-    kl_T = terms.kl_TK.sum(dim=-1) + _kl_term(mu_T, change_T, d_T)
-    return tv_T, kl_T + _others_kl(1 - terms.mu_TK.sum(dim=-1) - mu_T, others_change_T)
+    others_change_T = -change_TK.sum(dim=-1) - change_T
+    tv_T = (change_TK.abs().sum(dim=-1) + change_T.abs() + others_change_T.abs()) / 2
+    kl_T = _kl_term(mu_TK, change_TK, d_TK).sum(dim=-1) + _kl_term(mu_T, change_T, d_T)
+    return tv_T, kl_T + _others_kl(1 - mu_TK.sum(dim=-1) - mu_T, others_change_T)
 
 
 def mass_beyond_topk(logp_T: Tensor, topk_p_TK: Tensor, in_topk_T: Tensor) -> Tensor:

@@ -177,24 +177,18 @@ class Compared:
         """TV and KL(q‖p) over the engine's first `k` ranks, the sampled token and all others: `topk_divergences`."""
         key = (k, replace_last)
         if key not in self._divergences:
-            topk, terms = self._topk, self._topk_terms
-            if topk is None or terms is None or topk.ids_TK.shape[1] < k:
+            topk, current_TK, anchor_TK = self._topk, self._topk_current_TK, self._topk_anchor_TK
+            if topk is None or current_TK is None or anchor_TK is None or topk.ids_TK.shape[1] < k:
                 raise ValueError(f"top-{k} divergences need {k} columns of top-K log-probabilities")
-            self._divergences[key] = divergences.divergences_of_terms(
+            self._divergences[key] = divergences.topk_divergences(
                 self.logp_anchor_T,
                 self.logp_current_T,
-                terms.first(k),
+                anchor_TK[:, :k],
+                current_TK[:, :k],
                 topk.sampled_in(k),
                 replace_last=replace_last,
             )
         return self._divergences[key]
-
-    @cached_property
-    def _topk_terms(self) -> divergences.TopKTerms | None:
-        """Over all K ranks: every k reads the first of them."""
-        if self._topk_current_TK is None or self._topk_anchor_TK is None:
-            return None
-        return divergences.topk_terms(self._topk_anchor_TK, self._topk_current_TK)
 
     def level_log_ratio_T(self, level: Level) -> Tensor:
         """log of the ratio at a level, nats; sums over a response are float64."""
