@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import re
+import resource
 import shutil
 import statistics
 import subprocess
@@ -24,7 +25,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from turns import Died, Racer
 
@@ -74,10 +75,8 @@ def train(options: argparse.Namespace) -> Iterator[str]:
     rounds = race({name: command(options, *TRAIN[name]) for name in names}, options)
     yield f"train: {options.threads} thread(s), {len(rounds)} rounds, 256 responses of at most 128 tokens, 2 updates"
     yield from table(rounds)
-    for name in list(rounds[0])[1:]:
-        ratio = [each[names[0]]["rate"] / each[name]["rate"] for each in rounds]
-        verdict = "met" if statistics.median(ratio) >= TARGET else "MISSED"
-        yield f"{names[0]} / {name}: {spread(ratio)} times the samples per second (target {TARGET}: {verdict})"
+    yield from ratios(rounds)
+    yield f"target: {TARGET}"
 
 
 def scoring(options: argparse.Namespace) -> Iterator[str]:
@@ -93,9 +92,15 @@ def scoring(options: argparse.Namespace) -> Iterator[str]:
     names = list(rounds[0])
     means = [rounds[-1][racer]["mean_logp"] for racer in names]
     yield f"mean log π: {', '.join(f'{n} {m:.6f}' for n, m in zip(names, means, strict=True))}"
-    for racer in names[1:]:
-        ratio = [each[names[0]]["rate"] / each[racer]["rate"] for each in rounds]
-        yield f"{names[0]} / {racer}: {spread(ratio)} times the samples per second"
+    yield from ratios(rounds)
+
+
+def ratios(rounds: Sequence[Round]) -> Iterator[str]:
+    """The first racer against each other one, round by round; CPU time is what a loaded machine distorts least."""
+    first, *others = rounds[0]
+    for name in others:
+        wall, cpu = ([each[first][rate] / each[name][rate] for each in rounds] for rate in ("rate", "cpu_rate"))
+        yield f"{first} / {name}: {spread(wall)} times the samples per second, {spread(cpu)} times those per CPU second"
 
 
 def command(options: argparse.Namespace, side: str, script: str, arguments: Sequence[str]) -> list[str]:
@@ -125,19 +130,21 @@ def race(commands: Mapping[str, Sequence[str]], options: argparse.Namespace) -> 
 def step(name: str, racer: Racer, number: int) -> dict[str, Any]:
     found = racer.step()
     print(f"round {number} {name}: {json.dumps(found)}", file=sys.stderr, flush=True)
-    return found | {"rate": found["samples"] / found["seconds"], "tokens_rate": found["tokens"] / found["seconds"]}
+    return found | {"rate": found["samples"] / found["seconds"], "cpu_rate": found["samples"] / found["cpu"]}
 
 
 def table(rounds: Sequence[Round]) -> Iterator[str]:
-    yield f"{'':<16}{'samples/s (range)':>28}{'tokens/s':>10}{'mean length':>13}{'reward':>8}{'peak MB':>9}"
+    heads = f"{'samples/s (range)':>24}{'tokens/s':>10}{'samples/CPU s':>24}"
+    yield f"{'':<16}{heads}{'length':>8}{'reward':>8}{'peak MB':>9}"
     for name in rounds[0]:
         own = [each[name] for each in rounds]
         length = sum(x["tokens"] for x in own) / sum(x["samples"] for x in own)
         reward = statistics.mean(x["reward"] for x in own) if "reward" in own[0] else float("nan")
         peak = max(x.get("peak_mb", float("nan")) for x in own)
         yield (
-            f"{name:<16}{spread([x['rate'] for x in own]):>28}{statistics.median(x['tokens_rate'] for x in own):>10.0f}"
-            f"{length:>13.1f}{reward:>8.3f}{peak:>9.0f}"
+            f"{name:<16}{spread([x['rate'] for x in own]):>24}"
+            f"{statistics.median(x['tokens'] / x['seconds'] for x in own):>10.0f}"
+            f"{spread([x['cpu_rate'] for x in own]):>24}{length:>8.1f}{reward:>8.3f}{peak:>9.0f}"
         )
 
 
@@ -183,25 +190,36 @@ def large_case(folder: Path) -> tuple[str, Path]:
 
 def probe(options: argparse.Namespace) -> Iterator[str]:
     """Whole processes: from their start to the first number on stdout, and to their end."""
-    yield f"{'':<10}{'racer':<16}{'to the number, s':>24}{'to the end, s':>24}   mean |π − μ|"
+    yield f"{'':<10}{'racer':<16}{'to the number, s':>24}{'to the end, s':>24}{'CPU s':>24}   mean |π − μ|"
     for size in options.sizes:
         prompts, samples = size.split("x")
         more = ["--num-prompts", prompts, "--samples-per-prompt", samples, *options.arguments]
-        found: dict[str, list[tuple[float, float, str]]] = {}
+        found: dict[str, list[Whole]] = {}
         for _ in range(options.rounds):
             for name in options.racers or ["own", "by-hand"]:
                 found.setdefault(name, []).append(timed(name, more, options))
         for name, runs in found.items():
-            first, last = [run[0] for run in runs], [run[1] for run in runs]
-            yield f"{size:<10}{name:<16}{spread(first):>24}{spread(last):>24}   {runs[-1][2]}"
-        names = list(found)
-        for name in names[1:]:
-            ratio = [own[0] / other[0] for own, other in zip(found[names[0]], found[name], strict=True)]
-            yield f"{size:<10}{names[0]} / {name}: {spread(ratio)} times the wall time to the number"
+            columns = (spread([run.first for run in runs]), spread([run.last for run in runs]))
+            cpu = spread([run.cpu for run in runs])
+            yield f"{size:<10}{name:<16}{columns[0]:>24}{columns[1]:>24}{cpu:>24}   {runs[-1].number}"
+        first_name, *others = found
+        for name in others:
+            pairs = list(zip(found[first_name], found[name], strict=True))
+            wall, cpu_ratio = [a.first / b.first for a, b in pairs], [a.cpu / b.cpu for a, b in pairs]
+            against = f"{spread(wall)} times the wall time, {spread(cpu_ratio)} the CPU time"
+            yield f"{size:<10}{first_name} / {name}: {against}"
 
 
-def timed(name: str, more: Sequence[str], options: argparse.Namespace) -> tuple[float, float, str]:
-    """Seconds to the first output and to the end of a process, and the number that it printed."""
+class Whole(NamedTuple):
+    """A whole process: seconds to its number and to its end, CPU seconds with its children's, and the number."""
+
+    first: float
+    last: float
+    cpu: float
+    number: str
+
+
+def timed(name: str, more: Sequence[str], options: argparse.Namespace) -> Whole:
     environment = os.environ | {"OMP_NUM_THREADS": str(options.threads)}
     folder = tempfile.mkdtemp()
     model, problems = str(ROOT / "sample_data/model"), str(ROOT / "sample_data/problems.jsonl")
@@ -210,7 +228,7 @@ def timed(name: str, more: Sequence[str], options: argparse.Namespace) -> tuple[
     else:
         start = [sys.executable, str(RIVALS / "hand_probe.py"), model, problems]
         start += ["--corrected"] if name == "corrected" else []
-    began = time.perf_counter()
+    began, cpu_before = time.perf_counter(), cpu_of_children()
     with subprocess.Popen([*start, *more], env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         lines = [process.stdout.readline()]
@@ -224,7 +242,14 @@ def timed(name: str, more: Sequence[str], options: argparse.Namespace) -> tuple[
         raise SystemExit(f"{name} ended with exit code {process.returncode}.")
     pattern = r"mean \|π − μ\|\s+(\S+)|mean \|pi - mu\| (\S+)"
     number = next((match[1] or match[2] for line in lines if (match := re.search(pattern, line))), "?")
-    return first, last, number
+    whole = Whole(first, last, cpu_of_children() - cpu_before, number)
+    print(f"{name} {' '.join(more)}: {whole}", file=sys.stderr, flush=True)
+    return whole
+
+
+def cpu_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 if __name__ == "__main__":
