@@ -32,7 +32,7 @@ from mismatch_cli.cli import run as cli
 
 MEGABYTES = 64
 SHARES = (0.0, 0.02, 0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 0.97)
-_PROBE = "probe --engine hf --num-prompts 24 --samples-per-prompt 32 --max-tokens 24 --noise-responses 16 --threads 1"
+_PROBE = "probe --engine hf --num-prompts 9 --samples-per-prompt 32 --max-tokens 8 --noise-responses 8 --threads 1"
 _TRAIN = (
     "train --engine hf --rollout-dtype float32 --steps 3 --prompts-per-step 4 --samples-per-prompt 4 --max-tokens 48 "
     "--num-problems 4 --eval-samples 1 --eval-every 0 --checkpoint-every 1 --trace-every 1 --threads 1"
@@ -145,8 +145,7 @@ def main() -> None:
             code, said = call(case, mounted / "run")
             assert code == 0, said
             needed, whole = used(mounted), Path(elsewhere) / "run"
-            shutil.copytree(mounted / "run", whole)
-            shutil.rmtree(mounted / "run")
+            shutil.move(mounted / "run", whole)
             tried = 0
             for over in (False, True) if case.over else (False,):
                 for share in options.shares:
@@ -154,7 +153,9 @@ def main() -> None:
                     tried += bool(said)
                     failed += bool(wrong)
                     if said:
-                        print(f"  {name}{' over an earlier result' * over}, {share:.0%}: {said.strip()[:300]}", flush=True)
+                        print(
+                            f"  {name}{' over an earlier result' * over}, {share:.0%}: {said.strip()[:300]}", flush=True
+                        )
                     for what in wrong:
                         print(f"    WRONG {what}", flush=True)
             print(f"{name}: {tried} times full, {needed / 2**20:.1f} MB needed", flush=True)

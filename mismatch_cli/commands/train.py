@@ -189,7 +189,7 @@ def _prepare(run_folder: Path, config: TrainConfig, resume: bool) -> None:
         raise MismatchError(f"{run_folder} already exists. Go on with --resume, or choose another --output.")
     if in_it - _LEFT_BY_A_FAILED_START and not saved.is_file():
         raise MismatchError(f"{run_folder} holds no training run to resume. Choose another --output.")
-    if resume and saved.is_file() and saved.read_text(encoding="utf-8") != config.to_toml():
+    if resume and saved.is_file() and saved.read_bytes() != config.to_toml().encode():
         raise UsageError(f"{saved} has other settings. Resume with the flags of that run, or choose another --output.")
 
 

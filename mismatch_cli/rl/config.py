@@ -145,7 +145,9 @@ def _checked(content: dict[str, Any], path: Path) -> dict[str, Any]:
         if types[name] is float and isinstance(value, int) and not isinstance(value, bool):
             content[name] = float(value)
         elif type(value) is not types[name]:
-            kind = {"int": "a whole number", "float": "a number", "bool": "true or false"}.get(types[name].__name__, "text")
+            kind = {"int": "a whole number", "float": "a number", "bool": "true or false"}.get(
+                types[name].__name__, "text"
+            )
             raise UsageError(f"{path}: {name} = {value!r} has to be {kind}. See: mismatch-cli train --show-config")
     return content
 

@@ -23,6 +23,7 @@ def table_to_batch(table: pa.Table) -> TokenBatch:
     columns = {name: _single(table.column(name)) for name in table.column_names}
     if empty := [name for name in _NEVER_NULL if name in columns and columns[name].null_count]:
         raise MismatchError(f"The trace is damaged: column {empty[0]} is empty in some rows. {_AGAIN}")
+    _check_no_hole("prompt_ids", columns["prompt_ids"].flatten())
     offset_S1 = _offsets(columns["response_ids"])
     lengths_S = np.diff(offset_S1)
     flat = {f"{n}_T": _token_column(n, columns[n], lengths_S, 1) for n in TOKEN_COLUMNS if n in columns}
@@ -93,14 +94,18 @@ def _token_column(name: str, array: pa.ListArray, lengths_S: np.ndarray, width: 
 
 def _flat(name: str, array: pa.ListArray) -> torch.Tensor:
     values = array.flatten()  # honours slices, and leaves out what null rows may cover
-    if values.null_count:
-        raise MismatchError(f"The trace is damaged: column {name} holds a null inside a response. {_AGAIN}")
+    _check_no_hole(name, values)
     if pa.types.is_boolean(values.type):
         return _flags(values)
     flat = torch.from_dlpack(values)
     if "logp" in name and len(flat) and not flat.max() <= 0:  # true for NaN too
         return flat.masked_fill(flat > 0, torch.nan)
     return flat
+
+
+def _check_no_hole(name: str, values: pa.Array) -> None:
+    if values.null_count:
+        raise MismatchError(f"The trace is damaged: column {name} holds a null among its values. {_AGAIN}")
 
 
 def _missing(dtype: torch.dtype) -> float | int | bool:

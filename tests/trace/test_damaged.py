@@ -60,6 +60,12 @@ def test_a_key_that_is_null(write_trace, name):
         list(Trace.open(write_trace(columns)).batches())
 
 
+def test_a_prompt_with_a_hole(write_trace):
+    folder = write_trace(row_columns(prompt_ids=[[1, None], [1, 2], [3]]))
+    with pytest.raises(MismatchError, match="column prompt_ids holds a null among its values"):
+        list(Trace.open(folder).batches())
+
+
 def test_a_shard_that_holds_a_column_twice(write_trace):
     folder = write_trace(row_columns())
     path = folder / "shard-00000.parquet"

@@ -159,9 +159,9 @@ def _check_metric(metric: str, where: str) -> None:
 
 def _check_bound(metric: str, bound: str, threshold: Any, where: str) -> None:
     if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not isfinite(threshold):
-        raise UsageError(f"{where} is {threshold!r}, and has to be a number.")
+        raise UsageError(f"{where} is {threshold!r}, and has to be a number. Example: max = 0.015")
     if bound not in _OF_VALUE and threshold < 0:
-        raise UsageError(f"{where} is {threshold:g}, and cannot be negative.")
+        raise UsageError(f"{where} is {threshold:g}, and cannot be negative. Use 0 or more.")
     of_catalog = METRICS.get(metric)
     if of_catalog is None:
         if bound in OF_FLOOR:
@@ -187,7 +187,7 @@ def _choice(table: Mapping[str, Any], key: str, choices: tuple[str, ...], where:
 
 def _text(table: Mapping[str, Any], key: str, where: str) -> str:
     if not isinstance(table.get(key, ""), str):
-        raise UsageError(f"{where}.{key} is {table[key]!r}, and has to be text.")
+        raise UsageError(f"{where}.{key} is {table[key]!r}, and has to be text. Put it in quotes.")
     return table.get(key, "")
 
 

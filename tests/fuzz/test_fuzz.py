@@ -1,0 +1,48 @@
+"""A small draw of every kind of broken input, the same in each run; `benchmarks/fuzz.py` draws ten thousand."""
+
+from __future__ import annotations
+
+import os
+import pickle
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from tests.fuzz.properties import KINDS
+from tests.fuzz.world import CANARY, call, copy
+
+CASES = {"arguments": 70, "prompt files": 30, "manifests": 20, "shards": 25, "dumps": 30, "settings": 25}
+
+
+@pytest.mark.parametrize("name", list(KINDS))
+def test_no_input_ends_in_a_traceback_or_loses_anything(name):
+    kind = KINDS[name]
+
+    @settings(max_examples=CASES[name], derandomize=True, database=None, deadline=None, phases=[Phase.generate],
+              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(kind.cases)
+    def holds(case):
+        kind.check(case)
+
+    holds()
+
+
+class _MakesAFile:
+    def __reduce__(self):
+        return open, (CANARY, "w")
+
+
+def test_the_canary_sings():
+    """The payload of the fuzzer works: whoever unpickles it makes the file that no case may find."""
+    with copy() as folder:
+        pickle.loads(pickle.dumps(_MakesAFile())).close()
+        assert (folder / CANARY).is_file()
+
+
+def test_what_a_case_may_not_lose_is_noticed():
+    with copy() as folder:
+        (folder / "new").write_text("x")
+        outcome = call(folder, "report", "run", "--output", "new")
+        assert outcome.code == 1 and outcome.before == outcome.after
+        os.unlink("new")
+        assert call(folder, "report", "run", "--output", "new", "--quiet").code == 0
