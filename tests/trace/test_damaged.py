@@ -75,6 +75,14 @@ def test_a_shard_that_holds_a_column_twice(write_trace):
         list(Trace.open(folder).batches())
 
 
+def test_a_training_run_names_one_of_its_traces(write_trace, tmp_path):
+    folder = write_trace(row_columns())
+    (tmp_path / "run" / "traces").mkdir(parents=True)
+    folder.rename(tmp_path / "run" / "traces" / "step-2")
+    with pytest.raises(MismatchError, match=r"run is a training run. Name .* as .*run/traces/step-2"):
+        Trace.open(tmp_path / "run")
+
+
 def _fail_to_fill(folder):
     with replacing_folder(folder) as temporary:
         (temporary / "weights").write_text("half")
