@@ -44,9 +44,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         if folder.is_file():
             raise MismatchError(f"{folder} is a file, and a trace is a folder. A dump: mismatch-cli import {folder}")
         if steps := sorted(folder.glob(f"traces/step-*/{FILE_NAME}")):
-            raise MismatchError(
-                f"{folder} is a training run, with a trace every so many steps: name {steps[-1].parent}, say."
-            )
+            raise MismatchError(f"{folder} is a training run. Name one of its traces, such as {steps[-1].parent}")
         raise MismatchError(f"{folder} holds no trace: {FILE_NAME} is missing. Name a run folder or its trace/ folder.")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
