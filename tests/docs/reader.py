@@ -28,9 +28,10 @@ from tests.docs.pages import File
 SMALLER = (
     (r"^probe", "--num-prompts 12 --samples-per-prompt 2 --max-tokens 24 --noise-responses 4"),
     (r"^curate", "--num-prompts 4 --samples-per-prompt 2 --held-out-samples 2 --max-tokens 24 --keep 0 1"),
-    (r"^train", "--prompts-per-step 2 --samples-per-prompt 4 --minibatches 1 --num-problems 2 --max-tokens 64"),
+    (r"^train", "--prompts-per-step 2 --samples-per-prompt 4 --minibatches 1 --num-problems 2 --max-tokens 56"),
     (r"^train", "--eval-samples 1 --eval-every 0 --report-every 0 --seeds 1"),
     (r"^train(?!.*--steps)", "--steps 1"),
+    (r"^rescore", "--noise-responses 8"),
     (r"--workers", "--workers 1"),
     # Real vLLM for all other lines that do not ask for another engine; lines that start it alike share it.
     (r"^probe.*--full-divergence", "--engine hf"),  # with vLLM: tests/recording/test_full_divergence.py
