@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,4 +54,5 @@ class SharedVllm:
                 llm.llm_engine.engine_core.shutdown()
         self._shared, self._all = {}, []
         if self._last is not None:
+            self._last._settings = replace(self._last._settings, log_file=None)  # the folder of its log is gone
             self._close(self._last)
