@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,8 +121,10 @@ def _read_csv(path: Path) -> Iterator[Mapping[str, Any]]:
 
 def _read_data_set(source: PromptSource) -> Iterator[Mapping[str, Any]]:
     """A data set on the hub by name, or a folder laid out like one."""
-    from datasets import load_dataset
+    from datasets import disable_progress_bars, load_dataset
 
+    if not sys.stderr.isatty():
+        disable_progress_bars()  # in a log it is a line that is never finished
     try:
         dataset = load_dataset(source.location, source.config, split=source.split)
     except Exception as error:  # the hub client has no common base class for "not there"

@@ -53,7 +53,7 @@ def test_leading_zeros_of_an_answer_survive(tmp_path):
     assert load_problems(PromptSource(write(tmp_path / "p.csv", rows)))[0].answer == "007"
 
 
-def test_a_data_set_is_loaded_by_name_split_and_limit(tmp_path, monkeypatch):
+def test_a_data_set_is_loaded_by_name_split_and_limit(tmp_path, monkeypatch, capfd):
     """A folder laid out like a hub repository goes through the same `datasets.load_dataset` as a name on the hub."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     repository = tmp_path / "math"
@@ -65,6 +65,7 @@ def test_a_data_set_is_loaded_by_name_split_and_limit(tmp_path, monkeypatch):
     assert problems == [Problem(0, "What is 3 + 1?", "4")]
     with pytest.raises(MismatchError, match="Unknown split"):
         load_problems(PromptSource(str(repository), split="nope"))
+    assert capfd.readouterr().err == ""  # no bar of the library's own in a log
 
 
 def test_a_name_that_is_neither_file_nor_data_set():
