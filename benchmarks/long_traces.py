@@ -1,6 +1,6 @@
 """Very long traces: the time of a million tokens, whether memory stays flat, and what a second process brings.
 
-    python benchmarks/long_traces.py                            # 200 million tokens: 5 GB of disk, half an hour
+    python benchmarks/long_traces.py                            # 200 million tokens: 4 GB of disk, half an hour
     python benchmarks/long_traces.py --sizes 5 10 --only six    # a quick run
     python benchmarks/long_traces.py --top-k 20 --sizes 5 10 20 # with top-K columns: 0.3 GB per million tokens
 
