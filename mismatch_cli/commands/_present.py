@@ -1,10 +1,14 @@
-"""The end of every run: analyse the trace, print it, and write summary.json, plots and report.html."""
+"""The end of every run: analyse the trace, print it, and write summary.json, plots and report.html.
+
+Numbers come first: pictures take seconds.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,10 +41,8 @@ def check_report_folder(folder: Path) -> None:
         raise MismatchError(f"{folder} is no folder of training runs: it holds {foreign[0]}. Choose another --output.")
 
 
-def present(
-    traces: Sequence[Trace], folder: Path | None, *, worst: int, as_json: bool, progress: TerminalProgress
-) -> None:
-    """Print the report of traces (or its JSON) on stdout; with a folder also write everything into it."""
+def present(traces: Sequence[Trace], folder: Path, *, worst: int, as_json: bool, progress: TerminalProgress) -> None:
+    """Print the report of traces (or its JSON) on stdout, and write everything into a folder."""
     from mismatch_cli.report.analysis import analyse, plot_data, summary_json
     from mismatch_cli.report.build import build_view
     from mismatch_cli.report.excerpts import worst_excerpts
@@ -54,12 +56,9 @@ def present(
         progress.stop()
     summary = summary_json(analysis)
     tokens, responses = worst_excerpts(traces, analysis.main_pair, summary["worst"], shown)
-    if folder is not None:
-        progress.say("Drawing")
+    with _shown(summary, build_view(summary, [], tokens[:worst], responses[:worst]), as_json, progress):
         data = plot_data(analysis, summary)
-        _write(folder, summary, data, build_view(summary, figure_views(data), tokens, responses))
-    _show(summary, build_view(summary, [], tokens[:worst], responses[:worst]), as_json)
-    _say_what_was_written(folder, progress)
+        _write(folder, summary, data, build_view(summary, figure_views(data), tokens, responses), progress)
 
 
 def present_clipping(
@@ -88,11 +87,9 @@ def present_clipping(
     pair = chosen_pair(analysis, compared)
     result = clipping_json(analysis, pair, arguments)
     examples = example_excerpts(traces, result, pair)
-    progress.say("Drawing")
-    data = clipping_plot_data(analysis, result, pair)
-    _write(folder, result, data, build_view(result, figure_views(data), examples))
-    _show(result, build_view(result, [], examples), as_json)
-    _say_what_was_written(folder, progress)
+    with _shown(result, build_view(result, [], examples), as_json, progress):
+        data = clipping_plot_data(analysis, result, pair)
+        _write(folder, result, data, build_view(result, figure_views(data), examples), progress)
 
 
 def present_comparison(
@@ -109,11 +106,9 @@ def present_comparison(
     finally:
         progress.stop()
     result = comparison_json(analysis, ["--pair", pair] if pair else [])
-    progress.say("Drawing")
-    data = comparison_plot_data(analysis, result)
-    _write(folder, result, data, build_view(result, figure_views(data)))
-    _show(result, build_view(result, []), as_json)
-    _say_what_was_written(folder, progress)
+    with _shown(result, build_view(result, []), as_json, progress):
+        data = comparison_plot_data(analysis, result)
+        _write(folder, result, data, build_view(result, figure_views(data)), progress)
 
 
 def present_diagnosis(
@@ -130,10 +125,8 @@ def present_diagnosis(
     finally:
         progress.stop()
     result = diagnosis_json(analysis)
-    progress.say("Drawing")
-    _write(folder, result, analysis, build_view(analysis, result, figure_views(analysis)))
-    _show(result, build_view(analysis, result, []), as_json)
-    _say_what_was_written(folder, progress)
+    with _shown(result, build_view(analysis, result, []), as_json, progress):
+        _write(folder, result, analysis, build_view(analysis, result, figure_views(analysis)), progress)
 
 
 def present_training(
@@ -147,12 +140,10 @@ def present_training(
     from mismatch_cli.report.training.summary import summary_json
 
     runs = read_runs(folders)
-    progress.say("Drawing")
-    data = TrainingPlotData.of(runs)
-    summary = summary_json(runs)
-    _write(output, summary, data, build_view(runs, figure_views(data), reload_seconds=reload_seconds))
-    _show(summary, build_view(runs, []), as_json)
-    _say_what_was_written(output, progress)
+    data, summary = TrainingPlotData.of(runs), summary_json(runs)
+    with _shown(summary, build_view(runs, []), as_json, progress):
+        page = build_view(runs, figure_views(data), reload_seconds=reload_seconds)
+        _write(output, summary, data, page, progress)
 
 
 def present_curation(
@@ -171,34 +162,40 @@ def present_curation(
 
     analysis = CurationAnalysis(curation, config, confirm)
     summary, command = summary_json(analysis), ["mismatch-cli", *sys.argv[1:]]
-    _write(folder, summary, analysis, build_view(analysis, figure_views(analysis), command))
-    _show(summary, build_view(analysis, [], command), as_json)
-    _say_what_was_written(folder, progress)
+    with _shown(summary, build_view(analysis, [], command), as_json, progress):
+        _write(folder, summary, analysis, build_view(analysis, figure_views(analysis), command), progress)
 
 
-def _write(folder: Path, summary: dict[str, Any], data: Drawable, view: ReportView) -> None:
+@contextmanager
+def _shown(summary: dict[str, Any], view: ReportView, as_json: bool, progress: TerminalProgress) -> Iterator[None]:
+    """Print, then the block: files are written also where whoever read the numbers has left (`| head`)."""
+    from mismatch_cli.report.terminal import print_report
+
+    unread = None
+    try:
+        if as_json:
+            json.dump(summary, sys.stdout, indent=2)
+            print()
+        else:
+            print_report(view, console())
+        sys.stdout.flush()
+    except OSError as error:
+        unread = error
+    progress.say("Drawing")
+    yield
+    if unread is not None:
+        raise unread
+
+
+def _write(folder: Path, summary: dict[str, Any], data: Drawable, page: ReportView, progress: TerminalProgress) -> None:
     from mismatch_cli.report.figures import write_plots
     from mismatch_cli.report.html import write_html
     from mismatch_cli.trace.files import write_atomically
 
     write_atomically(folder / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
     write_plots(folder / PLOTS_FOLDER, data)
-    write_html(folder / HTML_FILE, view)
-
-
-def _show(summary: dict[str, Any], view: ReportView, as_json: bool) -> None:
-    from mismatch_cli.report.terminal import print_report
-
-    if as_json:
-        json.dump(summary, sys.stdout, indent=2)
-        print()
-    else:
-        print_report(view, console())
-
-
-def _say_what_was_written(folder: Path | None, progress: TerminalProgress) -> None:
-    if folder is not None:
-        progress.say(f"Wrote {folder / HTML_FILE}, {SUMMARY_FILE} and {PLOTS_FOLDER}/")
+    write_html(folder / HTML_FILE, page)
+    progress.say(f"Wrote {folder / HTML_FILE}, {SUMMARY_FILE} and {PLOTS_FOLDER}/")
 
 
 def print_parts(*parts: RenderableType) -> None:

@@ -130,13 +130,15 @@ def test_debug_shows_the_traceback(probe):
 
 
 def test_a_closed_pipe_is_no_error(tmp_path):
-    """`mismatch-cli report | head -1`."""
+    """`mismatch-cli report | head -1`: the files are written all the same."""
     run(["probe", *SMALL, "--output", str(tmp_path / "run")])
+    (tmp_path / "run/report.html").unlink()
     command = f"{sys.executable} -m mismatch_cli report {tmp_path / 'run'} --quiet | head -1; exit ${{PIPESTATUS[0]}}"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert result.returncode == 0
     assert result.stderr == ""
     assert result.stdout.count("\n") == 1
+    assert "</html>" in (tmp_path / "run/report.html").read_text(encoding="utf-8")
 
 
 def test_a_full_disk_keeps_what_was_recorded(tmp_path):

@@ -42,6 +42,16 @@ def run_folder(recorded, tmp_path) -> Path:
     return Path(shutil.copytree(recorded, tmp_path / "run"))
 
 
+def test_numbers_are_there_before_pictures_are_drawn(run_folder, capfd, monkeypatch):
+    def cannot_draw(_data):
+        raise OSError("no fonts")
+
+    monkeypatch.setattr("mismatch_cli.report.figures.figure_views", cannot_draw)
+    code, out, err = report(capfd, str(run_folder))
+    assert code == 1 and "no fonts" in err
+    assert "mean |π − μ|" in out
+
+
 def report(capfd, *arguments: str) -> tuple[int, str, str]:
     capfd.readouterr()
     code = run(["report", *arguments, "--quiet"])
