@@ -24,7 +24,7 @@ from tests.docs.shared_vllm import SharedVllm
 pytestmark = pytest.mark.slow
 _COLUMNS = "100"  # the width of the outputs in the guide
 _TYPED = [page for page in PAGES if any(isinstance(step, Line) for step in steps(page))]
-_RAN: dict[str, tuple[Path, Ran, Path]] = {}  # a line of several pages is typed once; the others get what it left
+_RAN: dict[str, tuple[Ran, Path]] = {}  # a line of several pages is typed once; the others get what it left
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +60,7 @@ def sit_down(folder: Path, patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("page", _TYPED, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_lines_of_a_page_do_what_it_says(page, tmp_path, made, monkeypatch):
+    typed: set[str] = set()
     for number, step in enumerate(steps(page)):
         if isinstance(step, File):
             save(step, tmp_path, monkeypatch)
@@ -68,23 +69,26 @@ def test_the_lines_of_a_page_do_what_it_says(page, tmp_path, made, monkeypatch):
                 sit_down(tmp_path / str(number), monkeypatch)
             things(step.text, made)
             where = f"{page.name}, line {step.number}: {step.text}"
-            ran = _typed_once(without_comment(step.text), page, made)
-            code = FAILS.get(without_comment(step.text), 0) if page == README else step.code
+            line = without_comment(step.text)
+            ran = _typed_once(line, made, again=line in typed and page != README)
+            typed.add(line)
+            code = FAILS.get(line, 0) if page == README else step.code
             assert ran.code == code, f"{where}\nexit code {ran.code}\n{ran.text}"
             lost = missing(step.shown, ran.text, loosely=varies(step.text))
             assert not lost, f"{where}\ndoes not show\n{lost}\nbut\n{ran.text}"
 
 
-def _typed_once(text: str, page: Path, made: Path) -> Ran:
+def _typed_once(line: str, made: Path, *, again: bool) -> Ran:
+    """What comes of a line; of one that stood on another page, what came of it there. A page may mean it again."""
     before = set(os.listdir())
-    typed_on, ran, left = _RAN.get(text, (page, None, made))
-    if ran is not None and (typed_on != page or page == README):  # another page that repeats a line means it
+    if line in _RAN and not again:
+        ran, left = _RAN[line]
         _copy(left, Path(), before)
         return ran
-    ran, left = type_line(text), Path(tempfile.mkdtemp(dir=made))
-    if text.startswith("mismatch-cli "):
+    ran, left = type_line(line), Path(tempfile.mkdtemp(dir=made))
+    if line.startswith("mismatch-cli ") and not again:
         _copy(Path(), left, before)
-        _RAN[text] = page, ran, left
+        _RAN[line] = ran, left
     return ran
 
 
