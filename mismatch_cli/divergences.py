@@ -106,7 +106,7 @@ def topk_divergences(
     rows = max(1, _BLOCK // k) if topk_logp_rollout_TK.is_cpu else max(1, tokens)
     columns = (logp_rollout_T, logp_trainer_T, topk_logp_rollout_TK, topk_logp_trainer_TK, in_topk_T)
     blocks = zip(*(column.split(rows) for column in columns), strict=True)
-    tv, kl = zip(*(_topk_divergences(*block, replace_last) for block in blocks), strict=True)
+    tv, kl = zip(*(_topk_divergences(*block, replace_last=replace_last) for block in blocks), strict=True)
     return torch.cat(tv), torch.cat(kl)
 
 
