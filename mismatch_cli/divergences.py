@@ -116,6 +116,7 @@ def _topk_divergences(
     topk_logp_rollout_TK: Tensor,
     topk_logp_trainer_TK: Tensor,
     in_topk_T: Tensor,
+    *,
     replace_last: bool,
 ) -> tuple[Tensor, Tensor]:
     logp_rollout_T, logp_trainer_T = _wide(logp_rollout_T), _wide(logp_trainer_T)
