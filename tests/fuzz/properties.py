@@ -18,6 +18,7 @@ import torch
 from hypothesis import strategies as st
 
 from tests.fuzz import strategies as of
+from tests.fuzz.command_lines import command_lines
 from tests.fuzz.world import CANARY, STOPPED, Outcome, call, copy, template
 
 CODES = {0: "done", 1: "refused (1)", 2: "usage (2)", 3: "limit exceeded (3)", 130: "interrupted (130)"}
@@ -274,7 +275,7 @@ def settings(draw: st.DrawFn) -> tuple[str, bytes, list[str]]:
 
 
 KINDS = {
-    "arguments": Kind(of.command_lines(), try_arguments),
+    "arguments": Kind(command_lines(), try_arguments),
     "prompt files": Kind(prompt_files(), try_prompts),
     "manifests": Kind(manifests(), try_trace),
     "shards": Kind(shards(), try_trace),

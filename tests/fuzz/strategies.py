@@ -1,19 +1,15 @@
-"""What goes wrong in files and on command lines: values, records, bytes, tables and arguments."""
+"""What goes wrong in files: values, records, lines, bytes and tables."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
-import typer
 from hypothesis import strategies as st
-
-from mismatch_cli.cli import build_app
 
 PAYLOAD = "<script>alert('PAYLOAD')</script>"
 NASTY = (
@@ -235,90 +231,3 @@ _TENSORS: tuple[Callable[[torch.Tensor], Any], ...] = (
     lambda t: np.asarray(t),
     lambda t: t.float() + 5,
 )
-
-
-@cache
-def options(command: str) -> tuple[tuple[str, int, str], ...]:
-    """The flags of a command, how many values each takes, and of which type."""
-    app = typer.main.get_command(build_app())
-    found = app.get_command(None, command)  # type: ignore[attr-defined]
-    return tuple(
-        (flag, 0 if getattr(parameter, "is_flag", False) else parameter.nargs, _type_of(parameter))
-        for parameter in found.params
-        for flag in (*parameter.opts, *parameter.secondary_opts)
-        if flag.startswith("-")
-    )
-
-
-def _type_of(parameter: Any) -> str:
-    return str(parameter.bare_type()) if hasattr(parameter, "bare_type") else ""  # of newer versions of Typer
-
-
-COMMANDS = ("probe", "train", "curate", "rescore", "report", "import", "clipstats", "compare", "diagnose", "gate")
-PATHS = (
-    *("run", "run/trace", "other", "training", "existing", "new", "new/deep", "prompts.jsonl", "prompts.parquet"),
-    *("prompts.csv", "prompts.json", "limits.toml", "preset.toml", "mask.py", "gone", "gone.jsonl", "gone.toml", "."),
-    *("dumps/plain", "dumps/prime-rl", "dumps/slime/rollout_0.pt", "dumps", "run/trace/manifest.json", "/dev/null"),
-    *(
-        "/proc/self/nothing",
-        "/dev/full",
-        "existing/precious.txt",
-        "run/trace/shard-00000.parquet",
-        "mask.py:trust_region",
-    ),
-)
-WORDS = (
-    *("bfloat16", "float32", "auto", "eager", "chat", "raw", "hf", "vllm", "server", "verl", "all", "csv", "parquet"),
-    *(
-        "jsonl",
-        "equal",
-        "newer",
-        "mismatch",
-        "total",
-        "dppo-binary-tv",
-        "dppo-binary-tv:max_tv=nan",
-        "relax-both:alpha",
-    ),
-    *(
-        "gspo",
-        "miniature",
-        "paper",
-        "plain",
-        "prime-rl",
-        "slime",
-        "http://localhost:1",
-        "a=b",
-        "=",
-        "x={",
-        "0.2",
-        "0.8",
-    ),
-    *("1", "2", "3", "1e-6", "token-mean", "problem", "answer", "q_proj", "all-linear", "cuda", "cpu"),
-)
-_WITHOUT = {"--debug", "--workers"}  # one prints tracebacks, the other starts as many processes as it is told
-
-
-_FITTING = {
-    "int": ("0", "1", "2", "3", "7", "-1", "1000000", "99999999999999999999"),
-    "float": ("0", "0.1", "0.5", "1", "1e-6", "2", "nan", "inf", "-1", "1e300"),
-    "path": PATHS,
-}
-
-
-def _can_be_typed(text: str) -> bool:
-    return "\x00" not in text and "\ud800" not in text
-
-
-@st.composite
-def command_lines(draw: st.DrawFn) -> list[str]:
-    """A command with random flags, each with a value that may or may not be one of its kind."""
-    command = draw(st.sampled_from(COMMANDS))
-    anything = st.one_of(st.sampled_from(PATHS), st.sampled_from(WORDS), texts).filter(_can_be_typed)
-    line = [command, *draw(st.lists(st.sampled_from(PATHS), max_size=2))]
-    known = [option for option in options(command) if option[0] not in _WITHOUT]
-    for flag, count, kind in draw(st.lists(st.sampled_from(known), max_size=4)):
-        fitting = st.sampled_from(_FITTING.get(kind, (*PATHS, *WORDS)))
-        line += [flag, *(draw(fitting if draw(st.integers(0, 3)) else anything) for _ in range(count))]
-    if draw(st.integers(0, 9)) == 0:
-        line.insert(draw(st.integers(0, len(line))), draw(anything))
-    return line

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from tests.fuzz.properties import KINDS
 from tests.fuzz.world import CANARY, call, copy
 
-CASES = {"arguments": 70, "prompt files": 30, "manifests": 20, "shards": 25, "dumps": 30, "settings": 25}
+CASES = {"arguments": 60, "prompt files": 25, "manifests": 15, "shards": 20, "dumps": 25, "settings": 20}
 
 
 @pytest.mark.parametrize("name", list(KINDS))

@@ -39,6 +39,9 @@ def trust_region(compared, advantage_T, *, limit: float = 1.5):
 """
 
 
+_made = tempfile.TemporaryDirectory(prefix="fuzz-")  # gone at the end of the process
+
+
 class HangError(BaseException):
     """A case that took too long; no `except Exception` swallows it."""
 
@@ -63,7 +66,7 @@ class Outcome:
 @cache
 def template() -> Path:
     """The folder that cases are copied from, made once in a process."""
-    folder = Path(tempfile.mkdtemp(prefix="fuzz-")) / "world"
+    folder = Path(_made.name) / "world"
     rows = _rows()
     _write_trace(folder / "run" / "trace", rows)
     _write_trace(folder / "other", rows)
