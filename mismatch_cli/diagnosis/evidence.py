@@ -81,4 +81,3 @@ def gather_tables(
 def _served(batch: TokenBatch, pair: Pair) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     logq_T, logp_T = getattr(batch, pair.reference), getattr(batch, pair.current)
     return logq_T.numpy(), logp_T.numpy(), batch.loss_mask_T.numpy()
-
