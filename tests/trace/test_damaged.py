@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from mismatch_cli.bundled import bundled_trace
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.trace.files import replacing_folder
 from mismatch_cli.trace.reader import Trace
@@ -27,6 +30,18 @@ def test_a_manifest_with_other_types_than_readers_count_on(write_trace, content,
     folder = write_trace(row_columns(), manifest=content)
     with pytest.raises(MismatchError, match=rf"manifest.json is damaged \({said}\). Record"):
         Trace.open(folder)
+
+
+@pytest.mark.parametrize("missing", ["trainer.head_dtype", "rollout.kv_cache_dtype", "prompts.template"])
+def test_a_manifest_without_what_reports_show(write_trace, missing):
+    """A section may be absent; one that is there is whole."""
+    content = json.loads((bundled_trace() / "manifest.json").read_text())
+    section, name = missing.split(".")
+    del content[section][name]
+    with pytest.raises(MismatchError, match=rf"damaged \({missing} is missing\). Record"):
+        Trace.open(write_trace(row_columns(), manifest=content))
+    del content[section]
+    assert Trace.open(write_trace(row_columns(), manifest=content)).num_responses == 3
 
 
 def test_a_manifest_that_is_nested_too_deeply(write_trace):
