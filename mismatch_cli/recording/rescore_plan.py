@@ -146,7 +146,8 @@ def _plan_trainer(trace: Trace, source: _Source, version: int, config: RescoreCo
     if known and not carries and not equal:
         notes.append(
             "Some responses were sampled at this model's weights and others were not. What the trace knew at the "
-            "weights that sampled is left out: it would mix two trainers. The report is about the total."
+            "weights that sampled is left out: it would mix two trainers. The report tells the mismatch of the former, "
+            "and the total."
         )
     elif config.weights == NEWER and not known:
         notes.append(

@@ -184,11 +184,15 @@ def test_what_the_trace_knew_goes_on_beside_a_still_later_checkpoint(tmp_path):
     assert pairs(later)["total"] != pairs(source)["total"]
 
 
-def test_at_some_of_the_sampling_weights_only_the_total_is_left(tmp_path):
+def test_at_some_of_the_sampling_weights_the_mismatch_is_that_of_these(tmp_path):
     talk = Talk()
     rescore(config(FP8, dtype="bfloat16", weights=0), tmp_path / "run", dict(NEW), talk)
     found = Trace.open(tmp_path / "run")
-    assert pairs(found).keys() == {"total"}
+    assert pairs(found).keys() == {"mismatch", "total"}
+    columns = rows(found)
+    first = [ids for ids, at in zip(columns["response_ids"], columns["version_rollout"], strict=True) if at == 0]
+    assert 0 < len(first) < found.num_responses
+    assert summary_json(analyse([found], 0))["pairs"]["mismatch"]["counts"]["tokens"] == sum(map(len, first))
     assert "mix two trainers" in " ".join(talk.said)
     assert "recomputed" not in found.manifest
 
