@@ -103,8 +103,10 @@ class TrainConfig:
         for name in ("adam_eps", "weight_decay"):
             if not getattr(self, name) >= 0:
                 raise UsageError(f"{name} = {getattr(self, name)} makes no sense. Use 0 or more.")
-        if self.minibatches > self.prompts_per_step * self.samples_per_prompt:
-            raise UsageError(f"{self.minibatches} minibatches are more than the responses of a step.")
+        if self.minibatches > (responses := self.prompts_per_step * self.samples_per_prompt):
+            raise UsageError(
+                f"{self.minibatches} minibatches are more than the responses of a step. Use at most {responses}."
+            )
 
     def to_toml(self) -> str:
         """The file that is saved with a run, and that `--config` reads."""
