@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -28,7 +27,7 @@ from mismatch_cli.report.figures import draw, figure_views, plots_for, write_plo
 from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
 
 PLOTS = registry.names(ClippingPlotData.PLOTS)
-STYLES = [Style(layout, theme) for layout, theme in itertools.product((WIDE, NARROW), (LIGHT, DARK))]
+STYLES = [Style(WIDE, LIGHT), Style(NARROW, DARK)]  # colours move no text
 CLIP, TV = TABLE["grpo-clip-higher"], TABLE["dppo-binary-tv"]
 LONG = "my_very_long_mask_name:max_tv=0.{:02},anchor=recomputed"
 
@@ -114,7 +113,7 @@ def cases() -> dict[str, tuple[list[Algorithm], bool]]:
 
 
 @pytest.mark.parametrize("name", cases())
-@pytest.mark.parametrize("style", STYLES[::3], ids=["wide", "narrow"])
+@pytest.mark.parametrize("style", STYLES, ids=["wide", "narrow"])
 def test_draws_any_number_of_algorithms(
     name: str, style: Style, tokens: Any, data_of: Callable[..., ClippingPlotData]
 ) -> None:
@@ -150,7 +149,7 @@ def test_estimates_without_value_leave_gaps(
 ) -> None:
     data = replace(many, result=without(many.result, lambda: rng.random() < share))
     if plot.needs(data):
-        drawn(plot, data, STYLES[2])
+        drawn(plot, data, STYLES[1])
 
 
 def test_a_single_step_has_no_course(tokens: Any, data_of: Callable[..., ClippingPlotData]) -> None:

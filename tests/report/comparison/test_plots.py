@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from types import ModuleType
 from typing import Any
 
@@ -18,7 +17,7 @@ from tests.report.clipping.test_plots import check_texts, drawn
 from tests.report.comparison.conftest import Row, first_two
 
 PLOTS = registry.names(ComparisonPlotData.PLOTS)
-STYLES = [Style(layout, theme) for layout, theme in itertools.product((WIDE, NARROW), (LIGHT, DARK))]
+STYLES = [Style(WIDE, LIGHT), Style(NARROW, DARK)]  # colours move no text
 
 
 @pytest.fixture(params=PLOTS)
@@ -66,7 +65,7 @@ def test_text_is_legible_inside_the_figure_and_apart(
     check_texts(drawn(plot, plot_data, style), style)
 
 
-@pytest.mark.parametrize("style", STYLES[::3], ids=["wide", "narrow"])
+@pytest.mark.parametrize("style", STYLES, ids=["wide", "narrow"])
 @pytest.mark.parametrize("made", [of_two, many], ids=["two", "six"])
 def test_draws_any_number_of_traces(plot: ModuleType, made: Any, style: Style, plot_data: ComparisonPlotData) -> None:
     check_texts(drawn(plot, made(plot_data), style), style)
@@ -74,7 +73,7 @@ def test_draws_any_number_of_traces(plot: ModuleType, made: Any, style: Style, p
 
 @pytest.mark.parametrize(("value", "width"), [(1.0, 1.0), (1.1, 1.05), (3.0, 2.0), (1e-9, 3.0), (5e6, 1.5)])
 def test_factors_of_any_size(value: float, width: float, plot_data: ComparisonPlotData) -> None:
-    for style in STYLES[::3]:
+    for style in STYLES:
         figure = drawn(load("metric-factors"), with_factors(plot_data, value, width), style)
         low, high = figure.axes[0].get_xlim()
         assert low < min(value / width, 1) and high > max(value * width, 1)

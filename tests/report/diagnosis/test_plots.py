@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +15,7 @@ from mismatch_cli.trace.reader import Trace
 from tests.report.clipping.test_plots import check_texts, drawn
 
 PLOTS = registry.names(DiagnosisAnalysis.PLOTS)
-STYLES = [Style(layout, theme) for layout, theme in itertools.product((WIDE, NARROW), (LIGHT, DARK))]
+STYLES = [Style(WIDE, LIGHT), Style(NARROW, DARK)]  # colours move no text
 
 
 @pytest.fixture(scope="module")

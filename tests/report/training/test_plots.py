@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +21,7 @@ from tests.report.clipping.test_plots import check_texts, drawn
 from tests.report.training.sample_runs import make_run
 
 PLOTS = registry.names(TrainingPlotData.PLOTS)
-STYLES = [Style(layout, theme) for layout, theme in itertools.product((WIDE, NARROW), (LIGHT, DARK))]
+STYLES = [Style(WIDE, LIGHT), Style(NARROW, DARK)]  # colours move no text
 HOSTILE = ("a$b<c>_$x^{2}$", "漢字\x1b[31m\\frac{1}{2}", "my_very_long_mask_name:" + "max_tv=0.123456," * 9, "_raw", "")
 
 
@@ -80,7 +79,7 @@ CASES: dict[str, Callable[[], list[TrainingRun]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("style", STYLES[::3], ids=["wide", "narrow"])
+@pytest.mark.parametrize("style", STYLES, ids=["wide", "narrow"])
 def test_draws_any_runs(name: str, style: Style) -> None:
     data = TrainingPlotData.of(CASES[name]())
     names = [found for found, _ in plots_for(data)]
@@ -100,7 +99,7 @@ def test_what_was_not_measured_leaves_gaps(plot: ModuleType, share: float, many:
 
     runs = [replace(run, records=[without(record) for record in run.records]) for run in many]
     if plot.needs(data := TrainingPlotData.of(runs)):
-        drawn(plot, data, STYLES[2])
+        drawn(plot, data, STYLES[1])
 
 
 def test_accuracy_is_left_out_where_nobody_evaluated() -> None:
@@ -173,7 +172,7 @@ def test_bars_add_up_to_the_step() -> None:
     assert labels == ["sample", "grade", "recompute", "update", "sync", "other"]
 
 
-@pytest.mark.parametrize("style", STYLES[:2], ids=["light", "dark"])
+@pytest.mark.parametrize("style", STYLES, ids=["light", "dark"])
 def test_eighteen_algorithms_look_different(style: Style) -> None:
     assert len(set(map(str, looks(map(str, range(18)), style).values()))) == 18
 
@@ -188,7 +187,7 @@ def test_colours_stand_out_from_the_page() -> None:
             @ [0.2126, 0.7152, 0.0722]
         )
 
-    for style in STYLES[:2]:
+    for style in STYLES:
         for look in looks(map(str, range(6)), style).values():
             low, high = sorted((luminance(look.colour), luminance(style.theme.page)))
             assert (high + 0.05) / (low + 0.05) >= 3
