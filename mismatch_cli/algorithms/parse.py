@@ -93,13 +93,14 @@ def _like(default: Threshold, text: str, name: str) -> Threshold:
     if isinstance(default, bool):
         if text.lower() in ("true", "false"):
             return text.lower() == "true"
-        raise UsageError(f"{name}={text} is neither true nor false.")
+        raise UsageError(f"{name}={text} is neither true nor false. Example: {name}={str(default).lower()}")
     try:
         value = int(text) if isinstance(default, int) else float(text)
     except ValueError:
-        raise UsageError(f"{name}={text} is no {'whole ' * isinstance(default, int)}number.") from None
+        whole = "whole " * isinstance(default, int)
+        raise UsageError(f"{name}={text} is no {whole}number. Example: {name}={default}") from None
     if not isfinite(value):
-        raise UsageError(f"{name}={text} is no finite number.")
+        raise UsageError(f"{name}={text} is no finite number. Example: {name}={default}")
     return value
 
 
