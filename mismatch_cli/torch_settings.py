@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from mismatch_cli.errors import UsageError
+
 DTYPES = ("auto", "float32", "bfloat16", "float16")  # of a model; "auto" is its checkpoint's own
 _SMALL_MODEL_BYTES = 200_000_000
+_MOST_THREADS = 4096
 
 
 def set_threads(asked: int | None, model: str) -> int:
@@ -17,6 +21,8 @@ def set_threads(asked: int | None, model: str) -> int:
     if asked is None and _weight_bytes(model) < _SMALL_MODEL_BYTES:
         asked = 1
     if asked is not None:
+        if asked > _MOST_THREADS:
+            raise UsageError(f"--threads {asked} is more than any machine has. Use at most {os.cpu_count()} here.")
         torch.set_num_threads(asked)
     return torch.get_num_threads()
 

@@ -116,7 +116,11 @@ def _read_parquet(path: Path) -> Iterator[Mapping[str, Any]]:
 
 def _read_csv(path: Path) -> Iterator[Mapping[str, Any]]:
     with path.open(encoding="utf-8", newline="") as file:
-        yield from csv.DictReader(file)
+        reader = csv.DictReader(file)
+        for row in reader:
+            if None in row:  # an unquoted comma would push the answer into a column without a name
+                raise ValueError(f"line {reader.line_num} has more values than the first line has names")
+            yield row
 
 
 def _read_data_set(source: PromptSource) -> Iterator[Mapping[str, Any]]:

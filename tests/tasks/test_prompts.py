@@ -158,3 +158,11 @@ def test_the_prompt_of_the_distilled_models_is_put_literally():
 def test_an_unknown_template_names_those_there_are():
     with pytest.raises(UsageError, match="r1-distill"):
         encode_prompts(problems("a"), WordTokenizer(), template="r1", max_model_len=10)
+
+
+def test_a_row_with_more_values_than_names_is_refused(tmp_path):
+    """An unquoted comma would make another answer."""
+    path = tmp_path / "p.csv"
+    path.write_text("problem,answer\nOne, or two?,2\n", encoding="utf-8")
+    with pytest.raises(MismatchError, match="line 2 has more values than the first line has names"):
+        load_problems(PromptSource(path))
