@@ -125,19 +125,30 @@ def report(script: str, plan: Plan, folder: Path, tokens: int, repeats: int) -> 
         )
 
 
-def main(script: str, doc: str | None, jobs: Mapping[str, Job], plan: Plan, *, top_k: int, updates: float) -> None:
-    """The command line of a benchmark: generate a trace, run the plan; or, as a child, one job."""
+def command_line(doc: str | None, jobs: Mapping[str, Job], *, top_k: int, repeats: int) -> argparse.ArgumentParser:
+    """The flags of every benchmark of a trace, with those by which it calls itself for one job."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=20_000_000)
     parser.add_argument("--top-k", type=int, default=top_k)
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=repeats)
     parser.add_argument("--folder", type=Path, help="keep the generated trace here, and use it if it is there")
     parser.add_argument("--only", help="run the jobs of the plan whose label contains this")
     parser.add_argument("--job", choices=[*jobs, "decode"], help=argparse.SUPPRESS)
     parser.add_argument("--columns", help=argparse.SUPPRESS)
+    return parser
+
+
+def run_asked(options: argparse.Namespace, jobs: Mapping[str, Job]) -> None:
+    """The child process: the one job that was asked for."""
+    run_job((dict(jobs) | {"decode": decode})[options.job], options.folder, tuple(options.columns.split(",")))
+
+
+def main(script: str, doc: str | None, jobs: Mapping[str, Job], plan: Plan, *, top_k: int, updates: float) -> None:
+    """The command line of a benchmark: generate a trace, run the plan; or, as a child, one job."""
+    parser = command_line(doc, jobs, top_k=top_k, repeats=2)
+    parser.add_argument("--tokens", type=int, default=20_000_000)
     options = parser.parse_args()
     if options.job:
-        run_job((dict(jobs) | {"decode": decode})[options.job], options.folder, tuple(options.columns.split(",")))
+        run_asked(options, jobs)
         return
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)

@@ -11,7 +11,6 @@ tokens is a straight line through the sizes that were measured, with the largest
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from child import Job, decode, measure, run_job
+from child import Job, command_line, measure, run_asked
 from clipstats import ALL, COLUMNS, SIX, TOPK
 from traces import SHARD_TOKENS, generate
 
@@ -121,17 +120,11 @@ def _billion(head: str, millions: Sequence[float], runs: Sequence[dict[str, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__, JOBS, top_k=0, repeats=1)
     parser.add_argument("--sizes", type=float, nargs="+", default=[10, 50, 200], help="million tokens, in whole shards")
-    parser.add_argument("--top-k", type=int, default=0)
-    parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--folder", type=Path, help="keep the generated trace here, and use it if it is there")
-    parser.add_argument("--only", help="run the jobs of the plan whose label contains this")
-    parser.add_argument("--job", choices=[*JOBS, "decode"], help=argparse.SUPPRESS)
-    parser.add_argument("--columns", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.job:
-        run_job((JOBS | {"decode": decode})[options.job], options.folder, tuple(options.columns.split(",")))
+        run_asked(options, JOBS)
         return
     with tempfile.TemporaryDirectory() as temporary:
         whole = options.folder or Path(temporary) / "whole"

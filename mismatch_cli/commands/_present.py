@@ -49,11 +49,8 @@ def present(traces: Sequence[Trace], folder: Path, *, worst: int, as_json: bool,
     from mismatch_cli.report.figures import figure_views
 
     shown = max(worst, _WORST_IN_HTML)
-    advance = progress.start("Measuring", 0, sum(trace.num_responses for trace in traces))
-    try:
+    with progress.counting("Measuring", sum(trace.num_responses for trace in traces)) as advance:
         analysis = analyse(traces, shown, advance)
-    finally:
-        progress.stop()
     summary = summary_json(analysis)
     tokens, responses = worst_excerpts(traces, analysis.main_pair, summary["worst"], shown)
     with _shown(summary, build_view(summary, [], tokens[:worst], responses[:worst]), as_json, progress):
@@ -79,11 +76,8 @@ def present_clipping(
     from mismatch_cli.report.clipping.compared import chosen_pair, example_excerpts
     from mismatch_cli.report.figures import figure_views
 
-    advance = progress.start("Judging", 0, sum(trace.num_responses for trace in traces))
-    try:
+    with progress.counting("Judging", sum(trace.num_responses for trace in traces)) as advance:
         analysis = analyse_clipping(traces, judged, theory=theory, workers=workers, on_responses=advance)
-    finally:
-        progress.stop()
     pair = chosen_pair(analysis, compared)
     result = clipping_json(analysis, pair, arguments)
     examples = example_excerpts(traces, result, pair)
@@ -100,11 +94,8 @@ def present_comparison(
     from mismatch_cli.report.comparison.build import build_view
     from mismatch_cli.report.figures import figure_views
 
-    advance = progress.start("Comparing", 0, 2 * sum(trace.num_responses for trace in traces))
-    try:
+    with progress.counting("Comparing", 2 * sum(trace.num_responses for trace in traces)) as advance:
         analysis = analyse_comparison(traces, pair, advance)
-    finally:
-        progress.stop()
     result = comparison_json(analysis, ["--pair", pair] if pair else [])
     with _shown(result, build_view(result, []), as_json, progress):
         data = comparison_plot_data(analysis, result)
@@ -119,11 +110,8 @@ def present_diagnosis(
     from mismatch_cli.report.diagnosis.build import build_view
     from mismatch_cli.report.figures import figure_views
 
-    advance = progress.start("Reading", 0, sum(trace.num_responses for trace in traces))
-    try:
+    with progress.counting("Reading", sum(trace.num_responses for trace in traces)) as advance:
         analysis = analyse_diagnosis(traces, earlier_model, advance)
-    finally:
-        progress.stop()
     result = diagnosis_json(analysis)
     with _shown(result, build_view(analysis, result, []), as_json, progress):
         _write(folder, result, analysis, build_view(analysis, result, figure_views(analysis)), progress)

@@ -71,6 +71,14 @@ class TerminalProgress:
             finally:
                 self._console = usual
 
+    @contextmanager
+    def counting(self, phase: str, total: int) -> Iterator[Callable[[int], None]]:
+        """A phase that ends with its block."""
+        try:
+            yield self.start(phase, 0, total)
+        finally:
+            self.stop()
+
     def start(self, phase: str, done: int, total: int, unit: str = "responses") -> Callable[[int], None]:
         if self._console.is_terminal and not self._console.quiet:
             return self._start_bar(phase, done, total, unit)
