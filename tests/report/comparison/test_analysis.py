@@ -137,7 +137,7 @@ def test_masks_and_columns_that_differ(tmp_path, float32_rows):
 def test_what_a_dump_does_not_say_is_not_compared(tmp_path, float32_rows):
     def imported(manifest: Row) -> None:
         manifest["imported"] = {"title": "a dump", "file_count": 1, "rows_with_unknown_finish": 9}
-        manifest["imported"] |= {"left_out": {}, "noted": {}}
+        manifest["imported"] |= {"left_out": {}, "left_out_first": {}, "noted": {}}
 
     found = compared(FLOAT32, write_rows(tmp_path / "a", float32_rows, FLOAT32, manifest=imported))
     difference = found["comparisons"][0]["metrics"]["truncated_share"]["difference"]
