@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from mismatch_cli.algorithms.algorithm import Algorithm
     from mismatch_cli.metrics.curation import Curation
-    from mismatch_cli.report.figures import Drawable
+    from mismatch_cli.report.figures import Drawable, FigureView
     from mismatch_cli.report.view import ReportView
     from mismatch_cli.trace.reader import Trace
 
@@ -46,7 +46,6 @@ def present(traces: Sequence[Trace], folder: Path, *, worst: int, as_json: bool,
     from mismatch_cli.report.analysis import analyse, plot_data, summary_json
     from mismatch_cli.report.build import build_view
     from mismatch_cli.report.excerpts import worst_excerpts
-    from mismatch_cli.report.figures import figure_views
 
     shown = max(worst, _WORST_IN_HTML)
     with progress.counting("Measuring", sum(trace.num_responses for trace in traces)) as advance:
@@ -55,7 +54,7 @@ def present(traces: Sequence[Trace], folder: Path, *, worst: int, as_json: bool,
     tokens, responses = worst_excerpts(traces, analysis.main_pair, summary["worst"], shown)
     with _shown(summary, build_view(summary, [], tokens[:worst], responses[:worst]), as_json, progress):
         data = plot_data(analysis, summary)
-        _write(folder, summary, data, build_view(summary, figure_views(data), tokens, responses), progress)
+        _write(folder, summary, data, lambda drawn: build_view(summary, drawn, tokens, responses), progress)
 
 
 def present_clipping(
@@ -74,7 +73,6 @@ def present_clipping(
     from mismatch_cli.report.clipping.analysis import analyse_clipping, clipping_json, clipping_plot_data
     from mismatch_cli.report.clipping.build import build_view
     from mismatch_cli.report.clipping.compared import chosen_pair, example_excerpts
-    from mismatch_cli.report.figures import figure_views
 
     with progress.counting("Judging", sum(trace.num_responses for trace in traces)) as advance:
         analysis = analyse_clipping(traces, judged, theory=theory, workers=workers, on_responses=advance)
@@ -83,7 +81,7 @@ def present_clipping(
     examples = example_excerpts(traces, result, pair)
     with _shown(result, build_view(result, [], examples), as_json, progress):
         data = clipping_plot_data(analysis, result, pair)
-        _write(folder, result, data, build_view(result, figure_views(data), examples), progress)
+        _write(folder, result, data, lambda drawn: build_view(result, drawn, examples), progress)
 
 
 def present_comparison(
@@ -92,14 +90,13 @@ def present_comparison(
     """The same for `compare`: traces beside each other, and what differs."""
     from mismatch_cli.report.comparison.analysis import analyse_comparison, comparison_json, comparison_plot_data
     from mismatch_cli.report.comparison.build import build_view
-    from mismatch_cli.report.figures import figure_views
 
     with progress.counting("Comparing", 2 * sum(trace.num_responses for trace in traces)) as advance:
         analysis = analyse_comparison(traces, pair, advance)
     result = comparison_json(analysis, ["--pair", pair] if pair else [])
     with _shown(result, build_view(result, []), as_json, progress):
         data = comparison_plot_data(analysis, result)
-        _write(folder, result, data, build_view(result, figure_views(data)), progress)
+        _write(folder, result, data, lambda drawn: build_view(result, drawn), progress)
 
 
 def present_diagnosis(
@@ -108,20 +105,18 @@ def present_diagnosis(
     """The same for `diagnose`: what is wrong, and everything that was looked at."""
     from mismatch_cli.report.diagnosis.analysis import analyse_diagnosis, diagnosis_json
     from mismatch_cli.report.diagnosis.build import build_view
-    from mismatch_cli.report.figures import figure_views
 
     with progress.counting("Reading", sum(trace.num_responses for trace in traces)) as advance:
         analysis = analyse_diagnosis(traces, earlier_model, advance)
     result = diagnosis_json(analysis)
     with _shown(result, build_view(analysis, result, []), as_json, progress):
-        _write(folder, result, analysis, build_view(analysis, result, figure_views(analysis)), progress)
+        _write(folder, result, analysis, lambda drawn: build_view(analysis, result, drawn), progress)
 
 
 def present_training(
     folders: Sequence[Path], output: Path, *, as_json: bool, progress: TerminalProgress, reload_seconds: int = 0
 ) -> None:
     """The same for runs of `train`: algorithms and seeds beside each other, on a page that may reload itself."""
-    from mismatch_cli.report.figures import figure_views
     from mismatch_cli.report.training.build import build_view
     from mismatch_cli.report.training.plot_data import TrainingPlotData
     from mismatch_cli.report.training.runs import read_runs
@@ -130,8 +125,7 @@ def present_training(
     runs = read_runs(folders)
     data, summary = TrainingPlotData.of(runs), summary_json(runs)
     with _shown(summary, build_view(runs, []), as_json, progress):
-        page = build_view(runs, figure_views(data), reload_seconds=reload_seconds)
-        _write(output, summary, data, page, progress)
+        _write(output, summary, data, lambda drawn: build_view(runs, drawn, reload_seconds=reload_seconds), progress)
 
 
 def present_curation(
@@ -146,12 +140,11 @@ def present_curation(
     """The same for `curate`: which problems were kept, and how good they are."""
     from mismatch_cli.report.curation.analysis import CurationAnalysis, summary_json
     from mismatch_cli.report.curation.build import build_view
-    from mismatch_cli.report.figures import figure_views
 
     analysis = CurationAnalysis(curation, config, confirm)
     summary, command = summary_json(analysis), ["mismatch-cli", *sys.argv[1:]]
     with _shown(summary, build_view(analysis, [], command), as_json, progress):
-        _write(folder, summary, analysis, build_view(analysis, figure_views(analysis), command), progress)
+        _write(folder, summary, analysis, lambda drawn: build_view(analysis, drawn, command), progress)
 
 
 @contextmanager
@@ -175,14 +168,19 @@ def _shown(summary: dict[str, Any], view: ReportView, as_json: bool, progress: T
         raise unread
 
 
-def _write(folder: Path, summary: dict[str, Any], data: Drawable, page: ReportView, progress: TerminalProgress) -> None:
-    from mismatch_cli.report.figures import write_plots
+def _write(
+    folder: Path,
+    summary: dict[str, Any],
+    data: Drawable,
+    page: Callable[[list[FigureView]], ReportView],
+    progress: TerminalProgress,
+) -> None:
+    from mismatch_cli.report.figures import figure_views
     from mismatch_cli.report.html import write_html
     from mismatch_cli.trace.files import write_atomically
 
     write_atomically(folder / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
-    write_plots(folder / PLOTS_FOLDER, data)
-    write_html(folder / HTML_FILE, page)
+    write_html(folder / HTML_FILE, page(figure_views(data, folder / PLOTS_FOLDER)))
     progress.say(f"Wrote {folder / HTML_FILE}, {SUMMARY_FILE} and {PLOTS_FOLDER}/")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import gc
 import importlib.util
 import os
 from collections.abc import Callable, Sequence
@@ -87,6 +87,7 @@ def _load(settings: EngineSettings, more: dict[str, Any]) -> Any:
     if arguments.get("enforce_eager"):
         # Asking for log-probs would otherwise compile one small function with inductor: seconds for nothing.
         torch._dynamo.config.disable = True
+    gc.freeze()  # vLLM collects three times while it loads and need not walk what was imported; it unfreezes itself
     return LLM(**arguments)
 
 
@@ -154,11 +155,13 @@ class VllmEngine:
     def close(self) -> None:
         from vllm.distributed import cleanup_dist_env_and_memory
 
+        core = self.llm.llm_engine.engine_core
+        del self.llm
         with engine_log(self._settings.log_file):
-            with contextlib.suppress(Exception):  # nothing that fails here can hurt what has been recorded
-                self.llm.llm_engine.engine_core.shutdown()
-            del self.llm
-            cleanup_dist_env_and_memory()  # collects what is left of it; one more collection would take half a second
+            try:
+                core.shutdown()  # ends with that same clean-up; a second one would take half a second
+            except Exception:  # nothing that fails here can hurt what has been recorded
+                cleanup_dist_env_and_memory()
         self._before.restore()
 
     def _abort(self) -> None:

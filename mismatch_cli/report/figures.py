@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from mismatch_cli import registry
-from mismatch_cli.report.plots._style import CSS_PX, DARK, LIGHT, NARROW, WIDE, Layout, Style, Theme
+from mismatch_cli.report.plots._style import CSS_PX, DARK, LIGHT, NARROW, WIDE, Layout, Style
 from mismatch_cli.trace.files import replacing
 
 if TYPE_CHECKING:
@@ -60,30 +60,21 @@ def plots_for(data: Drawable) -> Iterator[tuple[str, ModuleType]]:
             yield name, plot
 
 
-def figure_views(data: Drawable) -> list[FigureView]:
-    """Every plot that the data has enough for, in all variants, for `report.html`."""
-    return [
-        FigureView(
-            name, plot.TITLE, plot.CAPTION,
-            *(_picture(plot, data, layout, theme) for layout in (WIDE, NARROW) for theme in (LIGHT, DARK)),
-        )
-        for name, plot in plots_for(data)
-    ]  # fmt: skip
+def figure_views(data: Drawable, folder: Path | None = None) -> list[FigureView]:
+    """Every plot that the data has enough for, in all variants for `report.html`; with a folder also NAME.png in it."""
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    return [_figure_view(name, plot, data, folder) for name, plot in plots_for(data)]
 
 
-def write_plots(folder: Path, data: Drawable) -> list[Path]:
-    """Write NAME.png (twice the size, white background) for every plot that the data has enough for."""
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name, plot in plots_for(data):
-        figure = draw(plot, data, Style(WIDE, LIGHT))
-        path = folder / f"{name}.png"
-        with replacing(path) as temporary:  # who looks at a run that goes on never sees half a picture
-            figure.savefig(
-                temporary, format="png", dpi=_PNG_SCALE / CSS_PX, facecolor=LIGHT.page, metadata={"Software": None}
-            )
-        written.append(path)
-    return written
+def _figure_view(name: str, plot: ModuleType, data: Drawable, folder: Path | None) -> FigureView:
+    pictures = []
+    for style in (Style(layout, theme) for layout in (WIDE, NARROW) for theme in (LIGHT, DARK)):
+        figure = draw(plot, data, style)
+        pictures.append(_picture(figure, style.layout))
+        if folder is not None and style == Style(WIDE, LIGHT):
+            _write_png(figure, folder / f"{name}.png")
+    return FigureView(name, plot.TITLE, plot.CAPTION, *pictures)
 
 
 def draw(plot: ModuleType, data: Drawable, style: Style) -> Figure:
@@ -97,8 +88,7 @@ def draw(plot: ModuleType, data: Drawable, style: Style) -> Figure:
     return figure
 
 
-def _picture(plot: ModuleType, data: Drawable, layout: Layout, theme: Theme) -> Picture:
-    figure = draw(plot, data, Style(layout, theme))
+def _picture(figure: Figure, layout: Layout) -> Picture:
     width, height = (round(inches / CSS_PX) for inches in figure.get_size_inches())
     svg = base64.b64encode(_svg(figure, layout).encode()).decode()
     return Picture(f"data:image/svg+xml;base64,{svg}", width, height)
@@ -112,3 +102,11 @@ def _svg(figure: Figure, layout: Layout) -> str:
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "mismatch-cli"}):
         figure.savefig(buffer, format="svg", dpi=layout.image_scale / CSS_PX, metadata={"Date": None})
     return _FONT_FAMILY.sub(_FONTS, _METADATA.sub("", buffer.getvalue()))
+
+
+def _write_png(figure: Figure, path: Path) -> None:
+    """Twice the size, on white; who looks at a run that goes on never sees half a picture."""
+    with replacing(path) as temporary:
+        figure.savefig(
+            temporary, format="png", dpi=_PNG_SCALE / CSS_PX, facecolor=LIGHT.page, metadata={"Software": None}
+        )

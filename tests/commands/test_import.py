@@ -32,8 +32,7 @@ def _elsewhere(tmp_path, monkeypatch):
 @pytest.fixture
 def _no_pictures(monkeypatch):
     """Drawing takes longest, and nothing here is about pictures."""
-    monkeypatch.setattr("mismatch_cli.report.figures.figure_views", lambda data: [])
-    monkeypatch.setattr("mismatch_cli.report.figures.write_plots", lambda folder, data: None)
+    monkeypatch.setattr("mismatch_cli.report.figures.figure_views", lambda data, folder: [])
 
 
 def command(capfd, *arguments: str) -> tuple[int, str, str]:

@@ -43,7 +43,7 @@ def run_folder(recorded, tmp_path) -> Path:
 
 
 def test_numbers_are_there_before_pictures_are_drawn(run_folder, capfd, monkeypatch):
-    def cannot_draw(_data):
+    def cannot_draw(*_):
         raise OSError("no fonts")
 
     monkeypatch.setattr("mismatch_cli.report.figures.figure_views", cannot_draw)

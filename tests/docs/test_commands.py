@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import pictures
 from tests.docs.pages import DOCS, PAGES, README, ROOT, File, Line, not_in_a_session, steps
 from tests.docs.reader import ELSEWHERE, FAILS, Ran, missing, save, things, type_line, varies, without_comment
 from tests.docs.shared_vllm import SharedVllm
@@ -46,16 +47,12 @@ def at_the_desk(tmp_path, monkeypatch):
 
 
 def sit_down(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """An empty folder, a terminal of one width; pictures, which tests/report draws and looks at, are left blank."""
-    from matplotlib.figure import Figure
-
-    from mismatch_cli.report import figures
-
+    """An empty folder, a terminal of one width, and blank pictures."""
     folder.mkdir(exist_ok=True)
     patch.chdir(folder)
     patch.setenv("COLUMNS", _COLUMNS)
     patch.setenv("GITHUB_STEP_SUMMARY", str(folder / "step-summary.md"))
-    patch.setattr(figures, "draw", lambda plot, data, style: Figure())
+    pictures.leave_blank(patch)
 
 
 @pytest.mark.parametrize("page", _TYPED, ids=lambda page: str(page.relative_to(ROOT)))

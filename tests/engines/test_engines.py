@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -223,7 +226,14 @@ def test_new_weights_are_taken_over_whole(tmp_path, prompts, model):
         for before, after in zip(first, rollouts, strict=True):  # back at the first weights: the same responses
             assert before.response_ids == after.response_ids
             assert np.array_equal(before.logp_rollout_T, after.logp_rollout_T)
+        before = resident_mb()
         engine.close()
+        if name == "vllm":
+            assert before - resident_mb() > 900, "1,024 MB of keys and values should be free for the trainer"
+
+
+def resident_mb() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import signal
 import subprocess
 import sys
@@ -15,9 +14,8 @@ import pytest
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.trace.reader import Trace
 
-KILLS = {"hf": 4, "vllm": 2}
-# Enough shards that a kill lands between them; one thread, because only then is the order of float additions fixed.
-SIZE = "--num-prompts 12 --samples-per-prompt 64 --max-tokens 48"
+# Three shards, so that a kill lands between them; one thread, because only then is the order of float additions fixed.
+SIZE = "--num-prompts 12 --samples-per-prompt 64 --max-tokens 16"
 PROBE = f"probe {SIZE} --noise-responses 100 --threads 1 --quiet".split()
 
 
@@ -44,21 +42,32 @@ def assert_readable(run: Path) -> None:
         assert "holds no trace" in str(error) or "no finished shard" in str(error)  # noqa: PT017 - either is an answer
 
 
+def is_sampled(run: Path) -> bool:
+    return any((run / "trace").glob("shard-*.parquet"))
+
+
+def is_scored(run: Path) -> bool:
+    return any("logp_trainer" in pq.read_schema(path).names for path in (run / "trace").glob("shard-*.parquet"))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["hf", "vllm"])
-def test_killed_and_resumed_equals_unbroken(engine, tmp_path):
-    began = time.monotonic()
+@pytest.mark.parametrize(("engine", "moments"), [("hf", [is_sampled, is_scored]), ("vllm", [is_sampled])])
+def test_killed_and_resumed_equals_unbroken(engine, moments, tmp_path):
+    """Killed after the first shard is sampled, and after it is scored; benchmarks/kills.py kills at random moments."""
     finish(start(engine, tmp_path / "unbroken"))
-    whole = time.monotonic() - began
-    moments = random.Random(0)
-    for _ in range(KILLS[engine]):
-        resume = ["--resume"] if (tmp_path / "killed" / "trace" / "manifest.json").is_file() else []
+    resume: list[str] = []
+    for reached in moments:
         process = start(engine, tmp_path / "killed", *resume)
-        time.sleep(moments.uniform(0.3, 0.95) * whole)
+        while not reached(tmp_path / "killed"):
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
         process.communicate()
         assert_readable(tmp_path / "killed")
-    resume = ["--resume"] if (tmp_path / "killed" / "trace" / "manifest.json").is_file() else ["--force"]
+        resume = ["--resume"]
+    assert not all(
+        "logp_trainer" in pq.read_schema(path).names for path in (tmp_path / "killed" / "trace").glob("shard-*.parquet")
+    ), "the kill came too late to say anything"
     finish(start(engine, tmp_path / "killed", *resume))
     assert columns(tmp_path / "killed") == columns(tmp_path / "unbroken")
 

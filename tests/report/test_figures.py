@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import matplotlib as mpl
 
-from mismatch_cli.report.figures import FigureView, figure_views, write_plots
+from mismatch_cli.report.figures import FigureView, figure_views
 
 VARIANTS = ("wide_light", "wide_dark", "narrow_light", "narrow_dark")
 
@@ -45,14 +45,12 @@ def test_the_same_data_gives_the_same_bytes(measured: SimpleNamespace, figures: 
 def test_files(tmp_path: Path, measured: SimpleNamespace) -> None:
     from PIL import Image
 
-    written = write_plots(tmp_path / "plots", measured.plot_data)
-    assert sorted(path.name for path in written) == sorted(path.name for path in (tmp_path / "plots").iterdir())
-    assert {path.suffix for path in written} == {".png"}
-    for path in written:
-        if path.suffix == ".png":
-            with Image.open(path) as image:
-                assert image.width == 2160
-                assert image.convert("RGB").getpixel((2, 2)) == (255, 255, 255)
+    views = figure_views(measured.plot_data, tmp_path / "plots")
+    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == [f"{view.name}.png" for view in views]
+    for path in (tmp_path / "plots").iterdir():
+        with Image.open(path) as image:
+            assert image.width == 2160
+            assert image.convert("RGB").getpixel((2, 2)) == (255, 255, 255)
 
 
 def test_a_hundred_thousand_tokens_stay_small_and_quick(

@@ -77,6 +77,7 @@ class Style:
             "axes.titleweight": "bold",
             "axes.titlecolor": theme.ink,
             "axes.titlelocation": "left",
+            "axes.titley": 1.0,  # no axis is on top; to look for one takes an eighth of the drawing
             "axes.labelsize": size,
             "axes.unicode_minus": True,
             "grid.color": theme.grid,

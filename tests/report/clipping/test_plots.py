@@ -23,7 +23,7 @@ from mismatch_cli.report.clipping.plot_data import ClippingPlotData
 from mismatch_cli.report.clipping.plots._heat import percent, reach_of
 from mismatch_cli.report.clipping.plots._layout import short_names, width_of
 from mismatch_cli.report.clipping.plots._regions import anchor_of, blocked_T
-from mismatch_cli.report.figures import draw, figure_views, plots_for, write_plots
+from mismatch_cli.report.figures import draw, figure_views, plots_for
 from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
 
 PLOTS = registry.names(ClippingPlotData.PLOTS)
@@ -284,6 +284,6 @@ def test_percentages_have_four_characters() -> None:
 
 def test_files_and_views(tmp_path: Path, tokens: Any, data_of: Callable[..., ClippingPlotData]) -> None:
     data = data_of(tokens, [CLIP, TV])
-    assert sorted(path.stem for path in write_plots(tmp_path, data)) == PLOTS
-    size = sum(len(view.wide_light.uri) + len(view.narrow_dark.uri) for view in figure_views(data))
+    size = sum(len(view.wide_light.uri) + len(view.narrow_dark.uri) for view in figure_views(data, tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{name}.png" for name in PLOTS]
     assert size < 2e6

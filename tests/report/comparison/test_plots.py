@@ -11,7 +11,7 @@ import pytest
 
 from mismatch_cli import registry
 from mismatch_cli.report.comparison.plot_data import ComparisonPlotData, exceedance
-from mismatch_cli.report.figures import plots_for, write_plots
+from mismatch_cli.report.figures import figure_views, plots_for
 from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
 from tests.report.clipping.test_plots import check_texts, drawn
 from tests.report.comparison.conftest import Row, first_two
@@ -114,4 +114,5 @@ def test_the_curve_of_gaps_is_their_share() -> None:
 
 
 def test_files_are_written_for_every_plot(tmp_path, plot_data: ComparisonPlotData) -> None:
-    assert sorted(path.stem for path in write_plots(tmp_path, of_two(plot_data))) == PLOTS
+    assert [view.name for view in figure_views(of_two(plot_data), tmp_path)] == PLOTS
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{name}.png" for name in PLOTS]

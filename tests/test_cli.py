@@ -1,0 +1,25 @@
+"""The program as a process of its own: how it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+MAIN = "import atexit, sys; atexit.register(print, 'registered'); from mismatch_cli.cli import main; main()"
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["--version"], 0), (["report", "/nowhere"], 1), (["nonsense"], 2)])
+def test_it_ends_with_its_code_and_does_what_was_registered(arguments, code):
+    ended = subprocess.run([sys.executable, "-c", MAIN, *arguments], capture_output=True, text=True)
+    assert ended.returncode == code, ended.stderr
+    assert ended.stdout.endswith("registered\n")
+    assert ("mismatch-cli 0." in ended.stdout) == (code == 0) and bool(ended.stderr) == (code != 0)
+
+
+def test_a_pipe_gets_everything():
+    listed = [sys.executable, "-m", "mismatch_cli", "algorithms"]
+    whole = subprocess.run(listed, capture_output=True, text=True, check=True).stdout
+    through = subprocess.run(f"{' '.join(listed)} | cat", shell=True, capture_output=True, text=True, check=True).stdout
+    assert through == whole and whole.count("\n") > 30
