@@ -14,8 +14,8 @@ import pytest
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.trace.reader import Trace
 
-# Three shards, so that a kill lands between them; one thread, because only then is the order of float additions fixed.
-SIZE = "--num-prompts 12 --samples-per-prompt 64 --max-tokens 16"
+# Two shards, so that a kill lands between them; one thread, because only then is the order of float additions fixed.
+SIZE = "--num-prompts 8 --samples-per-prompt 64 --max-tokens 16"
 PROBE = f"probe {SIZE} --noise-responses 100 --threads 1 --quiet".split()
 
 
