@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from traces import generate
 
+from mismatch_cli.cli import ENVIRONMENT
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.schema import REQUIRED
 
@@ -105,6 +106,7 @@ def measure(script: str, name: str, folder: Path, columns: tuple[str, ...], repe
     command = [sys.executable, script, "--job", name, "--folder", str(folder), "--columns", ",".join(columns)]
     root = str(Path(__file__).parents[1])
     environment = os.environ | threads | {"PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
+    environment |= ENVIRONMENT if name != "decode" else {}  # as the program sets it; the floor stays as it comes
     runs = [
         json.loads(subprocess.run(command, env=environment, check=True, capture_output=True).stdout)
         for _ in range(repeats)

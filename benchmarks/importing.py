@@ -30,6 +30,8 @@ import pyarrow.parquet as pq
 from child import _peak_mb
 from traces import VOCABULARY
 
+from mismatch_cli.cli import ENVIRONMENT
+
 RESPONSE, PROMPT = 900, 100  # tokens
 BLOCK = 2**24  # bytes that a parser gets at a time
 PLAIN = ("prompt_ids", "response_ids", "logp_rollout", "logp_trainer", "advantage", "reward", "prompt_id", "step")
@@ -204,6 +206,7 @@ def measure(name: str, path: Path) -> dict[str, float] | None:
     """One run in a process of its own; None for a parser that is not installed."""
     root = str(Path(__file__).parents[1])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
+    environment |= ENVIRONMENT if name == "import" else {}  # as the program sets it; the bar stays as it comes
     done = subprocess.run([sys.executable, __file__, "--job", name, "--file", str(path)], env=environment,
                           capture_output=True, text=True, check=False)  # fmt: skip
     if done.returncode and "No module named" in done.stderr:

@@ -18,6 +18,19 @@ def test_it_ends_with_its_code_and_does_what_was_registered(arguments, code):
     assert ("mismatch-cli 0." in ended.stdout) == (code == 0) and bool(ended.stderr) == (code != 0)
 
 
+@pytest.mark.parametrize(("asked", "pool"), [(None, "system"), ("mimalloc", "mimalloc")])
+def test_arrow_s_pool_is_chosen_unless_the_user_has_one(asked, pool, monkeypatch):
+    monkeypatch.delenv("ARROW_DEFAULT_MEMORY_POOL", raising=False)
+    if asked:
+        monkeypatch.setenv("ARROW_DEFAULT_MEMORY_POOL", asked)
+    register = (
+        "import atexit; atexit.register(lambda: print(__import__('pyarrow').default_memory_pool().backend_name)); "
+    )
+    main = "from mismatch_cli.cli import main; main()"
+    ended = subprocess.run([sys.executable, "-c", register + main, "--version"], capture_output=True, text=True)
+    assert ended.stdout.splitlines()[-1] == pool
+
+
 def test_a_pipe_gets_everything():
     listed = [sys.executable, "-m", "mismatch_cli", "algorithms"]
     whole = subprocess.run(listed, capture_output=True, text=True, check=True).stdout
