@@ -133,6 +133,9 @@ def main() -> None:
     gc.set_threshold(*COLLECT_AFTER)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # closed by the shell (`>&-`): nobody reads, and that is no failure
+            setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
     _end(run(sys.argv[1:]))
 
 
@@ -142,6 +145,7 @@ def _end(code: int) -> NoReturn:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        _reader_has_left()
-    sys.stderr.flush()
+        pass
+    except OSError as error:
+        code = _fail(f"What was to be printed is lost: {error.strerror}. Send it elsewhere.", 1, debug=False)
     os._exit(code)

@@ -36,3 +36,18 @@ def test_a_pipe_gets_everything():
     whole = subprocess.run(listed, capture_output=True, text=True, check=True).stdout
     through = subprocess.run(f"{' '.join(listed)} | cat", shell=True, capture_output=True, text=True, check=True).stdout
     assert through == whole and whole.count("\n") > 30
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "| true"])
+def test_nobody_reads(closed, tmp_path):
+    line = f"{sys.executable} -m mismatch_cli algorithms {closed}; exit ${{PIPESTATUS[0]}}"
+    ended = subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_what_could_not_be_printed_is_no_success(tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # an unbuffered Python does not notice a short write
+    line = f"ulimit -f 1; {sys.executable} -m mismatch_cli algorithms > printed"
+    ended = subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=tmp_path)
+    assert ended.returncode == 1 and "File too large" in ended.stderr
+    assert "Traceback" not in ended.stderr and ended.stderr.count("\n") == 1
