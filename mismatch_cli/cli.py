@@ -6,6 +6,7 @@ import atexit
 import gc
 import inspect
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -141,6 +142,7 @@ def main() -> None:
 
 def _end(code: int) -> NoReturn:
     """Leave without taking apart torch and vLLM object by object, which takes seconds; what was registered is done."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a late Ctrl-C ends it at once, without a traceback
     atexit._run_exitfuncs()
     try:
         sys.stdout.flush()
