@@ -26,7 +26,7 @@ _ClickError = typer.BadParameter.__mro__[2]  # ClickException: newer versions of
 _COMMANDS = "mismatch_cli.commands"
 # New objects before Python looks for cycles, and how often it looks further back. Its own 700 is for small programs:
 # imports of torch and vLLM make two million objects that stay, and walking them again and again takes seconds.
-COLLECT_AFTER = (100_000, 50, 100)
+_COLLECT_AFTER = (100_000, 50, 100)
 # Arrow's own pool gives pages back and asks for them again: a third of the time of an import, and more memory.
 ENVIRONMENT = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
 
@@ -131,7 +131,7 @@ def _fail(message: str, code: int, debug: bool) -> int:
 
 def main() -> None:
     """The program: a process of its own, which may decide how its memory is looked after and how it ends."""
-    gc.set_threshold(*COLLECT_AFTER)
+    gc.set_threshold(*_COLLECT_AFTER)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     for stream in ("stdout", "stderr"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 
 import numpy as np
@@ -11,11 +10,9 @@ import pytest
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from mismatch_cli.cli import COLLECT_AFTER
 from mismatch_cli.compat import prepare_imports
 
 prepare_imports()
-gc.set_threshold(*COLLECT_AFTER)
 
 from tests.tiny_models import save_model  # noqa: E402, F401
 
