@@ -100,13 +100,18 @@ def _peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 1024)
 
 
+def environment_of(*, own: bool) -> dict[str, str]:
+    """This checkout is importable; a job of the program's own gets its settings, a floor stays as it comes."""
+    root = str(Path(__file__).parents[1])
+    path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
+    return os.environ | {"PYTHONPATH": path} | (ENVIRONMENT if own else {})
+
+
 def measure(script: str, name: str, folder: Path, columns: tuple[str, ...], repeats: int) -> dict[str, Any]:
     """The best of several runs."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS"), "1")
     command = [sys.executable, script, "--job", name, "--folder", str(folder), "--columns", ",".join(columns)]
-    root = str(Path(__file__).parents[1])
-    environment = os.environ | threads | {"PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
-    environment |= ENVIRONMENT if name != "decode" else {}  # as the program sets it; the floor stays as it comes
+    environment = environment_of(own=name != "decode") | threads
     runs = [
         json.loads(subprocess.run(command, env=environment, check=True, capture_output=True).stdout)
         for _ in range(repeats)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -27,10 +26,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from child import _peak_mb
+from child import _peak_mb, environment_of
 from traces import VOCABULARY
-
-from mismatch_cli.cli import ENVIRONMENT
 
 RESPONSE, PROMPT = 900, 100  # tokens
 BLOCK = 2**24  # bytes that a parser gets at a time
@@ -204,9 +201,7 @@ def run_job(name: str, path: Path) -> None:
 
 def measure(name: str, path: Path) -> dict[str, float] | None:
     """One run in a process of its own; None for a parser that is not installed."""
-    root = str(Path(__file__).parents[1])
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
-    environment |= ENVIRONMENT if name == "import" else {}  # as the program sets it; the bar stays as it comes
+    environment = environment_of(own=name == "import")
     done = subprocess.run([sys.executable, __file__, "--job", name, "--file", str(path)], env=environment,
                           capture_output=True, text=True, check=False)  # fmt: skip
     if done.returncode and "No module named" in done.stderr:

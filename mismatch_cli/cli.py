@@ -20,6 +20,7 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.text import visible
 
 _INTERRUPTED = 130
+_READER_HAS_LEFT = 0  # `| head` has what it wanted: no failure
 _ClickError = typer.BadParameter.__mro__[2]  # ClickException: newer versions of Typer carry a click of their own
 
 
@@ -92,10 +93,10 @@ def run(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         code = _INTERRUPTED
     except BrokenPipeError:
-        return _reader_has_left()
+        return _READER_HAS_LEFT
     except SystemExit as stopped:  # what Typer makes of a broken pipe that it sees first
         if isinstance(stopped.__context__, BrokenPipeError):
-            return _reader_has_left()
+            return _READER_HAS_LEFT
         raise
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
@@ -114,12 +115,6 @@ def run(arguments: Sequence[str]) -> int:
         kept = f" What was recorded is kept: `{command} --resume` goes on with it." if recorded else ""
         return _fail(f"Interrupted.{kept}", _INTERRUPTED, debug)
     return code if isinstance(code, int) else 0
-
-
-def _reader_has_left() -> int:
-    """`| head` has what it wanted: no failure. Python would complain once more when it flushes stdout at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    return 0
 
 
 def _fail(message: str, code: int, debug: bool) -> int:
@@ -147,7 +142,7 @@ def _end(code: int) -> NoReturn:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        pass
+        pass  # the reader has left, as in `run`
     except OSError as error:
         code = _fail(f"What was to be printed is lost: {error.strerror}. Send it elsewhere.", 1, debug=False)
     os._exit(code)

@@ -29,12 +29,6 @@ def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture
-def _no_pictures(monkeypatch):
-    """Drawing takes longest, and nothing here is about pictures."""
-    monkeypatch.setattr("mismatch_cli.report.figures.figure_views", lambda data, folder: [])
-
-
 def command(capfd, *arguments: str) -> tuple[int, str, str]:
     capfd.readouterr()
     code = run(list(arguments))
@@ -46,7 +40,6 @@ def dump(path: str = "dump.jsonl", count: int = 12) -> Path:
     return write_lines(Path(path), [plain_record(row) for row in real_rows(count)])
 
 
-@pytest.mark.usefixtures("_no_pictures")
 def test_without_a_path_the_bundled_dump_is_imported_and_read_by_the_others(capfd):
     code, out, err = command(capfd, "import")
     assert code == 0 and "17 responses" in out and "prime-rl token_exports" in out
@@ -72,7 +65,6 @@ def test_the_bundled_dump_is_small_and_what_its_script_makes(tmp_path, monkeypat
     assert all((tmp_path / "made" / path).read_bytes() == (folder / path).read_bytes() for path in files)
 
 
-@pytest.mark.usefixtures("_no_pictures")
 def test_what_was_left_out_is_said_everywhere(capfd):
     path = dump()
     path.write_text(path.read_text() + '{"prompt_ids": [1], "response_ids": [2], "logp_rollout": [0.0, -1.0]}\n{"cut')
@@ -98,7 +90,6 @@ def test_a_dump_without_a_policy_says_what_comes_next(capfd):
     assert code == 1 and "mismatch-cli rescore run --trainer-model MODEL" in err
 
 
-@pytest.mark.usefixtures("_no_pictures")
 def test_weights_and_sampling_of_the_user(capfd):
     code, _, _ = command(capfd, "import", "--weights", "equal", "--temperature", "0.6", "--top-p", "0.9", "-o", "run")
     assert code == 0

@@ -47,7 +47,11 @@ def is_sampled(run: Path) -> bool:
 
 
 def is_scored(run: Path) -> bool:
-    return any("logp_trainer" in pq.read_schema(path).names for path in (run / "trace").glob("shard-*.parquet"))
+    return any(scored_shards(run))
+
+
+def scored_shards(run: Path) -> list[bool]:
+    return ["logp_trainer" in pq.read_schema(path).names for path in (run / "trace").glob("shard-*.parquet")]
 
 
 @pytest.mark.slow
@@ -65,9 +69,7 @@ def test_killed_and_resumed_equals_unbroken(engine, moments, tmp_path):
         process.communicate()
         assert_readable(tmp_path / "killed")
         resume = ["--resume"]
-    assert not all(
-        "logp_trainer" in pq.read_schema(path).names for path in (tmp_path / "killed" / "trace").glob("shard-*.parquet")
-    ), "the kill came too late to say anything"
+    assert not all(scored_shards(tmp_path / "killed")), "the kill came too late to say anything"
     finish(start(engine, tmp_path / "killed", *resume))
     assert columns(tmp_path / "killed") == columns(tmp_path / "unbroken")
 
