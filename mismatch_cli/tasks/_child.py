@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-import select
+import json
+import os
+import selectors
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.tasks._lines import READY
 
 _SECONDS_TO_START = 60.0  # importing sympy on a slow disk
+_SECONDS_TO_END = 10.0  # of its keeper, which takes at most half of it
+_LONGEST_ANSWER = 2**20  # bytes
+_READ_BYTES = 2**16
 
 
 class Child:
     """Runs `python -m module arguments…`, which prints "ready" and then one line for each line.
 
     A question that takes longer than `seconds` is given up: the child is killed, the next question starts another, and
-    the same question is not tried again. `cannot_start` is what a person is told when there is no "ready".
+    the same question is not tried again. `cannot_start` is what a person is told when there is no "ready". With the
+    child ends every process that it started.
     """
 
     def __init__(self, module: str, *arguments: str, seconds: float, cannot_start: str) -> None:
         self._command = [sys.executable, "-m", module, *arguments]
         self._seconds, self._cannot_start = seconds, cannot_start
         self._given_up: set[str] = set()
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._heard = bytearray()
+        self._asked = 0
 
     @property
     def given_up(self) -> list[str]:
@@ -38,14 +48,11 @@ class Child:
         """The answer; None where it was given up, empty where the child died of it (out of memory, a crash)."""
         if question in self._given_up:
             return None
-        if self._process is not None and self._process.poll() is not None:
+        if self._process is not None and self._is_gone(self._process):
             self.stop()  # it died between two questions (out of memory): this one is not to blame
-        try:
-            child = self._process or self.start()
-            print(question, file=child.stdin, flush=True)
-            answer = _read_line(child, self._seconds)
-        except OSError:
-            answer = ""
+        child = self._process or self.start()
+        self._asked += 1
+        answer = self._hear(child, self._asked, self._seconds, f"{self._asked} {question}\n".encode())
         if answer is None:
             self._given_up.add(question)
         if not answer:
@@ -53,25 +60,73 @@ class Child:
         return answer
 
     def stop(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-        self._process = None
+        """End the child and everything that came of it; what it still had to say is lost."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()  # its keeper does the rest
+        try:
+            process.wait(_SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            pipe.close()
 
-    def start(self) -> subprocess.Popen[str]:
+    def start(self) -> subprocess.Popen[bytes]:
         """Start the process, as the first question does; a `MismatchError` where it is not ready."""
         self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        reply = _read_line(self._process, _SECONDS_TO_START)
-        if reply != "ready":
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            bufsize=0, start_new_session=True,
+        )  # fmt: skip
+        self._heard.clear()
+        reply = self._hear(self._process, 0, _SECONDS_TO_START)
+        if reply != READY:
             self.stop()
-            raise MismatchError(reply or self._cannot_start)
+            raise MismatchError(json.loads(reply) if reply else self._cannot_start)
         return self._process
 
+    def _is_gone(self, child: subprocess.Popen[bytes]) -> bool:
+        """Whether it has died; what it said after its time is dropped."""
+        return self._hear(child, -1, 0.0) == ""
 
-def _read_line(child: subprocess.Popen[str], seconds: float) -> str | None:
-    """One short line; the child writes it whole, so it is there whole once there is anything."""
-    assert child.stdout is not None
-    readable, _, _ = select.select([child.stdout], [], [], seconds)
-    return child.stdout.readline().strip() if readable else None
+    def _hear(self, child: subprocess.Popen[bytes], number: int, seconds: float, unsent: bytes = b"") -> str | None:
+        """Send a question and wait for the answer with its number: None after so many seconds, empty at the end.
+
+        Neither side waits for the other with a full pipe, and the end is not awaited: what the child started may hold
+        the pipe open for ever.
+        """
+        assert child.stdin is not None and child.stdout is not None
+        until = time.monotonic() + seconds
+        with selectors.DefaultSelector() as ready:
+            ready.register(child.stdout, selectors.EVENT_READ)
+            if unsent:
+                os.set_blocking(child.stdin.fileno(), False)
+                ready.register(child.stdin, selectors.EVENT_WRITE)
+            try:
+                while (answer := self._answer(number)) is None:
+                    found = ready.select(max(0.0, until - time.monotonic()))
+                    if not found:
+                        return None
+                    for key, _ in found:
+                        if key.fileobj is child.stdin:
+                            unsent = unsent[os.write(child.stdin.fileno(), unsent) :]
+                            if not unsent:
+                                ready.unregister(child.stdin)
+                        elif not (more := os.read(child.stdout.fileno(), _READ_BYTES)):
+                            return ""
+                        else:
+                            self._heard += more
+            except OSError:
+                return ""
+            return answer
+
+    def _answer(self, number: int) -> str | None:
+        """The answer to this question, if it has come; empty where the child talks without end."""
+        while (end := self._heard.find(b"\n")) >= 0:
+            its, _, text = bytes(self._heard[:end]).partition(b" ")
+            del self._heard[: end + 1]
+            if its == b"%d" % number:
+                return text.decode(errors="replace")
+        return "" if len(self._heard) > _LONGEST_ANSWER else None

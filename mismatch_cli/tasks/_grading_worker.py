@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 from mismatch_cli.tasks._lines import answer_lines
 
+_MEMORY = 2**32  # bytes; a response can ask for any number
+
 
 def _prepare() -> Callable[[str], str]:
     logging.disable()  # math-verify warns that its own timeouts are off; ours is the parent's clock
@@ -21,4 +23,4 @@ def _prepare() -> Callable[[str], str]:
 
 
 if __name__ == "__main__":
-    answer_lines(_prepare)
+    answer_lines(_prepare, memory=_MEMORY)

@@ -2,26 +2,46 @@
 
 from __future__ import annotations
 
+import json
 import os
-import signal
-import sys
 from collections.abc import Callable
 
-_LONGEST = 120  # seconds; the parent gives up long before
+from mismatch_cli.tasks._keeper import stand_guard
+
+READY = "ready"
 
 
-def answer_lines(prepare: Callable[[], Callable[[str], str]]) -> None:
-    """Say "ready" when `prepare` is done (or the error, if it raises one), then answer each line with its callable."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # a library that prints must not answer in our place
+def answer_lines(prepare: Callable[[], Callable[[str], str]], *, memory: int | None) -> None:
+    """Say "ready" when `prepare` is done (or the error, if it raises one), then answer each line with its callable.
+
+    A line is a number and a question, its answer the same number and one line. What the callable prints, reads or forks
+    touches neither: both ends are out of its reach, and a process that it forked does not answer.
+    """
+    stand_guard(memory)
+    questions, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(nothing, 1)
+    worker = os.getpid()
     try:
         answer = prepare()
-    except Exception as error:
-        print(str(error), file=answers, flush=True)
-        return
-    print("ready", file=answers, flush=True)
-    for line in sys.stdin:
-        signal.alarm(_LONGEST)  # the default action ends this process: a killed parent leaves no child that computes on
-        print(answer(line), file=answers, flush=True)
-        signal.alarm(0)  # waiting for the next line is no work
+    except BaseException as error:
+        if os.getpid() != worker:
+            raise
+        _say(answers, b"0", json.dumps(str(error) or type(error).__name__))
+        os._exit(1)  # whatever was started by then may not want to end
+    if os.getpid() == worker:
+        _say(answers, b"0", READY)
+    for line in questions:
+        number, _, question = line.partition(b" ")
+        reply = answer(question.decode())
+        if os.getpid() != worker:
+            os._exit(0)
+        _say(answers, number, reply)
+    os._exit(0)
+
+
+def _say(answers: int, number: bytes, reply: str) -> None:
+    left = memoryview(number + b" " + reply.encode(errors="backslashreplace") + b"\n")
+    while left:
+        left = left[os.write(answers, left) :]

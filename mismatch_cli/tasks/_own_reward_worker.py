@@ -5,28 +5,50 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mismatch_cli.tasks._keeper import free_memory
 from mismatch_cli.tasks._lines import answer_lines
 from mismatch_cli.tasks.own_reward import ARGUMENTS
 
 _MODULE = "_own_reward"  # not the name of the file, which may be that of a library
+_SHOWN = 300  # characters of what it says
+_SHARE = 0.9  # of the memory that is free when it starts
 
 
 def _prepare() -> Callable[[str], str]:
     function, wanted = _load(*sys.argv[1].rsplit(":", 1))
+    worker = os.getpid()
 
     def reward(line: str) -> str:
         arguments = json.loads(line)
         try:
-            return json.dumps({"reward": float(function(**{name: arguments[name] for name in wanted}))})
-        except Exception as error:
-            return json.dumps({"error": f"{type(error).__name__}: {error}"})
+            return json.dumps({"reward": _number(function(**{name: arguments[name] for name in wanted}))})
+        except BaseException as error:  # leaving and interrupting are answers like any other
+            if os.getpid() != worker:
+                raise
+            return json.dumps({"error": _in_words(error)})
 
     return reward
+
+
+def _number(said: Any) -> float:
+    """A number of any library; a text that looks like one is a mistake that nobody would notice."""
+    if isinstance(said, str | bytes):
+        raise TypeError(f"it answered the text {said[:_SHOWN]!r}, not a number")
+    return float(said)
+
+
+def _in_words(error: BaseException) -> str:
+    try:
+        said = str(error)[:_SHOWN]
+    except BaseException:  # an exception of the user's own may raise another
+        said = ""
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
 def _load(file: str, name: str) -> tuple[Callable[..., Any], list[str]]:
@@ -38,8 +60,8 @@ def _load(file: str, name: str) -> tuple[Callable[..., Any], list[str]]:
     sys.path.insert(0, str(Path(file).parent))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise ValueError(f"{file} cannot be loaded ({type(error).__name__}: {error}).") from error
+    except BaseException as error:
+        raise ValueError(f"{file} cannot be loaded ({_in_words(error)}).") from error
     function = getattr(module, name, None)
     if not callable(function):
         raise ValueError(f"{file} has no function '{name}'. Give the reward as FILE.py:FUNCTION.")
@@ -51,5 +73,8 @@ def _load(file: str, name: str) -> tuple[Callable[..., Any], list[str]]:
     return function, [argument for argument in ARGUMENTS if argument in {p.name for p in named}]
 
 
+if __name__ == "__mp_main__":  # a process of a pool that the function made: it looks the function up by its module
+    _load(*sys.argv[1].rsplit(":", 1))
 if __name__ == "__main__":
-    answer_lines(_prepare)
+    free = free_memory()
+    answer_lines(_prepare, memory=None if free is None else int(_SHARE * free))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -120,20 +118,6 @@ def test_a_comparison_of_which_the_worker_dies_is_tried_once_more_then_counted(m
         monkeypatch.setattr(grader.child, "ask", lambda _: next(replies))
         assert grader.grade("\\boxed{1.0}", "1", "stop") == reward
         assert grader.timeouts == timeouts == len(grader.child.given_up)
-
-
-def test_a_worker_that_waits_outlives_the_longest_question():
-    code = """
-from mismatch_cli.tasks import _lines
-_lines._LONGEST = 1
-_lines.answer_lines(lambda: str.strip)
-"""
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True)
-    for word in ("one", "two"):
-        print(word, file=process.stdin, flush=True)
-        time.sleep(1.5)
-    assert process.communicate()[0].split() == ["ready", "one", "two"]
-    assert process.returncode == 0
 
 
 def test_the_worker_ends_with_the_grader():
