@@ -100,14 +100,20 @@ def present_comparison(
 
 
 def present_diagnosis(
-    traces: Sequence[Trace], folder: Path, *, earlier_model: str | None, as_json: bool, progress: TerminalProgress
+    traces: Sequence[Trace],
+    folder: Path,
+    *,
+    earlier_model: str | None,
+    trainer_model: str | None,
+    as_json: bool,
+    progress: TerminalProgress,
 ) -> None:
     """The same for `diagnose`: what is wrong, and everything that was looked at."""
     from mismatch_cli.report.diagnosis.analysis import analyse_diagnosis, diagnosis_json
     from mismatch_cli.report.diagnosis.build import build_view
 
     with progress.counting("Reading", sum(trace.num_responses for trace in traces)) as advance:
-        analysis = analyse_diagnosis(traces, earlier_model, advance)
+        analysis = analyse_diagnosis(traces, earlier_model, trainer_model, advance)
     result = diagnosis_json(analysis)
     with _shown(result, build_view(analysis, result, []), as_json, progress):
         _write(folder, result, analysis, lambda drawn: build_view(analysis, result, drawn), progress)

@@ -19,6 +19,13 @@ def command(
             help="An earlier checkpoint, or the base model: does the engine agree with that one better?",
         ),
     ] = None,
+    trainer_model: Annotated[
+        str | None,
+        typer.Option(
+            "--trainer-model",
+            help="The trainer's model at the weights that sampled: it reads responses again, to say which side differs.",
+        ),
+    ] = None,
     output: ReportFolder = None,
     force: Force = False,
     json: Json = False,
@@ -45,12 +52,14 @@ def command(
     from mismatch_cli.report.diagnosis.analysis import FORMAT
     from mismatch_cli.trace.reader import Trace
 
-    if earlier_model is not None:
-        check_model_folder(earlier_model)
+    for model in filter(None, (earlier_model, trainer_model)):
+        check_model_folder(model)
     opened = [Trace.open(path) for path in traces or [bundled_trace()]]
     alone = traces is not None and len(opened) == 1
     folder = own_folder(output or (opened[0].run_folder if alone else Path()) / "diagnosis", FORMAT, force)
     progress = TerminalProgress(quiet)
     if not traces:
         progress.say("No trace named: diagnosing the bundled one, a short training run with an fp8 KV cache.")
-    present_diagnosis(opened, folder, earlier_model=earlier_model, as_json=json, progress=progress)
+    present_diagnosis(
+        opened, folder, earlier_model=earlier_model, trainer_model=trainer_model, as_json=json, progress=progress
+    )

@@ -30,11 +30,6 @@ class Alignment:
         """Shifted as a whole."""
         return (self.lag_S != 0) & (self.from_S == 0)
 
-    def explained(self, length_S: np.ndarray, chosen_S: np.ndarray) -> float:
-        """The part of the whole gap that goes where the chosen responses are put in step."""
-        gone_S = (self.gap_S - self.left_S) * length_S
-        return float(gone_S[chosen_S].sum() / (length_S * self.gap_S).sum())
-
     @property
     def broken_S(self) -> np.ndarray:
         """In step up to a point, shifted from there on."""
@@ -46,6 +41,22 @@ def align(sample: Sample) -> Alignment:
     found = [_align(sample.logq_T[s], sample.logp_T[s], sample.counts_T[s]) for s in sample.spans()]
     gap, lag, start, left = np.array(found, dtype=np.float64).reshape(-1, 4).T
     return Alignment(gap, lag.astype(np.int64), start.astype(np.int64), left)
+
+
+def in_step_N(sample: Sample, alignment: Alignment, chosen_S: np.ndarray) -> np.ndarray:
+    """log π − log μ of the tokens that count where the chosen responses are put in step; NaN where nothing fits."""
+    left_T = sample.logp_T - sample.logq_T
+    for s, span in enumerate(sample.spans()):
+        if chosen_S[s]:
+            lag, start = int(alignment.lag_S[s]), int(alignment.from_S[s])
+            at = np.arange(start, span.stop - span.start) + lag
+            inside = (at >= 0) & (at < span.stop - span.start)
+            own = np.arange(span.start + start, span.stop)
+            source = span.start + at[inside]
+            left_T[own] = np.nan
+            known_I = np.where(sample.counts_T[source], sample.logp_T[source], np.nan)
+            left_T[own[inside]] = known_I - sample.logq_T[own[inside]]
+    return left_T[sample.kept]
 
 
 def lag_scan(sample: Sample, alignment: Alignment) -> dict[int, float]:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 SIDES = ("logp_rollout", "logp_trainer", "logp_recomputed")
-_ROUNDING = 1e-6  # nats: a float32 log-softmax can end this far above 0
+ROUNDING = 1e-6  # nats: a float32 log-softmax can end this far above 0
 UNCERTAIN = -1.0  # nats: where the other side says less, an exact 0.0 was not computed, not even under top-p
 _RUN = 3  # placeholders next to each other
 
@@ -77,7 +77,7 @@ class Counts:
         counts = self.sides.setdefault(side, SideCounts())
         counts.tokens += len(values_N)
         counts.not_a_number += int(np.isnan(values_N).sum() + np.isposinf(values_N).sum())
-        counts.above_zero += int(((values_N > _ROUNDING) & np.isfinite(values_N)).sum())
+        counts.above_zero += int(((values_N > ROUNDING) & np.isfinite(values_N)).sum())
         counts.impossible += int(np.isneginf(values_N).sum())
         finite_N = values_N[np.isfinite(values_N)]
         counts.largest = max(counts.largest, float(finite_N.max())) if len(finite_N) else counts.largest

@@ -13,6 +13,8 @@ import pyarrow as pa
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.diagnosis.alignment import Alignment, align
 from mismatch_cli.diagnosis.counts import Counts
+from mismatch_cli.diagnosis.grouped import Mean, mean_over_prompts
+from mismatch_cli.diagnosis.model import ModelAtHand
 from mismatch_cli.diagnosis.sample import Sample, SampleCollector
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.gaps import token_gaps
@@ -20,6 +22,9 @@ from mismatch_cli.metrics.lattice import Lattice
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.trace.columns import table_to_batch
 from mismatch_cli.trace.reader import Trace
+from mismatch_cli.verdict.kind import family
+from mismatch_cli.verdict.reference import Family
+from mismatch_cli.verdict.usual import UsualGap, usual_gap
 
 
 @dataclass(frozen=True)
@@ -31,11 +36,34 @@ class Evidence:
     counts: Counts
     lattice: Lattice
     sampling: Mapping[str, Any] = field(default_factory=dict)  # of the manifest; empty where it does not say
+    about: Mapping[str, Any] = field(default_factory=dict)  # the manifest: who sampled, who scored
     earlier_logp_T: np.ndarray | None = None  # log π of the sample's tokens at an earlier checkpoint; NaN = not scored
+    model: ModelAtHand | None = None  # the trainer's model at the weights that sampled, where it was named
 
     @cached_property
     def alignment(self) -> Alignment:
         return align(self.sample)
+
+    @cached_property
+    def gap(self) -> Mean:
+        """Mean |log π − log μ| over the tokens that count, nats."""
+        return mean_over_prompts(np.abs(self.sample.d_N), self.sample.group_N)
+
+    @property
+    def usual(self) -> UsualGap:
+        """The gap that the precisions of the trace usually make, nats."""
+        return usual_gap(self.about)
+
+    @property
+    def family(self) -> Family:
+        """`moe`, `dense`, or empty where the manifest does not tell."""
+        return family(self.about)
+
+    @property
+    def gap_is_too_large(self) -> bool:
+        """Whether the gap is surely far above what the precisions of the trace make."""
+        gap = self.gap
+        return bool(gap.value - (2 * gap.error if np.isfinite(gap.error) else gap.value / 2) > self.usual.far_above)
 
     @property
     def temperature(self) -> float:
@@ -45,12 +73,21 @@ class Evidence:
         """The same with some tokens of the sample not counting."""
         return replace(self, sample=self.sample.without_tokens(drop_T))
 
+    def with_gap(self, left_N: np.ndarray) -> Evidence:
+        """The same where the tokens that count have another gap, nats; those with NaN count no more.
+
+        The trainer's top-K columns are as they were recorded, so they go.
+        """
+        return replace(self, sample=self.sample.with_gap(left_N))
+
 
 def gather(traces: Sequence[Trace], on_responses: Callable[[int], None] = lambda _: None) -> Evidence:
     """Read traces once, in memory that does not depend on their length."""
     pair = PAIRS[pairs_in(traces)[0]]
-    sampling = traces[0].manifest.get("config", {}).get("sampling") or {}
-    evidence = gather_tables((table for trace in traces for table in trace.tables()), pair, sampling, on_responses)
+    about = traces[0].manifest
+    sampling = about.get("config", {}).get("sampling") or {}
+    tables = (table for trace in traces for table in trace.tables())
+    evidence = gather_tables(tables, pair, sampling, about, on_responses=on_responses)
     if not evidence.sample.counts_T.any():
         raise MismatchError(
             f"{traces[0].folder} holds no token with log-probabilities of both sides. "
@@ -63,6 +100,7 @@ def gather_tables(
     tables: Iterable[pa.Table],
     pair: Pair,
     sampling: Mapping[str, Any],
+    about: Mapping[str, Any] | None = None,
     on_responses: Callable[[int], None] = lambda _: None,
 ) -> Evidence:
     """The same from tables in the columns of a trace."""
@@ -75,7 +113,7 @@ def gather_tables(
             for gaps in token_gaps(batch, pair):
                 lattice.update(gaps)
         on_responses(batch.num_responses)
-    return Evidence(pair, collector.result(), counts, lattice, sampling)
+    return Evidence(pair, collector.result(), counts, lattice, sampling, about or {})
 
 
 def _served(batch: TokenBatch, pair: Pair) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

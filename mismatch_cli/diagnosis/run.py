@@ -1,8 +1,14 @@
-"""All checks in the order in which they make sense: what a fault has spoiled, later checks do not judge."""
+"""Every check on one trace: what is spoiled goes first, then causes compete by what they explain of the gap.
+
+Stages 1 and 2 find values, tokens and responses that speak of nothing; what they spoil is taken out. Stages 3 to 6 are
+causes: the one that explains most is undone, and the others have to be found again in what is left. Stage 7 is what a
+precision makes, and stage 8 the gap that nothing explains.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 import numpy as np
@@ -10,31 +16,58 @@ import numpy as np
 from mismatch_cli import registry
 from mismatch_cli.diagnosis.evidence import Evidence
 from mismatch_cli.diagnosis.finding import Finding, untested
+from mismatch_cli.diagnosis.sample import Sample
 
 _PACKAGE = "mismatch_cli.diagnosis.checks"
-PRECISION_STAGE = 6  # from here on causes are floors, not faults
+COMPETE_STAGE, PRECISION_STAGE, FLOOR_STAGE, UNEXPLAINED_STAGE = 3, 6, 7, 8
 _NO_GAP = 2e-5  # nats on an average token: the rounding of float32, of which there is nothing to explain
-_SPOILED = 0.2  # of the responses misaligned: nothing about distributions can be said
-_EXPLAINED = 0.5
+_LEAST = 0.1  # of the gap: what explains less is no cause of it
+_MOST = 0.5  # of the gap: what explains less is no cause where the rest is far above what is usual
+
+
+@dataclass(frozen=True)
+class Unexplained:
+    """The gap that is left once every found fault is undone: nats on an average token, and its share of the gap."""
+
+    nats: float
+    share: float
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Every finding in the order of the checks, and the found ones, the likeliest cause first."""
+    """Every finding in the order of the checks, and what they explain together."""
 
     evidence: Evidence
     findings: tuple[Finding, ...]
+    unexplained: Unexplained
 
     @property
     def found(self) -> tuple[Finding, ...]:
-        """By stage, within one by what they explain: what comes first can make what comes after."""
+        """What explains most comes first; what a precision makes, and what nothing explains, last."""
         found = [finding for finding in self.findings if finding.status == "found"]
-        return tuple(sorted(found, key=lambda f: (module(f.check).STAGE, -(f.explains or 0.0))))
+        return tuple(sorted(found, key=lambda f: (max(_stage(f.check), PRECISION_STAGE), -(f.explains or 0.0))))
 
     @property
     def faults(self) -> tuple[Finding, ...]:
-        """What is found and no mere floor of the precision."""
-        return tuple(f for f in self.found if module(f.check).STAGE < PRECISION_STAGE)
+        """What is found and no mere floor or tail of the precision; a gap that nothing explains is one, too."""
+        stages = (*range(PRECISION_STAGE), UNEXPLAINED_STAGE)
+        return tuple(f for f in self.found if _stage(f.check) in stages)
+
+    @property
+    def first_cause(self) -> Finding | None:
+        """What explains most, unless most of a gap that is far above the usual one stays unexplained."""
+        causes = [f for f in self.found if _stage(f.check) < FLOOR_STAGE]
+        too_large = any(_stage(f.check) == UNEXPLAINED_STAGE for f in self.found)
+        if not causes or (too_large and (causes[0].explains or 0.0) < _MOST):
+            return None
+        return causes[0]
+
+    @property
+    def suspects(self) -> tuple[Finding, ...]:
+        """What could explain an unexplained gap and was not tested for want of something that can be given."""
+        if not any(_stage(f.check) == UNEXPLAINED_STAGE for f in self.found):
+            return ()
+        return tuple(f for f in self.findings if f.status == "untested" and f.needs)
 
 
 def names() -> list[str]:
@@ -47,39 +80,105 @@ def module(name: str) -> ModuleType:
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
-    """Make every check; a later one sees the tokens that earlier faults have left whole."""
-    findings: list[Finding] = []
-    blocked, present = "", evidence
-    for name in names():
-        finding = untested(name, blocked) if blocked else _check(name, present)
-        findings.append(finding)
-        if finding.status == "found":
-            present = _cleaned(present, module(name))
-            blocked = blocked or _blocks(present, finding)
-    return Diagnosis(evidence, tuple(findings))
+    """Make every check, each on what stronger ones leave of the gap."""
+    total = float(np.abs(evidence.sample.d_N).sum())
+    weighing = _Weighing(total)
+    present = evidence
+    for name in weighing.exact:
+        present = weighing.undo(weighing.answer(name, present), present)
+    present = weighing.compete(present)
+    for name in weighing.last:
+        weighing.answer(name, present)
+    left = float(np.abs(present.sample.d_N).sum())
+    tokens = len(present.sample.kept)
+    unexplained = Unexplained(left / tokens if tokens else 0.0, left / total if total else 0.0)
+    return Diagnosis(evidence, tuple(weighing.answers[name] for name in names()), unexplained)
+
+
+class _Weighing:
+    """The answers of all checks, found one after the other."""
+
+    def __init__(self, total: float) -> None:
+        """`total`: Σ|d| of the sample, nats, before anything is undone."""
+        self._total = total
+        self.answers: dict[str, Finding] = {}
+        self.exact = [name for name in names() if _stage(name) < COMPETE_STAGE or _is_exact(name)]
+        self.causes = [name for name in names() if _stage(name) < FLOOR_STAGE and name not in self.exact]
+        self.last = [name for name in names() if name not in (*self.exact, *self.causes)]
+
+    def answer(self, name: str, evidence: Evidence) -> Finding:
+        self.answers[name] = finding = self._weighed(_check(name, evidence), evidence.sample)
+        return finding
+
+    def _weighed(self, finding: Finding, sample: Sample) -> Finding:
+        """With the share of the whole gap that goes where the finding is undone."""
+        if finding.status != "found" or finding.left_N is None:
+            return finding
+        gone = float(np.abs(sample.d_N).sum() - np.nansum(np.abs(finding.left_N)))
+        return replace(finding, explains=gone / self._total if self._total else 0.0)
+
+    def undo(self, finding: Finding, evidence: Evidence) -> Evidence:
+        """The evidence as it would be without a fault that was found."""
+        if finding.status != "found":
+            return evidence
+        if finding.left_N is not None:
+            evidence = evidence.with_gap(finding.left_N)
+        check = module(finding.check)
+        return evidence.without_tokens(check.spoiled_T(evidence)) if hasattr(check, "spoiled_T") else evidence
+
+    def compete(self, evidence: Evidence) -> Evidence:
+        """Undo the cause that explains most, and look for the others again in what is left, until there is none."""
+        here = float(np.abs(evidence.sample.d_N).sum())
+        waiting, present = list(self.causes), evidence
+        undone: list[Finding] = []
+        while waiting:
+            for name in waiting:
+                self._answer_again(name, present, undone)
+            found = [self.answers[name] for name in waiting if self.answers[name].status == "found"]
+            found = [f for f in found if (f.explains or 0.0) * self._total >= _LEAST * here]
+            if not found:
+                break
+            strongest = max(found, key=lambda finding: finding.explains or 0.0)
+            present = self.undo(strongest, present)
+            undone.append(strongest)
+            waiting.remove(strongest.check)
+        self._demote([self.answers[name] for name in waiting], "only {share} of the gap goes with it")
+        share = max(((f.explains or 0.0) * self._total / here for f in undone), default=1.0)
+        if share < _MOST and present.gap_is_too_large:
+            self._demote(undone, "only {share} of the gap goes with it, and the rest is far above the usual")
+            return evidence
+        return present
+
+    def _answer_again(self, name: str, present: Evidence, undone: Sequence[Finding]) -> None:
+        """What a check finds in all of the gap, it has to find in what stronger causes leave of it, too."""
+        before, now = self.answers.get(name), self.answer(name, present)
+        if before is None or now.status == "found":
+            return
+        self.answers[name] = before
+        if before.status == "found":
+            self._demote([before], f"not where “{module(undone[-1].check).TITLE}” is undone")
+
+    def _demote(self, findings: Sequence[Finding], reason: str) -> None:
+        for finding in findings:
+            if finding.status == "found":
+                share = f"{100 * (finding.explains or 0.0):.0f} %"
+                self.answers[finding.check] = replace(finding, status="clear", reason=reason.format(share=share))
+
+
+def _stage(name: str) -> int:
+    return int(module(name).STAGE)
+
+
+def _is_exact(name: str) -> bool:
+    return getattr(module(name), "EXACT", False)
 
 
 def _check(name: str, evidence: Evidence) -> Finding:
     check = module(name)
-    gap = float(np.abs(evidence.sample.d_N).mean()) if len(evidence.sample.kept) else 0.0
-    if check.STAGE >= 3 and gap < _NO_GAP and getattr(check, "NEEDS_A_GAP", True):
+    if not evidence.sample.counts_T.any():
+        return untested(name, "nothing is left to judge: first repair what is found")
+    gap = evidence.gap.value
+    if check.STAGE >= COMPETE_STAGE and gap < _NO_GAP and getattr(check, "NEEDS_A_GAP", True):
         return Finding(name, "clear", sentence=f"The mean gap is {gap:.2g} nats: there is nothing to explain.")
     finding: Finding = check.check(evidence)
     return finding
-
-
-def _cleaned(evidence: Evidence, check: ModuleType) -> Evidence:
-    """What is left to judge once the tokens that a fault has spoiled are out, where its check names them."""
-    return evidence.without_tokens(check.spoiled_T(evidence)) if hasattr(check, "spoiled_T") else evidence
-
-
-def _blocks(evidence: Evidence, finding: Finding) -> str:
-    """Why later checks make no sense, if they do not."""
-    title = module(finding.check).TITLE
-    if not evidence.sample.counts_T.any():
-        return f"nothing is left to judge: first repair “{title}”"
-    if module(finding.check).STAGE == 2 and (finding.effect or 0) > _SPOILED:
-        return f"most responses are misaligned: first repair “{title}”"
-    if module(finding.check).STAGE == 3 and (finding.explains or 0) > _EXPLAINED:
-        return f"“{title}” makes most of the gap: first repair that"
-    return ""

@@ -56,6 +56,11 @@ class Sample:
         """From 0, in the response."""
         return np.arange(len(self.logq_T)) - self.offset_S1[self.response_T]
 
+    def axis_N(self, axis: str) -> np.ndarray:
+        """The position of the tokens that count, from 0: in the "response", or in the "context" with its prompt."""
+        position_N = self.position_T[self.kept]
+        return position_N if axis == "response" else position_N + self.prompt_length_S[self.response_T[self.kept]]
+
     @cached_property
     def last_T(self) -> np.ndarray:
         """Whether a token ends its response."""
@@ -101,9 +106,20 @@ class Sample:
             typical_N[part] = max(float(np.quantile(abs_d_N[part], _TYPICAL)), smallest) if len(part) else smallest
         return typical_N
 
+    def left_without(self, drop_T: np.ndarray) -> np.ndarray:
+        """log π − log μ of the tokens that count, NaN for those that are dropped."""
+        return np.where(drop_T[self.kept], np.nan, self.d_N)
+
     def without_tokens(self, drop_T: np.ndarray) -> Sample:
         """The same with some tokens not counting."""
         return replace(self, counts_T=self.counts_T & ~drop_T)
+
+    def with_gap(self, left_N: np.ndarray) -> Sample:
+        """The same with another log π − log μ on the tokens that count, NaN for those that count no more."""
+        logp_T, counts_T = self.logp_T.copy(), self.counts_T.copy()
+        logp_T[self.kept] = self.logq_T[self.kept] + left_N
+        counts_T[self.kept] = np.isfinite(left_N)
+        return replace(self, logp_T=logp_T, counts_T=counts_T, topk_logp_TK=None)
 
     def spans(self) -> Iterator[slice]:
         """The tokens of each response."""

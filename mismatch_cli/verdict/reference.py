@@ -51,16 +51,32 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class Usual:
+    """The mean |Δlog p| that a precision makes without any mistake, nats; `precision` is empty where it is unknown."""
+
+    precision: str
+    who: str
+    low: float
+    high: float
+    source: str
+
+
+@dataclass(frozen=True)
 class Reference:
     bars: tuple[Bar, ...]
     measured: tuple[Measured, ...]
+    usual: tuple[Usual, ...]
 
 
 @cache
 def reference() -> Reference:
     """The packaged table."""
     content = tomllib.loads((Path(__file__).parent / "reference.toml").read_text(encoding="utf-8"))
-    return Reference(tuple(Bar(**row) for row in content["bar"]), tuple(_measured(row) for row in content["measured"]))
+    return Reference(
+        tuple(Bar(**row) for row in content["bar"]),
+        tuple(_measured(row) for row in content["measured"]),
+        tuple(Usual(**row) for row in content["usual"]),
+    )
 
 
 def _measured(row: dict[str, Any]) -> Measured:

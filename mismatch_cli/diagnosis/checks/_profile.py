@@ -47,6 +47,15 @@ def drift(sample: Sample) -> tuple[Mean, Mean, float] | None:
     return early, late, float(np.corrcoef(np.arange(_BINS), log_gap)[0, 1]) if np.ptp(log_gap) else 0.0
 
 
+def profile_N(sample: Sample) -> np.ndarray:
+    """How many times the mean gap of the first quarter of the positions a token's twelfth has, 1 at least."""
+    order = np.argsort(sample.position_T[sample.kept], kind="stable")
+    early, times_N = sample.u_N[order[: len(order) // 4]].mean(), np.ones(len(order))
+    for part in np.array_split(order, _BINS):
+        times_N[part] = max(1.0, sample.u_N[part].mean() / max(early, 1e-9))
+    return times_N
+
+
 def sharpest_jump(sample: Sample) -> Jump | None:
     """The most significant rise between neighbouring windows of positions, of the response or of the whole context."""
     jumps = [jump for axis in ("response", "context") if (jump := _jump(sample, axis)) is not None]
@@ -54,9 +63,7 @@ def sharpest_jump(sample: Sample) -> Jump | None:
 
 
 def _jump(sample: Sample, axis: str) -> Jump | None:
-    position_N = sample.position_T[sample.kept]
-    if axis == "context":
-        position_N = position_N + sample.prompt_length_S[sample.response_T[sample.kept]]
+    position_N = sample.axis_N(axis)
     if len(position_N) < _LEAST_TOKENS or position_N.max() <= 2 * _WINDOW:
         return None
     sums = [np.bincount(position_N, weights=w) for w in (np.ones(len(position_N)), sample.u_N, sample.u_N**2)]

@@ -26,14 +26,13 @@ def zeros_finding(evidence: Evidence, check: str) -> Finding | None:
     if kind != check:
         return None
     all_tokens = max((side.tokens for side in evidence.counts.sides.values()), default=tokens)
-    gap = sum(zeros.gap for zeros in found.values())
     rows: list[tuple[str, float | int | str | None]]
     rows = [(f"{side}: exactly 0.0, the other side uncertain", zeros.tokens) for side, zeros in found.items()]
     rows += [(f"{side}: mean |Δlog p| there, nats", zeros.gap / zeros.tokens) for side, zeros in found.items()]
     sentence = f"{tokens:,} tokens have a log-probability of exactly 0.0 where the other side is far from certain."
-    explains = gap / evidence.counts.gap if evidence.counts.gap else None
     measure = "share of tokens, where the other side is uncertain"
-    return Finding(check, "found", tokens / all_tokens, measure, explains, sentence, tuple(rows))
+    left_N = evidence.sample.left_without(zeros_T(evidence.sample))
+    return Finding(check, "found", tokens / all_tokens, measure, sentence, tuple(rows), left_N=left_N)
 
 
 def zeros_T(sample: Sample) -> np.ndarray:

@@ -32,9 +32,9 @@ def check(evidence: Evidence) -> Finding:
     rows = (("mean |Δlog p| at the end, nats", last.value), ("elsewhere, nats", others.value), ("z", z))
     if not (factor > _TIMES and z > _Z and last.value > _LEAST):
         return Finding(NAME, "clear", factor, "times the gap elsewhere", evidence=rows)
-    excess = (last.value - others.value) * last.count / abs_d_N.sum()
+    left_N = np.where(last_N, sample.d_N / factor, sample.d_N)
     sentence = f"At the token that ends a response the gap is {factor:.3g} times that of the other tokens."
-    return Finding(NAME, "found", factor, "times the gap elsewhere", float(excess), sentence, rows)
+    return Finding(NAME, "found", factor, "times the gap elsewhere", sentence, rows, left_N=left_N)
 
 
 def spoiled_T(evidence: Evidence) -> np.ndarray:

@@ -40,8 +40,10 @@ def check(evidence: Evidence) -> Finding:
     if share < _SHARE or few < _FEWEST:
         return Finding(NAME, "clear", share, "share of Σ|Δlog p| in the tail", evidence=rows)
     what = f"{int(far_S.sum()):,} responses" if responses >= tokens else f"{int(far_N.sum()):,} tokens"
+    in_tail_N = far_response_N if responses >= tokens else far_N
+    left_N = np.where(in_tail_N, np.copysign(np.minimum(abs_d_N, sample.typical_N), sample.d_N), sample.d_N)
     sentence = f"{what} of the sample carry {100 * share:.0f} % of the whole gap."
-    return Finding(NAME, "found", share, "share of Σ|Δlog p| in the tail", share, sentence, rows)
+    return Finding(NAME, "found", share, "share of Σ|Δlog p| in the tail", sentence, rows, left_N=left_N)
 
 
 def _far_responses(sample: Sample) -> np.ndarray:

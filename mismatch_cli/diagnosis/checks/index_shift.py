@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mismatch_cli.diagnosis.alignment import lag_scan
+from mismatch_cli.diagnosis.alignment import in_step_N, lag_scan
 from mismatch_cli.diagnosis.checks._out_of_step import spoiled_T, too_few
 from mismatch_cli.diagnosis.evidence import Evidence
 from mismatch_cli.diagnosis.finding import Finding
@@ -30,7 +30,7 @@ def check(evidence: Evidence) -> Finding:
         return Finding(NAME, "clear", share, "share of responses", evidence=tuple(scan.items()))
     lags, counts = np.unique(alignment.lag_S[shifted_S], return_counts=True)
     lag = int(lags[np.argmax(counts)])
-    explains = alignment.explained(sample.length_S, shifted_S)
+    left_N = in_step_N(sample, alignment, shifted_S)
     sentence = f"In {count:,} of {sample.num_responses:,} responses π[t{lag:+d}] fits μ[t], and π[t] does not."
     rows = (("lag, tokens", lag), *scan.items())
-    return Finding(NAME, "found", share, "share of responses", explains, sentence, rows)
+    return Finding(NAME, "found", share, "share of responses", sentence, rows, left_N=left_N)

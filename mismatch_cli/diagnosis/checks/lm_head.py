@@ -9,6 +9,7 @@ from mismatch_cli.diagnosis.finding import Finding, untested
 
 NAME, STAGE = "lm-head", 6
 NEEDS_A_GAP = False  # one side is rounded whether or not it shows
+EXACT = True
 TITLE = "Precision of the LM head"
 CAUSE = "One side forms its logits (or stores its log-probabilities) in bfloat16, the other one in float32."
 CHANGE = (
@@ -41,14 +42,14 @@ def check(evidence: Evidence) -> Finding:
     )
     if named := [side for side, share in stored.items() if share > _MOSTLY]:
         sentence = f"The log-probabilities of the {' and the '.join(named)} were stored in bfloat16."
-        return Finding(NAME, "found", max(stored.values()), "share of rounded values", None, sentence, rows)
+        return Finding(NAME, "found", max(stored.values()), "share of rounded values", sentence, rows)
     shares = [share for share in grid.values() if share is not None]
     if len(shares) < len(grid):
         return untested(NAME, "needs top-K log-probabilities of both sides")
     if max(shares) > _MOSTLY and min(shares) < _HARDLY:
         side, other = sorted(grid, key=lambda name: -(grid[name] or 0.0))
         sentence = f"The {side}'s logits are rounded to bfloat16 steps, the {other}'s are not."
-        return Finding(NAME, "found", max(shares), "share on the grid, one side", None, sentence, rows)
+        return Finding(NAME, "found", max(shares), "share on the grid, one side", sentence, rows)
     return Finding(NAME, "clear", min(shares), "share on the grid, both sides", evidence=rows)
 
 

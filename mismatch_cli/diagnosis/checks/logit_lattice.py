@@ -21,4 +21,4 @@ def check(evidence: Evidence) -> Finding:
     share = sum(line.share for line in lines)
     rows = tuple((f"line at {line.spacing:g} nats: times the valley before it", line.rise) for line in lines)
     sentence = f"The log-odds gap piles up at steps of {strongest.spacing:g} nats: logits rounded to bfloat16."
-    return Finding(NAME, "found", share, "share of tokens in the lines", share, sentence, rows)
+    return Finding(NAME, "found", share, "share of tokens in the lines", sentence, rows)

@@ -34,14 +34,13 @@ def check(evidence: Evidence) -> Finding:
     share = tokens / max(1, len(sample.kept))
     if responses < 2 or tokens < _SHARE_OF_HUGE * huge or huge > 0.3 * len(sample.kept):
         return Finding(NAME, "clear", share, "share of tokens")
-    total = np.abs(sample.d_N).sum()
-    explains = float(sample.abs_d_T[runs_T].sum() / total)
     sentence = (
         f"{tokens:,} tokens in {responses:,} responses stand in runs with gaps of more than {_HUGE:g} nats: "
         "stretches that the engine did not sample."
     )
     rows = (("responses with such a run", responses), ("share of all huge gaps", tokens / huge))
-    return Finding(NAME, "found", share, "share of tokens", explains, sentence, rows)
+    left_N = sample.left_without(runs_T)
+    return Finding(NAME, "found", share, "share of tokens", sentence, rows, left_N=left_N)
 
 
 def spoiled_T(evidence: Evidence) -> np.ndarray:

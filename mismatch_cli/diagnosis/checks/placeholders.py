@@ -25,13 +25,13 @@ def check(evidence: Evidence) -> Finding:
     sample = evidence.sample
     logq_N, logp_N = sample.logq_T[sample.kept], sample.logp_T[sample.kept]
     for side, own_N, other_N in (("logp_rollout", logq_N, logp_N), ("logp_trainer", logp_N, logq_N)):
-        value, count, gap = _most_suspicious(own_N, other_N)
+        value, count = _most_suspicious(own_N, other_N)
         if count:
-            share, all_gap = count / len(own_N), float(np.abs(sample.d_N).sum())
+            share = count / len(own_N)
             sentence = f"{count:,} sampled tokens have {side} = {value:g} exactly, whatever the other side says."
             rows = ((f"{side}: the value, nats", value), ("tokens of the sample with it", count))
-            explains = gap / all_gap if all_gap else None
-            return Finding(NAME, "found", share, "share of tokens", explains, sentence, rows)
+            left_N = np.where(own_N == value, np.nan, sample.d_N)
+            return Finding(NAME, "found", share, "share of tokens", sentence, rows, left_N=left_N)
     return Finding(NAME, "clear", 0.0, "share of tokens")
 
 
@@ -39,13 +39,13 @@ def spoiled_T(evidence: Evidence) -> np.ndarray:
     return zeros_T(evidence.sample)
 
 
-def _most_suspicious(own_N: np.ndarray, other_N: np.ndarray) -> tuple[float, int, float]:
-    """A value that many tokens share exactly and that the other side does not confirm: value, tokens, Σ|d|."""
+def _most_suspicious(own_N: np.ndarray, other_N: np.ndarray) -> tuple[float, int]:
+    """A value that many tokens share exactly and that the other side does not confirm, and how many do."""
     value_V, of_N, count_V = np.unique(own_N, return_inverse=True, return_counts=True)
     gap_V = np.bincount(of_N, weights=np.abs(own_N - other_N), minlength=len(value_V))
     often_V = (count_V >= max(_FEWEST, _SHARE * len(own_N))) & (value_V < _CERTAIN)
     suspicious_V = often_V & (gap_V > _APART * count_V)
     if not suspicious_V.any():
-        return 0.0, 0, 0.0
+        return 0.0, 0
     worst = int(np.argmax(np.where(suspicious_V, gap_V, 0)))
-    return float(value_V[worst]), int(count_V[worst]), float(gap_V[worst])
+    return float(value_V[worst]), int(count_V[worst])

@@ -29,15 +29,9 @@ def check(evidence: Evidence) -> Finding:
     rows = (("responses to prompts seen before", int(seen_S.sum())), ("to new prompts", int((~seen_S).sum())), ("z", z))
     if not (factor > _TIMES and z > _Z):
         return Finding(NAME, "clear", factor, "times the gap on new prompts", evidence=rows)
-    total = np.abs(sample.d_N).sum()
-    explains = float(np.abs(sample.d_N[seen_N]).sum() * (1 - 1 / factor) / total)
+    left_N = np.where(seen_N, sample.d_N / factor, sample.d_N)
     sentence = f"On prompts that came in an earlier step the gap is {factor:.3g} times that on new ones."
-    return Finding(NAME, "found", factor, "times the gap on new prompts", explains, sentence, rows)
-
-
-def spoiled_T(evidence: Evidence) -> np.ndarray:
-    """The responses to prompts that came before."""
-    return _seen_before(evidence.sample)[evidence.sample.response_T]
+    return Finding(NAME, "found", factor, "times the gap on new prompts", sentence, rows, left_N=left_N)
 
 
 def _seen_before(sample: Sample) -> np.ndarray:

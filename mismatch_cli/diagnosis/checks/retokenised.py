@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from mismatch_cli.diagnosis.alignment import in_step_N
 from mismatch_cli.diagnosis.checks._out_of_step import spoiled_T, too_few
 from mismatch_cli.diagnosis.evidence import Evidence
 from mismatch_cli.diagnosis.finding import Finding
@@ -27,7 +28,7 @@ def check(evidence: Evidence) -> Finding:
     share = count / max(1, sample.num_responses)
     if too_few(broken_S):
         return Finding(NAME, "clear", share, "share of responses")
-    explains = alignment.explained(sample.length_S, broken_S)
+    left_N = in_step_N(sample, alignment, broken_S)
     start = alignment.from_S[broken_S]
     sentence = f"{count:,} of {sample.num_responses:,} responses agree up to some token and are shifted from there on."
     rows = (
@@ -35,7 +36,7 @@ def check(evidence: Evidence) -> Finding:
         ("first shifted token, median", float(np.median(start))),
         ("most frequent lag, tokens", int(_mode(alignment.lag_S[broken_S]))),
     )
-    return Finding(NAME, "found", share, "share of responses", explains, sentence, rows)
+    return Finding(NAME, "found", share, "share of responses", sentence, rows, left_N=left_N)
 
 
 def _mode(values: np.ndarray) -> int:

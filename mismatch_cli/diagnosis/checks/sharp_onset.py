@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from mismatch_cli.diagnosis.checks._profile import sharpest_jump
 from mismatch_cli.diagnosis.evidence import Evidence
 from mismatch_cli.diagnosis.finding import Finding, untested
@@ -31,4 +33,6 @@ def check(evidence: Evidence) -> Finding:
     if not (factor > _TIMES and z > _Z and jump.sharp):
         return Finding(NAME, "clear", factor, "times from one position on", evidence=rows)
     sentence = f"From position {jump.index} of the {jump.axis} on the gap is {factor:.3g} times what it was before."
-    return Finding(NAME, "found", factor, "times from one position on", 1 - 1 / factor, sentence, rows)
+    after_N = evidence.sample.axis_N(jump.axis) >= jump.index
+    left_N = np.where(after_N, evidence.sample.d_N / factor, evidence.sample.d_N)
+    return Finding(NAME, "found", factor, "times from one position on", sentence, rows, left_N=left_N)

@@ -23,7 +23,7 @@ def check(evidence: Evidence) -> Finding:
     """The gap to the earlier checkpoint against the gap to the present one, on the same tokens."""
     sample = evidence.sample
     if evidence.earlier_logp_T is None:
-        return Finding(NAME, "untested", reason="needs an earlier checkpoint: --earlier-model MODEL")
+        return Finding(NAME, "untested", reason="needs an earlier checkpoint", needs="--earlier-model MODEL")
     earlier_N = np.abs(evidence.earlier_logp_T[sample.kept] - sample.logq_T[sample.kept])
     scored = np.isfinite(earlier_N)
     group_N = sample.group_N[scored]
@@ -39,7 +39,8 @@ def check(evidence: Evidence) -> Finding:
     )
     if not (factor < _LESS and z > _Z):
         return Finding(NAME, "clear", factor, "gap to the earlier / to the present", evidence=rows)
+    left_N = np.where(scored, evidence.earlier_logp_T[sample.kept] - sample.logq_T[sample.kept], sample.d_N * factor)
     sentence = (
         f"The engine is closer to the earlier checkpoint: its gap to that one is {factor:.2g} of the present one's."
     )
-    return Finding(NAME, "found", factor, "gap to the earlier / to the present", 1 - factor, sentence, rows)
+    return Finding(NAME, "found", factor, "gap to the earlier / to the present", sentence, rows, left_N=left_N)

@@ -48,7 +48,14 @@ def check(evidence: Evidence) -> Finding:
         f"The engine's probabilities are higher than the trainer's on nearly every token, and the mean ratio is "
         f"{mean.value:.4g}: the engine renormalised over a part of the vocabulary that holds about that mass."
     )
-    return Finding(NAME, "found", mean.value, "mean ratio", float(min(1.0, one_sided)), sentence, rows)
+    left_N = _two_sided(sample.d_N)
+    return Finding(NAME, "found", mean.value, "mean ratio", sentence, rows, left_N=left_N)
+
+
+def _two_sided(d_N: np.ndarray) -> np.ndarray:
+    """The gap without what is on one side only: noise is above 0 as much as below, so its part below is scaled."""
+    above, below = np.maximum(d_N, 0).sum(), np.maximum(-d_N, 0).sum()
+    return np.where(d_N < 0, d_N * (above / below if below else 1.0), d_N)
 
 
 def _kept_mass(sample: Sample) -> tuple[tuple[str, float | int | str | None], ...]:
@@ -78,6 +85,5 @@ def _trainer_finding(evidence: Evidence, outside: int) -> Finding:
     d_N = evidence.sample.d_N
     rows = (("sampled tokens with π = 0", outside), ("mean Δlog p of the others, nats", float(d_N.mean())))
     sentence = f"{outside:,} sampled tokens have no probability in the trainer: it truncates, and the engine does not."
-    total = float(np.abs(d_N).sum())
-    explains = float(d_N.sum()) / total if total else 1.0
-    return Finding(NAME, "found", float(np.exp(-d_N.mean())), "kept mass", explains, sentence, rows)
+    left_N = -_two_sided(-d_N)
+    return Finding(NAME, "found", float(np.exp(-d_N.mean())), "kept mass", sentence, rows, left_N=left_N)

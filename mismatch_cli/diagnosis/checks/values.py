@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from mismatch_cli.diagnosis.counts import ROUNDING
 from mismatch_cli.diagnosis.evidence import Evidence
 from mismatch_cli.diagnosis.finding import Finding
 
@@ -34,4 +37,6 @@ def check(evidence: Evidence) -> Finding:
     if not wrong:
         return Finding(NAME, "clear", share, "share of values")
     sentence = f"{wrong:,} of {tokens:,} values cannot be log-probabilities; they are left out of every number."
-    return Finding(NAME, "found", share, "share of values", share, sentence, tuple(rows))
+    above_T = np.maximum(evidence.sample.logq_T, evidence.sample.logp_T) > ROUNDING
+    left_N = evidence.sample.left_without(above_T)
+    return Finding(NAME, "found", share, "share of values", sentence, tuple(rows), left_N=left_N)

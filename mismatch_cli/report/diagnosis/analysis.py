@@ -10,18 +10,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mismatch_cli.diagnosis.alignment import lag_scan
-from mismatch_cli.diagnosis.evidence import Evidence, gather
+from mismatch_cli.diagnosis.evidence import gather
 from mismatch_cli.diagnosis.grouped import Mean, mean_over_prompts
+from mismatch_cli.diagnosis.model import ModelAtHand, model_at_hand
 from mismatch_cli.diagnosis.run import Diagnosis, diagnose, module
 from mismatch_cli.diagnosis.sample import Sample
 from mismatch_cli.report.analysis import about, check_poolable, who_is_compared
-from mismatch_cli.sampling import SamplingSettings
-from mismatch_cli.scoring.batches import ScoreRequest
 from mismatch_cli.trace.reader import Trace
 
 FORMAT, VERSION = "mismatch-cli diagnosis", 1
-_EARLIER_RESPONSES = 128  # scored with the earlier checkpoint
-_TOKEN_BUDGET = 8192
 _BINS = 16
 
 
@@ -34,6 +31,7 @@ class DiagnosisAnalysis:
     traces: Sequence[Trace]
     diagnosis: Diagnosis
     earlier_model: str | None = None
+    trainer_model: str | None = None
 
     @property
     def sample(self) -> Sample:
@@ -47,7 +45,7 @@ class DiagnosisAnalysis:
     @cached_property
     def gap(self) -> Mean:
         """Mean |d| over the sample, nats."""
-        return mean_over_prompts(np.abs(self.sample.d_N), self.sample.group_N)
+        return self.diagnosis.evidence.gap
 
     @cached_property
     def lags(self) -> dict[int, float]:
@@ -73,56 +71,32 @@ class DiagnosisAnalysis:
 
 
 def analyse_diagnosis(
-    traces: Sequence[Trace], earlier_model: str | None = None, on_responses: Callable[[int], None] = lambda _: None
+    traces: Sequence[Trace],
+    earlier_model: str | None = None,
+    trainer_model: str | None = None,
+    on_responses: Callable[[int], None] = lambda _: None,
 ) -> DiagnosisAnalysis:
-    """Make every check on traces that are samples of one thing; that for stale weights needs an earlier checkpoint."""
+    """Make every check on traces that are samples of one thing.
+
+    That for stale weights needs an earlier checkpoint; those of what a model read need the trainer's model.
+    """
     check_poolable(traces)
     evidence = gather(traces, on_responses)
+
+    def at_hand(path: str) -> ModelAtHand:
+        return model_at_hand(path, evidence.sample, evidence.sampling, traces)
+
+    if trainer_model is not None:
+        evidence = replace(evidence, model=at_hand(trainer_model))
     if earlier_model is not None:
-        evidence = replace(evidence, earlier_logp_T=_score_earlier(evidence, traces, earlier_model))
-    return DiagnosisAnalysis(traces, diagnose(evidence), earlier_model)
-
-
-def _score_earlier(evidence: Evidence, traces: Sequence[Trace], model: str) -> np.ndarray:
-    """log π of the earlier checkpoint on some responses of the sample; NaN for the others."""
-    from mismatch_cli.scoring.trainer import Trainer
-
-    sample = evidence.sample
-    names = ("temperature", "top_p", "top_k", "min_p")
-    sampling = SamplingSettings(**{name: evidence.sampling[name] for name in names if name in evidence.sampling})
-    prompts = _prompts_of(sample, traces)
-    chosen = np.unique(np.linspace(0, sample.num_responses - 1, _EARLIER_RESPONSES).astype(int))
-    chosen = np.array([s for s in chosen if prompts.get(_key(sample, s))], dtype=int)
-    spans = list(sample.spans())
-    requests = [ScoreRequest(prompts[_key(sample, s)], sample.response_ids_T[spans[s]].tolist()) for s in chosen]
-    dtype = traces[0].manifest.get("trainer", {}).get("dtype", "auto")
-    scores = Trainer.load(model, dtype=dtype, sampling=sampling).score(requests, token_budget=_TOKEN_BUDGET)
-    logp_T = np.full(len(sample.logq_T), np.nan)
-    for s, score in zip(chosen, scores, strict=True):
-        logp_T[spans[s]] = score.logp_T
-    return logp_T
-
-
-def _prompts_of(sample: Sample, traces: Sequence[Trace]) -> dict[tuple[int, int, int], list[int]]:
-    """The prompt ids of the responses in the sample, by their row key."""
-    wanted = {_key(sample, s) for s in range(sample.num_responses)}
-    found = {}
-    for trace in traces:
-        for table in trace.tables(("step", "prompt_id", "sample_index", "prompt_ids")):
-            keys = zip(*(table.column(n).to_pylist() for n in ("step", "prompt_id", "sample_index")), strict=True)
-            for row, key in enumerate(keys):
-                if key in wanted:
-                    found[key] = table.column("prompt_ids")[row].as_py()
-    return found
-
-
-def _key(sample: Sample, s: int) -> tuple[int, int, int]:
-    return int(sample.step_S[s]), int(sample.prompt_id_S[s]), int(sample.sample_index_S[s])
+        evidence = replace(evidence, earlier_logp_T=at_hand(earlier_model).logp_T())
+    return DiagnosisAnalysis(traces, diagnose(evidence), earlier_model, trainer_model)
 
 
 def diagnosis_json(analysis: DiagnosisAnalysis) -> dict[str, Any]:
     """What `--json` prints and `summary.json` holds; documented in docs/diagnose.md."""
     diagnosis, sample = analysis.diagnosis, analysis.sample
+    usual = diagnosis.evidence.usual
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -133,7 +107,13 @@ def diagnosis_json(analysis: DiagnosisAnalysis) -> dict[str, Any]:
         "sample": {"responses": sample.num_responses, "tokens": len(sample.kept)},
         "abs_d_mean": analysis.gap.value,
         "faults": [finding.check for finding in diagnosis.faults],
-        "first_cause": diagnosis.found[0].check if diagnosis.found else None,
+        "first_cause": diagnosis.first_cause.check if diagnosis.first_cause else None,
+        "unexplained": {
+            "nats": diagnosis.unexplained.nats,
+            "share": diagnosis.unexplained.share,
+            "usual": {"who": usual.who, "low": usual.low, "high": usual.high},
+        },
+        "suspects": [{"check": finding.check, "needs": finding.needs} for finding in diagnosis.suspects],
         "findings": [
             finding.to_dict() | {name.lower(): getattr(module(finding.check), name) for name in _WORDS}
             for finding in diagnosis.findings

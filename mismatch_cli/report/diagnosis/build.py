@@ -34,6 +34,7 @@ _STAGES = {
     5: "drift",
     6: "precision and tails",
     7: "precision",
+    8: "what is left",
 }
 _FIGURE_OF = {
     "index-shift": "lag-scan", "retokenised": "lag-scan", "position-drift": "gap-by-position",

@@ -1,0 +1,114 @@
+"""A model at hand, which reads responses of the sample again: as they are recorded, or as somebody may have read them.
+
+Tokens alone cannot tell another prompt from weights of before or from other positions. A model that reads the same
+tokens under each hypothesis can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mismatch_cli.diagnosis.sample import Sample
+from mismatch_cli.sampling import SamplingSettings
+from mismatch_cli.trace.reader import Trace
+
+if TYPE_CHECKING:
+    from mismatch_cli.scoring.trainer import Trainer
+
+_RESPONSES = 128  # that are scored
+_TOKEN_BUDGET = 8192
+_SUPPORT = ("temperature", "top_p", "top_k", "min_p")
+Key = tuple[int, int, int]
+
+
+def _as_it_is(prompt_ids: list[int]) -> list[int]:
+    return prompt_ids
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """How one side may have read the responses: behind which prompt, and with a model that was changed how.
+
+    `prompt` makes the ids of a prompt from those that are recorded. `changed` is entered with the Hugging Face model
+    before it scores, and left afterwards: hooks, or settings that it puts back.
+    """
+
+    name: str
+    prompt: Callable[[list[int]], list[int]] = _as_it_is
+    changed: Callable[[Any], AbstractContextManager[Any]] = nullcontext
+
+
+AS_RECORDED = Hypothesis("as recorded")
+
+
+class ModelAtHand:
+    """A model, and the responses of a sample that it scores: up to 128, the same ones under every hypothesis."""
+
+    def __init__(self, sample: Sample, prompts: Mapping[Key, list[int]], load: Callable[[], Trainer]) -> None:
+        """`prompts`: ids by step, prompt and sample; `load` is called when the first hypothesis is asked for."""
+        spread = np.unique(np.linspace(0, sample.num_responses - 1, _RESPONSES).astype(int)).tolist()
+        self.rows = [s for s in spread if prompts.get(_key(sample, s))]
+        self._sample, self._prompts, self._load = sample, prompts, load
+        self._trainer: Trainer | None = None
+        self._scored: dict[str, np.ndarray] = {}
+
+    def logp_T(self, hypothesis: Hypothesis = AS_RECORDED) -> np.ndarray:
+        """log π of the sample's tokens under a hypothesis, nats, float64; NaN = not scored."""
+        if hypothesis.name not in self._scored:
+            self._scored[hypothesis.name] = self._score(hypothesis)
+        return self._scored[hypothesis.name]
+
+    def prompt_ids(self, s: int) -> list[int]:
+        """The prompt of a response of the sample, as recorded."""
+        return self._prompts[_key(self._sample, s)]
+
+    def _score(self, hypothesis: Hypothesis) -> np.ndarray:
+        from mismatch_cli.scoring.batches import ScoreRequest
+
+        if self._trainer is None:
+            self._trainer = self._load()
+        spans = list(self._sample.spans())
+        requests = [
+            ScoreRequest(hypothesis.prompt(self.prompt_ids(s)), self._sample.response_ids_T[spans[s]].tolist())
+            for s in self.rows
+        ]
+        with hypothesis.changed(self._trainer.model):
+            scores = self._trainer.score(requests, token_budget=_TOKEN_BUDGET)
+        logp_T = np.full(len(self._sample.logq_T), np.nan)
+        for s, score in zip(self.rows, scores, strict=True):
+            logp_T[spans[s]] = score.logp_T
+        return logp_T
+
+
+def model_at_hand(path: str, sample: Sample, sampling: Mapping[str, Any], traces: Sequence[Trace]) -> ModelAtHand:
+    """The model of a folder or the hub, in the dtype and with the support of the trace's trainer."""
+
+    def load() -> Trainer:
+        from mismatch_cli.scoring.trainer import Trainer
+
+        support = SamplingSettings(**{name: sampling[name] for name in _SUPPORT if name in sampling})
+        return Trainer.load(path, dtype=traces[0].manifest.get("trainer", {}).get("dtype", "auto"), sampling=support)
+
+    return ModelAtHand(sample, _prompts_of(sample, traces), load)
+
+
+def _prompts_of(sample: Sample, traces: Sequence[Trace]) -> dict[Key, list[int]]:
+    """The prompt ids of the responses in the sample, by their row key."""
+    wanted = {_key(sample, s) for s in range(sample.num_responses)}
+    found = {}
+    for trace in traces:
+        for table in trace.tables(("step", "prompt_id", "sample_index", "prompt_ids")):
+            keys = zip(*(table.column(n).to_pylist() for n in ("step", "prompt_id", "sample_index")), strict=True)
+            for row, key in enumerate(keys):
+                if key in wanted:
+                    found[key] = table.column("prompt_ids")[row].as_py()
+    return found
+
+
+def _key(sample: Sample, s: int) -> Key:
+    return int(sample.step_S[s]), int(sample.prompt_id_S[s]), int(sample.sample_index_S[s])
