@@ -23,7 +23,7 @@ def command(
         str | None,
         typer.Option(
             "--trainer-model",
-            help="The trainer's model at the weights that sampled: it reads responses again, to say which side differs.",
+            help="Trainer's model at the weights that sampled: it reads responses again and tells which side differs.",
         ),
     ] = None,
     output: ReportFolder = None,
