@@ -25,8 +25,7 @@ class Ratio:
     """Which two policies are compared, and at which level.
 
     `token`: current / anchor of each token. `product`: the product over the response, exp(Σd). `mean`: the geometric
-    mean over the response, exp(Σd / |y|), whose gradient carries 1/|y|. A response's value stands at
-    each of its tokens.
+    mean over the response, exp(Σd / |y|). A response's value stands at each of its tokens.
     """
 
     current: Policy = "trainer"

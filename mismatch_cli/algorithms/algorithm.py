@@ -1,6 +1,8 @@
 """What an algorithm is, masks × weight, and the one place where an update's coefficient is formed.
 
-    coefficient = keep · weight · A; the gradient of every algorithm's loss is −Σ coefficient · ∇log π
+    coefficient = keep · weight · A; the gradient of every algorithm's loss is −Σ scale · coefficient · ∇log π
+
+The scale is the aggregation's (`rl/aggregation.py`) and nobody else's: a coefficient never divides by a length.
 
 r = trainer/rollout, r′ = trainer/recomputed, ρ = recomputed/rollout (the engine gap); A is the token's advantage.
 """
@@ -137,15 +139,15 @@ def weight_T(algorithm: Algorithm, policies: Policies) -> Tensor:
 
 
 def coefficient_T(algorithm: Algorithm, policies: Policies, advantage_T: Tensor) -> Tensor:
-    """keep · weight · A: the gradient of the algorithm's objective is Σ coefficient · ∇log π_trainer.
+    """keep · weight · A: the gradient of the algorithm's objective is Σ scale · coefficient · ∇log π_trainer.
 
-    A trainer ratio that is a geometric mean over the response (GSPO) carries 1/|y|, which ∇ of the mean brings along.
-    Blocked tokens are exactly 0, also where the weight is infinite. Without gradient; the dtype of the log-probs.
+    A weight that is a geometric mean over the response (GSPO) stands at each of its tokens. The 1/|y| that ∇ of a mean
+    brings along is the scale of `sequence-mean`, for which GSPO is published; in the other aggregations the sum over
+    |y| tokens takes it back, as in TRL. Blocked tokens are exactly 0, also where the weight is infinite. Without
+    gradient; the dtype of the log-probs.
     """
     with torch.no_grad():
         coefficient = weight_T(algorithm, policies) * advantage_T
-        if any(f.ratio.level == "mean" and f.ratio.current == "trainer" for f in algorithm.weight):
-            coefficient = coefficient / policies.responses.length_S[policies.responses.of_T]
         kept_T = keep_T(algorithm, policies, advantage_T) & (advantage_T != 0)
         return coefficient.to(policies.trainer.dtype).masked_fill(~kept_T, 0.0)
 

@@ -13,7 +13,7 @@ from mismatch_cli import registry, trust_regions
 from mismatch_cli.algorithms.algorithm import Algorithm, Factor, Mask
 from mismatch_cli.algorithms.table import ALIASES, TABLE
 from mismatch_cli.errors import UsageError, first_line
-from mismatch_cli.policies import TRAINER_ROLLOUT, Policies, TopKLogProbs
+from mismatch_cli.policies import ENGINE_GAP, TRAINER_ROLLOUT, Policies, Ratio, TopKLogProbs
 from mismatch_cli.trust_regions import Decision, Threshold
 from mismatch_cli.trust_regions._checks import MOST_RANKS
 
@@ -24,7 +24,8 @@ def find(spec: str) -> Algorithm:
     """An algorithm from `name` or `name:parameter=value,…`: of the table, of trust_regions/, or a user's mask file.
 
     Parameters are the thresholds of the masks, `cap` and `floor` of the last factor, and `anchor` (rollout or
-    recomputed) of the masks that limit the trainer. A `UsageError` says what is wrong and what there is.
+    recomputed), from which masks and weight then both measure the trainer. A `UsageError` says what is wrong and what
+    there is.
     """
     name, colon, given = spec.partition(":")
     algorithm = _by_name(name)
@@ -73,17 +74,42 @@ def _with_parameters(algorithm: Algorithm, given: Mapping[str, str]) -> Algorith
         if name not in accepted:
             raise UsageError(registry.unknown(f"parameter of {algorithm.name}", name, accepted))
     masks = tuple(_tuned(mask, given) for mask in algorithm.masks)
-    return replace(algorithm, masks=masks, weight=_bounded(algorithm.weight, given))
+    tuned = replace(algorithm, masks=masks, weight=_bounded(algorithm.weight, given))
+    return _anchored(tuned, given["anchor"]) if "anchor" in given else tuned
 
 
 def _tuned(mask: Mask, given: Mapping[str, str]) -> Mask:
     chosen = {name: _like(default, given[name], name) for name, default in mask.thresholds.items() if name in given}
-    ratio = mask.ratio
-    if "anchor" in given and ratio.current == "trainer":
-        if given["anchor"] not in ("rollout", "recomputed"):
-            raise UsageError(f"anchor={given['anchor']} is not known. Choose one of: rollout, recomputed.")
-        ratio = replace(ratio, anchor=given["anchor"])  # type: ignore[arg-type]
-    return Mask(mask.region, ratio, tuple((dict(mask.chosen) | chosen).items()))
+    return replace(mask, chosen=tuple((dict(mask.chosen) | chosen).items()))
+
+
+def _anchored(algorithm: Algorithm, anchor: str) -> Algorithm:
+    """Masks and weight measure the trainer from `anchor`: one without the other would be an algorithm of nobody."""
+    if anchor not in ("rollout", "recomputed"):
+        raise UsageError(f"anchor={anchor} is not known. Choose one of: rollout, recomputed.")
+    ratios = [mask.ratio for mask in algorithm.masks] + [factor.ratio for factor in algorithm.weight]
+    anchors = {ratio.anchor for ratio in ratios if ratio.current == "trainer"}
+    if anchors == {anchor}:
+        return algorithm
+    if len(anchors) > 1:
+        raise UsageError(
+            f"{algorithm.name} is decoupled: its masks measure the trainer from the recomputed policy, its weight from "
+            "the rollout, so there is no one anchor to move. Leave anchor= out, or name a row whose parts share one."
+        )
+    if ENGINE_GAP in (replace(ratio, level="token") for ratio in ratios):
+        raise UsageError(
+            f"{algorithm.name} corrects the engine gap by ρ, and a ratio to the rollout holds that gap already: with "
+            f"anchor={anchor} it would count twice. Leave anchor= out, or take ppo:anchor={anchor}, which has no ρ."
+        )
+    return replace(
+        algorithm,
+        masks=tuple(replace(mask, ratio=_from(anchor, mask.ratio)) for mask in algorithm.masks),
+        weight=tuple(replace(factor, ratio=_from(anchor, factor.ratio)) for factor in algorithm.weight),
+    )
+
+
+def _from(anchor: str, ratio: Ratio) -> Ratio:
+    return replace(ratio, anchor=anchor) if ratio.current == "trainer" else ratio  # type: ignore[arg-type]
 
 
 def _like(default: Threshold, text: str, name: str) -> Threshold:

@@ -22,7 +22,8 @@ def response_scale(aggregation: str, length_S: np.ndarray, max_tokens: int) -> n
     """What every token of each response is multiplied with, float64.
 
     sequence-sum: 1/(N · T_max), the sum over a response by a constant, then the mean (Dr. GRPO, arXiv 2503.20783; the
-    sanity test). sequence-mean: 1/(N · |y|). token-mean: 1/Σ|y|. A `UsageError` for another name.
+    sanity test). sequence-mean: 1/(N · |y|), the only one that divides by a response's own length. token-mean: 1/Σ|y|.
+    The terms of GSPO are its response's, each at all |y| tokens. A `UsageError` for another name.
     """
     if aggregation not in _SCALES:
         raise UsageError(unknown("aggregation", aggregation, AGGREGATIONS))

@@ -1,5 +1,7 @@
 """The objectives of the table as published, to be maximised, in plain autograd: no mask of the package is used.
 
+Each is given as its terms, one at each token, and `aggregated` makes one number of them as frameworks do.
+
 Sources: PPO arXiv 1707.06347 eq. 7, dual clip 1912.09729, GSPO 2507.18071 eq. 5 and its token variant, DPPO 2602.04879
 eq. 12 to 16 and App. C.1, MiniRL 2512.01374 eq. 7, CISPO 2506.13585, OPSM of DeepSeek-V3.2 2512.02556; the rest as the
 frameworks code it.
@@ -38,12 +40,12 @@ class Sample:
 
 def policy_gradient(s: Sample, weight: Tensor) -> Tensor:
     """sg(w) · A · log π: CISPO, MiniRL and everything with a truncated weight."""
-    return (weight.detach() * s.advantage * s.logp).sum()
+    return weight.detach() * s.advantage * s.logp
 
 
 def surrogate(s: Sample, keep: Tensor | float = 1.0) -> Tensor:
     """M · r · A with the gradient through r."""
-    return (keep * s.r * s.advantage).sum()
+    return keep * s.r * s.advantage
 
 
 def clipped(ratio: Tensor, advantage: Tensor, low: float = 0.2, high: float = 0.2) -> Tensor:
@@ -52,32 +54,33 @@ def clipped(ratio: Tensor, advantage: Tensor, low: float = 0.2, high: float = 0.
 
 
 def ppo(s: Sample, weight: Tensor | float = 1.0) -> Tensor:
-    return (weight * clipped(s.r_old, s.advantage)).sum()
+    return weight * clipped(s.r_old, s.advantage)
 
 
 def dual_clip(s: Sample) -> Tensor:
     """max(min(rA, clip(r)A), 3A) where A < 0."""
     inner = clipped(s.r_old, s.advantage)
-    return torch.where(s.advantage < 0, torch.maximum(inner, 3 * s.advantage), inner).sum()
+    return torch.where(s.advantage < 0, torch.maximum(inner, 3 * s.advantage), inner)
 
 
-def gspo(s: Sample) -> Tensor:
-    """One term for each response, min(sA, clip(s)A) with s = exp(mean log r′); A is the response's."""
+def gspo_responses(s: Sample) -> Tensor:
+    """Eq. 5: one term for each response, min(sA, clip(s)A) with s = exp(mean log r′); A is the response's."""
     terms = []
     for log_ratio, advantage in zip((s.logp - s.logp_old).split(s.lengths), s.advantage.split(s.lengths), strict=True):
         terms.append(clipped(log_ratio.mean().exp(), advantage[0], 3e-4, 4e-4))
-    return torch.stack(terms).sum()
+    return torch.stack(terms)
+
+
+def gspo(s: Sample) -> Tensor:
+    """As TRL: the response's term, with the gradient through its mean, stands at each of its tokens."""
+    terms = zip(gspo_responses(s), s.lengths, strict=True)
+    return torch.cat([term.expand(length) for term, length in terms])
 
 
 def gspo_token(s: Sample) -> Tensor:
-    """GSPO with an advantage for each token: s_t = sg(s) · π/sg(π), and a mean over the response."""
-    total = s.logp.new_zeros(())
-    for logp, logp_old, advantage in zip(
-        s.logp.split(s.lengths), s.logp_old.split(s.lengths), s.advantage.split(s.lengths), strict=True
-    ):
-        s_t = (logp - logp_old).mean().exp().detach() * (logp - logp.detach()).exp()
-        total = total + clipped(s_t, advantage, 3e-4, 4e-4).mean()
-    return total
+    """As verl, and GSPO with an advantage for each token: s_t = sg(s) · π/sg(π)."""
+    mean = s.per_response(s.logp - s.logp_old, lambda part: part.mean())
+    return clipped(mean.exp().detach() * (s.logp - s.logp.detach()).exp(), s.advantage, 3e-4, 4e-4)
 
 
 def outside_clip(s: Sample, ratio: Tensor, at_least: tuple[float, float] = (0.0, 0.0)) -> Tensor:
@@ -147,7 +150,7 @@ def opsm(s: Sample) -> Tensor:
 OBJECTIVES: dict[str, Callable[[Sample], Tensor]] = {
     "pg-is": surrogate,
     "pg-tis": lambda s: policy_gradient(s, s.r.clamp(max=3)),
-    "grpo-clip-higher": lambda s: clipped(s.r, s.advantage, 0.2, 0.28).sum(),
+    "grpo-clip-higher": lambda s: clipped(s.r, s.advantage, 0.2, 0.28),
     "minirl": lambda s: policy_gradient(s, s.r * ~outside_clip(s, s.r_old)),
     "minirl-tis": lambda s: policy_gradient(s, s.r.clamp(max=3) * ~outside_clip(s, s.r_old)),
     "dppo-binary-tv": lambda s: binary(s, s.q, kl=False),
@@ -164,7 +167,7 @@ OBJECTIVES: dict[str, Callable[[Sample], Tensor]] = {
     "relax-high": lambda s: surrogate(s, ~outside_clip(s, s.r, (0.1, 0.0)).detach()),
     "relax-low": lambda s: surrogate(s, ~outside_clip(s, s.r, (0.0, 0.1)).detach()),
     "relax-both": lambda s: surrogate(s, ~outside_clip(s, s.r, (0.1, 0.1)).detach()),
-    "reinforce": lambda s: (s.advantage * s.logp).sum(),
+    "reinforce": lambda s: s.advantage * s.logp,
     "ppo": ppo,
     "ppo-tis": lambda s: ppo(s, s.rho.clamp(max=2)),
     "ppo-icepop": lambda s: ppo(s, s.rho * ((s.rho >= 0.5) & (s.rho <= 5))),
@@ -176,3 +179,14 @@ OBJECTIVES: dict[str, Callable[[Sample], Tensor]] = {
     "ipo": lambda s: surrogate(s, ((s.p - s.q).abs() <= 0.1).detach()),
     "ppo-opsm": opsm,
 }
+
+
+def aggregated(terms: Tensor, lengths: list[int], aggregation: str, longest: int) -> Tensor:
+    """One number from the terms of all tokens, as verl's `agg_loss` and TRL's `loss_type` name and form them."""
+    parts = terms.split(lengths)
+    if aggregation == "sequence-sum":  # seq-mean-token-sum-norm, dr_grpo
+        return sum(part.sum() for part in parts) / (len(lengths) * longest)
+    if aggregation == "sequence-mean":  # seq-mean-token-mean, grpo
+        return torch.stack([part.mean() for part in parts]).mean()
+    assert aggregation == "token-mean"  # dapo
+    return terms.mean()

@@ -1,4 +1,4 @@
-"""The coefficient of every algorithm is the gradient of the objective as published, token by token, in float64."""
+"""Scale · coefficient is the gradient of the objective as published, by algorithm and aggregation, in float64."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import torch
 from torch import Tensor
 
 from mismatch_cli.algorithms.algorithm import Algorithm, Factor, coefficient_T, keep_T, weight_T
+from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.policies import ENGINE_GAP, TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Policies, Ratio
-from tests.algorithms.published import OBJECTIVES, Sample, gspo_token
+from mismatch_cli.rl.aggregation import AGGREGATIONS, response_scale
+from tests.algorithms.published import OBJECTIVES, Sample, aggregated, gspo_responses, gspo_token
 from tests.trust_regions.cases import cast, random_policies, signs
 
-RESPONSES = 250
+RESPONSES, LONGEST = 250, 64
 
 
 def partition(given: Policies, logp_TK: Tensor, logp_T: Tensor) -> Tensor:
@@ -45,28 +47,79 @@ def test_every_row_has_its_published_objective() -> None:
     assert set(OBJECTIVES) == set(TABLE)
 
 
+def scale_T(given: Policies, aggregation: str) -> Tensor:
+    scale_S = torch.from_numpy(response_scale(aggregation, given.responses.length_S.numpy(), LONGEST))
+    return scale_S[given.responses.of_T]
+
+
 @pytest.mark.parametrize("kind", ["per response", "per token"])
 @pytest.mark.parametrize("name", TABLE)
-def test_coefficient_is_the_published_gradient(name: str, kind: str) -> None:
+def test_scale_times_coefficient_is_the_published_gradient(name: str, kind: str) -> None:
+    """Under every aggregation: whatever divides by a response's length, it is divided by once."""
     objective = gspo_token if (name, kind) == ("gspo", "per token") else OBJECTIVES[name]
     for seed in (0, 1):
         given = random_policies(seed, responses=RESPONSES)
         advantage_T = advantages(given, kind, seed)
         tokens = sample(given, advantage_T)
-        (gradient_T,) = torch.autograd.grad(objective(tokens), tokens.logp)
         found_T = coefficient_T(TABLE[name], given, advantage_T)
-        torch.testing.assert_close(found_T, gradient_T, rtol=1e-10, atol=1e-10)
         assert (found_T != 0).any()
+        terms_T = objective(tokens)
+        for aggregation in AGGREGATIONS:
+            loss = aggregated(terms_T, tokens.lengths, aggregation, LONGEST)
+            (gradient_T,) = torch.autograd.grad(loss, tokens.logp, retain_graph=True)
+            unit = gradient_T.abs().max()
+            torch.testing.assert_close(
+                scale_T(given, aggregation) * found_T / unit, gradient_T / unit, rtol=1e-10, atol=1e-10
+            )
 
 
-def test_gspo_per_token_is_gspo_where_the_advantage_is_the_responses() -> None:
+OF_A_MEAN = [
+    spec
+    for spec in (*TABLE, "gspo:anchor=rollout", "gspo:cap=1.5", "gspo:ratio_high=10,ratio_low=1")
+    if any((f.ratio.current, f.ratio.level) == ("trainer", "mean") for f in find(spec).weight)
+]
+
+
+@pytest.mark.parametrize("spec", OF_A_MEAN)
+def test_a_weight_that_is_a_mean_over_the_response_is_divided_by_its_length_once(spec: str) -> None:
+    """∇ of a mean carries 1/|y|. As published, the mean over responses; as in frameworks, each token its response's."""
+    algorithm, given = find(spec), random_policies(0, responses=RESPONSES)
+    advantage_T = advantages(given, "per response", 0)
+    kept_T = keep_T(algorithm, given, advantage_T).double()
+    (factor,) = algorithm.weight
+    logp = given.trainer.clone().requires_grad_()
+    anchor_T = given.rollout if factor.ratio.anchor == "rollout" else given.recomputed
+    lengths, first = given.responses.length_S.tolist(), given.offset_S1[:-1]
+    parts = (logp - anchor_T).split(lengths)
+    ratio_S = torch.stack([part.mean().exp() for part in parts])
+    ratio_S = ratio_S * (ratio_S.detach().clamp(max=factor.cap) / ratio_S.detach())  # no gradient through the cap
+    published = (ratio_S * (kept_T * advantage_T)[first]).mean()
+    terms_T = torch.cat([(ratio_S * (kept_T * advantage_T)[first])[s].expand(n) for s, n in enumerate(lengths)])
+    found_T = coefficient_T(algorithm, given, advantage_T)
+    for aggregation in AGGREGATIONS:
+        losses = [aggregated(terms_T, lengths, aggregation, LONGEST)]
+        losses += [published] * (aggregation == "sequence-mean")
+        for loss in losses:
+            (gradient_T,) = torch.autograd.grad(loss, logp, retain_graph=True)
+            torch.testing.assert_close(scale_T(given, aggregation) * found_T, gradient_T, rtol=1e-10, atol=1e-14)
+
+
+def test_there_are_weights_that_are_means() -> None:
+    assert {"gspo", "gspo:anchor=rollout", "gspo:cap=1.5"} <= set(OF_A_MEAN)
+
+
+def test_published_forms_of_gspo_are_one_under_the_mean_over_responses() -> None:
+    """The paper's eq. 5, TRL's broadcast and verl's token form, which verl always aggregates in this way."""
     given = random_policies(0)
     advantage_T = advantages(given, "per response", 0)
     gradients: list[Tensor] = []
-    for objective in (OBJECTIVES["gspo"], gspo_token):
+    for objective in (gspo_responses, OBJECTIVES["gspo"], gspo_token):
         tokens = sample(given, advantage_T)
-        gradients += torch.autograd.grad(objective(tokens), tokens.logp)
-    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-14)
+        terms = objective(tokens)
+        lengths = tokens.lengths if len(terms) == len(advantage_T) else [1] * len(terms)
+        gradients += torch.autograd.grad(aggregated(terms, lengths, "sequence-mean", LONGEST), tokens.logp)
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(gradients[0], gradients[2], rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("name", [name for name, row in TABLE.items() if row.masks])
@@ -114,12 +167,15 @@ def test_weights_between_bounds_by_hand() -> None:
     assert weight_T(of_product, given).tolist() == pytest.approx([2] * 3)
     assert weight_T(of_mean, given).tolist() == pytest.approx([2 ** (1 / 3)] * 3)
     assert coefficient_T(of_product, given, advantage_T).tolist() == pytest.approx([2, -4, 6])
-    share = 2 ** (1 / 3) / 3  # the gradient of a mean brings 1/|y| along
-    assert coefficient_T(of_mean, given, advantage_T).tolist() == pytest.approx([share, -2 * share, 3 * share])
+    mean_weight = 2 ** (1 / 3)  # 1/|y| is the aggregation's
+    assert coefficient_T(of_mean, given, advantage_T).tolist() == pytest.approx(
+        [mean_weight, -2 * mean_weight, 3 * mean_weight]
+    )
 
 
 @pytest.mark.parametrize("name", TABLE)
 def test_on_policy_every_algorithm_is_reinforce(name: str) -> None:
+    """So a limit on the norm of the gradient means the same for all of them."""
     drawn = random_policies(3, responses=20)
     assert drawn.topk is not None
     topk = type(drawn.topk)(drawn.topk.response_ids_T, drawn.topk.ids_TK, *[drawn.topk.rollout] * 3)
@@ -128,8 +184,7 @@ def test_on_policy_every_algorithm_is_reinforce(name: str) -> None:
         advantage_T = advantages(given, "per token", 3).to(dtype)
         assert keep_T(TABLE[name], given, advantage_T).all()
         assert (weight_T(TABLE[name], given) == 1).all()
-        share_T = 1 / given.responses.length_S[given.responses.of_T] if name == "gspo" else 1
-        torch.testing.assert_close(coefficient_T(TABLE[name], given, advantage_T), advantage_T * share_T)
+        torch.testing.assert_close(coefficient_T(TABLE[name], given, advantage_T), advantage_T)
 
 
 @pytest.mark.parametrize("name", TABLE)

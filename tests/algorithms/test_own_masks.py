@@ -10,7 +10,7 @@ import torch
 from mismatch_cli.algorithms.algorithm import Factor, coefficient_T, keep_T
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.policies import TRAINER_ROLLOUT, Policies
+from mismatch_cli.policies import TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Policies
 from tests.trust_regions.cases import random_policies, signs
 
 HEAD = "import torch\nfrom mismatch_cli.trust_regions import Decision\n"
@@ -46,8 +46,8 @@ def test_an_own_mask_works(tmp_path: Path) -> None:
 def test_an_own_mask_takes_every_parameter_of_a_mask(tmp_path: Path) -> None:
     path = write(tmp_path, MINE)
     algorithm = find(f"{path}:lowest=0.1,cap=4,anchor=recomputed")
-    assert algorithm.weight == (Factor(TRAINER_ROLLOUT, cap=4),)
-    assert algorithm.formulas == ("p < 0.1 or r′ > 3", "min(r, 4)")
+    assert algorithm.weight == (Factor(TRAINER_RECOMPUTED, cap=4),)
+    assert algorithm.formulas == ("p < 0.1 or r′ > 3", "min(r′, 4)")
     with pytest.raises(
         UsageError, match=r"Unknown parameter of my_mask 'low'\. .*lowest.*Available: anchor, cap, floor"
     ):

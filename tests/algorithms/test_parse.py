@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from mismatch_cli.algorithms.algorithm import Factor, coefficient_T, keep_T, weight_T
+from mismatch_cli.algorithms.algorithm import Algorithm, Factor, coefficient_T, keep_T, weight_T
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.table import ALIASES, TABLE
 from mismatch_cli.errors import UsageError
-from mismatch_cli.policies import TRAINER_RECOMPUTED, TRAINER_ROLLOUT
+from mismatch_cli.policies import TRAINER_ROLLOUT, Policies
+from tests.algorithms.published import OBJECTIVES
+from tests.algorithms.test_gradients import sample
 from tests.trust_regions.cases import REGIONS, ask, random_policies, signs
 
 
@@ -68,15 +72,58 @@ def test_cap_and_floor_bound_the_last_factor() -> None:
     assert find("pg-tis:floor=1").weight == (Factor(TRAINER_ROLLOUT, floor=1, cap=3),)
 
 
-def test_anchor_moves_the_masks_and_leaves_the_weight() -> None:
+def measured_from(algorithm: Algorithm) -> set[str]:
+    """The policies from which masks and weight measure the trainer."""
+    ratios = [part.ratio for part in (*algorithm.masks, *algorithm.weight)]
+    return {ratio.anchor for ratio in ratios if ratio.current == "trainer"}
+
+
+ANCHORED = [(name, anchor) for name in (*TABLE, *REGIONS) for anchor in ("rollout", "recomputed")]
+
+
+@pytest.mark.parametrize(("name", "anchor"), ANCHORED, ids=map("-".join, ANCHORED))
+def test_an_anchor_moves_masks_and_weight_or_is_refused(name: str, anchor: str) -> None:
+    """Moved, a row is its published objective with the one policy in the place of the other; and nothing else moves."""
+    row, spec = find(name), f"{name}:anchor={anchor}"
+    decoupled, gap = len(measured_from(row)) == 2, any("ρ" in formula for formula in row.formulas)
+    if not row.masks or decoupled or (gap and anchor == "rollout"):
+        why = "parameter" if not row.masks else "is decoupled" if decoupled else "count twice"
+        with pytest.raises(UsageError, match=f"{name}.*{why}|{why}.*{name}") as refusal:
+            find(spec)
+        assert "\n" not in str(refusal.value)
+        return
+    moved = find(spec)
+    assert measured_from(moved) == {anchor}
+    assert replace(moved, name=row.name, masks=row.masks, weight=row.weight) == row
+    assert [mask.thresholds for mask in moved.masks] == [mask.thresholds for mask in row.masks]
+    given = random_policies(3)
+    assert given.recomputed is not None and given.topk is not None and given.topk.recomputed is not None
+    advantage_T = signs(len(given.responses.length_S))[given.responses.of_T]
+    if measured_from(row) != {anchor}:  # the policies change places, and the row itself stays
+        topk = replace(given.topk, rollout=given.topk.recomputed, recomputed=given.topk.rollout)
+        turned = Policies(given.recomputed, given.trainer, given.rollout, given.offset_S1, topk)
+        assert torch.equal(coefficient_T(moved, given, advantage_T), coefficient_T(row, turned, advantage_T))
+        if name in OBJECTIVES:
+            tokens = sample(turned, advantage_T)
+            (gradient_T,) = torch.autograd.grad(OBJECTIVES[name](tokens).sum(), tokens.logp)
+            unit = gradient_T.abs().max()
+            found_T = coefficient_T(moved, given, advantage_T)
+            torch.testing.assert_close(found_T / unit, gradient_T / unit, rtol=1e-10, atol=1e-10)
+
+
+def test_anchors_that_have_a_name_of_their_own() -> None:
+    """PPO on the rollout with Clip-Higher's bounds is a row; the decoupled forms keep their own."""
     given = random_policies(3)
     advantage_T = signs(len(given.trainer))
+    for spec, name in (
+        ("ppo:anchor=rollout,ratio_high=0.28", "grpo-clip-higher"),
+        ("grpo-clip-higher:anchor=recomputed,ratio_high=0.2", "ppo"),
+    ):
+        found_T = coefficient_T(find(spec), given, advantage_T)
+        assert torch.equal(found_T, coefficient_T(TABLE[name], given, advantage_T))
+    assert find("gspo:anchor=rollout").formulas[1] == "(Πr)^(1/|y|)"
     moved, decoupled = find("dppo-binary-tv:anchor=recomputed"), TABLE["dppo-binary-tv-recompute"]
-    assert moved.masks[0].ratio == TRAINER_RECOMPUTED and moved.weight == decoupled.weight
-    assert torch.equal(coefficient_T(moved, given, advantage_T), coefficient_T(decoupled, given, advantage_T))
-    clip, band = find("ppo-icepop:anchor=rollout").masks
-    assert clip.ratio == TRAINER_ROLLOUT
-    assert band == find("ppo-icepop:anchor=recomputed").masks[1] == TABLE["ppo-icepop"].masks[1]  # ρ has no trainer
+    assert (moved.masks, moved.formulas[1], decoupled.formulas[1]) == (decoupled.masks, "r′", "r")
 
 
 MISTAKES = [

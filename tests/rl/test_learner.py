@@ -81,9 +81,13 @@ def assert_same_gradients(found: dict[str, Tensor], expected: dict[str, Tensor],
         torch.testing.assert_close(found[name].float(), gradient.float(), atol=tolerance * largest, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", [name for name, row in TABLE.items() if not row.needs_top_k])
-def test_the_gradient_is_that_of_the_published_objective(make_learner, name):
-    learner = make_learner(name)
+LOSSES = [(name, "sequence-sum") for name, row in TABLE.items() if not row.needs_top_k]
+LOSSES += [(name, other) for name in ("reinforce", "gspo", "ppo-mis") for other in ("sequence-mean", "token-mean")]
+
+
+@pytest.mark.parametrize(("name", "aggregation"), LOSSES)
+def test_the_gradient_is_that_of_the_published_objective(make_learner, name, aggregation):
+    learner = make_learner(name, aggregation=aggregation)
     samples = make_samples(learner)
     update = learner.update(samples)
     found = gradients(learner)
@@ -92,9 +96,9 @@ def test_the_gradient_is_that_of_the_published_objective(make_learner, name):
     advantage_T = torch.tensor(np.repeat(ADVANTAGES, LENGTHS), dtype=torch.float32)
     nothing = torch.zeros(len(logp_T), 0)
     sample = published.Sample(logp_T, *flat, advantage_T, list(LENGTHS), (nothing, nothing, nothing))
-    loss = -published.OBJECTIVES[name](sample) / (len(LENGTHS) * SETTINGS.max_tokens)
+    terms_T = published.OBJECTIVES[name](sample)
     learner.model.zero_grad(set_to_none=True)
-    loss.backward()
+    (-published.aggregated(terms_T, list(LENGTHS), aggregation, SETTINGS.max_tokens)).backward()
     assert_same_gradients(found, gradients(learner))
     np.testing.assert_allclose(np.concatenate(update.logp), logp_T.detach().numpy(), atol=2e-5)
 
@@ -114,21 +118,21 @@ def test_top_k_rows_need_the_engines_top_k(make_learner):
         learner.update(make_samples(make_learner()))
 
 
-@pytest.mark.parametrize("name", AGGREGATIONS)
-def test_aggregations(make_learner, name):
-    learner = make_learner("reinforce", aggregation=name)
-    samples = make_samples(learner)
-    learner.update(samples)
-    found = gradients(learner)
-    parts = (through_logits(learner, samples) * torch.tensor(np.repeat(ADVANTAGES, LENGTHS))).split(LENGTHS)
-    loss = {
-        "sequence-sum": lambda: sum(p.sum() / 40 for p in parts) / len(parts),
-        "sequence-mean": lambda: sum(p.mean() for p in parts) / len(parts),
-        "token-mean": lambda: torch.cat(parts).mean(),
-    }[name]()
-    learner.model.zero_grad(set_to_none=True)
-    (-loss).backward()
-    assert_same_gradients(found, gradients(learner))
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_a_limit_on_the_gradient_means_the_same_for_all_algorithms(make_learner, aggregation):
+    """Before the first update all of them are REINFORCE: also those whose weight is a mean over the response."""
+    norms = {}
+    for name in ("reinforce", "ppo", "gspo", "ppo-mis-geometric", "dppo-binary-tv"):
+        learner = make_learner(name, aggregation=aggregation)
+        samples = [
+            replace(s, rollout=replace(s.rollout, logp_rollout_T=score.logp_T), logp_recomputed_T=None)
+            for s in make_samples(learner)
+            for score in learner.trainer.score(
+                [ScoreRequest(s.rollout.prompt_ids, s.rollout.response_ids)], token_budget=500
+            )
+        ]
+        norms[name] = learner.update(samples).grad_norm
+    assert norms == pytest.approx(dict.fromkeys(norms, norms["reinforce"]), rel=1e-3)
 
 
 def test_an_unknown_aggregation_names_the_others():
