@@ -42,6 +42,14 @@ def command(
     list_presets: Annotated[
         bool, typer.Option("--list", help="Show the published limits and where they stand.", rich_help_panel=_LIMITS)
     ] = False,
+    allow_partial: Annotated[
+        bool,
+        typer.Option(
+            "--allow-partial",
+            help="Judge a trace that lacks shards, responses or scores by what is there; without it, it fails.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = False,
     junit: Annotated[
         Path | None, typer.Option("--junit", help="Write a JUnit XML file: a test case per limit.", rich_help_panel=_CI)
     ] = None,
@@ -56,7 +64,8 @@ def command(
 ) -> None:
     """Judge a trace by limits: exit code 0 if they hold, 3 if one is exceeded or cannot be measured.
 
-    Limits are absolute, relative to the trainer's noise floor, or relative to another trace (--baseline).
+    Limits are absolute, relative to the trainer's noise floor, or relative to another trace (--baseline). A partial
+    trace fails, too.
 
     Examples:
 
@@ -89,7 +98,8 @@ def command(
         progress.say(f"No --limits: judging by those of {DEFAULT}.")
     opened = [Trace.open(path) for path in traces or [bundled_trace()]]
     progress.say("Measuring")
-    result = GateResult.of(sets, opened, [Trace.open(path) for path in baseline or []])
+    before = [Trace.open(path) for path in baseline or []]
+    result = GateResult.of(sets, opened, before, allow_partial=allow_partial)
     _write(result, junit, markdown)
     for path in (junit, markdown):
         if path is not None:

@@ -18,6 +18,7 @@ from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.importers._rows import Completer
 from mismatch_cli.importers._sources import Peek, Source, find, peek
 from mismatch_cli.importers._tally import Tally
+from mismatch_cli.trace.completeness import recorded
 from mismatch_cli.trace.manifest import library_versions, write_manifest
 from mismatch_cli.trace.writer import shard_path, write_shard
 
@@ -68,27 +69,31 @@ def import_dump(what: Import, folder: Path, progress: Progress) -> dict[str, Any
     progress.say(f"Importing {len(sources)} {'file' if len(sources) == 1 else 'files'}: {module.TITLE}")
     advance = _in_megabytes(progress, sum(source.size for source in sources))
     try:
-        _write(_shards(_completed(module, sources, tally, advance, completer)), folder)
+        rows = _write(_shards(_completed(module, sources, tally, advance, completer)), folder)
     finally:
         progress.stop()
     if not completer.rows:
         raise MismatchError(_nothing(what, tally))
     imported = _description(name, module, sources, tally, completer)
     config = {"config": {"sampling": what.sampling}} if what.sampling else {}
-    write_manifest(folder, {"command": "import", "imported": imported, **config})
+    write_manifest(folder, {"command": "import", "imported": imported, **recorded(rows), **config})
     return imported
 
 
-def _write(shards: Iterator[pa.Table], folder: Path) -> None:
-    """Two shards at a time, while the next one is read: compressing them needs no interpreter."""
+def _write(shards: Iterator[pa.Table], folder: Path) -> dict[str, int | None]:
+    """Two shards at a time, while the next one is read: compressing them needs no interpreter. Answers their rows."""
+    rows: dict[str, int | None] = {}
     with ThreadPoolExecutor(_WRITERS) as writer:
         writing: deque[Future[None]] = deque()
         for index, shard in enumerate(shards):
             if len(writing) == _WRITERS:
                 writing.popleft().result()
-            writing.append(writer.submit(write_shard, shard_path(folder, index), shard))
+            path = shard_path(folder, index)
+            rows[path.name] = shard.num_rows
+            writing.append(writer.submit(write_shard, path, shard))
         for last in writing:
             last.result()
+    return rows
 
 
 def _completed(

@@ -19,9 +19,9 @@ from mismatch_cli.recording.rollouts import (
     Progress,
     describe_prompts,
     digest_of,
+    is_sampled,
     load_engine,
     sample_trace,
-    shards_of,
     start_judge,
 )
 from mismatch_cli.tasks.judge import judgeable
@@ -67,7 +67,7 @@ def _is_sampled(config: CurateConfig, run_folder: Path, manifest: dict[str, Any]
     folders = [run_folder / _CHOOSING, run_folder / _HELD_OUT]
     if "shards" not in manifest or not all((folder / FILE_NAME).is_file() for folder in folders):
         return False
-    if not all(path.is_file() for folder in folders for path in shards_of(folder, read_manifest(folder))):
+    if not all(is_sampled(folder, read_manifest(folder)) for folder in folders):
         return False
     return set(accuracy_by_prompt(Trace.open(run_folder / _HELD_OUT))) == set(_chosen(config, run_folder).kept)
 
@@ -96,7 +96,7 @@ def _sample(
         if before.get("prompts", {}).get("digest") != digest_of(kept):
             shutil.rmtree(folder, ignore_errors=True)
         again = replace(config, samples_per_prompt=config.held_out_samples)
-        its_own = {name: value for name, value in manifest.items() if name not in ("prompts", "shards")}
+        its_own = {name: value for name, value in manifest.items() if name not in ("prompts", "shards", "shard_rows")}
         sample_trace(
             again, folder, kept, engine, tokenizer, judge, its_own, progress,
             phase="Held out", first_sample=config.samples_per_prompt,

@@ -11,7 +11,7 @@ from mismatch_cli.models import check_model_folder, load_tokenizer
 from mismatch_cli.recording.config import ProbeConfig
 from mismatch_cli.recording.folder import clear_run, locked
 from mismatch_cli.recording.full_divergence import Distributions, check_room, vocabulary_of
-from mismatch_cli.recording.rollouts import Progress, load_engine, sample_trace, shards_of, start_judge
+from mismatch_cli.recording.rollouts import Progress, is_sampled, load_engine, sample_trace, shards_of, start_judge
 from mismatch_cli.tasks.prompts import encode_prompts, load_problems
 from mismatch_cli.torch_settings import set_threads
 from mismatch_cli.trace.manifest import library_versions, write_manifest
@@ -38,7 +38,7 @@ def record(config: ProbeConfig, run_folder: Path, manifest: dict[str, Any], prog
     distributions = Distributions(run_folder / "distributions", config.full_divergence)
     check_unchanged(config, manifest)  # also says before an hour of sampling that an adapter is not there
     with locked(run_folder):
-        if "shards" not in manifest or not all(path.is_file() for path in shards_of(folder, manifest)):
+        if not is_sampled(folder, manifest):
             manifest = _sample(config, run_folder, manifest, distributions, progress)
         _score(config, folder, manifest, distributions, progress)
         distributions.remove()

@@ -17,10 +17,11 @@ from mismatch_cli.models import check_model_folder, load_tokenizer
 from mismatch_cli.recording.config import EQUAL, RescoreConfig
 from mismatch_cli.recording.folder import clear_run, locked
 from mismatch_cli.recording.rescore_plan import RescorePlan, plan_rescoring
-from mismatch_cli.recording.rollouts import Progress
+from mismatch_cli.recording.rollouts import Progress, is_whole
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.torch_settings import set_threads
 from mismatch_cli.trace.columns import table_to_batch
+from mismatch_cli.trace.completeness import promised_rows, recorded
 from mismatch_cli.trace.files import replacing
 from mismatch_cli.trace.manifest import library_versions, write_manifest
 from mismatch_cli.trace.reader import Trace, open_shard
@@ -45,6 +46,9 @@ def rescore(config: RescoreConfig, run_folder: Path, manifest: dict[str, Any], p
     prepare_imports()
     source = Trace.open(Path(config.trace))
     plan = plan_rescoring(source, config)
+    if source.completeness.partial:
+        lacks = "; ".join(source.completeness.reasons)
+        progress.say(f"{source.folder} is partial, and so is what is made of it: {lacks}.")
     for note in plan.notes:
         progress.say(note)
     check_model_folder(config.trainer.model)
@@ -91,8 +95,8 @@ class _Rescoring:
 
     def todo(self) -> list[Path]:
         """The shards of the source that are not done; one without responses is left out."""
-        missing = (path for path in self.source.shards if not (self.folder / path.name).is_file())
-        return [path for path in missing if open_shard(path).metadata.num_rows]
+        rows = {path: open_shard(path).metadata.num_rows for path in self.source.shards}
+        return [path for path, count in rows.items() if count and not is_whole(self.folder / path.name, count)]
 
     def load_trainer(self) -> Trainer:
         from mismatch_cli.recording.score import load_trainer
@@ -117,7 +121,7 @@ class _Rescoring:
             "config": old.get("config", {}) | {"trainer": asdict(self.config.trainer)},
             **{name: side for name, side in sides.items() if side},
             "equal_weights": plan.equal_weights,
-            "shards": len(self.source.shards),
+            **recorded(self._rows()),
             "libraries": library_versions(),
             "rescored": {
                 "trace": str(self.source.folder),
@@ -129,6 +133,13 @@ class _Rescoring:
                 "before": {name: old[name] for name in _BEFORE if name in old},
             },
         }
+
+    def _rows(self) -> dict[str, int | None]:
+        """Of each shard: what the source lacks, the new trace lacks too."""
+        there = {path.name: open_shard(path).metadata.num_rows for path in self.source.shards}
+        promised = promised_rows(self.source.manifest) or {}
+        rows = {name: there.get(name) if count is None else count for name, count in (there | promised).items()}
+        return dict(sorted(rows.items()))
 
     def write_vocabulary(self, trainer: Trainer) -> None:
         """The text of tokens: the source's, else that of the model's tokenizer, if it has one."""

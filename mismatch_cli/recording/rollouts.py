@@ -15,7 +15,9 @@ from mismatch_cli.recording.full_divergence import Distributions
 from mismatch_cli.recording.sample import plan_shards, sample_shard
 from mismatch_cli.tasks.judge import Judge
 from mismatch_cli.tasks.prompts import EncodedPrompts
+from mismatch_cli.trace.completeness import promised_rows, recorded
 from mismatch_cli.trace.manifest import write_manifest
+from mismatch_cli.trace.reader import open_shard
 from mismatch_cli.trace.vocabulary import write_vocabulary
 from mismatch_cli.trace.writer import shard_path
 
@@ -95,10 +97,11 @@ def sample_trace(
     prompts = describe_prompts(config, encoded, manifest)
     adapter = {} if config.adapter is None else read_adapter(config.adapter).facts(merged=False)
     rollout = _describe(engine, config, manifest) | adapter
-    manifest = manifest | {"rollout": rollout, "prompts": prompts, "shards": len(plans)}
+    rows = {plan.path(folder).name: len(plan.problems) * config.samples_per_prompt for plan in plans}
+    manifest = manifest | {"rollout": rollout, "prompts": prompts} | recorded(rows)
     write_vocabulary(folder, tokenizer)
     write_manifest(folder, manifest)
-    todo = [plan for plan in plans if not plan.path(folder).is_file()]
+    todo = [plan for plan in plans if not is_whole(plan.path(folder), rows[plan.path(folder).name])]
     total, remaining = (sum(len(plan.problems) for plan in some) * config.samples_per_prompt for some in (plans, todo))
     on_finished = progress.start(phase, total - remaining, total)
     try:
@@ -132,6 +135,17 @@ def _describe(engine: Engine, config: RolloutConfig, manifest: dict[str, Any]) -
                     "Start it as it was, or begin anew with --force."
                 )
     return described
+
+
+def is_whole(path: Path, rows: int | None) -> bool:
+    """Whether a shard is there, with as many responses as it was written with where that is known."""
+    return path.is_file() and (rows is None or open_shard(path).metadata.num_rows == rows)
+
+
+def is_sampled(folder: Path, manifest: dict[str, Any]) -> bool:
+    """Whether every shard that a manifest promises is there and whole; False for one that promises none."""
+    promised = promised_rows(manifest)
+    return promised is not None and all(is_whole(folder / name, rows) for name, rows in promised.items())
 
 
 def shards_of(folder: Path, manifest: dict[str, Any]) -> list[Path]:

@@ -109,16 +109,22 @@ def left_out(summary: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def left_out_of(about: Mapping[str, Any], counts: Mapping[str, Any], words: Mapping[str, str]) -> tuple[str, ...]:
-    """Skipped prompts, the tokens of each count in `words`, and responses without a score."""
-    notes = [*notes_of(about.get("imported")), _skipped(about.get("prompts", {}).get("skipped", []))]
+    """What a partial trace lacks, skipped prompts, and the tokens of each count in `words`."""
+    notes = [*partial_notes(about), *notes_of(about.get("imported"))]
+    notes.append(_skipped(about.get("prompts", {}).get("skipped", [])))
     notes += [f"{numbers.count(counts[name])} {text}." for name, text in words.items() if counts[name]]
-    if about["unscored_responses"]:
-        notes.append(
-            f"{numbers.count(about['unscored_responses'])} responses are sampled but not scored: go on with --resume."
-        )
     if about["grading_timeouts"]:
         notes.append(f"{about['grading_timeouts']} responses score 0 because comparing their answer took too long.")
     return tuple(note for note in notes if note)
+
+
+def partial_notes(about: Mapping[str, Any]) -> tuple[str, ...]:
+    """A note for each trace that lacks a part of itself: every number is of what is there."""
+    return tuple(
+        f"PARTIAL: {one['trace']} is not whole, and what follows is of what is there: {'; '.join(one['reasons'])}. "
+        f"{one['remedy']}"
+        for one in about.get("partial", ())
+    )
 
 
 def _skipped(skipped: list[Mapping[str, Any]]) -> str:

@@ -17,6 +17,7 @@ from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.metrics.worst import WorstTokens
 from mismatch_cli.report.imported import without_unknown
 from mismatch_cli.report.plot_data import PlotData
+from mismatch_cli.trace.completeness import remedy
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.schema import TOPK_COLUMNS
 from mismatch_cli.verdict import judge
@@ -148,7 +149,16 @@ def about(traces: Sequence[Trace], unscored_responses: int) -> dict[str, Any]:
     return {name: manifest[name] for name in names if name in manifest} | {
         "unscored_responses": unscored_responses,
         "grading_timeouts": sum(trace.count("grading_timeouts") for trace in traces),
+        "partial": [_shortfall(trace) for trace in traces if trace.completeness.partial],
     }
+
+
+def _shortfall(trace: Trace) -> dict[str, Any]:
+    """What a trace lacks that its manifest promises, and how it becomes whole."""
+    found = trace.completeness
+    only = found.unscored > 0 and len(found.reasons) == 1
+    how = remedy(trace.folder, trace.manifest, unscored=only)
+    return {"trace": str(trace.folder), **found.to_json(), "remedy": how}
 
 
 def _worst(of_traces: Sequence[WorstTokens]) -> dict[str, list[dict[str, Any]]]:

@@ -8,7 +8,7 @@ from typing import Any
 from mismatch_cli import __version__, dialects
 from mismatch_cli.dialects import Reading
 from mismatch_cli.report import numbers
-from mismatch_cli.report.about import who_facts
+from mismatch_cli.report.about import partial_notes, who_facts
 from mismatch_cli.report.analysis import about, check_poolable
 from mismatch_cli.report.view import Column, ReportView, Section, Table
 from mismatch_cli.trace.reader import Trace
@@ -76,7 +76,7 @@ def build_view(result: Mapping[str, Any], name: str) -> ReportView:
     return ReportView(
         title=title,
         about=who_facts(result["about"]),
-        notes=notes,
+        notes=(*partial_notes(result["about"]), *notes),
         headline=headline,
         leading=(),
         sections=sections,

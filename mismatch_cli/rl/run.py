@@ -30,6 +30,7 @@ from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.batches import ScoreRequest
 from mismatch_cli.scoring.trainer import ResponseScores, Trainer
 from mismatch_cli.torch_settings import set_threads
+from mismatch_cli.trace.completeness import recorded
 from mismatch_cli.trace.files import could_not_write, replacing_folder, write_atomically
 from mismatch_cli.trace.manifest import library_versions, write_manifest
 from mismatch_cli.trace.vocabulary import write_vocabulary
@@ -169,7 +170,9 @@ class Run:
             update = self.learner.update(self.samples(step, batch.rows))
         except NotFiniteError as error:
             step.uses.append(Use(batch, version, error.update))
-            folder = self.write_trace("not-finite", step_table(step))
+            updates = f"{len(step.uses)} of {self.config.epochs * self.config.minibatches} updates"
+            why = f"step {step.number} ended at {updates}, whose gradient was not finite"
+            folder = self.write_trace("not-finite", step_table(step), cut_short=why)
             raise MismatchError(f"{error} What it was computed from is in {folder}.") from error
         step.uses.append(Use(batch, version, update))
 
@@ -216,16 +219,20 @@ class Run:
             learnt.save_pretrained(temporary)
             self._tokenizer.save_pretrained(temporary)
 
-    def write_trace(self, name: str, table: Any) -> Path:
+    def write_trace(self, name: str, table: Any, cut_short: str = "") -> Path:
+        """One step as a trace of one shard; `cut_short` says why it holds a part of the step only."""
         folder = self.folder / "traces" / name
+        path = shard_path(folder, 0)
+        why = {"cut_short": cut_short} if cut_short else {}
         write_vocabulary(folder, self._tokenizer)
-        write_manifest(folder, self._manifest())
-        write_shard(shard_path(folder, 0), table)
+        write_manifest(folder, self._manifest() | recorded({path.name: table.num_rows}) | why)
+        write_shard(path, table)
         return folder
 
     def _manifest(self) -> dict[str, Any]:
         sampling = vars(self._sampling)
         return {
+            "command": "train",
             "rollout": self.engine.describe(),
             "trainer": self.learner.trainer.describe() | self._adapter_facts(),
             "config": {"sampling": dict(sampling), "seed": self.config.seed},

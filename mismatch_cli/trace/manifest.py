@@ -20,7 +20,9 @@ _NUMBER, _TEXT = (int, float), (str, NoneType)
 _TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("config", "rollout", "trainer", "recomputed", "libraries", "prompts", "imported"), (dict,)),
     **dict.fromkeys(("flags", "rescored", "imported.left_out", "imported.left_out_first", "imported.noted"), (dict,)),
-    **dict.fromkeys(("shards", "imported.file_count", "imported.rows_with_trainer"), (int,)),
+    "shard_rows": (dict,),
+    "cut_short": (str,),
+    **dict.fromkeys(("shards", "imported.file_count", "imported.rows", "imported.rows_with_trainer"), (int,)),
     **dict.fromkeys(("threads", "top_logprobs", "config.seed", "rollout.max_model_len"), (int, NoneType)),
     **dict.fromkeys(("rollout.dtype", "trainer.dtype", "rollout.adapter_digest", "prompts.digest"), _TEXT),
     **dict.fromkeys(("command", "algorithm"), (str,)),
@@ -72,6 +74,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         value = _at(content, name)
         if value is not _ABSENT and not isinstance(value, types):
             raise _damaged(path, name, f"is {shorten(repr(value), 60, placeholder=' …')}")
+    for name, rows in content.get("shard_rows", {}).items():
+        if rows is not None and (type(rows) is not int or rows < 0):
+            raise _damaged(path, f"shard_rows.{name}", f"is {shorten(repr(rows), 60, placeholder=' …')}")
     for section, names in _NEEDED.items():
         if section in content and (missing := set(names) - set(content[section])):
             raise _damaged(path, f"{section}.{min(missing)}", "is missing")

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.trace.columns import table_to_batch
+from mismatch_cli.trace.completeness import Completeness, completeness, remedy
 from mismatch_cli.trace.manifest import read_manifest
 from mismatch_cli.trace.schema import REQUIRED, arrow_type, column_order
 from mismatch_cli.trace.vocabulary import Vocabulary
@@ -41,15 +42,21 @@ class Trace:
         trace = cls(inner if (inner / "manifest.json").is_file() else path)
         trace.manifest  # noqa: B018 - a newer or damaged trace is refused here, not in the middle of a report
         if not trace.shards:
-            command = trace.manifest.get("command", "probe")
-            raise MismatchError(
-                f"{trace.folder} has no finished shard yet. Go on with: mismatch-cli {command} --resume"
-            )
+            raise MismatchError(f"{trace.folder} has no finished shard yet. {remedy(trace.folder, trace.manifest)}")
+        trace.completeness  # noqa: B018 - nor are shards read that belong to another trace
         return trace
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
         return read_manifest(self.folder)
+
+    @cached_property
+    def completeness(self) -> Completeness:
+        """What the manifest promises against what is on disk; a `MismatchError` where the two contradict each other."""
+        opened = {path.name: open_shard(path) for path in self.shards}
+        rows = {name: shard.metadata.num_rows for name, shard in opened.items()}
+        columns = {name: frozenset(shard.schema_arrow.names) for name, shard in opened.items()}
+        return completeness(self.folder, self.manifest, rows, columns)
 
     @property
     def run_folder(self) -> Path:
@@ -62,7 +69,7 @@ class Trace:
     @property
     def num_responses(self) -> int:
         """Rows of all shards."""
-        return sum(open_shard(path).metadata.num_rows for path in self.shards)
+        return self.completeness.responses
 
     @cached_property
     def top_k(self) -> int:

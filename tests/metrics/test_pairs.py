@@ -25,7 +25,7 @@ def a_trace(folder, newer, recomputed=False):
     if recomputed:
         table = table.append_column("logp_recomputed", table.column("logp_trainer"))
     write_shard(shard_path(folder, 0), table)
-    write_manifest(folder, read_manifest(source.folder))
+    write_manifest(folder, {name: value for name, value in read_manifest(source.folder).items() if name != "shards"})
     return Trace.open(folder)
 
 

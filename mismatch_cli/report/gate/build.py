@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mismatch_cli import __version__
-from mismatch_cli.report.about import about_facts, command_line, left_out
+from mismatch_cli.report.about import about_facts, command_line, left_out, partial_notes
 from mismatch_cli.report.gate.result import GateResult, limit_text, measured_text, source_text, subject
 from mismatch_cli.report.view import Column, ReportView, Section, Table
 
@@ -43,7 +43,8 @@ def build_view(result: GateResult) -> ReportView:
 def _notes(result: GateResult) -> tuple[str, ...]:
     if result.baseline is None:
         return ()
+    partial = partial_notes(result.baseline.summary["about"])
     sampling = [one.traces[0].manifest.get("config", {}).get("sampling") for one in (result.measured, result.baseline)]
     if sampling[0] != sampling[1]:
-        return ("The baseline was sampled with other settings: its gap may differ for that reason alone.",)
-    return ()
+        return (*partial, "The baseline was sampled with other settings: its gap may differ for that reason alone.")
+    return partial

@@ -11,24 +11,35 @@ from mismatch_cli.report.gate.result import GateResult, limit_text, measured_tex
 from mismatch_cli.text import visible
 
 _NAME = "mismatch-cli gate"
+_WHOLE = "the traces are whole"
 
 
 def junit(result: GateResult) -> str:
     """The whole file. A test case has the same name in every run, so that CI can follow it."""
-    root = ElementTree.Element("testsuites", _attributes(_NAME, list(result.checks)))
+    root = ElementTree.Element("testsuites", _attributes(_NAME, list(result.checks), bool(result.refused)))
     for one in result.sets:
         checks = [check for check in result.checks if check.limits == one.name]
         suite = ElementTree.SubElement(root, "testsuite", _attributes(one.name, checks) | {"skipped": "0"})
         _add_properties(suite, result, one)
         for check in checks:
             _add_case(suite, check)
+    if result.refused:
+        suite = ElementTree.SubElement(root, "testsuite", _attributes(_WHOLE, [], True) | {"skipped": "0"})
+        case = ElementTree.SubElement(suite, "testcase", classname="mismatch-cli.gate", name=_WHOLE, time="0")
+        ElementTree.SubElement(case, "failure", type="PartialTrace", message=visible(result.refused))
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _attributes(name: str, checks: list[Check]) -> dict[str, str]:
-    failures = sum(not check.holds for check in checks)
-    return {"name": visible(name), "tests": str(len(checks)), "failures": str(failures), "errors": "0", "time": "0"}
+def _attributes(name: str, checks: list[Check], refused: bool = False) -> dict[str, str]:
+    failures = sum(not check.holds for check in checks) + refused
+    return {
+        "name": visible(name),
+        "tests": str(len(checks) + refused),
+        "failures": str(failures),
+        "errors": "0",
+        "time": "0",
+    }
 
 
 def _add_properties(suite: ElementTree.Element, result: GateResult, limits: LimitSet) -> None:

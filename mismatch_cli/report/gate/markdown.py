@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from mismatch_cli.report.about import about_facts
+from mismatch_cli.report.about import about_facts, partial_notes
 from mismatch_cli.report.gate.result import GateResult, limit_text, measured_text, source_text, subject
 from mismatch_cli.text import visible
 
@@ -27,7 +27,8 @@ def markdown(result: GateResult) -> str:
             measured += f": {check.found.detail}"  # which fault it was, where a count alone would not say
         cells = (subject(check), measured, limit_text(check), check.limits, source_text(check))
         lines.append(" | ".join([f"| {'✅' if check.holds else '❌'}", *map(escaped, cells)]) + " |")
-    lines += ["", *(f"- {escaped(label)}: {escaped(value)}" for label, value in about_facts(result.measured.summary))]
+    lines += ["", *(f"- {escaped(note)}" for note in partial_notes(result.measured.summary["about"]))]
+    lines += [*(f"- {escaped(label)}: {escaped(value)}" for label, value in about_facts(result.measured.summary))]
     return "\n".join(lines) + "\n"
 
 

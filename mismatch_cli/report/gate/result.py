@@ -23,22 +23,44 @@ class GateResult:
     checks: Sequence[Check]
     measured: Measurement
     baseline: Measurement | None = None
+    allow_partial: bool = False  # whether traces that lack a part of themselves may pass
 
     @classmethod
-    def of(cls, sets: Sequence[LimitSet], traces: Sequence[Trace], baseline: Sequence[Trace]) -> GateResult:
+    def of(
+        cls,
+        sets: Sequence[LimitSet],
+        traces: Sequence[Trace],
+        baseline: Sequence[Trace],
+        *,
+        allow_partial: bool = False,
+    ) -> GateResult:
         """Measure the traces, and the baseline where one is given, and judge."""
         frameworks = frameworks_of(sets)
         measured = Measurement(traces, frameworks)
         before = Measurement(baseline, frameworks) if baseline else None
-        return cls(sets, judge(sets, measured, before), measured, before)
+        return cls(sets, judge(sets, measured, before), measured, before, allow_partial)
 
     @cached_property
     def failed(self) -> list[Check]:
         return [check for check in self.checks if not check.holds]
 
+    @cached_property
+    def partial(self) -> list[dict[str, Any]]:
+        """What each partial trace lacks, the baseline's among them."""
+        both = [self.measured] + ([self.baseline] if self.baseline else [])
+        return [one for each in both for one in each.summary["about"]["partial"]]
+
+    @property
+    def refused(self) -> str:
+        """Why the traces cannot be judged, whatever the limits say: no gate opens by absence. Empty where they can."""
+        if self.allow_partial or not self.partial:
+            return ""
+        lacking = "; ".join(f"{one['trace']}: {', '.join(one['reasons'])}" for one in self.partial)
+        return f"{lacking}. A partial trace does not pass unless it is allowed: --allow-partial"
+
     @property
     def passed(self) -> bool:
-        return not self.failed
+        return not self.failed and not self.refused
 
     @property
     def verdict(self) -> str:
@@ -46,9 +68,12 @@ class GateResult:
         total = len(self.checks)
         if self.passed:
             return "Passed: the limit holds." if total == 1 else f"Passed: all {total} limits hold."
+        refused = f"Failed: {self.refused}" if self.refused else ""
+        if not self.failed:
+            return f"{refused}."
         named = "; ".join(f"{subject(check)} {check.limit.text}" for check in self.failed)
         many = f"{len(self.failed)} limits of {total} do" if len(self.failed) > 1 else f"1 limit of {total} does"
-        return f"Failed: {many} not hold: {named}."
+        return f"Failed: {many} not hold: {named}." + (f" {refused}." if refused else "")
 
     def to_json(self) -> dict[str, Any]:
         """What `--json` prints; documented in docs/gate.md."""
@@ -59,6 +84,8 @@ class GateResult:
             "baseline": [str(trace.folder) for trace in self.baseline.traces] if self.baseline else None,
             "passed": self.passed,
             "verdict": self.verdict,
+            "partial": self.partial,
+            "allow_partial": self.allow_partial,
             "checks": [_row(check) for check in self.checks],
         }
 

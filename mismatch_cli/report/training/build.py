@@ -13,7 +13,15 @@ from mismatch_cli.report.training.catalog import ACCURACY, NOTATION, REWARD
 from mismatch_cli.report.training.phases import seconds_by_phase
 from mismatch_cli.report.training.plot_data import by_algorithm
 from mismatch_cli.report.training.runs import TrainingRun
-from mismatch_cli.report.training.summary import accuracy_before, final_accuracy, last, last_step, spread
+from mismatch_cli.report.training.summary import (
+    accuracy_before,
+    final_accuracy,
+    last,
+    last_step,
+    partial,
+    planned_steps,
+    spread,
+)
 from mismatch_cli.report.training.tables import (
     algorithms_table,
     blocked_table,
@@ -134,9 +142,16 @@ def _sampling(runs: Sequence[TrainingRun]) -> str:
 
 def _notes(runs: Sequence[TrainingRun]) -> tuple[str, ...]:
     going = [run for run in runs if not _is_done(run)]
-    notes = [f"{run.name} stands at step {last_step(run):,} of {run.config['steps']:,}." for run in going]
+    notes = [f"PARTIAL: {run.name} stands at step {last_step(run):,} of {run.config['steps']:,}." for run in going]
     if len(notes) > _NAMES_SHOWN:
-        notes = [f"{len(notes)} of {len(runs)} runs have not reached their last step."]
+        notes = [f"PARTIAL: {len(notes)} of {len(runs)} runs have not reached their last step."]
+    for run in runs:
+        if (found := partial(run)) and found["missing_steps"]:
+            lost = found["missing_steps"]
+            notes.append(
+                f"PARTIAL: {run.name} has no line for {numbers.things(len(lost), 'step')} before its last one "
+                f"(the first is {lost[0]:,})."
+            )
     for names in _indistinguishable(runs):
         notes.append(f"{' and '.join(names)} made the same updates at every step: their lines lie on each other.")
     if len({_values([run], "model") for run in runs}) > 1 or len({_values([run], "dataset") for run in runs}) > 1:
@@ -146,8 +161,8 @@ def _notes(runs: Sequence[TrainingRun]) -> tuple[str, ...]:
 
 def _is_done(run: TrainingRun) -> bool:
     """Whether it has reached its last step, as far as that is known."""
-    planned = run.config.get("steps")
-    return not isinstance(planned, int) or last_step(run) >= planned
+    planned = planned_steps(run)
+    return planned is None or last_step(run) >= planned
 
 
 def _indistinguishable(runs: Sequence[TrainingRun]) -> list[list[str]]:

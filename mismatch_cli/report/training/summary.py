@@ -70,6 +70,21 @@ def last_step(run: TrainingRun) -> int:
     return int(run.step_N.max()) if run.records else 0
 
 
+def planned_steps(run: TrainingRun) -> int | None:
+    """How many steps it was to have; None where its settings are not known."""
+    planned = run.config.get("steps")
+    return planned if isinstance(planned, int) else None
+
+
+def partial(run: TrainingRun) -> dict[str, Any] | None:
+    """What a run has of its steps, where it has not all: it goes on, was ended early, or its file lost lines."""
+    done, planned = last_step(run), planned_steps(run)
+    missing = sorted(set(range(1, done + 1)) - {int(step) for step in run.step_N})
+    if not missing and (planned is None or done >= planned):
+        return None
+    return {"steps": done, "planned_steps": planned, "missing_steps": missing}
+
+
 def summary_json(runs: Sequence[TrainingRun]) -> dict[str, Any]:
     """What summary.json holds: the settings and ends of each run; its steps are in metrics.jsonl."""
     return {
@@ -81,6 +96,7 @@ def summary_json(runs: Sequence[TrainingRun]) -> dict[str, Any]:
                 "algorithm": run.algorithm,
                 "seed": run.seed,
                 "steps": last_step(run),
+                "partial": partial(run),
                 "final_reward": last(run, "reward"),
                 "best_reward": best_reward(run),
                 "accuracy_before": accuracy_before(run),

@@ -41,7 +41,7 @@ def write_rows(
     for number, part in enumerate(np.array_split(np.arange(len(rows)), shards)):
         table = pa.Table.from_pylist([rows[i] for i in part], schema=schema)
         write_shard(shard_path(folder, number), table)
-    content = json.loads((like / "manifest.json").read_text())
+    content = json.loads((like / "manifest.json").read_text()) | {"shards": shards}
     manifest(content)
     (folder / "manifest.json").write_text(json.dumps(content))
     (folder / "vocab.parquet").write_bytes((like / "vocab.parquet").read_bytes())

@@ -160,7 +160,7 @@ def test_a_run_that_goes_on_says_where_it_stands() -> None:
     going, done = make_run(steps=20), make_run("pg-is", steps=60)
     going = replace(going, config={**going.config, "steps": 1200})
     view = build_view([going, done], [])
-    assert view.notes == ("dppo-binary-tv-seed-0 stands at step 20 of 1,200.",)
+    assert view.notes == ("PARTIAL: dppo-binary-tv-seed-0 stands at step 20 of 1,200.",)
     first, second = re.findall(r"(?:dppo|pg)-.*?\.(?= |$)", view.headline)
     assert first.endswith(" so far.") and "final" not in first and "has a final reward" in second
     assert [row.name for row in view.leading][:2] == ["reward so far · dppo-binary-tv", "final reward · pg-is"]
