@@ -15,4 +15,8 @@ class UsageError(MismatchError):
 
 def first_line(error: BaseException) -> str:
     """What a foreign error says, as a clause for a sentence of ours: its first line, else its kind."""
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+    try:
+        lines = str(error).splitlines()
+    except BaseException:  # the error of an error, in code that is not ours
+        lines = []
+    return (lines or [type(error).__name__])[0].rstrip(".")

@@ -57,6 +57,12 @@ class TopKLogProbs:
     trainer: Tensor  # _TK
     recomputed: Tensor | None = None  # _TK
 
+    def copied(self) -> TopKLogProbs:
+        """The same in memory of its own."""
+        recomputed = None if self.recomputed is None else self.recomputed.clone()
+        ids_T, ids_TK = self.response_ids_T.clone(), self.ids_TK.clone()
+        return TopKLogProbs(ids_T, ids_TK, self.rollout.clone(), self.trainer.clone(), recomputed)
+
     def sampled_in(self, k: int) -> Tensor:
         """Whether the sampled token is among the first k ids."""
         return self._place_T < k
@@ -93,6 +99,12 @@ class Policies:
             current_TK, anchor_TK = (None if self.topk is None else getattr(self.topk, policy) for policy in pair)
             self._compared[pair] = Compared(current_T, anchor_T, self.responses, self.topk, current_TK, anchor_TK)
         return self._compared[pair]
+
+    def copied(self, *, topk: bool) -> Policies:
+        """The same in memory of its own, for code that may change what it is given; the top-K only where asked for."""
+        recomputed = None if self.recomputed is None else self.recomputed.clone()
+        ranks = self.topk.copied() if topk and self.topk is not None else None
+        return Policies(self.rollout.clone(), self.trainer.clone(), recomputed, self.offset_S1.clone(), ranks)
 
     @cached_property
     def responses(self) -> Responses:

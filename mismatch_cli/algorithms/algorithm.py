@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mismatch_cli import trust_regions
-from mismatch_cli.errors import MismatchError, first_line
+from mismatch_cli.errors import MismatchError
 from mismatch_cli.policies import TRAINER_ROLLOUT, Policies, Ratio
 from mismatch_cli.trust_regions import Decision, Threshold
 
@@ -48,19 +48,24 @@ class Mask:
 
     def decide(self, policies: Policies, advantage_T: Tensor) -> Decision:
         """What the trust region says of each token; a token without advantage has no update to block, and is kept."""
-        try:
+        if self.region.endswith(".py"):
+            decision = self._ask_own_file(policies, advantage_T)
+        else:
             decision = self.module.trust_region(policies.compare(self.ratio), advantage_T, **self.thresholds)
-            if decision.keep_T.shape != advantage_T.shape:
-                raise ValueError(f"keep_T has the shape {tuple(decision.keep_T.shape)} for {len(advantage_T)} tokens")
-            return Decision(decision.keep_T | (advantage_T == 0), decision.statistic_T)
-        except MismatchError:
-            raise
-        except Exception as error:
-            if not self.region.endswith(".py"):
-                raise
+        return Decision(decision.keep_T | (advantage_T == 0), decision.statistic_T)
+
+    def _ask_own_file(self, policies: Policies, advantage_T: Tensor) -> Decision:
+        """On copies: what it changes in place must not reach the other algorithms, nor the trace in memory."""
+        copies = policies.copied(topk=getattr(self.module, "READS_TOP_K", False)).compare(self.ratio)
+        with trust_regions.own_file(self.region, error_class=MismatchError):
+            answer: Decision = self.module.trust_region(copies, advantage_T.clone(), **self.thresholds)
+            why = trust_regions.unusable(answer, advantage_T)
+        if why:
             raise MismatchError(
-                f"{self.region} fails ({type(error).__name__}: {first_line(error)}). Repair it."
-            ) from error
+                f"{self.region} must return Decision(keep_T, statistic_T), where keep_T is one bool for each token, "
+                f"and statistic_T one number. {why} Repair it."
+            )
+        return answer
 
 
 @dataclass(frozen=True)

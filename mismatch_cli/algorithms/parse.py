@@ -12,9 +12,9 @@ import torch
 from mismatch_cli import registry, trust_regions
 from mismatch_cli.algorithms.algorithm import Algorithm, Factor, Mask
 from mismatch_cli.algorithms.table import ALIASES, TABLE
-from mismatch_cli.errors import UsageError, first_line
+from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.policies import ENGINE_GAP, TRAINER_ROLLOUT, Policies, Ratio, TopKLogProbs
-from mismatch_cli.trust_regions import Decision, Threshold
+from mismatch_cli.trust_regions import Threshold
 from mismatch_cli.trust_regions._checks import MOST_RANKS
 
 _BOUNDS = ("floor", "cap")
@@ -149,21 +149,8 @@ def _try_out(algorithm: Algorithm) -> None:
     policies = Policies(logp_T, logp_T, logp_T, torch.tensor([0, 2]), topk)
     for mask in algorithm.masks:
         try:
-            decision = mask.module.trust_region(policies.compare(mask.ratio), advantage_T, **mask.thresholds)
-            usable = (
-                isinstance(decision, Decision)
-                and decision.keep_T.shape == decision.statistic_T.shape == advantage_T.shape
-            )
-            usable = usable and decision.keep_T.dtype == torch.bool
+            mask.decide(policies, advantage_T)
+        except MismatchError as error:
+            raise UsageError(str(error)) from error
+        with trust_regions.own_file(mask.region):
             mask.formula  # noqa: B018 - a name in braces that is no threshold is found here
-        except UsageError:
-            raise
-        except Exception as error:
-            raise UsageError(
-                f"{mask.region} fails ({type(error).__name__}: {first_line(error)}). Repair it."
-            ) from error
-        if not usable:
-            raise UsageError(
-                f"{mask.region} must return Decision(keep_T, statistic_T), where keep_T is one bool for each token, "
-                "and statistic_T one number."
-            )

@@ -14,6 +14,9 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,7 +24,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from mismatch_cli import registry
-from mismatch_cli.errors import UsageError, first_line
+from mismatch_cli.errors import MismatchError, UsageError, first_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,23 +58,56 @@ def thresholds(region: ModuleType) -> dict[str, Threshold]:
     return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
+def unusable(answer: object, advantage_T: Tensor) -> str:
+    """What is wrong with the answer of a mask, as a sentence; empty where nothing is."""
+    if not isinstance(answer, Decision):
+        return f"It returned {type(answer).__name__}."
+    for name, column_T in (("keep_T", answer.keep_T), ("statistic_T", answer.statistic_T)):
+        shape = tuple(getattr(column_T, "shape", ()))
+        if not hasattr(column_T, "isnan") or shape != tuple(advantage_T.shape):
+            return f"Its {name} is {type(column_T).__name__} of the shape {shape} for {len(advantage_T):,} tokens."
+        if column_T.device != advantage_T.device:
+            return f"Its {name} is on {column_T.device}, the tokens are on {advantage_T.device}."
+    if str(answer.keep_T.dtype) != "torch.bool":
+        return f"Its keep_T holds {answer.keep_T.dtype}."
+    if missing := int((answer.statistic_T.isnan() & (advantage_T != 0)).sum()):
+        return f"Its statistic_T is NaN at {missing:,} of {len(advantage_T):,} tokens."
+    return ""
+
+
+@contextmanager
+def own_file(name: str | Path, does: str = "fails", error_class: type[MismatchError] = UsageError) -> Iterator[None]:
+    """Around code of a user's file: whatever it raises, and that it leaves, is one sentence that names the file.
+
+    What it prints goes to stderr: stdout belongs to the command.
+    """
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    except (MismatchError, KeyboardInterrupt):
+        raise
+    except SystemExit as error:
+        raise error_class(
+            f"{name} wants to end the program (SystemExit), which a mask must not do. Repair it."
+        ) from error
+    except BaseException as error:
+        raise error_class(f"{name} {does} ({type(error).__name__}: {first_line(error)}). Repair it.") from error
+
+
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise UsageError(f"{path} does not exist. Name a Python file that defines trust_region().")
     spec = importlib.util.spec_from_file_location(f"trust_region_{path.stem}", path)
     assert spec is not None and spec.loader is not None  # it ends in .py
     module = importlib.util.module_from_spec(spec)
-    try:
+    with own_file(path, "cannot be imported"):
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise UsageError(
-            f"{path} cannot be imported ({type(error).__name__}: {first_line(error)}). Repair it."
-        ) from error
     if not callable(getattr(module, "trust_region", None)):
         raise UsageError(
             f"{path} defines no trust_region(compared, advantage_T, *, threshold=…) -> Decision. See docs/clipstats.md."
         )
-    _check_signature(path, module)
+    with own_file(path):
+        _check_signature(path, module)
     return module
 
 
@@ -84,5 +120,10 @@ def _check_signature(path: Path, module: Any) -> None:
             f"{path}: trust_region must take (compared, advantage_T) and keyword-only thresholds with defaults. "
             "See docs/clipstats.md."
         )
+    defaults = {p.name: p.default for p in keyword_only}
+    if others := [name for name, default in defaults.items() if not isinstance(default, float | int | str)]:
+        raise UsageError(f"{path}: the default of {others[0]} is no number and no text. Give it one.")
+    if getattr(module, "READS_TOP_K", False) and type(defaults.get("k")) is not int:
+        raise UsageError(f"{path} says READS_TOP_K = True. Name the number of ranks by a whole-number threshold k.")
     if taken := {"r", "p", "q"} & {p.name for p in keyword_only}:
         raise UsageError(f"{path}: {taken.pop()} is a letter of the formulas. Give that threshold another name.")

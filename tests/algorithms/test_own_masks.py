@@ -9,9 +9,11 @@ import torch
 
 from mismatch_cli.algorithms.algorithm import Factor, coefficient_T, keep_T
 from mismatch_cli.algorithms.parse import find
+from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.policies import TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Policies
 from tests.trust_regions.cases import random_policies, signs
+from tests.trust_regions.test_contract import snapshot
 
 HEAD = "import torch\nfrom mismatch_cli.trust_regions import Decision\n"
 MINE = HEAD + (
@@ -99,6 +101,12 @@ BROKEN = {
     "no statistic": (answering("Decision(advantage_T > 0, None)"), "my_mask.py"),
     "a formula with a stranger": (MINE.replace("{p} <", "{vocabulary} <"), "my_mask.py"),
     "a threshold named r": (MINE.replace("highest", "r"), "my_mask.py"),
+    "a formula that is no text": (MINE.replace("FORMULA =", "FORMULA = 3\n_ ="), "my_mask.py"),
+    "a function without a signature": ("trust_region = dict\n", r"my_mask\.py fails \(ValueError"),
+    "a default of None": (MINE.replace("0.05", "None"), r"my_mask\.py: the default of lowest is no number and no text"),
+    "a default that can change": (MINE.replace("0.05", "[0.05]"), r"my_mask\.py: the default of lowest is no number"),
+    "top-K without ranks": ("READS_TOP_K = True\n" + MINE, r"my_mask\.py says READS_TOP_K = True\. Name the number"),
+    "top-K of a text": ("READS_TOP_K = True\n" + MINE.replace("*, ", "*, k='all', "), r"whole-number threshold k"),
 }
 
 
@@ -146,6 +154,18 @@ AT_WORK = {  # each is as it must be on the two tokens on which a mask is tried 
     "one too few": ("Decision(advantage_T[1:] > 0, advantage_T)", "my_mask.py"),
     "two dimensions": ("Decision((advantage_T > 0)[:, None], advantage_T)", "my_mask.py"),
     "one for all": ("Decision((advantage_T > 0)[:1], advantage_T)", "my_mask.py"),
+    "whole numbers": ("Decision((advantage_T > 0).long(), advantage_T)", r"my_mask\.py.*holds torch\.int64"),
+    "numbers": ("Decision((advantage_T > 0).double(), advantage_T)", r"my_mask\.py.*holds torch\.float64"),
+    "not a number": ("Decision(advantage_T > 0, advantage_T * float('nan'))", r"my_mask\.py.*statistic_T is NaN at"),
+    "half a number": ("Decision(advantage_T > 0, advantage_T.log())", r"my_mask\.py.*NaN at [0-9,]+ of"),
+    "no statistic": ("Decision(advantage_T > 0, None)", r"my_mask\.py.*statistic_T is NoneType"),
+    "a statistic too few": (
+        "Decision(advantage_T > 0, advantage_T[1:])",
+        r"my_mask\.py.*statistic_T is Tensor of the sh",
+    ),
+    "numpy": ("Decision((advantage_T > 0).numpy(), advantage_T)", r"my_mask\.py.*keep_T is ndarray"),
+    "another device": ("Decision((advantage_T > 0).to('meta'), advantage_T)", r"my_mask\.py.*is on meta"),
+    "a pair": ("(advantage_T > 0, advantage_T)", r"my_mask\.py.*returned tuple"),
 }
 
 
@@ -160,6 +180,93 @@ def test_what_is_wrong_on_real_data_names_the_file(tmp_path: Path, expression: s
     with pytest.raises(MismatchError, match=message) as caught:
         keep_T(algorithm, drawn, signs(len(drawn.trainer)))
     assert "my_mask.py" in str(caught.value) and "\n" not in str(caught.value)
+
+
+TOUCHING = {
+    "the advantages": "advantage_T.zero_()",
+    "the advantages as numpy": "advantage_T.numpy()[:] = 1",
+    "log-probs": "compared.logp_current_T.add_(5); compared.logp_anchor_T.fill_(-1)",
+    "log-probs past autograd": "compared.logp_current_T.data[:] = -1",
+    "log-probs as numpy": "compared.logp_anchor_T.numpy()[:] = -1",
+    "the ratio": "compared.ratio_T.clamp_(0, 1); compared.ratio_less_1_T.zero_(); compared.log_ratio_T.zero_()",
+    "the difference": "compared.difference_T.zero_(); compared.binary_kl_T.zero_(); compared.rest_T[0].zero_()",
+    "what it is given itself": "compared.ratio_T = compared.ratio_less_1_T = compared.ratio_T * 0",
+    "where responses begin": "compared._responses.offset_S1.zero_(); compared._responses.length_S.fill_(1)",
+    "sums": "compared.level_log_ratio_T('mean'); compared._sum_S.zero_(); compared._mean_S.zero_()",
+    "top-K": "[x.fill_(-3) for x in compared.topk(4)]; compared._topk_current_TK.fill_(-2)",
+    "top-K ids": "compared._topk.ids_TK.zero_(); compared._topk.response_ids_T.zero_(); compared._topk.trainer.zero_()",
+}
+
+
+@pytest.mark.parametrize("touch", TOUCHING.values(), ids=TOUCHING)
+def test_what_a_mask_changes_reaches_nobody_else(tmp_path: Path, touch: str) -> None:
+    """The same numbers from all other algorithms and the same policies, asked before it, after it and beside it."""
+    source = (
+        f"{HEAD}READS_TOP_K = True\n"
+        "def trust_region(compared, advantage_T, *, k: int = 4):\n"
+        f"    answer = Decision(advantage_T > 0, compared.ratio_less_1_T.clone())\n    {touch}\n    return answer\n"
+    )
+    own = find(write(tmp_path, source))
+    rows = [TABLE[name] for name in ("grpo-clip-higher", "ppo-mis", "gspo", "dppo-topk-kl", "ppo-icepop")]
+    alone, shared = random_policies(0), random_policies(0)
+    advantage_T = signs(len(alone.trainer))
+    expected = [coefficient_T(row, alone, advantage_T) for row in rows]
+    given_T = advantage_T.clone()
+    for _ in range(2):
+        assert torch.equal(keep_T(own, shared, given_T), advantage_T > 0)
+        found = [coefficient_T(row, shared, given_T) for row in rows]
+        assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    assert torch.equal(given_T, advantage_T)
+    assert all(torch.equal(*pair) for pair in zip(snapshot(shared), snapshot(alone), strict=True))
+
+
+def test_top_k_that_is_not_asked_for_is_not_there(tmp_path: Path) -> None:
+    """What a mask gets does not depend on what other algorithms of the same run read."""
+    source = (
+        TOP_K.replace("READS_TOP_K = True", "")
+        .replace("    tv_T", "    if len(advantage_T) > 2: tv_T")
+        .replace("return Decision(tv_T <= max_tv, tv_T)", "return Decision(advantage_T > 0, advantage_T)")
+    )
+    drawn = random_policies(0)
+    with pytest.raises(MismatchError, match=r"my_mask\.py fails .*columns"):
+        keep_T(find(write(tmp_path, source)), drawn, signs(len(drawn.trainer)))
+
+
+LEAVING = {
+    "sys.exit": "sys.exit(0)",
+    "a bare exit": "raise SystemExit",
+    "an exit code": "sys.exit(3)",
+    "a message": "sys.exit('no')",
+    "exit": "exit()",
+    "base exception": "raise BaseException('stop')",
+    "generator exit": "raise GeneratorExit",
+    "an error whose text fails": "raise type('Odd', (Exception,), {'__str__': lambda self: sys.exit(0)})",
+    "no memory": "raise MemoryError",
+    "recursion": "trust_region(compared, advantage_T)",
+}
+
+
+@pytest.mark.parametrize("statement", LEAVING.values(), ids=LEAVING)
+@pytest.mark.parametrize("where", ["imported", "tried out", "at work"])
+def test_a_mask_that_leaves_is_an_error_that_names_it(tmp_path: Path, where: str, statement: str) -> None:
+    at = {"imported": "", "tried out": "    ", "at work": "    if len(advantage_T) > 2: "}[where]
+    function = "def trust_region(compared, advantage_T):\n"
+    lines = [function, f"{at}{statement}\n"] if at else [f"{statement}\n", function]
+    if where == "imported" and "trust_region(" in statement:
+        lines = ["def recurse(): recurse()\n", "recurse()\n", function]
+    path = write(tmp_path, f"import sys\n{HEAD}{''.join(lines)}    return Decision(advantage_T > 0, advantage_T)\n")
+    drawn = random_policies(0, responses=3)
+    expected = MismatchError if where == "at work" else UsageError
+    with pytest.raises(MismatchError, match=r"my_mask\.py .*Repair it\.$") as caught:
+        keep_T(find(path), drawn, signs(len(drawn.trainer)))
+    assert type(caught.value) is expected and "\n" not in str(caught.value)
+
+
+def test_what_a_mask_prints_is_no_output_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, "print('imported')\n" + MINE.replace("    p_T =", "    print('asked')\n    p_T ="))
+    find(path)
+    out, err = capsys.readouterr()
+    assert out == "" and err.split() == ["imported", "asked"]
 
 
 def test_what_the_mask_itself_says_on_real_data_is_passed_on(tmp_path: Path) -> None:

@@ -89,7 +89,41 @@ def test_parameters_own_masks_and_what_is_compared(here, capfd):
 def test_a_mask_that_fails_on_real_data_is_named(here, capfd):
     (here / "short.py").write_text(MASK.replace("compared.ratio_T <= limit", "compared.ratio_T[:2] <= limit"))
     code, _, err = clipstats(capfd, "run", "-a", "short.py", "--quiet")
-    assert code == 1 and "short.py fails" in err and "bug" not in err
+    assert code == 1 and "short.py must return" in err and "shape (2,)" in err and "bug" not in err
+
+
+TOUCHES = """
+from mismatch_cli.trust_regions import Decision
+
+def trust_region(compared, advantage_T):
+    print("a word")
+    for column in (compared.ratio_T, compared.logp_current_T, compared.logp_anchor_T, compared.difference_T):
+        column.numpy()[:] = -0.1
+    advantage_T.zero_()
+    return Decision(advantage_T == 0, advantage_T)
+"""
+
+
+def test_a_mask_that_changes_its_inputs_changes_no_other_number(here, capfd):
+    (here / "touches.py").write_text(TOUCHES)
+    own = ["-a", "touches.py"]
+    _, plain, _ = clipstats(capfd, "run", *PAIR, "--json", "--quiet", "-o", "plain")
+    for order, arguments in {"first": [*own, *PAIR], "last": [*PAIR, *own]}.items():
+        code, out, err = clipstats(capfd, "run", *arguments, "--json", "--quiet", "-o", order)
+        assert code == 0 and "a word" in err
+        alone, beside = ({row["name"]: row for row in json.loads(x)["algorithms"]} for x in (plain, out))
+        assert {name: beside[name] for name in alone} == alone
+        assert json.loads(out)["sweeps"] == json.loads(plain)["sweeps"]
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_mask_that_ends_the_program_is_an_error(here, capfd, workers):
+    """On real data: tried out on two tokens it behaves."""
+    leaving = MASK.replace("    return", "    if len(advantage_T) > 2: raise SystemExit(0)\n    return")
+    (here / "leaves.py").write_text(leaving)
+    code, out, err = clipstats(capfd, "run", *PAIR, "-a", "leaves.py", "--workers", workers, "--json", "--quiet")
+    assert code == 1 and not out and not (here / "run" / "clipstats" / "summary.json").exists()
+    assert "leaves.py wants to end the program" in err and "bug" not in err
 
 
 def test_workers_give_the_same_bits(here, capfd):

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import torch
 from hypothesis import strategies as st
 
+from tests.fuzz import hostile_masks
 from tests.fuzz import strategies as of
 from tests.fuzz.command_lines import command_lines
 from tests.fuzz.world import CANARY, STOPPED, Outcome, call, copy, template
@@ -274,6 +275,12 @@ def settings(draw: st.DrawFn) -> tuple[str, bytes, list[str]]:
     return name, draw(of.changed_bytes(content)), command
 
 
+def try_mask(case: tuple[str, bool]) -> str:
+    outcome, wrong = hostile_masks.run_beside(case)
+    assert not wrong, wrong
+    return judge(outcome, Path("gone"))
+
+
 KINDS = {
     "arguments": Kind(command_lines(), try_arguments),
     "prompt files": Kind(prompt_files(), try_prompts),
@@ -281,4 +288,5 @@ KINDS = {
     "shards": Kind(shards(), try_trace),
     "dumps": Kind(dumps(), try_dump),
     "settings": Kind(settings(), try_trace),
+    "masks": Kind(hostile_masks.masks(), try_mask),
 }

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from tests.fuzz.properties import KINDS
 from tests.fuzz.world import CANARY, call, copy
 
-CASES = {"arguments": 60, "prompt files": 25, "manifests": 15, "shards": 20, "dumps": 25, "settings": 20}
+CASES = {"arguments": 60, "prompt files": 25, "manifests": 15, "shards": 20, "dumps": 25, "settings": 20, "masks": 20}
 
 
 @pytest.mark.parametrize("name", list(KINDS))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mismatch_cli.algorithms.algorithm import judges_single_tokens
+from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.batch import Rollout
 from mismatch_cli.errors import MismatchError, UsageError
@@ -34,7 +35,7 @@ def make_learner(save_model) -> Callable[..., Learner]:
 
     def make(algorithm: str = "dppo-binary-tv", dtype: str = "float32", **changes: Any) -> Learner:
         trainer = Trainer.load(folder, sampling=PLAIN, dtype=dtype)
-        return Learner(trainer, TABLE[algorithm], PLAIN, replace(SETTINGS, **changes))
+        return Learner(trainer, find(algorithm), PLAIN, replace(SETTINGS, **changes))
 
     return make
 
@@ -110,6 +111,37 @@ def _recomputed(sample: Sample) -> np.ndarray:
 
 def _rollout(sample: Sample) -> np.ndarray:
     return sample.rollout.logp_rollout_T
+
+
+OWN_MASK = """
+from mismatch_cli.trust_regions import Decision
+
+def trust_region(compared, advantage_T):
+    keep_T = compared.{ratio} < 1.3
+    [column_T.fill_(-7) for column_T in (compared.logp_current_T, compared.logp_anchor_T, advantage_T)]
+    if len(advantage_T) > 2 and {leaves}:
+        raise SystemExit(0)
+    return Decision(keep_T, compared.ratio_less_1_T)
+"""
+
+
+@pytest.mark.parametrize("ratio", ["ratio_T", "level_log_ratio_T('mean').exp()"])
+def test_an_own_mask_touches_nothing_and_cannot_leave(make_learner, tmp_path, ratio):
+    """Asked tile by tile, and of whole responses."""
+    found = []
+    for name, leaves, touch in (("quiet", False, False), ("touches", False, True), ("leaves", True, True)):
+        source = OWN_MASK.format(ratio=ratio, leaves=leaves)
+        path = tmp_path / f"{name}.py"
+        path.write_text(source if touch else source.replace("column_T.fill_(-7)", "0"))
+        learner = make_learner(str(path))
+        if leaves:
+            with pytest.raises(MismatchError, match=r"leaves\.py wants to end the program"):
+                learner.update(make_samples(learner))
+            assert learner.version == 0
+        else:
+            learner.update(make_samples(learner))
+            found.append(gradients(learner))
+    assert all(torch.equal(found[0][name], gradient) for name, gradient in found[1].items())
 
 
 def test_top_k_rows_need_the_engines_top_k(make_learner):

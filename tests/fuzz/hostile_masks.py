@@ -1,0 +1,89 @@
+"""Masks that change what they are given, leave, raise, print and answer anything: no other number moves by them."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import count
+from typing import Any
+
+from hypothesis import strategies as st
+
+from tests.fuzz.world import Outcome, call, copy
+
+_NUMBERS = count()
+PAIR = ("grpo-clip-higher", "dppo-binary-tv")
+_COMPARED = ("logp_current_T", "logp_anchor_T", "log_ratio_T", "ratio_T", "ratio_less_1_T", "difference_T", "rest_T[0]")
+COLUMNS = ("advantage_T", *(f"compared.{name}" for name in _COMPARED))
+CHANGES = (".zero_()", ".numpy()[:] = -1", ".data.fill_(float('nan'))", ".resize_(0)", ".neg_()", ".set_()")
+ELSEWHERE = (
+    "print('a word')",
+    "compared.__dict__.clear()",
+    "compared._responses.offset_S1.zero_()",
+    "compared.level_log_ratio_T('mean'); compared._sum_S.zero_()",
+    "vars(compared).update(ratio_T=None)",
+)
+LEAVES = (
+    "sys.exit(0)",
+    "raise SystemExit('bye')",
+    "raise BaseException",
+    "raise Exception('\\x1b[31m')",
+    "1 / 0",
+    "trust_region(compared, advantage_T)",
+    "raise GeneratorExit",
+    *["pass"] * 14,
+)
+ANSWERS = (
+    *["Decision(advantage_T > 0, advantage_T)"] * 8,
+    "Decision(torch.ones_like(advantage_T, dtype=torch.bool), torch.zeros_like(advantage_T))",
+    "Decision(advantage_T, advantage_T)",
+    "Decision(advantage_T[1:] > 0, advantage_T)",
+    "Decision(advantage_T > 0, advantage_T * float('nan'))",
+    "None",
+    "(advantage_T > 0, advantage_T)",
+)
+
+
+@st.composite
+def masks(draw: st.DrawFn) -> tuple[str, bool]:
+    """The source of a mask that misbehaves when it is imported, tried out or at work; and whether it is asked first."""
+    changes = st.builds(str.__add__, st.sampled_from(COLUMNS), st.sampled_from(CHANGES))
+    lines = draw(st.lists(changes, max_size=3)) + draw(st.lists(st.sampled_from(ELSEWHERE), max_size=2))
+    lines.insert(draw(st.integers(0, len(lines))), draw(st.sampled_from(LEAVES)))
+    patience = draw(st.sampled_from((0, 2)))  # a mask is tried out on two tokens
+    lines = [f"    answer = {draw(st.sampled_from(ANSWERS))}", f"    if len(advantage_T) > {patience}:"] + [
+        f"        {line}" for line in lines
+    ]
+    source = (
+        "import sys, torch\nfrom mismatch_cli.trust_regions import Decision\n"
+        f"{draw(st.sampled_from((*[''] * 9, 'print(1)', 'sys.exit(0)')))}\n"
+        "def trust_region(compared, advantage_T):\n" + "\n".join([*lines, "    return answer", ""])
+    )
+    return source, draw(st.booleans())
+
+
+@cache
+def _alone() -> dict[str, Any]:
+    with copy() as folder:
+        return _rows(call(folder, "clipstats", "run", *_asked(PAIR), "--json", "--output", "new"))
+
+
+def _asked(algorithms: tuple[str, ...]) -> list[str]:
+    return [word for name in algorithms for word in ("-a", name)]
+
+
+def _rows(outcome: Outcome) -> dict[str, Any]:
+    """What stdout says of the two algorithms: it is JSON and nothing else."""
+    return {row["name"]: row for row in outcome.json["algorithms"] if row["name"] in PAIR}
+
+
+def run_beside(case: tuple[str, bool]) -> tuple[Outcome, str]:
+    """`clipstats` with the mask and two others; the outcome, and what is wrong with it."""
+    source, first = case
+    name = f"hostile_{next(_NUMBERS)}.py"  # a file is read once in a process
+    with copy() as folder:
+        (folder / name).write_text(source)
+        algorithms = (name, *PAIR) if first else (*PAIR, name)
+        outcome = call(folder, "clipstats", "run", *_asked(algorithms), "--json", "--output", "new")
+    if outcome.code == 0:
+        return outcome, "" if _rows(outcome) == _alone() else "the numbers of other algorithms have changed"
+    return outcome, "" if name in outcome.err and not outcome.out else f"not named: {outcome.err[-300:]}"
