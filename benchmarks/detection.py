@@ -37,6 +37,7 @@ POOLS = {
 BROKEN_POOLS = ("f32", "bf16", "fp8")  # into which faults are planted
 TOP_P = (0.99, 0.95, 0.9, 0.8)
 RESPONSES = 1024  # of a pool, that trials draw from
+UNEXPLAINED = "unexplained-gap"
 PROMPTS = 32  # of a trial, with all their samples
 
 
@@ -70,6 +71,7 @@ def load_pool(folder: Path, name: str, flags: str, variants: bool | None = None)
     import pyarrow as pa
 
     pool = Pool.of(pa.concat_tables(trace.tables()), RESPONSES)
+    pool.about = trace.manifest
     pool.sampling = trace.manifest["config"]["sampling"]
     if name in BROKEN_POOLS if variants is None else variants:
         add_variants(pool, trace, folder / f"{name}-variants")
@@ -77,7 +79,7 @@ def load_pool(folder: Path, name: str, flags: str, variants: bool | None = None)
 
 
 def judged(pool: Pool, sampling: dict[str, Any], earlier_T: np.ndarray | None = None) -> Diagnosis:
-    evidence: Evidence = gather_tables([pool.table()], PAIRS["mismatch"], sampling)
+    evidence: Evidence = gather_tables([pool.table()], PAIRS["mismatch"], sampling, pool.about)
     if earlier_T is not None:
         evidence = replace(evidence, earlier_logp_T=_in_sample_order(pool, earlier_T))
     return diagnose(evidence)
@@ -96,7 +98,10 @@ def draw(pool: Pool, rng: np.random.Generator) -> np.ndarray:
 
 
 def first_cause(diagnosis: Diagnosis) -> str:
-    return diagnosis.found[0].check if diagnosis.found else "nothing"
+    """The name of the first cause; where there is none, whether the gap is called unexplained."""
+    if diagnosis.first_cause is not None:
+        return diagnosis.first_cause.check
+    return UNEXPLAINED if UNEXPLAINED in [fault.check for fault in diagnosis.faults] else "nothing"
 
 
 def healthy_row(name: str, pool: Pool, trials: int) -> dict[str, Any]:

@@ -39,6 +39,7 @@ class Pool:
     ranks: dict[str, np.ndarray]  # _TK
     variants: dict[str, Scores] = field(default_factory=dict)
     sampling: dict[str, Any] = field(default_factory=dict)  # of the manifest
+    about: dict[str, Any] = field(default_factory=dict)  # the manifest
 
     @classmethod
     def of(cls, table: pa.Table, most_responses: int | None = None) -> Pool:
@@ -89,6 +90,7 @@ class Pool:
                 for name, v in self.variants.items()
             },
             self.sampling,
+            self.about,
         )
 
     def table(self) -> pa.Table:

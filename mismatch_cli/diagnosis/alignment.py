@@ -14,6 +14,7 @@ _SHORTEST = 6  # tokens: below, some lag fits by chance
 _HEAD = 3  # tokens that fit as they stand before one says "from here on"
 _REAL = 0.15  # nats on an average token: a smaller gap is not what a shift looks like
 _FITS = 0.35  # of the gap may be left where a shift is the cause
+_FITS_BETTER = 0.8  # or this much, where other responses are surely shifted
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Alignment:
     gap_S: np.ndarray  # nats, mean of min(|d|, 2)
     lag_S: np.ndarray  # π[t + lag] fits μ[t]; 0 = as it stands
     from_S: np.ndarray  # the first token that is shifted; 0 = all of them
-    left_S: np.ndarray  # nats, the gap that is left with that lag
+    better_S: np.ndarray  # bool: with some lag much less of the gap is left, though perhaps not little
 
     @property
     def shifted_S(self) -> np.ndarray:
@@ -39,8 +40,8 @@ class Alignment:
 def align(sample: Sample) -> Alignment:
     """Find for each response the lag, and the point from which it holds, that leaves the least gap."""
     found = [_align(sample.logq_T[s], sample.logp_T[s], sample.counts_T[s]) for s in sample.spans()]
-    gap, lag, start, left = np.array(found, dtype=np.float64).reshape(-1, 4).T
-    return Alignment(gap, lag.astype(np.int64), start.astype(np.int64), left)
+    gap, lag, start, better = np.array(found, dtype=np.float64).reshape(-1, 4).T
+    return Alignment(gap, lag.astype(np.int64), start.astype(np.int64), better > 0)
 
 
 def in_step_N(sample: Sample, alignment: Alignment, chosen_S: np.ndarray) -> np.ndarray:
@@ -73,11 +74,11 @@ def lag_scan(sample: Sample, alignment: Alignment) -> dict[int, float]:
     return {lag: float(total / count) if count else float("nan") for lag, (total, count) in sums.items()}
 
 
-def _align(logq_T: np.ndarray, logp_T: np.ndarray, counts_T: np.ndarray) -> tuple[float, int, int, float]:
+def _align(logq_T: np.ndarray, logp_T: np.ndarray, counts_T: np.ndarray) -> tuple[float, int, int, bool]:
     zero_T = _cost(logq_T, logp_T, counts_T, 0)
     gap = _mean(zero_T)
     if not gap >= _REAL or np.isfinite(zero_T).sum() < _SHORTEST:
-        return gap, 0, 0, gap
+        return gap, 0, 0, False
     best = (gap, 0, 0)
     head_T = np.concatenate([[0.0], np.nancumsum(zero_T)])
     for lag in LAGS:
@@ -86,9 +87,8 @@ def _align(logq_T: np.ndarray, logp_T: np.ndarray, counts_T: np.ndarray) -> tupl
         if left < best[0]:
             best = (left, lag, start)
     left, lag, start = best
-    if lag == 0 or left > _FITS * gap:
-        return gap, 0, 0, gap
-    return gap, lag, start, left
+    better = left < _FITS_BETTER * gap
+    return (gap, 0, 0, better) if lag == 0 or left > _FITS * gap else (gap, lag, start, better)
 
 
 def _best_start(head_T: np.ndarray, cost_T: np.ndarray) -> tuple[float, int]:

@@ -29,6 +29,8 @@ class Finding:
     evidence: tuple[tuple[str, float | int | str | None], ...] = ()
     reason: str = ""
     needs: str = ""
+    cause: str = ""
+    change: str = ""
     left_N: np.ndarray | None = None
     explains: float | None = None
 

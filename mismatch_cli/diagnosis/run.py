@@ -1,8 +1,8 @@
 """Every check on one trace: what is spoiled goes first, then causes compete by what they explain of the gap.
 
-Stages 1 and 2 find values, tokens and responses that speak of nothing; what they spoil is taken out. Stages 3 to 6 are
-causes: the one that explains most is undone, and the others have to be found again in what is left. Stage 7 is what a
-precision makes, and stage 8 the gap that nothing explains.
+Stages 1 and 2 find values, tokens and responses that speak of nothing; what they spoil is taken out. Stages 3 to 5 are
+causes: the one that explains most is undone, and the others have to be found again in what is left. Stage 6 is the tail
+of that, stage 7 what a precision makes, and stage 8 the gap that nothing explains.
 """
 
 from __future__ import annotations
@@ -64,10 +64,13 @@ class Diagnosis:
 
     @property
     def suspects(self) -> tuple[Finding, ...]:
-        """What could explain an unexplained gap and was not tested for want of something that can be given."""
+        """What could be the cause of an unexplained gap: what shows in it, and what was not tested for want of
+        something that can be given."""
         if not any(_stage(f.check) == UNEXPLAINED_STAGE for f in self.found):
             return ()
-        return tuple(f for f in self.findings if f.status == "untested" and f.needs)
+        showing = [f for f in self.findings if f.status == "clear" and (f.explains or 0.0) >= _LEAST]
+        showing.sort(key=lambda f: -(f.explains or 0.0))
+        return (*showing, *(f for f in self.findings if f.status == "untested" and f.needs))
 
 
 def names() -> list[str]:
@@ -87,6 +90,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     for name in weighing.exact:
         present = weighing.undo(weighing.answer(name, present), present)
     present = weighing.compete(present)
+    present = weighing.tails(present)
     for name in weighing.last:
         weighing.answer(name, present)
     left = float(np.abs(present.sample.d_N).sum())
@@ -103,8 +107,10 @@ class _Weighing:
         self._total = total
         self.answers: dict[str, Finding] = {}
         self.exact = [name for name in names() if _stage(name) < COMPETE_STAGE or _is_exact(name)]
-        self.causes = [name for name in names() if _stage(name) < FLOOR_STAGE and name not in self.exact]
-        self.last = [name for name in names() if name not in (*self.exact, *self.causes)]
+        weighed = [name for name in names() if name not in self.exact]
+        self.causes = [name for name in weighed if _stage(name) < PRECISION_STAGE]
+        self._tails = [name for name in weighed if _stage(name) == PRECISION_STAGE]
+        self.last = [name for name in weighed if _stage(name) > PRECISION_STAGE]
 
     def answer(self, name: str, evidence: Evidence) -> Finding:
         self.answers[name] = finding = self._weighed(_check(name, evidence), evidence.sample)
@@ -121,10 +127,11 @@ class _Weighing:
         """The evidence as it would be without a fault that was found."""
         if finding.status != "found":
             return evidence
+        check = module(finding.check)
+        spoiled_T = check.spoiled_T(evidence) if hasattr(check, "spoiled_T") else None
         if finding.left_N is not None:
             evidence = evidence.with_gap(finding.left_N)
-        check = module(finding.check)
-        return evidence.without_tokens(check.spoiled_T(evidence)) if hasattr(check, "spoiled_T") else evidence
+        return evidence if spoiled_T is None else evidence.without_tokens(spoiled_T)
 
     def compete(self, evidence: Evidence) -> Evidence:
         """Undo the cause that explains most, and look for the others again in what is left, until there is none."""
@@ -142,12 +149,33 @@ class _Weighing:
             present = self.undo(strongest, present)
             undone.append(strongest)
             waiting.remove(strongest.check)
+            if self._explained(undone) * self._total >= _MOST * here and present.gap.value <= present.usual.high:
+                break  # what is left is what is usual, or what undoing could not reach
         self._demote([self.answers[name] for name in waiting], "only {share} of the gap goes with it")
-        share = max(((f.explains or 0.0) * self._total / here for f in undone), default=1.0)
-        if share < _MOST and present.gap_is_too_large:
+        largest = self._explained(undone[:1]) * self._total
+        if undone and largest < _MOST * here and present.gap_is_too_large:
             self._demote(undone, "only {share} of the gap goes with it, and the rest is far above the usual")
             return evidence
         return present
+
+    @staticmethod
+    def _explained(findings: Sequence[Finding]) -> float:
+        return sum(finding.explains or 0.0 for finding in findings)
+
+    def tails(self, evidence: Evidence) -> Evidence:
+        """A few tokens that carry the gap, where the many others carry no more than is usual."""
+        faults = [f for f in self.answers.values() if f.status == "found" and _stage(f.check) < PRECISION_STAGE]
+        for name in self._tails:
+            if faults:  # what is not wholly undone has a tail
+                title = module(faults[0].check).TITLE
+                self.answers[name] = untested(name, f"what is left of “{title}” looks like a tail: first repair that")
+                continue
+            without = self.undo(self.answer(name, evidence), evidence)
+            if without.gap_is_too_large:
+                self._demote([self.answers[name]], "{share} of the gap goes with it; the rest is far above the usual")
+            else:
+                evidence = without
+        return evidence
 
     def _answer_again(self, name: str, present: Evidence, undone: Sequence[Finding]) -> None:
         """What a check finds in all of the gap, it has to find in what stronger causes leave of it, too."""

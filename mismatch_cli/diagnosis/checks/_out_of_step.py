@@ -15,5 +15,5 @@ def too_few(chosen_S: np.ndarray) -> bool:
 
 
 def spoiled_T(evidence: Evidence) -> np.ndarray:
-    """Every token of the responses that fit only with a lag, as a whole or from some token on."""
-    return (evidence.alignment.lag_S != 0)[evidence.sample.response_T]
+    """Every token of the responses that fit better with a lag, as a whole or from some token on."""
+    return evidence.alignment.better_S[evidence.sample.response_T]

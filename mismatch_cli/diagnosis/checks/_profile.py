@@ -47,13 +47,11 @@ def drift(sample: Sample) -> tuple[Mean, Mean, float] | None:
     return early, late, float(np.corrcoef(np.arange(_BINS), log_gap)[0, 1]) if np.ptp(log_gap) else 0.0
 
 
-def profile_N(sample: Sample) -> np.ndarray:
-    """How many times the mean gap of the first quarter of the positions a token's twelfth has, 1 at least."""
-    order = np.argsort(sample.position_T[sample.kept], kind="stable")
-    early, times_N = sample.u_N[order[: len(order) // 4]].mean(), np.ones(len(order))
-    for part in np.array_split(order, _BINS):
-        times_N[part] = max(1.0, sample.u_N[part].mean() / max(early, 1e-9))
-    return times_N
+def without_context_N(sample: Sample) -> np.ndarray:
+    """What part of a token's gap would be left without context: of a line through the gaps, its value at position 0."""
+    position_N = sample.axis_N("context").astype(np.float64)
+    slope, start = np.polyfit(position_N, sample.u_N, 1)
+    return np.clip(start / np.maximum(start + slope * position_N, 1e-9), 0.0, 1.0)
 
 
 def sharpest_jump(sample: Sample) -> Jump | None:

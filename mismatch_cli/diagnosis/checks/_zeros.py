@@ -36,5 +36,7 @@ def zeros_finding(evidence: Evidence, check: str) -> Finding | None:
 
 
 def zeros_T(sample: Sample) -> np.ndarray:
-    """Exact zeros of the sample that the other side is far from."""
-    return ((sample.logq_T == 0) | (sample.logp_T == 0)) & (sample.abs_d_T > -UNCERTAIN)
+    """Exact zeros of the sample, on a side that has some which the other one is far from."""
+    zeros = [logp_T == 0 for logp_T in (sample.logq_T, sample.logp_T)]
+    named = [zero_T for zero_T in zeros if (zero_T & (sample.abs_d_T > -UNCERTAIN)).any()]
+    return np.any(named, axis=0) if named else np.zeros(len(sample.logq_T), dtype=bool)

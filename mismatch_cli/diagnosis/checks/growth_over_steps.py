@@ -43,7 +43,7 @@ def check(evidence: Evidence) -> Finding:
     rows = (("first step, typical gaps", means[0].value), ("last step, typical gaps", means[-1].value), ("t", t))
     if not (factor > _TIMES and t > _T):
         return Finding(NAME, "clear", factor, "times from the first step to the last", evidence=rows)
-    grown_N = 1 + (factor - 1) * (step_N - steps[0]) / np.ptp(steps)
-    left_N = sample.d_N / grown_N
+    times = np.maximum(1.0, value / max(value.min(), 1e-9))
+    left_N = sample.d_N / times[np.searchsorted(steps, step_N)]
     sentence = f"From the first step to the last the gap grows {factor:.3g} times, at the same probabilities."
     return Finding(NAME, "found", factor, "times from the first step to the last", sentence, rows, left_N=left_N)

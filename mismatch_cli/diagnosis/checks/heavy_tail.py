@@ -5,26 +5,32 @@ from __future__ import annotations
 import numpy as np
 
 from mismatch_cli.diagnosis.evidence import Evidence
-from mismatch_cli.diagnosis.finding import Finding
+from mismatch_cli.diagnosis.finding import Finding, untested
 from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "heavy-tail", 6
 TITLE = "A few tokens carry the gap"
 CAUSE = (
-    "Tokens for which the two sides took different experts (MoE routing), or whole responses that one side computed "
-    "otherwise (batch-dependent kernels, expert parallelism)."
+    "Tokens or whole responses that one side computed otherwise: batch-dependent kernels, memory that was overwritten."
 )
-CHANGE = "MoE: replay the engine's routing in the trainer (R3). Else look at the worst responses: report --worst 20."
+CHANGE = (
+    "Look at the worst responses (mismatch-cli report --worst 20) and at what they share: their batch, their length."
+)
+_EXPERTS = " In a mixture of experts: tokens for which the two sides took different experts."
+_REPLAY = " With experts: replay the engine's routing in the trainer (R3)."
 SOURCE = "arXiv 2510.11370 (R3), NeMo-RL 2100 (15–20 % of sequences, 100 to 670 times), NeMo-RL 4243"
 _FAR = 10.0  # typical gaps
 _SHARE = 0.3  # of Σ|d|
 _FAR_RESPONSE = 4.0  # times the median response
 _FEWEST, _LONG = 3, 8
+_FEWEST_TOKENS = 1000
 
 
 def check(evidence: Evidence) -> Finding:
     """The share of Σ|d| on tokens beyond 10 typical gaps, and on responses whose mean is 4 times the usual."""
     sample = evidence.sample
+    if len(sample.kept) < _FEWEST_TOKENS:
+        return untested(NAME, f"fewer than {_FEWEST_TOKENS} tokens have no tail")
     abs_d_N, total = np.abs(sample.d_N), float(np.abs(sample.d_N).sum())
     far_N = abs_d_N > _FAR * sample.typical_N
     tokens = float(abs_d_N[far_N].sum() / total) if total else 0.0
@@ -42,8 +48,19 @@ def check(evidence: Evidence) -> Finding:
     what = f"{int(far_S.sum()):,} responses" if responses >= tokens else f"{int(far_N.sum()):,} tokens"
     in_tail_N = far_response_N if responses >= tokens else far_N
     left_N = np.where(in_tail_N, np.copysign(np.minimum(abs_d_N, sample.typical_N), sample.d_N), sample.d_N)
+    cause, change = (CAUSE, CHANGE) if evidence.family == "dense" else (CAUSE + _EXPERTS, CHANGE + _REPLAY)
     sentence = f"{what} of the sample carry {100 * share:.0f} % of the whole gap."
-    return Finding(NAME, "found", share, "share of Σ|Δlog p| in the tail", sentence, rows, left_N=left_N)
+    return Finding(
+        NAME,
+        "found",
+        share,
+        "share of Σ|Δlog p| in the tail",
+        sentence,
+        rows,
+        left_N=left_N,
+        cause=cause,
+        change=change,
+    )
 
 
 def _far_responses(sample: Sample) -> np.ndarray:

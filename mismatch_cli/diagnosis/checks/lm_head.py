@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from mismatch_cli.diagnosis.checks import temperature
 from mismatch_cli.diagnosis.evidence import Evidence
 from mismatch_cli.diagnosis.finding import Finding, untested
 
@@ -43,6 +44,8 @@ def check(evidence: Evidence) -> Finding:
     if named := [side for side, share in stored.items() if share > _MOSTLY]:
         sentence = f"The log-probabilities of the {' and the '.join(named)} were stored in bfloat16."
         return Finding(NAME, "found", max(stored.values()), "share of rounded values", sentence, rows)
+    if temperature.check(evidence).status == "found":
+        return untested(NAME, f"the temperatures differ: first repair “{temperature.TITLE}”")
     shares = [share for share in grid.values() if share is not None]
     if len(shares) < len(grid):
         return untested(NAME, "needs top-K log-probabilities of both sides")

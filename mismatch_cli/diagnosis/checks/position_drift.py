@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mismatch_cli.diagnosis.checks._profile import drift, profile_N, sharpest_jump
+from mismatch_cli.diagnosis.checks._profile import drift, sharpest_jump, without_context_N
 from mismatch_cli.diagnosis.evidence import Evidence
 from mismatch_cli.diagnosis.finding import Finding, untested
 
@@ -32,6 +32,6 @@ def check(evidence: Evidence) -> Finding:
     if not (rises and z > _Z) or (jump and jump.sharp):
         return Finding(NAME, "clear", factor, "times, second half against first quarter", evidence=rows)
     sentence = f"Along the response the gap grows {factor:.3g} times, at the same probabilities."
-    left_N = evidence.sample.d_N / profile_N(evidence.sample)
+    left_N = evidence.sample.d_N * without_context_N(evidence.sample)
     measure = "times, second half against first quarter"
     return Finding(NAME, "found", factor, measure, sentence, rows, left_N=left_N)

@@ -19,6 +19,7 @@ CHANGE = (
 SOURCE = "TRL 6789 and PR 7269 (top_p 0.8: mean ratio 0.896 = kept mass 0.895), NeMo-RL 3365"
 _ONE_SIDED, _Z = 0.4, 5.0
 _LARGEST_RATIO = 10.0
+_HALF, _STEEP = float(np.log(0.5)), 0.2
 _OUT_OF_SUPPORT = 0.002
 
 
@@ -36,13 +37,15 @@ def check(evidence: Evidence) -> Finding:
     gap = float(np.abs(sample.d_N).mean())
     one_sided = (1 - mean.value) / gap if gap else 0.0
     z = (1 - mean.value) / mean.error if mean.error > 0 else 0.0
+    steep = float(-sample.d_N[sample.d_N < _HALF].sum() / (gap * len(sample.d_N))) if gap else 0.0
     rows: tuple[tuple[str, float | int | str | None], ...] = (
         ("mean ratio (the kept mass, if only the engine truncates)", mean.value),
         ("standard error over prompts", mean.error),
         ("share of tokens with π < μ", float((sample.d_N < 0).mean())),
+        ("share of the gap where π < μ / 2: more than a truncation takes", steep),
         *_kept_mass(sample),
     )
-    if not (one_sided > _ONE_SIDED and z > _Z):
+    if not (one_sided > _ONE_SIDED and z > _Z and steep < _STEEP):
         return Finding(NAME, "clear", mean.value, "mean ratio", evidence=rows)
     sentence = (
         f"The engine's probabilities are higher than the trainer's on nearly every token, and the mean ratio is "
