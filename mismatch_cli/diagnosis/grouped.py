@@ -17,6 +17,11 @@ class Mean:
     value: float
     error: float
     count: int
+    groups: int = 0  # of prompts, that the error is from
+
+    def z_from(self, value: float) -> float:
+        """How many standard errors the mean is above a value."""
+        return as_normal((self.value - value) / self.error, self.groups) if self.error > 0 else 0.0
 
     def times(self, other: Mean) -> float:
         """This mean over another one."""
@@ -27,7 +32,14 @@ class Mean:
         if min(self.value, other.value) <= 0:
             return 0.0
         error = np.hypot(self.error / self.value, other.error / other.value)
-        return float(np.log(self.value / other.value) / error) if error > 0 else 0.0
+        t = float(np.log(self.value / other.value) / error) if error > 0 else 0.0
+        return as_normal(t, min(self.groups, other.groups))
+
+
+def as_normal(t: float, groups: int) -> float:
+    """The standard normal deviate that is as improbable as Student's t with groups − 1 degrees (Wallace, 1959)."""
+    degrees = max(groups - 1, 1)
+    return float(np.sign(t) * np.sqrt(degrees * np.log1p(t * t / degrees)) * (8 * degrees + 1) / (8 * degrees + 3))
 
 
 def mean_over_prompts(value_N: np.ndarray, group_N: np.ndarray) -> Mean:
@@ -42,7 +54,7 @@ def mean_over_prompts(value_N: np.ndarray, group_N: np.ndarray) -> Mean:
     if there.sum() < _FEWEST_GROUPS:
         return Mean(value, float("inf"), count)
     without_G = (total - sum_G[there]) / np.maximum(count - count_G[there], 1)
-    return Mean(value, jackknife_error(without_G), count)
+    return Mean(value, jackknife_error(without_G), count, int(there.sum()))
 
 
 _FEWEST_GROUPS = 4
@@ -57,3 +69,15 @@ def slope_over_prompts(x_N: np.ndarray, y_N: np.ndarray, group_N: np.ndarray) ->
         return float("nan"), float("inf")
     without_G = (xy_G.sum() - xy_G[there]) / np.maximum(xx_G.sum() - xx_G[there], 1e-300)
     return float(xy_G.sum() / xx_G.sum()), jackknife_error(without_G)
+
+
+def share_surely_above(chosen_N: np.ndarray, weight_N: np.ndarray, group_N: np.ndarray, least: float) -> bool:
+    """Whether the chosen tokens' share of all weight is above `least` by two standard errors over groups of prompts."""
+    chosen_G = np.bincount(group_N, weights=np.where(chosen_N, weight_N, 0.0), minlength=GROUPS)
+    weight_G = np.bincount(group_N, weights=weight_N, minlength=GROUPS)
+    there = weight_G > 0
+    if there.sum() < _FEWEST_GROUPS:
+        return False
+    share = chosen_G.sum() / weight_G.sum()
+    without_G = (chosen_G.sum() - chosen_G[there]) / np.maximum(weight_G.sum() - weight_G[there], 1e-300)
+    return bool(share - 2 * jackknife_error(without_G) > least)

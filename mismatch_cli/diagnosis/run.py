@@ -113,7 +113,13 @@ class _Weighing:
         self.last = [name for name in weighed if _stage(name) > PRECISION_STAGE]
 
     def answer(self, name: str, evidence: Evidence) -> Finding:
-        self.answers[name] = finding = self._weighed(_check(name, evidence), evidence.sample)
+        if evidence.sample.counts_T.any():
+            finding = self._weighed(_check(name, evidence), evidence.sample)
+        else:
+            spoiling = next((f for f in self.answers.values() if f.status == "found"), None)
+            first = f": first repair “{module(spoiling.check).TITLE}”" if spoiling else ""
+            finding = untested(name, f"nothing is left to judge{first}")
+        self.answers[name] = finding
         return finding
 
     def _weighed(self, finding: Finding, sample: Sample) -> Finding:
@@ -203,8 +209,6 @@ def _is_exact(name: str) -> bool:
 
 def _check(name: str, evidence: Evidence) -> Finding:
     check = module(name)
-    if not evidence.sample.counts_T.any():
-        return untested(name, "nothing is left to judge: first repair what is found")
     gap = evidence.gap.value
     if check.STAGE >= COMPETE_STAGE and gap < _NO_GAP and getattr(check, "NEEDS_A_GAP", True):
         return Finding(name, "clear", sentence=f"The mean gap is {gap:.2g} nats: there is nothing to explain.")

@@ -21,6 +21,10 @@ class UsualGap:
     high: float
 
     @property
+    def text(self) -> str:
+        return f"{self.low:g}–{self.high:g}"
+
+    @property
     def far_above(self) -> float:
         """From here on, nats, no precision of the trace makes the gap alone."""
         return _FAR * self.high

@@ -114,11 +114,13 @@ def test_only_the_trainer_truncates(pools):
     assert found.check == "truncated-support" and "no probability in the trainer" in found.sentence
 
 
-def test_two_faults_are_both_named_the_first_one_first(pools):
-    broken = pools["fp8-kv"].take(np.arange(192))
+def test_two_faults_are_both_named_what_explains_more_first(pools):
+    broken = pools["float32"].take(np.arange(96))
     broken.use("temperature1.05")
     BY_NAME["log-probs above 0"].plant(broken, 1e-3, np.random.default_rng(0))
-    assert [f.check for f in judged(broken).found][:2] == ["values", "temperature"]
+    diagnosis = judged(broken)
+    assert [f.check for f in diagnosis.faults] == ["temperature", "values"]
+    assert diagnosis.first_cause.check == "temperature" and diagnosis.first_cause.explains > 0.5
 
 
 def test_any_sharding_gives_the_same_findings(pools):

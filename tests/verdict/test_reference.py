@@ -10,6 +10,7 @@ from mismatch_cli.verdict.reference import reference
 
 PAGE = Path(__file__).parents[2] / "docs" / "verdict.md"
 MARK = "<!-- generated -->\n"
+USUAL = "The mean |Δlog p| that a precision usually makes"
 
 
 def tables() -> str:
@@ -28,7 +29,10 @@ def tables() -> str:
         measured.append(
             f"| {row.model} | {row.family} | {row.precision} | {setup} | `{row.metric}` | {value} | {source} |"
         )
-    return "\n".join(["## Published bars\n", *bars, "\n## Measured by others\n", *measured]) + "\n"
+    usual = ["| precision | nats | source |", "|---|---|---|"]
+    usual += [f"| {row.who} | {row.low:g} – {row.high:g} | {row.source} |" for row in reference().usual]
+    sections = {"Published bars": bars, "Measured by others": measured, USUAL: usual}
+    return "\n".join(line for title, rows in sections.items() for line in (f"\n## {title}\n", *rows)).lstrip() + "\n"
 
 
 def test_every_row_has_an_origin_and_a_metric_of_ours():
@@ -45,6 +49,9 @@ def test_every_row_has_an_origin_and_a_metric_of_ours():
         assert row.low <= row.high
         assert row.family in ("", "dense", "moe")
         assert row.precision in ("", "fp32", "fp16", "bf16", "fp8", "fp4")
+    for usual in reference().usual:
+        assert usual.source and 0 < usual.low < usual.high
+    assert {"", "fp32", "bf16", "fp8"} <= {usual.precision for usual in reference().usual}
     assert len({bar.who for bar in reference().bars}) == len(reference().bars)
 
 

@@ -36,7 +36,7 @@ def check(evidence: Evidence) -> Finding:
     y = value - np.average(value, weights=weight)
     slope = float((weight * x * y).sum() / (weight * x * x).sum())
     left = y - slope * x
-    scatter = np.sqrt((weight * left**2).sum() / (len(steps) - 2) / (weight * x * x).sum())
+    scatter = np.sqrt(max(1.0, (weight * left**2).sum() / (len(steps) - 2)) / (weight * x * x).sum())
     t = float(slope / scatter) if scatter > 0 else np.inf
     first, last = (float(np.average(value, weights=weight) + slope * x[end]) for end in (0, -1))
     factor = last / max(first, _SCATTER * last)

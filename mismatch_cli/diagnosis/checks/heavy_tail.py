@@ -6,6 +6,7 @@ import numpy as np
 
 from mismatch_cli.diagnosis.evidence import Evidence
 from mismatch_cli.diagnosis.finding import Finding, untested
+from mismatch_cli.diagnosis.grouped import share_surely_above
 from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "heavy-tail", 6
@@ -22,7 +23,8 @@ SOURCE = "arXiv 2510.11370 (R3), NeMo-RL 2100 (15–20 % of sequences, 100 to 67
 _FAR = 10.0  # typical gaps
 _SHARE = 0.3  # of Σ|d|
 _FAR_RESPONSE = 4.0  # times the median response
-_FEWEST, _LONG = 3, 8
+_FEWEST, _FEWEST_FAR, _LONG = 3, 10, 8
+_SURELY = 0.2  # of Σ|d|, two standard errors below the share
 _FEWEST_TOKENS = 1000
 
 
@@ -42,25 +44,17 @@ def check(evidence: Evidence) -> Finding:
         ("responses beyond 4 times the median response", int(far_S.sum())), ("share of Σ|Δlog p| in them", responses),
     )  # fmt: skip
     share = max(tokens, responses)
-    few = far_S.sum() if responses >= tokens else far_N.sum()
-    if share < _SHARE or few < _FEWEST:
+    in_tail_N, few, fewest = (
+        (far_response_N, far_S.sum(), _FEWEST) if responses >= tokens else (far_N, far_N.sum(), _FEWEST_FAR)
+    )
+    if few < fewest or share < _SHARE or not share_surely_above(in_tail_N, abs_d_N, sample.group_N, _SURELY):
         return Finding(NAME, "clear", share, "share of Σ|Δlog p| in the tail", evidence=rows)
     what = f"{int(far_S.sum()):,} responses" if responses >= tokens else f"{int(far_N.sum()):,} tokens"
-    in_tail_N = far_response_N if responses >= tokens else far_N
     left_N = np.where(in_tail_N, np.copysign(np.minimum(abs_d_N, sample.typical_N), sample.d_N), sample.d_N)
     cause, change = (CAUSE, CHANGE) if evidence.family == "dense" else (CAUSE + _EXPERTS, CHANGE + _REPLAY)
     sentence = f"{what} of the sample carry {100 * share:.0f} % of the whole gap."
-    return Finding(
-        NAME,
-        "found",
-        share,
-        "share of Σ|Δlog p| in the tail",
-        sentence,
-        rows,
-        left_N=left_N,
-        cause=cause,
-        change=change,
-    )
+    measure = "share of Σ|Δlog p| in the tail"
+    return Finding(NAME, "found", share, measure, sentence, rows, cause=cause, change=change, left_N=left_N)
 
 
 def _far_responses(sample: Sample) -> np.ndarray:

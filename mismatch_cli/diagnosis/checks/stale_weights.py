@@ -31,7 +31,7 @@ def check(evidence: Evidence) -> Finding:
     before = mean_over_prompts(earlier_N[scored], group_N)
     change = mean_over_prompts(np.abs(sample.d_N[scored]) - earlier_N[scored], group_N)
     factor = before.times(now)
-    z = change.value / change.error if change.error > 0 else 0.0
+    z = change.z_from(0.0)
     rows = (
         ("mean |Δlog p| to the present checkpoint, nats", now.value),
         ("to the earlier one, nats", before.value),

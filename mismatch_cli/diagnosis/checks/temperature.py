@@ -8,7 +8,7 @@ import numpy as np
 
 from mismatch_cli.diagnosis.evidence import Evidence
 from mismatch_cli.diagnosis.finding import Finding
-from mismatch_cli.diagnosis.grouped import slope_over_prompts
+from mismatch_cli.diagnosis.grouped import as_normal, slope_over_prompts
 from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "temperature", 3
@@ -25,7 +25,7 @@ SOURCE = "vime 64, TRL 4159, NeMo-RL 902, tinker-cloud PR 26 (fitted 0.70)"
 _LEAST, _Z, _TAKES = 0.004, 6.0, 0.1
 _FEWEST = 200  # ids, or tokens
 _DEEPEST = -12.0  # nats: rarer tokens say little and are rounded most
-_SPREAD = 3.0  # nats: ids that nothing is known of are as probable as can be, or this much less
+_SPREAD = 6.0  # nats: ids that nothing is known of are as probable as can be, or this much less
 _SAME = 1e-3  # nats
 _MOST_LOG_ODDS, _NEARLY_CERTAIN = 7.0, -1e-12  # beyond, the odds are mostly rounding
 
@@ -42,7 +42,7 @@ def check(evidence: Evidence) -> Finding:
     fit = _from_topk(sample) or _from_log_odds(sample)
     if fit is None:
         return Finding(NAME, "untested", reason="too few tokens between certain and impossible")
-    z = (fit.beta - 1) / fit.error if fit.error > 0 else 0.0
+    z = as_normal((fit.beta - 1) / fit.error, len(np.unique(sample.group_N))) if fit.error > 0 else 0.0
     left_N = _left(sample, fit, mirrored=False)
     gap = float(np.abs(sample.d_N).sum())
     takes, mirrored_takes = (1 - float(np.abs(n).sum()) / gap for n in (left_N, _left(sample, fit, mirrored=True)))

@@ -36,7 +36,7 @@ def check(evidence: Evidence) -> Finding:
     mean = mean_over_prompts(ratio_N, sample.group_N)
     gap = float(np.abs(sample.d_N).mean())
     one_sided = (1 - mean.value) / gap if gap else 0.0
-    z = (1 - mean.value) / mean.error if mean.error > 0 else 0.0
+    z = -mean.z_from(1.0)
     steep = float(-sample.d_N[sample.d_N < _HALF].sum() / (gap * len(sample.d_N))) if gap else 0.0
     rows: tuple[tuple[str, float | int | str | None], ...] = (
         ("mean ratio (the kept mass, if only the engine truncates)", mean.value),

@@ -18,7 +18,7 @@ from mismatch_cli.diagnosis.sample import Sample
 from mismatch_cli.report.analysis import about, check_poolable, who_is_compared
 from mismatch_cli.trace.reader import Trace
 
-FORMAT, VERSION = "mismatch-cli diagnosis", 1
+FORMAT, VERSION = "mismatch-cli diagnosis", 2
 _BINS = 16
 
 
@@ -113,9 +113,13 @@ def diagnosis_json(analysis: DiagnosisAnalysis) -> dict[str, Any]:
             "share": diagnosis.unexplained.share,
             "usual": {"who": usual.who, "low": usual.low, "high": usual.high},
         },
-        "suspects": [{"check": finding.check, "needs": finding.needs} for finding in diagnosis.suspects],
+        "suspects": [
+            {"check": finding.check, "explains": finding.explains, "needs": finding.needs}
+            for finding in diagnosis.suspects
+        ],
         "findings": [
-            finding.to_dict() | {name.lower(): getattr(module(finding.check), name) for name in _WORDS}
+            {name.lower(): getattr(module(finding.check), name) for name in _WORDS}
+            | {name: value for name, value in finding.to_dict().items() if value or name not in ("cause", "change")}
             for finding in diagnosis.findings
         ],
     }

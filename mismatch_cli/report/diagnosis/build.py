@@ -8,7 +8,7 @@ from typing import Any
 
 from mismatch_cli import __version__
 from mismatch_cli.diagnosis.finding import Finding
-from mismatch_cli.diagnosis.run import PRECISION_STAGE, module
+from mismatch_cli.diagnosis.run import FLOOR_STAGE, PRECISION_STAGE, UNEXPLAINED_STAGE, module
 from mismatch_cli.metrics.catalog import Metric
 from mismatch_cli.report import numbers
 from mismatch_cli.report.about import left_out_of, settings_tables, who_facts
@@ -24,7 +24,8 @@ _NOTATION = (
 _OWN = "mismatch-cli"
 GAP = Metric("abs_d_mean", "mean |Δlog p|", "E |d|", "nats", "TRL, SkyRL, open-instruct")
 EXPLAINED = Metric("explained", "explained by the first cause", "part of Σ|d| that goes with it", "share", _OWN)
-FAULTS = Metric("faults", "faults found", "checks that answer “found”, floors of a precision apart", "checks", _OWN)
+UNEXPLAINED = Metric("unexplained-gap", "unexplained", "mean |d| with every found cause undone", "nats", _OWN)
+FAULTS = Metric("faults", "faults found", "checks that answer “found”, floors and tails apart", "checks", _OWN)
 MADE = Metric("made", "checks made", "checks that the trace allows, of all there are", "checks", _OWN)
 _STAGES = {
     1: "values",
@@ -48,7 +49,11 @@ def build_view(analysis: DiagnosisAnalysis, summary: Mapping[str, Any], figures:
     drawn = {figure.name: figure for figure in figures}
     used = [_FIGURE_OF.get(finding.check, "") for finding in found]
     sections = [
-        _finding_section(finding, number, [drawn[name] for name in [used[number]] if name in drawn])
+        _finding_section(
+            finding,
+            finding is analysis.diagnosis.first_cause,
+            [drawn[name] for name in [used[number]] if name in drawn],
+        )
         for number, finding in enumerate(found)
     ]
     rest = tuple(figure for name, figure in drawn.items() if name not in used)
@@ -76,37 +81,66 @@ def _looked_at(analysis: DiagnosisAnalysis) -> str:
 
 def _headline(analysis: DiagnosisAnalysis) -> str:
     diagnosis = analysis.diagnosis
-    if diagnosis.faults:
-        first = diagnosis.faults[0]
-        return f"{module(first.check).TITLE}. {first.sentence}"
-    if diagnosis.found:
-        first = diagnosis.found[0]
-        return f"No bookkeeping fault was found. What is left comes from precision or tails: {first.sentence}"
-    return (
-        "No fault was found: the two sides speak of the same tokens, of the same distribution, and of the same "
-        "weights, as far as this trace can tell."
+    first = diagnosis.first_cause
+    unexplained = next((f.sentence for f in diagnosis.faults if f.check == UNEXPLAINED.key), "")
+    if first is not None:
+        share = f" It explains {numbers.share(first.explains)[0]} of the gap." if first.explains else ""
+        return " ".join(filter(None, (f"{module(first.check).TITLE}. {first.sentence}{share}", unexplained)))
+    if unexplained:
+        suspects = [_suspect(finding) for finding in diagnosis.suspects]
+        return f"Most of the gap is not explained. {unexplained}" + (
+            f" It may be {'; or '.join(suspects)}." if suspects else ""
+        )
+    return " ".join(
+        filter(None, ("No fault was found in what was tested.", _against_usual(analysis), _not_tested(analysis)))
     )
+
+
+def _suspect(finding: Finding) -> str:
+    title = f"“{module(finding.check).TITLE}”"
+    if finding.status == "untested":
+        return f"{title}, not tested ({finding.needs})"
+    return f"{title}, which takes {numbers.share(finding.explains)[0]} of it away"
+
+
+def _against_usual(analysis: DiagnosisAnalysis) -> str:
+    gap, usual = analysis.gap.value, analysis.diagnosis.evidence.usual
+    where = "less than" if gap < usual.low else "within" if gap <= usual.high else "above, though not far above,"
+    return f"The gap of {numbers.number(gap)} nats is {where} what is usual for {usual.who}, {usual.text} nats."
+
+
+def _not_tested(analysis: DiagnosisAnalysis) -> str:
+    missing = [f for f in analysis.diagnosis.findings if f.status == "untested" and f.needs]
+    return f"Not tested: {', '.join(f'{module(f.check).TITLE} ({f.needs})' for f in missing)}." if missing else ""
 
 
 def _leading(analysis: DiagnosisAnalysis) -> tuple[MetricRow, ...]:
     diagnosis, gap = analysis.diagnosis, analysis.gap
     value, interval = numbers.estimate(gap.value, gap.value - 1.96 * gap.error, gap.value + 1.96 * gap.error)
     made = sum(finding.status != "untested" for finding in diagnosis.findings)
-    first = diagnosis.found[0].explains if diagnosis.found else None
+    first = diagnosis.first_cause.explains if diagnosis.first_cause else None
+    usual = diagnosis.evidence.usual
     return (
         MetricRow(FAULTS, numbers.count(len(diagnosis.faults))),
         MetricRow(EXPLAINED, numbers.share(first)[0], note="an estimate" if first is not None else ""),
+        MetricRow(UNEXPLAINED, numbers.number(diagnosis.unexplained.nats), note=f"usual: {usual.text}, {usual.who}"),
         MetricRow(GAP, value, interval),
         MetricRow(MADE, f"{made} of {len(diagnosis.findings)}"),
     )
 
 
-def _finding_section(finding: Finding, number: int, figures: Sequence[FigureView]) -> Section:
+def _finding_section(finding: Finding, is_first: bool, figures: Sequence[FigureView]) -> Section:
     check = module(finding.check)
-    order = "First cause" if number == 0 else "Also found, and perhaps a consequence"
-    kind = "" if check.STAGE < PRECISION_STAGE else " (a floor or a tail, no bookkeeping)"
+    order = "First cause" if is_first else "Also found"
+    kind = " (a floor or a tail, no bookkeeping)" if check.STAGE in (PRECISION_STAGE, FLOOR_STAGE) else ""
     explains = f" It explains about {numbers.share(finding.explains)[0]} of the gap." if finding.explains else ""
-    facts = (("Likely cause", check.CAUSE), ("What to change", check.CHANGE), ("Seen in", check.SOURCE))
+    if check.STAGE == UNEXPLAINED_STAGE:
+        order, explains = "What is left", ""
+    facts = (
+        ("Likely cause", finding.cause or check.CAUSE),
+        ("What to change", finding.change or check.CHANGE),
+        ("Seen in", check.SOURCE),
+    )
     return Section(
         check.TITLE,
         f"{order}{kind}. {finding.sentence}{explains}",
@@ -134,7 +168,7 @@ def _all_checks(analysis: DiagnosisAnalysis, figures: Sequence[FigureView]) -> S
             module(f.check).TITLE, _STAGES[module(f.check).STAGE],
             {"found": "FOUND", "clear": "clear", "untested": "not tested"}[f.status],
             numbers.number(f.effect) if f.effect is not None else numbers.MISSING,
-            f.measure or f.reason or f.sentence,
+            _measured_as(f),
         )
         for f in analysis.diagnosis.findings
     )  # fmt: skip
@@ -148,14 +182,21 @@ def _all_checks(analysis: DiagnosisAnalysis, figures: Sequence[FigureView]) -> S
         for f in analysis.diagnosis.findings if f.status == "clear" and f.evidence
     )  # fmt: skip
     text = (
-        "In this order, because what comes first spoils what comes after. How surely each fault is found, and how "
-        "small it may be, is measured in docs/diagnose.md."
+        "What spoils tokens comes first; causes are then weighed by what they explain of the gap, each once the "
+        "stronger ones are undone. How surely each fault is found, and how small it may be: docs/diagnose.md."
     )
     return Section(
         "Every check", text, figures=tuple(figures), tables=(Table("", columns, rows, shrinks=True), *evidence)
     )
 
 
+def _measured_as(finding: Finding) -> str:
+    if finding.status == "untested":
+        return ": ".join(filter(None, (finding.reason, finding.needs)))
+    return "; ".join(filter(None, (finding.measure or finding.sentence, finding.reason)))
+
+
 def _command(analysis: DiagnosisAnalysis) -> str:
-    earlier = ["--earlier-model", analysis.earlier_model] if analysis.earlier_model else []
-    return shlex.join(["mismatch-cli", "diagnose", *(str(trace.folder) for trace in analysis.traces), *earlier])
+    models = {"--earlier-model": analysis.earlier_model, "--trainer-model": analysis.trainer_model}
+    given = [word for flag, model in models.items() if model for word in (flag, model)]
+    return shlex.join(["mismatch-cli", "diagnose", *(str(trace.folder) for trace in analysis.traces), *given])

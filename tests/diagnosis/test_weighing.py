@@ -1,0 +1,131 @@
+"""Causes compete: what explains most is first, what leaves most of the gap is none, and what is left is said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from faults import FAULTS, Pool
+
+from mismatch_cli.diagnosis.evidence import gather_tables
+from mismatch_cli.diagnosis.run import Diagnosis, diagnose
+from mismatch_cli.metrics.pairs import PAIRS
+
+FLOAT32 = {"rollout": {"dtype": "float32"}, "trainer": {"dtype": "float32", "architecture": "Qwen3ForCausalLM"}}
+BF16 = {"rollout": {"dtype": "bfloat16"}, "trainer": {"dtype": "bfloat16", "architecture": "Qwen3ForCausalLM"}}
+
+
+def whole(pool: Pool) -> Pool:
+    return pool.take(np.arange(pool.num_responses))
+
+
+def sampled_alone(pool: Pool) -> Pool:
+    pool.ranks.clear()
+    pool.tokens.pop("entropy_trainer", None)
+    return pool
+
+
+def judged(pool: Pool, about: dict, earlier_T: np.ndarray | None = None) -> Diagnosis:
+    evidence = gather_tables([pool.table()], PAIRS["mismatch"], {"temperature": 1.0}, about)
+    if earlier_T is not None:
+        order = np.lexsort([pool.rows[name] for name in ("sample_index", "prompt_id", "step")])
+        spans = [slice(pool.offset_S1[s], pool.offset_S1[s + 1]) for s in order]
+        evidence = replace(evidence, earlier_logp_T=np.concatenate([earlier_T[span] for span in spans]))
+    return diagnose(evidence)
+
+
+def of(diagnosis: Diagnosis, check: str):
+    return next(finding for finding in diagnosis.findings if finding.check == check)
+
+
+def test_stale_weights_that_explain_most_come_before_a_temperature(pools):
+    """Other weights, and a temperature of 1.02 on top: 95 % go with the checkpoint of before."""
+    broken = whole(pools["float32"])
+    cold_T = broken.tokens["logp_trainer"] * np.float32(0.98)
+    broken.use("weights0.1")
+    broken.tokens["logp_trainer"] *= np.float32(0.98)
+    diagnosis = judged(broken, FLOAT32, cold_T)
+    assert diagnosis.first_cause.check == "stale-weights" and diagnosis.first_cause.explains > 0.8
+    assert diagnosis.unexplained.share < 0.2
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize(("pool", "about"), [("float32", FLOAT32), ("fp8-kv", BF16)])
+def test_other_weights_without_the_earlier_model_are_unexplained(pools, pool, about, alone):
+    broken = whole(pools[pool])
+    broken.use("weights0.1")
+    diagnosis = judged(sampled_alone(broken) if alone else broken, about)
+    assert diagnosis.first_cause is None
+    assert [fault.check for fault in diagnosis.faults] == ["unexplained-gap"]
+    assert diagnosis.unexplained.nats > 0.04 and diagnosis.unexplained.share == pytest.approx(1.0)
+    assert "stale-weights" in [suspect.check for suspect in diagnosis.suspects]
+    assert "0.001–0.01" in diagnosis.faults[0].sentence or about is FLOAT32
+
+
+@pytest.mark.parametrize(("pool", "about"), [("float32", FLOAT32), ("fp8-kv", BF16)])
+def test_top_p_seen_from_the_sampled_tokens_alone_is_no_temperature(pools, pool, about):
+    """The nucleus is cut from what both sides say of the top 20; tokens outside were not sampled."""
+    broken = whole(pools[pool])
+    log_mass_T, inside_T = nucleus(broken.ranks["topk_logp_rollout"], broken.tokens["logp_rollout"], 0.95)
+    broken.tokens["logp_rollout"] = np.minimum(broken.tokens["logp_rollout"] - log_mass_T, 0).astype(np.float32)
+    broken.tokens["logp_trainer"] = np.where(inside_T, broken.tokens["logp_trainer"], np.nan).astype(np.float32)
+    diagnosis = judged(sampled_alone(broken), about)
+    names = [finding.check for finding in diagnosis.found if finding.check != "values"]
+    assert names[0] == "truncated-support" and "temperature" not in names
+
+
+def nucleus(topk_TK: np.ndarray, logp_T: np.ndarray, top_p: float) -> tuple[np.ndarray, np.ndarray]:
+    """log of the mass that is kept, and whether the sampled token is in it."""
+    before_TK = np.cumsum(np.exp(topk_TK), axis=1) - np.exp(topk_TK)
+    kept_TK = np.where(before_TK < top_p, topk_TK, -np.inf)
+    log_mass_T = np.log(np.exp(kept_TK).sum(axis=1))
+    lowest_T = kept_TK.min(axis=1, where=np.isfinite(kept_TK), initial=0.0)
+    return log_mass_T, logp_T >= lowest_T - 1e-6
+
+
+def test_a_logarithm_to_another_base_is_no_temperature(pools):
+    broken = whole(pools["fp8-kv"])
+    broken.tokens["logp_trainer"] /= np.float32(np.log(2))
+    diagnosis = judged(sampled_alone(broken), BF16)
+    assert "temperature" not in [finding.check for finding in diagnosis.found]
+
+
+def test_the_lattice_is_never_the_cause(pools):
+    diagnosis = judged(whole(pools["fp8-kv"]), BF16)
+    assert of(diagnosis, "logit-lattice").status == "found"
+    assert diagnosis.first_cause is None and diagnosis.faults == ()
+
+
+def test_undoing_leaves_less_and_shares_add_up(pools):
+    broken, rng = whole(pools["float32"]), np.random.default_rng(0)
+    broken.use("temperature1.05")
+    next(f for f in FAULTS if f.name == "−1.0 for a missing log-prob").plant(broken, 0.01, rng)
+    diagnosis = judged(broken, FLOAT32)
+    assert {fault.check for fault in diagnosis.faults} == {"temperature", "placeholders"}
+    explained = sum(fault.explains for fault in diagnosis.faults)
+    assert explained + diagnosis.unexplained.share == pytest.approx(1.0, abs=1e-9)
+    assert diagnosis.unexplained.nats < 0.02
+
+
+def test_a_dense_model_has_no_experts_and_few_tokens_no_tail(pools):
+    rng, fault = np.random.default_rng(0), next(f for f in FAULTS if f.name == "routing flips")
+    broken = whole(pools["float32"])
+    fault.plant(broken, 0.03, rng)
+    tail = of(judged(broken, FLOAT32), "heavy-tail")
+    assert tail.status == "found" and "expert" not in tail.cause + tail.change
+    unknown = of(judged(broken, {}), "heavy-tail")
+    assert "In a mixture of experts" in unknown.cause
+    few = judged(broken.take(np.arange(2)), FLOAT32)
+    assert of(few, "heavy-tail").status == "untested"
+
+
+def test_tiny_healthy_traces_have_no_cause(pools):
+    rng = np.random.default_rng(1)
+    for name, about in (("float32", FLOAT32), ("fp8-kv", BF16)):
+        pool = pools[name]
+        for _ in range(15):
+            prompts = rng.choice(np.unique(pool.rows["prompt_id"]), 6, replace=False)
+            few = pool.take(np.flatnonzero(np.isin(pool.rows["prompt_id"], prompts))[:: rng.integers(1, 4)])
+            diagnosis = judged(few, about)
+            assert diagnosis.first_cause is None and diagnosis.faults == (), name
