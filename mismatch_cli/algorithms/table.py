@@ -92,7 +92,7 @@ _ROWS = (
         (Factor(Ratio("trainer", "recomputed", "mean")),), "GSPO, arXiv 2507.18071 eq. 5 to 7; bounds of its section 5",
     ),
     Algorithm(
-        "prime-rl", (_mask("binary-tv", max_tv=0.2),), _R, "prime-rl's default mask; without its 1e-3·d² term"
+        "prime-rl", (_mask("binary-tv", max_tv=0.2),), _R, "prime-rl's loss `default`; without its 1e-3·d² term"
     ),
     Algorithm("ipo", (_mask("probability-band", max_tv=0.1),), _R, "prime-rl ipo, threshold 0.1"),
     Algorithm(

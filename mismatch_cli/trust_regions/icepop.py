@@ -1,4 +1,8 @@
-"""IcePop: tokens whose ratio leaves a band are dropped, whatever their advantage (Ling team; NeMo-RL, slime, verl)."""
+"""IcePop: tokens whose ratio leaves a band are dropped, whatever their advantage (Ling team; NeMo-RL, slime, verl).
+
+In verl it is `rollout_is=token` with two thresholds; `rollout_rs=token_k1` bounds −log ρ: its band [low, high] is
+[1/high, 1/low] here.
+"""
 
 from __future__ import annotations
 

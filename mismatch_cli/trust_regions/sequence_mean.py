@@ -1,4 +1,8 @@
-"""Masked importance sampling (MIS) on the geometric mean of a response's ratios (NeMo-RL `seq-mask-tis`, verl)."""
+"""Masked importance sampling (MIS) on a response's geometric mean ratio (NeMo-RL `seq-mask-tis`; verl, mirrored).
+
+OpenRLHF and SkyRL have it as NeMo-RL. verl's `rollout_rs=seq_mean_k1` bounds the mean of −log ρ: its band [low, high]
+is [1/high, 1/low] here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Masked importance sampling (MIS) on the product of a response's ratios (TRL `sequence_mask`, verl, SkyRL)."""
+"""Masked importance sampling (MIS) on the product of a response's ratios (TRL `sequence_mask`, SkyRL; verl, mirrored).
+
+verl's `rollout_rs=seq_sum_k1` bounds the sum of −log ρ: its band [low, high] is [1/high, 1/low] here. Its
+`rollout_is=sequence` with two thresholds bounds Πρ, as here.
+"""
 
 from __future__ import annotations
 
