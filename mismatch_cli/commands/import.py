@@ -101,6 +101,7 @@ def _import(
 ) -> tuple[Path, dict[str, Any]]:
     """Write beside an old trace, which goes when the new one is whole: an interrupt leaves things as they were."""
     import shutil
+    from dataclasses import replace
 
     from mismatch_cli.importers._driver import import_dump
     from mismatch_cli.importers._elsewhere import NeedsItsFramework
@@ -111,7 +112,8 @@ def _import(
     if (folder / "trace").exists() and not force:
         raise MismatchError(f"{folder} already exists. Replace it with --force, or choose another --output.")
     existed = folder.exists()
-    vocabulary = _vocabulary(tokenizer)
+    vocabulary, size = _vocabulary(tokenizer)
+    what = replace(what, vocabulary=size)
     part = folder / _PART
     try:
         with locked(folder):
@@ -129,15 +131,16 @@ def _import(
     return folder, imported
 
 
-def _vocabulary(tokenizer: str | None) -> Any:
-    """Load the tokenizer before anything is read; the answer writes its vocabulary into a folder."""
+def _vocabulary(tokenizer: str | None) -> tuple[Any, int | None]:
+    """Load the tokenizer before anything is read: what writes its vocabulary, and how many ids the model has."""
     if tokenizer is None:
-        return lambda _folder: None
+        return lambda _folder: None, None
     from mismatch_cli.models import load_tokenizer
+    from mismatch_cli.recording.full_divergence import vocabulary_of
     from mismatch_cli.trace.vocabulary import write_vocabulary
 
     loaded = load_tokenizer(tokenizer)
-    return lambda folder: write_vocabulary(folder, loaded)
+    return lambda folder: write_vocabulary(folder, loaded), max(len(loaded), vocabulary_of(tokenizer, loaded))
 
 
 def _tell(imported: dict[str, Any], folder: Path, as_json: bool, progress: TerminalProgress) -> None:

@@ -16,6 +16,7 @@ from mismatch_cli.engines import Request
 from mismatch_cli.engines._server_http import Server
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.sampling import SamplingSettings
+from mismatch_cli.trace.foreign import are_token_ids
 
 _MINUS_INFINITY = -9999.0  # JSON has no -inf: vLLM clips there
 _MOST_PROBABILITY = 1 + 1e-3  # of distinct tokens together, with room for float32
@@ -94,7 +95,7 @@ def to_rollout(request: Request, answer: Any, top_logprobs: int, max_tokens: int
         raise MismatchError(WITHOUT_IDS)
     if choice["prompt_token_ids"] != request.prompt_ids:
         raise _unusable("it sampled from another prompt than it was given")
-    if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < vocabulary for i in ids):
+    if not are_token_ids(ids, vocabulary):
         raise _unusable(f"it holds token ids that are none of the model's {vocabulary}")
     _check_end(choice.get("finish_reason"), len(ids), max_tokens)
     logprobs = choice.get("logprobs")

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from mismatch_cli import registry
 from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.importers._jsonl import CUT_OFF
 from mismatch_cli.importers._rows import Completer
 from mismatch_cli.importers._sources import Peek, Source, find, peek
 from mismatch_cli.importers._tally import Tally
@@ -48,6 +49,7 @@ class Import:
     format: str | None = None
     newer_trainer: bool | None = None  # whether π has newer weights than μ; None: as the format usually has it
     sampling: dict[str, float] = field(default_factory=dict)
+    vocabulary: int | None = None  # how many token ids there are, where it is known
 
 
 def facts(name: str) -> dict[str, str | None]:
@@ -65,7 +67,7 @@ def import_dump(what: Import, folder: Path, progress: Progress) -> dict[str, Any
     name, sources = _recognised(what, tally)
     module = registry.load(PACKAGE, name, "format")
     newer = what.newer_trainer if what.newer_trainer is not None else module.PI == "trainer"
-    completer = Completer(tally, newer_trainer=newer)
+    completer = Completer(tally, newer_trainer=newer, vocabulary=what.vocabulary)
     progress.say(f"Importing {len(sources)} {'file' if len(sources) == 1 else 'files'}: {module.TITLE}")
     advance = _in_megabytes(progress, sum(source.size for source in sources))
     try:
@@ -76,8 +78,18 @@ def import_dump(what: Import, folder: Path, progress: Progress) -> dict[str, Any
         raise MismatchError(_nothing(what, tally))
     imported = _description(name, module, sources, tally, completer)
     config = {"config": {"sampling": what.sampling}} if what.sampling else {}
-    write_manifest(folder, {"command": "import", "imported": imported, **recorded(rows), **config})
+    shards = recorded(rows) | _cut_short(module, sources, tally)
+    write_manifest(folder, {"command": "import", "imported": imported, **shards, **config})
     return imported
+
+
+def _cut_short(module: ModuleType, sources: list[Source], tally: Tally) -> dict[str, str]:
+    """What a dump that was still being written says of the trace that is made of it."""
+    lines = tally.left_out.get(CUT_OFF, 0)
+    found = [f"{lines:,} {CUT_OFF}"] * bool(lines)
+    if hasattr(module, "unfinished") and (why := module.unfinished(sources)):
+        found.append(why)
+    return {"cut_short": f"the dump was still being written, or its run ended: {', '.join(found)}"} if found else {}
 
 
 def _write(shards: Iterator[pa.Table], folder: Path) -> dict[str, int | None]:
@@ -136,7 +148,7 @@ def _recognised(what: Import, tally: Tally) -> tuple[str, list[Source]]:
     if not by_format and what.format is None:
         raise MismatchError(_unknown_layout(unknown[0]))
     if len(by_format) > 1:
-        raise UsageError(f"There are dumps of {' and '.join(sorted(by_format))} here. Choose one with --format.")
+        raise UsageError(f"There are dumps of {' and '.join(sorted(by_format))} here. {_choose(sorted(by_format))}")
     name, sources = next(iter(by_format.items()), (str(what.format), unknown))
     if by_format:
         tally.leave_out("files of another layout", len(unknown), unknown[0].name if unknown else "")
@@ -150,12 +162,19 @@ def _chosen(name: str, sources: list[Source], tally: Tally, *, whole: bool) -> l
 
 
 def _format_of(group: list[Source], names: Sequence[str]) -> str | None:
-    """As the first file of a group says that holds anything at all."""
+    """As the first file of a group says that holds anything at all; a `UsageError` where two formats take it."""
     for source in group:
         seen = peek(source)
         if seen.keys:
-            return next((n for n in names if registry.load(PACKAGE, n, "format").recognises(seen)), None)
+            known = [name for name in names if registry.load(PACKAGE, name, "format").recognises(seen)]
+            if len(known) > 1:
+                raise UsageError(f"{source.path} has the layout of {' and of '.join(known)}. {_choose(known)}")
+            return known[0] if known else None
     return None
+
+
+def _choose(names: Sequence[str]) -> str:
+    return f"Choose one with {' or '.join(f'--format {name}' for name in names)}."
 
 
 def _unknown_layout(source: Source) -> str:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from mismatch_cli.errors import first_line
 from mismatch_cli.importers._sources import Source
 from mismatch_cli.importers._tally import Tally
+from mismatch_cli.trace import foreign
 
 BLOCK_BYTES = 2**24
 _SHOWN = 160  # characters of an error, which may repeat a whole row
@@ -97,4 +98,5 @@ def _tables(rows: list[_Row], schema: pa.Schema, schema_for: SchemaFor, name: st
 
 def _table(rows: list[_Row], schema: pa.Schema) -> pa.Table:
     columns = zip(*(values for _, values in rows), strict=True)
-    return pa.table([pa.array(values, kind) for values, kind in zip(columns, schema.types, strict=True)], schema=schema)
+    arrays = [foreign.from_python(values, kind) for values, kind in zip(columns, schema.types, strict=True)]
+    return pa.table(arrays, schema=schema)

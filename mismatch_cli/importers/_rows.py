@@ -9,11 +9,23 @@ import pyarrow.compute as pc
 from mismatch_cli.importers import _lists
 from mismatch_cli.importers._tally import Tally
 from mismatch_cli.metrics.hashing import hash_keys
-from mismatch_cli.trace.schema import PROMPT_COLUMN, ROW_COLUMNS, TOKEN_COLUMNS, TOPK_COLUMNS, arrow_type, column_order
+from mismatch_cli.trace import foreign
+from mismatch_cli.trace.schema import (
+    ID_COLUMNS,
+    PROMPT_COLUMN,
+    ROW_COLUMNS,
+    TOKEN_COLUMNS,
+    TOPK_COLUMNS,
+    arrow_type,
+    column_order,
+)
 
 NO_ROLLOUT = "responses without log-probabilities of the rollout engine"
 NO_IDS = "responses without token ids"
 EMPTY = "responses without a token"
+STRANGE_IDS = "responses whose {name} holds a number that is no token id"
+NO_REWARD = "responses have a reward that is no finite number: it is left empty"
+NOTE = "note: "  # begins the name of a column of counts: what is noted of each row that is kept
 WRONG_LENGTH = "responses whose {name} has another length than their tokens"
 HOLES = "responses whose {name} holds a null"
 UNKNOWN = "unknown"  # finish_reason, where a dump does not say; readers ask for "length" only
@@ -25,8 +37,8 @@ _SIDES = {"logp_rollout": "rollout", "logp_trainer": "trainer", "logp_recomputed
 class Completer:
     """Turns the tables of a format into tables of a trace, in the order in which they come."""
 
-    def __init__(self, tally: Tally, *, newer_trainer: bool) -> None:
-        self._tally, self._newer_trainer = tally, newer_trainer
+    def __init__(self, tally: Tally, *, newer_trainer: bool, vocabulary: int | None = None) -> None:
+        self._tally, self._newer_trainer, self._vocabulary = tally, newer_trainer, vocabulary
         self._seen: set[int] = set()
         self.rows = self.tokens = 0
         self.steps: set[int] = set()
@@ -42,8 +54,13 @@ class Completer:
         columns = {name: _lists.single(table.column(name)) for name in table.column_names}
         self._fill_tokens(columns)
         self._fill_keys(columns, table.num_rows)
-        table = pa.table({name: columns[name] for name in column_order() if name in columns})
+        self._empty_strange_rewards(columns)
+        names = [name for name in columns if name.startswith(NOTE)]
+        table = pa.table({name: columns[name] for name in (*column_order(), *names) if name in columns})
         table = _only(table, self._first_of_its_key(table, where))
+        for name in _notes(table):
+            self._tally.note(name.removeprefix(NOTE), pc.sum(table.column(name)).as_py() or 0)
+        table = table.drop_columns(_notes(table))
         self._note_odd_values(table)
         self._count(table)
         return table
@@ -64,8 +81,26 @@ class Completer:
         for name, column in columns.items():  # among floats a null is NaN, "not measured"
             if pa.types.is_list(column.type) and not pa.types.is_floating(column.type.value_type):
                 bad_S[HOLES.format(name=name)] = _lists.holds_null(column) & ~_lists.is_null(column)
+                bad_S[STRANGE_IDS.format(name=name)] = self._strange_ids(name, column)
         bad_S |= {WRONG_LENGTH.format(name="top-K columns"): _ragged_top_k(columns, lengths_S)}
         return self._tally.sift(bad_S, where)
+
+    def _strange_ids(self, name: str, column: pa.Array) -> np.ndarray:
+        """Rows with an id that no token has."""
+        found_S = np.zeros(len(column), dtype=bool)
+        if name in ID_COLUMNS:
+            known = column.filter(pa.array(~_lists.holds_null(column)))
+            strange_T = foreign.strange_ids(_lists.flat(known), self._vocabulary)
+            rows = np.flatnonzero(~_lists.holds_null(column))
+            found_S[rows[_lists.rows_of(_lists.lengths_of(known))[strange_T]]] = True
+        return found_S
+
+    def _empty_strange_rewards(self, columns: dict[str, pa.Array]) -> None:
+        reward = columns.get("reward")
+        if reward is not None and not pc.all(pc.is_finite(reward), min_count=0).as_py():
+            strange = pc.fill_null(pc.invert(pc.is_finite(reward)), False)
+            columns["reward"] = pc.if_else(strange, pa.scalar(None, reward.type), reward)
+            columns[NOTE + NO_REWARD] = strange.cast(pa.int64())
 
     def _fill_tokens(self, columns: dict[str, pa.Array]) -> None:
         """Nulls among values become NaN, "not measured"; without a mask every token is trained."""
@@ -141,9 +176,14 @@ class Completer:
 
 
 def _known_columns(table: pa.Table) -> pa.Table:
-    """The columns of a trace that are there, in its types; a column of nothing but nulls of no type is not there."""
+    """The columns of a trace that are there, in its types, and the notes; one of nothing but nulls is not there."""
     names = [n for n in column_order() if n in table.column_names and table.column(n).type != pa.null()]
-    return pa.table({name: table.column(name).cast(arrow_type(name)) for name in names})
+    columns = {name: foreign.exact(_lists.single(table.column(name)), arrow_type(name)) for name in names}
+    return pa.table(columns | {name: table.column(name) for name in _notes(table)})
+
+
+def _notes(table: pa.Table) -> list[str]:
+    return [name for name in table.column_names if name.startswith(NOTE)]
 
 
 def _only(table: pa.Table, keep_S: np.ndarray) -> pa.Table:

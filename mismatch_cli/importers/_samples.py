@@ -16,16 +16,17 @@ import pyarrow.compute as pc
 
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.importers import _lists
-from mismatch_cli.importers._rows import NO_IDS
+from mismatch_cli.importers._rows import NO_IDS, NOTE
 from mismatch_cli.importers._sources import Source
 from mismatch_cli.importers._tally import Tally
+from mismatch_cli.trace import foreign
 
 TOKENS_PER_BLOCK = 2**19
 NO_LENGTH = "samples without a response length"
 WRONG_TOTAL = "samples whose tokens are not as many as their lengths state"
 NO_NUMBER = "responses have a reward that is no number: it is left empty"
 OTHER_TYPES = "samples with values of other types than the layout has"
-NORMALISED = "responses have the reward as normalised for training: the dump lacks the raw one"
+NORMALISED = "responses have the reward as the trainer got it, normalised or not: no raw one is known to be theirs"
 
 # the column of a trace: the keys that hold it
 _LISTS = {
@@ -36,7 +37,8 @@ _LISTS = {
     "entropy_trainer": ("entropy",),
     "advantage": ("advantages",),
 }
-KINDS: dict[str, type] = {"tokens": np.int32} | {key: np.float32 for keys in _LISTS.values() for key in keys}
+KINDS = {"tokens": pa.int32()} | {key: pa.float32() for keys in _LISTS.values() for key in keys}
+KINDS |= dict.fromkeys(_LISTS["loss_mask"], pa.bool_())
 NUMBERS = (
     *("index", "sample_index", "truncated"),
     *("response_length", "response_lengths", "total_length", "total_lengths"),
@@ -68,10 +70,10 @@ def tables(samples: Sequence[Sample], step: int, tally: Tally, where: str) -> It
         some.append(sample)
         tokens += len(sample["tokens"])
         if tokens >= TOKENS_PER_BLOCK:
-            yield _table(some, step, tally)
+            yield _table(some, step)
             some, tokens = [], 0
     if some:
-        yield _table(some, step, tally)
+        yield _table(some, step)
 
 
 def _as_arrays(sample: Sample) -> Sample:
@@ -79,22 +81,11 @@ def _as_arrays(sample: Sample) -> Sample:
     found = dict(sample)
     for key, kind in KINDS.items():
         if (value := sample.get(key)) is not None:
-            found[key] = as_array(value, kind)
+            found[key] = foreign.flat_array(value, kind)
     for key in NUMBERS:
         if sample.get(key) is not None:
-            found[key] = int(np.int32(int(sample[key])))
-    return found
-
-
-def as_array(value: Any, kind: type) -> np.ndarray:
-    """A list or tensor as a flat array; a ValueError for token ids that are too large, or no whole numbers."""
-    if hasattr(value, "detach"):  # a tensor: numpy knows no bfloat16 and no gradients
-        value = value.detach().double().numpy()
-    given = np.asarray(value).reshape(-1)
-    with np.errstate(invalid="ignore"):
-        found: np.ndarray = given.astype(kind)
-    if kind is np.int32 and not np.array_equal(found, given):
-        raise ValueError("no token ids")
+            value = sample[key]
+            found[key] = int(np.int32(value if isinstance(value, bool) else foreign.whole_number(value)))
     return found
 
 
@@ -113,7 +104,7 @@ def response_length(sample: Sample) -> int | None:
     return sample.get("response_length", sample.get("response_lengths"))
 
 
-def _table(samples: list[Sample], step: int, tally: Tally) -> pa.Table:
+def _table(samples: list[Sample], step: int) -> pa.Table:
     ids = [sample["tokens"] for sample in samples]
     cuts = [len(row) - (response_length(sample) or 0) for row, sample in zip(ids, samples, strict=True)]
     columns = {
@@ -121,12 +112,12 @@ def _table(samples: list[Sample], step: int, tally: Tally) -> pa.Table:
         "response_ids": _lists.from_rows([row[cut:] for row, cut in zip(ids, cuts, strict=True)], pa.int32()),
         "step": pa.array(np.full(len(samples), step, np.int32)),
         "finish_reason": pa.array([_finish_reason(sample) for sample in samples], pa.string()),
-        "reward": pa.array(_rewards(samples, tally), pa.float32()),
     }
+    columns |= _rewards(samples)
     for name, keys in _LISTS.items():
         rows = [next((sample[key] for key in keys if sample.get(key) is not None), None) for sample in samples]
         if any(row is not None for row in rows):
-            columns[name] = _lists.from_rows(rows, pa.float32())
+            columns[name] = _lists.from_rows(rows, pa.bool_() if name == "loss_mask" else pa.float32())
     _mask(columns, samples)
     numbers: dict[str, list[Any]] = {
         "sample_index": [sample.get("index", sample.get("sample_index")) for sample in samples]
@@ -145,11 +136,11 @@ def _mask(columns: dict[str, pa.Array], samples: list[Sample]) -> None:
     if "loss_mask" not in columns and not any(sample.get("remove_sample") for sample in samples):
         return
     lengths_S = _lists.lengths_of(columns["response_ids"])
-    ones = _lists.from_flat(np.ones(int(lengths_S.sum()), np.float32), lengths_S)
+    ones = _lists.from_flat(np.ones(int(lengths_S.sum()), dtype=bool), lengths_S)
     mask = pc.coalesce(columns["loss_mask"], ones) if "loss_mask" in columns else ones
     kept_S = np.array([not sample.get("remove_sample") for sample in samples])
     its_lengths_S = _lists.lengths_of(mask)
-    columns["loss_mask"] = _lists.from_flat((_lists.flat(mask) != 0) & np.repeat(kept_S, its_lengths_S), its_lengths_S)
+    columns["loss_mask"] = _lists.from_flat(_lists.flat(mask) & np.repeat(kept_S, its_lengths_S), its_lengths_S)
 
 
 def _finish_reason(sample: Sample) -> str | None:
@@ -159,20 +150,24 @@ def _finish_reason(sample: Sample) -> str | None:
     return None if status is None else _FINISH.get(str(status), str(status))
 
 
-def _rewards(samples: list[Sample], tally: Tally) -> list[float | None]:
+def _rewards(samples: list[Sample]) -> dict[str, pa.Array]:
     """The raw reward where there is one: `rewards` of train data is what the group's normalisation made of it."""
     found: list[float | None] = []
+    no_number, normalised = [], []
     for sample in samples:
+        raw = "raw_reward" in sample or "reward" in sample
         value = sample.get("raw_reward", sample.get("reward", sample.get("rewards")))
         try:
-            found.append(None if value is None else float(value))
+            found.append(None if value is None else foreign.finite_number(value))
         except (TypeError, ValueError, RuntimeError):
-            tally.note(NO_NUMBER, 1)
             found.append(None)
-            continue
-        if value is not None and "raw_reward" not in sample and "reward" not in sample:
-            tally.note(NORMALISED, 1)
-    return found
+        no_number.append(int(value is not None and found[-1] is None))
+        normalised.append(int(found[-1] is not None and not raw))
+    return {
+        "reward": pa.array(found, pa.float32()),
+        NOTE + NO_NUMBER: pa.array(no_number),
+        NOTE + NORMALISED: pa.array(normalised),
+    }
 
 
 def _oldest_version(versions: Any) -> int | None:

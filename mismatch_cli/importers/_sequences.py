@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mismatch_cli.importers import _lists
-from mismatch_cli.importers._rows import NO_IDS
+from mismatch_cli.importers._rows import NO_IDS, NOTE
 from mismatch_cli.importers._tally import Tally
 
 NO_MASK = "responses without a trained token (nothing says where they begin)"
@@ -50,7 +50,7 @@ def split(
     found = {"prompt_ids": cutter.prompt(ids), "response_ids": cutter.response(ids), "loss_mask": cutter.response(mask)}
     found |= {name: cutter.response(column) for name, column in columns.items()}
     if "logp_rollout" in columns:
-        tally.note(SHIFTED, cutter.count_shifted(columns["logp_rollout"]))
+        found[NOTE + SHIFTED] = pa.array(cutter.shifted(columns["logp_rollout"]).astype(np.int64))
     return found, keep_S
 
 
@@ -94,15 +94,16 @@ class _Cutter:
             return found
         return pc.if_else(pa.array(~null_S[self._keep_S]), found, pa.nulls(len(found), found.type))
 
-    def count_shifted(self, logp: pa.Array) -> int:
-        """Rows whose last prompt position has a log-probability while the last of the response has none."""
-        sure_S = self._keep_S & ~_lists.is_null(logp) & (self._first_S > 0)
-        if _lists.is_null(logp).any():
-            return 0
-        values_T = _lists.flat(logp)
-        before = values_T[(self._start_S + self._first_S - 1)[sure_S]]
-        last = values_T[(self._start_S + self._stop_S - 1)[sure_S]]
-        return int(((before != 0) & (last == 0)).sum())
+    def shifted(self, logp: pa.Array) -> np.ndarray:
+        """Kept rows whose last prompt position has a log-probability while the last of the response has none."""
+        found_S = np.zeros(len(logp), dtype=bool)
+        sure_S = self._keep_S & (self._first_S > 0)
+        if not _lists.is_null(logp).any():
+            values_T = _lists.flat(logp)
+            before = values_T[(self._start_S + self._first_S - 1)[sure_S]]
+            last = values_T[(self._start_S + self._stop_S - 1)[sure_S]]
+            found_S[sure_S] = (before != 0) & (last == 0)
+        return found_S[self._keep_S]
 
 
 def _ranges(begin_S: np.ndarray, end_S: np.ndarray) -> np.ndarray:

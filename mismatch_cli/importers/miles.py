@@ -11,15 +11,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from mismatch_cli.errors import MismatchError
 from mismatch_cli.importers import _lists, _parquet, _samples, _torch_file
 from mismatch_cli.importers._sources import Peek, Source
 from mismatch_cli.importers._tally import Tally
 from mismatch_cli.importers.slime import EVALUATION, SAME_SAMPLES, with_raw_rewards
+from mismatch_cli.trace import foreign
 
 TITLE = "miles --dump-details"
 FILES = "train_data/N_R.pt, rollout_data/N.pt, dashboard_columns/rollout_N.parquet, policy_loss_debug/rank_R_call_C.pt"
@@ -94,14 +98,33 @@ def _torch_tables(source: Source, tally: Tally, seen: _Losses | None) -> Iterato
     if columns is not None and int(content.get("cp_size") or 1) > 1:
         tally.leave_out(SPLIT, 1, source.name)
         return
-    samples = _samples.samples_of(content, source) if columns is None else _of_columns(columns)
+    step = foreign.whole_number(content.get("rollout_id") or 0)
+    if columns is None:
+        samples = _samples.samples_of(content, source)
+    else:
+        rollout = source.path.parent.parent / "rollout_data" / f"{step}.pt"
+        samples = _of_columns(columns, _rollout_of(rollout) if rollout.is_file() else {})
     if seen is not None:
         samples = [seen.join(sample, int(content.get("rank") or 0)) for sample in samples]
-    yield from _samples.tables(samples, int(content.get("rollout_id") or 0), tally, source.name)
+    yield from _samples.tables(samples, step, tally, source.name)
 
 
-def _of_columns(columns: dict[str, Any]) -> list[dict[str, Any]]:
-    """A dict per sample from columns; what is not one value per sample (schedules) stays behind."""
+@lru_cache(maxsize=1)  # every rank of a rollout asks
+def _rollout_of(path: Path) -> dict[int, dict[str, Any]]:
+    """The samples of a rollout as it was saved beside the train data, in its order; none where it cannot be read."""
+    try:
+        samples = _torch_file.load(path)["samples"]
+        return {foreign.whole_number(sample["index"]): sample for sample in samples}
+    except (MismatchError, KeyError, TypeError, ValueError):
+        return {}
+
+
+def _of_columns(columns: dict[str, Any], rollout: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
+    """A dict per sample from columns; what is not one value per sample (schedules) stays behind.
+
+    `raw_reward` is of the whole rollout, in its order, which the rollout's own file tells (miles takes `partition` out
+    before it saves). Without the column that file's own rewards are the raw ones.
+    """
     count = len(columns["tokens"])
     raw = columns.get("raw_reward")
     whole = {
@@ -110,7 +133,16 @@ def _of_columns(columns: dict[str, Any]) -> list[dict[str, Any]]:
     partition = columns.get("partition")
     names = {"sample_indices": "sample_index", "partition": "rollout_position"}
     samples = [{names.get(name, name): values[i] for name, values in whole.items()} for i in range(count)]
-    return with_raw_rewards(samples, raw if partition is not None else None)
+    if partition is None and rollout and len(rollout) == len(raw or rollout):
+        position: dict[int | None, int] = {index: at for at, index in enumerate(rollout)}
+        samples = [sample | {"rollout_position": position.get(_index_of(sample))} for sample in samples]
+        raw = raw or [sample.get("reward") for sample in rollout.values()]
+    return with_raw_rewards(samples, raw)
+
+
+def _index_of(sample: dict[str, Any]) -> int | None:
+    index = sample.get("sample_index")
+    return None if index is None else foreign.whole_number(index)
 
 
 def _is_per_sample(name: str, values: Any, count: int) -> bool:
@@ -168,4 +200,4 @@ class _Losses:
 
 
 def _bits(values: Any) -> bytes:
-    return _samples.as_array(values, np.float32).tobytes()
+    return foreign.flat_array(values, pa.float32()).tobytes()

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mismatch_cli.importers import _jsonl, _lists
-from mismatch_cli.importers._rows import NO_IDS
+from mismatch_cli.importers._rows import NO_IDS, NOTE
 from mismatch_cli.importers._sequences import split
 from mismatch_cli.importers._sources import Peek, Source
 from mismatch_cli.importers._tally import Tally
@@ -36,6 +36,7 @@ UNWRAPPABLE = "lines that hold more than one sample"
 SKIPPED = "responses whose prev_logprobs are all 0 (the pass was skipped): their trainer column is left empty"
 _FLOATS = {"logp_rollout": "generation_logprobs", "logp_trainer": "prev_logprobs"}
 _MOST = 2**31 - 1
+_WHOLE = ("input_lengths", "idx")
 _SCALARS = ("rewards", "filtered_rewards", "input_lengths", "sample_loss_mask", "idx")
 
 
@@ -53,12 +54,12 @@ def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], Non
 
 def _schema(record: dict[str, Any]) -> pa.Schema:
     wrapped = _depth(record.get("token_loss_mask")) == 2
-    lists = {"token_ids": pa.int32(), "token_loss_mask": _kind_of(record.get("token_loss_mask"))}
+    lists = {"token_ids": pa.int32(), "token_loss_mask": pa.bool_()}
     lists |= dict.fromkeys(_FLOATS.values(), pa.float32())
     if _depth(record.get("advantages")) == 1 + wrapped:
         lists["advantages"] = pa.float32()
     kinds = {name: pa.list_(kind) for name, kind in lists.items()}
-    kinds |= {name: pa.float64() for name in _SCALARS}
+    kinds |= {name: pa.int64() if name in _WHOLE else pa.float64() for name in _SCALARS}
     kinds.setdefault("advantages", pa.float32())
     if wrapped:
         kinds = {name: kind if name == "idx" else pa.list_(kind) for name, kind in kinds.items()}
@@ -69,12 +70,6 @@ def _depth(value: Any) -> int:
     return 1 + _depth(value[0] if value else None) if isinstance(value, list) else 0
 
 
-def _kind_of(value: Any) -> pa.DataType:
-    while isinstance(value, list):
-        value = value[0] if value else 0
-    return pa.bool_() if isinstance(value, bool) else pa.float32()
-
-
 def _block(table: pa.Table, step: int, tally: Tally, where: str) -> pa.Table:
     columns = _unwrapped(table, tally, where)
     ids, mask = columns["token_ids"], columns["token_loss_mask"]
@@ -83,10 +78,10 @@ def _block(table: pa.Table, step: int, tally: Tally, where: str) -> pa.Table:
         per_token["advantage"] = columns["advantages"]
     length_S = _numbers(columns["input_lengths"])
     length_S = np.where(np.isnan(length_S), _lists.lengths_of(ids), length_S).clip(0, _MOST).astype(np.int64)
-    found, keep_S = split(ids, mask.cast(pa.list_(pa.bool_())), per_token, tally, where, length_S)
+    found, keep_S = split(ids, mask, per_token, tally, where, length_S)
     if not len(found["response_ids"]):
         return pa.table(found)
-    return _finished(found, {name: columns[name].filter(pa.array(keep_S)) for name in columns}, step, tally)
+    return _finished(found, {name: columns[name].filter(pa.array(keep_S)) for name in columns}, step)
 
 
 def _unwrapped(table: pa.Table, tally: Tally, where: str) -> dict[str, pa.Array]:
@@ -114,7 +109,7 @@ def _numbers(column: pa.Array) -> np.ndarray:
     return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float64)
 
 
-def _finished(found: dict[str, pa.Array], rows: dict[str, pa.Array], step: int, tally: Tally) -> pa.Table:
+def _finished(found: dict[str, pa.Array], rows: dict[str, pa.Array], step: int) -> pa.Table:
     lengths_S = _lists.lengths_of(found["response_ids"])
     if "advantage" not in found and rows["advantages"].null_count < len(lengths_S):
         found["advantage"] = _lists.from_flat(
@@ -122,7 +117,7 @@ def _finished(found: dict[str, pa.Array], rows: dict[str, pa.Array], step: int, 
         )
     weight_S = np.nan_to_num(_numbers(rows["sample_loss_mask"]), nan=1.0) != 0
     found["loss_mask"] = _lists.from_flat(_lists.flat(found["loss_mask"]) & np.repeat(weight_S, lengths_S), lengths_S)
-    found["logp_trainer"] = _without_placeholders(found["logp_trainer"], lengths_S, tally)
+    found |= _without_placeholders(found["logp_trainer"], lengths_S)
     reward = rows["filtered_rewards"] if rows["filtered_rewards"].null_count < len(lengths_S) else rows["rewards"]
     found["reward"] = pa.array(_numbers(reward).astype(np.float32), mask=_lists.is_null(reward))
     index_S = _numbers(rows["idx"])
@@ -132,12 +127,12 @@ def _finished(found: dict[str, pa.Array], rows: dict[str, pa.Array], step: int, 
     return pa.table(found)
 
 
-def _without_placeholders(column: pa.Array, lengths_S: np.ndarray, tally: Tally) -> pa.Array:
+def _without_placeholders(column: pa.Array, lengths_S: np.ndarray) -> dict[str, pa.Array]:
     """Null where a whole response has log π = 0: nobody computed it."""
     null_S = _lists.is_null(column)
     some_S = np.zeros(len(lengths_S), dtype=bool)
     known_S = np.where(null_S, 0, lengths_S)
     some_S[_lists.rows_of(known_S)[_lists.flat(column) != 0]] = True
     zero_S = ~null_S & ~some_S
-    tally.note(SKIPPED, int(zero_S.sum()))
-    return pc.if_else(pa.array(zero_S), pa.scalar(None, column.type), column)
+    left = pc.if_else(pa.array(zero_S), pa.scalar(None, column.type), column)
+    return {"logp_trainer": left, NOTE + SKIPPED: pa.array(zero_S.astype(np.int64))}

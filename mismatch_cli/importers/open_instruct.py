@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mismatch_cli.importers import _jsonl, _lists
+from mismatch_cli.importers._rows import NOTE
 from mismatch_cli.importers._sources import Peek, Source
 from mismatch_cli.importers._tally import Tally
 
@@ -56,20 +57,20 @@ def recognises(peek: Peek) -> bool:
 def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]) -> Iterator[tuple[pa.Table, str]]:
     for source in sources:
         for table in _jsonl.tables(source, _schema, tally, advance):
-            yield _block(table, tally), source.name
+            yield _block(table), source.name
 
 
 def _schema(_record: dict[str, Any]) -> pa.Schema:
     return _SCHEMA
 
 
-def _block(table: pa.Table, tally: Tally) -> pa.Table:
+def _block(table: pa.Table) -> pa.Table:
     columns = {_NAMES.get(name, name): _lists.single(table.column(name)) for name in table.column_names}
     called = pc.struct_field(columns.pop("request_info"), "tool_calleds")
     columns["advantage"] = per_token(columns["advantage"], columns["response_ids"])
     called_S = np.asarray(pc.fill_null(called, False))
     if called_S.any():
-        columns["loss_mask"] = _mask(columns["logp_rollout"], called_S, tally)
+        columns |= _mask(columns["logp_rollout"], called_S)
     return pa.table(columns)
 
 
@@ -81,9 +82,10 @@ def per_token(value: pa.Array, tokens: pa.Array) -> pa.Array:
     return _lists.from_flat(np.repeat(numbers_S, known_S), known_S, null_S)
 
 
-def _mask(logp: pa.Array, called_S: np.ndarray, tally: Tally) -> pa.Array:
+def _mask(logp: pa.Array, called_S: np.ndarray) -> dict[str, pa.Array]:
     """As long as the log-probabilities: a response with fewer of them than tokens is left out anyway."""
     lengths_S = _lists.lengths_of(logp)
     tool_T = np.repeat(called_S, lengths_S) & (_lists.flat(logp) == 0)
-    tally.note(TOOLS, int(tool_T.sum()))
-    return _lists.from_flat(~tool_T, lengths_S, _lists.is_null(logp))
+    tool_S = np.bincount(_lists.rows_of(lengths_S)[tool_T], minlength=len(logp)).astype(np.int64)
+    mask = _lists.from_flat(~tool_T, lengths_S, _lists.is_null(logp))
+    return {"loss_mask": mask, NOTE + TOOLS: pa.array(tool_S)}

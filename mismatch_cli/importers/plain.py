@@ -19,6 +19,7 @@ from mismatch_cli.importers import _jsonl, _lists, _parquet
 from mismatch_cli.importers._sources import Peek, Source, open_parquet, peek
 from mismatch_cli.importers._tally import Tally
 from mismatch_cli.importers.open_instruct import per_token
+from mismatch_cli.trace import foreign
 from mismatch_cli.trace.schema import arrow_type, column_order
 
 TITLE = "plain JSONL or Parquet"
@@ -31,6 +32,7 @@ PADDING = "none: prompt_ids and response_ids are apart"
 AVERAGING = "none assumed: tokens that the loss does not see have loss_mask false"
 
 REQUIRED = ("prompt_ids", "response_ids", "logp_rollout")
+OTHER_VALUES = "rows with values that the columns of a trace cannot hold"
 _FOREIGN = "columns that no trace has ({})"
 _NAMED = 10
 
@@ -81,10 +83,27 @@ def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], Non
     for source in sources:
         tables = _parquet_tables if source.kind == "parquet" else _jsonl_tables
         for table in tables(source, tally, advance, foreign):
-            yield _in_the_trace_s_types(table, source), source.name
+            for readable in _readable(table, source, tally):
+                yield readable, source.name
     if foreign:
         named = ", ".join(sorted(foreign)[:_NAMED]) + (", …" if len(foreign) > _NAMED else "")
         tally.leave_out(_FOREIGN.format(named), len(foreign))
+
+
+def _readable(table: pa.Table, source: Source, tally: Tally) -> Iterator[pa.Table]:
+    """The table in the trace's types; where a value does not fit, row by row without those that hold one."""
+    try:
+        yield _in_the_trace_s_types(table, source)
+        return
+    except foreign.WRONG_VALUE:
+        pass
+    for row in range(table.num_rows):
+        try:
+            found = _in_the_trace_s_types(table.take([row]), source)  # a slice would carry the others' values along
+        except foreign.WRONG_VALUE as error:
+            tally.leave_out(OTHER_VALUES, 1, f"{source.name}: {first_line(error)}")
+            continue
+        yield found
 
 
 def _jsonl_tables(
@@ -111,11 +130,9 @@ def _schema(record: dict[str, Any]) -> pa.Schema:
     for name in ("prompt_id", "group_id"):
         if isinstance(record.get(name), str):
             kinds[name] = pa.string()
-    advantage, mask, reward = record.get("advantage"), record.get("loss_mask"), record.get("reward")
+    advantage, reward = record.get("advantage"), record.get("reward")
     if advantage is not None and not isinstance(advantage, list):
         kinds["advantage"] = pa.float32()
-    if isinstance(mask, list) and mask and not isinstance(mask[0], bool):
-        kinds["loss_mask"] = pa.list_(pa.float32())
     if isinstance(reward, bool):
         kinds["reward"] = pa.bool_()
     return pa.schema(kinds)
@@ -128,9 +145,9 @@ def _in_the_trace_s_types(table: pa.Table, source: Source) -> pa.Table:
         group = columns.pop("group_id")
         columns.setdefault("prompt_id", group)
     advantage = columns.get("advantage")
-    if advantage is not None and not _is_list(advantage.type) and "response_ids" in columns:
+    if advantage is not None and not foreign.is_list(advantage.type) and "response_ids" in columns:
         columns["advantage"] = per_token(_cast("advantage", advantage, pa.float32(), source), columns["response_ids"])
-    if "prompt_id" in columns and not pa.types.is_integer(columns["prompt_id"].type):
+    if "prompt_id" in columns and _is_text(columns["prompt_id"].type):
         columns["prompt_id"] = _hashed(columns["prompt_id"])
     return pa.table({name: _cast(name, column, arrow_type(name), source) for name, column in columns.items()})
 
@@ -139,16 +156,20 @@ def _cast(name: str, column: pa.Array, kind: pa.DataType, source: Source) -> pa.
     if column.type.equals(kind):
         return column
     try:
-        return column.cast(kind)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        if name == "reward" and pa.types.is_boolean(column.type):
+            return column.cast(pa.uint8()).cast(kind)
+        return foreign.exact(column, kind)
+    except (foreign.WRONG_TYPE, pa.ArrowNotImplementedError) as error:
         raise MismatchError(
             f"{source.path}: column {name} is {column.type}, and cannot be read as {kind} ({first_line(error)}). "
             "What each column holds: mismatch-cli import --schema"
         ) from error
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+def _is_text(kind: pa.DataType) -> bool:
+    """Names of prompts, which are hashed; fractions are neither names nor numbers of prompts."""
+    value = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(value) or pa.types.is_large_string(value))
 
 
 def _hashed(names: pa.Array) -> pa.Array:

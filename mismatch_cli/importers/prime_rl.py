@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.importers import _jsonl, _lists
+from mismatch_cli.importers._rows import NOTE
 from mismatch_cli.importers._sequences import split
 from mismatch_cli.importers._sources import Peek, Source
 from mismatch_cli.importers._tally import Tally
@@ -48,6 +49,7 @@ _SCHEMA = pa.schema(
     }
 )
 _VERSION = 1
+UNWEIGHED = "tokens without RL weight (cross-entropy only) are masked"
 
 
 def recognises(peek: Peek) -> bool:
@@ -69,20 +71,30 @@ def _block(table: pa.Table, tally: Tally, where: str) -> pa.Table:
     if newest > _VERSION:
         raise MismatchError(f"{where} has schema_version {newest}, and this mismatch-cli reads {_VERSION}. Upgrade it.")
     columns = {name: _lists.single(table.column(name)) for name in _SCHEMA.names}
-    mask = _with_rl_weight(columns, tally)
+    mask, unseen_S = _with_rl_weight(columns)
     floats = {name: columns[source] for name, source in _FLOATS.items()}
     found, keep_S = split(columns["token_ids"], mask, floats, tally, where)
+    found[NOTE + UNWEIGHED] = pa.array(unseen_S[keep_S])
     return pa.table(found | {"step": columns["step"].filter(pa.array(keep_S))})
 
 
-def _with_rl_weight(columns: dict[str, pa.Array], tally: Tally) -> pa.Array:
-    """The loss mask without tokens that no RL loss and no reference KL sees."""
+def _with_rl_weight(columns: dict[str, pa.Array]) -> tuple[pa.Array, np.ndarray]:
+    """The loss mask without tokens that no RL loss and no reference KL sees, and how many these are in each row."""
     mask, (rl, kl) = columns["loss_mask"], (columns[name] for name in _WEIGHTS)
     lengths_S = _lists.lengths_of(mask)
     aligned = all(np.array_equal(_lists.lengths_of(weights), lengths_S) for weights in (rl, kl))
     if not aligned or rl.flatten().null_count == len(rl.flatten()):
-        return mask  # no weights: every token of the mask counts
+        return mask, np.zeros(len(mask), np.int64)  # no weights: every token of the mask counts
     mask_T = _lists.flat(mask).astype(bool)
     unseen_T = (np.nan_to_num(_lists.flat(rl), nan=1.0) == 0) & (np.nan_to_num(_lists.flat(kl), nan=0.0) == 0)
-    tally.note("tokens without RL weight (cross-entropy only) are masked", int((mask_T & unseen_T).sum()))
-    return _lists.from_flat(mask_T & ~unseen_T, lengths_S, _lists.is_null(mask))
+    unseen_S = np.bincount(_lists.rows_of(lengths_S)[mask_T & unseen_T], minlength=len(mask)).astype(np.int64)
+    return _lists.from_flat(mask_T & ~unseen_T, lengths_S, _lists.is_null(mask)), unseen_S
+
+
+def unfinished(sources: Sequence[Source]) -> str:
+    """Why the dump is a part of itself: prime-rl marks a step as STABLE once every rank has written it."""
+    steps = {source.path.parent for source in sources if source.path.parent.name.startswith("step_")}
+    open_steps = sorted(folder.name for folder in steps if not (folder / "STABLE").exists())
+    if len(open_steps) == len(steps):
+        return ""  # a copy without marks, as far as anybody can tell
+    return f"steps without the mark STABLE: {len(open_steps):,}, the first {open_steps[0]}" if open_steps else ""

@@ -16,6 +16,7 @@ import pyarrow as pa
 from mismatch_cli.importers import _samples, _torch_file
 from mismatch_cli.importers._sources import Peek, Source
 from mismatch_cli.importers._tally import Tally
+from mismatch_cli.trace import foreign
 
 TITLE = "slime debug data"
 FILES = "train_data/N.pt or rollout_data/N.pt"
@@ -50,7 +51,8 @@ def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], Non
         with _torch_file.laid_out(source.path, TITLE):
             content = _torch_file.load(source.path)
             samples = with_raw_rewards(_samples.samples_of(content, source), content.get("raw_reward"))
-            for table in _samples.tables(samples, int(content.get("rollout_id") or 0), tally, source.name):
+            step = foreign.whole_number(content.get("rollout_id") or 0)
+            for table in _samples.tables(samples, step, tally, source.name):
                 yield table, source.name
         advance(source.size)
 

@@ -162,15 +162,21 @@ def _get(row: Mapping[str, Any], dotted: str) -> Any:
 
 def _to_problem(index: int, row: Mapping[str, Any], prompt_field: str, answer_field: str | None, where: str) -> Problem:
     prompt = _get(row, prompt_field)
-    if isinstance(prompt, list) and all(isinstance(m, Mapping) and {"role", "content"} <= m.keys() for m in prompt):
-        prompt = [{"role": str(m["role"]), "content": str(m["content"])} for m in prompt]
+    if isinstance(prompt, list) and all(_is_message(message) for message in prompt):
+        prompt = [{"role": message["role"], "content": message["content"]} for message in prompt]
     elif not isinstance(prompt, str):
         raise MismatchError(
             f"{where}, row {index}: field '{prompt_field}' is neither text nor a list of chat messages. "
             "Name another one with --prompt-field."
         )
     answer = _get(row, answer_field) if answer_field else None
-    return Problem(index, prompt, None if answer in (None, "") else str(answer))
+    unknown_answer = answer is None or answer == "" or answer != answer  # NaN: what a table has for a missing value
+    return Problem(index, prompt, None if unknown_answer else str(answer))
+
+
+def _is_message(message: Any) -> bool:
+    """A chat message of text: parts of other kinds would be posed as what Python prints of them."""
+    return isinstance(message, Mapping) and all(isinstance(message.get(name), str) for name in ("role", "content"))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ import torch
 
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.trace.schema import ROW_KEY, TOKEN_COLUMNS, TOPK_COLUMNS
+from mismatch_cli.trace.foreign import strange_ids
+from mismatch_cli.trace.schema import ID_COLUMNS, ROW_KEY, TOKEN_COLUMNS, TOPK_COLUMNS
 
 _NEVER_NULL = (*ROW_KEY, "version_rollout", "version_trainer", "prompt_ids", "response_ids")
 _AGAIN = "Record or import it again."
@@ -23,7 +24,9 @@ def table_to_batch(table: pa.Table) -> TokenBatch:
     columns = {name: _single(table.column(name)) for name in table.column_names}
     if empty := [name for name in _NEVER_NULL if name in columns and columns[name].null_count]:
         raise MismatchError(f"The trace is damaged: column {empty[0]} is empty in some rows. {_AGAIN}")
-    _check_no_hole("prompt_ids", columns["prompt_ids"].flatten())
+    prompts = columns["prompt_ids"].flatten()
+    _check_no_hole("prompt_ids", prompts)
+    _check_ids("prompt_ids", prompts)
     offset_S1 = _offsets(columns["response_ids"])
     lengths_S = np.diff(offset_S1)
     flat = {f"{n}_T": _token_column(n, columns[n], lengths_S, 1) for n in TOKEN_COLUMNS if n in columns}
@@ -97,6 +100,8 @@ def _flat(name: str, array: pa.ListArray) -> torch.Tensor:
     _check_no_hole(name, values)
     if pa.types.is_boolean(values.type):
         return _flags(values)
+    if name in ID_COLUMNS:
+        _check_ids(name, values)
     flat = torch.from_dlpack(values)
     if "logp" in name and len(flat) and not flat.max() <= 0:  # true for NaN too
         return flat.masked_fill(flat > 0, torch.nan)
@@ -106,6 +111,12 @@ def _flat(name: str, array: pa.ListArray) -> torch.Tensor:
 def _check_no_hole(name: str, values: pa.Array) -> None:
     if values.null_count:
         raise MismatchError(f"The trace is damaged: column {name} holds a null among its values. {_AGAIN}")
+
+
+def _check_ids(name: str, values: pa.Array) -> None:
+    strange = np.from_dlpack(values)[strange_ids(np.from_dlpack(values))]
+    if len(strange):
+        raise MismatchError(f"The trace is damaged: column {name} holds {strange[0]}, which is no token id. {_AGAIN}")
 
 
 def _missing(dtype: torch.dtype) -> float | int | bool:

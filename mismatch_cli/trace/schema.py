@@ -49,6 +49,7 @@ TOPK_COLUMNS: dict[str, pa.DataType] = {
 }
 
 PROMPT_COLUMN = "prompt_ids"
+ID_COLUMNS = (PROMPT_COLUMN, "response_ids", "topk_ids")
 
 REQUIRED = (*ROW_KEY, PROMPT_COLUMN, "response_ids", "logp_rollout", "finish_reason")
 

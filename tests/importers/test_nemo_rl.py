@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.importers._jsonl import OTHER_TYPES
 from mismatch_cli.importers._sequences import BEYOND, TOO_LONG, UNEQUAL
 from mismatch_cli.importers.nemo_rl import SKIPPED, UNWRAPPABLE
 from mismatch_cli.report.analysis import analyse
@@ -117,11 +118,8 @@ def test_impossible_lengths_and_numbers(tmp_path):
     rows = real_rows(3)
     path = nemo_rl(tmp_path / "train_data_step1.jsonl", rows, lambda record: record | next(broken))
     table, about = imported(path, into=tmp_path / "trace")
-    assert about["left_out"] == {TOO_LONG: 1}
-    assert table.column("sample_index").to_pylist() == [
-        0,
-        1,
-    ]  # the number of the row: the dump's are no numbers of samples
+    assert about["left_out"] == {OTHER_TYPES: 2}
+    assert table.column("sample_index").to_pylist() == [0]  # the number of the row: the dump's is none of a sample
 
 
 def test_a_row_that_does_not_fit_is_not_repeated_in_full(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import ModuleType
 
 import numpy as np
 import pyarrow as pa
@@ -10,9 +11,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from mismatch_cli import registry
 from mismatch_cli.bundled import bundled
 from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.importers import _driver, _parquet
+from mismatch_cli.importers import _driver, _parquet, plain
 from mismatch_cli.importers._rows import WRONG_LENGTH
 from mismatch_cli.importers.plain import MEANING, WRITER
 from mismatch_cli.report.export import export_responses
@@ -20,6 +22,7 @@ from mismatch_cli.trace.manifest import write_manifest
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.schema import column_order
 from mismatch_cli.trace.writer import rows_to_table, shard_path, write_shard
+from sample_data.make_dump import export_record
 from tests.importers.layouts import imported, plain_record, prime_rl, real_rows, same_bits, write_lines, write_parquet
 from tests.trace.conftest import row_columns
 
@@ -173,6 +176,28 @@ def test_two_formats_in_one_folder_have_to_be_told_apart(tmp_path):
         imported(tmp_path, into=tmp_path / "trace")
     table, about = imported(tmp_path, into=tmp_path / "trace", format="plain")
     assert table.num_rows == 3 and about["left_out"] == {"files of another layout": 1}
+
+
+def test_a_file_that_two_importers_take_is_nobody_s_by_chance(tmp_path, monkeypatch):
+    """One JSONL with the keys of two formats, alone, among others in a folder, and with an importer of the user's."""
+    both = export_record(real_rows(1)[0], 0, 0) | plain_record(real_rows(1)[0])
+    path = write_lines(tmp_path / "dump" / "both.jsonl", [both])
+    write_lines(tmp_path / "dump" / "other.jsonl", [plain_record(real_rows(1)[0])])
+    for what in (path, tmp_path / "dump"):
+        with pytest.raises(UsageError, match=r"both.jsonl has the layout of plain and of prime-rl. Choose one with"):
+            imported(what, into=tmp_path / "trace")
+    assert imported(path, into=tmp_path / "chosen", format="prime-rl")[1]["format"] == "prime-rl"
+    ours = ModuleType("ours")
+    ours.recognises = plain.recognises
+    load, names = registry.load, registry.names
+    monkeypatch.setattr(registry, "names", lambda package: [*names(package), "zzz-ours"])
+    monkeypatch.setattr(
+        registry, "load", lambda package, name, kind: ours if "ours" in name else load(package, name, kind)
+    )
+    with pytest.raises(
+        UsageError, match=r"of plain and of zzz-ours. Choose one with --format plain or --format zzz-ours"
+    ):
+        imported(tmp_path / "dump" / "other.jsonl", into=tmp_path / "trace")
 
 
 def test_the_schema_names_every_column_and_its_lines_run(tmp_path, monkeypatch):

@@ -110,8 +110,30 @@ def test_ranks_of_one_rollout_count_once_and_the_stage_with_a_policy_wins(tmp_pa
     table, about = imported(tmp_path / "details", into=tmp_path / "trace")
     assert same_bits(table, "logp_trainer", [row["logp_recomputed"] for row in rows])
     assert (about["format"], about["left_out"]) == ("miles", {SAME_SAMPLES: 1, REPEATED: 6})
-    assert about["noted"][NORMALISED] >= 6
+    assert about["noted"] == {NORMALISED: 3}  # each response once; those of rollout 3 are told by its own file
+    assert table.column("reward").to_pylist() == [row["reward"] for row in rows[:3]] + [0.5] * 3
     assert table.column("step").to_pylist() == [3] * 3 + [4] * 3
+
+
+def test_raw_rewards_of_the_whole_rollout_go_to_their_samples(tmp_path):
+    """miles saves them in the order of the rollout beside the columns of a rank, which are in another order."""
+    rows = [row | {"reward": float(i)} for i, row in enumerate(real_rows(32) * 2)]
+    samples = [slime_sample(row, 500 + i) for i, row in enumerate(rows)]
+    for sample in samples:
+        sample["reward"] = {"of a reward model": 1}
+    save(tmp_path / "dump" / "rollout_data" / "3.pt", {"rollout_id": 3, "samples": samples, "metadata": {}})
+    order = np.random.default_rng(0).permutation(64)
+    raw = [row["reward"] for row in rows]
+    for rank, mine in enumerate((order[:32], order[32:], order[:32], order[32:])):  # two tensor-parallel ranks each
+        columns = slime_columns([rows[i] for i in mine]) | {"raw_reward": raw, "sample_indices": list(500 + mine)}
+        content = {"rollout_id": 3, "rank": rank, "cp_size": 1, "rollout_data": columns}
+        save(tmp_path / "dump" / "train_data" / f"3_{rank}.pt", content)
+    table, about = imported(tmp_path / "dump", into=tmp_path / "trace")
+    assert table.column("reward").to_pylist() == [raw[i] for i in order]
+    assert NORMALISED not in about["noted"] and about["rows"] == 64
+    (tmp_path / "dump" / "rollout_data" / "3.pt").unlink()  # then nothing says which raw reward is whose
+    table, about = imported(tmp_path / "dump", into=tmp_path / "again")
+    assert about["noted"][NORMALISED] == 64 and set(table.column("reward").to_pylist()) == {0.5}
 
 
 def test_a_rank_that_holds_parts_of_responses_is_left_out(tmp_path):

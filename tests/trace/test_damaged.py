@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -116,3 +117,14 @@ def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):
     with replacing_folder(folder) as temporary:
         (temporary / "config").write_text("new")
     assert [path.name for path in tmp_path.rglob("*")] == ["model", "config"]
+
+
+@pytest.mark.parametrize("column", ["prompt_ids", "response_ids", "topk_ids"])
+def test_ids_that_no_token_has_are_damage(write_trace, column):
+    """A trace that was written by hand: its types are right, its ids are none."""
+    given = row_columns()[column]
+    ids = [np.array(row) for row in given]
+    ids[1].flat[0] = -3
+    folder = write_trace(row_columns(**{column: ids}))
+    with pytest.raises(MismatchError, match=f"column {column} holds -3, which is no token id"):
+        list(Trace.open(folder).batches())
