@@ -1,8 +1,9 @@
 """How well `mismatch-cli diagnose` finds faults: `python benchmarks/detection.py --folder F` prints fault × severity.
 
 Healthy traces are recorded with vLLM in several precisions (once, into the folder). A trial takes some prompts of one,
-plants a fault, and counts as found only if the first cause that is named is that fault. Healthy trials count false
-alarms.
+plants a fault, and counts as right where the first cause that is named is that fault, or where the gap is called
+unexplained and that fault is among the suspects. Every other cause beside the planted one is a false one. Healthy
+trials, large and tiny, count false alarms. Every second trial has nothing but the sampled tokens, as many dumps.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import argparse
 import json
 import subprocess
 import sys
-from collections import Counter
-from dataclasses import replace
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from faults import FAULTS, Fault, Pool, in_steps, planted
 from variants import add_variants
 
 from mismatch_cli.diagnosis.evidence import Evidence, gather_tables
-from mismatch_cli.diagnosis.run import Diagnosis, diagnose
+from mismatch_cli.diagnosis.run import FLOOR_STAGE, Diagnosis, diagnose, module
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.trace.reader import Trace
 
@@ -37,7 +39,9 @@ POOLS = {
 BROKEN_POOLS = ("f32", "bf16", "fp8")  # into which faults are planted
 TOP_P = (0.99, 0.95, 0.9, 0.8)
 RESPONSES = 1024  # of a pool, that trials draw from
-UNEXPLAINED = "unexplained-gap"
+UNEXPLAINED, IN_THE_SET = "unexplained-gap", "in the set of an unexplained gap"
+TRUE_OF = {"mixed": ("lm-head",)}  # a head in bfloat16 on one side is true of this pool
+OF_TOP_K = ("columns-at-odds",)  # checks that are about the top-K columns
 PROMPTS = 32  # of a trial, with all their samples
 
 
@@ -45,15 +49,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="where pools are recorded and kept")
     parser.add_argument("--trials", type=int, default=102, help="for each fault and severity")
-    parser.add_argument("--healthy", type=int, default=600, help="healthy trials, over all pools")
+    parser.add_argument("--healthy", type=int, default=600, help="healthy trials, over all pools, half of them tiny")
     parser.add_argument("--only", default="", help="faults whose name holds this")
     parser.add_argument("--json", type=Path, help="where the counts go, too")
     options = parser.parse_args()
     pools = {name: load_pool(options.folder, name, flags) for name, flags in POOLS.items()}
-    rows = [] if options.only else [healthy_row(name, pools[name], options.healthy // len(POOLS)) for name in POOLS]
-    print(
-        "| fault | first cause | severity | found first | of | named instead |\n|---|---|---|---|---|---|", flush=True
-    )
+    rows: list[dict[str, Any]] = []
+    if not options.only:
+        print("| healthy | setting | false causes | unexplained | of | named |\n|---|---|---|---|---|---|", flush=True)
+        share = options.healthy // (2 * len(POOLS))
+        rows += [healthy_row(name, pools[name], share, tiny) for tiny in (False, True) for name in POOLS]
+    head = "| fault | first cause | severity | right | of | instead, or in the set | others beside | which |"
+    print(f"{head}\n|---|---|---|---|---|---|---|---|", flush=True)
     for fault in FAULTS:
         if options.only in fault.name:
             rows += [fault_row(fault, severity, pools, options.trials) for severity in fault.severities]
@@ -92,46 +99,80 @@ def _in_sample_order(pool: Pool, values_T: np.ndarray) -> np.ndarray:
     return np.concatenate([values_T[pool.offset_S1[s] : pool.offset_S1[s + 1]] for s in order])
 
 
-def draw(pool: Pool, rng: np.random.Generator) -> np.ndarray:
-    prompts = rng.choice(np.unique(pool.rows["prompt_id"]), PROMPTS, replace=False)
-    return np.flatnonzero(np.isin(pool.rows["prompt_id"], prompts))
+def draw(pool: Pool, rng: np.random.Generator, prompts: int = PROMPTS) -> np.ndarray:
+    """The responses of some prompts."""
+    chosen = rng.choice(np.unique(pool.rows["prompt_id"]), prompts, replace=False)
+    return np.flatnonzero(np.isin(pool.rows["prompt_id"], chosen))
 
 
-def first_cause(diagnosis: Diagnosis) -> str:
-    """The name of the first cause; where there is none, whether the gap is called unexplained."""
+@dataclass
+class Tally:
+    """What trials answered: the first cause, and the causes beside the planted one."""
+
+    named: Counter[str] = field(default_factory=Counter)
+    beside: Counter[str] = field(default_factory=Counter)
+    cells: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    trials: int = 0
+
+    def add(self, check: str, diagnosis: Diagnosis, cell: str, true: Collection[str] = ()) -> None:
+        """One trial; `true`: checks that are right of the pool itself."""
+        answer = _answer(diagnosis, check)
+        self.trials += 1
+        self.named[answer] += 1
+        self.cells[cell][answer] += 1
+        false = {f.check for f in diagnosis.found if module(f.check).STAGE < FLOOR_STAGE} - {check, *true}
+        self.beside.update(false)
+        self.beside["any"] += bool(false)
+
+    def right(self, check: str) -> int:
+        return self.named[check] + self.named[IN_THE_SET]
+
+
+def _answer(diagnosis: Diagnosis, check: str) -> str:
+    """The name of the first cause; where there is none, whether the gap is unexplained and the fault a suspect."""
     if diagnosis.first_cause is not None:
         return diagnosis.first_cause.check
-    return UNEXPLAINED if UNEXPLAINED in [fault.check for fault in diagnosis.faults] else "nothing"
+    if UNEXPLAINED not in [fault.check for fault in diagnosis.faults]:
+        return "nothing"
+    return IN_THE_SET if check in [suspect.check for suspect in diagnosis.suspects] else UNEXPLAINED
 
 
-def healthy_row(name: str, pool: Pool, trials: int) -> dict[str, Any]:
-    rng = np.random.default_rng(1)
-    alarms: Counter[str] = Counter()
-    for _ in range(trials):
-        healthy = pool.take(draw(pool, rng))
+def sampled_alone(pool: Pool) -> Pool:
+    """As many dumps are: nothing but the log-probabilities of the sampled tokens."""
+    pool.ranks.clear()
+    pool.tokens.pop("entropy_trainer", None)
+    return pool
+
+
+def healthy_row(name: str, pool: Pool, trials: int, tiny: bool) -> dict[str, Any]:
+    """Of healthy traces with 32 prompts, or with 5 to 20 and every response or up to every fourth."""
+    rng, tally = np.random.default_rng(1), Tally()
+    for trial in range(trials):
+        index_S = draw(pool, rng, int(rng.integers(5, 21)) if tiny else PROMPTS)
+        healthy = pool.take(index_S[:: rng.integers(1, 5)] if tiny else index_S)
         in_steps(healthy, rng)
-        found = judged(healthy, pool.sampling).found
-        # the lattice and the head are true of these precisions: no alarm
-        true = {"f32": set(), "mixed": {"logit-lattice", "lm-head"}}.get(name, {"logit-lattice"})
-        alarms[next((f.check for f in found if f.check not in true), "nothing")] += 1
-    wrong = trials - alarms["nothing"]
-    print(f"healthy {name}: {wrong} false alarms in {trials} trials {dict(alarms)}", flush=True)
-    return {"fault": f"healthy, {name}", "alarms": wrong, "of": trials, "named": dict(alarms)}
+        if trial % 2:
+            sampled_alone(healthy)
+        tally.add("nothing", judged(healthy, pool.sampling), "plain" if trial % 2 else "top-K", TRUE_OF.get(name, ()))
+    wrong, unexplained = tally.beside.pop("any", 0), tally.named[UNEXPLAINED] + tally.named[IN_THE_SET]
+    size = "tiny" if tiny else "whole"
+    print(f"| {size} | {name} | {wrong} | {unexplained} | {trials} | {_counts(tally.beside)} |", flush=True)
+    row = {"fault": f"healthy, {name}, {size}", "alarms": wrong, "unexplained": unexplained, "of": trials}
+    return row | {"named": dict(tally.beside)}
 
 
 def fault_row(fault: Fault, severity: float, pools: dict[str, Pool], trials: int) -> dict[str, Any]:
-    rng = np.random.default_rng(2)
-    named: Counter[str] = Counter()
-    by_pool: dict[str, Counter[str]] = {name: Counter() for name in BROKEN_POOLS}
+    rng, tally = np.random.default_rng(2), Tally()
     for trial in range(trials):
-        name = BROKEN_POOLS[trial % len(BROKEN_POOLS)]
+        name, plain = BROKEN_POOLS[trial % len(BROKEN_POOLS)], bool(trial // len(BROKEN_POOLS) % 2)
         index_S = draw(pools[name], rng)
         broken = planted(pools[name], fault, severity, index_S, rng)
+        if plain and fault.check not in OF_TOP_K:
+            sampled_alone(broken)
         earlier_T = pools[name].take(index_S).tokens["logp_trainer"] if fault.check == "stale-weights" else None
-        cause = first_cause(judged(broken, pools[name].sampling, earlier_T))
-        named[cause] += 1
-        by_pool[name][cause] += 1
-    return _row(fault.name, fault.check, f"{severity:g} {fault.unit}".strip(), named, trials, by_pool)
+        diagnosis = judged(broken, pools[name].sampling, earlier_T)
+        tally.add(fault.check, diagnosis, f"{name}, {'plain' if plain else 'top-K'}", TRUE_OF.get(name, ()))
+    return _row(fault.name, fault.check, f"{severity:g} {fault.unit}".strip(), tally)
 
 
 def top_p_row(folder: Path, top_p: float, trials: int) -> dict[str, Any]:
@@ -141,20 +182,32 @@ def top_p_row(folder: Path, top_p: float, trials: int) -> dict[str, Any]:
     cache = folder / f"cut{top_p:g}-whole"
     add_variants(pool, Trace.open(folder / f"cut{top_p:g}"), cache, ["temperature1"])
     pool.use("temperature1")
-    rng, named = np.random.default_rng(3), Counter[str]()
-    for _ in range(trials):
-        named[first_cause(judged(pool.take(draw(pool, rng)), {}))] += 1
-    return _row("top-p in the engine only", "truncated-support", f"top_p {top_p:g}", named, trials, {})
+    rng, tally = np.random.default_rng(3), Tally()
+    for trial in range(trials):
+        drawn = pool.take(draw(pool, rng))
+        diagnosis = judged(sampled_alone(drawn) if trial % 2 else drawn, {})
+        tally.add("truncated-support", diagnosis, "plain" if trial % 2 else "top-K")
+    return _row("top-p in the engine only", "truncated-support", f"top_p {top_p:g}", tally)
 
 
-def _row(
-    name: str, check: str, severity: str, named: Counter[str], trials: int, by_pool: dict[str, Counter[str]]
-) -> dict[str, Any]:
-    found = named.pop(check, 0)
-    others = ", ".join(f"{other} {count}" for other, count in named.most_common())
-    print(f"| {name} | `{check}` | {severity} | {found} | {trials} | {others} |", flush=True)
-    row = {"fault": name, "check": check, "severity": severity, "found": found, "of": trials, "named": dict(named)}
-    return row | {"found_in": {pool: counts[check] for pool, counts in by_pool.items()}}
+def _row(name: str, check: str, severity: str, tally: Tally) -> dict[str, Any]:
+    right, beside = tally.right(check), tally.beside.pop("any", 0)
+    others = {cause: count for cause, count in tally.named.most_common() if cause != check}
+    print(
+        f"| {name} | `{check}` | {severity} | {right} | {tally.trials} | {_counts(others)} | {beside} | "
+        f"{_counts(tally.beside)} |",
+        flush=True,
+    )
+    row = {"fault": name, "check": check, "severity": severity, "right": right, "of": tally.trials, "named": others}
+    return row | {
+        "beside": beside,
+        "false": dict(tally.beside),
+        "right_in": {cell: counts[check] + counts[IN_THE_SET] for cell, counts in tally.cells.items()},
+    }
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in Counter(counts).most_common() if count)
 
 
 if __name__ == "__main__":

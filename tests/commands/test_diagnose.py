@@ -75,6 +75,27 @@ def test_an_earlier_checkpoint(trace, capfd):
     assert code == 0 and finding["status"] == "found" and finding["effect"] < 0.01
 
 
+def test_a_gap_that_nothing_explains_is_said_with_the_suspects_and_what_to_type(trace, capfd):
+    rng = np.random.default_rng(0)
+    change(trace, "logp_trainer", lambda row: np.minimum(row + rng.normal(0, 0.1, len(row)), 0))
+    code, out, _ = diagnose(capfd, trace.parent)
+    text = " ".join(out.split())
+    assert code == 0 and "Most of the gap is not explained" in text and "--earlier-model MODEL" in text
+    assert "float32 against float32 is usually 1e-07–0.0005" in text
+    assert "No fault was found" not in text
+    found = json.loads((trace.parent / "diagnosis" / "summary.json").read_text())
+    assert found["first_cause"] is None and found["faults"] == ["unexplained-gap"]
+    assert found["unexplained"]["nats"] > 0.03 and found["unexplained"]["share"] == pytest.approx(1.0)
+    assert "stale-weights" in [suspect["check"] for suspect in found["suspects"]]
+
+
+def test_what_was_not_tested_is_not_asserted(tmp_path, capfd):
+    _, out, _ = diagnose(capfd, bundled("traces") / "fp8-kv", "--output", tmp_path / "out")
+    text = " ".join(out.split())
+    assert "No fault was found in what was tested." in text and "same weights" not in text
+    assert "Not tested:" in text and "(--earlier-model MODEL)" in text
+
+
 def test_a_trace_without_a_trainer_says_what_to_type(trace, capfd):
     path = trace / "shard-00000.parquet"
     table = pq.read_table(path)

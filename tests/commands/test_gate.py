@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -234,6 +235,22 @@ def test_a_fault_that_diagnose_finds_fails_the_gate(gate, tmp_path):
     assert code == 3 and faults["value"] == 1 and values["holds"]
     assert faults["reason"] == "1 is above 0: index-shift"
     assert gate(FLOAT32, "--limits", limits)[0] == 0
+
+
+def test_a_gap_that_nothing_explains_fails_the_gate(gate, tmp_path):
+    """What the trainer says differs by half a nat, up and down: no check knows such a fault."""
+    run_folder = Path(broken_trace(tmp_path))
+    shard = run_folder / "trace" / "shard-00000.parquet"
+    table = pq.read_table(bundled("traces") / "float32" / shard.name)
+    rng = np.random.default_rng(0)
+    rows = [
+        np.minimum(np.array(row) + rng.normal(0, 0.5, len(row)), 0) for row in table.column("logp_trainer").to_pylist()
+    ]
+    index = table.column_names.index("logp_trainer")
+    pq.write_table(table.set_column(index, "logp_trainer", pa.array(rows, pa.list_(pa.float32()))), shard)
+    limits = write(tmp_path / "d.toml", '[limits."diagnosis:faults"]\nmax = 0\n')
+    code, out, _ = gate(str(run_folder), "--limits", limits, "--json")
+    assert code == 3 and "unexplained-gap" in json.loads(out)["checks"][0]["reason"]
 
 
 def test_a_check_that_is_not_possible_does_not_pass(gate, tmp_path):
