@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import log
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ class Served:
     model: str  # the folder or hub name that it was loaded from, as far as told
     context: int  # prompt and response together, in tokens
     version: str | None
+    also_named: frozenset[str] = field(default=frozenset(), compare=False)  # what it may call itself in an answer
 
 
 async def find_served(
@@ -59,11 +60,12 @@ async def find_served(
     card = next(card for card in cards if card["id"] == name)
     parent: dict[str, Any] = next((other for other in cards if other["id"] == card.get("parent")), {})  # of an adapter
     lengths = [n for n in (card.get("max_model_len") or parent.get("max_model_len"), max_model_len) if n]
-    if not lengths or not all(type(n) is int for n in lengths):
+    if not lengths or not all(type(n) is int and n > 0 for n in lengths):
         raise MismatchError(f"{url} does not tell the length of its context. Give it with --max-model-len.")
     told = await server.get("/version")
     version = told.get("version") if isinstance(told, dict) else None
-    return Served(name, roots[name], min(lengths), version)
+    same = frozenset(other for other, root in roots.items() if root == roots[name])  # it answers under its first name
+    return Served(name, roots[name], min(lengths), version if isinstance(version, str) else None, same)
 
 
 def _same(root: str, model: str) -> bool:
@@ -136,7 +138,7 @@ async def read_settings(server: Server) -> dict[str, Any]:
     if settings["prefix_caching"] is None:
         settings["prefix_caching"] = cached
     settings["kv_cache_dtype"] = settings["dtype"] or cache if cache == "auto" else cache
-    return settings
+    return {name: value if isinstance(value, str | int | float) else None for name, value in settings.items()}
 
 
 def _of_config(config: Mapping[str, Any]) -> dict[str, Any]:

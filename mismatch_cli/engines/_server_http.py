@@ -23,6 +23,9 @@ _FIRST_DELAY, _LONGEST_DELAY, _LONGEST_RETRY_AFTER = 0.5, 15.0, 60.0
 _SAID_AFTER = 2.0  # seconds of failing that are nobody's business yet
 _CONNECT_TIMEOUT = 10.0
 _LONGEST_TOLD = 300  # characters of a server's message
+_MOST_TOLD = 2**22  # bytes of what a server says about itself
+MOST_BYTES = 2**26  # of any answer
+_BODY_SECONDS = 60.0  # answers are sent whole: one that has begun has to end
 
 
 @dataclass(frozen=True)
@@ -63,23 +66,24 @@ class Server:
 
     The policy: a lost connection, a timeout, and the statuses that mean "not now" are tried again after a delay that
     doubles from half a second to fifteen, with jitter, or that the server asked for. A request that has been failing
-    for `patience` seconds is given up. Any other status is the request's fault and is not tried again.
+    for `patience` seconds is given up, and so is one that has taken `within` seconds with all its attempts, by default
+    `timeout` + `patience`. Any other status is the request's fault and is not tried again.
     """
 
-    def __init__(self, address: Address, say: Callable[[str], None]) -> None:
+    def __init__(self, address: Address, say: Callable[[str], None], within: float | None = None) -> None:
         self._address = address
         self._say = say
+        self._within = address.timeout + address.patience if within is None else within
         self._slots = asyncio.Semaphore(int(address.concurrency))
         self._away = False
         self._last_answer = 0.0
 
     async def __aenter__(self) -> Server:
-        timeout = aiohttp.ClientTimeout(total=self._address.timeout, sock_connect=_CONNECT_TIMEOUT)
         key = os.environ.get(API_KEY, "").strip()
         self._session = aiohttp.ClientSession(
-            timeout=timeout,
-            headers={"Authorization": f"Bearer {key}"} if key else {},
+            headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {}),
             connector=aiohttp.TCPConnector(limit=0),  # `_slots` is the bound
+            auto_decompress=False,  # a few bytes could become any number
         )
         return self
 
@@ -99,12 +103,15 @@ class Server:
         status, body = await self._request("GET", path)
         return body.decode(errors="replace") if status == 200 else ""
 
-    async def post(self, path: str, payload: dict[str, Any]) -> Any:
-        """The answer to a request that has to succeed; a `Refused` says what the server holds against it."""
-        status, body = await self._request("POST", path, orjson.dumps(payload))
+    async def post(self, path: str, payload: dict[str, Any], most: int) -> tuple[Any, bytes]:
+        """The answer to a request that has to succeed, as it is meant and as it was sent: at most so many bytes.
+
+        A `Refused` says what the server holds against the request.
+        """
+        status, body = await self._request("POST", path, orjson.dumps(payload), min(most, MOST_BYTES))
         if status != 200:
             raise Refused(self._address.url, path, status, _message(body))
-        return self._json(path, body)
+        return self._json(path, body), body
 
     def _json(self, path: str, body: bytes) -> Any:
         try:
@@ -115,13 +122,16 @@ class Server:
                 "Check that --engine-url names an OpenAI-compatible server."
             ) from error
 
-    async def _request(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+    async def _request(
+        self, method: str, path: str, body: bytes | None = None, most: int = _MOST_TOLD
+    ) -> tuple[int, bytes]:
         async with self._slots:
             delay, failing_since = _FIRST_DELAY, None
+            until = time.monotonic() + self._within
             while True:
                 why, retry_after = "", 0.0
                 try:
-                    status, content, retry_after = await self._once(method, path, body)
+                    status, content, retry_after = await self._once(method, path, body, most, until)
                     if status not in _TRANSIENT:
                         self._is_back()
                         return status, content
@@ -134,25 +144,58 @@ class Server:
                     why = self._reason(error)
                 now = time.monotonic()
                 failing_since = failing_since or now
-                left = failing_since + self._address.patience - now
+                left = min(failing_since + self._address.patience, until) - now
                 if left <= 0:
-                    raise _gone(self._address, why)
+                    raise _gone(self._address.url, self._within if now >= until else self._address.patience, why)
                 if now - failing_since >= min(_SAID_AFTER, self._address.patience / 2):
                     self._is_away(why, failing_since)
                 await asyncio.sleep(min(max(delay * random.uniform(0.5, 1), retry_after), left))
                 delay = min(2 * delay, _LONGEST_DELAY)
 
-    async def _once(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes, float]:
+    async def _once(
+        self, method: str, path: str, body: bytes | None, most: int, until: float
+    ) -> tuple[int, bytes, float]:
         headers = {"Content-Type": "application/json"} if body else {}
         url = self._address.url + path
-        async with self._session.request(method, url, data=body, headers=headers, allow_redirects=False) as response:
-            asked = response.headers.get("Retry-After", "")
-            retry_after = min(float(asked), _LONGEST_RETRY_AFTER) if asked.isdecimal() else 0.0
-            return response.status, await response.read(), retry_after
+        seconds = max(0.001, min(self._address.timeout, until - time.monotonic()))
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=_CONNECT_TIMEOUT)
+        try:
+            async with self._session.request(
+                method, url, data=body, headers=headers, allow_redirects=False, timeout=timeout
+            ) as response:
+                asked = response.headers.get("Retry-After", "")
+                retry_after = min(float(asked), _LONGEST_RETRY_AFTER) if asked.isdecimal() else 0.0
+                return response.status, await self._body(path, response, most), retry_after
+        except _DrippingError:
+            raise
+        except TimeoutError as error:
+            raise TimeoutError(f"nothing within {seconds:.3g} s") from error
+
+    async def _body(self, path: str, response: aiohttp.ClientResponse, most: int) -> bytes:
+        """The answer, piece by piece: never more than `most` bytes, and not for ever."""
+        packed = response.headers.get("Content-Encoding", "identity")
+        if packed.lower() != "identity":
+            raise MismatchError(
+                f"{self._address.url}{path} answered in the encoding {_told(packed)}, which nobody asked for. "
+                "Check that --engine-url names a vLLM server and not a proxy that rewrites answers."
+            )
+        found = bytearray()
+        try:
+            async with asyncio.timeout(_BODY_SECONDS):
+                async for piece in response.content.iter_any():
+                    found += piece
+                    if len(found) > most:
+                        raise MismatchError(
+                            f"{self._address.url}{path} answered with more than {most / 2**20:.3g} MiB, where less was "
+                            "asked for. Check --engine-url; very long responses need a lower --top-logprobs."
+                        )
+        except TimeoutError as error:
+            raise _DrippingError(f"an answer that began had not ended {_BODY_SECONDS:g} s later") from error
+        return bytes(found)
 
     def _reason(self, error: Exception) -> str:
-        if isinstance(error, TimeoutError):
-            return f"nothing within {self._address.timeout:g} s"
+        if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ClientError):
+            return str(error)
         number = getattr(error, "errno", None) or 0
         if number > 0:
             return os.strerror(number)  # not the text of the event loop
@@ -170,6 +213,10 @@ class Server:
             self._say(f"{self._address.url} answers again")
 
 
+class _DrippingError(TimeoutError):
+    """An answer that began and does not end."""
+
+
 class Refused(MismatchError):
     """The server understood the request and will not answer it; asking again would not help."""
 
@@ -181,10 +228,10 @@ class Refused(MismatchError):
             super().__init__(f"{url}{path} refused a request (status {status}): {told.rstrip('.')}.")
 
 
-def _gone(address: Address, why: str) -> MismatchError:
+def _gone(url: str, seconds: float, why: str) -> MismatchError:
     return MismatchError(
-        f"{address.url} has not answered for {address.patience:g} s ({why}). Start the server (again), check "
-        "--engine-url, or wait longer with --engine-arg patience=SECONDS; --resume goes on with a run."
+        f"{url} has not answered for {seconds:g} s ({why}). Start the server (again), check --engine-url, or wait "
+        "longer with --engine-arg patience=SECONDS or timeout=SECONDS; --resume goes on with a run."
     )
 
 
@@ -201,5 +248,6 @@ def _message(body: bytes) -> str:
 
 
 def _told(text: str) -> str:
-    line = next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
+    lines = text[: 10 * _LONGEST_TOLD].splitlines()
+    line = next((line.strip() for line in lines if line.strip()), "no reason given")
     return line if len(line) <= _LONGEST_TOLD else line[:_LONGEST_TOLD] + "…"

@@ -20,7 +20,12 @@ from mismatch_cli.trace.foreign import are_token_ids
 
 _MINUS_INFINITY = -9999.0  # JSON has no -inf: vLLM clips there
 _MOST_PROBABILITY = 1 + 1e-3  # of distinct tokens together, with room for float32
+_TOO_LITTLE = 1 - 1e-2  # of all tokens together
+_LARGEST = 1e-6  # a log-prob, which float32 may round to above 0
 _ID_PREFIX = "token_id:"
+_DIGITS = 20
+_SHOWN = 60  # characters of what a server calls something
+_BYTES_BESIDES, _BYTES_PER_ID, _BYTES_PER_TOKEN = 2**20, 16, 100
 WITHOUT_IDS = (
     "The server does not return token ids, and ids made from its text would not be those that were sampled. "
     "Use vLLM 0.10.2 or newer, whose /v1/completions knows return_token_ids and return_tokens_as_token_ids."
@@ -33,6 +38,7 @@ class Completions:
 
     server: Server
     model: str
+    names: frozenset[str]  # of the same model, the one that was asked for among them
     vocabulary: int
     context: int
 
@@ -45,16 +51,43 @@ class Completions:
     ) -> list[Rollout]:
         """One response per request, in their order; the first failure ends them all."""
         salt = secrets.token_hex(16)
+        given: set[str] = set()
 
         async def one(request: Request) -> Rollout:
             room = min(sampling.max_tokens, self.context - len(request.prompt_ids))
             asked = payload(request, self.model, sampling, top_logprobs, room, salt)
-            answer = await self.server.post("/v1/completions", asked)
+            answer, sent = await self.server.post("/v1/completions", asked, _most_bytes(request, room, top_logprobs))
+            self._check_whose(answer, given)
             rollout = to_rollout(request, answer, top_logprobs, room, self.vocabulary)
+            _check_no_token_twice(answer, sent)
             on_finished(1)
             return rollout
 
         return list(await asyncio.gather(*map(one, requests)))
+
+    def _check_whose(self, answer: Any, given: set[str]) -> None:
+        """Of the model that was asked, and not the answer to another request: a proxy may know nothing of seeds."""
+        told = answer if isinstance(answer, dict) else {}
+        model = told.get("model")
+        if not isinstance(model, str) or model not in self.names:
+            raise _unusable(f"it is of the model {str(model)[:_SHOWN]!r} where {self.model!r} was asked")
+        if isinstance(name := told.get("id"), str):
+            if name in given:
+                raise _unusable(f"it has been given before, as {name[:_SHOWN]!r}")
+            given.add(name)
+
+
+def _most_bytes(request: Request, room: int, top_logprobs: int) -> int:
+    """What an honest answer stays far below: a server that talks without end is noticed soon."""
+    return _BYTES_BESIDES + _BYTES_PER_ID * len(request.prompt_ids) + room * (_BYTES_PER_TOKEN * (top_logprobs + 10))
+
+
+def _check_no_token_twice(answer: dict[str, Any], sent: bytes) -> None:
+    """A key that stands twice in an object is lost in reading it, so the names are counted as they were sent."""
+    logprobs = answer["choices"][0]["logprobs"]
+    names = len(logprobs["tokens"]) + sum(len(entries) for entries in logprobs["top_logprobs"])
+    if sent.count(b'"token_id:') - sent.count(b'\\"token_id:') > names:  # within a text the quote is escaped
+        raise _unusable("it gives two log-probs to one token")
 
 
 def payload(
@@ -123,6 +156,8 @@ def _only_choice(answer: Any) -> dict[str, Any]:
     choices = answer.get("choices") if isinstance(answer, dict) else None
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
         raise _unusable("it is not one completion")
+    if choices[0].get("index", 0) != 0:
+        raise _unusable("it is another completion than the one that was asked for")
     return choices[0]
 
 
@@ -152,7 +187,10 @@ def _ranked(
     if not isinstance(entries, dict):
         raise _unusable("it holds no top log-probs")
     logp = {_id_of(token): _finite(value) for token, value in entries.items()}
-    if not sum(exp(min(value, 1.0)) for value in logp.values()) <= _MOST_PROBABILITY:
+    if len(logp) < len(entries):
+        raise _unusable("it gives two log-probs to one token")
+    total = sum(exp(min(value, 1.0)) for value in logp.values())
+    if not total <= _MOST_PROBABILITY or max(logp.values(), default=0.0) > _LARGEST:
         raise MismatchError(
             f"The server's log-probs are none: the probabilities of {len(logp)} tokens add up to more than 1. "
             "Start it with --logprobs-mode processed_logprobs."
@@ -161,19 +199,24 @@ def _ranked(
         raise _unusable("its top log-probs do not belong to its tokens")
     if len(logp) == top_logprobs + 1:  # the sampled token came on top of K
         ranked = sorted((i for i in logp if i != sampled), key=lambda i: -logp[i])
-        known = bool(ranked) and logp[sampled] >= logp[ranked[-1]]  # a tie with rank K
+        if ranked and logp[sampled] > logp[ranked[-1]]:
+            raise _unusable("a token that is none of its most probable ones is more probable than they are")
+        known = bool(ranked) and logp[sampled] == logp[ranked[-1]]  # a tie with rank K
     elif len(logp) == top_logprobs:
         ranked, known = sorted(logp, key=lambda i: -logp[i]), True
     else:
         raise _unusable(f"it holds {len(logp)} log-probs for a token where {top_logprobs} were asked for")
+    if ranked and total + (vocabulary - len(logp)) * exp(logp[ranked[-1]]) < _TOO_LITTLE:
+        raise _unusable("its probabilities of all tokens cannot add up to 1")
     rank = 1 + sum(value > logp[sampled] for value in logp.values()) if known else -1
     return rank, ranked, [logp[i] for i in ranked]
 
 
 def _id_of(token: Any) -> int:
-    if not isinstance(token, str) or not token.startswith(_ID_PREFIX) or not token[len(_ID_PREFIX) :].isdecimal():
+    number = token[len(_ID_PREFIX) :] if isinstance(token, str) and token.startswith(_ID_PREFIX) else ""
+    if not (number.isascii() and number.isdecimal() and len(number) < _DIGITS) or number != str(int(number)):
         raise MismatchError(WITHOUT_IDS)
-    return int(token[len(_ID_PREFIX) :])
+    return int(number)
 
 
 def _finite(logp: Any) -> float:

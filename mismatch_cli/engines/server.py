@@ -26,6 +26,7 @@ from mismatch_cli.models import check_model_folder
 _ADDRESS = ("concurrency", "timeout", "patience")
 _ARGUMENTS = ("url", "served_model", "max_model_len", *_ADDRESS)
 _PATIENCE_AT_START = 3.0  # a URL that is wrong should say so at once
+_FIRST_ANSWER = 60.0  # seconds for a token from a server that may be busy, unless `timeout` says otherwise
 
 
 def create(settings: EngineSettings) -> ServerEngine:
@@ -87,13 +88,16 @@ class ServerEngine:
 
     async def _look(self) -> tuple[Served, str, dict[str, Any]]:
         at_start = replace(self._address, patience=min(self._address.patience, _PATIENCE_AT_START))
-        async with Server(at_start, self._settings.say) as server:
+        async with Server(at_start, self._settings.say, within=_PATIENCE_AT_START) as server:
             served = await self._find(server, self._settings.extra.get("served_model"))
+            told = await read_settings(server)
+        first = replace(at_start, timeout=self._settings.extra.get("timeout", _FIRST_ANSWER))
+        async with Server(first, self._settings.say) as server:
             completions = self._completions(server, served)
             mode = await measure_mode(completions)
             check_mode(mode, self._settings.sampling)
             await check_top_logprobs(completions, self._settings.top_logprobs)
-            return served, mode, await read_settings(server)
+        return served, mode, told
 
     async def _sample(self, requests: Sequence[Request], on_finished: Callable[[int], None]) -> list[Rollout]:
         async with Server(self._address, self._settings.say) as server:
@@ -118,7 +122,7 @@ class ServerEngine:
         return await find_served(server, self._address.url, self._settings.model, name, longest)
 
     def _completions(self, server: Server, served: Served) -> Completions:
-        return Completions(server, served.name, self._vocabulary, served.context)
+        return Completions(server, served.name, served.also_named, self._vocabulary, served.context)
 
 
 def _in_words(served: Served, mode: str) -> str:

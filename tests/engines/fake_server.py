@@ -1,0 +1,126 @@
+"""A server of completions from one known distribution, without a model: honest until a test makes it lie.
+
+`reply` answers in place of an honest one, `talk` takes over the connection itself, `tamper` changes a completion.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import numpy as np
+
+VOCABULARY = 2048  # of the bundled model
+_CLIPPED = -9999.0
+
+
+class FakeServer:
+    """Serves `model` as "tiny" on a port of its own; `sent` counts the bytes that `talk` got rid of."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.restore()
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                self.answer(b"")
+
+            def do_POST(self) -> None:
+                self.answer(self.rfile.read(int(self.headers["Content-Length"])))
+
+            def answer(self, body: bytes) -> None:
+                fake.asked.append(self.path)
+                try:
+                    if fake.talk is not None and fake.talk(self.path, self.say):
+                        self.close_connection = True
+                        return
+                    status, headers, content = fake.reply(self.path) or fake.honest(self.path, body)
+                    self.send_response(status)
+                    for name, value in ({"Content-Length": str(len(content))} | headers).items():
+                        self.send_header(name, value)
+                    self.end_headers()
+                    self.wfile.write(content)
+                except OSError:
+                    self.close_connection = True  # the other side has had enough
+
+            def say(self, content: bytes) -> None:
+                self.connection.sendall(content)
+                fake.sent += len(content)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.handle_error = lambda *_: None  # type: ignore[method-assign] # a client that leaves
+        self._server.daemon_threads = True
+        self._server.block_on_close = False
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def restore(self) -> None:
+        """Honest again."""
+        self.reply: Callable[[str], tuple[int, dict[str, str], bytes] | None] = lambda path: None
+        self.talk: Callable[[str, Callable[[bytes], None]], bool] | None = None
+        self.tamper: Callable[[dict[str, Any]], Any] = lambda answer: None
+        self.card: dict[str, Any] = {}
+        self.sent = 0
+        self.asked: list[str] = []
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def honest(self, path: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        if path == "/v1/models":
+            card = {"id": "tiny", "root": self.model, "max_model_len": 512} | self.card
+            return 200, {}, json.dumps({"data": [card]}).encode()
+        if path == "/version":
+            return 200, {}, b'{"version": "0.99"}'
+        if path == "/metrics":
+            return 200, {}, b'vllm:cache_config_info{cache_dtype="auto",enable_prefix_caching="True"} 1.0\n'
+        if path != "/v1/completions":
+            return 404, {}, b"{}"
+        answer = completion(json.loads(body))
+        changed = self.tamper(answer)
+        return 200, {}, changed if isinstance(changed, bytes) else json.dumps(answer).encode()
+
+
+def completion(asked: dict[str, Any]) -> dict[str, Any]:
+    """As vLLM answers: the sampled token first, then ranks 1…K, processed log-probs, clipped where they are −inf."""
+    logits_V = -0.05 * np.arange(VOCABULARY) / asked["temperature"]
+    if asked["top_k"] > 0:
+        logits_V[asked["top_k"] :] = -np.inf
+    logp_V = (logits_V - np.logaddexp.reduce(logits_V)).astype(np.float32)
+    drawn = np.random.default_rng(asked["seed"]).choice(VOCABULARY, asked["max_tokens"], p=_normalised(logp_V))
+    ids, top = drawn.tolist(), range(asked["logprobs"])
+    value = {i: max(float(logp_V[i]), _CLIPPED) for i in {*ids, *top}}
+    return {
+        "id": f"cmpl-{uuid.uuid4().hex}",
+        "model": "tiny",
+        "choices": [
+            {
+                "index": 0,
+                "text": 'a \\ and "token_id:7": of its own',
+                "token_ids": ids,
+                "prompt_token_ids": asked["prompt"],
+                "finish_reason": "length",
+                "logprobs": {
+                    "tokens": [f"token_id:{i}" for i in ids],
+                    "token_logprobs": [value[i] for i in ids],
+                    "top_logprobs": [{f"token_id:{t}": value[t] for t in dict.fromkeys((i, *top))} for i in ids],
+                },
+            }
+        ],
+    }
+
+
+def _normalised(logp_V: np.ndarray) -> np.ndarray:
+    p_V = np.exp(logp_V.astype(np.float64))
+    return p_V / p_V.sum()

@@ -1,0 +1,294 @@
+"""Servers that talk without end, say nothing, send bombs, answer for others, or name probabilities that are none."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mismatch_cli.bundled import bundled
+from mismatch_cli.engines import EngineSettings, Request, _server_http, create_engine, server
+from mismatch_cli.engines._sampling import sample_checked
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.sampling import SamplingSettings
+from tests.engines.fake_server import FakeServer
+
+MODEL = str(bundled("model"))
+K = 5
+COMPLETIONS = "/v1/completions"
+REQUESTS = [Request([5, 6, 7 + i], seed=i) for i in range(6)]
+_CHUNK = b"10000\r\n" + b"x" * 2**16 + b"\r\n"
+
+
+@pytest.fixture(scope="module")
+def shared():
+    fake = FakeServer(MODEL)
+    yield fake
+    fake.close()
+
+
+@pytest.fixture
+def fake(shared):
+    yield shared
+    shared.restore()
+
+
+def engine_at(fake: FakeServer, **extra: Any):
+    settings = EngineSettings(
+        MODEL, SamplingSettings(max_tokens=4), K, extra={"url": fake.url, "concurrency": 2} | extra
+    )
+    return create_engine("server", settings)
+
+
+def sample(engine, requests=REQUESTS):
+    return sample_checked(engine, requests, [0] * len(requests), lambda count: None)
+
+
+def test_an_honest_answer_is_taken_over(fake):
+    engine = engine_at(fake)
+    rollouts = sample(engine)
+    assert [len(r.response_ids) for r in rollouts] == [4] * 6
+    expected_V = -0.05 * np.arange(2048) - np.logaddexp.reduce(-0.05 * np.arange(2048))
+    for rollout in rollouts:
+        np.testing.assert_allclose(rollout.logp_rollout_T, expected_V[rollout.response_ids], atol=1e-5)
+        ranks = [i + 1 if i < K else -1 for i in rollout.response_ids]
+        assert rollout.rank_rollout_T.tolist() == ranks
+        assert rollout.topk_ids_TK.tolist() == [list(range(K))] * 4
+
+
+# What is sent on the line itself.
+
+
+def _endless_body(path: str, say: Callable[[bytes], None]) -> bool:
+    say(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    while True:
+        say(_CHUNK)
+
+
+def _endless_headers(path: str, say: Callable[[bytes], None]) -> bool:
+    say(b"HTTP/1.1 200 OK\r\n")
+    number = 0
+    while True:
+        number += 1
+        say(b"".join(b"X-%d-%d: %s\r\n" % (number, i, b"y" * 1000) for i in range(50)))
+
+
+def _endless_line(path: str, say: Callable[[bytes], None]) -> bool:
+    say(b"HTTP/1.1 200 OK\r\nX: ")
+    while True:
+        say(b"y" * 2**16)
+
+
+def _endless_trailers(path: str, say: Callable[[bytes], None]) -> bool:
+    say(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n")
+    while True:
+        say(b"X-T: %s\r\n" % (b"y" * 1000))
+
+
+def _silent(path: str, say: Callable[[bytes], None]) -> bool:
+    time.sleep(5)
+    return True
+
+
+def _drips(path: str, say: Callable[[bytes], None]) -> bool:
+    say(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+    for _ in range(100):
+        say(b"[")
+        time.sleep(0.05)
+    return True
+
+
+def _drips_headers(path: str, say: Callable[[bytes], None]) -> bool:
+    say(b"HTTP/1.1 200 OK\r\n")
+    for i in range(100):
+        say(b"X-%d: y\r\n" % i)
+        time.sleep(0.05)
+    return True
+
+
+def _cut_off(path: str, say: Callable[[bytes], None]) -> bool:
+    say(b'HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{"choices": [')
+    return True
+
+
+def _not_http(path: str, say: Callable[[bytes], None]) -> bool:
+    say(b"SSH-2.0-OpenSSH_9.2\r\n")
+    return True
+
+
+LINES = [_endless_body, _endless_headers, _endless_line, _endless_trailers, _silent, _drips, _drips_headers, _cut_off,
+         _not_http]  # fmt: skip
+
+
+@pytest.mark.parametrize("talk", LINES)
+def test_whatever_comes_over_the_line_ends_soon_and_in_little_memory(fake, monkeypatch, talk):
+    monkeypatch.setattr(server, "_PATIENCE_AT_START", 0.2)
+    monkeypatch.setattr(_server_http, "_BODY_SECONDS", 0.2)
+    engine = engine_at(fake, timeout=0.3, patience=0.1)
+    fake.talk = talk
+    for ask in (lambda: engine_at(fake, patience=0.1), lambda: sample(engine, REQUESTS[:1])):
+        began, fake.sent = time.monotonic(), 0
+        with pytest.raises(MismatchError) as caught:
+            ask()
+        assert time.monotonic() - began < 2
+        assert fake.sent < 2**26  # before the connection was closed, buffers of the system included
+        assert "\n" not in str(caught.value) and "failed while" not in str(caught.value)
+
+
+def test_the_time_that_a_silent_server_gets_is_the_one_that_is_stated(fake):
+    engine = engine_at(fake, timeout=0.4, patience=0.3)
+    fake.talk = _silent
+    began = time.monotonic()
+    with pytest.raises(MismatchError, match=r"has not answered for 0\.(7|3) s \(nothing within"):
+        sample(engine, REQUESTS[:1])
+    assert 0.6 < time.monotonic() - began < 1.2
+    assert server._PATIENCE_AT_START == 3
+
+
+def test_a_first_token_that_does_not_come_is_noticed(fake, monkeypatch):
+    monkeypatch.setattr(server, "_FIRST_ANSWER", 0.3)
+    fake.talk = lambda path, say: path == COMPLETIONS and _silent(path, say)
+    began = time.monotonic()
+    with pytest.raises(MismatchError, match="nothing within"):
+        engine_at(fake, patience=0.2)
+    assert time.monotonic() - began < 1.5
+
+
+def test_bombs_redirects_and_depth_are_refused(fake):
+    engine = engine_at(fake, patience=0.2)
+    bomb = gzip.compress(b" " * 2**24)
+    cases: list[tuple[str, tuple[int, dict[str, str], bytes]]] = [
+        ("answered in the encoding gzip", (200, {"Content-Encoding": "gzip"}, bomb)),
+        ("answered in the encoding deflate, br", (200, {"Content-Encoding": "deflate, br"}, bomb)),
+        (r"refused a request \(status 302\)", (302, {"Location": f"{fake.url}/elsewhere"}, b"")),
+        ("something that is not JSON", (200, {}, b"[" * 10**5 + b"]" * 10**5)),
+        ("something that is not JSON", (200, {"Content-Type": "text/html"}, b"<html>")),
+        ("something that is not JSON", (200, {}, b'{"choices": NaN}')),
+        ("something that is not JSON", (200, {}, b'{"model": "\\ud800"}')),
+        ("not answered", (500, {}, b"[" * 10**5)),
+        ("refused a request", (422, {}, b'{"detail": "' + b"x" * 2**20 + b'"}')),
+        ("answered with more than", (200, {}, b" " * 2**22)),
+    ]  # fmt: skip
+    for message, reply in cases:
+        fake.reply = lambda path, reply=reply: reply if path == COMPLETIONS else None
+        with pytest.raises(MismatchError, match=message) as caught:
+            sample(engine, REQUESTS[:1])
+        assert len(str(caught.value)) < 700 and "\n" not in str(caught.value)
+    assert "/elsewhere" not in fake.asked
+
+
+def _of_first(change: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], Any]:
+    return lambda answer: change(answer["choices"][0]) and None
+
+
+def _put_on_top(choice: dict[str, Any]) -> None:
+    """A sampled token beside the most probable K that is more probable than they are."""
+    entries = {f"token_id:{i}": -5.0 - i / 10 for i in range(K)}
+    sampled = choice["logprobs"]["tokens"][0] = "token_id:99"
+    choice["token_ids"][0] = 99
+    choice["logprobs"]["top_logprobs"][0] = {sampled: -1.0} | entries
+    choice["logprobs"]["token_logprobs"][0] = -1.0
+
+
+def _at_top(value: float) -> Callable[[dict[str, Any]], None]:
+    def change(choice: dict[str, Any]) -> None:
+        entries = choice["logprobs"]["top_logprobs"][0]
+        entries[next(reversed(entries))] = value
+
+    return change
+
+
+def _all_at(value: float) -> Callable[[dict[str, Any]], None]:
+    def change(choice: dict[str, Any]) -> None:
+        logprobs = choice["logprobs"]
+        logprobs["token_logprobs"] = [value] * 4
+        logprobs["top_logprobs"] = [dict.fromkeys(entries, value) for entries in logprobs["top_logprobs"]]
+
+    return change
+
+
+def _other_spelling(spelling: str) -> Callable[[dict[str, Any]], None]:
+    def change(choice: dict[str, Any]) -> None:
+        entries = choice["logprobs"]["top_logprobs"][0]
+        entries[spelling] = entries.pop("token_id:3", -3.0)
+
+    return change
+
+
+def _same_key_twice(answer: dict[str, Any]) -> bytes:
+    return json.dumps(answer).encode().replace(b'"token_id:2": ', b'"token_id:2": -9.0, "token_id:2": ')
+
+
+TAMPERED: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
+    ("of the model 'other' where 'tiny' was asked", lambda a: a.update(model="other")),
+    ("of the model 'None'", lambda a: a.pop("model") and None),
+    ("of the model", lambda a: a.update(model=["tiny"])),
+    ("given before", lambda a: a.update(id="cmpl-1")),
+    ("another completion", _of_first(lambda c: c.update(index=1))),
+    ("not one completion", lambda a: a["choices"].append(a["choices"][0])),
+    ("not one completion", lambda a: a["choices"].clear()),
+    ("not one completion", lambda a: a.update(choices={"0": 1})),
+    ("another prompt", _of_first(lambda c: c.update(prompt_token_ids=[5, 6, 9999]))),
+    ("none of the model's 2048", _of_first(lambda c: c["token_ids"].__setitem__(0, float(c["token_ids"][0])))),
+    ("none of the model's 2048", _of_first(lambda c: c["token_ids"].__setitem__(0, str(c["token_ids"][0])))),
+    ("none of the model's 2048", _of_first(lambda c: c["token_ids"].__setitem__(0, True))),
+    ("none of the model's 2048", _of_first(lambda c: c["token_ids"].__setitem__(0, -1))),
+    ("none of the model's 2048", _of_first(lambda c: c.update(token_ids="1234"))),
+    ("more probable than they are", _of_first(_put_on_top)),
+    ("add up to more than 1", _of_first(_at_top(0.5))),
+    ("add up to more than 1", _of_first(_at_top(1e-4))),
+    ("add up to more than 1", _of_first(_at_top(None))),
+    ("add up to more than 1", _of_first(_all_at(-0.1))),
+    ("cannot add up to 1", _of_first(_all_at(-30.0))),
+    ("log μ = nan|add up to", _of_first(_all_at(None))),
+    ("not belong|for a token where|does not return", _of_first(_other_spelling("token_id:03"))),
+    ("does not return", _of_first(_other_spelling("token_id:٣"))),
+    ("does not return", _of_first(_other_spelling("token_id:-3"))),
+    ("does not return", _of_first(_other_spelling("token_id:" + "3" * 5000))),
+    ("not belong", _of_first(_other_spelling("token_id:2048"))),
+    ("two log-probs to one token", _same_key_twice),
+]  # fmt: skip
+
+
+def test_an_answer_that_cannot_be_true_is_not_recorded(fake):
+    engine = engine_at(fake)
+    for message, tamper in TAMPERED:
+        fake.tamper = tamper
+        with pytest.raises(MismatchError, match=message) as caught:
+            sample(engine)
+        assert "failed while" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+def test_an_alias_of_the_same_weights_may_answer_and_another_model_may_not(fake):
+    fake.reply = lambda path: None if path != "/v1/models" else (
+        200, {}, json.dumps({"data": [
+            {"id": "tiny", "root": MODEL, "max_model_len": 512}, {"id": "alias", "root": MODEL, "max_model_len": 512},
+            {"id": "other", "root": "elsewhere", "max_model_len": 512},
+        ]}).encode(),
+    )  # fmt: skip
+    assert len(sample(engine_at(fake, served_model="alias"))) == 6
+    with pytest.raises(MismatchError, match="of the model 'tiny' where 'other' was asked"):
+        engine_at(fake, served_model="other")
+
+
+def test_a_length_that_is_none_is_asked_for(fake):
+    for length in (-1, 0, 1.5, "512", True, None, [512], 10**30):
+        fake.card = {"max_model_len": length}
+        with pytest.raises(MismatchError, match="--max-model-len"):
+            engine_at(fake)
+
+
+def test_what_a_server_tells_of_itself_is_kept_only_where_it_can_be_a_setting(fake):
+    config = {"model_config": {"dtype": ["x"], "quantization": {"a": [1]}, "enforce_eager": True},
+              "scheduler_config": {"max_num_seqs": [[]]}, "parallel_config": 5, "cache_config": None}  # fmt: skip
+    told = {"/server_info?config_format=json": json.dumps({"vllm_config": config}).encode(),
+            "/version": b'{"version": {"x": 1}}'}  # fmt: skip
+    fake.reply = lambda path: (200, {}, told[path]) if path in told else None
+    described = engine_at(fake).describe()
+    assert described["enforce_eager"] is True
+    assert described["version"] is described["dtype"] is described["quantization"] is described["max_num_seqs"] is None
