@@ -101,6 +101,11 @@ def run(arguments: Sequence[str]) -> int:
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         return _fail(f"{error.strerror or error}{where}. Make room, or choose another --output.", 1, debug)
+    except MemoryError:
+        return _fail(
+            "There is not enough memory for this. Close other programs, or give it less at a time: fewer --workers, "
+            "a smaller --token-budget, fewer prompts.", 1, debug,
+        )  # fmt: skip
     except Exception as error:
         if isinstance(error, _ClickError):
             error.show()  # type: ignore[attr-defined]

@@ -19,6 +19,7 @@ from mismatch_cli.importers._jsonl import CUT_OFF
 from mismatch_cli.importers._rows import Completer
 from mismatch_cli.importers._sources import Peek, Source, find, peek
 from mismatch_cli.importers._tally import Tally
+from mismatch_cli.memory import allowance, bounded, too_large
 from mismatch_cli.trace.completeness import recorded
 from mismatch_cli.trace.manifest import library_versions, write_manifest
 from mismatch_cli.trace.writer import shard_path, write_shard
@@ -63,8 +64,14 @@ def import_dump(what: Import, folder: Path, progress: Progress) -> dict[str, Any
 
     A `MismatchError` where nothing can be imported says why. An exception leaves no manifest, so no trace.
     """
+    files = find(what.paths)
+    with bounded(what.paths[0], sum(source.size for source in files)):
+        return _import(what, files, folder, progress)
+
+
+def _import(what: Import, files: list[Source], folder: Path, progress: Progress) -> dict[str, Any]:
     tally = Tally()
-    name, sources = _recognised(what, tally)
+    name, sources = _recognised(what, files, tally)
     module = registry.load(PACKAGE, name, "format")
     newer = what.newer_trainer if what.newer_trainer is not None else module.PI == "trainer"
     completer = Completer(tally, newer_trainer=newer, vocabulary=what.vocabulary)
@@ -111,7 +118,12 @@ def _write(shards: Iterator[pa.Table], folder: Path) -> dict[str, int | None]:
 def _completed(
     module: ModuleType, sources: list[Source], tally: Tally, advance: Callable[[int], None], completer: Completer
 ) -> Iterator[pa.Table]:
+    given = sum(source.size for source in sources)
+    read = 0
     for table, where in module.blocks(sources, tally, advance):
+        read += table.nbytes
+        if read > allowance(given):
+            raise too_large(where, given)
         if table.num_rows and (rows := completer.complete(table, where)).num_rows:
             yield rows
 
@@ -131,13 +143,12 @@ def _shards(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
         yield pa.concat_tables(gathered, promote_options="default")
 
 
-def _recognised(what: Import, tally: Tally) -> tuple[str, list[Source]]:
+def _recognised(what: Import, files: list[Source], tally: Tally) -> tuple[str, list[Source]]:
     """The format, and the files that have it; files of other layouts in a folder are counted."""
     names = registry.names(PACKAGE)
     if what.format is not None and what.format not in names:
         raise UsageError(registry.unknown("format", what.format, names))
     groups: dict[tuple[str, str], list[Source]] = {}
-    files = find(what.paths)
     for source in files:
         groups.setdefault(source.group, []).append(source)
     by_format: dict[str, list[Source]] = {}

@@ -12,7 +12,7 @@ import orjson
 import pyarrow as pa
 
 from mismatch_cli.errors import first_line
-from mismatch_cli.importers._sources import Source
+from mismatch_cli.importers._sources import Source, lines_of
 from mismatch_cli.importers._tally import Tally
 from mismatch_cli.trace import foreign
 
@@ -22,6 +22,7 @@ _BATCH_BYTES = 2**18  # as Python objects: few enough to stay in the cache until
 CUT_OFF = "last lines that are cut off"
 NO_JSON = "lines that are no JSON object"
 OTHER_TYPES = "lines with values of other types than the layout has"
+_UNFIT = (pa.ArrowException, OverflowError, UnicodeError)
 SchemaFor = Callable[[dict[str, Any]], pa.Schema]
 _Row = tuple[int, list[Any]]  # the number of the line, and its values in the order of the schema
 
@@ -32,22 +33,21 @@ def tables(source: Source, schema_for: SchemaFor, tally: Tally, advance: Callabl
     block: list[pa.Table] = []
     rows: list[_Row] = []
     size = batch_size = 0
-    with source.path.open("rb", buffering=2**20) as file:
-        for number, line in enumerate(file, 1):
-            batch_size += len(line)
-            record = _record(line, f"{source.name}, line {number}", tally)
-            if record is None:
-                continue
-            schema = schema or schema_for(record)
-            rows.append((number, [record.get(name) for name in schema.names]))
-            if batch_size < _BATCH_BYTES:
-                continue
-            block += _tables(rows, schema, schema_for, source.name, tally)
-            rows, size, batch_size = [], size + batch_size, 0
-            if size >= BLOCK_BYTES:
-                yield from _joined(block)
-                advance(size)
-                block, size = [], 0
+    for number, line in enumerate(lines_of(source.path), 1):
+        batch_size += len(line)
+        record = _record(line, f"{source.name}, line {number}", tally)
+        if record is None:
+            continue
+        schema = schema or schema_for(record)
+        rows.append((number, [record.get(name) for name in schema.names]))
+        if batch_size < _BATCH_BYTES:
+            continue
+        block += _tables(rows, schema, schema_for, source.name, tally)
+        rows, size, batch_size = [], size + batch_size, 0
+        if size >= BLOCK_BYTES:
+            yield from _joined(block)
+            advance(size)
+            block, size = [], 0
     if schema is not None:
         yield from _joined([*block, *_tables(rows, schema, schema_for, source.name, tally)])
     advance(size + batch_size)
@@ -83,12 +83,14 @@ def _tables(rows: list[_Row], schema: pa.Schema, schema_for: SchemaFor, name: st
     try:
         yield _table(rows, schema)
         return
-    except (pa.ArrowException, OverflowError):
+    except MemoryError:  # Arrow's own is one of its exceptions too
+        raise
+    except _UNFIT:
         pass
     for row in rows:
         try:
             found = _table([row], schema_for(dict(zip(schema.names, row[1], strict=True))))
-        except (pa.ArrowException, OverflowError) as error:
+        except _UNFIT as error:
             tally.leave_out(
                 OTHER_TYPES, 1, f"{name}, line {row[0]}: {shorten(first_line(error), _SHOWN, placeholder=' …')}"
             )

@@ -19,6 +19,7 @@ from mismatch_cli.importers import _lists
 from mismatch_cli.importers._rows import NO_IDS, NOTE
 from mismatch_cli.importers._sources import Source
 from mismatch_cli.importers._tally import Tally
+from mismatch_cli.importers._torch_file import check_memory
 from mismatch_cli.trace import foreign
 
 TOKENS_PER_BLOCK = 2**19
@@ -62,7 +63,13 @@ def tables(samples: Sequence[Sample], step: int, tally: Tally, where: str) -> It
     for sample in samples:
         try:
             reason = _unusable(sample := _as_arrays(sample))
-        except (TypeError, ValueError, OverflowError, RuntimeError):  # what numpy and torch say to a list of anything
+        except (
+            TypeError,
+            ValueError,
+            OverflowError,
+            RuntimeError,
+        ) as error:  # of numpy and torch, to anything
+            check_memory(error)
             reason = OTHER_TYPES
         if reason is not None:
             tally.leave_out(reason, 1, where)

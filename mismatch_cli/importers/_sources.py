@@ -5,8 +5,10 @@ from __future__ import annotations
 import glob
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,8 @@ from mismatch_cli.importers._elsewhere import NeedsItsFramework
 
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pt": "pt", ".pth": "pt"}
 _PICKLES = (".pkl", ".pickle", ".dp")
-_LONGEST_FIRST_LINE = 2**28  # bytes
+_LONGEST_LINE = 3 * 2**24  # bytes; as Python objects they can take 35 times as much
+_FIRST_LINES = 64
 _READ_BYTES = 2**20
 
 
@@ -114,13 +117,23 @@ def open_parquet(source: Source) -> pq.ParquetFile:
 
 def _first_record(path: Path) -> dict[str, Any]:
     """The first line that is a JSON object; empty where there is none among the first few."""
-    with path.open("rb") as file:
-        for _ in range(64):
-            line = file.readline(_LONGEST_FIRST_LINE)
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(record, dict):
-                return record
+    for line in islice(lines_of(path), _FIRST_LINES):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict):
+            return record
     return {}
+
+
+def lines_of(path: Path) -> Iterator[bytes]:
+    """The lines of a file as bytes; a `MismatchError` for one that does not end where lines do."""
+    with path.open("rb", buffering=_READ_BYTES) as file:
+        for number, line in enumerate(iter(partial(file.readline, _LONGEST_LINE), b""), 1):
+            if len(line) == _LONGEST_LINE:
+                raise MismatchError(
+                    f"{path}: line {number} is longer than {_LONGEST_LINE / 2**20:g} MiB, which is no response. "
+                    "Write one response a line, or name other files only."
+                )
+            yield line

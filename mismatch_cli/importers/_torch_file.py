@@ -22,7 +22,9 @@ def load(path: Path) -> Any:
     import torch
 
     whole = zipfile.is_zipfile(path)
-    if not whole and path.read_bytes()[:2] == b"PK":
+    if whole:
+        _refuse_packed(path)
+    elif _begins_with(path, b"PK"):
         raise MismatchError(
             f"{path} is cut off: the end of the file is missing. Copy it again, or name other files only."
         )
@@ -32,11 +34,38 @@ def load(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         reason = "needs more than weights-only loading, which could run any code"
         raise NeedsItsFramework(path, reason) from error
-    except (RuntimeError, OSError, EOFError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except (RuntimeError, OSError, EOFError, ValueError, KeyError, AttributeError, TypeError, IndexError) as error:
+        check_memory(error)
         raise MismatchError(
             f"{path} is no file that torch.save wrote, or broken ({first_line(error)}). "
             "Copy it again, or name other files only."
         ) from error
+
+
+def _begins_with(path: Path, start: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(start)) == start
+
+
+def _refuse_packed(path: Path) -> None:
+    """`torch.save` packs nothing: a record that is could become any number of bytes."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            packed = any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist())
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError) as error:
+        raise MismatchError(
+            f"{path} is broken ({first_line(error)}). Copy it again, or name other files only."
+        ) from error
+    if packed:
+        raise MismatchError(
+            f"{path} holds packed records, which torch.save does not write. Write it anew, or name other files only."
+        )
+
+
+def check_memory(error: Exception) -> None:
+    """What torch says where there is no more memory, as Python says it."""
+    if isinstance(error, RuntimeError) and "allocate memory" in str(error):
+        raise MemoryError from error
 
 
 @contextmanager
@@ -44,7 +73,8 @@ def laid_out(path: Path, title: str) -> Iterator[None]:
     """Inside, whatever Python says to values where others belong is a `MismatchError` about the file."""
     try:
         yield
-    except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError) as error:
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError, RuntimeError) as error:
+        check_memory(error)
         what = f"{type(error).__name__}: {first_line(error)}"
         raise MismatchError(
             f"{path} is laid out otherwise than {title} is ({what}). Formats: mismatch-cli import --formats"

@@ -67,7 +67,10 @@ def _schema(record: dict[str, Any]) -> pa.Schema:
 
 
 def _depth(value: Any) -> int:
-    return 1 + _depth(value[0] if value else None) if isinstance(value, list) else 0
+    depth = 0
+    while isinstance(value, list):
+        depth, value = depth + 1, value[0] if value else None
+    return depth
 
 
 def _block(table: pa.Table, step: int, tally: Tally, where: str) -> pa.Table:

@@ -48,13 +48,18 @@ def stand_guard(memory: int | None) -> None:
         finally:
             os._exit(0)
     os.setsid()
-    _prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+    die_with_parent()
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     os.close(woken)
     os.close(wake)
     _bound_memory(memory)
+
+
+def die_with_parent() -> None:
+    """This process, just forked, is not to outlive the one that forked it; elsewhere than on Linux it may."""
+    _prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -72,15 +77,6 @@ def _bound_memory(memory: int | None) -> None:
         _, most = resource.getrlimit(resource.RLIMIT_DATA)
         bound = memory if most == resource.RLIM_INFINITY else min(memory, most)
         resource.setrlimit(resource.RLIMIT_DATA, (bound, most))
-
-
-def free_memory() -> int | None:
-    """Bytes that the machine could give now; None where it does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
 def _has_ended(worker: int) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mismatch_cli.tasks._keeper import free_memory
+from mismatch_cli import memory
 from mismatch_cli.tasks._lines import answer_lines
 from mismatch_cli.tasks.own_reward import ARGUMENTS
 
@@ -76,5 +76,5 @@ def _load(file: str, name: str) -> tuple[Callable[..., Any], list[str]]:
 if __name__ == "__mp_main__":  # a process of a pool that the function made: it looks the function up by its module
     _load(*sys.argv[1].rsplit(":", 1))
 if __name__ == "__main__":
-    free = free_memory()
+    free = memory.free()
     answer_lines(_prepare, memory=None if free is None else int(_SHARE * free))

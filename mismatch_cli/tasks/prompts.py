@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_cli.errors import MismatchError, UsageError, first_line
+from mismatch_cli.memory import allowance, bounded, decoded_bytes, too_large
 from mismatch_cli.registry import unknown
 
 _PROMPT_FIELDS = ("problem", "prompt", "question", "instruction", "input", "text", "messages")
@@ -22,6 +23,7 @@ _R1_DISTILL = (
     "<｜begin▁of▁sentence｜><｜User｜>{problem} Please reason step by step, "
     "and put your final answer within \\boxed{{}}.\n<｜Assistant｜><think>\n"
 )
+_ROWS_AT_A_TIME = 64
 _LOCAL_FORMATS = (".jsonl", ".json", ".parquet", ".csv")
 
 
@@ -82,7 +84,8 @@ def _read_file(path: Path) -> Iterable[Mapping[str, Any]]:
         raise UsageError(f"{path} has the ending '{path.suffix}'. Prompts are read from {', '.join(_LOCAL_FORMATS)}.")
     readers = {".jsonl": _read_jsonl, ".json": _read_json, ".parquet": _read_parquet, ".csv": _read_csv}
     try:
-        return list(readers[path.suffix](path))
+        with bounded(path, path.stat().st_size):
+            return list(readers[path.suffix](path))
     except (OSError, ValueError, RecursionError, csv.Error) as error:
         raise MismatchError(f"{path} cannot be read: {first_line(error)}. Mend it, or name another file.") from error
 
@@ -111,7 +114,12 @@ def _read_json(path: Path) -> Iterator[Mapping[str, Any]]:
 def _read_parquet(path: Path) -> Iterator[Mapping[str, Any]]:
     import pyarrow.parquet as pq
 
-    yield from pq.read_table(path).to_pylist()
+    with pq.ParquetFile(path) as file:
+        size = path.stat().st_size
+        if decoded_bytes(file.metadata) > allowance(size):
+            raise too_large(path, size)
+        for rows in file.iter_batches(_ROWS_AT_A_TIME):
+            yield from rows.to_pylist()
 
 
 def _read_csv(path: Path) -> Iterator[Mapping[str, Any]]:

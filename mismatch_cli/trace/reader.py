@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.errors import MismatchError, first_line
+from mismatch_cli.memory import allowance, decoded_bytes, too_large
 from mismatch_cli.trace.columns import table_to_batch
 from mismatch_cli.trace.completeness import Completeness, completeness, remedy
 from mismatch_cli.trace.manifest import read_manifest
@@ -24,6 +25,7 @@ from mismatch_cli.trace.schema import REQUIRED, arrow_type, column_order
 from mismatch_cli.trace.vocabulary import Vocabulary
 
 _Part = TypeVar("_Part")
+_MOST_OF_A_GROUP = 2**28  # bytes of a row group beside 20 × the file; what is written here has less than half
 _AGAIN = "Delete it and record that part again with --resume."
 
 
@@ -165,11 +167,19 @@ def open_shard(path: Path) -> pq.ParquetFile:
         if not schema.field(name).type.equals(arrow_type(name)):
             found, expected = schema.field(name).type, arrow_type(name)
             raise MismatchError(f"{path}: column {name} is {found}, expected {expected}. {_AGAIN}")
+    size = path.stat().st_size
+    if decoded_bytes(shard.metadata) > allowance(size):
+        raise too_large(path, size)
     return shard
 
 
 def _read_group(shard: pq.ParquetFile, group: int, columns: list[str], path: Path) -> pa.Table:
+    size = path.stat().st_size
+    if decoded_bytes(shard.metadata, columns, [group]) > _MOST_OF_A_GROUP + allowance(size) - allowance(0):
+        raise too_large(path, size)
     try:
         return shard.read_row_group(group, columns=columns, use_threads=False)
+    except MemoryError:
+        raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise MismatchError(f"{path} is damaged in row group {group} ({first_line(error)}). {_AGAIN}") from error

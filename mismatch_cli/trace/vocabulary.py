@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mismatch_cli.errors import MismatchError, first_line
+from mismatch_cli.memory import allowance, bounded, decoded_bytes, too_large
 from mismatch_cli.trace.files import replacing
 
 FILE_NAME = "vocab.parquet"
@@ -39,14 +40,22 @@ class Vocabulary:
         if not path.is_file():
             return cls({})
         try:
-            table = pq.read_table(path, schema=_SCHEMA)
-            if any(column.null_count for column in table.columns):
-                raise pa.ArrowInvalid("it holds nulls")
+            size = path.stat().st_size
+            if decoded_bytes(pq.read_metadata(path)) > allowance(size):
+                raise too_large(path, size)
+            with bounded(path, size):
+                return cls(_read(path))
         except (pa.ArrowException, OSError) as error:
             raise MismatchError(
                 f"{path} is damaged ({first_line(error)}). Delete it: reports then show the ids of tokens."
             ) from error
-        return cls(dict(zip(table["id"].to_pylist(), table["bytes"].to_pylist(), strict=True)))
+
+
+def _read(path: Path) -> dict[int, bytes]:
+    table = pq.read_table(path, schema=_SCHEMA)
+    if any(column.null_count for column in table.columns):
+        raise pa.ArrowInvalid("it holds nulls")
+    return dict(zip(table["id"].to_pylist(), table["bytes"].to_pylist(), strict=True))
 
 
 def write_vocabulary(folder: Path, tokenizer: Any) -> None:

@@ -381,7 +381,7 @@ def _missing_value(choice: dict[str, Any]) -> None:
         (_text_in_place_of_ids, "does not return token ids"),
         (_one_id_swapped, "log-probs are of other tokens"),
         (_logits, "add up to more than 1.*--logprobs-mode processed_logprobs"),
-        (_missing_value, "log μ = -inf for token 0"),
+        (_missing_value, "log μ = -inf for token 0|cannot add up to 1"),
         (lambda c: c["logprobs"]["token_logprobs"].pop(), "does not hold"),
         (lambda c: c["logprobs"]["top_logprobs"][1].popitem(), "log-probs for a token where 20|other tokens"),
         (lambda c: c["logprobs"]["top_logprobs"].__setitem__(0, None), "no top log-probs"),

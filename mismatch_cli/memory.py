@@ -1,0 +1,89 @@
+"""How much memory reading somebody's file may take: in many formats a few bytes can stand for any number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mismatch_cli.errors import MismatchError
+
+_ALLOWED, _TIMES = 2**30, 20
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}
+_TEXT, _ROW = 16, 200  # bytes beside a text's own, and what is kept of a row
+
+
+def allowance(file_bytes: int) -> int:
+    """The bytes that reading a file, or files, of this size may take: 1 GiB + 20 × the size."""
+    return _ALLOWED + _TIMES * file_bytes
+
+
+def too_large(what: object, file_bytes: int) -> MismatchError:
+    """What is said where that is not enough."""
+    allowed = allowance(file_bytes) / 2**30
+    return MismatchError(
+        f"{what} holds more than its size explains: reading it takes over {allowed:.3g} GiB (1 GiB + 20 × its size). "
+        "Write it anew, in smaller files if it is in order, or name another one."
+    )
+
+
+@contextmanager
+def bounded(what: object, file_bytes: int) -> Iterator[None]:
+    """Inside, this process takes at most the allowance beyond what it has; more is a `MismatchError` about `what`.
+
+    Where the system keeps no such limit (it is Linux's), only what readers look at themselves is refused.
+    """
+    with limited(allowance(file_bytes)):
+        try:
+            yield
+        except MemoryError as error:
+            raise too_large(what, file_bytes) from error
+
+
+@contextmanager
+def limited(more: int) -> Iterator[None]:
+    """Inside, asking for more than so many bytes is a MemoryError."""
+    has = _status("/proc/self/status", "VmData:")
+    if has is None:
+        yield
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = has + more if soft == resource.RLIM_INFINITY else min(soft, has + more)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def free() -> int | None:
+    """Bytes that the machine could give now; None where it does not say."""
+    return _status("/proc/meminfo", "MemAvailable:")
+
+
+def _status(file: str, name: str) -> int | None:
+    try:
+        lines = Path(file).read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), None)
+
+
+def decoded_bytes(metadata: Any, columns: Sequence[str] | None = None, groups: Sequence[int] | None = None) -> int:
+    """What the columns of a Parquet file take in memory, as far as its footer knows: of a repeated text only one copy.
+
+    `metadata` is pyarrow's; without `columns` and `groups`, of all columns and all row groups.
+    """
+    total = 0
+    for group in range(metadata.num_row_groups) if groups is None else groups:
+        row_group = metadata.row_group(group)
+        total += _ROW * row_group.num_rows
+        for index in range(row_group.num_columns):
+            column = row_group.column(index)
+            if columns is None or column.path_in_schema.split(".")[0] in columns:
+                width = _WIDTHS.get(column.physical_type, _TEXT)
+                total += width * column.num_values + (column.total_uncompressed_size if width == _TEXT else 0)
+    return total
