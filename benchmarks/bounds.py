@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import argparse
 import io
-import os
 import pickle
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -112,16 +110,24 @@ def measure(command: list[str], folder: Path) -> tuple[int, float, float, str]:
     began = time.monotonic()
     with (folder / "said").open("w+b") as said:
         child = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=said)
-        pid = 0
-        while not pid:
-            pid, status, usage = os.wait4(child.pid, os.WNOHANG)
-            time.sleep(0.02)
+        peak = 0.0
+        while child.poll() is None:
+            peak = max(peak, high_water(child.pid))
+            time.sleep(0.005)
             if time.monotonic() - began > _KILL_AFTER:
-                os.kill(child.pid, signal.SIGKILL)
-        child.returncode = os.waitstatus_to_exitcode(status)
+                child.kill()
         said.seek(0)
         lines = said.read().decode(errors="replace").splitlines()
-    return child.returncode, time.monotonic() - began, usage.ru_maxrss / 1024, lines[-1] if lines else ""
+    return child.returncode, time.monotonic() - began, peak, lines[-1] if lines else ""
+
+
+def high_water(pid: int) -> float:
+    """The most that a process has held since it began, in MB: getrusage would count what its parent had."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:")), 0.0)
 
 
 def trace_of(content: bytes, folder: Path) -> Path:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import codecs
 import gc
 import inspect
+import io
 import os
 import signal
 import sys
@@ -25,6 +27,7 @@ _ClickError = typer.BadParameter.__mro__[2]  # ClickException: newer versions of
 
 
 _COMMANDS = "mismatch_cli.commands"
+_SPELLED_OUT = "mismatch_cli.spelled_out"
 # New objects before Python looks for cycles, and how often it looks further back. Its own 700 is for small programs:
 # imports of torch and vLLM make two million objects that stay, and walking them again and again takes seconds.
 _COLLECT_AFTER = (100_000, 50, 100)
@@ -137,7 +140,23 @@ def main() -> None:
     for stream in ("stdout", "stderr"):
         if getattr(sys, stream) is None:  # closed by the shell (`>&-`): nobody reads, and that is no failure
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
+    spell_out_what_streams_lack()
     _end(run(sys.argv[1:]))
+
+
+def spell_out_what_streams_lack() -> None:
+    """A terminal or a pipe may know no Greek: it gets `\\u03bc`, which in JSON is the same character."""
+    codecs.register_error(_SPELLED_OUT, _spelled_out)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=_SPELLED_OUT)
+
+
+def _spelled_out(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    units = error.object[error.start : error.end].encode("utf-16-be", errors="surrogatepass")
+    return "".join(f"\\u{high:02x}{low:02x}" for high, low in zip(units[::2], units[1::2], strict=True)), error.end
 
 
 def _end(code: int) -> NoReturn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 from mismatch_cli.errors import MismatchError, UsageError, first_line
 from mismatch_cli.memory import allowance, bounded, decoded_bytes, too_large
 from mismatch_cli.registry import unknown
+from mismatch_cli.tasks._templates import rendered
 
 _PROMPT_FIELDS = ("problem", "prompt", "question", "instruction", "input", "text", "messages")
 _ANSWER_FIELDS = ("answer", "ground_truth", "reward_model.ground_truth", "target", "solution")
@@ -24,6 +26,7 @@ _R1_DISTILL = (
     "and put your final answer within \\boxed{{}}.\n<｜Assistant｜><think>\n"
 )
 _ROWS_AT_A_TIME = 64
+_HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")
 _LOCAL_FORMATS = (".jsonl", ".json", ".parquet", ".csv")
 
 
@@ -179,7 +182,13 @@ def _to_problem(index: int, row: Mapping[str, Any], prompt_field: str, answer_fi
         )
     answer = _get(row, answer_field) if answer_field else None
     unknown_answer = answer is None or answer == "" or answer != answer  # NaN: what a table has for a missing value
-    return Problem(index, prompt, None if unknown_answer else str(answer))
+    problem = Problem(index, prompt, None if unknown_answer else str(answer))
+    if _HALF_A_CHARACTER.search(json.dumps([problem.prompt, problem.answer], ensure_ascii=False)):
+        raise MismatchError(
+            f"{where}, row {index} holds half a character (a lone surrogate such as \\ud800): no tokenizer takes it. "
+            "Mend the row, or leave it out."
+        )
+    return problem
 
 
 def _is_message(message: Any) -> bool:
@@ -214,8 +223,7 @@ def encode_prompts(
     if template == "chat" and getattr(tokenizer, "chat_template", None) is None:
         template = "raw"
     kept, ids, skipped = [], [], []
-    for problem in problems:
-        prompt_ids = _encode(problem.prompt, tokenizer, template)
+    for problem, prompt_ids in zip(problems, _encoded(problems, tokenizer, template), strict=True):
         reason = _unusable(prompt_ids, max_model_len)
         if reason:
             skipped.append({"prompt_id": problem.prompt_id, "tokens": len(prompt_ids), "reason": reason})
@@ -235,12 +243,28 @@ def _unusable(prompt_ids: list[int], max_model_len: int) -> str | None:
     return None
 
 
-def _encode(prompt: str | list[dict[str, str]], tokenizer: Any, template: str) -> list[int]:
+def _encoded(problems: list[Problem], tokenizer: Any, template: str) -> Iterator[list[int]]:
+    """The token ids of each problem; what the template has put there already is not put there again."""
+    texts = iter(_texts(problems, tokenizer, template))
+    for problem in problems:
+        text = next(texts)
+        options = {} if template == "raw" else {"add_special_tokens": False}
+        try:
+            yield list(tokenizer.encode(text, verbose=False, **options))
+        except Exception as error:  # a foreign library, and text of any kind
+            what = f"{type(error).__name__}: {first_line(error)}"
+            raise MismatchError(
+                f"The tokenizer cannot encode prompt {problem.prompt_id} ({what}). Mend it, or leave it out."
+            ) from error
+
+
+def _texts(problems: list[Problem], tokenizer: Any, template: str) -> Iterable[str]:
     if template == "chat":
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        return list(tokenizer.encode(text, add_special_tokens=False, verbose=False))
-    text = prompt if isinstance(prompt, str) else "\n".join(m["content"] for m in prompt)
-    if template == "r1-distill":
-        return list(tokenizer.encode(_R1_DISTILL.format(problem=text), add_special_tokens=False, verbose=False))
-    return list(tokenizer.encode(text, verbose=False))
+        prompts = {problem.prompt_id: problem.prompt for problem in problems}
+        chats = {i: [{"role": "user", "content": p}] if isinstance(p, str) else p for i, p in prompts.items()}
+        return rendered(tokenizer, chats)
+    plain = (
+        p.prompt if isinstance(p.prompt, str) else "\n".join(message["content"] for message in p.prompt)
+        for p in problems
+    )
+    return plain if template == "raw" else (_R1_DISTILL.format(problem=text) for text in plain)

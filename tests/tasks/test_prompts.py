@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from mismatch_cli.bundled import bundled
 from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.models import load_tokenizer
+from mismatch_cli.tasks import _templates
 from mismatch_cli.tasks.prompts import Problem, PromptSource, encode_prompts, load_problems
 
 ROWS = [{"problem": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(5)]
@@ -166,3 +171,60 @@ def test_a_row_with_more_values_than_names_is_refused(tmp_path):
     path.write_text("problem,answer\nOne, or two?,2\n", encoding="utf-8")
     with pytest.raises(MismatchError, match="line 2 has more values than the first line has names"):
         load_problems(PromptSource(path))
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer(str(bundled("model")))
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", r"takes over 0\.4 s"),
+        ("{{ 10 ** (10 ** 9) }}", r"takes over 0\.4 s"),  # in C, where no signal handler of Python's is called
+        ("{{ 'a' * 10 ** 11 }}", "takes over 512 MiB of memory"),
+        ("{{ 'a' * 5 * 10 ** 6 }}", "makes 5,000,004 characters"),
+        ("{{ ().__class__.__base__.__subclasses__() }}", "fails .*SecurityError"),
+        ("{{ range(10 ** 9) | list }}", "fails .*OverflowError"),
+        ("{{ raise_exception('roles\nmust alternate') }}", "fails .*roles"),
+        ("{% if %}", "fails .*TemplateSyntaxError"),
+        ("{{ 1 / 0 }}", "fails .*ZeroDivisionError"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "fails .*RecursionError"),
+    ],
+)
+def test_a_chat_template_that_fails_or_goes_on_is_told_with_its_prompt(tokenizer, monkeypatch, template, said):
+    monkeypatch.setattr(_templates, "_SECONDS", 0.4)
+    monkeypatch.setattr(
+        tokenizer, "chat_template", "{% if messages[0].content == '1' %}" + template + "{% endif %}fine"
+    )
+    began = time.monotonic()
+    message = f"chat template of the model {said}.* on prompt [01].*--prompt-template raw"
+    with pytest.raises(MismatchError, match=message) as told:
+        encode_prompts(problems("0", "1", "2"), tokenizer, template="chat", max_model_len=100)
+    assert "\n" not in str(told.value) and time.monotonic() - began < 3
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)  # nobody is left
+
+
+def test_templates_render_as_the_tokenizer_does(tokenizer):
+    chats = {7: [{"role": "user", "content": "ünï ⏎ \U0001d518"}], 9: [{"role": "user", "content": "x" * 10**5}]}
+    options = {"add_generation_prompt": True, "tokenize": False}
+    expected = [tokenizer.apply_chat_template(chat, **options) for chat in chats.values()]
+    assert list(_templates.rendered(tokenizer, chats)) == expected
+
+
+@pytest.mark.parametrize("row", [{"problem": "a\ud800"}, {"problem": "a", "answer": "\udfff"}])
+def test_half_a_character_is_refused_with_its_row(tmp_path, row):
+    (tmp_path / "p.jsonl").write_text(json.dumps({"problem": "fine", "answer": "1"}) + "\n" + json.dumps(row))
+    with pytest.raises(MismatchError, match="row 1 holds half a character"):
+        load_problems(PromptSource(str(tmp_path / "p.jsonl")))
+
+
+def test_a_prompt_that_the_tokenizer_refuses_is_named():
+    class Refuses(WordTokenizer):
+        def encode(self, text, **_):
+            raise TypeError("TextEncodeInput must be text")
+
+    with pytest.raises(MismatchError, match="cannot encode prompt 0"):
+        encode_prompts(problems("a"), Refuses(), template="raw", max_model_len=4)

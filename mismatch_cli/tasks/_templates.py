@@ -1,0 +1,90 @@
+"""Chat templates are programs that come with a model: ten seconds for a prompt, half a GiB, and a text of its size."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterable, Iterator, Mapping
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+from mismatch_cli import memory
+from mismatch_cli.errors import MismatchError, first_line
+from mismatch_cli.tasks._keeper import die_with_parent
+
+_SECONDS = 10.0  # for one prompt; an ordinary one takes a millisecond
+_MEMORY = 2**29
+_MOST_TEXT, _TIMES = 2**22, 16  # characters, and how many more a long prompt may have
+_SHOWN = 200
+_WELL, _ILL = b"=", b"!"
+Messages = list[dict[str, str]]
+
+
+def rendered(tokenizer: Any, conversations: Mapping[int, Messages]) -> Iterator[str]:
+    """Each conversation as the tokenizer's chat template puts it, by prompt; a `MismatchError` where a template fails.
+
+    They are rendered in a fork of this process, which a timer of the system ends: a loop in C hears of nothing else.
+    """
+    ours, its = Pipe(duplex=False)
+    child: int | None = os.fork()
+    if not child:
+        try:
+            ours.close()
+            _render(tokenizer, conversations.values(), its)
+        finally:
+            os._exit(0)
+    its.close()
+    try:
+        for prompt_id in conversations:
+            try:
+                answer = ours.recv_bytes()
+            except EOFError:
+                (_, status), child = os.waitpid(child, 0), None
+                late = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM
+                raise _failed(f"takes over {_SECONDS:g} s" if late else "ends its process", prompt_id) from None
+            text = answer[1:].decode(errors="surrogatepass")
+            if answer[:1] == _ILL:
+                raise _failed(text, prompt_id)
+            yield text
+    finally:
+        ours.close()
+        if child is not None:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def _failed(what: str, prompt_id: int) -> MismatchError:
+    return MismatchError(
+        f"The chat template of the model {what} on prompt {prompt_id}. Use --prompt-template raw, or mend the template "
+        "(chat_template.jinja beside the tokenizer)."
+    )
+
+
+def _render(tokenizer: Any, conversations: Iterable[Messages], answers: Connection) -> None:
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+    with memory.limited(_MEMORY):
+        for messages in conversations:
+            signal.setitimer(signal.ITIMER_REAL, _SECONDS)
+            answer = _one(tokenizer, messages)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            answers.send_bytes(answer)
+            if answer[:1] == _ILL:
+                return
+
+
+def _one(tokenizer: Any, messages: Messages) -> bytes:
+    try:
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        most = _MOST_TEXT + _TIMES * len(json.dumps(messages))
+        if len(text) > most:
+            return _ILL + f"makes {len(text):,} characters".encode()
+        return _WELL + text.encode(errors="surrogatepass")
+    except MemoryError:
+        return _ILL + f"takes over {_MEMORY // 2**20} MiB of memory".encode()
+    except Exception as error:  # the template's own raise_exception, the sandbox, whatever a filter says
+        why = f"{type(error).__name__}: {first_line(error)}"[:_SHOWN]
+        return _ILL + f"fails ({why})".encode(errors="backslashreplace")
