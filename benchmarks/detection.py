@@ -64,6 +64,10 @@ def main() -> None:
     for fault in FAULTS:
         if options.only in fault.name:
             rows += [fault_row(fault, severity, pools, options.trials) for severity in fault.severities]
+    for fault in (fault for fault in FAULTS if fault.check == "stale-weights"):
+        alone = replace(fault, name=f"{fault.name}, without the earlier checkpoint")
+        if options.only in alone.name:
+            rows += [fault_row(alone, severity, pools, options.trials, earlier=False) for severity in fault.severities]
     rows += [top_p_row(options.folder, top_p, options.trials) for top_p in TOP_P if options.only in "top-p"]
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
@@ -161,7 +165,10 @@ def healthy_row(name: str, pool: Pool, trials: int, tiny: bool) -> dict[str, Any
     return row | {"named": dict(tally.beside)}
 
 
-def fault_row(fault: Fault, severity: float, pools: dict[str, Pool], trials: int) -> dict[str, Any]:
+def fault_row(
+    fault: Fault, severity: float, pools: dict[str, Pool], trials: int, earlier: bool = True
+) -> dict[str, Any]:
+    """Of one fault at one severity; `earlier`: the checkpoint of before is given where the check needs it."""
     rng, tally = np.random.default_rng(2), Tally()
     for trial in range(trials):
         name, plain = BROKEN_POOLS[trial % len(BROKEN_POOLS)], bool(trial // len(BROKEN_POOLS) % 2)
@@ -169,7 +176,8 @@ def fault_row(fault: Fault, severity: float, pools: dict[str, Pool], trials: int
         broken = planted(pools[name], fault, severity, index_S, rng)
         if plain and fault.check not in OF_TOP_K:
             sampled_alone(broken)
-        earlier_T = pools[name].take(index_S).tokens["logp_trainer"] if fault.check == "stale-weights" else None
+        asked = earlier and fault.check == "stale-weights"
+        earlier_T = pools[name].take(index_S).tokens["logp_trainer"] if asked else None
         diagnosis = judged(broken, pools[name].sampling, earlier_T)
         tally.add(fault.check, diagnosis, f"{name}, {'plain' if plain else 'top-K'}", TRUE_OF.get(name, ()))
     return _row(fault.name, fault.check, f"{severity:g} {fault.unit}".strip(), tally)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from types import ModuleType
 
 import numpy as np
@@ -78,7 +79,9 @@ def names() -> list[str]:
     return sorted(registry.names(_PACKAGE), key=lambda name: (module(name).STAGE, name))
 
 
+@cache
 def module(name: str) -> ModuleType:
+    """The file of a check."""
     return registry.load(_PACKAGE, name, "check")
 
 

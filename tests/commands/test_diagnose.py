@@ -81,7 +81,7 @@ def test_a_gap_that_nothing_explains_is_said_with_the_suspects_and_what_to_type(
     code, out, _ = diagnose(capfd, trace.parent)
     text = " ".join(out.split())
     assert code == 0 and "Most of the gap is not explained" in text and "--earlier-model MODEL" in text
-    assert "float32 against float32 is usually 1e-07–0.0005" in text
+    assert "float32 against float32 is usually 1e-07–0.0002" in text
     assert "No fault was found" not in text
     found = json.loads((trace.parent / "diagnosis" / "summary.json").read_text())
     assert found["first_cause"] is None and found["faults"] == ["unexplained-gap"]

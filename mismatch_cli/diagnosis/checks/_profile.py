@@ -12,7 +12,12 @@ from mismatch_cli.diagnosis.sample import Sample
 _BINS = 12
 _LEAST_TOKENS = 400
 _WINDOW = 8  # positions on either side of a jump
-_Z, _SHARPNESS, _SIZE = 5.0, 0.6, 0.6
+_Z = 5.0
+_SHARP = (
+    (0.6, 0.6),
+    (0.8, 0.55),
+)  # sharpness and size of a jump: a little less of one where there is more of the other
+_PERHAPS = 0.4  # of the size: a rise that may be a jump
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,12 @@ class Jump:
     @property
     def sharp(self) -> bool:
         """Whether the gap jumps there, rather than rise in the course of the response."""
-        return self.z > _Z and self.sharpness > _SHARPNESS and self.size > _SIZE
+        return self.z > _Z and any(self.sharpness > sharpness and self.size > size for sharpness, size in _SHARP)
+
+    @property
+    def perhaps(self) -> bool:
+        """Whether it may be a jump, so that nothing is said of a steady rise."""
+        return self.sharp or (self.z > _Z and self.sharpness > _SHARP[0][0] and self.size > _PERHAPS)
 
 
 def drift(sample: Sample) -> tuple[Mean, Mean, float] | None:

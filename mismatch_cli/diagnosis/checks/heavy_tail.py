@@ -24,6 +24,7 @@ _FAR = 10.0  # typical gaps
 _SHARE = 0.3  # of Σ|d|
 _FAR_RESPONSE = 4.0  # times the median response
 _FEWEST, _FEWEST_FAR, _LONG = 3, 10, 8
+_FEW = 0.2  # of the tokens: more are no tail
 _SURELY = 0.2  # of Σ|d|, two standard errors below the share
 _FEWEST_TOKENS = 1000
 
@@ -47,7 +48,12 @@ def check(evidence: Evidence) -> Finding:
     in_tail_N, few, fewest = (
         (far_response_N, far_S.sum(), _FEWEST) if responses >= tokens else (far_N, far_N.sum(), _FEWEST_FAR)
     )
-    if few < fewest or share < _SHARE or not share_surely_above(in_tail_N, abs_d_N, sample.group_N, _SURELY):
+    if (
+        few < fewest
+        or in_tail_N.mean() > _FEW
+        or share < _SHARE
+        or not share_surely_above(in_tail_N, abs_d_N, sample.group_N, _SURELY)
+    ):
         return Finding(NAME, "clear", share, "share of Σ|Δlog p| in the tail", evidence=rows)
     what = f"{int(far_S.sum()):,} responses" if responses >= tokens else f"{int(far_N.sum()):,} tokens"
     left_N = np.where(in_tail_N, np.copysign(np.minimum(abs_d_N, sample.typical_N), sample.d_N), sample.d_N)

@@ -32,7 +32,7 @@ def check(evidence: Evidence) -> Finding:
     )  # fmt: skip
     steady = _TIMES_STEADY * (_OF_A_COARSE_CACHE if precision(evidence.about) in ("fp8", "int8") else 1.0)
     rises = factor > max(_TIMES, steady) or (factor > steady and correlation > _STEADY)
-    if not (rises and z > _Z) or (jump and jump.sharp):
+    if not (rises and z > _Z) or (jump and jump.perhaps):
         return Finding(NAME, "clear", factor, "times, second half against first quarter", evidence=rows)
     sentence = f"Along the response the gap grows {factor:.3g} times, at the same probabilities."
     left_N = evidence.sample.d_N * without_context_N(evidence.sample)
