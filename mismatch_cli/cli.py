@@ -120,7 +120,8 @@ def run(arguments: Sequence[str]) -> int:
     if code == _INTERRUPTED:  # newer versions of Typer turn the interrupt into this code themselves
         command = "".join(arguments[:1])
         recorded = command in ("probe", "curate", "rescore")
-        kept = f" What was recorded is kept: `{command} --resume` goes on with it." if recorded else ""
+        how = "the same command with --resume, and without --force, goes on with it"
+        kept = f" What was recorded is kept: {how}." if recorded else ""
         return _fail(f"Interrupted.{kept}", _INTERRUPTED, debug)
     return code if isinstance(code, int) else 0
 

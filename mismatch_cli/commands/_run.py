@@ -22,10 +22,12 @@ from mismatch_cli.recording.config import (
     TrainerSettings,
 )
 from mismatch_cli.recording.folder import check_run_folder
+from mismatch_cli.recording.scorer import named_scorer
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.tasks.prompts import PromptSource
 from mismatch_cli.torch_settings import DTYPES
 from mismatch_cli.trace.manifest import FILE_NAME, read_manifest
+from mismatch_cli.trace.reader import Trace
 
 _ENGINE_FLAGS = {
     "kv_cache_dtype": "kv_cache_dtype",
@@ -72,9 +74,8 @@ def prepare_run(
         recorded = _resumed_flags(recorded, _explicit(context), manifest)
         return to_config(recorded), folder, manifest | {"flags": recorded}
     if any(folder.glob("trace/shard-*.parquet")) and not flags["force"]:
-        raise MismatchError(
-            f"{folder} already exists. Go on with --resume, replace it with --force, or choose another --output."
-        )
+        resume = "Go on with --resume, replace" if _is_resumable(folder, command) else "Replace"
+        raise MismatchError(f"{folder} already exists. {resume} it with --force, or choose another --output.")
     return config, folder, {"command": command, "flags": recorded}
 
 
@@ -91,6 +92,14 @@ def _explicit(context: typer.Context) -> set[str]:
     """The parameters that were typed: with --resume the others come from the run."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+
+
+def _is_resumable(folder: Path, command: str) -> bool:
+    try:
+        _manifest_to_resume(folder, command)
+    except MismatchError:
+        return False
+    return True
 
 
 def _manifest_to_resume(folder: Path, command: str) -> dict[str, Any]:
@@ -139,11 +148,11 @@ def curate_config(flags: dict[str, Any]) -> CurateConfig:
 def rescore_config(flags: dict[str, Any]) -> RescoreConfig:
     """The same for `rescore`; the bundled trace goes with the bundled model, and no other trace does."""
     _check_dtype("--trainer-dtype", flags["trainer_dtype"])
-    if flags["trace"] is not None and flags["trainer_model"] is None:
-        raise UsageError("Name the model that is to score: --trainer-model, a folder or a hub name.")
     weights = flags["weights"]
     if weights not in (EQUAL, NEWER) and not weights.isdecimal():
         raise UsageError(f"--weights {weights} is not known. Use {EQUAL}, {NEWER}, or a version such as 40.")
+    if flags["trace"] is not None and flags["trainer_model"] is None:
+        flags = flags | _scorer_of(flags)
     return RescoreConfig(
         trace=flags["trace"] or str(bundled("traces") / "float32"),
         trainer=_trainer_settings(flags, str(bundled("model"))),
@@ -151,6 +160,17 @@ def rescore_config(flags: dict[str, Any]) -> RescoreConfig:
         sampling={name: flags[name] for name in ("temperature", "top_p", "top_k", "min_p")},
         **{name: flags[name] for name in ("keep_trainer", "threads")},
     )
+
+
+def _scorer_of(flags: dict[str, Any]) -> dict[str, Any]:
+    """The model, with its adapter, that the trace names for these weights; a `UsageError` where it names none."""
+    scorer = named_scorer(Trace.open(Path(flags["trace"])).manifest, flags["weights"])
+    if scorer is None:
+        raise UsageError("Name the model that is to score: --trainer-model, a folder or a hub name.")
+    found = {"trainer_model": scorer["model"]}
+    if scorer.get("adapter") and not flags.get("trainer_adapter"):
+        found |= {"trainer_adapter": scorer["adapter"], "merge_adapter": bool(scorer.get("adapter_merged"))}
+    return found
 
 
 def _rollout_settings(flags: dict[str, Any]) -> dict[str, Any]:

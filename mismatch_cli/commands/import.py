@@ -126,7 +126,7 @@ def _import(
     except BaseException as error:
         shutil.rmtree(part if existed else folder, ignore_errors=True)
         if isinstance(error, NeedsItsFramework) and error.lines:
-            progress.say(error.lines)
+            TerminalProgress(quiet=False).say(error.lines)  # the error speaks of them
         raise
     return folder, imported
 

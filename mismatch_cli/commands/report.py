@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mismatch_cli.commands._options import Debug, Force, Json, Output, Quiet, Worst
-from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from mismatch_cli.commands._progress import TerminalProgress
@@ -60,6 +60,8 @@ def command(
     """
     from mismatch_cli.commands._present import check_report_folder, present, present_training
     from mismatch_cli.commands._progress import TerminalProgress
+    from mismatch_cli.report.analysis import SUMMARY_FORMAT
+    from mismatch_cli.report.training.summary import FORMAT as TRAINING
 
     if export not in (None, "csv", "parquet", "jsonl"):
         raise UsageError(f"--export {export} is not known. Choose one of: csv, parquet, jsonl.")
@@ -74,12 +76,12 @@ def command(
         own = traces[0] if traces and len(traces) == 1 else None
         if own and output is None and training != [own]:
             check_report_folder(own)
-        present_training(training, _output_folder(output, own, force), as_json=json, progress=progress)
+        present_training(training, _output_folder(output, own, force, TRAINING), as_json=json, progress=progress)
         return
     named = traces or _latest_run(progress)
     opened = _opened(named, progress)
     own = opened[0].run_folder if named and len(opened) == 1 else None
-    folder = _output_folder(output, own, force)
+    folder = _output_folder(output, own, force, SUMMARY_FORMAT)
     present(opened, folder, worst=worst, as_json=json, progress=progress)
     if export is not None:
         from mismatch_cli.report.export import export_responses, export_tokens
@@ -132,11 +134,10 @@ def _latest_run(progress: TerminalProgress) -> list[Path]:
     return latest
 
 
-def _output_folder(output: Path | None, own: Path | None, force: bool) -> Path:
-    """Where the report goes: into the folder it is about, whose own report it renews, unless another one is named."""
+def _output_folder(output: Path | None, own: Path | None, force: bool, report_format: str) -> Path:
+    """Where the report goes: into the folder it is about, unless another one is named; its own earlier is renewed."""
+    from mismatch_cli.commands._own_folder import own_folder
+
     if output is None and own is not None:
         return own
-    folder = output or Path("report")
-    if folder.exists() and any(folder.iterdir()) and not force:
-        raise MismatchError(f"{folder} already exists. Replace its report with --force, or choose another --output.")
-    return folder
+    return own_folder(output or Path("report"), report_format, force)

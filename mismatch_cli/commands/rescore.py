@@ -23,7 +23,11 @@ def command(
     ] = None,
     trainer_model: Annotated[
         str | None,
-        rollout.option(trainer.TRAINER, "--trainer-model", help="The model that scores: a folder or a hub name."),
+        rollout.option(
+            trainer.TRAINER,
+            "--trainer-model",
+            help="The model that scores: a folder or a hub name; by default the trace's own.",
+        ),
     ] = None,
     weights: Annotated[
         str,

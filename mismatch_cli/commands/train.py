@@ -185,11 +185,14 @@ def _prepare(run_folder: Path, config: TrainConfig, resume: bool) -> None:
     """Never write over anything; a resumed run must be the same run."""
     saved = run_folder / FILE_NAME
     in_it = {path.name for path in run_folder.iterdir()} if run_folder.exists() else set()
-    if not resume and in_it - _LEFT_BY_A_FAILED_START:
-        raise MismatchError(f"{run_folder} already exists. Go on with --resume, or choose another --output.")
     if in_it - _LEFT_BY_A_FAILED_START and not saved.is_file():
-        raise MismatchError(f"{run_folder} holds no training run to resume. Choose another --output.")
-    if resume and saved.is_file() and saved.read_bytes() != config.to_toml().encode():
+        what = "holds no training run to resume" if resume else "already exists, and holds no training run"
+        raise MismatchError(f"{run_folder} {what}. Choose another --output.")
+    same = saved.is_file() and saved.read_bytes() == config.to_toml().encode()
+    if not resume and in_it - _LEFT_BY_A_FAILED_START:
+        how = "Go on with --resume, or choose" if same else "Its settings are others. Choose"
+        raise MismatchError(f"{run_folder} already exists. {how} another --output.")
+    if resume and saved.is_file() and not same:
         raise UsageError(f"{saved} has other settings. Resume with the flags of that run, or choose another --output.")
 
 

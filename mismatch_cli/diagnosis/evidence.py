@@ -90,8 +90,7 @@ def gather(traces: Sequence[Trace], on_responses: Callable[[int], None] = lambda
     evidence = gather_tables(tables, pair, sampling, about, on_responses=on_responses)
     if not evidence.sample.counts_T.any():
         raise MismatchError(
-            f"{traces[0].folder} holds no token with log-probabilities of both sides. "
-            f"Score it first: mismatch-cli rescore {traces[0].run_folder} --trainer-model MODEL"
+            f"{traces[0].folder} holds no token with log-probabilities of both sides. {traces[0].how_to_score}"
         )
     return evidence
 

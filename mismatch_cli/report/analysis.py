@@ -62,11 +62,7 @@ def analyse(traces: Sequence[Trace], worst: int, on_responses: Callable[[int], N
             _update(analysis, batch, its_worst)
             on_responses(batch.num_responses)
     if not any(summary.exact.counts.tokens for summary in analysis.pairs.values()):
-        folder = traces[0].folder
-        if "imported" in traces[0].manifest:
-            advice = f"Score it with: mismatch-cli rescore {traces[0].run_folder} --trainer-model MODEL"
-            raise MismatchError(f"{folder} holds no log-probabilities of a trainer. {advice}")
-        raise MismatchError(f"{folder} holds no scored token yet. Go on with: mismatch-cli probe --resume --output RUN")
+        raise MismatchError(f"{traces[0].folder} holds no log-probabilities of a trainer. {traces[0].how_to_score}")
     return analysis
 
 

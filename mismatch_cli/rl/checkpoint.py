@@ -43,7 +43,12 @@ def latest_checkpoint(run_folder: Path) -> dict[str, Any] | None:
     try:
         state: dict[str, Any] = torch.load(found[-1] / _STATE, map_location="cpu", weights_only=True)
     except Exception as error:  # torch's own errors have no common class
-        raise MismatchError(f"{found[-1]} is damaged. Delete it, and --resume goes on from the one before.") from error
+        how = (
+            "Delete it, and --resume goes on from the one before."
+            if len(found) > 1
+            else "Start anew in another --output."
+        )
+        raise MismatchError(f"{found[-1]} is damaged. {how}") from error
     return state
 
 

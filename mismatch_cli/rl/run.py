@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shlex
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -96,9 +97,10 @@ class Run:
             recorded, first = last_step(self.folder), min(self.config.checkpoint_every, self.config.steps)
             # A step's line is there before its checkpoint, and a kill or a full disk can come between them.
             if recorded > first or (recorded == first and (self.folder / "model").exists()):
+                look = f"mismatch-cli report {shlex.quote(str(self.folder))}"
                 raise MismatchError(
                     f"{self.folder} has {recorded} steps on record, but its checkpoints are gone, so nothing can go on "
-                    "from there. Look at it with `mismatch-cli report`, or start anew in another --output."
+                    f"from there. Start anew in another --output. To look at it: {look}"
                 )
             cut_back(self.folder, -1)
             return None

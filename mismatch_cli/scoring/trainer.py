@@ -175,7 +175,7 @@ class Trainer:
         except torch.OutOfMemoryError as error:
             raise MismatchError(
                 f"The device ran out of memory with {len(batch)} responses of up to {members[0].num_fed + 1} tokens. "
-                "Go on with --resume and a lower --token-budget (or --noise-responses 0)."
+                "A lower --token-budget needs less: probe and rescore take it with --resume, train in another --output."
             ) from error
         for i, part in zip(batch, parts, strict=True):
             _check_finite(i, part)

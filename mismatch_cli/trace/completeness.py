@@ -112,10 +112,11 @@ def remedy(folder: Path, manifest: Mapping[str, Any], *, unscored: bool = False)
     """The sentence that says how a trace that lacks something becomes whole; `unscored`: it lacks nothing but log π."""
     command = manifest.get("command")
     run_folder = shlex.quote(str(folder.parent if folder.name in _IN_A_RUN else folder))
-    if command in ("probe", "curate", "rescore"):
+    if command in ("probe", "rescore") or (command == "curate" and not unscored):
         return f"Go on with: mismatch-cli {command} --resume --output {run_folder}"
-    if unscored:
-        return f"Score all of it with: mismatch-cli rescore {run_folder} --trainer-model MODEL"
+    if unscored:  # of a curation each of the two traces can be scored
+        trace = shlex.quote(str(folder.parent if folder.name == "trace" else folder))
+        return f"Score it with: mismatch-cli rescore {trace} --trainer-model MODEL"
     if command == "train":
         return "Restore it from a copy; a run that has not ended goes on with the command that began it and --resume."
     return "Import the dump again." if "imported" in manifest else "Restore it from a copy, or record it again."

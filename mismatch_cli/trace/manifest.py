@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform
+import shlex
 from pathlib import Path
 from textwrap import shorten
 from types import NoneType
@@ -55,6 +56,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             raise MismatchError(f"{folder} is a file, and a trace is a folder. A dump: mismatch-cli import {folder}")
         if steps := sorted(folder.glob(f"traces/step-*/{FILE_NAME}")):
             raise MismatchError(f"{folder} is a training run. Name one of its traces, such as {steps[-1].parent}")
+        if runs := [*folder.glob("metrics.jsonl"), *folder.glob("*/metrics.jsonl")]:
+            raise MismatchError(
+                f"{runs[0].parent} is a training run without traces (--trace-every). "
+                f"Look at it with: mismatch-cli report {shlex.quote(str(folder))}"
+            )
         raise MismatchError(f"{folder} holds no trace: {FILE_NAME} is missing. Name a run folder or its trace/ folder.")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -26,7 +26,6 @@ from mismatch_cli.trace.vocabulary import Vocabulary
 
 _Part = TypeVar("_Part")
 _MOST_OF_A_GROUP = 2**28  # bytes of a row group beside 20 × the file; what is written here has less than half
-_AGAIN = "Delete it and record that part again with --resume."
 
 
 @dataclass(frozen=True)
@@ -59,6 +58,11 @@ class Trace:
         rows = {name: shard.metadata.num_rows for name, shard in opened.items()}
         columns = {name: frozenset(shard.schema_arrow.names) for name, shard in opened.items()}
         return completeness(self.folder, self.manifest, rows, columns)
+
+    @property
+    def how_to_score(self) -> str:
+        """The sentence that says how a trace without log π of a trainer gets it."""
+        return remedy(self.folder, self.manifest, unscored=True)
 
     @property
     def run_folder(self) -> Path:
@@ -151,22 +155,32 @@ def _batch(path: Path, read: Callable[[], pa.Table]) -> tuple[Path, TokenBatch]:
     return path, table_to_batch(read())
 
 
+def _again(shard: Path) -> str:
+    """What to do about a shard that cannot be read."""
+    try:
+        manifest = read_manifest(shard.parent)
+    except MismatchError:
+        return "Restore it from a copy, or record it again."
+    delete = "Delete it. " if manifest.get("command") in ("probe", "curate", "rescore") else ""
+    return delete + remedy(shard.parent, manifest)
+
+
 def open_shard(path: Path) -> pq.ParquetFile:
     """Open one shard and check its columns; a damaged or foreign file is a `MismatchError`."""
     try:
         shard = pq.ParquetFile(path, memory_map=True)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise MismatchError(f"{path} is damaged ({first_line(error)}). {_AGAIN}") from error
+        raise MismatchError(f"{path} is damaged ({first_line(error)}). {_again(path)}") from error
     schema = shard.schema_arrow
     missing = [name for name in REQUIRED if name not in schema.names]
     if missing:
-        raise MismatchError(f"{path} is no shard of a trace: it lacks {', '.join(missing)}. {_AGAIN}")
+        raise MismatchError(f"{path} is no shard of a trace: it lacks {', '.join(missing)}. {_again(path)}")
     if len(set(schema.names)) < len(schema.names):
-        raise MismatchError(f"{path} is no shard of a trace: it holds a column twice. {_AGAIN}")
+        raise MismatchError(f"{path} is no shard of a trace: it holds a column twice. {_again(path)}")
     for name in set(schema.names) & set(column_order()):
         if not schema.field(name).type.equals(arrow_type(name)):
             found, expected = schema.field(name).type, arrow_type(name)
-            raise MismatchError(f"{path}: column {name} is {found}, expected {expected}. {_AGAIN}")
+            raise MismatchError(f"{path}: column {name} is {found}, expected {expected}. {_again(path)}")
     size = path.stat().st_size
     if decoded_bytes(shard.metadata) > allowance(size):
         raise too_large(path, size)
@@ -182,4 +196,4 @@ def _read_group(shard: pq.ParquetFile, group: int, columns: list[str], path: Pat
     except MemoryError:
         raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise MismatchError(f"{path} is damaged in row group {group} ({first_line(error)}). {_AGAIN}") from error
+        raise MismatchError(f"{path} is damaged in row group {group} ({first_line(error)}). {_again(path)}") from error

@@ -156,8 +156,8 @@ def test_runs_with_other_seeds_are_pooled_and_others_refused(run_folder, tmp_pat
     assert {
         row["trace"] for row in json.loads((tmp_path / "pooled" / "summary.json").read_text())["worst"]["abs_d"]
     } == {0, 1}
-    assert report(capfd, str(run_folder), str(tmp_path / "seed"), "--output", pooled)[0] == 1  # needs --force
-    code, _, err = report(capfd, str(run_folder), str(tmp_path / "hot"), "--output", pooled, "--force")
+    assert report(capfd, str(run_folder), str(tmp_path / "seed"), "--output", pooled)[0] == 0  # its own report
+    code, _, err = report(capfd, str(run_folder), str(tmp_path / "hot"), "--output", pooled)
     assert code == 1 and "differ in sampling settings" in err
     code, _, err = report(capfd, str(run_folder), str(run_folder), "--output", pooled, "--force")
     assert code == 1 and "would count twice" in err

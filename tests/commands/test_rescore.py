@@ -114,4 +114,5 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert errors == "mismatch-cli: Interrupted. What was recorded is kept: `rescore --resume` goes on with it.\n"
+    how = "the same command with --resume, and without --force, goes on with it"
+    assert errors == f"mismatch-cli: Interrupted. What was recorded is kept: {how}.\n"

@@ -129,6 +129,8 @@ def test_training_runs_named_one_by_one_are_reported_as_traces_are(tmp_path, cap
     monkeypatch.chdir(tmp_path)
     assert run(["report", "a", str(tmp_path / "b"), "-q"]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "report"]
+    assert run(["report", "a", "b", "-q"]) == 0  # its own earlier report is renewed
+    (tmp_path / "report" / "summary.json").unlink()
     assert run(["report", "a", "b", "-q"]) == 1
     assert "report already exists. Replace its report with --force" in capfd.readouterr().err
     assert run(["report", ".", "-q"]) == 0  # the folder of several, as `train` writes it

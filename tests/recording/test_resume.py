@@ -83,7 +83,8 @@ def test_ctrl_c_says_how_to_go_on_and_keeps_what_is_there(tmp_path):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert errors == "mismatch-cli: Interrupted. What was recorded is kept: `probe --resume` goes on with it.\n"
+    how = "the same command with --resume, and without --force, goes on with it"
+    assert errors == f"mismatch-cli: Interrupted. What was recorded is kept: {how}.\n"
     assert_readable(tmp_path / "run")
 
 

@@ -87,7 +87,7 @@ def test_a_shard_that_holds_a_column_twice(write_trace):
     path = folder / "shard-00000.parquet"
     table = pq.read_table(path)
     pq.write_table(table.append_column("logp_rollout", table.column("logp_rollout")), path)
-    with pytest.raises(MismatchError, match=r"holds a column twice. Delete it"):
+    with pytest.raises(MismatchError, match=r"holds a column twice. Restore it"):
         list(Trace.open(folder).batches())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +15,11 @@ from mismatch_cli.trace.reader import Trace
 
 _EQUAL = (
     "not applicable: the trainer has the weights that sampled, so the recomputed policy is the trainer itself. "
-    "Score with later weights: mismatch-cli probe MODEL --trainer-model LATER"
+    "Score with later weights: mismatch-cli rescore {run} --trainer-model LATER --weights newer"
 )
-_NO_RECOMPUTED = "the trace has no logp_recomputed. Record it with: mismatch-cli probe MODEL --trainer-model LATER"
+_NO_RECOMPUTED = (
+    "the trace has no {column}. Fill it in with: mismatch-cli rescore {run} --keep-trainer --trainer-model SAMPLER"
+)
 
 
 @dataclass(frozen=True)
@@ -35,10 +38,11 @@ class Support:
         if "logp_trainer" not in columns:
             raise MismatchError(
                 f"{traces[0].folder} has no log-probabilities of a trainer, so there is nothing to hold against the "
-                "rollout. Score it with: mismatch-cli probe --resume --output RUN"
+                f"rollout. {traces[0].how_to_score}"
             )
         has = _what_is_there(traces, columns)
-        skipped = {a.name: reason for a in algorithms if (reason := _reason(a, has))}
+        run = shlex.quote(str(traces[0].run_folder))
+        skipped = {a.name: reason for a in algorithms if (reason := _reason(a, has, run))}
         judged = tuple(a for a in algorithms if a.name not in skipped)
         if not judged:
             name, reason = next(iter(skipped.items()))
@@ -68,18 +72,18 @@ def _what_is_there(traces: Sequence[Trace], columns: set[str]) -> dict[str, Any]
     }
 
 
-def _reason(algorithm: Algorithm, has: dict[str, Any]) -> str:
+def _reason(algorithm: Algorithm, has: dict[str, Any], run: str) -> str:
     """Why a trace cannot support an algorithm; empty where it can."""
     recomputed, k = has["recomputed"], algorithm.needs_top_k
     if recomputed == "equal weights" and algorithm.anchor == "recomputed":
-        return _EQUAL
+        return _EQUAL.format(run=run)
     if recomputed == "absent" and algorithm.needs_recomputed:
-        return _NO_RECOMPUTED
+        return _NO_RECOMPUTED.format(column="logp_recomputed", run=run)
     if k > has["top_k"]:
         there = f"the top {has['top_k']}" if has["top_k"] else "none"
         ask = f", or ask for {algorithm.name.partition(':')[0]}:k={has['top_k']}" if has["top_k"] else ""
         lacks = f"needs the top {k} log-probs, and the trace has {there}. "
         return f"{lacks}Record with: mismatch-cli probe MODEL --top-logprobs {k}{ask}"
     if k and algorithm.needs_recomputed and not has["topk_recomputed"]:
-        return "the trace has no topk_logp_recomputed. Record both with: mismatch-cli probe MODEL --trainer-model LATER"
+        return _NO_RECOMPUTED.format(column="topk_logp_recomputed", run=run)
     return ""

@@ -90,7 +90,7 @@ def analyse_comparison(
         responses.append(Responses.of(trace, pair))
         on_responses(trace.num_responses)
         if not responses[-1].measured_S.any():
-            raise MismatchError(f"{trace.folder} holds no scored token. {_advice(trace)}")
+            raise MismatchError(f"{trace.folder} holds no scored token. {trace.how_to_score}")
     pairings = [pair_up(responses[0], other) for other in responses[1:]]
     kept = compared_rows(responses, pairings)
     sides = []
@@ -115,7 +115,7 @@ def _common_pair(traces: Sequence[Trace], asked: str | None) -> Pair:
         common = [name for name in ("mismatch", "total") if all(name in names for names in having)]
         if not common:
             lacking = next(t for t, names in zip(traces, having, strict=True) if not {"mismatch", "total"} & names)
-            raise MismatchError(f"{lacking.folder} was not scored by a trainer. {_advice(lacking)}")
+            raise MismatchError(f"{lacking.folder} was not scored by a trainer. {lacking.how_to_score}")
         return PAIRS[common[0]]
     for trace, names in zip(traces, having, strict=True):
         if asked not in names:
@@ -123,10 +123,6 @@ def _common_pair(traces: Sequence[Trace], asked: str | None) -> Pair:
                 f"{trace.folder} has no {asked} pair. It has: {', '.join(sorted(names)) or 'none, it is not scored'}."
             )
     return PAIRS[asked]
-
-
-def _advice(trace: Trace) -> str:
-    return f"Score it with: mismatch-cli rescore {trace.run_folder} --trainer-model MODEL"
 
 
 def _pairs_in(trace: Trace) -> set[str]:

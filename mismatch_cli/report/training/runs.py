@@ -94,7 +94,10 @@ def _read_records(path: Path) -> list[dict[str, Any]]:
         if isinstance(record, dict):
             records.append(record)
         elif number < len(lines):  # the last line may be half-written
-            raise MismatchError(f"{path} is damaged: line {number} is no JSON object. Go on with train --resume.")
+            raise MismatchError(
+                f"{path} is damaged: line {number} is no JSON object. "
+                "The command that began it, with --resume, cuts the run back to its newest checkpoint and goes on."
+            )
     return records
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from mismatch_cli.report.training.catalog import FIRST, LAST
 from mismatch_cli.report.training.runs import TrainingRun
 
+FORMAT = "mismatch-cli training"
 Spread = tuple[float | None, float | None, float | None]  # mean over seeds, lowest, highest
 
 
@@ -88,7 +89,7 @@ def partial(run: TrainingRun) -> dict[str, Any] | None:
 def summary_json(runs: Sequence[TrainingRun]) -> dict[str, Any]:
     """What summary.json holds: the settings and ends of each run; its steps are in metrics.jsonl."""
     return {
-        "format": "mismatch-cli training",
+        "format": FORMAT,
         "version": 1,
         "runs": [
             {

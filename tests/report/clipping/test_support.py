@@ -47,7 +47,7 @@ def test_without_recomputed(tmp_path):
     assert support.has["recomputed"] == "absent"
     assert set(support.skipped) == ON_RECOMPUTED | ON_BOTH
     for reason in support.skipped.values():
-        assert "no logp_recomputed" in reason and "mismatch-cli probe" in reason
+        assert "no logp_recomputed" in reason and "mismatch-cli rescore" in reason
     assert support.needs.recomputed is False
 
 
@@ -146,5 +146,5 @@ def test_nothing_that_can_be_judged(tmp_path):
 
 def test_a_trace_that_was_never_scored(tmp_path):
     trace = write_trace(tmp_path / "trace", world(0, 6), without=("logp_trainer",))
-    with pytest.raises(MismatchError, match="--resume"):
+    with pytest.raises(MismatchError, match=r"rescore .* --trainer-model MODEL"):
         Support.of([trace], ALL)
