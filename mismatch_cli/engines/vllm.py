@@ -15,6 +15,7 @@ from mismatch_cli.batch import Rollout
 from mismatch_cli.compat import prepare_imports
 from mismatch_cli.engines import EngineSettings, Request
 from mismatch_cli.engines._quiet import engine_log, one_sentence
+from mismatch_cli.engines._vllm_classes import ModelClasses
 from mismatch_cli.engines._vllm_lora import load_adapter, lora_arguments
 from mismatch_cli.engines._whole import Sink
 from mismatch_cli.errors import MismatchError
@@ -38,13 +39,15 @@ def create(settings: EngineSettings) -> VllmEngine:
     check_model_folder(settings.model)
     _set_environment()
     prepare_imports()
-    before = TorchSettings.current()
+    before, classes = TorchSettings.current(), ModelClasses.current(settings.model)
     adapter = None if settings.adapter is None else read_adapter(settings.adapter)
     with engine_log(settings.log_file):
         try:
             llm = _load(settings, lora_arguments(adapter))
             lora = load_adapter(llm, adapter)
+            classes.give_back(llm)
         except Exception as error:
+            classes.give_back()
             before.restore()
             raise MismatchError(
                 f"vLLM could not load {settings.model}: {one_sentence(error)} The whole log: {settings.log_file}"
