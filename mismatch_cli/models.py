@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from mismatch_cli.attention import SAFE, attention_facts
 from mismatch_cli.compat import prepare_imports
 from mismatch_cli.errors import MismatchError, UsageError, first_line
 from mismatch_cli.torch_settings import DTYPES
@@ -23,7 +24,8 @@ def load_causal_lm(
 ) -> Any:
     """Load a causal LM in eval mode.
 
-    `dtype` "auto" is the checkpoint's own; without a device map the model goes to CUDA if there is one.
+    `dtype` "auto" is the checkpoint's own; without a device map the model goes to CUDA if there is one. No attention
+    implementation is transformers' choice, or "eager" where that leaves out what the model asks for.
     Raises UsageError for a dtype or device that does not exist, MismatchError for whatever is wrong with the model.
     """
     if dtype not in DTYPES:
@@ -39,6 +41,8 @@ def load_causal_lm(
     try:
         loaded, info = _from_pretrained(model, options)
         loaded = loaded if device is None else loaded.to(device)
+        if attn_implementation is None and attention_facts(loaded):
+            loaded.set_attn_implementation(SAFE)
     except Exception as error:  # a foreign library: a damaged checkpoint fails in as many ways as there are formats
         raise MismatchError(_why(model, error)) from error
     _check_complete(model, info)

@@ -28,7 +28,7 @@ FLOORS = [
     {"policies"},
     {"divergences"},
     {"models", "adapters"},
-    {"sampling", "batch", "text", "registry", "torch_settings", "compat", "bundled", "memory"},
+    {"sampling", "batch", "text", "registry", "torch_settings", "compat", "bundled", "memory", "attention"},
     {"errors", ""},
     {"subprocess_site"},
 ]

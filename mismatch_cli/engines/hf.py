@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from mismatch_cli.adapters import put_on, read_adapter
+from mismatch_cli.attention import attention_facts
 from mismatch_cli.batch import Rollout
 from mismatch_cli.engines import EngineSettings, Request
 from mismatch_cli.engines._whole import Sink
@@ -94,6 +95,7 @@ class HfEngine:
             "dtype": str(self._model.dtype).removeprefix("torch."),
             "kv_cache_dtype": str(self._model.dtype).removeprefix("torch."),
             "attention_backend": self._model.config._attn_implementation,
+            **attention_facts(self._model),
             "batch_size": self._batch_size,
             "max_model_len": self.max_model_len,
             "device": self._model.device.type,

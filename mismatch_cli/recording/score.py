@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from mismatch_cli.attention import warning
 from mismatch_cli.recording.config import TrainerSettings
 from mismatch_cli.recording.full_divergence import Distributions
 from mismatch_cli.recording.rollouts import Progress
@@ -46,7 +47,7 @@ def load_trainer(
     """The model that scores, as the settings want it; which adapter is on it the caller says."""
     with_adapter = "" if adapter is None else f" with the adapter {adapter}"
     progress.say(f"Loading {model}{with_adapter} into the trainer ({settings.dtype})")
-    return Trainer.load(
+    trainer = Trainer.load(
         model,
         dtype=settings.dtype,
         attn_implementation=settings.attn_implementation,
@@ -56,6 +57,9 @@ def load_trainer(
         adapter=adapter,
         merge_adapter=settings.merge_adapter,
     )
+    if warned := warning(trainer.describe()):
+        progress.say(warned)
+    return trainer
 
 
 def score_shard(

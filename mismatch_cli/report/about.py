@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from mismatch_cli.attention import warning
 from mismatch_cli.report import numbers
 from mismatch_cli.report.imported import imported_fact, notes_of
 from mismatch_cli.report.view import Facts
@@ -109,8 +110,9 @@ def left_out(summary: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def left_out_of(about: Mapping[str, Any], counts: Mapping[str, Any], words: Mapping[str, str]) -> tuple[str, ...]:
-    """What a partial trace lacks, skipped prompts, and the tokens of each count in `words`."""
-    notes = [*partial_notes(about), *notes_of(about.get("imported"))]
+    """What a partial trace lacks, attention that is not the model's, skipped prompts, and the counts in `words`."""
+    sides = (about.get(name, {}) for name in ("rollout", "trainer", "recomputed"))
+    notes = [*partial_notes(about), *map(warning, sides), *notes_of(about.get("imported"))]
     notes.append(_skipped(about.get("prompts", {}).get("skipped", [])))
     notes += [f"{numbers.count(counts[name])} {text}." for name, text in words.items() if counts[name]]
     if about["grading_timeouts"]:

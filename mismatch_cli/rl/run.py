@@ -17,6 +17,7 @@ import torch
 from mismatch_cli.adapters import Merged, save_adapter, start_lora
 from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.algorithms.parse import find
+from mismatch_cli.attention import warning
 from mismatch_cli.engines import Engine, EngineSettings, Request, create_engine
 from mismatch_cli.engines._sampling import sample_checked, sample_seed
 from mismatch_cli.errors import MismatchError
@@ -76,6 +77,8 @@ class Run:
         trainer = Trainer.load(
             config.model, sampling=self._sampling, dtype=config.trainer_dtype, attn_implementation=config.attn or None
         )
+        if warned := warning(trainer.describe()):
+            self._say(warned)
         self.lora = weights = None
         if config.lora:
             self.lora = start_lora(

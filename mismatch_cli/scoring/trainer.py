@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from mismatch_cli.adapters import put_on, read_adapter
+from mismatch_cli.attention import attention_facts
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import load_causal_lm
 from mismatch_cli.sampling import SamplingSettings
@@ -99,6 +100,7 @@ class Trainer:
             "head_multiplier": head.multiplier,
             "head_softcap": head.softcap,
             "attn_implementation": self.model.config._attn_implementation,
+            **attention_facts(self.model),
             "device": str(self.model.device),
             "parameters": self.model.num_parameters(),
             "vocab_size": head.vocabulary,
