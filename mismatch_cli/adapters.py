@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from mismatch_cli.compat import prepare_imports
 from mismatch_cli.errors import MismatchError, first_line
 
 _CONFIG = "adapter_config.json"
+_WRAPPED = re.compile(r"(\.base_layer)+(?=\.|$)")  # what peft puts around a module, and around that again
 _SCALES = ("r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "lora_bias")
 
 
@@ -64,15 +66,23 @@ def read_adapter(name: str) -> Adapter:
             f"{name} holds whole modules ({', '.join(config['modules_to_save'])}) beside its low-rank weights, which "
             "rollout engines do not load. Merge it into the model, and probe that."
         )
-    targets = config["target_modules"]
     return Adapter(
         name,
         folder,
         int(rank),
         float(alpha),
-        (targets,) if isinstance(targets, str) else tuple(sorted(targets)),
+        target_names(config),
         _digest({key: config.get(key) or None for key in _SCALES}, weights),
     )
+
+
+def target_names(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What an adapter is put on, by peft's settings: modules by the last part of their names, and parameters."""
+    modules, parameters = config["target_modules"], set(config.get("target_parameters") or ())
+    if isinstance(modules, str):
+        return (modules, *sorted(parameters))
+    modules = set(modules or ()) - set(config.get("exclude_modules") or ())
+    return tuple(sorted({name.rpartition(".")[2] for name in modules} | parameters))
 
 
 def same_adapter(one: str | None, other: str | None) -> bool:
@@ -117,13 +127,19 @@ def put_on(model: Any, adapter: Adapter, *, merge: bool) -> Any:
 def start_lora(model: Any, *, rank: int, alpha: float, targets: str, seed: int) -> Any:
     """Put a new adapter on a model in place, with everything else frozen; answers peft's model, which can save it.
 
-    `targets` are names of modules with commas between, or all-linear. B begins at 0: the first policy is the model's.
+    `targets` are names of modules or parameters (fused experts) with commas between, or all-linear. B begins at 0: the
+    first policy is the model's.
     """
     prepare_imports()
     from peft import LoraConfig, PeftModel
 
-    modules: Any = targets if targets == "all-linear" else [name.strip() for name in targets.split(",")]
-    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=modules, lora_dropout=0.0, task_type="CAUSAL_LM")  # type: ignore[arg-type]
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=alpha,
+        lora_dropout=0.0,
+        task_type="CAUSAL_LM",
+        **_targeted(model, targets),  # type: ignore[arg-type]
+    )
     try:
         with torch.random.fork_rng(), _quiet():
             torch.manual_seed(seed)
@@ -132,6 +148,11 @@ def start_lora(model: Any, *, rank: int, alpha: float, targets: str, seed: int) 
         raise MismatchError(
             f"The model has no modules {targets} for an adapter ({first_line(error)}) Use --lora-targets all-linear."
         ) from error
+    modules = [name for name, _ in model.named_modules()]
+    if nowhere := [name for name in config.target_modules or () if not _ends_one(name, modules)]:
+        raise MismatchError(
+            f"The model has no modules {', '.join(nowhere)} for an adapter. Use --lora-targets all-linear."
+        )
     if any(hasattr(layer, "lora_A") for layer in (model.get_output_embeddings(), model.get_input_embeddings())):
         raise MismatchError(
             f"--lora-targets {targets} takes in the LM head or the embeddings, which cannot be trained by an adapter "
@@ -139,6 +160,23 @@ def start_lora(model: Any, *, rank: int, alpha: float, targets: str, seed: int) 
         )
     model.eval()
     return wrapped
+
+
+def _targeted(model: Any, targets: str) -> dict[str, Any]:
+    """peft's settings for what was named: it takes modules and parameters apart, and a router for a matrix."""
+    if targets == "all-linear":
+        linear = ((name, type(module)) for name, module in model.named_modules() if isinstance(module, nn.Linear))
+        routers = [name for name, kind in linear if kind.forward is not nn.Linear.forward]
+        return {"target_modules": targets, "exclude_modules": routers or None}
+    names = [name.strip() for name in targets.split(",")]
+    modules = {name for name, _ in model.named_modules()}
+    matrices = {name for name, weight in model.named_parameters() if weight.dim() == 3}
+    fused = [name for name in names if not _ends_one(name, modules) and _ends_one(name, matrices)]
+    return {"target_modules": [name for name in names if name not in fused], "target_parameters": fused or None}
+
+
+def _ends_one(name: str, paths: Iterable[str]) -> bool:
+    return any(f".{path}".endswith(f".{name}") for path in paths)
 
 
 def save_adapter(wrapped: Any, folder: Path) -> None:
@@ -150,7 +188,8 @@ class Merged:
     """The weights of a model with its adapter added, under the names of the model alone: what an engine takes over.
 
     Each is formed anew from the untouched base, W + B A · scale in float32 and rounded once: merging in place and
-    subtracting again would leave the rounding of every step in the weights.
+    subtracting again would leave the rounding of every step in the weights. Experts that are fused into one parameter
+    have an adapter for each parameter, one around the other.
     """
 
     def __init__(self, model: Any) -> None:
@@ -158,14 +197,13 @@ class Merged:
 
     def state_dict(self) -> Mapping[str, torch.Tensor]:
         state = {
-            name.replace(".base_layer.", "."): value
-            for name, value in self._model.state_dict().items()
-            if ".lora_" not in name
+            _WRAPPED.sub("", name): value for name, value in self._model.state_dict().items() if ".lora_" not in name
         }
         for name, layer in self._model.named_modules():
             if hasattr(layer, "lora_A"):
-                weight, delta = layer.get_base_layer().weight.detach(), layer.get_delta_weight("default").detach()
-                state[f"{name}.weight"] = (weight.float() + delta.float()).to(weight.dtype)
+                key = f"{_WRAPPED.sub('', name)}.{getattr(layer, 'parameter_name', 'weight')}"
+                weight, delta = state[key], layer.get_delta_weight("default").detach()
+                state[key] = (weight.float() + delta.float()).to(weight.dtype)
         return state
 
 

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mismatch_cli.adapters import Merged, put_on, read_adapter, same_adapter, start_lora
+from mismatch_cli.adapters import save_adapter as save_adapter_of_run
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import load_causal_lm
 from mismatch_cli.sampling import SamplingSettings
@@ -79,6 +80,70 @@ def test_what_an_engine_takes_over_is_the_sum_and_the_base_stays(model):
     assert torch.equal(layer.get_base_layer().weight, before[name])
 
 
+FUSED = {
+    "Qwen3Moe": {"num_experts": 4, "moe_intermediate_size": 32, "num_experts_per_tok": 2},
+    "Mixtral": {"num_local_experts": 4},
+    "DeepseekV3": {
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1,
+        "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16,
+        "n_group": 1, "topk_group": 1, "num_key_value_heads": 4,
+    },
+    "GptOss": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "Phimoe": {"num_local_experts": 4},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("family", "targets", "changed"),
+    [
+        ("Qwen3Moe", "all-linear", {"gate_up_proj", "down_proj", "gate", "q_proj", "k_proj", "v_proj", "o_proj"}),
+        ("Mixtral", "gate_up_proj, q_proj", {"gate_up_proj", "q_proj"}),
+        ("DeepseekV3", "experts.down_proj, q_a_proj", {"down_proj", "q_a_proj"}),
+        ("GptOss", "gate_up_proj, down_proj", {"gate_up_proj", "down_proj"}),
+        ("Phimoe", "all-linear", {"q_proj", "k_proj", "v_proj", "o_proj"}),
+        ("GPT2", "c_attn, c_proj", {"c_attn", "c_proj"}),
+    ],
+)
+def test_experts_in_one_parameter_are_merged_parameter_by_parameter(save_model, tmp_path, family, targets, changed):
+    """W + B A · scale of each expert written out, peft's own merge of the saved adapter, and the logits beside it."""
+    model = save_model(family, **FUSED.get(family, {}))
+    loaded, base = load_causal_lm(model, "float32"), load_causal_lm(model, "float32").state_dict()
+    wrapped = start_lora(loaded, rank=2, alpha=6, targets=targets, seed=0)
+    for name, weight in wrapped.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.05)
+    state = Merged(loaded).state_dict()
+    assert state.keys() == base.keys()
+    different = {name for name in base if not torch.equal(state[name], base[name])}
+    assert {name.removesuffix(".weight").rpartition(".")[2] for name in different} == changed
+    for layer in (layer for layer in loaded.modules() if hasattr(layer, "lora_A")):
+        weight = getattr(layer.get_base_layer(), getattr(layer, "parameter_name", "weight"))
+        name = next(n for n, value in base.items() if n in different and torch.equal(value, weight))
+        torch.testing.assert_close(state[name] - weight, sum_of_products(layer, weight), atol=1e-6, rtol=1e-5)
+    save_adapter_of_run(wrapped, tmp_path / "lora")
+    again = put_on(load_causal_lm(model, "float32"), read_adapter(str(tmp_path / "lora")), merge=True)
+    with torch.inference_mode():
+        torch.testing.assert_close(again(IDS).logits, loaded(IDS).logits, atol=1e-4, rtol=1e-4)
+    assert all(torch.equal(weight, state[name]) for name, weight in again.state_dict().items())
+
+
+def sum_of_products(layer, weight: torch.Tensor) -> torch.Tensor:
+    """B A · scale expert by expert, in the order in which the experts lie: their ranks are A's rows in blocks, and
+    every n-th column of B."""
+    a, b, scale = layer.lora_A["default"].weight, layer.lora_B["default"].weight, layer.scaling["default"]
+    if weight.dim() == 2:
+        delta = scale * b @ a
+        return delta.T if layer.fan_in_fan_out else delta
+    experts = len(weight)
+    rank = len(a) // experts
+    deltas = [scale * b[:, e::experts] @ a[e * rank : (e + 1) * rank] for e in range(experts)]
+    return torch.stack([d if d.shape == weight.shape[1:] and not transposed(layer) else d.T for d in deltas])
+
+
+def transposed(layer) -> bool:
+    return getattr(layer.get_base_layer(), "is_transposed", False)
+
+
 def test_adapters_are_the_same_by_what_they_hold(model, tmp_path):
     one = save_adapter(model, tmp_path / "one")
     shutil.copytree(one, tmp_path / "copy")
@@ -116,7 +181,12 @@ def test_an_adapter_that_would_be_dropped_in_part_is_refused(model, save_model, 
 
 
 @pytest.mark.parametrize(
-    ("targets", "said"), [("q_proj,lm_head", "takes in the LM head"), ("magic", "no modules magic")]
+    ("targets", "said"),
+    [
+        ("q_proj,lm_head", "takes in the LM head"),
+        ("magic", "no modules magic"),
+        ("q_proj,magic,trick", "no modules magic, trick"),
+    ],
 )
 def test_what_cannot_be_trained_is_said(model, targets, said):
     with pytest.raises(MismatchError, match=said):

@@ -30,7 +30,8 @@ def save_model(tmp_path: Path) -> Callable[..., str]:
 
         torch.manual_seed(0)
         config = getattr(transformers, f"{family}Config")(**{"vocab_size": 512} | _SIZES | settings)
-        model = getattr(transformers, f"{family}ForCausalLM")(config)
+        name = "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
+        model = getattr(transformers, name)(config)
         folder = tmp_path / family
         model.to(dtype).save_pretrained(folder)
         return str(folder)

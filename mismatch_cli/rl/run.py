@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mismatch_cli.adapters import Merged, save_adapter, start_lora
+from mismatch_cli.adapters import Merged, save_adapter, start_lora, target_names
 from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.attention import warning
@@ -255,7 +255,7 @@ class Run:
             "adapter": "in training",
             "adapter_rank": config.lora_rank,
             "adapter_alpha": config.lora_alpha,
-            "adapter_targets": config.lora_targets,
+            "adapter_targets": ", ".join(target_names(vars(self.lora.peft_config["default"]))),
             "adapter_merged": False,
         }
 
