@@ -133,13 +133,8 @@ def start_lora(model: Any, *, rank: int, alpha: float, targets: str, seed: int) 
     prepare_imports()
     from peft import LoraConfig, PeftModel
 
-    config = LoraConfig(
-        r=rank,
-        lora_alpha=alpha,
-        lora_dropout=0.0,
-        task_type="CAUSAL_LM",
-        **_targeted(model, targets),  # type: ignore[arg-type]
-    )
+    settings: dict[str, Any] = {"lora_alpha": alpha, **_targeted(model, targets)}
+    config = LoraConfig(r=rank, lora_dropout=0.0, task_type="CAUSAL_LM", **settings)
     try:
         with torch.random.fork_rng(), _quiet():
             torch.manual_seed(seed)
@@ -193,13 +188,13 @@ class Merged:
     """
 
     def __init__(self, model: Any) -> None:
-        self._model = model
+        self.learning = model
 
     def state_dict(self) -> Mapping[str, torch.Tensor]:
         state = {
-            _WRAPPED.sub("", name): value for name, value in self._model.state_dict().items() if ".lora_" not in name
+            _WRAPPED.sub("", name): value for name, value in self.learning.state_dict().items() if ".lora_" not in name
         }
-        for name, layer in self._model.named_modules():
+        for name, layer in self.learning.named_modules():
             if hasattr(layer, "lora_A"):
                 key = f"{_WRAPPED.sub('', name)}.{getattr(layer, 'parameter_name', 'weight')}"
                 weight, delta = state[key], layer.get_delta_weight("default").detach()

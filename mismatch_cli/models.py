@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -111,6 +111,17 @@ def _check_complete(model: str, info: dict[str, Any]) -> None:
             f"{model} is incomplete: {len(missing)} of its weights are missing, such as {missing[0]}. "
             "Save the whole model (with its LM head) and try again."
         )
+
+
+def saved_state(model: Any) -> Mapping[str, torch.Tensor]:
+    """The weights of a Hugging Face model, or of one with an adapter added, under the names that its folder has.
+
+    transformers fuses experts when it loads, and renames what older folders hold; engines read the names of folders.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    state: Mapping[str, torch.Tensor] = revert_weight_conversion(getattr(model, "learning", model), model.state_dict())
+    return state
 
 
 def load_tokenizer(model: str) -> Any:

@@ -35,21 +35,42 @@ def _weight_bytes(model: str) -> float:
 
 @dataclass(frozen=True)
 class TorchSettings:
-    """torch as it was before an engine: vLLM on CPU turns `torch.set_num_threads` into a no-op for the process."""
+    """torch as it was before an engine.
+
+    vLLM on CPU turns `torch.set_num_threads` into a no-op for the process; on CUDA it takes cuDNN out of the kernels
+    that attention is chosen from, and sets how float32 is multiplied.
+    """
 
     set_num_threads: Callable[[int], None]
     threads: int
     compile_disabled: bool
+    cudnn_attention: bool
+    float32_precision: str
 
     @classmethod
     def current(cls) -> TorchSettings:
         import torch
         import torch._dynamo
 
-        return cls(torch.set_num_threads, torch.get_num_threads(), torch._dynamo.config.disable)
+        return cls(
+            torch.set_num_threads,
+            torch.get_num_threads(),
+            torch._dynamo.config.disable,
+            torch.backends.cuda.cudnn_sdp_enabled(),
+            torch.get_float32_matmul_precision(),
+        )
+
+    def restore_attention(self) -> None:
+        """What an engine that is still there does not need: the trainer chooses its kernels as it would without one."""
+        import torch
+
+        torch.backends.cuda.enable_cudnn_sdp(self.cudnn_attention)
 
     def restore(self) -> None:
         import torch
+
+        self.restore_attention()
+        torch.set_float32_matmul_precision(self.float32_precision)
 
         torch.set_num_threads = self.set_num_threads  # type: ignore[assignment]
         torch.set_num_threads(self.threads)

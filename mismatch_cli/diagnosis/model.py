@@ -92,7 +92,10 @@ def model_at_hand(path: str, sample: Sample, sampling: Mapping[str, Any], traces
         from mismatch_cli.scoring.trainer import Trainer
 
         support = SamplingSettings(**{name: sampling[name] for name in _SUPPORT if name in sampling})
-        return Trainer.load(path, dtype=traces[0].manifest.get("trainer", {}).get("dtype", "auto"), sampling=support)
+        recorded = traces[0].manifest.get("trainer", {})
+        # Without a model's cap or sinks, if need be: "as recorded" is what the trace says. Others need another machine.
+        attention = recorded.get("attn_implementation") if recorded.get("attention_leaves_out") else None
+        return Trainer.load(path, dtype=recorded.get("dtype", "auto"), attn_implementation=attention, sampling=support)
 
     return ModelAtHand(sample, _prompts_of(sample, traces), load)
 

@@ -63,7 +63,4 @@ def _move(changed: dict[type, type], model: Any) -> None:
 
 
 def _with_subclasses(base: type) -> set[type]:
-    found = {base}
-    for each in base.__subclasses__():
-        found |= _with_subclasses(each)
-    return found
+    return {base}.union(*(_with_subclasses(each) for each in base.__subclasses__()))

@@ -19,7 +19,7 @@ from mismatch_cli.engines._vllm_classes import ModelClasses
 from mismatch_cli.engines._vllm_lora import load_adapter, lora_arguments
 from mismatch_cli.engines._whole import Sink
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.models import check_model_folder
+from mismatch_cli.models import check_model_folder, saved_state
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.torch_settings import TorchSettings
 
@@ -46,6 +46,7 @@ def create(settings: EngineSettings) -> VllmEngine:
             llm = _load(settings, lora_arguments(adapter))
             lora = load_adapter(llm, adapter)
             classes.give_back(llm)
+            before.restore_attention()
         except Exception as error:
             classes.give_back()
             before.restore()
@@ -136,10 +137,12 @@ class VllmEngine:
 
     def load_weights(self, model: Any) -> None:
         # `state_dict` names a tied head under its own name too; `named_parameters` and saved files do not, and vLLM on
-        # CPU would then go on with its packed copy of the old head, without a word.
-        weights = iter(model.state_dict().items())
+        # CPU would then go on with its packed copy of the old head, without a word. Gemma has no such name in vLLM.
+        weights = saved_state(model)
         with engine_log(self._settings.log_file):
-            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+            if not all(self.llm.apply_model(_has_head)):
+                weights = {name: weight for name, weight in weights.items() if not name.endswith("lm_head.weight")}
+            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights.items())})
             if self.llm.llm_engine.vllm_config.device_config.device_type == "cpu":
                 self.llm.apply_model(_repack_experts)
         if not self.llm.reset_prefix_cache():
@@ -171,6 +174,10 @@ class VllmEngine:
         """Drop what is queued: after an interrupt the next `generate` would run it first."""
         engine = self.llm.llm_engine
         engine.abort_request(list(engine.output_processor.request_states), internal=True)
+
+
+def _has_head(model: Any) -> bool:
+    return any(name.endswith("lm_head") for name, _ in model.named_modules())
 
 
 def _repack_experts(model: Any) -> None:

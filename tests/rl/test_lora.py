@@ -96,7 +96,7 @@ def test_an_adapter_that_is_not_merged_stops_the_run(rollout_dtype, tmp_path, mo
     real = Merged.state_dict
 
     def without(self: Merged) -> Any:
-        layers = [(name, layer) for name, layer in self._model.named_modules() if hasattr(layer, "lora_A")]
+        layers = [(name, layer) for name, layer in self.learning.named_modules() if hasattr(layer, "lora_A")]
         return dict(real(self)) | {f"{name}.weight": layer.get_base_layer().weight.detach() for name, layer in layers}
 
     monkeypatch.setattr(Merged, "state_dict", without)
