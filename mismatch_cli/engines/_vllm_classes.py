@@ -63,4 +63,5 @@ def _move(changed: dict[type, type], model: Any) -> None:
 
 
 def _with_subclasses(base: type) -> set[type]:
-    return {base}.union(*(_with_subclasses(each) for each in base.__subclasses__()))
+    subclasses: list[type] = base.__subclasses__()
+    return {base}.union(*map(_with_subclasses, subclasses))

@@ -17,9 +17,10 @@ from mismatch_cli.engines import EngineSettings, Request
 from mismatch_cli.engines._quiet import engine_log, one_sentence
 from mismatch_cli.engines._vllm_classes import ModelClasses
 from mismatch_cli.engines._vllm_lora import load_adapter, lora_arguments
+from mismatch_cli.engines._vllm_weights import take_over
 from mismatch_cli.engines._whole import Sink
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.models import check_model_folder, saved_state
+from mismatch_cli.models import check_model_folder
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.torch_settings import TorchSettings
 
@@ -136,15 +137,8 @@ class VllmEngine:
         return outputs
 
     def load_weights(self, model: Any) -> None:
-        # `state_dict` names a tied head under its own name too; `named_parameters` and saved files do not, and vLLM on
-        # CPU would then go on with its packed copy of the old head, without a word. Gemma has no such name in vLLM.
-        weights = saved_state(model)
         with engine_log(self._settings.log_file):
-            if not all(self.llm.apply_model(_has_head)):
-                weights = {name: weight for name, weight in weights.items() if not name.endswith("lm_head.weight")}
-            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights.items())})
-            if self.llm.llm_engine.vllm_config.device_config.device_type == "cpu":
-                self.llm.apply_model(_repack_experts)
+            take_over(self.llm, model)
         if not self.llm.reset_prefix_cache():
             raise MismatchError(
                 "vLLM did not drop its prefix cache, which holds keys of the old weights. Switch it off with "
@@ -174,18 +168,6 @@ class VllmEngine:
         """Drop what is queued: after an interrupt the next `generate` would run it first."""
         engine = self.llm.llm_engine
         engine.abort_request(list(engine.output_processor.request_states), internal=True)
-
-
-def _has_head(model: Any) -> bool:
-    return any(name.endswith("lm_head") for name, _ in model.named_modules())
-
-
-def _repack_experts(model: Any) -> None:
-    """vLLM on CPU packs fused experts when it loads, and forgets to when it reloads: garbage, without a word."""
-    for layer in model.modules():
-        kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
-        if kernel is not None and hasattr(layer, "w13_weight"):
-            kernel.fused_experts.process_weights_after_loading(layer)
 
 
 def describe_config(config: Any) -> dict[str, Any]:

@@ -62,13 +62,15 @@ class TrainConfig:
     lora: bool = _set(False, "Train a LoRA adapter; the model's own weights are frozen, and the engine gets the sum.")
     lora_rank: int = _set(32, "With --lora: rank of the adapter.")
     lora_alpha: float = _set(64.0, "With --lora: the product B A is scaled by alpha / rank.")
-    lora_targets: str = _set("all-linear", "With --lora: modules, such as q_proj,v_proj; not the LM head.")
+    lora_targets: str = _set(
+        "all-linear", "With --lora: modules or experts' parameters, such as q_proj,gate_up_proj; not the LM head."
+    )
     engine: str = _set("vllm", "vllm or hf.")
     trainer_dtype: str = _set("bfloat16", "Of the weights that compute; the ones that AdamW changes are float32.")
     rollout_dtype: str = _set("bfloat16", "Of the engine.")
     kv_cache_dtype: str = _set("auto", "Of the engine's KV cache; fp8 makes a large mismatch.")
     engine_memory: float = _set(0.4, "Share of a GPU's memory for vLLM; the trainer needs the rest.")
-    attn: str = _set("", "Attention implementation of the trainer; empty: the model's own.")
+    attn: str = _set("", "Attention implementation of the trainer; empty: one that the model allows.")
     token_budget: int = _set(8192, "Padded tokens in a micro-batch of the trainer.")
     threads: int = _set(0, "CPU threads of torch; 0: chosen for the model.")
     eval_every: int = _set(0, "Steps between evaluations, and one before the first step; 0: one at the end only.")

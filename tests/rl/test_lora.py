@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from mismatch_cli.adapters import Merged, put_on, read_adapter, start_lora
 from mismatch_cli.bundled import bundled
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.models import load_causal_lm
+from mismatch_cli.models import load_causal_lm, load_tokenizer
 from mismatch_cli.rl.config import settings
 from mismatch_cli.rl.learner import Learner
 from tests.rl.small_runs import assert_same_run, numbers, run
@@ -80,6 +80,31 @@ def test_stopped_and_resumed_equals_unbroken(unbroken_lora, tmp_path):
     assert_same_run(folder, unbroken_lora)
     found, expected = (load_file(each / "adapter" / "adapter_model.safetensors") for each in (folder, unbroken_lora))
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_fused_experts_learn_and_a_resumed_run_is_the_same(save_model, tmp_path):
+    sizes = {"num_experts": 4, "moe_intermediate_size": 32, "num_experts_per_tok": 2, "eos_token_id": 1}
+    model = save_model("Qwen3Moe", vocab_size=2048, max_position_embeddings=1024, **sizes)
+    load_tokenizer(str(bundled("model"))).save_pretrained(model)
+    small = LORA | {"model": model, "steps": 2, "checkpoint_every": 1, "max_tokens": 8, "algorithm": "pg-is"}
+    # an untrained model is right in nothing, and equal rewards would teach it nothing
+    small["reward"] = f"{save_reward(tmp_path)}:length"
+    run(tmp_path / "unbroken", **small)
+    lines = numbers(tmp_path / "unbroken")
+    assert [line["sync"] for line in lines] == ["proven"] * 2
+    assert max(line["mismatch"]["abs_dp_mean"] for line in lines) < 2e-6
+    before, after = (load_causal_lm(path).state_dict() for path in (model, str(tmp_path / "unbroken" / "model")))
+    learnt = {name.rpartition("layers.0.")[2] for name in before if not torch.equal(before[name], after[name])}
+    assert {"mlp.experts.gate_up_proj", "mlp.experts.down_proj", "mlp.gate.weight"} <= learnt
+    run(tmp_path / "resumed", stop_after=1, **small)
+    run(tmp_path / "resumed", resume=True, **small)
+    assert_same_run(tmp_path / "resumed", tmp_path / "unbroken")
+
+
+def save_reward(folder: Path) -> Path:
+    path = folder / "rewards.py"
+    path.write_text("def length(response, answer):\n    return float(sum(map(ord, response)) % 2)\n", encoding="utf-8")
+    return path
 
 
 @pytest.mark.slow
