@@ -88,7 +88,8 @@ def test_torch_chooses_its_kernels_as_before():
 @pytest.mark.slow
 def test_a_model_that_vllm_serves_through_transformers_is_scored_beside_it(save_model, tmp_path):
     """Olmo 2 has no code in vLLM: it decorates the class of transformers, and names its weights otherwise."""
-    folder = save_model("Olmo2", head_dim=None, hidden_size=128, max_position_embeddings=256)
+    sizes = {"vocab_size": 2048, "hidden_size": 128, "max_position_embeddings": 256}
+    folder = save_model("Olmo2", head_dim=32, eos_token_id=1, **sizes)
     load_tokenizer(str(bundled("model"))).save_pretrained(folder)
     requests = [ScoreRequest([3 + i, 9, 41], [5 + i, 300, 7, 130]) for i in range(4)]
 
