@@ -127,7 +127,7 @@ class _Weighing:
 
     def _weighed(self, finding: Finding, sample: Sample) -> Finding:
         """With the share of the whole gap that goes where the finding is undone."""
-        if finding.status != "found" or finding.left_N is None:
+        if finding.left_N is None:
             return finding
         gone = float(np.abs(sample.d_N).sum() - np.nansum(np.abs(finding.left_N)))
         return replace(finding, explains=gone / self._total if self._total else 0.0)

@@ -110,14 +110,25 @@ def test_undoing_leaves_less_and_shares_add_up(pools):
 
 def test_a_dense_model_has_no_experts_and_few_tokens_no_tail(pools):
     rng, fault = np.random.default_rng(0), next(f for f in FAULTS if f.name == "routing flips")
-    broken = whole(pools["float32"])
+    broken = whole(pools["fp8-kv"])
     fault.plant(broken, 0.03, rng)
-    tail = of(judged(broken, FLOAT32), "heavy-tail")
+    tail = of(judged(broken, BF16), "heavy-tail")
     assert tail.status == "found" and "expert" not in tail.cause + tail.change
     unknown = of(judged(broken, {}), "heavy-tail")
     assert "In a mixture of experts" in unknown.cause
-    few = judged(broken.take(np.arange(2)), FLOAT32)
+    few = judged(broken.take(np.arange(2)), BF16)
     assert of(few, "heavy-tail").status == "untested"
+
+
+def test_a_tail_of_tokens_is_where_a_gap_far_above_the_usual_sits_and_not_why(pools):
+    broken = whole(pools["float32"])
+    next(f for f in FAULTS if f.name == "routing flips").plant(broken, 0.03, np.random.default_rng(0))
+    diagnosis = judged(broken, FLOAT32)
+    assert diagnosis.first_cause is None
+    assert [fault.check for fault in diagnosis.faults] == ["unexplained-gap"]
+    assert diagnosis.suspects[0].check == "heavy-tail" and diagnosis.suspects[0].explains > 0.9
+    experts = {"rollout": {"dtype": "float32", "num_experts": 8}, "trainer": {"dtype": "float32"}}
+    assert judged(broken, experts).first_cause.check == "heavy-tail"
 
 
 def test_tiny_healthy_traces_have_no_cause(pools):

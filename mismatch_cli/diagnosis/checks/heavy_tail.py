@@ -44,7 +44,7 @@ def check(evidence: Evidence) -> Finding:
         ("tokens beyond 10 typical gaps", int(far_N.sum())), ("share of Σ|Δlog p| on them", tokens),
         ("responses beyond 4 times the median response", int(far_S.sum())), ("share of Σ|Δlog p| in them", responses),
     )  # fmt: skip
-    share = max(tokens, responses)
+    share, measure = max(tokens, responses), "share of Σ|Δlog p| in the tail"
     in_tail_N, few, fewest = (
         (far_response_N, far_S.sum(), _FEWEST) if responses >= tokens else (far_N, far_N.sum(), _FEWEST_FAR)
     )
@@ -54,12 +54,16 @@ def check(evidence: Evidence) -> Finding:
         or share < _SHARE
         or not share_surely_above(in_tail_N, abs_d_N, sample.group_N, _SURELY)
     ):
-        return Finding(NAME, "clear", share, "share of Σ|Δlog p| in the tail", evidence=rows)
+        return Finding(NAME, "clear", share, measure, evidence=rows)
     what = f"{int(far_S.sum()):,} responses" if responses >= tokens else f"{int(far_N.sum()):,} tokens"
     left_N = np.where(in_tail_N, np.copysign(np.minimum(abs_d_N, sample.typical_N), sample.d_N), sample.d_N)
     cause, change = (CAUSE, CHANGE) if evidence.family == "dense" else (CAUSE + _EXPERTS, CHANGE + _REPLAY)
+    # only experts make a few tokens differ so that the whole gap is far from what is usual
+    by_tokens = responses < tokens and evidence.family != "moe"
+    if by_tokens and evidence.gap.value > evidence.usual.far_above:
+        reason = f"{100 * share:.0f} % of the gap is on {what}: where it sits, not why"
+        return Finding(NAME, "clear", share, measure, evidence=rows, reason=reason, left_N=left_N)
     sentence = f"{what} of the sample carry {100 * share:.0f} % of the whole gap."
-    measure = "share of Σ|Δlog p| in the tail"
     return Finding(NAME, "found", share, measure, sentence, rows, cause=cause, change=change, left_N=left_N)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from mismatch_cli.diagnosis.checks import temperature
 from mismatch_cli.diagnosis.evidence import Evidence
 from mismatch_cli.diagnosis.finding import Finding, untested
+from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "lm-head", 6
 NEEDS_A_GAP = False  # one side is rounded whether or not it shows
@@ -44,7 +47,8 @@ def check(evidence: Evidence) -> Finding:
     )
     if named := [side for side, share in stored.items() if share > _MOSTLY]:
         sentence = f"The log-probabilities of the {' and the '.join(named)} were stored in bfloat16."
-        return Finding(NAME, "found", max(stored.values()), "share of rounded values", sentence, rows)
+        measure, left_N = "share of rounded values", _left_by_rounding(sample, named)
+        return Finding(NAME, "found", max(stored.values()), measure, sentence, rows, left_N=left_N)
     if abs((temperature.check(evidence).effect or 1.0) - 1) > _OTHER_TEMPERATURE:
         return untested(NAME, f"the temperatures differ: first repair “{temperature.TITLE}”")
     shares = [share for share in grid.values() if share is not None]
@@ -67,6 +71,22 @@ def _share_on_grid(logp_NK: np.ndarray, temperature: float) -> float | None:
         return None
     steps = difference / _SPACING
     return float((np.abs(steps - np.round(steps)) * _SPACING < _TOLERANCE * max(1.0, temperature)).mean())
+
+
+def _left_by_rounding(sample: Sample, sides: Sequence[str]) -> np.ndarray | None:
+    """log π − log μ where the other side's log-probabilities are rounded, too; None where that leaves no less."""
+    if len(sides) > 1:
+        return None
+    logq_N, logp_N = sample.logq_T[sample.kept], sample.logp_T[sample.kept]
+    left_N = _rounded(logp_N) - logq_N if sides[0] == "rollout" else logp_N - _rounded(logq_N)
+    return left_N if np.abs(left_N).sum() < np.abs(sample.d_N).sum() else None
+
+
+def _rounded(logp_N: np.ndarray) -> np.ndarray:
+    """To the nearest bfloat16 number, halves to even."""
+    bits = logp_N.astype(np.float32).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & ~_ROUNDED_BITS
+    return rounded.view(np.float32).astype(np.float64)
 
 
 def _share_stored_in_bfloat16(logp_N: np.ndarray) -> float:
