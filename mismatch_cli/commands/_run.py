@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 import typer
 
 from mismatch_cli import registry
+from mismatch_cli.adapters import read_adapter
 from mismatch_cli.bundled import bundled
 from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.models import check_model_folder
 from mismatch_cli.recording.config import (
     EQUAL,
     NEWER,
@@ -24,7 +26,8 @@ from mismatch_cli.recording.config import (
 from mismatch_cli.recording.folder import check_run_folder
 from mismatch_cli.recording.scorer import named_scorer
 from mismatch_cli.sampling import SamplingSettings
-from mismatch_cli.tasks.prompts import PromptSource
+from mismatch_cli.tasks.own_reward import check_reward
+from mismatch_cli.tasks.prompts import PromptSource, check_template, is_local, load_problems
 from mismatch_cli.torch_settings import DTYPES
 from mismatch_cli.trace.manifest import FILE_NAME, read_manifest
 from mismatch_cli.trace.reader import Trace
@@ -76,7 +79,21 @@ def prepare_run(
     if any(folder.glob("trace/shard-*.parquet")) and not flags["force"]:
         resume = "Go on with --resume, replace" if _is_resumable(folder, command) else "Replace"
         raise MismatchError(f"{folder} already exists. {resume} it with --force, or choose another --output.")
+    _check_inputs(config)
     return config, folder, {"command": command, "flags": recorded}
+
+
+def _check_inputs(config: RolloutConfig | RescoreConfig) -> None:
+    """Whatever lies on this machine and was named: told before a folder is made. A run to go on with has been."""
+    for name in config.adapters:
+        read_adapter(name)
+    for model in config.models:
+        check_model_folder(model)
+    if isinstance(config, RolloutConfig):
+        check_template(config.prompt_template)
+        if is_local(config.prompts.location):
+            load_problems(config.prompts)
+        check_reward(config.reward)
 
 
 _PATHS = ("model", "trainer_model", "adapter", "rollout_adapter", "trainer_adapter", "prompts", "trace")

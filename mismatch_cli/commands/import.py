@@ -67,14 +67,17 @@ def command(
 
       mismatch-cli import --schema
     """
+    from mismatch_cli import registry
     from mismatch_cli.commands._progress import TerminalProgress
-    from mismatch_cli.importers._driver import Import
+    from mismatch_cli.importers._driver import PACKAGE, Import
 
     if formats or schema:
         (_print_formats if formats else _print_schema)(json)
         return
     if weights not in (None, "equal", "newer"):
         raise UsageError(f"--weights {weights} is not known. Choose one of: equal, newer.")
+    if format is not None:
+        registry.load(PACKAGE, format, "format")
     sampling = _sampling(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p)
     progress = TerminalProgress(quiet)
     if not paths:

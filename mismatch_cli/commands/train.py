@@ -42,7 +42,7 @@ def _train(
         bool, typer.Option("--resume", help="Go on with the runs in --output from their checkpoints.")
     ] = False,
     show_config: Annotated[
-        bool, typer.Option("--show-config", help="Print the resolved settings as TOML and stop.")
+        bool, typer.Option("--show-config", help="Check the settings, print them resolved as TOML, and stop.")
     ] = False,
     report_every: Annotated[
         float,
@@ -67,6 +67,7 @@ def _train(
     Every setting of a preset is a flag too.
     """
     from mismatch_cli.commands._progress import TerminalProgress
+    from mismatch_cli.rl.check import check_runs
 
     changes = {name: value for name, value in chosen.items() if value is not None}
     first = load_config(preset, changes | ({} if seed is None else {"seed": seed}))
@@ -76,12 +77,14 @@ def _train(
         for name in names
         for number in range(seeds)
     ]
+    folder, progress = output or Path(f"train-{Path(preset).stem}"), TerminalProgress(quiet)
+    if preset == "miniature" and "learning_rate" not in changes and not show_config:
+        _say_whose_rate(first, progress)
+    _run_folders(configs, folder)  # names that are the same are told before what is in the files
+    check_runs(configs)
     if show_config:
         print(configs[0].to_toml(), end="")
         return
-    folder, progress = output or Path(f"train-{Path(preset).stem}"), TerminalProgress(quiet)
-    if preset == "miniature" and "learning_rate" not in changes:
-        _say_whose_rate(first, progress)
     _train_each(configs, folder, resume, report_every, progress)
 
 

@@ -58,6 +58,16 @@ class RolloutConfig:
         _at_least(0, "--top-logprobs", self.top_logprobs)
 
     @property
+    def models(self) -> tuple[str, ...]:
+        """Every model that is to be loaded."""
+        return (self.model,)
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Every LoRA adapter that is to be put on one."""
+        return (self.adapter,) if self.adapter else ()
+
+    @property
     def name(self) -> str:
         """What its run folder is called after: the model's."""
         return Path(self.model).name
@@ -84,6 +94,14 @@ class ProbeConfig(RolloutConfig):
         super().__post_init__()
         self.trainer.check()
         _at_least(0, "--full-divergence", self.full_divergence)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return (self.model, self.trainer.model)
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for name in (self.adapter, self.trainer.adapter) if name))
 
 
 @dataclass(frozen=True)
@@ -114,6 +132,16 @@ class RescoreConfig:
 
     def __post_init__(self) -> None:
         self.trainer.check()
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Every model that is to be loaded."""
+        return (self.trainer.model,)
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Every LoRA adapter that is to be put on one."""
+        return (self.trainer.adapter,) if self.trainer.adapter else ()
 
     @property
     def name(self) -> str:

@@ -9,7 +9,21 @@ from typing import Any
 from mismatch_cli.errors import UsageError
 from mismatch_cli.rl.config import TrainConfig
 from mismatch_cli.tasks.judge import Judge, judgeable
-from mismatch_cli.tasks.prompts import Problem, PromptSource, check_template, encode_prompts, load_problems
+from mismatch_cli.tasks.own_reward import check_reward
+from mismatch_cli.tasks.prompts import Problem, PromptSource, check_template, encode_prompts, is_local, load_problems
+
+
+def check_task(config: TrainConfig) -> None:
+    """What is wrong with problems and reward, as far as files on this machine tell; nothing is kept."""
+    check_template(config.prompt_template)
+    places = [(config.dataset, config.split, config.num_problems)]
+    places += [(config.eval_dataset, config.eval_split, 0)] if config.eval_dataset else []
+    for number, (location, split, limit) in enumerate(places):
+        if is_local(location):
+            problems, _ = _load(config, location, split, limit)
+            if number == 0:
+                _check_number(config, len(problems))
+    check_reward(config.reward)
 
 
 @dataclass(frozen=True)
@@ -18,6 +32,23 @@ class Posed:
 
     problem: Problem
     prompt_ids: list[int]
+
+
+def _load(config: TrainConfig, location: str, split: str, limit: int) -> tuple[list[Problem], int]:
+    """The problems that can be judged, and how many there are in all."""
+    source = PromptSource(
+        location, config.prompt_field or None, config.answer_field or None, split, limit=limit or None
+    )
+    found = load_problems(source)
+    return judgeable(found, config.reward, location), len(found)
+
+
+def _check_number(config: TrainConfig, problems: int) -> None:
+    if config.prompts_per_step > problems:
+        raise UsageError(
+            f"prompts_per_step = {config.prompts_per_step} is more than the {problems} problems there are. "
+            f"Use --prompts-per-step {problems}, or give more problems."
+        )
 
 
 class Task:
@@ -33,28 +64,23 @@ class Task:
         self.evaluation: list[Posed] = []
         check_template(config.prompt_template)
         self.judge = Judge(tokenizer.decode, reward=config.reward, template=config.prompt_template)
-        self._problems = self._load(config.dataset, config.split, config.num_problems)
-        self._check_number(len(self._problems))
-        self._evaluated = self._load(config.eval_dataset, config.eval_split, 0) if config.eval_dataset else None
+        self._problems = self._loaded(config.dataset, config.split, config.num_problems)
+        _check_number(config, len(self._problems))
+        self._evaluated = self._loaded(config.eval_dataset, config.eval_split, 0) if config.eval_dataset else None
         if config.reward:
             self.judge.start()
 
-    def _load(self, location: str, split: str, limit: int) -> list[Problem]:
-        config = self._config
-        source = PromptSource(
-            location, config.prompt_field or None, config.answer_field or None, split, limit=limit or None
-        )
-        found = load_problems(source)
-        problems = judgeable(found, config.reward, location)
-        if len(problems) < len(found):
-            without = len(found) - len(problems)
-            self.left_out.append(f"{location}: {without} of {len(found)} problems have no answer and are left out.")
+    def _loaded(self, location: str, split: str, limit: int) -> list[Problem]:
+        problems, count = _load(self._config, location, split, limit)
+        if len(problems) < count:
+            without = count - len(problems)
+            self.left_out.append(f"{location}: {without} of {count} problems have no answer and are left out.")
         return problems
 
     def pose(self, max_model_len: int) -> None:
         """Put the problems as token ids; one whose prompt fills the context is left out."""
         self.posed = self._encode(self._problems, self._config.dataset, max_model_len)
-        self._check_number(len(self.posed))
+        _check_number(self._config, len(self.posed))
         self.evaluation = self.posed
         if self._evaluated is not None:
             self.evaluation = self._encode(self._evaluated, self._config.eval_dataset, max_model_len)
@@ -69,13 +95,6 @@ class Task:
                 f"because {first['reason']}."
             )
         return [Posed(p, i) for p, i in zip(encoded.problems, encoded.prompt_ids, strict=True)]
-
-    def _check_number(self, problems: int) -> None:
-        if self._config.prompts_per_step > problems:
-            raise UsageError(
-                f"prompts_per_step = {self._config.prompts_per_step} is more than the {problems} problems there are. "
-                f"Use --prompts-per-step {problems}, or give more problems."
-            )
 
     def of_step(self, step: int) -> list[Posed]:
         """The problems of a step (they count from 1), without what is left over at the end of an epoch."""

@@ -13,6 +13,16 @@ from mismatch_cli.tasks._child import Child
 ARGUMENTS = ("response", "answer", "problem", "finish_reason")  # what the function may name; it gets those it names
 
 
+def check_reward(where: str) -> None:
+    """Load a reward function once and let go of it, so that what is wrong with it is told first; nothing for none."""
+    if where:
+        reward = OwnReward(where)
+        try:
+            reward.child.start()
+        finally:
+            reward.child.stop()
+
+
 class OwnReward:
     """Calls `FUNCTION` of `FILE.py`; what it takes too long over earns 0 and is counted in `timeouts`."""
 

@@ -72,6 +72,12 @@ def load_problems(source: PromptSource) -> list[Problem]:
     return problems[: source.limit]
 
 
+def is_local(location: str) -> bool:
+    """Whether this is a file, there or not, rather than a data set of the hub or a folder laid out like one."""
+    path = Path(location).expanduser()
+    return path.is_file() or path.suffix in _LOCAL_FORMATS
+
+
 def _read_rows(source: PromptSource) -> Iterator[Mapping[str, Any]]:
     path = Path(source.location).expanduser()
     if path.is_file():
