@@ -29,7 +29,7 @@ FLOORS = [
     {"divergences"},
     {"models", "adapters"},
     {"sampling", "batch", "text", "registry", "torch_settings", "compat", "bundled", "memory", "attention"},
-    {"errors", ""},
+    {"errors", "papers", ""},
     {"subprocess_site"},
 ]
 HEAVY = ("torch", "transformers", "vllm", "pandas", "matplotlib", "pyarrow", "numpy", "datasets", "math_verify")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mismatch_cli.algorithms.algorithm import Algorithm, Factor, Mask
+from mismatch_cli.papers import DPPO
 from mismatch_cli.policies import ENGINE_GAP, TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Ratio
 from mismatch_cli.trust_regions import Threshold
 
@@ -16,28 +17,28 @@ _R_RECOMPUTED = (Factor(TRAINER_RECOMPUTED),)
 _CLIP_HIGHER = _mask("ratio-clip", ratio_low=0.2, ratio_high=0.28)
 _MINIRL = _mask("ratio-clip", TRAINER_RECOMPUTED, ratio_low=0.2, ratio_high=0.28)
 _PPO = _mask("ratio-clip", TRAINER_RECOMPUTED, ratio_low=0.2, ratio_high=0.2)
-_DPPO = "DPPO, arXiv 2602.04879"
 
 _ROWS = (
     # What the DPPO paper compares: the weight is r for all of them, and only mask and cap differ (App. C.1 eq. 23).
-    Algorithm("pg-is", (), _R, f"{_DPPO} App. C.1"),
-    Algorithm("pg-tis", (), (Factor(TRAINER_ROLLOUT, cap=3),), f"{_DPPO} App. C.1: its CISPO, C = 3"),
-    Algorithm("grpo-clip-higher", (_CLIP_HIGHER,), _R, f"{_DPPO} App. C.1; bounds of DAPO, arXiv 2503.14476"),
-    Algorithm("minirl", (_MINIRL,), _R, f"{_DPPO} App. C.1; MiniRL, arXiv 2512.01374 eq. 7"),
-    Algorithm("minirl-tis", (_MINIRL,), (Factor(TRAINER_ROLLOUT, cap=3),), f"{_DPPO} App. C.1, C = 3"),
-    Algorithm("dppo-binary-tv", (_mask("binary-tv", max_tv=0.15),), _R, f"{_DPPO} eq. 13, δ = 0.15"),
+    Algorithm("pg-is", (), _R, f"{DPPO} App. C.1"),
+    Algorithm("pg-tis", (), (Factor(TRAINER_ROLLOUT, cap=3),), f"{DPPO} App. C.1: its CISPO, C = 3"),
+    Algorithm("grpo-clip-higher", (_CLIP_HIGHER,), _R, f"{DPPO} App. C.1; bounds of DAPO, arXiv 2503.14476"),
+    Algorithm("minirl", (_MINIRL,), _R, f"{DPPO} App. C.1; MiniRL, arXiv 2512.01374 eq. 7"),
+    Algorithm("minirl-tis", (_MINIRL,), (Factor(TRAINER_ROLLOUT, cap=3),), f"{DPPO} App. C.1, C = 3"),
+    Algorithm("dppo-binary-tv", (_mask("binary-tv", max_tv=0.15),), _R, f"{DPPO} eq. 13, δ = 0.15"),
     Algorithm(
         "dppo-binary-tv-recompute",
-        (_mask("binary-tv", TRAINER_RECOMPUTED, max_tv=0.15),), _R, f"{_DPPO} figure 4: decoupled, the weight stays r",
+        (_mask("binary-tv", TRAINER_RECOMPUTED, max_tv=0.15),), _R,
+        f"{DPPO} figure 4, decoupled as its DPPO-KL: the weight stays r",
     ),
-    Algorithm("dppo-binary-kl", (_mask("binary-kl", max_kl=0.05),), _R, f"{_DPPO} eq. 14, δ = 0.05"),
+    Algorithm("dppo-binary-kl", (_mask("binary-kl", max_kl=0.05),), _R, f"{DPPO} eq. 14, δ = 0.05"),
     Algorithm(
         "dppo-binary-kl-recompute",
-        (_mask("binary-kl", TRAINER_RECOMPUTED, max_kl=0.05),), _R, f"{_DPPO} figure 4: DPPO-KL-Recompute",
+        (_mask("binary-kl", TRAINER_RECOMPUTED, max_kl=0.05),), _R, f"{DPPO} figure 4: DPPO-KL-Recompute",
     ),
     Algorithm(
         "dppo-topk-tv",
-        (_mask("top-k-tv", max_tv=0.2, k=20),), (Factor(TRAINER_ROLLOUT, cap=5),), f"{_DPPO} App. F.3, C = 5",
+        (_mask("top-k-tv", max_tv=0.2, k=20),), (Factor(TRAINER_ROLLOUT, cap=5),), f"{DPPO} App. F.3; C = 5, App. E",
     ),
     Algorithm(
         "dppo-topk-tv-recompute",
@@ -46,22 +47,22 @@ _ROWS = (
     ),
     Algorithm(
         "dppo-topk-kl",
-        (_mask("top-k-kl", max_kl=0.05, k=20),), (Factor(TRAINER_ROLLOUT, cap=5),), f"{_DPPO} App. F.3, C = 5",
+        (_mask("top-k-kl", max_kl=0.05, k=20),), (Factor(TRAINER_ROLLOUT, cap=5),), f"{DPPO} App. F.3; C = 5, App. E",
     ),
     Algorithm(
         "dppo-topk-kl-recompute",
         (_mask("top-k-kl", TRAINER_RECOMPUTED, max_kl=0.05, k=20),), (Factor(TRAINER_ROLLOUT, cap=5),),
         "as dppo-topk-kl, decoupled",
     ),
-    Algorithm("mask-0.5", (_mask("minimal-negative", max_drop=0.5),), _R, f"{_DPPO} figure 5: Mask-0.5-Rollout"),
+    Algorithm("mask-0.5", (_mask("minimal-negative", max_drop=0.5),), _R, f"{DPPO} figure 5: Mask-0.5-Rollout"),
     Algorithm(
         "mask-0.5-recompute",
-        (_mask("minimal-negative", TRAINER_RECOMPUTED, max_drop=0.5),), _R, f"{_DPPO} figure 5",
+        (_mask("minimal-negative", TRAINER_RECOMPUTED, max_drop=0.5),), _R, f"{DPPO} figure 5",
     ),
-    Algorithm("mask-0.8", (_mask("minimal-negative", max_drop=0.8),), _R, f"{_DPPO} figure 5: Mask-0.8-Rollout"),
-    Algorithm("relax-high", (_mask("relaxed-ratio-clip", alpha=0.1, relax="high"),), _R, f"{_DPPO} figure 7"),
-    Algorithm("relax-low", (_mask("relaxed-ratio-clip", alpha=0.1, relax="low"),), _R, f"{_DPPO} figure 7"),
-    Algorithm("relax-both", (_mask("relaxed-ratio-clip", alpha=0.1, relax="both"),), _R, f"{_DPPO} figures 6 and 7"),
+    Algorithm("mask-0.8", (_mask("minimal-negative", max_drop=0.8),), _R, f"{DPPO} figure 5: Mask-0.8-Rollout"),
+    Algorithm("relax-high", (_mask("relaxed-ratio-clip", alpha=0.1, relax="high"),), _R, f"{DPPO} figure 7"),
+    Algorithm("relax-low", (_mask("relaxed-ratio-clip", alpha=0.1, relax="low"),), _R, f"{DPPO} figure 7"),
+    Algorithm("relax-both", (_mask("relaxed-ratio-clip", alpha=0.1, relax="both"),), _R, f"{DPPO} figures 6 and 7"),
     # What people run elsewhere, with each framework's own defaults.
     Algorithm("reinforce", (), (), "no importance weight at all"),
     Algorithm("ppo", (_PPO,), _R_RECOMPUTED, "PPO, arXiv 1707.06347 eq. 7, as verl anchors it: no μ"),

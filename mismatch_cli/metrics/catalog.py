@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mismatch_cli.metrics.estimate import times_floor
+from mismatch_cli.papers import DPPO
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,6 @@ class Metric:
         return times_floor(abs(value - self.agreement), abs(floor - self.agreement))
 
 
-_DPPO = "DPPO, arXiv 2602.04879"
 _FP16 = "FP16 mismatch paper (Precision-RL)"
 _SCHULMAN = "Schulman, Approximating KL divergence (2020)"
 _VERL = "verl rollout_corr"
@@ -49,7 +49,7 @@ CATALOG: tuple[Metric, ...] = (
     Metric("d_mean", "mean signed Δlog p", "E d", "nats", "AReaL behave_approx_kl", signed=True),
     Metric("d_sd", "spread of Δlog p", "√(E d² − (E d)²)", "nats", _COMMON),
     Metric(
-        "tv_binary_mean", "mean |π − μ|", "E |π − μ|", "probability", f"{_DPPO}, App. F.2; verl rollout_probs_diff_mean"
+        "tv_binary_mean", "mean |π − μ|", "E |π − μ|", "probability", f"{DPPO}, App. F.2; verl rollout_probs_diff_mean"
     ),
     Metric(
         "tv_binary_sd",
@@ -59,8 +59,8 @@ CATALOG: tuple[Metric, ...] = (
         "verl rollout_probs_diff_std",
     ),
     Metric("tv_binary_max", "largest |π − μ|", "max |π − μ|", "probability", "verl rollout_probs_diff_max"),
-    Metric("tv_signed_max", "largest π − μ", "max (π − μ)", "probability", f"{_DPPO}, Fig. 3"),
-    Metric("tv_signed_min", "smallest π − μ", "min (π − μ)", "probability", f"{_DPPO}, Fig. 3"),
+    Metric("tv_signed_max", "largest π − μ", "max (π − μ)", "probability", f"{DPPO}, Fig. 3"),
+    Metric("tv_signed_min", "smallest π − μ", "min (π − μ)", "probability", f"{DPPO}, Fig. 3"),
     Metric("ratio_mean", "mean ratio", "E r", "1", "NeMo-RL sampling_importance_ratio", agreement=1.0),
     Metric("ratio_p01", "p1 of the ratio", "1 % quantile of r", "1", _COMMON, agreement=1.0),
     Metric("ratio_p50", "median ratio", "50 % quantile of r", "1", _COMMON, agreement=1.0),
@@ -73,7 +73,7 @@ CATALOG: tuple[Metric, ...] = (
         "outside [0.8, 1.28]",
         "share with r < 0.8 or r > 1.28",
         "share",
-        f"{_DPPO}, Clip-Higher",
+        f"{DPPO}, Clip-Higher",
     ),
     Metric("k1", "KL(μ‖π), k1", "E (−d)", "nats/token", f"{_SCHULMAN}; {_VERL} kl", signed=True),
     Metric("k2", "KL(μ‖π), k2", "E d²/2", "nats/token", _SCHULMAN),
@@ -83,19 +83,19 @@ CATALOG: tuple[Metric, ...] = (
     Metric("kl_reverse_k1", "KL(π‖μ), weighted", "E r·d", "nats/token", "importance weighting by r", signed=True),
     Metric("kl_reverse_k3", "KL(π‖μ), weighted, ≥ 0", "E (r·d − (r − 1))", "nats/token", "importance weighting by r"),
     Metric(
-        "kl_binary_mean", "mean binary KL", "E [μ log(μ/π) + (1 − μ) log((1 − μ)/(1 − π))]", "nats", f"{_DPPO}, eq. 14"
+        "kl_binary_mean", "mean binary KL", "E [μ log(μ/π) + (1 − μ) log((1 − μ)/(1 − π))]", "nats", f"{DPPO}, eq. 14"
     ),
-    Metric("kl_binary_max", "largest binary KL", "max of the binary KL", "nats", f"{_DPPO}, eq. 14"),
+    Metric("kl_binary_max", "largest binary KL", "max of the binary KL", "nats", f"{DPPO}, eq. 14"),
     Metric(
         "tv_topk_mean",
         "mean top-K TV",
         "E ½ Σ |π − μ| over top-K ∪ sampled ∪ others",
         "probability",
-        f"{_DPPO}, eq. 15",
+        f"{DPPO}, eq. 15",
     ),
-    Metric("tv_topk_max", "largest top-K TV", "max of the top-K TV", "probability", f"{_DPPO}, eq. 15"),
-    Metric("kl_topk_mean", "mean top-K KL", "E Σ μ log(μ/π) over top-K ∪ sampled ∪ others", "nats", f"{_DPPO}, eq. 16"),
-    Metric("kl_topk_max", "largest top-K KL", "max of the top-K KL", "nats", f"{_DPPO}, eq. 16"),
+    Metric("tv_topk_max", "largest top-K TV", "max of the top-K TV", "probability", f"{DPPO}, eq. 15"),
+    Metric("kl_topk_mean", "mean top-K KL", "E Σ μ log(μ/π) over top-K ∪ sampled ∪ others", "nats", f"{DPPO}, eq. 16"),
+    Metric("kl_topk_max", "largest top-K KL", "max of the top-K KL", "nats", f"{DPPO}, eq. 16"),
     Metric("mult_prob_error", "mean exp |Δlog p|", "E exp |d|", "1", "NeMo-RL token_mult_prob_error", agreement=1.0),
     Metric(
         "pearson",
@@ -148,7 +148,7 @@ CATALOG: tuple[Metric, ...] = (
         "mean entropy of π",
         "E −Σ π log π over the vocabulary",
         "nats",
-        f"{_DPPO}, Fig. 6",
+        f"{DPPO}, Fig. 7",
         agreement=None,
     ),
     Metric("length_mean", "mean response length", "E_y T", "tokens", _COMMON, agreement=None),
@@ -173,52 +173,52 @@ CATALOG: tuple[Metric, ...] = (
 METRICS = {metric.key: metric for metric in CATALOG}
 
 VOLATILITY: tuple[Metric, ...] = (
-    Metric("ratio_sd", "spread of the ratio", "standard deviation of r in the bin of μ", "1", f"{_DPPO}, Fig. 2"),
-    Metric("ratio_p01", "p1 of the ratio", "1 % quantile of r in the bin of μ", "1", f"{_DPPO}, Fig. 2"),
-    Metric("ratio_p99", "p99 of the ratio", "99 % quantile of r in the bin of μ", "1", f"{_DPPO}, Fig. 2"),
-    Metric("ratio_max", "largest ratio", "max r in the bin of μ", "1", f"{_DPPO}, Fig. 2"),
+    Metric("ratio_sd", "spread of the ratio", "standard deviation of r in the bin of μ", "1", f"{DPPO}, Fig. 2"),
+    Metric("ratio_p01", "p1 of the ratio", "1 % quantile of r in the bin of μ", "1", f"{DPPO}, Fig. 2"),
+    Metric("ratio_p99", "p99 of the ratio", "99 % quantile of r in the bin of μ", "1", f"{DPPO}, Fig. 2"),
+    Metric("ratio_max", "largest ratio", "max r in the bin of μ", "1", f"{DPPO}, Fig. 2"),
     Metric(
         "tv_binary_sd",
         "spread of |π − μ|",
         "standard deviation of |π − μ| in the bin of μ",
         "probability",
-        f"{_DPPO}, Fig. 2",
+        f"{DPPO}, Fig. 2",
     ),
     Metric(
         "tv_binary_p01",
         "p1 of |π − μ|",
         "1 % quantile of |π − μ| in the bin of μ",
         "probability",
-        f"{_DPPO}, Fig. 2",
+        f"{DPPO}, Fig. 2",
     ),
     Metric(
         "tv_binary_p99",
         "p99 of |π − μ|",
         "99 % quantile of |π − μ| in the bin of μ",
         "probability",
-        f"{_DPPO}, Fig. 2",
+        f"{DPPO}, Fig. 2",
     ),
-    Metric("tv_binary_max", "largest |π − μ|", "max |π − μ| in the bin of μ", "probability", f"{_DPPO}, Fig. 2"),
+    Metric("tv_binary_max", "largest |π − μ|", "max |π − μ| in the bin of μ", "probability", f"{DPPO}, Fig. 2"),
     Metric(
         "tv_topk_sd",
         "spread of top-K TV",
         "standard deviation of top-K TV in the bin of μ",
         "probability",
-        f"{_DPPO}, Fig. 2",
+        f"{DPPO}, Fig. 2",
     ),
     Metric(
         "tv_topk_p01",
         "p1 of top-K TV",
         "1 % quantile of top-K TV in the bin of μ",
         "probability",
-        f"{_DPPO}, Fig. 2",
+        f"{DPPO}, Fig. 2",
     ),
     Metric(
         "tv_topk_p99",
         "p99 of top-K TV",
         "99 % quantile of top-K TV in the bin of μ",
         "probability",
-        f"{_DPPO}, Fig. 2",
+        f"{DPPO}, Fig. 2",
     ),
-    Metric("tv_topk_max", "largest top-K TV", "max of top-K TV in the bin of μ", "probability", f"{_DPPO}, Fig. 2"),
+    Metric("tv_topk_max", "largest top-K TV", "max of top-K TV in the bin of μ", "probability", f"{DPPO}, Fig. 2"),
 )

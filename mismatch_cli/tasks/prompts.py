@@ -20,7 +20,8 @@ from mismatch_cli.tasks._templates import rendered
 _PROMPT_FIELDS = ("problem", "prompt", "question", "instruction", "input", "text", "messages")
 _ANSWER_FIELDS = ("answer", "ground_truth", "reward_model.ground_truth", "target", "solution")
 TEMPLATES = ("chat", "raw", "r1-distill")
-# The prompt of arXiv 2602.04879 for DeepSeek-R1-Distill models: the response begins inside the thought.
+# The prompt for DeepSeek-R1-Distill models in the code of the sanity test (sail-sg/Precision-RL, by oat): the response
+# begins inside the thought.
 _R1_DISTILL = (
     "<｜begin▁of▁sentence｜><｜User｜>{problem} Please reason step by step, "
     "and put your final answer within \\boxed{{}}.\n<｜Assistant｜><think>\n"

@@ -1,7 +1,7 @@
 """The paper's bounds on the improvement of a policy, from sampled responses and their rewards.
 
 J(π) − J(μ) = L′ − Δ holds for every set of responses as it stands (arXiv 2602.04879 eq. 5 and 6); the bounds (eq. 7 and
-B.3) need the largest divergence over *all* states, which no sample knows.
+8) need the largest divergence over *all* states, which no sample knows.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ A number of one sign or one step has the words of the number over all of them, a
 from __future__ import annotations
 
 from mismatch_cli.metrics.catalog import Metric
+from mismatch_cli.papers import DPPO
 
 NOTATION = (
     "Where nothing else is said, over judged tokens: those with an advantage A other than 0; without advantages all, "
@@ -15,7 +16,6 @@ NOTATION = (
     "where a mask blocks and 1 elsewhere, weight is the algorithm’s, C its cap. Intervals cover 95 % over prompts."
 )
 
-_DPPO = "DPPO, arXiv 2602.04879"
 _COMMON = "elementary"
 
 
@@ -28,23 +28,23 @@ BLOCKED = _metric(
     "blocked tokens",
     "Σ (1 − keep) / Σ 1",
     "share",
-    f"{_DPPO}, eq. 12; verl pg_clipfrac, with A = 0 left out",
+    f"{DPPO}, eq. 12; verl pg_clipfrac, with A = 0 left out",
 )
 LOST = _metric(
     "lost",
     "update weight lost",
     "1 − Σ keep·weight·|A| / Σ r·|A|; † where the weight is not r: Σ (1 − keep)·|A| / Σ |A|",
     "share",
-    f"weights of {_DPPO}, eq. 23; a weight, not the norm of a gradient",
+    f"weights of {DPPO}, eq. 23; a weight, not the norm of a gradient",
 )
 LOST_MASKED = _metric(
     "masked",
     "lost to the mask",
     "Σ (1 − keep)·r·|A| / Σ r·|A|; † Σ (1 − keep)·|A| / Σ |A|",
     "share",
-    f"{_DPPO}, eq. 23",
+    f"{DPPO}, eq. 23",
 )
-LOST_CAPPED = _metric("capped", "lost to the cap", "Σ keep·(r − weight)·|A| / Σ r·|A|", "share", f"{_DPPO}, eq. 23")
+LOST_CAPPED = _metric("capped", "lost to the cap", "Σ keep·(r − weight)·|A| / Σ r·|A|", "share", f"{DPPO}, eq. 23")
 TOUCHED = _metric(
     "responses_touched",
     "responses touched",
@@ -53,16 +53,16 @@ TOUCHED = _metric(
     _COMMON,
 )
 MU_BLOCKED = _metric(
-    "mu_blocked", "mean μ of blocked tokens", "mean μ where keep = 0", "probability", f"{_DPPO}, Fig. 6"
+    "mu_blocked", "mean μ of blocked tokens", "mean μ where keep = 0", "probability", f"{DPPO}, Fig. 6"
 )
-MU_KEPT = _metric("mu_kept", "mean μ of kept tokens", "mean μ where keep = 1", "probability", f"beside {_DPPO}, Fig. 6")
+MU_KEPT = _metric("mu_kept", "mean μ of kept tokens", "mean μ where keep = 1", "probability", f"beside {DPPO}, Fig. 6")
 ENTROPY_BLOCKED = _metric(
     "entropy_blocked", "mean entropy at blocked tokens", "mean of −Σ π log π over the vocabulary, where keep = 0",
-    "nats", f"{_DPPO}, Fig. 6",
+    "nats", f"{DPPO}, Fig. 6",
 )  # fmt: skip
 ENTROPY_KEPT = _metric(
     "entropy_kept", "mean entropy at kept tokens", "mean of −Σ π log π over the vocabulary, where keep = 1",
-    "nats", f"beside {_DPPO}, Fig. 6",
+    "nats", f"beside {DPPO}, Fig. 6",
 )  # fmt: skip
 
 JACCARD = _metric(
@@ -82,7 +82,7 @@ TIMES_BLOCKED = _metric(
     "times blocked",
     "how often the token is blocked with that sign of A",
     "tokens",
-    f"{_DPPO}, App. D",
+    f"{DPPO}, App. D",
 )
 RATE = _metric("rate", "blocked rate", "times blocked / occurrences with that sign of A", "share", _COMMON)
 LIFT = _metric("lift", "lift", "its blocked rate / the blocked rate of all tokens with that sign of A", "1", _COMMON)
@@ -90,14 +90,14 @@ MEAN_MU = _metric("mu", "mean μ", "mean μ over its blocked occurrences", "prob
 MEAN_PI = _metric("pi", "mean π", "mean π over its blocked occurrences", "probability", _COMMON)
 MEAN_RATIO = _metric("ratio", "mean ratio", "mean r over its blocked occurrences", "1", _COMMON)
 
-BAD = _metric("bad", "bad updates", "number of tokens with A < 0 and μ − π ≥ δ", "tokens", f"{_DPPO}, Fig. 5")
+BAD = _metric("bad", "bad updates", "number of tokens with A < 0 and μ − π ≥ δ", "tokens", f"{DPPO}, Fig. 5")
 BAD_OF_TOKENS = _metric(
     "over_tokens", "bad updates among tokens with A ≠ 0", "number with A < 0 and μ − π ≥ δ / number with A ≠ 0",
-    "share", f"{_DPPO}, Fig. 5; its denominator is not stated, Stable-RL's clip fractions use this one",
+    "share", f"{DPPO}, Fig. 5; its denominator is not stated, Stable-RL's clip fractions use this one",
 )  # fmt: skip
 BAD_OF_NEGATIVE = _metric(
     "over_negative", "bad updates among tokens with A < 0", "number with A < 0 and μ − π ≥ δ / number with A < 0",
-    "share", f"{_DPPO}, Fig. 5; its denominator is not stated",
+    "share", f"{DPPO}, Fig. 5; its denominator is not stated",
 )  # fmt: skip
 REWARD = _metric("reward", "mean reward", "mean R over the responses of the step", "reward", _COMMON)
 REWARD_CHANGE = _metric(
@@ -112,13 +112,13 @@ CORRELATION = _metric(
 THRESHOLD = _metric(
     "equivalents", "equal threshold", "the threshold of the other family that blocks as many tokens", "1", _COMMON
 )
-CAPPED_TOKENS = _metric("share", "tokens above the cap", "share of tokens with r > C", "share", f"{_DPPO}, App. C.1")
+CAPPED_TOKENS = _metric("share", "tokens above the cap", "share of tokens with r > C", "share", f"{DPPO}, App. C.1")
 
 MEAN_DIVERGENCE = _metric(
     "mean", "mean divergence",
     "mean of the binary or top-K divergence of μ and π over all tokens, A = 0 too; where the trace holds full "
     "divergences, over the tokens that have one",
-    "probability or nats", f"{_DPPO}, eq. 13 to 16",
+    "probability or nats", f"{DPPO}, eq. 13 to 16",
 )  # fmt: skip
 BIAS = _metric(
     "bias",
@@ -141,7 +141,7 @@ WRONG_MASK = _metric(
 )  # fmt: skip
 TV_AT_LEAST = _metric(
     "low", "mean TV, at least", "mean over all tokens of the TV over the buckets of the approximation", "probability",
-    f"{_DPPO}, eq. 13 and 15: merging tokens into buckets never adds to TV",
+    f"{DPPO}, App. B.1: merging tokens into buckets never adds to TV",
 )  # fmt: skip
 TV_AT_MOST = _metric(
     "high", "mean TV, at most", "mean over all tokens of (that TV + min(μ, π) of the bucket of other tokens)",
@@ -156,22 +156,22 @@ DECIDED = _metric(
 )
 
 THEORY = (
-    _metric("surrogate", "surrogate L′", "mean over responses of R Σ (r − 1)", "reward", f"{_DPPO}, eq. 5"),
-    _metric("correction", "correction Δ", "mean of R Σ (r_t − 1)(1 − Π_{j>t} r_j)", "reward", f"{_DPPO}, eq. 6"),
-    _metric("difference", "difference L′ − Δ", "mean of R (Π r − 1)", "reward", f"{_DPPO}, eq. 6"),
+    _metric("surrogate", "surrogate L′", "mean over responses of R Σ (r − 1)", "reward", f"{DPPO}, eq. 5"),
+    _metric("correction", "correction Δ", "mean of R Σ (r_t − 1)(1 − Π_{j>t} r_j)", "reward", f"{DPPO}, eq. 6"),
+    _metric("difference", "difference L′ − Δ", "mean of R (Π r − 1)", "reward", f"{DPPO}, eq. 6"),
     _metric(
         "quadratic_bound", "quadratic bound", "L′ − 2 ξ T(T − 1) D_max²; all three the largest of the sample", "reward",
-        f"{_DPPO}, eq. 7",
+        f"{DPPO}, eq. 7",
     ),
-    _metric("linear_bound", "linear bound", "L′ − 2 ξ · mean of Σ |r − 1|", "reward", f"{_DPPO}, eq. 8"),
-    _metric("xi", "ξ", "max |R|", "reward", f"{_DPPO}, eq. 7"),
-    _metric("longest", "longest response T", "max T", "tokens", f"{_DPPO}, eq. 7"),
+    _metric("linear_bound", "linear bound", "L′ − 2 ξ · mean of Σ |r − 1|", "reward", f"{DPPO}, eq. 8"),
+    _metric("xi", "ξ", "max |R|", "reward", f"{DPPO}, eq. 7"),
+    _metric("longest", "longest response T", "max T", "tokens", f"{DPPO}, eq. 7"),
     _metric(
         "tv_max", "largest TV",
         "D_max, the largest of the sample: of the full TV where the trace holds it, else of |π − μ|, which is smaller",
-        "probability", f"{_DPPO}, eq. 7",
+        "probability", f"{DPPO}, eq. 7",
     ),
-    _metric("tv_sum", "mean summed TV", "mean over responses of Σ |r − 1| / 2", "probability", f"{_DPPO}, eq. 11"),
+    _metric("tv_sum", "mean summed TV", "mean over responses of Σ |r − 1| / 2", "probability", f"{DPPO}, eq. 11"),
     _metric("ess", "effective sample size", "1 / mean of (w / mean w)², w = Π r", "share", "Kong (1992)"),
     _metric("weight_max", "largest weight", "max Π r", "1", _COMMON),
 )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mismatch_cli.metrics.catalog import CATALOG, METRICS, Metric
+from mismatch_cli.papers import DPPO
 from mismatch_cli.report import numbers
 from mismatch_cli.report.comparison.on_tokens import METRICS_SHOWN
 from mismatch_cli.report.comparison.plot_data import Row
@@ -15,7 +16,7 @@ CLIP_FLIPS = Metric(
     "a clip decides otherwise",
     "share of tokens with r < 0.8, r in [0.8, 1.28] or r > 1.28 in one trace, and another of the three in the other",
     "share",
-    "DPPO, arXiv 2602.04879, Clip-Higher",
+    f"{DPPO}, App. C.1, Clip-Higher",
 )
 _MARKED = "* more than noise: the 95 % interval of the difference excludes 0."
 _POLICIES = {  # of a pair: what the current policy and the reference are

@@ -9,6 +9,7 @@ from typing import Any
 from mismatch_cli import __version__
 from mismatch_cli.metrics.catalog import Metric
 from mismatch_cli.metrics.estimate import Estimate
+from mismatch_cli.papers import DPPO
 from mismatch_cli.report import numbers
 from mismatch_cli.report.curation.analysis import CurationAnalysis, mean_over_problems
 from mismatch_cli.report.figures import FigureView
@@ -18,7 +19,7 @@ _NOTATION = (
     "The accuracy of a problem is the mean reward of its samples. Means are over problems, and intervals cover 95 % "
     "over problems."
 )
-_PAPER = "DPPO, arXiv 2602.04879, appendix C"
+_PAPER = f"sanity test of arXiv 2510.26788, as {DPPO}, App. C"
 
 
 def _metric(key: str, label: str, formula: str, unit: str = "share") -> Metric:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mismatch_cli.metrics.catalog import Metric
+from mismatch_cli.papers import DPPO
 
 LAST, FIRST = 10, 5  # steps over which the end and the beginning of a run are averaged
 NOTATION = (
@@ -12,7 +13,6 @@ NOTATION = (
     "and the highest of them."
 )
 
-_DPPO = "DPPO, arXiv 2602.04879"
 _COMMON = "elementary"
 
 
@@ -28,43 +28,43 @@ ACCURACY = _metric(
 )  # fmt: skip
 DP_FIRST = _metric(
     "abs_dp_first", f"mean |π − μ|, first {FIRST} steps",
-    f"mean over tokens of |π − μ| at equal weights, over the first {FIRST} steps", "probability", f"{_DPPO}, Fig. 3",
+    f"mean over tokens of |π − μ| at equal weights, over the first {FIRST} steps", "probability", f"{DPPO}, Fig. 3",
 )  # fmt: skip
 DP_LAST = _metric(
     "abs_dp_last", f"mean |π − μ|, last {LAST} steps",
-    f"mean over tokens of |π − μ| at equal weights, over the last {LAST} steps", "probability", f"{_DPPO}, Fig. 3",
+    f"mean over tokens of |π − μ| at equal weights, over the last {LAST} steps", "probability", f"{DPPO}, Fig. 3",
 )  # fmt: skip
 BAD_OF_NEGATIVE = _metric(
     "bad_over_negative", "bad updates among tokens with A < 0",
     "number with A < 0 and μ − π ≥ 0.5 / number with A < 0, at the weights of each update, mean over steps", "share",
-    f"{_DPPO}, Fig. 5; its denominator is not stated",
+    f"{DPPO}, Fig. 5; its denominator is not stated",
 )  # fmt: skip
 BAD_OF_TOKENS = _metric(
     "bad_over_tokens", "bad updates among tokens with A ≠ 0",
     "number with A < 0 and μ − π ≥ 0.5 / number with A ≠ 0, at the weights of each update, mean over steps", "share",
-    f"{_DPPO}, Fig. 5; its denominator is not stated",
+    f"{DPPO}, Fig. 5; its denominator is not stated",
 )  # fmt: skip
 BLOCKED = _metric(
-    "blocked", "blocked tokens", "blocked tokens / tokens with A ≠ 0, mean over steps", "share", f"{_DPPO}, eq. 12"
+    "blocked", "blocked tokens", "blocked tokens / tokens with A ≠ 0, mean over steps", "share", f"{DPPO}, eq. 12"
 )
 BLOCKED_POSITIVE = _metric(
     "blocked_positive", "blocked where A > 0", "blocked tokens with A > 0 / tokens with A > 0, mean over steps",
-    "share", f"{_DPPO}, eq. 12",
+    "share", f"{DPPO}, eq. 12",
 )  # fmt: skip
 BLOCKED_NEGATIVE = _metric(
     "blocked_negative", "blocked where A < 0", "blocked tokens with A < 0 / tokens with A < 0, mean over steps",
-    "share", f"{_DPPO}, eq. 12",
+    "share", f"{DPPO}, eq. 12",
 )  # fmt: skip
 MU_BLOCKED = _metric(
     "mu_blocked", "mean μ of blocked tokens", "mean μ of blocked tokens, mean over steps", "probability",
-    f"{_DPPO}, Fig. 6",
+    f"{DPPO}, Fig. 6",
 )  # fmt: skip
 ENTROPY_BLOCKED = _metric(
     "entropy_blocked", "mean entropy at blocked tokens",
-    "mean of −Σ π log π over the vocabulary at blocked tokens, mean over steps", "nats", f"{_DPPO}, Fig. 6",
+    "mean of −Σ π log π over the vocabulary at blocked tokens, mean over steps", "nats", f"{DPPO}, Fig. 6",
 )  # fmt: skip
 ENTROPY = _metric(
-    "entropy", "mean entropy", "mean of −Σ π log π over the vocabulary, over the last steps", "nats", f"{_DPPO}, Fig. 7"
+    "entropy", "mean entropy", "mean of −Σ π log π over the vocabulary, over the last steps", "nats", f"{DPPO}, Fig. 7"
 )
 K3 = _metric(
     "k3", "KL(μ‖π) at the updates", f"mean of π/μ − 1 − log(π/μ) at the weights of each update, last {LAST} steps",
