@@ -25,28 +25,6 @@ _BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 _BLOCK = 2**18  # entries of top-K columns that are computed at a time: a megabyte each, which stays in cache
 
 
-def prob_difference(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> Tensor:
-    """Signed difference of the sampled token's probabilities, π − μ, without cancellation or overflow.
-
-    ± max(μ, π) · (1 − e^−|d|), with the sign of d = log π − log μ.
-    """
-    logp_rollout_T, logp_trainer_T = _wide(logp_rollout_T), _wide(logp_trainer_T)
-    return _difference(logp_rollout_T, logp_trainer_T, logp_trainer_T - logp_rollout_T)
-
-
-def binary_tv(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> Tensor:
-    """Total variation over {sampled token, anything else}: |π − μ|, in [0, 1]. DPPO (arXiv 2602.04879) eq. 13."""
-    return prob_difference(logp_rollout_T, logp_trainer_T).abs()
-
-
-def binary_kl(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> Tensor:
-    """KL(μ‖π) over {sampled token, anything else}, in nats: μ·φ(d) + (1 − μ)·φ(y) ≥ 0. DPPO eq. 14.
-
-    d = log π − log μ and y = log((1 − π)/(1 − μ)).
-    """
-    return sampled_token(logp_rollout_T, logp_trainer_T).binary_kl_T
-
-
 @dataclass(frozen=True)
 class SampledToken:
     """What the log-probabilities of the sampled token say, formed together because the parts share their cost."""
@@ -156,21 +134,6 @@ def full_kl(logp_rollout_TV: Tensor, logp_trainer_TV: Tensor) -> Tensor:
     d_TV = (logp_trainer_TV - logp_rollout_TV).masked_fill(outside_TV, 0)
     outside_mass_T = (logp_trainer_TV.exp() * outside_TV).sum(dim=-1)
     return (logp_rollout_TV.exp() * phi(d_TV)).sum(dim=-1) + outside_mass_T
-
-
-def k1(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> Tensor:
-    """Estimator of KL(μ‖π) from tokens sampled by μ, in nats: −d. Unbiased, any sign."""
-    return _wide(logp_rollout_T) - _wide(logp_trainer_T)
-
-
-def k2(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> Tensor:
-    """Estimator of KL(μ‖π) from tokens sampled by μ, in nats: d²/2. Biased by third-order terms."""
-    return k1(logp_rollout_T, logp_trainer_T).square() / 2
-
-
-def k3(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> Tensor:
-    """Estimator of KL(μ‖π) from tokens sampled by μ, in nats: φ(d) = r − 1 − log r ≥ 0. Unbiased where π ≪ μ."""
-    return phi(_wide(logp_trainer_T) - _wide(logp_rollout_T))
 
 
 def phi(d: Tensor) -> Tensor:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 import resource
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -111,3 +113,19 @@ def test_start_up_is_close_to_a_bare_typer_program(tmp_path):
         if run >= 7 and ours <= 1.3 * theirs:
             break
     assert ours <= 1.3 * theirs
+
+
+_CALLED_BY_OTHERS = {"display", "on_broken_pipe"}  # vLLM's progress bar, rich's Console
+
+
+def test_nothing_is_defined_that_the_package_does_not_name_again():
+    """A function, method, class or constant whose name stands once is used by nobody; tests do not count."""
+    texts = {path: path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*") if path.suffix in (".py", ".html")}
+    stands = Counter(word for text in texts.values() for word in re.findall(r"\w+", text))
+    defined = set()
+    for path in FILES:
+        tree = ast.parse(texts[path])
+        defined |= {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+        assigned = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
+        defined |= {target.id for target in assigned if isinstance(target, ast.Name)}
+    assert {name for name in defined if stands[name] == 1} <= _CALLED_BY_OTHERS

@@ -40,9 +40,6 @@ class Tally:
     def left_out_lines(self) -> list[str]:
         return [self._line(reason, count) for reason, count in self.left_out.most_common()]
 
-    def noted_lines(self) -> list[str]:
-        return [f"{count:,} {what}" for what, count in self.noted.most_common()]
-
     def _line(self, reason: str, count: int) -> str:
         where = self.first.get(reason)
         return f"{count:,} {reason}" + (f" (first: {where})" if where else "")

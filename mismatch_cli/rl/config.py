@@ -111,7 +111,7 @@ class TrainConfig:
             )
 
     def to_toml(self) -> str:
-        """The file that is saved with a run, and that `--config` reads."""
+        """The file that is saved with a run, and that `--preset` reads."""
         return "".join(f"{name} = {_toml(value)}\n" for name, value in asdict(self).items())
 
 

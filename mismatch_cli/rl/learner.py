@@ -22,8 +22,7 @@ from mismatch_cli.rl.aggregation import response_scale
 from mismatch_cli.rl.loss_scale import LossScale
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.batches import ScoreRequest, micro_batches, pad_right
-from mismatch_cli.scoring.head import score_hidden
-from mismatch_cli.scoring.policy_gradient import Known, policy_gradient_loss
+from mismatch_cli.scoring.policy_gradient import Known, logp_pass, policy_gradient_loss
 from mismatch_cli.scoring.trainer import Trainer
 
 
@@ -151,9 +150,8 @@ class Learner:
         judged = _Judged(self.algorithm, requests, samples, scale_S, hidden_TH.device)
         known = None
         if not judges_single_tokens(self.algorithm):
-            scores = score_hidden(hidden_TH.detach(), self._head, ids_T, judged.query_ids_TK, self._sampling)
-            judged.look_first(scores)
-            known = Known(scores.logp_T.clone(), scores.entropy_T.clone())  # inference tensors cannot meet autograd
+            known = logp_pass(hidden_TH, self._head, ids_T, self._sampling, judged.query_ids_TK)
+            judged.look_first(known)
         with torch.set_grad_enabled(learning):
             found = policy_gradient_loss(hidden_TH, self._head, ids_T, judged.coefficient, self._sampling, known=known)
         if learning:
@@ -249,13 +247,13 @@ class _Judged:
         )
         self._ids_T = torch.tensor([token for r in requests for token in r.response_ids], device=device)
 
-    def look_first(self, scores: Any) -> None:
+    def look_first(self, known: Known) -> None:
         """Form every coefficient from a log-prob pass, for rules that look at whole responses or at other tokens."""
         topk = None
         if self._algorithm.needs_top_k:
-            self.topk_logp_TK = scores.logp_at_ids_TK.clone()
+            self.topk_logp_TK = known.logp_at_ids_NK
             topk = self._topk(self.topk_logp_TK)
-        self._ready_T = self._coefficients(scores.logp_T.clone(), slice(None), self._offset_S1, topk)
+        self._ready_T = self._coefficients(known.logp_N, slice(None), self._offset_S1, topk)
 
     def coefficient(self, rows: slice, logp_T: Tensor) -> Tensor:
         """The coefficients of some tokens, with their response's factor in the aggregation."""

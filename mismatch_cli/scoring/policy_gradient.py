@@ -28,10 +28,11 @@ CoefficientOf = Callable[[slice, Tensor], Tensor]
 
 
 class Known(NamedTuple):
-    """What a pass before this one has seen of the tokens, in nats; both float32."""
+    """What a pass before this one has seen of the tokens, in nats; all float32."""
 
     logp_N: Tensor
     entropy_N: Tensor
+    logp_at_ids_NK: Tensor  # of the ids that were asked about
 
 
 class PolicyGradient(NamedTuple):
@@ -71,11 +72,18 @@ def policy_gradient_loss(
     return PolicyGradient(*_FormedInForward.apply(hidden_NH, head.weight_VH, head.bias_V, job))
 
 
-def logp_pass(hidden_NH: Tensor, head: Head, token_ids_N: Tensor, sampling: SamplingSettings) -> Known:
-    """log π and entropy of every token, for coefficients that depend on whole responses: a fourth product."""
-    no_queries_NK = token_ids_N.new_empty(len(token_ids_N), 0)
-    scores = score_hidden(hidden_NH.detach(), head, token_ids_N, no_queries_NK, sampling)
-    return Known(scores.logp_T.clone(), scores.entropy_T.clone())  # an inference tensor cannot meet autograd
+def logp_pass(
+    hidden_NH: Tensor, head: Head, token_ids_N: Tensor, sampling: SamplingSettings, query_ids_NK: Tensor | None = None
+) -> Known:
+    """log π and entropy of every token, for coefficients that depend on whole responses or on other tokens.
+
+    A fourth product; with `query_ids_NK` also log π at those ids.
+    """
+    if query_ids_NK is None:
+        query_ids_NK = token_ids_N.new_empty(len(token_ids_N), 0)
+    scores = score_hidden(hidden_NH.detach(), head, token_ids_N, query_ids_NK, sampling)
+    seen = (scores.logp_T, scores.entropy_T, scores.logp_at_ids_TK)
+    return Known(*(column.clone() for column in seen))  # an inference tensor cannot meet autograd
 
 
 @dataclass(frozen=True)

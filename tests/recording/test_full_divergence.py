@@ -14,12 +14,13 @@ import torch
 
 from mismatch_cli.bundled import bundled
 from mismatch_cli.cli import run
-from mismatch_cli.divergences import binary_kl, binary_tv, sampled_in_topk, topk_divergences
+from mismatch_cli.divergences import sampled_in_topk, topk_divergences
 from mismatch_cli.models import load_causal_lm
 from mismatch_cli.recording import full_divergence
 from mismatch_cli.recording.full_divergence import Distributions
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.trace.reader import Trace
+from tests.test_divergences import binary_kl, binary_tv
 
 MODEL = str(bundled("model"))
 N = 5

@@ -1,0 +1,83 @@
+"""Every flag that the guide, a help, a message or a docstring names exists, in the command that it stands beside."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import typer
+
+from mismatch_cli import registry
+
+ROOT = Path(__file__).parents[2]
+GUIDE = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+CODE = sorted((ROOT / "mismatch_cli").rglob("*.py"))
+COMMANDS = registry.names("mismatch_cli.commands")
+_FLAG = re.compile(r"(?<![\w-])--[a-z][\w.-]*\w")
+_IN_BACKTICKS = re.compile(r"`([^`\n]+)`")
+_TYPED = re.compile(r"^\s*\$ (.*)$|(mismatch-cli .*)$", re.MULTILINE)
+
+OTHERS = {
+    "pip": "--upgrade",
+    "vLLM": "--logprobs-mode --max-logprobs --generation-config --enable-lora --lora-modules --hf-overrides "
+    "--no-enable-prefix-caching --no-enable-chunked-prefill --enforce-eager",
+    "SGLang": "--enable-fp32-lm-head",
+    "slime": "--use-tis --get-mismatch-metrics --calculate-per-token-loss --save-debug-train-data "
+    "--save-debug-rollout-data",
+    "miles": "--dump-details --use-rollout-logprobs",
+    "open-instruct": "--save_traces --rollouts_save_path --loss_denominator",
+    "ms-swift": "--log_rollout_offpolicy_metrics",
+    "OpenRLHF": "--algo.advantage.is_correction_enable",
+    "oat": "--dump_replay_every",
+    "benchmarks/": "--folder",
+}
+FOREIGN = {flag for flags in OTHERS.values() for flag in flags.split()}
+
+
+@cache
+def flags_of(command: str) -> frozenset[str]:
+    app = typer.Typer(add_completion=False)
+    app.command(command)(registry.load("mismatch_cli.commands", command, "command").command)
+    parameters = typer.main.get_command(app).params
+    return frozenset(flag for p in parameters for flag in (*p.opts, *p.secondary_opts)) | {"--help"}
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """The pages, and of the code every text: messages, helps and docstrings; comments too, by line."""
+    for path in GUIDE:
+        yield path.name, path.read_text(encoding="utf-8")
+    for path in CODE:
+        source = path.read_text(encoding="utf-8")
+        name = str(path.relative_to(ROOT))
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield f"{name}:{node.lineno}", node.value
+        for number, line in enumerate(source.splitlines(), 1):
+            yield f"{name}:{number}", line.partition("# ")[2]
+
+
+def test_every_flag_that_is_named_exists() -> None:
+    known = {"--version", "--help"} | FOREIGN | {flag for command in COMMANDS for flag in flags_of(command)}
+    unknown = {(where, flag) for where, text in texts() for flag in _FLAG.findall(text) if flag not in known}
+    assert not unknown
+
+
+def test_a_flag_beside_a_command_is_one_of_its_own() -> None:
+    """In `probe --resume` and in lines that are typed; what follows a pipe or && is another command."""
+    wrong = set()
+    for where, text in texts():
+        snippets = _IN_BACKTICKS.findall(text) + [a or b for a, b in _TYPED.findall(text)]
+        for part in (part for snippet in snippets for part in re.split(r"[|;&`]|\$\(|\. ", snippet)):
+            words = part.removeprefix("mismatch-cli ").split()
+            if words and words[0] in COMMANDS and "…" not in words[0]:
+                flags = set(_FLAG.findall(part)) - FOREIGN
+                wrong |= {(where, words[0], flag) for flag in flags - flags_of(words[0])}
+    assert not wrong
+
+
+def test_what_belongs_to_others_is_still_named() -> None:
+    everything = " ".join(text for _, text in texts())
+    assert [flag for flag in sorted(FOREIGN) if flag not in everything] == []
