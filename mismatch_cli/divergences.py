@@ -29,7 +29,7 @@ _BLOCK = 2**18  # entries of top-K columns that are computed at a time: a megaby
 class SampledToken:
     """What the log-probabilities of the sampled token say, formed together because the parts share their cost."""
 
-    difference_T: Tensor  # π − μ
+    difference_T: Tensor  # π − μ, signed
     binary_kl_T: Tensor  # nats
     log_odds_gap_T: Tensor  # log(π/(1 − π)) − log(μ/(1 − μ)), nats: how far this logit moved if no other did
     rest_rollout_T: Tensor  # 1 − μ
@@ -44,7 +44,11 @@ class SampledToken:
 
 
 def sampled_token(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> SampledToken:
-    """`prob_difference`, `k3` and `binary_kl` of the same tokens, their complements, and their log-odds gap d − y."""
+    """What {sampled token, anything else} says of two policies, without cancellation or overflow. DPPO eq. 13 and 14.
+
+    π − μ = ± max(μ, π) · (1 − e^−|d|), whose absolute value is the binary TV; KL(μ‖π) = μ·φ(d) + (1 − μ)·φ(y) ≥ 0
+    in nats, with d = log π − log μ and y = log((1 − π)/(1 − μ)); the log-odds gap is d − y.
+    """
     logp_rollout_T, logp_trainer_T = _wide(logp_rollout_T), _wide(logp_trainer_T)
     d_T = logp_trainer_T - logp_rollout_T
     difference_T = _difference(logp_rollout_T, logp_trainer_T, d_T)
