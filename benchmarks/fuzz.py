@@ -26,17 +26,18 @@ from mismatch_cli.compat import prepare_imports
 
 prepare_imports()
 
-from tests.fuzz.properties import KINDS, Kind  # noqa: E402 - what they import needs the line before
+from tests.fuzz import hostile, properties  # noqa: E402 - what they import needs the line before
 from tests.fuzz.world import HangError  # noqa: E402
 
 _ALIKE, _SHOWN = 90, 400  # characters of a failure that tell it from others, and of a case
 SHARES = {
-    "arguments": 0.32, "prompt files": 0.14, "manifests": 0.1, "shards": 0.15, "dumps": 0.16, "settings": 0.08,
-    "masks": 0.05,
+    "arguments": 0.26, "prompt files": 0.12, "manifests": 0.09, "shards": 0.13, "dumps": 0.13, "settings": 0.08,
+    "masks": 0.05, "rewards": 0.02, "chat templates": 0.03, "server answers": 0.085, "bombs": 0.005,
 }  # fmt: skip
+KINDS = properties.KINDS | hostile.KINDS
 
 
-def many(name: str, kind: Kind, cases: int, first: int) -> tuple[Counter[str], dict[str, str]]:
+def many(name: str, kind: properties.Kind, cases: int, first: int) -> tuple[Counter[str], dict[str, str]]:
     """Outcomes of so many cases, and one example of each failure."""
     counts: Counter[str] = Counter()
     failures: dict[str, str] = {}

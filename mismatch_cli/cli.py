@@ -19,7 +19,7 @@ import typer.core
 
 from mismatch_cli import __version__, registry
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.text import visible
+from mismatch_cli.text import is_whole, visible
 
 _INTERRUPTED = 130
 _READER_HAS_LEFT = 0  # `| head` has what it wanted: no failure
@@ -89,6 +89,8 @@ def _global_options(
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; the exit code is 0 ok, 1 expected error, 2 usage, 3 a limit exceeded, 130 interrupted."""
     debug = "--debug" in arguments
+    if odd := next((argument for argument in arguments if not is_whole(argument)), None):
+        return _fail(f"{odd} is not UTF-8. Rename the file, or name a link to it.", 2, debug)
     try:
         code = typer.main.get_command(build_app()).main(list(arguments), standalone_mode=False)
     except MismatchError as error:

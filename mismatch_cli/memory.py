@@ -11,6 +11,7 @@ from mismatch_cli.errors import MismatchError
 
 _ALLOWED, _TIMES = 2**30, 20
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}
+_NO_THREAD = "can't start new thread"
 _TEXT, _ROW = 16, 200  # bytes beside a text's own, and what is kept of a row
 
 
@@ -38,6 +39,10 @@ def bounded(what: object, file_bytes: int) -> Iterator[None]:
         try:
             yield
         except MemoryError as error:
+            raise too_large(what, file_bytes) from error
+        except RuntimeError as error:
+            if _NO_THREAD not in str(error):  # its stack did not fit
+                raise
             raise too_large(what, file_bytes) from error
 
 

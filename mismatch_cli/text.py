@@ -6,6 +6,7 @@ at all. What cannot be seen is replaced by what can: `⏎` for a line break, `�
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from functools import cache
 from typing import TYPE_CHECKING
@@ -13,8 +14,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.text import Text
 
+_HALVES = re.compile("[\ud800-\udfff]")
 _NAMED = {"\n": "⏎", "\t": "⇥"}
 _INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # control, format, surrogate, private, unassigned, separators
+
+
+def is_whole(text: str) -> bool:
+    """Without half characters (lone surrogates), which stand for bytes that are not UTF-8: no library takes them."""
+    return not _HALVES.search(text)
 
 
 def visible(text: str) -> str:

@@ -25,8 +25,8 @@ from mismatch_cli.models import check_model_folder
 
 _ADDRESS = ("concurrency", "timeout", "patience")
 _ARGUMENTS = ("url", "served_model", "max_model_len", *_ADDRESS)
-_PATIENCE_AT_START = 3.0  # a URL that is wrong should say so at once
-_FIRST_ANSWER = 60.0  # seconds for a token from a server that may be busy, unless `timeout` says otherwise
+_PATIENCE_AT_START, _FOR_THE_LIST = 3.0, 5.0  # a URL that is wrong should say so at once
+_FIRST_ANSWER = 60.0  # seconds for what a server that may be busy says next, unless `timeout` says otherwise
 
 
 def create(settings: EngineSettings) -> ServerEngine:
@@ -88,16 +88,15 @@ class ServerEngine:
 
     async def _look(self) -> tuple[Served, str, dict[str, Any]]:
         at_start = replace(self._address, patience=min(self._address.patience, _PATIENCE_AT_START))
-        async with Server(at_start, self._settings.say, within=_PATIENCE_AT_START) as server:
+        async with Server(at_start, self._settings.say, within=_FOR_THE_LIST) as server:
             served = await self._find(server, self._settings.extra.get("served_model"))
-            told = await read_settings(server)
         first = replace(at_start, timeout=self._settings.extra.get("timeout", _FIRST_ANSWER))
         async with Server(first, self._settings.say) as server:
             completions = self._completions(server, served)
             mode = await measure_mode(completions)
             check_mode(mode, self._settings.sampling)
             await check_top_logprobs(completions, self._settings.top_logprobs)
-        return served, mode, told
+            return served, mode, await read_settings(server)
 
     async def _sample(self, requests: Sequence[Request], on_finished: Callable[[int], None]) -> list[Rollout]:
         async with Server(self._address, self._settings.say) as server:

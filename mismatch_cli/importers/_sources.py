@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.importers import _torch_file
 from mismatch_cli.importers._elsewhere import NeedsItsFramework
+from mismatch_cli.text import is_whole
 
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pt": "pt", ".pth": "pt"}
 _PICKLES = (".pkl", ".pickle", ".dp")
@@ -66,6 +67,8 @@ def find(paths: Sequence[Path]) -> list[Source]:
         raise MismatchError(
             f"{paths[0]} holds no file to import ({', '.join(KINDS)}). Formats: mismatch-cli import --formats"
         )
+    if odd := next((source.path for source in found if not is_whole(source.name)), None):
+        raise MismatchError(f"{odd} has a name that is not UTF-8. Rename it.")
     return found
 
 

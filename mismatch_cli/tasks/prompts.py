@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import random
-import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from mismatch_cli.errors import MismatchError, UsageError, first_line
 from mismatch_cli.memory import allowance, bounded, decoded_bytes, too_large
 from mismatch_cli.registry import unknown
 from mismatch_cli.tasks._templates import rendered
+from mismatch_cli.text import is_whole
 
 _PROMPT_FIELDS = ("problem", "prompt", "question", "instruction", "input", "text", "messages")
 _ANSWER_FIELDS = ("answer", "ground_truth", "reward_model.ground_truth", "target", "solution")
@@ -27,7 +27,6 @@ _R1_DISTILL = (
     "and put your final answer within \\boxed{{}}.\n<｜Assistant｜><think>\n"
 )
 _ROWS_AT_A_TIME = 64
-_HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")
 _LOCAL_FORMATS = (".jsonl", ".json", ".parquet", ".csv")
 
 
@@ -190,7 +189,7 @@ def _to_problem(index: int, row: Mapping[str, Any], prompt_field: str, answer_fi
     answer = _get(row, answer_field) if answer_field else None
     unknown_answer = answer is None or answer == "" or answer != answer  # NaN: what a table has for a missing value
     problem = Problem(index, prompt, None if unknown_answer else str(answer))
-    if _HALF_A_CHARACTER.search(json.dumps([problem.prompt, problem.answer], ensure_ascii=False)):
+    if not is_whole(json.dumps([problem.prompt, problem.answer], ensure_ascii=False)):
         raise MismatchError(
             f"{where}, row {index} holds half a character (a lone surrogate such as \\ud800): no tokenizer takes it. "
             "Mend the row, or leave it out."

@@ -8,10 +8,12 @@ import pickle
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from tests.fuzz.properties import KINDS
+from tests.fuzz import hostile, properties
 from tests.fuzz.world import CANARY, call, copy
 
 CASES = {"arguments": 60, "prompt files": 25, "manifests": 15, "shards": 20, "dumps": 25, "settings": 20, "masks": 20}
+CASES |= {"rewards": 6, "chat templates": 10, "server answers": 40, "bombs": 1}
+KINDS = properties.KINDS | hostile.KINDS
 
 
 @pytest.mark.parametrize("name", list(KINDS))

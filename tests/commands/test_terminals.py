@@ -1,0 +1,46 @@
+"""Terminals without Greek, and names that are not UTF-8: real processes, real bytes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mismatch_cli import cli
+from mismatch_cli.bundled import bundled
+
+TRACE = str(bundled("traces") / "fp8-kv")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8", "cp1252"])
+def test_every_terminal_gets_the_report(monkeypatch, tmp_path, encoding):
+    streams = {name: io.TextIOWrapper(io.BytesIO(), encoding=encoding) for name in ("stdout", "stderr")}
+    for name, stream in streams.items():
+        monkeypatch.setattr(sys, name, stream)
+    cli.spell_out_what_streams_lack()
+    codes = [
+        cli.run(line) for line in (["report", TRACE, "-q"], ["diagnose", TRACE, "--json"], ["import", "μ\U0001d518"])
+    ]
+    for stream in streams.values():
+        stream.flush()
+    out, err = (stream.buffer.getvalue().decode(encoding) for stream in streams.values())
+    assert codes == [0, 0, 1]
+    assert "Unexpected" not in err and ("\\u03bc" in out or "μ" in out)
+    assert json.loads(out[out.index("\n{") :])
+    assert ("\\ud835\\udd18" in err) != ("\U0001d518" in err)
+
+
+def test_a_process_in_the_c_locale_says_it_all():
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
+    program = [sys.executable, "-m", "mismatch_cli"]
+    for line in (["diagnose", TRACE], ["import", b"od\xff"]):
+        done = subprocess.run([*program, *line], env=environment, capture_output=True, cwd=Path(__file__).parents[2])
+        said = done.stdout + done.stderr
+        assert b"Unexpected" not in said and b"Traceback" not in said and said.isascii()
+        assert done.returncode == (2 if line[0] == "import" else 0)
+    assert b"\\udcff is not UTF-8. Rename the file" in said
