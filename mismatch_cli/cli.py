@@ -112,6 +112,8 @@ def run(arguments: Sequence[str]) -> int:
             "a smaller --token-budget, fewer prompts.", 1, debug,
         )  # fmt: skip
     except Exception as error:
+        if isinstance(error, UnicodeEncodeError) and not is_whole(error.object):
+            return _fail(f"{error.object[:300]} is not UTF-8. Rename what is called so, or mend that text.", 1, debug)
         if isinstance(error, _ClickError):
             error.show()  # type: ignore[attr-defined]
             return error.exit_code  # type: ignore[attr-defined]
