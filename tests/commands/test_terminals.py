@@ -17,7 +17,7 @@ from mismatch_cli.bundled import bundled
 TRACE = str(bundled("traces") / "fp8-kv")
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8", "cp1252"])
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_every_terminal_gets_the_report(monkeypatch, tmp_path, encoding):
     streams = {name: io.TextIOWrapper(io.BytesIO(), encoding=encoding) for name in ("stdout", "stderr")}
     for name, stream in streams.items():

@@ -12,7 +12,7 @@ from tests.fuzz import hostile, properties
 from tests.fuzz.world import CANARY, call, copy
 
 CASES = {"arguments": 60, "prompt files": 25, "manifests": 15, "shards": 20, "dumps": 25, "settings": 20, "masks": 20}
-CASES |= {"rewards": 6, "chat templates": 10, "server answers": 40, "bombs": 1}
+CASES |= {"rewards": 4, "chat templates": 4, "server answers": 40, "bombs": 1}
 KINDS = properties.KINDS | hostile.KINDS
 
 
