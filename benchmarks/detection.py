@@ -41,6 +41,8 @@ TOP_P = (0.99, 0.95, 0.9, 0.8)
 RESPONSES = 1024  # of a pool, that trials draw from
 UNEXPLAINED, IN_THE_SET = "unexplained-gap", "in the set of an unexplained gap"
 TRUE_OF = {"mixed": ("lm-head",)}  # a head in bfloat16 on one side is true of this pool
+ALIKE = {"position-drift": {"position-encoding"}, "position-encoding": {"position-drift"}}  # two names of one fault
+FOLLOWS = {"end-of-sequence": {"columns-at-odds"}}  # the planted number does contradict the top-K column beside it
 OF_TOP_K = ("columns-at-odds",)  # checks that are about the top-K columns
 PROMPTS = 32  # of a trial, with all their samples
 
@@ -124,7 +126,8 @@ class Tally:
         self.trials += 1
         self.named[answer] += 1
         self.cells[cell][answer] += 1
-        false = {f.check for f in diagnosis.found if module(f.check).STAGE < FLOOR_STAGE} - {check, *true}
+        right = {check, *true, *ALIKE.get(check, ()), *FOLLOWS.get(check, ())}
+        false = {f.check for f in diagnosis.found if module(f.check).STAGE < FLOOR_STAGE} - right
         self.beside.update(false)
         self.beside["any"] += bool(false)
 
@@ -134,11 +137,12 @@ class Tally:
 
 def _answer(diagnosis: Diagnosis, check: str) -> str:
     """The name of the first cause; where there is none, whether the gap is unexplained and the fault a suspect."""
+    names = {check, *ALIKE.get(check, ())}
     if diagnosis.first_cause is not None:
-        return diagnosis.first_cause.check
+        return check if diagnosis.first_cause.check in names else diagnosis.first_cause.check
     if UNEXPLAINED not in [fault.check for fault in diagnosis.faults]:
         return "nothing"
-    return IN_THE_SET if check in [suspect.check for suspect in diagnosis.suspects] else UNEXPLAINED
+    return IN_THE_SET if names & {suspect.check for suspect in diagnosis.suspects} else UNEXPLAINED
 
 
 def sampled_alone(pool: Pool) -> Pool:
