@@ -32,8 +32,14 @@ def exact(column: pa.Array, kind: pa.DataType) -> pa.Array:
         leaf = leaf.value_type
     _check(values, leaf)
     if pa.types.is_floating(leaf) or pa.types.is_null(values.type):
+        if pa.types.is_floating(values.type) and _infinities(values.cast(leaf, safe=False)) > _infinities(values):
+            raise WRONG_VALUE(f"a number beyond {leaf}")
         return column.cast(kind, safe=False)
     return column.cast(kind)
+
+
+def _infinities(values: pa.Array) -> int:
+    return pc.sum(pc.is_inf(values)).as_py() or 0
 
 
 def is_list(kind: pa.DataType) -> bool:

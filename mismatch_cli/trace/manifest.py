@@ -16,6 +16,7 @@ from mismatch_cli.trace.files import write_atomically
 from mismatch_cli.trace.schema import FORMAT_NAME, FORMAT_VERSION
 
 FILE_NAME = "manifest.json"
+_MOST_SHARDS = 10**6
 _NUMBER, _TEXT = (int, float), (str, NoneType)
 # What readers compute with or look into, by its path: where it is there, it has one of these types.
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -80,6 +81,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         value = _at(content, name)
         if value is not _ABSENT and not isinstance(value, types):
             raise _damaged(path, name, f"is {shorten(repr(value), 60, placeholder=' …')}")
+    if not 0 <= content.get("shards", 0) <= _MOST_SHARDS:
+        raise _damaged(path, "shards", f"is {content['shards']}")
     for name, rows in content.get("shard_rows", {}).items():
         if rows is not None and (type(rows) is not int or rows < 0):
             raise _damaged(path, f"shard_rows.{name}", f"is {shorten(repr(rows), 60, placeholder=' …')}")

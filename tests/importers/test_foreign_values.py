@@ -32,7 +32,7 @@ from tests.importers.layouts import (
 
 NAN = float("nan")
 NO_ID = (3.7, -1, "5", True, NAN, 2**40, 2**70, -(2**31), [1], {"a": 1})
-NO_LOGP = ("-0.5", True, False, [1.0], {})
+NO_LOGP = ("-0.5", True, False, [1.0], {}, -1e300)
 NO_FLAG = (2, 0.5, -1, "1", NAN)
 
 

@@ -99,6 +99,13 @@ def test_counts_that_are_none_are_damage(trace, rows):
         Trace.open(trace)
 
 
+@pytest.mark.parametrize("shards", [-1, 10**18])
+def test_a_number_of_shards_that_nobody_writes_is_damage(trace, shards):
+    change(trace, shards=shards)
+    with pytest.raises(MismatchError, match=r"manifest.json is damaged \(shards is"):
+        Trace.open(trace)
+
+
 def test_a_trace_that_says_nothing_of_shards_is_read(trace):
     content = read_manifest(trace)
     write_manifest(trace, {name: value for name, value in content.items() if not name.startswith("shard")})
