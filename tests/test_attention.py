@@ -11,6 +11,7 @@ import torch
 
 from mismatch_cli.attention import HONOURED_BY, asked_by, attention_facts, left_out_by, warning
 from mismatch_cli.models import load_causal_lm
+from mismatch_cli.report.about import left_out_of
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import Trainer
 
@@ -44,6 +45,7 @@ def test_a_wrong_one_that_is_asked_for_is_said_and_recorded(capped):
     assert described["attention_leaves_out"] == "attn_logit_softcapping"
     assert "sdpa attention leaves out attn_logit_softcapping" in warning(described)
     assert warning(described).endswith("Use --attn eager.")
+    assert warning(described) in left_out_of({"trainer": described, "grading_timeouts": 0}, {}, {})
     right = Trainer.load(capped, sampling=SamplingSettings(), dtype="float32").describe()
     assert "attention_leaves_out" not in right and warning(right) == ""
 

@@ -56,6 +56,3 @@ def test_the_wrong_attention_is_said_recorded_named_and_mended(model, tmp_path, 
     again = ("--trainer-model", model, "--trainer-dtype", "float32", "--noise-responses", "0")
     mended, _ = summary(capfd, "rescore", tmp_path / "run", *again, "-o", tmp_path / "mended")
     assert mean_gap(mended) < 1e-5
-    assert summary(capfd, "diagnose", tmp_path / "mended")[0]["faults"] == []
-    assert run(["report", str(tmp_path / "run"), "--quiet"]) == 0
-    assert "leaves out attn_logit_softcapping" in " ".join(capfd.readouterr().out.split())
