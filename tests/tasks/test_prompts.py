@@ -194,7 +194,8 @@ def tokenizer():
     ],
 )
 def test_a_chat_template_that_fails_or_goes_on_is_told_with_its_prompt(tokenizer, monkeypatch, template, said):
-    monkeypatch.setattr(_templates, "_SECONDS", 0.4)
+    if said.startswith("takes over 0"):  # the others end by themselves, on a busy machine not at once
+        monkeypatch.setattr(_templates, "_SECONDS", 0.4)
     monkeypatch.setattr(
         tokenizer, "chat_template", "{% if messages[0].content == '1' %}" + template + "{% endif %}fine"
     )
@@ -202,7 +203,7 @@ def test_a_chat_template_that_fails_or_goes_on_is_told_with_its_prompt(tokenizer
     message = f"chat template of the model {said}.* on prompt [01].*--prompt-template raw"
     with pytest.raises(MismatchError, match=message) as told:
         encode_prompts(problems("0", "1", "2"), tokenizer, template="chat", max_model_len=100)
-    assert "\n" not in str(told.value) and time.monotonic() - began < 3
+    assert "\n" not in str(told.value) and time.monotonic() - began < 10
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)  # nobody is left
 
