@@ -39,22 +39,22 @@ def clipstats(algorithms: tuple[Algorithm, ...], trace: Trace, _columns: tuple[s
 
 def masks(trace: Trace, columns: tuple[str, ...]) -> None:
     """The six masks alone: blocked shares and lost weight with intervals, counts by μ and position, blocked tokens."""
-    from mismatch_cli.metrics.bootstrap import ResampledSums
     from mismatch_cli.metrics.clipping.cells import BlockedCells
     from mismatch_cli.metrics.clipping.judged import Needs, judge
     from mismatch_cli.metrics.clipping.sums import response_sums, width
     from mismatch_cli.metrics.clipping.token_table import TokenTable
-    from mismatch_cli.metrics.hashing import Prompts
+    from mismatch_cli.metrics.hashing import prompt_groups
+    from mismatch_cli.metrics.sums import GroupSums
 
     needs = Needs(advantages=True, recomputed=True, top_k=0, full=False)
-    sums, cells, table = ResampledSums(width(SIX)), BlockedCells(len(SIX)), TokenTable(len(SIX))
+    sums, cells, table = GroupSums(width(SIX)), BlockedCells(len(SIX)), TokenTable(len(SIX))
     for batch in trace.batches(columns):
-        prompts, of_slices = Prompts.of(batch.prompt_id_S.numpy(), 200), []
+        of_slices = []
         for (judged,) in judge(batch, needs, SIX):
             of_slices.append(response_sums(judged))
             cells.update(judged)
             table.update(judged)
-        sums.update(prompts, np.concatenate(of_slices))
+        sums.update(prompt_groups(batch.prompt_id_S.numpy()), np.concatenate(of_slices))
     for number in range(len(SIX)):
         table.result(number, 0, 50), table.result(number, 1, 50)
 

@@ -13,8 +13,8 @@ from mismatch_cli.metrics.histograms import LogBins, SignedLogBins, count_into
 MU_EDGES = (1e-4, 1e-3, 0.01, 0.05, 0.15, 0.3, 0.5, 0.7, 0.9, 0.99)
 MU_BINS = len(MU_EDGES) + 1
 CELLS = GROUPS * MU_BINS
-D_BINS = SignedLogBins(LogBins(-24, 7))
-TV_BINS = LogBins(-30, 0)
+D_BINS, D_GROUP_BINS = (SignedLogBins(LogBins(-24, 7, bits)) for bits in (10, 3))  # 3 bits: 12 % wide at most
+TV_BINS, TV_GROUP_BINS = (LogBins(-30, 0, bits) for bits in (9, 3))
 _COPIES = 4
 _LOG_EDGES = np.log(np.array(MU_EDGES)).astype(np.float32)
 
@@ -40,20 +40,23 @@ class Cells:
 
 
 class ScatterCounts:
-    """Histogram and exact maximum of one quantity in each cell."""
+    """Histograms and exact maximum of one quantity: in fine bins for its value, by prompt group for its interval."""
 
-    def __init__(self, bins: LogBins | SignedLogBins) -> None:
-        self.bins = bins
-        self.counts = np.zeros((GROUPS, MU_BINS, bins.count), dtype=np.int64)
+    def __init__(self, bins: LogBins | SignedLogBins, group_bins: LogBins | SignedLogBins) -> None:
+        self.bins, self.group_bins = bins, group_bins
+        self.total = np.zeros((MU_BINS, bins.count), dtype=np.int64)
+        self.by_group = np.zeros((GROUPS, MU_BINS, group_bins.count), dtype=np.int64)
         self.largest = np.full(MU_BINS, -np.inf, dtype=np.float32)
 
     def update(self, cells: Cells, values_N: np.ndarray) -> None:
-        count_into(self.counts, cells.cell_N * self.bins.count + self.bins.index(values_N))
+        count_into(self.total, cells.mu_bin_N * self.bins.count + self.bins.index(values_N))
+        count_into(self.by_group, cells.cell_N * self.group_bins.count + self.group_bins.index(values_N))
         record = np.flatnonzero(values_N > self.largest.take(cells.mu_bin_N))  # few, once the first tokens are seen
         np.maximum.at(self.largest, cells.mu_bin_N[record], values_N[record])
 
     def merge(self, other: ScatterCounts) -> None:
-        self.counts += other.counts
+        self.total += other.total
+        self.by_group += other.by_group
         np.maximum(self.largest, other.largest, out=self.largest)
 
 
@@ -61,7 +64,8 @@ class CellCounts:
     """Counts and maxima of d, binary TV and top-K TV: exact, whatever the order of updates."""
 
     def __init__(self) -> None:
-        self.d, self.tv, self.topk = ScatterCounts(D_BINS), ScatterCounts(TV_BINS), ScatterCounts(TV_BINS)
+        self.d = ScatterCounts(D_BINS, D_GROUP_BINS)
+        self.tv, self.topk = (ScatterCounts(TV_BINS, TV_GROUP_BINS) for _ in range(2))
         self.out_of_support = np.zeros((GROUPS, MU_BINS), dtype=np.int64)
 
     def update(self, gaps: TokenGaps, cells: Cells) -> None:

@@ -1,8 +1,8 @@
 """The difference of two traces in a metric, with an interval that knows what the two share.
 
-It is formed replicate by replicate. A prompt that both traces hold weighs the same in replicate r of both, so what
-comes from that prompt being hard or easy cancels; a prompt that only one of them holds is drawn for itself. The same
-formula therefore serves pairs of traces that share all of their prompts, some, or none.
+It is formed without each group of prompts in turn. The same prompts are left out of both traces, so what comes from a
+prompt being hard or easy cancels; a prompt that only one of them holds is left out of that one. The same formula
+therefore serves pairs of traces that share all of their prompts, some, or none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.metrics.catalog import METRICS, Metric
-from mismatch_cli.metrics.estimate import EXTREME, FLOOR_RESOLUTION, Estimate, Replicates, point
+from mismatch_cli.metrics.estimate import EXTREME, FLOOR_RESOLUTION, Estimate, point
+from mismatch_cli.metrics.jackknife import Jackknife, left_out
 from mismatch_cli.metrics.summary import MismatchSummary
 
 NO_DIFFERENCE = "no difference for any prompt"
@@ -46,13 +47,13 @@ class Difference:
 
 
 class Measured:
-    """Every metric of one summary, as estimates and as replicates."""
+    """Every metric of one summary, as estimates and as what their intervals are made of."""
 
     def __init__(self, summary: MismatchSummary) -> None:
         self.prompts = summary.exact.prompts.result()
-        self.replicates = summary.replicates() | {"spearman": summary.exact.spearman.replicates()}
+        self.jackknife = summary.jackknife() | {"spearman": summary.exact.spearman.jackknife()}
         self.estimates = summary.estimates()
-        self.estimates["spearman"] = self.replicates["spearman"].estimate(self.prompts)
+        self.estimates["spearman"] = self.jackknife["spearman"].estimate(self.prompts)
 
 
 def differences(ours: Measured, theirs: Measured) -> dict[str, Difference]:
@@ -65,27 +66,25 @@ def _difference(metric: Metric, ours: Measured, theirs: Measured) -> Difference:
     if x is None or y is None:
         nothing = Estimate(None, note=(ours if x is None else theirs).estimates[metric.key].note)
         return Difference(nothing, nothing)
-    if metric.key not in ours.replicates:
+    if metric.key not in ours.jackknife:
         return Difference(point(_settled(x, y) - x, EXTREME), _factor(metric, x, y, None, 0))
-    a, b = ours.replicates[metric.key], theirs.replicates[metric.key]
     prompts = min(ours.prompts, theirs.prompts)
-    x_R, y_R = _aligned(a, b)
-    y, y_R = _settled(x, y), _settled(x_R, y_R)
-    difference = Replicates(y - x, y_R - x_R, a.deleted)
-    same = y == x and not np.any(difference.other_R[np.isfinite(difference.other_R)])
-    found = Estimate(0.0, note=NO_DIFFERENCE) if same else difference.estimate(prompts)
-    return Difference(found, _factor(metric, x, y, (x_R, y_R, a.deleted), prompts))
+    x_G, y_G = _aligned(ours.jackknife[metric.key], theirs.jackknife[metric.key])
+    y, y_G = _settled(x, y), _settled(x_G, y_G)
+    known_G = ~(np.isnan(x_G) | np.isnan(y_G))
+    with np.errstate(invalid="ignore"):
+        difference_G = left_out(y_G - x_G, known_G)
+    same = y == x and not np.any(difference_G[np.isfinite(difference_G)])
+    unsure = ours.jackknife[metric.key].unsure or theirs.jackknife[metric.key].unsure
+    change = Jackknife(y - x, difference_G, unsure=unsure)
+    found = Estimate(0.0, note=NO_DIFFERENCE) if same else change.estimate(prompts)
+    return Difference(found, _factor(metric, x, y, (x_G, y_G), prompts))
 
 
-def _aligned(a: Replicates, b: Replicates) -> tuple[np.ndarray, np.ndarray]:
-    """Replicates of both; deleting a group of prompts that only one of them holds leaves the other as it is."""
-    x_R, y_R = a.other_R, b.other_R
-    if a.deleted:
-        x_R, y_R = (
-            np.where(np.isnan(mine_R) & ~np.isnan(other_R), value, mine_R)
-            for mine_R, other_R, value in ((x_R, y_R, a.value), (y_R, x_R, b.value))
-        )
-    return x_R, y_R
+def _aligned(a: Jackknife, b: Jackknife) -> tuple[np.ndarray, np.ndarray]:
+    """Both without each group of prompts; a group that only one of them holds leaves the other as it is."""
+    lacks_a, lacks_b = np.isnan(a.without_G), np.isnan(b.without_G)
+    return np.where(lacks_a & ~lacks_b, a.value, a.without_G), np.where(lacks_b & ~lacks_a, b.value, b.without_G)
 
 
 def _settled(x: Any, y: Any) -> Any:
@@ -96,7 +95,7 @@ def _settled(x: Any, y: Any) -> Any:
 
 
 def _factor(
-    metric: Metric, x: float, y: float, replicates: tuple[np.ndarray, np.ndarray, bool] | None, prompts: int
+    metric: Metric, x: float, y: float, without: tuple[np.ndarray, np.ndarray] | None, prompts: int
 ) -> Estimate:
     """The interval is formed on the logarithm: a factor has no negative values."""
     if metric.signed:
@@ -104,12 +103,13 @@ def _factor(
     ours, theirs = _distance(metric, x), _distance(metric, y)
     if ours < FLOOR_RESOLUTION:
         return Estimate(None, note="the first is below resolution: no factor")
-    if replicates is None or theirs == 0:
-        return point(theirs / ours, EXTREME if replicates is None else "no gap: no interval")
-    x_R, y_R, deleted = replicates
+    if without is None or theirs == 0:
+        return point(theirs / ours, EXTREME if without is None else "no gap: no interval")
+    x_G, y_G = without
     with np.errstate(divide="ignore", invalid="ignore"):
-        log_R = np.log(_distance(metric, y_R) / _distance(metric, x_R))
-    log = Replicates(float(np.log(theirs / ours)), log_R, deleted).estimate(prompts)
+        log_G = np.log(_distance(metric, y_G)) - np.log(_distance(metric, x_G))
+    log_G = left_out(log_G, ~(np.isnan(x_G) | np.isnan(y_G)))
+    log = Jackknife(float(np.log(theirs / ours)), log_G).estimate(prompts)
     low, high = (None if end is None else float(np.exp(end)) for end in (log.low, log.high))
     return Estimate(float(theirs / ours), low, high, log.note)
 

@@ -1,4 +1,4 @@
-"""Metrics as functions of sums, evaluated alike on the totals and on every bootstrap replicate."""
+"""Metrics as functions of sums, evaluated alike on the totals and on what is left without each group of prompts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from mismatch_cli.metrics.columns import INDEX
+from mismatch_cli.metrics.jackknife import ABOVE_1, ABOVE_MINUS_1, CORRELATION, POSITIVE, SHARE, Scale
 
 _ROUNDING = 2e-7  # relative: a variance below it is what float32 squares were rounded by
 
@@ -86,6 +87,23 @@ FORMULAS: dict[str, Callable[[Totals], np.ndarray]] = {
     "truncated_share": lambda t: t.mean("truncated", "responses"),
     "reward_mean": lambda t: t.mean("reward", "reward_n"),
 }
+
+# of their intervals; what is not here can lie on both sides of 0, or is close to 1
+SCALES: dict[str, Scale] = {
+    **dict.fromkeys(
+        (
+            "abs_d_mean", "d_sd", "tv_binary_mean", "tv_binary_sd", "k2", "k3", "kl_reverse_k3", "kl_binary_mean",
+            "tv_topk_mean", "kl_topk_mean", "sequence_d_sd", "entropy_mean", "length_mean",
+        ),
+        POSITIVE,
+    ),
+    **dict.fromkeys(
+        ("ratio_outside_0.8_1.25", "ratio_outside_0.8_1.28", "ess_token", "truncated_share"), SHARE
+    ),
+    "mult_prob_error": ABOVE_1,
+    "chi2_token": ABOVE_MINUS_1,
+    "pearson": CORRELATION,
+}  # fmt: skip
 
 
 def evaluate(totals_xM: np.ndarray) -> dict[str, np.ndarray]:

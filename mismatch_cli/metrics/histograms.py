@@ -1,7 +1,7 @@
 """Fixed histograms on a logarithmic scale, indexed by the bits of a float32, and quantiles from them.
 
-A bin is one float32 exponent and the top bits of its mantissa, so no logarithm is taken: with 5 bits the bins are 1.6
-to 3.1 % wide. Quantiles are interpolated inside a bin.
+A bin is one float32 exponent and the top bits of its mantissa, so no logarithm is taken: with 9 bits the bins are 0.1
+to 0.2 % wide, with 3 bits 6 to 12 %.
 """
 
 from __future__ import annotations
@@ -40,6 +40,11 @@ class LogBins:
         starts = np.ldexp(1 + part / (1 << self.mantissa_bits), octave + self.lowest)
         return np.concatenate([[0.0], starts]), np.concatenate([[0.0], starts[1:], starts[-1:]])
 
+    @property
+    def middles(self) -> tuple[np.ndarray, np.ndarray]:
+        """In place of the edges: every value in the middle of its bin, at most half a bin off even if all are equal."""
+        return _middles(self.edges)
+
 
 @dataclass(frozen=True)
 class SignedLogBins:
@@ -64,6 +69,10 @@ class SignedLogBins:
         low, high = self.positive.edges
         return np.concatenate([-high[:0:-1], low]), np.concatenate([-low[:0:-1], high])
 
+    @property
+    def middles(self) -> tuple[np.ndarray, np.ndarray]:
+        return _middles(self.edges)
+
     def fold(self, counts: np.ndarray) -> np.ndarray:
         """Counts of |x| from counts of x, along the last axis."""
         middle = self.positive.count - 1
@@ -72,21 +81,38 @@ class SignedLogBins:
         return folded
 
 
+def _middles(edges: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    middle = (edges[0] + edges[1]) / 2
+    return middle, middle
+
+
 def quantiles(counts: np.ndarray, edges: tuple[np.ndarray, np.ndarray], shares: list[float]) -> np.ndarray:
-    """[..., bins] → [..., shares]: quantiles of binned values, linear inside a bin; NaN where nothing was counted."""
-    below = np.cumsum(counts, axis=-1)
-    total = below[..., -1:]
-    low, high = edges
+    """[..., bins] → [..., shares]: quantiles of binned values as numpy has them, between the two values at their rank.
+
+    A value is taken to be where it would be if those of its bin were spread evenly: at most a bin's width off. NaN
+    where nothing was counted.
+    """
+    through = np.cumsum(counts, axis=-1)
+    last = through[..., -1:] - 1
     found = np.empty((*counts.shape[:-1], len(shares)))
     for column, share in enumerate(shares):
-        target = share * total
-        bin_ = np.argmax((below >= target) & (counts > 0), axis=-1)[..., None]
-        inside = np.take_along_axis(counts, bin_, -1)
-        before = np.take_along_axis(below, bin_, -1) - inside
-        with np.errstate(invalid="ignore", divide="ignore"):
-            part = np.clip((target - before) / inside, 0, 1)
-            found[..., column] = (low[bin_] + part * (high - low)[bin_])[..., 0]
+        rank = share * last
+        below = np.floor(rank)
+        lower, upper = (_ranked(counts, through, edges, np.minimum(r, last)) for r in (below, below + 1))
+        found[..., column] = np.where(last < 0, np.nan, lower + (rank - below) * (upper - lower))[..., 0]
     return found
+
+
+def _ranked(
+    counts: np.ndarray, through: np.ndarray, edges: tuple[np.ndarray, np.ndarray], rank: np.ndarray
+) -> np.ndarray:
+    """The value at a rank from 0; [..., 1]."""
+    bin_ = np.argmax(through > rank, axis=-1)[..., None]
+    inside = np.take_along_axis(counts, bin_, -1)
+    before = np.take_along_axis(through, bin_, -1) - inside
+    low, high = (edge[bin_] for edge in edges)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return low + (rank - before + 0.5) / inside * (high - low)
 
 
 def without_each_group(counts_Gx: np.ndarray) -> np.ndarray:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_cli.metrics.estimate import jackknife_interval
 from mismatch_cli.metrics.hashing import GROUPS
+from mismatch_cli.metrics.jackknife import POSITIVE, SIGNED, interval, left_out
 
 _BINS = 32  # bin b holds lengths 2^(b−1) … 2^b − 1
 
@@ -33,13 +33,14 @@ class LengthProfile:
         total_B3 = self.sums.sum(axis=0)
         (mean_B, sd_B), (mean_GB, sd_GB) = _mean_and_sd(total_B3), _mean_and_sd(total_B3 - self.sums)
         occupied_GB = self.sums[:, :, 0] > 0
+        mean_GB, sd_GB = left_out(mean_GB, occupied_GB), left_out(sd_GB, occupied_GB)
         return [
             {
                 "first": 2 ** int(b - 1),
                 "last": 2 ** int(b) - 1,
                 "sequences": int(total_B3[b, 0]),
-                "d_sum_mean": jackknife_interval(mean_B[b], mean_GB[occupied_GB[:, b], b], prompts).to_dict(),
-                "d_sum_sd": jackknife_interval(sd_B[b], sd_GB[occupied_GB[:, b], b], prompts).to_dict(),
+                "d_sum_mean": interval(mean_B[b], mean_GB[:, b], prompts, SIGNED).to_dict(),
+                "d_sum_sd": interval(sd_B[b], sd_GB[:, b], prompts, POSITIVE).to_dict(),
             }
             for b in np.flatnonzero(total_B3[:, 0])
         ]

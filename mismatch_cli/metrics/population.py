@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.batch import TokenBatch
-from mismatch_cli.metrics.estimate import Replicates
 from mismatch_cli.metrics.gaps import TokenGaps
-from mismatch_cli.metrics.hashing import hash_keys, poisson_weights, resample
+from mismatch_cli.metrics.hashing import GROUPS, hash_keys, prompt_groups
+from mismatch_cli.metrics.jackknife import SHARE, Jackknife, left_out
 
 SKETCH_SIZE = 2**16
 
@@ -99,18 +99,15 @@ class RewardGroups:
         self.hash_G = self.hash_G[: self.size]
         self.prompt_id_G, self.reward_G3 = prompt_ids[first][: self.size], merged[: self.size]
 
-    def replicates(self, replicates: int) -> Replicates:
-        """The share, and its bootstrap replicates."""
+    def jackknife(self) -> Jackknife:
+        """The share, and what it would be without each group of prompts."""
         several_G = self.reward_G3[:, 2] >= 2
-        prompt_id_P, of_group_G = np.unique(self.prompt_id_G[several_G], return_inverse=True)
         equal_G = self.reward_G3[several_G, 0] == self.reward_G3[several_G, 1]
-        sums_P2 = np.zeros((len(prompt_id_P), 2))
-        for column, weights_G in enumerate((equal_G, np.ones(len(equal_G)))):
-            sums_P2[:, column] = np.bincount(of_group_G, weights=weights_G, minlength=len(prompt_id_P))
-        totals_B2 = resample(poisson_weights(prompt_id_P, replicates), sums_P2)
+        of_G = prompt_groups(self.prompt_id_G[several_G])
+        equal, all_ = (np.bincount(of_G, weights=w, minlength=GROUPS) for w in (equal_G, np.ones(len(of_G))))
         with np.errstate(divide="ignore", invalid="ignore"):
-            value = np.divide(*sums_P2.sum(axis=0))
-            return Replicates(float(value), totals_B2[:, 0] / totals_B2[:, 1])
+            value = equal.sum() / all_.sum()
+            return Jackknife(float(value), left_out((equal.sum() - equal) / (all_.sum() - all_), all_ > 0), SHARE)
 
 
 def counts_result(counts: TokenCounts, prompts: DistinctPrompts) -> dict[str, Any]:

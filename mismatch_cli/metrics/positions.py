@@ -6,15 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_cli.metrics.estimate import Estimate, jackknife_interval
+from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.gaps import TokenGaps
 from mismatch_cli.metrics.hashing import GROUPS
+from mismatch_cli.metrics.jackknife import POSITIVE, SIGNED, interval, left_out
 from mismatch_cli.metrics.segments import Segments
 
 # bin b ≥ 1 holds distances 2^(b−1) … 2^b − 1; bin 0 the first (or the last) token alone
 BINS = 24
 _EDGES = np.concatenate([[0], 1 << np.arange(BINS - 1)])
-_QUANTITIES = ("abs_d_mean", "tv_binary_mean", "d_mean")
+_QUANTITIES = {"abs_d_mean": POSITIVE, "tv_binary_mean": POSITIVE, "d_mean": SIGNED}
 
 
 class PositionProfile:
@@ -82,8 +83,8 @@ def _rows(sums_GBx: np.ndarray, prompts: int) -> list[dict[str, Any]]:
     for b in np.flatnonzero(total_Bx[:, 3]):
         occupied_G = sums_GBx[:, b, 3] > 0
         estimates: dict[str, Estimate] = {
-            name: jackknife_interval(value_B[b, q], without_GB[occupied_G, b, q], prompts)
-            for q, name in enumerate(_QUANTITIES)
+            name: interval(value_B[b, q], left_out(without_GB[:, b, q], occupied_G), prompts, scale)
+            for q, (name, scale) in enumerate(_QUANTITIES.items())
         }
         first, last = bin_bounds(b)
         row = {"first": first, "last": last, "tokens": int(total_Bx[b, 3])}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from mismatch_cli.metrics.estimate import Estimate, Replicates
+from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.gaps import TokenGaps
 from mismatch_cli.metrics.hashing import GROUPS
+from mismatch_cli.metrics.jackknife import CORRELATION, Jackknife, left_out
 from mismatch_cli.metrics.keep import SmallestRows
 
 SAMPLE_TOKENS = 2**15
+_PARTS = 32
 _ROW = np.dtype([("key", np.float64), ("group", np.int64), ("x", np.float32), ("y", np.float32)])
 
 
@@ -45,15 +47,14 @@ class SampledSpearman:
         self.sample.merge(other.sample)
 
     def result(self, prompts: int) -> Estimate:
-        return self.replicates().estimate(prompts)
+        return self.jackknife().estimate(prompts)
 
-    def replicates(self) -> Replicates:
-        """ρ, and ρ without each group of prompts."""
+    def jackknife(self) -> Jackknife:
+        """ρ, and ρ without each group of prompts, of fewer and larger ones: every one needs all ranks anew."""
         rows = self.sample.rows()
-        without_G = np.full(GROUPS, np.nan)
-        for group in np.unique(rows["group"]):
-            without_G[group] = _spearman(rows[rows["group"] != group])
-        return Replicates(_spearman(rows), without_G, deleted=True)
+        part = rows["group"] * _PARTS // GROUPS
+        without = np.array([_spearman(rows[part != p]) for p in range(_PARTS)])
+        return Jackknife(_spearman(rows), left_out(without, np.bincount(part, minlength=_PARTS) > 0), CORRELATION)
 
 
 def _spearman(rows: np.ndarray) -> float:

@@ -8,20 +8,21 @@ from typing import Any, Protocol
 import numpy as np
 
 from mismatch_cli.batch import TokenBatch
-from mismatch_cli.metrics.bootstrap import REPLICATES, ResampledSums, SequenceWeights
 from mismatch_cli.metrics.catalog import CATALOG
 from mismatch_cli.metrics.cells import CellCounts, CellMoments, Cells
 from mismatch_cli.metrics.columns import COLUMNS, INDEX, add_response_sums, token_sums
-from mismatch_cli.metrics.estimate import Estimate, Replicates, clamped
+from mismatch_cli.metrics.estimate import Estimate, clamped
 from mismatch_cli.metrics.extremes import Extremes
-from mismatch_cli.metrics.formulas import evaluate
+from mismatch_cli.metrics.formulas import SCALES, evaluate
 from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
-from mismatch_cli.metrics.hashing import Prompts
+from mismatch_cli.metrics.hashing import prompt_groups
+from mismatch_cli.metrics.jackknife import Jackknife
 from mismatch_cli.metrics.lengths import LengthProfile
 from mismatch_cli.metrics.pairs import Pair
 from mismatch_cli.metrics.population import DistinctPrompts, RewardGroups, TokenCounts, counts_result
 from mismatch_cli.metrics.positions import PositionProfile
 from mismatch_cli.metrics.spearman import SampledSpearman
+from mismatch_cli.metrics.sums import GroupSums, SequenceWeights
 from mismatch_cli.metrics.volatility import token_quantiles, volatility_rows
 
 
@@ -32,7 +33,7 @@ class TokenAccumulator(Protocol):
 
 
 class MismatchSummary:
-    """All statistics of one pair of policies, in bounded memory (about 15 MB), whatever the number of tokens.
+    """All statistics of one pair of policies, in bounded memory (about 20 MB), whatever the number of tokens.
 
     Counts, histograms and extremes are exact: any order and any sharding gives the same bits. Float sums depend on the
     order of additions; they are formed per batch and then added, so that summaries of single batches merged in order
@@ -40,10 +41,8 @@ class MismatchSummary:
     shard and merge those in shard order.
     """
 
-    def __init__(self, pair: Pair, replicates: int = REPLICATES) -> None:
-        self.pair, self.num_replicates = pair, replicates
-        self.exact = _ExactState()
-        self.rounded = _RoundedState(replicates)
+    def __init__(self, pair: Pair) -> None:
+        self.pair, self.exact, self.rounded = pair, _ExactState(), _RoundedState()
 
     def update(self, batch: TokenBatch, *observers: TokenAccumulator) -> None:
         """Add the responses of a batch; a pair that the batch does not have is left as it is.
@@ -53,12 +52,11 @@ class MismatchSummary:
         """
         if not batch.num_responses or not self.pair.measured_in(batch):
             return
-        prompts = Prompts.of(batch.prompt_id_S.numpy(), self.num_replicates)
-        part = _RoundedState(self.num_replicates)
+        part = _RoundedState()
         chunks = token_gaps(batch, self.pair)
         sums_SM = np.concatenate([self._update_tokens(gaps, part, observers) for gaps in chunks])
         add_response_sums(sums_SM, batch)
-        part.update_responses(prompts, sums_SM)
+        part.update_responses(prompt_groups(batch.prompt_id_S.numpy()), sums_SM)
         self.exact.prompts.update(batch.prompt_id_S.numpy()[sums_SM[:, INDEX["n"]] > 0])
         self.exact.groups.update(batch)
         self.rounded.merge(part)
@@ -80,7 +78,7 @@ class MismatchSummary:
     def estimates(self) -> dict[str, Estimate]:
         """Every metric of the catalog but the rank correlation, which takes longer than all others together."""
         prompts = self.exact.prompts.result()
-        estimates = {name: found.estimate(prompts) for name, found in self.replicates().items()}
+        estimates = {name: found.estimate(prompts) for name, found in self.jackknife().items()}
         estimates |= self.exact.extremes.result()
         for name, (least, most) in _EXTREMES_OF.items():
             for share in ("p01", "p50", "p95", "p99"):
@@ -89,14 +87,14 @@ class MismatchSummary:
                     estimates[key] = clamped(estimates[key], *bounds)
         return estimates
 
-    def replicates(self) -> dict[str, Replicates]:
+    def jackknife(self) -> dict[str, Jackknife]:
         """The same metrics, but extremes, with what their intervals are made of."""
         exact, rounded = self.exact, self.rounded
         return (
-            rounded.sums.replicates(evaluate)
-            | rounded.weights.replicates()
+            rounded.sums.jackknife(evaluate, SCALES)
+            | rounded.weights.jackknife()
             | token_quantiles(exact.cells)
-            | {"equal_rewards_share": exact.groups.replicates(self.num_replicates)}
+            | {"equal_rewards_share": exact.groups.jackknife()}
         )
 
     def result(self) -> dict[str, Any]:
@@ -138,17 +136,17 @@ class _ExactState:
 class _RoundedState:
     """Float sums: the same bits in the same order."""
 
-    def __init__(self, replicates: int) -> None:
-        self.sums, self.weights = ResampledSums(len(COLUMNS), replicates), SequenceWeights(replicates)
+    def __init__(self) -> None:
+        self.sums, self.weights = GroupSums(len(COLUMNS)), SequenceWeights()
         self.moments, self.positions, self.lengths = CellMoments(), PositionProfile(), LengthProfile()
 
-    def update_responses(self, prompts: Prompts, sums_SM: np.ndarray) -> None:
+    def update_responses(self, group_S: np.ndarray, sums_SM: np.ndarray) -> None:
         d_S, length_S = sums_SM[:, INDEX["d"]], sums_SM[:, INDEX["supported"]]
         log_weight_S = np.where(length_S < sums_SM[:, INDEX["n"]], -np.inf, d_S)
         log_weight_S[sums_SM[:, INDEX["n"]] == 0] = np.nan
-        self.sums.update(prompts, sums_SM)
-        self.weights.update(prompts, log_weight_S)
-        self.lengths.update(prompts.group_S, length_S, d_S)
+        self.sums.update(group_S, sums_SM)
+        self.weights.update(group_S, log_weight_S)
+        self.lengths.update(group_S, length_S, d_S)
 
     def merge(self, other: _RoundedState) -> None:
         for name, accumulator in vars(self).items():

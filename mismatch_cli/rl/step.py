@@ -112,7 +112,7 @@ def _topk_columns(step: Step, rows: list[tuple[Use, int, int]]) -> dict[str, Any
 def step_record(step: Step, table: pa.Table, algorithm: Algorithm) -> dict[str, Any]:
     """The line of metrics.jsonl, without times: measured by the accumulators that measure every trace."""
     batch = table_to_batch(table)
-    pairs = {name: MismatchSummary(PAIRS[name], replicates=0) for name in ("mismatch", "total")}
+    pairs = {name: MismatchSummary(PAIRS[name]) for name in ("mismatch", "total")}
     for summary in pairs.values():
         summary.update(batch)
     total = pairs["total"].estimates()
@@ -151,7 +151,7 @@ def _blocked(batch: Any, algorithm: Algorithm) -> dict[str, float | None]:
     """What the run's own algorithm blocked, and bad updates."""
     anchor, k = algorithm.needs_recomputed, algorithm.needs_top_k
     needs = Needs(True, anchor, k, topk_recomputed=anchor and k > 0)
-    summary = ClippingSummary(Question((algorithm,), needs), replicates=0)
+    summary = ClippingSummary(Question((algorithm,), needs))
     summary.update(batch)
     result = clipping_result(summary, blocked_tokens=0)
     found = {name: result["bad_updates"][name]["value"] for name in ("over_tokens", "over_negative")}

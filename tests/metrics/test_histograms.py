@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mismatch_cli.metrics.cells import D_BINS, TV_BINS
+from mismatch_cli.metrics.hashing import GROUPS
 from mismatch_cli.metrics.histograms import LogBins, SignedLogBins, quantiles, without_each_group
 
 BINS = LogBins(-24, 7)
@@ -64,6 +66,43 @@ def test_quantiles_of_nothing_and_of_zeros() -> None:
 
 
 def test_without_each_group() -> None:
-    counts = np.zeros((32, 2), dtype=int)
+    counts = np.zeros((GROUPS, 2), dtype=int)
     counts[3], counts[7] = [1, 2], [10, 20]
     assert without_each_group(counts).tolist() == [[10, 20], [1, 2]]
+
+
+def _some_values(rng: np.random.Generator, kind: str, count: int) -> np.ndarray:
+    scale = 10 ** rng.uniform(-4, 0.3)
+    drawn = {
+        "normal": lambda: rng.normal(size=count),
+        "heavy": lambda: rng.standard_t(2, count),
+        "exponential": lambda: rng.exponential(size=count),
+        "two scales": lambda: rng.normal(size=count) * np.where(rng.random(count) < 0.03, 50, 1),
+        "atoms": lambda: rng.choice([-1.0, 0.0625, 0.3, 1.0], count),
+        "one value": lambda: np.full(count, rng.normal()),
+        "mostly zero": lambda: np.where(rng.random(count) < 0.7, 0.0, rng.normal(size=count)),
+        "lattice": lambda: np.round(rng.normal(size=count) * 8) / 16 / scale,
+    }
+    x = (scale * drawn[kind]()).astype(np.float32)
+    return (x.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32) if rng.random() < 0.3 else x  # bfloat16
+
+
+KINDS = ("normal", "heavy", "exponential", "two scales", "atoms", "one value", "mostly zero", "lattice")
+
+
+@given(st.sampled_from(KINDS), st.integers(1, 3000), st.integers(0, 2**32 - 1))
+def test_quantiles_are_numpy_s_within_0_3_percent(kind: str, count: int, seed: int) -> None:
+    """Of |d|, of TV below 1, and of ratios up to e^±8; of any shape, with ties, and of a single value."""
+    x = np.clip(_some_values(np.random.default_rng(seed), kind, count), -7.9, 7.9)
+    shares = [0.01, 0.05, 0.5, 0.95, 0.99]
+    signed = np.bincount(D_BINS.index(x), minlength=D_BINS.count)
+    found = quantiles(D_BINS.fold(signed), D_BINS.positive.middles, shares)
+    np.testing.assert_allclose(found, np.quantile(np.abs(x), shares), rtol=1e-3, atol=1e-7)
+    ratio = quantiles(signed, tuple(np.exp(end) for end in D_BINS.middles), shares)
+    np.testing.assert_allclose(ratio, np.quantile(np.exp(x.astype(np.float64)), shares), rtol=3e-3)
+    tv = np.abs(x[np.abs(x) < 1])
+    if len(tv):
+        binned = np.bincount(TV_BINS.index(tv), minlength=TV_BINS.count)
+        np.testing.assert_allclose(
+            quantiles(binned, TV_BINS.middles, shares), np.quantile(tv, shares), rtol=2e-3, atol=2e-9
+        )

@@ -35,18 +35,18 @@ def _groups(make_batch, rewards, prompts, steps=None, size: int = 2**16) -> Rewa
 def test_groups_without_signal(make_batch) -> None:
     # prompt 1: equal, 2: mixed, 3: alone (no group), 4: not graded
     groups = _groups(make_batch, [1, 1, 0, 1, 0, float("nan"), float("nan")], [1, 1, 2, 2, 3, 4, 4])
-    assert groups.replicates(200).estimate(3).value == 0.5
+    assert groups.jackknife().estimate(3).value == 0.5
 
 
 def test_a_prompt_in_two_steps_is_two_groups(make_batch) -> None:
-    assert _groups(make_batch, [1, 1, 0, 0], [1, 1, 1, 1], [0, 0, 1, 1]).replicates(200).estimate(1).value == 1
-    assert _groups(make_batch, [1, 1, 0, 0], [1, 1, 1, 1]).replicates(200).estimate(1).value == 0
+    assert _groups(make_batch, [1, 1, 0, 0], [1, 1, 1, 1], [0, 0, 1, 1]).jackknife().estimate(1).value == 1
+    assert _groups(make_batch, [1, 1, 0, 0], [1, 1, 1, 1]).jackknife().estimate(1).value == 0
 
 
 def test_a_group_may_lie_in_two_shards(make_batch) -> None:
     one, other = _groups(make_batch, [1, 0], [1, 2]), _groups(make_batch, [1, 1], [1, 2])
     one.merge(other)
-    assert one.replicates(200).estimate(2).value == 0.5
+    assert one.jackknife().estimate(2).value == 0.5
 
 
 def test_groups_beyond_the_bound_are_a_sample(make_batch) -> None:
@@ -55,6 +55,6 @@ def test_groups_beyond_the_bound_are_a_sample(make_batch) -> None:
     for part in range(10):
         prompts = np.repeat(np.arange(1000), 2) + 1000 * part
         whole.merge(_groups(make_batch, rng.integers(0, 2, 2000).tolist(), prompts.tolist(), size=500))
-    estimate = whole.replicates(200).estimate(10_000)
+    estimate = whole.jackknife().estimate(10_000)
     assert len(whole.hash_G) == 500
     assert estimate.value == pytest.approx(0.5, abs=0.1) and estimate.low < 0.5 < estimate.high

@@ -30,9 +30,9 @@ def test_bins_agree_with_numpy(measured) -> None:
         assert row["tv_binary_sd"]["value"] == pytest.approx(tv.std(), rel=2e-3)
         assert row["ratio_max"]["value"] == pytest.approx(ratio.max(), rel=1e-5)
         assert row["tv_binary_max"]["value"] == pytest.approx(tv.max(), rel=1e-5)
-        assert row["ratio_p01"]["value"] == pytest.approx(np.quantile(ratio, 0.01), rel=0.03)
-        assert row["ratio_p99"]["value"] == pytest.approx(np.quantile(ratio, 0.99), rel=0.03)
-        assert row["tv_binary_p99"]["value"] == pytest.approx(np.quantile(tv, 0.99), rel=0.08)
+        assert row["ratio_p01"]["value"] == pytest.approx(np.quantile(ratio, 0.01), rel=3e-3)
+        assert row["ratio_p99"]["value"] == pytest.approx(np.quantile(ratio, 0.99), rel=3e-3)
+        assert row["tv_binary_p99"]["value"] == pytest.approx(np.quantile(tv, 0.99), rel=3e-3)
         assert row["ratio_sd"]["low"] < row["ratio_sd"]["value"] < row["ratio_sd"]["high"]
 
 
@@ -47,9 +47,9 @@ def test_overall_quantiles_agree_with_numpy(measured) -> None:
     d = p - q
     value = {key: estimate["value"] for key, estimate in result["metrics"].items()}
     for key, share in (("abs_d_p50", 0.5), ("abs_d_p95", 0.95), ("abs_d_p99", 0.99)):
-        assert value[key] == pytest.approx(np.quantile(np.abs(d), share), rel=0.01)
+        assert value[key] == pytest.approx(np.quantile(np.abs(d), share), rel=3e-3)
     for key, share in (("ratio_p01", 0.01), ("ratio_p50", 0.5), ("ratio_p99", 0.99)):
-        assert value[key] == pytest.approx(np.quantile(np.exp(d), share), rel=0.01)
+        assert value[key] == pytest.approx(np.quantile(np.exp(d), share), rel=3e-3)
 
 
 def test_an_empty_bin_has_no_values(make_batch) -> None:

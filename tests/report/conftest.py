@@ -95,7 +95,7 @@ def _float32(values: np.ndarray) -> torch.Tensor:
 
 def measure(batch: TokenBatch, *, tokens: int = 20_000) -> SimpleNamespace:
     """The summary, the floor's summary and the plot data of one batch."""
-    summary, floor = MismatchSummary(PAIRS["mismatch"], replicates=40), MismatchSummary(PAIRS["floor"], replicates=40)
+    summary, floor = MismatchSummary(PAIRS["mismatch"]), MismatchSummary(PAIRS["floor"])
     sample = ScatterSample(tokens=tokens)
     summary.update(batch)
     floor.update(batch)

@@ -11,9 +11,9 @@ import torch
 
 from mismatch_cli import divergences
 from mismatch_cli.metrics.clipping.judged import Judged
-from mismatch_cli.metrics.clipping.ratios import group_ratio, group_share
 from mismatch_cli.metrics.estimate import NOT_MEASURED, Estimate
 from mismatch_cli.metrics.hashing import GROUPS
+from mismatch_cli.metrics.jackknife import SIGNED, grouped_ratio, grouped_share
 from mismatch_cli.metrics.spearman import SampledSpearman
 from mismatch_cli.policies import TRAINER_ROLLOUT
 from mismatch_cli.trust_regions._one_sided import one_sided, signed
@@ -112,7 +112,7 @@ class ApproximationQuality:
             "rows": [self._row(row, prompts) for row in self.sums],
             "bracket": [
                 {"k": k, "threshold": THRESHOLDS["tv"]}
-                | {name: group_share(sums[i], sums[0], prompts).to_dict() for i, name in enumerate(_BRACKET) if i}
+                | {name: grouped_share(sums[i], sums[0], prompts).to_dict() for i, name in enumerate(_BRACKET) if i}
                 for k, sums in self.bracket.items()
             ],
         }
@@ -122,10 +122,10 @@ class ApproximationQuality:
         missing = Estimate(None, note=NOT_MEASURED)
         infinite = Estimate(None, note=f"infinite on {int(sums['infinite'].sum()):,} tokens")
         estimates = {
-            "mean": group_ratio(sums["mean"], sums["n"], prompts) if not sums["infinite"].any() else infinite,
-            "bias": group_ratio(sums["bias"], sums["compared"], prompts) if self.full else missing,
+            "mean": grouped_ratio(sums["mean"], sums["n"], prompts) if not sums["infinite"].any() else infinite,
+            "bias": grouped_ratio(sums["bias"], sums["compared"], prompts, SIGNED) if self.full else missing,
             "rank_correlation": self.ranks[row].result(prompts) if self.full else missing,
-            "wrong_mask": group_share(sums["wrong"], sums["judged"], prompts) if self.full else missing,
+            "wrong_mask": grouped_share(sums["wrong"], sums["judged"], prompts) if self.full else missing,
         }
         head = {"divergence": row.divergence, "k": row.k, "threshold": THRESHOLDS[row.divergence]}
         return head | {name: estimate.to_dict() for name, estimate in estimates.items()}

@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.metrics.clipping.judged import Judged
-from mismatch_cli.metrics.clipping.ratios import group_ratio, group_share
 from mismatch_cli.metrics.clipping.steps import StepSums
 from mismatch_cli.metrics.correlation import series_correlation
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.hashing import GROUPS
 from mismatch_cli.metrics.histograms import count_into
+from mismatch_cli.metrics.jackknife import SIGNED, grouped_ratio, grouped_share
 
 BAD_DELTA = 0.5
 DELTAS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, BAD_DELTA, 0.6, 0.7, 0.8, 0.9)
 _FLOAT32_DELTAS = np.array(DELTAS, dtype=np.float32)
 _COLUMNS = ("tokens", "negative", "bad", "reward", "graded")
-_MOST_STEPS = 2**14
+_MOST_STEPS = 2**12
 
 
 class BadUpdates:
@@ -79,7 +79,7 @@ class BadUpdates:
             counts = {"tokens": int(tokens.sum()), "negative": int(negative_G.sum()), "bad": int(bad_G.sum())}
             rows.append(
                 {"first": first, "last": last} | counts | _shares(bad_G, tokens_G, negative_G, prompts, advantages)
-                | {"reward": group_ratio(reward_G, graded_G, prompts).to_dict()}
+                | {"reward": grouped_ratio(reward_G, graded_G, prompts, SIGNED).to_dict()}
             )  # fmt: skip
         for before, row in zip([None, *rows], rows, strict=False):
             row["reward_change"] = None if before is None else _difference(before["reward"], row["reward"])
@@ -100,8 +100,8 @@ def _rewards(judged: Judged, here: slice) -> tuple[np.ndarray, np.ndarray]:
 def _shares(
     bad_G: np.ndarray, tokens_G: np.ndarray, negative_G: np.ndarray, prompts: int, advantages: bool
 ) -> dict[str, Any]:
-    over_tokens = group_share(bad_G, tokens_G, prompts) if advantages else Estimate(None, note="no advantages")
-    return {"over_tokens": over_tokens.to_dict(), "over_negative": group_share(bad_G, negative_G, prompts).to_dict()}
+    over_tokens = grouped_share(bad_G, tokens_G, prompts) if advantages else Estimate(None, note="no advantages")
+    return {"over_tokens": over_tokens.to_dict(), "over_negative": grouped_share(bad_G, negative_G, prompts).to_dict()}
 
 
 def _correlations(by_step: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.metrics.clipping.judged import Judged
-from mismatch_cli.metrics.estimate import Estimate, clamped, finite_or_none, jackknife_interval
+from mismatch_cli.metrics.estimate import finite_or_none
 from mismatch_cli.metrics.hashing import GROUPS, mix
 from mismatch_cli.metrics.histograms import without_each_group
+from mismatch_cli.metrics.jackknife import SHARE, interval
 from mismatch_cli.metrics.keep import TOKEN_ROW, token_rows
 
 MOST_ALGORITHMS = 64  # the bits of a pattern
@@ -83,7 +84,9 @@ class Overlap:
         pairs = range(len(names))
         return {
             "names": names,
-            "jaccard": [[_share(jaccard[i, j], without_G[:, i, j], prompts).to_dict() for j in pairs] for i in pairs],
+            "jaccard": [
+                [interval(jaccard[i, j], without_G[:, i, j], prompts, SHARE).to_dict() for j in pairs] for i in pairs
+            ],
             "both": both.tolist(),
             "only_row": (both.diagonal()[:, None] - both).tolist(),
             "examples": self._examples(names),
@@ -101,10 +104,6 @@ class Overlap:
                         {"only": first, "not": second, "advantage": "+" if row["positive"] else "−"} | _key(row)
                     )
         return found
-
-
-def _share(value: float, without_G: np.ndarray, prompts: int) -> Estimate:
-    return clamped(jackknife_interval(value, without_G, prompts), 0.0, 1.0)
 
 
 def _key(row: np.ndarray) -> dict[str, Any]:

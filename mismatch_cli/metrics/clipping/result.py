@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.algorithms.algorithm import Algorithm
+from mismatch_cli.metrics import jackknife
 from mismatch_cli.metrics.cells import MU_BINS, MU_EDGES
 from mismatch_cli.metrics.clipping.judged import NEGATIVE, POSITIVE
-from mismatch_cli.metrics.clipping.ratios import group_ratio, group_share
 from mismatch_cli.metrics.clipping.summary import ClippingSummary
 from mismatch_cli.metrics.clipping.sums import Totals
 from mismatch_cli.metrics.clipping.sweeps import FAMILIES
 from mismatch_cli.metrics.estimate import OVERFLOW, Estimate
+from mismatch_cli.metrics.jackknife import SHARE, Scale, grouped_ratio, grouped_share
 from mismatch_cli.metrics.positions import BINS as POSITION_BINS
 from mismatch_cli.metrics.positions import bin_bounds
 from mismatch_cli.policies import TRAINER_ROLLOUT
@@ -21,6 +22,11 @@ from mismatch_cli.policies import TRAINER_ROLLOUT
 _SIGNS = {"positive": POSITIVE, "negative": NEGATIVE}
 _NO_ADVANTAGES = Estimate(None, note="no advantages in the trace")
 _OTHER_WEIGHT = Estimate(None, note="the weight is not r")
+_SCALES: dict[str, Scale] = {
+    **dict.fromkeys((f"{kind}_{which}" for kind in ("blocked", "lost") for which in ("all", *_SIGNS)), SHARE),
+    **dict.fromkeys(("lost_masked", "lost_capped", "touched", "mu_blocked", "mu_kept"), SHARE),
+    **dict.fromkeys(("entropy_blocked", "entropy_kept"), jackknife.POSITIVE),
+}
 _FAMILY_OF = {region: family for family, region in FAMILIES.items()}
 
 
@@ -51,12 +57,12 @@ def _algorithm(summary: ClippingSummary, i: int, blocked_tokens: int) -> dict[st
     algorithm = summary.question.algorithms[i]
     prompts, advantages = summary.prompts.result(), summary.question.needs.advantages
     blocked_when, weight = algorithm.formulas
-    estimates = summary.sums.result(lambda totals: _evaluate(Totals(totals), i, algorithm), prompts)
+    estimates = summary.sums.result(lambda totals: _evaluate(Totals(totals), i, algorithm), prompts, _SCALES)
     if not advantages:
         estimates |= dict.fromkeys(("blocked_all", "lost_all", "lost_masked", "lost_capped", "touched"), _NO_ADVANTAGES)
     elif not algorithm.weighs_by_ratio:
         estimates["lost_capped"] = _OTHER_WEIGHT
-    elif not np.isfinite(summary.sums.total_M).all():
+    elif not np.isfinite(summary.sums.sums_GM).all():
         infinite = Estimate(None, note=f"a ratio is {OVERFLOW}")
         estimates |= {name: infinite for name, e in estimates.items() if name.startswith("lost") and e.value is None}
     found = {name: estimate.to_dict() for name, estimate in estimates.items()}
@@ -92,7 +98,7 @@ def _algorithm(summary: ClippingSummary, i: int, blocked_tokens: int) -> dict[st
 
 
 def _evaluate(t: Totals, i: int, algorithm: Algorithm) -> dict[str, np.ndarray]:
-    """Every share and mean of algorithm i, alike on totals and on replicates."""
+    """Every share and mean of algorithm i, alike on totals and on what is left without each group."""
     unit = "update" if algorithm.weighs_by_ratio else "advantage"
     whole = {sign: t.shared(f"{unit}_{sign}") for sign in _SIGNS}
     lost = {sign: t.of(i, f"lost_{sign}") for sign in _SIGNS}
@@ -123,8 +129,8 @@ def _sum(by_sign: dict[str, np.ndarray]) -> np.ndarray:
 def _bin_row(counts_2xG: np.ndarray, prompts: int, advantages: bool) -> dict[str, Any]:
     """Judged and blocked tokens of one bin: [judged and blocked, signs, groups]."""
     judged, blocked = counts_2xG
-    shares = {name: group_share(blocked[sign], judged[sign], prompts) for name, sign in _SIGNS.items()}
-    both = group_share(blocked.sum(axis=0), judged.sum(axis=0), prompts) if advantages else _NO_ADVANTAGES
+    shares = {name: grouped_share(blocked[sign], judged[sign], prompts) for name, sign in _SIGNS.items()}
+    both = grouped_share(blocked.sum(axis=0), judged.sum(axis=0), prompts) if advantages else _NO_ADVANTAGES
     estimates = {"all": both, **shares}
     tokens = judged.sum() if advantages else judged[POSITIVE].sum()  # otherwise every token was asked for each sign
     return {"tokens": int(tokens), "blocked": {name: value.to_dict() for name, value in estimates.items()}}
@@ -136,13 +142,20 @@ def _step_row(t: Totals, i: int, prompts: int, advantages: bool) -> dict[str, An
     blocked = np.stack([t.of(i, sign) for sign in _SIGNS])
     n_G, blocked_G = judged.sum(axis=0), blocked.sum(axis=0)
     means = {
-        "mu_blocked": (t.of(i, "mu"), blocked_G),
-        "mu_kept": (t.shared("mu") - t.of(i, "mu"), n_G - blocked_G),
-        "entropy_blocked": (t.of(i, "entropy"), t.of(i, "entropy_n")),
-        "entropy_kept": (t.shared("entropy") - t.of(i, "entropy"), t.shared("entropy_n") - t.of(i, "entropy_n")),
+        "mu_blocked": (t.of(i, "mu"), blocked_G, SHARE),
+        "mu_kept": (t.shared("mu") - t.of(i, "mu"), n_G - blocked_G, SHARE),
+        "entropy_blocked": (t.of(i, "entropy"), t.of(i, "entropy_n"), jackknife.POSITIVE),
+        "entropy_kept": (
+            t.shared("entropy") - t.of(i, "entropy"),
+            t.shared("entropy_n") - t.of(i, "entropy_n"),
+            jackknife.POSITIVE,
+        ),
     }
     row = _bin_row(np.stack([judged, blocked]), prompts, advantages)
-    return row | {name: group_ratio(*pair, prompts).to_dict() for name, pair in means.items()}
+    return row | {
+        name: grouped_ratio(part_G, whole_G, prompts, scale).to_dict()
+        for name, (part_G, whole_G, scale) in means.items()
+    }
 
 
 def _equivalents(

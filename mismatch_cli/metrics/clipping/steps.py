@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mismatch_cli.metrics.hashing import GROUPS
+from mismatch_cli.metrics.hashing import sum_by_group
 
 
 class StepSums:
-    """For each step, or stretch of steps, M sums in each of 32 prompt groups, float64."""
+    """For each step, or stretch of steps, M sums in each prompt group, float64."""
 
     def __init__(self, width: int, most: int) -> None:
         self.width, self.most = width, most
@@ -23,9 +23,7 @@ class StepSums:
         self.latest = max(self.latest, int(step_S.max(initial=0)))
         for step in np.unique(step_S):
             rows = np.flatnonzero(step_S == step)
-            sums_GM = np.zeros((GROUPS, self.width))
-            np.add.at(sums_GM, group_S[rows], sums_SM[rows])
-            self._add(int(step) >> self.shift, sums_GM)
+            self._add(int(step) >> self.shift, sum_by_group(group_S[rows], sums_SM[rows]))
         self._shrink()
 
     def merge(self, other: StepSums) -> None:

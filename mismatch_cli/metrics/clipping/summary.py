@@ -8,7 +8,6 @@ import numpy as np
 
 from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.batch import TokenBatch
-from mismatch_cli.metrics.bootstrap import REPLICATES, ResampledSums
 from mismatch_cli.metrics.clipping.approximation import ApproximationQuality
 from mismatch_cli.metrics.clipping.bad_updates import BadUpdates
 from mismatch_cli.metrics.clipping.cells import BlockedCells
@@ -20,8 +19,9 @@ from mismatch_cli.metrics.clipping.sums import SHARED, response_sums, width
 from mismatch_cli.metrics.clipping.sweeps import Sweeps
 from mismatch_cli.metrics.clipping.theory import Theory
 from mismatch_cli.metrics.clipping.token_table import TokenTable
-from mismatch_cli.metrics.hashing import Prompts
+from mismatch_cli.metrics.hashing import prompt_groups
 from mismatch_cli.metrics.population import DistinctPrompts
+from mismatch_cli.metrics.sums import GroupSums
 
 _COUNTS = (
     "tokens", "positive", "negative", "zero_advantage", "masked", "not_measured", "out_of_support", "responses",
@@ -48,14 +48,14 @@ class ClippingSummary:
     the bits of every other run that does so, whatever the number of workers.
     """
 
-    def __init__(self, question: Question, replicates: int = REPLICATES) -> None:
+    def __init__(self, question: Question) -> None:
         number, needs = len(question.algorithms), question.needs
-        self.question, self.replicates = question, replicates
+        self.question = question
         self.counts: dict[str, int] = dict.fromkeys(_COUNTS, 0)
         self.seen = 0  # responses, also those left out
         self.lacking: dict[str, int] = {}  # responses left out for want of a column
         self.prompts = DistinctPrompts()
-        self.sums = ResampledSums(width(question.algorithms), replicates)
+        self.sums = GroupSums(width(question.algorithms))
         self.steps = StepSums(width(question.algorithms), _MOST_STRETCHES)
         self.cells = BlockedCells(number)
         self.tokens = TokenTable(number)
@@ -64,7 +64,7 @@ class ClippingSummary:
         self.sweeps = Sweeps(needs.top_k)
         self.approximation = ApproximationQuality(needs.top_k, needs.full)
         self.sample = JudgedSample()
-        self.theory = Theory(replicates) if question.theory else None
+        self.theory = Theory() if question.theory else None
 
     def update(self, batch: TokenBatch) -> None:
         """Add the responses of a batch; where it lacks a column that the question needs they are left out."""
@@ -75,9 +75,9 @@ class ClippingSummary:
             return
         slices = judge(batch, self.question.needs, self.question.algorithms)
         sums_SM = np.concatenate([self._update_slice(cases) for cases in slices])
-        prompts = Prompts.of(batch.prompt_id_S.numpy(), self.replicates)
-        self.sums.update(prompts, sums_SM)
-        self.steps.update(batch.step_S.numpy(), prompts.group_S, sums_SM)
+        group_S = prompt_groups(batch.prompt_id_S.numpy())
+        self.sums.update(group_S, sums_SM)
+        self.steps.update(batch.step_S.numpy(), group_S, sums_SM)
         touched_S = sums_SM[:, : SHARED.index("negative") + 1].any(axis=1)
         self.prompts.update(batch.prompt_id_S.numpy()[touched_S])
 

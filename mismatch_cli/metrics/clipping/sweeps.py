@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.metrics.clipping.judged import Judged
-from mismatch_cli.metrics.clipping.ratios import group_share
-from mismatch_cli.metrics.estimate import Estimate, jackknife_interval
+from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.hashing import GROUPS
 from mismatch_cli.metrics.histograms import LogBins, without_each_group
+from mismatch_cli.metrics.jackknife import POSITIVE, grouped_share, interval, left_out
 
 BINS = LogBins(-8, 7)
 _EVERY = 8  # a row of the table for every so many bins: four for each doubling of the threshold
@@ -67,8 +67,8 @@ class Sweeps:
         return [
             {
                 "threshold": float(edges[b]),
-                "blocked": group_share(counts[:, b], self.total[0], prompts).to_dict(),
-                "lost": group_share(updates[:, b], self.total[1], prompts).to_dict(),
+                "blocked": grouped_share(counts[:, b], self.total[0], prompts).to_dict(),
+                "lost": grouped_share(updates[:, b], self.total[1], prompts).to_dict(),
             }
             for b in self._shown(counts)
             if not (name.endswith("tv") and edges[b] > 1)
@@ -81,8 +81,8 @@ class Sweeps:
         return [
             {
                 "cap": float(edges[b]),
-                "share": group_share(counts[:, b], self.total[0], prompts).to_dict(),
-                "lost": group_share(updates[:, b] - edges[b] * advantages[:, b], self.total[1], prompts).to_dict(),
+                "share": grouped_share(counts[:, b], self.total[0], prompts).to_dict(),
+                "lost": grouped_share(updates[:, b] - edges[b] * advantages[:, b], self.total[1], prompts).to_dict(),
             }
             for b in self._shown(counts)
             if edges[b] >= 1
@@ -100,7 +100,8 @@ class Sweeps:
         value = _threshold(counts.sum(axis=0), blocked_G.sum())
         occupied_G = counts.any(axis=1)
         pairs = zip(without_each_group(counts), (blocked_G.sum() - blocked_G)[occupied_G], strict=True)
-        return jackknife_interval(value, np.array([_threshold(left, blocked) for left, blocked in pairs]), prompts)
+        without = np.array([_threshold(left, blocked) for left, blocked in pairs])
+        return interval(value, left_out(without, np.ones(len(without), dtype=bool)), prompts, POSITIVE)
 
 
 def _outward(judged: Judged, name: str, top_k: int) -> tuple[np.ndarray, np.ndarray]:

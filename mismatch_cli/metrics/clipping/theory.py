@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_cli.metrics.bootstrap import ResampledSums, SequenceWeights
 from mismatch_cli.metrics.clipping.judged import Judged
 from mismatch_cli.metrics.estimate import EXTREME, Estimate
-from mismatch_cli.metrics.hashing import Prompts
+from mismatch_cli.metrics.jackknife import POSITIVE
+from mismatch_cli.metrics.sums import GroupSums, SequenceWeights
 
 _COLUMNS = ("responses", "surrogate", "difference", "abs_less_1")
 
@@ -21,8 +21,8 @@ _COLUMNS = ("responses", "surrogate", "difference", "abs_less_1")
 class Theory:
     """Per-response sums in float64, over responses with a reward; the largest TV, length and |reward| as seen."""
 
-    def __init__(self, replicates: int) -> None:
-        self.sums, self.weights = ResampledSums(len(_COLUMNS), replicates), SequenceWeights(replicates)
+    def __init__(self) -> None:
+        self.sums, self.weights = GroupSums(len(_COLUMNS)), SequenceWeights()
         self.tv_max = self.tv_full_max = self.xi = self.weight_log_max = -np.inf
         self.longest = 0
 
@@ -38,11 +38,10 @@ class Theory:
             less_1_N = np.expm1(d_N)
             d_S, sum_S, abs_S = (gaps.responses.sum(x) for x in (d_N, less_1_N, np.abs(less_1_N)))
             rows_SM = np.stack([np.ones_like(d_S), reward_S * sum_S, reward_S * np.expm1(d_S), abs_S], axis=1)
-        prompt_S = gaps.batch.prompt_id_S.numpy()[here]
         if graded_S.any():
-            prompts = Prompts.of(prompt_S[graded_S], len(self.sums.replicate_BM))
-            self.sums.update(prompts, rows_SM[graded_S])
-            self.weights.update(prompts, d_S[graded_S])
+            group_S = gaps.group_S[graded_S]
+            self.sums.update(group_S, rows_SM[graded_S])
+            self.weights.update(group_S, d_S[graded_S])
             self._update_extremes(judged, reward_S[graded_S], d_S[graded_S], graded_S)
 
     def _update_extremes(self, judged: Judged, reward_S: np.ndarray, d_S: np.ndarray, graded_S: np.ndarray) -> None:
@@ -66,7 +65,7 @@ class Theory:
         """None where no response has a reward."""
         if not self.longest:
             return None
-        estimates = self.sums.result(self._evaluate, prompts) | {
+        estimates = self.sums.result(self._evaluate, prompts, {"tv_sum": POSITIVE}) | {
             "ess": self.weights.result(prompts)["ess_sequence"],
         }
         full = not np.isnan(self.tv_full_max)

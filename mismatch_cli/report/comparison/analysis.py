@@ -46,7 +46,7 @@ class Side:
 
     @property
     def measured(self) -> Measured:
-        """The same with its replicates: what the report does not know is not compared either."""
+        """The same with what its intervals are made of: what the report does not know is not compared either."""
         measured = Measured(self.summary)
         for key, found in self.result["metrics"].items():
             if found["value"] is None:
@@ -196,5 +196,5 @@ def _settings_diff(analysis: ComparisonAnalysis, side: Side) -> list[SettingDiff
 def comparison_plot_data(analysis: ComparisonAnalysis, result: dict[str, Any]) -> ComparisonPlotData:
     """What the plots draw: the numbers of the JSON, and the distribution of |d| in each trace."""
     who = [f"{side.name}: {who_is_compared(side.trace.manifest)}" for side in analysis.sides]
-    cells = [side.summary.exact.cells.d.counts for side in analysis.sides]
+    cells = [side.summary.exact.cells.d.total for side in analysis.sides]
     return ComparisonPlotData(result, " · ".join(who), tuple(exceedance(counts) for counts in cells))

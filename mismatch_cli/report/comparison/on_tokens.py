@@ -13,13 +13,13 @@ import pyarrow as pa
 import torch
 
 from mismatch_cli.batch import TokenBatch
-from mismatch_cli.metrics.bootstrap import REPLICATES, ResampledSums
 from mismatch_cli.metrics.columns import WIDE_BAND
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
-from mismatch_cli.metrics.hashing import Prompts
+from mismatch_cli.metrics.jackknife import SHARE
 from mismatch_cli.metrics.pairs import Pair
 from mismatch_cli.metrics.summary import MismatchSummary
+from mismatch_cli.metrics.sums import GroupSums
 from mismatch_cli.report.comparison.matching import SCORED, Responses
 from mismatch_cli.trace.columns import table_to_batch
 from mismatch_cli.trace.reader import Trace, open_shard
@@ -45,7 +45,7 @@ class OnTokens:
 
     current: MismatchSummary = field(default_factory=lambda: MismatchSummary(_CURRENT))
     reference: MismatchSummary = field(default_factory=lambda: MismatchSummary(_REFERENCE))
-    flips: ResampledSums = field(default_factory=lambda: ResampledSums(2))
+    flips: GroupSums = field(default_factory=lambda: GroupSums(2))
     masked_in_one: int = 0  # tokens that the loss mask of one trace has and that of the other lacks
 
     def update(self, joined: TokenBatch) -> None:
@@ -55,13 +55,12 @@ class OnTokens:
         for ours in token_gaps(joined, _OURS, required=_COLUMNS):
             theirs = TokenGaps(joined, _THEIRS, ours.first, ours.last, _COLUMNS)
             sums_S2 = np.stack([ours.responses.length_S, ours.responses.sum(_side(ours) != _side(theirs))], axis=1)
-            prompt_id_S = joined.prompt_id_S[ours.first : ours.last].numpy()
-            self.flips.update(Prompts.of(prompt_id_S, REPLICATES), sums_S2.astype(np.float64))
+            self.flips.update(ours.group_S, sums_S2.astype(np.float64))
 
     @property
     def clip_flips(self) -> Estimate:
         """Share of tokens whose ratio lies below, in or above [0.8, 1.28] in one trace, and elsewhere in the other."""
-        return self.flips.result(_share, self.current.exact.prompts.result())["clip_flips"]
+        return self.flips.result(_share, self.current.exact.prompts.result(), {"clip_flips": SHARE})["clip_flips"]
 
     def to_dict(self) -> dict[str, Any]:
         """As docs/compare.md describes it."""

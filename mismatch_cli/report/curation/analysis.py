@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mismatch_cli.metrics.curation import Curation
-from mismatch_cli.metrics.estimate import Estimate, jackknife_interval, point
+from mismatch_cli.metrics.estimate import Estimate, point
+from mismatch_cli.metrics.jackknife import interval
 
 _BINS = 6  # of the range that is kept
 
@@ -63,7 +64,7 @@ def mean_over_problems(values: Sequence[float] | np.ndarray) -> Estimate:
     if len(value_N) < 2:
         return point(float(value_N.mean()))
     without_N = (value_N.sum() - value_N) / (len(value_N) - 1)
-    return jackknife_interval(float(value_N.mean()), without_N, len(value_N))
+    return interval(float(value_N.mean()), without_N, len(value_N))
 
 
 def summary_json(analysis: CurationAnalysis) -> dict[str, Any]:

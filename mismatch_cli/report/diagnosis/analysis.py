@@ -11,10 +11,11 @@ import numpy as np
 
 from mismatch_cli.diagnosis.alignment import lag_scan
 from mismatch_cli.diagnosis.evidence import gather
-from mismatch_cli.diagnosis.grouped import Mean, mean_over_prompts
+from mismatch_cli.diagnosis.grouped import estimate_over_prompts
 from mismatch_cli.diagnosis.model import ModelAtHand, model_at_hand
 from mismatch_cli.diagnosis.run import Diagnosis, diagnose, module
 from mismatch_cli.diagnosis.sample import Sample
+from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.report.analysis import about, check_poolable, who_is_compared
 from mismatch_cli.trace.reader import Trace
 
@@ -43,9 +44,9 @@ class DiagnosisAnalysis:
         return f"{who} · {len(self.sample.kept):,} tokens" if who else f"{len(self.sample.kept):,} tokens"
 
     @cached_property
-    def gap(self) -> Mean:
+    def gap(self) -> Estimate:
         """Mean |d| over the sample, nats."""
-        return self.diagnosis.evidence.gap
+        return self._mean(np.abs(self.sample.d_N), slice(None))
 
     @cached_property
     def lags(self) -> dict[int, float]:
@@ -53,21 +54,22 @@ class DiagnosisAnalysis:
         return lag_scan(self.sample, self.diagnosis.evidence.alignment)
 
     @cached_property
-    def by_position(self) -> list[tuple[float, Mean]]:
+    def by_position(self) -> list[tuple[float, Estimate]]:
         """The mean position and the mean normalised gap of each sixteenth of the tokens, in the order of positions."""
         position_N = self.sample.position_T[self.sample.kept]
         order = np.argsort(position_N, kind="stable")
         parts = [part for part in np.array_split(order, _BINS) if len(part)]
-        return [(float(position_N[part].mean()), self._mean_u(part)) for part in parts]
+        return [(float(position_N[part].mean()), self._mean(self.sample.u_N, part)) for part in parts]
 
     @cached_property
-    def by_step(self) -> list[tuple[int, Mean]]:
+    def by_step(self) -> list[tuple[int, Estimate]]:
         """Each step with its mean normalised gap."""
         step_N = self.sample.step_S[self.sample.response_T[self.sample.kept]]
-        return [(int(step), self._mean_u(np.flatnonzero(step_N == step))) for step in np.unique(step_N)]
+        return [(int(step), self._mean(self.sample.u_N, step_N == step)) for step in np.unique(step_N)]
 
-    def _mean_u(self, part: np.ndarray) -> Mean:
-        return mean_over_prompts(self.sample.u_N[part], self.sample.group_N[part])
+    def _mean(self, value_N: np.ndarray, part: np.ndarray | slice) -> Estimate:
+        prompt_id_N = self.sample.prompt_id_S[self.sample.response_T[self.sample.kept]]
+        return estimate_over_prompts(value_N[part], self.sample.group_N[part], prompt_id_N[part])
 
 
 def analyse_diagnosis(

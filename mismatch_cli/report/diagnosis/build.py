@@ -116,7 +116,7 @@ def _not_tested(analysis: DiagnosisAnalysis) -> str:
 
 def _leading(analysis: DiagnosisAnalysis) -> tuple[MetricRow, ...]:
     diagnosis, gap = analysis.diagnosis, analysis.gap
-    value, interval = numbers.estimate(gap.value, gap.value - 1.96 * gap.error, gap.value + 1.96 * gap.error)
+    value, interval = numbers.estimate(gap.value, gap.low, gap.high)
     made = sum(finding.status != "untested" for finding in diagnosis.findings)
     first = diagnosis.first_cause.explains if diagnosis.first_cause else None
     usual = diagnosis.evidence.usual
@@ -124,7 +124,7 @@ def _leading(analysis: DiagnosisAnalysis) -> tuple[MetricRow, ...]:
         MetricRow(FAULTS, numbers.count(len(diagnosis.faults))),
         MetricRow(EXPLAINED, numbers.share(first)[0], note="an estimate" if first is not None else ""),
         MetricRow(UNEXPLAINED, numbers.number(diagnosis.unexplained.nats), note=f"usual: {usual.text}, {usual.who}"),
-        MetricRow(GAP, value, interval),
+        MetricRow(GAP, value, interval, note=gap.note or ""),
         MetricRow(MADE, f"{made} of {len(diagnosis.findings)}"),
     )
 

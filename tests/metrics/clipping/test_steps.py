@@ -93,7 +93,7 @@ def test_a_summary_of_many_steps():
     """1,000 steps: at most 64 stretches for each algorithm, every step for the bad updates, and nothing lost."""
     steps = np.arange(1000, dtype=np.int32)
     batch = simple([[-1.0, -2.0]] * 1000, [[-1.5, -1.0]] * 1000, [1.0, -1.0] * 500, step_S=steps)
-    summary = summarise(batch, needs=PLAIN, algorithms=plain_algorithms(), replicates=10)
+    summary = summarise(batch, needs=PLAIN, algorithms=plain_algorithms())
     found = clipping_result(summary, 5)
     for row in found["algorithms"]:
         spans = [(stretch["first"], stretch["last"]) for stretch in row["by_step"]]

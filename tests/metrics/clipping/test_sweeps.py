@@ -9,8 +9,9 @@ import pytest
 
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.metrics.clipping.sweeps import BINS, FAMILIES
-from mismatch_cli.metrics.estimate import FEWEST_PROMPTS, student_t
+from mismatch_cli.metrics.estimate import FEWEST_PROMPTS
 from mismatch_cli.metrics.hashing import GROUPS, prompt_groups
+from mismatch_cli.metrics.jackknife import SHARE, interval
 from tests.metrics.clipping import brute
 from tests.metrics.clipping.world import EVERYTHING, PLAIN, plain_algorithms, result_of, simple, world
 
@@ -137,14 +138,12 @@ def test_shares_fall_with_the_threshold(seed):
 
 
 def test_intervals_delete_one_group_of_prompts_at_a_time(judged_world):
-    """The jackknife by hand, over those of the 32 groups that hold a judged token."""
+    """The share without each group of prompts by hand, over the groups that hold a judged token."""
     judged = judged_world.judged
     group = prompt_groups(judged["prompt_id"].to_numpy())
     row = judged_world.result["sweeps"]["binary_tv"][8]
     out = brute.outward(judged, "binary_tv") > row["threshold"]
     left = np.array([out[group != g].mean() for g in np.unique(group)])
     assert FEWEST_PROMPTS < len(left) < GROUPS
-    error = np.sqrt((len(left) - 1) / len(left) * ((left - left.mean()) ** 2).sum())
-    half = student_t(len(left) - 1) * error
-    found = row["blocked"]
-    assert (found["low"], found["high"]) == (pytest.approx(out.mean() - half), pytest.approx(out.mean() + half))
+    expected, found = interval(out.mean(), left, len(np.unique(judged["prompt_id"])), SHARE), row["blocked"]
+    assert (found["low"], found["high"]) == (pytest.approx(expected.low), pytest.approx(expected.high))

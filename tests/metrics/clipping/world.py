@@ -114,9 +114,8 @@ def summarise(
     needs: Needs = EVERYTHING,
     algorithms: tuple[Algorithm, ...] = ALL,
     theory: bool = False,
-    replicates: int = 200,
 ) -> ClippingSummary:
-    summary = ClippingSummary(Question(algorithms, needs, theory), replicates)
+    summary = ClippingSummary(Question(algorithms, needs, theory))
     for batch in batches:
         summary.update(batch)
     return summary

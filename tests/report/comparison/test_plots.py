@@ -105,9 +105,9 @@ def test_the_curve_of_gaps_is_their_share() -> None:
     """|d| of 0, 0.1, 0.1 and 2: all but one of four at 0.1, one of four at 2."""
     from mismatch_cli.metrics.cells import D_BINS
 
-    counts = np.zeros((32, 11, D_BINS.count), dtype=np.int64)
+    counts = np.zeros((11, D_BINS.count), dtype=np.int64)
     for value in np.array([0.0, 0.1, -0.1, 2.0], dtype=np.float32):
-        counts[0, 0, D_BINS.index(np.array([value]))] += 1
+        counts[0, D_BINS.index(np.array([value]))] += 1
     edges, shares = exceedance(counts)
     assert shares[0] == 0.75 and shares[-1] == 0.25 and (np.diff(shares) <= 0).all()
     assert edges[-1] == pytest.approx(2, rel=0.04) and edges[shares == 0.75][-1] == pytest.approx(0.1, rel=0.04)

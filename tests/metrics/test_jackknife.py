@@ -1,0 +1,120 @@
+"""The one interval over prompts: against formulas by hand, where there is none, and how often it holds the truth."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mismatch_cli.metrics.columns import COLUMNS, INDEX
+from mismatch_cli.metrics.estimate import FEW_DECIDE, FEW_PROMPTS, NO_SPREAD
+from mismatch_cli.metrics.formulas import SCALES, evaluate
+from mismatch_cli.metrics.hashing import prompt_groups
+from mismatch_cli.metrics.jackknife import POSITIVE, SHARE, SIGNED, grouped_ratio, grouped_share, interval
+from mismatch_cli.metrics.sums import GroupSums
+
+INF, NAN = float("inf"), float("nan")
+
+
+def _without(x_G: np.ndarray) -> np.ndarray:
+    return (x_G.sum() - x_G) / (len(x_G) - 1)
+
+
+def test_of_a_mean_without_skewness_it_is_student_s():
+    half = np.random.default_rng(0).normal(size=16)
+    x = np.concatenate([half, -half]) + 5
+    found = interval(x.mean(), _without(x), prompts=32)
+    degrees = min(2 / ((half**4).sum() * 2 / (2 * half @ half) ** 2 - 1 / 32), 31)
+    assert 2.0 < 1.96 * (1 + 1.2 / degrees) < 2.2
+    assert found.high - 5 == pytest.approx(5 - found.low)
+    assert (found.high - 5) / (x.std(ddof=1) / np.sqrt(32)) == pytest.approx(1.96 * (1 + 1.21 / degrees), rel=0.01)
+
+
+def test_where_a_few_are_large_it_reaches_further_up():
+    x = np.random.default_rng(1).lognormal(0, 1, 64)
+    plain, logarithmic = (interval(x.mean(), _without(x), 64, scale) for scale in (SIGNED, POSITIVE))
+    for found in (plain, logarithmic):
+        assert found.high - x.mean() > 1.2 * (x.mean() - found.low)
+    assert logarithmic.low > 0
+
+
+@pytest.mark.parametrize("scale", [SIGNED, POSITIVE])
+def test_the_interval_moves_with_its_value(scale):
+    x = np.random.default_rng(2).gamma(2, size=40)
+    one, ten = (interval(factor * x.mean(), factor * _without(x), 40, scale) for factor in (1, 10))
+    assert (10 * one.low, 10 * one.high) == (pytest.approx(ten.low), pytest.approx(ten.high))
+
+
+def test_too_few_prompts_or_groups_of_them():
+    x = np.linspace(0.9, 1.1, 32)
+    assert interval(1.0, x, prompts=9).note == FEW_PROMPTS
+    assert interval(1.0, x[:7], prompts=64).note == FEW_PROMPTS
+    assert interval(1.0, np.where(np.arange(32) < 7, x, NAN), prompts=64).note == FEW_PROMPTS
+    assert interval(1.0, x[:10], prompts=10).low is not None
+
+
+def test_what_one_group_decides_has_no_interval():
+    """Blocked tokens in one group of prompts, or in two; a mean that is nothing without one of them."""
+    whole, part = np.full(40, 100.0), np.zeros(40)
+    part[3] = 7
+    assert grouped_share(part, whole, 40).note == FEW_DECIDE
+    assert grouped_ratio(part, part, 40).note == FEW_PROMPTS  # nobody else has any
+    mean_of_two = np.full(40, 1.0)
+    mean_of_two[:2] = 0.5, 1.5
+    assert interval(1.0, mean_of_two, 40).note == FEW_DECIDE
+    assert interval(1.0, np.where(np.arange(40) == 3, INF, 1.0), 40).note == FEW_DECIDE
+
+
+def test_no_spread_is_no_certainty():
+    assert grouped_share(np.zeros(40), np.full(40, 10.0), 40).note == NO_SPREAD
+    assert interval(2.0, np.full(20, 2.0), 20).note == NO_SPREAD
+
+
+def test_a_share_stays_between_its_ends():
+    rng = np.random.default_rng(3)
+    part = rng.binomial(3, 0.05, 40).astype(float)
+    found = grouped_share(part, np.full(40, 3.0), 40)
+    assert 0 < found.low < found.value < found.high < 1
+    other = grouped_share(3 - part, np.full(40, 3.0), 40)
+    assert (1 - other.high, 1 - other.low) == (pytest.approx(found.low), pytest.approx(found.high))
+
+
+def test_a_lost_share_may_be_negative():
+    found = interval(-0.1, np.random.default_rng(4).normal(-0.1, 0.01, 40), 40, SHARE)
+    assert found.low < -0.1 < found.high
+
+
+def _simulated(rng: np.random.Generator, prompts: int, samples: int) -> np.ndarray:
+    """Sums of responses of 40 tokens, whose scale is mostly the prompt's and whose tokens have a t-distribution."""
+    scale_P = 0.06 * np.exp(0.5 * rng.normal(size=prompts))
+    d_ST = np.repeat(scale_P, samples)[:, None] * rng.standard_t(5, size=(prompts * samples, 40))
+    sums_SM = np.zeros((len(d_ST), len(COLUMNS)))
+    ratio_ST = np.exp(d_ST)
+    columns = {
+        "n": np.ones_like(d_ST), "supported": np.ones_like(d_ST), "d": d_ST, "abs_d": np.abs(d_ST), "d_d": d_ST**2,
+        "k3": ratio_ST - 1 - d_ST, "outside_narrow": (ratio_ST < 0.8) | (ratio_ST > 1.25),
+    }  # fmt: skip
+    for name, values_ST in columns.items():
+        sums_SM[:, INDEX[name]] = values_ST.sum(axis=1)
+    return sums_SM
+
+
+@pytest.mark.parametrize(("prompts", "samples"), [(40, 4), (64, 8)])
+def test_95_percent_intervals_hold_the_truth_where_prompts_cluster(prompts, samples):
+    """400 traces with a strong effect of the prompt and heavy tails."""
+    rng, keys = np.random.default_rng(5), ("abs_d_mean", "d_mean", "d_sd", "k2", "k3", "ratio_outside_0.8_1.25")
+    truth = evaluate(_simulated(rng, 40_000, 1).sum(axis=0))
+    printed, held, short, long_ = (dict.fromkeys(keys, 0) for _ in range(4))
+    for trial in range(400):
+        sums = GroupSums(len(COLUMNS))
+        sums.update(np.repeat(prompt_groups(np.arange(prompts) + 1000 * trial), samples),
+                    _simulated(rng, prompts, samples))  # fmt: skip
+        for key, found in sums.result(evaluate, prompts, SCALES).items():
+            if key in keys and found.low is not None:
+                printed[key] += 1
+                short[key] += found.high < truth[key]
+                long_[key] += found.low > truth[key]
+                held[key] += found.low <= truth[key] <= found.high
+    for key in keys:
+        assert printed[key] >= 380, (key, printed[key])
+        assert 0.925 <= held[key] / printed[key] <= 0.98, (key, held[key])
+        assert max(short[key], long_[key]) <= 26, (key, short[key], long_[key])
