@@ -38,7 +38,7 @@ class TokenBatch:
     """
 
     offset_S1: torch.Tensor  # int64
-    prompt_id_S: torch.Tensor  # int64, what intervals are resampled over
+    prompt_id_S: torch.Tensor  # int64, what intervals are over
     sample_index_S: torch.Tensor  # int32
     step_S: torch.Tensor  # int32
     prompt_length_S: torch.Tensor  # int64, tokens

@@ -32,10 +32,9 @@ def prompt_groups(prompt_id_P: np.ndarray) -> np.ndarray:
 
 
 def sum_by_group(group_S: np.ndarray, sums_SM: np.ndarray) -> np.ndarray:
-    """[S, M] → [GROUPS, M]."""
+    """[S, M] → [GROUPS, M]; the responses to one prompt mostly lie together, and are summed without being moved."""
     totals_GM = np.zeros((GROUPS, sums_SM.shape[1]))
-    order_S = np.argsort(group_S, kind="stable")
-    groups, first = np.unique(group_S[order_S], return_index=True)
-    if len(groups):
-        totals_GM[groups] = np.add.reduceat(sums_SM[order_S], first, axis=0)
+    first_R = np.flatnonzero(np.diff(group_S, prepend=-1))
+    if len(first_R):
+        np.add.at(totals_GM, group_S[first_R], np.add.reduceat(sums_SM, first_R, axis=0))
     return totals_GM

@@ -224,7 +224,7 @@ def test_the_state_does_not_grow(random_batch, monkeypatch) -> None:
     monkeypatch.setattr(spearman, "SAMPLE_TOKENS", 100)  # a sample that is full from the first batch on
     sizes = [len(pickle.dumps(summarise(*(random_batch(seed) for seed in range(count))))) for count in (1, 6)]
     assert sizes[1] - sizes[0] < 10_000
-    assert sizes[1] < 17_000_000
+    assert sizes[1] < 23_000_000
 
 
 def test_topk_measured_for_some_responses_only(make_batch) -> None:
