@@ -171,7 +171,7 @@ def test_every_metric_of_a_gap_has_its_formula_in_the_guide():
     text = (DOCS / "summary.md").read_text(encoding="utf-8")
     assert all(f"| `{metric.key}` |" in text for metric in CATALOG)
     formulas = PAGE.read_text(encoding="utf-8")
-    for number in ("k1", "k2", "k3", "binary", "top-K", "full", "floor", "bootstrap", "advantage", "token-mean"):
+    for number in ("k1", "k2", "k3", "binary", "top-K", "full", "floor", "jackknife", "advantage", "token-mean"):
         assert number in formulas
 
 

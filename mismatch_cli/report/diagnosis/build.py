@@ -104,7 +104,7 @@ def _suspect(finding: Finding) -> str:
 
 
 def _against_usual(analysis: DiagnosisAnalysis) -> str:
-    gap, usual = analysis.gap.value, analysis.diagnosis.evidence.usual
+    gap, usual = analysis.diagnosis.evidence.gap.value, analysis.diagnosis.evidence.usual
     where = "less than" if gap < usual.low else "within" if gap <= usual.high else "above, though not far above,"
     return f"The gap of {numbers.number(gap)} nats is {where} what is usual for {usual.who}, {usual.text} nats."
 
