@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2  # of the tests; each may hold a vLLM engine, about 3 GB
 
-.PHONY: help setup probe test lint browser
+.PHONY: help setup probe test lint audit browser
 help:  ## Show the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## */  make \1\t/'
 
@@ -12,7 +12,7 @@ setup: $(VENV)/.installed  ## Create .venv with everything, vLLM for CPU include
 
 $(VENV)/.installed: pyproject.toml requirements/cpu.lock requirements/dev.lock
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-compile --no-deps -r requirements/cpu.lock -r requirements/dev.lock
+	$(BIN)/pip install --quiet --no-compile --require-hashes --no-deps -r requirements/cpu.lock -r requirements/dev.lock
 	$(BIN)/pip install --quiet --no-compile --no-deps --no-build-isolation --editable .
 	touch $@
 
@@ -26,6 +26,9 @@ lint: setup  ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+audit: setup  ## Look up known vulnerabilities of what requirements/ pins
+	.ci/audit
 
 browser:  # The HTML report is tested in Chromium; without root the tests that need it are skipped and say so.
 	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \

@@ -16,12 +16,12 @@ from safetensors import safe_open
 
 from mismatch_cli.cli import run as cli
 
-UNFINISHED = ("*.part", ".step-*", ".model", "trace.part", "distributions")
+UNFINISHED = ("*.part", ".lock", "distributions")
 
 
 def phase(command: str, folder: Path, said: str) -> str:
     """What a run was doing when it ended, as its talk and its files say."""
-    if any(folder.rglob("*.part")) or any((folder / "checkpoints").glob(".step-*")):
+    if any(folder.rglob("*.part")):
         return "writing a shard" if command == "probe" else "writing a checkpoint or a trace"
     last = (said.splitlines() or [""])[-1]
     if "Next: " in said or last.startswith(f"Wrote {folder}/report.html"):

@@ -3,6 +3,7 @@
     python benchmarks/kills.py probe --folder /tmp/kills --kills 50 [--seed 0] [--minutes 10]
     python benchmarks/kills.py train --folder /tmp/kills --kills 50
     python benchmarks/kills.py table --folder /tmp/kills
+    python benchmarks/kills.py folders --folder /tmp/kills --kills 60   # two at once, and more: see folders.py
 
 Real processes, real vLLM. A moment is a share of the CPU time of an unbroken run, uniform from its start to its end, so
 that it falls into the same work on a busy machine. The signal goes to the whole process group, to the main process
@@ -253,13 +254,18 @@ def table(folder: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=[*COMMANDS, "table"])
+    parser.add_argument("command", choices=[*COMMANDS, "table", "folders"])
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=10, help="begin no other process after so long")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
+    if options.command == "folders":
+        from folders import all_classes
+
+        print(all_classes(options.folder, options.kills, options.seed))
+        return
     if options.command != "table":
         go_on(
             options.command,

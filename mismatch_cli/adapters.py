@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mismatch_cli import custom_code
 from mismatch_cli.compat import prepare_imports
 from mismatch_cli.errors import MismatchError, first_line
 
@@ -58,7 +59,8 @@ def read_adapter(name: str) -> Adapter:
         rank, alpha = max(config["r"], *config.get("rank_pattern", {}).values(), 0), config["lora_alpha"]
     except Exception as error:  # peft and safetensors fail in as many ways as there are broken files
         raise MismatchError(
-            f"{name} is no LoRA adapter that can be read ({type(error).__name__}: {first_line(error)}). "
+            custom_code.refusal(f"The adapter {name}", error)
+            or f"{name} is no LoRA adapter that can be read ({type(error).__name__}: {first_line(error)}). "
             f"Give a folder with {_CONFIG} and adapter_model.safetensors, as peft saves them."
         ) from error
     if config.get("modules_to_save"):

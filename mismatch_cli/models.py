@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from mismatch_cli import custom_code
 from mismatch_cli.attention import SAFE, attention_facts
 from mismatch_cli.compat import prepare_imports
 from mismatch_cli.errors import MismatchError, UsageError, first_line
@@ -28,6 +29,11 @@ def load_causal_lm(
     implementation is transformers' choice, or "eager" where that leaves out what the model asks for.
     Raises UsageError for a dtype or device that does not exist, MismatchError for whatever is wrong with the model.
     """
+    if attn_implementation is not None and "/" in attn_implementation and not custom_code.allowed():
+        raise UsageError(
+            f"--attn {attn_implementation} is code on the hub, which would run here. If you have read it and trust it, "
+            f"add {custom_code.FLAG}; else use sdpa or eager."
+        )
     if dtype not in DTYPES:
         raise UsageError(f"{dtype!r} is not a dtype for a model. Use one of: {', '.join(DTYPES)}.")
     check_model_folder(model)
@@ -73,7 +79,11 @@ def _from_pretrained(model: str, options: dict[str, Any]) -> tuple[Any, dict[str
     from transformers import AutoModelForCausalLM
 
     with _quiet():
-        return AutoModelForCausalLM.from_pretrained(os.path.expanduser(model), output_loading_info=True, **options)
+        loaded, info = AutoModelForCausalLM.from_pretrained(
+            os.path.expanduser(model), output_loading_info=True, **custom_code.loading(), **options
+        )
+        custom_code.note(model, loaded, loaded.config)
+        return loaded, info
 
 
 @contextmanager
@@ -94,6 +104,8 @@ def _quiet() -> Iterator[None]:
 
 def _why(model: str, error: Exception) -> str:
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    if refused := custom_code.refusal(model, error):
+        return refused
     if "Unrecognized configuration class" in reason:
         return f"{model} is not a causal language model. Name a model that generates text from left to right."
     if isinstance(error, torch.OutOfMemoryError):
@@ -127,16 +139,18 @@ def saved_state(model: Any) -> Mapping[str, torch.Tensor]:
 def load_tokenizer(model: str) -> Any:
     """Load the tokenizer of a local folder or a hub name; a `MismatchError` where it is missing or does not fit."""
     prepare_imports()
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoTokenizer
 
     check_model_folder(model)
     model = os.path.expanduser(model)
     try:
-        config = AutoConfig.from_pretrained(model)
-        tokenizer = AutoTokenizer.from_pretrained(model)
+        config = load_config(model)
+        tokenizer = AutoTokenizer.from_pretrained(model, **custom_code.loading())
+        custom_code.note(model, tokenizer)
     except (OSError, ValueError, KeyError) as error:
         raise MismatchError(
-            f"{model}: the model's configuration or tokenizer cannot be loaded ({first_line(error)}). "
+            custom_code.refusal(model, error)
+            or f"{model}: the model's configuration or tokenizer cannot be loaded ({first_line(error)}). "
             "Give a model folder with config.json and tokenizer files, or a hub name."
         ) from error
     vocabulary = getattr(config.get_text_config(), "vocab_size", None)
@@ -147,6 +161,15 @@ def load_tokenizer(model: str) -> Any:
             "belong together. Save the tokenizer that the model was trained with into the model's folder."
         )
     return tokenizer
+
+
+def load_config(model: str) -> Any:
+    """The configuration of a local folder or a hub name, with whatever error transformers has for one that is none."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(os.path.expanduser(model), **custom_code.loading())
+    custom_code.note(model, config)
+    return config
 
 
 def check_model_folder(model: str) -> None:

@@ -31,6 +31,7 @@ FLOORS = [
     {"divergences"},
     {"models", "adapters"},
     {"sampling", "batch", "text", "registry", "torch_settings", "compat", "bundled", "memory", "attention"},
+    {"custom_code", "suggest", "places"},
     {"errors", "papers", ""},
     {"subprocess_site"},
 ]

@@ -18,6 +18,14 @@ Force = Annotated[bool, typer.Option("--force", help="Replace a run that is alre
 Debug = Annotated[
     bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=_OUTPUT)
 ]  # read by cli.run, which catches the error
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option("--trust-remote-code", help="Run the code that a model brings; it is refused without."),
+]
+FullPaths = Annotated[
+    bool,
+    typer.Option("--full-paths", help="Show absolute paths as they are, in place of …/NAME.", rich_help_panel=_OUTPUT),
+]
 Output = Annotated[
     Path | None,
     typer.Option(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.commands._progress import TerminalProgress
-from mismatch_cli.errors import MismatchError
+from mismatch_cli.places import shown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,19 +26,6 @@ if TYPE_CHECKING:
 
 SUMMARY_FILE, HTML_FILE, PLOTS_FOLDER = "summary.json", "report.html", "plots"
 _WORST_IN_HTML = 10
-
-
-def check_report_folder(folder: Path) -> None:
-    """Refuse to write the report of several training runs over anything but an earlier one."""
-    try:
-        found = json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8"))
-        ours = isinstance(found, dict) and found.get("format") == "mismatch-cli training"
-    except (OSError, ValueError):
-        ours = False
-    reports = () if ours else (SUMMARY_FILE, HTML_FILE, PLOTS_FOLDER)
-    foreign = [name for name in ("trace", "metrics.jsonl", *reports) if (folder / name).exists()]
-    if foreign:
-        raise MismatchError(f"{folder} is no folder of training runs: it holds {foreign[0]}. Choose another --output.")
 
 
 def present(traces: Sequence[Trace], folder: Path, *, worst: int, as_json: bool, progress: TerminalProgress) -> None:
@@ -77,7 +64,7 @@ def present_clipping(
     with progress.counting("Judging", sum(trace.num_responses for trace in traces)) as advance:
         analysis = analyse_clipping(traces, judged, theory=theory, workers=workers, on_responses=advance)
     pair = chosen_pair(analysis, compared)
-    result = clipping_json(analysis, pair, arguments)
+    result = clipping_json(analysis, pair, shown(arguments))
     examples = example_excerpts(traces, result, pair)
     with _shown(result, build_view(result, [], examples), as_json, progress):
         data = clipping_plot_data(analysis, result, pair)
@@ -147,8 +134,8 @@ def present_curation(
     from mismatch_cli.report.curation.analysis import CurationAnalysis, summary_json
     from mismatch_cli.report.curation.build import build_view
 
-    analysis = CurationAnalysis(curation, config, confirm)
-    summary, command = summary_json(analysis), ["mismatch-cli", *sys.argv[1:]]
+    analysis = CurationAnalysis(curation, shown(config), confirm)
+    summary, command = summary_json(analysis), shown(sys.argv[1:])
     with _shown(summary, build_view(analysis, [], command), as_json, progress):
         _write(folder, summary, analysis, lambda drawn: build_view(analysis, drawn, command), progress)
 

@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.text import visible
+from mismatch_cli.trace.files import remove_unfinished
 
 _SHARE = 0.02  # of the time, at most, is spent on drawing
 _LOWEST = 19  # the priority of whoever gets what others leave
@@ -23,7 +25,7 @@ class Refresher:
 
     def __init__(self, folders: Sequence[Path], output: Path, every: float, say: Callable[[str], None]) -> None:
         self._command = [sys.executable, "-m", __name__, str(output), *map(str, folders)]
-        self._every, self._say, self._said = every, say, ""
+        self._output, self._every, self._say, self._said = output, every, say, ""
         self._next = time.monotonic() + every
         self._child: subprocess.Popen[bytes] | None = None
         # No pipe: nobody reads it before the process ends, and one that is full would hold it up.
@@ -38,7 +40,7 @@ class Refresher:
             self._errors.seek(0)
             self._errors.truncate()
             self._child = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._errors,
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._errors,
                 env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True,  # Ctrl-C is not for it
             )  # fmt: skip
             os.setpriority(os.PRIO_PROCESS, self._child.pid, _LOWEST)
@@ -50,6 +52,8 @@ class Refresher:
         if self._child is not None and self._child.poll() is None:
             self._child.kill()  # what it writes is written under another name first
             self._child.wait()
+            for folder in (self._output, self._output / "plots"):
+                remove_unfinished(folder)
         self._child = None
         self._errors.close()
 
@@ -87,7 +91,14 @@ def _draw(output: Path, folders: Sequence[Path]) -> None:
     present_training(begun, output, as_json=False, progress=TerminalProgress(True), reload_seconds=_RELOAD_SECONDS)
 
 
+def _end_with_parent() -> None:
+    """Whoever holds the folder holds the other end of stdin; when it is gone, another process may be writing there."""
+    os.read(0, 1)
+    os._exit(1)
+
+
 if __name__ == "__main__":
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         _draw(Path(sys.argv[1]), list(map(Path, sys.argv[2:])))
     except MismatchError as error:

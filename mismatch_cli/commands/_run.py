@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import typer
 
-from mismatch_cli import registry
+from mismatch_cli import custom_code, registry
 from mismatch_cli.adapters import read_adapter
 from mismatch_cli.bundled import bundled
 from mismatch_cli.errors import MismatchError, UsageError
@@ -23,7 +24,7 @@ from mismatch_cli.recording.config import (
     RolloutConfig,
     TrainerSettings,
 )
-from mismatch_cli.recording.folder import check_run_folder
+from mismatch_cli.recording.folder import run_folder
 from mismatch_cli.recording.scorer import named_scorer
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.tasks.own_reward import check_reward
@@ -46,18 +47,23 @@ _ENGINE_FLAGS = {
 _CHANGEABLE = {"threads", "token_budget", "noise_responses", "device_map", "keep", "engine_url"}
 _CHANGEABLE |= {"full_divergence_memory"}
 _ARGUMENTS = {"model", "trace"}
-_OF_THIS_CALL = {"resume", "output", "worst", "confirm", "force", "json", "quiet", "debug"}
+_OF_THIS_CALL = {"resume", "output", "worst", "confirm", "trust_remote_code", "force", "json", "quiet", "debug"}
 _Config = TypeVar("_Config", bound=RolloutConfig | RescoreConfig)
 
 
-def prepare_run(
-    context: typer.Context, to_config: Callable[[dict[str, Any]], _Config]
-) -> tuple[_Config, Path, dict[str, Any]]:
+@contextmanager
+def prepared_run(
+    context: typer.Context,
+    to_config: Callable[[dict[str, Any]], _Config],
+    check: Callable[[_Config, Path], None] = lambda _config, _folder: None,
+) -> Iterator[tuple[_Config, Path, dict[str, Any]]]:
     """The configuration, the run folder, and the manifest to begin with: a new one, or that of the run to go on with.
 
-    Nothing is deleted here: an old run goes when the new one has loaded and is about to write.
+    The folder is held until the end of the block. Nothing is deleted here: an old run goes when the new one has loaded
+    and is about to write. `check` may refuse the two before anything is created.
     """
     flags, command = context.params, str(context.info_name)
+    custom_code.allow(flags["trust_remote_code"])  # never by what a folder to resume says
     if flags["resume"] and flags["force"]:
         raise UsageError("--resume goes on with a run, --force replaces it: use one of them.")
     recorded = {
@@ -71,16 +77,17 @@ def prepare_run(
     recorded = json.loads(json.dumps(recorded))  # as the manifest has it: pairs are lists there
     config = to_config(recorded)  # what makes no sense is said before anything about folders
     folder = flags["output"] or Path(f"{command}-{config.name}")
-    check_run_folder(folder)
-    if flags["resume"]:
+    check(config, folder)
+    if not flags["resume"]:
+        _check_inputs(config)
+    resumable = _is_resumable(folder, command)
+    with run_folder(folder, resume=flags["resume"], force=flags["force"], resumable=resumable):
+        if not flags["resume"]:
+            yield config, folder, {"command": command, "flags": recorded}
+            return
         manifest = _manifest_to_resume(folder, command)
         recorded = _resumed_flags(recorded, _explicit(context), manifest)
-        return to_config(recorded), folder, manifest | {"flags": recorded}
-    if any(folder.glob("trace/shard-*.parquet")) and not flags["force"]:
-        resume = "Go on with --resume, replace" if _is_resumable(folder, command) else "Replace"
-        raise MismatchError(f"{folder} already exists. {resume} it with --force, or choose another --output.")
-    _check_inputs(config)
-    return config, folder, {"command": command, "flags": recorded}
+        yield to_config(recorded), folder, manifest | {"flags": recorded}
 
 
 def _check_inputs(config: RolloutConfig | RescoreConfig) -> None:
@@ -253,6 +260,8 @@ def _engine_args(flags: dict[str, Any]) -> dict[str, Any]:
         key, separator, value = item.partition("=")
         if not separator or not key:
             raise UsageError(f"--engine-arg {item!r} is not key=value. Example: --engine-arg max_num_seqs=64")
+        if key.replace("-", "_") == "trust_remote_code":
+            raise UsageError(f"--engine-arg {item} is not for one side alone. Use {custom_code.FLAG}.")
         arguments[key.replace("-", "_")] = _parse_value(value)
     return arguments
 

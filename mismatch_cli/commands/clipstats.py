@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mismatch_cli.commands._options import Debug, Force, Json, Quiet, ReportFolder, Traces
+from mismatch_cli.commands._options import Debug, Force, FullPaths, Json, Quiet, ReportFolder, Traces
 from mismatch_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from mismatch_cli.algorithms.algorithm import Algorithm
-    from mismatch_cli.trace.reader import Trace
 
 _FOLDER = "clipstats"
 
@@ -46,6 +45,7 @@ def command(
     ] = 1,
     output: ReportFolder = None,
     force: Force = False,
+    full_paths: FullPaths = False,
     json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -63,21 +63,26 @@ def command(
     from mismatch_cli.bundled import bundled_trace
     from mismatch_cli.commands._present import present_clipping
     from mismatch_cli.commands._progress import TerminalProgress
+    from mismatch_cli.places import show_full
+    from mismatch_cli.recording.folder import report_folder
+    from mismatch_cli.report.clipping.analysis import FORMAT
     from mismatch_cli.trace.reader import Trace
 
+    show_full(full_paths)
     judged, compared = _algorithms(algorithm, compare)
     opened = [Trace.open(path) for path in traces or [bundled_trace()]]
-    folder = _output_folder(output, opened if traces else [], force)
+    folder = output or (opened[0].run_folder if traces and len(opened) == 1 else Path()) / _FOLDER
     progress = TerminalProgress(quiet)
     if not traces:
         progress.say("No trace named: judging the bundled one, a short training run with an fp8 KV cache.")
     arguments = [*(part for spec in algorithm or () for part in ("--algorithm", spec))]
     arguments += ["--compare", *compare] if compare else []
     arguments += ["--theory"] if theory else []
-    present_clipping(
-        opened, folder, judged, compared,
-        arguments=arguments, theory=theory, workers=workers, as_json=json, progress=progress,
-    )  # fmt: skip
+    with report_folder(folder, FORMAT, force=force):
+        present_clipping(
+            opened, folder, judged, compared,
+            arguments=arguments, theory=theory, workers=workers, as_json=json, progress=progress,
+        )  # fmt: skip
 
 
 def _algorithms(asked: list[str] | None, compare: tuple[str, str] | None) -> tuple[list[Algorithm], list[Algorithm]]:
@@ -95,12 +100,3 @@ def _algorithms(asked: list[str] | None, compare: tuple[str, str] | None) -> tup
     if len(judged) > MOST_ALGORITHMS:
         raise UsageError(f"{len(judged)} algorithms are too many at once: name at most {MOST_ALGORITHMS}.")
     return judged, compared
-
-
-def _output_folder(output: Path | None, traces: list[Trace], force: bool) -> Path:
-    """Into the run that it is about, unless another folder is named."""
-    from mismatch_cli.commands._own_folder import own_folder
-    from mismatch_cli.report.clipping.analysis import FORMAT
-
-    folder = output or (traces[0].run_folder if len(traces) == 1 else Path()) / _FOLDER
-    return own_folder(folder, FORMAT, force)

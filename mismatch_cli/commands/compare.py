@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from mismatch_cli.commands._options import Debug, Force, Json, Quiet
+from mismatch_cli.commands._options import Debug, Force, FullPaths, Json, Quiet
 from mismatch_cli.errors import UsageError
+from mismatch_cli.suggest import suggest
 
 
 def command(
@@ -33,6 +34,7 @@ def command(
         typer.Option("--output", "-o", help="Folder for summary.json, report.html and plots."),
     ] = Path("compare"),
     force: Force = False,
+    full_paths: FullPaths = False,
     json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -52,22 +54,26 @@ def command(
     """
     from mismatch_cli import registry
     from mismatch_cli.bundled import bundled
-    from mismatch_cli.commands._own_folder import own_folder
     from mismatch_cli.commands._present import present_comparison
     from mismatch_cli.commands._progress import TerminalProgress
     from mismatch_cli.metrics.pairs import PAIRS
+    from mismatch_cli.places import show_full
+    from mismatch_cli.recording.folder import report_folder
     from mismatch_cli.report.comparison.analysis import FORMAT, NAMES
     from mismatch_cli.trace.reader import Trace
 
+    show_full(full_paths)
     if traces and len(traces) == 1:
-        raise UsageError(f"One trace has nothing to be compared with. Name a second: compare {traces[0]} OTHER")
+        raise UsageError(
+            f"One trace has nothing to be compared with. Name a second: {suggest('compare', traces[0], 'OTHER')}"
+        )
     if traces and len(traces) > len(NAMES):
         raise UsageError(f"{len(traces)} traces are too many at once: name at most {len(NAMES)}.")
     if pair is not None and pair not in PAIRS:
         raise UsageError(registry.unknown("pair", pair, PAIRS))
     opened = [Trace.open(path) for path in traces or [bundled("traces") / name for name in ("fp8-kv", "float32")]]
-    folder = own_folder(output, FORMAT, force)
     progress = TerminalProgress(quiet)
     if not traces:
         progress.say("No traces named: comparing the two bundled ones, an fp8 KV cache and float32.")
-    present_comparison(opened, folder, pair, as_json=json, progress=progress)
+    with report_folder(output, FORMAT, force=force):
+        present_comparison(opened, output, pair, as_json=json, progress=progress)

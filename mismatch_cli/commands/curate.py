@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +9,8 @@ import typer
 
 from mismatch_cli.bundled import bundled
 from mismatch_cli.commands import _rollout_options as rollout
-from mismatch_cli.commands._options import Debug, Force, Json, Output, Quiet
+from mismatch_cli.commands._options import Debug, Force, Json, Output, Quiet, TrustRemoteCode
+from mismatch_cli.suggest import suggest
 
 if TYPE_CHECKING:
     from mismatch_cli.recording.config import CurateConfig
@@ -61,6 +61,7 @@ def command(
     max_model_len: rollout.MaxModelLen = None,
     engine_arg: rollout.EngineArg = None,
     threads: rollout.Threads = None,
+    trust_remote_code: TrustRemoteCode = False,
     resume: rollout.Resume = False,
     output: Output = None,
     force: Force = False,
@@ -83,20 +84,20 @@ def command(
     """
     from mismatch_cli.commands._present import present_curation
     from mismatch_cli.commands._progress import TerminalProgress
-    from mismatch_cli.commands._run import curate_config, prepare_run
+    from mismatch_cli.commands._run import curate_config, prepared_run
     from mismatch_cli.recording.curate import PROBLEMS_FILE, curate
 
-    config, folder, manifest = prepare_run(context, curate_config)
     progress = TerminalProgress(quiet)
-    curation = curate(config, folder, manifest, progress, confirm=confirm)
-    present_curation(curation, config.to_json(), folder, confirm=confirm, as_json=json, progress=progress)
+    with prepared_run(context, curate_config) as (config, folder, manifest):
+        curation = curate(config, folder, manifest, progress, confirm=confirm)
+        present_curation(curation, config.to_json(), folder, confirm=confirm, as_json=json, progress=progress)
     chosen = folder / PROBLEMS_FILE
-    progress.say(f"Wrote {chosen}\nNext: {shlex.join(_training(config, chosen))}")
+    progress.say(f"Wrote {chosen}\nNext: {suggest(*_training(config, chosen))}")
 
 
-def _training(config: CurateConfig, problems: Path) -> list[str]:
+def _training(config: CurateConfig, problems: Path) -> list[str | Path]:
     """The command that trains on them as they were measured: the default preset is made for the bundled model."""
-    command = ["mismatch-cli", "train", "--dataset", str(problems), "--max-tokens", str(config.sampling.max_tokens)]
+    command: list[str | Path] = ["train", "--dataset", problems, "--max-tokens", str(config.sampling.max_tokens)]
     if Path(config.model).resolve() != bundled("model").resolve():
         command += ["--model", config.model, "--learning-rate", "1e-6"]
     if config.sampling.temperature != 1:

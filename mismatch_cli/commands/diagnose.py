@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mismatch_cli.commands._options import Debug, Force, Json, Quiet, ReportFolder, Traces
+from mismatch_cli.commands._options import Debug, Force, FullPaths, Json, Quiet, ReportFolder, Traces, TrustRemoteCode
 
 
 def command(
@@ -26,8 +26,10 @@ def command(
             help="Trainer's model at the weights that sampled: it reads responses again and tells which side differs.",
         ),
     ] = None,
+    trust_remote_code: TrustRemoteCode = False,
     output: ReportFolder = None,
     force: Force = False,
+    full_paths: FullPaths = False,
     json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -44,22 +46,27 @@ def command(
 
       mismatch-cli diagnose import-prime-rl --earlier-model ./step-90
     """
+    from mismatch_cli import custom_code
     from mismatch_cli.bundled import bundled_trace
-    from mismatch_cli.commands._own_folder import own_folder
     from mismatch_cli.commands._present import present_diagnosis
     from mismatch_cli.commands._progress import TerminalProgress
     from mismatch_cli.models import check_model_folder
+    from mismatch_cli.places import show_full
+    from mismatch_cli.recording.folder import report_folder
     from mismatch_cli.report.diagnosis.analysis import FORMAT
     from mismatch_cli.trace.reader import Trace
 
+    show_full(full_paths)
+    custom_code.allow(trust_remote_code)
     for model in filter(None, (earlier_model, trainer_model)):
         check_model_folder(model)
     opened = [Trace.open(path) for path in traces or [bundled_trace()]]
     alone = traces is not None and len(opened) == 1
-    folder = own_folder(output or (opened[0].run_folder if alone else Path()) / "diagnosis", FORMAT, force)
+    folder = output or (opened[0].run_folder if alone else Path()) / "diagnosis"
     progress = TerminalProgress(quiet)
     if not traces:
         progress.say("No trace named: diagnosing the bundled one, a short training run with an fp8 KV cache.")
-    present_diagnosis(
-        opened, folder, earlier_model=earlier_model, trainer_model=trainer_model, as_json=json, progress=progress
-    )
+    with report_folder(folder, FORMAT, force=force):
+        present_diagnosis(
+            opened, folder, earlier_model=earlier_model, trainer_model=trainer_model, as_json=json, progress=progress
+        )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mismatch_cli.commands._options import Debug, Force, Json, Quiet, Traces
+from mismatch_cli.commands._options import Debug, Force, FullPaths, Json, Quiet, Traces
 from mismatch_cli.errors import MismatchError, UsageError
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def command(
         typer.Option("--markdown", help="Write a table for a job's summary or a comment.", rich_help_panel=_CI),
     ] = None,
     force: Force = False,
+    full_paths: FullPaths = False,
     json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -77,10 +78,12 @@ def command(
     """
     from mismatch_cli.bundled import bundled_trace
     from mismatch_cli.commands._progress import TerminalProgress
+    from mismatch_cli.places import show_full
     from mismatch_cli.report.gate.limits import DEFAULT, OF_BASELINE, load_limits, presets
     from mismatch_cli.report.gate.result import GateResult
     from mismatch_cli.trace.reader import Trace
 
+    show_full(full_paths)
     if list_presets:
         _show_presets([load_limits(name) for name in presets()], json)
         return
@@ -100,7 +103,7 @@ def command(
     progress.say("Measuring")
     before = [Trace.open(path) for path in baseline or []]
     result = GateResult.of(sets, opened, before, allow_partial=allow_partial)
-    _write(result, junit, markdown)
+    _write(result, junit, markdown, force)
     for path in (junit, markdown):
         if path is not None:
             progress.say(f"Wrote {path}")
@@ -124,14 +127,14 @@ def _check_writable(path: Path | None) -> None:
         raise MismatchError(f"{path} cannot be written: {folder} takes no files. Name another file.")
 
 
-def _write(result: GateResult, junit: Path | None, markdown: Path | None) -> None:
+def _write(result: GateResult, junit: Path | None, markdown: Path | None, force: bool) -> None:
     from mismatch_cli.report.gate.junit import junit as as_junit
     from mismatch_cli.report.gate.markdown import markdown as as_markdown
-    from mismatch_cli.trace.files import write_atomically
+    from mismatch_cli.trace.files import write_named
 
     for path, form in ((junit, as_junit), (markdown, as_markdown)):
         if path is not None:
-            write_atomically(path, form(result))
+            write_named(path, form(result), replace=force)
 
 
 def _show(result: GateResult, as_json: bool) -> None:

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mismatch_cli.commands import _rollout_options as rollout
-from mismatch_cli.commands._options import Debug, Force, Json, Output, Quiet
-from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.commands._options import Debug, Force, Json, Output, Quiet, TrustRemoteCode
+from mismatch_cli.errors import UsageError
+from mismatch_cli.suggest import suggest
 
 if TYPE_CHECKING:
     from mismatch_cli.commands._progress import TerminalProgress
     from mismatch_cli.importers._driver import Import
-
-_PART = "trace.part"
 
 
 def command(
@@ -47,6 +46,7 @@ def command(
     top_p: Annotated[float | None, rollout.option(rollout.SAMPLING, "--top-p", help="The same; 1 = off.")] = None,
     top_k: Annotated[int | None, rollout.option(rollout.SAMPLING, "--top-k", help="The same; 0 = off.")] = None,
     min_p: Annotated[float | None, rollout.option(rollout.SAMPLING, "--min-p", help="The same; 0 = off.")] = None,
+    trust_remote_code: TrustRemoteCode = False,
     output: Output = None,
     force: Force = False,
     json: Json = False,
@@ -67,10 +67,11 @@ def command(
 
       mismatch-cli import --schema
     """
-    from mismatch_cli import registry
+    from mismatch_cli import custom_code, registry
     from mismatch_cli.commands._progress import TerminalProgress
     from mismatch_cli.importers._driver import PACKAGE, Import
 
+    custom_code.allow(trust_remote_code)
     if formats or schema:
         (_print_formats if formats else _print_schema)(json)
         return
@@ -103,32 +104,28 @@ def _import(
     what: Import, output: Path | None, tokenizer: str | None, force: bool, progress: TerminalProgress
 ) -> tuple[Path, dict[str, Any]]:
     """Write beside an old trace, which goes when the new one is whole: an interrupt leaves things as they were."""
-    import shutil
     from dataclasses import replace
 
+    from mismatch_cli.commands._progress import TerminalProgress
     from mismatch_cli.importers._driver import import_dump
     from mismatch_cli.importers._elsewhere import NeedsItsFramework
-    from mismatch_cli.recording.folder import check_run_folder, clear_run, locked
+    from mismatch_cli.recording.folder import run_folder
+    from mismatch_cli.recording.ours import remove_results
+    from mismatch_cli.trace.files import unfinished_folder
 
     folder = output or Path(f"import-{what.paths[0].resolve().name.split('.')[0]}")
-    check_run_folder(folder)
-    if (folder / "trace").exists() and not force:
-        raise MismatchError(f"{folder} already exists. Replace it with --force, or choose another --output.")
-    existed = folder.exists()
-    vocabulary, size = _vocabulary(tokenizer)
-    what = replace(what, vocabulary=size)
-    part = folder / _PART
     try:
-        with locked(folder):
-            shutil.rmtree(part, ignore_errors=True)
-            part.mkdir()
-            imported = import_dump(what, part, progress)
+        with (
+            run_folder(folder, resume=False, force=force, resumable=False),
+            unfinished_folder(folder / "trace") as part,
+        ):
+            vocabulary, size = _vocabulary(tokenizer)
+            imported = import_dump(replace(what, vocabulary=size), part, progress)
             vocabulary(part)
-            clear_run(folder)
+            remove_results(folder)
             part.rename(folder / "trace")
-    except BaseException as error:
-        shutil.rmtree(part if existed else folder, ignore_errors=True)
-        if isinstance(error, NeedsItsFramework) and error.lines:
+    except NeedsItsFramework as error:
+        if error.lines:
             TerminalProgress(quiet=False).say(error.lines)  # the error speaks of them
         raise
     return folder, imported
@@ -164,11 +161,14 @@ def _tell(imported: dict[str, Any], folder: Path, as_json: bool, progress: Termi
         print_parts(*parts, *(f"• {note}" for note in notes_of(imported)))
     progress.say(f"Wrote {folder / 'trace'}")
     if imported["rows_with_trainer"]:
-        progress.say(f"Next: mismatch-cli diagnose {folder}\n      mismatch-cli report {folder}")
-        progress.say(f"      mismatch-cli clipstats {folder}")
+        progress.say(
+            "\n      ".join(
+                [f"Next: {suggest('diagnose', folder)}", suggest("report", folder), suggest("clipstats", folder)]
+            )
+        )
     else:
         progress.say("The dump holds no log-probabilities of a trainer: score it with a model.")
-        progress.say(f"Next: mismatch-cli rescore {folder} --trainer-model MODEL")
+        progress.say(f"Next: {suggest('rescore', folder, '--trainer-model', 'MODEL')}")
 
 
 def _print_json(content: Any) -> None:

@@ -8,7 +8,8 @@ import typer
 
 from mismatch_cli.commands import _rollout_options as rollout
 from mismatch_cli.commands import _trainer_options as trainer
-from mismatch_cli.commands._options import Debug, Force, Json, Output, Quiet, Worst
+from mismatch_cli.commands._options import Debug, Force, Json, Output, Quiet, TrustRemoteCode, Worst
+from mismatch_cli.suggest import suggest
 
 
 def command(
@@ -87,6 +88,7 @@ def command(
     token_budget: trainer.TokenBudget = 8192,
     noise_responses: trainer.NoiseResponses = 128,
     threads: rollout.Threads = None,
+    trust_remote_code: TrustRemoteCode = False,
     resume: rollout.Resume = False,
     output: Output = None,
     worst: Worst = 0,
@@ -111,12 +113,12 @@ def command(
     """
     from mismatch_cli.commands._present import present
     from mismatch_cli.commands._progress import TerminalProgress
-    from mismatch_cli.commands._run import prepare_run, probe_config
+    from mismatch_cli.commands._run import prepared_run, probe_config
     from mismatch_cli.recording.record import record
     from mismatch_cli.trace.reader import Trace
 
-    config, folder, manifest = prepare_run(context, probe_config)
     progress = TerminalProgress(quiet)
-    record(config, folder, manifest, progress)
-    present([Trace.open(folder)], folder, worst=worst, as_json=json, progress=progress)
-    progress.say(f"Next: mismatch-cli report {folder} --worst 10")
+    with prepared_run(context, probe_config) as (config, folder, manifest):
+        record(config, folder, manifest, progress)
+        present([Trace.open(folder)], folder, worst=worst, as_json=json, progress=progress)
+    progress.say(f"Next: {suggest('report', folder, '--worst', '10')}")

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mismatch_cli.commands._options import Debug, Force, Json, Output, Quiet, Worst
+from mismatch_cli.commands._options import Debug, Force, FullPaths, Json, Output, Quiet, Worst
 from mismatch_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from mismatch_cli.commands._progress import TerminalProgress
     from mismatch_cli.trace.reader import Trace
+
+_REPORT = Path("report")  # the folder where no run is named
 
 
 def command(
@@ -42,6 +45,7 @@ def command(
     ] = None,
     output: Output = None,
     force: Force = False,
+    full_paths: FullPaths = False,
     json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -58,11 +62,11 @@ def command(
 
       mismatch-cli report probe-model --as verl
     """
-    from mismatch_cli.commands._present import check_report_folder, present, present_training
+    from mismatch_cli.commands._present import present, present_training
     from mismatch_cli.commands._progress import TerminalProgress
-    from mismatch_cli.report.analysis import SUMMARY_FORMAT
-    from mismatch_cli.report.training.summary import FORMAT as TRAINING
+    from mismatch_cli.places import show_full
 
+    show_full(full_paths)
     if export not in (None, "csv", "parquet", "jsonl"):
         raise UsageError(f"--export {export} is not known. Choose one of: csv, parquet, jsonl.")
     progress = TerminalProgress(quiet)
@@ -74,20 +78,19 @@ def command(
     training = [run for path in traces or [] for run in _training_runs(path)]
     if training:
         own = traces[0] if traces and len(traces) == 1 else None
-        if own and output is None and training != [own]:
-            check_report_folder(own)
-        present_training(training, _output_folder(output, own, force, TRAINING), as_json=json, progress=progress)
+        with _held_of_training(training, own, output, force) as folder:
+            present_training(training, folder, as_json=json, progress=progress)
         return
     named = traces or _latest_run(progress)
     opened = _opened(named, progress)
     own = opened[0].run_folder if named and len(opened) == 1 else None
-    folder = _output_folder(output, own, force, SUMMARY_FORMAT)
-    present(opened, folder, worst=worst, as_json=json, progress=progress)
-    if export is not None:
-        from mismatch_cli.report.export import export_responses, export_tokens
+    with _held(own, output, force, export) as folder:
+        present(opened, folder, worst=worst, as_json=json, progress=progress)
+        if export is not None:
+            from mismatch_cli.report.export import export_responses, export_tokens
 
-        wrote = export_responses(opened, folder) if export == "jsonl" else export_tokens(opened, folder, export)
-        progress.say(f"Wrote {wrote}")
+            wrote = export_responses(opened, folder) if export == "jsonl" else export_tokens(opened, folder, export)
+            progress.say(f"Wrote {wrote}")
 
 
 def _opened(named: Sequence[Path], progress: TerminalProgress) -> list[Trace]:
@@ -134,10 +137,29 @@ def _latest_run(progress: TerminalProgress) -> list[Path]:
     return latest
 
 
-def _output_folder(output: Path | None, own: Path | None, force: bool, report_format: str) -> Path:
-    """Where the report goes: into the folder it is about, unless another one is named; its own earlier is renewed."""
-    from mismatch_cli.commands._own_folder import own_folder
+@contextmanager
+def _held(own: Path | None, output: Path | None, force: bool, export: str | None) -> Iterator[Path]:
+    """Hold the folder of the report: the run that it is about, unless another one is named."""
+    from mismatch_cli.recording.folder import report_folder
+    from mismatch_cli.report.analysis import SUMMARY_FORMAT
+    from mismatch_cli.report.export import file_name
 
-    if output is None and own is not None:
-        return own
-    return own_folder(output or Path("report"), report_format, force)
+    folder = output or own or _REPORT
+    files = () if export is None else (file_name(export),)
+    with report_folder(folder, SUMMARY_FORMAT, force=force, own=output is None and own is not None, files=files):
+        yield folder
+
+
+@contextmanager
+def _held_of_training(runs: list[Path], own: Path | None, output: Path | None, force: bool) -> Iterator[Path]:
+    """The same for training runs: the run itself, or the folder of several."""
+    from mismatch_cli.recording.folder import report_folder, training_folder
+    from mismatch_cli.report.training.summary import FORMAT
+
+    folder = output or own or _REPORT
+    if output is None and own is not None and runs != [own]:
+        with training_folder(folder):
+            yield folder
+    else:
+        with report_folder(folder, FORMAT, force=force, own=output is None and own is not None):
+            yield folder

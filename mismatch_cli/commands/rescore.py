@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mismatch_cli.commands import _rollout_options as rollout
 from mismatch_cli.commands import _trainer_options as trainer
-from mismatch_cli.commands._options import Debug, Force, Json, Output, Quiet, Worst
+from mismatch_cli.commands._options import Debug, Force, Json, Output, Quiet, TrustRemoteCode, Worst
+from mismatch_cli.suggest import suggest
+
+if TYPE_CHECKING:
+    from mismatch_cli.recording.config import RescoreConfig
 
 _WEIGHTS = "Weights"
 
@@ -62,6 +66,7 @@ def command(
     top_k: Annotated[int | None, rollout.option(rollout.SAMPLING, "--top-k", help="The same; 0 = off.")] = None,
     min_p: Annotated[float | None, rollout.option(rollout.SAMPLING, "--min-p", help="The same; 0 = off.")] = None,
     threads: rollout.Threads = None,
+    trust_remote_code: TrustRemoteCode = False,
     resume: rollout.Resume = False,
     output: Output = None,
     worst: Worst = 0,
@@ -87,14 +92,16 @@ def command(
 
     from mismatch_cli.commands._present import present
     from mismatch_cli.commands._progress import TerminalProgress
-    from mismatch_cli.commands._run import prepare_run, rescore_config
+    from mismatch_cli.commands._run import prepared_run, rescore_config
     from mismatch_cli.recording.folder import check_apart
     from mismatch_cli.recording.rescore import rescore
     from mismatch_cli.trace.reader import Trace
 
-    config, folder, manifest = prepare_run(context, rescore_config)
-    check_apart(folder, Trace.open(Path(config.trace)).run_folder)
+    def check(config: RescoreConfig, folder: Path) -> None:
+        check_apart(folder, Trace.open(Path(config.trace)).run_folder)
+
     progress = TerminalProgress(quiet)
-    rescore(config, folder, manifest, progress)
-    present([Trace.open(folder)], folder, worst=worst, as_json=json, progress=progress)
-    progress.say(f"Next: mismatch-cli report {folder} --worst 10")
+    with prepared_run(context, rescore_config, check) as (config, folder, manifest):
+        rescore(config, folder, manifest, progress)
+        present([Trace.open(folder)], folder, worst=worst, as_json=json, progress=progress)
+    progress.say(f"Next: {suggest('report', folder, '--worst', '10')}")

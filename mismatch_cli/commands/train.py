@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import shlex
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,18 +12,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mismatch_cli import custom_code
 from mismatch_cli.bundled import bundled
 from mismatch_cli.commands._live import STOPPING, TrainingView
-from mismatch_cli.commands._options import Debug, Quiet
-from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.rl.config import FILE_NAME, TrainConfig, load_config, presets, settings
+from mismatch_cli.commands._options import Debug, Quiet, TrustRemoteCode
+from mismatch_cli.commands._train_folders import held_folders, run_folders
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.rl.config import TrainConfig, load_config, presets, settings
+from mismatch_cli.suggest import quoted
 
 if TYPE_CHECKING:
     from mismatch_cli.commands._progress import TerminalProgress
     from mismatch_cli.commands._refresh import Refresher
 
 _OWN = ("algorithm", "seed")  # flags with more to say than their setting
-_LEFT_BY_A_FAILED_START = {FILE_NAME, "log", ".lock"}
 
 
 def _train(
@@ -50,6 +51,7 @@ def _train(
             min=0, metavar="SECONDS", help="Least time between two drawings of report.html; 0: at the end only."
         ),
     ] = 60,
+    trust_remote_code: TrustRemoteCode = False,
     quiet: Quiet = False,
     debug: Debug = False,
     **chosen: Any,
@@ -69,6 +71,7 @@ def _train(
     from mismatch_cli.commands._progress import TerminalProgress
     from mismatch_cli.rl.check import check_runs
 
+    custom_code.allow(trust_remote_code)
     changes = {name: value for name, value in chosen.items() if value is not None}
     first = load_config(preset, changes | ({} if seed is None else {"seed": seed}))
     names = algorithm or [first.algorithm]
@@ -80,7 +83,7 @@ def _train(
     folder, progress = output or Path(f"train-{Path(preset).stem}"), TerminalProgress(quiet)
     if preset == "miniature" and "learning_rate" not in changes and not show_config:
         _say_whose_rate(first, progress)
-    _run_folders(configs, folder)  # names that are the same are told before what is in the files
+    run_folders(configs, folder)  # names that are the same are told before what is in the files
     check_runs(configs)
     if show_config:
         print(configs[0].to_toml(), end="")
@@ -99,16 +102,22 @@ def _say_whose_rate(config: TrainConfig, progress: TerminalProgress) -> None:
 def _train_each(
     configs: Sequence[TrainConfig], output: Path, resume: bool, report_every: float, progress: TerminalProgress
 ) -> None:
-    """Train one after the other, and report on what there is, also where a run failed or the user stopped."""
-    from mismatch_cli.commands._present import check_report_folder
-    from mismatch_cli.commands._refresh import Refresher
-    from mismatch_cli.recording.folder import locked
+    """Hold the folder of every run from before the first to after the last, and train in them."""
+    with held_folders(configs, output, resume) as folders:
+        _train_in(folders, configs, output, resume, report_every, progress)
 
-    folders = _run_folders(configs, output)
-    if len(configs) > 1:
-        check_report_folder(output)
-    for config, folder in zip(configs, folders, strict=True):
-        _prepare(folder, config, resume)
+
+def _train_in(
+    folders: Sequence[Path],
+    configs: Sequence[TrainConfig],
+    output: Path,
+    resume: bool,
+    report_every: float,
+    progress: TerminalProgress,
+) -> None:
+    """Train one after the other, and report on what there is, also where a run failed or the user stopped."""
+    from mismatch_cli.commands._refresh import Refresher
+
     refresher = Refresher(folders, output, report_every, progress.say)
     begun: list[Path] = []
     failed: list[str] = []
@@ -117,9 +126,8 @@ def _train_each(
         for number, (config, folder) in enumerate(zip(configs, folders, strict=True), start=1):
             view = TrainingView(config, number, len(configs))
             try:
-                with locked(folder):
-                    begun.append(folder)
-                    stopped = not _run(config, folder, resume, view, refresher, progress)
+                begun.append(folder)
+                stopped = not _run(config, folder, resume, view, refresher, progress)
             except MismatchError as error:
                 if len(configs) == 1:
                     raise
@@ -136,8 +144,7 @@ def _train_each(
     refresher.stop()
     _report(begun, output, progress)
     if stopped:
-        where = shlex.quote(str(output))
-        progress.say(f"Stopped and saved. Go on with the same command and: --resume --output {where}")
+        progress.say(f"Stopped and saved. Go on with the same command and: {quoted('--resume', '--output', output)}")
         raise KeyboardInterrupt
     if failed:
         raise MismatchError(
@@ -163,40 +170,6 @@ def _has_step(folder: Path) -> bool:
         return any(run.step_N.max() > 0 for run in read_runs([folder]))
     except MismatchError:
         return False
-
-
-def _run_folders(configs: Sequence[TrainConfig], output: Path) -> list[Path]:
-    """One run has the whole folder, of several each has its own; a `UsageError` where two have the same name."""
-    if len(configs) == 1:
-        return [output]
-    by_name: dict[str, TrainConfig] = {}
-    for config in configs:
-        other = by_name.setdefault(_run_name(config), config)
-        if other is not config:
-            raise UsageError(
-                f"-a {other.algorithm} and -a {config.algorithm} would both be the run {_run_name(config)}. "
-                "Leave one out, or train it into another --output."
-            )
-    return [output / name for name in by_name]
-
-
-def _run_name(config: TrainConfig) -> str:
-    return f"{Path(config.algorithm).name.replace(':', '-').replace(',', '-')}-seed-{config.seed}"
-
-
-def _prepare(run_folder: Path, config: TrainConfig, resume: bool) -> None:
-    """Never write over anything; a resumed run must be the same run."""
-    saved = run_folder / FILE_NAME
-    in_it = {path.name for path in run_folder.iterdir()} if run_folder.exists() else set()
-    if in_it - _LEFT_BY_A_FAILED_START and not saved.is_file():
-        what = "holds no training run to resume" if resume else "already exists, and holds no training run"
-        raise MismatchError(f"{run_folder} {what}. Choose another --output.")
-    same = saved.is_file() and saved.read_bytes() == config.to_toml().encode()
-    if not resume and in_it - _LEFT_BY_A_FAILED_START:
-        how = "Go on with --resume, or choose" if same else "Its settings are others. Choose"
-        raise MismatchError(f"{run_folder} already exists. {how} another --output.")
-    if resume and saved.is_file() and not same:
-        raise UsageError(f"{saved} has other settings. Resume with the flags of that run, or choose another --output.")
 
 
 def _run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -9,6 +10,9 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, BinaryIO
+
+from mismatch_cli.trace.files import LOG_HEAD, could_not_write, open_to_append
 
 
 @contextmanager
@@ -17,14 +21,11 @@ def engine_log(path: Path | None) -> Iterator[None]:
 
     The file descriptors are redirected, not only `sys.stdout`: native code writes to them directly.
     """
-    path = path or Path(os.devnull)
-    if path.parent != Path("/dev"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    _log_to(path)
     sys.stdout.flush()
     sys.stderr.flush()
     saved = os.dup(1), os.dup(2)
-    with open(path, "ab") as log, warnings.catch_warnings():
+    with _open(path) as log, warnings.catch_warnings():
+        _log_to(path)
         warnings.simplefilter("ignore")
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
@@ -39,12 +40,32 @@ def engine_log(path: Path | None) -> Iterator[None]:
             os.close(saved[1])
 
 
-def _log_to(path: Path) -> None:
+def _open(path: Path | None) -> BinaryIO:
+    if path is None:
+        return open(os.devnull, "ab")
+    try:
+        log = open_to_append(path)
+        if not os.fstat(log.fileno()).st_size:
+            log.write(LOG_HEAD)
+            log.flush()
+    except OSError as error:
+        raise could_not_write(path, error) from error
+    return log
+
+
+class _LogFile(logging.FileHandler):
+    """A handler that opens its file as `engine_log` does, when the first line comes."""
+
+    def _open(self) -> Any:
+        return io.TextIOWrapper(open_to_append(Path(self.baseFilename)), encoding="utf-8")
+
+
+def _log_to(path: Path | None) -> None:
     """vLLM's warnings stay readable: "Failed to load weights" is the only sign of a sync that went wrong."""
     logger = logging.getLogger("vllm")
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
-    handler = logging.FileHandler(path, encoding="utf-8", delay=True)
+    handler = logging.NullHandler() if path is None else _LogFile(path, encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logger.addHandler(handler)
     logger.setLevel(logging.WARNING)

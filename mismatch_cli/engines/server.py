@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from mismatch_cli import custom_code
 from mismatch_cli.batch import Rollout
 from mismatch_cli.engines import EngineSettings, Request
 from mismatch_cli.engines._server_facts import (
@@ -21,7 +21,7 @@ from mismatch_cli.engines._server_facts import (
 from mismatch_cli.engines._server_http import Address, Server, base_url
 from mismatch_cli.engines._server_rollout import Completions
 from mismatch_cli.errors import MismatchError, UsageError, first_line
-from mismatch_cli.models import check_model_folder
+from mismatch_cli.models import check_model_folder, load_config
 
 _ADDRESS = ("concurrency", "timeout", "patience")
 _ARGUMENTS = ("url", "served_model", "max_model_len", *_ADDRESS)
@@ -130,12 +130,11 @@ def _in_words(served: Served, mode: str) -> str:
 
 def _vocabulary(model: str) -> int:
     """How many token ids the model has, so that an id of another model's is noticed."""
-    from transformers import AutoConfig
-
     try:
-        return int(AutoConfig.from_pretrained(os.path.expanduser(model)).get_text_config().vocab_size)
+        return int(load_config(model).get_text_config().vocab_size)
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise MismatchError(
-            f"{model}: the model's configuration cannot be loaded ({first_line(error)}). "
+            custom_code.refusal(model, error)
+            or f"{model}: the model's configuration cannot be loaded ({first_line(error)}). "
             "Give the folder or hub name of the model that is served."
         ) from error

@@ -10,13 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from mismatch_cli import custom_code
 from mismatch_cli.adapters import read_adapter
 from mismatch_cli.batch import Rollout
 from mismatch_cli.compat import prepare_imports
 from mismatch_cli.engines import EngineSettings, Request
 from mismatch_cli.engines._quiet import engine_log, one_sentence
+from mismatch_cli.engines._temporary import TemporaryFolder
 from mismatch_cli.engines._vllm_classes import ModelClasses
 from mismatch_cli.engines._vllm_lora import load_adapter, lora_arguments
+from mismatch_cli.engines._vllm_progress import after, progress_bar
 from mismatch_cli.engines._vllm_weights import take_over
 from mismatch_cli.engines._whole import Sink
 from mismatch_cli.errors import MismatchError
@@ -40,21 +43,24 @@ def create(settings: EngineSettings) -> VllmEngine:
     check_model_folder(settings.model)
     _set_environment()
     prepare_imports()
-    before, classes = TorchSettings.current(), ModelClasses.current(settings.model)
     adapter = None if settings.adapter is None else read_adapter(settings.adapter)
+    before, classes, temporary = TorchSettings.current(), ModelClasses.current(settings.model), TemporaryFolder()
     with engine_log(settings.log_file):
         try:
             llm = _load(settings, lora_arguments(adapter))
             lora = load_adapter(llm, adapter)
+            custom_code.note(settings.model, llm.llm_engine.vllm_config.model_config.hf_config)
             classes.give_back(llm)
             before.restore_attention()
         except Exception as error:
             classes.give_back()
             before.restore()
+            temporary.close()
             raise MismatchError(
-                f"vLLM could not load {settings.model}: {one_sentence(error)} The whole log: {settings.log_file}"
+                custom_code.refusal(settings.model, error)
+                or f"vLLM could not load {settings.model}: {one_sentence(error)} The whole log: {settings.log_file}"
             ) from error
-    return VllmEngine(llm, settings, before, lora)
+    return VllmEngine(llm, settings, before, temporary, lora)
 
 
 def whole_bytes(vocabulary: int, tokens: int) -> int:
@@ -78,6 +84,7 @@ def _load(settings: EngineSettings, more: dict[str, Any]) -> Any:
         "dtype": settings.dtype,
         "seed": settings.seed,
         "logprobs_mode": "processed_logprobs",
+        **custom_code.loading(),
         "max_logprobs": -1 if settings.whole else max(20, settings.top_logprobs),
     }
     if current_platform.is_cpu():
@@ -99,11 +106,13 @@ def _load(settings: EngineSettings, more: dict[str, Any]) -> Any:
 class VllmEngine:
     """A loaded vLLM; `sample` starts with an empty prefix cache: a shard's numbers depend on the shard alone."""
 
-    def __init__(self, llm: Any, settings: EngineSettings, before: TorchSettings, lora: Any = None) -> None:
+    def __init__(
+        self, llm: Any, settings: EngineSettings, before: TorchSettings, temporary: TemporaryFolder, lora: Any = None
+    ) -> None:
         self.llm = llm
         self._lora = lora  # vLLM's request for the adapter that every response is sampled with
         self._settings = settings
-        self._before = before
+        self._before, self._temporary = before, temporary
 
     def sample(self, requests: Sequence[Request], on_finished: Callable[[int], None]) -> list[Rollout]:
         self.llm.reset_prefix_cache()
@@ -117,7 +126,7 @@ class VllmEngine:
         """The first responses each in a batch of its own; the others in the batch that `sample` would have made."""
         self.llm.reset_prefix_cache()
         alone = [self._sample_alone(r, sink, on_finished) for r, sink in zip(requests, sinks, strict=False)]
-        return alone + self.sample(requests, _after(len(alone), on_finished))[len(alone) :]
+        return alone + self.sample(requests, after(len(alone), on_finished))[len(alone) :]
 
     def _sample_alone(self, request: Request, sink: Sink, on_finished: Callable[[int], None]) -> Rollout:
         """One response with its whole distributions, whose objects are gone when the next one begins."""
@@ -129,7 +138,7 @@ class VllmEngine:
         prompts = [{"prompt_token_ids": r.prompt_ids} for r in requests]
         try:
             outputs: list[Any] = self.llm.generate(
-                prompts, parameters, use_tqdm=_progress_bar(on_finished), lora_request=self._lora
+                prompts, parameters, use_tqdm=progress_bar(on_finished), lora_request=self._lora
             )
         except KeyboardInterrupt:
             self._abort()
@@ -163,6 +172,7 @@ class VllmEngine:
             except Exception:  # nothing that fails here can hurt what has been recorded
                 cleanup_dist_env_and_memory()
         self._before.restore()
+        self._temporary.close()
 
     def _abort(self) -> None:
         """Drop what is queued: after an interrupt the next `generate` would run it first."""
@@ -253,39 +263,3 @@ def _hand_out(flat: Any, width: int, sink: Sink) -> Any:
         for name in ("token_ids", "logprobs", "ranks"):
             getattr(kept, name).extend(getattr(flat, name)[start : start + width])
     return kept
-
-
-def _after(count: int, on_finished: Callable[[int], None]) -> Callable[[int], None]:
-    """Leave out the first `count` that finish: they have been counted."""
-
-    def told(finished: int) -> None:
-        nonlocal count
-        skipped = min(count, finished)
-        count -= skipped
-        if finished > skipped:
-            on_finished(finished - skipped)
-
-    return told
-
-
-def _progress_bar(on_finished: Callable[[int], None]) -> Callable[..., Any]:
-    """vLLM drives a tqdm bar: hand it one that draws nothing and passes the count on."""
-    from tqdm import tqdm
-
-    class CountingBar(tqdm):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            self._counts = "Processed" in kwargs.get("desc", "")  # not the bar for adding requests
-            super().__init__(*args, **kwargs)
-
-        def display(self, *_: Any, **__: Any) -> None:
-            pass
-
-        def close(self) -> None:
-            self.disable = True  # nothing to wipe from the terminal
-
-        def update(self, n: float | None = 1) -> bool | None:
-            if self._counts and n:
-                on_finished(int(n))
-            return super().update(n)
-
-    return CountingBar

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.curation import Curation, accuracy_by_prompt
 from mismatch_cli.models import load_tokenizer
 from mismatch_cli.recording.config import CurateConfig
-from mismatch_cli.recording.folder import clear_run, locked
+from mismatch_cli.recording.ours import remove_results, remove_trace
 from mismatch_cli.recording.rollouts import (
     Progress,
     describe_prompts,
@@ -41,24 +40,24 @@ def curate(
     """Sample every problem, keep those in the band, sample these again, and write them as `perfectible.jsonl`.
 
     Two traces are left: `trace` chose, `held-out` did not; a shard that is there is not sampled again. With `confirm`
-    the file leaves out what the held-out samples put outside the band. A `MismatchError` where nothing is kept.
+    the file leaves out what the held-out samples put outside the band. The caller holds the folder. A `MismatchError`
+    where nothing is kept.
     """
     prepare_imports()
     threads = set_threads(config.threads, config.model)
     manifest = manifest | {"config": config.to_json(), "threads": threads, "libraries": library_versions()}
-    with locked(run_folder):
-        tokenizer = load_tokenizer(config.model)
-        problems = judgeable(load_problems(config.prompts), config.reward, config.prompts.location)
-        if _is_sampled(config, run_folder, manifest):
-            context = manifest["rollout"]["max_model_len"]
-            encoded = encode_prompts(problems, tokenizer, template=config.prompt_template, max_model_len=context)
-            describe_prompts(config, encoded, manifest)  # still the same
-            write_manifest(run_folder / _CHOOSING, manifest)
-        else:
-            _sample(config, run_folder, problems, tokenizer, manifest, progress)
-        curation = _chosen(config, run_folder)
-        curation = replace(curation, held_out=accuracy_by_prompt(Trace.open(run_folder / _HELD_OUT)))
-        _write_problems(run_folder / PROBLEMS_FILE, problems, curation, confirm=confirm)
+    tokenizer = load_tokenizer(config.model)
+    problems = judgeable(load_problems(config.prompts), config.reward, config.prompts.location)
+    if _is_sampled(config, run_folder, manifest):
+        context = manifest["rollout"]["max_model_len"]
+        encoded = encode_prompts(problems, tokenizer, template=config.prompt_template, max_model_len=context)
+        describe_prompts(config, encoded, manifest)  # still the same
+        write_manifest(run_folder / _CHOOSING, manifest)
+    else:
+        _sample(config, run_folder, problems, tokenizer, manifest, progress)
+    curation = _chosen(config, run_folder)
+    curation = replace(curation, held_out=accuracy_by_prompt(Trace.open(run_folder / _HELD_OUT)))
+    _write_problems(run_folder / PROBLEMS_FILE, problems, curation, confirm=confirm)
     return curation
 
 
@@ -88,13 +87,13 @@ def _sample(
         template, context = config.prompt_template, engine.max_model_len
         encoded = encode_prompts(problems, tokenizer, template=template, max_model_len=context)
         if "shards" not in manifest:
-            clear_run(run_folder)
+            remove_results(run_folder)
         sample_trace(config, run_folder / _CHOOSING, encoded, engine, tokenizer, judge, manifest, progress)
         kept = _only(encoded, set(_chosen(config, run_folder).kept))
         folder = run_folder / _HELD_OUT
         before = read_manifest(folder) if (folder / FILE_NAME).is_file() else {}
         if before.get("prompts", {}).get("digest") != digest_of(kept):
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_trace(folder)
         again = replace(config, samples_per_prompt=config.held_out_samples)
         its_own = {name: value for name, value in manifest.items() if name not in ("prompts", "shards", "shard_rows")}
         sample_trace(

@@ -1,31 +1,117 @@
-"""The run folder: what belongs to a run, and what may therefore be replaced."""
+"""May a command write here? One rule for all: look, take the lock, look again, and hold it to the end.
+
+Whoever did not get the lock creates nothing and deletes nothing; the system releases the lock of a process that dies.
+"""
 
 from __future__ import annotations
 
+import errno
 import fcntl
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.recording.ours import LOCK, REPORT, foreign_in, format_of, is_ours, results_in
+from mismatch_cli.trace.files import UNFINISHED, remove_unfinished
 
-_TRACE = "trace"
-_LOCK = ".lock"
-_KEPT = {"log", _LOCK, "trace.part"}  # the last while `import` writes
-_CHILDREN = _KEPT | {_TRACE, "plots", "summary.json", "report.html", "tokens.csv", "tokens.parquet"}
-_CHILDREN |= {"responses.jsonl", "clipstats", "diagnosis"}  # what other commands make of the trace goes with it
-_CHILDREN |= {"held-out", "perfectible.jsonl"}  # of `curate`
-_CHILDREN |= {"distributions"}  # of `probe --full-divergence`, while it runs
+_Key = tuple[int, int]  # of a file: device and inode
+_held: dict[_Key, int] = {}  # the locks of this process
+_OF_A_RUN = ("manifest.json", "trace/manifest.json", "metrics.jsonl")
+_WRITTEN_IN = (
+    *("", "trace", "held-out", "plots", "distributions", "checkpoints"),
+    *("clipstats", "clipstats/plots", "diagnosis", "diagnosis/plots"),
+)
+
+
+@contextmanager
+def run_folder(folder: Path, *, resume: bool, force: bool, resumable: bool = True) -> Iterator[None]:
+    """Hold a folder to record into: one that is new, or one of ours that may be replaced or continued.
+
+    A `MismatchError` for a folder with anything in it that is not ours, with or without `force`.
+    """
+
+    def check() -> None:
+        check_run_folder(folder)
+        if not (resume or force) and results_in(folder):
+            go_on = "Go on with --resume, replace" if resumable else "Replace"
+            raise MismatchError(f"{folder} already exists. {go_on} it with --force, or choose another --output.")
+
+    with claimed(folder, check):
+        yield
+
+
+@contextmanager
+def report_folder(
+    folder: Path, report_format: str, *, force: bool, own: bool = False, files: tuple[str, ...] = ()
+) -> Iterator[None]:
+    """Hold a folder to report into: a new one, one whose report has this format and is renewed, or the run's `own`.
+
+    `force` writes into any other folder, but a file in the way that is not ours is never replaced. `files` are written
+    beside the report.
+    """
+
+    def check() -> None:
+        _check_no_file(folder)
+        there = not all(map(_is_passing, folder.glob("*")))
+        if there and not (own or force) and format_of(folder) != report_format:
+            raise MismatchError(
+                f"{folder} already exists. Replace its report with --force, or choose another --output."
+            )
+        check_free(folder, LOCK, *REPORT, *files)
+
+    with claimed(folder, check):
+        yield
+
+
+@contextmanager
+def training_folder(folder: Path) -> Iterator[None]:
+    """Hold the folder of several training runs, for what is said of all of them; each has a folder of its own in it."""
+
+    def check() -> None:
+        _check_no_file(folder)
+        report = () if format_of(folder) == "mismatch-cli training" else REPORT
+        for name in ("trace", "metrics.jsonl", *report):
+            if os.path.lexists(folder / name):
+                raise MismatchError(
+                    f"{folder} is no folder of training runs: it holds {name}. Choose another --output."
+                )
+        check_free(folder, LOCK, *REPORT)
+
+    with claimed(folder, check):
+        yield
 
 
 def check_run_folder(folder: Path) -> None:
     """Refuse a folder that holds anything but a run: nothing of the user's is ever written over or deleted."""
-    if folder.exists() and not folder.is_dir():
-        raise MismatchError(f"{folder} is a file. Choose another --output.")
-    foreign = sorted(child.name for child in folder.glob("*") if child.name not in _CHILDREN)
-    if foreign:
-        raise MismatchError(f"{folder} is no run folder: it holds {foreign[0]}. Choose another --output.")
+    _check_no_file(folder)
+    if foreign := foreign_in(folder):
+        raise MismatchError(
+            f"{folder} is no run folder: it holds {foreign}, which mismatch-cli did not write. "
+            "Move that away, or choose another --output."
+        )
+
+
+def check_free(folder: Path, *names: str) -> None:
+    """Refuse to write where one of these files, or something in one of these folders, is there and is not ours."""
+    for name in names:
+        path = folder / name
+        inside = [] if path.is_symlink() else sorted(path.glob("*"))
+        for found in (path, *(each for each in inside if not _is_passing(each))):
+            if os.path.lexists(found) and not is_ours(found, folder):
+                raise MismatchError(
+                    f"{found} is in the way, and mismatch-cli did not write it. "
+                    "Move it away, or choose another --output."
+                )
+
+
+def check_no_links(folder: Path) -> None:
+    """Refuse a training run in which a link would lead what is written or removed to somewhere else."""
+    for pattern in ("*", "checkpoints/*", "traces/*"):
+        for path in folder.glob(pattern):
+            if path.is_symlink():
+                raise MismatchError(f"{path} is a link, and what is written there would end up elsewhere. Remove it.")
 
 
 def check_apart(folder: Path, read: Path) -> None:
@@ -35,25 +121,121 @@ def check_apart(folder: Path, read: Path) -> None:
         raise MismatchError(f"{folder} and {read}, which is only read, are not apart. Choose another --output.")
 
 
+def _check_no_file(folder: Path) -> None:
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise MismatchError(f"{folder} is a file. Choose another --output.")
+
+
+def _is_passing(path: Path) -> bool:
+    return path.name == LOCK or UNFINISHED.fullmatch(path.name) is not None
+
+
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the folder while writing, so that two processes do not record into one trace; a kill lets go of it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / _LOCK, "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise MismatchError(
-                f"{folder} is being written by another process. Wait for it, or choose another --output."
-            ) from error
+def claimed(folder: Path, check: Callable[[], None]) -> Iterator[None]:
+    """Hold `folder` alone for the block; `check` raises where it may not be written, before and after the lock.
+
+    Inside a run, whoever writes the run itself is kept away too. At the end the lock and folders that were made and
+    left empty are gone.
+    """
+    check()  # nothing is created in a folder that is refused
+    with ExitStack() as stack:
+        stack.callback(_remove_empty, _make(folder))
+        outer = folder.resolve().parent
+        if any((outer / name).is_file() for name in _OF_A_RUN):
+            stack.enter_context(_locked(outer, fcntl.LOCK_SH))
+        stack.enter_context(_locked(folder, fcntl.LOCK_EX))
+        check()  # what another process did before it let go
+        for name in (*_WRITTEN_IN, *(f"traces/{path.name}" for path in (folder / "traces").glob("step-*"))):
+            remove_unfinished(folder / name)
         yield
 
 
-def clear_run(folder: Path) -> None:
-    """Remove what an earlier run left; its log stays, because the engine of the new run writes there already."""
-    for name in _CHILDREN - _KEPT:
-        child = folder / name
-        if child.is_dir():
-            shutil.rmtree(child)
-        else:
-            child.unlink(missing_ok=True)
+def _make(folder: Path) -> list[Path]:
+    """Make the folder; answers what was made, the innermost first."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    return missing
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
+
+
+@contextmanager
+def _locked(folder: Path, kind: int) -> Iterator[None]:
+    """Hold the lock of a folder, alone or shared; what this process holds alone it need not share."""
+    file, key = _lock(folder, kind)
+    if file is None:
+        yield
+        return
+    _held[key] = file
+    try:
+        yield
+    finally:
+        if _held.pop(key, None) is not None:  # not in a child that was forked meanwhile
+            _let_go(folder / LOCK, file)
+
+
+def _lock(folder: Path, kind: int) -> tuple[int | None, _Key]:
+    """Lock the file that has the lock's name now: whoever held it before may have removed it."""
+    path = folder / LOCK
+    while True:
+        try:
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        except FileNotFoundError:
+            _make(folder)  # whoever held it has removed it, empty as it was
+            continue
+        except OSError as error:
+            raise _unwritable(path if path.is_symlink() else folder, error) from error
+        key = _key(os.fstat(file))
+        try:
+            if kind == fcntl.LOCK_SH and key in _held:
+                os.close(file)
+                return None, key
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+            with suppress(FileNotFoundError):
+                if _key(os.lstat(path)) == key:
+                    return file, key
+        except BlockingIOError as error:
+            os.close(file)
+            raise MismatchError(
+                f"{folder} is being written by another process. Wait for it, or choose another --output."
+            ) from error
+        except OSError as error:
+            os.close(file)
+            raise _unwritable(folder, error) from error
+        os.close(file)
+
+
+def _let_go(path: Path, file: int) -> None:
+    """Remove the lock, if nobody shares it and it is no more than that, and release it."""
+    with suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        status = os.fstat(file)
+        if status.st_nlink == 1 and not status.st_size and _key(os.lstat(path)) == _key(status):
+            path.unlink()
+    os.close(file)
+
+
+def _key(status: os.stat_result) -> _Key:
+    return status.st_dev, status.st_ino
+
+
+def _forget() -> None:
+    """A forked child must not hold a folder after its parent has gone."""
+    for file in _held.values():
+        os.close(file)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def _unwritable(path: Path, error: OSError) -> MismatchError:
+    reason = "it is a link" if error.errno == errno.ELOOP else error.strerror
+    return MismatchError(f"{path} cannot be written ({reason}). Choose another --output.")

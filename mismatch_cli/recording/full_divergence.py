@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from mismatch_cli.engines._whole import Sink, whole_bytes
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.models import load_config
 from mismatch_cli.recording.config import ProbeConfig
 from mismatch_cli.trace.files import replacing
 
@@ -63,7 +64,10 @@ class Distributions:
 
     def remove(self) -> None:
         """Once all are scored; also what a killed run left."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        for path in self.folder.glob("response-*.float32"):
+            path.unlink()
+        with suppress(OSError):
+            self.folder.rmdir()
 
 
 def _writer(file: Any) -> Sink:
@@ -115,9 +119,7 @@ def check_room(config: ProbeConfig, vocabulary: int, run_folder: Path) -> None:
 
 def vocabulary_of(model: str, tokenizer: Any) -> int:
     """How many logits the model has: often a few more than its tokenizer has tokens."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(os.path.expanduser(model)).get_text_config()
+    config = load_config(model).get_text_config()
     return int(getattr(config, "vocab_size", len(tokenizer)))
 
 

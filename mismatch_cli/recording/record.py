@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from mismatch_cli.compat import prepare_imports
 from mismatch_cli.models import check_model_folder, load_tokenizer
 from mismatch_cli.recording.config import ProbeConfig
-from mismatch_cli.recording.folder import clear_run, locked
 from mismatch_cli.recording.full_divergence import Distributions, check_room, vocabulary_of
+from mismatch_cli.recording.ours import remove_results
 from mismatch_cli.recording.rollouts import Progress, is_sampled, load_engine, sample_trace, shards_of, start_judge
 from mismatch_cli.tasks.prompts import encode_prompts, load_problems
 from mismatch_cli.torch_settings import set_threads
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 def record(config: ProbeConfig, run_folder: Path, manifest: dict[str, Any], progress: Progress) -> None:
     """Record the trace of a probe into `run_folder/trace`; a manifest with a shard count is a run to go on with.
 
+    The caller holds the folder.
+
     What is done is read from the files, not from notes: a shard that is missing is sampled again, one without the
     trainer's columns is scored.
     """
@@ -37,11 +39,10 @@ def record(config: ProbeConfig, run_folder: Path, manifest: dict[str, Any], prog
     manifest["libraries"] = library_versions()
     distributions = Distributions(run_folder / "distributions", config.full_divergence)
     check_unchanged(config, manifest)  # also says before an hour of sampling that an adapter is not there
-    with locked(run_folder):
-        if not is_sampled(folder, manifest):
-            manifest = _sample(config, run_folder, manifest, distributions, progress)
-        _score(config, folder, manifest, distributions, progress)
-        distributions.remove()
+    if not is_sampled(folder, manifest):
+        manifest = _sample(config, run_folder, manifest, distributions, progress)
+    _score(config, folder, manifest, distributions, progress)
+    distributions.remove()
 
 
 def _sample(
@@ -60,7 +61,7 @@ def _sample(
         template = config.prompt_template
         encoded = encode_prompts(problems, tokenizer, template=template, max_model_len=engine.max_model_len)
         if "shards" not in manifest:
-            clear_run(run_folder)
+            remove_results(run_folder)
         return sample_trace(
             config, run_folder / "trace", encoded, engine, tokenizer, judge, manifest, progress,
             distributions=distributions,

@@ -15,7 +15,7 @@ from mismatch_cli.compat import prepare_imports
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import check_model_folder, load_tokenizer
 from mismatch_cli.recording.config import EQUAL, RescoreConfig
-from mismatch_cli.recording.folder import clear_run, locked
+from mismatch_cli.recording.ours import remove_results
 from mismatch_cli.recording.rescore_plan import RescorePlan, plan_rescoring
 from mismatch_cli.recording.rollouts import Progress, is_whole
 from mismatch_cli.sampling import SamplingSettings
@@ -41,7 +41,7 @@ def rescore(config: RescoreConfig, run_folder: Path, manifest: dict[str, Any], p
     """Write `run_folder/trace`: the responses of `config.trace`, which is only read, with log π by another trainer.
 
     One row group is held at a time. A shard is written whole and renamed in, so that what is there is done: a killed
-    run leaves a readable trace, and a manifest with `rescored` is a run to go on with.
+    run leaves a readable trace, and a manifest with `rescored` is a run to go on with. The caller holds the folder.
     """
     prepare_imports()
     source = Trace.open(Path(config.trace))
@@ -56,19 +56,18 @@ def rescore(config: RescoreConfig, run_folder: Path, manifest: dict[str, Any], p
     sampling = _sampling(config, source.manifest, progress)
     work = _Rescoring(config, source, run_folder / "trace", plan, sampling, progress)
     threads = set_threads(config.threads, config.trainer.model)
-    with locked(run_folder):
-        begun = "rescored" in manifest
-        if begun:
-            _check_unchanged(plan, manifest, source)
-        if begun and not work.todo():
-            return
-        trainer = work.load_trainer()
-        if not begun:
-            clear_run(run_folder)  # once the model has loaded
-            work.write_vocabulary(trainer)
-        kept = {name: manifest[name] for name in ("command", "flags")}
-        write_manifest(work.folder, kept | work.description(trainer) | {"threads": threads})
-        work.score_shards(trainer)
+    begun = "rescored" in manifest
+    if begun:
+        _check_unchanged(plan, manifest, source)
+    if begun and not work.todo():
+        return
+    trainer = work.load_trainer()
+    if not begun:
+        remove_results(run_folder)  # once the model has loaded
+        work.write_vocabulary(trainer)
+    kept = {name: manifest[name] for name in ("command", "flags")}
+    write_manifest(work.folder, kept | work.description(trainer) | {"threads": threads})
+    work.score_shards(trainer)
 
 
 def _tell_of_adapters(config: RescoreConfig, manifest: dict[str, Any], progress: Progress) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from mismatch_cli.attention import warning
 from mismatch_cli.report import numbers
 from mismatch_cli.report.imported import imported_fact, notes_of
 from mismatch_cli.report.view import Facts
+from mismatch_cli.suggest import suggest
 
 _SKIPPED_SHOWN = 3
 MASKED = {
@@ -155,4 +156,4 @@ def _facts(settings: Mapping[str, Any]) -> Facts:
 
 def command_line(summary: Mapping[str, Any], command: str = "report", *flags: str) -> str:
     """What to type to see this report again."""
-    return shlex.join(["mismatch-cli", command, *summary["traces"], *flags])
+    return suggest(command, *map(Path, summary["traces"]), *flags)

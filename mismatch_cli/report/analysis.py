@@ -15,6 +15,7 @@ from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.metrics.scatter import ScatterSample
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.metrics.worst import WorstTokens
+from mismatch_cli.places import shown
 from mismatch_cli.report.imported import without_unknown
 from mismatch_cli.report.plot_data import PlotData
 from mismatch_cli.trace.completeness import remedy
@@ -114,7 +115,7 @@ def summary_json(analysis: Analysis) -> dict[str, Any]:
     summary = {
         "format": SUMMARY_FORMAT,
         "version": SUMMARY_VERSION,
-        "traces": [str(trace.folder) for trace in analysis.traces],
+        "traces": shown([str(trace.folder) for trace in analysis.traces]),
         "about": about(analysis.traces, analysis.unscored_responses),
         "pairs": {
             name: without_unknown(_with_floor(summary.result(), floor), analysis.manifest.get("imported"))
@@ -142,11 +143,12 @@ def about(traces: Sequence[Trace], unscored_responses: int) -> dict[str, Any]:
         "threads",
         "top_logprobs",
     )
-    return {name: manifest[name] for name in names if name in manifest} | {
+    told = {name: manifest[name] for name in names if name in manifest} | {
         "unscored_responses": unscored_responses,
         "grading_timeouts": sum(trace.count("grading_timeouts") for trace in traces),
         "partial": [_shortfall(trace) for trace in traces if trace.completeness.partial],
     }
+    return dict(shown(told))
 
 
 def _shortfall(trace: Trace) -> dict[str, Any]:

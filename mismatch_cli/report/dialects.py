@@ -7,6 +7,7 @@ from typing import Any
 
 from mismatch_cli import __version__, dialects
 from mismatch_cli.dialects import Reading
+from mismatch_cli.places import shown
 from mismatch_cli.report import numbers
 from mismatch_cli.report.about import partial_notes, who_facts
 from mismatch_cli.report.analysis import about, check_poolable
@@ -38,7 +39,7 @@ def as_json(traces: Sequence[Trace], name: str) -> dict[str, Any]:
     return {
         "format": _FORMAT,
         "version": _VERSION,
-        "traces": [str(trace.folder) for trace in traces],
+        "traces": shown([str(trace.folder) for trace in traces]),
         "about": about(traces, 0),
         "out_of_support": found.out_of_support,
         "frameworks": {

@@ -21,12 +21,17 @@ from mismatch_cli.trace.schema import TOKEN_COLUMNS
 _ROWS_AT_A_TIME = 64
 
 
+def file_name(kind: str) -> str:
+    """The name under which a trace is exported as csv, parquet or jsonl."""
+    return "responses.jsonl" if kind == "jsonl" else f"tokens.{kind}"
+
+
 def export_responses(traces: list[Trace], folder: Path) -> Path:
     """Write `responses.jsonl`: every row in the plain schema, which `import` reads back to the same bits.
 
     A column that was not measured for a response is left out of its line; NaN and −Infinity are written as such.
     """
-    path = folder / "responses.jsonl"
+    path = folder / file_name("jsonl")
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         for trace in traces:
             for table in trace.tables():
@@ -41,7 +46,7 @@ def export_responses(traces: list[Trace], folder: Path) -> Path:
 
 def export_tokens(traces: list[Trace], folder: Path, kind: str) -> Path:
     """Write `tokens.csv` or `tokens.parquet`; control characters in token text are spelled out, missing is empty."""
-    path = folder / f"tokens.{kind}"
+    path = folder / file_name(kind)
     with replacing(path) as temporary:
         (_write_csv if kind == "csv" else _write_parquet)(temporary, _token_frames(traces))
     return path

@@ -108,5 +108,9 @@ def _write_png(figure: Figure, path: Path) -> None:
     """Twice the size, on white; who looks at a run that goes on never sees half a picture."""
     with replacing(path) as temporary:
         figure.savefig(
-            temporary, format="png", dpi=_PNG_SCALE / CSS_PX, facecolor=LIGHT.page, metadata={"Software": None}
+            temporary,
+            format="png",
+            dpi=_PNG_SCALE / CSS_PX,
+            facecolor=LIGHT.page,
+            metadata={"Software": "mismatch-cli"},
         )

@@ -15,7 +15,7 @@ from mismatch_cli.trace.files import replacing_folder, write_atomically
 
 METRICS_FILE = "metrics.jsonl"
 _KEPT = 2
-_STATE = "state.pt"
+_STATE, _NAMES = "state.pt", "step-" + 6 * "[0-9]"
 
 
 def save_checkpoint(
@@ -25,10 +25,7 @@ def save_checkpoint(
 
     `beside` may write more into the folder, before the state that makes it a checkpoint.
     """
-    folder = run_folder / "checkpoints"
-    for unfinished in folder.glob(".step-*"):  # what a kill left behind
-        shutil.rmtree(unfinished)
-    with replacing_folder(folder / f"step-{step:06d}") as temporary:
+    with replacing_folder(run_folder / "checkpoints" / f"step-{step:06d}") as temporary:
         beside(temporary)
         torch.save(state | {"step": step}, temporary / _STATE)
     for old in _checkpoints(run_folder)[:-_KEPT]:
@@ -59,7 +56,8 @@ def cut_back(run_folder: Path, step: int) -> None:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
         write_atomically(path, "".join(f"{line}\n" for line in lines))
     for folder in (run_folder / "traces").glob("step-*"):
-        if int(folder.name.removeprefix("step-")) > step:
+        number = folder.name.removeprefix("step-")
+        if number.isdecimal() and int(number) > step:  # a copy that somebody made has another name
             shutil.rmtree(folder)
 
 
@@ -71,7 +69,8 @@ def last_step(run_folder: Path) -> int:
 
 
 def _checkpoints(run_folder: Path) -> list[Path]:
-    return sorted(path for path in (run_folder / "checkpoints").glob("step-*") if (path / _STATE).is_file())
+    """Those that are whole, in order; a copy under a name of the user's is not one that may be removed."""
+    return sorted(path for path in (run_folder / "checkpoints").glob(_NAMES) if (path / _STATE).is_file())
 
 
 def _step_of(line: str) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shlex
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -31,9 +30,10 @@ from mismatch_cli.rl.task import Posed, Task
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.batches import ScoreRequest
 from mismatch_cli.scoring.trainer import ResponseScores, Trainer
+from mismatch_cli.suggest import suggest
 from mismatch_cli.torch_settings import set_threads
 from mismatch_cli.trace.completeness import recorded
-from mismatch_cli.trace.files import could_not_write, replacing_folder, write_atomically
+from mismatch_cli.trace.files import could_not_write, open_to_append, replacing_folder, write_atomically
 from mismatch_cli.trace.manifest import library_versions, write_manifest
 from mismatch_cli.trace.vocabulary import write_vocabulary
 from mismatch_cli.trace.writer import shard_path, write_shard
@@ -46,8 +46,6 @@ class Run:
 
     def __init__(self, config: TrainConfig, run_folder: Path, say: Callable[[str], None]) -> None:
         self.config, self.folder, self._say = config, run_folder, say
-        run_folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(run_folder / FILE_NAME, config.to_toml())
         self._threads = set_threads(config.threads or None, config.model)
         algorithm, updates = find(config.algorithm), _learner_settings(config)
         self._sampling = SamplingSettings(temperature=config.temperature, max_tokens=config.max_tokens)
@@ -56,6 +54,7 @@ class Run:
         self.engine: Engine = create_engine(config.engine, self._engine_settings(algorithm.needs_top_k))
         try:
             self._load(updates, algorithm)
+            write_atomically(run_folder / FILE_NAME, config.to_toml())  # what has loaded can be resumed
         except BaseException:
             self.close()
             raise
@@ -100,7 +99,7 @@ class Run:
             recorded, first = last_step(self.folder), min(self.config.checkpoint_every, self.config.steps)
             # A step's line is there before its checkpoint, and a kill or a full disk can come between them.
             if recorded > first or (recorded == first and (self.folder / "model").exists()):
-                look = f"mismatch-cli report {shlex.quote(str(self.folder))}"
+                look = suggest("report", self.folder)
                 raise MismatchError(
                     f"{self.folder} has {recorded} steps on record, but its checkpoints are gone, so nothing can go on "
                     f"from there. Start anew in another --output. To look at it: {look}"
@@ -201,8 +200,8 @@ class Run:
     def write(self, record: Record) -> None:
         path = self.folder / METRICS_FILE
         try:
-            with open(path, "a", encoding="utf-8") as lines:
-                lines.write(json.dumps(record) + "\n")
+            with open_to_append(path) as lines:
+                lines.write(json.dumps(record).encode() + b"\n")
                 lines.flush()
                 os.fsync(lines.fileno())  # a checkpoint that outlives a power cut must not outlive the lines before it
         except OSError as error:  # what it wrote of the line, nobody reads

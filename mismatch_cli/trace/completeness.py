@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.suggest import suggest
 from mismatch_cli.trace.writer import shard_path
 
 _NAMED = 3  # shards
@@ -111,12 +111,12 @@ def recorded(rows: Mapping[str, int | None]) -> dict[str, Any]:
 def remedy(folder: Path, manifest: Mapping[str, Any], *, unscored: bool = False) -> str:
     """The sentence that says how a trace that lacks something becomes whole; `unscored`: it lacks nothing but log π."""
     command = manifest.get("command")
-    run_folder = shlex.quote(str(folder.parent if folder.name in _IN_A_RUN else folder))
+    run_folder = folder.parent if folder.name in _IN_A_RUN else folder
     if command in ("probe", "rescore") or (command == "curate" and not unscored):
-        return f"Go on with: mismatch-cli {command} --resume --output {run_folder}"
+        return f"Go on with: {suggest(str(command), '--resume', '--output', run_folder)}"
     if unscored:  # of a curation each of the two traces can be scored
-        trace = shlex.quote(str(folder.parent if folder.name == "trace" else folder))
-        return f"Score it with: mismatch-cli rescore {trace} --trainer-model MODEL"
+        trace = folder.parent if folder.name == "trace" else folder
+        return f"Score it with: {suggest('rescore', trace, '--trainer-model', 'MODEL')}"
     if command == "train":
         return "Restore it from a copy; a run that has not ended goes on with the command that began it and --resume."
     return "Import the dump again." if "imported" in manifest else "Restore it from a copy, or record it again."

@@ -1,30 +1,41 @@
-"""Files and folders that are either there whole or not at all."""
+"""Files and folders that are either there whole or not at all, and that never go through a link to somewhere else.
+
+Whatever is written gets a name that nobody has used before, is created there exclusively, and is renamed into place:
+what lies at the final name, a link or one of several names of a file, is replaced and not written through.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
+import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from mismatch_cli.errors import MismatchError, first_line
 
-TEMPORARY_SUFFIX = ".part"
+UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}\.part")  # the names of what is being written, or was when it was killed
+LOG_HEAD = b"mismatch-cli: log\n"  # the first line of a log of ours
 _NO_ROOM = 2**16  # bytes
+_LONGEST = 64  # characters of a name that its temporary name repeats
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path` and rename it over `path` once the block has written it.
+    """Yield a new, empty file beside `path` and rename it over `path` once the block has written it.
 
     An exception leaves `path` as it was and removes the temporary file; a kill leaves the temporary file, which nothing
-    reads and the next attempt overwrites. A full disk is a `MismatchError`.
+    reads and `remove_unfinished` finds by its name. A full disk is a `MismatchError`.
     """
-    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    temporary = _beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(_create(temporary))
         yield temporary
         _sync(temporary)
         os.replace(temporary, path)
@@ -37,28 +48,99 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
+def unfinished_folder(folder: Path) -> Iterator[Path]:
+    """Yield a new, empty folder beside `folder`, which is gone at the end unless the block has renamed it."""
+    temporary = _beside(folder)
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
-    """The same for a folder: the block fills `.NAME`, which is empty, and it becomes `NAME`.
+    """The same as `replacing` for a folder: what the block writes into a new one becomes `folder`.
 
     The block is to do nothing but write: whatever fails in it is said to be a failure to write.
     """
-    temporary = folder.with_name(f".{folder.name}")
     try:
-        shutil.rmtree(temporary, ignore_errors=True)  # what a kill left behind
-        temporary.mkdir(parents=True)
-        yield temporary
-        for path in temporary.rglob("*"):
-            if path.is_file():
-                _sync(path)
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(temporary, folder)
+        with unfinished_folder(folder) as temporary:
+            yield temporary
+            for path in temporary.rglob("*"):
+                if path.is_file():
+                    _sync(path)
+            if folder.is_symlink():
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
+            if folder.exists():
+                os.replace(folder, before := _beside(folder))
+                os.replace(temporary, folder)
+                shutil.rmtree(before, ignore_errors=True)
+            else:
+                os.replace(temporary, folder)
     except Exception as error:  # torch and safetensors have errors of their own for a disk that is full
-        failure = could_not_write(folder, error)
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise failure from error
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+        raise could_not_write(folder, error) from error
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file of ours, by atomic rename."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_named(path: Path, text: str, *, replace: bool) -> None:
+    """Write a file that the user has named, where their shell would write it: through a link, into a pipe or a device.
+
+    A regular file is replaced as a whole. Without `replace` only an empty one is: CI systems make one to be filled.
+    Raises a `MismatchError` where another file is there, or where nothing can be written.
+    """
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(f".{target.name[:_LONGEST]}.{secrets.token_hex(4)}.tmp")
+    try:
+        if (path.exists() and not path.is_file()) or path.absolute().parts[1:2] in (("dev",), ("proc",)):
+            with open(path, "w", encoding="utf-8") as stream:
+                stream.write(text)
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open(_create(temporary), "w", encoding="utf-8") as file:
+            file.write(text)
+        _sync(temporary)
+        if replace or (target.exists() and not target.stat().st_size):
+            os.replace(temporary, target)
+        else:
+            os.link(temporary, target)  # fails where another process has written it meanwhile
+    except FileExistsError as error:
+        raise MismatchError(f"{path} is already there. Replace it with --force, or name another file.") from error
+    except OSError as error:
+        raise could_not_write(path, error) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def open_to_append(path: Path) -> BinaryIO:
+    """Open a file of ours at its end; a link is an `OSError`, and a file that has other names too is copied first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+    file = open(os.open(path, flags, 0o666), "ab")  # noqa: SIM115 - the caller closes it
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is not a file", str(path))
+    if status.st_nlink == 1:
+        return file
+    file.close()
+    with replacing(path) as temporary:
+        shutil.copyfile(path, temporary)
+    return open(os.open(path, flags, 0o666), "ab")
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a killed process was writing directly in this folder; whoever calls it holds the folder."""
+    if folder.is_symlink() or not folder.is_dir():
+        return
+    for path in folder.iterdir():
+        if UNFINISHED.fullmatch(path.name) and not path.is_symlink():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def could_not_write(path: Path, error: Exception) -> MismatchError:
@@ -72,11 +154,14 @@ def could_not_write(path: Path, error: Exception) -> MismatchError:
     )
 
 
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name[:_LONGEST]}.{secrets.token_hex(4)}.part")
+
+
+def _create(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
 def _sync(path: Path) -> None:
     with open(path, "rb") as written:
         os.fsync(written.fileno())  # the rename must not become durable before the content
-
-
-def write_atomically(path: Path, text: str) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")

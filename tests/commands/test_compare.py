@@ -13,8 +13,8 @@ import pytest
 
 from mismatch_cli.bundled import bundled, bundled_trace
 from mismatch_cli.cli import run
-from mismatch_cli.commands._own_folder import own_folder
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.recording.folder import report_folder
 
 FLOAT32 = str(bundled("traces") / "float32")
 
@@ -63,13 +63,13 @@ def test_the_pair_asked_for_is_compared_and_kept_in_the_command(here, capfd):
     code, out, _ = compare(capfd, str(bundled_trace()), str(bundled_trace()), "--pair", "staleness", "--quiet")
     assert code == 0 and "staleness: the trainer's present weights" in " ".join(out.split())
     page = (here / "compare" / "report.html").read_text()
-    assert "fp8-kv --pair staleness" in page
+    assert "fp8-kv&#39; --pair staleness" in page
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["run"], 2, "One trace has nothing to be compared with. Name a second: compare run OTHER"),
+        (["run"], 2, "One trace has nothing to be compared with. Name a second: mismatch-cli compare run OTHER"),
         (["run"] * 7, 2, "7 traces are too many at once: name at most 6."),
         (["run", "gone"], 1, "gone does not exist"),
         (["run", "run", "--pair", "mismatsch"], 2, "Did you mean mismatch"),
@@ -89,12 +89,14 @@ def test_mistakes(here, capfd, arguments, code, message):
 
 def test_only_force_replaces_what_is_not_ours(tmp_path):
     folder = tmp_path / "report"
-    assert own_folder(folder, "mine", force=False) == folder and folder.is_dir()
-    (folder / "summary.json").write_text('{"format": "mine"}')
-    own_folder(folder, "mine", force=False)
-    with pytest.raises(MismatchError, match="already exists"):
-        own_folder(folder, "yours", force=False)
-    own_folder(folder, "yours", force=True)
+    with report_folder(folder, "mismatch-cli mine", force=False):
+        (folder / "summary.json").write_text('{"format": "mismatch-cli mine"}')
+    with report_folder(folder, "mismatch-cli mine", force=False):
+        pass
+    with pytest.raises(MismatchError, match="already exists"), report_folder(folder, "mismatch-cli yours", force=False):
+        pass
+    with report_folder(folder, "mismatch-cli yours", force=True):
+        pass
     assert (folder / "summary.json").is_file()
 
 

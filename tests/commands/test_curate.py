@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from mismatch_cli.commands.curate import _training
 from mismatch_cli.metrics.curation import accuracy_by_prompt
 from mismatch_cli.recording.config import CurateConfig
 from mismatch_cli.sampling import SamplingSettings
+from mismatch_cli.suggest import suggest
 from mismatch_cli.tasks.prompts import PromptSource
 from mismatch_cli.trace.reader import Trace
 
@@ -104,7 +104,7 @@ def test_the_next_command_trains_as_it_was_measured():
         "some/model", "hf", PromptSource("p.jsonl"), SamplingSettings(temperature=0.7, max_tokens=3000),
         prompt_template="raw", reward="mine.py:f",
     )  # fmt: skip
-    assert shlex.join(_training(config, Path("a b.jsonl"))) == (
+    assert suggest(*_training(config, Path("a b.jsonl"))) == (
         "mismatch-cli train --dataset 'a b.jsonl' --max-tokens 3000 --model some/model --learning-rate 1e-6 "
         "--temperature 0.7 --prompt-template raw --reward mine.py:f"
     )

@@ -1,34 +1,261 @@
-"""What may be replaced, and that only one process writes."""
+"""May a command write here? What is ours, who holds the folder, and where links lead."""
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+from mismatch_cli.bundled import bundled
+from mismatch_cli.cli import run
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.recording.folder import check_run_folder, clear_run, locked
+from mismatch_cli.recording.folder import claimed, report_folder, run_folder
+from mismatch_cli.recording.ours import foreign_in, remove_results, results_in
+
+FLOAT32 = str(bundled("traces") / "float32")
+DUMP = str(bundled("dumps"))
+# What people have in a folder of theirs, under names that are ours.
+OF_THE_USER = {
+    "summary.json": '{"mine": 1}',
+    "report.html": "<h1>my thesis about mismatch-cli</h1>",
+    "plots/loss.png": "\x89PNG mine",
+    "clipstats/notes.md": "mine",
+    "clipstats/summary.json": '{"format": "mine"}',
+    "diagnosis/report.html": "mine",
+    "tokens.csv": "token,count\na,1\n",
+    "tokens.parquet": "mine",
+    "responses.jsonl": '{"text": "mine"}\n',
+    "perfectible.jsonl": '{"problem": "mine"}\n',
+    "trace/shard-00000.parquet": "mine",
+    "trace/manifest.json": "{}",
+    "held-out/vocab.parquet": "mine",
+    "distributions/notes.txt": "mine",
+    "log/hf.log": "mine",
+    ".lock": "mine",
+    "trace.part/data": "mine",
+    "thesis.txt": "mine",
+}
+WRITERS = {
+    "probe": ["probe", "--engine", "hf"],
+    "curate": ["curate", "--engine", "hf"],
+    "import": ["import", DUMP],
+    "rescore": ["rescore"],
+    "train": ["train"],
+}
+REPORTERS = {
+    "report": ["report", FLOAT32, "--export", "csv"],
+    "clipstats": ["clipstats", FLOAT32, "-a", "pg-is"],
+    "compare": ["compare"],
+    "diagnose": ["diagnose", FLOAT32],
+}
 
 
-def test_only_a_run_is_cleared_and_its_log_stays(tmp_path):
-    for name in ("trace", "plots", "log"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "file").write_text("x")
-    (tmp_path / "summary.json").write_text("{}")
-    check_run_folder(tmp_path)
-    clear_run(tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["log"]
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_a_folder_with_anything_else_is_refused(tmp_path):
-    (tmp_path / "trace").mkdir()
-    (tmp_path / "notes.md").write_text("mine")
-    with pytest.raises(MismatchError, match=r"holds notes\.md"):
-        check_run_folder(tmp_path)
-    with pytest.raises(MismatchError, match="is a file"):
-        check_run_folder(tmp_path / "notes.md")
+def write(folder: Path, name: str, text: str) -> None:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text)
 
 
-def test_two_processes_do_not_write_into_one_folder(tmp_path):
-    with locked(tmp_path / "run"), pytest.raises(MismatchError, match="another process"), locked(tmp_path / "run"):
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory) -> Path:
+    """A run folder with everything that reading commands make of a trace."""
+    folder = tmp_path_factory.mktemp("reported") / "run"
+    shutil.copytree(FLOAT32, folder / "trace")
+    with pytest.MonkeyPatch.context() as patch:
+        from tests import pictures
+
+        pictures.leave_blank(patch)
+        for kind in ("csv", "parquet", "jsonl"):
+            assert run(["report", str(folder), "-q", "--export", kind]) == 0
+        for command in (["clipstats", "-a", "pg-is"], ["diagnose"]):
+            assert run([*command, str(folder), "-q"]) == 0
+    return folder
+
+
+@pytest.mark.parametrize("command", WRITERS)
+@pytest.mark.parametrize("force", [[], ["--force"]], ids=["", "force"])
+def test_no_run_replaces_a_file_of_the_user_whatever_it_is_called(command, force, tmp_path, capfd):
+    if command == "train" and force:
+        return  # it has no --force
+    for number, (name, text) in enumerate(OF_THE_USER.items()):
+        folder = tmp_path / str(number)
+        write(folder, name, text)
+        before = contents(folder)
+        assert run([*WRITERS[command], "-q", "-o", str(folder), *force]) == 1, name
+        said = capfd.readouterr().err
+        assert contents(folder) == before and said.count("\n") == 1, (name, said)
+        assert "--output" in said, said
+
+
+@pytest.mark.parametrize("command", REPORTERS)
+def test_a_report_goes_beside_the_files_of_the_user_and_never_over_them(command, tmp_path, capfd, monkeypatch):
+    from tests import pictures
+
+    pictures.leave_blank(monkeypatch)
+    for name, text in OF_THE_USER.items():
+        write(tmp_path / "proj", name, text)
+    before = contents(tmp_path / "proj")
+    for force in ([], ["--force"]):
+        assert run([*REPORTERS[command], "-q", "-o", str(tmp_path / "proj"), *force]) == 1
+        assert contents(tmp_path / "proj") == before and "Traceback" not in capfd.readouterr().err
+    for name in (".lock", "summary.json", "report.html", "plots/loss.png", "tokens.csv"):
+        (tmp_path / "proj" / name).unlink()
+        before.pop(name)
+    assert run([*REPORTERS[command], "-q", "-o", str(tmp_path / "proj"), "--force"]) == 0
+    after = contents(tmp_path / "proj")
+    assert before.items() <= after.items() and "report.html" in after
+
+
+def test_everything_that_commands_write_is_known_as_ours_and_a_new_run_removes_it(reported, tmp_path):
+    folder = shutil.copytree(reported, tmp_path / "run")
+    assert foreign_in(folder) is None
+    write(folder, "log/hf.log", "mismatch-cli: log\n")
+    (folder / ".trace.0123abcd.part").mkdir()
+    remove_results(folder)
+    assert sorted(path.name for path in folder.iterdir()) == [".trace.0123abcd.part", "log"]
+    assert foreign_in(folder) is None and results_in(folder) is None
+
+
+def test_force_takes_a_run_of_ours_but_no_file_that_was_put_into_it(reported, tmp_path, capfd):
+    folder = shutil.copytree(reported, tmp_path / "run")
+    assert run(["import", DUMP, "-q", "-o", str(folder)]) == 1
+    assert "already exists. Replace it with --force" in capfd.readouterr().err
+    for name in ("plots/mine.png", "trace/notes.txt", "clipstats/mine/figure.png", "tokens.csv"):
+        kept = (folder / name).read_bytes() if (folder / name).exists() else None
+        write(folder, name, "mine")
+        before = contents(folder)
+        assert run(["import", DUMP, "-q", "-o", str(folder), "--force"]) == 1
+        held = name if name.count("/") < 2 else name.rpartition("/")[0]
+        assert f"it holds {held}, which mismatch-cli did not write" in " ".join(capfd.readouterr().err.split())
+        assert contents(folder) == before
+        (folder / name).unlink()
+        if kept is not None:
+            (folder / name).write_bytes(kept)
+        elif name.count("/") == 2:
+            (folder / name).parent.rmdir()
+    assert run(["import", DUMP, "-q", "-o", str(folder), "--force"]) == 0
+    assert sorted(path.name for path in folder.iterdir()) == ["trace"]
+
+
+LINKS = ("summary.json", "report.html", "plots", "plots/a.png", ".lock", "log", "log/hf.log", "trace", "tokens.csv")
+LINKS += ("summary.json.part", ".summary.json.0123abcd.part", "trace.part", "clipstats", "distributions")
+LINKS += ("checkpoints", "metrics.jsonl", "config.toml", "model", "traces")
+
+
+@pytest.mark.parametrize("hard", [False, True], ids=["symbolic", "hard"])
+def test_nothing_is_written_through_a_link(hard, tmp_path, capfd, monkeypatch):
+    """Whatever a command answers to a link in its folder: what lies behind it stays as it was."""
+    from tests import pictures
+
+    pictures.leave_blank(monkeypatch)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    train = ["train", "--engine", "hf", "--model", str(tmp_path / "none"), "--resume"]
+    for number, name in enumerate(LINKS):
+        for command in (["import", DUMP, "--force"], ["diagnose", FLOAT32, "--force"], train):
+            folder, elsewhere = tmp_path / f"{number}-{command[0]}", tmp_path / f"{number}-{command[0]}-elsewhere"
+            write(elsewhere, "inside/precious.txt", "precious")
+            write(elsewhere, "precious.txt", "precious")
+            (folder / name).parent.mkdir(parents=True)
+            is_folder = "." not in name
+            if hard and is_folder:
+                continue
+            target = elsewhere if is_folder else elsewhere / "precious.txt"
+            (os.link if hard else os.symlink)(target, folder / name)
+            before = contents(elsewhere)
+            code = run([*command, "-q", "-o", str(folder)])
+            said = capfd.readouterr().err
+            assert code in (0, 1, 2) and said.count("\n") == min(code, 1) and "bug" not in said, (name, command, said)
+            assert contents(elsewhere) == before, (name, command)
+
+
+def test_two_processes_do_not_hold_one_folder_and_who_is_refused_changes_nothing(tmp_path, capfd, monkeypatch):
+    from tests import pictures
+
+    pictures.leave_blank(monkeypatch)
+    folder = tmp_path / "run"
+    shutil.copytree(FLOAT32, folder / "trace")
+    (folder / ".trace.0123abcd.part").mkdir()
+    with held_by_another(folder):
+        before = contents(folder)
+        for command in (*WRITERS.values(), *REPORTERS.values(), ["clipstats", str(folder)], ["report", str(folder)]):
+            own = command[-1] == str(folder)
+            arguments = [] if own else ["-o", str(folder)]
+            for flag in ([], ["--force"], ["--resume"]):
+                if "--resume" in flag and command[0] not in ("probe", "curate", "rescore", "train"):
+                    continue
+                if flag == ["--force"] and command[0] == "train":
+                    continue
+                assert run([*command, "-q", *arguments, *flag]) in (1, 2), command
+                said = capfd.readouterr().err
+                assert "is being written by another process" in said or (not own and "--force" not in flag), said
+                assert contents(folder) == before and (folder / ".trace.0123abcd.part").is_dir()
+    assert run(["report", str(folder), "-q"]) == 0
+    assert not (folder / ".lock").exists() and not (folder / ".trace.0123abcd.part").exists()
+
+
+class held_by_another:
+    """A process that holds a folder until the block ends, and is then killed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> None:
+        script = (
+            "import sys, os, time; from pathlib import Path; from mismatch_cli.recording import folder\n"
+            "with folder.claimed(Path(sys.argv[1]), lambda: None):\n"
+            "    os.fork() or time.sleep(60)\n"  # a child that outlives it does not hold the folder
+            "    print('held', flush=True); time.sleep(60)\n"
+        )
+        # The unfinished folder of the test must stay: what a claim clears is not its subject.
+        script = script.replace("with folder", "folder.remove_unfinished = lambda _: None\nwith folder")
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", script, str(self._folder)], stdout=subprocess.PIPE, start_new_session=True,
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        )  # fmt: skip
+        assert self._process.stdout.readline() == b"held\n"
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.killpg(self._process.pid, 0)  # its child is there still
+        with claimed(self._folder / "another", lambda: None):
+            pass
+        with claimed(self._folder, lambda: None):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def test_a_lock_of_a_folder_that_was_removed_is_no_lock(tmp_path):
+    """Who removes the folder with the lock in it leaves nobody behind who believes to hold it."""
+    import fcntl
+
+    folder = tmp_path / "run"
+    with claimed(folder, lambda: None):
+        stale = os.open(folder / ".lock", os.O_RDWR)  # another process has opened it, and now comes the removal
+    assert not folder.exists()
+    fcntl.flock(stale, fcntl.LOCK_EX)
+    with claimed(folder, lambda: None), pytest.raises(MismatchError, match="another process"), claimed(folder, list):
         pass
-    with locked(tmp_path / "run"):
-        check_run_folder(tmp_path / "run")
+    os.close(stale)
+    assert not folder.exists()
+
+
+def test_a_folder_that_is_refused_is_not_made_and_one_that_fails_is_gone(tmp_path):
+    with pytest.raises(MismatchError), run_folder(tmp_path / "a" / "b" / "c", resume=False, force=False):
+        raise MismatchError("no")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(MismatchError, match="is a file"), report_folder(tmp_path / "file", "x", force=True):
+        pass
+    (tmp_path / "file").unlink()
+    with report_folder(tmp_path, "mismatch-cli x", force=False):
+        (tmp_path / "summary.json").write_text(json.dumps({"format": "mismatch-cli x"}))
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]

@@ -107,7 +107,7 @@ def test_killed_at_random_moments_and_resumed_equals_unbroken(unbroken, tmp_path
         print("killed with", steps, sorted(path.name for path in (folder / "checkpoints").glob("*step-*")))
 
     process = start()
-    while not list((folder / "checkpoints").glob(".step-*")):
+    while not list((folder / "checkpoints").glob(".step-*.part")):
         assert process.is_alive()
         time.sleep(0.001)
     kill(process)

@@ -20,6 +20,7 @@ from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.clipping.result import clipping_result
 from mismatch_cli.metrics.clipping.summary import ClippingSummary, Question
+from mismatch_cli.places import shown
 from mismatch_cli.report.analysis import about, check_poolable, who_is_compared
 from mismatch_cli.report.clipping.plot_data import ClippingPlotData
 from mismatch_cli.report.clipping.support import Support
@@ -164,7 +165,7 @@ def clipping_json(
     return {
         "format": FORMAT,
         "version": VERSION,
-        "traces": [str(trace.folder) for trace in analysis.traces],
+        "traces": shown([str(trace.folder) for trace in analysis.traces]),
         "arguments": list(arguments),
         "compared": [algorithm.name for algorithm in compared],
         "about": about(analysis.traces, analysis.summary.lacking.get("logp_trainer", 0)),

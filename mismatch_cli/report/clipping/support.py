@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.clipping.judged import Needs
 from mismatch_cli.metrics.pairs import weights_are_equal
+from mismatch_cli.suggest import quoted
 from mismatch_cli.trace.reader import Trace
 
 _EQUAL = (
@@ -41,7 +41,7 @@ class Support:
                 f"rollout. {traces[0].how_to_score}"
             )
         has = _what_is_there(traces, columns)
-        run = shlex.quote(str(traces[0].run_folder))
+        run = quoted(traces[0].run_folder)
         skipped = {a.name: reason for a in algorithms if (reason := _reason(a, has, run))}
         judged = tuple(a for a in algorithms if a.name not in skipped)
         if not judged:

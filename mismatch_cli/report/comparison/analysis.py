@@ -15,6 +15,7 @@ from mismatch_cli.metrics.differences import Difference, Measured, differences
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.metrics.summary import MismatchSummary
+from mismatch_cli.places import shown, shown_apart
 from mismatch_cli.report.analysis import about, who_is_compared
 from mismatch_cli.report.comparison.matching import Pairing, Responses, compared_rows, pair_up
 from mismatch_cli.report.comparison.on_tokens import OnTokens, compare_on_tokens
@@ -160,7 +161,7 @@ def _side_json(side: Side) -> dict[str, Any]:
     unscored = int(np.count_nonzero(~side.responses.measured_S))
     return {
         "name": side.name,
-        "folder": str(side.trace.folder),
+        "folder": shown(str(side.trace.folder)),
         "about": about([side.trace], unscored),
         "responses": len(side.responses),
         "compared_responses": int(np.count_nonzero(side.kept_S)),
@@ -184,8 +185,13 @@ def _comparison_json(analysis: ComparisonAnalysis, comparison: Comparison) -> di
         "expected_by_chance": CHANCE * tested,
         "metrics": {key: difference.to_dict() for key, difference in found.items()},
         "on_tokens": comparison.on_tokens and comparison.on_tokens.to_dict(),
-        "settings": [vars(row) for row in _settings_diff(analysis, comparison.side)],
+        "settings": [_shown(row) for row in _settings_diff(analysis, comparison.side)],
     }
+
+
+def _shown(row: SettingDifference) -> dict[str, Any]:
+    first, other = shown_apart(row.first, row.other)
+    return vars(row) | {"first": first, "other": other}
 
 
 def _settings_diff(analysis: ComparisonAnalysis, side: Side) -> list[SettingDifference]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from mismatch_cli import __version__
 from mismatch_cli.metrics.catalog import METRICS
@@ -22,6 +22,7 @@ from mismatch_cli.report.comparison.tables import (
 )
 from mismatch_cli.report.figures import FigureView
 from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table
+from mismatch_cli.suggest import suggest
 
 _NOTATION = (
     "μ is the reference’s probability of the sampled token and π that of the current policy, in most pairs the "
@@ -61,9 +62,7 @@ def build_view(result: Row, figures: Sequence[FigureView]) -> ReportView:
         settings=tuple(
             (f"{side['name']}: {title}", facts) for side in result["traces"] for title, facts in settings_tables(side)
         ),
-        command=shlex.join(
-            ["mismatch-cli", "compare", *(side["folder"] for side in result["traces"]), *result["arguments"]]
-        ),
+        command=suggest("compare", *(Path(side["folder"]) for side in result["traces"]), *result["arguments"]),
         version=__version__,
         notation=_NOTATION,
     )

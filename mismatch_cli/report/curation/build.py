@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from mismatch_cli.report import numbers
 from mismatch_cli.report.curation.analysis import CurationAnalysis, mean_over_problems
 from mismatch_cli.report.figures import FigureView
 from mismatch_cli.report.view import Column, Facts, MetricRow, ReportView, Section, Table
+from mismatch_cli.suggest import suggest
 
 _NOTATION = (
     "The accuracy of a problem is the mean reward of its samples. Means are over problems, and intervals cover 95 % "
@@ -56,7 +56,7 @@ def build_view(analysis: CurationAnalysis, figures: Sequence[FigureView], comman
             ),
         ),
         settings=(("Configuration", _settings(analysis.config)),),
-        command=shlex.join(command),
+        command=suggest(*command),
         version=__version__,
         notation=_NOTATION,
     )

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from mismatch_cli import custom_code
 from mismatch_cli.diagnosis.alignment import lag_scan
 from mismatch_cli.diagnosis.evidence import gather
 from mismatch_cli.diagnosis.grouped import estimate_over_prompts
@@ -16,6 +17,7 @@ from mismatch_cli.diagnosis.model import ModelAtHand, model_at_hand
 from mismatch_cli.diagnosis.run import Diagnosis, diagnose, module
 from mismatch_cli.diagnosis.sample import Sample
 from mismatch_cli.metrics.estimate import Estimate
+from mismatch_cli.places import shown
 from mismatch_cli.report.analysis import about, check_poolable, who_is_compared
 from mismatch_cli.trace.reader import Trace
 
@@ -102,7 +104,7 @@ def diagnosis_json(analysis: DiagnosisAnalysis) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "version": VERSION,
-        "traces": [str(trace.folder) for trace in analysis.traces],
+        "traces": shown([str(trace.folder) for trace in analysis.traces]),
         "about": about(analysis.traces, 0),
         "pair": diagnosis.evidence.pair.name,
         "responses": diagnosis.evidence.counts.responses,
@@ -124,6 +126,7 @@ def diagnosis_json(analysis: DiagnosisAnalysis) -> dict[str, Any]:
             | {name: value for name, value in finding.to_dict().items() if value or name not in ("cause", "change")}
             for finding in diagnosis.findings
         ],
+        **custom_code.on_record(),
     }
 
 

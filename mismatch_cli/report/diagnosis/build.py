@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,11 +9,13 @@ from mismatch_cli import __version__
 from mismatch_cli.diagnosis.finding import Finding
 from mismatch_cli.diagnosis.run import FLOOR_STAGE, PRECISION_STAGE, UNEXPLAINED_STAGE, module
 from mismatch_cli.metrics.catalog import Metric
+from mismatch_cli.places import shown
 from mismatch_cli.report import numbers
 from mismatch_cli.report.about import left_out_of, settings_tables, who_facts
 from mismatch_cli.report.diagnosis.analysis import DiagnosisAnalysis
 from mismatch_cli.report.figures import FigureView
 from mismatch_cli.report.view import Column, Facts, MetricRow, ReportView, Section, Table
+from mismatch_cli.suggest import suggest
 
 _NOTATION = (
     "μ is the rollout’s probability of the sampled token and π the trainer’s; d = log π − log μ in nats. A typical gap "
@@ -199,4 +200,4 @@ def _measured_as(finding: Finding) -> str:
 def _command(analysis: DiagnosisAnalysis) -> str:
     models = {"--earlier-model": analysis.earlier_model, "--trainer-model": analysis.trainer_model}
     given = [word for flag, model in models.items() if model for word in (flag, model)]
-    return shlex.join(["mismatch-cli", "diagnose", *(str(trace.folder) for trace in analysis.traces), *given])
+    return suggest("diagnose", *(shown(trace.folder) for trace in analysis.traces), *shown(given))

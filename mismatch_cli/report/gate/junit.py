@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
+from mismatch_cli.places import shown
 from mismatch_cli.report.about import about_facts
 from mismatch_cli.report.gate.judge import Check
 from mismatch_cli.report.gate.limits import LimitSet
@@ -45,7 +46,7 @@ def _attributes(name: str, checks: list[Check], refused: bool = False) -> dict[s
 def _add_properties(suite: ElementTree.Element, result: GateResult, limits: LimitSet) -> None:
     properties = ElementTree.SubElement(suite, "properties")
     facts = [*about_facts(result.measured.summary), *[("About", limits.about)] * bool(limits.about)]
-    facts += [("Trace", str(trace.folder)) for trace in result.measured.traces]
+    facts += [("Trace", shown(str(trace.folder))) for trace in result.measured.traces]
     for name, value in facts:
         ElementTree.SubElement(properties, "property", name=visible(name), value=visible(value))
 

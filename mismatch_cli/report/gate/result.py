@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from mismatch_cli.places import shown
 from mismatch_cli.report import numbers
 from mismatch_cli.report.gate.judge import Check, Measurement, frameworks_of, judge
 from mismatch_cli.report.gate.limits import DIAGNOSIS, SURELY, LimitSet
@@ -80,8 +81,8 @@ class GateResult:
         return {
             "format": _FORMAT,
             "version": _VERSION,
-            "traces": [str(trace.folder) for trace in self.measured.traces],
-            "baseline": [str(trace.folder) for trace in self.baseline.traces] if self.baseline else None,
+            "traces": shown([str(trace.folder) for trace in self.measured.traces]),
+            "baseline": shown([str(trace.folder) for trace in self.baseline.traces]) if self.baseline else None,
             "passed": self.passed,
             "verdict": self.verdict,
             "partial": self.partial,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 from mismatch_cli import __version__
 from mismatch_cli.metrics.catalog import Metric
+from mismatch_cli.places import shown
 from mismatch_cli.report import numbers
 from mismatch_cli.report.figures import FigureView
 from mismatch_cli.report.training.catalog import ACCURACY, NOTATION, REWARD
@@ -32,6 +33,7 @@ from mismatch_cli.report.training.tables import (
     with_range,
 )
 from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table
+from mismatch_cli.suggest import suggest
 
 _LEADING = 3  # algorithms whose numbers stand in the headline; of more, the highest and the lowest
 _SETTINGS = (("Model", "model"), ("Problems", "dataset"))
@@ -246,4 +248,4 @@ def _shown(run: TrainingRun, key: str) -> str:
 
 
 def _command(runs: Sequence[TrainingRun]) -> str:
-    return shlex.join(["mismatch-cli", "report", *(str(run.folder or run.name) for run in runs)])
+    return suggest("report", *(shown(run.folder or Path(run.name)) for run in runs))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.places import shown
 
 METRICS, CONFIG = "metrics.jsonl", "config.toml"
 _LARGEST = 1e300  # what is larger is no measurement
@@ -66,7 +67,7 @@ def read_runs(folders: Iterable[Path | str]) -> list[TrainingRun]:
 
 
 def _read_run(folder: Path, name: str) -> TrainingRun:
-    records, config = _read_records(folder / METRICS), _read_config(folder / CONFIG)
+    records, config = _read_records(folder / METRICS), shown(_read_config(folder / CONFIG))
     algorithm, seed = config.get("algorithm"), config.get("seed")
     return TrainingRun(
         name=name,

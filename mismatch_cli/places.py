@@ -1,0 +1,56 @@
+"""Places on this machine as reports show them: a report is handed on, and where its maker's folders lie is not."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+FLAG = "--full-paths"
+_ABSOLUTE = re.compile(r"(?<![^\s'\"(=:])(?:/[^\s/'\"():;,]+){2,}")  # in a sentence or a command
+_full = False
+
+
+def show_full(yes: bool) -> None:
+    """Say for the command that begins whether its report shows absolute paths as they are."""
+    global _full
+    _full = yes
+
+
+def shown(value: Any) -> Any:
+    """The value, or everything in it, with absolute paths shortened: from the working folder, else `…/NAME`.
+
+    For settings and names; text of models and data never passes through here.
+    """
+    if _full:
+        return value
+    if isinstance(value, dict):
+        return {key: shown(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [shown(item) for item in value]
+    if isinstance(value, Path):
+        return Path(_short(str(value)))
+    if not isinstance(value, str) or "/" not in value:
+        return value
+    return _short(value) if os.path.isabs(value) else _ABSOLUTE.sub(lambda found: _short(found.group()), value)
+
+
+def shown_apart(first: Any, other: Any) -> tuple[Any, Any]:
+    """Two values that differ, so that they still do where they are shown: of two paths as many names as it takes."""
+    pair = shown(first), shown(other)
+    if pair[0] != pair[1] or not (isinstance(first, str) and isinstance(other, str)):
+        return pair
+    names = max(len(Path(first).parts), len(Path(other).parts))
+    longer = ((_short(first, count), _short(other, count)) for count in range(2, names + 1))
+    return next((each for each in longer if each[0] != each[1]), (first, other))
+
+
+def _short(path: str, names: int = 1) -> str:
+    """Relative to the working folder; elsewhere the last names, and the run's for a trace in it."""
+    here = Path(path)
+    if here.is_relative_to(Path.cwd()):
+        return str(here.relative_to(Path.cwd()))
+    parts = here.parts[1:]
+    names += parts[-1:] in (("trace",), ("held-out",))
+    return "/".join(("…", *parts[-names:]))

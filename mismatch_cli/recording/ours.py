@@ -1,0 +1,194 @@
+"""What in a folder is ours: a file with our mark under a name that we give. Nothing else is replaced or removed.
+
+A name alone says nothing: people have a `plots/` and a `summary.json` of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+from stat import S_ISDIR, S_ISREG
+
+from mismatch_cli.trace.files import LOG_HEAD, UNFINISHED
+
+LOCK = ".lock"
+LOG = "log"
+REPORT = ("summary.json", "report.html", "plots")
+_FORMAT = "mismatch-cli "  # how the format of every JSON file of ours begins
+_IN_PICTURE, _IN_PAGE = b"Software\x00mismatch-cli", b'<meta name="generator" content="mismatch-cli">'
+_HEAD = 4096  # bytes in which a mark stands
+_EXPORTED = {"step", "prompt_id", "sample_index", "response_ids", "logp_rollout"}
+_OF_TRACE = ({"id", "bytes"}, _EXPORTED)
+_PROBLEM = {"problem", "answer", "row", "accuracy", "held_out_accuracy"}
+
+
+def format_of(folder: Path) -> str | None:
+    """The format of the report in a folder, None where there is none of ours."""
+    try:
+        found = json.loads((folder / "summary.json").read_text(encoding="utf-8")).get("format")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None
+    return found if isinstance(found, str) and found.startswith(_FORMAT) else None
+
+
+def is_ours(path: Path, root: Path) -> bool:
+    """Whether a file or folder in the run folder `root` was written by us; a link never is."""
+    name = path.relative_to(root).as_posix()
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:  # whoever holds the folder has removed it since it was listed
+        return True
+    if S_ISDIR(mode):
+        return name in _FOLDERS
+    if not S_ISREG(mode):
+        return False
+    return any(fnmatchcase(name, pattern) and _holds(test, path) for pattern, test in _FILES.items())
+
+
+def foreign_in(root: Path) -> str | None:
+    """The first thing in a run folder, by its path there, that is not ours; of `log/` only logs count."""
+    return next((str(path.relative_to(root)) for path, ours in _walk(root) if not ours), None)
+
+
+def results_in(root: Path) -> str | None:
+    """The first file of ours that took work to make; a log or a trace without a shard is what a failed start leaves."""
+    found = (path.relative_to(root).as_posix() for path, ours in _walk(root) if ours and not path.is_dir())
+    return next((name for name in found if not any(fnmatchcase(name, start) for start in _OF_A_START)), None)
+
+
+def remove_results(root: Path) -> None:
+    """Remove what is ours but the lock and the log, where the engine of the new run writes already."""
+    folders = []
+    for path, ours in list(_walk(root)):
+        if path.is_dir() and not path.is_symlink():
+            folders.append(path)
+        elif ours and not any(fnmatchcase(path.relative_to(root).as_posix(), name) for name in (LOCK, f"{LOG}/*")):
+            path.unlink()
+    for folder in reversed(folders):
+        if folder.name != LOG and not UNFINISHED.fullmatch(folder.name) and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def remove_trace(folder: Path) -> None:
+    """Remove a trace of ours; reports on it and whatever else is there stay."""
+    found = [(path, test) for name, test in _TRACE.items() for path in folder.glob(name)]
+    for path in [path for path, test in found if not path.is_symlink() and _holds(test, path)]:
+        path.unlink()
+
+
+def _walk(root: Path) -> Iterator[tuple[Path, bool]]:
+    """Every file and folder, folders before what is in them, and whether it is ours; it looks into ours alone."""
+    todo = _listed(root)
+    while todo:
+        path = todo.pop()
+        if UNFINISHED.fullmatch(path.name) and not path.is_symlink():
+            continue
+        if path.parent == root / LOG and path.suffix != ".log":
+            continue
+        ours = is_ours(path, root)
+        yield path, ours
+        if ours and path.is_dir():
+            todo += _listed(path)
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir(), reverse=True)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _holds(test: Callable[[Path], bool], path: Path) -> bool:
+    try:
+        return test(path)
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return False
+
+
+def _is_empty(path: Path) -> bool:
+    return not path.stat().st_size
+
+
+def _has(mark: bytes) -> Callable[[Path], bool]:
+    def is_marked(path: Path) -> bool:
+        with path.open("rb") as file:
+            return mark in file.read(_HEAD)
+
+    return is_marked
+
+
+def _is_json(path: Path) -> bool:
+    return str(json.loads(path.read_text(encoding="utf-8")).get("format")).startswith(_FORMAT)
+
+
+def _is_of_trace(path: Path) -> bool:
+    """A shard or vocabulary by the manifest beside it, or, where a kill left none, by its columns."""
+    return _holds(_is_json, path.parent / "manifest.json") or any(_columns(path) >= known for known in _OF_TRACE)
+
+
+def _is_token_table(path: Path) -> bool:
+    return _columns(path) >= {"step", "prompt_id", "sample_index", "position", "token_id", "token"}
+
+
+def _columns(path: Path) -> set[str]:
+    import pyarrow.parquet as pq
+
+    return set(pq.read_schema(path).names)
+
+
+def _is_token_list(path: Path) -> bool:
+    with path.open(encoding="utf-8") as file:
+        return file.readline(_HEAD).startswith("step,prompt_id,sample_index,truncated,reward,position,token_id,token,")
+
+
+def _first_record(path: Path) -> set[str]:
+    with path.open(encoding="utf-8") as file:
+        return set(json.loads(file.readline()))
+
+
+def _is_export(path: Path) -> bool:
+    return _first_record(path) >= _EXPORTED
+
+
+def _is_problem_list(path: Path) -> bool:
+    return _is_empty(path) or _first_record(path) == _PROBLEM
+
+
+_TRACE: dict[str, Callable[[Path], bool]] = {
+    "manifest.json": _is_json,
+    "vocab.parquet": _is_of_trace,
+    "shard-[0-9][0-9][0-9][0-9][0-9].parquet": _is_of_trace,
+}
+_REPORTS: dict[str, Callable[[Path], bool]] = {
+    LOCK: _is_empty,
+    "summary.json": _is_json,
+    "report.html": _has(_IN_PAGE),
+    "plots/*.png": _has(_IN_PICTURE),
+}
+_EXPORTS: dict[str, Callable[[Path], bool]] = {
+    "tokens.csv": _is_token_list,
+    "tokens.parquet": _is_token_table,
+    "responses.jsonl": _is_export,
+}
+_REPORT_FOLDERS = ("", "clipstats/", "diagnosis/")
+# Patterns of what commands write into a run folder, and how a file is known to be that. The second trace of `curate`
+# has reports of its own in its folder.
+_FILES: dict[str, Callable[[Path], bool]] = {
+    **{f"trace/{name}": test for name, test in _TRACE.items()},
+    **{f"held-out/{name}": test for name, test in _TRACE.items()},
+    **{
+        f"{run}{report}{name}": test
+        for run in ("", "held-out/")
+        for report in _REPORT_FOLDERS
+        for name, test in _REPORTS.items()
+    },
+    **{f"{run}{name}": test for run in ("", "held-out/") for name, test in _EXPORTS.items()},
+    f"{LOG}/*.log": _has(LOG_HEAD),
+    "perfectible.jsonl": _is_problem_list,
+    "distributions/response-[0-9][0-9][0-9][0-9][0-9].float32": lambda _: True,
+}
+_FOLDERS = {parent.as_posix() for name in _FILES for parent in Path(name).parents} - {"."}
+_OF_A_START = (LOCK, f"{LOG}/*", "*/manifest.json", "*/vocab.parquet", "distributions/*")

@@ -1,0 +1,78 @@
+"""Reports are handed on: no absolute path of the machine stands in one, unless that was asked for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mismatch_cli.bundled import bundled
+from mismatch_cli.cli import run
+from mismatch_cli.places import show_full, shown, shown_apart
+from tests import pictures
+
+FLOAT32 = bundled("traces") / "float32"
+
+
+@pytest.fixture(autouse=True)
+def _not_in_full():
+    yield
+    show_full(False)
+
+
+def test_paths_are_shown_from_here_or_by_their_last_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert shown(str(tmp_path / "runs" / "a")) == "runs/a" and shown("runs/a") == "runs/a"
+    assert shown("/home/alice/models/my model") == "…/my model" and shown("/data/run/trace") == "…/run/trace"
+    assert shown({"a": ["/x/y/z", 3, None], "Qwen/Qwen3": "owner/name"}) == {
+        "a": ["…/z", 3, None],
+        "Qwen/Qwen3": "owner/name",
+    }
+    sentence = "Go on with: mismatch-cli probe --resume --output /data/runs/a"
+    assert shown(sentence) == "Go on with: mismatch-cli probe --resume --output …/a"
+    for kept in ("|π − μ|/token", "tokens/s/core", "1/2", "see docs/import.md", "a / b / c", "50 % of 3/4"):
+        assert shown(kept) == kept
+    assert shown_apart("/a/x/ckpt", "/b/y/ckpt") == ("…/x/ckpt", "…/y/ckpt") and shown_apart(1, 2) == (1, 2)
+    show_full(True)
+    assert shown("/data/runs/a") == "/data/runs/a"
+
+
+def contents(folder: Path) -> str:
+    """Every file of a report as text."""
+    return "".join(path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file())
+
+
+def test_no_report_says_where_on_the_machine_things_lie(tmp_path, monkeypatch, capfd):
+    pictures.leave_blank(monkeypatch)  # no figure names a folder
+    secret = tmp_path / "home-of-alice"
+    for name in ("one", "other"):
+        shutil.copytree(FLOAT32, secret / name / "run" / "trace")
+        path = secret / name / "run" / "trace" / "manifest.json"
+        manifest = json.loads(path.read_text())
+        manifest["rollout"]["model"] = manifest["trainer"]["model"] = f"{secret}/{name}/model"
+        manifest["prompts"]["source"] = manifest["config"]["reward"] = f"{secret}/reward.py:grade"
+        manifest["shards"] = manifest.get("shards", 1) + 1  # a trace that says how to go on, too
+        path.write_text(json.dumps(manifest))
+    one, other = (str(secret / name / "run") for name in ("one", "other"))
+    shutil.copy(bundled("model").parents[1] / "mismatch_cli" / "trust_regions" / "ratio_clip.py", secret / "mask.py")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    commands = {
+        "report": ["report", one],
+        "clipstats": ["clipstats", one, "-a", str(secret / "mask.py"), "-a", "pg-is"],
+        "compare": ["compare", one, other],
+        "diagnose": ["diagnose", one],
+    }
+    for name, command in commands.items():
+        for full in (False, True):
+            flags = ["--full-paths"] * full
+            assert run([*command, "-q", "--force", "--json", "-o", name, *flags]) == 0, capfd.readouterr().err
+            found = contents(Path(name)) + capfd.readouterr().out
+            assert (str(secret) in found) == full, (name, found[max(0, found.find(str(secret)) - 200) :][:400])
+    for full in (False, True):
+        files = ["--junit", "gate.xml", "--markdown", "gate.md", "--force", *["--full-paths"] * full]
+        assert run(["gate", one, "--baseline", other, "--json", "-q", "--allow-partial", *files]) in (0, 3)
+        found = capfd.readouterr().out + Path("gate.xml").read_text() + Path("gate.md").read_text()
+        assert (str(secret) in found) == full
