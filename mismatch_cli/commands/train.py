@@ -74,15 +74,14 @@ def _train(
     custom_code.allow(trust_remote_code)
     changes = {name: value for name, value in chosen.items() if value is not None}
     first = load_config(preset, changes | ({} if seed is None else {"seed": seed}))
-    names = algorithm or [first.algorithm]
     configs = [
         load_config(preset, changes | {"algorithm": name, "seed": first.seed + number})
-        for name in names
+        for name in algorithm or [first.algorithm]
         for number in range(seeds)
     ]
     folder, progress = output or Path(f"train-{Path(preset).stem}"), TerminalProgress(quiet)
-    if preset == "miniature" and "learning_rate" not in changes and not show_config:
-        _say_whose_rate(first, progress)
+    if not show_config:
+        _say_whose_rate(first, preset, changes, progress)
     run_folders(configs, folder)  # names that are the same are told before what is in the files
     check_runs(configs)
     if show_config:
@@ -91,8 +90,9 @@ def _train(
     _train_each(configs, folder, resume, report_every, progress)
 
 
-def _say_whose_rate(config: TrainConfig, progress: TerminalProgress) -> None:
-    if Path(config.model).resolve() != bundled("model").resolve():
+def _say_whose_rate(config: TrainConfig, preset: str, changes: dict[str, Any], progress: TerminalProgress) -> None:
+    chosen = preset != "miniature" or "learning_rate" in changes
+    if not chosen and Path(config.model).resolve() != bundled("model").resolve():
         progress.say(
             f"The learning rate of the preset miniature, {config.learning_rate:g}, was chosen for the bundled model: "
             "for another one see --learning-rate and --preset paper."
