@@ -126,7 +126,7 @@ def _import(
             part.rename(folder / "trace")
     except NeedsItsFramework as error:
         if error.lines:
-            TerminalProgress(quiet=False).say(error.lines)  # the error speaks of them
+            TerminalProgress(quiet=False).say(error.lines)  # with --quiet too: the error speaks of them
         raise
     return folder, imported
 

@@ -138,7 +138,7 @@ def test_an_older_run_stays_until_the_new_one_is_whole(capfd):
 
 def test_a_pickle_comes_with_the_lines_to_run(capfd):
     Path("global_step_2_training_input.pkl").write_bytes(pickle.dumps({}))
-    code, out, err = command(capfd, "import", "global_step_2_training_input.pkl")
+    code, out, err = command(capfd, "import", "global_step_2_training_input.pkl", "--quiet")
     assert code == 1 and "import json, pickle" in err and not out
     assert "Run the lines above where SkyRL is installed" in err.splitlines()[-1]
 
