@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from faults import FAULTS, Fault, Pool, in_steps, planted
-from variants import add_variants
+from faults import FAULTS, Fault, in_steps, planted
+from pool import Pool
+from variants import add_variants, model_at_hand
 
 from mismatch_cli.diagnosis.evidence import Evidence, gather_tables
 from mismatch_cli.diagnosis.run import FLOOR_STAGE, Diagnosis, diagnose, module
@@ -44,6 +45,7 @@ TRUE_OF = {"mixed": ("lm-head",)}  # a head in bfloat16 on one side is true of t
 ALIKE = {"position-drift": {"position-encoding"}, "position-encoding": {"position-drift"}}  # two names of one fault
 FOLLOWS = {"end-of-sequence": {"columns-at-odds"}}  # the planted number does contradict the top-K column beside it
 OF_TOP_K = ("columns-at-odds",)  # checks that are about the top-K columns
+TRIALS_AT_HAND = 12  # of a fault for which the model reads the responses again, under some hundred hypotheses
 PROMPTS = 32  # of a trial, with all their samples
 
 
@@ -65,7 +67,8 @@ def main() -> None:
     print(f"{head}\n|---|---|---|---|---|---|---|---|", flush=True)
     for fault in FAULTS:
         if options.only in fault.name:
-            rows += [fault_row(fault, severity, pools, options.trials) for severity in fault.severities]
+            trials = min(options.trials, TRIALS_AT_HAND) if fault.at_hand else options.trials
+            rows += [fault_row(fault, severity, pools, trials) for severity in fault.severities]
     for fault in (fault for fault in FAULTS if fault.check == "stale-weights"):
         alone = replace(fault, name=f"{fault.name}, without the earlier checkpoint")
         if options.only in alone.name:
@@ -91,10 +94,14 @@ def load_pool(folder: Path, name: str, flags: str, variants: bool | None = None)
     return pool
 
 
-def judged(pool: Pool, sampling: dict[str, Any], earlier_T: np.ndarray | None = None) -> Diagnosis:
+def judged(
+    pool: Pool, sampling: dict[str, Any], earlier_T: np.ndarray | None = None, at_hand: bool = False
+) -> Diagnosis:
     evidence: Evidence = gather_tables([pool.table()], PAIRS["mismatch"], sampling, pool.about)
     if earlier_T is not None:
         evidence = replace(evidence, earlier_logp_T=_in_sample_order(pool, earlier_T))
+    if at_hand:
+        evidence = replace(evidence, model=model_at_hand(pool, evidence.sample))
     return diagnose(evidence)
 
 
@@ -178,11 +185,11 @@ def fault_row(
         name, plain = BROKEN_POOLS[trial % len(BROKEN_POOLS)], bool(trial // len(BROKEN_POOLS) % 2)
         index_S = draw(pools[name], rng)
         broken = planted(pools[name], fault, severity, index_S, rng)
-        if plain and fault.check not in OF_TOP_K:
+        if plain and fault.check not in OF_TOP_K and not fault.top_k:
             sampled_alone(broken)
         asked = earlier and fault.check == "stale-weights"
         earlier_T = pools[name].take(index_S).tokens["logp_trainer"] if asked else None
-        diagnosis = judged(broken, pools[name].sampling, earlier_T)
+        diagnosis = judged(broken, pools[name].sampling, earlier_T, fault.at_hand)
         tally.add(fault.check, diagnosis, f"{name}, {'plain' if plain else 'top-K'}", TRUE_OF.get(name, ()))
     return _row(fault.name, fault.check, f"{severity:g} {fault.unit}".strip(), tally)
 

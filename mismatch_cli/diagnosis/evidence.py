@@ -12,9 +12,13 @@ import pyarrow as pa
 
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.diagnosis.alignment import Alignment, align
+from mismatch_cli.diagnosis.copies import Copies
 from mismatch_cli.diagnosis.counts import Counts
 from mismatch_cli.diagnosis.grouped import Mean, mean_over_prompts
+from mismatch_cli.diagnosis.heads import Exchanges, HeadCollector, Heads, find_exchanges
 from mismatch_cli.diagnosis.model import ModelAtHand
+from mismatch_cli.diagnosis.own_columns import OwnColumns
+from mismatch_cli.diagnosis.readings import Readings
 from mismatch_cli.diagnosis.sample import Sample, SampleCollector
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.gaps import token_gaps
@@ -35,6 +39,9 @@ class Evidence:
     sample: Sample
     counts: Counts
     lattice: Lattice
+    own_columns: OwnColumns
+    copies: Copies
+    heads: Heads
     sampling: Mapping[str, Any] = field(default_factory=dict)  # of the manifest; empty where it does not say
     about: Mapping[str, Any] = field(default_factory=dict)  # the manifest: who sampled, who scored
     earlier_logp_T: np.ndarray | None = None  # log π of the sample's tokens at an earlier checkpoint; NaN = not scored
@@ -43,6 +50,15 @@ class Evidence:
     @cached_property
     def alignment(self) -> Alignment:
         return align(self.sample)
+
+    @cached_property
+    def exchanges(self) -> Exchanges:
+        return find_exchanges(self.heads)
+
+    @cached_property
+    def readings(self) -> Readings | None:
+        """What the model at hand says of how each side read the responses; None without one."""
+        return None if self.model is None else Readings(self.sample, self.model)
 
     @cached_property
     def gap(self) -> Mean:
@@ -104,15 +120,20 @@ def gather_tables(
 ) -> Evidence:
     """The same from tables in the columns of a trace."""
     collector, counts, lattice = SampleCollector(pair), Counts(), Lattice()
+    own_columns, copies, heads = OwnColumns(), Copies(), HeadCollector(pair)
     for table in tables:
         batch = table_to_batch(table)
         if pair.measured_in(batch):
             counts.update(table, *_served(batch, pair))
-            collector.update(batch)
+            own_columns.update(batch)
+            copies.update(batch)
+            heads.update(batch)
+            collector.update(batch, table.column("prompt_ids").combine_chunks())
             for gaps in token_gaps(batch, pair):
                 lattice.update(gaps)
         on_responses(batch.num_responses)
-    return Evidence(pair, collector.result(), counts, lattice, sampling, about or {})
+    whole = (counts, lattice, own_columns, copies, heads.result())
+    return Evidence(pair, collector.result(), *whole, sampling, about or {})
 
 
 def _served(batch: TokenBatch, pair: Pair) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mismatch_cli.scoring.trainer import Trainer
 
 _RESPONSES = 128  # that are scored
+_FEW = 8  # of them
 _TOKEN_BUDGET = 8192
 _SUPPORT = ("temperature", "top_p", "top_k", "min_p")
 Key = tuple[int, int, int]
@@ -53,34 +54,53 @@ class ModelAtHand:
         """`prompts`: ids by step, prompt and sample; `load` is called when the first hypothesis is asked for."""
         spread = np.unique(np.linspace(0, sample.num_responses - 1, _RESPONSES).astype(int)).tolist()
         self.rows = [s for s in spread if prompts.get(_key(sample, s))]
+        self.few = self.rows[:: max(1, len(self.rows) // _FEW)][:_FEW]
         self._sample, self._prompts, self._load = sample, prompts, load
-        self._trainer: Trainer | None = None
-        self._scored: dict[str, np.ndarray] = {}
+        self._loaded: Trainer | None = None
+        self._scored: dict[tuple[str, bool], np.ndarray] = {}
 
-    def logp_T(self, hypothesis: Hypothesis = AS_RECORDED) -> np.ndarray:
-        """log π of the sample's tokens under a hypothesis, nats, float64; NaN = not scored."""
-        if hypothesis.name not in self._scored:
-            self._scored[hypothesis.name] = self._score(hypothesis)
-        return self._scored[hypothesis.name]
+    def logp_T(self, hypothesis: Hypothesis = AS_RECORDED, few: bool = False) -> np.ndarray:
+        """log π of the sample's tokens under a hypothesis, nats, float64; NaN = not scored.
+
+        `few`: of eight responses, where many hypotheses are tried.
+        """
+        key = (hypothesis.name, few)
+        if key not in self._scored:
+            self._scored[key] = self._score(hypothesis, self.few if few else self.rows)
+        return self._scored[key]
 
     def prompt_ids(self, s: int) -> list[int]:
         """The prompt of a response of the sample, as recorded."""
         return self._prompts[_key(self._sample, s)]
 
-    def _score(self, hypothesis: Hypothesis) -> np.ndarray:
+    @property
+    def longest_prompt(self) -> int:
+        """In tokens, of all responses of the sample."""
+        return max((len(ids) for ids in self._prompts.values()), default=0)
+
+    @property
+    def config(self) -> Any:
+        """The configuration of the model, which is loaded for it."""
+        return self._trainer.model.config.get_text_config()
+
+    @property
+    def _trainer(self) -> Trainer:
+        if self._loaded is None:
+            self._loaded = self._load()
+        return self._loaded
+
+    def _score(self, hypothesis: Hypothesis, rows: Sequence[int]) -> np.ndarray:
         from mismatch_cli.scoring.batches import ScoreRequest
 
-        if self._trainer is None:
-            self._trainer = self._load()
         spans = list(self._sample.spans())
         requests = [
             ScoreRequest(hypothesis.prompt(self.prompt_ids(s)), self._sample.response_ids_T[spans[s]].tolist())
-            for s in self.rows
+            for s in rows
         ]
         with hypothesis.changed(self._trainer.model):
             scores = self._trainer.score(requests, token_budget=_TOKEN_BUDGET)
         logp_T = np.full(len(self._sample.logq_T), np.nan)
-        for s, score in zip(self.rows, scores, strict=True):
+        for s, score in zip(rows, scores, strict=True):
             logp_T[spans[s]] = score.logp_T
         return logp_T
 

@@ -11,14 +11,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+import pyarrow as pa
 
 from mismatch_cli.batch import TokenBatch
+from mismatch_cli.diagnosis.seen import seen_before
 from mismatch_cli.metrics.hashing import hash_keys, prompt_groups
 from mismatch_cli.metrics.pairs import Pair
 
 MOST_TOKENS = 2**18
 TOP_K = 8  # ranks that are kept: enough for slopes and grids
 _TOKEN_COLUMNS = ("response_ids_T", "loss_mask_T")
+_TOPK_COLUMNS = ("topk_ids_TK", "topk_logq_TK", "topk_logp_TK")
 _U_MOST = 10.0  # a token counts for at most this many typical gaps where a mean over tokens must not follow a few
 
 
@@ -38,6 +41,9 @@ class Sample:
     counts_T: np.ndarray  # bool
     topk_logq_TK: np.ndarray | None
     topk_logp_TK: np.ndarray | None
+    topk_d_T: np.ndarray | None = None  # log π − log μ of the sampled token by the top-K columns; NaN = not among them
+    seen_T: np.ndarray | None = None  # bool, the token stands in the prompt or earlier in the response
+    topk_seen_TK: np.ndarray | None = None
 
     @property
     def num_responses(self) -> int:
@@ -139,7 +145,8 @@ class SampleCollector:
         self._rows: list[tuple[int, dict[str, np.ndarray]]] = []
         self._tokens, self._limit = 0, 2**64
 
-    def update(self, batch: TokenBatch) -> None:
+    def update(self, batch: TokenBatch, prompt_ids: pa.ListArray | None = None) -> None:
+        """Take in one table; its prompts say which tokens have been seen before."""
         if not self._pair.measured_in(batch):
             return
         keys = (batch.prompt_id_S, batch.sample_index_S, batch.step_S)
@@ -149,6 +156,9 @@ class SampleCollector:
             start, stop = int(offset_S1[s]), int(offset_S1[s + 1])
             if stop > start:
                 row = {n: v[start:stop].copy() if n.endswith(("_T", "_TK")) else v[s] for n, v in columns.items()}
+                topk_ids_TK = row.pop("topk_ids_TK", None)
+                if prompt_ids is not None:
+                    row |= seen_before(prompt_ids[s].values, row["response_ids_T"], topk_ids_TK)
                 self._rows.append((int(hash_S[s]), row))
                 self._tokens += stop - start
             if self._tokens > 2 * self._most_tokens:
@@ -159,8 +169,13 @@ class SampleCollector:
         found |= {"logq_T": getattr(batch, self._pair.reference), "logp_T": getattr(batch, self._pair.current)}
         if self._pair.topk_measured_in(batch):
             topk = {"topk_logq_TK": self._pair.topk_reference, "topk_logp_TK": self._pair.topk_current}
-            found |= {name: getattr(batch, str(column))[:, :TOP_K] for name, column in topk.items()}
-        return {name: column.numpy() for name, column in found.items() if column is not None}
+            found |= {name: getattr(batch, str(column)) for name, column in topk.items()}
+            found |= {"topk_ids_TK": batch.topk_ids_TK}
+        columns = {name: column.numpy() for name, column in found.items() if column is not None}
+        if "topk_ids_TK" in columns:
+            here_TK = columns["topk_ids_TK"] == columns["response_ids_T"][:, None]
+            columns["topk_d_T"] = _at(here_TK, columns["topk_logp_TK"]) - _at(here_TK, columns["topk_logq_TK"])
+        return columns | {name: columns[name][:, :TOP_K] for name in _TOPK_COLUMNS if name in columns}
 
     def _shrink(self) -> None:
         self._rows.sort(key=lambda row: row[0])
@@ -192,8 +207,15 @@ class SampleCollector:
         )
 
 
+def _at(here_TK: np.ndarray, logp_TK: np.ndarray) -> np.ndarray:
+    """The value of the one rank that is marked; NaN where none is."""
+    return np.where(here_TK.any(axis=1), np.where(here_TK, logp_TK, 0).sum(axis=1), np.nan)
+
+
 _ROW_COLUMNS = ("prompt_id_S", "sample_index_S", "step_S", "prompt_length_S", "truncated_S")
-_ALL_TOKEN_COLUMNS = ("logq_T", "logp_T", *_TOKEN_COLUMNS, "topk_logq_TK", "topk_logp_TK")
+_ALL_TOKEN_COLUMNS = (
+    "logq_T", "logp_T", *_TOKEN_COLUMNS, "topk_logq_TK", "topk_logp_TK", "topk_d_T", "seen_T", "topk_seen_TK",
+)  # fmt: skip
 
 
 def _joined(parts: list[np.ndarray | None], rows: list[dict[str, np.ndarray]]) -> np.ndarray | None:
@@ -202,8 +224,9 @@ def _joined(parts: list[np.ndarray | None], rows: list[dict[str, np.ndarray]]) -
     if not known:
         return np.zeros(0) if not rows else None
     shape = known[0].shape[1:]
+    missing = False if known[0].dtype == bool else np.nan
     filled = [
-        part if part is not None else np.full((len(row["logq_T"]), *shape), np.nan, known[0].dtype)
+        part if part is not None else np.full((len(row["logq_T"]), *shape), missing, known[0].dtype)
         for part, row in zip(parts, rows, strict=True)
     ]
     return np.concatenate(filled)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from faults import Pool
+from pool import Pool
 from variants import add_variants
 
 from mismatch_cli.bundled import bundled
@@ -17,7 +17,7 @@ from mismatch_cli.diagnosis.run import Diagnosis, diagnose
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.trace.reader import Trace
 
-VARIANTS = ("temperature1.05", "weights0.1", "rope4", "retokenised")
+VARIANTS = ("temperature1.05", "weights0.1", "rope4", "retokenised", "penalised1.1", "linear4")
 MODEL = str(bundled("model"))
 
 

@@ -13,6 +13,7 @@ from mismatch_cli.diagnosis.run import PRECISION_STAGE, diagnose, module, names
 from mismatch_cli.metrics.pairs import PAIRS
 from tests.diagnosis.conftest import judged
 
+BY_NAME = {fault.name: fault for fault in FAULTS}
 SEVERITY = {
     "log-probs above 0": 1e-3,
     "not a number": 1e-3,
@@ -32,8 +33,23 @@ SEVERITY = {
     "log-probs stored in bfloat16": 1,
     "routing flips": 0.03,
     "broken responses": 0.1,
+    "a constant in half the responses": 0.2,
+    "a constant added, clipped at 0": 0.3,
+    "a constant of each response": 0.1,
+    "permuted within groups": 0.3,
+    "permuted over the batch": 0.3,
+    "rows that stand twice": 0.1,
+    "another base in the engine": 2,
+    "another base in the trainer": 10,
+    "another base on both sides": 10,
+    "top-K one token late": 0.1,
+    "top-K before the temperature": 0.9,
+    "repetition penalty": 1.1,
 }
-BY_NAME = {fault.name: fault for fault in FAULTS}
+NEED_THE_MODEL = ("another-prompt", "attended-padding", "not-reproduced", "position-encoding")
+IN_THE_SET = {"linear RoPE scaling": 4}  # what tokens alone cannot tell from other weights
+MODEL_AT_HAND = {"linear RoPE scaling, model at hand": 4, "RoPE base, model at hand": 4}
+NOT_SCORED_HERE = {name for name in BY_NAME if "prompt" in name or "padding" in name or "YaRN" in name}
 
 
 @pytest.mark.parametrize("pool", ["float32", "fp8-kv"])
@@ -49,6 +65,16 @@ def test_a_planted_fault_is_the_first_cause(pools, pool, name):
 
 
 @pytest.mark.parametrize("pool", ["float32", "fp8-kv"])
+@pytest.mark.parametrize("name", IN_THE_SET)
+def test_what_tokens_alone_cannot_tell_is_named_as_a_set(pools, pool, name):
+    broken = pools[pool].take(np.arange(pools[pool].num_responses))
+    BY_NAME[name].plant(broken, IN_THE_SET[name], np.random.default_rng(3))
+    diagnosis = judged(broken)
+    assert diagnosis.first_cause is None and diagnosis.unexplained.nats > 0.1
+    assert {BY_NAME[name].check, "stale-weights"} <= {suspect.check for suspect in diagnosis.suspects}
+
+
+@pytest.mark.parametrize("pool", ["float32", "fp8-kv"])
 def test_a_healthy_trace_has_no_fault(pools, pool):
     healthy = pools[pool].take(np.arange(pools[pool].num_responses))
     in_steps(healthy, np.random.default_rng(0))
@@ -56,7 +82,7 @@ def test_a_healthy_trace_has_no_fault(pools, pool):
     assert diagnosis.faults == ()
     assert {f.check for f in diagnosis.found} <= ({"logit-lattice"} if pool == "fp8-kv" else set())
     untested = {f.check for f in diagnosis.findings if f.status == "untested"}
-    needing = {"stale-weights", "attention"}  # an earlier checkpoint, and a manifest
+    needing = {"stale-weights", "attention", *NEED_THE_MODEL}  # an earlier checkpoint, a manifest, the model
     assert untested == (set() if pool == "float32" else needing)  # without a gap there is nothing to explain
 
 
@@ -138,6 +164,7 @@ def test_every_check_says_what_it_is():
         assert name == check.NAME and check.STAGE in range(1, PRECISION_STAGE + 3)
         assert all(getattr(check, word).strip() for word in ("TITLE", "CAUSE", "CHANGE", "SOURCE"))
         assert check.check.__doc__
-    assert set(SEVERITY) | {"other weights on one side"} == set(BY_NAME)
+    not_planted = {"other weights on one side", *IN_THE_SET, *MODEL_AT_HAND, *NOT_SCORED_HERE}
+    assert set(SEVERITY) | not_planted == set(BY_NAME)
     elsewhere = {"truncated-support", "logit-lattice", "unexplained-gap", "attention"}  # the last in tests/commands
     assert {fault.check for fault in FAULTS} | elsewhere == set(names())

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from faults import FAULTS, Pool
+from faults import FAULTS
+from pool import Pool
 
 from mismatch_cli.diagnosis.evidence import gather_tables
 from mismatch_cli.diagnosis.run import Diagnosis, diagnose

@@ -1,0 +1,97 @@
+"""Faults that leave both distributions alone: constants, orders, units, columns at odds, and rows that stand twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from pool import Pool, some
+
+Plant = Callable[[Pool, float, np.random.Generator], None]
+
+
+def constant(pool: Pool, nats: float, rng: np.random.Generator) -> None:
+    """Taken from every log-probability of half the responses, on one side."""
+    _add(pool, str(rng.choice(["logp_rollout", "logp_trainer"])), _chosen(pool, 0.5, rng), -nats)
+
+
+def constant_added(pool: Pool, nats: float, rng: np.random.Generator) -> None:
+    """Added to all responses on one side; what comes out above 0 is clipped."""
+    side = str(rng.choice(["logp_rollout", "logp_trainer"]))
+    _add(pool, side, np.ones(pool.num_responses, dtype=bool), nats)
+    pool.tokens[side] = np.minimum(pool.tokens[side], 0)
+
+
+def constant_in_some(pool: Pool, share: float, rng: np.random.Generator) -> None:
+    """Another number in each of some responses."""
+    chosen_S = _chosen(pool, share, rng)
+    _add(pool, "logp_rollout", chosen_S, -rng.uniform(0.3, 1.5, pool.num_responses))
+
+
+def _add(pool: Pool, side: str, chosen_S: np.ndarray, nats: float | np.ndarray) -> None:
+    added_S = np.where(chosen_S, nats, 0.0)
+    pool.tokens[side] = (pool.tokens[side] + added_S[pool.response_T]).astype(np.float32)
+
+
+def permuted(pool: Pool, share: float, rng: np.random.Generator) -> None:
+    """In some groups the engine's log-probabilities stand one response further; what is longer keeps its own end."""
+    prompts = np.unique(pool.rows["prompt_id"])
+    for prompt in rng.choice(prompts, max(1, round(share * len(prompts))), replace=False):
+        _exchange(pool, rng.permutation(np.flatnonzero(pool.rows["prompt_id"] == prompt)))
+
+
+def permuted_anywhere(pool: Pool, share: float, rng: np.random.Generator) -> None:
+    """The same between responses to any prompts."""
+    members = rng.permutation(some(pool, share, rng))
+    _exchange(pool, members)
+
+
+def _exchange(pool: Pool, members: np.ndarray) -> None:
+    own = [pool.tokens["logp_rollout"][pool.offset_S1[s] : pool.offset_S1[s + 1]].copy() for s in members]
+    for s, other in zip(members, own[1:] + own[:1], strict=True):
+        length = min(pool.length_S[s], len(other))
+        pool.tokens["logp_rollout"][pool.offset_S1[s] : pool.offset_S1[s] + length] = other[:length]
+
+
+def twice(pool: Pool, share: float, rng: np.random.Generator) -> None:
+    """Some responses give way to copies of others, under the keys that were there."""
+    index_S = np.arange(pool.num_responses)
+    copies = rng.permutation(index_S)[: 2 * max(1, round(share * pool.num_responses / 2))]
+    half = len(copies) // 2
+    index_S[copies[:half]] = copies[half:]
+    content = pool.take(index_S)
+    for name in pool.rows:
+        if name not in ("finish_reason", "prompt_ids"):
+            content.rows[name] = pool.rows[name]
+    vars(pool).update(vars(content))
+
+
+def in_base(*sides: str) -> Plant:
+    """Logarithms to another base than e, in every column of the sides."""
+
+    def plant(pool: Pool, base: float, _: np.random.Generator) -> None:
+        for columns in (pool.tokens, pool.ranks):
+            for name in columns:
+                if name.endswith(sides) and "logp" in name:
+                    columns[name] = (columns[name] / np.log(base)).astype(np.float32)
+
+    return plant
+
+
+def columns_at_odds(pool: Pool, share: float, rng: np.random.Generator) -> None:
+    """The engine's top-K of some responses stands one token late: the sampled token has two log-probabilities."""
+    for s in some(pool, share, rng):
+        own = slice(pool.offset_S1[s], pool.offset_S1[s + 1])
+        for name in ("topk_ids", "topk_logp_rollout", "topk_logp_trainer"):
+            pool.ranks[name][own] = np.roll(pool.ranks[name][own], 1, axis=0)
+
+
+def raw_top_k(pool: Pool, temperature: float, _: np.random.Generator) -> None:
+    """The engine's top-K before the temperature, its sampled token after it."""
+    pool.ranks["topk_logp_rollout"] = (pool.ranks["topk_logp_rollout"] * temperature).astype(np.float32)
+
+
+def _chosen(pool: Pool, share: float, rng: np.random.Generator) -> np.ndarray:
+    chosen_S = np.zeros(pool.num_responses, dtype=bool)
+    chosen_S[some(pool, share, rng)] = True
+    return chosen_S

@@ -1,0 +1,21 @@
+"""A prompt that differs by a token between the sides, shown by reading the responses again."""
+
+from __future__ import annotations
+
+from mismatch_cli.diagnosis.checks._reading import reading_finding
+from mismatch_cli.diagnosis.evidence import Evidence
+from mismatch_cli.diagnosis.finding import Finding
+
+NAME, STAGE = "another-prompt", 4
+TITLE = "Another prompt on one side"
+CAUSE = (
+    "One side read the prompt with a token more or less: a second BOS, a chat template that adds or drops one, a "
+    "generation prompt that is cut."
+)
+CHANGE = "Hand the same token ids to both sides (vLLM: prompt_token_ids), and let neither of them tokenise again."
+SOURCE = "TRL 3853 (vLLM adds a second BOS), vLLM 27486"
+
+
+def check(evidence: Evidence) -> Finding:
+    """The model at hand behind prompts that lack a token at either end, or have one twice, or begin with BOS."""
+    return reading_finding(NAME, evidence, "prompt", "prompt")

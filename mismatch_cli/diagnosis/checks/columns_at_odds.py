@@ -1,0 +1,70 @@
+"""A sampled token whose log-probability is not the one that the top-K column of the same side gives it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mismatch_cli.diagnosis.evidence import Evidence
+from mismatch_cli.diagnosis.finding import Finding, untested
+
+NAME, STAGE, EXACT, NEEDS_A_GAP = "columns-at-odds", 5, True, False
+TITLE = "One side's columns contradict each other"
+CAUSE = (
+    "The sampled log-probabilities and the top-K ones are not of the same token, the same request or the same stage: "
+    "one of them before temperature and truncation, one of them shifted or scaled."
+)
+CHANGE = (
+    "Take both from one answer of the engine (vLLM: --logprobs-mode processed_logprobs for both), and slice both with "
+    "the same bounds."
+)
+SOURCE = "vLLM's logprobs_mode (raw and processed log-probabilities of one request differ)"
+_SHARE = 1e-3
+_APART, _FEW_APART = 0.05, 0.05  # nats, and of the tokens
+_EXPLAINS = 0.5  # of the gap has to go with the top-K's values, for the sampled ones to be the wrong ones
+
+
+def check(evidence: Evidence) -> Finding:
+    """Per side: the sampled token's value against that of its rank, in every token of the trace.
+
+    The gap by the top-K columns says which of the two is wrong.
+    """
+    sides = {side: found for side, found in evidence.own_columns.sides.items() if found.compared}
+    if not sides:
+        return untested(NAME, "needs top-K log-probabilities")
+    shares = {side: found.at_odds / found.compared for side, found in sides.items()}
+    side = max(shares, key=lambda name: shares[name])
+    rows: list[tuple[str, float | int | str | None]] = []
+    for name, found in sides.items():
+        rows += [
+            (f"{name}: sampled tokens among the ranks", found.compared), (f"{name}: with another value", found.at_odds),
+        ]  # fmt: skip
+        if found.at_odds:
+            rows.append((f"{name}: mean difference there, nats", found.difference / found.at_odds))
+    if shares[side] < _SHARE or _settled(evidence):
+        return Finding(NAME, "clear", shares[side], "share of tokens", evidence=tuple(rows))
+    sentence = (
+        f"{sides[side].at_odds:,} of {sides[side].compared:,} sampled tokens of the {side} contradict the {side}'s own "
+        "top-K column."
+    )
+    return Finding(NAME, "found", shares[side], "share of tokens", sentence, tuple(rows), left_N=_by_topk(evidence))
+
+
+def _settled(evidence: Evidence) -> bool:
+    """Whether another fault was found and undone, and the top-K columns now make the gap that the sampled ones do."""
+    sample = evidence.sample
+    if sample.topk_d_T is None or sample.topk_logp_TK is not None:
+        return False
+    apart_N = np.abs(sample.topk_d_T[sample.kept] - sample.d_N)
+    known_N = apart_N[np.isfinite(apart_N)]
+    return bool(len(known_N)) and float((known_N > _APART).mean()) < _FEW_APART
+
+
+def _by_topk(evidence: Evidence) -> np.ndarray | None:
+    """The gap by the top-K columns, if they make most of it go; None if the sampled log-probabilities are right."""
+    sample = evidence.sample
+    if sample.topk_d_T is None:
+        return None
+    by_topk_N = sample.topk_d_T[sample.kept]
+    left_N = np.where(np.isfinite(by_topk_N), by_topk_N, sample.d_N)
+    before = np.abs(sample.d_N).sum()
+    return left_N if np.abs(left_N).sum() < (1 - _EXPLAINS) * before else None

@@ -1,0 +1,75 @@
+"""A constant that was added to every log-probability of a response, on one side."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mismatch_cli.diagnosis.checks._out_of_step import too_few
+from mismatch_cli.diagnosis.evidence import Evidence
+from mismatch_cli.diagnosis.finding import Finding
+
+NAME, STAGE = "constant-offset", 2
+TITLE = "A constant added to whole responses"
+CAUSE = (
+    "Something that belongs to the response stands in its log-probabilities: a reward, a penalty, a normaliser or a KL "
+    "term that was added to the column in place, or a log-weight of the sampler."
+)
+CHANGE = "Keep rewards, penalties and weights in columns of their own; hand over what the log-softmax gave."
+SOURCE = "in-place additions to a dump's columns; no public report is known"
+_LEAST = 0.004  # nats
+_FEWEST = 6  # tokens, off 0 on both sides
+_NEAR = 0.2  # of the constant: so close to it is a token that has nothing else
+_NEARLY_ALL, _LEFT = 0.6, 0.5  # of a response's tokens; of its gap
+
+
+def check(evidence: Evidence) -> Finding:
+    """Responses in which d is the same number at nearly every token, probable or not.
+
+    The number is the median of the other half of the response's tokens (every second one); a token at 0 on one side may
+    have been clipped there and gives none.
+    """
+    sample = evidence.sample
+    constant_S, left_T = np.zeros(sample.num_responses), sample.logp_T - sample.logq_T
+    for s, span in enumerate(sample.spans()):
+        found = _constant(sample.logq_T[span], sample.logp_T[span], sample.counts_T[span])
+        if found is not None:
+            constant_S[s], left_T[span] = found
+    offset_S = constant_S != 0
+    count, share = int(offset_S.sum()), float(offset_S.mean()) if len(offset_S) else 0.0
+    if too_few(offset_S):
+        return Finding(NAME, "clear", share, "share of responses")
+    low, middle, high = np.quantile(constant_S[offset_S], [0.05, 0.5, 0.95])
+    sentence = (
+        f"In {count:,} of {sample.num_responses:,} responses log π − log μ is one number at nearly every token, "
+        f"{middle:+.3g} nats in the middle."
+    )
+    rows = (("responses", count), ("the constant, 5 % quantile, nats", float(low)),
+            ("median", float(middle)), ("95 % quantile", float(high)))  # fmt: skip
+    return Finding(NAME, "found", share, "share of responses", sentence, rows, left_N=left_T[sample.kept])
+
+
+def _constant(logq_T: np.ndarray, logp_T: np.ndarray, counts_T: np.ndarray) -> tuple[float, np.ndarray] | None:
+    """The constant of one response, and the gap without it; None where there is none."""
+    d_T = logp_T - logq_T
+    inner_T = counts_T & (logq_T != 0) & (logp_T != 0)
+    if inner_T.sum() < _FEWEST:
+        return None
+    constant = float(np.median(d_T[inner_T]))
+    near_T = np.abs(d_T - constant) < _NEAR * abs(constant)
+    if abs(constant) < _LEAST or near_T[inner_T].mean() < _NEARLY_ALL:
+        return None
+    left_T = np.empty(len(d_T))
+    for half in (0, 1):
+        own_T = np.arange(len(d_T)) % 2 == half
+        fitted = float(np.median(d_T[inner_T & ~own_T])) if (inner_T & ~own_T).any() else constant
+        left_T[own_T] = _without(logq_T[own_T], logp_T[own_T], fitted)
+    if np.abs(left_T[counts_T]).sum() > _LEFT * np.abs(d_T[counts_T]).sum():
+        return None
+    return constant, left_T
+
+
+def _without(logq_T: np.ndarray, logp_T: np.ndarray, constant: float) -> np.ndarray:
+    """log π − log μ with the constant taken from the higher side, or given to the lower one, whichever was clipped."""
+    taken_T = logp_T - logq_T - constant
+    clipped_T = (logp_T == 0) | (logq_T == 0)
+    return np.where(clipped_T & (np.abs(logp_T - logq_T) <= abs(constant)), 0.0, taken_T)

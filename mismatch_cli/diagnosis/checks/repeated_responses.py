@@ -1,0 +1,38 @@
+"""A response that stands in the trace twice, as if it had been sampled twice."""
+
+from __future__ import annotations
+
+from mismatch_cli.diagnosis.copies import MOST_RESPONSES, UNREPEATABLE
+from mismatch_cli.diagnosis.evidence import Evidence
+from mismatch_cli.diagnosis.finding import Finding
+
+NAME, STAGE = "repeated-responses", 1
+TITLE = "The same response under several keys"
+CAUSE = (
+    "Rows were written twice (a retry, a resumed worker, a buffer that was not emptied), or a batch was filled up with "
+    "copies; or the sampler is not random: one seed for all samples, or a temperature near 0."
+)
+CHANGE = (
+    "Write each response once, under one step, prompt and sample; count another use of it as an epoch or a minibatch; "
+    "give every sample a seed of its own."
+)
+SOURCE = "batches that frameworks fill up by repeating rows (verl: pad_dataproto_to_divisor)"
+
+
+def check(evidence: Evidence) -> Finding:
+    """Equal token ids under another step, prompt or sample, in every response that is too improbable for chance.
+
+    Copies leave the gap as it is: they count twice.
+    """
+    repeated, looked_at = evidence.copies.count()
+    share = repeated / looked_at if looked_at else None
+    rows = (
+        (f"responses less probable than e^−{UNREPEATABLE:g}", looked_at), ("of these, there already", repeated),
+    )  # fmt: skip
+    if not looked_at:
+        return Finding(NAME, "untested", reason=f"no response is less probable than e^−{UNREPEATABLE:g}")
+    if not repeated:
+        return Finding(NAME, "clear", share, "share of responses", evidence=rows)
+    of_what = "responses" if looked_at < MOST_RESPONSES else "responses of a sample"
+    sentence = f"{repeated:,} of {looked_at:,} {of_what} stand in the trace already, token by token, under another key."
+    return Finding(NAME, "found", share, "share of responses", sentence=sentence, evidence=rows)

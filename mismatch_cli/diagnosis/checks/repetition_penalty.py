@@ -1,0 +1,189 @@
+"""A penalty on tokens that stand in the context already, which one side applied to its logits and the other did not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mismatch_cli.diagnosis.evidence import Evidence
+from mismatch_cli.diagnosis.finding import Finding, untested
+from mismatch_cli.diagnosis.grouped import slope_over_prompts
+from mismatch_cli.diagnosis.sample import Sample
+
+NAME, STAGE = "repetition-penalty", 3
+TITLE = "A repetition penalty on one side only"
+CAUSE = (
+    "The sampler lowered the logits of tokens that had occurred before (repetition, presence or frequency penalty), "
+    "often by the model's generation_config, and the other side knows no penalty."
+)
+CHANGE = (
+    "Send repetition_penalty = 1, presence_penalty = 0, frequency_penalty = 0 with every request: vLLM fills in the "
+    "model's generation_config where a setting is missing (--generation-config vllm)."
+)
+SOURCE = "verl 7270 (a checkpoint's 1.05 in rollouts only), prime-rl PR 886"
+_LEAST, _Z, _EXPLAINS = 0.01, 6.0, 0.2  # nats, standard errors, of the gap
+_FEWEST = 200  # ids, or tokens
+_DEEPEST, _MOST_LOG_ODDS, _NEARLY_CERTAIN = -12.0, 7.0, -1e-12
+
+
+def check(evidence: Evidence) -> Finding:
+    """How much more log π − log μ is on tokens that stand in the context than on others, at the same log μ.
+
+    Among the top-K ids of one token (their differences know no normaliser), else in the log-odds of the sampled tokens.
+    """
+    fit = _from_topk(evidence.sample) or _from_log_odds(evidence.sample)
+    if fit is None:
+        return untested(NAME, "too few tokens that stand in the context already, or too few that do not")
+    z = fit.nats / fit.error if fit.error > 0 else 0.0
+    rows = (
+        ("π over μ on tokens seen before against others, nats", fit.nats),
+        ("its standard error over prompts", fit.error), ("fitted from", fit.source),
+    )  # fmt: skip
+    measure = "nats on tokens seen before"
+    explains = 1 - np.abs(fit.left_N).sum() / np.abs(evidence.sample.d_N).sum()
+    if not (abs(fit.nats) > _LEAST and abs(z) > _Z and explains > _EXPLAINS):
+        return Finding(NAME, "clear", fit.nats, measure, evidence=rows)
+    side = "rollout" if fit.nats > 0 else "trainer"
+    sentence = (
+        f"The {side} gives tokens that stand in the context already {abs(fit.nats):.3g} nats less than the other side, "
+        "against tokens that do not."
+    )
+    return Finding(NAME, "found", fit.nats, measure, sentence, rows, left_N=fit.left_N)
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """The contrast with its error, and the gap that is left where it was fitted on other prompts."""
+
+    nats: float
+    error: float
+    left_N: np.ndarray
+    source: str
+
+
+@dataclass(frozen=True)
+class _Ranks:
+    """The top-K ids of the tokens that count: `usable` where both sides say something of them."""
+
+    q_NK: np.ndarray  # log μ; −inf where it is not known
+    d_NK: np.ndarray  # log π − log μ; 0 where not usable
+    seen_NK: np.ndarray  # 1.0 where the id stands in the context
+    usable_NK: np.ndarray
+
+    def rows(self, chosen_N: np.ndarray) -> _Ranks:
+        return _Ranks(*(column[chosen_N] for column in (self.q_NK, self.d_NK, self.seen_NK, self.usable_NK)))
+
+    def centred(self, v_NK: np.ndarray, among_NK: np.ndarray) -> np.ndarray:
+        """Without the mean over the ids of the same token; 0 where not among them."""
+        v_NK = np.where(among_NK, v_NK, 0)
+        mean_N = v_NK.sum(axis=1) / np.maximum(among_NK.sum(axis=1), 1)
+        return np.where(among_NK, v_NK - mean_N[:, None], 0)
+
+    @property
+    def seen_q_NK(self) -> np.ndarray:
+        return np.where(self.usable_NK, self.seen_NK * np.maximum(self.q_NK, _DEEPEST), 0)
+
+
+def _from_topk(sample: Sample) -> _Fit | None:
+    """The slope of the ids' log π − log μ on whether they were seen, both without what goes with log μ."""
+    ranks = _ranks(sample)
+    if ranks is None:
+        return None
+    columns = (ranks.seen_NK, np.maximum(ranks.q_NK, _DEEPEST), ranks.d_NK)
+    x_M, q_M, y_M = (ranks.centred(v_NK, ranks.usable_NK)[ranks.usable_NK] for v_NK in columns)
+    if (np.abs(x_M) > 0).sum() < _FEWEST:
+        return None
+    width = ranks.q_NK.shape[1]
+    nats, error = _contrast(x_M, q_M, y_M, np.repeat(sample.group_N[:, None], width, axis=1)[ranks.usable_NK])
+    left_N = sample.d_N.copy()
+    for half in (0, 1):
+        own_N, other_N = sample.group_N % 2 == half, sample.group_N % 2 != half
+        shift = _shift(ranks.rows(other_N))
+        logq_N, seen_N = sample.logq_T[sample.kept][own_N], sample.seen_T[sample.kept][own_N]  # type: ignore[index]
+        left_N[own_N] -= _predicted(ranks.rows(own_N), logq_N, seen_N, shift)
+    return _Fit(nats, error, left_N, f"top-{width} log-probabilities")
+
+
+def _ranks(sample: Sample) -> _Ranks | None:
+    if sample.topk_logq_TK is None or sample.topk_logp_TK is None or sample.topk_seen_TK is None:
+        return None
+    q_NK, p_NK = (column[sample.kept].astype(np.float64) for column in (sample.topk_logq_TK, sample.topk_logp_TK))
+    with np.errstate(invalid="ignore"):
+        usable_NK = np.isfinite(q_NK) & np.isfinite(p_NK) & (np.minimum(q_NK, p_NK) > _DEEPEST)
+        usable_NK &= (usable_NK.sum(axis=1) >= 2)[:, None]
+        d_NK = np.where(usable_NK, p_NK - q_NK, 0)
+    seen_NK = sample.topk_seen_TK[sample.kept].astype(np.float64)
+    return _Ranks(np.where(np.isnan(q_NK), -np.inf, q_NK), d_NK, seen_NK, usable_NK)
+
+
+def _shift(ranks: _Ranks) -> np.ndarray:
+    """How much more log π − log μ is on seen ids: a constant, and a slope on log μ (a penalty scales the logit)."""
+    columns = (ranks.seen_NK, ranks.seen_q_NK, ranks.d_NK)
+    x1_M, x2_M, y_M = (ranks.centred(v_NK, ranks.usable_NK)[ranks.usable_NK] for v_NK in columns)
+    return np.linalg.lstsq(np.stack([x1_M, x2_M], axis=1), y_M, rcond=None)[0]
+
+
+def _predicted(ranks: _Ranks, logq_N: np.ndarray, seen_N: np.ndarray, shift: np.ndarray) -> np.ndarray:
+    """log π − log μ of the sampled tokens, from how the other ids of their position moved, and from the normaliser."""
+    others_NK = ranks.usable_NK & (np.abs(ranks.q_NK - logq_N[:, None]) > 1e-6)
+    x_NK = ranks.centred(ranks.seen_NK, others_NK)
+    y_NK = ranks.centred(ranks.d_NK - shift[1] * ranks.seen_q_NK, others_NK)
+    here_N = ((x_NK * y_NK).sum(axis=1) + _PRIOR * shift[0]) / ((x_NK * x_NK).sum(axis=1) + _PRIOR)
+    moved_NK = (here_N[:, None] + shift[1] * np.maximum(ranks.q_NK, _DEEPEST)) * ranks.seen_NK
+    mass_N = (np.exp(ranks.q_NK) * np.expm1(moved_NK)).sum(axis=1)
+    log_sum_N = np.log1p(np.maximum(mass_N, _LEAST_MASS - 1))
+    return np.asarray((here_N + shift[1] * np.maximum(logq_N, _DEEPEST)) * seen_N - log_sum_N)
+
+
+_LEAST_MASS = 1e-6
+_PRIOR = 0.5  # of one id that was seen beside one that was not: what a position's own ids are weighed against
+
+
+def _contrast(x_M: np.ndarray, q_M: np.ndarray, y_M: np.ndarray, group_M: np.ndarray) -> tuple[float, float]:
+    """The slope of y on x where both are without their slope on q, and its standard error."""
+    total = float((q_M * q_M).sum())
+    if total > 0:
+        x_M, y_M = (v_M - q_M * float((v_M * q_M).sum()) / total for v_M in (x_M, y_M))
+    return slope_over_prompts(x_M, y_M, group_M)
+
+
+def _from_log_odds(sample: Sample) -> _Fit | None:
+    """How far a token moves depends on how much of the rest was seen: by nothing, or by up to the whole penalty.
+
+    What lies between is no gap. A penalty explains far more so than its mirror image, which any noise fits as well.
+    """
+    if sample.seen_T is None:
+        return None
+    x_N, y_N = (_log_odds(logp_T[sample.kept]) for logp_T in (sample.logq_T, sample.logp_T))
+    usable_N = np.maximum(np.abs(x_N), np.abs(y_N)) < _MOST_LOG_ODDS
+    seen_N = sample.seen_T[sample.kept]
+    if min((usable_N & seen_N).sum(), (usable_N & ~seen_N).sum()) < _FEWEST:
+        return None
+    columns = (seen_N[usable_N].astype(np.float64), x_N[usable_N], (y_N - x_N)[usable_N])
+    seen_M, x_M, y_M = (v_M - v_M.mean() for v_M in columns)
+    nats, error = _contrast(seen_M, x_M, y_M, sample.group_N[usable_N])
+    sign = 1.0 if nats > 0 else -1.0
+    moved_N = np.zeros(len(x_N))
+    for half in (0, 1):
+        others = sign * (y_N - x_N)[usable_N & seen_N & (sample.group_N % 2 != half)]
+        moved_N[sample.group_N % 2 == half] = max(float(np.quantile(others, _MOST)), 0.0) if len(others) else 0.0
+    left_N, mirrored_N = (_beyond(sample, x_N, seen_N, way * moved_N) for way in (sign, -sign))
+    told = float((np.abs(mirrored_N).sum() - np.abs(left_N).sum()) / np.abs(sample.d_N).sum())
+    return _Fit(nats if told > _TELLS else 0.0, error, left_N, "the sampled tokens' log-odds, approximate")
+
+
+_MOST = 0.9  # of the seen tokens move by less than the penalty is taken to be
+_TELLS = 0.5  # of the gap, that a penalty takes away and its mirror image does not
+
+
+def _beyond(sample: Sample, x_N: np.ndarray, seen_N: np.ndarray, moved_N: np.ndarray) -> np.ndarray:
+    """log π − log μ beyond what moves the log-odds of seen tokens by up to so much, and of others down by it, nats."""
+    whole_N = np.where(seen_N, moved_N, -moved_N)
+    bounds = [-np.logaddexp(0, -(x_N + part_N)) for part_N in (np.zeros(len(x_N)), whole_N)]
+    logp_N = sample.logp_T[sample.kept]
+    return np.asarray(logp_N - np.clip(logp_N, np.minimum(*bounds), np.maximum(*bounds)))
+
+
+def _log_odds(logp_N: np.ndarray) -> np.ndarray:
+    return logp_N - np.log(-np.expm1(np.minimum(logp_N, _NEARLY_CERTAIN)))

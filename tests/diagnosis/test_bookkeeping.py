@@ -1,0 +1,186 @@
+"""Constants, orders, bases, copies and columns at odds: what each check says, and where it stays silent."""
+
+from __future__ import annotations
+
+import bookkeeping
+import numpy as np
+import pytest
+from pool import Pool
+
+from mismatch_cli.diagnosis.copies import Copies, content_hashes
+from mismatch_cli.diagnosis.evidence import gather_tables
+from mismatch_cli.diagnosis.heads import HeadCollector, find_exchanges
+from mismatch_cli.diagnosis.run import Diagnosis, diagnose
+from mismatch_cli.diagnosis.seen import seen_before
+from mismatch_cli.metrics.pairs import PAIRS
+from mismatch_cli.trace.columns import table_to_batch
+from tests.diagnosis.conftest import judged
+
+
+def whole(pool: Pool) -> Pool:
+    return pool.take(np.arange(pool.num_responses))
+
+
+def alone(pool: Pool) -> Pool:
+    pool.ranks.clear()
+    pool.tokens.pop("entropy_trainer", None)
+    return pool
+
+
+def of(diagnosis: Diagnosis, check: str):
+    return next(finding for finding in diagnosis.findings if finding.check == check)
+
+
+PLANTS = {
+    "constant-offset": (bookkeeping.constant_added, 0.4),
+    "exchanged-responses": (bookkeeping.permuted, 0.5),
+    "log-base": (bookkeeping.in_base("rollout"), 10),
+    "repeated-responses": (bookkeeping.twice, 0.1),
+}
+
+
+@pytest.mark.parametrize("check", PLANTS)
+def test_no_other_cause_is_named_beside_and_plain_dumps_show_it_too(pools, check):
+    plant, severity = PLANTS[check]
+    for pool in pools.values():
+        for form in (whole, lambda p: alone(whole(p))):
+            broken = form(pool)
+            plant(broken, severity, np.random.default_rng(5))
+            diagnosis = judged(broken)
+            assert diagnosis.first_cause.check == check
+            assert [fault.check for fault in diagnosis.faults] == [check]
+
+
+@pytest.mark.parametrize(("side", "base", "named"), [
+    ("rollout", 2, "the rollout's are to the base 2"), ("trainer", 2, "the trainer's are to the base 2"),
+    ("rollout", 10, "the rollout's are to the base 10"), ("trainer", 10, "the trainer's are to the base 10"),
+])  # fmt: skip
+def test_the_side_and_its_base_are_named(pools, side, base, named):
+    broken = alone(whole(pools["fp8-kv"]))
+    bookkeeping.in_base(side)(broken, base, np.random.default_rng(0))
+    first = judged(broken).first_cause
+    assert first.check == "log-base" and named in first.sentence and first.explains > 0.9
+
+
+def test_another_base_in_some_responses_only(pools):
+    broken = alone(whole(pools["fp8-kv"]))
+    chosen_T = np.isin(broken.response_T, np.arange(0, broken.num_responses, 5))
+    broken.tokens["logp_rollout"][chosen_T] /= np.float32(np.log(2))
+    first = judged(broken).first_cause
+    assert first.check == "log-base" and first.effect == pytest.approx(0.2, abs=0.03)
+
+
+@pytest.mark.parametrize("nats", [-1.2, 0.25])
+def test_the_constant_is_the_planted_one(pools, nats):
+    broken = alone(whole(pools["fp8-kv"]))
+    moved_T = np.isin(broken.response_T, np.arange(0, broken.num_responses, 3))
+    broken.tokens["logp_trainer"][moved_T] += np.float32(nats)  # above 0 where certain: such values are left out
+    first = judged(broken).first_cause
+    assert first.check == "constant-offset"
+    assert dict(first.evidence)["median"] == pytest.approx(nats, abs=0.01)
+    assert first.effect == pytest.approx(1 / 3, abs=0.01)
+
+
+def test_a_column_of_another_stage_is_at_odds_and_explains_the_gap_where_it_makes_it(pools):
+    broken = whole(pools["fp8-kv"])
+    broken.tokens["logp_rollout"] += np.float32(0.05) * np.random.default_rng(0).normal(size=len(broken.response_T))
+    broken.tokens["logp_rollout"] = np.minimum(broken.tokens["logp_rollout"], 0).astype(np.float32)
+    first = judged(broken).first_cause
+    assert first.check == "columns-at-odds" and first.explains > 0.5
+    broken = whole(pools["fp8-kv"])
+    broken.ranks["topk_logp_trainer"] *= np.float32(1.2)
+    found = of(judged(broken), "columns-at-odds")
+    assert found.status == "found" and not found.explains and "of the trainer" in found.sentence
+
+
+def test_columns_that_were_stored_in_bfloat16_are_not_at_odds(pools):
+    import torch
+
+    broken = whole(pools["fp8-kv"])
+    column = torch.from_numpy(broken.ranks["topk_logp_rollout"]).to(torch.bfloat16).float()
+    broken.ranks["topk_logp_rollout"] = column.numpy()
+    assert of(judged(broken), "columns-at-odds").status == "clear"
+
+
+def test_a_response_used_again_is_no_copy_and_a_likely_one_neither(pools):
+    """Another epoch of the same sample keeps its key; four tokens that are nearly certain come again by themselves."""
+    pool = whole(pools["float32"])
+    again = whole(pools["float32"])
+    again.rows["epoch"] = again.rows["epoch"] + 1
+    copies = Copies()
+    for used in (pool, again):
+        copies.update(table_to_batch(used.table()))
+    assert copies.count()[0] == 0
+    likely = whole(pools["float32"])
+    likely.tokens["logp_rollout"][:] = -0.01
+    likely.rows["sample_index"] = likely.rows["sample_index"] + 100
+    copies.update(table_to_batch(likely.table()))
+    assert copies.count()[0] == 0
+    again.rows["prompt_id"] = again.rows["prompt_id"] + 10_000
+    copies.update(table_to_batch(again.table()))
+    repeated, looked_at = copies.count()
+    assert 2 * repeated == looked_at and repeated > 80
+
+
+def test_copies_are_found_in_bounded_memory(pools):
+    """Of a long trace the responses with the smallest hashes are kept, a response and its copy together."""
+    copies, copied = Copies(most_responses=60), 0
+    for shift in (0, 10_000):
+        used = whole(pools["fp8-kv"])
+        used.rows["prompt_id"] = used.rows["prompt_id"] + shift
+        copies.update(table_to_batch(used.table()))
+    copied, looked_at = copies.count()
+    assert looked_at <= 60 and 2 * copied == looked_at > 40
+
+
+def test_hashes_know_the_order_of_the_tokens():
+    ids_T, offset_S1 = np.array([1, 2, 3, 3, 2, 1, 1, 2, 3]), np.array([0, 3, 6, 9])
+    first, turned, same = content_hashes(ids_T, offset_S1)
+    assert first == same != turned
+
+
+def test_exchanges_are_found_in_any_sharding_and_in_bounded_memory(pools):
+    broken = whole(pools["fp8-kv"])
+    bookkeeping.permuted(broken, 0.5, np.random.default_rng(1))
+    table, found = broken.table(), []
+    for pieces, most in ((1, 2**12), (6, 2**12), (5, 40)):
+        collector = HeadCollector(PAIRS["mismatch"], most)
+        step = -(-len(table) // pieces)
+        for start in range(0, len(table), step):
+            collector.update(table_to_batch(table.slice(start, step).combine_chunks()))
+        heads = collector.result()
+        assert len(heads.step_R) <= most
+        found.append(find_exchanges(heads))
+    assert found[0].partner_R.tolist() == found[1].partner_R.tolist()
+    for exchanges in found:
+        assert exchanges.exchanged_R.sum() > 0.8 * exchanges.misfit_R.sum() > 0
+        heads = exchanges.heads
+        assert (heads.prompt_id_R[exchanges.partner_R] == heads.prompt_id_R)[exchanges.exchanged_R].all()
+
+
+def test_what_was_seen_is_what_a_plain_loop_finds(rng):
+    for _ in range(20):
+        prompt, response = rng.integers(0, 30, rng.integers(1, 9)), rng.integers(0, 30, 12)
+        topk_TK = rng.integers(0, 40, (12, 4))
+        found = seen_before(prompt, response, topk_TK)
+        for t in range(12):
+            context = {*prompt.tolist(), *response[:t].tolist()}
+            assert found["seen_T"][t] == (response[t] in context)
+            assert found["topk_seen_TK"][t].tolist() == [token in context for token in topk_TK[t].tolist()]
+
+
+@pytest.mark.parametrize("variant", ["temperature1.05", "weights0.1", "linear4"])
+def test_a_penalty_is_not_seen_in_what_is_none(pools, variant):
+    for pool in pools.values():
+        for form in (whole, lambda p: alone(whole(p))):
+            broken = form(pool)
+            broken.engine_uses(variant)
+            assert of(judged(broken), "repetition-penalty").status != "found"
+
+
+def test_a_penalty_in_the_trainer_is_named_with_its_side(pools):
+    broken = whole(pools["float32"])
+    broken.use("penalised1.1")
+    evidence = gather_tables([broken.table()], PAIRS["mismatch"], {"temperature": 1.0})
+    first = diagnose(evidence).first_cause
+    assert first.check == "repetition-penalty" and first.sentence.startswith("The trainer") and first.effect < -0.3

@@ -1,0 +1,124 @@
+"""With the trainer's model at hand, what one side read otherwise is named; without a fault nothing is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from faults import FAULTS
+from pool import Pool
+from variants import model_at_hand
+
+from mismatch_cli.diagnosis import hypotheses, readings
+from mismatch_cli.diagnosis import model as model_module
+from mismatch_cli.diagnosis.evidence import gather_tables
+from mismatch_cli.diagnosis.model import AS_RECORDED
+from mismatch_cli.diagnosis.run import Diagnosis, diagnose
+from mismatch_cli.metrics.pairs import PAIRS
+from tests.diagnosis.conftest import MODEL
+
+BY_NAME = {fault.name: fault for fault in FAULTS}
+
+
+@pytest.fixture(autouse=True)
+def few_hypotheses(monkeypatch):
+    """Those that are asked for here, and one of each kind beside."""
+    monkeypatch.setattr(hypotheses, "FACTORS", (0.5, 4.0))
+    monkeypatch.setattr(hypotheses, "BASE_FACTORS", (0.25, 4.0))
+    monkeypatch.setattr(hypotheses, "YARN_FACTORS", (4.0,))
+    monkeypatch.setattr(hypotheses, "MOST_MISSING", 1)
+    monkeypatch.setattr(readings, "_MOST_PADDING", 6)
+    monkeypatch.setattr(readings, "_STEPS", 1)
+    monkeypatch.setattr(readings, "_ROUND", (32,))
+    monkeypatch.setattr(model_module, "_FEW", 3)
+
+
+@pytest.fixture(scope="module")
+def few(pools) -> Pool:
+    pool = pools["float32"].take(np.arange(0, 96, 8))
+    pool.ranks.clear()
+    pool.about = {side: {"dtype": "float32", "model": MODEL} for side in ("rollout", "trainer")}
+    return pool
+
+
+def judged(pool: Pool) -> Diagnosis:
+    evidence = gather_tables([pool.table()], PAIRS["mismatch"], {"temperature": 1.0}, pool.about)
+    return diagnose(replace(evidence, model=model_at_hand(pool, evidence.sample)))
+
+
+def copied(pool: Pool) -> Pool:
+    return pool.take(np.arange(pool.num_responses))
+
+
+def rescored(pool: Pool, hypothesis: hypotheses.Hypothesis) -> np.ndarray:
+    """What the model says of the tokens under a hypothesis, in the order of the pool."""
+    evidence = gather_tables([pool.table()], PAIRS["mismatch"], {}, pool.about)
+    keys = [
+        tuple(int(pool.rows[n][s]) for n in ("step", "prompt_id", "sample_index")) for s in range(pool.num_responses)
+    ]
+    logp_T = model_at_hand(pool, evidence.sample).logp_T(hypothesis)
+    sample = evidence.sample
+    spans = dict(
+        zip(zip(sample.step_S, sample.prompt_id_S, sample.sample_index_S, strict=True), sample.spans(), strict=True)
+    )
+    return np.concatenate([logp_T[spans[key]] for key in keys]).astype(np.float32)
+
+
+@pytest.mark.parametrize(("name", "severity", "side"), [
+    ("linear RoPE scaling, model at hand", 4, "rollout"), ("RoPE base, model at hand", 4, "trainer"),
+])  # fmt: skip
+def test_the_scaling_of_positions_is_named_with_its_side(few, name, severity, side):
+    broken = copied(few)
+    BY_NAME[name].plant(broken, severity, np.random.default_rng(0))
+    first = judged(broken).first_cause
+    assert first.check == "position-encoding" and first.explains > 0.95
+    assert dict(first.evidence)["the side that differs"] == side
+    assert f"{severity}" in dict(first.evidence)["it read the responses with"]
+
+
+@pytest.mark.parametrize(("hypothesis", "check", "side"), [
+    (hypotheses.padded(5, 2), "attended-padding", "logp_rollout"),
+    (hypotheses.padded_to(64, 2), "attended-padding", "logp_trainer"),
+    (hypotheses.other_prompts(type("Config", (), {}))[1], "another-prompt", "logp_rollout"),
+])  # fmt: skip
+def test_padding_and_a_prompt_with_a_token_more_are_named(few, hypothesis, check, side):
+    broken = copied(few)
+    broken.tokens[side] = rescored(few, hypothesis)
+    first = judged(broken).first_cause
+    assert first.check == check and first.explains > 0.95
+    assert dict(first.evidence)["the side that differs"] == side.removeprefix("logp_")
+    assert dict(first.evidence)["it read the responses with"] == hypothesis.name
+
+
+def test_numbers_of_the_trainer_that_its_model_does_not_give_are_not_reproduced(few):
+    broken = copied(few)
+    broken.use("weights0.1")
+    first = judged(broken).first_cause
+    assert first.check == "not-reproduced" and first.explains > 0.95
+
+
+def test_other_weights_in_the_engine_stay_a_set(few):
+    """The model confirms the trainer; of the engine it only says that it read something else."""
+    broken = copied(few)
+    broken.engine_uses("weights0.1")
+    diagnosis = judged(broken)
+    assert diagnosis.first_cause is None
+    assert "stale-weights" in [suspect.check for suspect in diagnosis.suspects]
+
+
+def test_a_healthy_trace_asks_the_model_nothing_more(few):
+    evidence = gather_tables([few.table()], PAIRS["mismatch"], {}, few.about)
+    model = model_at_hand(few, evidence.sample)
+    assert diagnose(replace(evidence, model=model)).faults == ()
+    assert {name for name, _ in model._scored} <= {AS_RECORDED.name}
+
+
+def test_a_hypothesis_leaves_the_model_as_it_was(few):
+    evidence = gather_tables([few.table()], PAIRS["mismatch"], {}, few.about)
+    model = model_at_hand(few, evidence.sample)
+    before = model.logp_T(AS_RECORDED, few=True).copy()
+    for hypothesis in hypotheses.positions_of(model.config):
+        assert np.nanmax(np.abs(model.logp_T(hypothesis, few=True) - before)) > 0.01
+    model._scored.clear()
+    np.testing.assert_array_equal(model.logp_T(AS_RECORDED, few=True), before)
