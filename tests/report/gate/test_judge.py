@@ -93,18 +93,18 @@ def test_a_frameworks_own_metric_is_that_frameworks_number(training, control):
 
 
 def test_surely_asks_for_the_whole_interval(training):
-    k3, pearson = estimate(training, "k3"), estimate(training, "pearson")
-    between = (k3["low"] + k3["value"]) / 2
-    assert not check(training, "k3", "max", between).holds
-    assert check(training, "k3", "max", between, decide=SURELY).holds
-    assert not check(training, "k3", "max", k3["low"] * 0.99, decide=SURELY).holds
-    between = (pearson["high"] + pearson["value"]) / 2
-    assert not check(training, "pearson", "min", between).holds
-    assert check(training, "pearson", "min", between, decide=SURELY).holds
-    assert not check(training, "pearson", "min", pearson["high"] * 1.0001, decide=SURELY).holds
-    factor = (1 - pearson["high"]) / max(1 - pearson["floor"], FLOOR_RESOLUTION)
-    assert check(training, "pearson", "max_times_floor", factor * 1.01, decide=SURELY).holds
-    assert not check(training, "pearson", "max_times_floor", factor * 0.99, decide=SURELY).holds
+    tv, ranks = estimate(training, "tv_binary_mean"), estimate(training, "spearman")
+    between = (tv["low"] + tv["value"]) / 2
+    assert not check(training, "tv_binary_mean", "max", between).holds
+    assert check(training, "tv_binary_mean", "max", between, decide=SURELY).holds
+    assert not check(training, "tv_binary_mean", "max", tv["low"] * 0.99, decide=SURELY).holds
+    between = (ranks["high"] + ranks["value"]) / 2
+    assert not check(training, "spearman", "min", between).holds
+    assert check(training, "spearman", "min", between, decide=SURELY).holds
+    assert not check(training, "spearman", "min", ranks["high"] * 1.0001, decide=SURELY).holds
+    factor = (1 - ranks["high"]) / max(1 - ranks["floor"], FLOOR_RESOLUTION)
+    assert check(training, "spearman", "max_times_floor", factor * 1.01, decide=SURELY).holds
+    assert not check(training, "spearman", "max_times_floor", factor * 0.99, decide=SURELY).holds
     extreme = value(training, "abs_d_max")  # without an interval the value decides
     assert not check(training, "abs_d_max", "max", extreme * 0.99, decide=SURELY).holds
 
@@ -159,9 +159,10 @@ def test_a_baseline_is_asked_for_the_pair_that_was_measured(training, control):
 
 
 def test_numbers_read_as_people_need_them(training, control):
-    found = check(training, "pearson", "max_times_floor", 10.0)
+    found = check(training, "spearman", "max_times_floor", 10.0)
     assert limit_text(found).startswith("distance from 1 ≤ 10 × that of the floor; floor 0.999")
-    assert measured_text(found) == "0.9991 [0.9980, 0.9997]"
+    assert measured_text(found) == "0.9992 [0.9990, 0.9993]"
+    assert measured_text(check(training, "pearson", "max_times_floor", 10.0)) == "0.99909"  # one prompt decides it
     assert limit_text(check(training, "k3", "max_above_baseline", 0.5, control)).startswith(
         "≤ baseline + 0.5; baseline"
     )
