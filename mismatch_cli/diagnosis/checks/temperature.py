@@ -27,6 +27,7 @@ _FEWEST = 200  # ids, or tokens
 _DEEPEST = -12.0  # nats: rarer tokens say little and are rounded most
 _SPREAD = 6.0  # nats: ids that nothing is known of are as probable as can be, or this much less
 _SAME = 1e-3  # nats
+_TIMES_WHERE_SEEN = 1.8  # β − 1 on tokens that stand in the context against that on others: 1.4 for a temperature
 _MOST_LOG_ODDS, _NEARLY_CERTAIN = 7.0, -1e-12  # beyond, the odds are mostly rounding
 
 
@@ -52,7 +53,8 @@ def check(evidence: Evidence) -> Finding:
         ("fitted from", fit.source), ("temperature in the manifest", evidence.sampling.get("temperature", "not known")),
         ("share of the gap that β takes away", takes), ("that 2 − β would take away", mirrored_takes),
     )  # fmt: skip
-    if not (abs(fit.beta - 1) > _LEAST and abs(z) > _Z and takes - max(mirrored_takes, 0.0) > _TAKES):
+    surely = abs(fit.beta - 1) > _LEAST and abs(z) > _Z and takes - max(mirrored_takes, 0.0) > _TAKES
+    if not surely or (not fit.topk and _differs_where_seen(sample)):
         return Finding(NAME, "clear", fit.beta, "fitted β", evidence=rows)
     who = "flatter" if fit.beta > 1 else "sharper"
     sentence = f"The rollout's distribution is the trainer's at {fit.beta:.3g} times its temperature ({who} than it)."
@@ -107,12 +109,30 @@ def _centred(v_NK: np.ndarray, usable_NK: np.ndarray) -> np.ndarray:
 
 def _from_log_odds(sample: Sample) -> _Fit | None:
     """All other ids as one: exact for two, and a constant off in the log-odds where the rest is spread over several."""
+    return _fit(*_odds(sample), "the sampled tokens' log-odds, approximate", topk=False)
+
+
+def _odds(sample: Sample, chosen_N: np.ndarray | bool = True) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Both sides' log-odds of some tokens, without their means, and the prompt groups."""
     x_N, y_N = (_log_odds(logp_T[sample.kept]) for logp_T in (sample.logq_T, sample.logp_T))
-    usable_N = np.maximum(np.abs(x_N), np.abs(y_N)) < _MOST_LOG_ODDS
-    if not usable_N.any():
-        return None
-    x_M, y_M = (v_N[usable_N] - v_N[usable_N].mean() for v_N in (x_N, y_N))
-    return _fit(x_M, y_M, sample.group_N[usable_N], "the sampled tokens' log-odds, approximate", topk=False)
+    usable_N = chosen_N & (np.maximum(np.abs(x_N), np.abs(y_N)) < _MOST_LOG_ODDS)
+    x_M, y_M = (v_N[usable_N] - v_N[usable_N].mean() if usable_N.any() else v_N[:0] for v_N in (x_N, y_N))
+    return x_M, y_M, sample.group_N[usable_N]
+
+
+def _differs_where_seen(sample: Sample) -> bool:
+    """Whether tokens that stand in the context have surely another slope than the others: a penalty, no temperature."""
+    if sample.seen_T is None:
+        return False
+    seen_N = sample.seen_T[sample.kept]
+    parts = [_odds(sample, chosen_N) for chosen_N in (seen_N, ~seen_N)]
+    fits = [fit for part in parts if len(part[0]) >= _FEWEST and (fit := _slope(*part)) is not None]
+    if len(fits) < len(parts):
+        return False
+    (seen, seen_error), (other, other_error) = fits
+    times = max(abs(seen - 1), 1e-9) / max(abs(other - 1), 1e-9)
+    far = max(times, 1 / times) > _TIMES_WHERE_SEEN
+    return bool(far and abs(seen - other) > 3 * np.hypot(seen_error, other_error))
 
 
 def _log_odds(logp_N: np.ndarray) -> np.ndarray:
