@@ -30,7 +30,7 @@ def shown(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [shown(item) for item in value]
     if isinstance(value, Path):
-        return Path(_short(str(value)))
+        return Path(shown(str(value))) if value.is_absolute() else value
     if not isinstance(value, str) or "/" not in value:
         return value
     return _short(value) if os.path.isabs(value) else _ABSOLUTE.sub(lambda found: _short(found.group()), value)
