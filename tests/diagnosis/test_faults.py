@@ -49,14 +49,20 @@ SEVERITY = {
 NEED_THE_MODEL = ("another-prompt", "attended-padding", "not-reproduced", "position-encoding")
 IN_THE_SET = {"linear RoPE scaling": 4}  # what tokens alone cannot tell from other weights
 MODEL_AT_HAND = {"linear RoPE scaling, model at hand": 4, "RoPE base, model at hand": 4}
+FIRST_STEPS = 3  # of six: variants score at the first step's weights, and what was learned since is a second fault
 NOT_SCORED_HERE = {name for name in BY_NAME if "prompt" in name or "padding" in name or "YaRN" in name}
+
+
+def first_steps(pool):
+    return pool.take(np.flatnonzero(pool.rows["step"] < FIRST_STEPS))
 
 
 @pytest.mark.parametrize("pool", ["float32", "fp8-kv"])
 @pytest.mark.parametrize("name", SEVERITY)
 def test_a_planted_fault_is_the_first_cause(pools, pool, name):
     fault, rng = BY_NAME[name], np.random.default_rng(3)
-    broken = pools[pool].take(np.arange(pools[pool].num_responses))
+    whole = pools[pool].take(np.arange(pools[pool].num_responses))
+    broken = first_steps(whole) if name == "temperature on one side" else whole
     fault.plant(broken, SEVERITY[name], rng)
     found = judged(broken).found
     assert [finding.check for finding in found][:1] == [fault.check]
@@ -100,9 +106,8 @@ def test_an_earlier_checkpoint_that_fits_better_means_stale_weights(pools):
 
 
 def test_the_fitted_temperature_is_the_planted_one(pools):
-    broken = pools["fp8-kv"].take(np.arange(pools["fp8-kv"].num_responses))
+    broken = first_steps(pools["fp8-kv"])
     broken.use("temperature1.05")
-    # the run learned a little in its steps, and the variants score at the weights of the first
     assert judged(broken).found[0].effect == pytest.approx(1 / 1.05, abs=0.015)
     for name in ("topk_logp_rollout", "topk_logp_trainer", "topk_ids"):
         del broken.ranks[name]
