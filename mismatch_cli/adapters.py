@@ -146,7 +146,7 @@ def start_lora(model: Any, *, rank: int, alpha: float, targets: str, seed: int) 
             f"The model has no modules {targets} for an adapter ({first_line(error)}) Use --lora-targets all-linear."
         ) from error
     modules = [name for name, _ in model.named_modules()]
-    if nowhere := [name for name in config.target_modules or () if not _ends_one(name, modules)]:
+    if nowhere := [name for name in sorted(config.target_modules or ()) if not _ends_one(name, modules)]:
         raise MismatchError(
             f"The model has no modules {', '.join(nowhere)} for an adapter. Use --lora-targets all-linear."
         )

@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import ClassVar
 
 _PREFIX, _LOCK = "mismatch-cli-engine-", "in-use"
 
@@ -19,7 +20,20 @@ class TemporaryFolder:
     Its lock is held for as long as the process lives: that tells a folder in use from one whose owner was killed.
     """
 
+    _shared: ClassVar[TemporaryFolder | None] = None
+
+    @classmethod
+    def shared(cls) -> TemporaryFolder:
+        """One for all engines of the process, until the last of them closes.
+
+        Folders within each other would soon be too deep for the names of sockets.
+        """
+        cls._shared = cls._shared or cls()
+        cls._shared._users += 1
+        return cls._shared
+
     def __init__(self) -> None:
+        self._users = 0
         self._tempdir, self._environment = tempfile.tempdir, os.environ.get("TMPDIR")
         system = Path(tempfile.gettempdir())
         remove_abandoned(system)
@@ -33,7 +47,12 @@ class TemporaryFolder:
         tempfile.tempdir = os.environ["TMPDIR"] = str(self.path)
 
     def close(self) -> None:
-        """Remove the folder; temporary files go where they went before."""
+        """Remove the folder, if nobody else uses it; temporary files go where they went before."""
+        self._users -= 1
+        if self._users > 0:
+            return
+        if TemporaryFolder._shared is self:
+            TemporaryFolder._shared = None
         tempfile.tempdir = self._tempdir
         if self._environment is None:
             os.environ.pop("TMPDIR", None)

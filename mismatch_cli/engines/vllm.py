@@ -44,7 +44,7 @@ def create(settings: EngineSettings) -> VllmEngine:
     _set_environment()
     prepare_imports()
     adapter = None if settings.adapter is None else read_adapter(settings.adapter)
-    before, classes, temporary = TorchSettings.current(), ModelClasses.current(settings.model), TemporaryFolder()
+    before, classes, temporary = TorchSettings.current(), ModelClasses.current(settings.model), TemporaryFolder.shared()
     with engine_log(settings.log_file):
         try:
             llm = _load(settings, lora_arguments(adapter))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,13 @@ import pytest
 from mismatch_cli.bundled import bundled
 from mismatch_cli.cli import run
 
+LOADING = [
+    f"mismatch_cli.{name}"
+    for name in (
+        "engines", "models", "engines.hf", "scoring.trainer", "rl.loop", "rl.run",
+        "recording.curate", "recording.record", "recording.rescore", "recording.rollouts",
+    )
+]  # fmt: skip
 MODEL, FLOAT32 = str(bundled("model")), str(bundled("traces") / "float32")
 
 
@@ -22,8 +30,12 @@ def refused(capfd, monkeypatch, tmp_path):
     def began(*_: object, **__: object) -> None:
         raise AssertionError("something was loaded before everything was checked")
 
-    for name in ("rl.loop.train", "recording.rollouts.create_engine", "models.load_causal_lm", "models.load_tokenizer"):
-        monkeypatch.setattr(f"mismatch_cli.{name}", began)
+    for name in ("rl.loop.train", "engines.create_engine", "models.load_causal_lm", "models.load_tokenizer"):
+        room, _, function = name.rpartition(".")
+        original = getattr(importlib.import_module(f"mismatch_cli.{room}"), function)
+        for module in [importlib.import_module(name) for name in LOADING]:  # each holds a name of its own for it
+            if getattr(module, function, None) is original:
+                monkeypatch.setattr(module, function, began)
 
     def call(*arguments: str) -> str:
         capfd.readouterr()

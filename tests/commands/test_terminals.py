@@ -23,9 +23,9 @@ def test_every_terminal_gets_the_report(monkeypatch, tmp_path, encoding):
     for name, stream in streams.items():
         monkeypatch.setattr(sys, name, stream)
     cli.spell_out_what_streams_lack()
-    codes = [
-        cli.run(line) for line in (["report", TRACE, "-q"], ["diagnose", TRACE, "--json"], ["import", "μ\U0001d518"])
-    ]
+    into = ["--output", str(tmp_path / "report")]
+    lines = (["report", TRACE, "-q", *into], ["diagnose", TRACE, "--json"], ["import", "μ\U0001d518"])
+    codes = [cli.run(line) for line in lines]
     for stream in streams.values():
         stream.flush()
     out, err = (stream.buffer.getvalue().decode(encoding) for stream in streams.values())
@@ -35,10 +35,10 @@ def test_every_terminal_gets_the_report(monkeypatch, tmp_path, encoding):
     assert ("\\ud835\\udd18" in err) != ("\U0001d518" in err)
 
 
-def test_a_process_in_the_c_locale_says_it_all():
+def test_a_process_in_the_c_locale_says_it_all(tmp_path):
     environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
     program = [sys.executable, "-m", "mismatch_cli"]
-    for line in (["diagnose", TRACE], ["import", b"od\xff"]):
+    for line in (["diagnose", TRACE, "--output", tmp_path / "diagnosis"], ["import", b"od\xff"]):
         done = subprocess.run([*program, *line], env=environment, capture_output=True, cwd=Path(__file__).parents[2])
         said = done.stdout + done.stderr
         assert b"Unexpected" not in said and b"Traceback" not in said and said.isascii()

@@ -41,6 +41,12 @@ def test_a_killed_engine_is_cleaned_up_after_and_a_living_one_left_alone(tmp_pat
     own = TemporaryFolder()
     assert tempfile.gettempdir() == str(own.path) == os.environ["TMPDIR"]
     assert not killed.exists() and living.exists() and (precious / "in-use").exists()
+    first, second = TemporaryFolder.shared(), TemporaryFolder.shared()
+    assert first is second and first.path.parent == own.path
+    first.close()
+    assert first.path.is_dir() and tempfile.gettempdir() == str(first.path)
+    second.close()
+    assert not first.path.exists() and tempfile.gettempdir() == str(own.path)
     own.close()
     assert tempfile.gettempdir() == str(tmp_path) == os.environ["TMPDIR"] and not own.path.exists()
     engines[1].communicate()

@@ -17,6 +17,7 @@ import torch
 from mismatch_cli.cli import run as cli
 from mismatch_cli.engines.hf import HfEngine
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.recording.folder import claimed
 from mismatch_cli.rl.checkpoint import cut_back
 from mismatch_cli.rl.learner import Learner
 from mismatch_cli.rl.loss_scale import LossScale
@@ -35,13 +36,14 @@ def test_what_a_kill_leaves_behind_does_not_count(unbroken, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(unbroken, folder)
     shutil.rmtree(folder / "checkpoints" / "step-000004")
-    for name in (".step-000003", ".step-000004"):
+    for name in (".step-000003.0123abcd.part", ".step-000004.4567cdef.part"):
         (folder / "checkpoints" / name).mkdir()
         (folder / "checkpoints" / name / "state.pt").write_bytes(b"PK half of it")
     (folder / "traces" / "step-3").mkdir(parents=True)
     with open(folder / "metrics.jsonl", "a", encoding="utf-8") as lines:
         lines.write('{"step": 5, "rew')
-    seen = run(folder, resume=True, **EVALUATED)
+    with claimed(folder, check=lambda: None):
+        seen = run(folder, resume=True, **EVALUATED)
     assert [record["step"] for record in seen] == [3, 4]
     assert_same_run(folder, unbroken)
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["step-000002", "step-000004"]

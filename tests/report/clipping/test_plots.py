@@ -227,10 +227,12 @@ def test_a_mask_on_the_engine_gap_adds_no_region() -> None:
 
 
 def test_a_mask_of_the_users_own(tmp_path: Path) -> None:
-    start = "from mismatch_cli.trust_regions import Decision\ndef trust_region(compared, advantage_T):\n    "
+    start = "from mismatch_cli.trust_regions import Decision\n"
     bodies = {
-        "near": "return Decision(compared.logp_anchor_T < -1, compared.ratio_T)",
-        "topk": "return Decision(compared.topk(1)[0] < 0.1, compared.ratio_T)",
+        "near": "def trust_region(compared, advantage_T):\n"
+        "    return Decision(compared.logp_anchor_T < -1, compared.ratio_T)",
+        "topk": "READS_TOP_K = True\ndef trust_region(compared, advantage_T, *, k=1):\n"
+        "    return Decision(compared.topk(k)[0] < 0.1, compared.ratio_T)",
     }
     for name, body in bodies.items():
         (tmp_path / f"{name}.py").write_text(start + body)
