@@ -49,13 +49,15 @@ def daemon_left(response):
     return len(response)
 
 def orphan_left(response):
-    if not os.fork():
+    between = os.fork()
+    if not between:
         os.setsid()
         if pid := os.fork():
             note(pid)
             os._exit(0)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(600)
+    os.waitpid(between, 0)
     return len(response)
 
 def fork_that_answers(response):
