@@ -61,12 +61,16 @@ class Coverage:
         return 1 - (self.below + self.above) / self.printed
 
 
-def simulate(rng: np.random.Generator, prompts: int, samples: int, tail: str, factor: float = 1.0) -> TokenBatch:
-    """A trace with top-K columns, rewards, advantages and an entropy; prompts are numbered from a random start."""
+def simulate(seeds: tuple[int, int], prompts: int, samples: int, tail: str, factor: float = 1.0) -> TokenBatch:
+    """A trace with top-K columns, rewards, advantages and an entropy; prompts are numbered from a random start.
+
+    The first seed makes the prompts, the second one all that is sampled from them.
+    """
+    of_prompts, rng = (np.random.default_rng(seed) for seed in seeds)
+    first, prompt_P = of_prompts.integers(2**40), of_prompts.normal(size=prompts)
     count = prompts * samples
     length_S = rng.integers(LONGEST // 2, LONGEST + 1, count)
     tokens = int(length_S.sum())
-    prompt_P = rng.normal(size=prompts)
     scale_S = TYPICAL * np.exp(OF_PROMPTS * np.repeat(prompt_P, samples) + OF_RESPONSES * rng.normal(size=count))
     logits = rng.gumbel(size=(tokens, _TOP_K + 1)) * 1.5
     logq = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
@@ -78,7 +82,7 @@ def simulate(rng: np.random.Generator, prompts: int, samples: int, tail: str, fa
     ease_S = np.repeat(1 / (1 + np.exp(-prompt_P)), samples)
     columns = {
         "offset_S1": np.concatenate([[0], np.cumsum(length_S)]),
-        "prompt_id_S": rng.integers(2**40) + np.repeat(np.arange(prompts), samples),
+        "prompt_id_S": first + np.repeat(np.arange(prompts), samples),
         "sample_index_S": np.tile(np.arange(samples, dtype=np.int32), prompts),
         "step_S": np.zeros(count, np.int32),
         "prompt_length_S": np.full(count, 20),
@@ -97,6 +101,15 @@ def simulate(rng: np.random.Generator, prompts: int, samples: int, tail: str, fa
     tensors = {name: torch.from_numpy(values) for name, values in columns.items()}
     equal = {name.replace("trainer", "recomputed"): x for name, x in tensors.items() if "logp_trainer" in name}
     return TokenBatch(**(dict.fromkeys(column.name for column in fields(TokenBatch)) | tensors | equal))  # type: ignore[arg-type]
+
+
+def pair(rng: np.random.Generator, prompts: int, samples: int, tail: str) -> tuple[TokenBatch, TokenBatch]:
+    """Two traces of the same prompts, each with responses and noise of its own; the second has the larger gap."""
+    of_prompts, *sampled = (int(seed) for seed in rng.integers(2**63, size=3))
+    return tuple(  # type: ignore[return-value]
+        simulate((of_prompts, seed), prompts, samples, tail, factor)
+        for seed, factor in zip(sampled, (1.0, FACTOR), strict=True)
+    )
 
 
 def mismatch(batch: TokenBatch) -> MismatchSummary:
@@ -147,8 +160,7 @@ def truth(rng: np.random.Generator, samples: int, tail: str, traces: int) -> dic
     """What the accumulators find in very many prompts."""
     sums: list[Any] = []
     for _ in range(traces):
-        seed = int(rng.integers(2**63))
-        one, other = (simulate(np.random.default_rng(seed), 2000, samples, tail, f) for f in (1.0, FACTOR))
+        one, other = pair(rng, 2000, samples, tail)
         parts = mismatch(one), mismatch(other), clipping(one)
         for whole, part in zip(sums, parts, strict=False):
             whole.merge(part)
@@ -160,9 +172,7 @@ def cover(prompts: int, samples: int, tail: str, repetitions: int, traces: int, 
     rng = np.random.default_rng([seed, prompts, samples, len(tail)])
     found = {name: Coverage(value) for name, value in truth(rng, samples, tail, traces).items()}
     for _ in range(repetitions):
-        start = int(rng.integers(2**63))  # the second trace of a pair: the same prompts and responses, another gap
-        one = simulate(np.random.default_rng(start), prompts, samples, tail)
-        other = simulate(np.random.default_rng(start), prompts, samples, tail, FACTOR)
+        one, other = pair(rng, prompts, samples, tail)
         for name, estimate in numbers(mismatch(one), mismatch(other), clipping(one)).items():
             found.setdefault(name, Coverage()).add(estimate)
     return found

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.metrics.catalog import METRICS, Metric
-from mismatch_cli.metrics.estimate import EXTREME, FLOOR_RESOLUTION, Estimate, point
-from mismatch_cli.metrics.jackknife import Jackknife, left_out
+from mismatch_cli.metrics.estimate import EXTREME, FLOOR_RESOLUTION, NO_SPREAD, Estimate, point
+from mismatch_cli.metrics.jackknife import LOG_FACTOR, Jackknife, Scale, left_out
 from mismatch_cli.metrics.summary import MismatchSummary
 
 NO_DIFFERENCE = "no difference for any prompt"
+_ANGLES = np.linspace(0, 2 * np.pi, 361)
 _ROUNDING = 1e-9  # relative to the larger value: less comes from the order of additions
 
 
@@ -67,7 +68,7 @@ def _difference(metric: Metric, ours: Measured, theirs: Measured) -> Difference:
         nothing = Estimate(None, note=(ours if x is None else theirs).estimates[metric.key].note)
         return Difference(nothing, nothing)
     if metric.key not in ours.jackknife:
-        return Difference(point(_settled(x, y) - x, EXTREME), _factor(metric, x, y, None, 0))
+        return Difference(point(_settled(x, y) - x, EXTREME), _factor(metric, x, y, None, 0, None))
     prompts = min(ours.prompts, theirs.prompts)
     x_G, y_G = _aligned(ours.jackknife[metric.key], theirs.jackknife[metric.key])
     y, y_G = _settled(x, y), _settled(x_G, y_G)
@@ -76,9 +77,44 @@ def _difference(metric: Metric, ours: Measured, theirs: Measured) -> Difference:
         difference_G = left_out(y_G - x_G, known_G)
     same = y == x and not np.any(difference_G[np.isfinite(difference_G)])
     unsure = ours.jackknife[metric.key].unsure or theirs.jackknife[metric.key].unsure
-    change = Jackknife(y - x, difference_G, unsure=unsure)
-    found = Estimate(0.0, note=NO_DIFFERENCE) if same else change.estimate(prompts)
-    return Difference(found, _factor(metric, x, y, (x_G, y_G), prompts))
+    found = Jackknife(y - x, difference_G, unsure=unsure).estimate(prompts)
+    if same:
+        found = Estimate(0.0, note=NO_DIFFERENCE)
+    elif found.low is not None:
+        both = (jackknife.estimate(prompts) for jackknife in (ours.jackknife[metric.key], theirs.jackknife[metric.key]))
+        found = _change(*both, _correlation(ours.jackknife[metric.key].scale, x_G, y_G), y - x)
+    return Difference(found, _factor(metric, x, y, (x_G, y_G), prompts, unsure))
+
+
+def _correlation(scale: Scale, x_G: np.ndarray, y_G: np.ndarray) -> float:
+    """Of the errors of two values that have the same prompts, on their scale."""
+    with np.errstate(all="ignore"):
+        on_scale_2G = scale.to(np.stack([x_G, y_G]))
+    on_scale_2G = on_scale_2G[:, np.isfinite(on_scale_2G).all(axis=0)]
+    if not on_scale_2G.size:  # a mean of 0 in all, which has no logarithm
+        return 0.0
+    u_2G = on_scale_2G - on_scale_2G.mean(axis=1, keepdims=True)
+    norms = float(np.prod(np.linalg.norm(u_2G, axis=1)))
+    return float(np.clip(u_2G[0] @ u_2G[1] / norms, -1, 1)) if norms > 0 else 0.0
+
+
+def _change(ours: Estimate, theirs: Estimate, correlation: float, change: float) -> Estimate:
+    """The interval of a difference from those of both values: each keeps its own reach below and above.
+
+    The ends are the least and the largest difference while both values move within their intervals, on the ellipse
+    that their correlation makes (without correlation: Zou and Donner 2008). A value without spread stays where it is.
+    """
+    reaches = []
+    for each in (ours, theirs):
+        if each.low is None and each.note != NO_SPREAD:
+            return point(change, each.note)
+        low, high = (each.value if end is None else end for end in (each.low, each.high))
+        reaches.append((each.value - low, high - each.value))  # type: ignore[operator]
+    x = np.cos(_ANGLES)
+    y = correlation * x + np.sqrt(1 - correlation**2) * np.sin(_ANGLES)
+    x_moved, y_moved = (np.where(z > 0, above, below) * z for z, (below, above) in zip((x, y), reaches, strict=True))
+    moved = y_moved - x_moved
+    return Estimate(float(change), float(change + moved.min()), float(change + moved.max()))
 
 
 def _aligned(a: Jackknife, b: Jackknife) -> tuple[np.ndarray, np.ndarray]:
@@ -95,7 +131,12 @@ def _settled(x: Any, y: Any) -> Any:
 
 
 def _factor(
-    metric: Metric, x: float, y: float, without: tuple[np.ndarray, np.ndarray] | None, prompts: int
+    metric: Metric,
+    x: float,
+    y: float,
+    without: tuple[np.ndarray, np.ndarray] | None,
+    prompts: int,
+    unsure: str | None,
 ) -> Estimate:
     """The interval is formed on the logarithm: a factor has no negative values."""
     if metric.signed:
@@ -109,7 +150,7 @@ def _factor(
     with np.errstate(divide="ignore", invalid="ignore"):
         log_G = np.log(_distance(metric, y_G)) - np.log(_distance(metric, x_G))
     log_G = left_out(log_G, ~(np.isnan(x_G) | np.isnan(y_G)))
-    log = Jackknife(float(np.log(theirs / ours)), log_G).estimate(prompts)
+    log = Jackknife(float(np.log(theirs / ours)), log_G, LOG_FACTOR, unsure).estimate(prompts)
     low, high = (None if end is None else float(np.exp(end)) for end in (log.low, log.high))
     return Estimate(float(theirs / ours), low, high, log.note)
 

@@ -15,7 +15,15 @@ EXTREME = "an extreme: no interval"
 FEW_PROMPTS = f"fewer than {FEWEST_PROMPTS} prompts, or groups of them: no interval"
 FEW_DECIDE = "a few prompts decide it: no interval"
 NO_SPREAD = "the same for all prompts: no interval"  # nothing says how rare the unseen is
-LARGEST_WEIGHTS = "the few largest weights decide it: no interval"
+LARGEST_WEIGHTS = "a few responses decide it: no interval"
+FEWEST_BEYOND = 150  # tokens beyond a quantile
+FEW_BEYOND = f"fewer than {FEWEST_BEYOND} tokens beyond it: no interval"
+FEWEST_TOKENS = 1000  # in a bin of μ
+FEW_TOKENS = f"fewer than {FEWEST_TOKENS:,} tokens: no interval"
+FEW_TOKENS_DECIDE = "a few tokens decide it: no interval"
+FEWEST_HOLDING = 8  # groups of prompts that hold more than the mean share, and less
+FEW_HOLD = f"fewer than {FEWEST_HOLDING} prompts hold most of it: no interval"
+FEW_AT_EDGE = "the few tokens near it decide it: no interval"
 NOT_MEASURED = "not measured"
 OVERFLOW = "larger than a float can hold"
 

@@ -13,9 +13,20 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.metrics.cells import D_BINS, D_GROUP_BINS, MU_BINS, MU_EDGES, CellCounts, CellMoments, ScatterCounts
-from mismatch_cli.metrics.estimate import EXTREME, Estimate, clamped, point
+from mismatch_cli.metrics.estimate import (
+    EXTREME,
+    FEW_BEYOND,
+    FEW_TOKENS,
+    FEW_TOKENS_DECIDE,
+    FEWEST_BEYOND,
+    FEWEST_TOKENS,
+    NOT_MEASURED,
+    Estimate,
+    clamped,
+    point,
+)
 from mismatch_cli.metrics.histograms import quantiles
-from mismatch_cli.metrics.jackknife import POSITIVE, Jackknife, interval, left_out
+from mismatch_cli.metrics.jackknife import POSITIVE, Jackknife, left_out
 
 
 @dataclass(frozen=True)
@@ -55,7 +66,9 @@ class _Histograms:
         without_Gx = left_out(
             quantiles(left_Gx, self.group_ends, shares), np.any(self.by_group_Gx, axis=1, keepdims=True)
         )
-        return [Jackknife(float(values[i]), without_Gx[:, i], POSITIVE) for i in range(len(shares))]
+        tokens = int(self.total_X.sum())
+        unsure = [FEW_BEYOND if tokens * min(share, 1 - share) < FEWEST_BEYOND else None for share in shares]
+        return [Jackknife(float(values[i]), without_Gx[:, i], POSITIVE, unsure[i]) for i in range(len(shares))]
 
 
 def _exp(ends: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -121,7 +134,19 @@ def _deviations(sums_2GB: np.ndarray, count_GB: np.ndarray, prompts: int) -> lis
     value_B = _deviation(first_GB.sum(0), second_GB.sum(0), count_GB.sum(0))
     with np.errstate(invalid="ignore"):
         without_GB = left_out(_deviation(*(x.sum(0) - x for x in (first_GB, second_GB, count_GB))), count_GB > 0)
-    return [interval(value_B[b], without_GB[:, b], prompts, POSITIVE) for b in range(MU_BINS)]
+    return [
+        Jackknife(float(value_B[b]), without_GB[:, b], POSITIVE, _unsure(b, int(count_GB[:, b].sum()))).estimate(
+            prompts
+        )
+        for b in range(MU_BINS)
+    ]
+
+
+def _unsure(b: int, tokens: int) -> str | None:
+    """Why a spread in a bin has no interval; near μ = 1 nearly all tokens agree, and a few that fell make all of it."""
+    if not tokens:
+        return NOT_MEASURED
+    return FEW_TOKENS if tokens < FEWEST_TOKENS else FEW_TOKENS_DECIDE if b == MU_BINS - 1 else None
 
 
 def _deviation(first: np.ndarray, second: np.ndarray, count: np.ndarray) -> np.ndarray:

@@ -9,8 +9,8 @@ import pytest
 
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.catalog import CATALOG
-from mismatch_cli.metrics.differences import NO_DIFFERENCE, Difference, Measured, differences
-from mismatch_cli.metrics.estimate import EXTREME, NOT_MEASURED
+from mismatch_cli.metrics.differences import NO_DIFFERENCE, Difference, Measured, _change, differences
+from mismatch_cli.metrics.estimate import EXTREME, FEW_DECIDE, LARGEST_WEIGHTS, NO_SPREAD, NOT_MEASURED, Estimate
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.summary import MismatchSummary
 
@@ -138,6 +138,38 @@ def test_extremes_have_values_and_no_interval(random_batch):
     largest = found["abs_d_max"]
     assert largest.difference.value > 0 and largest.difference.low is None and largest.more_than_noise is None
     assert largest.factor.value > 1 and largest.factor.low is None
+
+
+def test_the_same_noise_in_both_makes_the_interval_vanish(make_batch):
+    """B is A with every gap a thousandth larger: the interval of the difference is far narrower than those of both."""
+    rng = np.random.default_rng(4)
+    d_ST = gaps(rng, rng.gamma(4, 0.02 / 4, PROMPTS))
+    ours, theirs = (measured(batch_of(make_batch, factor * d_ST, 0)) for factor in (1, 1.001))
+    own, found = ours.estimates[MEAN], differences(ours, theirs)[MEAN].difference
+    assert 0 < found.low < 0.001 * own.value < found.high
+    assert found.high - found.low < 0.01 * (own.high - own.low)
+
+
+def test_each_value_keeps_its_own_reach():
+    """Without correlation the ends are at the root of the summed squares of the reaches that face each other."""
+    ours, theirs = Estimate(1.0, 0.9, 1.3), Estimate(2.0, 1.6, 2.4)
+    found = _change(ours, theirs, 0.0, 1.0)
+    assert (found.low, found.high) == (
+        pytest.approx(1 - 0.5, abs=1e-4),
+        pytest.approx(1 + np.hypot(0.4, 0.1), abs=1e-4),
+    )
+    shared = _change(ours, theirs, 1.0, 1.0)
+    assert (shared.low, shared.high) == (pytest.approx(1 - 0.3), pytest.approx(1 + 0.1))
+    still = _change(Estimate(1.0, note=NO_SPREAD), theirs, 0.0, 1.0)
+    assert (still.low, still.high) == (pytest.approx(0.6), pytest.approx(1.4))
+    assert _change(Estimate(1.0, note=FEW_DECIDE), theirs, 0.0, 1.0).note == FEW_DECIDE
+
+
+def test_what_a_few_responses_decide_has_no_interval(random_batch):
+    one, other = (measured(random_batch(seed, responses=200, gap=0.01)) for seed in (1, 2))
+    for key in ("chi2_sequence", "ess_sequence"):
+        found = differences(one, other)[key]
+        assert found.difference.note == LARGEST_WEIGHTS and found.factor.low is None
 
 
 def test_few_prompts_have_no_interval(random_batch):

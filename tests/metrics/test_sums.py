@@ -35,15 +35,14 @@ def _weights(prompt_id_S: np.ndarray, log_weight_S: np.ndarray) -> SequenceWeigh
     return weights
 
 
-def test_sequence_weights_of_any_size() -> None:
+def test_sequence_weights_of_any_size_have_values_and_no_interval() -> None:
     rng = np.random.default_rng(0)
     log_w, ids = 0.2 * rng.normal(size=40), np.arange(40)
     for shift in (0.0, 300.0, -2000.0, 5000.0):
         ess = _weights(ids, log_w + shift).result(40)["ess_sequence"]
         w = np.exp(log_w)
         assert ess.value == pytest.approx(w.sum() ** 2 / (40 * (w**2).sum()), rel=1e-9)
-        if shift == 0:
-            assert 0 < ess.low <= ess.value <= ess.high < 1
+        assert ess.low is None and ess.high is None and ess.note == LARGEST_WEIGHTS  # none was found that holds
     chi2 = _weights(ids, log_w).result(40)["chi2_sequence"]
     assert chi2.value == pytest.approx(np.mean(np.exp(2 * log_w)) - 1, rel=1e-12)
 

@@ -47,7 +47,7 @@ def clipping_result(summary: ClippingSummary, blocked_tokens: int) -> dict[str, 
         "overlap": summary.overlap.result([algorithm.name for algorithm in algorithms], prompts),
         "bad_updates": summary.bad_updates.result(prompts, advantages=advantages),
         "sweeps": summary.sweeps.result(prompts),
-        "equivalents": _equivalents(summary, rows, prompts) if advantages else [],
+        "equivalents": _equivalents(summary, rows) if advantages else [],
         "approximation": summary.approximation.result(prompts),
         "theory": summary.theory.result(prompts) if summary.theory else None,
     }  # fmt: skip
@@ -158,9 +158,7 @@ def _step_row(t: Totals, i: int, prompts: int, advantages: bool) -> dict[str, An
     }
 
 
-def _equivalents(
-    summary: ClippingSummary, rows_by_algorithm: list[dict[str, Any]], prompts: int
-) -> list[dict[str, Any]]:
+def _equivalents(summary: ClippingSummary, rows_by_algorithm: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """For every published one-sided mask on trainer/rollout: the threshold of each other family that blocks as much."""
     rows = []
     sweeps, cells = summary.sweeps, summary.cells
@@ -174,6 +172,6 @@ def _equivalents(
         blocked = rows_by_algorithm[i]["blocked"]["all"]
         for family in _FAMILY_OF.values():
             if family != own and family in sweeps.counts:
-                threshold = sweeps.threshold_for(family, blocked_G, prompts).to_dict()
+                threshold = sweeps.threshold_for(family, blocked_G.sum()).to_dict()
                 rows.append({"algorithm": algorithm.name, "blocked": blocked, "family": family, "threshold": threshold})
     return rows

@@ -91,6 +91,7 @@ def test_equivalents_block_as_many_tokens(judged_world):
     found = 0
     for row in rows:
         assert row["blocked"] == shares[row["algorithm"]]  # with its interval
+        assert row["threshold"]["low"] is None and row["threshold"]["note"]
         count = int(judged[row["algorithm"]].sum())
         assert row["blocked"]["value"] == pytest.approx(count / len(judged))
         outward = brute.outward(judged, row["family"])
