@@ -81,8 +81,8 @@ def _difference(metric: Metric, ours: Measured, theirs: Measured) -> Difference:
     if same:
         found = Estimate(0.0, note=NO_DIFFERENCE)
     elif found.low is not None:
-        both = (jackknife.estimate(prompts) for jackknife in (ours.jackknife[metric.key], theirs.jackknife[metric.key]))
-        found = _change(*both, _correlation(ours.jackknife[metric.key].scale, x_G, y_G), y - x)
+        a, b = (side.jackknife[metric.key] for side in (ours, theirs))
+        found = _change(a.estimate(prompts), b.estimate(prompts), _correlation(a.scale, x_G, y_G), y - x)
     return Difference(found, _factor(metric, x, y, (x_G, y_G), prompts, unsure))
 
 

@@ -15,10 +15,8 @@ import numpy as np
 
 from mismatch_cli.metrics.estimate import (
     FEW_DECIDE,
-    FEW_HOLD,
     FEW_PROMPTS,
     FEWEST_GROUPS,
-    FEWEST_HOLDING,
     FEWEST_PROMPTS,
     NO_SPREAD,
     Estimate,
@@ -44,7 +42,6 @@ class Scale:
     to: Callable[[np.ndarray], np.ndarray]
     back: Callable[[np.ndarray], np.ndarray]
     skewness: float = 1.0
-    fewest: int = 0  # groups that must hold more than the mean, and less: what few hold is nearly all in nobody's trace
 
 
 SIGNED = Scale(_same, _same, 0.5)  # what may lie on both sides of 0 is seldom skewed: less correction, less noise
@@ -52,8 +49,7 @@ LOG_FACTOR = Scale(_same, _same, 0.0)  # of two values that are skewed alike
 POSITIVE = Scale(np.log, np.exp)
 ABOVE_1 = Scale(lambda x: np.log(x - 1), lambda y: 1 + np.exp(y))
 ABOVE_MINUS_1 = Scale(np.log1p, np.expm1)
-# log-odds reach far enough: little correction
-SHARE = Scale(lambda x: np.log(x) - np.log1p(-x), lambda y: 1 / (1 + np.exp(-y)), 0.25, FEWEST_HOLDING)
+SHARE = Scale(lambda x: np.log(x) - np.log1p(-x), lambda y: 1 / (1 + np.exp(-y)), 0.25)  # log-odds reach far enough
 CORRELATION = Scale(np.arctanh, np.tanh)
 
 
@@ -98,8 +94,6 @@ def interval(value: float, without_G: np.ndarray, prompts: int, scale: Scale = S
     u_G = y_G.mean() - y_G
     if _deciding(u_G) < _FEWEST_DECIDING:
         return point(value, FEW_DECIDE)
-    if min((u_G > 0).sum(), (u_G < 0).sum()) < scale.fewest:
-        return point(value, FEW_HOLD)
     low, high = scale.back(y - _reach(u_G, scale.skewness))
     return Estimate(float(value), float(low), float(high))
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mismatch_cli.metrics.columns import COLUMNS, INDEX
-from mismatch_cli.metrics.estimate import FEW_DECIDE, FEW_HOLD, FEW_PROMPTS, NO_SPREAD
+from mismatch_cli.metrics.estimate import FEW_DECIDE, FEW_PROMPTS, NO_SPREAD
 from mismatch_cli.metrics.formulas import SCALES, evaluate
 from mismatch_cli.metrics.hashing import prompt_groups
 from mismatch_cli.metrics.jackknife import POSITIVE, SHARE, SIGNED, grouped_ratio, grouped_share, interval
@@ -71,20 +71,11 @@ def test_no_spread_is_no_certainty():
 
 def test_a_share_stays_between_its_ends():
     rng = np.random.default_rng(3)
-    part = rng.binomial(3, 0.1, 40).astype(float)
+    part = rng.binomial(3, 0.05, 40).astype(float)
     found = grouped_share(part, np.full(40, 3.0), 40)
     assert 0 < found.low < found.value < found.high < 1
     other = grouped_share(3 - part, np.full(40, 3.0), 40)
     assert (1 - other.high, 1 - other.low) == (pytest.approx(found.low), pytest.approx(found.high))
-
-
-def test_a_share_that_few_prompts_hold_has_no_interval():
-    """Blocked tokens in seven of 40 prompts, or in all but seven; in eight of them it has one."""
-    whole, part = np.full(40, 100.0), np.where(np.arange(40) < 7, 3.0, 0.0)
-    for few in (part, np.where(part > 0, 0.0, 3.0)):
-        assert grouped_share(few, whole, 40).note == FEW_HOLD
-    part[7] = 3
-    assert 0 < grouped_share(part, whole, 40).low < 0.006 < grouped_share(part, whole, 40).high
 
 
 def test_a_lost_share_may_be_negative():
@@ -124,6 +115,6 @@ def test_95_percent_intervals_hold_the_truth_where_prompts_cluster(prompts, samp
                 long_[key] += found.low > truth[key]
                 held[key] += found.low <= truth[key] <= found.high
     for key in keys:
-        assert printed[key] >= 370, (key, printed[key])
+        assert printed[key] >= 380, (key, printed[key])
         assert 0.925 <= held[key] / printed[key] <= 0.98, (key, held[key])
         assert max(short[key], long_[key]) <= 26, (key, short[key], long_[key])
