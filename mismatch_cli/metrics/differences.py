@@ -18,6 +18,7 @@ from mismatch_cli.metrics.jackknife import LOG_FACTOR, Jackknife, Scale, left_ou
 from mismatch_cli.metrics.summary import MismatchSummary
 
 NO_DIFFERENCE = "no difference for any prompt"
+AT_AGREEMENT = "one of them may be in agreement: no interval"
 _ANGLES = np.linspace(0, 2 * np.pi, 361)
 _ROUNDING = 1e-9  # relative to the larger value: less comes from the order of additions
 
@@ -83,7 +84,13 @@ def _difference(metric: Metric, ours: Measured, theirs: Measured) -> Difference:
     elif found.low is not None:
         a, b = (side.jackknife[metric.key] for side in (ours, theirs))
         found = _change(a.estimate(prompts), b.estimate(prompts), _correlation(a.scale, x_G, y_G), y - x)
+    if any(_holds_agreement(metric, each.estimates[metric.key]) for each in (ours, theirs)):
+        unsure = AT_AGREEMENT  # the distance may be any, and have either sign
     return Difference(found, _factor(metric, x, y, (x_G, y_G), prompts, unsure))
+
+
+def _holds_agreement(metric: Metric, found: Estimate) -> bool:
+    return found.low is not None and found.high is not None and found.low <= (metric.agreement or 0.0) <= found.high
 
 
 def _correlation(scale: Scale, x_G: np.ndarray, y_G: np.ndarray) -> float:

@@ -9,7 +9,7 @@ import pytest
 
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.catalog import CATALOG
-from mismatch_cli.metrics.differences import NO_DIFFERENCE, Difference, Measured, _change, differences
+from mismatch_cli.metrics.differences import AT_AGREEMENT, NO_DIFFERENCE, Difference, Measured, _change, differences
 from mismatch_cli.metrics.estimate import EXTREME, FEW_DECIDE, LARGEST_WEIGHTS, NO_SPREAD, NOT_MEASURED, Estimate
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.summary import MismatchSummary
@@ -170,6 +170,12 @@ def test_what_a_few_responses_decide_has_no_interval(random_batch):
     for key in ("chi2_sequence", "ess_sequence"):
         found = differences(one, other)[key]
         assert found.difference.note == LARGEST_WEIGHTS and found.factor.low is None
+
+
+def test_a_distance_that_may_be_none_has_no_factor_with_an_interval(make_batch):
+    rng, mu_ST = np.random.default_rng(5), np.full((PROMPTS * SAMPLES, LENGTH), -8.0)
+    ours, theirs = (measured(batch_of(make_batch, 0.01 * rng.normal(size=mu_ST.shape), 0)) for _ in range(2))
+    assert differences(ours, theirs)["ratio_mean"].factor.note == AT_AGREEMENT
 
 
 def test_few_prompts_have_no_interval(random_batch):
