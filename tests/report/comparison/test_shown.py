@@ -64,7 +64,7 @@ def test_the_headline_says_what_chance_would_bring(result):
     comparison = result["comparisons"][0]
     assert (
         f"{comparison['more_than_noise']} of {comparison['tested']} metrics differ by more than noise; "
-        "about 2 would by chance. First among the settings that differ: libraries.torch "
+        "about 1 would by chance. First among the settings that differ: libraries.torch "
         "(2.13.0+cpu in A, 2.14.0+cpu in B)." in text
     )
     assert "one in twenty would by chance" in words(on_terminal(result, 120))
