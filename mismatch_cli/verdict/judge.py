@@ -11,7 +11,7 @@ from math import log
 from typing import Any
 
 from mismatch_cli.metrics.catalog import METRICS
-from mismatch_cli.metrics.estimate import BELOW_RESOLUTION
+from mismatch_cli.metrics.estimate import BELOW_RESOLUTION, FEW_DECIDE
 from mismatch_cli.verdict.kind import family, precision
 from mismatch_cli.verdict.reference import Bar, Measured, reference
 from mismatch_cli.verdict.words import ABOVE, BETWEEN, HEALTHY, UNDECIDED, sentences
@@ -21,6 +21,7 @@ _NORMAL_P95 = 1.959964  # of |x| for a normal distribution of spread 1
 _TAIL = 3.0  # a KL this many times what the bulk would give comes from the tail
 _FEWEST_TOKENS = 200  # ten of them beyond p95
 _NEAREST = 5
+_WHERE_FEW_DECIDE = 3.5  # times, either way: fewer than five groups of prompts decide, and t(4) / √5 is log 3.5
 
 
 def judge(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,6 +48,8 @@ class _Here:
     value: float
     low: float | None
     high: float | None
+    few_decide: bool = False  # an interval would not hold, and a point would say more than is known
+    agreement: float = 0.0
 
     @classmethod
     def of(cls, metrics: Mapping[str, Any], key: str, absolute: bool = False) -> _Here | None:
@@ -58,10 +61,16 @@ class _Here:
             if low is not None and high is not None:
                 low, high = (0.0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
             value = abs(value)
-        return cls(value, low, high)
+        agreement = 0.0 if absolute else METRICS[key].agreement or 0.0
+        return cls(value, low, high, found.get("note") == FEW_DECIDE, agreement)
 
     @property
     def range(self) -> tuple[float, float]:
+        """What the value may be; where a few prompts decide it, its distance from agreement times or by 3.5."""
+        if self.few_decide:
+            distance = self.value - self.agreement
+            low, high = sorted((distance / _WHERE_FEW_DECIDE, distance * _WHERE_FEW_DECIDE))
+            return self.agreement + low, self.agreement + high
         return self.value if self.low is None else self.low, self.value if self.high is None else self.high
 
 

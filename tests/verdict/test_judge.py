@@ -7,7 +7,7 @@ import json
 import pytest
 
 from mismatch_cli.metrics.catalog import METRICS
-from mismatch_cli.metrics.estimate import BELOW_RESOLUTION
+from mismatch_cli.metrics.estimate import BELOW_RESOLUTION, FEW_DECIDE
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.verdict.judge import judge, standing
 from mismatch_cli.verdict.kind import family, precision
@@ -33,6 +33,16 @@ def summary(metrics: dict, floor: dict | None = None, pair: str = "mismatch", ar
 def row_of(verdict: dict, bar: Bar) -> dict:
     (row,) = [row for row in verdict["bars"] if row["who"] == bar.who]
     return row
+
+
+def test_a_number_that_a_few_prompts_decide_is_no_certainty():
+    (bar,) = [bar for bar in BARS if bar.metric == "k3"][:1]
+    for times, expected in ((0.2, "healthy"), (0.5, "undecided")):
+        found = estimate(times * bar.bounds[0]) | {"note": FEW_DECIDE}
+        row = row_of(
+            judge(summary({"k3": found}, architecture={"moe": "Qwen3MoeForCausalLM"}.get(bar.family, ""))), bar
+        )
+        assert (row["standing"], row["low"]) == (expected, None)
 
 
 @pytest.mark.parametrize("bar", BARS, ids=lambda bar: bar.who)
