@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TITLE = "How many times as far apart"
 CAPTION = (
     "For each metric of the gap, its distance from agreement over that of the first trace, with 95 % intervals over "
-    "prompts; extremes have none and are hollow. On the line both are the same. Signed metrics and those whose gap is "
+    "prompts; hollow: no interval. On the line both are the same. Signed metrics and those whose gap is "
     "exactly 0 have no factor."
 )
 _ROW = 19  # pixels of a metric, and more for each trace
