@@ -23,8 +23,8 @@ def test_every_terminal_gets_the_report(monkeypatch, tmp_path, encoding):
     for name, stream in streams.items():
         monkeypatch.setattr(sys, name, stream)
     cli.spell_out_what_streams_lack()
-    into = ["--output", str(tmp_path / "report")]
-    lines = (["report", TRACE, "-q", *into], ["diagnose", TRACE, "--json"], ["import", "μ\U0001d518"])
+    report, diagnosis = (["--output", str(tmp_path / name)] for name in ("report", "diagnosis"))
+    lines = (["report", TRACE, "-q", *report], ["diagnose", TRACE, "--json", *diagnosis], ["import", "μ\U0001d518"])
     codes = [cli.run(line) for line in lines]
     for stream in streams.values():
         stream.flush()
