@@ -13,6 +13,7 @@ from variants import add_variants
 
 from mismatch_cli.bundled import bundled
 from mismatch_cli.diagnosis.evidence import gather_tables
+from mismatch_cli.diagnosis.finding import Finding
 from mismatch_cli.diagnosis.run import Diagnosis, diagnose
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.trace.reader import Trace
@@ -47,6 +48,22 @@ def pools(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pool]:
         found[name] = Pool.of(at_equal_weights(trace))
         add_variants(found[name], trace, Path(tmp_path_factory.mktemp(name)), VARIANTS)
     return found
+
+
+def whole(pool: Pool) -> Pool:
+    """A copy of all of it, into which something can be planted."""
+    return pool.take(np.arange(pool.num_responses))
+
+
+def sampled_alone(pool: Pool) -> Pool:
+    """As an imported dump: nothing but the log-probabilities of the sampled tokens."""
+    pool.ranks.clear()
+    pool.tokens.pop("entropy_trainer", None)
+    return pool
+
+
+def finding_of(diagnosis: Diagnosis, check: str) -> Finding:
+    return next(finding for finding in diagnosis.findings if finding.check == check)
 
 
 def judged(pool: Pool, pieces: int = 1) -> Diagnosis:

@@ -5,31 +5,15 @@ from __future__ import annotations
 import bookkeeping
 import numpy as np
 import pytest
-from pool import Pool
 
 from mismatch_cli.diagnosis.copies import Copies, content_hashes
 from mismatch_cli.diagnosis.evidence import gather_tables
 from mismatch_cli.diagnosis.heads import HeadCollector, find_exchanges
-from mismatch_cli.diagnosis.run import Diagnosis, diagnose
+from mismatch_cli.diagnosis.run import diagnose
 from mismatch_cli.diagnosis.seen import seen_before
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.trace.columns import table_to_batch
-from tests.diagnosis.conftest import judged
-
-
-def whole(pool: Pool) -> Pool:
-    return pool.take(np.arange(pool.num_responses))
-
-
-def alone(pool: Pool) -> Pool:
-    pool.ranks.clear()
-    pool.tokens.pop("entropy_trainer", None)
-    return pool
-
-
-def of(diagnosis: Diagnosis, check: str):
-    return next(finding for finding in diagnosis.findings if finding.check == check)
-
+from tests.diagnosis.conftest import finding_of, judged, sampled_alone, whole
 
 PLANTS = {
     "constant-offset": (bookkeeping.constant_added, 0.4),
@@ -43,7 +27,7 @@ PLANTS = {
 def test_no_other_cause_is_named_beside_and_plain_dumps_show_it_too(pools, check):
     plant, severity = PLANTS[check]
     for pool in pools.values():
-        for form in (whole, lambda p: alone(whole(p))):
+        for form in (whole, lambda p: sampled_alone(whole(p))):
             broken = form(pool)
             plant(broken, severity, np.random.default_rng(5))
             diagnosis = judged(broken)
@@ -56,14 +40,14 @@ def test_no_other_cause_is_named_beside_and_plain_dumps_show_it_too(pools, check
     ("rollout", 10, "the rollout's are to the base 10"), ("trainer", 10, "the trainer's are to the base 10"),
 ])  # fmt: skip
 def test_the_side_and_its_base_are_named(pools, side, base, named):
-    broken = alone(whole(pools["fp8-kv"]))
+    broken = sampled_alone(whole(pools["fp8-kv"]))
     bookkeeping.in_base(side)(broken, base, np.random.default_rng(0))
     first = judged(broken).first_cause
     assert first.check == "log-base" and named in first.sentence and first.explains > 0.9
 
 
 def test_another_base_in_some_responses_only(pools):
-    broken = alone(whole(pools["fp8-kv"]))
+    broken = sampled_alone(whole(pools["fp8-kv"]))
     chosen_T = np.isin(broken.response_T, np.arange(0, broken.num_responses, 5))
     broken.tokens["logp_rollout"][chosen_T] /= np.float32(np.log(2))
     first = judged(broken).first_cause
@@ -72,7 +56,7 @@ def test_another_base_in_some_responses_only(pools):
 
 @pytest.mark.parametrize("nats", [-1.2, 0.25])
 def test_the_constant_is_the_planted_one(pools, nats):
-    broken = alone(whole(pools["fp8-kv"]))
+    broken = sampled_alone(whole(pools["fp8-kv"]))
     moved_T = np.isin(broken.response_T, np.arange(0, broken.num_responses, 3))
     broken.tokens["logp_trainer"][moved_T] += np.float32(nats)  # above 0 where certain: such values are left out
     first = judged(broken).first_cause
@@ -89,7 +73,7 @@ def test_a_column_of_another_stage_is_at_odds_and_explains_the_gap_where_it_make
     assert first.check == "columns-at-odds" and first.explains > 0.5
     broken = whole(pools["fp8-kv"])
     broken.ranks["topk_logp_trainer"] *= np.float32(1.2)
-    found = of(judged(broken), "columns-at-odds")
+    found = finding_of(judged(broken), "columns-at-odds")
     assert found.status == "found" and not found.explains and "of the trainer" in found.sentence
 
 
@@ -99,7 +83,7 @@ def test_columns_that_were_stored_in_bfloat16_are_not_at_odds(pools):
     broken = whole(pools["fp8-kv"])
     column = torch.from_numpy(broken.ranks["topk_logp_rollout"]).to(torch.bfloat16).float()
     broken.ranks["topk_logp_rollout"] = column.numpy()
-    assert of(judged(broken), "columns-at-odds").status == "clear"
+    assert finding_of(judged(broken), "columns-at-odds").status == "clear"
 
 
 def test_a_response_used_again_is_no_copy_and_a_likely_one_neither(pools):
@@ -172,10 +156,10 @@ def test_what_was_seen_is_what_a_plain_loop_finds(rng):
 @pytest.mark.parametrize("variant", ["temperature1.05", "weights0.1", "linear4"])
 def test_a_penalty_is_not_seen_in_what_is_none(pools, variant):
     for pool in pools.values():
-        for form in (whole, lambda p: alone(whole(p))):
+        for form in (whole, lambda p: sampled_alone(whole(p))):
             broken = form(pool)
             broken.engine_uses(variant)
-            assert of(judged(broken), "repetition-penalty").status != "found"
+            assert finding_of(judged(broken), "repetition-penalty").status != "found"
 
 
 def test_a_penalty_in_the_trainer_is_named_with_its_side(pools):

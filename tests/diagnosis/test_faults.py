@@ -11,7 +11,7 @@ from faults import FAULTS, in_steps
 from mismatch_cli.diagnosis.evidence import gather_tables
 from mismatch_cli.diagnosis.run import PRECISION_STAGE, diagnose, module, names
 from mismatch_cli.metrics.pairs import PAIRS
-from tests.diagnosis.conftest import judged
+from tests.diagnosis.conftest import judged, whole
 
 BY_NAME = {fault.name: fault for fault in FAULTS}
 SEVERITY = {
@@ -61,8 +61,7 @@ def first_steps(pool):
 @pytest.mark.parametrize("name", SEVERITY)
 def test_a_planted_fault_is_the_first_cause(pools, pool, name):
     fault, rng = BY_NAME[name], np.random.default_rng(3)
-    whole = pools[pool].take(np.arange(pools[pool].num_responses))
-    broken = first_steps(whole) if name == "temperature on one side" else whole
+    broken = (first_steps if name == "temperature on one side" else whole)(pools[pool])
     fault.plant(broken, SEVERITY[name], rng)
     found = judged(broken).found
     assert [finding.check for finding in found][:1] == [fault.check]
@@ -73,7 +72,7 @@ def test_a_planted_fault_is_the_first_cause(pools, pool, name):
 @pytest.mark.parametrize("pool", ["float32", "fp8-kv"])
 @pytest.mark.parametrize("name", IN_THE_SET)
 def test_what_tokens_alone_cannot_tell_is_named_as_a_set(pools, pool, name):
-    broken = pools[pool].take(np.arange(pools[pool].num_responses))
+    broken = whole(pools[pool])
     BY_NAME[name].plant(broken, IN_THE_SET[name], np.random.default_rng(3))
     diagnosis = judged(broken)
     assert diagnosis.first_cause is None and diagnosis.unexplained.nats > 0.1
@@ -82,7 +81,7 @@ def test_what_tokens_alone_cannot_tell_is_named_as_a_set(pools, pool, name):
 
 @pytest.mark.parametrize("pool", ["float32", "fp8-kv"])
 def test_a_healthy_trace_has_no_fault(pools, pool):
-    healthy = pools[pool].take(np.arange(pools[pool].num_responses))
+    healthy = whole(pools[pool])
     in_steps(healthy, np.random.default_rng(0))
     diagnosis = judged(healthy)
     assert diagnosis.faults == ()
@@ -93,7 +92,7 @@ def test_a_healthy_trace_has_no_fault(pools, pool):
 
 
 def test_an_earlier_checkpoint_that_fits_better_means_stale_weights(pools):
-    broken = pools["fp8-kv"].take(np.arange(pools["fp8-kv"].num_responses))
+    broken = whole(pools["fp8-kv"])
     earlier_T = broken.tokens["logp_trainer"].copy()
     broken.use("weights0.1")
     order = np.lexsort([broken.rows[name] for name in ("sample_index", "prompt_id", "step")])

@@ -12,19 +12,10 @@ from pool import Pool
 from mismatch_cli.diagnosis.evidence import gather_tables
 from mismatch_cli.diagnosis.run import Diagnosis, diagnose
 from mismatch_cli.metrics.pairs import PAIRS
+from tests.diagnosis.conftest import finding_of, sampled_alone, whole
 
 FLOAT32 = {"rollout": {"dtype": "float32"}, "trainer": {"dtype": "float32", "architecture": "Qwen3ForCausalLM"}}
 BF16 = {"rollout": {"dtype": "bfloat16"}, "trainer": {"dtype": "bfloat16", "architecture": "Qwen3ForCausalLM"}}
-
-
-def whole(pool: Pool) -> Pool:
-    return pool.take(np.arange(pool.num_responses))
-
-
-def sampled_alone(pool: Pool) -> Pool:
-    pool.ranks.clear()
-    pool.tokens.pop("entropy_trainer", None)
-    return pool
 
 
 def judged(pool: Pool, about: dict, earlier_T: np.ndarray | None = None) -> Diagnosis:
@@ -34,10 +25,6 @@ def judged(pool: Pool, about: dict, earlier_T: np.ndarray | None = None) -> Diag
         spans = [slice(pool.offset_S1[s], pool.offset_S1[s + 1]) for s in order]
         evidence = replace(evidence, earlier_logp_T=np.concatenate([earlier_T[span] for span in spans]))
     return diagnose(evidence)
-
-
-def of(diagnosis: Diagnosis, check: str):
-    return next(finding for finding in diagnosis.findings if finding.check == check)
 
 
 def test_stale_weights_that_explain_most_come_before_a_temperature(pools):
@@ -94,7 +81,7 @@ def test_a_logarithm_to_another_base_is_no_temperature(pools):
 
 def test_the_lattice_is_never_the_cause(pools):
     diagnosis = judged(whole(pools["fp8-kv"]), BF16)
-    assert of(diagnosis, "logit-lattice").status == "found"
+    assert finding_of(diagnosis, "logit-lattice").status == "found"
     assert diagnosis.first_cause is None and diagnosis.faults == ()
 
 
@@ -113,12 +100,12 @@ def test_a_dense_model_has_no_experts_and_few_tokens_no_tail(pools):
     rng, fault = np.random.default_rng(0), next(f for f in FAULTS if f.name == "routing flips")
     broken = whole(pools["fp8-kv"])
     fault.plant(broken, 0.03, rng)
-    tail = of(judged(broken, BF16), "heavy-tail")
+    tail = finding_of(judged(broken, BF16), "heavy-tail")
     assert tail.status == "found" and "expert" not in tail.cause + tail.change
-    unknown = of(judged(broken, {}), "heavy-tail")
+    unknown = finding_of(judged(broken, {}), "heavy-tail")
     assert "In a mixture of experts" in unknown.cause
     few = judged(broken.take(np.arange(2)), BF16)
-    assert of(few, "heavy-tail").status == "untested"
+    assert finding_of(few, "heavy-tail").status == "untested"
 
 
 def test_a_tail_of_tokens_is_where_a_gap_far_above_the_usual_sits_and_not_why(pools):
