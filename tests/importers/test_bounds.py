@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from bounds import lists, responses
 
 from mismatch_cli import memory
 from mismatch_cli.bundled import bundled
@@ -21,16 +22,6 @@ from mismatch_cli.importers import _sources
 from mismatch_cli.tasks.prompts import PromptSource, load_problems
 from mismatch_cli.trace.reader import Trace
 from tests.importers import layouts
-
-
-def repeated(rows: int, length: int, kind: type) -> pa.Array:
-    offsets = pa.array(np.arange(rows + 1) * length, pa.int32())
-    return pa.ListArray.from_arrays(offsets, pa.array(np.zeros(rows * length, kind)))
-
-
-def responses(rows: int, length: int) -> pa.Table:
-    ids = {"prompt_ids": repeated(rows, 1, np.int32), "response_ids": repeated(rows, length, np.int32)}
-    return pa.table(ids | {"logp_rollout": repeated(rows, length, np.float32)})
 
 
 def sample(length: int) -> dict:
@@ -109,7 +100,7 @@ def test_a_trace_and_its_vocabulary_are_held_to_the_same(tmp_path, small):
     shard = fixed_trace / "shard-00000.parquet"
     table = pq.read_table(shard)
     names = table.column_names
-    big = {"response_ids": repeated(1, 10**7, np.int32), "logp_rollout": repeated(1, 10**7, np.float32)}
+    big = {"response_ids": lists(1, 10**7, np.int32), "logp_rollout": lists(1, 10**7, np.float32)}
     columns = [pa.chunked_array([big[n].cast(table.schema.field(n).type)]) if n in big else table[n][:1] for n in names]
     pq.write_table(pa.table(columns, schema=table.schema), shard, compression="zstd")
     with pytest.raises(MismatchError, match=r"shard-00000\.parquet holds more than its size explains"):
