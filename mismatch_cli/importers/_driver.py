@@ -26,7 +26,7 @@ from mismatch_cli.trace.writer import shard_path, write_shard
 
 PACKAGE = "mismatch_cli.importers"
 FACTS = ("title", "files", "enable", "pi", "holds", "shift", "padding", "averaging")
-_WRITERS = 2
+_WRITERS, _LARGE = 2, 2**26  # threads, for dumps of at least so many bytes
 _SHARD_TOKENS, _SHARD_BYTES = 2**21, 2**27
 _REASONS_IN_ERROR = 3
 _FILES_IN_MANIFEST = 1000
@@ -65,7 +65,7 @@ def import_dump(what: Import, folder: Path, progress: Progress) -> dict[str, Any
     A `MismatchError` where nothing can be imported says why. An exception leaves no manifest, so no trace.
     """
     files = find(what.paths)
-    with bounded(what.paths[0], sum(source.size for source in files)):
+    with bounded(what.paths[0], _bytes(files)):
         return _import(what, files, folder, progress)
 
 
@@ -76,9 +76,10 @@ def _import(what: Import, files: list[Source], folder: Path, progress: Progress)
     newer = what.newer_trainer if what.newer_trainer is not None else module.PI == "trainer"
     completer = Completer(tally, newer_trainer=newer, vocabulary=what.vocabulary)
     progress.say(f"Importing {len(sources)} {'file' if len(sources) == 1 else 'files'}: {module.TITLE}")
-    advance = _in_megabytes(progress, sum(source.size for source in sources))
+    advance = _in_megabytes(progress, _bytes(sources))
+    write = _write_in_threads if _bytes(sources) >= _LARGE else _write
     try:
-        rows = _write(_shards(_completed(module, sources, tally, advance, completer)), folder)
+        rows = write(_shards(_completed(module, sources, tally, advance, completer)), folder)
     finally:
         progress.stop()
     if not completer.rows:
@@ -99,7 +100,21 @@ def _cut_short(module: ModuleType, sources: list[Source], tally: Tally) -> dict[
     return {"cut_short": f"the dump was still being written, or its run ended: {', '.join(found)}"} if found else {}
 
 
+def _bytes(sources: Sequence[Source]) -> int:
+    return sum(source.size for source in sources)
+
+
 def _write(shards: Iterator[pa.Table], folder: Path) -> dict[str, int | None]:
+    """Shard by shard, in this thread: without memory, the C++ of another one ends the process. Answers their rows."""
+    rows: dict[str, int | None] = {}
+    for index, shard in enumerate(shards):
+        path = shard_path(folder, index)
+        write_shard(path, shard)
+        rows[path.name] = shard.num_rows
+    return rows
+
+
+def _write_in_threads(shards: Iterator[pa.Table], folder: Path) -> dict[str, int | None]:
     """Two shards at a time, while the next one is read: compressing them needs no interpreter. Answers their rows."""
     rows: dict[str, int | None] = {}
     with ThreadPoolExecutor(_WRITERS) as writer:
@@ -118,7 +133,7 @@ def _write(shards: Iterator[pa.Table], folder: Path) -> dict[str, int | None]:
 def _completed(
     module: ModuleType, sources: list[Source], tally: Tally, advance: Callable[[int], None], completer: Completer
 ) -> Iterator[pa.Table]:
-    given = sum(source.size for source in sources)
+    given = _bytes(sources)
     read = 0
     for table, where in module.blocks(sources, tally, advance):
         read += table.nbytes
