@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from mismatch_cli.metrics.columns import INDEX
-from mismatch_cli.metrics.jackknife import ABOVE_1, ABOVE_MINUS_1, CORRELATION, POSITIVE, SHARE, Scale
+from mismatch_cli.metrics.jackknife import ABOVE_1, ABOVE_MINUS_1, CORRELATION, POSITIVE, SAMPLE_SIZE, SHARE, Scale
 
 _ROUNDING = 2e-7  # relative: a variance below it is what float32 squares were rounded by
 
@@ -97,9 +97,8 @@ SCALES: dict[str, Scale] = {
         ),
         POSITIVE,
     ),
-    **dict.fromkeys(
-        ("ratio_outside_0.8_1.25", "ratio_outside_0.8_1.28", "ess_token", "truncated_share"), SHARE
-    ),
+    **dict.fromkeys(("ratio_outside_0.8_1.25", "ratio_outside_0.8_1.28", "truncated_share"), SHARE),
+    "ess_token": SAMPLE_SIZE,
     "mult_prob_error": ABOVE_1,
     "chi2_token": ABOVE_MINUS_1,
     "pearson": CORRELATION,

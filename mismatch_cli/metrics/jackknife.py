@@ -9,7 +9,7 @@ a few groups make the error. benchmarks/coverage.py measures what comes of it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -50,6 +50,7 @@ POSITIVE = Scale(np.log, np.exp)
 ABOVE_1 = Scale(lambda x: np.log(x - 1), lambda y: 1 + np.exp(y))
 ABOVE_MINUS_1 = Scale(np.log1p, np.expm1)
 SHARE = Scale(lambda x: np.log(x) - np.log1p(-x), lambda y: 1 / (1 + np.exp(-y)), 0.25)  # log-odds reach far enough
+SAMPLE_SIZE = replace(SHARE, skewness=1.0)  # of (mean w)² / mean w²: as skewed as the few large weights
 CORRELATION = Scale(np.arctanh, np.tanh)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from mismatch_cli.metrics.estimate import LARGEST_WEIGHTS, Estimate
 from mismatch_cli.metrics.hashing import GROUPS, sum_by_group
-from mismatch_cli.metrics.jackknife import ABOVE_MINUS_1, SHARE, SIGNED, Jackknife, Scale, left_out
+from mismatch_cli.metrics.jackknife import ABOVE_MINUS_1, SAMPLE_SIZE, SIGNED, Jackknife, Scale, left_out
 
 Evaluate = Callable[[np.ndarray], Mapping[str, np.ndarray]]
 
@@ -81,7 +81,7 @@ class SequenceWeights:
         """
         total_3 = self.sums_G3.sum(axis=0)
         values, without_G = self._evaluate(total_3), self._evaluate(total_3 - self.sums_G3)
-        occupied_G, scales = self.sums_G3[:, 0] > 0, {"chi2_sequence": ABOVE_MINUS_1, "ess_sequence": SHARE}
+        occupied_G, scales = self.sums_G3[:, 0] > 0, {"chi2_sequence": ABOVE_MINUS_1, "ess_sequence": SAMPLE_SIZE}
         return {
             name: Jackknife(float(values[name]), left_out(without_G[name], occupied_G), scale, LARGEST_WEIGHTS)
             for name, scale in scales.items()

@@ -162,6 +162,17 @@ def test_a_penalty_is_not_seen_in_what_is_none(pools, variant):
             assert finding_of(judged(broken), "repetition-penalty").status != "found"
 
 
+def test_a_penalty_on_sampled_tokens_alone_is_not_called_a_temperature(pools):
+    """Both bend the log-odds, but a penalty only those of tokens that stand in the context."""
+    broken = sampled_alone(whole(pools["float32"]))
+    broken.engine_uses("penalised1.1")
+    penalty = finding_of(judged(broken), "temperature")
+    assert penalty.status == "clear" and abs(penalty.effect - 1) > 0.01
+    broken = sampled_alone(whole(pools["float32"]))
+    broken.engine_uses("temperature1.05")
+    assert finding_of(judged(broken), "temperature").status == "found"
+
+
 def test_a_penalty_in_the_trainer_is_named_with_its_side(pools):
     broken = whole(pools["float32"])
     broken.use("penalised1.1")

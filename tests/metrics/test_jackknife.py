@@ -44,6 +44,13 @@ def test_the_interval_moves_with_its_value(scale):
     assert (10 * one.low, 10 * one.high) == (pytest.approx(ten.low), pytest.approx(ten.high))
 
 
+def test_an_effective_sample_size_has_the_interval_of_its_chi_squared():
+    chi2_G = np.random.default_rng(3).lognormal(-5, 0.3, 40)
+    chi2 = interval(chi2_G.mean(), _without(chi2_G), 40, POSITIVE)
+    size = interval(1 / (1 + chi2_G.mean()), 1 / (1 + _without(chi2_G)), 40, SCALES["ess_token"])
+    assert (1 / (1 + chi2.high), 1 / (1 + chi2.low)) == pytest.approx((size.low, size.high), rel=1e-12)
+
+
 def test_too_few_prompts_or_groups_of_them():
     x = np.linspace(0.9, 1.1, 32)
     assert interval(1.0, x, prompts=9).note == FEW_PROMPTS

@@ -41,7 +41,7 @@ def _equivalents(subject: Subject) -> Table:
             (row["algorithm"], percent(row["blocked"]), row["family"].replace("_", "-"), plain(row["threshold"]))
             for row in subject.result["equivalents"]
         ),
-        note="The threshold of the family in the third column that blocks as many tokens as the algorithm does.",
+        note="The threshold of that family which blocks as many tokens as the algorithm does, at most 3 % off.",
         shrinks=True,
     )  # fmt: skip
 
