@@ -46,8 +46,8 @@ def run_job(job: Job, folder: Path, columns: tuple[str, ...]) -> None:
     pa.set_cpu_count(1)
     trace = Trace.open(folder)
     if job is not decode:
-        import mismatch_cli.report.clipping.analysis
-        import mismatch_cli.report.diagnosis.analysis  # noqa: F401 - imports are not part of the job
+        import mismatch_cli.studies.clipping
+        import mismatch_cli.studies.diagnosis  # noqa: F401 - imports are not part of the job
     base = _peak_mb()
     with _Watch() as workers:
         cpu, wall = _cpu(), time.monotonic()

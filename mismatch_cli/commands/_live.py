@@ -215,6 +215,6 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def _number(value: float) -> str:
-    from mismatch_cli.report.numbers import number
+    from mismatch_cli.numbers import number
 
     return number(value, 2)

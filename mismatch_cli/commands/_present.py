@@ -30,9 +30,9 @@ _WORST_IN_HTML = 10
 
 def present(traces: Sequence[Trace], folder: Path, *, worst: int, as_json: bool, progress: TerminalProgress) -> None:
     """Print the report of traces (or its JSON) on stdout, and write everything into a folder."""
-    from mismatch_cli.report.analysis import analyse, plot_data, summary_json
-    from mismatch_cli.report.build import build_view
     from mismatch_cli.report.excerpts import worst_excerpts
+    from mismatch_cli.report.pages.mismatch import build_view
+    from mismatch_cli.studies.mismatch import analyse, plot_data, summary_json
 
     shown = max(worst, _WORST_IN_HTML)
     with progress.counting("Measuring", sum(trace.num_responses for trace in traces)) as advance:
@@ -57,9 +57,9 @@ def present_clipping(
     progress: TerminalProgress,
 ) -> None:
     """The same for `clipstats`: what every algorithm blocks, and two of them in pictures and examples."""
-    from mismatch_cli.report.clipping.analysis import analyse_clipping, clipping_json, clipping_plot_data
-    from mismatch_cli.report.clipping.build import build_view
-    from mismatch_cli.report.clipping.compared import chosen_pair, example_excerpts
+    from mismatch_cli.report.pages.clipping import build_view
+    from mismatch_cli.report.pages.clipping_examples import chosen_pair, example_excerpts
+    from mismatch_cli.studies.clipping import analyse_clipping, clipping_json, clipping_plot_data
 
     with progress.counting("Judging", sum(trace.num_responses for trace in traces)) as advance:
         analysis = analyse_clipping(traces, judged, theory=theory, workers=workers, on_responses=advance)
@@ -75,8 +75,8 @@ def present_comparison(
     traces: Sequence[Trace], folder: Path, pair: str | None, *, as_json: bool, progress: TerminalProgress
 ) -> None:
     """The same for `compare`: traces beside each other, and what differs."""
-    from mismatch_cli.report.comparison.analysis import analyse_comparison, comparison_json, comparison_plot_data
-    from mismatch_cli.report.comparison.build import build_view
+    from mismatch_cli.report.pages.comparison import build_view
+    from mismatch_cli.studies.comparison import analyse_comparison, comparison_json, comparison_plot_data
 
     with progress.counting("Comparing", 2 * sum(trace.num_responses for trace in traces)) as advance:
         analysis = analyse_comparison(traces, pair, advance)
@@ -96,8 +96,8 @@ def present_diagnosis(
     progress: TerminalProgress,
 ) -> None:
     """The same for `diagnose`: what is wrong, and everything that was looked at."""
-    from mismatch_cli.report.diagnosis.analysis import analyse_diagnosis, diagnosis_json
-    from mismatch_cli.report.diagnosis.build import build_view
+    from mismatch_cli.report.pages.diagnosis import build_view
+    from mismatch_cli.studies.diagnosis import analyse_diagnosis, diagnosis_json
 
     with progress.counting("Reading", sum(trace.num_responses for trace in traces)) as advance:
         analysis = analyse_diagnosis(traces, earlier_model, trainer_model, advance)
@@ -110,10 +110,10 @@ def present_training(
     folders: Sequence[Path], output: Path, *, as_json: bool, progress: TerminalProgress, reload_seconds: int = 0
 ) -> None:
     """The same for runs of `train`: algorithms and seeds beside each other, on a page that may reload itself."""
-    from mismatch_cli.report.training.build import build_view
-    from mismatch_cli.report.training.plot_data import TrainingPlotData
-    from mismatch_cli.report.training.runs import read_runs
-    from mismatch_cli.report.training.summary import summary_json
+    from mismatch_cli.report.pages.training import build_view
+    from mismatch_cli.studies.runs import read_runs
+    from mismatch_cli.studies.training import summary_json
+    from mismatch_cli.studies.training_plot_data import TrainingPlotData
 
     runs = read_runs(folders)
     data, summary = TrainingPlotData.of(runs), summary_json(runs)
@@ -131,8 +131,8 @@ def present_curation(
     progress: TerminalProgress,
 ) -> None:
     """The same for `curate`: which problems were kept, and how good they are."""
-    from mismatch_cli.report.curation.analysis import CurationAnalysis, summary_json
-    from mismatch_cli.report.curation.build import build_view
+    from mismatch_cli.report.pages.curation import build_view
+    from mismatch_cli.studies.curation import CurationAnalysis, summary_json
 
     analysis = CurationAnalysis(curation, shown(config), confirm)
     summary, command = summary_json(analysis), shown(sys.argv[1:])

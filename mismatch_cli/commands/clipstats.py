@@ -65,7 +65,7 @@ def command(
     from mismatch_cli.commands._progress import TerminalProgress
     from mismatch_cli.places import show_full
     from mismatch_cli.recording.folder import report_folder
-    from mismatch_cli.report.clipping.analysis import FORMAT
+    from mismatch_cli.studies.clipping import FORMAT
     from mismatch_cli.trace.reader import Trace
 
     show_full(full_paths)

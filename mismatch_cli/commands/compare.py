@@ -59,7 +59,7 @@ def command(
     from mismatch_cli.metrics.pairs import PAIRS
     from mismatch_cli.places import show_full
     from mismatch_cli.recording.folder import report_folder
-    from mismatch_cli.report.comparison.analysis import FORMAT, NAMES
+    from mismatch_cli.studies.comparison import FORMAT, NAMES
     from mismatch_cli.trace.reader import Trace
 
     show_full(full_paths)

@@ -53,7 +53,7 @@ def command(
     from mismatch_cli.models import check_model_folder
     from mismatch_cli.places import show_full
     from mismatch_cli.recording.folder import report_folder
-    from mismatch_cli.report.diagnosis.analysis import FORMAT
+    from mismatch_cli.studies.diagnosis import FORMAT
     from mismatch_cli.trace.reader import Trace
 
     show_full(full_paths)

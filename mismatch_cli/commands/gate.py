@@ -16,8 +16,8 @@ from mismatch_cli.errors import MismatchError, UsageError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from mismatch_cli.report.gate.limits import LimitSet
-    from mismatch_cli.report.gate.result import GateResult
+    from mismatch_cli.studies.gate import GateResult
+    from mismatch_cli.studies.limits import LimitSet
 
 _LIMITS, _CI = "Limits", "For CI"
 _EXCEEDED = 3
@@ -79,8 +79,8 @@ def command(
     from mismatch_cli.bundled import bundled_trace
     from mismatch_cli.commands._progress import TerminalProgress
     from mismatch_cli.places import show_full
-    from mismatch_cli.report.gate.limits import DEFAULT, OF_BASELINE, load_limits, presets
-    from mismatch_cli.report.gate.result import GateResult
+    from mismatch_cli.studies.gate import GateResult
+    from mismatch_cli.studies.limits import DEFAULT, OF_BASELINE, load_limits, presets
     from mismatch_cli.trace.reader import Trace
 
     show_full(full_paths)
@@ -128,8 +128,8 @@ def _check_writable(path: Path | None) -> None:
 
 
 def _write(result: GateResult, junit: Path | None, markdown: Path | None, force: bool) -> None:
-    from mismatch_cli.report.gate.junit import junit as as_junit
-    from mismatch_cli.report.gate.markdown import markdown as as_markdown
+    from mismatch_cli.report.pages.gate_junit import junit as as_junit
+    from mismatch_cli.report.pages.gate_markdown import markdown as as_markdown
     from mismatch_cli.trace.files import write_named
 
     for path, form in ((junit, as_junit), (markdown, as_markdown)):
@@ -142,7 +142,7 @@ def _show(result: GateResult, as_json: bool) -> None:
     import json
 
     from mismatch_cli.commands._present import console
-    from mismatch_cli.report.gate.build import build_view
+    from mismatch_cli.report.pages.gate import build_view
     from mismatch_cli.report.terminal import print_report
     from mismatch_cli.text import for_terminal
 

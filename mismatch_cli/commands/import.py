@@ -146,8 +146,8 @@ def _vocabulary(tokenizer: str | None) -> tuple[Any, int | None]:
 def _tell(imported: dict[str, Any], folder: Path, as_json: bool, progress: TerminalProgress) -> None:
     """What is in the trace, what is not and why, and what to type next."""
     from mismatch_cli.commands._present import print_parts
-    from mismatch_cli.report.imported import notes_of, pi_of
-    from mismatch_cli.report.numbers import things
+    from mismatch_cli.numbers import things
+    from mismatch_cli.studies.imported import notes_of, pi_of
 
     if as_json:
         _print_json(imported | {"output": str(folder)})

@@ -141,8 +141,8 @@ def _latest_run(progress: TerminalProgress) -> list[Path]:
 def _held(own: Path | None, output: Path | None, force: bool, export: str | None) -> Iterator[Path]:
     """Hold the folder of the report: the run that it is about, unless another one is named."""
     from mismatch_cli.recording.folder import report_folder
-    from mismatch_cli.report.analysis import SUMMARY_FORMAT
     from mismatch_cli.report.export import file_name
+    from mismatch_cli.studies.mismatch import SUMMARY_FORMAT
 
     folder = output or own or _REPORT
     files = () if export is None else (file_name(export),)
@@ -154,7 +154,7 @@ def _held(own: Path | None, output: Path | None, force: bool, export: str | None
 def _held_of_training(runs: list[Path], own: Path | None, output: Path | None, force: bool) -> Iterator[Path]:
     """The same for training runs: the run itself, or the folder of several."""
     from mismatch_cli.recording.folder import report_folder, training_folder
-    from mismatch_cli.report.training.summary import FORMAT
+    from mismatch_cli.studies.training import FORMAT
 
     folder = output or own or _REPORT
     if output is None and own is not None and runs != [own]:

@@ -164,7 +164,7 @@ def _report(folders: Sequence[Path], output: Path, progress: TerminalProgress) -
 
 def _has_step(folder: Path) -> bool:
     """Whether a step can be read; of a run that has failed anything may be there."""
-    from mismatch_cli.report.training.runs import read_runs
+    from mismatch_cli.studies.runs import read_runs
 
     try:
         return any(run.step_N.max() > 0 for run in read_runs([folder]))

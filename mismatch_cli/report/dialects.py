@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mismatch_cli import __version__, dialects
+from mismatch_cli import __version__, dialects, numbers
 from mismatch_cli.dialects import Reading
 from mismatch_cli.places import shown
-from mismatch_cli.report import numbers
 from mismatch_cli.report.about import partial_notes, who_facts
-from mismatch_cli.report.analysis import about, check_poolable
 from mismatch_cli.report.view import Column, ReportView, Section, Table
+from mismatch_cli.studies.mismatch import about, check_poolable
 from mismatch_cli.trace.reader import Trace
 
 ALL = "all"

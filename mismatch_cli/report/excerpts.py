@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from mismatch_cli import numbers
 from mismatch_cli.metrics.pairs import Pair
-from mismatch_cli.report import numbers
 from mismatch_cli.report.view import Excerpt, Facts, Piece
 from mismatch_cli.trace.columns import table_to_batch
 from mismatch_cli.trace.reader import Trace

@@ -18,6 +18,7 @@ from mismatch_cli.trace.files import replacing
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_PLOTS = "mismatch_cli.report.plots"
 _FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Liberation Sans', Arial, sans-serif"
 _PNG_SCALE = 2  # pixels of a PNG file per CSS pixel
 _METADATA = re.compile(r"\s*<metadata>.*?</metadata>", re.DOTALL)
@@ -25,9 +26,9 @@ _FONT_FAMILY = re.compile(r"'DejaVu Sans'(?:, sans-serif)?")
 
 
 class Drawable(Protocol):
-    """What plots draw: it names the folder with the plots that understand it."""
+    """What plots draw: it names the study whose plots understand it."""
 
-    PLOTS: ClassVar[str]
+    STUDY: ClassVar[str]
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,15 @@ class FigureView:
     narrow_dark: Picture
 
 
+def plots_of(study: str) -> dict[str, ModuleType]:
+    """Every plot of a study, by name."""
+    plots = {name: registry.load(_PLOTS, name, "plot") for name in registry.names(_PLOTS)}
+    return {name: plot for name, plot in plots.items() if study == plot.STUDY}
+
+
 def plots_for(data: Drawable) -> Iterator[tuple[str, ModuleType]]:
-    """The plots in the data's folder for which it has enough, by name."""
-    for name in registry.names(data.PLOTS):
-        plot = registry.load(data.PLOTS, name, "plot")
-        if plot.needs(data):
-            yield name, plot
+    """The plots of the data's study for which it has enough, by name."""
+    yield from ((name, plot) for name, plot in plots_of(data.STUDY).items() if plot.needs(data))
 
 
 def figure_views(data: Drawable, folder: Path | None = None) -> list[FigureView]:

@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mismatch_cli.report.numbers import MISSING
+from mismatch_cli.numbers import MISSING
 from mismatch_cli.report.plots._style import DARK, LIGHT
 from mismatch_cli.report.view import ReportView, Table, definition_anchor
 from mismatch_cli.text import for_html, visible

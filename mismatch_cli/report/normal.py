@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mismatch_cli import numbers
 from mismatch_cli.metrics.catalog import METRICS
-from mismatch_cli.report import numbers
 from mismatch_cli.report.view import Column, Section, Table
 
 _FAMILIES = {

@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from mismatch_cli.report.numbers import MISSING
+from mismatch_cli.numbers import MISSING
 from mismatch_cli.report.view import Excerpt, Facts, MetricGroup, ReportView, Section, Table
 from mismatch_cli.text import for_terminal, visible
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mismatch_cli.metrics.catalog import Metric
+from mismatch_cli.numbers import MISSING
 from mismatch_cli.report.figures import FigureView
-from mismatch_cli.report.numbers import MISSING
 
 Facts = tuple[tuple[str, str], ...]  # label and value
 NOTATION = (

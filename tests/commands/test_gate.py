@@ -18,7 +18,7 @@ import pytest
 
 from mismatch_cli.bundled import bundled
 from mismatch_cli.cli import run
-from mismatch_cli.report.gate.limits import load_limits, presets
+from mismatch_cli.studies.limits import load_limits, presets
 
 FP8, FLOAT32 = str(bundled("traces") / "fp8-kv"), str(bundled("traces") / "float32")
 DOCS = Path(__file__).parents[2] / "docs" / "gate.md"

@@ -10,8 +10,8 @@ import pytest
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.metrics.catalog import CATALOG, VOLATILITY
 from mismatch_cli.papers import DPPO
-from mismatch_cli.report.clipping import catalog as clipping
-from mismatch_cli.report.training import catalog as training
+from mismatch_cli.report.pages import clipping_metrics as clipping
+from mismatch_cli.studies import training_metrics as training
 
 ROOT = Path(__file__).parents[2]
 TEXTS = sorted(

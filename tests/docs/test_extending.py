@@ -9,9 +9,9 @@ import torch
 from mismatch_cli import registry
 from mismatch_cli.algorithms.algorithm import Mask
 from mismatch_cli.policies import Policies
-from mismatch_cli.report.figures import draw
-from mismatch_cli.report.plot_data import PlotData
+from mismatch_cli.report.figures import draw, plots_of
 from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
+from mismatch_cli.studies.mismatch_plot_data import PlotData
 from tests.docs.pages import DOCS, File, steps
 from tests.docs.reader import save
 
@@ -50,7 +50,7 @@ def test_the_mask_with_equal_limits_is_binary_tv(saved, rng):
 @pytest.mark.parametrize("layout", [WIDE, NARROW], ids=lambda layout: layout.name)
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
 def test_the_plot_draws_its_tokens(saved, rng, layout, theme):
-    plot = registry.load(PlotData.PLOTS, "gap-histogram", "plot")
+    plot = plots_of(PlotData.STUDY)["gap-histogram"]
     logq_N = -rng.exponential(size=300).astype(np.float32)
     data = PlotData({}, logq_N=logq_N, logp_N=logq_N + rng.normal(0, 0.01, 300).astype(np.float32))
     assert plot.needs(data) and not plot.needs(PlotData({}))

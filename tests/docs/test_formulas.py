@@ -16,8 +16,8 @@ from mismatch_cli.algorithms.algorithm import Mask
 from mismatch_cli.algorithms.table import ALIASES, TABLE
 from mismatch_cli.metrics.catalog import CATALOG, VOLATILITY, Metric
 from mismatch_cli.policies import Policies
-from mismatch_cli.report.clipping import catalog as clipping
-from mismatch_cli.report.training import catalog as training
+from mismatch_cli.report.pages import clipping_metrics as clipping
+from mismatch_cli.studies import training_metrics as training
 from tests.docs.pages import DOCS, is_renewed, renewed
 from tests.docs.test_help import the_command
 

@@ -8,7 +8,7 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.importers._jsonl import OTHER_TYPES
 from mismatch_cli.importers._sequences import BEYOND, TOO_LONG, UNEQUAL
 from mismatch_cli.importers.nemo_rl import SKIPPED, UNWRAPPABLE
-from mismatch_cli.report.analysis import analyse
+from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
 from tests.importers.layouts import imported, nemo_rl, real_rows, same_bits
 

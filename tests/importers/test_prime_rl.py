@@ -10,7 +10,7 @@ import pytest
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.importers import _jsonl
 from mismatch_cli.importers._sequences import BEYOND, NO_MASK, SHIFTED, UNEQUAL
-from mismatch_cli.report.analysis import analyse
+from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
 from sample_data.make_dump import export_record
 from tests.importers.layouts import imported, prime_rl, real_rows, same_bits, write_lines

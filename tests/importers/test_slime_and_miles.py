@@ -14,7 +14,7 @@ from mismatch_cli.importers._rows import WRONG_LENGTH
 from mismatch_cli.importers._samples import NO_IDS, NO_LENGTH, NO_NUMBER, NORMALISED, OTHER_TYPES, WRONG_TOTAL
 from mismatch_cli.importers.miles import NO_SAMPLE, SPLIT
 from mismatch_cli.importers.slime import EVALUATION, SAME_SAMPLES
-from mismatch_cli.report.analysis import analyse
+from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
 from tests.importers.layouts import (
     imported,

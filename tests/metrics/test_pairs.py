@@ -8,8 +8,8 @@ import pytest
 from mismatch_cli.bundled import bundled_trace
 from mismatch_cli.diagnosis.evidence import gather
 from mismatch_cli.metrics.pairs import pairs_in, weights_are_equal
-from mismatch_cli.report.analysis import analyse
-from mismatch_cli.report.comparison.analysis import analyse_comparison
+from mismatch_cli.studies.comparison import analyse_comparison
+from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.manifest import read_manifest, write_manifest
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.writer import shard_path, write_shard

@@ -13,9 +13,9 @@ import torch
 from mismatch_cli.bundled import bundled
 from mismatch_cli.cli import run
 from mismatch_cli.recording.score import Pass, score_shard
-from mismatch_cli.report.analysis import analyse, summary_json
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import Trainer
+from mismatch_cli.studies.mismatch import analyse, summary_json
 from mismatch_cli.trace.reader import Trace
 
 MODEL = str(bundled("model"))

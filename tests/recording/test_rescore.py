@@ -23,7 +23,7 @@ from mismatch_cli.recording.config import RescoreConfig, TrainerSettings
 from mismatch_cli.recording.rescore import rescore
 from mismatch_cli.recording.rescore_plan import OF_RECOMPUTED, OF_TRAINER
 from mismatch_cli.report.about import about_facts
-from mismatch_cli.report.analysis import analyse, summary_json
+from mismatch_cli.studies.mismatch import analyse, summary_json
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.schema import column_order
 

@@ -16,10 +16,10 @@ from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.scatter import ScatterSample
 from mismatch_cli.metrics.summary import MismatchSummary
+from mismatch_cli.numbers import count, estimate, number, share, times
 from mismatch_cli.report.figures import FigureView, figure_views
-from mismatch_cli.report.numbers import count, estimate, number, share, times
-from mismatch_cli.report.plot_data import PlotData
 from mismatch_cli.report.view import Column, Excerpt, MetricGroup, MetricRow, Piece, ReportView, Section, Table
+from mismatch_cli.studies.mismatch_plot_data import PlotData
 
 TOP_K = 8
 HOSTILE = (

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mismatch_cli.report.numbers import MISSING, count, estimate, number, share, things, times
+from mismatch_cli.numbers import MISSING, count, estimate, number, share, things, times
 
 
 @pytest.mark.parametrize(

@@ -11,19 +11,18 @@ import numpy as np
 import pytest
 from matplotlib.text import Text
 
-from mismatch_cli import registry
-from mismatch_cli.report.figures import draw, plots_for
-from mismatch_cli.report.plot_data import PlotData
+from mismatch_cli.report.figures import draw, plots_for, plots_of
 from mismatch_cli.report.plots import _points
 from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
+from mismatch_cli.studies.mismatch_plot_data import PlotData
 
-PLOTS = registry.names("mismatch_cli.report.plots")
+PLOTS = list(plots_of("mismatch"))
 STYLES = [Style(WIDE, LIGHT), Style(NARROW, DARK)]  # colours move no text
 
 
 @pytest.fixture(params=PLOTS)
 def plot(request: pytest.FixtureRequest) -> ModuleType:
-    return registry.load("mismatch_cli.report.plots", request.param, "plot")
+    return plots_of("mismatch")[request.param]
 
 
 @pytest.fixture(params=STYLES, ids=lambda style: f"{style.layout.name}-{style.theme.name}")
@@ -107,13 +106,13 @@ def test_draws_or_declines_poor_data(plot: ModuleType, name: str) -> None:
 
 def test_without_topk_the_binary_tv_is_labelled(measured: SimpleNamespace) -> None:
     fields = {**vars(measured.plot_data), "tv_topk_N": None}
-    plot = registry.load("mismatch_cli.report.plots", "ratio-and-tv", "plot")
+    plot = plots_of("mismatch")["ratio-and-tv"]
     titles = [axes.get_title(loc="left") for axes in draw(plot, PlotData(**fields), STYLES[0]).axes]
     assert sum("small at low μ" in title for title in titles) == 2
 
 
 def test_lattice_lines_are_drawn_only_where_the_data_shows_them(measured: SimpleNamespace) -> None:
-    plot = registry.load("mismatch_cli.report.plots", "ratio-and-tv", "plot")
+    plot = plots_of("mismatch")["ratio-and-tv"]
 
     def labels(steps: tuple[float, ...]) -> list[str]:
         figure = draw(plot, PlotData(**{**vars(measured.plot_data), "lattice_steps": steps}), STYLES[0])

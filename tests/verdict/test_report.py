@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 from mismatch_cli.bundled import bundled, bundled_trace
-from mismatch_cli.report.analysis import analyse, summary_json
-from mismatch_cli.report.build import build_view
 from mismatch_cli.report.html import render_html
+from mismatch_cli.report.pages.mismatch import build_view
 from mismatch_cli.report.terminal import print_report
+from mismatch_cli.studies.mismatch import analyse, summary_json
 from mismatch_cli.trace.reader import Trace
 
 

@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mismatch_cli.report.plot_data import PlotData
 from mismatch_cli.report.plots._panels import add_subject, panels, title
 from mismatch_cli.report.plots._points import draw_points, thin
 from mismatch_cli.report.plots._style import Style
+from mismatch_cli.studies.mismatch_plot_data import PlotData
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+STUDY = "mismatch"
 TITLE = "Agreement of log-probabilities"
 CAPTION = (
     "Each dot is a sampled token: log π against log μ, and their difference d = log π − log μ against log μ. "

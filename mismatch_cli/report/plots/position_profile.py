@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mismatch_cli.report.plot_data import PlotData
 from mismatch_cli.report.plots._panels import add_subject, panels, title
 from mismatch_cli.report.plots._style import Style
+from mismatch_cli.studies.mismatch_plot_data import PlotData
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+STUDY = "mismatch"
 TITLE = "Gap by position in the response"
 CAPTION = (
     "Mean |log π − log μ| over the tokens at each distance from the first token and from the last, in octaves, "

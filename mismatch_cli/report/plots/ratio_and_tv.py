@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from mismatch_cli.report.plot_data import PlotData
 from mismatch_cli.report.plots._panels import add_subject, legend_above, logarithmic, panels, title
 from mismatch_cli.report.plots._points import draw_points, thin
 from mismatch_cli.report.plots._style import Style
+from mismatch_cli.studies.mismatch_plot_data import PlotData
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+STUDY = "mismatch"
 TITLE = "Ratio and total variation by rollout probability"
 CAPTION = (
     "Each dot is a sampled token at its rollout probability μ: the ratio r = π/μ, and the total variation between "

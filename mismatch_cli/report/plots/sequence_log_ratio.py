@@ -6,16 +6,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mismatch_cli.report.numbers import estimate
-from mismatch_cli.report.plot_data import PlotData
+from mismatch_cli.numbers import estimate
 from mismatch_cli.report.plots._panels import add_subject, legend_above, panels, title
 from mismatch_cli.report.plots._points import thin
 from mismatch_cli.report.plots._style import Style
+from mismatch_cli.studies.mismatch_plot_data import PlotData
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+STUDY = "mismatch"
 TITLE = "Log-ratio of whole responses by length"
 CAPTION = (
     "Each dot is a response: Σd = Σ (log π − log μ) over its tokens, against its length T; the line through the "

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mismatch_cli.report.plot_data import PlotData
 from mismatch_cli.report.plots._panels import add_subject, legend_above, logarithmic, panels, power_label, title
 from mismatch_cli.report.plots._style import Style
+from mismatch_cli.studies.mismatch_plot_data import PlotData
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+STUDY = "mismatch"
 TITLE = "Volatility by rollout probability"
 CAPTION = (
     "For the tokens in each bin of μ: standard deviation and 99th percentile of the ratio r = π/μ, of the binary "

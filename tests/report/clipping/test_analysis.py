@@ -18,8 +18,8 @@ from mismatch_cli.metrics.clipping.judged import Needs
 from mismatch_cli.metrics.clipping.result import clipping_result
 from mismatch_cli.metrics.clipping.summary import ClippingSummary
 from mismatch_cli.places import shown
-from mismatch_cli.report.clipping.analysis import analyse_clipping, clipping_json, clipping_plot_data
-from mismatch_cli.report.clipping.token_classes import token_class
+from mismatch_cli.studies.clipping import analyse_clipping, clipping_json, clipping_plot_data
+from mismatch_cli.studies.token_classes import token_class
 from mismatch_cli.trace.reader import Trace
 from tests.metrics.clipping.world import ALL, PLAIN, estimates_in, result_of, summarise, without, world
 from tests.report.clipping.written import TEXTS, write_trace

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from mismatch_cli.report.clipping.build import build_view
-from mismatch_cli.report.clipping.catalog import CATALOG
-from mismatch_cli.report.clipping.subject import Subject
+from mismatch_cli.report.pages.clipping import build_view
+from mismatch_cli.report.pages.clipping_metrics import CATALOG
+from mismatch_cli.report.pages.clipping_subject import Subject
 from mismatch_cli.report.view import ReportView, Table
 from tests.report.clipping.sample_result import NAMES, equal_weights_result, nothing_blocked, sample_result
 

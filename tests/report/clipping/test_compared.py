@@ -8,8 +8,8 @@ import pytest
 
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.errors import UsageError
-from mismatch_cli.report.clipping.analysis import analyse_clipping, clipping_json
-from mismatch_cli.report.clipping.compared import chosen_pair, example_excerpts
+from mismatch_cli.report.pages.clipping_examples import chosen_pair, example_excerpts
+from mismatch_cli.studies.clipping import analyse_clipping, clipping_json
 from tests.metrics.clipping.world import ALL, world
 from tests.report.clipping.written import write_trace
 

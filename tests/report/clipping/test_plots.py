@@ -14,19 +14,18 @@ import pytest
 import torch
 from matplotlib.text import Text
 
-from mismatch_cli import registry
 from mismatch_cli.algorithms.algorithm import Algorithm, Mask, keep_T
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.policies import ENGINE_GAP, Policies
-from mismatch_cli.report.clipping.plot_data import ClippingPlotData
-from mismatch_cli.report.clipping.plots._heat import percent, reach_of
-from mismatch_cli.report.clipping.plots._layout import short_names, width_of
-from mismatch_cli.report.clipping.plots._regions import anchor_of, blocked_T
-from mismatch_cli.report.figures import draw, figure_views, plots_for
+from mismatch_cli.report.figures import draw, figure_views, plots_for, plots_of
+from mismatch_cli.report.plots._heat import percent, reach_of
+from mismatch_cli.report.plots._layout import short_names, width_of
+from mismatch_cli.report.plots._regions import anchor_of, blocked_T
 from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
+from mismatch_cli.studies.clipping_plot_data import ClippingPlotData
 
-PLOTS = registry.names(ClippingPlotData.PLOTS)
+PLOTS = list(plots_of(ClippingPlotData.STUDY))
 STYLES = [Style(WIDE, LIGHT), Style(NARROW, DARK)]  # colours move no text
 CLIP, TV = TABLE["grpo-clip-higher"], TABLE["dppo-binary-tv"]
 LONG = "my_very_long_mask_name:max_tv=0.{:02},anchor=recomputed"
@@ -43,7 +42,7 @@ def style(request: pytest.FixtureRequest) -> Style:
 
 
 def load(name: str) -> ModuleType:
-    return registry.load(ClippingPlotData.PLOTS, name, "plot")
+    return plots_of(ClippingPlotData.STUDY)[name]
 
 
 def drawn(plot: ModuleType, data: ClippingPlotData, style: Style) -> Any:
@@ -242,7 +241,7 @@ def test_a_mask_of_the_users_own(tmp_path: Path) -> None:
 
 
 def test_without_advantages_each_sign_is_asked(tokens: Any, data_of: Callable[..., ClippingPlotData]) -> None:
-    from mismatch_cli.report.clipping.plots.mask_regions import _is_blocked
+    from mismatch_cli.report.plots.mask_regions import _is_blocked
 
     data = data_of(tokens, [TABLE["dppo-binary-tv-recompute"], CLIP], advantages=False)
     difference = np.exp(data.logp_trainer_N.astype(float)) - np.exp(data.logp_recomputed_N.astype(float))
@@ -253,7 +252,7 @@ def test_without_advantages_each_sign_is_asked(tokens: Any, data_of: Callable[..
 
 
 def test_lines_that_would_coincide_are_left_out(many: ClippingPlotData) -> None:
-    from mismatch_cli.report.clipping.plots.blocked_over_steps import _chosen
+    from mismatch_cli.report.plots.blocked_over_steps import _chosen
 
     names = [row["name"] for row in _chosen(many)]
     assert names[:2] == [algorithm.name for algorithm in many.compared]
@@ -262,7 +261,7 @@ def test_lines_that_would_coincide_are_left_out(many: ClippingPlotData) -> None:
 
 
 def test_similar_algorithms_stand_together() -> None:
-    from mismatch_cli.report.clipping.plots.overlap import _side_by_side
+    from mismatch_cli.report.plots.overlap import _side_by_side
 
     kind = np.array([0, 1, 0, 1, 0])
     order = kind[_side_by_side(np.where(kind[:, None] == kind, 0.9, 0.1))]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from mismatch_cli.report.clipping.build import build_view
 from mismatch_cli.report.html import render_html
+from mismatch_cli.report.pages.clipping import build_view
 from mismatch_cli.report.terminal import print_report
 from mismatch_cli.report.view import Excerpt, Piece
 from tests.report.clipping.sample_result import HOSTILE, equal_weights_result, nothing_blocked, sample_result

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 
 from mismatch_cli.bundled import bundled, bundled_trace
-from mismatch_cli.report.comparison.analysis import (
+from mismatch_cli.studies.comparison import (
     ComparisonAnalysis,
     analyse_comparison,
     comparison_json,
     comparison_plot_data,
 )
-from mismatch_cli.report.comparison.plot_data import ComparisonPlotData
+from mismatch_cli.studies.comparison_plot_data import ComparisonPlotData
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.writer import shard_path, write_shard
 

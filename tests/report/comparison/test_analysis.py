@@ -11,8 +11,8 @@ import pytest
 
 from mismatch_cli.bundled import bundled_trace
 from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.report.analysis import analyse, summary_json
-from mismatch_cli.report.comparison.analysis import analyse_comparison, comparison_json
+from mismatch_cli.studies.comparison import analyse_comparison, comparison_json
+from mismatch_cli.studies.mismatch import analyse, summary_json
 from mismatch_cli.trace.reader import Trace
 from tests.report.comparison.conftest import FLOAT32, Row, shifted, write_rows
 

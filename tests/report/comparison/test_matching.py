@@ -10,7 +10,7 @@ import pytest
 from mismatch_cli.bundled import bundled_trace
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.pairs import PAIRS
-from mismatch_cli.report.comparison.matching import Responses, compared_rows, pair_up
+from mismatch_cli.studies.pairing import Responses, compared_rows, pair_up
 from mismatch_cli.trace.reader import Trace
 from tests.report.comparison.conftest import FLOAT32, write_rows
 

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatch_cli import registry
-from mismatch_cli.report.comparison.plot_data import ComparisonPlotData, exceedance
-from mismatch_cli.report.figures import figure_views, plots_for
+from mismatch_cli.report.figures import figure_views, plots_for, plots_of
 from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
+from mismatch_cli.studies.comparison_plot_data import ComparisonPlotData, exceedance
 from tests.report.clipping.test_plots import check_texts, drawn
 from tests.report.comparison.conftest import Row, first_two
 
-PLOTS = registry.names(ComparisonPlotData.PLOTS)
+PLOTS = list(plots_of(ComparisonPlotData.STUDY))
 STYLES = [Style(WIDE, LIGHT), Style(NARROW, DARK)]  # colours move no text
 
 
@@ -26,7 +25,7 @@ def plot(request: pytest.FixtureRequest) -> ModuleType:
 
 
 def load(name: str) -> ModuleType:
-    return registry.load(ComparisonPlotData.PLOTS, name, "plot")
+    return plots_of(ComparisonPlotData.STUDY)[name]
 
 
 def of_two(data: ComparisonPlotData) -> ComparisonPlotData:

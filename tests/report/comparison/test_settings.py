@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mismatch_cli.bundled import bundled_trace
-from mismatch_cli.report.comparison.settings import CAUSES, settings_diff
+from mismatch_cli.studies.settings_compared import CAUSES, settings_diff
 from tests.report.comparison.conftest import FLOAT32
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from mismatch_cli.report.comparison.build import build_view
 from mismatch_cli.report.html import render_html
+from mismatch_cli.report.pages.comparison import build_view
 from mismatch_cli.report.terminal import print_report
 from tests.report.comparison.conftest import Row, first_two
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mismatch_cli import registry
 from mismatch_cli.bundled import bundled
-from mismatch_cli.report.diagnosis.analysis import DiagnosisAnalysis, analyse_diagnosis
+from mismatch_cli.report.figures import plots_of
 from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
+from mismatch_cli.studies.diagnosis import DiagnosisAnalysis, analyse_diagnosis
 from mismatch_cli.trace.reader import Trace
 from tests.report.clipping.test_plots import check_texts, drawn
 
-PLOTS = registry.names(DiagnosisAnalysis.PLOTS)
+PLOTS = list(plots_of(DiagnosisAnalysis.STUDY))
 STYLES = [Style(WIDE, LIGHT), Style(NARROW, DARK)]  # colours move no text
 
 
@@ -31,7 +31,7 @@ def shifted(analysis: DiagnosisAnalysis) -> DiagnosisAnalysis:
 
 @pytest.mark.parametrize("name", PLOTS)
 def test_contract(name, healthy):
-    plot = registry.load(DiagnosisAnalysis.PLOTS, name, "plot")
+    plot = plots_of(DiagnosisAnalysis.STUDY)[name]
     assert plot.TITLE.strip() and plot.CAPTION.strip().endswith(".")
     assert plot.needs(healthy)
 
@@ -40,7 +40,7 @@ def test_contract(name, healthy):
 @pytest.mark.parametrize("name", PLOTS)
 @pytest.mark.parametrize("broken", [False, True])
 def test_text_is_legible_inside_the_figure_and_apart(name, style, healthy, broken):
-    plot = registry.load(DiagnosisAnalysis.PLOTS, name, "plot")
+    plot = plots_of(DiagnosisAnalysis.STUDY)[name]
     check_texts(drawn(plot, shifted(healthy) if broken else healthy, style), style)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from mismatch_cli import dialects
 from mismatch_cli.bundled import bundled
-from mismatch_cli.report.gate.judge import Measurement
+from mismatch_cli.studies.limit_checks import Measurement
 from mismatch_cli.trace.reader import Trace
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from mismatch_cli.bundled import bundled
 from mismatch_cli.metrics.estimate import FLOOR_RESOLUTION
-from mismatch_cli.report.gate.judge import Check, Measurement, judge
-from mismatch_cli.report.gate.limits import SURELY, Limit, LimitSet
-from mismatch_cli.report.gate.result import limit_text, measured_text
+from mismatch_cli.studies.gate import limit_text, measured_text
+from mismatch_cli.studies.limit_checks import Check, Measurement, judge
+from mismatch_cli.studies.limits import SURELY, Limit, LimitSet
 from mismatch_cli.trace.reader import Trace
 
 CLOSE = 1e-9

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.report.gate.limits import SURELY, VALUE, Limit, load_limits, presets
+from mismatch_cli.studies.limits import SURELY, VALUE, Limit, load_limits, presets
 
 PUBLISHED = {
     "miles": {("k3", "max"): 1e-3},

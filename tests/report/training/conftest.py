@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mismatch_cli.report.training.runs import TrainingRun
+from mismatch_cli.studies.runs import TrainingRun
 from tests.report.training.sample_runs import EIGHT, make_run
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_cli.report.training.runs import TrainingRun
+from mismatch_cli.studies.runs import TrainingRun
 
 CONFIG = {
     "model": "/somewhere/sample_data/model", "dataset": "/somewhere/sample_data/problems.jsonl", "engine": "vllm",

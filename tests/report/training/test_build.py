@@ -14,13 +14,13 @@ from rich.console import Console
 from mismatch_cli.metrics.correlation import series_correlation
 from mismatch_cli.report.figures import figure_views
 from mismatch_cli.report.html import render_html
+from mismatch_cli.report.pages.training import build_view
 from mismatch_cli.report.plots._style import Theme
 from mismatch_cli.report.terminal import print_report
-from mismatch_cli.report.training.build import build_view
-from mismatch_cli.report.training.catalog import CATALOG
-from mismatch_cli.report.training.plot_data import TrainingPlotData
-from mismatch_cli.report.training.runs import TrainingRun
 from mismatch_cli.report.view import ReportView, Table
+from mismatch_cli.studies.runs import TrainingRun
+from mismatch_cli.studies.training_metrics import CATALOG
+from mismatch_cli.studies.training_plot_data import TrainingPlotData
 from tests.report.test_browser import BROWSER, CASES, FRAME, MEASURE, POLICY, browse
 from tests.report.training.sample_runs import EIGHT, make_run
 

@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatch_cli import registry
-from mismatch_cli.report.figures import figure_views, plots_for
+from mismatch_cli.report.figures import figure_views, plots_for, plots_of
+from mismatch_cli.report.plots._lines import looks
 from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
-from mismatch_cli.report.training.plot_data import TrainingPlotData
-from mismatch_cli.report.training.plots._lines import looks
-from mismatch_cli.report.training.runs import TrainingRun
+from mismatch_cli.studies.runs import TrainingRun
+from mismatch_cli.studies.training_plot_data import TrainingPlotData
 from tests.report.clipping.test_plots import check_texts, drawn
 from tests.report.training.sample_runs import make_run
 
-PLOTS = registry.names(TrainingPlotData.PLOTS)
+PLOTS = list(plots_of(TrainingPlotData.STUDY))
 STYLES = [Style(WIDE, LIGHT), Style(NARROW, DARK)]  # colours move no text
 HOSTILE = ("a$b<c>_$x^{2}$", "漢字\x1b[31m\\frac{1}{2}", "my_very_long_mask_name:" + "max_tv=0.123456," * 9, "_raw", "")
 
@@ -31,7 +30,7 @@ def plot(request: pytest.FixtureRequest) -> ModuleType:
 
 
 def load(name: str) -> ModuleType:
-    return registry.load(TrainingPlotData.PLOTS, name, "plot")
+    return plots_of(TrainingPlotData.STUDY)[name]
 
 
 def texts(figure: Any) -> list[str]:

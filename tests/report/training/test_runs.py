@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.report.training.runs import TrainingRun, read_runs
+from mismatch_cli.studies.runs import TrainingRun, read_runs
 
 
 def write(folder: Path, *lines: object, config: str = "", end: str = "") -> Path:

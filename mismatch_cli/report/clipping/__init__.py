@@ -1,1 +1,0 @@
-"""What `clipstats` shows: which tokens each algorithm blocks, as figures."""

@@ -1,1 +1,0 @@
-"""The figures of `clipstats`, one file each, with the contract of `report/plots`."""

@@ -1,1 +1,0 @@
-"""The report of `compare`: two traces or more, paired on what they share."""

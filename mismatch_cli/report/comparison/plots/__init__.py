@@ -1,1 +1,0 @@
-"""The figures of `compare`, one file each; the contract is that of `report/plots`."""

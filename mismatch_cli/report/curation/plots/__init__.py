@@ -1,1 +1,0 @@
-"""One picture a file, drawn from a `CurationPlotData`."""

@@ -1,1 +1,0 @@
-"""The report of `diagnose`: the first cause with its evidence, and every check that was made."""

@@ -1,1 +1,0 @@
-"""Limits on what was measured, and whether they hold: for CI."""

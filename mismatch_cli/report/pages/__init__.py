@@ -1,0 +1,1 @@
+"""How each study looks: from its result to a page, which terminal and HTML print."""

@@ -1,0 +1,157 @@
+"""From the JSON of `clipstats` to what is shown: one `ReportView`, which terminal and HTML both print."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mismatch_cli import __version__, numbers
+from mismatch_cli.metrics.catalog import Metric
+from mismatch_cli.report.about import MASKED, command_line, left_out_of, measured, settings_tables, who_facts
+from mismatch_cli.report.figures import FigureView
+from mismatch_cli.report.pages.clipping_algorithms import algorithms_section
+from mismatch_cli.report.pages.clipping_approximation import approximation_section, theory_section
+from mismatch_cli.report.pages.clipping_cells import SIGNS, Row, estimate_of, share, value_of, when
+from mismatch_cli.report.pages.clipping_metrics import BAD_OF_NEGATIVE, BLOCKED, LOST, NOTATION
+from mismatch_cli.report.pages.clipping_overlap import overlap_section
+from mismatch_cli.report.pages.clipping_subject import Subject
+from mismatch_cli.report.pages.clipping_thresholds import thresholds_section
+from mismatch_cli.report.pages.clipping_tokens import tokens_section
+from mismatch_cli.report.pages.clipping_updates import BAD_IN_WORDS, updates_section
+from mismatch_cli.report.view import Excerpt, Facts, MetricRow, ReportView, Section
+
+_LEFT_OUT = {
+    "masked": MASKED["masked"],
+    "not_measured": "tokens lack one of the columns that the algorithms need",
+    "out_of_support": "tokens lie outside the trainer's truncated support (π = 0): their ratio is 0, their KL infinite",
+    "zero_advantage": "tokens have an advantage of 0: there is no update to block",
+}
+_NO_ADVANTAGES = (
+    "The trace has no advantages, so every token is judged as if A > 0 and as if A < 0. Overlap, sweeps and means over "
+    "blocked tokens count a token once for each sign under which it is blocked. "
+    "To get them, record with graded answers: mismatch-cli probe --answer-field FIELD."
+)
+_LACKING = (
+    "{number} responses have no {column} and are left out, so that every algorithm is judged on the same tokens. "
+    "They count again when only algorithms that do without it are named with --algorithm."
+)
+_RECOMPUTED = {
+    "measured": "measured, so that masks on both anchors are judged",
+    "equal weights": "the trainer itself: its weights are those that sampled",
+    "absent": "not measured",
+}
+
+
+def build_view(result: Mapping[str, Any], figures: Sequence[FigureView], examples: Sequence[Excerpt]) -> ReportView:
+    """The whole report of a result (see docs/clipstats.md), its figures, and tokens that only one of a pair blocks."""
+    subject = Subject(result, {figure.name: figure for figure in figures})
+    sections = (
+        algorithms_section(subject),
+        overlap_section(subject, examples),
+        tokens_section(subject),
+        updates_section(subject),
+        thresholds_section(subject),
+        approximation_section(subject),
+        theory_section(subject),
+    )
+    return ReportView(
+        title="Trust regions: what do they throw away?",
+        about=_about(result),
+        notes=_notes(result),
+        headline=_headline(subject),
+        leading=_leading(subject),
+        sections=tuple(section for section in sections if _has_content(section)),
+        settings=settings_tables(result),
+        command=command_line(result, "clipstats", *result["arguments"]),
+        version=__version__,
+        notation=NOTATION,
+    )
+
+
+def _has_content(section: Section) -> bool:
+    return bool(section.groups or section.figures or section.tables or section.excerpts)
+
+
+def _about(result: Row) -> Facts:
+    counts = result["counts"]
+    tokens = f"{numbers.count(counts['tokens'])} tokens"
+    if result["has"]["advantages"]:
+        signs = [f"{numbers.count(counts[key])} {key}" for key in ("positive", "negative")]
+        tokens += f" with an advantage ({', '.join(signs)})"
+    text = measured(counts, tokens) + (f", {numbers.count(counts['steps'])} steps" if counts["steps"] > 1 else "")
+    return (
+        *who_facts(result["about"]),
+        ("Recomputed policy π′", _RECOMPUTED[result["has"]["recomputed"]]),
+        ("Judged", text),
+    )
+
+
+def _lacking(result: Row) -> list[tuple[str, int]]:
+    """Columns that some responses do not have; those without a trainer's score are named elsewhere."""
+    return [(name, n) for name, n in result["counts"]["lacking"].items() if name != "logp_trainer"]
+
+
+def _notes(result: Row) -> tuple[str, ...]:
+    notes = list(left_out_of(result["about"], result["counts"], _LEFT_OUT))
+    notes += [_LACKING.format(number=numbers.count(n), column=name) for name, n in _lacking(result)]
+    if "--theory" in result["arguments"] and not result["theory"]:
+        notes.append("--theory needs rewards, and the trace has none: record it with --answer-field FIELD.")
+    if not result["has"]["advantages"]:
+        notes.append(_NO_ADVANTAGES)
+    by_reason: dict[str, list[str]] = {}
+    for skipped in result["skipped"]:
+        by_reason.setdefault(skipped["reason"], []).append(skipped["algorithm"])
+    notes += [f"{', '.join(names)}: {reason}." for reason, names in by_reason.items()]
+    return tuple(notes)
+
+
+def _headline(subject: Subject) -> str:
+    if not subject.rows:
+        return "No algorithm is applicable to this trace."
+    if not subject.advantages:
+        return "; ".join(map(_hypothetical, subject.leading)) + "."
+    if not subject.result["counts"]["tokens"]:
+        return "No token has an advantage other than 0: no update would follow, and there is nothing to block."
+    sentences = [_in_words(row) for row in subject.leading]
+    bad = subject.result["bad_updates"]
+    if value_of(bad["over_negative"]) is not None:
+        sentences.append(
+            f"{share(bad['over_negative'])} of the tokens with A < 0 ({share(bad['over_tokens'])} of those with A ≠ 0) "
+            f"get a bad update, {BAD_IN_WORDS.format(delta=bad['delta'])}."
+        )
+    return " ".join(sentences)
+
+
+def _hypothetical(row: Row) -> str:
+    shares = " and ".join(f"{share(row['blocked'][sign])} of the tokens {when(sign, False)}" for sign in SIGNS[1:])
+    return f"{row['name']} would block {shares}"
+
+
+def _in_words(row: Row) -> str:
+    name, blocked, lost = row["name"], row["blocked"]["all"], row["lost"]["all"]
+    of = "the update weight" if row["weighs_by_ratio"] else "Σ |A|"
+    if value_of(blocked):
+        loses = f" and loses {share(lost)} of {of}." if value_of(lost) is not None else f"; of {of}, {lost['note']}."
+        return f"{name} blocks {share(blocked)} of the tokens{loses}"
+    return f"{name} blocks no token" + (f", but its cap takes {share(lost)} of {of}." if value_of(lost) else ".")
+
+
+def _leading(subject: Subject) -> tuple[MetricRow, ...]:
+    """What the leading algorithms block, then what they lose, so that the two stand beside each other; bad updates."""
+    shares = [("all", "blocked", BLOCKED), ("all", "lost", LOST)]
+    if not subject.advantages:
+        shares = [(sign, "blocked", BLOCKED) for sign in SIGNS[1:]]
+    rows = []
+    for sign, key, metric in shares:
+        which = "" if subject.advantages else f" {when(sign, False)}"
+        for row in subject.leading:
+            rows.append(_number(metric, row[key][sign], f"{key}{which} · {row['name']}"))
+    if subject.advantages:
+        rows.append(_number(BAD_OF_NEGATIVE, subject.result["bad_updates"]["over_negative"]))
+    return tuple(rows)
+
+
+def _number(metric: Metric, found: Row | float | None, name: str = "") -> MetricRow:
+    value, interval = numbers.share(*estimate_of(found))
+    note = found.get("note") or "" if isinstance(found, Mapping) else ""
+    return MetricRow(metric, value, interval, note=note, name=name)

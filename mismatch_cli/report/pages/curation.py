@@ -1,0 +1,131 @@
+"""From a curation to what is shown: one `ReportView`, which terminal and HTML both print."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mismatch_cli import __version__, numbers
+from mismatch_cli.metrics.catalog import Metric
+from mismatch_cli.metrics.estimate import Estimate
+from mismatch_cli.papers import DPPO
+from mismatch_cli.report.figures import FigureView
+from mismatch_cli.report.view import Column, Facts, MetricRow, ReportView, Section, Table
+from mismatch_cli.studies.curation import CurationAnalysis, mean_over_problems
+from mismatch_cli.suggest import suggest
+
+_NOTATION = (
+    "The accuracy of a problem is the mean reward of its samples. Means are over problems, and intervals cover 95 % "
+    "over problems."
+)
+_PAPER = f"sanity test of arXiv 2510.26788, as {DPPO}, App. C"
+
+
+def _metric(key: str, label: str, formula: str, unit: str = "share") -> Metric:
+    return Metric(key, label, formula, unit, _PAPER, agreement=None)
+
+
+KEPT = _metric("kept", "kept problems", "problems with an accuracy in the range / problems")
+CHOSEN = _metric("accuracy_of_kept", "accuracy when chosen", "mean accuracy of the kept problems on these samples")
+HELD_OUT = _metric("held_out_accuracy", "held-out accuracy", "mean accuracy of the kept problems on other samples")
+STAYING = _metric("staying", "stay in the range", "kept problems whose held-out accuracy is in the range / kept")
+
+
+def build_view(analysis: CurationAnalysis, figures: Sequence[FigureView], command: Sequence[str]) -> ReportView:
+    """The whole report; `command` is what made it."""
+    curation = analysis.curation
+    about = (
+        ("Model", analysis.model),
+        ("Problems", f"{analysis.problems} · {numbers.count(len(curation.accuracy))}"),
+        ("Samples of each", f"{curation.samples} that choose, {curation.held_out_samples} held out"),
+    )
+    return ReportView(
+        title="Which problems can be perfected?",
+        about=about,
+        notes=_notes(analysis),
+        headline=_headline(analysis),
+        leading=_leading(analysis),
+        sections=(
+            Section(
+                "Chosen and held out",
+                "A problem near an end of the range is partly there by luck, and its held-out accuracy lies nearer to "
+                "the mean. Trust the held-out column.",
+                figures=tuple(figures),
+                tables=(_table(analysis),),
+            ),
+        ),
+        settings=(("Configuration", _settings(analysis.config)),),
+        command=suggest(*command),
+        version=__version__,
+        notation=_NOTATION,
+    )
+
+
+def _notes(analysis: CurationAnalysis) -> tuple[str, ...]:
+    notes = []
+    if analysis.config["reward"]:
+        notes.append(
+            f"Accuracy here is the mean reward, by {analysis.config['reward']}. A problem whose samples all earn the "
+            "same teaches nothing, wherever that lies in the range."
+        )
+    if analysis.confirm:
+        notes.append(
+            f"Written were the {numbers.count(len(analysis.curation.confirmed))} problems that the held-out samples "
+            "confirm. Their held-out accuracies are thereby selected, too: what this report says of the held-out "
+            "samples is of all that were kept."
+        )
+    return tuple(notes)
+
+
+def _settings(config: Mapping[str, Any]) -> Facts:
+    """Every setting, those of a group one by one."""
+    flat = {
+        name.replace("_", " "): value
+        for key, group in config.items()
+        for name, value in (group.items() if isinstance(group, Mapping) else [(key, group)])
+    }
+    return tuple((name, numbers.MISSING if value in (None, "") else str(value)) for name, value in flat.items())
+
+
+def _headline(analysis: CurationAnalysis) -> str:
+    curation, held_out_K = analysis.curation, analysis.pairs_K2[:, 1]
+    low, high = (f"{100 * end:g} %" for end in curation.keep)
+    return (
+        f"{len(curation.kept):,} of {len(curation.accuracy):,} problems are solved in {low} to {high} of the samples. "
+        f"On held-out samples their mean accuracy is {numbers.number(held_out_K.mean())}, and "
+        f"{len(curation.confirmed):,} of them are in the range again."
+    )
+
+
+def _leading(analysis: CurationAnalysis) -> tuple[MetricRow, ...]:
+    chosen_K, held_out_K = analysis.pairs_K2.T
+    kept = mean_over_problems([analysis.curation.within(accuracy) for accuracy in analysis.accuracy_P])
+    found = (
+        (KEPT, kept), (CHOSEN, mean_over_problems(chosen_K)), (HELD_OUT, mean_over_problems(held_out_K)),
+        (STAYING, analysis.staying),
+    )  # fmt: skip
+    return tuple(_row(metric, estimate) for metric, estimate in found)
+
+
+def _row(metric: Metric, estimate: Estimate) -> MetricRow:
+    value, interval = numbers.estimate(estimate.value, estimate.low, estimate.high)
+    return MetricRow(metric, value, interval, note=estimate.note or "")
+
+
+def _table(analysis: CurationAnalysis) -> Table:
+    columns = (
+        Column("accuracy", kind="text"), Column("kept problems"), Column("mean", CHOSEN), Column("held out", HELD_OUT),
+        Column("stay in the range, %", STAYING),
+    )  # fmt: skip
+    rows = []
+    for low, high, pairs in analysis.bins:
+        held_out = mean_over_problems(pairs[:, 1])
+        staying = [analysis.curation.within(accuracy) for accuracy in pairs[:, 1]]
+        rows.append(
+            (
+                f"{low:.3g} to {high:.3g}", numbers.count(len(pairs)), numbers.number(pairs[:, 0].mean()),
+                numbers.plus_minus(held_out.value, held_out.low, held_out.high),
+                numbers.number(100 * sum(staying) / len(staying)),
+            )
+        )  # fmt: skip
+    return Table("By accuracy on the samples that chose", columns, tuple(rows))

@@ -1,0 +1,202 @@
+"""From a diagnosis to what is shown: one `ReportView`, which terminal and HTML both print."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mismatch_cli import __version__, numbers
+from mismatch_cli.diagnosis.finding import Finding
+from mismatch_cli.diagnosis.run import FLOOR_STAGE, PRECISION_STAGE, UNEXPLAINED_STAGE, module
+from mismatch_cli.metrics.catalog import Metric
+from mismatch_cli.places import shown
+from mismatch_cli.report.about import left_out_of, settings_tables, who_facts
+from mismatch_cli.report.figures import FigureView
+from mismatch_cli.report.view import Column, Facts, MetricRow, ReportView, Section, Table
+from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
+from mismatch_cli.suggest import suggest
+
+_NOTATION = (
+    "μ is the rollout’s probability of the sampled token and π the trainer’s; d = log π − log μ in nats. A typical gap "
+    "is what 80 % of the tokens with about the same log μ stay below: in its units tokens can be compared whatever "
+    "their probability. z counts standard errors over prompts."
+)
+_OWN = "mismatch-cli"
+GAP = Metric("abs_d_mean", "mean |Δlog p|", "E |d|", "nats", "TRL, SkyRL, open-instruct")
+EXPLAINED = Metric("explained", "explained by the first cause", "part of Σ|d| that goes with it", "share", _OWN)
+UNEXPLAINED = Metric("unexplained-gap", "unexplained", "mean |d| with every found cause undone", "nats", _OWN)
+FAULTS = Metric("faults", "faults found", "checks that answer “found”, floors and tails apart", "checks", _OWN)
+MADE = Metric("made", "checks made", "checks that the trace allows, of all there are", "checks", _OWN)
+_STAGES = {
+    1: "values",
+    2: "alignment",
+    3: "distribution",
+    4: "weights",
+    5: "drift",
+    6: "precision and tails",
+    7: "precision",
+    8: "what is left",
+}
+_FIGURE_OF = {
+    "index-shift": "lag-scan", "retokenised": "lag-scan", "position-drift": "gap-by-position",
+    "sharp-onset": "gap-by-position", "growth-over-steps": "gap-by-step", "prefix-cache": "gap-by-step",
+}  # fmt: skip
+
+
+def build_view(analysis: DiagnosisAnalysis, summary: Mapping[str, Any], figures: Sequence[FigureView]) -> ReportView:
+    """The whole report, `summary` its JSON: what is wrong first, then everything that was looked at."""
+    found = analysis.diagnosis.found
+    drawn = {figure.name: figure for figure in figures}
+    used = [_FIGURE_OF.get(finding.check, "") for finding in found]
+    sections = [
+        _finding_section(
+            finding,
+            finding is analysis.diagnosis.first_cause,
+            [drawn[name] for name in [used[number]] if name in drawn],
+        )
+        for number, finding in enumerate(found)
+    ]
+    rest = tuple(figure for name, figure in drawn.items() if name not in used)
+    return ReportView(
+        title="What is wrong with this trace?",
+        about=(*who_facts(summary["about"]), ("Looked at", _looked_at(analysis))),
+        notes=left_out_of(summary["about"], {}, {}),
+        headline=_headline(analysis),
+        leading=_leading(analysis),
+        sections=(*sections, _all_checks(analysis, rest)),
+        settings=settings_tables(summary),
+        command=_command(analysis),
+        version=__version__,
+        notation=_NOTATION,
+    )
+
+
+def _looked_at(analysis: DiagnosisAnalysis) -> str:
+    counts, sample = analysis.diagnosis.evidence.counts, analysis.sample
+    text = f"{numbers.things(len(sample.kept), 'token')} in {numbers.things(sample.num_responses, 'response')}"
+    if sample.num_responses < counts.responses:
+        text += f", a sample of {numbers.count(counts.responses)}; values and placeholders in all of them"
+    return text
+
+
+def _headline(analysis: DiagnosisAnalysis) -> str:
+    diagnosis = analysis.diagnosis
+    first = diagnosis.first_cause
+    unexplained = next((f.sentence for f in diagnosis.faults if f.check == UNEXPLAINED.key), "")
+    if first is not None:
+        share = f" It explains {numbers.share(first.explains)[0]} of the gap." if first.explains else ""
+        return " ".join(filter(None, (f"{module(first.check).TITLE}. {first.sentence}{share}", unexplained)))
+    if unexplained:
+        suspects = [_suspect(finding) for finding in diagnosis.suspects]
+        return f"Most of the gap is not explained. {unexplained}" + (
+            f" It may be {'; or '.join(suspects)}." if suspects else ""
+        )
+    return " ".join(
+        filter(None, ("No fault was found in what was tested.", _against_usual(analysis), _not_tested(analysis)))
+    )
+
+
+def _suspect(finding: Finding) -> str:
+    title = f"“{module(finding.check).TITLE}”"
+    if finding.status == "untested":
+        return f"{title}, not tested ({finding.needs})"
+    return f"{title}, which takes {numbers.share(finding.explains)[0]} of it away"
+
+
+def _against_usual(analysis: DiagnosisAnalysis) -> str:
+    gap, usual = analysis.diagnosis.evidence.gap.value, analysis.diagnosis.evidence.usual
+    where = "less than" if gap < usual.low else "within" if gap <= usual.high else "above, though not far above,"
+    return f"The gap of {numbers.number(gap)} nats is {where} what is usual for {usual.who}, {usual.text} nats."
+
+
+def _not_tested(analysis: DiagnosisAnalysis) -> str:
+    missing = [f for f in analysis.diagnosis.findings if f.status == "untested" and f.needs]
+    return f"Not tested: {', '.join(f'{module(f.check).TITLE} ({f.needs})' for f in missing)}." if missing else ""
+
+
+def _leading(analysis: DiagnosisAnalysis) -> tuple[MetricRow, ...]:
+    diagnosis, gap = analysis.diagnosis, analysis.gap
+    value, interval = numbers.estimate(gap.value, gap.low, gap.high)
+    made = sum(finding.status != "untested" for finding in diagnosis.findings)
+    first = diagnosis.first_cause.explains if diagnosis.first_cause else None
+    usual = diagnosis.evidence.usual
+    return (
+        MetricRow(FAULTS, numbers.count(len(diagnosis.faults))),
+        MetricRow(EXPLAINED, numbers.share(first)[0], note="an estimate" if first is not None else ""),
+        MetricRow(UNEXPLAINED, numbers.number(diagnosis.unexplained.nats), note=f"usual: {usual.text}, {usual.who}"),
+        MetricRow(GAP, value, interval, note=gap.note or ""),
+        MetricRow(MADE, f"{made} of {len(diagnosis.findings)}"),
+    )
+
+
+def _finding_section(finding: Finding, is_first: bool, figures: Sequence[FigureView]) -> Section:
+    check = module(finding.check)
+    order = "First cause" if is_first else "Also found"
+    kind = " (a floor or a tail, no bookkeeping)" if check.STAGE in (PRECISION_STAGE, FLOOR_STAGE) else ""
+    explains = f" It explains about {numbers.share(finding.explains)[0]} of the gap." if finding.explains else ""
+    if check.STAGE == UNEXPLAINED_STAGE:
+        order, explains = "What is left", ""
+    facts = (
+        ("Likely cause", finding.cause or check.CAUSE),
+        ("What to change", finding.change or check.CHANGE),
+        ("Seen in", check.SOURCE),
+    )
+    return Section(
+        check.TITLE,
+        f"{order}{kind}. {finding.sentence}{explains}",
+        figures=tuple(figures),
+        tables=(
+            Table("", (Column("", kind="text"), Column("", kind="text")), facts),
+            Table("Evidence", (Column("what was measured", kind="text"), Column("value")), _rows(finding)),
+        ),
+    )
+
+
+def _rows(finding: Finding) -> Facts:
+    return tuple((label, _text(value)) for label, value in finding.evidence)
+
+
+def _text(value: float | int | str | None) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:,}".replace("-", "−") if isinstance(value, int) else numbers.number(value, 4)
+
+
+def _all_checks(analysis: DiagnosisAnalysis, figures: Sequence[FigureView]) -> Section:
+    rows = tuple(
+        (
+            module(f.check).TITLE, _STAGES[module(f.check).STAGE],
+            {"found": "FOUND", "clear": "clear", "untested": "not tested"}[f.status],
+            numbers.number(f.effect) if f.effect is not None else numbers.MISSING,
+            _measured_as(f),
+        )
+        for f in analysis.diagnosis.findings
+    )  # fmt: skip
+    columns = (
+        Column("check", kind="text"), Column("kind", kind="text", optional=True), Column("answer", kind="text"),
+        Column("effect"), Column("measured as, or why not", kind="text"),
+    )  # fmt: skip
+    evidence = tuple(
+        Table(module(f.check).TITLE, (Column("what was measured", kind="text"), Column("value")), _rows(f),
+              fold="Evidence of the checks that found nothing", terminal_rows=0)
+        for f in analysis.diagnosis.findings if f.status == "clear" and f.evidence
+    )  # fmt: skip
+    text = (
+        "What spoils tokens comes first; causes are then weighed by what they explain of the gap, each once the "
+        "stronger ones are undone. How surely each fault is found, and how small it may be: docs/diagnose.md."
+    )
+    return Section(
+        "Every check", text, figures=tuple(figures), tables=(Table("", columns, rows, shrinks=True), *evidence)
+    )
+
+
+def _measured_as(finding: Finding) -> str:
+    if finding.status == "untested":
+        return ": ".join(filter(None, (finding.reason, finding.needs)))
+    return "; ".join(filter(None, (finding.measure or finding.sentence, finding.reason)))
+
+
+def _command(analysis: DiagnosisAnalysis) -> str:
+    models = {"--earlier-model": analysis.earlier_model, "--trainer-model": analysis.trainer_model}
+    given = [word for flag, model in models.items() if model for word in (flag, model)]
+    return suggest("diagnose", *(shown(trace.folder) for trace in analysis.traces), *shown(given))

@@ -1,0 +1,250 @@
+"""From what was measured to what is shown: one `ReportView`, which terminal and HTML both print."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mismatch_cli import __version__, numbers
+from mismatch_cli.metrics.catalog import METRICS, VOLATILITY, Metric
+from mismatch_cli.metrics.pairs import PAIRS
+from mismatch_cli.report.about import about_facts, command_line, left_out, settings_tables
+from mismatch_cli.report.figures import FigureView
+from mismatch_cli.report.normal import verdict_section
+from mismatch_cli.report.view import Column, Excerpt, MetricGroup, MetricRow, ReportView, Section, Table
+
+_LEADING = ("tv_binary_mean", "abs_d_mean", "k3", "ratio_outside_0.8_1.28")
+_GROUPS: Mapping[str, tuple[str, ...]] = {
+    "Log-probabilities": ("abs_d_mean", "abs_d_p50", "abs_d_p95", "abs_d_p99", "abs_d_max", "d_mean", "d_sd"),
+    "Probabilities (binary TV)": ("tv_binary_mean", "tv_binary_sd", "tv_binary_max", "tv_signed_max", "tv_signed_min"),
+    "Probabilities (top-K TV)": ("tv_topk_mean", "tv_topk_max"),
+    "Ratio π/μ": (
+        "ratio_mean", "ratio_min", "ratio_p01", "ratio_p50", "ratio_p99", "ratio_max",
+        "ratio_outside_0.8_1.25", "ratio_outside_0.8_1.28", "mult_prob_error",
+    ),
+    "KL divergence": (
+        "k1", "k2", "k3", "kl_reverse_k1", "kl_reverse_k3",
+        "kl_binary_mean", "kl_binary_max", "kl_topk_mean", "kl_topk_max",
+    ),
+    "Agreement and weights": ("pearson", "spearman", "chi2_token", "ess_token"),
+}  # fmt: skip
+_SEQUENCE = ("sequence_slope", "sequence_kl", "sequence_d_sd", "chi2_sequence", "ess_sequence")
+_RESPONSES = ("reward_mean", "equal_rewards_share", "length_mean", "truncated_share", "entropy_mean")
+_FIGURES_OF = {
+    "gap": ("logp-agreement",),
+    "volatility": ("ratio-and-tv", "volatility"),
+    "position": ("position-profile",),
+    "sequence": ("sequence-log-ratio",),
+}
+_SPREAD = ("ratio_sd", "tv_binary_sd", "tv_topk_sd")
+_RATIO_TAILS = ("ratio_p01", "ratio_p99", "ratio_max")
+_TV_TAILS = ("tv_binary_p01", "tv_binary_p99", "tv_binary_max", "tv_topk_p01", "tv_topk_p99", "tv_topk_max")
+
+
+def build_view(
+    summary: Mapping[str, Any], figures: Sequence[FigureView], tokens: Sequence[Excerpt], responses: Sequence[Excerpt]
+) -> ReportView:
+    """The whole report of a summary (see docs/summary.md), its figures, and the worst tokens and responses."""
+    main, *others = summary["pairs"].values()
+    drawn = {figure.name: figure for figure in figures}
+    sections = [
+        Section("The gap", _gap_text(summary), groups=_gap_groups(main), figures=_figures(drawn, "gap")),
+        verdict_section(summary),
+        _volatility_section(main, drawn),
+        _position_section(main, drawn),
+        _sequence_section(main, drawn),
+        *(Section(_pair_title(pair), _pair_text(pair), groups=_gap_groups(pair)) for pair in others),
+        _responses_section(main, imported="imported" in summary["about"]),
+        Section("Worst tokens", "Where |log π − log μ| is largest.", excerpts=tuple(tokens)),
+        Section("Worst responses", "Where the sum of log π − log μ is furthest from zero.", excerpts=tuple(responses)),
+    ]
+    return ReportView(
+        title="Rollout and trainer: how far apart?",
+        about=about_facts(summary),
+        notes=left_out(summary),
+        headline=_headline(summary["pairs"]),
+        leading=tuple(_row(main, key) for key in _LEADING),
+        sections=tuple(section for section in sections if _has_content(section)),
+        settings=settings_tables(summary),
+        command=command_line(summary),
+        version=__version__,
+    )
+
+
+def _has_content(section: Section) -> bool:
+    return bool(section.groups or section.figures or section.tables or section.excerpts)
+
+
+def _headline(pairs: Mapping[str, Mapping[str, Any]]) -> str:
+    main, *_ = pairs.values()
+    difference, outside = _row(main, "tv_binary_mean"), _row(main, "ratio_outside_0.8_1.28")
+    floor = f", {difference.times_floor} the trainer's own noise" if difference.times_floor.endswith("×") else ""
+    text = (
+        f"On an average token the two policies differ by {difference.value} in probability{floor}. "
+        f"{outside.value} of the tokens have a ratio outside [0.8, 1.28]."
+    )
+    if "total" in pairs and main["pair"] != "total":
+        total = pairs["total"]
+        text = f"At equal weights: {text[0].lower()}{text[1:]} With the trainer's present weights it is " + (
+            f"{_row(total, 'tv_binary_mean').value}, and {_row(total, 'ratio_outside_0.8_1.28').value} are outside."
+        )
+    return text
+
+
+def _gap_text(summary: Mapping[str, Any]) -> str:
+    pair = summary["pairs"][next(iter(summary["pairs"]))]
+    floor = summary.get("floor")
+    text = f"{_pair_title(pair)}. Intervals are 95 %, over prompts."
+    if floor:
+        text += (
+            f" The floor is the trainer (at its present weights) scored again in another micro-batch shape, on "
+            f"{floor['counts']['tokens']:,} sampled tokens; extremes grow with the number of tokens, so compare those "
+            "with care. Signed means have no factor: they can be near zero by chance."
+        )
+    return text
+
+
+def _pair_text(pair: Mapping[str, Any]) -> str:
+    if pair["pair"] != "staleness":
+        return ""
+    return (
+        "The weights that sampled, in the trainer, stand in the place of μ. The tokens were sampled by the engine, "
+        "so these KL estimates say what the optimiser changed on those tokens."
+    )
+
+
+def _pair_title(pair: Mapping[str, Any]) -> str:
+    titles = {
+        "mismatch": "Mismatch: the same weights in the trainer (π) and in the rollout engine (μ)",
+        "staleness": "Staleness: the trainer's present weights (π) against the weights that sampled (in place of μ)",
+        "total": "Total: the trainer's present weights (π) against the rollout engine (μ)",
+    }
+    return titles.get(pair["pair"], PAIRS[pair["pair"]].label)
+
+
+def _gap_groups(pair: Mapping[str, Any]) -> tuple[MetricGroup, ...]:
+    groups = (MetricGroup(title, _rows(pair, keys)) for title, keys in _GROUPS.items())
+    return tuple(group for group in groups if group.rows)
+
+
+def _rows(pair: Mapping[str, Any], keys: Sequence[str]) -> tuple[MetricRow, ...]:
+    rows = (_row(pair, key) for key in keys)
+    return tuple(row for row in rows if row.value != numbers.MISSING or row.note != "not measured")
+
+
+def _row(pair: Mapping[str, Any], key: str) -> MetricRow:
+    metric, found = METRICS[key], pair["metrics"][key]
+    value, interval = _texts(metric, found)
+    floor, _ = _texts(metric, {"value": found.get("floor")})
+    return MetricRow(metric, value, interval, floor, numbers.times(found.get("times_floor")), found.get("note") or "")
+
+
+def _texts(metric: Metric, found: Mapping[str, Any]) -> tuple[str, str]:
+    parts = (found.get("value"), found.get("low"), found.get("high"))
+    if metric.unit == "share":
+        return numbers.share(*parts)
+    value, interval = numbers.estimate(*parts)
+    if metric.agreement == 1 and interval == numbers.MISSING:
+        value = numbers.near(parts[0], 1)
+    return value, interval
+
+
+def _figures(drawn: Mapping[str, FigureView], section: str) -> tuple[FigureView, ...]:
+    return tuple(drawn[name] for name in _FIGURES_OF[section] if name in drawn)
+
+
+def _volatility_section(pair: Mapping[str, Any], drawn: Mapping[str, FigureView]) -> Section:
+    text = (
+        "A ratio is volatile where the rollout gave a token little probability; a difference of probabilities is not. "
+        "Binary TV, |π − μ| of the sampled token, is small at low μ by construction: it cannot exceed max(π, μ). "
+        "Top-K TV compares the head of the distribution at that position: the fair one to hold beside the ratio."
+    )
+    tables = (
+        _volatility_table("Spread in each bin of μ, ± half its 95 % interval", pair, _SPREAD),
+        _volatility_table("Tails of the ratio", pair, _RATIO_TAILS),
+        _volatility_table("Tails of TV", pair, _TV_TAILS),
+    )
+    return Section("Ratio against TV", text, figures=_figures(drawn, "volatility"), tables=tables)
+
+
+def _volatility_table(title: str, pair: Mapping[str, Any], keys: Sequence[str]) -> Table:
+    rows = [row for row in pair["volatility"] if row["tokens"]]
+    metrics = [m for m in VOLATILITY if m.key in keys and any(row[m.key]["value"] is not None for row in rows)]
+    show = _with_interval if keys is _SPREAD else _cell
+    return Table(
+        title,
+        (Column("μ"), Column("tokens"), *(Column(m.label, m) for m in metrics)),
+        tuple((_bin(row), numbers.count(row["tokens"]), *(show(row[m.key]) for m in metrics)) for row in rows),
+    )
+
+
+def _bin(row: Mapping[str, Any]) -> str:
+    return f"{row['mu_low']:g} – {row['mu_high']:g}"
+
+
+def _cell(found: Mapping[str, Any]) -> str:
+    return numbers.number(found["value"])
+
+
+def _position_section(pair: Mapping[str, Any], drawn: Mapping[str, FigureView]) -> Section:
+    tables = (
+        _position_table("From the beginning", "position", pair["positions"]),
+        _position_table("From the end", "tokens before the last", pair["from_end"]),
+    )
+    text = "Drift with position points to the position encoding, a jump at the last token to the stop token."
+    return Section(
+        "Along the response", text, figures=_figures(drawn, "position"), tables=tuple(t for t in tables if t.rows)
+    )
+
+
+def _position_table(title: str, what: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    keys = ("abs_d_mean", "d_mean", "tv_binary_mean")
+    return Table(
+        title,
+        (Column(what), Column("tokens"), *(Column(METRICS[key].label, METRICS[key]) for key in keys)),
+        tuple((_range(row), numbers.count(row["tokens"]), *(_with_interval(row[key]) for key in keys)) for row in rows),
+    )
+
+
+def _range(row: Mapping[str, Any]) -> str:
+    return f"{row['first']}" if row["first"] == row["last"] else f"{row['first']} – {row['last']}"
+
+
+def _with_interval(found: Mapping[str, Any]) -> str:
+    return numbers.plus_minus(found["value"], found["low"], found["high"])
+
+
+def _sequence_section(pair: Mapping[str, Any], drawn: Mapping[str, FigureView]) -> Section:
+    by_length = Table(
+        "By length",
+        (Column("tokens"), Column("responses"), Column("mean Σd"), Column("spread of Σd")),
+        tuple(
+            (_range(row), numbers.count(row["sequences"]), _cell(row["d_sum_mean"]), _cell(row["d_sum_sd"]))
+            for row in pair["sequence"]["by_length"]
+        ),
+    )
+    group = MetricGroup("Responses as a whole", _rows(pair, _SEQUENCE))
+    text = "Per-token gaps add up: the ratio of a whole response is what sequence-level weights and masks act on."
+    return Section(
+        "Whole responses", text, (group,), _figures(drawn, "sequence"), (by_length,) if by_length.rows else ()
+    )
+
+
+def _responses_section(pair: Mapping[str, Any], *, imported: bool) -> Section:
+    equal = pair["metrics"]["equal_rewards_share"]["value"]
+    text = (
+        "An advantage is a reward minus the mean of its group, the samples of a prompt. A group without signal, whose "
+        "rewards are all equal, has advantages of zero and teaches nothing."
+    )
+    if pair["metrics"]["reward_mean"]["value"] is None:
+        text = "The prompts came without answers, so nothing was graded and there are no advantages."
+        if imported:
+            text = "The dump holds no rewards."
+    elif equal == 1:
+        reward = pair["metrics"]["reward_mean"]["value"]
+        what = "none was solved" if reward == 0 else "all were solved" if reward == 1 else "all samples of each agree"
+        text = (
+            f"Every group of samples got equal rewards ({what}), so every advantage, reward minus group mean, is zero: "
+            "no update would follow from these responses. Choose problems that the model solves sometimes."
+        )
+    return Section("Rewards and responses", text, (MetricGroup("Responses", _rows(pair, _RESPONSES)),))

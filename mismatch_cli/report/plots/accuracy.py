@@ -1,0 +1,78 @@
+"""How often each problem is solved, and what becomes of the kept ones on held-out samples."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mismatch_cli.metrics.estimate import Estimate
+from mismatch_cli.report.plots._panels import add_subject, legend_above, panels, title
+from mismatch_cli.report.plots._style import Style
+from mismatch_cli.studies.curation import CurationAnalysis, mean_over_problems
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+STUDY = "curation"
+TITLE = "Accuracy of the problems, chosen and held out"
+CAPTION = (
+    "Left: problems by accuracy on the samples that chose; the range that is kept is shaded. Right: each kept problem "
+    "by that accuracy and by its accuracy on held-out samples, with the mean of each sixth of the range and its 95 % "
+    "interval. A line of means flatter than the diagonal is regression to the mean."
+)
+
+_LEGEND = 20
+_BARS = 21  # at most
+_JITTER = 0.35  # of the step between two accuracies: dots with the same numbers lie beside each other
+
+
+def needs(data: CurationAnalysis) -> bool:
+    return len(data.pairs_K2) > 0
+
+
+def draw(figure: Figure, data: CurationAnalysis, style: Style) -> None:
+    left, right = panels(figure, style, 2, height=300 if style.wide else 230, legend=_LEGEND)
+    _draw_all(left, data, style)
+    _draw_kept(right, data, style)
+    add_subject(figure, style, f"{data.model} · {data.problems}")
+
+
+def _draw_all(axes: Axes, data: CurationAnalysis, style: Style) -> None:
+    samples = data.curation.samples
+    values = -(-(samples + 1) // _BARS)  # in a bar: of 0, 1, … right answers, as many in each
+    edges = (np.arange(0, samples + values + 1, values) - 0.5) / samples
+    axes.hist(data.accuracy_P, bins=edges.tolist(), color=style.theme.blue, edgecolor=style.theme.page, linewidth=0.6)
+    axes.axvspan(*data.curation.keep, color=style.theme.orange, alpha=0.12, zorder=0, linewidth=0)
+    axes.set_xlim(-0.02, 1.02)
+    axes.set_xticks([0, 0.2, 0.4, 0.6, 0.8, 1])
+    axes.set_xlabel(f"accuracy on {samples} samples")
+    axes.grid(visible=False, axis="x")
+    title(axes, "Problems", style, _LEGEND, f"{len(data.curation.kept):,} of {len(data.accuracy_P):,} kept")
+
+
+def _draw_kept(axes: Axes, data: CurationAnalysis, style: Style) -> None:
+    curation, random = data.curation, np.random.default_rng(0)
+    step_2 = 1 / np.array([curation.samples, curation.held_out_samples])
+    dot_K2 = data.pairs_K2 + random.uniform(-_JITTER, _JITTER, data.pairs_K2.shape) * step_2
+    axes.plot([0, 1], [0, 1], color=style.theme.muted, linewidth=0.9, linestyle=(0, (4, 2)), label="equal")
+    axes.axhspan(*curation.keep, color=style.theme.orange, alpha=0.12, zorder=0, linewidth=0)
+    axes.plot(*dot_K2.T, ".", color=style.theme.blue, markersize=4, alpha=0.5, markeredgewidth=0, zorder=2)
+    x_B = [pairs[:, 0].mean() for _, _, pairs in data.bins]
+    y_B3 = np.array([_with_ends(mean_over_problems(pairs[:, 1])) for _, _, pairs in data.bins])
+    axes.errorbar(
+        x_B, y_B3[:, 0], yerr=np.abs(y_B3[:, 1:] - y_B3[:, :1]).T, color=style.theme.orange, marker="o", markersize=4,
+        linewidth=1.6, label="mean of a sixth",
+    )  # fmt: skip
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    axes.set_xlabel("accuracy on the samples that chose")
+    legend_above(axes, style)
+    title(axes, "Held-out accuracy", style, _LEGEND)
+
+
+def _with_ends(mean: Estimate) -> tuple[float, ...]:
+    """Without an interval the bar has no length."""
+    assert mean.value is not None
+    return (mean.value, *(mean.value if end is None else end for end in (mean.low, mean.high)))

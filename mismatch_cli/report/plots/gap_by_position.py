@@ -1,0 +1,27 @@
+"""The gap along the response, in units of what is typical at each token's probability."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mismatch_cli.report.plots._profile import draw_profile
+from mismatch_cli.report.plots._style import Style
+from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+STUDY = "diagnosis"
+TITLE = "The gap along the response"
+CAPTION = (
+    "Tokens in the order of their positions, in sixteen parts, with 95 % bars over prompts. Level is healthy; a steady "
+    "rise points to position encodings, a step at one position to a block, chunk or window of that size."
+)
+
+
+def needs(data: DiagnosisAnalysis) -> bool:
+    return len(data.by_position) > 1
+
+
+def draw(figure: Figure, data: DiagnosisAnalysis, style: Style) -> None:
+    draw_profile(figure, data.by_position, style, along="position in the response", subject=data.subject)

@@ -1,0 +1,27 @@
+"""The gap over the steps of training, in units of what is typical at each token's probability."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mismatch_cli.report.plots._profile import draw_profile
+from mismatch_cli.report.plots._style import Style
+from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+STUDY = "diagnosis"
+TITLE = "The gap over the steps"
+CAPTION = (
+    "Mean over the tokens of each step, with 95 % bars over prompts. At equal weights it should be level: a rise "
+    "points to weights or caches that the engine does not renew."
+)
+
+
+def needs(data: DiagnosisAnalysis) -> bool:
+    return len(data.by_step) > 1
+
+
+def draw(figure: Figure, data: DiagnosisAnalysis, style: Style) -> None:
+    draw_profile(figure, data.by_step, style, along="step", subject=data.subject)

@@ -1,0 +1,40 @@
+"""Ratio clipping relaxed for improbable tokens, on either side or both (DPPO paper, figure 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from mismatch_cli.report.plots._lines import AS_ABOVE, Panel, draw_panels, looks
+from mismatch_cli.report.plots._style import Style
+from mismatch_cli.studies.curves import Curve
+from mismatch_cli.studies.training_plot_data import TrainingPlotData
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+STUDY = "training"
+TITLE = "Relaxed ratio clipping"
+CAPTION = (
+    "Mean reward, and mean entropy of π over all tokens on a logarithmic axis, for ratio clipping and for its "
+    f"relaxations towards improbable tokens: upwards, downwards, both. {AS_ABOVE} DPPO paper, figure 7."
+)
+
+_SHOWN = ("grpo-clip-higher", "relax-high", "relax-low", "relax-both")
+
+
+def needs(data: TrainingPlotData) -> bool:
+    return len(_relaxed(data.curves("reward"))) >= 2
+
+
+def draw(figure: Figure, data: TrainingPlotData, style: Style) -> None:
+    panels = [Panel("Mean reward", [_relaxed(data.curves("reward"))], within=(0, 1))]
+    entropy = {name: curve for name, curve in _relaxed(data.curves("entropy")).items() if (curve.value_N > 0).any()}
+    if entropy:
+        panels.append(Panel("Mean entropy, nats", [entropy], log=True))
+    draw_panels(figure, data, style, panels, looks(data.algorithms, style))
+
+
+def _relaxed(curves: Mapping[str, Curve]) -> dict[str, Curve]:
+    """Parameters follow the name after a colon."""
+    return {name: curve for name, curve in curves.items() if name.partition(":")[0] in _SHOWN}

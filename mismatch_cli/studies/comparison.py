@@ -1,0 +1,206 @@
+"""What two traces or more have in common, the same numbers of each, and the difference from the first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.metrics.differences import Difference, Measured, differences
+from mismatch_cli.metrics.estimate import Estimate
+from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
+from mismatch_cli.metrics.summary import MismatchSummary
+from mismatch_cli.places import shown, shown_apart
+from mismatch_cli.studies.comparison_plot_data import ComparisonPlotData, exceedance
+from mismatch_cli.studies.imported import without_unknown
+from mismatch_cli.studies.mismatch import about, who_is_compared
+from mismatch_cli.studies.on_tokens import OnTokens, compare_on_tokens
+from mismatch_cli.studies.pairing import Pairing, Responses, compared_rows, pair_up
+from mismatch_cli.studies.settings_compared import SettingDifference, settings_diff
+from mismatch_cli.trace.columns import table_to_batch
+from mismatch_cli.trace.reader import Trace
+
+FORMAT, VERSION = "mismatch-cli comparison", 1
+NAMES = "ABCDEF"  # as many as there are colours that can be told apart
+CHANCE = 0.05  # of the metrics differ by more than noise where nothing differs
+
+
+@dataclass(frozen=True)
+class Side:
+    """One trace: what of it is compared, and what was measured on that."""
+
+    name: str
+    trace: Trace
+    responses: Responses
+    kept_S: np.ndarray  # bool, in the order of the trace's files
+    summary: MismatchSummary
+
+    @cached_property
+    def result(self) -> dict[str, Any]:
+        """The summary as `report` shows it."""
+        return without_unknown(self.summary.result(), self.trace.manifest.get("imported"))
+
+    @property
+    def measured(self) -> Measured:
+        """The same with what its intervals are made of: what the report does not know is not compared either."""
+        measured = Measured(self.summary)
+        for key, found in self.result["metrics"].items():
+            if found["value"] is None:
+                measured.estimates[key] = Estimate(None, note=found["note"])
+        return measured
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Another trace against the first one."""
+
+    side: Side
+    pairing: Pairing
+    differences: dict[str, Difference]
+    on_tokens: OnTokens | None  # where both hold the same responses
+
+
+@dataclass(frozen=True)
+class ComparisonAnalysis:
+    """The first trace, and each of the others against it."""
+
+    pair: Pair
+    first: Side
+    others: tuple[Comparison, ...]
+
+    @property
+    def sides(self) -> tuple[Side, ...]:
+        return (self.first, *(comparison.side for comparison in self.others))
+
+
+def analyse_comparison(
+    traces: Sequence[Trace], pair_name: str | None = None, on_responses: Callable[[int], None] = lambda _: None
+) -> ComparisonAnalysis:
+    """Read each trace twice, for its keys and for its numbers, and a third time where tokens are compared directly.
+
+    Raises a `UsageError` for a pair that a trace does not have, and a `MismatchError` where nothing was scored.
+    """
+    pair = _common_pair(traces, pair_name)
+    responses = []
+    for trace in traces:
+        responses.append(Responses.of(trace, pair))
+        on_responses(trace.num_responses)
+        if not responses[-1].measured_S.any():
+            raise MismatchError(f"{trace.folder} holds no scored token. {trace.how_to_score}")
+    pairings = [pair_up(responses[0], other) for other in responses[1:]]
+    kept = compared_rows(responses, pairings)
+    sides = []
+    for name, trace, its_responses, kept_S in zip(NAMES, traces, responses, kept, strict=False):
+        sides.append(Side(name, trace, its_responses, kept_S, _measure(trace, its_responses, kept_S, pair)))
+        on_responses(trace.num_responses)
+    first, ours = sides[0], sides[0].measured
+    others = []
+    for side, pairing in zip(sides[1:], pairings, strict=True):
+        on_tokens = None
+        if pairing.by == "tokens":
+            both = (first.trace, side.trace)
+            on_tokens = compare_on_tokens(both, first.responses, first.kept_S, pairing.partner_S, pair)
+        others.append(Comparison(side, pairing, differences(ours, side.measured), on_tokens))
+    return ComparisonAnalysis(pair, first, tuple(others))
+
+
+def _common_pair(traces: Sequence[Trace], asked: str | None) -> Pair:
+    """As asked, else the first that every trace has: the gap at equal weights before the whole one."""
+    having = [_pairs_in(trace) for trace in traces]
+    if asked is None:
+        common = [name for name in ("mismatch", "total") if all(name in names for names in having)]
+        if not common:
+            lacking = next(t for t, names in zip(traces, having, strict=True) if not {"mismatch", "total"} & names)
+            raise MismatchError(f"{lacking.folder} was not scored by a trainer. {lacking.how_to_score}")
+        return PAIRS[common[0]]
+    for trace, names in zip(traces, having, strict=True):
+        if asked not in names:
+            raise UsageError(
+                f"{trace.folder} has no {asked} pair. It has: {', '.join(sorted(names)) or 'none, it is not scored'}."
+            )
+    return PAIRS[asked]
+
+
+def _pairs_in(trace: Trace) -> set[str]:
+    columns = trace.columns()
+    if "logp_trainer" not in columns:
+        return set()
+    return {"total", *pairs_in([trace])} | ({"floor"} if "logp_trainer_repeat" in columns else set())
+
+
+def _measure(trace: Trace, responses: Responses, kept_S: np.ndarray, pair: Pair) -> MismatchSummary:
+    """The summary of what is compared, its prompts known by their tokens."""
+    summary, first = MismatchSummary(pair), 0
+    for table in trace.tables():
+        rows = np.flatnonzero(kept_S[first : first + table.num_rows])
+        if len(rows):
+            batch = table_to_batch(table if len(rows) == table.num_rows else table.take(rows))
+            summary.update(replace(batch, prompt_id_S=torch.from_numpy(responses.prompt_S[first + rows])))
+        first += table.num_rows
+    return summary
+
+
+def comparison_json(analysis: ComparisonAnalysis, arguments: Sequence[str] = ()) -> dict[str, Any]:
+    """What `compare --json` prints, documented in docs/compare.md."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "arguments": list(arguments),
+        "pair": analysis.pair.name,
+        "traces": [_side_json(side) for side in analysis.sides],
+        "comparisons": [_comparison_json(analysis, comparison) for comparison in analysis.others],
+    }
+
+
+def _side_json(side: Side) -> dict[str, Any]:
+    unscored = int(np.count_nonzero(~side.responses.measured_S))
+    return {
+        "name": side.name,
+        "folder": shown(str(side.trace.folder)),
+        "about": about([side.trace], unscored),
+        "responses": len(side.responses),
+        "compared_responses": int(np.count_nonzero(side.kept_S)),
+        "prompts": len(np.unique(side.responses.prompt_S)),
+        "summary": side.result,
+    }
+
+
+def _comparison_json(analysis: ComparisonAnalysis, comparison: Comparison) -> dict[str, Any]:
+    first, found = analysis.first, comparison.differences
+    answers = [difference.more_than_noise for difference in found.values()]
+    tested = sum(answer is not None for answer in answers)
+    return {
+        "trace": comparison.side.name,
+        "against": first.name,
+        "pairing": comparison.pairing.by,
+        "shared_responses": comparison.pairing.shared_responses,
+        "shared_prompts": len(comparison.pairing.shared_prompts),
+        "tested": tested,
+        "more_than_noise": sum(answer is True for answer in answers),
+        "expected_by_chance": CHANCE * tested,
+        "metrics": {key: difference.to_dict() for key, difference in found.items()},
+        "on_tokens": comparison.on_tokens and comparison.on_tokens.to_dict(),
+        "settings": [_shown(row) for row in _settings_diff(analysis, comparison.side)],
+    }
+
+
+def _shown(row: SettingDifference) -> dict[str, Any]:
+    first, other = shown_apart(row.first, row.other)
+    return vars(row) | {"first": first, "other": other}
+
+
+def _settings_diff(analysis: ComparisonAnalysis, side: Side) -> list[SettingDifference]:
+    manifests = (analysis.first.trace.manifest, side.trace.manifest)
+    return settings_diff(*manifests, at_equal_weights=analysis.pair.name == "mismatch")
+
+
+def comparison_plot_data(analysis: ComparisonAnalysis, result: dict[str, Any]) -> ComparisonPlotData:
+    """What the plots draw: the numbers of the JSON, and the distribution of |d| in each trace."""
+    who = [f"{side.name}: {who_is_compared(side.trace.manifest)}" for side in analysis.sides]
+    cells = [side.summary.exact.cells.d.total for side in analysis.sides]
+    return ComparisonPlotData(result, " · ".join(who), tuple(exceedance(counts) for counts in cells))

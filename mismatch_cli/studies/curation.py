@@ -1,0 +1,95 @@
+"""What a curation says: how many problems were kept, and how their accuracy regresses to the mean when held out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from mismatch_cli.metrics.curation import Curation
+from mismatch_cli.metrics.estimate import Estimate, point
+from mismatch_cli.metrics.jackknife import interval
+
+_BINS = 6  # of the range that is kept
+
+
+@dataclass(frozen=True)
+class CurationAnalysis:
+    """A curation, and the settings that it was made with."""
+
+    STUDY: ClassVar[str] = "curation"
+
+    curation: Curation
+    config: Mapping[str, Any]  # as in the manifest of the traces
+    confirm: bool = False  # whether only the confirmed problems are written
+
+    @property
+    def model(self) -> str:
+        return str(self.config["model"])
+
+    @property
+    def problems(self) -> str:
+        return str(self.config["prompts"]["location"])
+
+    @cached_property
+    def accuracy_P(self) -> np.ndarray:
+        """Of every problem, on the samples that chose."""
+        return np.array(list(self.curation.accuracy.values()))
+
+    @cached_property
+    def pairs_K2(self) -> np.ndarray:
+        """Of the kept problems: on the samples that chose them, and held out."""
+        return np.array([(self.curation.accuracy[p], self.curation.held_out[p]) for p in self.curation.kept])
+
+    @cached_property
+    def bins(self) -> list[tuple[float, float, np.ndarray]]:
+        """Ranges of the accuracy that chose, each with its kept problems as in `pairs_K2`; empty ones are left out."""
+        low, high = self.curation.keep
+        edge_B = np.linspace(low, high, _BINS + 1)
+        bin_K = np.clip(np.searchsorted(edge_B, self.pairs_K2[:, 0] + 1e-9, side="right") - 1, 0, _BINS - 1)
+        return [(edge_B[b], edge_B[b + 1], self.pairs_K2[bin_K == b]) for b in range(_BINS) if (bin_K == b).any()]
+
+    @property
+    def staying(self) -> Estimate:
+        """Share of the kept problems that the held-out samples put in the range, too."""
+        return mean_over_problems([self.curation.within(held_out) for _, held_out in self.pairs_K2])
+
+
+def mean_over_problems(values: Sequence[float] | np.ndarray) -> Estimate:
+    """A mean with its 95 % interval over problems."""
+    value_N = np.asarray(values, dtype=np.float64)
+    if len(value_N) < 2:
+        return point(float(value_N.mean()))
+    without_N = (value_N.sum() - value_N) / (len(value_N) - 1)
+    return interval(float(value_N.mean()), without_N, len(value_N))
+
+
+def summary_json(analysis: CurationAnalysis) -> dict[str, Any]:
+    """What summary.json holds; the problems are in perfectible.jsonl."""
+    curation, chosen_K, held_out_K = analysis.curation, *analysis.pairs_K2.T
+    return {
+        "format": "mismatch-cli curation",
+        "version": 1,
+        "config": dict(analysis.config),
+        "count": len(curation.accuracy),
+        "kept": len(curation.kept),
+        "confirmed": len(curation.confirmed),
+        "written": len(curation.confirmed if analysis.confirm else curation.kept),
+        "accuracy": mean_over_problems(analysis.accuracy_P).to_dict(),
+        "accuracy_of_kept": mean_over_problems(chosen_K).to_dict(),
+        "held_out_accuracy": mean_over_problems(held_out_K).to_dict(),
+        "staying": analysis.staying.to_dict(),
+        "bins": [
+            {
+                "from": low,
+                "to": high,
+                "problems": len(pairs),
+                "accuracy": float(pairs[:, 0].mean()),
+                "held_out_accuracy": mean_over_problems(pairs[:, 1]).to_dict(),
+            }
+            for low, high, pairs in analysis.bins
+        ],
+    }

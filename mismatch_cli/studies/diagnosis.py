@@ -1,0 +1,133 @@
+"""From traces to a diagnosis, and from it to JSON and to what the figures draw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from mismatch_cli import custom_code
+from mismatch_cli.diagnosis.alignment import lag_scan
+from mismatch_cli.diagnosis.evidence import gather
+from mismatch_cli.diagnosis.grouped import estimate_over_prompts
+from mismatch_cli.diagnosis.model import ModelAtHand, model_at_hand
+from mismatch_cli.diagnosis.run import Diagnosis, diagnose, module
+from mismatch_cli.diagnosis.sample import Sample
+from mismatch_cli.metrics.estimate import Estimate
+from mismatch_cli.places import shown
+from mismatch_cli.studies.mismatch import about, check_poolable, who_is_compared
+from mismatch_cli.trace.reader import Trace
+
+FORMAT, VERSION = "mismatch-cli diagnosis", 2
+_BINS = 16
+
+
+@dataclass(frozen=True)
+class DiagnosisAnalysis:
+    """A diagnosis with the traces it is of; what the figures draw."""
+
+    STUDY: ClassVar[str] = "diagnosis"
+
+    traces: Sequence[Trace]
+    diagnosis: Diagnosis
+    earlier_model: str | None = None
+    trainer_model: str | None = None
+
+    @property
+    def sample(self) -> Sample:
+        return self.diagnosis.evidence.sample
+
+    @property
+    def subject(self) -> str:
+        who = who_is_compared(self.traces[0].manifest)
+        return f"{who} · {len(self.sample.kept):,} tokens" if who else f"{len(self.sample.kept):,} tokens"
+
+    @cached_property
+    def gap(self) -> Estimate:
+        """Mean |d| over the sample, nats."""
+        return self._mean(np.abs(self.sample.d_N), slice(None))
+
+    @cached_property
+    def lags(self) -> dict[int, float]:
+        """The gap by lag, nats."""
+        return lag_scan(self.sample, self.diagnosis.evidence.alignment)
+
+    @cached_property
+    def by_position(self) -> list[tuple[float, Estimate]]:
+        """The mean position and the mean normalised gap of each sixteenth of the tokens, in the order of positions."""
+        position_N = self.sample.position_T[self.sample.kept]
+        order = np.argsort(position_N, kind="stable")
+        parts = [part for part in np.array_split(order, _BINS) if len(part)]
+        return [(float(position_N[part].mean()), self._mean(self.sample.u_N, part)) for part in parts]
+
+    @cached_property
+    def by_step(self) -> list[tuple[int, Estimate]]:
+        """Each step with its mean normalised gap."""
+        step_N = self.sample.step_S[self.sample.response_T[self.sample.kept]]
+        return [(int(step), self._mean(self.sample.u_N, step_N == step)) for step in np.unique(step_N)]
+
+    def _mean(self, value_N: np.ndarray, part: np.ndarray | slice) -> Estimate:
+        prompt_id_N = self.sample.prompt_id_S[self.sample.response_T[self.sample.kept]]
+        return estimate_over_prompts(value_N[part], self.sample.group_N[part], prompt_id_N[part])
+
+
+def analyse_diagnosis(
+    traces: Sequence[Trace],
+    earlier_model: str | None = None,
+    trainer_model: str | None = None,
+    on_responses: Callable[[int], None] = lambda _: None,
+) -> DiagnosisAnalysis:
+    """Make every check on traces that are samples of one thing.
+
+    That for stale weights needs an earlier checkpoint; those of what a model read need the trainer's model.
+    """
+    check_poolable(traces)
+    evidence = gather(traces, on_responses)
+
+    def at_hand(path: str) -> ModelAtHand:
+        return model_at_hand(path, evidence.sample, evidence.sampling, traces)
+
+    if trainer_model is not None:
+        evidence = replace(evidence, model=at_hand(trainer_model))
+    if earlier_model is not None:
+        evidence = replace(evidence, earlier_logp_T=at_hand(earlier_model).logp_T())
+    return DiagnosisAnalysis(traces, diagnose(evidence), earlier_model, trainer_model)
+
+
+def diagnosis_json(analysis: DiagnosisAnalysis) -> dict[str, Any]:
+    """What `--json` prints and `summary.json` holds; documented in docs/diagnose.md."""
+    diagnosis, sample = analysis.diagnosis, analysis.sample
+    usual = diagnosis.evidence.usual
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "traces": shown([str(trace.folder) for trace in analysis.traces]),
+        "about": about(analysis.traces, 0),
+        "pair": diagnosis.evidence.pair.name,
+        "responses": diagnosis.evidence.counts.responses,
+        "sample": {"responses": sample.num_responses, "tokens": len(sample.kept)},
+        "abs_d_mean": analysis.gap.value,
+        "faults": [finding.check for finding in diagnosis.faults],
+        "first_cause": diagnosis.first_cause.check if diagnosis.first_cause else None,
+        "unexplained": {
+            "nats": diagnosis.unexplained.nats,
+            "share": diagnosis.unexplained.share,
+            "usual": {"who": usual.who, "low": usual.low, "high": usual.high},
+        },
+        "suspects": [
+            {"check": finding.check, "explains": finding.explains, "needs": finding.needs}
+            for finding in diagnosis.suspects
+        ],
+        "findings": [
+            {name.lower(): getattr(module(finding.check), name) for name in _WORDS}
+            | {name: value for name, value in finding.to_dict().items() if value or name not in ("cause", "change")}
+            for finding in diagnosis.findings
+        ],
+        **custom_code.on_record(),
+    }
+
+
+_WORDS = ("TITLE", "CAUSE", "CHANGE", "SOURCE")
