@@ -21,7 +21,7 @@ from mismatch_cli.metrics.catalog import METRICS
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.registry import unknown
 
-PRESETS = Path(__file__).parent / "limits"
+PRESETS = Path(__file__).parent / "published_limits"
 DEFAULT = "prime-rl"
 
 DIAGNOSIS, FAULTS = "diagnosis", "faults"
