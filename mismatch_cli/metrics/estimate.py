@@ -21,6 +21,7 @@ FEW_BEYOND = f"fewer than {FEWEST_BEYOND} tokens beyond it: no interval"
 FEWEST_TOKENS = 1000  # in a bin of μ
 FEW_TOKENS = f"fewer than {FEWEST_TOKENS:,} tokens: no interval"
 FEW_TOKENS_DECIDE = "a few tokens decide it: no interval"
+CROWDED = "most ratios crowd at 1: no interval"  # how densely decides, and differs from trace to trace
 FEW_AT_EDGE = "the few tokens near it decide it: no interval"
 NOT_MEASURED = "not measured"
 OVERFLOW = "larger than a float can hold"

@@ -7,13 +7,14 @@ the interval. Ratio quantiles are exp of quantiles of d, with 0 for tokens out o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from mismatch_cli.metrics.cells import D_BINS, D_GROUP_BINS, MU_BINS, MU_EDGES, CellCounts, CellMoments, ScatterCounts
 from mismatch_cli.metrics.estimate import (
+    CROWDED,
     EXTREME,
     FEW_BEYOND,
     FEW_TOKENS,
@@ -81,7 +82,8 @@ def token_quantiles(counts: CellCounts) -> dict[str, Jackknife]:
     """Quantiles of |d| and of the ratio over all tokens, whatever their μ."""
     d = _Histograms.of(counts.d, slice(None))
     abs_d = d.absolute().quantiles([0.5, 0.95, 0.99])
-    ratio = d.ratio(counts.out_of_support.sum(axis=1)).quantiles([0.01, 0.5, 0.99])
+    low, median, high = d.ratio(counts.out_of_support.sum(axis=1)).quantiles([0.01, 0.5, 0.99])
+    ratio = [low, replace(median, unsure=CROWDED), high]
     names = ("abs_d_p50", "abs_d_p95", "abs_d_p99", "ratio_p01", "ratio_p50", "ratio_p99")
     return dict(zip(names, [*abs_d, *ratio], strict=True))
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mismatch_cli.metrics.cells import MU_EDGES
+from mismatch_cli.metrics.estimate import CROWDED
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.summary import MismatchSummary
 
@@ -51,6 +52,7 @@ def test_overall_quantiles_agree_with_numpy(measured) -> None:
         assert value[key] == pytest.approx(np.quantile(np.abs(d), share), rel=3e-3)
     for key, share in (("ratio_p01", 0.01), ("ratio_p50", 0.5), ("ratio_p99", 0.99)):
         assert value[key] == pytest.approx(np.quantile(np.exp(d), share), rel=3e-3)
+    assert result["metrics"]["ratio_p50"]["note"] == CROWDED
 
 
 def test_an_empty_bin_has_no_values(make_batch) -> None:
