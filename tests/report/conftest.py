@@ -20,6 +20,9 @@ from mismatch_cli.numbers import count, estimate, number, share, times
 from mismatch_cli.report.figures import FigureView, figure_views
 from mismatch_cli.report.view import Column, Excerpt, MetricGroup, MetricRow, Piece, ReportView, Section, Table
 from mismatch_cli.studies.mismatch_plot_data import PlotData
+from mismatch_cli.studies.runs import TrainingRun
+from tests.report.training_runs import EIGHT, make_run
+from tests.studies.compared import analysis, float32_rows, perturbed, plot_data, result, traces  # noqa: F401
 
 TOP_K = 8
 HOSTILE = (
@@ -101,10 +104,10 @@ def measure(batch: TokenBatch, *, tokens: int = 20_000) -> SimpleNamespace:
     floor.update(batch)
     for gaps in token_gaps(batch, PAIRS["mismatch"]):
         sample.update(gaps)
-    result = summary.result()
+    found = summary.result()
     subject = "Qwen/Qwen2.5-0.5B-Instruct · vLLM bfloat16 against Hugging Face bfloat16 · temperature 1"
     return SimpleNamespace(
-        summary=result, floor=floor.result(), plot_data=PlotData.of(result, sample.result(), (0.125, 0.25), subject)
+        summary=found, floor=floor.result(), plot_data=PlotData.of(found, sample.result(), (0.125, 0.25), subject)
     )
 
 
@@ -205,3 +208,9 @@ def figures(measured: SimpleNamespace) -> list[FigureView]:
 @pytest.fixture(scope="session")
 def view(measured: SimpleNamespace, figures: list[FigureView]) -> ReportView:
     return make_view(measured, figures)
+
+
+@pytest.fixture(scope="session")
+def eight() -> list[TrainingRun]:
+    """Eight algorithms with three seeds each; some runs are shorter."""
+    return [make_run(name, seed, 45 if seed == 2 else 60) for name in EIGHT for seed in range(3)]

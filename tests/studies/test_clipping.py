@@ -22,10 +22,10 @@ from mismatch_cli.studies.clipping import analyse_clipping, clipping_json, clipp
 from mismatch_cli.studies.token_classes import token_class
 from mismatch_cli.trace.reader import Trace
 from tests.metrics.clipping.world import ALL, PLAIN, estimates_in, result_of, summarise, without, world
-from tests.report.clipping.written import TEXTS, write_trace
+from tests.studies.written import TEXTS, write_trace
 
 SEEDS = (0, 1, 2)
-DOCS = Path(__file__).parents[3] / "docs" / "clipstats.md"
+DOCS = Path(__file__).parents[2] / "docs" / "clipstats.md"
 
 
 @pytest.fixture(scope="module")

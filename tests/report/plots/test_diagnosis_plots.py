@@ -12,7 +12,7 @@ from mismatch_cli.report.figures import plots_of
 from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
 from mismatch_cli.studies.diagnosis import DiagnosisAnalysis, analyse_diagnosis
 from mismatch_cli.trace.reader import Trace
-from tests.report.clipping.test_plots import check_texts, drawn
+from tests.report.plots.drawing import check_texts, drawn
 
 PLOTS = list(plots_of(DiagnosisAnalysis.STUDY))
 STYLES = [Style(WIDE, LIGHT), Style(NARROW, DARK)]  # colours move no text

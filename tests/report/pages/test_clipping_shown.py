@@ -13,7 +13,7 @@ from mismatch_cli.report.html import render_html
 from mismatch_cli.report.pages.clipping import build_view
 from mismatch_cli.report.terminal import print_report
 from mismatch_cli.report.view import Excerpt, Piece
-from tests.report.clipping.sample_result import HOSTILE, equal_weights_result, nothing_blocked, sample_result
+from tests.report.pages.clipping_result import HOSTILE, equal_weights_result, nothing_blocked, sample_result
 
 LONG_NAME = "my_very_long_mask_name:max_tv=0.125,anchor=recomputed"
 HOSTILE_NAME = "<b>[red]$x$\x1b[2J"

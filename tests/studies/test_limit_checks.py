@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from mismatch_cli import dialects
 from mismatch_cli.bundled import bundled
 from mismatch_cli.metrics.estimate import FLOOR_RESOLUTION
 from mismatch_cli.studies.gate import limit_text, measured_text
@@ -16,6 +17,18 @@ from mismatch_cli.studies.limits import SURELY, Limit, LimitSet
 from mismatch_cli.trace.reader import Trace
 
 CLOSE = 1e-9
+
+
+@pytest.fixture(scope="module")
+def training() -> Measurement:
+    """A training run: mismatch, staleness and total."""
+    return Measurement([Trace.open(bundled("traces") / "fp8-kv")], dialects.names())
+
+
+@pytest.fixture(scope="module")
+def control() -> Measurement:
+    """Everything in float32, at equal weights."""
+    return Measurement([Trace.open(bundled("traces") / "float32")], ["slime"])
 
 
 def check(measured: Measurement, metric: str, bound: str, threshold: float, baseline=None, **more) -> Check:

@@ -16,8 +16,8 @@ from mismatch_cli.report.plots._lines import looks
 from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
 from mismatch_cli.studies.runs import TrainingRun
 from mismatch_cli.studies.training_plot_data import TrainingPlotData
-from tests.report.clipping.test_plots import check_texts, drawn
-from tests.report.training.sample_runs import make_run
+from tests.report.plots.drawing import check_texts, drawn
+from tests.report.training_runs import make_run
 
 PLOTS = list(plots_of(TrainingPlotData.STUDY))
 STYLES = [Style(WIDE, LIGHT), Style(NARROW, DARK)]  # colours move no text
@@ -49,8 +49,8 @@ def test_contract(plot: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("style", STYLES, ids=lambda style: f"{style.layout.name}-{style.theme.name}")
-def test_text_is_legible_inside_the_figure_and_apart(plot: ModuleType, style: Style, many: list[TrainingRun]) -> None:
-    data = TrainingPlotData.of(many)
+def test_text_is_legible_inside_the_figure_and_apart(plot: ModuleType, style: Style, eight: list[TrainingRun]) -> None:
+    data = TrainingPlotData.of(eight)
     assert plot.needs(data)
     check_texts(drawn(plot, data, style), style)
 
@@ -88,7 +88,7 @@ def test_draws_any_runs(name: str, style: Style) -> None:
 
 
 @pytest.mark.parametrize("share", [0.03, 0.5])
-def test_what_was_not_measured_leaves_gaps(plot: ModuleType, share: float, many: list[TrainingRun]) -> None:
+def test_what_was_not_measured_leaves_gaps(plot: ModuleType, share: float, eight: list[TrainingRun]) -> None:
     rng = np.random.default_rng(3)
 
     def without(value: Any) -> Any:
@@ -96,7 +96,7 @@ def test_what_was_not_measured_leaves_gaps(plot: ModuleType, share: float, many:
             return {key: without(part) for key, part in value.items() if rng.random() < share or key == "seconds"}
         return value if rng.random() < share else rng.choice([None, float("nan")])
 
-    runs = [replace(run, records=[without(record) for record in run.records]) for run in many]
+    runs = [replace(run, records=[without(record) for record in run.records]) for run in eight]
     if plot.needs(data := TrainingPlotData.of(runs)):
         drawn(plot, data, STYLES[1])
 
@@ -155,8 +155,8 @@ def test_bad_updates_stand_below_the_reward_on_the_same_steps() -> None:
     assert below.get_ylim()[0] == 0
 
 
-def test_algorithms_that_never_block_have_no_line(many: list[TrainingRun]) -> None:
-    figure = drawn(load("blocked-tokens"), TrainingPlotData.of(many), STYLES[0])
+def test_algorithms_that_never_block_have_no_line(eight: list[TrainingRun]) -> None:
+    figure = drawn(load("blocked-tokens"), TrainingPlotData.of(eight), STYLES[0])
     assert [len(axes.lines) for axes in figure.axes] == [8, 6, 6]
 
 

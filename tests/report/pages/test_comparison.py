@@ -13,7 +13,7 @@ from rich.console import Console
 from mismatch_cli.report.html import render_html
 from mismatch_cli.report.pages.comparison import build_view
 from mismatch_cli.report.terminal import print_report
-from tests.report.comparison.conftest import Row, first_two
+from tests.studies.compared import Row, first_two
 
 HOSTILE = "<b>[red]$x$\x1b[2J \u202eevil"
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.text import Text
 
 from mismatch_cli.report.figures import draw, plots_for, plots_of
 from mismatch_cli.report.plots import _points
 from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
 from mismatch_cli.studies.mismatch_plot_data import PlotData
+from tests.report.plots.drawing import check_texts, drawn
 
 PLOTS = list(plots_of("mismatch"))
 STYLES = [Style(WIDE, LIGHT), Style(NARROW, DARK)]  # colours move no text
@@ -30,17 +29,6 @@ def style(request: pytest.FixtureRequest) -> Style:
     return request.param
 
 
-def drawn(plot: ModuleType, data: PlotData, style: Style) -> Any:
-    """The figure, drawn to the last pixel; every warning is an error."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        figure = draw(plot, data, style)
-        FigureCanvasAgg(figure).draw()
-    return figure
-
-
 def test_the_paper_plots_are_there() -> None:
     assert {"ratio-and-tv", "logp-agreement", "sequence-log-ratio", "volatility", "position-profile"} <= set(PLOTS)
 
@@ -54,12 +42,7 @@ def test_contract(plot: ModuleType) -> None:
 def test_text_is_legible_inside_the_figure_and_apart(plot: ModuleType, style: Style, measured: SimpleNamespace) -> None:
     assert plot.needs(measured.plot_data)
     figure = drawn(plot, measured.plot_data, style)
-    width, height = figure.get_size_inches()
-    assert round(width * 96) == style.layout.width
-    for text in figure.findobj(Text):
-        assert text.get_fontsize() / 0.75 >= 10.5, text.get_text()  # CSS pixels
-    box = figure.get_tightbbox()  # of everything that is drawn, labels included; in inches
-    assert min(box.x0, box.y0, width - box.x1, height - box.y1) >= -0.01
+    check_texts(figure, style)
     for axes in figure.axes:
         parts = [t for t in (axes.title, axes._left_title, axes._right_title) if t.get_text()]
         parts += [axes.get_legend()] if axes.get_legend() else []

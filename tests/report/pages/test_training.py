@@ -22,7 +22,7 @@ from mismatch_cli.studies.runs import TrainingRun
 from mismatch_cli.studies.training_metrics import CATALOG
 from mismatch_cli.studies.training_plot_data import TrainingPlotData
 from tests.report.test_browser import BROWSER, CASES, FRAME, MEASURE, POLICY, browse
-from tests.report.training.sample_runs import EIGHT, make_run
+from tests.report.training_runs import EIGHT, make_run
 
 
 def tables(view: ReportView) -> dict[str, Table]:
@@ -86,9 +86,9 @@ def test_headline_and_leading_numbers() -> None:
     assert alone == "one seed"
 
 
-def test_of_many_algorithms_the_highest_and_the_lowest_are_named(many: list[TrainingRun]) -> None:
-    view = build_view(many, [])
-    mean = {name: np.mean([r.series("reward")[-10:].mean() for r in many if r.algorithm == name]) for name in EIGHT}
+def test_of_many_algorithms_the_highest_and_the_lowest_are_named(eight: list[TrainingRun]) -> None:
+    view = build_view(eight, [])
+    mean = {name: np.mean([r.series("reward")[-10:].mean() for r in eight if r.algorithm == name]) for name in EIGHT}
     found = re.findall(r"(\S+) has the (highest|lowest) final reward, ([\d.]+)", view.headline)
     assert found == [
         (name, how, f"{mean[name]:.3f}")
@@ -181,8 +181,8 @@ def test_settings_that_differ_are_shown_run_by_run() -> None:
     assert ("Rollout engine", "vllm · bfloat16 · KV cache fp8") in fp8.about
 
 
-def test_every_number_is_defined(many: list[TrainingRun]) -> None:
-    defined = build_view(many, []).definitions()
+def test_every_number_is_defined(eight: list[TrainingRun]) -> None:
+    defined = build_view(eight, []).definitions()
     assert set(CATALOG) <= set(defined)
     assert len({metric.key for metric in CATALOG}) == len(CATALOG)
 

@@ -11,7 +11,7 @@ from mismatch_cli.errors import UsageError
 from mismatch_cli.report.pages.clipping_examples import chosen_pair, example_excerpts
 from mismatch_cli.studies.clipping import analyse_clipping, clipping_json
 from tests.metrics.clipping.world import ALL, world
-from tests.report.clipping.written import write_trace
+from tests.studies.written import write_trace
 
 PAPER = ["grpo-clip-higher", "dppo-binary-tv"]
 

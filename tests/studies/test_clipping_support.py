@@ -9,7 +9,7 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.clipping.judged import Needs
 from mismatch_cli.studies.clipping_support import Support
 from tests.metrics.clipping.world import ALL, without, world
-from tests.report.clipping.written import write_trace
+from tests.studies.written import write_trace
 
 RECOMPUTED = ("logp_recomputed", "topk_logp_recomputed")
 TOP_K = ("topk_ids", "topk_logp_rollout", "topk_logp_trainer", "topk_logp_recomputed")

@@ -14,9 +14,9 @@ from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.studies.comparison import analyse_comparison, comparison_json
 from mismatch_cli.studies.mismatch import analyse, summary_json
 from mismatch_cli.trace.reader import Trace
-from tests.report.comparison.conftest import FLOAT32, Row, shifted, write_rows
+from tests.studies.compared import FLOAT32, Row, shifted, write_rows
 
-DOCS = Path(__file__).parents[3] / "docs" / "compare.md"
+DOCS = Path(__file__).parents[2] / "docs" / "compare.md"
 
 
 def compared(*folders: Path, pair: str | None = None) -> Row:

@@ -12,8 +12,8 @@ import pytest
 from mismatch_cli.report.figures import figure_views, plots_for, plots_of
 from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
 from mismatch_cli.studies.comparison_plot_data import ComparisonPlotData, exceedance
-from tests.report.clipping.test_plots import check_texts, drawn
-from tests.report.comparison.conftest import Row, first_two
+from tests.report.plots.drawing import check_texts, drawn
+from tests.studies.compared import Row, first_two
 
 PLOTS = list(plots_of(ComparisonPlotData.STUDY))
 STYLES = [Style(WIDE, LIGHT), Style(NARROW, DARK)]  # colours move no text

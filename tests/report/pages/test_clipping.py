@@ -12,7 +12,7 @@ from mismatch_cli.report.pages.clipping import build_view
 from mismatch_cli.report.pages.clipping_metrics import CATALOG
 from mismatch_cli.report.pages.clipping_subject import Subject
 from mismatch_cli.report.view import ReportView, Table
-from tests.report.clipping.sample_result import NAMES, equal_weights_result, nothing_blocked, sample_result
+from tests.report.pages.clipping_result import NAMES, equal_weights_result, nothing_blocked, sample_result
 
 DOCS = Path(__file__).parents[3] / "docs" / "clipstats.md"
 

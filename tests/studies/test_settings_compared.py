@@ -11,7 +11,7 @@ import pytest
 
 from mismatch_cli.bundled import bundled_trace
 from mismatch_cli.studies.settings_compared import CAUSES, settings_diff
-from tests.report.comparison.conftest import FLOAT32
+from tests.studies.compared import FLOAT32
 
 
 @pytest.fixture

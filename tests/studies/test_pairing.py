@@ -12,7 +12,7 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.studies.pairing import Responses, compared_rows, pair_up
 from mismatch_cli.trace.reader import Trace
-from tests.report.comparison.conftest import FLOAT32, write_rows
+from tests.studies.compared import FLOAT32, write_rows
 
 PAIR = PAIRS["mismatch"]
 

@@ -1,0 +1,53 @@
+"""How a test draws a plot and looks at it: no warning, and every text legible, inside the figure and apart."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from matplotlib.text import Text
+
+from mismatch_cli.report.figures import draw
+from mismatch_cli.report.plots._style import Style
+
+
+def drawn(plot: ModuleType, data: Any, style: Style) -> Any:
+    """The figure, drawn to the last pixel; every warning is an error."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figure = draw(plot, data, style)
+        FigureCanvasAgg(figure).draw()
+    return figure
+
+
+def texts_of(figure: Any) -> Iterator[Text]:
+    """Every text that is drawn; an axis also holds labels of ticks outside its limits."""
+    yield from figure.texts
+    for legend in (*figure.legends, *(axes.get_legend() for axes in figure.axes if axes.get_legend())):
+        yield from legend.get_texts()
+    for axes in figure.axes:
+        yield from (axes.title, axes._left_title, axes._right_title, axes.xaxis.label, axes.yaxis.label, *axes.texts)
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            yield from (t.label1 for t in axis.get_major_ticks() if low <= t.get_loc() <= high)
+
+
+def check_texts(figure: Any, style: Style) -> None:
+    """Legible, inside the figure, and none upon another."""
+    width, height = figure.get_size_inches()
+    assert round(width * 96) == style.layout.width
+    box = figure.get_tightbbox()  # of everything that is drawn, in inches
+    assert min(box.x0, box.y0, width - box.x1, height - box.y1) >= -0.01
+    texts = [text for text in texts_of(figure) if text.get_text().strip() and text.get_visible()]
+    for text in texts:
+        assert text.get_fontsize() / 0.75 >= 10.5, text.get_text()  # CSS pixels
+    x0, y0, x1, y1 = np.array([text.get_window_extent().extents for text in texts]).T
+    across = np.minimum(x1[:, None], x1) - np.maximum(x0[:, None], x0)
+    up = np.minimum(y1[:, None], y1) - np.maximum(y0[:, None], y0)
+    pairs = np.argwhere(np.triu((across > 1) & (up > 1.5), k=1))
+    assert [(texts[one].get_text(), texts[other].get_text()) for one, other in pairs] == []
