@@ -72,7 +72,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
     from mismatch_cli.recording.config import ProbeConfig, TrainerSettings
     from mismatch_cli.sampling import SamplingSettings
     from mismatch_cli.scoring.trainer import Trainer
-    from mismatch_cli.tasks.grading import Grader
+    from mismatch_cli.tasks.grading import MathVerify
     from mismatch_cli.tasks.prompts import PromptSource
     from mismatch_cli.trace.reader import Trace
 
@@ -84,7 +84,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
     watch.wrap(Trainer, "load", "loading and freeing")
     watch.wrap(Trainer, "score", "scoring")
     watch.wrap(Trainer, "score_again", "scoring")
-    watch.wrap(Grader, "grade", "grading")
+    watch.wrap(MathVerify, "grade", "grading")
     watch.wrap(sample, "write_shard", "writing sampled shards")
     watch.wrap(_present, "_write", "plots, HTML, JSON")
 

@@ -27,7 +27,7 @@ from mismatch_cli.recording.record import record
 from mismatch_cli.recording.sample import ShardPlan, plan_shards, sample_shard
 from mismatch_cli.recording.score import Pass, score_shard
 from mismatch_cli.sampling import SamplingSettings
-from mismatch_cli.tasks.judge import Judge
+from mismatch_cli.tasks.grading import Grader
 from mismatch_cli.tasks.prompts import PromptSource, encode_prompts, load_problems
 from mismatch_cli.trace.columns import table_to_batch
 from mismatch_cli.trace.manifest import read_manifest, write_manifest
@@ -64,13 +64,15 @@ TRAINING = replace(
 )
 
 
-def record_step(plan: ShardPlan, engine: vllm_engine.VllmEngine, judge: Judge, learner: Learner, folder: Path) -> None:
+def record_step(
+    plan: ShardPlan, engine: vllm_engine.VllmEngine, grader: Grader, learner: Learner, folder: Path
+) -> None:
     """Sample, score, learn, score again: one step is one shard."""
     sampled_at = learner.version
     sample_shard(
         plan,
         engine,
-        judge,
+        grader,
         folder=folder,
         samples_per_prompt=TRAINING.samples_per_prompt,
         seed=TRAINING.seed,
@@ -148,10 +150,10 @@ def record_training(folder: Path, log: Path, manifest: dict[str, Any], progress:
     }
     write_vocabulary(folder, tokenizer)
     write_manifest(folder, manifest)
-    with Judge(tokenizer.decode) as judge:
+    with Grader(tokenizer.decode) as grader:
         for plan in plan_shards(encoded.problems, encoded.prompt_ids, PROMPTS_PER_STEP):
             progress.say(f"Step {plan.index + 1} of {STEPS}")
-            record_step(plan, engine, judge, learner, folder)
+            record_step(plan, engine, grader, learner, folder)
             engine.load_weights(learner.trainer.model)
     engine.close()
 

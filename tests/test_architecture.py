@@ -82,7 +82,7 @@ def test_help_imports_nothing_heavy():
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_files_and_functions_stay_short(path):
     source = path.read_text(encoding="utf-8")
-    assert source.count("\n") <= 300
+    assert source.count("\n") <= 400
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef) and node.name != "command":  # a command's signature is its list of flags
             assert node.end_lineno - node.lineno < 60, f"{path.name}: {node.name}"

@@ -23,7 +23,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 from turns import Turn
 
-from mismatch_cli.tasks.grading import Grader
+from mismatch_cli.tasks.grading import MathVerify
 
 
 class Rewards:
@@ -32,7 +32,7 @@ class Rewards:
     __name__ = "boxed"
 
     def __init__(self, tokenizer: Any) -> None:
-        self._grader, self._end = Grader(), tokenizer.eos_token_id
+        self._grader, self._end = MathVerify(), tokenizer.eos_token_id
         self.samples = self.tokens = 0
         self.reward = 0.0
 

@@ -2,7 +2,7 @@
 
     coefficient = keep · weight · A; the gradient of every algorithm's loss is −Σ scale · coefficient · ∇log π
 
-The scale is the aggregation's (`rl/aggregation.py`) and nobody else's: a coefficient never divides by a length.
+The scale is the aggregation's (`rl/learner.py`) and nobody else's: a coefficient never divides by a length.
 
 r = trainer/rollout, r′ = trainer/recomputed, ρ = recomputed/rollout (the engine gap); A is the token's advantage.
 """

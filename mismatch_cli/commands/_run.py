@@ -27,7 +27,7 @@ from mismatch_cli.recording.config import (
 from mismatch_cli.recording.folder import run_folder
 from mismatch_cli.recording.scorer import named_scorer
 from mismatch_cli.sampling import SamplingSettings
-from mismatch_cli.tasks.own_reward import check_reward
+from mismatch_cli.tasks.grading import check_reward
 from mismatch_cli.tasks.prompts import PromptSource, check_template, is_local, load_problems
 from mismatch_cli.torch_settings import DTYPES
 from mismatch_cli.trace.manifest import FILE_NAME, read_manifest

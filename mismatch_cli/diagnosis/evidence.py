@@ -26,9 +26,7 @@ from mismatch_cli.metrics.lattice import Lattice
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.trace.columns import table_to_batch
 from mismatch_cli.trace.reader import Trace
-from mismatch_cli.verdict.kind import family
-from mismatch_cli.verdict.reference import Family
-from mismatch_cli.verdict.usual import UsualGap, usual_gap
+from mismatch_cli.verdict.reference import Family, UsualGap, family, usual_gap
 
 
 @dataclass(frozen=True)

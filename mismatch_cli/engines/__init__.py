@@ -7,9 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from mismatch_cli import registry
 from mismatch_cli.batch import Rollout
+from mismatch_cli.errors import UsageError
 from mismatch_cli.sampling import SamplingSettings
+
+Sink = Callable[[np.ndarray], None]  # takes log μ of a response's next token, float32 [V]
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class EngineSettings:
     seed: int = 0
     log_file: Path | None = None
     extra: dict[str, Any] = field(default_factory=dict)  # --engine-arg key=value
-    whole: bool = False  # whether `sample_whole` will be asked
+    full: bool = False  # whether `sample_full` will be asked
     say: Callable[[str], None] = field(default=_silent, compare=False)  # one line of talk
     adapter: str | None = None  # a LoRA adapter to sample with, beside the weights
 
@@ -66,6 +71,30 @@ class Engine(Protocol):
     def close(self) -> None:
         """Free the weights and the caches, so that the trainer can have the memory."""
         ...
+
+
+class FullEngine(Engine, Protocol):
+    """An engine whose module has `full_bytes(vocabulary, tokens)`, the memory that one response of so many takes."""
+
+    def sample_full(
+        self, requests: Sequence[Request], sinks: Sequence[Sink], on_finished: Callable[[int], None]
+    ) -> list[Rollout]:
+        """Like `sample`; the first responses, one for each sink, also give it log μ of all their tokens in order."""
+        ...
+
+
+def full_bytes(engine: str, vocabulary: int, tokens: int) -> int:
+    """Memory, in bytes, that the engine needs for the whole distributions of a response of `tokens` tokens.
+
+    Raises a `UsageError` for an engine that does not hand them out.
+    """
+    module = registry.load(__name__, engine, "engine")
+    if not hasattr(module, "full_bytes"):
+        raise UsageError(
+            f"--engine {engine} does not hand out whole distributions. Use --engine vllm or --engine hf with "
+            "--full-divergence."
+        )
+    return int(module.full_bytes(vocabulary, tokens))
 
 
 def create_engine(name: str, settings: EngineSettings) -> Engine:

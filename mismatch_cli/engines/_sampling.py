@@ -10,8 +10,7 @@ from typing import cast
 import numpy as np
 
 from mismatch_cli.batch import Rollout
-from mismatch_cli.engines import Engine, Request
-from mismatch_cli.engines._whole import Sink, WholeEngine
+from mismatch_cli.engines import Engine, FullEngine, Request, Sink
 from mismatch_cli.errors import MismatchError, first_line
 
 
@@ -48,7 +47,7 @@ def sample_checked(
     """
     with engine_failures("sampling", "What was sampled before is kept"):
         if sinks:
-            rollouts = cast(WholeEngine, engine).sample_whole(requests, sinks, on_finished)
+            rollouts = cast(FullEngine, engine).sample_full(requests, sinks, on_finished)
         else:
             rollouts = engine.sample(requests, on_finished)
     for prompt_id, rollout in zip(prompt_id_S, rollouts, strict=True):

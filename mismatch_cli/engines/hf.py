@@ -12,8 +12,7 @@ import torch
 from mismatch_cli.adapters import put_on, read_adapter
 from mismatch_cli.attention import attention_facts
 from mismatch_cli.batch import Rollout
-from mismatch_cli.engines import EngineSettings, Request
-from mismatch_cli.engines._whole import Sink
+from mismatch_cli.engines import EngineSettings, Request, Sink
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.models import load_causal_lm
 from mismatch_cli.sampling import SamplingSettings
@@ -40,7 +39,7 @@ def create(settings: EngineSettings) -> HfEngine:
     return HfEngine(model, settings, batch_size=int(arguments["batch_size"]), max_model_len=arguments["max_model_len"])
 
 
-def whole_bytes(vocabulary: int, tokens: int) -> int:  # noqa: ARG001 - each token is handed on before the next
+def full_bytes(vocabulary: int, tokens: int) -> int:  # noqa: ARG001 - each token is handed on before the next
     """Memory for the whole distributions of a response: one float32 row."""
     return 4 * vocabulary
 
@@ -63,9 +62,9 @@ class HfEngine:
         return self._max_model_len
 
     def sample(self, requests: Sequence[Request], on_finished: Callable[[int], None]) -> list[Rollout]:
-        return self.sample_whole(requests, (), on_finished)
+        return self.sample_full(requests, (), on_finished)
 
-    def sample_whole(
+    def sample_full(
         self, requests: Sequence[Request], sinks: Sequence[Sink], on_finished: Callable[[int], None]
     ) -> list[Rollout]:
         """The same batches with or without sinks: the whole distribution is there at every step."""

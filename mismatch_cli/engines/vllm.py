@@ -6,24 +6,19 @@ import gc
 import importlib.util
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 
 from mismatch_cli import custom_code
-from mismatch_cli.adapters import read_adapter
+from mismatch_cli.adapters import Adapter, read_adapter
 from mismatch_cli.batch import Rollout
 from mismatch_cli.compat import prepare_imports
-from mismatch_cli.engines import EngineSettings, Request
-from mismatch_cli.engines._quiet import engine_log, one_sentence
-from mismatch_cli.engines._temporary import TemporaryFolder
-from mismatch_cli.engines._vllm_classes import ModelClasses
-from mismatch_cli.engines._vllm_lora import load_adapter, lora_arguments
-from mismatch_cli.engines._vllm_progress import after, progress_bar
-from mismatch_cli.engines._vllm_weights import take_over
-from mismatch_cli.engines._whole import Sink
+from mismatch_cli.engines import EngineSettings, Request, Sink
+from mismatch_cli.engines._vllm_process import ModelClasses, TemporaryFolder, engine_log, one_sentence
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.models import check_model_folder
+from mismatch_cli.models import check_model_folder, saved_state
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.torch_settings import TorchSettings
 
@@ -63,7 +58,7 @@ def create(settings: EngineSettings) -> VllmEngine:
     return VllmEngine(llm, settings, before, temporary, lora)
 
 
-def whole_bytes(vocabulary: int, tokens: int) -> int:
+def full_bytes(vocabulary: int, tokens: int) -> int:
     """Memory for the whole distributions of a response: vLLM keeps them as Python objects until it has ended."""
     return _BYTES_PER_LOGPROB * (vocabulary + 1) * tokens
 
@@ -85,7 +80,7 @@ def _load(settings: EngineSettings, more: dict[str, Any]) -> Any:
         "seed": settings.seed,
         "logprobs_mode": "processed_logprobs",
         **custom_code.loading(),
-        "max_logprobs": -1 if settings.whole else max(20, settings.top_logprobs),
+        "max_logprobs": -1 if settings.full else max(20, settings.top_logprobs),
     }
     if current_platform.is_cpu():
         arguments |= {
@@ -120,7 +115,7 @@ class VllmEngine:
         outputs = self._generate(requests, top_k, on_finished)
         return [_to_rollout(r, output.outputs[0], top_k) for r, output in zip(requests, outputs, strict=True)]
 
-    def sample_whole(
+    def sample_full(
         self, requests: Sequence[Request], sinks: Sequence[Sink], on_finished: Callable[[int], None]
     ) -> list[Rollout]:
         """The first responses each in a batch of its own; the others in the batch that `sample` would have made."""
@@ -263,3 +258,86 @@ def _hand_out(flat: Any, width: int, sink: Sink) -> Any:
         for name in ("token_ids", "logprobs", "ranks"):
             getattr(kept, name).extend(getattr(flat, name)[start : start + width])
     return kept
+
+
+def lora_arguments(adapter: Adapter | None) -> dict[str, Any]:
+    """For `LLM(…)`: room for one adapter, of the smallest rank that there are kernels for."""
+    if adapter is None:
+        return {}
+    from vllm.config.lora import MaxLoRARanks
+
+    ranks = sorted(get_args(MaxLoRARanks))
+    rank = next((each for each in ranks if each >= adapter.rank), adapter.rank)  # one too large is vLLM's to refuse
+    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
+
+
+def load_adapter(llm: Any, adapter: Adapter | None) -> Any:
+    """What each response is to be asked for with: None without an adapter."""
+    if adapter is None:
+        return None
+    from vllm.lora.request import LoRARequest
+
+    request = LoRARequest(Path(adapter.name).name, 1, str(adapter.folder))
+    if not llm.llm_engine.add_lora(request):
+        raise ValueError(f"it did not take the adapter {adapter.name}.")
+    return request
+
+
+def take_over(llm: Any, model: Any) -> None:
+    """Give the engine the weights of a Hugging Face model, or of one with an adapter added."""
+    # A tied head is named too, though folders leave it out: without it vLLM on CPU goes on with its packed copy of the
+    # old head, without a word. Gemma has no such name in vLLM.
+    weights = saved_state(model)
+    if not all(llm.apply_model(_has_head)):
+        weights = {name: weight for name, weight in weights.items() if not name.endswith("lm_head.weight")}
+    llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights.items())})
+    if llm.llm_engine.vllm_config.device_config.device_type == "cpu":
+        llm.apply_model(_repack_experts)
+
+
+def _has_head(model: Any) -> bool:
+    return any(name.endswith("lm_head") for name, _ in model.named_modules())
+
+
+def _repack_experts(model: Any) -> None:
+    """vLLM on CPU packs fused experts when it loads, and forgets to when it reloads: garbage, without a word."""
+    for layer in model.modules():
+        kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
+        if kernel is not None and hasattr(layer, "w13_weight"):
+            kernel.fused_experts.process_weights_after_loading(layer)
+
+
+def after(count: int, on_finished: Callable[[int], None]) -> Callable[[int], None]:
+    """Leave out the first `count` that finish: they have been counted."""
+
+    def told(finished: int) -> None:
+        nonlocal count
+        skipped = min(count, finished)
+        count -= skipped
+        if finished > skipped:
+            on_finished(finished - skipped)
+
+    return told
+
+
+def progress_bar(on_finished: Callable[[int], None]) -> Callable[..., Any]:
+    """vLLM drives a tqdm bar: hand it one that draws nothing and passes the count on."""
+    from tqdm import tqdm
+
+    class CountingBar(tqdm):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self._counts = "Processed" in kwargs.get("desc", "")  # not the bar for adding requests
+            super().__init__(*args, **kwargs)
+
+        def display(self, *_: Any, **__: Any) -> None:
+            pass
+
+        def close(self) -> None:
+            self.disable = True  # nothing to wipe from the terminal
+
+        def update(self, n: float | None = 1) -> bool | None:
+            if self._counts and n:
+                on_finished(int(n))
+            return super().update(n)
+
+    return CountingBar

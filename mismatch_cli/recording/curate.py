@@ -21,9 +21,9 @@ from mismatch_cli.recording.rollouts import (
     is_sampled,
     load_engine,
     sample_trace,
-    start_judge,
+    start_grader,
 )
-from mismatch_cli.tasks.judge import judgeable
+from mismatch_cli.tasks.grading import gradable
 from mismatch_cli.tasks.prompts import EncodedPrompts, Problem, encode_prompts, load_problems
 from mismatch_cli.torch_settings import set_threads
 from mismatch_cli.trace.files import write_atomically
@@ -47,7 +47,7 @@ def curate(
     threads = set_threads(config.threads, config.model)
     manifest = manifest | {"config": config.to_json(), "threads": threads, "libraries": library_versions()}
     tokenizer = load_tokenizer(config.model)
-    problems = judgeable(load_problems(config.prompts), config.reward, config.prompts.location)
+    problems = gradable(load_problems(config.prompts), config.reward, config.prompts.location)
     if _is_sampled(config, run_folder, manifest):
         context = manifest["rollout"]["max_model_len"]
         encoded = encode_prompts(problems, tokenizer, template=config.prompt_template, max_model_len=context)
@@ -81,14 +81,14 @@ def _sample(
 ) -> None:
     """What is missing of the two traces; held-out samples of other problems than are kept now are removed."""
     with (
-        start_judge(config, tokenizer) as judge,
+        start_grader(config, tokenizer) as grader,
         closing(load_engine(config, run_folder, len(tokenizer), progress)) as engine,
     ):
         template, context = config.prompt_template, engine.max_model_len
         encoded = encode_prompts(problems, tokenizer, template=template, max_model_len=context)
         if "shards" not in manifest:
             remove_results(run_folder)
-        sample_trace(config, run_folder / _CHOOSING, encoded, engine, tokenizer, judge, manifest, progress)
+        sample_trace(config, run_folder / _CHOOSING, encoded, engine, tokenizer, grader, manifest, progress)
         kept = _only(encoded, set(_chosen(config, run_folder).kept))
         folder = run_folder / _HELD_OUT
         before = read_manifest(folder) if (folder / FILE_NAME).is_file() else {}
@@ -97,7 +97,7 @@ def _sample(
         again = replace(config, samples_per_prompt=config.held_out_samples)
         its_own = {name: value for name, value in manifest.items() if name not in ("prompts", "shards", "shard_rows")}
         sample_trace(
-            again, folder, kept, engine, tokenizer, judge, its_own, progress,
+            again, folder, kept, engine, tokenizer, grader, its_own, progress,
             phase="Held out", first_sample=config.samples_per_prompt,
         )  # fmt: skip
 

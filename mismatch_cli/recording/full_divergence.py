@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mismatch_cli.engines._whole import Sink, whole_bytes
+from mismatch_cli.engines import Sink, full_bytes
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import load_config
 from mismatch_cli.recording.config import ProbeConfig
@@ -56,11 +56,12 @@ class Distributions:
 
         Raises a `MismatchError` where a file is missing, or of another response than the one in the shard.
         """
-        whole: list[np.ndarray | None] = [None] * len(table)
+        full_logp: list[np.ndarray | None] = [None] * len(table)
         for row in range(min(len(table), self.count - first)):
             ids, logp = (table.column(name)[row].as_py() for name in ("response_ids", "logp_rollout"))
-            whole[row] = _read(self.path(first + row), np.array(ids, dtype=np.int64), np.array(logp, dtype=np.float32))
-        return whole
+            ids_T, logp_T = np.array(ids, dtype=np.int64), np.array(logp, dtype=np.float32)
+            full_logp[row] = _read(self.path(first + row), ids_T, logp_T)
+        return full_logp
 
     def remove(self) -> None:
         """Once all are scored; also what a killed run left."""
@@ -97,7 +98,7 @@ def check_room(config: ProbeConfig, vocabulary: int, run_folder: Path) -> None:
     Raises a `MismatchError` with what to type, a `UsageError` for an engine without whole distributions.
     """
     tokens, count = config.sampling.max_tokens, config.full_divergence
-    needed = whole_bytes(config.engine, vocabulary, tokens)
+    needed = full_bytes(config.engine, vocabulary, tokens)
     limit = (config.full_divergence_memory or 0) * _GIB or _SHARE_OF_FREE_MEMORY * _free_memory()
     if needed > limit:
         given = "--full-divergence-memory is" if config.full_divergence_memory else "half of the free memory is"

@@ -11,7 +11,7 @@ from mismatch_cli.models import check_model_folder, load_tokenizer
 from mismatch_cli.recording.config import ProbeConfig
 from mismatch_cli.recording.full_divergence import Distributions, check_room, vocabulary_of
 from mismatch_cli.recording.ours import remove_results
-from mismatch_cli.recording.rollouts import Progress, is_sampled, load_engine, sample_trace, shards_of, start_judge
+from mismatch_cli.recording.rollouts import Progress, is_sampled, load_engine, sample_trace, shards_of, start_grader
 from mismatch_cli.tasks.prompts import encode_prompts, load_problems
 from mismatch_cli.torch_settings import set_threads
 from mismatch_cli.trace.manifest import library_versions, write_manifest
@@ -50,20 +50,20 @@ def _sample(
 ) -> dict[str, Any]:
     tokenizer = load_tokenizer(config.model)
     problems = load_problems(config.prompts)
-    if whole := distributions.count > 0:
+    if full := distributions.count > 0:
         check_room(config, vocabulary_of(config.model, tokenizer), run_folder)
     if config.trainer.model != config.model:
         check_model_folder(config.trainer.model)  # before an hour of sampling, not after it
     with (
-        start_judge(config, tokenizer) as judge,
-        closing(load_engine(config, run_folder, len(tokenizer), progress, whole=whole)) as engine,
+        start_grader(config, tokenizer) as grader,
+        closing(load_engine(config, run_folder, len(tokenizer), progress, full=full)) as engine,
     ):
         template = config.prompt_template
         encoded = encode_prompts(problems, tokenizer, template=template, max_model_len=engine.max_model_len)
         if "shards" not in manifest:
             remove_results(run_folder)
         return sample_trace(
-            config, run_folder / "trace", encoded, engine, tokenizer, judge, manifest, progress,
+            config, run_folder / "trace", encoded, engine, tokenizer, grader, manifest, progress,
             distributions=distributions,
         )  # fmt: skip
 

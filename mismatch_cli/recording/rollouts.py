@@ -13,7 +13,7 @@ from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.recording.config import RolloutConfig
 from mismatch_cli.recording.full_divergence import Distributions
 from mismatch_cli.recording.sample import plan_shards, sample_shard
-from mismatch_cli.tasks.judge import Judge
+from mismatch_cli.tasks.grading import Grader
 from mismatch_cli.tasks.prompts import EncodedPrompts
 from mismatch_cli.trace.completeness import promised_rows, recorded
 from mismatch_cli.trace.manifest import write_manifest
@@ -39,9 +39,9 @@ class Progress(Protocol):
 
 
 def load_engine(
-    config: RolloutConfig, run_folder: Path, vocabulary: int, progress: Progress, *, whole: bool = False
+    config: RolloutConfig, run_folder: Path, vocabulary: int, progress: Progress, *, full: bool = False
 ) -> Engine:
-    """The rollout engine of a configuration, with its log in the run folder; `whole` if it will `sample_whole`."""
+    """The rollout engine of a configuration, with its log in the run folder; `full` if it will `sample_full`."""
     if config.top_logprobs > vocabulary:
         raise UsageError(
             f"--top-logprobs {config.top_logprobs} is more than the {vocabulary} tokens there are. "
@@ -59,19 +59,19 @@ def load_engine(
         seed=config.seed,
         log_file=run_folder / "log" / f"{config.engine}.log",
         extra=config.engine_args,
-        whole=whole,
+        full=full,
         say=progress.say,
         adapter=config.adapter,
     )
     return create_engine(config.engine, settings)
 
 
-def start_judge(config: RolloutConfig, tokenizer: Any) -> Judge:
+def start_grader(config: RolloutConfig, tokenizer: Any) -> Grader:
     """Before the engine loads: a reward of the user's own says at once that it cannot be loaded."""
-    judge = Judge(tokenizer.decode, reward=config.reward, template=config.prompt_template)
+    grader = Grader(tokenizer.decode, reward=config.reward, template=config.prompt_template)
     if config.reward:
-        judge.start()
-    return judge
+        grader.start()
+    return grader
 
 
 def sample_trace(
@@ -80,7 +80,7 @@ def sample_trace(
     encoded: EncodedPrompts,
     engine: Engine,
     tokenizer: Any,
-    judge: Judge,
+    grader: Grader,
     manifest: dict[str, Any],
     progress: Progress,
     *,
@@ -109,7 +109,7 @@ def sample_trace(
             sample_shard(
                 plan,
                 engine,
-                judge,
+                grader,
                 folder=folder,
                 samples_per_prompt=config.samples_per_prompt,
                 first_sample=first_sample,

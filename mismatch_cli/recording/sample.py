@@ -15,7 +15,7 @@ from mismatch_cli.engines import Engine, Request
 from mismatch_cli.engines._sampling import sample_checked, sample_seed
 from mismatch_cli.recording.full_divergence import Distributions
 from mismatch_cli.tasks.advantages import group_mean_advantages
-from mismatch_cli.tasks.judge import Judge
+from mismatch_cli.tasks.grading import Grader
 from mismatch_cli.tasks.prompts import Problem
 from mismatch_cli.trace.writer import rows_to_table, shard_path, with_counts, write_shard
 
@@ -42,7 +42,7 @@ def plan_shards(problems: list[Problem], prompt_ids: list[list[int]], prompts_pe
 def sample_shard(
     plan: ShardPlan,
     engine: Engine,
-    judge: Judge,
+    grader: Grader,
     *,
     folder: Path,
     samples_per_prompt: int,
@@ -64,10 +64,10 @@ def sample_shard(
         sinks = files.enter_context(distributions.sinks(first_response, len(requests))) if distributions else []
         rollouts = sample_checked(engine, requests, [p.prompt_id for p in problems], on_finished, sinks)
     columns = _columns(problems, [sample for _, sample in keys], rollouts)
-    timeouts_before = judge.timeouts
-    columns |= _grades(problems, rollouts, judge)
+    timeouts_before = grader.timeouts
+    columns |= _grades(problems, rollouts, grader)
     table = rows_to_table(columns)
-    write_shard(plan.path(folder), with_counts(table, grading_timeouts=judge.timeouts - timeouts_before))
+    write_shard(plan.path(folder), with_counts(table, grading_timeouts=grader.timeouts - timeouts_before))
 
 
 def _columns(problems: Sequence[Problem], samples: Sequence[int], rollouts: Sequence[Rollout]) -> dict[str, Any]:
@@ -89,12 +89,12 @@ def _columns(problems: Sequence[Problem], samples: Sequence[int], rollouts: Sequ
     return columns
 
 
-def _grades(problems: Sequence[Problem], rollouts: Sequence[Rollout], judge: Judge) -> dict[str, Any]:
+def _grades(problems: Sequence[Problem], rollouts: Sequence[Rollout], grader: Grader) -> dict[str, Any]:
     """Rewards, and the advantages that follow; null for the problems that cannot be judged."""
-    if not any(judge.can_judge(problem) for problem in problems):
+    if not any(grader.can_grade(problem) for problem in problems):
         return {}
     rewards = [
-        judge.reward(problem, rollout) if judge.can_judge(problem) else np.nan
+        grader.reward(problem, rollout) if grader.can_grade(problem) else np.nan
         for problem, rollout in zip(problems, rollouts, strict=True)
     ]
     reward_S = np.array(rewards, dtype=np.float32)

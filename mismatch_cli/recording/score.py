@@ -65,7 +65,7 @@ def load_trainer(
 def score_shard(
     path: Path,
     trainer: Trainer,
-    this: Pass,
+    scoring: Pass,
     *,
     token_budget: int,
     repeat: Sequence[bool],
@@ -79,9 +79,11 @@ def score_shard(
     number `first_response`.
     """
     table = open_shard(path).read()
-    whole = distributions.read(first_response, table) if distributions and this.version_trainer is not None else None
+    full_logp = (
+        distributions.read(first_response, table) if distributions and scoring.version_trainer is not None else None
+    )
     scored = score_rows(
-        table, trainer, this, token_budget=token_budget, repeat=repeat, on_scored=on_scored, whole=whole
+        table, trainer, scoring, token_budget=token_budget, repeat=repeat, on_scored=on_scored, full_logp=full_logp
     )
     write_shard(path, with_columns(table, scored))
 
@@ -89,20 +91,20 @@ def score_shard(
 def score_rows(
     table: pa.Table,
     trainer: Trainer,
-    this: Pass,
+    scoring: Pass,
     *,
     token_budget: int,
     repeat: Sequence[bool],
     on_scored: Callable[[int], None],
-    whole: Sequence[np.ndarray | None] | None = None,
+    full_logp: Sequence[np.ndarray | None] | None = None,
 ) -> dict[str, Any]:
-    """One pass's columns for the rows of a table, one item per response; `whole` is log μ `[T, V]` where known."""
+    """One pass's columns for the rows of a table, one item per response; `full_logp` is log μ `[T, V]` where known."""
     requests = requests_of(table)
-    if whole is not None:
-        requests = [replace(r, logp_rollout_TV=mu_TV) for r, mu_TV in zip(requests, whole, strict=True)]
+    if full_logp is not None:
+        requests = [replace(r, logp_rollout_TV=mu_TV) for r, mu_TV in zip(requests, full_logp, strict=True)]
     scores = trainer.score(requests, token_budget=token_budget, on_scored=on_scored)
-    columns = _pass_columns(this, scores)
-    if this.version_trainer is not None:
+    columns = _pass_columns(scoring, scores)
+    if scoring.version_trainer is not None:
         again = [row for row, chosen in enumerate(repeat) if chosen]
         columns |= _repeat_column(trainer, requests, again, token_budget)
     return columns
@@ -122,12 +124,12 @@ def requests_of(table: pa.Table) -> list[ScoreRequest]:
     ]
 
 
-def _pass_columns(this: Pass, scores: Sequence[ResponseScores]) -> dict[str, Any]:
-    columns: dict[str, Any] = {this.column: [s.logp_T for s in scores]}
+def _pass_columns(scoring: Pass, scores: Sequence[ResponseScores]) -> dict[str, Any]:
+    columns: dict[str, Any] = {scoring.column: [s.logp_T for s in scores]}
     if any(s.logp_at_topk_TK is not None for s in scores):
-        columns[f"topk_{this.column}"] = [s.logp_at_topk_TK for s in scores]
-    if this.version_trainer is not None:
-        columns["version_trainer"] = np.full(len(scores), this.version_trainer, dtype=np.int32)
+        columns[f"topk_{scoring.column}"] = [s.logp_at_topk_TK for s in scores]
+    if scoring.version_trainer is not None:
+        columns["version_trainer"] = np.full(len(scores), scoring.version_trainer, dtype=np.int32)
         columns["entropy_trainer"] = [s.entropy_T for s in scores]
         columns["rank_trainer"] = [s.rank_T for s in scores]
     if any(s.tv_full_T is not None for s in scores):

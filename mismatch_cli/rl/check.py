@@ -10,8 +10,8 @@ from mismatch_cli import registry
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.errors import UsageError
 from mismatch_cli.models import check_model_folder
-from mismatch_cli.rl.aggregation import AGGREGATIONS
 from mismatch_cli.rl.config import TrainConfig
+from mismatch_cli.rl.learner import AGGREGATIONS
 from mismatch_cli.rl.task import check_task
 from mismatch_cli.sampling import SamplingSettings
 

@@ -6,7 +6,7 @@ for half precision to hold. What the engine is given are the weights that comput
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,10 +16,9 @@ from torch import Tensor
 
 from mismatch_cli.algorithms.algorithm import Algorithm, coefficient_T, judges_single_tokens
 from mismatch_cli.batch import Rollout
-from mismatch_cli.errors import MismatchError
+from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.policies import Policies, TopKLogProbs
-from mismatch_cli.rl.aggregation import response_scale
-from mismatch_cli.rl.loss_scale import LossScale
+from mismatch_cli.registry import unknown
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.batches import ScoreRequest, micro_batches, pad_right
 from mismatch_cli.scoring.policy_gradient import Known, logp_pass, policy_gradient_loss
@@ -276,3 +275,59 @@ class _Judged:
 
     def _flat(self, parts: Sequence[np.ndarray]) -> Tensor:
         return torch.from_numpy(np.concatenate(parts)).to(self._device)
+
+
+# Of N responses with lengths |y| and at most T_max tokens each.
+_SCALES: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
+    "sequence-sum": lambda length_S, longest: np.full(len(length_S), 1 / (len(length_S) * longest)),
+    "sequence-mean": lambda length_S, _: 1 / (len(length_S) * np.maximum(length_S, 1)),
+    "token-mean": lambda length_S, _: np.full(len(length_S), 1 / max(length_S.sum(), 1)),
+}
+AGGREGATIONS = tuple(_SCALES)
+
+
+def response_scale(aggregation: str, length_S: np.ndarray, max_tokens: int) -> np.ndarray:
+    """What every token of each response is multiplied with, float64.
+
+    sequence-sum: 1/(N · T_max), the sum over a response by a constant, then the mean (Dr. GRPO, arXiv 2503.20783; the
+    sanity test). sequence-mean: 1/(N · |y|), the only one that divides by a response's own length. token-mean: 1/Σ|y|.
+    The terms of GSPO are its response's, each at all |y| tokens. A `UsageError` for another name.
+    """
+    if aggregation not in _SCALES:
+        raise UsageError(unknown("aggregation", aggregation, AGGREGATIONS))
+    return _SCALES[aggregation](np.asarray(length_S, dtype=np.int64), max_tokens)
+
+
+class LossScale:
+    """The factor on the loss; 1 and fixed where the dtype has float32's range.
+
+    `growth_interval` finite steps double it (400 in the FP16 mismatch paper's runs), an overflow halves it.
+    """
+
+    def __init__(self, enabled: bool, initial: float = 2.0**16, growth_interval: int = 400) -> None:
+        self.enabled, self.growth_interval = enabled, growth_interval
+        self.value = initial if enabled else 1.0
+        self.finite_steps = self.back_offs = 0
+
+    @property
+    def can_back_off(self) -> bool:
+        """Whether a smaller factor could make an overflow go away: at 1 the gradients themselves are too large."""
+        return self.enabled and self.value > 1
+
+    def update(self, finite: bool) -> None:
+        """Learn from one step whether its gradients were finite."""
+        if not self.enabled:
+            return
+        if not finite:
+            self.value /= 2
+            self.finite_steps, self.back_offs = 0, self.back_offs + 1
+            return
+        self.finite_steps += 1
+        if self.finite_steps % self.growth_interval == 0:
+            self.value *= 2
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value, "finite_steps": self.finite_steps, "back_offs": self.back_offs}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value, self.finite_steps, self.back_offs = state["value"], state["finite_steps"], state["back_offs"]

@@ -108,7 +108,7 @@ class Run:
             return None
         self.learner.load_state_dict(state["learner"])
         self.sync.load_state_dict(state["sync"])
-        self.task.judge.load_state_dict(state["judge"])
+        self.task.grader.load_state_dict(state["judge"])
         cut_back(self.folder, int(state["step"]))
         return int(state["step"])
 
@@ -121,7 +121,7 @@ class Run:
         state = {
             "learner": self.learner.state_dict(),
             "sync": self.sync.state_dict(),
-            "judge": self.task.judge.state_dict(),
+            "judge": self.task.grader.state_dict(),
         }
         save_checkpoint(self.folder, step, state, self._save_adapter)
 
@@ -137,7 +137,7 @@ class Run:
 
     def grade(self, posed: list[Posed], rollouts: list[Any]) -> np.ndarray:
         pairs = zip(posed, rollouts, strict=True)
-        return np.array([self.task.judge.reward(p.problem, r) for p, r in pairs], dtype=np.float32)
+        return np.array([self.task.grader.reward(p.problem, r) for p, r in pairs], dtype=np.float32)
 
     def recompute(self, step: Step) -> list[ResponseScores] | None:
         """log π at the weights that sampled, where the algorithm or the user wants it."""
@@ -195,7 +195,7 @@ class Run:
 
     def counts(self) -> Record:
         """What went wrong so far and did not stop the run."""
-        return {"back_offs": self.learner.loss_scale.back_offs, "grading_timeouts": self.task.judge.timeouts}
+        return {"back_offs": self.learner.loss_scale.back_offs, "grading_timeouts": self.task.grader.timeouts}
 
     def write(self, record: Record) -> None:
         path = self.folder / METRICS_FILE
@@ -259,7 +259,7 @@ class Run:
         }
 
     def close(self) -> None:
-        self.task.judge.stop()
+        self.task.grader.stop()
         with suppress(Exception):  # an engine that died: nothing here can hurt what is on record
             self.engine.close()
 

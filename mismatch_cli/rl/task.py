@@ -8,8 +8,7 @@ from typing import Any
 
 from mismatch_cli.errors import UsageError
 from mismatch_cli.rl.config import TrainConfig
-from mismatch_cli.tasks.judge import Judge, judgeable
-from mismatch_cli.tasks.own_reward import check_reward
+from mismatch_cli.tasks.grading import Grader, check_reward, gradable
 from mismatch_cli.tasks.prompts import Problem, PromptSource, check_template, encode_prompts, is_local, load_problems
 
 
@@ -40,7 +39,7 @@ def _load(config: TrainConfig, location: str, split: str, limit: int) -> tuple[l
         location, config.prompt_field or None, config.answer_field or None, split, limit=limit or None
     )
     found = load_problems(source)
-    return judgeable(found, config.reward, location), len(found)
+    return gradable(found, config.reward, location), len(found)
 
 
 def _check_number(config: TrainConfig, problems: int) -> None:
@@ -63,12 +62,12 @@ class Task:
         self.posed: list[Posed] = []
         self.evaluation: list[Posed] = []
         check_template(config.prompt_template)
-        self.judge = Judge(tokenizer.decode, reward=config.reward, template=config.prompt_template)
+        self.grader = Grader(tokenizer.decode, reward=config.reward, template=config.prompt_template)
         self._problems = self._loaded(config.dataset, config.split, config.num_problems)
         _check_number(config, len(self._problems))
         self._evaluated = self._loaded(config.eval_dataset, config.eval_split, 0) if config.eval_dataset else None
         if config.reward:
-            self.judge.start()
+            self.grader.start()
 
     def _loaded(self, location: str, split: str, limit: int) -> list[Problem]:
         problems, count = _load(self._config, location, split, limit)

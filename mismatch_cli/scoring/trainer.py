@@ -161,10 +161,10 @@ class Trainer:
                     f"Response {i} holds token id {strange[0]:.0f}, and the trainer's vocabulary ends at "
                     f"{self._head.vocabulary - 1}. Score with a model that shares the rollout's tokenizer."
                 )
-            whole_TV = request.logp_rollout_TV
-            if whole_TV is not None and whole_TV.shape[1] > self._head.vocabulary:
+            logp_TV = request.logp_rollout_TV
+            if logp_TV is not None and logp_TV.shape[1] > self._head.vocabulary:
                 raise MismatchError(
-                    f"The engine samples from {whole_TV.shape[1]} tokens, and the trainer knows "
+                    f"The engine samples from {logp_TV.shape[1]} tokens, and the trainer knows "
                     f"{self._head.vocabulary}: they have no full divergence. "
                     "Score with a model that shares the rollout's vocabulary."
                 )

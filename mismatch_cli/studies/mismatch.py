@@ -21,7 +21,7 @@ from mismatch_cli.studies.mismatch_plot_data import PlotData
 from mismatch_cli.trace.completeness import remedy
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.schema import TOPK_COLUMNS
-from mismatch_cli.verdict import judge
+from mismatch_cli.verdict.assess import assess
 
 SUMMARY_FORMAT = "mismatch-cli summary"
 SUMMARY_VERSION = 1
@@ -125,7 +125,7 @@ def summary_json(analysis: Analysis) -> dict[str, Any]:
         "lattice": [vars(line) for line in analysis.lattice.result()],
         "worst": _worst(analysis.worst),
     }
-    return summary | {"verdict": judge(summary)}
+    return summary | {"verdict": assess(summary)}
 
 
 def about(traces: Sequence[Trace], unscored_responses: int) -> dict[str, Any]:

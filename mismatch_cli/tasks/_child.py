@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.tasks._lines import READY
+from mismatch_cli.tasks._worker import READY
 
 _SECONDS_TO_START = 60.0  # importing sympy on a slow disk
 _SECONDS_TO_END = 10.0  # of its keeper, which takes at most half of it
@@ -114,10 +114,10 @@ class Child:
                             unsent = unsent[os.write(child.stdin.fileno(), unsent) :]
                             if not unsent:
                                 ready.unregister(child.stdin)
-                        elif not (more := os.read(child.stdout.fileno(), _READ_BYTES)):
+                        elif not (heard := os.read(child.stdout.fileno(), _READ_BYTES)):
                             return ""
                         else:
-                            self._heard += more
+                            self._heard += heard
             except OSError:
                 return ""
             return answer
@@ -125,8 +125,8 @@ class Child:
     def _answer(self, number: int) -> str | None:
         """The answer to this question, if it has come; empty where the child talks without end."""
         while (end := self._heard.find(b"\n")) >= 0:
-            its, _, text = bytes(self._heard[:end]).partition(b" ")
+            numbered, _, text = bytes(self._heard[:end]).partition(b" ")
             del self._heard[: end + 1]
-            if its == b"%d" % number:
+            if numbered == b"%d" % number:
                 return text.decode(errors="replace")
         return "" if len(self._heard) > _LONGEST_ANSWER else None

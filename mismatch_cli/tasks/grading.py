@@ -1,19 +1,27 @@
-"""Rewards: the last boxed answer against the reference, by math-verify, in a worker that cannot hang the run."""
+"""What a response earns: math-verify on the last box, or a user's function, in a worker that cannot hang the run."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Sequence
+from math import isfinite, nan
+from pathlib import Path
 from types import TracebackType
+from typing import Any
 
+from mismatch_cli.batch import Rollout
+from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.tasks._child import Child
+from mismatch_cli.tasks._worker import ARGUMENTS
+from mismatch_cli.tasks.prompts import Problem
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\{")
 _END_OF_THOUGHT = "</think>"
 _PLAIN_INTEGER = re.compile(r"-?[0-9]{1,15}")
 
 
-class Grader:
+class MathVerify:
     """Compares answers in a child process, which is killed and started anew when a comparison takes too long.
 
     A context manager: the child ends with it. Equal pairs are compared once. `timeouts` counts responses that scored
@@ -24,7 +32,7 @@ class Grader:
         self._known: dict[tuple[str, str], float] = {}
         self.timeouts = 0
         self.child = Child(
-            "mismatch_cli.tasks._grading_worker", seconds=seconds,
+            "mismatch_cli.tasks._worker", seconds=seconds,
             cannot_start="The grading worker (math-verify) did not start. Try: python -c 'import math_verify'",
         )  # fmt: skip
 
@@ -49,7 +57,7 @@ class Grader:
             return 0.0
         return self._known.setdefault(pair, reply)
 
-    def __enter__(self) -> Grader:
+    def __enter__(self) -> MathVerify:
         return self
 
     def __exit__(
@@ -93,3 +101,104 @@ def last_boxed(text: str) -> str | None:
             if start in boxes and start > best_start:
                 found, best_start = text[start : index - 1], start
     return found
+
+
+def check_reward(where: str) -> None:
+    """Load a reward function once and let go of it, so that what is wrong with it is told first; nothing for none."""
+    if where:
+        reward = OwnReward(where)
+        try:
+            reward.child.start()
+        finally:
+            reward.child.stop()
+
+
+class OwnReward:
+    """Calls `FUNCTION` of `FILE.py`; what it takes too long over earns 0 and is counted in `timeouts`."""
+
+    def __init__(self, where: str, seconds: float = 30.0) -> None:
+        file, colon, name = where.rpartition(":")
+        if not colon or not name.isidentifier() or not Path(file).is_file():
+            raise UsageError(f"--reward {where}: there is no such function. Give it as path/to/file.py:function.")
+        self._where = where
+        self.timeouts = 0
+        self.child = Child(
+            "mismatch_cli.tasks._worker", f"{Path(file).resolve()}:{name}",
+            seconds=seconds, cannot_start=f"{file} did not load within a minute.",
+        )  # fmt: skip
+
+    def grade(self, response: str, answer: str | None, finish_reason: str, problem: Any) -> float:
+        """What the function says; a `MismatchError` where it fails or says something that is no finite number."""
+        values = (response, answer, problem, finish_reason)
+        reply = self.child.ask(json.dumps(dict(zip(ARGUMENTS, values, strict=True))))
+        if reply is None:
+            self.timeouts += 1
+            return 0.0
+        said: dict[str, Any] = json.loads(reply) if reply else {"error": "its process died"}
+        reward = float(said.get("reward", nan))
+        if not isfinite(reward):
+            why = said.get("error", f"it answered {reward}")
+            raise MismatchError(f"--reward {self._where} failed: {why}. Try it alone on response {response[:200]!r}.")
+        return reward
+
+
+def gradable(problems: Sequence[Problem], reward: str, location: str) -> list[Problem]:
+    """Those that can be graded: with an answer, or all by a `reward` of the user's; a `MismatchError` if none can."""
+    found = [problem for problem in problems if reward or problem.answer is not None]
+    if not found:
+        raise MismatchError(f"{location} has no problem with an answer. Name its field with --answer-field.")
+    return found
+
+
+class Grader:
+    """Grades responses as text; a context manager, because a child process does the work.
+
+    `reward` is FILE.py:FUNCTION, or empty for math-verify. With the template "r1-distill" only what follows the thought
+    is the answer.
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str], *, reward: str = "", template: str = "chat") -> None:
+        self._decode, self._in_thought = decode, template == "r1-distill"
+        self._by: MathVerify | OwnReward = OwnReward(reward) if reward else MathVerify()
+
+    def can_grade(self, problem: Problem) -> bool:
+        """Without an answer only a function of the user's has something to say."""
+        return isinstance(self._by, OwnReward) or problem.answer is not None
+
+    def reward(self, problem: Problem, rollout: Rollout) -> float:
+        """What a response to a problem earns; 0 where grading takes too long."""
+        stopped = rollout.finish_reason == "stop"
+        said = rollout.response_ids[:-1] if stopped else rollout.response_ids  # the token that ends it is no text
+        response = self._decode(said)
+        if isinstance(self._by, OwnReward):
+            return self._by.grade(response, problem.answer, rollout.finish_reason, problem.prompt)
+        assert problem.answer is not None
+        return self._by.grade(response, problem.answer, rollout.finish_reason, in_thought=self._in_thought)
+
+    @property
+    def timeouts(self) -> int:
+        """Responses that earned 0 because grading them took too long."""
+        return self._by.timeouts
+
+    def start(self) -> None:
+        """Start the child now: the user's own code says whether it can be loaded."""
+        self._by.child.start()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What took too long: a resumed run does not try it again, and scores what the unbroken one did."""
+        return {"given_up": self._by.child.given_up, "timeouts": self._by.timeouts}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._by.child.give_up(state["given_up"])
+        self._by.timeouts = state["timeouts"]
+
+    def __enter__(self) -> Grader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        self._by.child.stop()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -82,3 +84,64 @@ def reference() -> Reference:
 def _measured(row: dict[str, Any]) -> Measured:
     value = row.pop("value", None)
     return Measured(**row) if value is None else Measured(**row, low=value, high=value)
+
+
+_EXPERTS = re.compile(
+    "moe|mixtral|gptoss|deepseekv[2-9]|qwen3next|llama4|dbrx|minimax|longcat|grok|arctic|kimi|step3", re.IGNORECASE
+)
+_EITHER = re.compile("nemotronh|jamba", re.IGNORECASE)  # architectures that exist with experts and without
+_PRECISIONS = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
+_COARSEST_FIRST = ("fp4", "fp8", "int8", "bf16", "fp16", "fp32")
+_SIDES = ("rollout", "trainer", "recomputed")
+_DTYPES = ("dtype", "kv_cache_dtype", "quantization")
+
+
+def family(about: Mapping[str, Any]) -> Family:
+    """`moe` or `dense` from the number of experts or the architecture's name; empty where nothing is known."""
+    sides = list(_sides(about))
+    experts = [side["num_experts"] for side in sides if isinstance(side.get("num_experts"), int)]
+    if experts:
+        return "moe" if max(experts) > 1 else "dense"
+    names = [str(side["architecture"]) for side in sides if side.get("architecture")]
+    if any(_EXPERTS.search(name) for name in names):
+        return "moe"
+    return "dense" if names and not any(_EITHER.search(name) for name in names) else ""
+
+
+def precision(about: Mapping[str, Any]) -> str:
+    """The coarsest precision in play on either side: of weights, KV cache or quantisation; empty if unknown."""
+    named = [str(side[key]).lower() for side in _sides(about) for key in _DTYPES if side.get(key)]
+    short = [_PRECISIONS.get(name, name) for name in named]
+    return next((one for one in _COARSEST_FIRST if any(one in name for name in short)), "")
+
+
+def _sides(about: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    return (about[name] for name in _SIDES if isinstance(about.get(name), Mapping))
+
+
+_FAR = 2.0  # times the upper end: what is usual was seen on few models
+
+
+@dataclass(frozen=True)
+class UsualGap:
+    """The mean |log π − log μ| that is usual, nats; `who` says of which precision."""
+
+    who: str
+    low: float
+    high: float
+
+    @property
+    def text(self) -> str:
+        return f"{self.low:g}–{self.high:g}"
+
+    @property
+    def far_above(self) -> float:
+        """From here on, nats, no precision of the trace makes the gap alone."""
+        return _FAR * self.high
+
+
+def usual_gap(about: Mapping[str, Any]) -> UsualGap:
+    """What is usual for the coarsest precision in play; where the manifest names none, for the coarsest in use."""
+    rows = {row.precision: row for row in reference().usual}
+    row: Usual = rows.get(precision(about)) or rows[""]
+    return UsualGap(row.who, row.low, row.high)

@@ -39,7 +39,7 @@ def model():
 @pytest.fixture(scope="module", params=["hf", "vllm"])
 def engine(request, tmp_path_factory):
     settings = EngineSettings(
-        MODEL, TRUNCATED, K, dtype="float32", log_file=tmp_path_factory.mktemp("log") / "engine.log", whole=True
+        MODEL, TRUNCATED, K, dtype="float32", log_file=tmp_path_factory.mktemp("log") / "engine.log", full=True
     )
     engine = create_engine(request.param, settings)
     yield engine
@@ -77,7 +77,7 @@ def test_the_whole_distribution_of_the_first_responses_is_handed_out(engine, pro
     """Against plain torch over the vocabulary; the responses are those of `sample`, and the others to the bit."""
     requests = [Request(prompts[i % 2], seed=i) for i in range(8)]
     plain, counts, taken = engine.sample(requests, lambda n: None), [], ([], [], [])
-    found = engine.sample_whole(requests, [rows.append for rows in taken], counts.append)
+    found = engine.sample_full(requests, [rows.append for rows in taken], counts.append)
     assert sum(counts) == 8
     for rollout, rows in zip(found, taken, strict=False):
         mu_TV, expected_TV = torch.from_numpy(np.stack(rows)), reference_logp_TV(model, rollout)
@@ -105,7 +105,7 @@ def test_the_memory_of_vllms_whole_distributions_is_as_stated():
 
     from vllm.logprobs import FlatLogprobs, append_logprobs_for_next_position
 
-    from mismatch_cli.engines._whole import whole_bytes
+    from mismatch_cli.engines import full_bytes
 
     vocabulary, tokens, flat = 30_000, 3, FlatLogprobs()
     tracemalloc.start()
@@ -118,19 +118,19 @@ def test_the_memory_of_vllms_whole_distributions_is_as_stated():
         taken = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    assert 0.8 * whole_bytes("vllm", vocabulary, tokens) < taken < whole_bytes("vllm", vocabulary, tokens)
-    assert whole_bytes("hf", vocabulary, tokens) == 4 * vocabulary  # one token at a time
+    assert 0.8 * full_bytes("vllm", vocabulary, tokens) < taken < full_bytes("vllm", vocabulary, tokens)
+    assert full_bytes("hf", vocabulary, tokens) == 4 * vocabulary  # one token at a time
 
 
 def test_an_engine_without_whole_distributions_says_which_have_them(monkeypatch):
     from types import ModuleType
 
     from mismatch_cli import registry
-    from mismatch_cli.engines._whole import whole_bytes
+    from mismatch_cli.engines import full_bytes
 
     monkeypatch.setattr(registry, "load", lambda *_: ModuleType("plain"))
     with pytest.raises(UsageError, match=r"--engine plain does not hand out whole .* Use --engine vllm or --engine hf"):
-        whole_bytes("plain", 2048, 100)
+        full_bytes("plain", 2048, 100)
 
 
 def test_a_seed_gives_the_same_response_and_another_seed_another(engine, prompts):

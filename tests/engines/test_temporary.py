@@ -8,11 +8,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from mismatch_cli.engines._temporary import TemporaryFolder, remove_abandoned
+from mismatch_cli.engines._vllm_process import TemporaryFolder, remove_abandoned
 
 HELD = """
 import os, sys, tempfile
-from mismatch_cli.engines._temporary import TemporaryFolder
+from mismatch_cli.engines._vllm_process import TemporaryFolder
 folder = TemporaryFolder()
 os.mkdir(tempfile.mkdtemp() + "/inside")
 print(folder.path, flush=True)

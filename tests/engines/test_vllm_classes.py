@@ -10,7 +10,7 @@ from transformers.models.llama.configuration_llama import LlamaConfig
 
 from mismatch_cli.bundled import bundled
 from mismatch_cli.engines import EngineSettings, Request, create_engine
-from mismatch_cli.engines._vllm_classes import ModelClasses
+from mismatch_cli.engines._vllm_process import ModelClasses
 from mismatch_cli.models import load_causal_lm, load_tokenizer
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.batches import ScoreRequest

@@ -15,7 +15,7 @@ from mismatch_cli.engines._sampling import sample_seed
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.recording.sample import plan_shards, sample_shard
 from mismatch_cli.recording.score import evenly_spaced
-from mismatch_cli.tasks.judge import Judge
+from mismatch_cli.tasks.grading import Grader
 from mismatch_cli.tasks.prompts import Problem
 from mismatch_cli.trace.manifest import write_manifest
 from mismatch_cli.trace.reader import Trace
@@ -44,11 +44,11 @@ class Replay:
 def sample(folder, rollout=GOOD, answers=("5", None), text="\\boxed{5}"):
     problems = [Problem(i, "p", answer) for i, answer in enumerate(answers)]
     (plan,) = plan_shards(problems, [[1]] * len(problems), prompts_per_shard=8)
-    with Judge(lambda ids: text) as judge:
+    with Grader(lambda ids: text) as grader:
         sample_shard(
             plan,
             Replay(rollout),
-            judge,
+            grader,
             folder=folder,
             samples_per_prompt=2,
             seed=0,

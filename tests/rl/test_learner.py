@@ -16,9 +16,7 @@ from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.batch import Rollout
 from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.rl.aggregation import AGGREGATIONS, response_scale
-from mismatch_cli.rl.learner import Learner, LearnerSettings, Sample
-from mismatch_cli.rl.loss_scale import LossScale
+from mismatch_cli.rl.learner import AGGREGATIONS, Learner, LearnerSettings, LossScale, Sample, response_scale
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.batches import ScoreRequest
 from mismatch_cli.scoring.trainer import Trainer

@@ -19,7 +19,7 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.rl.config import load_config
 from mismatch_cli.rl.run import Run
 from mismatch_cli.rl.sync import prove_newer
-from mismatch_cli.tasks.grading import Grader
+from mismatch_cli.tasks.grading import MathVerify
 from mismatch_cli.trace.reader import Trace
 from tests.rl.small_runs import SMALL, numbers, run
 
@@ -192,7 +192,7 @@ def test_an_evaluation_is_the_mean_over_problems_of_the_mean_over_samples(tmp_pa
     seeds = [[sample_seed(config.seed, place, sample, -2) for sample in range(3)] for place in range(6)]
     requests = [Request(p.prompt_ids, seed) for p, of in zip(posed, seeds, strict=True) for seed in of]
     rollouts = made.engine.sample(requests, lambda _: None)
-    with Grader() as grader:
+    with MathVerify() as grader:
         answers = [json.loads(rows[place])["answer"] for place in range(6) for _ in range(3)]
         texts = [made.task._tokenizer.decode(r.response_ids) for r in rollouts]
         judged = zip(texts, answers, rollouts, strict=True)

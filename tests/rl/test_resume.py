@@ -19,8 +19,7 @@ from mismatch_cli.engines.hf import HfEngine
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.recording.folder import claimed
 from mismatch_cli.rl.checkpoint import cut_back
-from mismatch_cli.rl.learner import Learner
-from mismatch_cli.rl.loss_scale import LossScale
+from mismatch_cli.rl.learner import Learner, LossScale
 from tests.rl.small_runs import EVALUATED, SMALL, assert_same_run, numbers, run, weights
 
 

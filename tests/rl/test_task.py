@@ -115,8 +115,8 @@ def test_the_token_that_ends_a_response_is_not_part_of_its_text(tokenizer, tmp_p
     def reward(response_ids: list[int], finish_reason: str) -> float:
         zeros = np.zeros(len(response_ids), dtype=np.float32)
         rollout = Rollout([1], response_ids, zeros, zeros.astype(np.int32), None, None, finish_reason)
-        return task.judge.reward(task.posed[0].problem, rollout)
+        return task.grader.reward(task.posed[0].problem, rollout)
 
     assert reward([*text, end], "stop") == reward(text, "length") == 4
     assert reward([end], "stop") == 0  # an empty response
-    task.judge.stop()
+    task.grader.stop()

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from mismatch_cli.tasks.advantages import group_mean_advantages
-from mismatch_cli.tasks.grading import Grader, last_boxed
+from mismatch_cli.tasks.grading import MathVerify, last_boxed
 
 
 @pytest.fixture(scope="module")
 def grader():
-    with Grader(seconds=2) as grader:
+    with MathVerify(seconds=2) as grader:
         yield grader
 
 
@@ -86,7 +86,7 @@ def test_a_truncated_response_scores_zero(grader):
 
 
 def test_a_comparison_that_hangs_is_given_up_and_counted():
-    with Grader(seconds=1) as grader:
+    with MathVerify(seconds=1) as grader:
         grader.grade("\\boxed{1.0}", "1", "stop")
         began = time.monotonic()
         assert grader.grade("\\boxed{9^{9^{9^{9}}}}", "4", "stop") == 0
@@ -97,14 +97,14 @@ def test_a_comparison_that_hangs_is_given_up_and_counted():
 
 
 def test_what_was_given_up_is_not_tried_again():
-    with Grader() as grader:
+    with MathVerify() as grader:
         grader.child.give_up(['["\\\\boxed{1.0}", "\\\\boxed{1}"]'])
         assert grader.grade("\\boxed{1.0}", "1", "stop") == 0  # equal, but a resumed run scores what the first one did
         assert grader.timeouts == 1
 
 
 def test_a_worker_that_died_between_two_questions_is_replaced():
-    with Grader() as grader:
+    with MathVerify() as grader:
         grader.grade("\\boxed{1.0}", "1", "stop")
         grader.child._process.kill()
         grader.child._process.wait()
@@ -113,7 +113,7 @@ def test_a_worker_that_died_between_two_questions_is_replaced():
 
 @pytest.mark.parametrize(("deaths", "reward", "timeouts"), [(1, 1, 0), (2, 0, 1)])
 def test_a_comparison_of_which_the_worker_dies_is_tried_once_more_then_counted(monkeypatch, deaths, reward, timeouts):
-    with Grader() as grader:
+    with MathVerify() as grader:
         replies = iter([""] * deaths + ["true"])
         monkeypatch.setattr(grader.child, "ask", lambda _: next(replies))
         assert grader.grade("\\boxed{1.0}", "1", "stop") == reward
@@ -121,7 +121,7 @@ def test_a_comparison_of_which_the_worker_dies_is_tried_once_more_then_counted(m
 
 
 def test_the_worker_ends_with_the_grader():
-    with Grader() as grader:
+    with MathVerify() as grader:
         grader.grade("\\boxed{4.0}", "4", "stop")
         process = grader.child._process
         assert process.poll() is None

@@ -1,10 +1,15 @@
-"""The child process that runs a user's reward function: a JSON object per line in, its reward or error per line out."""
+"""The other end of `Child`: a process that answers lines until its parent is gone.
+
+`python -m mismatch_cli.tasks._worker` compares answers with math-verify: one JSON pair per line in, true or false out.
+With FILE.py:FUNCTION it runs a user's reward, a JSON object per line in, its reward or error per line out.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import inspect
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -12,15 +17,66 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_cli import memory
-from mismatch_cli.tasks._lines import answer_lines
-from mismatch_cli.tasks.own_reward import ARGUMENTS
+from mismatch_cli.tasks._keeper import stand_guard
 
+READY = "ready"
+ARGUMENTS = ("response", "answer", "problem", "finish_reason")  # what a reward may name; it gets those it names
+
+_MATH_VERIFY_MEMORY = 2**32  # bytes; a response can ask for any number
 _MODULE = "_own_reward"  # not the name of the file, which may be that of a library
 _SHOWN = 300  # characters of what it says
 _SHARE = 0.9  # of the memory that is free when it starts
 
 
-def _prepare() -> Callable[[str], str]:
+def answer_lines(prepare: Callable[[], Callable[[str], str]], *, limit: int | None) -> None:
+    """Say "ready" when `prepare` is done (or the error, if it raises one), then answer each line with its callable.
+
+    A line is a number and a question, its answer the same number and one line; `limit` is in bytes. What the
+    callable prints, reads or forks touches neither: both ends are out of its reach, and a process that it forked does
+    not answer.
+    """
+    stand_guard(limit)
+    questions, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(nothing, 1)
+    worker = os.getpid()
+    try:
+        answer = prepare()
+    except BaseException as error:
+        if os.getpid() != worker:
+            raise
+        _say(answers, b"0", json.dumps(str(error) or type(error).__name__))
+        os._exit(1)  # whatever was started by then may not want to end
+    if os.getpid() == worker:
+        _say(answers, b"0", READY)
+    for line in questions:
+        number, _, question = line.partition(b" ")
+        reply = answer(question.decode())
+        if os.getpid() != worker:
+            os._exit(0)
+        _say(answers, number, reply)
+    os._exit(0)
+
+
+def _say(answers: int, number: bytes, reply: str) -> None:
+    left = memoryview(number + b" " + reply.encode(errors="backslashreplace") + b"\n")
+    while left:
+        left = left[os.write(answers, left) :]
+
+
+def _math_verify() -> Callable[[str], str]:
+    logging.disable()  # math-verify warns that its own timeouts are off; ours is the parent's clock
+    from math_verify import parse, verify
+
+    def compare(line: str) -> str:
+        found, gold = (parse(box, parsing_timeout=None) for box in json.loads(line))
+        return json.dumps(bool(verify(gold, found, timeout_seconds=None)))
+
+    return compare
+
+
+def _own_reward() -> Callable[[str], str]:
     function, wanted = _load(*sys.argv[1].rsplit(":", 1))
     worker = os.getpid()
 
@@ -76,5 +132,7 @@ def _load(file: str, name: str) -> tuple[Callable[..., Any], list[str]]:
 if __name__ == "__mp_main__":  # a process of a pool that the function made: it looks the function up by its module
     _load(*sys.argv[1].rsplit(":", 1))
 if __name__ == "__main__":
-    free = memory.free()
-    answer_lines(_prepare, memory=None if free is None else int(_SHARE * free))
+    if len(sys.argv) > 1:
+        free = memory.free()
+        answer_lines(_own_reward, limit=None if free is None else int(_SHARE * free))
+    answer_lines(_math_verify, limit=_MATH_VERIFY_MEMORY)

@@ -9,9 +9,8 @@ import pytest
 from mismatch_cli.metrics.catalog import METRICS
 from mismatch_cli.metrics.estimate import BELOW_RESOLUTION, FEW_DECIDE
 from mismatch_cli.metrics.pairs import PAIRS
-from mismatch_cli.verdict.judge import judge, standing
-from mismatch_cli.verdict.kind import family, precision
-from mismatch_cli.verdict.reference import Bar, reference
+from mismatch_cli.verdict.assess import assess, standing
+from mismatch_cli.verdict.reference import Bar, family, precision, reference
 
 BARS = reference().bars
 
@@ -40,7 +39,7 @@ def test_a_number_that_a_few_prompts_decide_is_no_certainty():
     for times, expected in ((0.2, "healthy"), (0.5, "undecided")):
         found = estimate(times * bar.bounds[0]) | {"note": FEW_DECIDE}
         row = row_of(
-            judge(summary({"k3": found}, architecture={"moe": "Qwen3MoeForCausalLM"}.get(bar.family, ""))), bar
+            assess(summary({"k3": found}, architecture={"moe": "Qwen3MoeForCausalLM"}.get(bar.family, ""))), bar
         )
         assert (row["standing"], row["low"]) == (expected, None)
 
@@ -64,15 +63,15 @@ def test_a_value_around_every_bar(bar):
         middle = (healthy + broken) / 2
         cases += [(estimate(middle), "between"), (estimate(middle, (broken - healthy) / 4), "between")]
     for found, expected in cases:
-        row = row_of(judge(summary({bar.metric: found}, architecture=architecture)), bar)
+        row = row_of(assess(summary({bar.metric: found}, architecture=architecture)), bar)
         assert row["standing"] == expected, found
         assert (row["value"], row["source"]) == (found["value"], bar.source)
 
 
 def test_a_signed_metric_is_judged_by_its_size():
     bar = next(bar for bar in BARS if bar.absolute)
-    assert row_of(judge(summary({bar.metric: estimate(-0.3, 0.1)})), bar)["standing"] == "above"
-    row = row_of(judge(summary({bar.metric: estimate(-0.01, 0.05)})), bar)
+    assert row_of(assess(summary({bar.metric: estimate(-0.3, 0.1)})), bar)["standing"] == "above"
+    row = row_of(assess(summary({bar.metric: estimate(-0.01, 0.05)})), bar)
     assert (row["value"], row["low"], row["high"], row["standing"]) == (0.01, 0.0, pytest.approx(0.06), "healthy")
 
 
@@ -85,7 +84,7 @@ def test_standings_touch_their_bounds():
 
 def test_bars_are_never_merged():
     """The same KL is healthy for one source and above the bar of another, and both are named."""
-    verdict = judge(summary({"k3": estimate(5e-3, 1e-4)}, architecture="Qwen3ForCausalLM"))
+    verdict = assess(summary({"k3": estimate(5e-3, 1e-4)}, architecture="Qwen3ForCausalLM"))
     found = {row["who"]: row["standing"] for row in verdict["bars"]}
     assert found == {
         "NeMo-RL, GRPO guide": "above",
@@ -100,7 +99,7 @@ def test_bars_are_never_merged():
 
 def test_each_bar_reads_the_pair_it_speaks_of():
     at_equal, now = {"k3": estimate(1e-4, 1e-5)}, {"k3": estimate(0.1, 0.01)}
-    verdict = judge(summary(at_equal, total=now, staleness={"k3": estimate(0.05, 0.01)}))
+    verdict = assess(summary(at_equal, total=now, staleness={"k3": estimate(0.05, 0.01)}))
     found = {row["who"]: (row["pair"], row["value"]) for row in verdict["bars"]}
     assert found["NeMo-RL, GRPO guide"] == ("mismatch", 1e-4)
     assert found["prime-rl, new models"] == ("total", 0.1)
@@ -111,7 +110,7 @@ def test_each_bar_reads_the_pair_it_speaks_of():
 
 
 def test_with_nothing_but_the_present_trainer_staleness_is_in_every_number():
-    verdict = judge(summary({"k3": estimate(0.1, 0.01)}, pair="total"))
+    verdict = assess(summary({"k3": estimate(0.1, 0.01)}, pair="total"))
     assert {row["pair"] for row in verdict["bars"]} == {"total"}
     assert any("staleness is in every one of these numbers" in sentence for sentence in verdict["sentences"])
 
@@ -138,14 +137,14 @@ def test_with_nothing_but_the_present_trainer_staleness_is_in_every_number():
     ],
 )
 def test_first_the_trainers_own_noise(value, floor, words):
-    verdict = judge(summary({"abs_d_mean": value}, None if floor is None else {"abs_d_mean": floor}))
+    verdict = assess(summary({"abs_d_mean": value}, None if floor is None else {"abs_d_mean": floor}))
     assert words in verdict["sentences"][0]
 
 
 def test_the_factor_is_that_of_the_report():
-    verdict = judge(summary({"abs_d_mean": estimate(0.03)}, {"abs_d_mean": estimate(0.01)}))
+    verdict = assess(summary({"abs_d_mean": estimate(0.03)}, {"abs_d_mean": estimate(0.01)}))
     assert verdict["floor"]["times"] == METRICS["abs_d_mean"].times_floor(0.03, 0.01)
-    below = judge(summary({"abs_d_mean": estimate(0.03)}, {"abs_d_mean": estimate(0.0)}))
+    below = assess(summary({"abs_d_mean": estimate(0.03)}, {"abs_d_mean": estimate(0.0)}))
     assert below["floor"]["times"] == BELOW_RESOLUTION
 
 
@@ -153,47 +152,47 @@ def test_the_tail():
     """With d normal of spread s p95 is 1.96 s and k3 about s²/2."""
     s = 0.05
     bulk = {"k3": estimate(s * s / 2), "abs_d_p95": estimate(1.959964 * s)}
-    assert judge(summary(bulk))["tail"] is None
-    verdict = judge(summary(bulk | {"k3": estimate(4 * s * s / 2)}))
+    assert assess(summary(bulk))["tail"] is None
+    verdict = assess(summary(bulk | {"k3": estimate(4 * s * s / 2)}))
     assert verdict["tail"]["times"] == pytest.approx(4, rel=1e-4)
     assert verdict["tail"]["robust_spread"] == pytest.approx(s, rel=1e-4)
     assert "Rare tokens make the KL: k3 is 4 × what" in verdict["sentences"][-1]
     few = summary(bulk | {"k3": estimate(4 * s * s / 2)})
     few["pairs"]["mismatch"]["counts"]["tokens"] = 10
-    assert judge(few)["tail"] is None
-    exact = judge(summary(bulk | {"abs_d_p95": estimate(0.0)}))
+    assert assess(few)["tail"] is None
+    exact = assess(summary(bulk | {"abs_d_p95": estimate(0.0)}))
     assert exact["tail"]["times"] is None
     assert "95 % of the tokens agree exactly" in exact["sentences"][-1]
 
 
 def test_nothing_measured_is_nothing_judged():
-    verdict = judge(summary({"k3": estimate(None)}, {}))
+    verdict = assess(summary({"k3": estimate(None)}, {}))
     assert (verdict["bars"], verdict["measured"], verdict["tail"], verdict["floor"]) == ([], [], None, None)
     assert len(verdict["sentences"]) == 1
     json.dumps(verdict, allow_nan=False)
 
 
 def test_without_intervals_it_says_so():
-    assert any("stands by its value alone" in text for text in judge(summary({"k3": estimate(1e-4)}))["sentences"])
-    sure = judge(summary({"k3": estimate(1e-4, 1e-5)}))["sentences"]
+    assert any("stands by its value alone" in text for text in assess(summary({"k3": estimate(1e-4)}))["sentences"])
+    sure = assess(summary({"k3": estimate(1e-4, 1e-5)}))["sentences"]
     assert not any("stands by its value alone" in text for text in sure)
 
 
 def test_a_bar_for_another_family_does_not_speak():
     for architecture, whose in (("Qwen3MoeForCausalLM", "Miles blog, MoE"), ("LlamaForCausalLM", "Miles blog, dense")):
-        verdict = judge(summary({"k3": estimate(5e-3, 1e-4)}, architecture=architecture))
+        verdict = assess(summary({"k3": estimate(5e-3, 1e-4)}, architecture=architecture))
         assert [row["who"] for row in verdict["bars"] if "Miles" in row["who"]] == [whose]
-    unknown = judge(summary({"k3": estimate(5e-3, 1e-4)}))
+    unknown = assess(summary({"k3": estimate(5e-3, 1e-4)}))
     assert not [row for row in unknown["bars"] if "Miles" in row["who"]]
 
 
 def test_the_nearest_of_the_same_kind_come_first():
     metrics = {"k3": estimate(9e-4), "abs_d_mean": estimate(0.015), "k2": estimate(4.5e-4), "pearson": estimate(0.9993)}
-    dense = judge(summary(metrics, architecture="Qwen3ForCausalLM"))["measured"]
+    dense = assess(summary(metrics, architecture="Qwen3ForCausalLM"))["measured"]
     assert all(row["family"] in ("dense", "") for row in dense)
     assert [row["precision"] for row in dense[:3]] == ["bf16"] * 3
     assert (dense[0]["model"], dense[0]["metric"], dense[0]["value"]) == ("Qwen2.5-0.5B", "k2", 4.5e-4)
-    moe = judge(summary(metrics, architecture="DeepseekV3ForCausalLM"))["measured"]
+    moe = assess(summary(metrics, architecture="DeepseekV3ForCausalLM"))["measured"]
     assert all(row["family"] in ("moe", "") for row in moe)
     assert moe[0]["model"] == "DeepSeek-V4-Flash"
 

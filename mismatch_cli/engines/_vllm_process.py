@@ -1,0 +1,213 @@
+"""What vLLM would do to this process, prevented or undone: its noise, transformers' changed classes, temporary files.
+
+vLLM's Transformers backend decorates the decoder class for torch.compile: from then on it can be made only inside vLLM,
+and runs through vLLM's compiler. For some model types vLLM also puts a configuration class of its own in the table.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import getpass
+import io
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar
+
+from mismatch_cli.trace.files import LOG_HEAD, could_not_write, open_to_append
+
+
+@contextmanager
+def engine_log(path: Path | None) -> Iterator[None]:
+    """Send everything that an engine prints, from C++ too, to its log file; Python loggers at WARNING and above.
+
+    The file descriptors are redirected, not only `sys.stdout`: native code writes to them directly.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = os.dup(1), os.dup(2)
+    with _open(path) as log, warnings.catch_warnings():
+        _log_to(path)
+        warnings.simplefilter("ignore")
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os.dup2(saved[0], 1)
+            os.dup2(saved[1], 2)
+            os.close(saved[0])
+            os.close(saved[1])
+
+
+def _open(path: Path | None) -> BinaryIO:
+    if path is None:
+        return open(os.devnull, "ab")
+    try:
+        log = open_to_append(path)
+        if not os.fstat(log.fileno()).st_size:
+            log.write(LOG_HEAD)
+            log.flush()
+    except OSError as error:
+        raise could_not_write(path, error) from error
+    return log
+
+
+class _LogFile(logging.FileHandler):
+    """A handler that opens its file as `engine_log` does, when the first line comes."""
+
+    def _open(self) -> Any:
+        return io.TextIOWrapper(open_to_append(Path(self.baseFilename)), encoding="utf-8")
+
+
+def _log_to(path: Path | None) -> None:
+    """vLLM's warnings stay readable: "Failed to load weights" is the only sign of a sync that went wrong."""
+    logger = logging.getLogger("vllm")
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+    handler = logging.NullHandler() if path is None else _LogFile(path, encoding="utf-8", delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.WARNING)
+    logger.propagate = False
+
+
+def one_sentence(error: BaseException) -> str:
+    """The part of a library's error that says what is wrong, on one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if lines and "validation error" in lines[0]:
+        lines = [" ".join(lines[1:3])] if len(lines) > 2 else lines
+    told = next((line for line in lines if line.startswith(("Value error,", "Assertion failed,"))), None)
+    text = told.split(",", 1)[1].strip() if told else (lines[0] if lines else type(error).__name__)
+    text = text.split(" [type=")[0].strip()
+    return text if text.endswith((".", "!", "?")) else text + "."
+
+
+@dataclass(frozen=True)
+class ModelClasses:
+    """Model classes as they were before an engine, and the table of configuration classes."""
+
+    classes: dict[type, tuple[tuple[type, ...], dict[str, Any]]]  # bases and attributes
+    configs: dict[Any, Any]
+
+    @classmethod
+    def current(cls, model: str) -> ModelClasses:
+        """Those of the family of `model`, which transformers imports only when asked, among them."""
+        from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
+
+        with suppress(Exception):  # a model that transformers does not know: vLLM may, with classes of its own
+            config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+            for each in (config, config.get_text_config()):
+                for auto in (AutoModel, AutoModelForCausalLM):
+                    auto._model_mapping.get(type(each), None)
+        classes = {each: (each.__bases__, dict(vars(each))) for each in _with_subclasses(PreTrainedModel)}
+        return cls(classes, dict(CONFIG_MAPPING._extra_content))
+
+    def give_back(self, llm: Any = None) -> None:
+        """Restore every class; what the engine has made of one becomes an instance of the changed class, by itself."""
+        from transformers import CONFIG_MAPPING
+
+        CONFIG_MAPPING._extra_content.clear()
+        CONFIG_MAPPING._extra_content.update(self.configs)
+        changed = {each: self._restored(each) for each in self.classes if each.__bases__ != self.classes[each][0]}
+        if changed and llm is not None:
+            llm.apply_model(partial(_move, changed))
+
+    def _restored(self, changed: type) -> type:
+        """Undo what was done to a class; answers a subclass that has it."""
+        bases, attributes = self.classes[changed]
+        added = tuple(base for base in changed.__bases__ if base not in bases)
+        own = {name: value for name, value in vars(changed).items() if attributes.get(name) is not value}
+        changed.__bases__ = bases
+        for name in own:
+            if name in attributes:
+                setattr(changed, name, attributes[name])
+            else:
+                delattr(changed, name)
+        return type(changed.__name__, (changed, *added), own | {"__module__": changed.__module__})
+
+
+def _move(changed: dict[type, type], model: Any) -> None:
+    for module in model.modules():
+        if type(module) in changed:
+            module.__class__ = changed[type(module)]
+
+
+def _with_subclasses(base: type) -> set[type]:
+    subclasses: list[type] = base.__subclasses__()
+    return {base}.union(*map(_with_subclasses, subclasses))
+
+
+_PREFIX, _LOCK = "mismatch-cli-engine-", "in-use"
+
+
+class TemporaryFolder:
+    """The place of temporary files of this process and its children, from now until `close`.
+
+    Its lock is held for as long as the process lives: that tells a folder in use from one whose owner was killed.
+    """
+
+    _shared: ClassVar[TemporaryFolder | None] = None
+
+    @classmethod
+    def shared(cls) -> TemporaryFolder:
+        """One for all engines of the process, until the last of them closes.
+
+        Folders within each other would soon be too deep for the names of sockets.
+        """
+        cls._shared = cls._shared or cls()
+        cls._shared._users += 1
+        return cls._shared
+
+    def __init__(self) -> None:
+        self._users = 0
+        self._tempdir, self._environment = tempfile.tempdir, os.environ.get("TMPDIR")
+        system = Path(tempfile.gettempdir())
+        remove_abandoned(system)
+        # Compiled code is kept between runs on purpose; its place would follow the temporary folder.
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(system / f"torchinductor_{getpass.getuser()}"))
+        new = Path(tempfile.mkdtemp(prefix="mismatch-cli-new-", dir=system))
+        self._lock = os.open(new / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.path = system / f"{_PREFIX}{new.name.rpartition('-')[2]}"
+        new.rename(self.path)  # nobody sees it before it is locked
+        tempfile.tempdir = os.environ["TMPDIR"] = str(self.path)
+
+    def close(self) -> None:
+        """Remove the folder, if nobody else uses it; temporary files go where they went before."""
+        self._users -= 1
+        if self._users > 0:
+            return
+        if TemporaryFolder._shared is self:
+            TemporaryFolder._shared = None
+        tempfile.tempdir = self._tempdir
+        if self._environment is None:
+            os.environ.pop("TMPDIR", None)
+        else:
+            os.environ["TMPDIR"] = self._environment
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def remove_abandoned(system: Path) -> None:
+    """Remove the folders of this user's engines whose process is gone; anybody else's stay."""
+    for folder in system.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            if folder.is_symlink() or folder.lstat().st_uid != os.geteuid():
+                continue
+            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
