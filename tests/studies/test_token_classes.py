@@ -27,9 +27,9 @@ EXAMPLES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "text"), [(kind, text) for kind, texts in EXAMPLES.items() for text in texts])
-def test_examples(kind, text):
-    assert token_class(text) == kind
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_examples(kind):
+    assert [text for text in EXAMPLES[kind] if token_class(text) != kind] == []
 
 
 @pytest.mark.parametrize("text", ["🎉", "👩‍🔬", "\u200b", "\x00", "\ufffd", "\x1b[2J"])

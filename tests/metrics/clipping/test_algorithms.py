@@ -77,25 +77,25 @@ def test_counts(case):
     assert counts["steps"] == 6
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_blocked_shares(case, name):
-    for sign, estimate in case.rows[name]["blocked"].items():
-        tokens = of_sign(case.judged, sign)
-        expected = share(tokens[name]) if case.signed or sign != "all" else np.nan
-        assert value(estimate) == near(expected), sign
+def test_blocked_shares(case):
+    for name in NAMES:
+        for sign, estimate in case.rows[name]["blocked"].items():
+            tokens = of_sign(case.judged, sign)
+            expected = share(tokens[name]) if case.signed or sign != "all" else np.nan
+            assert value(estimate) == near(expected), (name, sign)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_update_weight_lost(case, name):
-    row = case.rows[name]
-    assert row["weighs_by_ratio"] is (name not in brute.OTHER_WEIGHT)
-    assert list(row["lost"]) == ["all", "positive", "negative", "masked", "capped"]
-    for sign in ("positive", "negative"):
-        assert row["lost"][sign]["value"] == near(brute.lost(of_sign(case.judged, sign), name)["all"])
-    expected = brute.lost(case.judged, name)
-    for part in ("all", "masked", "capped"):
-        assert row["lost"][part]["value"] == (near(expected[part]) if case.signed else None), part
-        assert row["lost"][part]["value"] is not None or row["lost"][part]["note"]
+def test_update_weight_lost(case):
+    for name in NAMES:
+        row = case.rows[name]
+        assert row["weighs_by_ratio"] is (name not in brute.OTHER_WEIGHT), name
+        assert list(row["lost"]) == ["all", "positive", "negative", "masked", "capped"], name
+        for sign in ("positive", "negative"):
+            assert row["lost"][sign]["value"] == near(brute.lost(of_sign(case.judged, sign), name)["all"]), (name, sign)
+        expected = brute.lost(case.judged, name)
+        for part in ("all", "masked", "capped"):
+            assert row["lost"][part]["value"] == (near(expected[part]) if case.signed else None), (name, part)
+            assert row["lost"][part]["value"] is not None or row["lost"][part]["note"], (name, part)
 
 
 def test_caps_take_something(case):
@@ -103,42 +103,42 @@ def test_caps_take_something(case):
         assert all(case.rows[name]["lost"]["capped"]["value"] > 0 for name in ("pg-tis", "minirl-tis"))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_responses_touched(case, name):
-    out = case.judged[case.judged[name]]
-    expected = out["s"].nunique() / case.judged["s"].nunique() if case.signed else np.nan
-    assert value(case.rows[name]["responses_touched"]) == near(expected)
+def test_responses_touched(case):
+    for name in NAMES:
+        out = case.judged[case.judged[name]]
+        expected = out["s"].nunique() / case.judged["s"].nunique() if case.signed else np.nan
+        assert value(case.rows[name]["responses_touched"]) == near(expected), name
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_mean_mu_and_entropy_of_blocked_and_kept(case, name):
-    out = case.judged[name]
-    assert case.judged["entropy"].isna().any()
-    for column, short in (("q", "mu"), ("entropy", "entropy")):
-        for which, tokens in (("blocked", case.judged[out]), ("kept", case.judged[~out])):
-            assert value(case.rows[name][f"{short}_{which}"]) == near(tokens[column].mean()), (short, which)
+def test_mean_mu_and_entropy_of_blocked_and_kept(case):
+    for name in NAMES:
+        out = case.judged[name]
+        assert case.judged["entropy"].isna().any()
+        for column, short in (("q", "mu"), ("entropy", "entropy")):
+            for which, tokens in (("blocked", case.judged[out]), ("kept", case.judged[~out])):
+                assert value(case.rows[name][f"{short}_{which}"]) == near(tokens[column].mean()), (name, short, which)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_by_mu(case, name):
-    rows = case.rows[name]["by_mu"]
-    assert [(row["mu_low"], row["mu_high"]) for row in rows] == list(pairwise(MU_EDGES))
-    assert sum(row["tokens"] for row in rows) == case.judged["row"].nunique()
-    judged = case.judged[["row", "A", "q", name]]
-    for row in rows:
-        high = row["mu_high"] if row["mu_high"] < 1 else 2
-        check_bin(case, name, row, judged[(judged["q"] >= row["mu_low"]) & (judged["q"] < high)])
+def test_by_mu(case):
+    for name in NAMES:
+        rows = case.rows[name]["by_mu"]
+        assert [(row["mu_low"], row["mu_high"]) for row in rows] == list(pairwise(MU_EDGES)), name
+        assert sum(row["tokens"] for row in rows) == case.judged["row"].nunique(), name
+        judged = case.judged[["row", "A", "q", name]]
+        for row in rows:
+            high = row["mu_high"] if row["mu_high"] < 1 else 2
+            check_bin(case, name, row, judged[(judged["q"] >= row["mu_low"]) & (judged["q"] < high)])
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_by_position(case, name):
+def test_by_position(case):
     """Positions count every token of the response, also those that the loss mask leaves out."""
-    rows = case.rows[name]["by_position"]
-    assert [(row["first"], row["last"]) for row in rows][:4] == [(0, 0), (1, 1), (2, 3), (4, 7)]
-    assert sum(row["tokens"] for row in rows) == case.judged["row"].nunique()
-    judged = case.judged[["row", "A", "pos", name]]
-    for row in rows:
-        check_bin(case, name, row, judged[judged["pos"].between(row["first"], row["last"])])
+    for name in NAMES:
+        rows = case.rows[name]["by_position"]
+        assert [(row["first"], row["last"]) for row in rows][:4] == [(0, 0), (1, 1), (2, 3), (4, 7)], name
+        assert sum(row["tokens"] for row in rows) == case.judged["row"].nunique(), name
+        judged = case.judged[["row", "A", "pos", name]]
+        for row in rows:
+            check_bin(case, name, row, judged[judged["pos"].between(row["first"], row["last"])])
 
 
 def check_bin(case: SimpleNamespace, name: str, row: dict[str, Any], inside: pd.DataFrame) -> None:
@@ -148,37 +148,37 @@ def check_bin(case: SimpleNamespace, name: str, row: dict[str, Any], inside: pd.
     for sign, estimate in row["blocked"].items():
         tokens = of_sign(inside, sign)
         expected = share(tokens[name])
-        assert value(estimate) == near(expected if case.signed or sign != "all" else np.nan), (row, sign)
+        assert value(estimate) == near(expected if case.signed or sign != "all" else np.nan), (name, row, sign)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_by_step(case, name):
-    judged, rows = case.judged[["row", "A", "step", "q", "entropy", name]], case.rows[name]["by_step"]
-    out = judged[name]
-    assert [(row["first"], row["last"]) for row in rows] == [(step, step) for step in range(6)]
-    for row in rows:
-        inside = judged[judged["step"] == row["first"]]
-        check_bin(case, name, row, inside)
-        for column, short in (("q", "mu"), ("entropy", "entropy")):
-            for which, tokens in (("blocked", inside[out[inside.index]]), ("kept", inside[~out[inside.index]])):
-                assert value(row[f"{short}_{which}"]) == near(tokens[column].mean()), (row["first"], short, which)
+def test_by_step(case):
+    for name in NAMES:
+        judged, rows = case.judged[["row", "A", "step", "q", "entropy", name]], case.rows[name]["by_step"]
+        out = judged[name]
+        assert [(row["first"], row["last"]) for row in rows] == [(step, step) for step in range(6)], name
+        for row in rows:
+            inside = judged[judged["step"] == row["first"]]
+            check_bin(case, name, row, inside)
+            for column, short in (("q", "mu"), ("entropy", "entropy")):
+                for which, tokens in (("blocked", inside[out[inside.index]]), ("kept", inside[~out[inside.index]])):
+                    assert value(row[f"{short}_{which}"]) == near(tokens[column].mean()), (name, short, row)
 
 
-@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("sign", ["positive", "negative"])
-def test_blocked_tokens(case, name, sign):
+def test_blocked_tokens(case, sign):
     """The most frequently blocked ids; ids that are blocked equally often in order of their id."""
-    tokens = of_sign(case.judged[["A", "id", "q", "p", "r", name]], sign)
-    out = tokens[tokens[name]]
-    counts = sorted(out["id"].value_counts().items(), key=lambda item: (-item[1], item[0]))
-    rows = case.rows[name]["blocked_tokens"][sign]
-    assert [(row["token_id"], row["blocked"]) for row in rows] == counts[:50]
-    occurrences, means = tokens["id"].value_counts(), out.groupby("id")[["q", "p", "r"]].mean()
-    for row in rows:
-        assert row["tokens"] == occurrences[row["token_id"]]
-        assert row["rate"] == near(row["blocked"] / row["tokens"])
-        assert row["lift"] == near(row["rate"] / (len(out) / len(tokens)))
-        assert [row["mu"], row["pi"], row["ratio"]] == pytest.approx(means.loc[row["token_id"]].tolist(), rel=2e-5)
+    for name in NAMES:
+        tokens = of_sign(case.judged[["A", "id", "q", "p", "r", name]], sign)
+        out = tokens[tokens[name]]
+        counts = sorted(out["id"].value_counts().items(), key=lambda item: (-item[1], item[0]))
+        rows = case.rows[name]["blocked_tokens"][sign]
+        assert [(row["token_id"], row["blocked"]) for row in rows] == counts[:50], name
+        occurrences, means = tokens["id"].value_counts(), out.groupby("id")[["q", "p", "r"]].mean()
+        for row in rows:
+            assert row["tokens"] == occurrences[row["token_id"]], name
+            assert row["rate"] == near(row["blocked"] / row["tokens"]), name
+            assert row["lift"] == near(row["rate"] / (len(out) / len(tokens))), name
+            assert [row["mu"], row["pi"], row["ratio"]] == pytest.approx(means.loc[row["token_id"]].tolist(), rel=2e-5)
 
 
 def test_only_as_many_blocked_tokens_as_asked(case):
