@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar, Protocol
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _PLOTS = "mismatch_cli.report.plots"
+_STUDY = "mismatch"  # of a plot that names none
 _FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Liberation Sans', Arial, sans-serif"
 _PNG_SCALE = 2  # pixels of a PNG file per CSS pixel
 _METADATA = re.compile(r"\s*<metadata>.*?</metadata>", re.DOTALL)
@@ -47,6 +49,7 @@ class FigureView:
     name: str
     title: str
     caption: str
+    sections: tuple[str, ...]  # titles; it stands in the first of them that the page has
     wide_light: Picture
     wide_dark: Picture
     narrow_light: Picture
@@ -54,13 +57,14 @@ class FigureView:
 
 
 def plots_of(study: str) -> dict[str, ModuleType]:
-    """Every plot of a study, by name."""
+    """Every plot of a study by its name: those with a `PLACE` first, in its order."""
     plots = {name: registry.load(_PLOTS, name, "plot") for name in registry.names(_PLOTS)}
-    return {name: plot for name, plot in plots.items() if study == plot.STUDY}
+    ordered = sorted(plots.items(), key=lambda item: (getattr(item[1], "PLACE", inf), item[0]))
+    return {name: plot for name, plot in ordered if study == getattr(plot, "STUDY", _STUDY)}
 
 
 def plots_for(data: Drawable) -> Iterator[tuple[str, ModuleType]]:
-    """The plots of the data's study for which it has enough, by name."""
+    """The plots of the data's study for which it has enough, in the order in which a page shows them."""
     yield from ((name, plot) for name, plot in plots_of(data.STUDY).items() if plot.needs(data))
 
 
@@ -78,7 +82,8 @@ def _figure_view(name: str, plot: ModuleType, data: Drawable, folder: Path | Non
         pictures.append(_picture(figure, style.layout))
         if folder is not None and style == Style(WIDE, LIGHT):
             _write_png(figure, folder / f"{name}.png")
-    return FigureView(name, plot.TITLE, plot.CAPTION, *pictures)
+    sections = getattr(plot, "SECTION", ())
+    return FigureView(name, plot.TITLE, plot.CAPTION, (sections,) if isinstance(sections, str) else sections, *pictures)
 
 
 def draw(plot: ModuleType, data: Drawable, style: Style) -> Figure:

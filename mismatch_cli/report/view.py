@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from mismatch_cli.metrics.catalog import Metric
@@ -101,10 +102,26 @@ class Section:
     figures: tuple[FigureView, ...] = ()
     tables: tuple[Table, ...] = ()
     excerpts: tuple[Excerpt, ...] = ()
+    stays: bool = False  # also where it is text alone
+
+    @property
+    def has_content(self) -> bool:
+        return bool(self.stays or self.groups or self.figures or self.tables or self.excerpts)
 
     @property
     def anchor(self) -> str:
         return re.sub(r"\W+", "-", self.title.lower()).strip("-")
+
+
+def with_figures(sections: Iterable[Section], figures: Sequence[FigureView]) -> tuple[Section, ...]:
+    """The sections that show something: each figure in the first one that its plot names, else in a last one."""
+    sections = (*sections, Section("More figures"))
+    drawn: dict[str, list[FigureView]] = {section.title: [] for section in sections}
+    for figure in figures:
+        title = next((title for title in drawn if title in figure.sections), sections[-1].title)
+        drawn[title].append(figure)
+    placed = (replace(section, figures=tuple(drawn[section.title])) for section in sections)
+    return tuple(section for section in placed if section.has_content)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from mismatch_cli.report.pages.clipping_subject import Subject
 from mismatch_cli.report.pages.clipping_thresholds import thresholds_section
 from mismatch_cli.report.pages.clipping_tokens import tokens_section
 from mismatch_cli.report.pages.clipping_updates import BAD_IN_WORDS, updates_section
-from mismatch_cli.report.view import Excerpt, Facts, MetricRow, ReportView, Section
+from mismatch_cli.report.view import Excerpt, Facts, MetricRow, ReportView, with_figures
 
 _LEFT_OUT = {
     "masked": MASKED["masked"],
@@ -44,7 +44,7 @@ _RECOMPUTED = {
 
 def build_view(result: Mapping[str, Any], figures: Sequence[FigureView], examples: Sequence[Excerpt]) -> ReportView:
     """The whole report of a result (see docs/clipstats.md), its figures, and tokens that only one of a pair blocks."""
-    subject = Subject(result, {figure.name: figure for figure in figures})
+    subject = Subject(result)
     sections = (
         algorithms_section(subject),
         overlap_section(subject, examples),
@@ -60,16 +60,12 @@ def build_view(result: Mapping[str, Any], figures: Sequence[FigureView], example
         notes=_notes(result),
         headline=_headline(subject),
         leading=_leading(subject),
-        sections=tuple(section for section in sections if _has_content(section)),
+        sections=with_figures(sections, figures),
         settings=settings_tables(result),
         command=command_line(result, "clipstats", *result["arguments"]),
         version=__version__,
         notation=NOTATION,
     )
-
-
-def _has_content(section: Section) -> bool:
-    return bool(section.groups or section.figures or section.tables or section.excerpts)
 
 
 def _about(result: Row) -> Facts:

@@ -43,7 +43,6 @@ def algorithms_section(subject: Subject) -> Section:
     return Section(
         "What each algorithm throws away",
         _text(subject),
-        figures=subject.drawn("mask-regions", "blocked-by-probability", "blocked-over-steps"),
         tables=tuple(table for table in tables if table.rows),
     )
 

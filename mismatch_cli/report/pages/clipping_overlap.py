@@ -22,7 +22,7 @@ def overlap_section(subject: Subject, examples: Sequence[Excerpt]) -> Section:
     overlap = subject.result["overlap"]
     names = [row["name"] for row in subject.blocking if row["name"] in overlap["names"]]
     tables = (_pairs(subject, overlap, names), _jaccard(overlap, names)) if len(names) > 1 else ()
-    return Section("Overlap", _TEXT, figures=subject.drawn("overlap"), tables=tables, excerpts=tuple(examples))
+    return Section("Overlap", _TEXT, tables=tables, excerpts=tuple(examples))
 
 
 def _pairs(subject: Subject, overlap: Row, names: Sequence[str]) -> Table:

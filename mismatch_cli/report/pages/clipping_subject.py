@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from mismatch_cli.report.figures import FigureView
 from mismatch_cli.report.pages.clipping_cells import Row, value_of
 
 
 @dataclass(frozen=True)
 class Subject:
-    """The JSON of docs/clipstats.md, and the figures by name."""
+    """The JSON of docs/clipstats.md."""
 
     result: Row
-    figures: Mapping[str, FigureView]
 
     @property
     def advantages(self) -> bool:
@@ -44,9 +41,6 @@ class Subject:
 
     def leads(self, row: Row) -> bool:
         return any(row["name"] == leading["name"] for leading in self.leading)
-
-    def drawn(self, *names: str) -> tuple[FigureView, ...]:
-        return tuple(self.figures[name] for name in names if name in self.figures)
 
 
 def _on_rollout(row: Row) -> str:

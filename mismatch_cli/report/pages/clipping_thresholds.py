@@ -25,9 +25,7 @@ _FOLD = "The sweeps in numbers"
 
 def thresholds_section(subject: Subject) -> Section:
     tables = (_equivalents(subject), *_sweeps(subject))
-    return Section(
-        "What if", _TEXT, figures=subject.drawn("sweeps"), tables=tuple(table for table in tables if table.rows)
-    )
+    return Section("What if", _TEXT, tables=tuple(table for table in tables if table.rows))
 
 
 def _equivalents(subject: Subject) -> Table:

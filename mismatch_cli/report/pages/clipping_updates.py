@@ -25,7 +25,6 @@ def updates_section(subject: Subject) -> Section:
     return Section(
         "Bad updates",
         _text(bad, subject.advantages),
-        figures=subject.drawn("bad-updates"),
         tables=tuple(table for table in tables if table.rows),
     )
 

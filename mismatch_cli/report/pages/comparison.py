@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from mismatch_cli import __version__, numbers
@@ -18,7 +18,7 @@ from mismatch_cli.report.pages.comparison_tables import (
     settings_table,
     side_by_side_table,
 )
-from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table
+from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table, with_figures
 from mismatch_cli.studies.comparison_plot_data import Row
 from mismatch_cli.studies.mismatch import who_is_compared
 from mismatch_cli.suggest import suggest
@@ -39,25 +39,21 @@ _GAPS = {
 
 def build_view(result: Row, figures: Sequence[FigureView]) -> ReportView:
     """The whole report of a comparison (see docs/compare.md)."""
-    drawn = {figure.name: figure for figure in figures}
     sections = (
-        Section("What differs in the settings", _settings_text(result), tables=_settings_tables(result)),
-        Section(
-            "What differs in the gap", _differences_text(), figures=_drawn(drawn, "metric-factors"),
-            tables=_difference_tables(result),
-        ),
+        Section("What differs in the settings", _settings_text(result), tables=_settings_tables(result), stays=True),
+        Section("What differs in the gap", _differences_text(), tables=_difference_tables(result)),
         Section("On the same tokens", _on_tokens_text(result), tables=_on_tokens_tables(result)),
-        Section("How large the gaps are", figures=_drawn(drawn, "gap-distribution")),
-        Section("Ratio and TV by probability", figures=_drawn(drawn, "volatility")),
-        Section("Along the response", figures=_drawn(drawn, "position-profile")),
-    )  # fmt: skip
+        Section("How large the gaps are"),
+        Section("Ratio and TV by probability"),
+        Section("Along the response"),
+    )
     return ReportView(
         title="Traces beside each other: what differs?",
         about=_about(result),
         notes=_notes(result),
         headline=_headline(result),
         leading=_leading(result),
-        sections=tuple(section for section in sections if section.figures or section.tables or section.text),
+        sections=with_figures(sections, figures),
         settings=tuple(
             (f"{side['name']}: {title}", facts) for side in result["traces"] for title, facts in settings_tables(side)
         ),
@@ -65,10 +61,6 @@ def build_view(result: Row, figures: Sequence[FigureView]) -> ReportView:
         version=__version__,
         notation=_NOTATION,
     )
-
-
-def _drawn(drawn: Mapping[str, FigureView], name: str) -> tuple[FigureView, ...]:
-    return (drawn[name],) if name in drawn else ()
 
 
 def _about(result: Row) -> Facts:

@@ -10,13 +10,17 @@ from mismatch_cli.metrics.catalog import Metric
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.papers import DPPO
 from mismatch_cli.report.figures import FigureView
-from mismatch_cli.report.view import Column, Facts, MetricRow, ReportView, Section, Table
+from mismatch_cli.report.view import Column, Facts, MetricRow, ReportView, Section, Table, with_figures
 from mismatch_cli.studies.curation import CurationAnalysis, mean_over_problems
 from mismatch_cli.suggest import suggest
 
 _NOTATION = (
     "The accuracy of a problem is the mean reward of its samples. Means are over problems, and intervals cover 95 % "
     "over problems."
+)
+_TEXT = (
+    "A problem near an end of the range is partly there by luck, and its held-out accuracy lies nearer to the mean. "
+    "Trust the held-out column."
 )
 _PAPER = f"sanity test of arXiv 2510.26788, as {DPPO}, App. C"
 
@@ -45,15 +49,7 @@ def build_view(analysis: CurationAnalysis, figures: Sequence[FigureView], comman
         notes=_notes(analysis),
         headline=_headline(analysis),
         leading=_leading(analysis),
-        sections=(
-            Section(
-                "Chosen and held out",
-                "A problem near an end of the range is partly there by luck, and its held-out accuracy lies nearer to "
-                "the mean. Trust the held-out column.",
-                figures=tuple(figures),
-                tables=(_table(analysis),),
-            ),
-        ),
+        sections=with_figures([Section("Chosen and held out", _TEXT, tables=(_table(analysis),))], figures),
         settings=(("Configuration", _settings(analysis.config)),),
         command=suggest(*command),
         version=__version__,

@@ -12,7 +12,7 @@ from mismatch_cli.metrics.catalog import Metric
 from mismatch_cli.places import shown
 from mismatch_cli.report.about import left_out_of, settings_tables, who_facts
 from mismatch_cli.report.figures import FigureView
-from mismatch_cli.report.view import Column, Facts, MetricRow, ReportView, Section, Table
+from mismatch_cli.report.view import Column, Facts, MetricRow, ReportView, Section, Table, with_figures
 from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
 from mismatch_cli.suggest import suggest
 
@@ -37,33 +37,19 @@ _STAGES = {
     7: "precision",
     8: "what is left",
 }
-_FIGURE_OF = {
-    "index-shift": "lag-scan", "retokenised": "lag-scan", "position-drift": "gap-by-position",
-    "sharp-onset": "gap-by-position", "growth-over-steps": "gap-by-step", "prefix-cache": "gap-by-step",
-}  # fmt: skip
 
 
 def build_view(analysis: DiagnosisAnalysis, summary: Mapping[str, Any], figures: Sequence[FigureView]) -> ReportView:
     """The whole report, `summary` its JSON: what is wrong first, then everything that was looked at."""
-    found = analysis.diagnosis.found
-    drawn = {figure.name: figure for figure in figures}
-    used = [_FIGURE_OF.get(finding.check, "") for finding in found]
-    sections = [
-        _finding_section(
-            finding,
-            finding is analysis.diagnosis.first_cause,
-            [drawn[name] for name in [used[number]] if name in drawn],
-        )
-        for number, finding in enumerate(found)
-    ]
-    rest = tuple(figure for name, figure in drawn.items() if name not in used)
+    diagnosis = analysis.diagnosis
+    sections = [_finding_section(finding, finding is diagnosis.first_cause) for finding in diagnosis.found]
     return ReportView(
         title="What is wrong with this trace?",
         about=(*who_facts(summary["about"]), ("Looked at", _looked_at(analysis))),
         notes=left_out_of(summary["about"], {}, {}),
         headline=_headline(analysis),
         leading=_leading(analysis),
-        sections=(*sections, _all_checks(analysis, rest)),
+        sections=with_figures([*sections, _all_checks(analysis)], figures),
         settings=settings_tables(summary),
         command=_command(analysis),
         version=__version__,
@@ -129,7 +115,7 @@ def _leading(analysis: DiagnosisAnalysis) -> tuple[MetricRow, ...]:
     )
 
 
-def _finding_section(finding: Finding, is_first: bool, figures: Sequence[FigureView]) -> Section:
+def _finding_section(finding: Finding, is_first: bool) -> Section:
     check = module(finding.check)
     order = "First cause" if is_first else "Also found"
     kind = " (a floor or a tail, no bookkeeping)" if check.STAGE in (PRECISION_STAGE, FLOOR_STAGE) else ""
@@ -144,7 +130,6 @@ def _finding_section(finding: Finding, is_first: bool, figures: Sequence[FigureV
     return Section(
         check.TITLE,
         f"{order}{kind}. {finding.sentence}{explains}",
-        figures=tuple(figures),
         tables=(
             Table("", (Column("", kind="text"), Column("", kind="text")), facts),
             Table("Evidence", (Column("what was measured", kind="text"), Column("value")), _rows(finding)),
@@ -162,7 +147,7 @@ def _text(value: float | int | str | None) -> str:
     return f"{value:,}".replace("-", "−") if isinstance(value, int) else numbers.number(value, 4)
 
 
-def _all_checks(analysis: DiagnosisAnalysis, figures: Sequence[FigureView]) -> Section:
+def _all_checks(analysis: DiagnosisAnalysis) -> Section:
     rows = tuple(
         (
             module(f.check).TITLE, _STAGES[module(f.check).STAGE],
@@ -185,9 +170,7 @@ def _all_checks(analysis: DiagnosisAnalysis, figures: Sequence[FigureView]) -> S
         "What spoils tokens comes first; causes are then weighed by what they explain of the gap, each once the "
         "stronger ones are undone. How surely each fault is found, and how small it may be: docs/diagnose.md."
     )
-    return Section(
-        "Every check", text, figures=tuple(figures), tables=(Table("", columns, rows, shrinks=True), *evidence)
-    )
+    return Section("Every check", text, tables=(Table("", columns, rows, shrinks=True), *evidence))
 
 
 def _measured_as(finding: Finding) -> str:

@@ -11,7 +11,7 @@ from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.report.about import about_facts, command_line, left_out, settings_tables
 from mismatch_cli.report.figures import FigureView
 from mismatch_cli.report.normal import verdict_section
-from mismatch_cli.report.view import Column, Excerpt, MetricGroup, MetricRow, ReportView, Section, Table
+from mismatch_cli.report.view import Column, Excerpt, MetricGroup, MetricRow, ReportView, Section, Table, with_figures
 
 _LEADING = ("tv_binary_mean", "abs_d_mean", "k3", "ratio_outside_0.8_1.28")
 _GROUPS: Mapping[str, tuple[str, ...]] = {
@@ -30,12 +30,6 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 _SEQUENCE = ("sequence_slope", "sequence_kl", "sequence_d_sd", "chi2_sequence", "ess_sequence")
 _RESPONSES = ("reward_mean", "equal_rewards_share", "length_mean", "truncated_share", "entropy_mean")
-_FIGURES_OF = {
-    "gap": ("logp-agreement",),
-    "volatility": ("ratio-and-tv", "volatility"),
-    "position": ("position-profile",),
-    "sequence": ("sequence-log-ratio",),
-}
 _SPREAD = ("ratio_sd", "tv_binary_sd", "tv_topk_sd")
 _RATIO_TAILS = ("ratio_p01", "ratio_p99", "ratio_max")
 _TV_TAILS = ("tv_binary_p01", "tv_binary_p99", "tv_binary_max", "tv_topk_p01", "tv_topk_p99", "tv_topk_max")
@@ -46,13 +40,12 @@ def build_view(
 ) -> ReportView:
     """The whole report of a summary (see docs/summary.md), its figures, and the worst tokens and responses."""
     main, *others = summary["pairs"].values()
-    drawn = {figure.name: figure for figure in figures}
     sections = [
-        Section("The gap", _gap_text(summary), groups=_gap_groups(main), figures=_figures(drawn, "gap")),
+        Section("The gap", _gap_text(summary), groups=_gap_groups(main)),
         verdict_section(summary),
-        _volatility_section(main, drawn),
-        _position_section(main, drawn),
-        _sequence_section(main, drawn),
+        _volatility_section(main),
+        _position_section(main),
+        _sequence_section(main),
         *(Section(_pair_title(pair), _pair_text(pair), groups=_gap_groups(pair)) for pair in others),
         _responses_section(main, imported="imported" in summary["about"]),
         Section("Worst tokens", "Where |log π − log μ| is largest.", excerpts=tuple(tokens)),
@@ -64,15 +57,11 @@ def build_view(
         notes=left_out(summary),
         headline=_headline(summary["pairs"]),
         leading=tuple(_row(main, key) for key in _LEADING),
-        sections=tuple(section for section in sections if _has_content(section)),
+        sections=with_figures(sections, figures),
         settings=settings_tables(summary),
         command=command_line(summary),
         version=__version__,
     )
-
-
-def _has_content(section: Section) -> bool:
-    return bool(section.groups or section.figures or section.tables or section.excerpts)
 
 
 def _headline(pairs: Mapping[str, Mapping[str, Any]]) -> str:
@@ -149,11 +138,7 @@ def _texts(metric: Metric, found: Mapping[str, Any]) -> tuple[str, str]:
     return value, interval
 
 
-def _figures(drawn: Mapping[str, FigureView], section: str) -> tuple[FigureView, ...]:
-    return tuple(drawn[name] for name in _FIGURES_OF[section] if name in drawn)
-
-
-def _volatility_section(pair: Mapping[str, Any], drawn: Mapping[str, FigureView]) -> Section:
+def _volatility_section(pair: Mapping[str, Any]) -> Section:
     text = (
         "A ratio is volatile where the rollout gave a token little probability; a difference of probabilities is not. "
         "Binary TV, |π − μ| of the sampled token, is small at low μ by construction: it cannot exceed max(π, μ). "
@@ -164,7 +149,7 @@ def _volatility_section(pair: Mapping[str, Any], drawn: Mapping[str, FigureView]
         _volatility_table("Tails of the ratio", pair, _RATIO_TAILS),
         _volatility_table("Tails of TV", pair, _TV_TAILS),
     )
-    return Section("Ratio against TV", text, figures=_figures(drawn, "volatility"), tables=tables)
+    return Section("Ratio against TV", text, tables=tables)
 
 
 def _volatility_table(title: str, pair: Mapping[str, Any], keys: Sequence[str]) -> Table:
@@ -186,15 +171,13 @@ def _cell(found: Mapping[str, Any]) -> str:
     return numbers.number(found["value"])
 
 
-def _position_section(pair: Mapping[str, Any], drawn: Mapping[str, FigureView]) -> Section:
+def _position_section(pair: Mapping[str, Any]) -> Section:
     tables = (
         _position_table("From the beginning", "position", pair["positions"]),
         _position_table("From the end", "tokens before the last", pair["from_end"]),
     )
     text = "Drift with position points to the position encoding, a jump at the last token to the stop token."
-    return Section(
-        "Along the response", text, figures=_figures(drawn, "position"), tables=tuple(t for t in tables if t.rows)
-    )
+    return Section("Along the response", text, tables=tuple(t for t in tables if t.rows))
 
 
 def _position_table(title: str, what: str, rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -214,7 +197,7 @@ def _with_interval(found: Mapping[str, Any]) -> str:
     return numbers.plus_minus(found["value"], found["low"], found["high"])
 
 
-def _sequence_section(pair: Mapping[str, Any], drawn: Mapping[str, FigureView]) -> Section:
+def _sequence_section(pair: Mapping[str, Any]) -> Section:
     by_length = Table(
         "By length",
         (Column("tokens"), Column("responses"), Column("mean Σd"), Column("spread of Σd")),
@@ -225,9 +208,7 @@ def _sequence_section(pair: Mapping[str, Any], drawn: Mapping[str, FigureView]) 
     )
     group = MetricGroup("Responses as a whole", _rows(pair, _SEQUENCE))
     text = "Per-token gaps add up: the ratio of a whole response is what sequence-level weights and masks act on."
-    return Section(
-        "Whole responses", text, (group,), _figures(drawn, "sequence"), (by_length,) if by_length.rows else ()
-    )
+    return Section("Whole responses", text, (group,), tables=(by_length,) if by_length.rows else ())
 
 
 def _responses_section(pair: Mapping[str, Any], *, imported: bool) -> Section:

@@ -18,7 +18,7 @@ from mismatch_cli.report.pages.training_tables import (
     trainer_table,
     with_range,
 )
-from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table
+from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table, with_figures
 from mismatch_cli.studies.phases import seconds_by_phase
 from mismatch_cli.studies.runs import TrainingRun
 from mismatch_cli.studies.training import (
@@ -48,14 +48,13 @@ def build_view(
 
     A page that reloads itself is one of a training that goes on.
     """
-    drawn = {figure.name: figure for figure in figures}
     return ReportView(
         title="Training: does it stay stable?",
         about=_about(runs),
         notes=_notes(runs) + ("Training goes on: this page looks for a newer one by itself.",) * bool(reload_seconds),
         headline=_headline(runs),
         leading=_leading(runs),
-        sections=tuple(section for section in _sections(runs, drawn) if section.figures or section.tables),
+        sections=with_figures(_sections(runs), figures),
         settings=_settings(runs),
         command=command or _command(runs),
         version=__version__,
@@ -64,30 +63,25 @@ def build_view(
     )
 
 
-def _sections(runs: Sequence[TrainingRun], drawn: dict[str, FigureView]) -> tuple[Section, ...]:
+def _sections(runs: Sequence[TrainingRun]) -> tuple[Section, ...]:
     return (
         _section(
-            "Reward and mismatch", "", drawn, ("training-curves", "anchors", "relaxations"),
-            algorithms_table(by_algorithm(runs)), runs_table(runs), trainer_table(runs),
+            "Reward and mismatch", "", algorithms_table(by_algorithm(runs)), runs_table(runs), trainer_table(runs)
         ),
         _section(
             "Bad updates and blocked tokens",
             "A bad update pushes down a token whose probability has already fallen by 0.5 or more from the rollout's: "
             "A < 0 and μ − π ≥ 0.5. The paper does not name its denominator, so both are shown. A blocked token "
             "contributes nothing to the update.",
-            drawn, ("bad-updates-and-reward", "blocked-tokens"), blocked_table(runs), correlation_table(runs),
+            blocked_table(runs),
+            correlation_table(runs),
         ),
-        _section("Where the time goes", _time_text(runs), drawn, ("time",), time_table(runs)),
-    )  # fmt: skip
-
-
-def _section(title: str, text: str, drawn: dict[str, FigureView], names: tuple[str, ...], *tables: Table) -> Section:
-    return Section(
-        title,
-        text,
-        figures=tuple(drawn[name] for name in names if name in drawn),
-        tables=tuple(table for table in tables if table.rows),
+        _section("Where the time goes", _time_text(runs), time_table(runs)),
     )
+
+
+def _section(title: str, text: str, *tables: Table) -> Section:
+    return Section(title, text, tables=tuple(table for table in tables if table.rows))
 
 
 def _time_text(runs: Sequence[TrainingRun]) -> str:

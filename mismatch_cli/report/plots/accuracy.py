@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STUDY = "curation"
+SECTION = "Chosen and held out"
 TITLE = "Accuracy of the problems, chosen and held out"
 CAPTION = (
     "Left: problems by accuracy on the samples that chose; the range that is kept is shaded. Right: each kept problem "

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STUDY = "training"
+SECTION = "Reward and mismatch"
 TITLE = "Anchored at the rollout, or recomputed"
 CAPTION = (
     "Mean reward, and mean |π − μ| at the weights that sampled. Solid: the mask measures from the rollout’s μ. Dashed, "

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STUDY = "clipping"
+SECTION = "Bad updates"
 TITLE = "Bad updates"
 CAPTION = (
     "A bad update pushes down a token of a negative sample that has already lost much probability: A < 0 and "

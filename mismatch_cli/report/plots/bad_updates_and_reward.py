@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STUDY = "training"
+SECTION = "Bad updates and blocked tokens"
 TITLE = "Bad updates and reward"
 CAPTION = (
     "Mean reward, and below it the share of bad updates among the tokens with A < 0: those that push down a token "

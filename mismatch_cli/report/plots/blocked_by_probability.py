@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STUDY = "clipping"
+SECTION = "What each algorithm throws away"
 TITLE = "Blocked tokens by rollout probability"
 CAPTION = (
     "For each algorithm the share of tokens that it blocks, in percent, by bin of the rollout probability μ; empty "

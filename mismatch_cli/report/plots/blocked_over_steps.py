@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STUDY = "clipping"
+SECTION = "What each algorithm throws away"
 TITLE = "Blocked tokens over the steps"
 CAPTION = (
     "For each step the share of blocked tokens, and over the blocked tokens the mean rollout probability μ and the "

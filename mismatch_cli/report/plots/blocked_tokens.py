@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STUDY = "training"
+SECTION = "Bad updates and blocked tokens"
 TITLE = "Blocked tokens over training"
 CAPTION = (
     "Mean reward; and over the tokens that the algorithm blocks, the mean rollout probability μ and the mean entropy "

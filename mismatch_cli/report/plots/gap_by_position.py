@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STUDY = "diagnosis"
+SECTION = ("A gap that grows with position", "A gap that begins at a fixed position", "Every check")
 TITLE = "The gap along the response"
 CAPTION = (
     "Tokens in the order of their positions, in sixteen parts, with 95 % bars over prompts. Level is healthy; a steady "

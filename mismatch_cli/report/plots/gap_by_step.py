@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STUDY = "diagnosis"
+SECTION = ("A gap that grows over the steps", "A stale prefix cache", "Every check")
 TITLE = "The gap over the steps"
 CAPTION = (
     "Mean over the tokens of each step, with 95 % bars over prompts. At equal weights it should be level: a rise "

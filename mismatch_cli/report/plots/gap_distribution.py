@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STUDY = "comparison"
+SECTION = "How large the gaps are"
 TITLE = "Distribution of the gap"
 CAPTION = (
     "The share of tokens whose |log π − log μ| is at least the value below. A curve that lies further right has larger "

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STUDY = "diagnosis"
+SECTION = ("Shifted by some tokens", "Retokenised text", "Every check")
 TITLE = "The gap at every shift"
 CAPTION = (
     "Mean gap between log π of token t + lag and log μ of token t, each token counting for at most 2 nats: over "

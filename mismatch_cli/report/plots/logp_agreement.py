@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STUDY = "mismatch"
+SECTION = "The gap"
 TITLE = "Agreement of log-probabilities"
 CAPTION = (
     "Each dot is a sampled token: log π against log μ, and their difference d = log π − log μ against log μ. "

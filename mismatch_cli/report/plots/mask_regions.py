@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STUDY = "clipping"
+SECTION = "What each algorithm throws away"
+PLACE = 1
 TITLE = "Where the masks block"
 CAPTION = (
     "Each dot is a token (of at most 10,000, drawn at random) at its probability when it was sampled (across) and now "

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STUDY = "comparison"
+SECTION = "What differs in the gap"
 TITLE = "How many times as far apart"
 CAPTION = (
     "For each metric of the gap, its distance from agreement over that of the first trace, with 95 % intervals over "

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STUDY = "clipping"
+SECTION = "Overlap"
 TITLE = "Which algorithms block the same tokens"
 CAPTION = (
     "Of the tokens that at least one of two algorithms blocks, the share that both block, in percent (Jaccard index). "

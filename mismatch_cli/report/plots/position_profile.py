@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STUDY = "mismatch"
+SECTION = "Along the response"
 TITLE = "Gap by position in the response"
 CAPTION = (
     "Mean |log π − log μ| over the tokens at each distance from the first token and from the last, in octaves, "

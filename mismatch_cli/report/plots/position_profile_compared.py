@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STUDY = "comparison"
+SECTION = "Along the response"
 TITLE = "Gap by position in the response"
 CAPTION = (
     "Mean |log π − log μ| at each distance from the first token and from the last, in octaves, with 95 % intervals "

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STUDY = "mismatch"
+SECTION = "Ratio against TV"
 TITLE = "Ratio and total variation by rollout probability"
 CAPTION = (
     "Each dot is a sampled token at its rollout probability μ: the ratio r = π/μ, and the total variation between "

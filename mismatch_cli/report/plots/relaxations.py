@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STUDY = "training"
+SECTION = "Reward and mismatch"
 TITLE = "Relaxed ratio clipping"
 CAPTION = (
     "Mean reward, and mean entropy of π over all tokens on a logarithmic axis, for ratio clipping and for its "

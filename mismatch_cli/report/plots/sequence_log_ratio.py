@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STUDY = "mismatch"
+SECTION = "Whole responses"
 TITLE = "Log-ratio of whole responses by length"
 CAPTION = (
     "Each dot is a response: Σd = Σ (log π − log μ) over its tokens, against its length T; the line through the "

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STUDY = "clipping"
+SECTION = "What if"
 TITLE = "What another threshold would block"
 CAPTION = (
     "Share of tokens that a mask blocks and share of the update's weight that is lost with them, as functions of the "

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STUDY = "training"
+SECTION = "Where the time goes"
 TITLE = "Where the time goes"
 CAPTION = (
     "Seconds of a step by phase, the mean over steps and seeds, evaluations included; at the end of a bar their sum."

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STUDY = "training"
+SECTION = "Reward and mismatch"
+PLACE = 1
 TITLE = "Training curves"
 CAPTION = (
     "Mean reward of the batch; accuracy at the evaluations, where there were any; and, at the weights that sampled, "

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STUDY = "mismatch"
+SECTION = "Ratio against TV"
 TITLE = "Volatility by rollout probability"
 CAPTION = (
     "For the tokens in each bin of μ: standard deviation and 99th percentile of the ratio r = π/μ, of the binary "

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STUDY = "comparison"
+SECTION = "Ratio and TV by probability"
 TITLE = "Ratio and TV by probability"
 CAPTION = (
     "For the tokens in each bin of μ, the standard deviation of the ratio r = π/μ and of the total variation, with "

@@ -113,7 +113,7 @@ def test_headline_and_leading_numbers_compare_the_papers_pair():
 def test_the_algorithms_that_were_asked_for_lead():
     result = sample_result()
     result["compared"] = ["mask-0.5", "ipo"]
-    assert [row["name"] for row in Subject(result, {}).leading] == ["mask-0.5", "ipo"]
+    assert [row["name"] for row in Subject(result).leading] == ["mask-0.5", "ipo"]
 
 
 def test_the_compared_pair_leads():

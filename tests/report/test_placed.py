@@ -1,0 +1,89 @@
+"""Where figures stand on a page: in the section that their plot names, and whatever is drawn stands somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mismatch_cli import registry
+from mismatch_cli.bundled import bundled
+from mismatch_cli.cli import run
+from mismatch_cli.diagnosis.run import module
+from mismatch_cli.report.figures import FigureView, Picture, plots_of
+from mismatch_cli.report.view import Section, with_figures
+from tests.docs.pages import File
+from tests.docs.reader import save
+from tests.pictures import leave_blank
+
+PICTURE = Picture("data:,", 1, 1)
+NEW = '''"""How long the responses are."""
+
+TITLE = "Lengths of the responses"
+CAPTION = "Responses by their length."
+{section}
+
+def needs(data):
+    return len(data.length_S) > 0
+
+
+def draw(figure, data, style):
+    figure.add_axes((0.1, 0.1, 0.8, 0.8)).hist(data.length_S)
+'''
+
+
+def figure(name: str, *sections: str) -> FigureView:
+    return FigureView(name, name, "", sections, PICTURE, PICTURE, PICTURE, PICTURE)
+
+
+def placed(*figures: FigureView) -> dict[str, list[str]]:
+    sections = with_figures([Section("A", stays=True), Section("B"), Section("C", "alone")], figures)
+    return {section.title: [figure.name for figure in section.figures] for section in sections}
+
+
+def test_a_figure_stands_in_the_first_section_that_it_names() -> None:
+    assert placed(figure("b", "C", "B"), figure("a", "B"), figure("c", "no such section", "C")) == {
+        "A": [], "B": ["b", "a"], "C": ["c"],
+    }  # fmt: skip
+
+
+def test_what_the_page_has_no_section_for_comes_last() -> None:
+    assert placed(figure("a"), figure("b", "D")) == {"A": [], "More figures": ["a", "b"]}
+    assert placed() == {"A": []}
+
+
+@pytest.mark.parametrize(("section", "where"), [("", "More figures"), ('SECTION = "Whole responses"', None)])
+def test_a_new_plot_stands_on_the_page(
+    section: str, where: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_blank(monkeypatch)
+    save(File("mismatch_cli/report/plots/lengths.py", NEW.format(section=section)), tmp_path, monkeypatch)
+    trace = bundled("traces") / "float32"
+    assert run(["report", str(trace), "--output", str(tmp_path / "report"), "--quiet"]) == 0
+    page = (tmp_path / "report/report.html").read_text(encoding="utf-8")
+    before, found, _ = page.partition("Lengths of the responses")
+    assert found
+    assert re.findall(r"<h2>(.*?)</h2>", before)[-1] == (where or "Whole responses")
+    assert (tmp_path / "report/plots/lengths.png").exists()
+
+
+STUDIES = {"report": "mismatch", "clipstats": "clipping", "compare": "comparison", "diagnose": "diagnosis"}
+
+
+@pytest.mark.parametrize("command", STUDIES)
+def test_every_page_has_the_sections_that_its_plots_name(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_blank(monkeypatch)
+    traces = [str(bundled("traces") / name) for name in ("fp8-kv", "float32")]
+    chosen = traces if command == "compare" else traces[:1]
+    assert run([command, *chosen, "--output", str(tmp_path / "out"), "--quiet"]) == 0
+    page = (tmp_path / "out/report.html").read_text(encoding="utf-8")
+    titles = set(re.findall(r"<h2>(.*?)</h2>", page))
+    assert "More figures" not in titles
+    checks = {module(name).TITLE for name in registry.names("mismatch_cli.diagnosis.checks")}
+    for plot in plots_of(STUDIES[command]).values():
+        named = [plot.SECTION] if isinstance(plot.SECTION, str) else plot.SECTION
+        assert set(named) & titles
+        assert set(named) <= titles | checks
