@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from mismatch_cli.metrics.catalog import CATALOG
+from mismatch_cli.metrics.gap_table import METRICS
 
 ROOT = Path(__file__).parent.parent
 
@@ -13,7 +13,8 @@ ROOT = Path(__file__).parent.parent
 def metric_table() -> str:
     """The table in docs/summary.md, from the catalog. To renew it: python tests/test_docs.py"""
     rows = [
-        f"| `{m.key}` | {m.label} | {m.formula} | {m.unit} | {m.source} |".replace("|d|", "\\|d\\|") for m in CATALOG
+        f"| `{m.key}` | {m.label} | {m.formula} | {m.unit} | {m.source} |".replace("|d|", "\\|d\\|")
+        for m in METRICS.values()
     ]
     rows = [re.sub(r"\|(Δlog p|π − μ)\|", r"\\|\1\\|", row) for row in rows]
     return "\n".join(["| key | name | formula | unit | source |", "|---|---|---|---|---|", *rows]) + "\n"

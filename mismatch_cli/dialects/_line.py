@@ -18,7 +18,7 @@ COMPARES = {
 
 @dataclass(frozen=True)
 class Line:
-    """A metric of a framework: `reduce` of the quantities `of`, or a metric of `metrics/formulas.py`.
+    """A metric of a framework: `reduce` of the quantities `of`, or a metric of `metrics/gap_table.py`.
 
     `pair` says which two policies the framework compares; in the formula π is the first of them and μ the second.
     `needs` are columns of the batch beside the log-probabilities. Lines with the same `word` go by one name in several

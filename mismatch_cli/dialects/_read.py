@@ -12,9 +12,8 @@ from mismatch_cli.batch import TokenBatch
 from mismatch_cli.dialects._line import COMPARES, Line
 from mismatch_cli.dialects._moments import Moments
 from mismatch_cli.dialects._quantities import Quantity
-from mismatch_cli.metrics.columns import COLUMNS, token_sums
+from mismatch_cli.metrics.columns import COLUMNS, evaluate, token_sums
 from mismatch_cli.metrics.estimate import OVERFLOW
-from mismatch_cli.metrics.formulas import evaluate
 from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.trace.reader import Trace

@@ -1,4 +1,4 @@
-"""What is summed over each response, in float64: the sums that every mean, share and divergence estimate is made of."""
+"""What is summed over each response, in float64, and the metrics that are functions of these sums."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from mismatch_cli.batch import TokenBatch
+from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.metrics.gaps import TokenGaps
 
 NARROW_BAND = (np.float32(0.8), np.float32(1.25))
@@ -102,3 +103,23 @@ def _measured(gaps: TokenGaps) -> list[tuple[str, np.ndarray, np.ndarray | None]
         known_N = ~missing_N if missing_N.any() else None
         columns.append(("entropy", entropy_N if known_N is None else np.nan_to_num(entropy_N, nan=0.0), known_N))
     return columns
+
+
+class Totals:
+    """Sums over tokens and responses, by name; each an array over the leading axes of `totals_xM`."""
+
+    def __init__(self, totals_xM: np.ndarray) -> None:
+        self._totals_xM = totals_xM
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._totals_xM[..., INDEX[name]]
+
+    def mean(self, name: str, count: str = "supported") -> np.ndarray:
+        return self[name] / self[count]
+
+
+def evaluate(totals_xM: np.ndarray) -> dict[str, np.ndarray]:
+    """Every metric on totals of any leading shape; NaN where its count is zero."""
+    totals = Totals(totals_xM)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return {metric.key: metric.value(totals) for metric in METRICS.values() if metric.value}

@@ -8,12 +8,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from mismatch_cli.batch import TokenBatch
-from mismatch_cli.metrics.catalog import CATALOG
 from mismatch_cli.metrics.cells import CellCounts, CellMoments, Cells
-from mismatch_cli.metrics.columns import COLUMNS, INDEX, add_response_sums, token_sums
+from mismatch_cli.metrics.columns import COLUMNS, INDEX, add_response_sums, evaluate, token_sums
 from mismatch_cli.metrics.estimate import Estimate, clamped
 from mismatch_cli.metrics.extremes import Extremes
-from mismatch_cli.metrics.formulas import SCALES, evaluate
+from mismatch_cli.metrics.gap_table import METRICS, SCALES
 from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
 from mismatch_cli.metrics.hashing import prompt_groups
 from mismatch_cli.metrics.jackknife import Jackknife
@@ -105,7 +104,7 @@ class MismatchSummary:
         return {
             "pair": self.pair.name,
             "counts": counts_result(exact.counts, exact.prompts),
-            "metrics": {metric.key: estimates[metric.key].to_dict() for metric in CATALOG},
+            "metrics": {key: estimates[key].to_dict() for key in METRICS},
             "volatility": volatility_rows(exact.cells, rounded.moments, prompts),
             **rounded.positions.result(prompts),
             "sequence": {"by_length": rounded.lengths.result(prompts)},

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mismatch_cli import numbers
-from mismatch_cli.metrics.catalog import METRICS
+from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.report.view import Column, Section, Table
 
 _FAMILIES = {

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from mismatch_cli.metrics.catalog import Metric
+from mismatch_cli.metrics.gap_table import Metric
 from mismatch_cli.numbers import MISSING
 from mismatch_cli.report.figures import FigureView
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.metrics.catalog import METRICS
+from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.metrics.lattice import Lattice
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.metrics.scatter import ScatterSample

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from mismatch_cli.metrics.update_table import FIRST, LAST
 from mismatch_cli.studies.runs import TrainingRun
-from mismatch_cli.studies.training_metrics import FIRST, LAST
 
 FORMAT = "mismatch-cli training"
 Spread = tuple[float | None, float | None, float | None]  # mean over seeds, lowest, highest

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from math import log
 from typing import Any
 
-from mismatch_cli.metrics.catalog import METRICS
 from mismatch_cli.metrics.estimate import BELOW_RESOLUTION, FEW_DECIDE
+from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.verdict.reference import Bar, Measured, family, precision, reference
 
 LEADING = "abs_d_mean"  # what is held against the floor

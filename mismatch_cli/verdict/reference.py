@@ -20,7 +20,7 @@ class Bar:
     who: str
     source: str
     name: str  # of the metric, in their words
-    metric: str  # ours, a key of metrics/catalog.py
+    metric: str  # ours, a key of metrics/gap_table.py
     pair: str
     says: str  # what they conclude above it
     healthy: float = float("nan")

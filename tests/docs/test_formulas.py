@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Mapping
 from dataclasses import fields
 from math import erf, exp, pi, sqrt
 from typing import Any
@@ -14,10 +15,9 @@ import torch
 from mismatch_cli import registry, trust_regions
 from mismatch_cli.algorithms.algorithm import Mask
 from mismatch_cli.algorithms.table import ALIASES, TABLE
-from mismatch_cli.metrics.catalog import CATALOG, VOLATILITY, Metric
+from mismatch_cli.metrics.gap_table import METRICS, VOLATILITY, Metric
+from mismatch_cli.metrics.update_table import CLIPPING, TRAINING
 from mismatch_cli.policies import Policies
-from mismatch_cli.report.pages import clipping_metrics as clipping
-from mismatch_cli.studies import training_metrics as training
 from tests.docs.pages import DOCS, is_renewed, renewed
 from tests.docs.test_help import the_command
 
@@ -33,8 +33,8 @@ def table(head: str, rows: list[list[str]]) -> str:
     return "\n".join([head, "|" + "---|" * (len(head.split(" | "))), *lines]) + "\n"
 
 
-def metrics(catalog: tuple[Metric, ...]) -> str:
-    rows = [[f"`{m.key}`", m.label, m.formula, m.unit, m.source] for m in catalog]
+def metrics(rows_by_key: Mapping[str, Metric]) -> str:
+    rows = [[f"`{m.key}`", m.label, m.formula, m.unit, m.source] for m in rows_by_key.values()]
     return table("| key | name | formula | unit | source |", rows)
 
 
@@ -116,8 +116,8 @@ PARTS = {
     (PAGE, "vectors"): vectors,
     (PAGE, "masks"): masks,
     (PAGE, "algorithms"): algorithms,
-    (PAGE, "clipping"): lambda: metrics(clipping.CATALOG),
-    (PAGE, "training"): lambda: metrics(training.CATALOG),
+    (PAGE, "clipping"): lambda: metrics(CLIPPING),
+    (PAGE, "training"): lambda: metrics(TRAINING),
     (NORMAL, "rosetta"): rosetta,
     (KNOBS, "findings"): findings,
 }
@@ -169,7 +169,7 @@ def test_the_vectors_are_those_of_the_paper():
 
 def test_every_metric_of_a_gap_has_its_formula_in_the_guide():
     text = (DOCS / "summary.md").read_text(encoding="utf-8")
-    assert all(f"| `{metric.key}` |" in text for metric in CATALOG)
+    assert all(f"| `{key}` |" in text for key in METRICS)
     formulas = PAGE.read_text(encoding="utf-8")
     for number in ("k1", "k2", "k3", "binary", "top-K", "full", "floor", "jackknife", "advantage", "token-mean"):
         assert number in formulas

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from mismatch_cli.batch import TokenBatch
-from mismatch_cli.metrics.catalog import CATALOG
 from mismatch_cli.metrics.differences import AT_AGREEMENT, NO_DIFFERENCE, Difference, Measured, _change, differences
 from mismatch_cli.metrics.estimate import EXTREME, FEW_DECIDE, LARGEST_WEIGHTS, NO_SPREAD, NOT_MEASURED, Estimate
+from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.summary import MismatchSummary
 
@@ -94,7 +94,7 @@ def test_a_trace_does_not_differ_from_itself(random_batch, take_responses):
     shuffled = take_responses(batch, np.random.default_rng(0).permutation(batch.num_responses))
     for other in (batch, shuffled):
         found = differences(measured(batch), measured(other))
-        assert list(found) == [metric.key for metric in CATALOG]
+        assert list(found) == list(METRICS)
         for key, each in found.items():
             assert each.difference.value == 0, key
             assert each.difference.note in (NO_DIFFERENCE, EXTREME), key

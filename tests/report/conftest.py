@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from mismatch_cli.batch import TokenBatch
-from mismatch_cli.metrics.catalog import METRICS, VOLATILITY
 from mismatch_cli.metrics.estimate import times_floor
+from mismatch_cli.metrics.gap_table import METRICS, VOLATILITY
 from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.scatter import ScatterSample
@@ -162,9 +162,12 @@ def _row(measured: SimpleNamespace, key: str) -> MetricRow:
 
 
 def _volatility(pair: dict) -> Table:
-    columns = tuple(Column(metric.label, metric) for metric in VOLATILITY)
+    columns = tuple(Column(metric.label, metric) for metric in VOLATILITY.values())
     rows = (
-        (f"{row['mu_low']:g} – {row['mu_high']:g}", *(number(row[metric.key]["value"]) for metric in VOLATILITY))
+        (
+            f"{row['mu_low']:g} – {row['mu_high']:g}",
+            *(number(row[metric.key]["value"]) for metric in VOLATILITY.values()),
+        )
         for row in pair["volatility"]
     )
     return Table("Tails", (Column("μ"), *columns), tuple(rows))

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from mismatch_cli.metrics.catalog import METRICS
 from mismatch_cli.metrics.estimate import BELOW_RESOLUTION, FEW_DECIDE
+from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.verdict.assess import assess, standing
 from mismatch_cli.verdict.reference import Bar, family, precision, reference

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import isfinite
 from pathlib import Path
 
-from mismatch_cli.metrics.catalog import METRICS
+from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.verdict.reference import reference
 
 PAGE = Path(__file__).parents[2] / "docs" / "verdict.md"

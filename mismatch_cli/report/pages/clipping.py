@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mismatch_cli import __version__, numbers
-from mismatch_cli.metrics.catalog import Metric
+from mismatch_cli.metrics.gap_table import Metric
+from mismatch_cli.metrics.update_table import CLIPPING
 from mismatch_cli.report.about import MASKED, command_line, left_out_of, measured, settings_tables, who_facts
 from mismatch_cli.report.figures import FigureView
 from mismatch_cli.report.pages.clipping_algorithms import algorithms_section
 from mismatch_cli.report.pages.clipping_approximation import approximation_section, theory_section
 from mismatch_cli.report.pages.clipping_cells import SIGNS, Row, estimate_of, share, value_of, when
-from mismatch_cli.report.pages.clipping_metrics import BAD_OF_NEGATIVE, BLOCKED, LOST, NOTATION
 from mismatch_cli.report.pages.clipping_overlap import overlap_section
 from mismatch_cli.report.pages.clipping_subject import Subject
 from mismatch_cli.report.pages.clipping_thresholds import thresholds_section
@@ -20,6 +20,13 @@ from mismatch_cli.report.pages.clipping_tokens import tokens_section
 from mismatch_cli.report.pages.clipping_updates import BAD_IN_WORDS, updates_section
 from mismatch_cli.report.view import Excerpt, Facts, MetricRow, ReportView, with_figures
 
+_NOTATION = (
+    "Where nothing else is said, over judged tokens: those with an advantage A other than 0; without advantages all, "
+    "once as if A > 0 and once as if A < 0. μ (q in the formulas of masks) is the rollout’s probability of the sampled "
+    "token, π (p) the trainer’s, π′ (p′) that of the trainer at the weights that sampled; r = π/μ, r′ = π/π′, "
+    "ρ = π′/μ. Σ runs over judged tokens (in the theory over the T tokens of a response with reward R), keep is 0 "
+    "where a mask blocks and 1 elsewhere, weight is the algorithm’s, C its cap. Intervals cover 95 % over prompts."
+)
 _LEFT_OUT = {
     "masked": MASKED["masked"],
     "not_measured": "tokens lack one of the columns that the algorithms need",
@@ -64,7 +71,7 @@ def build_view(result: Mapping[str, Any], figures: Sequence[FigureView], example
         settings=settings_tables(result),
         command=command_line(result, "clipstats", *result["arguments"]),
         version=__version__,
-        notation=NOTATION,
+        notation=_NOTATION,
     )
 
 
@@ -134,16 +141,16 @@ def _in_words(row: Row) -> str:
 
 def _leading(subject: Subject) -> tuple[MetricRow, ...]:
     """What the leading algorithms block, then what they lose, so that the two stand beside each other; bad updates."""
-    shares = [("all", "blocked", BLOCKED), ("all", "lost", LOST)]
+    shares = [("all", "blocked", CLIPPING["blocked"]), ("all", "lost", CLIPPING["lost"])]
     if not subject.advantages:
-        shares = [(sign, "blocked", BLOCKED) for sign in SIGNS[1:]]
+        shares = [(sign, "blocked", CLIPPING["blocked"]) for sign in SIGNS[1:]]
     rows = []
     for sign, key, metric in shares:
         which = "" if subject.advantages else f" {when(sign, False)}"
         for row in subject.leading:
             rows.append(_number(metric, row[key][sign], f"{key}{which} · {row['name']}"))
     if subject.advantages:
-        rows.append(_number(BAD_OF_NEGATIVE, subject.result["bad_updates"]["over_negative"]))
+        rows.append(_number(CLIPPING["over_negative"], subject.result["bad_updates"]["over_negative"]))
     return tuple(rows)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mismatch_cli import numbers
+from mismatch_cli.metrics.update_table import CLIPPING
 from mismatch_cli.report.pages.clipping_cells import (
     SIGNS,
     Row,
@@ -16,14 +17,6 @@ from mismatch_cli.report.pages.clipping_cells import (
     span,
     value_of,
     when,
-)
-from mismatch_cli.report.pages.clipping_metrics import (
-    ENTROPY_BLOCKED,
-    LOST,
-    LOST_CAPPED,
-    LOST_MASKED,
-    MU_BLOCKED,
-    TOUCHED,
 )
 from mismatch_cli.report.pages.clipping_subject import Subject
 from mismatch_cli.report.view import Column, Section, Table
@@ -68,7 +61,7 @@ def _overview(subject: Subject) -> Table:
         Column("anchor", kind="text", optional=True),
         *sign_columns(subject.advantages),
         *_lost_columns(subject),
-        *([Column("responses, %", TOUCHED, optional=True)] if subject.advantages else []),
+        *([Column("responses, %", CLIPPING["responses_touched"], optional=True)] if subject.advantages else []),
     )
     lost = SIGNS[:1] if subject.advantages else SIGNS[1:]
     rows = (
@@ -90,8 +83,8 @@ def _overview(subject: Subject) -> Table:
 
 def _lost_columns(subject: Subject) -> tuple[Column, ...]:
     if subject.advantages:
-        return (Column("lost weight, %", LOST),)
-    return tuple(Column(f"lost {when(sign, False)}, %", LOST) for sign in SIGNS[1:])
+        return (Column("lost weight, %", CLIPPING["lost"]),)
+    return tuple(Column(f"lost {when(sign, False)}, %", CLIPPING["lost"]) for sign in SIGNS[1:])
 
 
 def _lost_cells(row: Row, *keys: str) -> list[str]:
@@ -106,9 +99,9 @@ def _parts(subject: Subject) -> Table:
     return Table(
         "The lost weight in its parts",
         (
-            Column("algorithm", kind="text"), Column("A > 0, %", LOST, optional=True),
-            Column("A < 0, %", LOST, optional=True),
-            Column("by the mask, %", LOST_MASKED), Column("by the cap, %", LOST_CAPPED),
+            Column("algorithm", kind="text"), Column("A > 0, %", CLIPPING["lost"], optional=True),
+            Column("A < 0, %", CLIPPING["lost"], optional=True),
+            Column("by the mask, %", CLIPPING["masked"]), Column("by the cap, %", CLIPPING["capped"]),
         ),
         tuple((row["name"], *_lost_cells(row, "positive", "negative", "masked", "capped")) for row in rows),
         note="A > 0 and A < 0 are shares of the weight with that sign; mask and cap add up to the lost weight.",
@@ -165,8 +158,9 @@ def _by_step(row: Row, advantages: bool, shown: int) -> Table:
     return Table(
         f"{row['name']}, by step",
         (
-            Column("step"), Column("tokens"), *sign_columns(advantages), Column("mean μ of blocked", MU_BLOCKED),
-            Column("their mean entropy, nats", ENTROPY_BLOCKED, optional=True),
+            Column("step"), Column("tokens"), *sign_columns(advantages),
+            Column("mean μ of blocked", CLIPPING["mu_blocked"]),
+            Column("their mean entropy, nats", CLIPPING["entropy_blocked"], optional=True),
         ),
         tuple(
             (

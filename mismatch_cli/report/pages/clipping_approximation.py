@@ -5,17 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mismatch_cli import numbers
+from mismatch_cli.metrics.update_table import CLIPPING, THEORY
 from mismatch_cli.report.pages.clipping_cells import Row, estimate_of, percent, plain, value_of
-from mismatch_cli.report.pages.clipping_metrics import (
-    BIAS,
-    DECIDED,
-    MEAN_DIVERGENCE,
-    RANK_CORRELATION,
-    THEORY,
-    TV_AT_LEAST,
-    TV_AT_MOST,
-    WRONG_MASK,
-)
 from mismatch_cli.report.pages.clipping_subject import Subject
 from mismatch_cli.report.view import Column, MetricGroup, MetricRow, Section, Table
 
@@ -52,12 +43,12 @@ def approximation_section(subject: Subject) -> Section:
 
 
 def _rows(found: Row) -> Table:
-    columns = [("mean", Column("mean", MEAN_DIVERGENCE), plain)]
+    columns = [("mean", Column("mean", CLIPPING["mean"]), plain)]
     if found["truth"] is not None:
         columns += [
-            ("bias", Column("bias", BIAS), plain),
-            ("rank_correlation", Column("rank correlation", RANK_CORRELATION), _near_1),
-            ("wrong_mask", Column("wrong mask, %", WRONG_MASK), percent),
+            ("bias", Column("bias", CLIPPING["bias"]), plain),
+            ("rank_correlation", Column("rank correlation", CLIPPING["rank_correlation"]), _near_1),
+            ("wrong_mask", Column("wrong mask, %", CLIPPING["wrong_mask"]), percent),
         ]
     return Table(
         "Approximations of TV and KL",
@@ -97,8 +88,8 @@ def _bracket(rows: Sequence[Row]) -> Table:
     return Table(
         "Where the mean full TV certainly lies",
         (
-            Column("from K"), Column("at least", TV_AT_LEAST), Column("at most", TV_AT_MOST),
-            Column("threshold δ", optional=True), Column("decided, %", DECIDED),
+            Column("from K"), Column("at least", CLIPPING["low"]), Column("at most", CLIPPING["high"]),
+            Column("threshold δ", optional=True), Column("decided, %", CLIPPING["decided"]),
         ),
         tuple(
             (
@@ -117,7 +108,7 @@ def theory_section(subject: Subject) -> Section:
     if not theory:
         return Section("Theory")
     rows = []
-    for metric in THEORY:
+    for metric in THEORY.values():
         found = theory[metric.key]
         show = numbers.share if metric.unit == "share" else numbers.estimate
         value, interval = show(*estimate_of(found))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mismatch_cli import numbers
-from mismatch_cli.report.pages.clipping_metrics import BLOCKED
+from mismatch_cli.metrics.update_table import CLIPPING
 from mismatch_cli.report.view import Column
 
 Row = Mapping[str, Any]
@@ -46,8 +46,11 @@ def when(sign: str, advantages: bool) -> str:
 
 def sign_columns(advantages: bool) -> tuple[Column, ...]:
     """Blocked tokens in percent: all, with A > 0, and with A < 0; without advantages there is no all."""
-    everything = (Column("blocked, %", BLOCKED),) if advantages else ()
-    return (*everything, *(Column(f"{when(sign, advantages)}, %", BLOCKED, optional=advantages) for sign in SIGNS[1:]))
+    everything = (Column("blocked, %", CLIPPING["blocked"]),) if advantages else ()
+    return (
+        *everything,
+        *(Column(f"{when(sign, advantages)}, %", CLIPPING["blocked"], optional=advantages) for sign in SIGNS[1:]),
+    )
 
 
 def sign_cells(blocked: Row, advantages: bool) -> tuple[str, ...]:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from mismatch_cli import numbers
+from mismatch_cli.metrics.update_table import CLIPPING
 from mismatch_cli.report.pages.clipping_cells import Row, plain, value_of
-from mismatch_cli.report.pages.clipping_metrics import BOTH, JACCARD, ONLY
 from mismatch_cli.report.pages.clipping_subject import Subject
 from mismatch_cli.report.view import Column, Excerpt, Section, Table
 
@@ -37,8 +37,9 @@ def _pairs(subject: Subject, overlap: Row, names: Sequence[str]) -> Table:
     return Table(
         "Pairs of algorithms, in tokens" + ("" if subject.advantages else ", each for both signs"),
         (
-            Column("first", kind="text"), Column("second", kind="text"), Column("both", BOTH),
-            Column("only first", ONLY), Column("only second", ONLY), Column("Jaccard", JACCARD),
+            Column("first", kind="text"), Column("second", kind="text"), Column("both", CLIPPING["both"]),
+            Column("only first", CLIPPING["only_row"]), Column("only second", CLIPPING["only_row"]),
+            Column("Jaccard", CLIPPING["jaccard"]),
         ),
         tuple(rows),
         note="The compared pair first, then pairs with one of the two, then the others, each by disagreement"
@@ -59,7 +60,7 @@ def _jaccard(overlap: Row, names: Sequence[str]) -> Table:
     place = {name: number for number, name in enumerate(overlap["names"])}
     return Table(
         "Jaccard index of every two algorithms",
-        (Column("", kind="text"), *(Column(name, JACCARD) for name in names)),
+        (Column("", kind="text"), *(Column(name, CLIPPING["jaccard"]) for name in names)),
         tuple(
             (row, *(numbers.number(value_of(overlap["jaccard"][place[row]][place[column]])) for column in names))
             for row in names

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mismatch_cli import numbers
+from mismatch_cli.metrics.update_table import CLIPPING
 from mismatch_cli.report.pages.clipping_cells import percent, plain
-from mismatch_cli.report.pages.clipping_metrics import BLOCKED, CAPPED_TOKENS, LOST, LOST_CAPPED, THRESHOLD
 from mismatch_cli.report.pages.clipping_subject import Subject
 from mismatch_cli.report.view import Column, Section, Table
 
@@ -32,8 +32,8 @@ def _equivalents(subject: Subject) -> Table:
     return Table(
         "Equal thresholds",
         (
-            Column("algorithm", kind="text"), Column("blocks, %", BLOCKED), Column("as many as", kind="text"),
-            Column("at", THRESHOLD),
+            Column("algorithm", kind="text"), Column("blocks, %", CLIPPING["blocked"]),
+            Column("as many as", kind="text"), Column("at", CLIPPING["equivalents"]),
         ),
         tuple(
             (row["algorithm"], percent(row["blocked"]), row["family"].replace("_", "-"), plain(row["threshold"]))
@@ -49,7 +49,11 @@ def _sweeps(subject: Subject) -> list[Table]:
     tables = [
         Table(
             title,
-            (Column("threshold"), Column("blocked, %", BLOCKED), Column("lost weight, %", LOST)),
+            (
+                Column("threshold"),
+                Column("blocked, %", CLIPPING["blocked"]),
+                Column("lost weight, %", CLIPPING["lost"]),
+            ),
             tuple(
                 (numbers.number(row["threshold"]), percent(row["blocked"]), percent(row["lost"]))
                 for row in sweeps.get(key) or ()
@@ -61,7 +65,7 @@ def _sweeps(subject: Subject) -> list[Table]:
     ]
     cap = Table(
         "Cap of the weight, by C",
-        (Column("C"), Column("tokens above, %", CAPPED_TOKENS), Column("lost weight, %", LOST_CAPPED)),
+        (Column("C"), Column("tokens above, %", CLIPPING["share"]), Column("lost weight, %", CLIPPING["capped"])),
         tuple(
             (numbers.number(row["cap"]), percent(row["share"]), percent(row["lost"])) for row in sweeps.get("cap") or ()
         ),

@@ -3,19 +3,8 @@
 from __future__ import annotations
 
 from mismatch_cli import numbers
+from mismatch_cli.metrics.update_table import CLIPPING
 from mismatch_cli.report.pages.clipping_cells import SIGNS, Row, percent, plain, quoted, value_of, when
-from mismatch_cli.report.pages.clipping_metrics import (
-    ENTROPY_BLOCKED,
-    ENTROPY_KEPT,
-    LIFT,
-    MEAN_MU,
-    MEAN_PI,
-    MEAN_RATIO,
-    MU_BLOCKED,
-    MU_KEPT,
-    RATE,
-    TIMES_BLOCKED,
-)
 from mismatch_cli.report.pages.clipping_subject import Subject
 from mismatch_cli.report.view import Column, Section, Table
 
@@ -34,11 +23,11 @@ def tokens_section(subject: Subject) -> Section:
 
 
 def _means(subject: Subject) -> Table:
-    columns = [("mu_blocked", "μ, blocked", MU_BLOCKED), ("mu_kept", "μ, kept", MU_KEPT)]
+    columns = [("mu_blocked", "μ, blocked", CLIPPING["mu_blocked"]), ("mu_kept", "μ, kept", CLIPPING["mu_kept"])]
     if subject.result["has"]["entropy"]:
         columns += [
-            ("entropy_blocked", "entropy, blocked", ENTROPY_BLOCKED),
-            ("entropy_kept", "entropy, kept", ENTROPY_KEPT),
+            ("entropy_blocked", "entropy, blocked", CLIPPING["entropy_blocked"]),
+            ("entropy_kept", "entropy, kept", CLIPPING["entropy_kept"]),
         ]
     missing = "" if subject.result["has"]["entropy"] else " The trace has no entropy: probe records it."
     return Table(
@@ -59,8 +48,9 @@ def _tokens(subject: Subject, row: Row, sign: str) -> Table:
         f"{row['name']}, {when(sign, subject.advantages)}: the most frequently blocked tokens",
         (
             Column("token", kind="token"), Column("class", kind="text", optional=True),
-            Column("blocked", TIMES_BLOCKED), Column("rate, %", RATE), Column("lift", LIFT),
-            Column("μ", MEAN_MU), Column("π", MEAN_PI), Column("r", MEAN_RATIO, optional=True),
+            Column("blocked", CLIPPING["blocked_tokens"]), Column("rate, %", CLIPPING["rate"]),
+            Column("lift", CLIPPING["lift"]), Column("μ", CLIPPING["mu"]),
+            Column("π", CLIPPING["pi"]), Column("r", CLIPPING["ratio"], optional=True),
         ),
         tuple(_token(found) for found in tokens),
         fold=f"{row['name']}: the most frequently blocked tokens",

@@ -3,15 +3,8 @@
 from __future__ import annotations
 
 from mismatch_cli import numbers
+from mismatch_cli.metrics.update_table import CLIPPING
 from mismatch_cli.report.pages.clipping_cells import Row, estimate_of, percent, plain, share, span
-from mismatch_cli.report.pages.clipping_metrics import (
-    BAD,
-    BAD_OF_NEGATIVE,
-    BAD_OF_TOKENS,
-    CORRELATION,
-    REWARD,
-    REWARD_CHANGE,
-)
 from mismatch_cli.report.pages.clipping_subject import Subject
 from mismatch_cli.report.view import Column, Section, Table
 
@@ -50,10 +43,10 @@ def _text(bad: Row, advantages: bool) -> str:
 
 def _share_columns(advantages: bool) -> tuple[tuple[str, Column], ...]:
     if not advantages:
-        return (("over_negative", Column("of all tokens, if A < 0, %", BAD_OF_NEGATIVE)),)
+        return (("over_negative", Column("of all tokens, if A < 0, %", CLIPPING["over_negative"])),)
     return (
-        ("over_tokens", Column("of tokens with A ≠ 0, %", BAD_OF_TOKENS)),
-        ("over_negative", Column("of tokens with A < 0, %", BAD_OF_NEGATIVE)),
+        ("over_tokens", Column("of tokens with A ≠ 0, %", CLIPPING["over_tokens"])),
+        ("over_negative", Column("of tokens with A < 0, %", CLIPPING["over_negative"])),
     )
 
 
@@ -61,7 +54,7 @@ def _sweep(bad: Row, advantages: bool) -> Table:
     shares = _share_columns(advantages)
     return Table(
         "By the threshold δ",
-        (Column("δ"), Column("bad updates", BAD), *(column for _, column in shares)),
+        (Column("δ"), Column("bad updates", CLIPPING["bad"]), *(column for _, column in shares)),
         tuple(
             (f"{row['delta']:g}", numbers.count(row["bad"]), *(percent(row[key]) for key, _ in shares))
             for row in bad["sweep"]
@@ -77,8 +70,9 @@ def _by_step(bad: Row, advantages: bool) -> Table:
     return Table(
         f"By step, δ = {bad['delta']:g}",
         (
-            Column("step"), Column("tokens"), Column("with A < 0"), Column("bad updates", BAD),
-            *(column for _, column in shares), Column("mean reward", REWARD), Column("its change", REWARD_CHANGE),
+            Column("step"), Column("tokens"), Column("with A < 0"), Column("bad updates", CLIPPING["bad"]),
+            *(column for _, column in shares), Column("mean reward", CLIPPING["reward"]),
+            Column("its change", CLIPPING["reward_change"]),
         ),
         tuple(
             (
@@ -98,7 +92,7 @@ def _correlations(bad: Row) -> Table:
         "Over the steps",
         (
             Column("correlation of", kind="text"), Column("with", kind="text"), Column("steps"),
-            Column("value", CORRELATION), Column("95 % interval"),
+            Column("value", CLIPPING["correlations"]), Column("95 % interval"),
         ),
         tuple(
             (row["of"], row["with"], numbers.count(row["steps"]), *_value_and_interval(row))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mismatch_cli import __version__, numbers
-from mismatch_cli.metrics.catalog import METRICS
+from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.report.about import MASKED, left_out_of, measured, settings_tables
 from mismatch_cli.report.figures import FigureView
 from mismatch_cli.report.pages.comparison_tables import (

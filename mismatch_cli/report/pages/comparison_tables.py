@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mismatch_cli import numbers
-from mismatch_cli.metrics.catalog import CATALOG, METRICS, Metric
+from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.papers import DPPO
 from mismatch_cli.report.view import Column, Table
 from mismatch_cli.studies.comparison_plot_data import Row
@@ -143,7 +143,7 @@ def factor_text(factor: Row) -> str:
 def _measured(*sides: Row) -> tuple[Metric, ...]:
     return tuple(
         metric
-        for metric in CATALOG
+        for metric in METRICS.values()
         if any(side["summary"]["metrics"][metric.key]["value"] is not None for side in sides)
     )
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mismatch_cli import __version__, numbers
-from mismatch_cli.metrics.catalog import Metric
 from mismatch_cli.metrics.estimate import Estimate
+from mismatch_cli.metrics.gap_table import Metric
 from mismatch_cli.papers import DPPO
 from mismatch_cli.report.figures import FigureView
 from mismatch_cli.report.view import Column, Facts, MetricRow, ReportView, Section, Table, with_figures

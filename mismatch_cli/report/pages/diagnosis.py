@@ -8,7 +8,7 @@ from typing import Any
 from mismatch_cli import __version__, numbers
 from mismatch_cli.diagnosis.finding import Finding
 from mismatch_cli.diagnosis.run import FLOOR_STAGE, PRECISION_STAGE, UNEXPLAINED_STAGE, module
-from mismatch_cli.metrics.catalog import Metric
+from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.places import shown
 from mismatch_cli.report.about import left_out_of, settings_tables, who_facts
 from mismatch_cli.report.figures import FigureView
@@ -22,7 +22,7 @@ _NOTATION = (
     "their probability. z counts standard errors over prompts."
 )
 _OWN = "mismatch-cli"
-GAP = Metric("abs_d_mean", "mean |Δlog p|", "E |d|", "nats", "TRL, SkyRL, open-instruct")
+GAP = METRICS["abs_d_mean"]
 EXPLAINED = Metric("explained", "explained by the first cause", "part of Σ|d| that goes with it", "share", _OWN)
 UNEXPLAINED = Metric("unexplained-gap", "unexplained", "mean |d| with every found cause undone", "nats", _OWN)
 FAULTS = Metric("faults", "faults found", "checks that answer “found”, floors and tails apart", "checks", _OWN)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mismatch_cli import __version__, numbers
-from mismatch_cli.metrics.catalog import METRICS, VOLATILITY, Metric
+from mismatch_cli.metrics.gap_table import GAP_GROUPS, METRICS, RESPONSES, SEQUENCE, VOLATILITY, Metric, in_group
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.report.about import about_facts, command_line, left_out, settings_tables
 from mismatch_cli.report.figures import FigureView
@@ -14,22 +14,6 @@ from mismatch_cli.report.normal import verdict_section
 from mismatch_cli.report.view import Column, Excerpt, MetricGroup, MetricRow, ReportView, Section, Table, with_figures
 
 _LEADING = ("tv_binary_mean", "abs_d_mean", "k3", "ratio_outside_0.8_1.28")
-_GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Log-probabilities": ("abs_d_mean", "abs_d_p50", "abs_d_p95", "abs_d_p99", "abs_d_max", "d_mean", "d_sd"),
-    "Probabilities (binary TV)": ("tv_binary_mean", "tv_binary_sd", "tv_binary_max", "tv_signed_max", "tv_signed_min"),
-    "Probabilities (top-K TV)": ("tv_topk_mean", "tv_topk_max"),
-    "Ratio π/μ": (
-        "ratio_mean", "ratio_min", "ratio_p01", "ratio_p50", "ratio_p99", "ratio_max",
-        "ratio_outside_0.8_1.25", "ratio_outside_0.8_1.28", "mult_prob_error",
-    ),
-    "KL divergence": (
-        "k1", "k2", "k3", "kl_reverse_k1", "kl_reverse_k3",
-        "kl_binary_mean", "kl_binary_max", "kl_topk_mean", "kl_topk_max",
-    ),
-    "Agreement and weights": ("pearson", "spearman", "chi2_token", "ess_token"),
-}  # fmt: skip
-_SEQUENCE = ("sequence_slope", "sequence_kl", "sequence_d_sd", "chi2_sequence", "ess_sequence")
-_RESPONSES = ("reward_mean", "equal_rewards_share", "length_mean", "truncated_share", "entropy_mean")
 _SPREAD = ("ratio_sd", "tv_binary_sd", "tv_topk_sd")
 _RATIO_TAILS = ("ratio_p01", "ratio_p99", "ratio_max")
 _TV_TAILS = ("tv_binary_p01", "tv_binary_p99", "tv_binary_max", "tv_topk_p01", "tv_topk_p99", "tv_topk_max")
@@ -112,13 +96,13 @@ def _pair_title(pair: Mapping[str, Any]) -> str:
 
 
 def _gap_groups(pair: Mapping[str, Any]) -> tuple[MetricGroup, ...]:
-    groups = (MetricGroup(title, _rows(pair, keys)) for title, keys in _GROUPS.items())
+    groups = (_group(pair, title) for title in GAP_GROUPS)
     return tuple(group for group in groups if group.rows)
 
 
-def _rows(pair: Mapping[str, Any], keys: Sequence[str]) -> tuple[MetricRow, ...]:
-    rows = (_row(pair, key) for key in keys)
-    return tuple(row for row in rows if row.value != numbers.MISSING or row.note != "not measured")
+def _group(pair: Mapping[str, Any], title: str) -> MetricGroup:
+    rows = (_row(pair, metric.key) for metric in in_group(title))
+    return MetricGroup(title, tuple(row for row in rows if row.value != numbers.MISSING or row.note != "not measured"))
 
 
 def _row(pair: Mapping[str, Any], key: str) -> MetricRow:
@@ -154,7 +138,7 @@ def _volatility_section(pair: Mapping[str, Any]) -> Section:
 
 def _volatility_table(title: str, pair: Mapping[str, Any], keys: Sequence[str]) -> Table:
     rows = [row for row in pair["volatility"] if row["tokens"]]
-    metrics = [m for m in VOLATILITY if m.key in keys and any(row[m.key]["value"] is not None for row in rows)]
+    metrics = [m for m in VOLATILITY.values() if m.key in keys and any(row[m.key]["value"] is not None for row in rows)]
     show = _with_interval if keys is _SPREAD else _cell
     return Table(
         title,
@@ -206,9 +190,8 @@ def _sequence_section(pair: Mapping[str, Any]) -> Section:
             for row in pair["sequence"]["by_length"]
         ),
     )
-    group = MetricGroup("Responses as a whole", _rows(pair, _SEQUENCE))
     text = "Per-token gaps add up: the ratio of a whole response is what sequence-level weights and masks act on."
-    return Section("Whole responses", text, (group,), tables=(by_length,) if by_length.rows else ())
+    return Section("Whole responses", text, (_group(pair, SEQUENCE),), tables=(by_length,) if by_length.rows else ())
 
 
 def _responses_section(pair: Mapping[str, Any], *, imported: bool) -> Section:
@@ -228,4 +211,4 @@ def _responses_section(pair: Mapping[str, Any], *, imported: bool) -> Section:
             f"Every group of samples got equal rewards ({what}), so every advantage, reward minus group mean, is zero: "
             "no update would follow from these responses. Choose problems that the model solves sometimes."
         )
-    return Section("Rewards and responses", text, (MetricGroup("Responses", _rows(pair, _RESPONSES)),))
+    return Section("Rewards and responses", text, (_group(pair, RESPONSES),))

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mismatch_cli import __version__, numbers
-from mismatch_cli.metrics.catalog import Metric
+from mismatch_cli.metrics.gap_table import Metric
+from mismatch_cli.metrics.update_table import TRAINING
 from mismatch_cli.places import shown
 from mismatch_cli.report.figures import FigureView
 from mismatch_cli.report.pages.training_tables import (
@@ -30,10 +31,15 @@ from mismatch_cli.studies.training import (
     planned_steps,
     spread,
 )
-from mismatch_cli.studies.training_metrics import ACCURACY, NOTATION, REWARD
 from mismatch_cli.studies.training_plot_data import by_algorithm
 from mismatch_cli.suggest import suggest
 
+_NOTATION = (
+    "μ is the rollout’s probability of the sampled token and π the trainer’s, A the advantage. At equal weights π is "
+    "taken before the first update of the step; the weights of an update are those that it changes. A blocked token is "
+    "one that the algorithm’s mask keeps out of the update. [low, high] after a mean over several seeds are the lowest "
+    "and the highest of them."
+)
 _LEADING = 3  # algorithms whose numbers stand in the headline; of more, the highest and the lowest
 _SETTINGS = (("Model", "model"), ("Problems", "dataset"))
 _NAMES_SHOWN = 3
@@ -58,7 +64,7 @@ def build_view(
         settings=_settings(runs),
         command=command or _command(runs),
         version=__version__,
-        notation=NOTATION,
+        notation=_NOTATION,
         reload_seconds=reload_seconds,
     )
 
@@ -202,9 +208,9 @@ def _leading(runs: Sequence[TrainingRun]) -> tuple[MetricRow, ...]:
     if len(algorithms) > _LEADING:
         return ()
     rows = []
-    for metric in (REWARD, ACCURACY):
+    for metric in (TRAINING["reward"], TRAINING["eval_accuracy"]):
         for name, of in algorithms:
-            values = [last(run, "reward") if metric is REWARD else final_accuracy(run) for run in of]
+            values = [last(run, "reward") if metric is TRAINING["reward"] else final_accuracy(run) for run in of]
             label = metric.label if all(map(_is_done, of)) else f"{metric.label.removeprefix('final ')} so far"
             rows += _row(metric, label, name if len(algorithms) > 1 else "", values)
     return tuple(rows)

@@ -9,9 +9,8 @@ import numpy as np
 
 from mismatch_cli import numbers
 from mismatch_cli.metrics.correlation import series_correlation
-from mismatch_cli.report.pages.clipping_metrics import CORRELATION
+from mismatch_cli.metrics.update_table import CLIPPING, LAST, TRAINING
 from mismatch_cli.report.view import Column, Table
-from mismatch_cli.studies import training_metrics as catalog
 from mismatch_cli.studies.phases import phases_of, seconds_by_phase
 from mismatch_cli.studies.runs import TrainingRun
 from mismatch_cli.studies.training import (
@@ -59,10 +58,10 @@ def algorithms_table(algorithms: Mapping[str, Sequence[TrainingRun]]) -> Table:
     return Table(
         "By algorithm",
         (
-            Column("algorithm", kind="text"), Column("seeds"), Column("final reward", catalog.REWARD),
-            Column("final accuracy", catalog.ACCURACY), Column("|π − μ| at the end", catalog.DP_LAST),
-            Column("bad updates, % of A < 0", catalog.BAD_OF_NEGATIVE, optional=True),
-            Column("blocked, %", catalog.BLOCKED, optional=True),
+            Column("algorithm", kind="text"), Column("seeds"), Column("final reward", TRAINING["reward"]),
+            Column("final accuracy", TRAINING["eval_accuracy"]), Column("|π − μ| at the end", TRAINING["abs_dp_last"]),
+            Column("bad updates, % of A < 0", TRAINING["bad_over_negative"], optional=True),
+            Column("blocked, %", TRAINING["blocked"], optional=True),
         ),
         tuple(
             (name, str(len(runs)), *(cell(runs, *number) for number in numbers_of)) for name, runs in algorithms.items()
@@ -84,11 +83,11 @@ def runs_table(runs: Sequence[TrainingRun]) -> Table:
         "By run",
         (
             _RUN, *who, Column("steps"), Column("updates", optional=True),
-            Column("final reward", catalog.REWARD), Column("best", catalog.BEST, optional=True),
-            Column("final accuracy", catalog.ACCURACY),
-            Column("|π − μ| at first", catalog.DP_FIRST, optional=True),
-            Column("at the end", catalog.DP_LAST, optional=True),
-            Column("s a step", catalog.SECONDS, optional=True),
+            Column("final reward", TRAINING["reward"]), Column("best", TRAINING["best"], optional=True),
+            Column("final accuracy", TRAINING["eval_accuracy"]),
+            Column("|π − μ| at first", TRAINING["abs_dp_first"], optional=True),
+            Column("at the end", TRAINING["abs_dp_last"], optional=True),
+            Column("s a step", TRAINING["seconds"], optional=True),
         ),
         tuple(
             (
@@ -101,7 +100,7 @@ def runs_table(runs: Sequence[TrainingRun]) -> Table:
             )
             for run in runs
         ),
-        note=f"The final reward is the mean of the last {catalog.LAST} steps.",
+        note=f"The final reward is the mean of the last {LAST} steps.",
         shrinks=True,
     )  # fmt: skip
 
@@ -112,15 +111,15 @@ def _whole(value: float | None) -> str:
 
 def blocked_table(runs: Sequence[TrainingRun]) -> Table:
     shares = (
-        (Column("blocked, %", catalog.BLOCKED), "blocked"),
-        (Column("A > 0, %", catalog.BLOCKED_POSITIVE, optional=True), "blocked_positive"),
-        (Column("A < 0, %", catalog.BLOCKED_NEGATIVE, optional=True), "blocked_negative"),
-        (Column("bad updates, % of A < 0", catalog.BAD_OF_NEGATIVE), "bad_over_negative"),
-        (Column("% of A ≠ 0", catalog.BAD_OF_TOKENS, optional=True), "bad_over_tokens"),
+        (Column("blocked, %", TRAINING["blocked"]), "blocked"),
+        (Column("A > 0, %", TRAINING["blocked_positive"], optional=True), "blocked_positive"),
+        (Column("A < 0, %", TRAINING["blocked_negative"], optional=True), "blocked_negative"),
+        (Column("bad updates, % of A < 0", TRAINING["bad_over_negative"]), "bad_over_negative"),
+        (Column("% of A ≠ 0", TRAINING["bad_over_tokens"], optional=True), "bad_over_tokens"),
     )
     means = (
-        (Column("mean μ of blocked", catalog.MU_BLOCKED), "mu_blocked"),
-        (Column("their entropy, nats", catalog.ENTROPY_BLOCKED, optional=True), "entropy_blocked"),
+        (Column("mean μ of blocked", TRAINING["mu_blocked"]), "mu_blocked"),
+        (Column("their entropy, nats", TRAINING["entropy_blocked"], optional=True), "entropy_blocked"),
     )
     rows = [
         (
@@ -145,8 +144,8 @@ def correlation_table(runs: Sequence[TrainingRun]) -> Table:
     return Table(
         _CORRELATIONS,
         (
-            _RUN, Column("bad updates with", kind="text"), Column("steps"), Column("correlation", CORRELATION),
-            Column("95 % interval"),
+            _RUN, Column("bad updates with", kind="text"), Column("steps"),
+            Column("correlation", CLIPPING["correlations"]), Column("95 % interval"),
         ),
         tuple(rows),
         note="Bad updates as a share of the tokens with A < 0. Steps follow each other and share their policy: an "
@@ -177,12 +176,12 @@ def trainer_table(runs: Sequence[TrainingRun]) -> Table:
     return Table(
         "The trainer by run",
         (
-            _RUN, Column("entropy at first"), Column("at the end, nats", catalog.ENTROPY),
-            Column("KL(μ‖π), nats", catalog.K3, optional=True),
-            Column("π/μ, 1 % to 99 %", catalog.RATIO, optional=True),
-            Column("gradient norm", catalog.GRAD_NORM, optional=True), Column("length", catalog.LENGTH),
-            Column("truncated, %", catalog.TRUNCATED, optional=True),
-            Column("back-offs", catalog.BACK_OFFS, optional=True), Column("sync proven", catalog.SYNC),
+            _RUN, Column("entropy at first"), Column("at the end, nats", TRAINING["entropy"]),
+            Column("KL(μ‖π), nats", TRAINING["k3"], optional=True),
+            Column("π/μ, 1 % to 99 %", TRAINING["ratio"], optional=True),
+            Column("gradient norm", TRAINING["grad_norm"], optional=True), Column("length", TRAINING["length"]),
+            Column("truncated, %", TRAINING["truncated"], optional=True),
+            Column("back-offs", TRAINING["back_offs"], optional=True), Column("sync proven", TRAINING["sync"]),
         ),
         tuple(
             (
@@ -218,7 +217,7 @@ def time_table(runs: Sequence[TrainingRun]) -> Table:
     long = {phase for phase in phases for _, row in found if row.get(phase, 0.0) > _LONG * sum(row.values())}
     return Table(
         "Seconds of a step, and percent of it",
-        (_RUN, Column("step", catalog.SECONDS), *(Column(phase, optional=phase not in long) for phase in phases)),
+        (_RUN, Column("step", TRAINING["seconds"]), *(Column(phase, optional=phase not in long) for phase in phases)),
         tuple(
             (name, numbers.number(sum(seconds.values())), *(_of_step(seconds, phase) for phase in phases))
             for name, seconds in found

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from mismatch_cli.metrics.catalog import CATALOG, Metric
+from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.report.plots._layout import BOTTOM, RIGHT, TOP, Box, place, width_of
 from mismatch_cli.report.plots._panels import add_subject, legend_above, logarithmic, title
 from mismatch_cli.report.plots._style import Style
@@ -66,7 +66,7 @@ def draw(figure: Figure, data: ComparisonPlotData, style: Style) -> None:
 def _rows(data: ComparisonPlotData) -> list[_Row]:
     """Metrics of a gap for which at least one comparison has a factor above 0."""
     rows = []
-    for metric in CATALOG if data.comparisons else ():
+    for metric in METRICS.values() if data.comparisons else ():
         found = [comparison["metrics"][metric.key]["factor"] for comparison in data.comparisons]
         factor_C3 = np.array([[each["value"], each["low"], each["high"]] for each in found], dtype=np.float64)
         factor_C3[~(factor_C3[:, 0] > 0)] = np.nan

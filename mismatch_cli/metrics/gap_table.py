@@ -1,0 +1,225 @@
+"""The one table of what is measured: a row per number, which terminal, page, JSON, guide, limits and dialects read.
+
+Notation of `METRICS`: μ the reference (the rollout, in the pairs "mismatch" and "total"), π the current policy, both of
+the sampled token; d = log π − log μ; r = π/μ; E the mean over counted tokens, E_y over responses y, Σd the sum over a
+response. The notation of the other tables stands on the pages that show them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+
+from mismatch_cli.metrics.estimate import times_floor
+from mismatch_cli.metrics.jackknife import (
+    ABOVE_1,
+    ABOVE_MINUS_1,
+    CORRELATION,
+    POSITIVE,
+    SAMPLE_SIZE,
+    SHARE,
+    SIGNED,
+    Scale,
+)
+from mismatch_cli.papers import DPPO
+
+
+class Sums(Protocol):
+    """Sums over tokens and responses by name, on the totals or on what is left without each group of prompts."""
+
+    def __getitem__(self, name: str) -> np.ndarray: ...
+
+    def mean(self, name: str, count: str = "supported") -> np.ndarray: ...
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number of a report.
+
+    `agreement` is its value where the two policies are equal, None where it describes the responses and not a gap. A
+    `signed` metric can be near that value by chance, so a factor over the noise floor would mean nothing. `value` makes
+    it of sums, None where an accumulator of its own does; its interval is formed on `scale`. On the page it stands in
+    `group`, those of a lower `rank` first.
+    """
+
+    key: str
+    label: str
+    formula: str
+    unit: str
+    source: str
+    group: str = ""
+    value: Callable[[Sums], np.ndarray] | None = None
+    scale: Scale = SIGNED  # what can lie on both sides of 0, or is close to 1
+    agreement: float | None = 0.0
+    signed: bool = False
+    rank: int = 1
+
+    def times_floor(self, value: float | None, floor: float | None) -> float | str | None:
+        """How far the value is from agreement, in multiples of how far the trainer is from itself."""
+        if value is None or floor is None or self.agreement is None or self.signed:
+            return None
+        return times_floor(abs(value - self.agreement), abs(floor - self.agreement))
+
+
+Table = Mapping[str, Metric]
+
+
+def table(*rows: Metric) -> Table:
+    """Rows by key; no two may have the same."""
+    by_key = {row.key: row for row in rows}
+    assert len(by_key) == len(rows)
+    return by_key
+
+
+_ROUNDING = 2e-7  # relative: a variance below it is what float32 squares were rounded by
+
+
+def _mean(name: str, count: str = "supported") -> Callable[[Sums], np.ndarray]:
+    return lambda t: t.mean(name, count)
+
+
+def _spread(square: str, name: str, count: str) -> Callable[[Sums], np.ndarray]:
+    return lambda t: np.sqrt(np.maximum(t.mean(square, count) - t.mean(name, count) ** 2, 0))
+
+
+def _kl_reverse_k3(t: Sums) -> np.ndarray:
+    """r·d − (r − 1) = (r − 1)·d − φ(d)."""
+    return (t["less_1_d"] - t["k3"]) / t["supported"]
+
+
+def _pearson(t: Sums) -> np.ndarray:
+    """With p = q + Δp, so that two nearly equal columns do not cancel; one value of q alone has no correlation."""
+    q, dp = t.mean("q", "n"), t.mean("dp", "n")
+    var_q, var_dp = t.mean("q_q", "n") - q * q, t.mean("dp_dp", "n") - dp * dp
+    var_q = np.where(var_q > _ROUNDING * t.mean("q_q", "n"), var_q, np.nan)
+    cov = t.mean("q_dp", "n") - q * dp
+    return (var_q + cov) / np.sqrt(var_q * (var_q + 2 * cov + var_dp))
+
+
+def _ess_token(t: Sums) -> np.ndarray:
+    """(Σr)² / (n Σr²), from sums of r − 1."""
+    n, less_1 = t["n"], t["less_1"]
+    return (n + less_1) ** 2 / (n * (n + 2 * less_1 + t["less_1_less_1"]))
+
+
+_FP16 = "FP16 mismatch paper (Precision-RL)"
+_SCHULMAN = "Schulman, Approximating KL divergence (2020)"
+_VERL = "verl rollout_corr"
+_REWEIGHTED = "importance weighting by r"
+_COMMON = "elementary"
+
+GAP_GROUPS = (
+    "Log-probabilities", "Probabilities (binary TV)", "Probabilities (top-K TV)", "Ratio π/μ", "KL divergence",
+    "Agreement and weights",
+)  # fmt: skip
+_LOGS, _TV, _TOPK, _RATIO, _KL, _WEIGHTS = GAP_GROUPS
+SEQUENCE, RESPONSES = "Responses as a whole", "Responses"
+
+_ratio = partial(Metric, unit="1", group=_RATIO, agreement=1.0)
+_response = partial(Metric, group=RESPONSES, agreement=None)
+
+# fmt: off
+METRICS = table(
+    Metric("abs_d_mean", "mean |Δlog p|", "E |d|", "nats", "TRL, SkyRL, open-instruct", _LOGS,
+           _mean("abs_d"), POSITIVE),
+    Metric("abs_d_p50", "median of |Δlog p|", "50 % quantile of |d|", "nats", _COMMON, _LOGS),
+    Metric("abs_d_p95", "p95 of |Δlog p|", "95 % quantile of |d|", "nats", _COMMON, _LOGS),
+    Metric("abs_d_p99", "p99 of |Δlog p|", "99 % quantile of |d|", "nats", _COMMON, _LOGS),
+    Metric("abs_d_max", "largest |Δlog p|", "max |d|", "nats", "TRL, SkyRL, open-instruct", _LOGS),
+    Metric("d_mean", "mean signed Δlog p", "E d", "nats", "AReaL behave_approx_kl", _LOGS, _mean("d"), signed=True),
+    Metric("d_sd", "spread of Δlog p", "√(E d² − (E d)²)", "nats", _COMMON, _LOGS,
+           _spread("d_d", "d", "supported"), POSITIVE),
+    Metric("tv_binary_mean", "mean |π − μ|", "E |π − μ|", "probability",
+           f"{DPPO}, App. F.2; verl rollout_probs_diff_mean", _TV, _mean("abs_dp", "n"), POSITIVE),
+    Metric("tv_binary_sd", "spread of |π − μ|", "√(E (π − μ)² − (E |π − μ|)²)", "probability",
+           "verl rollout_probs_diff_std", _TV, _spread("dp_dp", "abs_dp", "n"), POSITIVE),
+    Metric("tv_binary_max", "largest |π − μ|", "max |π − μ|", "probability", "verl rollout_probs_diff_max", _TV),
+    Metric("tv_signed_max", "largest π − μ", "max (π − μ)", "probability", f"{DPPO}, Fig. 3", _TV),
+    Metric("tv_signed_min", "smallest π − μ", "min (π − μ)", "probability", f"{DPPO}, Fig. 3", _TV),
+    _ratio("ratio_mean", "mean ratio", "E r", source="NeMo-RL sampling_importance_ratio",
+           value=lambda t: 1 + t.mean("less_1", "n"), rank=0),
+    _ratio("ratio_p01", "p1 of the ratio", "1 % quantile of r", source=_COMMON),
+    _ratio("ratio_p50", "median ratio", "50 % quantile of r", source=_COMMON),
+    _ratio("ratio_p99", "p99 of the ratio", "99 % quantile of r", source=_COMMON),
+    _ratio("ratio_min", "smallest ratio", "min r", source=_COMMON, rank=0),
+    _ratio("ratio_max", "largest ratio", "max r", source=_COMMON),
+    Metric("ratio_outside_0.8_1.25", "outside [0.8, 1.25]", "share with r < 0.8 or r > 1.25", "share", _COMMON,
+           _RATIO, _mean("outside_narrow", "n"), SHARE),
+    Metric("ratio_outside_0.8_1.28", "outside [0.8, 1.28]", "share with r < 0.8 or r > 1.28", "share",
+           f"{DPPO}, Clip-Higher", _RATIO, _mean("outside_wide", "n"), SHARE),
+    Metric("k1", "KL(μ‖π), k1", "E (−d)", "nats/token", f"{_SCHULMAN}; {_VERL} kl", _KL,
+           lambda t: -t.mean("d"), signed=True),
+    Metric("k2", "KL(μ‖π), k2", "E d²/2", "nats/token", _SCHULMAN, _KL, lambda t: t.mean("d_d") / 2, POSITIVE),
+    Metric("k3", "KL(μ‖π), k3", "E (r − 1 − d)", "nats/token",
+           f"{_SCHULMAN}; prime-rl mismatch_kl, NeMo-RL gen_kl_error", _KL, _mean("k3"), POSITIVE),
+    Metric("kl_reverse_k1", "KL(π‖μ), weighted", "E r·d", "nats/token", _REWEIGHTED, _KL,
+           lambda t: (t["less_1_d"] + t["d"]) / t["supported"], signed=True),
+    Metric("kl_reverse_k3", "KL(π‖μ), weighted, ≥ 0", "E (r·d − (r − 1))", "nats/token", _REWEIGHTED, _KL,
+           _kl_reverse_k3, POSITIVE),
+    Metric("kl_binary_mean", "mean binary KL", "E [μ log(μ/π) + (1 − μ) log((1 − μ)/(1 − π))]", "nats",
+           f"{DPPO}, eq. 14", _KL, _mean("binary_kl"), POSITIVE),
+    Metric("kl_binary_max", "largest binary KL", "max of the binary KL", "nats", f"{DPPO}, eq. 14", _KL),
+    Metric("tv_topk_mean", "mean top-K TV", "E ½ Σ |π − μ| over top-K ∪ sampled ∪ others", "probability",
+           f"{DPPO}, eq. 15", _TOPK, _mean("topk_tv", "topk_tv_n"), POSITIVE),
+    Metric("tv_topk_max", "largest top-K TV", "max of the top-K TV", "probability", f"{DPPO}, eq. 15", _TOPK),
+    Metric("kl_topk_mean", "mean top-K KL", "E Σ μ log(μ/π) over top-K ∪ sampled ∪ others", "nats", f"{DPPO}, eq. 16",
+           _KL, _mean("topk_kl", "topk_kl_n"), POSITIVE),
+    Metric("kl_topk_max", "largest top-K KL", "max of the top-K KL", "nats", f"{DPPO}, eq. 16", _KL),
+    _ratio("mult_prob_error", "mean exp |Δlog p|", "E exp |d|", source="NeMo-RL token_mult_prob_error",
+           value=_mean("mult_error"), scale=ABOVE_1),
+    Metric("pearson", "correlation of probabilities", "Pearson of (μ, π)", "1", "verl rollout_actor_probs_pearson_corr",
+           _WEIGHTS, _pearson, CORRELATION, agreement=1.0),
+    Metric("spearman", "rank correlation", "Spearman of (μ, π), mid-ranks, on at most 32,768 tokens", "1", _COMMON,
+           _WEIGHTS, agreement=1.0),
+    Metric("chi2_token", "χ², token", "E r² − 1", "1", f"{_VERL} chi2_token", _WEIGHTS,
+           lambda t: (2 * t["less_1"] + t["less_1_less_1"]) / t["n"], ABOVE_MINUS_1, signed=True),
+    Metric("chi2_sequence", "χ², sequence", "E_y exp(2 Σd) − 1", "1", f"{_VERL} chi2_seq (without its clamp)",
+           SEQUENCE, signed=True, rank=2),
+    Metric("ess_token", "effective sample size, token", "1 / E[(r / E r)²]", "share",
+           f"{_VERL} eff_sample_size (not truncated)", _WEIGHTS, _ess_token, SAMPLE_SIZE, agreement=1.0),
+    Metric("ess_sequence", "effective sample size, sequence", "1 / E_y[(w / E w)²], w = exp(Σd)", "share",
+           "Kong (1992)", SEQUENCE, agreement=1.0, rank=2),
+    Metric("sequence_kl", "KL(μ‖π) of a response", "E_y (−Σd)", "nats/response", f"{_FP16}, Fig. 5", SEQUENCE,
+           lambda t: -t.mean("sequence_d", "sequences"), signed=True),
+    Metric("sequence_d_sd", "spread of Σd", "standard deviation of Σd over responses", "nats", _COMMON, SEQUENCE,
+           _spread("sequence_d_d", "sequence_d", "sequences"), POSITIVE),
+    Metric("sequence_slope", "Σd per 1000 tokens", "1000 · E_y[T Σd] / E_y[T²], a line through the origin",
+           "nats/1000 tokens", f"{_FP16}, Fig. 5", SEQUENCE,
+           lambda t: 1000 * t["sequence_d_n"] / t["sequence_n_n"], signed=True, rank=0),
+    _response("entropy_mean", "mean entropy of π", "E −Σ π log π over the vocabulary", "nats", f"{DPPO}, Fig. 7",
+              value=_mean("entropy", "entropy_n"), scale=POSITIVE, rank=2),
+    _response("length_mean", "mean response length", "E_y T", "tokens", _COMMON,
+              value=_mean("length", "responses"), scale=POSITIVE),
+    _response("truncated_share", "truncated responses", "share that ran into the length limit", "share", _COMMON,
+              value=_mean("truncated", "responses"), scale=SHARE),
+    _response("reward_mean", "mean reward", "E_y R", "reward", _COMMON, value=_mean("reward", "reward_n"), rank=0),
+    _response("equal_rewards_share", "groups without signal", "share of groups of ≥ 2 with all rewards equal", "share",
+              "GRPO", rank=0),
+)
+
+VOLATILITY = table(*(
+    Metric(f"{quantity}_{statistic}", label, f"{formula} in the bin of μ", unit, f"{DPPO}, Fig. 2")
+    for quantity, unit, name, symbol, most in (
+        ("ratio", "1", ("the ratio", "ratio"), "r", "max r"),
+        ("tv_binary", "probability", ("|π − μ|", "|π − μ|"), "|π − μ|", "max |π − μ|"),
+        ("tv_topk", "probability", ("top-K TV", "top-K TV"), "top-K TV", "max of top-K TV"),
+    )
+    for statistic, label, formula in (
+        ("sd", f"spread of {name[0]}", f"standard deviation of {symbol}"),
+        ("p01", f"p1 of {name[0]}", f"1 % quantile of {symbol}"),
+        ("p99", f"p99 of {name[0]}", f"99 % quantile of {symbol}"),
+        ("max", f"largest {name[1]}", most),
+    )
+))
+# fmt: on
+
+SCALES = {key: metric.scale for key, metric in METRICS.items()}  # of their intervals
+
+
+def in_group(group: str) -> tuple[Metric, ...]:
+    """The metrics of one group of `METRICS`, in the order of the page."""
+    return tuple(sorted((metric for metric in METRICS.values() if metric.group == group), key=lambda m: m.rank))

@@ -1,0 +1,138 @@
+"""The table of what is counted about updates: what masks block, what they take, and how a training run went.
+
+A number of one sign or one step has the words of the number over all of them, and what shows it says which it is. The
+notation stands on the pages of `clipstats` and `train`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from mismatch_cli.metrics.gap_table import Metric, table
+from mismatch_cli.papers import DPPO
+
+LAST, FIRST = 10, 5  # steps over which the end and the beginning of a run are averaged
+_COMMON = "elementary"
+_row = partial(Metric, agreement=None)
+
+# fmt: off
+THEORY = table(
+    _row("surrogate", "surrogate L′", "mean over responses of R Σ (r − 1)", "reward", f"{DPPO}, eq. 5"),
+    _row("correction", "correction Δ", "mean of R Σ (r_t − 1)(1 − Π_{j>t} r_j)", "reward", f"{DPPO}, eq. 6"),
+    _row("difference", "difference L′ − Δ", "mean of R (Π r − 1)", "reward", f"{DPPO}, eq. 6"),
+    _row("quadratic_bound", "quadratic bound", "L′ − 2 ξ T(T − 1) D_max²; all three the largest of the sample",
+         "reward", f"{DPPO}, eq. 7"),
+    _row("linear_bound", "linear bound", "L′ − 2 ξ · mean of Σ |r − 1|", "reward", f"{DPPO}, eq. 8"),
+    _row("xi", "ξ", "max |R|", "reward", f"{DPPO}, eq. 7"),
+    _row("longest", "longest response T", "max T", "tokens", f"{DPPO}, eq. 7"),
+    _row("tv_max", "largest TV",
+         "D_max, the largest of the sample: of the full TV where the trace holds it, else of |π − μ|, which is smaller",
+         "probability", f"{DPPO}, eq. 7"),
+    _row("tv_sum", "mean summed TV", "mean over responses of Σ |r − 1| / 2", "probability", f"{DPPO}, eq. 11"),
+    _row("ess", "effective sample size", "1 / mean of (w / mean w)², w = Π r", "share", "Kong (1992)"),
+    _row("weight_max", "largest weight", "max Π r", "1", _COMMON),
+)
+
+CLIPPING = table(
+    _row("blocked", "blocked tokens", "Σ (1 − keep) / Σ 1", "share",
+         f"{DPPO}, eq. 12; verl pg_clipfrac, with A = 0 left out"),
+    _row("lost", "update weight lost",
+         "1 − Σ keep·weight·|A| / Σ r·|A|; † where the weight is not r: Σ (1 − keep)·|A| / Σ |A|", "share",
+         f"weights of {DPPO}, eq. 23; a weight, not the norm of a gradient"),
+    _row("masked", "lost to the mask", "Σ (1 − keep)·r·|A| / Σ r·|A|; † Σ (1 − keep)·|A| / Σ |A|", "share",
+         f"{DPPO}, eq. 23"),
+    _row("capped", "lost to the cap", "Σ keep·(r − weight)·|A| / Σ r·|A|", "share", f"{DPPO}, eq. 23"),
+    _row("responses_touched", "responses touched", "share of the responses with a judged token that have a blocked one",
+         "share", _COMMON),
+    _row("mu_blocked", "mean μ of blocked tokens", "mean μ where keep = 0", "probability", f"{DPPO}, Fig. 6"),
+    _row("mu_kept", "mean μ of kept tokens", "mean μ where keep = 1", "probability", f"beside {DPPO}, Fig. 6"),
+    _row("entropy_blocked", "mean entropy at blocked tokens", "mean of −Σ π log π over the vocabulary, where keep = 0",
+         "nats", f"{DPPO}, Fig. 6"),
+    _row("entropy_kept", "mean entropy at kept tokens", "mean of −Σ π log π over the vocabulary, where keep = 1",
+         "nats", f"beside {DPPO}, Fig. 6"),
+    _row("jaccard", "Jaccard index", "tokens that both block / tokens that at least one of them blocks", "1",
+         "Jaccard (1901)"),
+    _row("both", "blocked by both", "number of tokens that both block", "tokens", _COMMON),
+    _row("only_row", "blocked by one only", "number of tokens that one blocks and the other keeps", "tokens", _COMMON),
+    _row("blocked_tokens", "times blocked", "how often the token is blocked with that sign of A", "tokens",
+         f"{DPPO}, App. D"),
+    _row("rate", "blocked rate", "times blocked / occurrences with that sign of A", "share", _COMMON),
+    _row("lift", "lift", "its blocked rate / the blocked rate of all tokens with that sign of A", "1", _COMMON),
+    _row("mu", "mean μ", "mean μ over its blocked occurrences", "probability", _COMMON),
+    _row("pi", "mean π", "mean π over its blocked occurrences", "probability", _COMMON),
+    _row("ratio", "mean ratio", "mean r over its blocked occurrences", "1", _COMMON),
+    _row("bad", "bad updates", "number of tokens with A < 0 and μ − π ≥ δ", "tokens", f"{DPPO}, Fig. 5"),
+    _row("over_tokens", "bad updates among tokens with A ≠ 0", "number with A < 0 and μ − π ≥ δ / number with A ≠ 0",
+         "share", f"{DPPO}, Fig. 5; its denominator is not stated, Stable-RL's clip fractions use this one"),
+    _row("over_negative", "bad updates among tokens with A < 0", "number with A < 0 and μ − π ≥ δ / number with A < 0",
+         "share", f"{DPPO}, Fig. 5; its denominator is not stated"),
+    _row("reward", "mean reward", "mean R over the responses of the step", "reward", _COMMON),
+    _row("reward_change", "change of the reward", "mean reward minus that of the step before", "reward", _COMMON),
+    _row("correlations", "correlation over steps",
+         "Pearson’s, of two values for each step; interval by Fisher’s z, for as many steps as are independent", "1",
+         "Pearson (1895), Bartlett (1935)"),
+    _row("equivalents", "equal threshold", "the threshold of the other family that blocks as many tokens", "1",
+         _COMMON),
+    _row("share", "tokens above the cap", "share of tokens with r > C", "share", f"{DPPO}, App. C.1"),
+    _row("mean", "mean divergence",
+         "mean of the binary or top-K divergence of μ and π over all tokens, A = 0 too; where the trace holds full "
+         "divergences, over the tokens that have one", "probability or nats", f"{DPPO}, eq. 13 to 16"),
+    _row("bias", "bias",
+         "mean of (approximation − divergence over the whole vocabulary) over the tokens that have both",
+         "probability or nats", _COMMON),
+    _row("rank_correlation", "rank correlation",
+         "Spearman’s, of approximation and full divergence over the tokens that have both", "1", "Spearman (1904)"),
+    _row("wrong_mask", "wrong mask",
+         "share of tokens on which the mask decides otherwise than with the full divergence", "share", _COMMON),
+    _row("low", "mean TV, at least", "mean over all tokens of the TV over the buckets of the approximation",
+         "probability", f"{DPPO}, App. B.1: merging tokens into buckets never adds to TV"),
+    _row("high", "mean TV, at most", "mean over all tokens of (that TV + min(μ, π) of the bucket of other tokens)",
+         "probability", "triangle inequality within the bucket"),
+    _row("decided", "decided", "share of all tokens whose full TV is certainly on one side of the threshold", "share",
+         _COMMON),
+    *THEORY.values(),
+)
+
+TRAINING = table(
+    _row("reward", "final reward", f"mean reward of the batch, over the last {LAST} steps", "reward", _COMMON),
+    _row("best", "best reward", f"the highest mean reward of {LAST} successive steps", "reward", _COMMON),
+    _row("eval_accuracy", "final accuracy",
+         "mean reward of the last evaluation (share of right answers by math-verify)", "share", _COMMON),
+    _row("abs_dp_first", f"mean |π − μ|, first {FIRST} steps",
+         f"mean over tokens of |π − μ| at equal weights, over the first {FIRST} steps", "probability",
+         f"{DPPO}, Fig. 3"),
+    _row("abs_dp_last", f"mean |π − μ|, last {LAST} steps",
+         f"mean over tokens of |π − μ| at equal weights, over the last {LAST} steps", "probability", f"{DPPO}, Fig. 3"),
+    replace(CLIPPING["over_negative"], key="bad_over_negative",
+            formula="number with A < 0 and μ − π ≥ 0.5 / number with A < 0, at the weights of each update, mean "
+            "over steps"),
+    replace(CLIPPING["over_tokens"], key="bad_over_tokens",
+            formula="number with A < 0 and μ − π ≥ 0.5 / number with A ≠ 0, at the weights of each update, mean "
+            "over steps", source=f"{DPPO}, Fig. 5; its denominator is not stated"),
+    replace(CLIPPING["blocked"], formula="blocked tokens / tokens with A ≠ 0, mean over steps",
+            source=f"{DPPO}, eq. 12"),
+    _row("blocked_positive", "blocked where A > 0", "blocked tokens with A > 0 / tokens with A > 0, mean over steps",
+         "share", f"{DPPO}, eq. 12"),
+    _row("blocked_negative", "blocked where A < 0", "blocked tokens with A < 0 / tokens with A < 0, mean over steps",
+         "share", f"{DPPO}, eq. 12"),
+    replace(CLIPPING["mu_blocked"], formula="mean μ of blocked tokens, mean over steps"),
+    replace(CLIPPING["entropy_blocked"],
+            formula="mean of −Σ π log π over the vocabulary at blocked tokens, mean over steps"),
+    _row("entropy", "mean entropy", "mean of −Σ π log π over the vocabulary, over the last steps", "nats",
+         f"{DPPO}, Fig. 7"),
+    _row("k3", "KL(μ‖π) at the updates", f"mean of π/μ − 1 − log(π/μ) at the weights of each update, last {LAST} steps",
+         "nats", "Schulman, Approximating KL divergence (2020)"),
+    _row("ratio", "π/μ, 1 % to 99 %", f"quantiles of π/μ over tokens, at the weights of each update, last {LAST} steps",
+         "1", _COMMON),
+    _row("grad_norm", "gradient norm", "norm of the gradient of an update, median over steps", "1", _COMMON),
+    _row("length", "response length", f"mean tokens of a response, last {LAST} steps", "tokens", _COMMON),
+    _row("truncated", "truncated", f"share of responses cut at the longest length, last {LAST} steps", "share",
+         _COMMON),
+    _row("back_offs", "loss-scale back-offs", "how often the loss scale was lowered because a gradient overflowed", "1",
+         _COMMON),
+    _row("sync", "weight sync", "steps at which the engine was shown to sample with the new weights / steps", "1",
+         _COMMON),
+    _row("seconds", "time of a step", "sum over its phases, mean over steps", "s", _COMMON),
+)
+# fmt: on

@@ -1,0 +1,27 @@
+"""One row for every number."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mismatch_cli.metrics.columns import COLUMNS, evaluate
+from mismatch_cli.metrics.gap_table import GAP_GROUPS, METRICS, RESPONSES, SEQUENCE, VOLATILITY, in_group
+from mismatch_cli.metrics.update_table import CLIPPING, TRAINING
+
+
+def test_every_metric_is_described() -> None:
+    for table in (METRICS, VOLATILITY, CLIPPING, TRAINING):
+        for key, metric in table.items():
+            assert key == metric.key
+            assert all((metric.key, metric.label, metric.formula, metric.unit, metric.source)), key
+
+
+def test_every_metric_of_a_gap_is_in_a_group_that_the_page_shows() -> None:
+    shown = [metric.key for group in (*GAP_GROUPS, SEQUENCE, RESPONSES) for metric in in_group(group)]
+    assert sorted(shown) == sorted(METRICS)
+
+
+def test_a_function_of_sums_has_a_value_on_totals_of_any_shape() -> None:
+    found = evaluate(np.ones((2, 3, len(COLUMNS))))
+    assert set(found) == {key for key, metric in METRICS.items() if metric.value}
+    assert all(values.shape == (2, 3) for values in found.values())
