@@ -9,7 +9,8 @@ from mismatch_cli import __version__, dialects, numbers
 from mismatch_cli.dialects import Reading
 from mismatch_cli.places import shown
 from mismatch_cli.report.about import partial_notes, who_facts
-from mismatch_cli.report.view import Column, ReportView, Section, Table
+from mismatch_cli.report.table import Row, col, filled, named, table, text
+from mismatch_cli.report.view import ReportView, Section
 from mismatch_cli.studies.mismatch import about, check_poolable
 from mismatch_cli.trace.reader import Trace
 
@@ -92,44 +93,36 @@ _EXCLUDED = "left out of what is made of logs, where a framework would show infi
 def _framework(name: str, of: Mapping[str, Any]) -> Section:
     """A table for each two policies that the framework compares, and what has to be said about single metrics."""
     rows = of["metrics"]
-    columns = (Column("metric", kind="text"), Column("value"), Column("formula", kind="text", optional=True))
+    columns = [named("metric", "name"), col("value", _value), named("formula", "formula", optional=True)]
     tables = [
-        Table(
-            compares,
-            columns,
-            tuple((row["name"], _value(row), row["formula"]) for row in rows if row["compares"] == compares),
-            shrinks=True,
-        )
+        table(compares, [row for row in rows if row["compares"] == compares], columns, shrinks=True)
         for compares in dict.fromkeys(row["compares"] for row in rows)
     ]
-    named: dict[str, list[str]] = {}
+    noted: dict[str, list[str]] = {}
     for row in rows:
         for note in row["notes"]:
-            named.setdefault(note, []).append(row["name"])
-    if named:
-        noted = tuple((note, ", ".join(names)) for note, names in named.items())
-        tables.append(Table("Notes", (Column("", kind="text"), Column("metrics", kind="text")), noted))
-    return Section(name, f"{of['when']} {_AVERAGE}", tables=tuple(tables))
+            noted.setdefault(note, []).append(row["name"])
+    notes = table(
+        "Notes", noted.items(), [text("", lambda pair: pair[0]), text("metrics", lambda pair: ", ".join(pair[1]))]
+    )
+    return Section(name, f"{of['when']} {_AVERAGE}", tables=filled(*tables, notes))
 
 
 def _words(frameworks: Mapping[str, Any]) -> list[Section]:
     """A section for each word, with a row for every framework's own number of that name."""
     rows = [row | {"framework": name} for name, of in frameworks.items() for row in of["metrics"] if row["word"]]
-    columns = (
-        Column("framework", kind="text"),
-        Column("value"),
-        Column("formula", kind="text"),
-        Column("metric", kind="text", optional=True),
-    )
-    words: dict[str, dict[str, list[tuple[str, ...]]]] = {}
+    columns = [
+        named("framework", "framework"),
+        col("value", _value),
+        named("formula", "formula"),
+        named("metric", "name", optional=True),
+    ]
+    words: dict[str, dict[str, list[Row]]] = {}
     for row in rows:
-        of_word = words.setdefault(row["word"], {}).setdefault(row["compares"], [])
-        of_word.append((row["framework"], _value(row), row["formula"], row["name"]))
+        words.setdefault(row["word"], {}).setdefault(row["compares"], []).append(row)
     sections = (
-        Section(
-            f"“{word}”", tables=tuple(Table(pair, columns, tuple(cells), shrinks=True) for pair, cells in of.items())
-        )
-        for word, of in words.items()
+        Section(f"“{word}”", tables=tuple(table(pair, found, columns, shrinks=True) for pair, found in by_pair.items()))
+        for word, by_pair in words.items()
     )
     return [Section("What is averaged", _AVERAGE), *sections]
 

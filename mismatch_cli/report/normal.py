@@ -7,7 +7,8 @@ from typing import Any
 
 from mismatch_cli import numbers
 from mismatch_cli.metrics.gap_table import METRICS
-from mismatch_cli.report.view import Column, Section, Table
+from mismatch_cli.report.table import col, named, plain, table, text
+from mismatch_cli.report.view import Section, Table
 
 _FAMILIES = {
     "dense": "dense models",
@@ -23,46 +24,44 @@ _DIAGNOSE = (
 def verdict_section(summary: Mapping[str, Any]) -> Section:
     """Where the numbers stand; every row with its source."""
     verdict = summary["verdict"]
-    text = " ".join([*verdict["sentences"], _DIAGNOSE])
     tables = [_bars(verdict, pair) for pair in dict.fromkeys(row["pair"] for row in verdict["bars"])]
     if verdict["measured"]:
         tables.append(_measured(verdict))
-    return Section("Is this normal?", text, tables=tuple(tables))
+    return Section("Is this normal?", " ".join([*verdict["sentences"], _DIAGNOSE]), tables=tuple(tables))
 
 
 def _bars(verdict: Mapping[str, Any], pair: str) -> Table:
     with_staleness = ": the trainer as it is now, with staleness" if pair == "total" else ""
-    columns = (
-        Column("published by", kind="text"),
-        Column("standing", kind="text"),  # second: what a phone still shows
-        Column("healthy if", kind="text"),
-        Column("here"),
+    return table(
+        f"Published bars{with_staleness}",
+        [row for row in verdict["bars"] if row["pair"] == pair],
+        [
+            text("published by", lambda row: f"{row['who']} ({row['source']})"),
+            named("standing", "standing"),  # second: what a phone still shows
+            text("healthy if", _limits),
+            col("here", plain),
+        ],
     )
-    rows = (
-        (f"{row['who']} ({row['source']})", row["standing"], _limits(row), _here(row))
-        for row in verdict["bars"]
-        if row["pair"] == pair
-    )
-    return Table(f"Published bars{with_staleness}", columns, tuple(rows))
 
 
 def _limits(row: Mapping[str, Any]) -> str:
     name = METRICS[row["metric"]].label
-    text = f"{f'size of {name}' if row['absolute'] else name} ≤ {row['healthy']:g}"
-    return text if row["broken"] == row["healthy"] else f"{text}; broken > {row['broken']:g}"
-
-
-def _here(row: Mapping[str, Any]) -> str:
-    return numbers.plus_minus(row["value"], row["low"], row["high"])
+    healthy = f"{f'size of {name}' if row['absolute'] else name} ≤ {row['healthy']:g}"
+    return healthy if row["broken"] == row["healthy"] else f"{healthy}; broken > {row['broken']:g}"
 
 
 def _measured(verdict: Mapping[str, Any]) -> Table:
-    columns = (Column("who", kind="text"), Column("metric", kind="text"), Column("there"), Column("here"))
-    rows = tuple(
-        (_setting(row), METRICS[row["metric"]].label, _range(row), _number(row["metric"], row["value"]))
-        for row in verdict["measured"]
+    return table(
+        "Measured by others",
+        verdict["measured"],
+        [
+            text("who", _setting),
+            text("metric", lambda row: METRICS[row["metric"]].label),
+            col("there", _range),
+            col("here", lambda row: _number(row["metric"], row["value"])),
+        ],
+        note=f"The nearest of {_FAMILIES[verdict['family']]}.",
     )
-    return Table("Measured by others", columns, rows, note=f"The nearest of {_FAMILIES[verdict['family']]}.")
 
 
 def _setting(row: Mapping[str, Any]) -> str:

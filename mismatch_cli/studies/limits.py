@@ -1,6 +1,6 @@
 """Limits as people write them: TOML files of bounds on metrics, and the published ones that come with the package.
 
-A metric is one of `metrics/catalog.py`, a framework's own as `verl:training/rollout_probs_diff_mean`, or what
+A metric is one of `metrics/gap_table.py`, a framework's own as `verl:training/rollout_probs_diff_mean`, or what
 `diagnose` found: `diagnosis:faults`, their number, and `diagnosis:index-shift` and the like, 1 where that check found
 something.
 """

@@ -18,8 +18,8 @@ from mismatch_cli.report.pages.comparison_tables import (
     settings_table,
     side_by_side_table,
 )
+from mismatch_cli.report.table import Row, filled
 from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table, with_figures
-from mismatch_cli.studies.comparison_plot_data import Row
 from mismatch_cli.studies.mismatch import who_is_compared
 from mismatch_cli.suggest import suggest
 
@@ -193,9 +193,8 @@ def _leading(result: Row) -> tuple[MetricRow, ...]:
     rows = []
     for key in _LEADING:
         metric, factor = METRICS[key], comparison["metrics"][key]["factor"]
-        interval = numbers.MISSING
-        if factor["low"] is not None:
-            interval = f"[{numbers.number(factor['low'], 2)}, {numbers.number(factor['high'], 2)}]"
+        ends = [numbers.number(factor[end], 2) for end in ("low", "high")]
+        interval = numbers.MISSING if factor["low"] is None else f"[{', '.join(ends)}]"
         name = f"{metric.label}, {comparison['trace']} / {comparison['against']}"
         rows.append(MetricRow(metric, factor_text(factor), interval, note=factor["note"] or "", name=name))
     return tuple(rows)
@@ -223,7 +222,7 @@ def _settings_text(result: Row) -> str:
 
 def _settings_tables(result: Row) -> tuple[Table, ...]:
     tables = [table(comparison) for table in (settings_table, harmless_table) for comparison in result["comparisons"]]
-    return tuple(table for table in tables if table.rows)
+    return filled(*tables)
 
 
 def _differences_text() -> str:

@@ -7,8 +7,8 @@ from typing import Any
 from mismatch_cli import numbers
 from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.papers import DPPO
-from mismatch_cli.report.view import Column, Table
-from mismatch_cli.studies.comparison_plot_data import Row
+from mismatch_cli.report.table import Col, Row, col, in_words, named, percent, plain, table, text, value_of
+from mismatch_cli.report.view import Table
 from mismatch_cli.studies.on_tokens import METRICS_SHOWN
 
 CLIP_FLIPS = Metric(
@@ -29,33 +29,32 @@ _POLICIES = {  # of a pair: what the current policy and the reference are
 
 def settings_table(comparison: Row) -> Table:
     """What touches a log-probability, likely causes first."""
-    ours, theirs = comparison["against"], comparison["trace"]
+    why = [named("why it can matter", "why"), named("seen in", "source", optional=True)]
     rows = [row for row in comparison["settings"] if not row["harmless"]]
-    return Table(
-        f"{theirs} against {ours}",
-        (
-            Column("setting", kind="text"), Column(ours, kind="text"), Column(theirs, kind="text"),
-            Column("why it can matter", kind="text"), Column("seen in", kind="text", optional=True),
-        ),
-        tuple((*_setting_cells(row), row["why"], row["source"]) for row in rows),
-        shrinks=True,
-    )  # fmt: skip
+    return table(_against(comparison), rows, [*_setting_columns(comparison), *why], shrinks=True)
 
 
 def harmless_table(comparison: Row) -> Table:
     """What decides which responses there are, and not how one is scored."""
-    ours, theirs = comparison["against"], comparison["trace"]
-    return Table(
-        f"{theirs} against {ours}: what decides which responses there are",
-        (Column("setting", kind="text"), Column(ours, kind="text"), Column(theirs, kind="text")),
-        tuple(_setting_cells(row) for row in comparison["settings"] if row["harmless"]),
+    return table(
+        f"{_against(comparison)}: what decides which responses there are",
+        [row for row in comparison["settings"] if row["harmless"]],
+        _setting_columns(comparison),
         fold="Other settings that differ",
         terminal_rows=0,
     )
 
 
-def _setting_cells(row: Row) -> tuple[str, str, str]:
-    return row["setting"], setting_words(row["first"]), setting_words(row["other"])
+def _against(comparison: Row) -> str:
+    return f"{comparison['trace']} against {comparison['against']}"
+
+
+def _setting_columns(comparison: Row) -> list[Col[Row]]:
+    return [
+        named("setting", "setting"),
+        text(comparison["against"], lambda row: setting_words(row["first"])),
+        text(comparison["trace"], lambda row: setting_words(row["other"])),
+    ]
 
 
 def setting_words(value: Any) -> str:
@@ -69,70 +68,75 @@ def setting_words(value: Any) -> str:
 
 def differences_table(ours: Row, theirs: Row, comparison: Row, *, folded: bool = False) -> Table:
     """Every metric that at least one of two traces has: both values, their difference, and the factor between."""
-    metrics = _measured(ours, theirs)
-    a, b = ours["name"], theirs["name"]
-    rows = []
-    for metric in metrics:
-        found = comparison["metrics"][metric.key]
-        values = (_value(metric, side["summary"]["metrics"][metric.key]) for side in (ours, theirs))
-        rows.append(
-            (
-                metric.label,
-                *values,
-                _difference(metric, found["difference"]),
-                _mark(found),
-                factor_text(found["factor"]),
-            )
-        )
-    columns = (
-        Column("metric", kind="text"), Column(a), Column(b), Column(f"{b} − {a}"), Column("*", kind="text"),
-        Column(f"{b} / {a}", optional=True),
-    )  # fmt: skip
-    fold = f"{b} against {a}: every difference" if folded else ""
-    return Table(
-        f"{b} against {a}", columns, tuple(rows), note=_MARKED, fold=fold, shrinks=True,
-        terminal_rows=0 if folded else None, row_metrics=metrics,
-    )  # fmt: skip
+    a, b, metrics = ours["name"], theirs["name"], _measured(ours, theirs)
+    found = comparison["metrics"]
+    return table(
+        _against(comparison),
+        metrics,
+        [
+            text("metric", lambda metric: metric.label),
+            col(a, lambda metric: _value(metric, ours)),
+            col(b, lambda metric: _value(metric, theirs)),
+            col(f"{b} − {a}", lambda metric: _difference(metric, found[metric.key]["difference"])),
+            text("*", lambda metric: _mark(found[metric.key])),
+            col(f"{b} / {a}", lambda metric: factor_text(found[metric.key]["factor"]), optional=True),
+        ],
+        note=_MARKED,
+        fold=f"{_against(comparison)}: every difference" if folded else "",
+        shrinks=True,
+        terminal_rows=0 if folded else None,
+        row_metrics=metrics,
+    )
 
 
 def side_by_side_table(result: Row) -> Table:
     """The values of all traces; a star says which differ from the first by more than noise."""
     first, *others = result["traces"]
     metrics = _measured(*result["traces"])
-    rows = []
-    for metric in metrics:
-        cells = [_value(metric, first["summary"]["metrics"][metric.key])]
-        for side, comparison in zip(others, result["comparisons"], strict=True):
-            mark = _mark(comparison["metrics"][metric.key])
-            cells.append(f"{_value(metric, side['summary']['metrics'][metric.key])} {mark or ' '}")
-        rows.append((metric.label, *cells))
-    columns = (Column(first["name"]), *(Column(f"{side['name']} *", optional=True) for side in others))
-    return Table(
-        "All traces", (Column("metric", kind="text"), *columns), tuple(rows),
-        note=f"{_MARKED} Differences are from {first['name']}.", shrinks=True, row_metrics=metrics,
-    )  # fmt: skip
+    return table(
+        "All traces",
+        metrics,
+        [
+            text("metric", lambda metric: metric.label),
+            col(first["name"], lambda metric: _value(metric, first)),
+            *map(_marked_column, others, result["comparisons"]),
+        ],
+        note=f"{_MARKED} Differences are from {first['name']}.",
+        shrinks=True,
+        row_metrics=metrics,
+    )
+
+
+def _marked_column(side: Row, comparison: Row) -> Col[Metric]:
+    found = comparison["metrics"]
+    return col(
+        f"{side['name']} *",
+        lambda metric: f"{_value(metric, side)} {_mark(found[metric.key]) or ' '}",
+        optional=True,
+    )
 
 
 def on_tokens_table(pair: str, comparison: Row) -> Table:
     """One policy of both traces against each other, and how often a clip decides otherwise."""
-    found, names = comparison["on_tokens"], dict(zip(("current", "reference"), _POLICIES[pair], strict=True))
-    a, b = comparison["against"], comparison["trace"]
-    note = ""
-    if found["reference"]["abs_d_max"]["value"] == 0:
-        note = f"Both traces hold the same log-probabilities of the {names.pop('reference')}."
-    rows = [
-        (METRICS[key].label, *(_difference(METRICS[key], found[policy][key]) for policy in names))
-        for key in METRICS_SHOWN
-    ]
-    flips = _difference(CLIP_FLIPS, found["clip_flips"])
-    return Table(
-        f"{b} against {a} on {numbers.count(found['tokens'])} tokens",
-        (Column("metric", kind="text"), *(Column(name) for name in names.values())),
-        (*rows, (CLIP_FLIPS.label, flips, "")[: len(names) + 1]),
-        note=note,
+    found, (current, reference) = comparison["on_tokens"], _POLICIES[pair]
+    same = found["reference"]["abs_d_max"]["value"] == 0
+    metrics = (*(METRICS[key] for key in METRICS_SHOWN), CLIP_FLIPS)
+    return table(
+        f"{_against(comparison)} on {numbers.count(found['tokens'])} tokens",
+        metrics,
+        [
+            text("metric", lambda metric: metric.label),
+            _policy_column(current, found["current"] | {CLIP_FLIPS.key: found["clip_flips"]}),
+            *([] if same else [_policy_column(reference, found["reference"])]),
+        ],
+        note=f"Both traces hold the same log-probabilities of the {reference}." if same else "",
         shrinks=True,
-        row_metrics=(*(METRICS[key] for key in METRICS_SHOWN), CLIP_FLIPS),
+        row_metrics=metrics,
     )
+
+
+def _policy_column(name: str, values: Row) -> Col[Metric]:
+    return col(name, lambda metric: _difference(metric, values[metric.key]) if metric.key in values else "")
 
 
 def factor_text(factor: Row) -> str:
@@ -148,17 +152,15 @@ def _measured(*sides: Row) -> tuple[Metric, ...]:
     )
 
 
-def _value(metric: Metric, found: Row) -> str:
-    if metric.unit == "share":
-        return numbers.share(found["value"])[0]
-    return numbers.near(found["value"], 1) if metric.agreement == 1 else numbers.number(found["value"])
+def _value(metric: Metric, side: Row) -> str:
+    return in_words(metric, value_of(side["summary"]["metrics"][metric.key]))[0]
 
 
 def _difference(metric: Metric, found: Row) -> str:
     """A value with half its interval; of a share in percent."""
-    scale, unit = (100, " %") if metric.unit == "share" else (1, "")
-    text = numbers.plus_minus(*(None if found[end] is None else scale * found[end] for end in ("value", "low", "high")))
-    return text if text == numbers.MISSING else text + unit
+    if metric.unit != "share":
+        return plain(found)
+    return f"{percent(found)} %" if value_of(found) is not None else numbers.MISSING
 
 
 def _mark(found: Row) -> str:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from mismatch_cli import __version__, numbers
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.gap_table import Metric
 from mismatch_cli.papers import DPPO
 from mismatch_cli.report.figures import FigureView
-from mismatch_cli.report.view import Column, Facts, MetricRow, ReportView, Section, Table, with_figures
+from mismatch_cli.report.table import col, number, parts, plain, table, text
+from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table, with_figures
 from mismatch_cli.studies.curation import CurationAnalysis, mean_over_problems
 from mismatch_cli.suggest import suggest
 
@@ -104,24 +107,22 @@ def _leading(analysis: CurationAnalysis) -> tuple[MetricRow, ...]:
 
 
 def _row(metric: Metric, estimate: Estimate) -> MetricRow:
-    value, interval = numbers.estimate(estimate.value, estimate.low, estimate.high)
+    value, interval = numbers.estimate(*parts(estimate))
     return MetricRow(metric, value, interval, note=estimate.note or "")
 
 
 def _table(analysis: CurationAnalysis) -> Table:
-    columns = (
-        Column("accuracy", kind="text"), Column("kept problems"), Column("mean", CHOSEN), Column("held out", HELD_OUT),
-        Column("stay in the range, %", STAYING),
-    )  # fmt: skip
-    rows = []
-    for low, high, pairs in analysis.bins:
-        held_out = mean_over_problems(pairs[:, 1])
-        staying = [analysis.curation.within(accuracy) for accuracy in pairs[:, 1]]
-        rows.append(
-            (
-                f"{low:.3g} to {high:.3g}", numbers.count(len(pairs)), numbers.number(pairs[:, 0].mean()),
-                numbers.plus_minus(held_out.value, held_out.low, held_out.high),
-                numbers.number(100 * sum(staying) / len(staying)),
-            )
-        )  # fmt: skip
-    return Table("By accuracy on the samples that chose", columns, tuple(rows))
+    def staying(accuracy_K: np.ndarray) -> float:
+        return sum(map(analysis.curation.within, accuracy_K)) / len(accuracy_K)
+
+    return table(
+        "By accuracy on the samples that chose",
+        analysis.bins,  # each (low, high, accuracies when chosen and held out)
+        [
+            text("accuracy", lambda row: f"{row[0]:.3g} to {row[1]:.3g}"),
+            col("kept problems", lambda row: numbers.count(len(row[2]))),
+            col("mean", lambda row: number(row[2][:, 0].mean()), CHOSEN),
+            col("held out", lambda row: plain(mean_over_problems(row[2][:, 1])), HELD_OUT),
+            col("stay in the range, %", lambda row: number(100 * staying(row[2][:, 1])), STAYING),
+        ],
+    )

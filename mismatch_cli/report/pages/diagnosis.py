@@ -12,7 +12,8 @@ from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.places import shown
 from mismatch_cli.report.about import left_out_of, settings_tables, who_facts
 from mismatch_cli.report.figures import FigureView
-from mismatch_cli.report.view import Column, Facts, MetricRow, ReportView, Section, Table, with_figures
+from mismatch_cli.report.table import col, filled, metric_row, share, table, text
+from mismatch_cli.report.view import MetricRow, ReportView, Section, Table, with_figures
 from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
 from mismatch_cli.suggest import suggest
 
@@ -37,6 +38,7 @@ _STAGES = {
     7: "precision",
     8: "what is left",
 }
+_ANSWERS = {"found": "FOUND", "clear": "clear", "untested": "not tested"}
 
 
 def build_view(analysis: DiagnosisAnalysis, summary: Mapping[str, Any], figures: Sequence[FigureView]) -> ReportView:
@@ -70,8 +72,8 @@ def _headline(analysis: DiagnosisAnalysis) -> str:
     first = diagnosis.first_cause
     unexplained = next((f.sentence for f in diagnosis.faults if f.check == UNEXPLAINED.key), "")
     if first is not None:
-        share = f" It explains {numbers.share(first.explains)[0]} of the gap." if first.explains else ""
-        return " ".join(filter(None, (f"{module(first.check).TITLE}. {first.sentence}{share}", unexplained)))
+        explained = f" It explains {share(first.explains)} of the gap." if first.explains else ""
+        return " ".join(filter(None, (f"{module(first.check).TITLE}. {first.sentence}{explained}", unexplained)))
     if unexplained:
         suspects = [_suspect(finding) for finding in diagnosis.suspects]
         return f"Most of the gap is not explained. {unexplained}" + (
@@ -86,7 +88,7 @@ def _suspect(finding: Finding) -> str:
     title = f"“{module(finding.check).TITLE}”"
     if finding.status == "untested":
         return f"{title}, not tested ({finding.needs})"
-    return f"{title}, which takes {numbers.share(finding.explains)[0]} of it away"
+    return f"{title}, which takes {share(finding.explains)} of it away"
 
 
 def _against_usual(analysis: DiagnosisAnalysis) -> str:
@@ -101,16 +103,15 @@ def _not_tested(analysis: DiagnosisAnalysis) -> str:
 
 
 def _leading(analysis: DiagnosisAnalysis) -> tuple[MetricRow, ...]:
-    diagnosis, gap = analysis.diagnosis, analysis.gap
-    value, interval = numbers.estimate(gap.value, gap.low, gap.high)
+    diagnosis = analysis.diagnosis
     made = sum(finding.status != "untested" for finding in diagnosis.findings)
     first = diagnosis.first_cause.explains if diagnosis.first_cause else None
     usual = diagnosis.evidence.usual
     return (
         MetricRow(FAULTS, numbers.count(len(diagnosis.faults))),
-        MetricRow(EXPLAINED, numbers.share(first)[0], note="an estimate" if first is not None else ""),
+        MetricRow(EXPLAINED, share(first), note="an estimate" if first is not None else ""),
         MetricRow(UNEXPLAINED, numbers.number(diagnosis.unexplained.nats), note=f"usual: {usual.text}, {usual.who}"),
-        MetricRow(GAP, value, interval, note=gap.note or ""),
+        metric_row(GAP, analysis.gap),
         MetricRow(MADE, f"{made} of {len(diagnosis.findings)}"),
     )
 
@@ -119,7 +120,7 @@ def _finding_section(finding: Finding, is_first: bool) -> Section:
     check = module(finding.check)
     order = "First cause" if is_first else "Also found"
     kind = " (a floor or a tail, no bookkeeping)" if check.STAGE in (PRECISION_STAGE, FLOOR_STAGE) else ""
-    explains = f" It explains about {numbers.share(finding.explains)[0]} of the gap." if finding.explains else ""
+    explains = f" It explains about {share(finding.explains)} of the gap." if finding.explains else ""
     if check.STAGE == UNEXPLAINED_STAGE:
         order, explains = "What is left", ""
     facts = (
@@ -131,14 +132,21 @@ def _finding_section(finding: Finding, is_first: bool) -> Section:
         check.TITLE,
         f"{order}{kind}. {finding.sentence}{explains}",
         tables=(
-            Table("", (Column("", kind="text"), Column("", kind="text")), facts),
-            Table("Evidence", (Column("what was measured", kind="text"), Column("value")), _rows(finding)),
+            table("", facts, [text("", lambda fact: fact[0]), text("", lambda fact: fact[1])]),
+            _evidence(finding, "Evidence"),
         ),
     )
 
 
-def _rows(finding: Finding) -> Facts:
-    return tuple((label, _text(value)) for label, value in finding.evidence)
+def _evidence(finding: Finding, title: str, fold: str = "") -> Table:
+    """What the check measured; folded away, it stands on the page alone."""
+    return table(
+        title,
+        finding.evidence,
+        [text("what was measured", lambda fact: fact[0]), col("value", lambda fact: _text(fact[1]))],
+        fold=fold,
+        terminal_rows=0 if fold else None,
+    )
 
 
 def _text(value: float | int | str | None) -> str:
@@ -148,29 +156,29 @@ def _text(value: float | int | str | None) -> str:
 
 
 def _all_checks(analysis: DiagnosisAnalysis) -> Section:
-    rows = tuple(
-        (
-            module(f.check).TITLE, _STAGES[module(f.check).STAGE],
-            {"found": "FOUND", "clear": "clear", "untested": "not tested"}[f.status],
-            numbers.number(f.effect) if f.effect is not None else numbers.MISSING,
-            _measured_as(f),
-        )
-        for f in analysis.diagnosis.findings
-    )  # fmt: skip
-    columns = (
-        Column("check", kind="text"), Column("kind", kind="text", optional=True), Column("answer", kind="text"),
-        Column("effect"), Column("measured as, or why not", kind="text"),
-    )  # fmt: skip
-    evidence = tuple(
-        Table(module(f.check).TITLE, (Column("what was measured", kind="text"), Column("value")), _rows(f),
-              fold="Evidence of the checks that found nothing", terminal_rows=0)
-        for f in analysis.diagnosis.findings if f.status == "clear" and f.evidence
-    )  # fmt: skip
-    text = (
-        "What spoils tokens comes first; causes are then weighed by what they explain of the gap, each once the "
-        "stronger ones are undone. How surely each fault is found, and how small it may be: docs/diagnose.md."
+    checks = table(
+        "",
+        analysis.diagnosis.findings,
+        [
+            text("check", lambda finding: module(finding.check).TITLE),
+            text("kind", lambda finding: _STAGES[module(finding.check).STAGE], optional=True),
+            text("answer", lambda finding: _ANSWERS[finding.status]),
+            col("effect", lambda finding: numbers.number(finding.effect)),
+            text("measured as, or why not", _measured_as),
+        ],
+        shrinks=True,
     )
-    return Section("Every check", text, tables=(Table("", columns, rows, shrinks=True), *evidence))
+    evidence = (
+        _evidence(finding, module(finding.check).TITLE, fold="Evidence of the checks that found nothing")
+        for finding in analysis.diagnosis.findings
+        if finding.status == "clear"
+    )
+    return Section(
+        "Every check",
+        "What spoils tokens comes first; causes are then weighed by what they explain of the gap, each once the "
+        "stronger ones are undone. How surely each fault is found, and how small it may be: docs/diagnose.md.",
+        tables=(checks, *filled(*evidence)),
+    )
 
 
 def _measured_as(finding: Finding) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from mismatch_cli import __version__
 from mismatch_cli.report.about import about_facts, command_line, left_out, partial_notes
-from mismatch_cli.report.view import Column, ReportView, Section, Table
+from mismatch_cli.report.table import filled, table, text
+from mismatch_cli.report.view import ReportView, Section
 from mismatch_cli.studies.gate import GateResult, limit_text, measured_text, source_text, subject
+from mismatch_cli.studies.limit_checks import Check
 
 HOLDS, EXCEEDED, UNKNOWN = "holds", "EXCEEDED", "UNKNOWN"
 
@@ -13,31 +15,40 @@ HOLDS, EXCEEDED, UNKNOWN = "holds", "EXCEEDED", "UNKNOWN"
 def build_view(result: GateResult) -> ReportView:
     """The whole answer but the verdict, which comes last."""
     summary = result.measured.summary
-    rows = tuple(
-        (subject(c), measured_text(c), limit_text(c), HOLDS if c.holds else EXCEEDED if c.known else UNKNOWN)
-        for c in result.checks
-    )
-    columns = ("metric", "measured, 95 %", "limit", "")
-    checks = Table("Limits", tuple(Column(title, kind="text") for title in columns), rows)
     sources = dict.fromkeys((c.limit.metric, source_text(c)) for c in result.checks if source_text(c))
-    reasons = tuple((f"{c.limit.metric} {c.limit.text}", c.reason) for c in result.failed)
-    tables = [checks]
-    if reasons:
-        tables.append(Table("What does not hold", (Column("limit", kind="text"), Column("why", kind="text")), reasons))
-    if sources:
-        source = (Column("metric", kind="text"), Column("source", kind="text"))
-        tables.append(Table("Sources", source, tuple(sources)))
+    tables = (
+        table(
+            "Limits",
+            result.checks,
+            [
+                text("metric", subject),
+                text("measured, 95 %", measured_text),
+                text("limit", limit_text),
+                text("", _answer),
+            ],
+        ),
+        table(
+            "What does not hold",
+            result.failed,
+            [text("limit", lambda c: f"{c.limit.metric} {c.limit.text}"), text("why", lambda c: c.reason)],
+        ),
+        table("Sources", sources, [text("metric", lambda pair: pair[0]), text("source", lambda pair: pair[1])]),
+    )
     return ReportView(
         title="Does the gap stay within its limits?",
         about=about_facts(summary),
         notes=(*left_out(summary), *_notes(result)),
         headline="Judged by " + ", ".join(one.name for one in result.sets),
         leading=(),
-        sections=(Section("Checks", tables=tuple(tables)),),
+        sections=(Section("Checks", tables=tables[:1] + filled(*tables[1:])),),
         settings=(),
         command=command_line(summary, "gate"),
         version=__version__,
     )
+
+
+def _answer(check: Check) -> str:
+    return HOLDS if check.holds else EXCEEDED if check.known else UNKNOWN
 
 
 def _notes(result: GateResult) -> tuple[str, ...]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mismatch_cli import __version__, numbers
-from mismatch_cli.metrics.gap_table import GAP_GROUPS, METRICS, RESPONSES, SEQUENCE, VOLATILITY, Metric, in_group
+from mismatch_cli.metrics.gap_table import GAP_GROUPS, METRICS, RESPONSES, SEQUENCE, VOLATILITY, in_group
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.report.about import about_facts, command_line, left_out, settings_tables
 from mismatch_cli.report.figures import FigureView
 from mismatch_cli.report.normal import verdict_section
-from mismatch_cli.report.view import Column, Excerpt, MetricGroup, MetricRow, ReportView, Section, Table, with_figures
+from mismatch_cli.report.table import col, filled, keyed, metric_row, mu_bin, number, plain, span, table
+from mismatch_cli.report.view import Excerpt, MetricGroup, MetricRow, ReportView, Section, Table, with_figures
 
 _LEADING = ("tv_binary_mean", "abs_d_mean", "k3", "ratio_outside_0.8_1.28")
 _SPREAD = ("ratio_sd", "tv_binary_sd", "tv_topk_sd")
@@ -106,20 +107,7 @@ def _group(pair: Mapping[str, Any], title: str) -> MetricGroup:
 
 
 def _row(pair: Mapping[str, Any], key: str) -> MetricRow:
-    metric, found = METRICS[key], pair["metrics"][key]
-    value, interval = _texts(metric, found)
-    floor, _ = _texts(metric, {"value": found.get("floor")})
-    return MetricRow(metric, value, interval, floor, numbers.times(found.get("times_floor")), found.get("note") or "")
-
-
-def _texts(metric: Metric, found: Mapping[str, Any]) -> tuple[str, str]:
-    parts = (found.get("value"), found.get("low"), found.get("high"))
-    if metric.unit == "share":
-        return numbers.share(*parts)
-    value, interval = numbers.estimate(*parts)
-    if metric.agreement == 1 and interval == numbers.MISSING:
-        value = numbers.near(parts[0], 1)
-    return value, interval
+    return metric_row(METRICS[key], pair["metrics"][key])
 
 
 def _volatility_section(pair: Mapping[str, Any]) -> Section:
@@ -129,30 +117,18 @@ def _volatility_section(pair: Mapping[str, Any]) -> Section:
         "Top-K TV compares the head of the distribution at that position: the fair one to hold beside the ratio."
     )
     tables = (
-        _volatility_table("Spread in each bin of μ, ± half its 95 % interval", pair, _SPREAD),
-        _volatility_table("Tails of the ratio", pair, _RATIO_TAILS),
-        _volatility_table("Tails of TV", pair, _TV_TAILS),
+        _volatility_table("Spread in each bin of μ, ± half its 95 % interval", pair, _SPREAD, plain),
+        _volatility_table("Tails of the ratio", pair, _RATIO_TAILS, number),
+        _volatility_table("Tails of TV", pair, _TV_TAILS, number),
     )
     return Section("Ratio against TV", text, tables=tables)
 
 
-def _volatility_table(title: str, pair: Mapping[str, Any], keys: Sequence[str]) -> Table:
+def _volatility_table(title: str, pair: Mapping[str, Any], keys: Sequence[str], show: Callable[[Any], str]) -> Table:
     rows = [row for row in pair["volatility"] if row["tokens"]]
     metrics = [m for m in VOLATILITY.values() if m.key in keys and any(row[m.key]["value"] is not None for row in rows)]
-    show = _with_interval if keys is _SPREAD else _cell
-    return Table(
-        title,
-        (Column("μ"), Column("tokens"), *(Column(m.label, m) for m in metrics)),
-        tuple((_bin(row), numbers.count(row["tokens"]), *(show(row[m.key]) for m in metrics)) for row in rows),
-    )
-
-
-def _bin(row: Mapping[str, Any]) -> str:
-    return f"{row['mu_low']:g} – {row['mu_high']:g}"
-
-
-def _cell(found: Mapping[str, Any]) -> str:
-    return numbers.number(found["value"])
+    shown = (keyed(m.label, m.key, show, m) for m in metrics)
+    return table(title, rows, [col("μ", mu_bin), keyed("tokens", "tokens", numbers.count), *shown])
 
 
 def _position_section(pair: Mapping[str, Any]) -> Section:
@@ -161,37 +137,27 @@ def _position_section(pair: Mapping[str, Any]) -> Section:
         _position_table("From the end", "tokens before the last", pair["from_end"]),
     )
     text = "Drift with position points to the position encoding, a jump at the last token to the stop token."
-    return Section("Along the response", text, tables=tuple(t for t in tables if t.rows))
+    return Section("Along the response", text, tables=filled(*tables))
 
 
 def _position_table(title: str, what: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    keys = ("abs_d_mean", "d_mean", "tv_binary_mean")
-    return Table(
-        title,
-        (Column(what), Column("tokens"), *(Column(METRICS[key].label, METRICS[key]) for key in keys)),
-        tuple((_range(row), numbers.count(row["tokens"]), *(_with_interval(row[key]) for key in keys)) for row in rows),
-    )
-
-
-def _range(row: Mapping[str, Any]) -> str:
-    return f"{row['first']}" if row["first"] == row["last"] else f"{row['first']} – {row['last']}"
-
-
-def _with_interval(found: Mapping[str, Any]) -> str:
-    return numbers.plus_minus(found["value"], found["low"], found["high"])
+    shown = (keyed(METRICS[key].label, key, plain, METRICS[key]) for key in ("abs_d_mean", "d_mean", "tv_binary_mean"))
+    return table(title, rows, [col(what, span), keyed("tokens", "tokens", numbers.count), *shown])
 
 
 def _sequence_section(pair: Mapping[str, Any]) -> Section:
-    by_length = Table(
+    by_length = table(
         "By length",
-        (Column("tokens"), Column("responses"), Column("mean Σd"), Column("spread of Σd")),
-        tuple(
-            (_range(row), numbers.count(row["sequences"]), _cell(row["d_sum_mean"]), _cell(row["d_sum_sd"]))
-            for row in pair["sequence"]["by_length"]
-        ),
+        pair["sequence"]["by_length"],
+        [
+            col("tokens", span),
+            keyed("responses", "sequences", numbers.count),
+            keyed("mean Σd", "d_sum_mean", number),
+            keyed("spread of Σd", "d_sum_sd", number),
+        ],
     )
     text = "Per-token gaps add up: the ratio of a whole response is what sequence-level weights and masks act on."
-    return Section("Whole responses", text, (_group(pair, SEQUENCE),), tables=(by_length,) if by_length.rows else ())
+    return Section("Whole responses", text, (_group(pair, SEQUENCE),), tables=filled(by_length))
 
 
 def _responses_section(pair: Mapping[str, Any], *, imported: bool) -> Section:

@@ -19,6 +19,7 @@ from mismatch_cli.report.pages.training_tables import (
     trainer_table,
     with_range,
 )
+from mismatch_cli.report.table import filled
 from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table, with_figures
 from mismatch_cli.studies.phases import seconds_by_phase
 from mismatch_cli.studies.runs import TrainingRun
@@ -87,7 +88,7 @@ def _sections(runs: Sequence[TrainingRun]) -> tuple[Section, ...]:
 
 
 def _section(title: str, text: str, *tables: Table) -> Section:
-    return Section(title, text, tables=tuple(table for table in tables if table.rows))
+    return Section(title, text, tables=filled(*tables))
 
 
 def _time_text(runs: Sequence[TrainingRun]) -> str:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from mismatch_cli import numbers
+from mismatch_cli.metrics.gap_table import Metric
 from mismatch_cli.metrics.correlation import series_correlation
+from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.update_table import CLIPPING, LAST, TRAINING
-from mismatch_cli.report.view import Column, Table
+from mismatch_cli.report.table import Col, col, interval_or_note, number, parts, percent, table, text
+from mismatch_cli.report.view import Table
 from mismatch_cli.studies.phases import phases_of, seconds_by_phase
 from mismatch_cli.studies.runs import TrainingRun
 from mismatch_cli.studies.training import (
@@ -26,15 +31,11 @@ from mismatch_cli.studies.training import (
     spread,
 )
 
-_RUN = Column("run", kind="text")
+_RUN: Col[TrainingRun] = text("run", lambda run: run.name)
 _CORRELATIONS = "Bad updates and reward over the steps"
+_GAP = ("mismatch", "abs_dp_mean")  # of a step
 _LONG = 0.1  # of a step
 _MANY = 12  # rows of correlations: more are folded away, and not shown on a terminal
-
-
-def percent(value: float | None) -> str:
-    """A share in percent; the sign itself stands in the head of the column."""
-    return numbers.number(None if value is None else 100 * value)
 
 
 def with_range(found: Spread, digits: int = 3) -> str:
@@ -45,64 +46,69 @@ def with_range(found: Spread, digits: int = 3) -> str:
 
 def algorithms_table(algorithms: Mapping[str, Sequence[TrainingRun]]) -> Table:
     """The mean over the seeds of each algorithm; nothing to say where every algorithm has one run."""
-
-    def cell(runs: Sequence[TrainingRun], digits: int, number: Callable[[TrainingRun], float | None]) -> str:
-        return with_range(spread([number(run) for run in runs]), digits)
-
-    numbers_of: tuple[tuple[int, Callable[[TrainingRun], float | None]], ...] = (
-        (3, lambda run: last(run, "reward")), (3, final_accuracy),
-        (2, lambda run: last(run, "mismatch", "abs_dp_mean")),
-        (2, lambda run: _times_100(over_steps(run, "bad_over_negative"))),
-        (2, lambda run: _times_100(over_steps(run, "blocked"))),
-    )  # fmt: skip
-    return Table(
+    several = any(len(runs) > 1 for runs in algorithms.values())
+    return table(
         "By algorithm",
-        (
-            Column("algorithm", kind="text"), Column("seeds"), Column("final reward", TRAINING["reward"]),
-            Column("final accuracy", TRAINING["eval_accuracy"]), Column("|π − μ| at the end", TRAINING["abs_dp_last"]),
-            Column("bad updates, % of A < 0", TRAINING["bad_over_negative"], optional=True),
-            Column("blocked, %", TRAINING["blocked"], optional=True),
-        ),
-        tuple(
-            (name, str(len(runs)), *(cell(runs, *number) for number in numbers_of)) for name, runs in algorithms.items()
-        ) if any(len(runs) > 1 for runs in algorithms.values()) else (),
+        algorithms.items() if several else (),
+        [
+            text("algorithm", lambda item: item[0]),
+            col("seeds", lambda item: str(len(item[1]))),
+            _over_seeds("final reward", lambda run: last(run, "reward"), TRAINING["reward"]),
+            _over_seeds("final accuracy", final_accuracy, TRAINING["eval_accuracy"]),
+            _over_seeds("|π − μ| at the end", lambda run: last(run, *_GAP), TRAINING["abs_dp_last"], 2),
+            _share_over_seeds("bad updates, % of A < 0", "bad_over_negative"),
+            _share_over_seeds("blocked, %", "blocked"),
+        ],
         note="Means over seeds, with the lowest and the highest of them.",
         shrinks=True,
-    )  # fmt: skip
+    )
 
 
-def _times_100(value: float | None) -> float | None:
-    return None if value is None else 100 * value
+def _over_seeds(
+    title: str, value: Callable[[TrainingRun], float | None], metric: Metric, digits: int = 3, *, optional: bool = False
+) -> Col[tuple[str, Sequence[TrainingRun]]]:
+    return col(
+        title, lambda item: with_range(spread([value(run) for run in item[1]]), digits), metric, optional=optional
+    )
+
+
+def _share_over_seeds(title: str, key: str) -> Col[tuple[str, Sequence[TrainingRun]]]:
+    def value(run: TrainingRun) -> float | None:
+        mean = over_steps(run, key)
+        return None if mean is None else 100 * mean
+
+    return _over_seeds(title, value, TRAINING[key], 2, optional=True)
 
 
 def runs_table(runs: Sequence[TrainingRun]) -> Table:
     """A row for each run; names that `train` gave say algorithm and seed already."""
     named = all(run.name == f"{re.sub('[:,]', '-', run.algorithm)}-seed-{run.seed}" for run in runs)
-    who = () if named else (Column("algorithm", kind="text"), Column("seed"))
-    return Table(
+    who: list[Col[TrainingRun]] = [
+        text("algorithm", lambda run: run.algorithm),
+        col("seed", lambda run: numbers.MISSING if run.seed is None else str(run.seed)),
+    ]
+    return table(
         "By run",
-        (
-            _RUN, *who, Column("steps"), Column("updates", optional=True),
-            Column("final reward", TRAINING["reward"]), Column("best", TRAINING["best"], optional=True),
-            Column("final accuracy", TRAINING["eval_accuracy"]),
-            Column("|π − μ| at first", TRAINING["abs_dp_first"], optional=True),
-            Column("at the end", TRAINING["abs_dp_last"], optional=True),
-            Column("s a step", TRAINING["seconds"], optional=True),
-        ),
-        tuple(
-            (
-                run.name, *(() if named else (run.algorithm, numbers.MISSING if run.seed is None else str(run.seed))),
-                numbers.count(last_step(run)), _whole(highest(run, "updates")),
-                numbers.number(last(run, "reward")), numbers.number(best_reward(run)),
-                numbers.number(final_accuracy(run)), numbers.number(first(run, "mismatch", "abs_dp_mean")),
-                numbers.number(last(run, "mismatch", "abs_dp_mean")),
-                numbers.number(sum(seconds_by_phase(run).values()) or None),
-            )
-            for run in runs
-        ),
+        runs,
+        [
+            _RUN,
+            *([] if named else who),
+            col("steps", lambda run: numbers.count(last_step(run))),
+            col("updates", lambda run: _whole(highest(run, "updates")), optional=True),
+            col("final reward", lambda run: number(last(run, "reward")), TRAINING["reward"]),
+            col("best", lambda run: number(best_reward(run)), TRAINING["best"], optional=True),
+            col("final accuracy", lambda run: number(final_accuracy(run)), TRAINING["eval_accuracy"]),
+            col("|π − μ| at first", lambda run: number(first(run, *_GAP)), TRAINING["abs_dp_first"], optional=True),
+            col("at the end", lambda run: number(last(run, *_GAP)), TRAINING["abs_dp_last"], optional=True),
+            col("s a step", _seconds, TRAINING["seconds"], optional=True),
+        ],
         note=f"The final reward is the mean of the last {LAST} steps.",
         shrinks=True,
-    )  # fmt: skip
+    )
+
+
+def _seconds(run: TrainingRun) -> str:
+    return number(sum(seconds_by_phase(run).values()) or None)
 
 
 def _whole(value: float | None) -> str:
@@ -110,94 +116,97 @@ def _whole(value: float | None) -> str:
 
 
 def blocked_table(runs: Sequence[TrainingRun]) -> Table:
-    shares = (
-        (Column("blocked, %", TRAINING["blocked"]), "blocked"),
-        (Column("A > 0, %", TRAINING["blocked_positive"], optional=True), "blocked_positive"),
-        (Column("A < 0, %", TRAINING["blocked_negative"], optional=True), "blocked_negative"),
-        (Column("bad updates, % of A < 0", TRAINING["bad_over_negative"]), "bad_over_negative"),
-        (Column("% of A ≠ 0", TRAINING["bad_over_tokens"], optional=True), "bad_over_tokens"),
-    )
-    means = (
-        (Column("mean μ of blocked", TRAINING["mu_blocked"]), "mu_blocked"),
-        (Column("their entropy, nats", TRAINING["entropy_blocked"], optional=True), "entropy_blocked"),
-    )
-    rows = [
-        (
-            run.name,
-            *(percent(over_steps(run, key)) for _, key in shares),
-            *(numbers.number(over_steps(run, key)) for _, key in means),
-        )
-        for run in runs
+    """Means over the steps; runs that recorded none of them are left out."""
+    columns = [
+        _over_steps("blocked, %", "blocked", percent),
+        _over_steps("A > 0, %", "blocked_positive", percent, optional=True),
+        _over_steps("A < 0, %", "blocked_negative", percent, optional=True),
+        _over_steps("bad updates, % of A < 0", "bad_over_negative", percent),
+        _over_steps("% of A ≠ 0", "bad_over_tokens", percent, optional=True),
+        _over_steps("mean μ of blocked", "mu_blocked", number),
+        _over_steps("their entropy, nats", "entropy_blocked", number, optional=True),
     ]
-    return Table(
+    return table(
         "Blocked tokens and bad updates by run",
-        (_RUN, *(column for column, _ in shares), *(column for column, _ in means)),
-        tuple(row for row in rows if any(cell != numbers.MISSING for cell in row[1:])),
+        [run for run in runs if any(column.cell(run) != numbers.MISSING for column in columns)],
+        [_RUN, *columns],
         note="Means over steps.",
         shrinks=True,
     )
 
 
+def _over_steps(
+    title: str, key: str, show: Callable[[float | None], str], *, optional: bool = False
+) -> Col[TrainingRun]:
+    return col(title, lambda run: show(over_steps(run, key)), TRAINING[key], optional=optional)
+
+
 def correlation_table(runs: Sequence[TrainingRun]) -> Table:
     """Bad updates, where there were any, with the reward of the step, and with how it differs from the step before."""
     rows = [row for run in runs for row in _correlations(run)]
-    return Table(
+    return table(
         _CORRELATIONS,
-        (
-            _RUN, Column("bad updates with", kind="text"), Column("steps"),
-            Column("correlation", CLIPPING["correlations"]), Column("95 % interval"),
-        ),
-        tuple(rows),
+        rows,
+        [
+            text("run", lambda row: row.run),
+            text("bad updates with", lambda row: row.other),
+            col("steps", lambda row: numbers.count(row.steps)),
+            col("correlation", lambda row: numbers.estimate(*parts(row.found))[0], CLIPPING["correlations"]),
+            col("95 % interval", lambda row: interval_or_note(row.found)),
+        ],
         note="Bad updates as a share of the tokens with A < 0. Steps follow each other and share their policy: an "
         "association over them shows no cause.",
         fold=_CORRELATIONS if len(rows) > _MANY else "",
         terminal_rows=_MANY,
-    )  # fmt: skip
+    )
 
 
-def _correlations(run: TrainingRun) -> list[tuple[str, ...]]:
+@dataclass(frozen=True)
+class _Correlation:
+    """Of bad updates with another series of the same run."""
+
+    run: str
+    other: str
+    steps: int
+    found: Estimate
+
+
+def _correlations(run: TrainingRun) -> Iterator[_Correlation]:
     bad_N, reward_N = run.series("bad_over_negative"), run.series("reward")
-    change_N = np.diff(reward_N, prepend=np.nan)
-    rows: list[tuple[str, ...]] = []
-    for what, value_N in (("the reward", reward_N), ("its change", change_N)):
-        both_N = np.isfinite(bad_N) & np.isfinite(value_N)
-        if not bad_N[both_N].any():  # never measured, or never any
-            continue
-        found = series_correlation(bad_N[both_N], value_N[both_N])
-        value, interval = numbers.estimate(found.value, found.low, found.high)
-        if interval == numbers.MISSING:
-            interval = found.note or interval
-        rows.append((run.name, what, numbers.count(int(both_N.sum())), value, interval))
-    return rows
+    for other, value_N in (("the reward", reward_N), ("its change", np.diff(reward_N, prepend=np.nan))):
+        known_N = np.isfinite(bad_N) & np.isfinite(value_N)
+        if bad_N[known_N].any():  # measured, and not always 0
+            found = series_correlation(bad_N[known_N], value_N[known_N])
+            yield _Correlation(run.name, other, int(known_N.sum()), found)
 
 
 def trainer_table(runs: Sequence[TrainingRun]) -> Table:
     """What says whether the optimiser and the sync are sound."""
-    return Table(
+    return table(
         "The trainer by run",
-        (
-            _RUN, Column("entropy at first"), Column("at the end, nats", TRAINING["entropy"]),
-            Column("KL(μ‖π), nats", TRAINING["k3"], optional=True),
-            Column("π/μ, 1 % to 99 %", TRAINING["ratio"], optional=True),
-            Column("gradient norm", TRAINING["grad_norm"], optional=True), Column("length", TRAINING["length"]),
-            Column("truncated, %", TRAINING["truncated"], optional=True),
-            Column("back-offs", TRAINING["back_offs"], optional=True), Column("sync proven", TRAINING["sync"]),
-        ),
-        tuple(
-            (
-                run.name, numbers.number(first(run, "entropy")), numbers.number(last(run, "entropy")),
-                numbers.number(last(run, "current", "k3")), _ratios(run),
-                numbers.number(median_of(run.series("grad_norm"))), numbers.number(last(run, "length")),
-                percent(last(run, "truncated")), _whole(highest(run, "back_offs")), _sync(run),
-            )
-            for run in runs
-        ),
+        runs,
+        [
+            _RUN,
+            col("entropy at first", lambda run: number(first(run, "entropy"))),
+            col("at the end, nats", lambda run: number(last(run, "entropy")), TRAINING["entropy"]),
+            col("KL(μ‖π), nats", lambda run: number(last(run, "current", "k3")), TRAINING["k3"], optional=True),
+            col("π/μ, 1 % to 99 %", _ratios, TRAINING["ratio"], optional=True),
+            col("gradient norm", _gradient_norm, TRAINING["grad_norm"], optional=True),
+            col("length", lambda run: number(last(run, "length")), TRAINING["length"]),
+            col("truncated, %", lambda run: percent(last(run, "truncated")), TRAINING["truncated"], optional=True),
+            col("back-offs", lambda run: _whole(highest(run, "back_offs")), TRAINING["back_offs"], optional=True),
+            col("sync proven", _sync, TRAINING["sync"]),
+        ],
         note="Where steps are too small to tell the new weights from the old by their log-probabilities, the sync of "
         "a step is undecidable: it counts as not proven.",
         fold="The trainer by run",
         shrinks=True,
         terminal_rows=0,
-    )  # fmt: skip
+    )
+
+
+def _gradient_norm(run: TrainingRun) -> str:
+    return number(median_of(run.series("grad_norm")))
 
 
 def _ratios(run: TrainingRun) -> str:
@@ -212,22 +221,28 @@ def _sync(run: TrainingRun) -> str:
 
 def time_table(runs: Sequence[TrainingRun]) -> Table:
     """Seconds of each phase, and its share of the step; the short ones are given up where there is no room."""
-    found = [(run.name, seconds) for run in runs if (seconds := seconds_by_phase(run))]
-    phases = phases_of([seconds for _, seconds in found])
-    long = {phase for phase in phases for _, row in found if row.get(phase, 0.0) > _LONG * sum(row.values())}
-    return Table(
+    rows = [(run.name, seconds) for run in runs if (seconds := seconds_by_phase(run))]
+    return table(
         "Seconds of a step, and percent of it",
-        (_RUN, Column("step", TRAINING["seconds"]), *(Column(phase, optional=phase not in long) for phase in phases)),
-        tuple(
-            (name, numbers.number(sum(seconds.values())), *(_of_step(seconds, phase) for phase in phases))
-            for name, seconds in found
-        ),
+        rows,
+        [
+            text("run", lambda row: row[0]),
+            col("step", lambda row: number(sum(row[1].values())), TRAINING["seconds"]),
+            *_phase_columns([seconds for _, seconds in rows]),
+        ],
         note="What takes less than half a percent is counted as other.",
         shrinks=True,
     )
 
 
-def _of_step(seconds: Mapping[str, float], phase: str) -> str:
+def _phase_columns(steps: Sequence[Mapping[str, float]]) -> Iterator[Col[tuple[str, Mapping[str, float]]]]:
+    for phase in phases_of(steps):
+        long = any(seconds.get(phase, 0.0) > _LONG * sum(seconds.values()) for seconds in steps)
+        yield col(phase, partial(_of_step, phase), optional=not long)
+
+
+def _of_step(phase: str, row: tuple[str, Mapping[str, float]]) -> str:
+    seconds = row[1]
     if phase not in seconds:
         return numbers.MISSING
-    return f"{numbers.number(seconds[phase])} ({100 * seconds[phase] / sum(seconds.values()):.0f} %)"
+    return f"{number(seconds[phase])} ({100 * seconds[phase] / sum(seconds.values()):.0f} %)"

@@ -1,0 +1,148 @@
+"""One specification for every table: what a column is called, what its cells say, and which metric that is.
+
+Cells take an estimate in any of its shapes: as a dataclass, as JSON, or a plain number, which has no interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+from mismatch_cli import numbers
+from mismatch_cli.metrics.gap_table import Metric
+from mismatch_cli.metrics.estimate import Estimate
+from mismatch_cli.report.view import Column, MetricRow, Table
+
+R = TypeVar("R")
+Row = Mapping[str, Any]
+Found = Row | Estimate | float | None
+
+
+@dataclass(frozen=True)
+class Col(Generic[R]):
+    """A column with its head, and the text that a row has in it."""
+
+    head: Column
+    cell: Callable[[R], str]
+
+
+def col(title: str, cell: Callable[[R], str], metric: Metric | None = None, *, optional: bool = False) -> Col[R]:
+    """A column of numbers."""
+    return Col(Column(title, metric, optional=optional), cell)
+
+
+def text(
+    title: str, cell: Callable[[R], str], *, optional: bool = False, kind: Literal["text", "token"] = "text"
+) -> Col[R]:
+    """A column of words, or of tokens, which keep their spaces."""
+    return Col(Column(title, kind=kind, optional=optional), cell)
+
+
+def keyed(
+    title: str, key: str, show: Callable[[Any], str], metric: Metric | None = None, *, optional: bool = False
+) -> Col[Row]:
+    """A column of numbers that rows of JSON hold under one key."""
+    return col(title, lambda row: show(row[key]), metric, optional=optional)
+
+
+def named(title: str, key: str, *, optional: bool = False) -> Col[Row]:
+    """A column of words that rows of JSON hold under one key."""
+    return text(title, lambda row: str(row[key]), optional=optional)
+
+
+def table(
+    title: str,
+    rows: Iterable[R],
+    columns: Iterable[Col[R]],
+    *,
+    note: str = "",
+    fold: str = "",
+    shrinks: bool = False,
+    terminal_rows: int | None = None,
+    row_metrics: tuple[Metric, ...] = (),
+) -> Table:
+    """The finished table: a row of text for each row, its first cell the row's name."""
+    columns = tuple(columns)
+    cells = tuple(tuple(column.cell(row) for column in columns) for row in rows)
+    heads = tuple(column.head for column in columns)
+    return Table(title, heads, cells, note, fold, shrinks, terminal_rows, row_metrics)
+
+
+def filled(*tables: Table) -> tuple[Table, ...]:
+    """The tables that have rows."""
+    return tuple(table for table in tables if table.rows)
+
+
+def parts(found: Found) -> tuple[float | None, float | None, float | None]:
+    """Value, low and high of an estimate."""
+    if isinstance(found, Estimate):
+        return found.value, found.low, found.high
+    if isinstance(found, Mapping):
+        return found["value"], found.get("low"), found.get("high")
+    return found, None, None
+
+
+def value_of(found: Found) -> float | None:
+    """The number alone."""
+    return parts(found)[0]
+
+
+def number(found: Found) -> str:
+    """The number alone, as a cell."""
+    return numbers.number(value_of(found))
+
+
+def plain(found: Found) -> str:
+    """A number with half the width of its interval."""
+    return numbers.plus_minus(*parts(found))
+
+
+def percent(found: Found) -> str:
+    """The same of a share in percent; the sign itself stands in the head of the column."""
+    return numbers.plus_minus(*(None if part is None else 100 * part for part in parts(found)))
+
+
+def share(found: Found) -> str:
+    """A share within a sentence: `0.42 %`."""
+    return numbers.share(value_of(found))[0]
+
+
+def span(row: Row) -> str:
+    """`first`–`last`, or one number where they are equal."""
+    return f"{row['first']}" if row["first"] == row["last"] else f"{row['first']} – {row['last']}"
+
+
+def mu_bin(row: Row) -> str:
+    """The bin of μ that a row is about."""
+    return f"{row['mu_low']:g} – {row['mu_high']:g}"
+
+
+def interval_or_note(found: Found) -> str:
+    """An interval of its own column, or why there is none."""
+    interval = numbers.estimate(*parts(found))[1]
+    return _note(found) or interval if interval == numbers.MISSING else interval
+
+
+def in_words(metric: Metric, found: Found) -> tuple[str, str]:
+    """A metric's value and its interval, in its unit; what agrees at 1 is shown by its distance from 1."""
+    if metric.unit == "share":
+        return numbers.share(*parts(found))
+    value, interval = numbers.estimate(*parts(found))
+    if metric.agreement == 1 and interval == numbers.MISSING:
+        value = numbers.near(value_of(found), 1)
+    return value, interval
+
+
+def metric_row(metric: Metric, found: Found, name: str = "") -> MetricRow:
+    """A metric beside its value; JSON of a measurement may hold the noise floor as well."""
+    value, interval = in_words(metric, found)
+    said = found if isinstance(found, Mapping) else {}
+    floor, _ = in_words(metric, said.get("floor"))
+    return MetricRow(metric, value, interval, floor, numbers.times(said.get("times_floor")), _note(found), name)
+
+
+def _note(found: Found) -> str:
+    if isinstance(found, Estimate):
+        return found.note or ""
+    return (found.get("note") or "") if isinstance(found, Mapping) else ""
