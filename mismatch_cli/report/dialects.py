@@ -9,7 +9,7 @@ from mismatch_cli import __version__, dialects, numbers
 from mismatch_cli.dialects import Reading
 from mismatch_cli.places import shown
 from mismatch_cli.report.about import partial_notes, who_facts
-from mismatch_cli.report.table import Row, col, filled, named, table, text
+from mismatch_cli.report.tables import Row, col, filled, named, table, text
 from mismatch_cli.report.view import ReportView, Section
 from mismatch_cli.studies.mismatch import about, check_poolable
 from mismatch_cli.trace.reader import Trace

@@ -7,7 +7,7 @@ from typing import Any
 
 from mismatch_cli import numbers
 from mismatch_cli.metrics.gap_table import METRICS
-from mismatch_cli.report.table import col, named, plain, table, text
+from mismatch_cli.report.tables import col, named, plain, table, text
 from mismatch_cli.report.view import Section, Table
 
 _FAMILIES = {

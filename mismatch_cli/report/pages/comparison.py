@@ -18,7 +18,7 @@ from mismatch_cli.report.pages.comparison_tables import (
     settings_table,
     side_by_side_table,
 )
-from mismatch_cli.report.table import Row, filled
+from mismatch_cli.report.tables import Row, filled
 from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table, with_figures
 from mismatch_cli.studies.mismatch import who_is_compared
 from mismatch_cli.suggest import suggest

@@ -12,7 +12,7 @@ from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.gap_table import Metric
 from mismatch_cli.papers import DPPO
 from mismatch_cli.report.figures import FigureView
-from mismatch_cli.report.table import col, number, parts, plain, table, text
+from mismatch_cli.report.tables import col, number, parts, plain, table, text
 from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table, with_figures
 from mismatch_cli.studies.curation import CurationAnalysis, mean_over_problems
 from mismatch_cli.suggest import suggest

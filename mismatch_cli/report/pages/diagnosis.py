@@ -12,7 +12,7 @@ from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.places import shown
 from mismatch_cli.report.about import left_out_of, settings_tables, who_facts
 from mismatch_cli.report.figures import FigureView
-from mismatch_cli.report.table import col, filled, metric_row, share, table, text
+from mismatch_cli.report.tables import col, filled, metric_row, share, table, text
 from mismatch_cli.report.view import MetricRow, ReportView, Section, Table, with_figures
 from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
 from mismatch_cli.suggest import suggest

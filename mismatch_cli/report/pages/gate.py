@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mismatch_cli import __version__
 from mismatch_cli.report.about import about_facts, command_line, left_out, partial_notes
-from mismatch_cli.report.table import filled, table, text
+from mismatch_cli.report.tables import filled, table, text
 from mismatch_cli.report.view import ReportView, Section
 from mismatch_cli.studies.gate import GateResult, limit_text, measured_text, source_text, subject
 from mismatch_cli.studies.limit_checks import Check

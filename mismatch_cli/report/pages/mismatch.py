@@ -11,7 +11,7 @@ from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.report.about import about_facts, command_line, left_out, settings_tables
 from mismatch_cli.report.figures import FigureView
 from mismatch_cli.report.normal import verdict_section
-from mismatch_cli.report.table import col, filled, keyed, metric_row, mu_bin, number, plain, span, table
+from mismatch_cli.report.tables import col, filled, keyed, metric_row, mu_bin, number, plain, span, table
 from mismatch_cli.report.view import Excerpt, MetricGroup, MetricRow, ReportView, Section, Table, with_figures
 
 _LEADING = ("tv_binary_mean", "abs_d_mean", "k3", "ratio_outside_0.8_1.28")

@@ -19,7 +19,7 @@ from mismatch_cli.report.pages.training_tables import (
     trainer_table,
     with_range,
 )
-from mismatch_cli.report.table import filled
+from mismatch_cli.report.tables import filled
 from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table, with_figures
 from mismatch_cli.studies.phases import seconds_by_phase
 from mismatch_cli.studies.runs import TrainingRun

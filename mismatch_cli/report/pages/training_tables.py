@@ -10,11 +10,11 @@ from functools import partial
 import numpy as np
 
 from mismatch_cli import numbers
-from mismatch_cli.metrics.gap_table import Metric
 from mismatch_cli.metrics.correlation import series_correlation
 from mismatch_cli.metrics.estimate import Estimate
+from mismatch_cli.metrics.gap_table import Metric
 from mismatch_cli.metrics.update_table import CLIPPING, LAST, TRAINING
-from mismatch_cli.report.table import Col, col, interval_or_note, number, parts, percent, table, text
+from mismatch_cli.report.tables import Col, col, interval_or_note, number, parts, percent, table, text
 from mismatch_cli.report.view import Table
 from mismatch_cli.studies.phases import phases_of, seconds_by_phase
 from mismatch_cli.studies.runs import TrainingRun

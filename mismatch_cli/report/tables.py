@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from mismatch_cli import numbers
-from mismatch_cli.metrics.gap_table import Metric
 from mismatch_cli.metrics.estimate import Estimate
+from mismatch_cli.metrics.gap_table import Metric
 from mismatch_cli.report.view import Column, MetricRow, Table
 
 R = TypeVar("R")
