@@ -68,7 +68,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
     from mismatch_cli.commands import _present
     from mismatch_cli.commands._progress import TerminalProgress
     from mismatch_cli.recording import record as recording
-    from mismatch_cli.recording import sample
+    from mismatch_cli.recording import rollouts
     from mismatch_cli.recording.config import ProbeConfig, TrainerSettings
     from mismatch_cli.sampling import SamplingSettings
     from mismatch_cli.scoring.trainer import Trainer
@@ -85,7 +85,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
     watch.wrap(Trainer, "score", "scoring")
     watch.wrap(Trainer, "score_again", "scoring")
     watch.wrap(MathVerify, "grade", "grading")
-    watch.wrap(sample, "write_shard", "writing sampled shards")
+    watch.wrap(rollouts, "write_shard", "writing sampled shards")
     watch.wrap(_present, "_write", "plots, HTML, JSON")
 
     model = str(bundled("model"))

@@ -24,7 +24,7 @@ from mismatch_cli.engines import vllm as vllm_engine
 from mismatch_cli.models import load_tokenizer
 from mismatch_cli.recording.config import ProbeConfig, TrainerSettings
 from mismatch_cli.recording.record import record
-from mismatch_cli.recording.sample import ShardPlan, plan_shards, sample_shard
+from mismatch_cli.recording.rollouts import ShardPlan, plan_shards, sample_shard
 from mismatch_cli.recording.score import Pass, score_shard
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.tasks.grading import Grader

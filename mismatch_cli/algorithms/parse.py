@@ -15,7 +15,7 @@ from mismatch_cli.algorithms.table import ALIASES, TABLE
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.policies import ENGINE_GAP, TRAINER_ROLLOUT, Policies, Ratio, TopKLogProbs
 from mismatch_cli.trust_regions import Threshold
-from mismatch_cli.trust_regions._checks import MOST_RANKS
+from mismatch_cli.trust_regions._rules import MOST_RANKS
 
 _BOUNDS = ("floor", "cap")
 

@@ -108,7 +108,7 @@ def _import(
 
     from mismatch_cli.commands._progress import TerminalProgress
     from mismatch_cli.importers._driver import import_dump
-    from mismatch_cli.importers._elsewhere import NeedsItsFramework
+    from mismatch_cli.importers._torch_file import NeedsItsFramework
     from mismatch_cli.recording.folder import run_folder
     from mismatch_cli.recording.ours import remove_results
     from mismatch_cli.trace.files import unfinished_folder

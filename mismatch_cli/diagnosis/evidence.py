@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.diagnosis.alignment import Alignment, align
-from mismatch_cli.diagnosis.copies import Copies
-from mismatch_cli.diagnosis.counts import Counts
+from mismatch_cli.diagnosis.counts import Copies, Counts, OwnColumns
 from mismatch_cli.diagnosis.grouped import Mean, mean_over_prompts
 from mismatch_cli.diagnosis.heads import Exchanges, HeadCollector, Heads, find_exchanges
 from mismatch_cli.diagnosis.model import ModelAtHand
-from mismatch_cli.diagnosis.own_columns import OwnColumns
 from mismatch_cli.diagnosis.readings import Readings
 from mismatch_cli.diagnosis.sample import Sample, SampleCollector
 from mismatch_cli.errors import MismatchError
@@ -27,6 +25,41 @@ from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.trace.columns import table_to_batch
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.verdict.reference import Family, UsualGap, family, usual_gap
+
+Status = Literal["found", "clear", "untested"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The answer of one check.
+
+    `effect` is how large the fault is, in the words of `measure`. `left_N` is what undoing the fault leaves of
+    log π − log μ on each token that counts, nats (NaN where nothing can be put right and the token goes); from it comes
+    `explains`, the share of the sample's Σ|log π − log μ| that goes: on equal terms for every check, so no check fills
+    it in. `evidence` are figures with their labels, `reason` why a check was not possible or does not count, `needs`
+    what to type to make it possible.
+    """
+
+    check: str
+    status: Status
+    effect: float | None = None
+    measure: str = ""
+    sentence: str = ""
+    evidence: tuple[tuple[str, float | int | str | None], ...] = ()
+    reason: str = ""
+    needs: str = ""
+    cause: str = ""
+    change: str = ""
+    left_N: np.ndarray | None = None
+    explains: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "left_N"}
+        return values | {"evidence": [{"label": label, "value": value} for label, value in self.evidence]}
+
+
+def untested(check: str, reason: str, needs: str = "") -> Finding:
+    return Finding(check, "untested", reason=reason, needs=needs)
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from types import ModuleType
 import numpy as np
 
 from mismatch_cli import registry
-from mismatch_cli.diagnosis.evidence import Evidence
-from mismatch_cli.diagnosis.finding import Finding, untested
+from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.sample import Sample
 
 _PACKAGE = "mismatch_cli.diagnosis.checks"

@@ -7,11 +7,20 @@ once; a dashboard shows the mean over micro-batches, ranks or steps of such numb
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+
+import numpy as np
 
 from mismatch_cli import registry
-from mismatch_cli.dialects._line import Line
-from mismatch_cli.dialects._read import Reading, Readings, read
+from mismatch_cli.batch import TokenBatch
+from mismatch_cli.dialects._line import COMPARES, Line, Moments
+from mismatch_cli.dialects._quantities import Quantity
+from mismatch_cli.metrics.columns import COLUMNS, evaluate, token_sums
+from mismatch_cli.metrics.estimate import OVERFLOW
+from mismatch_cli.metrics.gaps import token_gaps
+from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.trace.reader import Trace
 
 __all__ = ["Line", "Reading", "Readings", "lines", "measure", "names", "readings", "when"]
@@ -42,3 +51,77 @@ def readings(traces: Sequence[Trace], frameworks: Sequence[str]) -> Readings:
 def measure(traces: Sequence[Trace], frameworks: Sequence[str]) -> dict[str, dict[str, float | None]]:
     """Framework → metric name → value, None where the traces lack what it needs."""
     return {name: {one.line.name: one.value for one in of} for name, of in readings(traces, frameworks).of.items()}
+
+
+_VERSIONS = ("version_rollout", "version_trainer")  # where they are equal, log π is served as recomputed too
+_READ = ("loss_mask", "logp_trainer", "logp_recomputed", "advantage", "entropy_trainer", *_VERSIONS)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A line with its value on these traces; `why` says why there is none."""
+
+    line: Line
+    value: float | None
+    why: str = ""
+
+
+@dataclass
+class _Seen:
+    """What was accumulated of one pair, for lines that need the same columns."""
+
+    lines: list[Line] = field(default_factory=list)
+    moments: dict[Quantity, Moments] = field(default_factory=dict)
+    totals_M: np.ndarray = field(default_factory=lambda: np.zeros(len(COLUMNS)))
+    out_of_support: int = 0
+
+    def update(self, batch: TokenBatch, pair: str, needs: tuple[str, ...]) -> None:
+        for gaps in token_gaps(batch, PAIRS[pair], required=needs):
+            if gaps.out_of_support_N is not None:
+                self.out_of_support += int(gaps.out_of_support_N.sum())
+            if any(line.metric for line in self.lines):
+                self.totals_M += token_sums(gaps).sum(axis=0)
+            for quantity, moments in self.moments.items():
+                moments.update(quantity(gaps))
+
+    def value(self, line: Line) -> float:
+        if line.metric:
+            return float(evaluate(self.totals_M)[line.metric])
+        moments = [self.moments[quantity] for quantity in line.quantities]
+        return line.reduce(*moments) if all(one.count for one in moments) else float("nan")
+
+
+@dataclass(frozen=True)
+class Readings:
+    """The readings of every asked framework, and how many tokens π excludes: those are in no metric made of logs."""
+
+    of: Mapping[str, list[Reading]]
+    out_of_support: int
+
+
+def read(traces: Sequence[Trace], lines: Mapping[str, Sequence[Line]]) -> Readings:
+    """Every line of every framework, measured in one pass."""
+    seen: dict[tuple[str, tuple[str, ...]], _Seen] = {}
+    for line in (line for of_framework in lines.values() for line in of_framework):
+        group = seen.setdefault((line.pair, line.needs), _Seen())
+        group.lines.append(line)
+        group.moments |= {quantity: Moments() for quantity in line.quantities}
+    for trace in traces:
+        for batch in trace.batches(_READ):
+            for (pair, needs), group in seen.items():
+                if PAIRS[pair].measured_in(batch) and all(getattr(batch, name) is not None for name in needs):
+                    group.update(batch, pair, needs)
+    return Readings(
+        {name: [_reading(line, seen[line.pair, line.needs]) for line in of] for name, of in lines.items()},
+        max((group.out_of_support for group in seen.values()), default=0),
+    )
+
+
+def _reading(line: Line, seen: _Seen) -> Reading:
+    value = seen.value(line)
+    if isfinite(value):
+        return Reading(line, value)
+    if value == float("inf"):
+        return Reading(line, None, OVERFLOW)
+    columns = [f"logp_{policy}" for policy in COMPARES[line.pair]] + [name.rpartition("_")[0] for name in line.needs]
+    return Reading(line, None, f"not measured: needs {' and '.join(columns)}")

@@ -4,9 +4,86 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf, nan, sqrt
 
-from mismatch_cli.dialects._moments import mean
-from mismatch_cli.dialects._quantities import Quantity
+import numpy as np
+
+from mismatch_cli.dialects._quantities import MEAN_GAP, MINUS_LOG_P, MINUS_LOG_Q, OfResponses, Quantity, ResponseMeans
+
+
+class Moments:
+    """Count, mean, Σ(x − mean)², least and largest value, in float64; batches are joined by Chan's update."""
+
+    def __init__(self) -> None:
+        self.count, self.mean, self.squares = 0, 0.0, 0.0
+        self.least, self.largest = inf, -inf
+
+    def update(self, values: np.ndarray) -> None:
+        if not len(values):
+            return
+        added, mean = len(values), float(values.mean(dtype=np.float64))
+        with np.errstate(invalid="ignore", over="ignore"):  # an infinite ratio has no spread
+            squares = float(np.square(values - np.float64(mean)).sum())
+            step = mean - self.mean
+            total = self.count + added
+            self.squares += squares + step * step * self.count * added / total
+            self.mean += step * added / total
+        self.count = total
+        self.least, self.largest = min(self.least, float(values.min())), max(self.largest, float(values.max()))
+
+
+def mean(of: Moments) -> float:
+    return of.mean
+
+
+def least(of: Moments) -> float:
+    return of.least
+
+
+def largest(of: Moments) -> float:
+    return of.largest
+
+
+def sample_sd(of: Moments) -> float:
+    """With n − 1 in the denominator, as torch.std."""
+    return sqrt(of.squares / (of.count - 1)) if of.count > 1 else nan
+
+
+def population_sd(of: Moments) -> float:
+    """With n in the denominator: √(E x² − (E x)²)."""
+    return sqrt(of.squares / of.count)
+
+
+def effective_share(of: Moments) -> float:
+    """1 / E[(w / E w)²]."""
+    return of.mean**2 / (of.mean**2 + of.squares / of.count)
+
+
+def ratio_of_means(over: Moments, under: Moments) -> float:
+    return over.mean / under.mean if under.mean else nan
+
+
+_OF_TRAINING, _OF_ROLLOUT = ResponseMeans(MINUS_LOG_P), ResponseMeans(MINUS_LOG_Q)
+_ROWS: tuple[tuple[str, str, Quantity, Callable[[Moments], float]], ...] = (
+    ("training_ppl", "E_y exp(−mean log π)", OfResponses(np.exp, _OF_TRAINING), mean),
+    ("training_log_ppl", "E_y (−mean log π)", _OF_TRAINING, mean),
+    ("rollout_ppl", "E_y exp(−mean log μ)", OfResponses(np.exp, _OF_ROLLOUT), mean),
+    ("rollout_log_ppl", "E_y (−mean log μ)", _OF_ROLLOUT, mean),
+    ("log_ppl_diff", "E_y (−mean d)", MEAN_GAP, mean),
+    ("log_ppl_abs_diff", "E_y |mean d|", OfResponses(np.abs, MEAN_GAP), mean),
+    ("log_ppl_diff_max", "max_y (−mean d)", MEAN_GAP, largest),
+    ("log_ppl_diff_min", "min_y (−mean d)", MEAN_GAP, least),
+    ("ppl_ratio", "E_y exp(−mean d)", OfResponses(np.exp, MEAN_GAP), mean),
+)
+
+
+def perplexity_lines(prefix: str, source: str) -> tuple[Line, ...]:
+    """The lines under a framework's own prefix."""
+    return tuple(
+        Line(f"{prefix}{name}", ENGINE_GAP, formula, source, of=of, reduce=reduce)
+        for name, formula, of, reduce in _ROWS
+    )
+
 
 ENGINE_GAP, CURRENT, UPDATE = "mismatch", "total", "staleness"  # pairs of metrics/pairs.py
 COMPARES = {

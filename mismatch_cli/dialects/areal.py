@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from mismatch_cli.dialects._line import ENGINE_GAP, UPDATE, Line
-from mismatch_cli.dialects._moments import largest, least, mean
+from mismatch_cli.dialects._line import ENGINE_GAP, UPDATE, Line, largest, least, mean
 from mismatch_cli.dialects._quantities import RATIO, D
 
 WHEN = (

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from mismatch_cli.dialects._line import ENGINE_GAP, Line
-from mismatch_cli.dialects._moments import effective_share
-from mismatch_cli.dialects._perplexity import perplexity_lines
+from mismatch_cli.dialects._line import ENGINE_GAP, Line, effective_share, perplexity_lines
 from mismatch_cli.dialects._quantities import CLAMPED_K3, GEOMETRIC_LESS_1, SQUARED_RATIO_LESS_1, ratio_above, weight
 
 WHEN = (

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mismatch_cli.dialects._line import CURRENT, Line
-from mismatch_cli.dialects._moments import largest, mean, ratio_of_means, sample_sd
+from mismatch_cli.dialects._line import CURRENT, Line, largest, mean, ratio_of_means, sample_sd
 from mismatch_cli.dialects._quantities import ENTROPY, K3, ResponseMeans, blocked
 
 WHEN = (

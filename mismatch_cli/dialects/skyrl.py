@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from mismatch_cli.dialects._line import CURRENT, ENGINE_GAP, Line
-from mismatch_cli.dialects._moments import largest, least, population_sd, sample_sd
+from mismatch_cli.dialects._line import CURRENT, ENGINE_GAP, Line, largest, least, population_sd, sample_sd
 from mismatch_cli.dialects._quantities import ABS_D, RATIO
 
 WHEN = (

@@ -7,9 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from mismatch_cli.dialects._line import ENGINE_GAP, UPDATE, Line
-from mismatch_cli.dialects._moments import mean
-from mismatch_cli.dialects._perplexity import perplexity_lines
+from mismatch_cli.dialects._line import ENGINE_GAP, UPDATE, Line, mean, perplexity_lines
 from mismatch_cli.dialects._quantities import (
     ABS_D,
     ABS_RATIO_LESS_1,

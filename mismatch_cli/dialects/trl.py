@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from mismatch_cli.dialects._line import ENGINE_GAP, Line
-from mismatch_cli.dialects._moments import largest, least, mean
+from mismatch_cli.dialects._line import ENGINE_GAP, Line, largest, least, mean
 from mismatch_cli.dialects._quantities import ABS_D, masked_product
 
 WHEN = (

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from mismatch_cli.dialects._line import ENGINE_GAP, UPDATE, Line
-from mismatch_cli.dialects._moments import effective_share, largest, least, mean, population_sd, sample_sd
-from mismatch_cli.dialects._perplexity import perplexity_lines
+from mismatch_cli.dialects._line import (
+    ENGINE_GAP,
+    UPDATE,
+    Line,
+    effective_share,
+    largest,
+    least,
+    mean,
+    perplexity_lines,
+    population_sd,
+    sample_sd,
+)
 from mismatch_cli.dialects._quantities import (
     ABS_DP,
     PRODUCT_LESS_1,

@@ -17,8 +17,7 @@ from mismatch_cli import registry
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.importers._jsonl import CUT_OFF
 from mismatch_cli.importers._rows import Completer
-from mismatch_cli.importers._sources import Peek, Source, find, peek
-from mismatch_cli.importers._tally import Tally
+from mismatch_cli.importers._sources import Peek, Source, Tally, find, peek
 from mismatch_cli.memory import allowance, bounded, too_large
 from mismatch_cli.trace.completeness import recorded
 from mismatch_cli.trace.manifest import library_versions, write_manifest

@@ -12,8 +12,7 @@ import orjson
 import pyarrow as pa
 
 from mismatch_cli.errors import first_line
-from mismatch_cli.importers._sources import Source, lines_of
-from mismatch_cli.importers._tally import Tally
+from mismatch_cli.importers._sources import Source, Tally, lines_of
 from mismatch_cli.trace import foreign
 
 BLOCK_BYTES = 2**24

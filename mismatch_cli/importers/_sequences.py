@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from mismatch_cli.importers import _lists
 from mismatch_cli.importers._rows import NO_IDS, NOTE
-from mismatch_cli.importers._tally import Tally
+from mismatch_cli.importers._sources import Tally
 
 NO_MASK = "responses without a trained token (nothing says where they begin)"
 BEYOND = "sequences whose loss mask reaches beyond their length (padding on the left?)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,13 +13,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.importers import _torch_file
-from mismatch_cli.importers._elsewhere import NeedsItsFramework
-from mismatch_cli.text import is_whole
+from mismatch_cli.importers._torch_file import NeedsItsFramework
+from mismatch_cli.text import is_whole, visible
 
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pt": "pt", ".pth": "pt"}
 _PICKLES = (".pkl", ".pickle", ".dp")
@@ -140,3 +142,38 @@ def lines_of(path: Path) -> Iterator[bytes]:
                     "Write one response a line, or name other files only."
                 )
             yield line
+
+
+@dataclass
+class Tally:
+    """Reasons read after a count: "12 responses without log-probabilities of the rollout engine"."""
+
+    left_out: Counter[str] = field(default_factory=Counter)
+    noted: Counter[str] = field(default_factory=Counter)
+    first: dict[str, str] = field(default_factory=dict)  # where a reason was met first
+
+    def leave_out(self, reason: str, count: int = 1, where: str = "") -> None:
+        if count:
+            reason = visible(reason)  # it may quote the file
+            self.left_out[reason] += int(count)
+            if where:
+                self.first.setdefault(reason, visible(where))
+
+    def note(self, what: str, count: int) -> None:
+        if count:
+            self.noted[what] += int(count)
+
+    def sift(self, bad_S: dict[str, np.ndarray], where: str = "") -> np.ndarray:
+        """Which rows stay; every other one counts once, under the first reason that holds for it."""
+        keep_S = np.ones(len(next(iter(bad_S.values()))), dtype=bool)
+        for reason, its_S in bad_S.items():
+            self.leave_out(reason, int((keep_S & its_S).sum()), where)
+            keep_S &= ~its_S
+        return keep_S
+
+    def left_out_lines(self) -> list[str]:
+        return [self._line(reason, count) for reason, count in self.left_out.most_common()]
+
+    def _line(self, reason: str, count: int) -> str:
+        where = self.first.get(reason)
+        return f"{count:,} {reason}" + (f" (first: {where})" if where else "")

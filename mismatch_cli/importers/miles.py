@@ -20,8 +20,7 @@ import pyarrow as pa
 
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.importers import _lists, _parquet, _samples, _torch_file
-from mismatch_cli.importers._sources import Peek, Source
-from mismatch_cli.importers._tally import Tally
+from mismatch_cli.importers._sources import Peek, Source, Tally
 from mismatch_cli.importers.slime import EVALUATION, SAME_SAMPLES, with_raw_rewards
 from mismatch_cli.trace import foreign
 

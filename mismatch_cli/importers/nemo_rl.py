@@ -20,8 +20,7 @@ import pyarrow.compute as pc
 from mismatch_cli.importers import _jsonl, _lists
 from mismatch_cli.importers._rows import NO_IDS, NOTE
 from mismatch_cli.importers._sequences import split
-from mismatch_cli.importers._sources import Peek, Source
-from mismatch_cli.importers._tally import Tally
+from mismatch_cli.importers._sources import Peek, Source, Tally
 
 TITLE = "NeMo-RL train_data"
 FILES = "LOG_DIR/train_data_stepN.jsonl"

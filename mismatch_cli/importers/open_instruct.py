@@ -16,8 +16,7 @@ import pyarrow.compute as pc
 
 from mismatch_cli.importers import _jsonl, _lists
 from mismatch_cli.importers._rows import NOTE
-from mismatch_cli.importers._sources import Peek, Source
-from mismatch_cli.importers._tally import Tally
+from mismatch_cli.importers._sources import Peek, Source, Tally
 
 TITLE = "open-instruct --save_traces"
 FILES = "SAVE_PATH/RUN_rollouts_NNNNNN.jsonl"

@@ -16,8 +16,7 @@ import pyarrow.compute as pc
 
 from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.importers import _jsonl, _lists, _parquet
-from mismatch_cli.importers._sources import Peek, Source, open_parquet, peek
-from mismatch_cli.importers._tally import Tally
+from mismatch_cli.importers._sources import Peek, Source, Tally, open_parquet, peek
 from mismatch_cli.importers.open_instruct import per_token
 from mismatch_cli.trace import foreign
 from mismatch_cli.trace.schema import arrow_type, column_order

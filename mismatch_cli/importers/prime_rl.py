@@ -18,8 +18,7 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.importers import _jsonl, _lists
 from mismatch_cli.importers._rows import NOTE
 from mismatch_cli.importers._sequences import split
-from mismatch_cli.importers._sources import Peek, Source
-from mismatch_cli.importers._tally import Tally
+from mismatch_cli.importers._sources import Peek, Source, Tally
 
 TITLE = "prime-rl token_exports"
 FILES = "token_exports/step_N/rank_R.jsonl"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,9 +15,7 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import load_causal_lm
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.batches import ScoreRequest, micro_batches, other_shape, pad_right
-from mismatch_cli.scoring.full import RolloutRows
-from mismatch_cli.scoring.head import Head, HeadScores, score_hidden
-from mismatch_cli.scoring.proof import proven_head
+from mismatch_cli.scoring.head import Head, HeadScores, RolloutRows, score_hidden
 
 
 @dataclass(frozen=True)
@@ -245,4 +243,84 @@ def _check_finite(index: int, scores: ResponseScores) -> None:
         raise MismatchError(
             f"The trainer's log-prob of token {int(bad_T.argmax())} of response {index} is NaN: the model overflows "
             "in this dtype. Try --trainer-dtype float32 (or bfloat16), or another --attn."
+        )
+
+
+_LENGTH = 24  # long enough for the tiled path, short enough for its full logits
+_SOFTCAPS = ("final_logit_softcapping", "output_logit_soft_cap", "logits_soft_cap")
+# The same key divides in one family (Granite) and multiplies in another (HyperCLOVA X): the proof decides.
+_SCALES = ("logits_scaling", "logit_scale", "output_multiplier", "lm_head_multiplier")
+
+
+@torch.inference_mode()
+def proven_head(model: Any, backbone: Any) -> Head:
+    """The head for which `score_hidden` equals log_softmax of the model's own logits, at every position tried.
+
+    Raises MismatchError when no reading of the config gives it, and when the model is not causal.
+    """
+    ids_1L = _spread_ids(model)
+    hidden_LH = _hidden(backbone, ids_1L)
+    _check_causal(model, backbone, ids_1L, hidden_LH)
+    full_LV = model(input_ids=ids_1L, attention_mask=torch.ones_like(ids_1L), use_cache=False).logits[0]
+    for head in _candidates(model):
+        if head.vocabulary == full_LV.shape[1] and _equals(head, hidden_LH, full_LV):
+            return head
+    raise MismatchError(
+        f"The LM head of {type(model).__name__} does more than a matrix product with a known scale or cap: its "
+        "log-probs do not equal those of the model's own logits. Please report this architecture."
+    )
+
+
+def _spread_ids(model: Any) -> torch.Tensor:
+    embeddings = model.get_input_embeddings().weight
+    ids_L = torch.arange(_LENGTH) * embeddings.shape[0] // _LENGTH
+    return ids_L[None].to(embeddings.device if embeddings.device.type != "meta" else model.device)
+
+
+def _hidden(backbone: Any, ids_1L: torch.Tensor) -> torch.Tensor:
+    outputs = backbone(input_ids=ids_1L, attention_mask=torch.ones_like(ids_1L), use_cache=False)
+    return outputs.last_hidden_state[0]
+
+
+def _candidates(model: Any) -> Iterator[Head]:
+    weight_VH, bias_V = _weights(model)
+    config = model.config.get_text_config()
+    scales = [s for name in _SCALES if isinstance(s := getattr(config, name, None), int | float) and s not in (0, 1)]
+    for softcap in (*[c for name in _SOFTCAPS if (c := getattr(config, name, None))], None):
+        for scale in scales:
+            yield Head(weight_VH, bias_V, multiplier=scale, softcap=softcap)
+            yield Head(weight_VH, bias_V, divisor=scale, softcap=softcap)
+        yield Head(weight_VH, bias_V, softcap=softcap)
+
+
+def _weights(model: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    module = model.get_output_embeddings()
+    weight = getattr(module, "weight", None)
+    if weight is None or weight.dim() != 2 or weight.device.type == "meta" or not weight.is_floating_point():
+        raise MismatchError(
+            f"The LM head of {type(model).__name__} is not one plain weight matrix in memory (quantised, offloaded?). "
+            "Load the model unquantised, with --device-map cuda or cpu."
+        )
+    bias = getattr(module, "bias", None)
+    return weight.detach(), None if bias is None else bias.detach()
+
+
+def _equals(head: Head, hidden_LH: torch.Tensor, full_LV: torch.Tensor) -> bool:
+    expected_LV = full_LV.float().log_softmax(dim=-1).to(head.weight_VH.device)
+    ids_LK = (torch.arange(_LENGTH * 20).view(_LENGTH, 20) * 7919 % head.vocabulary).to(expected_LV.device)
+    got = score_hidden(hidden_LH, head, ids_LK[:, 0], ids_LK, SamplingSettings())
+    error = (got.logp_at_ids_TK - expected_LV.gather(1, ids_LK)).abs().max().item()
+    # A kernel for another shape may round a logit and the log-sum-exp to their neighbours.
+    rounding = 2 * torch.finfo(head.weight_VH.dtype).eps * full_LV.float().abs().max().item()
+    return error <= max(1e-4, rounding)  # False for NaN
+
+
+def _check_causal(model: Any, backbone: Any, ids_1L: torch.Tensor, hidden_LH: torch.Tensor) -> None:
+    """A first half that changes with what follows it was not computed from left to right."""
+    half_LH = _hidden(backbone, ids_1L[:, : _LENGTH // 2])
+    difference = (half_LH - hidden_LH[: _LENGTH // 2]).float().norm() / hidden_LH.float().norm()
+    if difference > 0.1:
+        raise MismatchError(
+            f"{type(model).__name__} is not causal: its hidden states depend on later tokens. "
+            "Name a model that generates text from left to right."
         )

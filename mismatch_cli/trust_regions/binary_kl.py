@@ -6,8 +6,7 @@ from torch import Tensor
 
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
-from mismatch_cli.trust_regions._checks import not_negative
-from mismatch_cli.trust_regions._one_sided import one_sided, signed
+from mismatch_cli.trust_regions._rules import not_negative, one_sided, signed
 
 FORMULA = "binary KL({q}‖{p}) > {max_kl} and A · ({p} − {q}) > 0"
 NOT_ONE_SIDED = ""

@@ -6,8 +6,7 @@ from torch import Tensor
 
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
-from mismatch_cli.trust_regions._checks import shares
-from mismatch_cli.trust_regions._one_sided import one_sided
+from mismatch_cli.trust_regions._rules import one_sided, shares
 
 FORMULA = "A > 0 and {p} − {q} > {max_tv}, or A < 0 and {q} − {p} > {max_tv}"
 NOT_ONE_SIDED = ""

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
-from mismatch_cli.trust_regions._checks import positive, shares
+from mismatch_cli.trust_regions._rules import positive, shares
 
 FORMULA = "A < 0 and {q} − {p} ≥ {max_drop}"
 NOT_ONE_SIDED = ""

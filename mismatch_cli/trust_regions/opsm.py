@@ -6,7 +6,7 @@ from torch import Tensor
 
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
-from mismatch_cli.trust_regions._checks import not_negative
+from mismatch_cli.trust_regions._rules import not_negative
 
 FORMULA = "A < 0 and mean(log {q} − log {p}) > {max_kl}, over the response"
 NOT_ONE_SIDED = "It judges the response as a whole; a token whose p rose above q is dropped with the rest."

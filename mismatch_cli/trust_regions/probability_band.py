@@ -6,7 +6,7 @@ from torch import Tensor
 
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
-from mismatch_cli.trust_regions._checks import shares
+from mismatch_cli.trust_regions._rules import shares
 
 FORMULA = "|{p} − {q}| > {max_tv}"
 NOT_ONE_SIDED = (

@@ -9,7 +9,7 @@ from torch import Tensor
 from mismatch_cli.errors import UsageError
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision, ratio_clip
-from mismatch_cli.trust_regions._checks import shares
+from mismatch_cli.trust_regions._rules import shares
 
 FORMULA = (
     "as ratio-clip ({r} > 1 + {ratio_high}, {r} < 1 − {ratio_low}), except where {q} < {alpha}; side relaxed: {relax}"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
-from mismatch_cli.trust_regions._checks import band_around_1
+from mismatch_cli.trust_regions._rules import band_around_1
 
 FORMULA = "Π{r} over the response outside [{band_low}, {band_high}]"
 NOT_ONE_SIDED = "It drops whole responses that left a band, whatever the advantage of the token and its own side."

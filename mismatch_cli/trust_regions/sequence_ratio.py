@@ -6,8 +6,7 @@ from torch import Tensor
 
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
-from mismatch_cli.trust_regions._checks import not_negative, shares
-from mismatch_cli.trust_regions._one_sided import one_sided
+from mismatch_cli.trust_regions._rules import not_negative, one_sided, shares
 
 FORMULA = "A > 0 and s > 1 + {ratio_high}, or A < 0 and s < 1 − {ratio_low}, with s = (Π{r})^(1/|y|)"
 NOT_ONE_SIDED = (

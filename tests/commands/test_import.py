@@ -16,7 +16,7 @@ import pytest
 from mismatch_cli.bundled import bundled
 from mismatch_cli.cli import run
 from mismatch_cli.importers._driver import PACKAGE, facts
-from mismatch_cli.importers._elsewhere import KNOWN
+from mismatch_cli.importers._torch_file import KNOWN
 from mismatch_cli.importers.plain import MEANING
 from mismatch_cli.registry import names
 from mismatch_cli.studies.imported import FINISH_UNKNOWN

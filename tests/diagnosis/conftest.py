@@ -12,8 +12,7 @@ from pool import Pool
 from variants import add_variants
 
 from mismatch_cli.bundled import bundled
-from mismatch_cli.diagnosis.evidence import gather_tables
-from mismatch_cli.diagnosis.finding import Finding
+from mismatch_cli.diagnosis.evidence import Finding, gather_tables
 from mismatch_cli.diagnosis.run import Diagnosis, diagnose
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.trace.reader import Trace

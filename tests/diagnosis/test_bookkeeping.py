@@ -6,11 +6,11 @@ import bookkeeping
 import numpy as np
 import pytest
 
-from mismatch_cli.diagnosis.copies import Copies, content_hashes
+from mismatch_cli.diagnosis.counts import Copies, content_hashes
 from mismatch_cli.diagnosis.evidence import gather_tables
 from mismatch_cli.diagnosis.heads import HeadCollector, find_exchanges
 from mismatch_cli.diagnosis.run import diagnose
-from mismatch_cli.diagnosis.seen import seen_before
+from mismatch_cli.diagnosis.sample import seen_before
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.trace.columns import table_to_batch
 from tests.diagnosis.conftest import finding_of, judged, sampled_alone, whole

@@ -10,8 +10,8 @@ from faults import FAULTS
 from pool import Pool
 from variants import model_at_hand
 
-from mismatch_cli.diagnosis import hypotheses, readings
 from mismatch_cli.diagnosis import model as model_module
+from mismatch_cli.diagnosis import readings
 from mismatch_cli.diagnosis.evidence import gather_tables
 from mismatch_cli.diagnosis.model import AS_RECORDED
 from mismatch_cli.diagnosis.run import Diagnosis, diagnose
@@ -24,10 +24,10 @@ BY_NAME = {fault.name: fault for fault in FAULTS}
 @pytest.fixture(autouse=True)
 def few_hypotheses(monkeypatch):
     """Those that are asked for here, and one of each kind beside."""
-    monkeypatch.setattr(hypotheses, "FACTORS", (0.5, 4.0))
-    monkeypatch.setattr(hypotheses, "BASE_FACTORS", (0.25, 4.0))
-    monkeypatch.setattr(hypotheses, "YARN_FACTORS", (4.0,))
-    monkeypatch.setattr(hypotheses, "MOST_MISSING", 1)
+    monkeypatch.setattr(readings, "FACTORS", (0.5, 4.0))
+    monkeypatch.setattr(readings, "BASE_FACTORS", (0.25, 4.0))
+    monkeypatch.setattr(readings, "YARN_FACTORS", (4.0,))
+    monkeypatch.setattr(readings, "MOST_MISSING", 1)
     monkeypatch.setattr(readings, "_MOST_PADDING", 6)
     monkeypatch.setattr(readings, "_STEPS", 1)
     monkeypatch.setattr(readings, "_ROUND", (32,))
@@ -51,7 +51,7 @@ def copied(pool: Pool) -> Pool:
     return pool.take(np.arange(pool.num_responses))
 
 
-def rescored(pool: Pool, hypothesis: hypotheses.Hypothesis) -> np.ndarray:
+def rescored(pool: Pool, hypothesis: readings.Hypothesis) -> np.ndarray:
     """What the model says of the tokens under a hypothesis, in the order of the pool."""
     evidence = gather_tables([pool.table()], PAIRS["mismatch"], {}, pool.about)
     keys = [
@@ -78,9 +78,9 @@ def test_the_scaling_of_positions_is_named_with_its_side(few, name, severity, si
 
 
 @pytest.mark.parametrize(("hypothesis", "check", "side"), [
-    (hypotheses.padded(5, 2), "attended-padding", "logp_rollout"),
-    (hypotheses.padded_to(64, 2), "attended-padding", "logp_trainer"),
-    (hypotheses.other_prompts(type("Config", (), {}))[1], "another-prompt", "logp_rollout"),
+    (readings.padded(5, 2), "attended-padding", "logp_rollout"),
+    (readings.padded_to(64, 2), "attended-padding", "logp_trainer"),
+    (readings.other_prompts(type("Config", (), {}))[1], "another-prompt", "logp_rollout"),
 ])  # fmt: skip
 def test_padding_and_a_prompt_with_a_token_more_are_named(few, hypothesis, check, side):
     broken = copied(few)
@@ -118,7 +118,7 @@ def test_a_hypothesis_leaves_the_model_as_it_was(few):
     evidence = gather_tables([few.table()], PAIRS["mismatch"], {}, few.about)
     model = model_at_hand(few, evidence.sample)
     before = model.logp_T(AS_RECORDED, few=True).copy()
-    for hypothesis in hypotheses.positions_of(model.config):
+    for hypothesis in readings.positions_of(model.config):
         assert np.nanmax(np.abs(model.logp_T(hypothesis, few=True) - before)) > 0.01
     model._scored.clear()
     np.testing.assert_array_equal(model.logp_T(AS_RECORDED, few=True), before)

@@ -9,7 +9,7 @@ import pytest
 
 from mismatch_cli import dialects
 from mismatch_cli.bundled import bundled, bundled_trace
-from mismatch_cli.dialects._moments import Moments
+from mismatch_cli.dialects._line import Moments
 from mismatch_cli.dialects._quantities import ABS_RATIO_LESS_1
 from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.metrics.pairs import PAIRS

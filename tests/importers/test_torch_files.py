@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.importers._elsewhere import KNOWN, NeedsItsFramework
+from mismatch_cli.importers._torch_file import KNOWN, NeedsItsFramework
 from tests.importers.layouts import imported, real_rows, same_bits, save, slime_sample
 
 

@@ -13,7 +13,7 @@ import pytest
 from mismatch_cli.batch import Rollout
 from mismatch_cli.engines._sampling import sample_seed
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.recording.sample import plan_shards, sample_shard
+from mismatch_cli.recording.rollouts import plan_shards, sample_shard
 from mismatch_cli.recording.score import evenly_spaced
 from mismatch_cli.tasks.grading import Grader
 from mismatch_cli.tasks.prompts import Problem

@@ -12,8 +12,7 @@ from mismatch_cli.bundled import bundled
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.batches import ScoreRequest
-from mismatch_cli.scoring.full import RolloutRows
-from mismatch_cli.scoring.head import Head, score_hidden
+from mismatch_cli.scoring.head import Head, RolloutRows, score_hidden
 from mismatch_cli.scoring.trainer import Trainer
 from tests.scoring.test_head import PLAIN, random_case, some_ids
 

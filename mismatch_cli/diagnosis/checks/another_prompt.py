@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from mismatch_cli.diagnosis.checks._reading import reading_finding
-from mismatch_cli.diagnosis.evidence import Evidence
-from mismatch_cli.diagnosis.finding import Finding
+from mismatch_cli.diagnosis.evidence import Evidence, Finding
 
 NAME, STAGE = "another-prompt", 4
 TITLE = "Another prompt on one side"

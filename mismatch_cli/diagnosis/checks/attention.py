@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.attention import SAFE, warning
-from mismatch_cli.diagnosis.evidence import Evidence
-from mismatch_cli.diagnosis.finding import Finding, untested
+from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.model import Hypothesis
 
 NAME, STAGE = "attention", 4

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mismatch_cli.diagnosis.evidence import Evidence
-from mismatch_cli.diagnosis.finding import Finding, untested
+from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 
 NAME, STAGE, EXACT, NEEDS_A_GAP = "columns-at-odds", 5, True, False
 TITLE = "One side's columns contradict each other"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from mismatch_cli.diagnosis.checks._zeros import zeros_finding, zeros_T
-from mismatch_cli.diagnosis.evidence import Evidence
-from mismatch_cli.diagnosis.finding import Finding
+from mismatch_cli.diagnosis.checks.placeholders import zeros_finding, zeros_T
+from mismatch_cli.diagnosis.evidence import Evidence, Finding
 from mismatch_cli.diagnosis.grouped import mean_over_prompts
 
 NAME, STAGE = "end-of-sequence", 1

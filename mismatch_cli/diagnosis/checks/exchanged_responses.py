@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from mismatch_cli.diagnosis.checks._out_of_step import too_few
-from mismatch_cli.diagnosis.evidence import Evidence
-from mismatch_cli.diagnosis.finding import Finding
+from mismatch_cli.diagnosis.checks.index_shift import too_few
+from mismatch_cli.diagnosis.evidence import Evidence, Finding
 from mismatch_cli.diagnosis.heads import MISFIT
 
 NAME, STAGE = "exchanged-responses", 2

@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mismatch_cli.diagnosis.alignment import in_step_N, lag_scan
-from mismatch_cli.diagnosis.checks._out_of_step import spoiled_T, too_few
-from mismatch_cli.diagnosis.evidence import Evidence
-from mismatch_cli.diagnosis.finding import Finding
+from mismatch_cli.diagnosis.evidence import Evidence, Finding
 
 __all__ = ["check", "spoiled_T"]
 NAME, STAGE = "index-shift", 2
@@ -34,3 +32,16 @@ def check(evidence: Evidence) -> Finding:
     sentence = f"In {count:,} of {sample.num_responses:,} responses π[t{lag:+d}] fits μ[t], and π[t] does not."
     rows = (("lag, tokens", lag), *scan.items())
     return Finding(NAME, "found", share, "share of responses", sentence, rows, left_N=left_N)
+
+
+_FEWEST, _SHARE = 2, 0.01
+
+
+def too_few(chosen_S: np.ndarray) -> bool:
+    """Whether so few responses may fit better with a lag by chance."""
+    return bool(chosen_S.sum() < max(_FEWEST, _SHARE * len(chosen_S)))
+
+
+def spoiled_T(evidence: Evidence) -> np.ndarray:
+    """Every token of the responses that fit better with a lag, as a whole or from some token on."""
+    return evidence.alignment.better_S[evidence.sample.response_T]

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mismatch_cli.diagnosis.checks import temperature
-from mismatch_cli.diagnosis.evidence import Evidence
-from mismatch_cli.diagnosis.finding import Finding, untested
+from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "lm-head", 6

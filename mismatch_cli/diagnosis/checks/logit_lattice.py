@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from mismatch_cli.diagnosis.evidence import Evidence
-from mismatch_cli.diagnosis.finding import Finding
+from mismatch_cli.diagnosis.evidence import Evidence, Finding
 
 NAME, STAGE = "logit-lattice", 7
 TITLE = "Rounded logits"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from mismatch_cli.diagnosis.checks._zeros import zeros_finding, zeros_T
+from mismatch_cli.diagnosis.checks.placeholders import zeros_finding, zeros_T
 from mismatch_cli.diagnosis.counts import in_runs
-from mismatch_cli.diagnosis.evidence import Evidence
-from mismatch_cli.diagnosis.finding import Finding
+from mismatch_cli.diagnosis.evidence import Evidence, Finding
 
 NAME, STAGE = "masked-tokens", 1
 TITLE = "Tool or prompt tokens in the loss"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from mismatch_cli.diagnosis.checks._reading import NEEDS, left_N
-from mismatch_cli.diagnosis.evidence import Evidence
-from mismatch_cli.diagnosis.finding import Finding, untested
+from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 
 NAME, STAGE = "not-reproduced", 5
 TITLE = "The trainer's numbers are not its model's"

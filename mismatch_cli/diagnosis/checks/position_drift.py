@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from mismatch_cli.diagnosis.checks._profile import drift, sharpest_jump, without_context_N
-from mismatch_cli.diagnosis.evidence import Evidence
-from mismatch_cli.diagnosis.finding import Finding, untested
+from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.verdict.reference import precision
 
 NAME, STAGE = "position-drift", 5

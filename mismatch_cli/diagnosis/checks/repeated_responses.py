@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from mismatch_cli.diagnosis.copies import MOST_RESPONSES, UNREPEATABLE
-from mismatch_cli.diagnosis.evidence import Evidence
-from mismatch_cli.diagnosis.finding import Finding
+from mismatch_cli.diagnosis.counts import MOST_RESPONSES, UNREPEATABLE
+from mismatch_cli.diagnosis.evidence import Evidence, Finding
 
 NAME, STAGE = "repeated-responses", 1
 TITLE = "The same response under several keys"

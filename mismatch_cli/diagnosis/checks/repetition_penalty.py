@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mismatch_cli.diagnosis.evidence import Evidence
-from mismatch_cli.diagnosis.finding import Finding, untested
+from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.grouped import slope_over_prompts
 from mismatch_cli.diagnosis.sample import Sample
 

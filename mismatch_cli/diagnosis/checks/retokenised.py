@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from mismatch_cli.diagnosis.alignment import in_step_N
-from mismatch_cli.diagnosis.checks._out_of_step import spoiled_T, too_few
-from mismatch_cli.diagnosis.evidence import Evidence
-from mismatch_cli.diagnosis.finding import Finding
+from mismatch_cli.diagnosis.checks.index_shift import spoiled_T, too_few
+from mismatch_cli.diagnosis.evidence import Evidence, Finding
 
 __all__ = ["check", "spoiled_T"]
 NAME, STAGE = "retokenised", 2

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mismatch_cli.diagnosis.checks._profile import sharpest_jump
-from mismatch_cli.diagnosis.evidence import Evidence
-from mismatch_cli.diagnosis.finding import Finding, untested
+from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 
 NAME, STAGE = "sharp-onset", 5
 TITLE = "A gap that begins at a fixed position"

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mismatch_cli.diagnosis.evidence import Evidence
-from mismatch_cli.diagnosis.finding import Finding
+from mismatch_cli.diagnosis.evidence import Evidence, Finding
 from mismatch_cli.diagnosis.grouped import as_normal, slope_over_prompts
 from mismatch_cli.diagnosis.sample import Sample
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mismatch_cli.diagnosis.evidence import Evidence
-from mismatch_cli.diagnosis.finding import Finding
+from mismatch_cli.diagnosis.evidence import Evidence, Finding
 from mismatch_cli.diagnosis.grouped import mean_over_prompts
 from mismatch_cli.diagnosis.sample import Sample
 

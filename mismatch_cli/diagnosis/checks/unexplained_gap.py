@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from mismatch_cli.diagnosis.evidence import Evidence
-from mismatch_cli.diagnosis.finding import Finding
+from mismatch_cli.diagnosis.evidence import Evidence, Finding
 
 NAME, STAGE = "unexplained-gap", 8
 TITLE = "A gap that nothing explains"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mismatch_cli.diagnosis.counts import ROUNDING
-from mismatch_cli.diagnosis.evidence import Evidence
-from mismatch_cli.diagnosis.finding import Finding
+from mismatch_cli.diagnosis.evidence import Evidence, Finding
 
 NAME, STAGE = "values", 1
 TITLE = "Impossible values"

@@ -16,7 +16,7 @@ from mismatch_cli.metrics.hashing import GROUPS
 from mismatch_cli.metrics.jackknife import SIGNED, grouped_ratio, grouped_share
 from mismatch_cli.metrics.spearman import SampledSpearman
 from mismatch_cli.policies import TRAINER_ROLLOUT
-from mismatch_cli.trust_regions._one_sided import one_sided, signed
+from mismatch_cli.trust_regions._rules import one_sided, signed
 
 THRESHOLDS = {"tv": 0.15, "kl": 0.05}  # the paper's δ for the binary masks
 _SMALLER_K = (1, 5, 10)
