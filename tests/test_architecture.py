@@ -113,8 +113,8 @@ _BORROWED = {
 _SHARED_NAMES = {"cells", "columns", "config", "curate", "curation", "judge", "lines", "profile", "rescore"}
 _SHARED_NAMES |= {"run", "sample", "sampling", "summary", "sums"}
 _FRAGMENTS = {
-    "diagnosis/seen.py", "engines/_vllm_lora.py", "engines/_vllm_weights.py", "recording/scorer.py",
-    "report/pages/gate_markdown.py", "studies/token_classes.py", "verdict/usual.py",
+    "recording/scorer.py",
+    "report/pages/gate_markdown.py", "studies/token_classes.py",
 }  # fmt: skip
 
 # What a figure may know: how figures are drawn, what its study found, and what numbers and tokens look like.
