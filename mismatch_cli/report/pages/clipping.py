@@ -6,18 +6,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mismatch_cli import __version__, numbers
-from mismatch_cli.metrics.gap_table import Metric
 from mismatch_cli.metrics.update_table import CLIPPING
 from mismatch_cli.report.about import MASKED, command_line, left_out_of, measured, settings_tables, who_facts
 from mismatch_cli.report.figures import FigureView
-from mismatch_cli.report.pages.clipping_algorithms import algorithms_section
-from mismatch_cli.report.pages.clipping_approximation import approximation_section, theory_section
-from mismatch_cli.report.pages.clipping_cells import SIGNS, Row, estimate_of, share, value_of, when
-from mismatch_cli.report.pages.clipping_overlap import overlap_section
-from mismatch_cli.report.pages.clipping_subject import Subject
-from mismatch_cli.report.pages.clipping_thresholds import thresholds_section
-from mismatch_cli.report.pages.clipping_tokens import tokens_section
-from mismatch_cli.report.pages.clipping_updates import BAD_IN_WORDS, updates_section
+from mismatch_cli.report.pages.clipping_blocked import (
+    SIGNS,
+    Subject,
+    algorithms_section,
+    overlap_section,
+    tokens_section,
+    when,
+)
+from mismatch_cli.report.pages.clipping_thresholds import (
+    BAD_IN_WORDS,
+    approximation_section,
+    theory_section,
+    thresholds_section,
+    updates_section,
+)
+from mismatch_cli.report.tables import Row, metric_row, share, value_of
 from mismatch_cli.report.view import Excerpt, Facts, MetricRow, ReportView, with_figures
 
 _NOTATION = (
@@ -141,20 +148,14 @@ def _in_words(row: Row) -> str:
 
 def _leading(subject: Subject) -> tuple[MetricRow, ...]:
     """What the leading algorithms block, then what they lose, so that the two stand beside each other; bad updates."""
-    shares = [("all", "blocked", CLIPPING["blocked"]), ("all", "lost", CLIPPING["lost"])]
+    shares = [("all", "blocked"), ("all", "lost")]
     if not subject.advantages:
-        shares = [(sign, "blocked", CLIPPING["blocked"]) for sign in SIGNS[1:]]
+        shares = [(sign, "blocked") for sign in SIGNS[1:]]
     rows = []
-    for sign, key, metric in shares:
+    for sign, key in shares:
         which = "" if subject.advantages else f" {when(sign, False)}"
         for row in subject.leading:
-            rows.append(_number(metric, row[key][sign], f"{key}{which} · {row['name']}"))
+            rows.append(metric_row(CLIPPING[key], row[key][sign], f"{key}{which} · {row['name']}"))
     if subject.advantages:
-        rows.append(_number(CLIPPING["over_negative"], subject.result["bad_updates"]["over_negative"]))
+        rows.append(metric_row(CLIPPING["over_negative"], subject.result["bad_updates"]["over_negative"]))
     return tuple(rows)
-
-
-def _number(metric: Metric, found: Row | float | None, name: str = "") -> MetricRow:
-    value, interval = numbers.share(*estimate_of(found))
-    note = found.get("note") or "" if isinstance(found, Mapping) else ""
-    return MetricRow(metric, value, interval, note=note, name=name)

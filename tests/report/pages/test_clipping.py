@@ -10,7 +10,7 @@ import pytest
 
 from mismatch_cli.metrics.update_table import CLIPPING
 from mismatch_cli.report.pages.clipping import build_view
-from mismatch_cli.report.pages.clipping_subject import Subject
+from mismatch_cli.report.pages.clipping_blocked import Subject
 from mismatch_cli.report.view import ReportView, Table
 from tests.report.pages.clipping_result import NAMES, equal_weights_result, nothing_blocked, sample_result
 

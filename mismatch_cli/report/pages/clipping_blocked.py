@@ -1,0 +1,322 @@
+"""What each algorithm blocks: altogether, by probability, position and step, beside the others, and which tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from typing import Any
+
+from mismatch_cli import numbers
+from mismatch_cli.metrics.update_table import CLIPPING
+from mismatch_cli.report.tables import (
+    Col,
+    Row,
+    col,
+    filled,
+    keyed,
+    mu_bin,
+    named,
+    number,
+    percent,
+    plain,
+    span,
+    table,
+    text,
+    value_of,
+)
+from mismatch_cli.report.view import Excerpt, Section, Table
+
+SIGNS = ("all", "positive", "negative")
+_ROWS_ON_TERMINAL = 12
+_PAIRS_ON_TERMINAL, _PAIRS_ON_PAGE = 10, 20
+_TOKENS_ON_TERMINAL, _TOKENS_ON_PAGE = 10, 50
+_NOT_BY_RATIO = "†"
+_LOST = (
+    "Lost weight is the share of Σ r·|A| that no longer enters the update: a weight, not the norm of a gradient, for "
+    "which the directions of the updates would have to be known. "
+)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The JSON of docs/clipstats.md: which algorithms there are, and which of them lead."""
+
+    result: Row
+
+    @property
+    def advantages(self) -> bool:
+        return bool(self.result["has"]["advantages"])
+
+    @property
+    def signs(self) -> tuple[str, ...]:
+        """Signs of A under which blocked tokens are counted; without advantages there is no sum of both."""
+        return SIGNS if self.advantages else SIGNS[1:]
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """The algorithms, the same mask on both anchors together: first on the rollout, then recomputed."""
+        first: dict[str, int] = {}
+        for place, row in enumerate(self.result["algorithms"]):
+            first.setdefault(_on_rollout(row), place)
+        return sorted(
+            self.result["algorithms"], key=lambda row: (first[_on_rollout(row)], row["anchor"] == "recomputed")
+        )
+
+    @cached_property
+    def blocking(self) -> list[Row]:
+        """The algorithms that block at least one token."""
+        return [row for row in self.rows if any(value_of(part) for part in row["blocked"].values())]
+
+    @cached_property
+    def leading(self) -> list[Row]:
+        """The two that are compared, in pictures and in the headline."""
+        by_name = {row["name"]: row for row in self.result["algorithms"]}
+        return [by_name[name] for name in self.result["compared"]]
+
+    def leads(self, row: Row) -> bool:
+        return any(row["name"] == leading["name"] for leading in self.leading)
+
+
+def _on_rollout(row: Row) -> str:
+    """When the row's mask blocks, as if its anchor were the rollout's policy: p′ → q and r′ → r."""
+    blocked: str = row["blocked_when"]
+    return blocked.replace("p′", "q").replace("r′", "r")
+
+
+def when(sign: str, advantages: bool) -> str:
+    """How the tokens of a sign are called: without advantages the question is hypothetical."""
+    return ("" if advantages else "if ") + {"positive": "A > 0", "negative": "A < 0"}[sign]
+
+
+def counted(title: str, key: str, show: Callable[[Any], str] = percent, *, optional: bool = False) -> Col[Row]:
+    """A column whose key in the JSON is that of its metric."""
+    return keyed(title, key, show, CLIPPING[key], optional=optional)
+
+
+def algorithms_section(subject: Subject) -> Section:
+    """Blocked tokens and lost weight of all algorithms, then one after the other."""
+    return Section(
+        "What each algorithm throws away",
+        _algorithms_text(subject),
+        tables=filled(
+            _overview(subject),
+            _lost_in_parts(subject),
+            _formulas(subject),
+            *(part for row in subject.blocking for part in _breakdown(subject, row)),
+        ),
+    )
+
+
+def _algorithms_text(subject: Subject) -> str:
+    words = "A blocked token contributes nothing to the update. " + _LOST
+    if not all(row["weighs_by_ratio"] for row in subject.rows):
+        words += f"Rows with {_NOT_BY_RATIO} weigh by something other than r: theirs is the share of Σ |A|, without r. "
+    if not subject.advantages:
+        words += (
+            "The trace has no advantages: every token is judged twice, as if its advantage were positive and as if it "
+            "were negative, with |A| = 1. "
+        )
+    return words + (
+        "The anchor is the policy from which the mask measures the trainer's distance: the rollout's μ, or π′, the "
+        "trainer at the weights that sampled, recomputed."
+    )
+
+
+def _overview(subject: Subject) -> Table:
+    lost = [_lost(f"lost {when(sign, False)}, %", sign) for sign in SIGNS[1:]]
+    if subject.advantages:
+        lost = [_lost("lost weight, %", "all"), counted("responses, %", "responses_touched", optional=True)]
+    return table(
+        "Blocked tokens and lost weight",
+        subject.rows,
+        [named("algorithm", "name"), named("anchor", "anchor", optional=True), *_blocked(subject), *lost],
+        note="± is half the 95 % interval over prompts; there is none for fewer than 10 prompts, or where all say the "
+        "same. When each algorithm blocks a token: mismatch-cli algorithms.",
+        shrinks=True,
+    )
+
+
+def _blocked(subject: Subject) -> list[Col[Row]]:
+    """Blocked tokens in percent: all, with A > 0, and with A < 0."""
+
+    def of_sign(sign: str) -> Col[Row]:
+        title = "blocked" if sign == "all" else when(sign, subject.advantages)
+        optional = subject.advantages and sign != "all"
+        return col(f"{title}, %", lambda row: percent(row["blocked"][sign]), CLIPPING["blocked"], optional=optional)
+
+    return [of_sign(sign) for sign in subject.signs]
+
+
+def _lost(title: str, key: str, metric: str = "lost", *, optional: bool = False) -> Col[Row]:
+    """A part of the lost weight in percent, marked where it is not that of r."""
+
+    def cell(row: Row) -> str:
+        found = percent(row["lost"][key])
+        return found if row["weighs_by_ratio"] or found == numbers.MISSING else f"{found} {_NOT_BY_RATIO}"
+
+    return col(title, cell, CLIPPING[metric], optional=optional)
+
+
+def _lost_in_parts(subject: Subject) -> Table:
+    """Where the lost weight comes from; without advantages there is no sum over both signs to take apart."""
+    return table(
+        "The lost weight in its parts",
+        [row for row in subject.rows if subject.advantages and value_of(row["lost"]["all"])],
+        [
+            named("algorithm", "name"),
+            _lost("A > 0, %", "positive", optional=True),
+            _lost("A < 0, %", "negative", optional=True),
+            _lost("by the mask, %", "masked", "masked"),
+            _lost("by the cap, %", "capped", "capped"),
+        ],
+        note="A > 0 and A < 0 are shares of the weight with that sign; mask and cap add up to the lost weight.",
+        fold="The lost weight in its parts",
+        shrinks=True,
+    )
+
+
+def _formulas(subject: Subject) -> Table:
+    return table(
+        "When a token is blocked, and its weight otherwise",
+        subject.rows,
+        [
+            named("algorithm", "name"),
+            named("blocked when", "blocked_when"),
+            named("weight", "weight"),
+            named("source", "source"),
+        ],
+        note="Here p, q and p′ are π, μ and π′ of the sampled token.",
+        fold="The masks and weights in formulas",
+        terminal_rows=0,
+    )
+
+
+def _breakdown(subject: Subject, row: Row) -> list[Table]:
+    """One algorithm by μ, position and step; a terminal shows those of the leading ones."""
+
+    def part(by: str, key: str, name: Callable[[Row], str], *means: Col[Row]) -> Table:
+        return table(
+            f"{row['name']}, by {by}",
+            [cell for cell in row[key] if cell["tokens"]],
+            [col(by, name), keyed("tokens", "tokens", numbers.count), *_blocked(subject), *means],
+            fold=f"{row['name']}, by μ, position and step",
+            shrinks=True,
+            terminal_rows=_ROWS_ON_TERMINAL if subject.leads(row) else 0,
+        )
+
+    means = (
+        counted("mean μ of blocked", "mu_blocked", plain),
+        counted("their mean entropy, nats", "entropy_blocked", plain, optional=True),
+    )
+    steps = part("step", "by_step", span, *means)
+    parts = [part("μ", "by_mu", mu_bin), part("position", "by_position", span), steps]
+    return parts if len(steps.rows) > 1 else parts[:2]
+
+
+def overlap_section(subject: Subject, examples: Sequence[Excerpt]) -> Section:
+    """Which tokens two algorithms block together, and which only one of them blocks."""
+    overlap = subject.result["overlap"]
+    place = {name: number for number, name in enumerate(overlap["names"])}
+    places = [place[row["name"]] for row in subject.blocking if row["name"] in place]
+    tables = (_pairs(subject, overlap, places), _jaccard(overlap, places)) if len(places) > 1 else ()
+    return Section(
+        "Overlap",
+        "The Jaccard index of two algorithms is the share of tokens that both block among those that at least one of "
+        "them blocks: 1 where they agree on every token, 0 where they block different ones.",
+        tables=tables,
+        excerpts=tuple(examples),
+    )
+
+
+def _pairs(subject: Subject, overlap: Row, places: Sequence[int]) -> Table:
+    names, only = overlap["names"], overlap["only_row"]
+    leading = {row["name"] for row in subject.leading}
+
+    def interest(pair: tuple[int, int]) -> tuple[int, int]:
+        """Smaller is more interesting: pairs of the leading algorithms, then those that disagree on many tokens."""
+        i, j = pair
+        return -sum(names[place] in leading for place in pair), -(only[i][j] + only[j][i])
+
+    pairs = sorted(combinations(places, 2), key=interest)
+    left = len(pairs) - _PAIRS_ON_PAGE
+    return table(
+        "Pairs of algorithms, in tokens" + ("" if subject.advantages else ", each for both signs"),
+        pairs[:_PAIRS_ON_PAGE],
+        [
+            text("first", lambda pair: names[pair[0]]),
+            text("second", lambda pair: names[pair[1]]),
+            col("both", lambda pair: numbers.count(overlap["both"][pair[0]][pair[1]]), CLIPPING["both"]),
+            col("only first", lambda pair: numbers.count(only[pair[0]][pair[1]]), CLIPPING["only_row"]),
+            col("only second", lambda pair: numbers.count(only[pair[1]][pair[0]]), CLIPPING["only_row"]),
+            col("Jaccard", lambda pair: plain(overlap["jaccard"][pair[0]][pair[1]]), CLIPPING["jaccard"]),
+        ],
+        note="The compared pair first, then pairs with one of the two, then the others, each by disagreement"
+        + (f"; {left} more pairs are in the JSON." if left > 0 else "."),
+        shrinks=True,
+        terminal_rows=_PAIRS_ON_TERMINAL,
+    )
+
+
+def _jaccard(overlap: Row, places: Sequence[int]) -> Table:
+    def beside(other: int) -> Col[int]:
+        return col(overlap["names"][other], lambda place: number(overlap["jaccard"][place][other]), CLIPPING["jaccard"])
+
+    return table(
+        "Jaccard index of every two algorithms",
+        places,
+        [text("", lambda place: overlap["names"][place]), *map(beside, places)],
+        note="Algorithms that block nothing are left out. Intervals are in the JSON.",
+        fold="Jaccard index of every two algorithms",
+        terminal_rows=0,
+    )
+
+
+def tokens_section(subject: Subject) -> Section:
+    """Who is blocked: how probable and how open blocked tokens are beside kept ones, and which tokens they are."""
+    return Section(
+        "Who is blocked",
+        "Rate is how often a token is blocked where it occurs, lift how many times the rate of all tokens with that "
+        "sign of A that is: a frequent token ranks high by count alone, a lift above 1 says that the mask singles it "
+        "out. Means of μ, π and r are over the blocked occurrences.",
+        tables=filled(
+            _means(subject), *(_tokens(subject, row, sign) for row in subject.blocking for sign in SIGNS[1:])
+        ),
+    )
+
+
+def _means(subject: Subject) -> Table:
+    entropy = subject.result["has"]["entropy"]
+    columns = [counted("μ, blocked", "mu_blocked", plain), counted("μ, kept", "mu_kept", plain, optional=True)]
+    if entropy:
+        columns.append(counted("entropy, blocked", "entropy_blocked", plain))
+        columns.append(counted("entropy, kept", "entropy_kept", plain, optional=True))
+    return table(
+        "Mean probability and entropy",
+        subject.blocking,
+        [named("algorithm", "name"), *columns],
+        note="Of blocked and of kept tokens: μ of the sampled token, entropy of π in nats."
+        + ("" if entropy else " The trace has no entropy: probe records it."),
+        shrinks=True,
+    )
+
+
+def _tokens(subject: Subject, row: Row, sign: str) -> Table:
+    return table(
+        f"{row['name']}, {when(sign, subject.advantages)}: the most frequently blocked tokens",
+        row["blocked_tokens"][sign][:_TOKENS_ON_PAGE],
+        [
+            text("token", lambda token: f"“{token['text']}”", kind="token"),  # quoted, so that spaces at its ends show
+            named("class", "class", optional=True),
+            keyed("blocked", "blocked", numbers.count, CLIPPING["blocked_tokens"]),
+            counted("rate, %", "rate"),
+            counted("lift", "lift", number),
+            counted("μ", "mu", number),
+            counted("π", "pi", number),
+            counted("r", "ratio", number, optional=True),
+        ],
+        fold=f"{row['name']}: the most frequently blocked tokens",
+        shrinks=True,
+        terminal_rows=_TOKENS_ON_TERMINAL if subject.leads(row) else 0,
+    )
