@@ -15,7 +15,7 @@ import json
 import numpy as np
 from child import Job, Plan, main
 
-from mismatch_cli.metrics.cells import MU_EDGES
+from mismatch_cli.metrics.volatility import MU_EDGES
 from mismatch_cli.trace.reader import Trace
 
 TOKENS = ("loss_mask", "logp_trainer", "version_rollout", "version_trainer", "reward", "entropy_trainer")
@@ -36,11 +36,10 @@ def summary(trace: Trace, columns: tuple[str, ...]) -> None:
 
 def everything(trace: Trace, columns: tuple[str, ...]) -> None:
     """The pair `mismatch`, the floor, the worst tokens, the scatter sample and the lattice."""
+    from mismatch_cli.metrics.kept_rows import ScatterSample, WorstTokens
     from mismatch_cli.metrics.lattice import Lattice
     from mismatch_cli.metrics.pairs import PAIRS
-    from mismatch_cli.metrics.scatter import ScatterSample
     from mismatch_cli.metrics.summary import MismatchSummary
-    from mismatch_cli.metrics.worst import WorstTokens
 
     mismatch, floor = MismatchSummary(PAIRS["mismatch"]), MismatchSummary(PAIRS["floor"])
     lattice, worst, sample = Lattice(), WorstTokens(), ScatterSample()

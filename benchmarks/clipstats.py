@@ -39,7 +39,7 @@ def clipstats(algorithms: tuple[Algorithm, ...], trace: Trace, _columns: tuple[s
 
 def masks(trace: Trace, columns: tuple[str, ...]) -> None:
     """The six masks alone: blocked shares and lost weight with intervals, counts by μ and position, blocked tokens."""
-    from mismatch_cli.metrics.clipping.cells import BlockedCells
+    from mismatch_cli.metrics.clipping.breakdown import BlockedCells
     from mismatch_cli.metrics.clipping.judged import Needs, judge
     from mismatch_cli.metrics.clipping.sums import response_sums, width
     from mismatch_cli.metrics.clipping.token_table import TokenTable

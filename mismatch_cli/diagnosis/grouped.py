@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mismatch_cli.metrics import jackknife
-from mismatch_cli.metrics.estimate import Estimate
+from mismatch_cli.metrics.estimate import Estimate, grouped_ratio, standard_error
 from mismatch_cli.metrics.hashing import GROUPS
 
 
@@ -55,7 +54,7 @@ def mean_over_prompts(value_N: np.ndarray, group_N: np.ndarray) -> Mean:
     if there.sum() < _FEWEST_GROUPS:
         return Mean(value, float("inf"), count)
     without_G = (total - sum_G[there]) / np.maximum(count - count_G[there], 1)
-    return Mean(value, jackknife.error(without_G), count, int(there.sum()))
+    return Mean(value, standard_error(without_G), count, int(there.sum()))
 
 
 _FEWEST_GROUPS = 4
@@ -65,7 +64,7 @@ def estimate_over_prompts(value_N: np.ndarray, group_N: np.ndarray, prompt_id_N:
     """The mean of what is positive, with the interval that every report has."""
     sum_G = np.bincount(group_N, weights=value_N, minlength=GROUPS)
     count_G = np.bincount(group_N, minlength=GROUPS)
-    return jackknife.grouped_ratio(sum_G, count_G, len(np.unique(prompt_id_N)))
+    return grouped_ratio(sum_G, count_G, len(np.unique(prompt_id_N)))
 
 
 def slope_over_prompts(x_N: np.ndarray, y_N: np.ndarray, group_N: np.ndarray) -> tuple[float, float]:
@@ -76,7 +75,7 @@ def slope_over_prompts(x_N: np.ndarray, y_N: np.ndarray, group_N: np.ndarray) ->
     if there.sum() < _FEWEST_GROUPS:
         return float("nan"), float("inf")
     without_G = (xy_G.sum() - xy_G[there]) / np.maximum(xx_G.sum() - xx_G[there], 1e-300)
-    return float(xy_G.sum() / xx_G.sum()), jackknife.error(without_G)
+    return float(xy_G.sum() / xx_G.sum()), standard_error(without_G)
 
 
 def share_surely_above(chosen_N: np.ndarray, weight_N: np.ndarray, group_N: np.ndarray, least: float) -> bool:
@@ -88,4 +87,4 @@ def share_surely_above(chosen_N: np.ndarray, weight_N: np.ndarray, group_N: np.n
         return False
     share = chosen_G.sum() / weight_G.sum()
     without_G = (chosen_G.sum() - chosen_G[there]) / np.maximum(weight_G.sum() - weight_G[there], 1e-300)
-    return bool(share - 2 * jackknife.error(without_G) > least)
+    return bool(share - 2 * standard_error(without_G) > least)

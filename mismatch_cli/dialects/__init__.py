@@ -17,10 +17,10 @@ from mismatch_cli import registry
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.dialects._line import COMPARES, Line, Moments
 from mismatch_cli.dialects._quantities import Quantity
-from mismatch_cli.metrics.columns import COLUMNS, evaluate, token_sums
 from mismatch_cli.metrics.estimate import OVERFLOW
 from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.metrics.pairs import PAIRS
+from mismatch_cli.metrics.sums import COLUMNS, evaluate, token_sums
 from mismatch_cli.trace.reader import Trace
 
 __all__ = ["Line", "Reading", "Readings", "lines", "measure", "names", "readings", "when"]

@@ -20,9 +20,8 @@ import torch
 from mismatch_cli import divergences
 from mismatch_cli.algorithms.algorithm import keep_T
 from mismatch_cli.algorithms.table import TABLE
-from mismatch_cli.metrics.columns import TOKEN_SUMS
-from mismatch_cli.metrics.gaps import TokenGaps
-from mismatch_cli.metrics.segments import Segments
+from mismatch_cli.metrics.gaps import Segments, TokenGaps
+from mismatch_cli.metrics.sums import TOKEN_SUMS
 from mismatch_cli.policies import Policies
 
 Quantity = Callable[[TokenGaps], np.ndarray]

@@ -12,9 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_cli.metrics.estimate import EXTREME, FLOOR_RESOLUTION, NO_SPREAD, Estimate, point
+from mismatch_cli.metrics.estimate import (
+    EXTREME,
+    FLOOR_RESOLUTION,
+    LOG_FACTOR,
+    NO_SPREAD,
+    Estimate,
+    Jackknife,
+    Scale,
+    left_out,
+    point,
+)
 from mismatch_cli.metrics.gap_table import METRICS, Metric
-from mismatch_cli.metrics.jackknife import LOG_FACTOR, Jackknife, Scale, left_out
 from mismatch_cli.metrics.summary import MismatchSummary
 
 NO_DIFFERENCE = "no difference for any prompt"

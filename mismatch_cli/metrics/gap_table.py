@@ -14,8 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from mismatch_cli.metrics.estimate import times_floor
-from mismatch_cli.metrics.jackknife import (
+from mismatch_cli.metrics.estimate import (
     ABOVE_1,
     ABOVE_MINUS_1,
     CORRELATION,
@@ -24,6 +23,7 @@ from mismatch_cli.metrics.jackknife import (
     SHARE,
     SIGNED,
     Scale,
+    times_floor,
 )
 from mismatch_cli.papers import DPPO
 

@@ -20,7 +20,23 @@ from mismatch_cli import divergences
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.hashing import hash_keys, mix, prompt_groups
 from mismatch_cli.metrics.pairs import Pair
-from mismatch_cli.metrics.segments import Segments
+
+
+class Segments:
+    """Consecutive pieces of the counted tokens, some perhaps empty."""
+
+    def __init__(self, offset_S1: np.ndarray) -> None:
+        self.length_S = np.diff(offset_S1)
+        self._filled = np.flatnonzero(self.length_S)
+        self._starts = offset_S1[self._filled]
+
+    def sum(self, values_N: np.ndarray) -> np.ndarray:
+        """Σ over each piece, in float64; 0 for an empty one."""
+        sums_S = np.zeros(len(self.length_S))
+        if len(self._filled):
+            sums_S[self._filled] = np.add.reduceat(values_N, self._starts, dtype=np.float64)
+        return sums_S
+
 
 CHUNK_TOKENS = 2**16  # long enough to hide what a call costs, short enough that a dozen float32 columns stay in cache
 

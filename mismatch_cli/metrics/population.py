@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.batch import TokenBatch
+from mismatch_cli.metrics.estimate import SHARE, Jackknife, left_out
 from mismatch_cli.metrics.gaps import TokenGaps
 from mismatch_cli.metrics.hashing import GROUPS, hash_keys, prompt_groups
-from mismatch_cli.metrics.jackknife import SHARE, Jackknife, left_out
 
 SKETCH_SIZE = 2**16
 

@@ -8,21 +8,24 @@ from typing import Any, Protocol
 import numpy as np
 
 from mismatch_cli.batch import TokenBatch
-from mismatch_cli.metrics.cells import CellCounts, CellMoments, Cells
-from mismatch_cli.metrics.columns import COLUMNS, INDEX, add_response_sums, evaluate, token_sums
-from mismatch_cli.metrics.estimate import Estimate, clamped
-from mismatch_cli.metrics.extremes import Extremes
+from mismatch_cli.metrics.correlation import SampledSpearman
+from mismatch_cli.metrics.estimate import Estimate, Jackknife, clamped
 from mismatch_cli.metrics.gap_table import METRICS, SCALES
 from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
 from mismatch_cli.metrics.hashing import prompt_groups
-from mismatch_cli.metrics.jackknife import Jackknife
-from mismatch_cli.metrics.lengths import LengthProfile
 from mismatch_cli.metrics.pairs import Pair
 from mismatch_cli.metrics.population import DistinctPrompts, RewardGroups, TokenCounts, counts_result
-from mismatch_cli.metrics.positions import PositionProfile
-from mismatch_cli.metrics.spearman import SampledSpearman
-from mismatch_cli.metrics.sums import GroupSums, SequenceWeights
-from mismatch_cli.metrics.volatility import token_quantiles, volatility_rows
+from mismatch_cli.metrics.profiles import Extremes, LengthProfile, PositionProfile
+from mismatch_cli.metrics.sums import (
+    COLUMNS,
+    INDEX,
+    GroupSums,
+    SequenceWeights,
+    add_response_sums,
+    evaluate,
+    token_sums,
+)
+from mismatch_cli.metrics.volatility import CellCounts, CellMoments, Cells, token_quantiles, volatility_rows
 
 
 class TokenAccumulator(Protocol):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mismatch_cli.metrics.cells import D_BINS
+from mismatch_cli.metrics.volatility import D_BINS
 
 Row = Mapping[str, Any]
 

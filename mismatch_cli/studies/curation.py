@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mismatch_cli.metrics.curation import Curation
-from mismatch_cli.metrics.estimate import Estimate, point
-from mismatch_cli.metrics.jackknife import interval
+from mismatch_cli.metrics.estimate import Estimate, interval, point
 
 _BINS = 6  # of the range that is kept
 

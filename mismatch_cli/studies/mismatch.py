@@ -10,11 +10,10 @@ from typing import Any
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.gap_table import METRICS
+from mismatch_cli.metrics.kept_rows import ScatterSample, WorstTokens
 from mismatch_cli.metrics.lattice import Lattice
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
-from mismatch_cli.metrics.scatter import ScatterSample
 from mismatch_cli.metrics.summary import MismatchSummary
-from mismatch_cli.metrics.worst import WorstTokens
 from mismatch_cli.places import shown
 from mismatch_cli.studies.imported import without_unknown
 from mismatch_cli.studies.mismatch_plot_data import PlotData

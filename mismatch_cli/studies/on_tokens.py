@@ -13,13 +13,11 @@ import pyarrow as pa
 import torch
 
 from mismatch_cli.batch import TokenBatch
-from mismatch_cli.metrics.columns import WIDE_BAND
-from mismatch_cli.metrics.estimate import Estimate
+from mismatch_cli.metrics.estimate import SHARE, Estimate
 from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
-from mismatch_cli.metrics.jackknife import SHARE
 from mismatch_cli.metrics.pairs import Pair
 from mismatch_cli.metrics.summary import MismatchSummary
-from mismatch_cli.metrics.sums import GroupSums
+from mismatch_cli.metrics.sums import WIDE_BAND, GroupSums
 from mismatch_cli.studies.pairing import SCORED, Responses
 from mismatch_cli.trace.columns import table_to_batch
 from mismatch_cli.trace.reader import Trace, open_shard

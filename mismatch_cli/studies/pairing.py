@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.metrics.gaps import Segments
 from mismatch_cli.metrics.hashing import hash_keys
 from mismatch_cli.metrics.pairs import Pair
-from mismatch_cli.metrics.segments import Segments
 from mismatch_cli.trace.columns import table_to_batch
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.schema import PROMPT_COLUMN, REQUIRED, ROW_KEY

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from mismatch_cli.metrics.columns import COLUMNS, evaluate
 from mismatch_cli.metrics.gap_table import GAP_GROUPS, METRICS, RESPONSES, SEQUENCE, VOLATILITY, in_group
+from mismatch_cli.metrics.sums import COLUMNS, evaluate
 from mismatch_cli.metrics.update_table import CLIPPING, TRAINING
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mismatch_cli.metrics.cells import D_BINS, TV_BINS
 from mismatch_cli.metrics.hashing import GROUPS
 from mismatch_cli.metrics.histograms import LogBins, SignedLogBins, quantiles, without_each_group
+from mismatch_cli.metrics.volatility import D_BINS, TV_BINS
 
 BINS = LogBins(-24, 7)
 SIGNED = SignedLogBins(BINS)

@@ -5,12 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mismatch_cli.metrics.columns import COLUMNS, INDEX, evaluate
-from mismatch_cli.metrics.estimate import FEW_DECIDE, FEW_PROMPTS, NO_SPREAD
+from mismatch_cli.metrics.estimate import (
+    FEW_DECIDE,
+    FEW_PROMPTS,
+    NO_SPREAD,
+    POSITIVE,
+    SHARE,
+    SIGNED,
+    grouped_ratio,
+    grouped_share,
+    interval,
+)
 from mismatch_cli.metrics.gap_table import SCALES
 from mismatch_cli.metrics.hashing import prompt_groups
-from mismatch_cli.metrics.jackknife import POSITIVE, SHARE, SIGNED, grouped_ratio, grouped_share, interval
-from mismatch_cli.metrics.sums import GroupSums
+from mismatch_cli.metrics.sums import COLUMNS, INDEX, GroupSums, evaluate
 
 INF, NAN = float("inf"), float("nan")
 

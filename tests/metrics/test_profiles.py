@@ -7,9 +7,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from mismatch_cli.metrics.correlation import SAMPLE_TOKENS, SampledSpearman
 from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.metrics.pairs import PAIRS
-from mismatch_cli.metrics.spearman import SAMPLE_TOKENS, SampledSpearman
 from mismatch_cli.metrics.summary import MismatchSummary
 
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mismatch_cli.metrics import spearman
+from mismatch_cli.metrics import correlation
 from mismatch_cli.metrics.gap_table import METRICS, VOLATILITY
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.summary import MismatchSummary
@@ -221,7 +221,7 @@ def test_prompts_that_were_not_measured_lend_no_interval(make_batch) -> None:
 
 
 def test_the_state_does_not_grow(random_batch, monkeypatch) -> None:
-    monkeypatch.setattr(spearman, "SAMPLE_TOKENS", 100)  # a sample that is full from the first batch on
+    monkeypatch.setattr(correlation, "SAMPLE_TOKENS", 100)  # a sample that is full from the first batch on
     sizes = [len(pickle.dumps(summarise(*(random_batch(seed) for seed in range(count))))) for count in (1, 6)]
     assert sizes[1] - sizes[0] < 10_000
     assert sizes[1] < 23_000_000

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mismatch_cli.metrics.cells import MU_EDGES
 from mismatch_cli.metrics.estimate import CROWDED
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.summary import MismatchSummary
+from mismatch_cli.metrics.volatility import MU_EDGES
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.estimate import times_floor
 from mismatch_cli.metrics.gap_table import METRICS, VOLATILITY
 from mismatch_cli.metrics.gaps import token_gaps
+from mismatch_cli.metrics.kept_rows import ScatterSample
 from mismatch_cli.metrics.pairs import PAIRS
-from mismatch_cli.metrics.scatter import ScatterSample
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.numbers import count, estimate, number, share, times
 from mismatch_cli.report.figures import FigureView, figure_views

@@ -11,10 +11,9 @@ import torch
 
 from mismatch_cli import divergences
 from mismatch_cli.metrics.clipping.judged import Judged
-from mismatch_cli.metrics.estimate import NOT_MEASURED, Estimate
+from mismatch_cli.metrics.correlation import SampledSpearman
+from mismatch_cli.metrics.estimate import NOT_MEASURED, SIGNED, Estimate, grouped_ratio, grouped_share
 from mismatch_cli.metrics.hashing import GROUPS
-from mismatch_cli.metrics.jackknife import SIGNED, grouped_ratio, grouped_share
-from mismatch_cli.metrics.spearman import SampledSpearman
 from mismatch_cli.policies import TRAINER_ROLLOUT
 from mismatch_cli.trust_regions._rules import one_sided, signed
 

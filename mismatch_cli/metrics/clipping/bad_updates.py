@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from mismatch_cli.metrics.clipping.breakdown import StepSums
 from mismatch_cli.metrics.clipping.judged import Judged
-from mismatch_cli.metrics.clipping.steps import StepSums
 from mismatch_cli.metrics.correlation import series_correlation
-from mismatch_cli.metrics.estimate import Estimate
+from mismatch_cli.metrics.estimate import SIGNED, Estimate, grouped_ratio, grouped_share
 from mismatch_cli.metrics.hashing import GROUPS
 from mismatch_cli.metrics.histograms import count_into
-from mismatch_cli.metrics.jackknife import SIGNED, grouped_ratio, grouped_share
 
 BAD_DELTA = 0.5
 DELTAS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, BAD_DELTA, 0.6, 0.7, 0.8, 0.9)

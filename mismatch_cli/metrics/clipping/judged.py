@@ -16,9 +16,9 @@ import torch
 
 from mismatch_cli.algorithms.algorithm import Algorithm, Mask
 from mismatch_cli.batch import TokenBatch
-from mismatch_cli.metrics.cells import Cells
 from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
 from mismatch_cli.metrics.pairs import PAIRS
+from mismatch_cli.metrics.volatility import Cells
 from mismatch_cli.policies import TRAINER_ROLLOUT, Policies, TopKLogProbs
 from mismatch_cli.trust_regions import Decision
 

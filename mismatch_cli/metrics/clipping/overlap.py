@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.metrics.clipping.judged import Judged
-from mismatch_cli.metrics.estimate import finite_or_none
+from mismatch_cli.metrics.estimate import SHARE, finite_or_none, interval
 from mismatch_cli.metrics.hashing import GROUPS, mix
 from mismatch_cli.metrics.histograms import without_each_group
-from mismatch_cli.metrics.jackknife import SHARE, interval
-from mismatch_cli.metrics.keep import TOKEN_ROW, token_rows
+from mismatch_cli.metrics.kept_rows import TOKEN_ROW, token_rows
 
 MOST_ALGORITHMS = 64  # the bits of a pattern
 _EXAMPLES, _PATTERNS = 3, 1024

@@ -7,16 +7,14 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.algorithms.algorithm import Algorithm
-from mismatch_cli.metrics import jackknife
-from mismatch_cli.metrics.cells import MU_BINS, MU_EDGES
 from mismatch_cli.metrics.clipping.judged import NEGATIVE, POSITIVE
 from mismatch_cli.metrics.clipping.summary import ClippingSummary
 from mismatch_cli.metrics.clipping.sums import Totals
 from mismatch_cli.metrics.clipping.sweeps import FAMILIES
-from mismatch_cli.metrics.estimate import OVERFLOW, Estimate
-from mismatch_cli.metrics.jackknife import SHARE, Scale, grouped_ratio, grouped_share
-from mismatch_cli.metrics.positions import BINS as POSITION_BINS
-from mismatch_cli.metrics.positions import bin_bounds
+from mismatch_cli.metrics.estimate import OVERFLOW, SHARE, Estimate, Scale, grouped_ratio, grouped_share
+from mismatch_cli.metrics.estimate import POSITIVE as ABOVE_0
+from mismatch_cli.metrics.profiles import POSITION_BINS, bin_bounds
+from mismatch_cli.metrics.volatility import MU_BINS, MU_EDGES
 from mismatch_cli.policies import TRAINER_ROLLOUT
 
 _SIGNS = {"positive": POSITIVE, "negative": NEGATIVE}
@@ -25,7 +23,7 @@ _OTHER_WEIGHT = Estimate(None, note="the weight is not r")
 _SCALES: dict[str, Scale] = {
     **dict.fromkeys((f"{kind}_{which}" for kind in ("blocked", "lost") for which in ("all", *_SIGNS)), SHARE),
     **dict.fromkeys(("lost_masked", "lost_capped", "touched", "mu_blocked", "mu_kept"), SHARE),
-    **dict.fromkeys(("entropy_blocked", "entropy_kept"), jackknife.POSITIVE),
+    **dict.fromkeys(("entropy_blocked", "entropy_kept"), ABOVE_0),
 }
 _FAMILY_OF = {region: family for family, region in FAMILIES.items()}
 
@@ -144,11 +142,11 @@ def _step_row(t: Totals, i: int, prompts: int, advantages: bool) -> dict[str, An
     means = {
         "mu_blocked": (t.of(i, "mu"), blocked_G, SHARE),
         "mu_kept": (t.shared("mu") - t.of(i, "mu"), n_G - blocked_G, SHARE),
-        "entropy_blocked": (t.of(i, "entropy"), t.of(i, "entropy_n"), jackknife.POSITIVE),
+        "entropy_blocked": (t.of(i, "entropy"), t.of(i, "entropy_n"), ABOVE_0),
         "entropy_kept": (
             t.shared("entropy") - t.of(i, "entropy"),
             t.shared("entropy_n") - t.of(i, "entropy_n"),
-            jackknife.POSITIVE,
+            ABOVE_0,
         ),
     }
     row = _bin_row(np.stack([judged, blocked]), prompts, advantages)

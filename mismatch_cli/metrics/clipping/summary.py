@@ -10,11 +10,9 @@ from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.clipping.approximation import ApproximationQuality
 from mismatch_cli.metrics.clipping.bad_updates import BadUpdates
-from mismatch_cli.metrics.clipping.cells import BlockedCells
+from mismatch_cli.metrics.clipping.breakdown import BlockedCells, JudgedSample, StepSums
 from mismatch_cli.metrics.clipping.judged import Judged, Needs, judge
 from mismatch_cli.metrics.clipping.overlap import Overlap
-from mismatch_cli.metrics.clipping.sample import JudgedSample
-from mismatch_cli.metrics.clipping.steps import StepSums
 from mismatch_cli.metrics.clipping.sums import SHARED, response_sums, width
 from mismatch_cli.metrics.clipping.sweeps import Sweeps
 from mismatch_cli.metrics.clipping.theory import Theory

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.metrics.clipping.judged import Judged
-from mismatch_cli.metrics.estimate import FEW_AT_EDGE, Estimate, point
+from mismatch_cli.metrics.estimate import FEW_AT_EDGE, Estimate, grouped_share, point
 from mismatch_cli.metrics.hashing import GROUPS
 from mismatch_cli.metrics.histograms import LogBins
-from mismatch_cli.metrics.jackknife import grouped_share
 
 BINS = LogBins(-8, 7)
 _EVERY = 8  # a row of the table for every so many bins: four for each doubling of the threshold

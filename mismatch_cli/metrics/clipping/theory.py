@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.metrics.clipping.judged import Judged
-from mismatch_cli.metrics.estimate import EXTREME, Estimate
-from mismatch_cli.metrics.jackknife import POSITIVE
+from mismatch_cli.metrics.estimate import EXTREME, POSITIVE, Estimate
 from mismatch_cli.metrics.sums import GroupSums, SequenceWeights
 
 _COLUMNS = ("responses", "surrogate", "difference", "abs_less_1")

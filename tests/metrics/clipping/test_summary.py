@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mismatch_cli.batch import TokenBatch
-from mismatch_cli.metrics.clipping import judged, sample
+from mismatch_cli.metrics.clipping import breakdown, judged
 from mismatch_cli.metrics.clipping.result import clipping_result
 from mismatch_cli.metrics.clipping.summary import ClippingSummary, Question
 from mismatch_cli.metrics.gaps import token_gaps
@@ -93,7 +93,7 @@ def test_the_size_of_slices_does_not_matter(monkeypatch, max_tokens):
 
 def test_the_sample_is_the_same_in_any_order(monkeypatch, shards):
     """With room for fewer tokens than there are."""
-    monkeypatch.setattr(sample, "SAMPLE_TOKENS", 300)
+    monkeypatch.setattr(breakdown, "SAMPLE_TOKENS", 300)
     one, other = merged(shards).sample.result(), merged(shards[::-1]).sample.result()
     assert len(one) == 300 and one.tobytes() == other.tobytes()
 

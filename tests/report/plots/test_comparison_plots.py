@@ -102,7 +102,7 @@ def test_what_has_no_gap_is_drawn_or_declined(plot_data: ComparisonPlotData) -> 
 
 def test_the_curve_of_gaps_is_their_share() -> None:
     """|d| of 0, 0.1, 0.1 and 2: all but one of four at 0.1, one of four at 2."""
-    from mismatch_cli.metrics.cells import D_BINS
+    from mismatch_cli.metrics.volatility import D_BINS
 
     counts = np.zeros((11, D_BINS.count), dtype=np.int64)
     for value in np.array([0.0, 0.1, -0.1, 2.0], dtype=np.float32):

@@ -1,11 +1,14 @@
-"""The N rows with the smallest keys, in bounded memory: the same rows in any order and sharding."""
+"""The tokens and responses that are kept one by one, whatever the sharding: the worst, and a sample for plots."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 
+from mismatch_cli.metrics.estimate import finite_or_none
 from mismatch_cli.metrics.gaps import TokenGaps
 
 _ALMOST_1 = 1 - 2.0**-53  # 2^64 itself is no uint64
@@ -100,3 +103,74 @@ def response_rows(gaps: TokenGaps, response: np.ndarray, length_S: np.ndarray, d
 def _identify(rows: np.ndarray, gaps: TokenGaps, response: np.ndarray) -> None:
     for name, column in (("step", "step_S"), ("prompt_id", "prompt_id_S"), ("sample_index", "sample_index_S")):
         rows[name] = getattr(gaps.batch, column).numpy()[gaps.first + response]
+
+
+class WorstTokens:
+    """The N tokens with the largest |d|, the N with the largest |Δp|, and the N responses with the largest |Σd|.
+
+    Equal values are ordered by step, prompt, sample and position. A gap of exactly 0 is never among them; a token out
+    of support can be only under |Δp|.
+    """
+
+    def __init__(self, count: int = 50) -> None:
+        self.abs_d, self.abs_dp = SmallestRows(TOKEN_ROW, count), SmallestRows(TOKEN_ROW, count)
+        self.responses = SmallestRows(RESPONSE_ROW, count)
+
+    def update(self, gaps: TokenGaps) -> None:
+        for kept, values_N in ((self.abs_d, gaps.abs_d_N), (self.abs_dp, gaps.abs_dp_N)):
+            large = np.flatnonzero(values_N >= max(-kept.limit, _SMALLEST))
+            kept.offer(-values_N[large], partial(_rows_among, gaps, large))
+        length_S, d_sum_S = gaps.length_and_d_sum
+        real = np.flatnonzero(d_sum_S)
+        self.responses.offer(-np.abs(d_sum_S[real]), lambda index: response_rows(gaps, real[index], length_S, d_sum_S))
+
+    def merge(self, other: WorstTokens) -> None:
+        for name, kept in vars(self).items():
+            kept.merge(getattr(other, name))
+
+    def result(self) -> dict[str, list[dict[str, Any]]]:
+        return {name: _records(kept.rows()) for name, kept in vars(self).items()}
+
+
+_SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
+
+
+def _rows_among(gaps: TokenGaps, candidates: np.ndarray, index: np.ndarray) -> np.ndarray:
+    return token_rows(gaps, candidates[index])
+
+
+def _records(rows: np.ndarray) -> list[dict[str, Any]]:
+    names = [name for name in rows.dtype.names or () if name != "key"]
+    return [{name: finite_or_none(row[name].item()) for name in names} for row in rows]
+
+
+class ScatterSample:
+    """About the same tokens and responses for every pair of policies, whatever the order and the sharding.
+
+    A token is chosen by hash(prompt_id, sample_index, step, position), a response by the first three. Each response of
+    the sample has the number of its tokens in support and Σd over them.
+    """
+
+    def __init__(self, tokens: int = 20_000, responses: int = 5_000) -> None:
+        self.tokens, self.responses = SmallestRows(TOKEN_ROW, tokens), SmallestRows(RESPONSE_ROW, responses)
+
+    def update(self, gaps: TokenGaps) -> None:
+        self.tokens.offer_hashed(gaps.token_hash_N, lambda index: token_rows(gaps, index))
+        length_S, d_sum_S = gaps.length_and_d_sum
+        real = np.flatnonzero(length_S)
+        self.responses.offer_hashed(
+            gaps.response_hash_S[real], lambda index: response_rows(gaps, real[index], length_S, d_sum_S)
+        )
+
+    def merge(self, other: ScatterSample) -> None:
+        self.tokens.merge(other.tokens)
+        self.responses.merge(other.responses)
+
+    def result(self) -> dict[str, dict[str, list[float]]]:
+        """Columns as lists: `tokens` and `responses`; a top-K TV that was not measured is NaN."""
+        return {"tokens": _columns(self.tokens), "responses": _columns(self.responses)}
+
+
+def _columns(kept: SmallestRows) -> dict[str, list[float]]:
+    rows = kept.rows()
+    return {name: rows[name].tolist() for name in rows.dtype.names or () if name != "key"}

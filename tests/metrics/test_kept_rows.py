@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from mismatch_cli.metrics.gaps import token_gaps
+from mismatch_cli.metrics.kept_rows import ScatterSample, WorstTokens
 from mismatch_cli.metrics.pairs import PAIRS
-from mismatch_cli.metrics.scatter import ScatterSample
-from mismatch_cli.metrics.worst import WorstTokens
 
 
 def fill(accumulator, *batches, pair: str = "mismatch"):
