@@ -87,11 +87,11 @@ def target_names(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(sorted({name.rpartition(".")[2] for name in modules} | parameters))
 
 
-def same_adapter(one: str | None, other: str | None) -> bool:
+def same_adapter(first: str | None, second: str | None) -> bool:
     """Whether two adapters, or none, change the weights in the same way, wherever they lie."""
-    if one is None or other is None:
-        return one is other
-    return one == other or read_adapter(one).digest == read_adapter(other).digest
+    if first is None or second is None:
+        return first is second
+    return first == second or read_adapter(first).digest == read_adapter(second).digest
 
 
 def put_on(model: Any, adapter: Adapter, *, merge: bool) -> Any:

@@ -47,7 +47,7 @@ def bounded(what: object, file_bytes: int) -> Iterator[None]:
 
 
 @contextmanager
-def limited(more: int) -> Iterator[None]:
+def limited(allowed: int) -> Iterator[None]:
     """Inside, asking for more than so many bytes is a MemoryError."""
     has = _status("/proc/self/status", "VmData:")
     if has is None:
@@ -56,7 +56,7 @@ def limited(more: int) -> Iterator[None]:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    most = has + more if soft == resource.RLIM_INFINITY else min(soft, has + more)
+    most = has + allowed if soft == resource.RLIM_INFINITY else min(soft, has + allowed)
     resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
     try:
         yield

@@ -43,14 +43,14 @@ def shown_apart(first: Any, other: Any) -> tuple[Any, Any]:
         return pair
     names = max(len(Path(first).parts), len(Path(other).parts))
     longer = ((_short(first, count), _short(other, count)) for count in range(2, names + 1))
-    return next((each for each in longer if each[0] != each[1]), (first, other))
+    return next((pair for pair in longer if pair[0] != pair[1]), (first, other))
 
 
 def _short(path: str, names: int = 1) -> str:
     """Relative to the working folder; elsewhere the last names, and the run's for a trace in it."""
-    here = Path(path)
-    if here.is_relative_to(Path.cwd()):
-        return str(here.relative_to(Path.cwd()))
-    parts = here.parts[1:]
+    folder = Path(path)
+    if folder.is_relative_to(Path.cwd()):
+        return str(folder.relative_to(Path.cwd()))
+    parts = folder.parts[1:]
     names += parts[-1:] in (("trace",), ("held-out",))
     return "/".join(("…", *parts[-names:]))

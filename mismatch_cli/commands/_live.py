@@ -112,8 +112,8 @@ class TrainingView:
         """What stands on the terminal."""
         from rich.text import Text
 
-        of = f" · run {self._number} of {self._runs}" if self._runs > 1 else ""
-        lines = [Text.assemble((visible(self._config.algorithm), "bold"), f" · seed {self._config.seed}{of}")]
+        run_of_runs = f" · run {self._number} of {self._runs}" if self._runs > 1 else ""
+        lines = [Text.assemble((visible(self._config.algorithm), "bold"), f" · seed {self._config.seed}{run_of_runs}")]
         if self.records:
             lines += self._bar(width)
             for label, pieces in self._rows(width - _LABEL):
@@ -136,8 +136,8 @@ class TrainingView:
         waited = time.monotonic() - self._last
         left = max(0.0, self._pace.left() - waited)
         pieces = [f"{step} of {steps} steps", f"{duration(left)} left" if step < steps else "saving"]
-        if more := self._runs - self._number:
-            pieces.append(f"all runs {duration(left + more * (self._start + self._pace.whole()))}")
+        if runs_left := self._runs - self._number:
+            pieces.append(f"all runs {duration(left + runs_left * (self._start + self._pace.whole()))}")
         words = _flow(pieces, width)
         room = min(30, width - len(words[0]) - 2)
         beside = room >= _NARROWEST_BAR
@@ -152,7 +152,7 @@ class TrainingView:
         rows = [("reward", [f"{rewards[-1]:.3f} {curve}", *self._accuracy()])]
         gap, bad, blocked = now["mismatch"].get("abs_dp_mean"), now.get("bad_over_negative"), now.get("blocked")
         if gap is not None:
-            first = [each["mismatch"].get("abs_dp_mean") for each in records[:_FIRST]]
+            first = [record["mismatch"].get("abs_dp_mean") for record in records[:_FIRST]]
             at_first = _number(_mean(value for value in first if value is not None))
             pieces = [f"|π−μ| {_number(gap)}", *[f"{at_first} in the first steps"] * (len(records) > _FIRST)]
             rows.append(("mismatch", pieces))

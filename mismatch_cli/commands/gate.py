@@ -88,7 +88,7 @@ def command(
         _show_presets([load_limits(name) for name in presets()], json)
         return
     sets = [load_limits(name) for name in dict.fromkeys(limits or [DEFAULT])]
-    relative = [limit for one in sets for limit in one.limits if limit.bound in OF_BASELINE]
+    relative = [limit for limit_set in sets for limit in limit_set.limits if limit.bound in OF_BASELINE]
     if relative and not baseline:
         raise UsageError(f"{relative[0].metric} {relative[0].text} needs a trace to start from: give --baseline TRACE.")
     for path in (junit, markdown):
@@ -169,12 +169,12 @@ def _show_presets(sets: Sequence[LimitSet], as_json: bool) -> None:
     from mismatch_cli.commands._present import print_parts
 
     if as_json:
-        print(json.dumps([asdict(one) for one in sets], indent=2))
+        print(json.dumps([asdict(limit_set) for limit_set in sets], indent=2))
         return
     parts: list[RenderableType] = []
-    for one in sets:
-        parts += [Text(one.name, style="bold"), Padding(Text(one.about), (0, 0, 0, 2))]
-        for limit in one.limits:
+    for limit_set in sets:
+        parts += [Text(limit_set.name, style="bold"), Padding(Text(limit_set.about), (0, 0, 0, 2))]
+        for limit in limit_set.limits:
             line = Text.assemble(f"{limit.metric} {limit.text}", ("  " + limit.source, "dim"))
             parts.append(Padding(line, (0, 0, 0, 2)))
         parts.append(Text(""))

@@ -117,9 +117,9 @@ def _cost(logq_T: np.ndarray, logp_T: np.ndarray, counts_T: np.ndarray, lag: int
         return cost_T
     q = slice(max(0, -lag), max(0, -lag) + length)
     p = slice(max(0, lag), max(0, lag) + length)
-    both = counts_T[q] & counts_T[p]
+    counted = counts_T[q] & counts_T[p]
     with np.errstate(invalid="ignore"):
-        cost_T[q] = np.where(both, np.minimum(np.abs(logp_T[p] - logq_T[q]), _MOST), np.nan)
+        cost_T[q] = np.where(counted, np.minimum(np.abs(logp_T[p] - logq_T[q]), _MOST), np.nan)
     return cost_T
 
 

@@ -139,17 +139,17 @@ class OwnColumns:
         """Take in one table."""
         if batch.topk_ids_TK is None:
             return
-        here_TK = batch.topk_ids_TK.numpy() == batch.response_ids_T.numpy()[:, None]
+        sampled_TK = batch.topk_ids_TK.numpy() == batch.response_ids_T.numpy()[:, None]
         for side, (sampled, topk) in _COLUMNS.items():
             logp_T, logp_TK = getattr(batch, sampled), getattr(batch, topk)
             if logp_T is not None and logp_TK is not None:
-                self._update_side(side, logp_T.numpy(), logp_TK.numpy(), here_TK)
+                self._update_side(side, logp_T.numpy(), logp_TK.numpy(), sampled_TK)
 
-    def _update_side(self, side: str, logp_T: np.ndarray, logp_TK: np.ndarray, here_TK: np.ndarray) -> None:
+    def _update_side(self, side: str, logp_T: np.ndarray, logp_TK: np.ndarray, sampled_TK: np.ndarray) -> None:
         agreement = self.sides.setdefault(side, SideAgreement())
         known_TK = np.isfinite(logp_TK)
-        in_topk_T = (here_TK & known_TK).any(axis=1) & np.isfinite(logp_T)
-        own_T = np.where(here_TK & known_TK, logp_TK, 0).sum(axis=1)
+        in_topk_T = (sampled_TK & known_TK).any(axis=1) & np.isfinite(logp_T)
+        own_T = np.where(sampled_TK & known_TK, logp_TK, 0).sum(axis=1)
         with np.errstate(invalid="ignore"):
             difference_T = np.where(in_topk_T, np.abs(own_T - logp_T), 0)
             odd_T = difference_T > _ABSOLUTE + _RELATIVE * np.abs(logp_T)

@@ -143,25 +143,25 @@ class _Weighing:
 
     def compete(self, evidence: Evidence) -> Evidence:
         """Undo the cause that explains most, and look for the others again in what is left, until there is none."""
-        here = float(np.abs(evidence.sample.d_N).sum())
+        total_gap = float(np.abs(evidence.sample.d_N).sum())
         waiting, present = list(self.causes), evidence
         undone: list[Finding] = []
         while waiting:
             for name in waiting:
                 self._answer_again(name, present, undone)
             found = [self.answers[name] for name in waiting if self.answers[name].status == "found"]
-            found = [f for f in found if (f.explains or 0.0) * self._total >= _LEAST * here]
+            found = [f for f in found if (f.explains or 0.0) * self._total >= _LEAST * total_gap]
             if not found:
                 break
             strongest = max(found, key=lambda finding: finding.explains or 0.0)
             present = self.undo(strongest, present)
             undone.append(strongest)
             waiting.remove(strongest.check)
-            if self._explained(undone) * self._total >= _MOST * here and present.gap.value <= present.usual.high:
+            if self._explained(undone) * self._total >= _MOST * total_gap and present.gap.value <= present.usual.high:
                 break  # what is left is what is usual, or what undoing could not reach
         self._demote([self.answers[name] for name in waiting], "only {share} of the gap goes with it")
         largest = self._explained(undone[:1]) * self._total
-        if undone and largest < _MOST * here and present.gap_is_too_large:
+        if undone and largest < _MOST * total_gap and present.gap_is_too_large:
             self._demote(undone, "only {share} of the gap goes with it, and the rest is far above the usual")
             return evidence
         return present

@@ -172,8 +172,8 @@ class SampleCollector:
             found |= {"topk_ids_TK": batch.topk_ids_TK}
         columns = {name: column.numpy() for name, column in found.items() if column is not None}
         if "topk_ids_TK" in columns:
-            here_TK = columns["topk_ids_TK"] == columns["response_ids_T"][:, None]
-            columns["topk_d_T"] = _at(here_TK, columns["topk_logp_TK"]) - _at(here_TK, columns["topk_logq_TK"])
+            sampled_TK = columns["topk_ids_TK"] == columns["response_ids_T"][:, None]
+            columns["topk_d_T"] = _at(sampled_TK, columns["topk_logp_TK"]) - _at(sampled_TK, columns["topk_logq_TK"])
         return columns | {name: columns[name][:, :TOP_K] for name in _TOPK_COLUMNS if name in columns}
 
     def _shrink(self) -> None:
@@ -206,9 +206,9 @@ class SampleCollector:
         )
 
 
-def _at(here_TK: np.ndarray, logp_TK: np.ndarray) -> np.ndarray:
+def _at(sampled_TK: np.ndarray, logp_TK: np.ndarray) -> np.ndarray:
     """The value of the one rank that is marked; NaN where none is."""
-    return np.where(here_TK.any(axis=1), np.where(here_TK, logp_TK, 0).sum(axis=1), np.nan)
+    return np.where(sampled_TK.any(axis=1), np.where(sampled_TK, logp_TK, 0).sum(axis=1), np.nan)
 
 
 _ROW_COLUMNS = ("prompt_id_S", "sample_index_S", "step_S", "prompt_length_S", "truncated_S")

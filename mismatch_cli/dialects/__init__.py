@@ -23,7 +23,7 @@ from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.sums import COLUMNS, evaluate, token_sums
 from mismatch_cli.trace.reader import Trace
 
-__all__ = ["Line", "Reading", "Readings", "lines", "measure", "names", "readings", "when"]
+__all__ = ["Line", "Reading", "Readings", "lines", "names", "readings", "when"]
 
 
 def names() -> list[str]:
@@ -46,11 +46,6 @@ def when(framework: str) -> str:
 def readings(traces: Sequence[Trace], frameworks: Sequence[str]) -> Readings:
     """Every line of the asked frameworks on the tokens of all traces, in one pass and bounded memory."""
     return read(traces, {name: lines(name) for name in frameworks})
-
-
-def measure(traces: Sequence[Trace], frameworks: Sequence[str]) -> dict[str, dict[str, float | None]]:
-    """Framework → metric name → value, None where the traces lack what it needs."""
-    return {name: {one.line.name: one.value for one in of} for name, of in readings(traces, frameworks).of.items()}
 
 
 _VERSIONS = ("version_rollout", "version_trainer")  # where they are equal, log π is served as recomputed too
@@ -88,7 +83,7 @@ class _Seen:
         if line.metric:
             return float(evaluate(self.totals_M)[line.metric])
         moments = [self.moments[quantity] for quantity in line.quantities]
-        return line.reduce(*moments) if all(one.count for one in moments) else float("nan")
+        return line.reduce(*moments) if all(moment.count for moment in moments) else float("nan")
 
 
 @dataclass(frozen=True)
@@ -112,7 +107,7 @@ def read(traces: Sequence[Trace], lines: Mapping[str, Sequence[Line]]) -> Readin
                 if PAIRS[pair].measured_in(batch) and all(getattr(batch, name) is not None for name in needs):
                     group.update(batch, pair, needs)
     return Readings(
-        {name: [_reading(line, seen[line.pair, line.needs]) for line in of] for name, of in lines.items()},
+        {name: [_reading(line, seen[line.pair, line.needs]) for line in asked] for name, asked in lines.items()},
         max((group.out_of_support for group in seen.values()), default=0),
     )
 

@@ -32,31 +32,31 @@ class Moments:
         self.least, self.largest = min(self.least, float(values.min())), max(self.largest, float(values.max()))
 
 
-def mean(of: Moments) -> float:
-    return of.mean
+def mean(moments: Moments) -> float:
+    return moments.mean
 
 
-def least(of: Moments) -> float:
-    return of.least
+def least(moments: Moments) -> float:
+    return moments.least
 
 
-def largest(of: Moments) -> float:
-    return of.largest
+def largest(moments: Moments) -> float:
+    return moments.largest
 
 
-def sample_sd(of: Moments) -> float:
+def sample_sd(moments: Moments) -> float:
     """With n − 1 in the denominator, as torch.std."""
-    return sqrt(of.squares / (of.count - 1)) if of.count > 1 else nan
+    return sqrt(moments.squares / (moments.count - 1)) if moments.count > 1 else nan
 
 
-def population_sd(of: Moments) -> float:
+def population_sd(moments: Moments) -> float:
     """With n in the denominator: √(E x² − (E x)²)."""
-    return sqrt(of.squares / of.count)
+    return sqrt(moments.squares / moments.count)
 
 
-def effective_share(of: Moments) -> float:
+def effective_share(moments: Moments) -> float:
     """1 / E[(w / E w)²]."""
-    return of.mean**2 / (of.mean**2 + of.squares / of.count)
+    return moments.mean**2 / (moments.mean**2 + moments.squares / moments.count)
 
 
 def ratio_of_means(over: Moments, under: Moments) -> float:
@@ -80,8 +80,8 @@ _ROWS: tuple[tuple[str, str, Quantity, Callable[[Moments], float]], ...] = (
 def perplexity_lines(prefix: str, source: str) -> tuple[Line, ...]:
     """The lines under a framework's own prefix."""
     return tuple(
-        Line(f"{prefix}{name}", ENGINE_GAP, formula, source, of=of, reduce=reduce)
-        for name, formula, of, reduce in _ROWS
+        Line(f"{prefix}{name}", ENGINE_GAP, formula, source, of=quantity, reduce=reduce)
+        for name, formula, quantity, reduce in _ROWS
     )
 
 

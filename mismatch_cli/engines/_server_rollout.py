@@ -140,7 +140,7 @@ def to_rollout(request: Request, answer: Any, top_logprobs: int, max_tokens: int
     tokens, logp_T, top = columns
     if any(_id_of(token) != i for token, i in zip(tokens, ids, strict=True)):
         raise _unusable("its log-probs are of other tokens than it returns")
-    rows = [_ranked(*each, top_logprobs, vocabulary) for each in zip(ids, logp_T, top, strict=True)]
+    rows = [_ranked(*position, top_logprobs, vocabulary) for position in zip(ids, logp_T, top, strict=True)]
     return Rollout(
         prompt_ids=request.prompt_ids,
         response_ids=ids,

@@ -107,10 +107,10 @@ class ModelClasses:
 
         with suppress(Exception):  # a model that transformers does not know: vLLM may, with classes of its own
             config = AutoConfig.from_pretrained(model, trust_remote_code=False)
-            for each in (config, config.get_text_config()):
+            for kind in (config, config.get_text_config()):
                 for auto in (AutoModel, AutoModelForCausalLM):
-                    auto._model_mapping.get(type(each), None)
-        classes = {each: (each.__bases__, dict(vars(each))) for each in _with_subclasses(PreTrainedModel)}
+                    auto._model_mapping.get(type(kind), None)
+        classes = {kind: (kind.__bases__, dict(vars(kind))) for kind in _with_subclasses(PreTrainedModel)}
         return cls(classes, dict(CONFIG_MAPPING._extra_content))
 
     def give_back(self, llm: Any = None) -> None:
@@ -119,7 +119,7 @@ class ModelClasses:
 
         CONFIG_MAPPING._extra_content.clear()
         CONFIG_MAPPING._extra_content.update(self.configs)
-        changed = {each: self._restored(each) for each in self.classes if each.__bases__ != self.classes[each][0]}
+        changed = {kind: self._restored(kind) for kind in self.classes if kind.__bases__ != self.classes[kind][0]}
         if changed and llm is not None:
             llm.apply_model(partial(_move, changed))
 

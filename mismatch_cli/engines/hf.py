@@ -219,7 +219,7 @@ def _left_pad(prompts: list[list[int]], length: int, device: torch.device) -> tu
 
 def _by_room(rooms: list[int]) -> list[list[int]]:
     """Rows that may sample equally many tokens: a row with less room must not be carried past the context's end."""
-    return [[row for row, room in enumerate(rooms) if room == each] for each in sorted(set(rooms))]
+    return [[row for row, room in enumerate(rooms) if room == wanted] for wanted in sorted(set(rooms))]
 
 
 def _as_set(token_ids: int | list[int] | None) -> set[int]:

@@ -267,7 +267,7 @@ def lora_arguments(adapter: Adapter | None) -> dict[str, Any]:
     from vllm.config.lora import MaxLoRARanks
 
     ranks = sorted(get_args(MaxLoRARanks))
-    rank = next((each for each in ranks if each >= adapter.rank), adapter.rank)  # one too large is vLLM's to refuse
+    rank = next((r for r in ranks if r >= adapter.rank), adapter.rank)  # one too large is vLLM's to refuse
     return {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
 
 

@@ -166,9 +166,9 @@ class Tally:
     def sift(self, bad_S: dict[str, np.ndarray], where: str = "") -> np.ndarray:
         """Which rows stay; every other one counts once, under the first reason that holds for it."""
         keep_S = np.ones(len(next(iter(bad_S.values()))), dtype=bool)
-        for reason, its_S in bad_S.items():
-            self.leave_out(reason, int((keep_S & its_S).sum()), where)
-            keep_S &= ~its_S
+        for reason, failed_S in bad_S.items():
+            self.leave_out(reason, int((keep_S & failed_S).sum()), where)
+            keep_S &= ~failed_S
         return keep_S
 
     def left_out_lines(self) -> list[str]:

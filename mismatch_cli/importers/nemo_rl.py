@@ -93,8 +93,8 @@ def _unwrapped(table: pa.Table, tally: Tally, where: str) -> dict[str, pa.Array]
     wrapped = [name for name in columns if name != "idx"]
     bad_S = {NO_IDS: _lists.is_null(columns["token_ids"]), UNWRAPPABLE: np.zeros(table.num_rows, dtype=bool)}
     for name in wrapped:
-        one_S = _lists.lengths_of(columns[name]) == 1
-        bad_S[UNWRAPPABLE] |= ~(one_S | _lists.is_null(columns[name]) | (name == "rewards"))
+        single_S = _lists.lengths_of(columns[name]) == 1
+        bad_S[UNWRAPPABLE] |= ~(single_S | _lists.is_null(columns[name]) | (name == "rewards"))
     keep = pa.array(tally.sift(bad_S, where))
     columns = {name: column.filter(keep) for name, column in columns.items()}
     return {name: pc.list_element(column, 0) if name in wrapped and name != "rewards" else column

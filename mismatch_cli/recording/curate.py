@@ -94,10 +94,10 @@ def _sample(
         before = read_manifest(folder) if (folder / FILE_NAME).is_file() else {}
         if before.get("prompts", {}).get("digest") != digest_of(kept):
             remove_trace(folder)
-        again = replace(config, samples_per_prompt=config.held_out_samples)
+        held_out = replace(config, samples_per_prompt=config.held_out_samples)
         its_own = {name: value for name, value in manifest.items() if name not in ("prompts", "shards", "shard_rows")}
         sample_trace(
-            again, folder, kept, engine, tokenizer, grader, its_own, progress,
+            held_out, folder, kept, engine, tokenizer, grader, its_own, progress,
             phase="Held out", first_sample=config.samples_per_prompt,
         )  # fmt: skip
 

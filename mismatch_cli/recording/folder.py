@@ -98,7 +98,7 @@ def check_free(folder: Path, *names: str) -> None:
     for name in names:
         path = folder / name
         inside = [] if path.is_symlink() else sorted(path.glob("*"))
-        for found in (path, *(each for each in inside if not _is_passing(each))):
+        for found in (path, *(entry for entry in inside if not _is_passing(entry))):
             if os.path.lexists(found) and not is_ours(found, folder):
                 raise MismatchError(
                     f"{found} is in the way, and mismatch-cli did not write it. "
@@ -116,8 +116,8 @@ def check_no_links(folder: Path) -> None:
 
 def check_apart(folder: Path, read: Path) -> None:
     """Refuse to write a run where one is read from, inside it, or around it."""
-    ours, theirs = folder.resolve(), read.resolve()
-    if ours.is_relative_to(theirs) or theirs.is_relative_to(ours):
+    ours, other = folder.resolve(), read.resolve()
+    if ours.is_relative_to(other) or other.is_relative_to(ours):
         raise MismatchError(f"{folder} and {read}, which is only read, are not apart. Choose another --output.")
 
 

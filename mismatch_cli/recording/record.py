@@ -84,10 +84,10 @@ def _score(
     from mismatch_cli.recording.score import load_trainer, passes
 
     manifest["equal_weights"] = equal_weights(config)
-    for this in passes(manifest["equal_weights"]):
-        recomputed = this.column == "logp_recomputed"
+    for scoring in passes(manifest["equal_weights"]):
+        recomputed = scoring.column == "logp_recomputed"
         shards = shards_of(folder, manifest)
-        if not all(this.done(path) for path in shards):
+        if not all(scoring.done(path) for path in shards):
             at_rollout = recomputed or manifest["equal_weights"]
             check = AdapterCheck(config, shards[0], progress) if config.adapter and at_rollout and shards else None
             weights = config if recomputed else config.trainer
@@ -96,13 +96,13 @@ def _score(
                 manifest["adapter_check"] = check.done(trainer)
             manifest["recomputed" if recomputed else "trainer"] = trainer.describe()
             write_manifest(folder, manifest)  # before the first shard is scored: a killed run says with what
-            _score_shards(config, trainer, this, shards, distributions, progress)
+            _score_shards(config, trainer, scoring, shards, distributions, progress)
 
 
 def _score_shards(
     config: ProbeConfig,
     trainer: Trainer,
-    this: Pass,
+    scoring: Pass,
     shards: list[Path],
     distributions: Distributions,
     progress: Progress,
@@ -111,7 +111,7 @@ def _score_shards(
 
     rows = [open_shard(path).metadata.num_rows for path in shards]
     repeated = evenly_spaced(config.trainer.noise_responses, sum(rows))
-    done = [this.done(path) for path in shards]
+    done = [scoring.done(path) for path in shards]
     on_scored = progress.start("Scoring", sum(r for r, d in zip(rows, done, strict=True) if d), sum(rows))
     try:
         for index, path in enumerate(shards):
@@ -120,7 +120,7 @@ def _score_shards(
                 score_shard(
                     path,
                     trainer,
-                    this,
+                    scoring,
                     token_budget=config.trainer.token_budget,
                     repeat=[repeated(first + row) for row in range(rows[index])],
                     on_scored=on_scored,

@@ -183,9 +183,9 @@ class _Rescoring:
 
         start, budget = 0, self.config.trainer.token_budget
         for table in self.source.tables(shards=[path]):
-            again = repeat[start : start + len(table)]
+            repeated = repeat[start : start + len(table)]
             columns = score_rows(
-                table, trainer, self.plan.score, token_budget=budget, repeat=again, on_scored=on_scored
+                table, trainer, self.plan.score, token_budget=budget, repeat=repeated, on_scored=on_scored
             )
             columns |= self.plan.versions(table) | _carried(table, self.plan)
             unknown = {name: [None] * len(table) for name in self.plan.written if name not in columns}
@@ -236,4 +236,4 @@ def _carried(table: pa.Table, plan: RescorePlan) -> dict[str, Any]:
     cuts = batch.offset_S1[1:-1].numpy()
     flat = {"logp_recomputed": batch.logp_recomputed_T, "topk_logp_recomputed": batch.topk_logp_recomputed_TK}
     rows = {name: np.split(values.numpy(), cuts) for name, values in flat.items() if values is not None}
-    return {name: [None if np.isnan(one).all() else one for one in of] for name, of in rows.items()}
+    return {name: [None if np.isnan(values).all() else values for values in column] for name, column in rows.items()}

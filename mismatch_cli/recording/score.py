@@ -105,8 +105,8 @@ def score_rows(
     scores = trainer.score(requests, token_budget=token_budget, on_scored=on_scored)
     columns = _pass_columns(scoring, scores)
     if scoring.version_trainer is not None:
-        again = [row for row, chosen in enumerate(repeat) if chosen]
-        columns |= _repeat_column(trainer, requests, again, token_budget)
+        repeated_rows = [row for row, chosen in enumerate(repeat) if chosen]
+        columns |= _repeat_column(trainer, requests, repeated_rows, token_budget)
     return columns
 
 
@@ -144,8 +144,8 @@ def _repeat_column(
     if not rows:
         return {}
     values: list[Any] = [None] * len(requests)
-    again = trainer.score_again(requests, token_budget=token_budget, rows=rows)
-    for row, scores in zip(rows, again, strict=True):
+    repeated = trainer.score_again(requests, token_budget=token_budget, rows=rows)
+    for row, scores in zip(rows, repeated, strict=True):
         values[row] = scores.logp_T
     return {"logp_trainer_repeat": values}
 

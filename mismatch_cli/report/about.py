@@ -124,9 +124,9 @@ def left_out_of(about: Mapping[str, Any], counts: Mapping[str, Any], words: Mapp
 def partial_notes(about: Mapping[str, Any]) -> tuple[str, ...]:
     """A note for each trace that lacks a part of itself: every number is of what is there."""
     return tuple(
-        f"PARTIAL: {one['trace']} is not whole, and what follows is of what is there: {'; '.join(one['reasons'])}. "
-        f"{one['remedy']}"
-        for one in about.get("partial", ())
+        f"PARTIAL: {part['trace']} is not whole, and what follows is of what is there: {'; '.join(part['reasons'])}. "
+        f"{part['remedy']}"
+        for part in about.get("partial", ())
     )
 
 
@@ -134,8 +134,8 @@ def _skipped(skipped: list[Mapping[str, Any]]) -> str:
     if not skipped:
         return ""
     named = "; ".join(f"prompt {s['prompt_id']}: {s['reason']}" for s in skipped[:_SKIPPED_SHOWN])
-    more = f"; and {len(skipped) - _SKIPPED_SHOWN} more, in manifest.json" if len(skipped) > _SKIPPED_SHOWN else ""
-    return f"{len(skipped)} prompts were skipped ({named}{more})."
+    rest = f"; and {len(skipped) - _SKIPPED_SHOWN} more, in manifest.json" if len(skipped) > _SKIPPED_SHOWN else ""
+    return f"{len(skipped)} prompts were skipped ({named}{rest})."
 
 
 def settings_tables(summary: Mapping[str, Any]) -> tuple[tuple[str, Facts], ...]:

@@ -43,8 +43,8 @@ def as_json(traces: Sequence[Trace], name: str) -> dict[str, Any]:
         "about": about(traces, 0),
         "out_of_support": found.out_of_support,
         "frameworks": {
-            framework: {"when": dialects.when(framework), "metrics": [_row(reading) for reading in of]}
-            for framework, of in found.of.items()
+            framework: {"when": dialects.when(framework), "metrics": [_row(reading) for reading in readings]}
+            for framework, readings in found.of.items()
         },
     }
 
@@ -69,7 +69,7 @@ def build_view(result: Mapping[str, Any], name: str) -> ReportView:
         sections = tuple(_words(frameworks))
         title, headline = "The same words, other numbers", "One trace, and what each framework would show for it."
     else:
-        sections = tuple(_framework(framework, of) for framework, of in frameworks.items())
+        sections = tuple(_framework(framework, content) for framework, content in frameworks.items())
         title, headline = f"In the words of {name}", f"What {name} would show for this trace."
     outside = result["out_of_support"]
     tokens = "1 token has" if outside == 1 else f"{numbers.count(outside)} tokens have"
@@ -90,9 +90,9 @@ def build_view(result: Mapping[str, Any], name: str) -> ReportView:
 _EXCLUDED = "left out of what is made of logs, where a framework would show infinity. A ratio is 0 there."
 
 
-def _framework(name: str, of: Mapping[str, Any]) -> Section:
+def _framework(name: str, framework: Mapping[str, Any]) -> Section:
     """A table for each two policies that the framework compares, and what has to be said about single metrics."""
-    rows = of["metrics"]
+    rows = framework["metrics"]
     columns = [named("metric", "name"), col("value", _value), named("formula", "formula", optional=True)]
     tables = [
         table(compares, [row for row in rows if row["compares"] == compares], columns, shrinks=True)
@@ -105,12 +105,14 @@ def _framework(name: str, of: Mapping[str, Any]) -> Section:
     notes = table(
         "Notes", noted.items(), [text("", lambda pair: pair[0]), text("metrics", lambda pair: ", ".join(pair[1]))]
     )
-    return Section(name, f"{of['when']} {_AVERAGE}", tables=filled(*tables, notes))
+    return Section(name, f"{framework['when']} {_AVERAGE}", tables=filled(*tables, notes))
 
 
 def _words(frameworks: Mapping[str, Any]) -> list[Section]:
     """A section for each word, with a row for every framework's own number of that name."""
-    rows = [row | {"framework": name} for name, of in frameworks.items() for row in of["metrics"] if row["word"]]
+    rows = [
+        row | {"framework": name} for name, content in frameworks.items() for row in content["metrics"] if row["word"]
+    ]
     columns = [
         named("framework", "framework"),
         col("value", _value),

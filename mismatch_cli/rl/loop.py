@@ -44,21 +44,21 @@ def train(
                 reward_S = run.grade(posed, rollouts)
                 advantage_S = group_mean_advantages(reward_S, np.array([p.problem.prompt_id for p in posed]))
             index = [i % config.samples_per_prompt for i in range(len(posed))]
-            this = Step(step, run.learner.version, posed, index, rollouts, reward_S, advantage_S)
+            current = Step(step, run.learner.version, posed, index, rollouts, reward_S, advantage_S)
             with seconds("recompute"):
-                this.recomputed = run.recompute(this)
+                current.recomputed = run.recompute(current)
             batches = run.minibatches(step, len(posed))
             with seconds("sync"):
-                run.sync.look_back(run.samples(this, batches[0].rows))
+                run.sync.look_back(run.samples(current, batches[0].rows))
             with seconds("update"):
                 for batch in batches:
-                    run.update(this, batch)
+                    run.update(current, batch)
             with seconds("sync"):
-                sync = run.sync.prove(run.samples(this, batches[0].rows), this.uses[0].update.logp)
+                sync = run.sync.prove(run.samples(current, batches[0].rows), current.uses[0].update.logp)
                 run.sync.load()
             with seconds("record"):
-                table = step_table(this)
-                record = step_record(this, table, run.learner.algorithm) | {"sync": sync} | run.counts()
+                table = step_table(current)
+                record = step_record(current, table, run.learner.algorithm) | {"sync": sync} | run.counts()
                 if config.trace_every and step % config.trace_every == 0:
                     run.write_trace(f"step-{step}", table)
             last = step == config.steps

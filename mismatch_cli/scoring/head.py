@@ -123,12 +123,12 @@ def _score_rows(
 ) -> HeadScores:
     if sampling.truncates or len(hidden_TH) <= _FEW_ROWS:
         return _score_full_rows(hidden_TH, head, ids_TQ, sampling, rollout)
-    scores, again_T = _score_tiles(hidden_TH, head, ids_TQ, sampling, width, rollout)
-    if again_T.any():
-        again = rollout.at(again_T.nonzero()[:, 0].tolist())
-        redone = _score_full_rows(hidden_TH[again_T], head, ids_TQ[again_T], sampling, again)
+    scores, redo_T = _score_tiles(hidden_TH, head, ids_TQ, sampling, width, rollout)
+    if redo_T.any():
+        redo_rows = rollout.at(redo_T.nonzero()[:, 0].tolist())
+        redone = _score_full_rows(hidden_TH[redo_T], head, ids_TQ[redo_T], sampling, redo_rows)
         for column, values in zip(scores, redone, strict=True):
-            column[again_T] = values
+            column[redo_T] = values
     return scores
 
 

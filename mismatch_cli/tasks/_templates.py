@@ -26,15 +26,15 @@ def rendered(tokenizer: Any, conversations: Mapping[int, Messages]) -> Iterator[
 
     They are rendered in a fork of this process, which a timer of the system ends: a loop in C hears of nothing else.
     """
-    ours, its = Pipe(duplex=False)
+    ours, child_end = Pipe(duplex=False)
     child: int | None = os.fork()
     if not child:
         try:
             ours.close()
-            _render(tokenizer, conversations.values(), its)
+            _render(tokenizer, conversations.values(), child_end)
         finally:
             os._exit(0)
-    its.close()
+    child_end.close()
     try:
         for prompt_id in conversations:
             try:

@@ -76,9 +76,9 @@ def completeness(
             "Move it elsewhere, or read the trace that it belongs to."
         )
     known = {name: count for name, count in (promised or {}).items() if count is not None}
-    if more := sorted(name for name in rows.keys() & known.keys() if rows[name] > known[name]):
+    if surplus := sorted(name for name in rows.keys() & known.keys() if rows[name] > known[name]):
         raise MismatchError(
-            f"{folder / more[0]} holds {rows[more[0]]:,} responses, and {known[more[0]]:,} were recorded. "
+            f"{folder / surplus[0]} holds {rows[surplus[0]]:,} responses, and {known[surplus[0]]:,} were recorded. "
             "Restore it from a copy, or record the trace again."
         )
     missing = sorted(name for name in (promised or {}).keys() - rows.keys() if known.get(name) != 0)
@@ -128,7 +128,7 @@ def _unscored(manifest: Mapping[str, Any], rows: Mapping[str, int], columns: Map
     if scored := imported.get("rows_with_trainer", 0):
         return max(0, int(imported.get("rows", scored)) - scored)
     scoring = "trainer" in manifest or manifest.get("command") == "probe"
-    expected = {"logp_trainer"} if scoring or any("logp_trainer" in its for its in columns.values()) else set()
+    expected = {"logp_trainer"} if scoring or any("logp_trainer" in column for column in columns.values()) else set()
     if "recomputed" in manifest or (manifest.get("command") == "probe" and manifest.get("equal_weights") is False):
         expected.add("logp_recomputed")
     return sum(count for name, count in rows.items() if not expected <= columns[name])

@@ -77,8 +77,8 @@ def _held_against(bar: Bar, pairs: Mapping[str, Any], of_family: str) -> dict[st
     if bar.family and bar.family != of_family:
         return None
     pair = pairs[bar.pair] if bar.pair in pairs else next(iter(pairs.values()))
-    here = _Here.of(pair["metrics"], bar.metric, bar.absolute)
-    if here is None:
+    found = _Here.of(pair["metrics"], bar.metric, bar.absolute)
+    if found is None:
         return None
     healthy, broken = bar.bounds
     return {
@@ -92,10 +92,10 @@ def _held_against(bar: Bar, pairs: Mapping[str, Any], of_family: str) -> dict[st
         "broken": broken,
         "says": bar.says,
         "note": bar.note,
-        "value": here.value,
-        "low": here.low,
-        "high": here.high,
-        "standing": standing(*here.range, healthy, broken),
+        "value": found.value,
+        "low": found.low,
+        "high": found.high,
+        "standing": standing(*found.range, healthy, broken),
     }
 
 
@@ -110,15 +110,15 @@ def standing(low: float, high: float, healthy: float, broken: float) -> str:
 
 def _above_floor(metrics: Mapping[str, Any], floor: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """The gap in multiples of the trainer's own noise; its interval is from both, each at its worst."""
-    here = _Here.of(metrics, LEADING)
+    gap = _Here.of(metrics, LEADING)
     noise = _Here.of(floor["metrics"], LEADING) if floor else None
-    if here is None or noise is None:
+    if gap is None or noise is None:
         return None
-    times = METRICS[LEADING].times_floor(here.value, noise.value)
-    row = {"metric": LEADING, "value": here.value, "floor": noise.value, "times": times, "low": None, "high": None}
-    if times == BELOW_RESOLUTION or None in (here.low, here.high, noise.low, noise.high):
+    times = METRICS[LEADING].times_floor(gap.value, noise.value)
+    row = {"metric": LEADING, "value": gap.value, "floor": noise.value, "times": times, "low": None, "high": None}
+    if times == BELOW_RESOLUTION or None in (gap.low, gap.high, noise.low, noise.high):
         return row
-    (low, high), (floor_low, floor_high) = here.range, noise.range
+    (low, high), (floor_low, floor_high) = gap.range, noise.range
     if low > 0 and floor_low > 0:
         row |= {"low": low / floor_high, "high": high / floor_low}
     return row
@@ -144,29 +144,29 @@ def _nearest(metrics: Mapping[str, Any], kind: Mapping[str, str]) -> list[Measur
 
     found = []
     for row in reference().measured:
-        here = _Here.of(metrics, row.metric)
-        if here and (not kind["family"] or row.family in ("", kind["family"])):
+        number = _Here.of(metrics, row.metric)
+        if number and (not kind["family"] or row.family in ("", kind["family"])):
             unlike = not row.precision or row.precision != kind["precision"]
-            found.append((unlike, _distance(row, here.value), row))
-    return [row for *_, row in sorted(found, key=lambda one: one[:2])[:_NEAREST]]
+            found.append((unlike, _distance(row, number.value), row))
+    return [row for *_, row in sorted(found, key=lambda candidate: candidate[:2])[:_NEAREST]]
 
 
-def _distance(row: Measured, here: float) -> float:
+def _distance(row: Measured, value: float) -> float:
     """How far a value is from a range, as the logarithm of a factor, counted from where the policies agree."""
     ideal = METRICS[row.metric].agreement or 0.0
     distances = sorted(abs(end - ideal) for end in (row.low, row.high))
-    mine = abs(here - ideal)
-    if distances[0] <= mine <= distances[1]:
+    distance = abs(value - ideal)
+    if distances[0] <= distance <= distances[1]:
         return 0.0
-    if mine == 0:
+    if distance == 0:
         return float("inf")
-    return min(abs(log(mine / end)) for end in distances if end > 0)
+    return min(abs(log(distance / end)) for end in distances if end > 0)
 
 
 def _measured_row(row: Measured, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    here = _Here.of(metrics, row.metric)
-    assert here is not None
-    return vars(row) | {"value": here.value}
+    found = _Here.of(metrics, row.metric)
+    assert found is not None
+    return vars(row) | {"value": found.value}
 
 
 HEALTHY, BETWEEN, ABOVE, UNDECIDED = "healthy", "between", "above", "undecided"

@@ -112,7 +112,7 @@ def precision(about: Mapping[str, Any]) -> str:
     """The coarsest precision in play on either side: of weights, KV cache or quantisation; empty if unknown."""
     named = [str(side[key]).lower() for side in _sides(about) for key in _DTYPES if side.get(key)]
     short = [_PRECISIONS.get(name, name) for name in named]
-    return next((one for one in _COARSEST_FIRST if any(one in name for name in short)), "")
+    return next((known for known in _COARSEST_FIRST if any(known in name for name in short)), "")
 
 
 def _sides(about: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

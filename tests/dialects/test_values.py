@@ -73,9 +73,15 @@ GOLDEN = {  # worked by hand from the formulas in each framework's source
 @pytest.mark.parametrize("framework", GOLDEN)
 def test_golden_values(framework, write):
     trace = write(rows(MU, logp_trainer=PI, advantage=ADVANTAGE))
-    found = dialects.measure([trace], [framework])[framework]
+    found = measure([trace], [framework])[framework]
     for name, value in GOLDEN[framework].items():
         assert found[name] == pytest.approx(value, abs=1e-6, rel=1e-6), name
+
+
+def measure(traces, frameworks):
+    """Framework → metric name → value."""
+    found = dialects.readings(traces, frameworks).of
+    return {name: {reading.line.name: reading.value for reading in rows} for name, rows in found.items()}
 
 
 def test_tis_abs_by_tokens(write):
@@ -90,7 +96,7 @@ def test_tis_abs_by_tokens(write):
 @pytest.fixture(scope="module")
 def on_bundled():
     trace = Trace.open(bundled_trace())
-    return dialects.measure([trace], dialects.names()), gaps_of(trace)
+    return measure([trace], dialects.names()), gaps_of(trace)
 
 
 @pytest.mark.parametrize("framework", dialects.names())
@@ -120,14 +126,14 @@ def test_masked_tokens_do_not_count(write):
     masked = write(rows([[-1.0, 0.0, -0.5], [-0.2, -0.4, -0.1]], **gap), name="masked")
     plain = write(rows([[-1.0, -0.5], [-0.2, -0.4, -0.1]], logp_trainer=[[-1.2, -0.7], [-0.3, -0.3, -0.1]]))
     every = dialects.names()
-    assert dialects.measure([masked], every) == dialects.measure([plain], every)
+    assert measure([masked], every) == measure([plain], every)
 
 
 def test_a_response_that_is_masked_as_a_whole(write):
     """verl has a perplexity of 1 for it, slime a 0, TRL a ratio of 1, NeMo-RL nothing; no token metric changes."""
     mask = [[1, 1], [0, 0]]
     trace = write(rows([[-1.0, -0.5], [-2.0, -2.0]], logp_trainer=[[-1.2, -0.7], [-3.0, -3.0]], loss_mask=mask))
-    found = dialects.measure([trace], dialects.names())
+    found = measure([trace], dialects.names())
     assert found["verl"]["rollout_corr/training_ppl"] == pytest.approx((math.exp(0.95) + 1) / 2, rel=1e-6)
     assert found["verl"]["rollout_corr/log_ppl_diff"] == pytest.approx(0.1, rel=1e-6)
     assert found["verl"]["rollout_corr/kl"] == pytest.approx(0.2, rel=1e-6)
@@ -139,7 +145,7 @@ def test_a_response_that_is_masked_as_a_whole(write):
 
 def test_a_response_that_was_not_scored_is_in_no_mean(write):
     trace = write(rows([[-1.0, -0.5], [-2.0]], logp_trainer=[[-1.2, -0.7], None]))
-    found = dialects.measure([trace], ["verl", "trl", "slime"])
+    found = measure([trace], ["verl", "trl", "slime"])
     assert found["verl"]["rollout_corr/log_ppl_diff"] == pytest.approx(0.2, rel=1e-6)
     assert found["trl"]["sampling/importance_sampling_ratio/mean"] == pytest.approx(math.exp(-0.4), rel=1e-6)
     assert found["slime"]["train/train_rollout_logprob_abs_diff"] == pytest.approx(0.2, rel=1e-6)
@@ -147,7 +153,7 @@ def test_a_response_that_was_not_scored_is_in_no_mean(write):
 
 def test_an_empty_response(write):
     trace = write(rows([[-1.0, -0.5], []], logp_trainer=[[-1.2, -0.7], []]))
-    found = dialects.measure([trace], dialects.names())
+    found = measure([trace], dialects.names())
     assert found["verl"]["rollout_corr/kl"] == pytest.approx(0.2, rel=1e-6)
     assert found["verl"]["rollout_corr/log_ppl_diff"] == pytest.approx(0.1, rel=1e-6)
     assert all(value is None or math.isfinite(value) for of in found.values() for value in of.values())
@@ -172,7 +178,7 @@ def test_a_token_out_of_support_has_a_ratio_but_no_log(write):
 
 def test_verls_clamp(write):
     trace = write(rows([[-30.0]], logp_trainer=[[-0.0]]))
-    found = dialects.measure([trace], ["verl"])["verl"]
+    found = measure([trace], ["verl"])["verl"]
     assert found["rollout_corr/chi2_token"] == pytest.approx(math.exp(40), rel=1e-6)
     assert found["rollout_corr/chi2_seq"] == pytest.approx(math.exp(40), rel=1e-6)
     assert found["rollout_corr/kl"] == pytest.approx(-30)
@@ -194,7 +200,7 @@ def test_without_the_trainer_at_the_weights_that_sampled(write):
 
 def test_prime_rl_does_not_see_groups_without_signal(write):
     trace = write(rows(MU, logp_trainer=PI, advantage=[[0.0] * 4, [-1.0] * 3]))
-    found = dialects.measure([trace], ["prime-rl"])["prime-rl"]
+    found = measure([trace], ["prime-rl"])["prime-rl"]
     d = np.array(PI[1]) - np.array(MU[1])
     assert found["mismatch_kl/all/mean"] == pytest.approx(np.mean(np.exp(d) - 1 - d), rel=1e-5)
 
@@ -206,15 +212,15 @@ def test_shards_and_traces_are_one_measurement(write):
     shards = write(*parts, name="shards")
     traces = [write(part, name=f"part-{i}") for i, part in enumerate(parts)]
     every = dialects.names()
-    expected = dialects.measure([whole], every)
-    for found in (dialects.measure([shards], every), dialects.measure(traces, every)):
+    expected = measure([whole], every)
+    for found in (measure([shards], every), measure(traces, every)):
         for framework in every:
             for name, value in expected[framework].items():
                 assert found[framework][name] == pytest.approx(value, rel=1e-12, abs=1e-15), name
 
 
 def test_a_float32_trace_is_measured_too():
-    found = dialects.measure([Trace.open(bundled("traces") / "float32")], ["verl", "open-instruct"])
+    found = measure([Trace.open(bundled("traces") / "float32")], ["verl", "open-instruct"])
     assert 0 < found["verl"]["training/rollout_probs_diff_mean"] < 1e-5
     assert found["verl"]["actor/ppo_kl"] == 0  # equal weights
     assert found["open-instruct"]["debug/vllm_vs_local_logprob_diff_mean"] > 0

@@ -33,8 +33,8 @@ def check(evidence: Evidence) -> Finding:
         bases = {side: base or _base_by_model(evidence.model, sample, side) for side, base in bases.items()}
     rows = tuple((f"{side}: base, by its own numbers", base or "not known") for side, base in bases.items())
     if all(base not in (None, "e") for base in bases.values()):
-        both = (str(bases["rollout"]), str(bases["trainer"]))
-        return _finding(evidence, dict.fromkeys(range(sample.num_responses), both), rows)
+        named_bases = (str(bases["rollout"]), str(bases["trainer"]))
+        return _finding(evidence, dict.fromkeys(range(sample.num_responses), named_bases), rows)
     found = {}
     for s, span in enumerate(sample.spans()):
         counts_T = sample.counts_T[span]

@@ -41,8 +41,8 @@ def spoiled_T(evidence: Evidence) -> np.ndarray:
 
 def _most_suspicious(own_N: np.ndarray, other_N: np.ndarray) -> tuple[float, int]:
     """A value that many tokens share exactly and that the other side does not confirm, and how many do."""
-    value_V, of_N, count_V = np.unique(own_N, return_inverse=True, return_counts=True)
-    gap_V = np.bincount(of_N, weights=np.abs(own_N - other_N), minlength=len(value_V))
+    value_V, value_index_N, count_V = np.unique(own_N, return_inverse=True, return_counts=True)
+    gap_V = np.bincount(value_index_N, weights=np.abs(own_N - other_N), minlength=len(value_V))
     often_V = (count_V >= max(_FEWEST, _SHARE * len(own_N))) & (value_V < _CERTAIN)
     suspicious_V = often_V & (gap_V > _APART * count_V)
     if not suspicious_V.any():

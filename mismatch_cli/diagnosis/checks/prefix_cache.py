@@ -23,8 +23,8 @@ def check(evidence: Evidence) -> Finding:
     if min(seen_S.sum(), (~seen_S).sum()) < _FEWEST:
         return untested(NAME, "needs prompts that come again in a later step, and others that do not")
     seen_N = seen_S[sample.response_T[sample.kept]]
-    again, first = (mean_over_prompts(sample.u_N[part], sample.group_N[part]) for part in (seen_N, ~seen_N))
-    factor, z = again.times(first), again.z_of_log_ratio(first)
+    repeated, first = (mean_over_prompts(sample.u_N[part], sample.group_N[part]) for part in (seen_N, ~seen_N))
+    factor, z = repeated.times(first), repeated.z_of_log_ratio(first)
     rows = (("responses to prompts seen before", int(seen_S.sum())), ("to new prompts", int((~seen_S).sum())), ("z", z))
     if not (factor > _TIMES and z > _Z):
         return Finding(NAME, "clear", factor, "times the gap on new prompts", evidence=rows)
@@ -35,7 +35,7 @@ def check(evidence: Evidence) -> Finding:
 
 def _seen_before(sample: Sample) -> np.ndarray:
     """Whether the prompt of a response came in an earlier step."""
-    prompt_P, of_S = np.unique(sample.prompt_id_S, return_inverse=True)
+    prompt_P, prompt_index_S = np.unique(sample.prompt_id_S, return_inverse=True)
     first_P = np.full(len(prompt_P), np.iinfo(np.int64).max)
-    np.minimum.at(first_P, of_S, sample.step_S.astype(np.int64))
-    return sample.step_S > first_P[of_S]
+    np.minimum.at(first_P, prompt_index_S, sample.step_S.astype(np.int64))
+    return sample.step_S > first_P[prompt_index_S]

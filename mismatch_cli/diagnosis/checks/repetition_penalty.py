@@ -128,11 +128,11 @@ def _predicted(ranks: _Ranks, logq_N: np.ndarray, seen_N: np.ndarray, shift: np.
     others_NK = ranks.usable_NK & (np.abs(ranks.q_NK - logq_N[:, None]) > 1e-6)
     x_NK = ranks.centred(ranks.seen_NK, others_NK)
     y_NK = ranks.centred(ranks.d_NK - shift[1] * ranks.seen_q_NK, others_NK)
-    here_N = ((x_NK * y_NK).sum(axis=1) + _PRIOR * shift[0]) / ((x_NK * x_NK).sum(axis=1) + _PRIOR)
-    moved_NK = (here_N[:, None] + shift[1] * np.maximum(ranks.q_NK, _DEEPEST)) * ranks.seen_NK
+    shift_N = ((x_NK * y_NK).sum(axis=1) + _PRIOR * shift[0]) / ((x_NK * x_NK).sum(axis=1) + _PRIOR)
+    moved_NK = (shift_N[:, None] + shift[1] * np.maximum(ranks.q_NK, _DEEPEST)) * ranks.seen_NK
     mass_N = (np.exp(ranks.q_NK) * np.expm1(moved_NK)).sum(axis=1)
     log_sum_N = np.log1p(np.maximum(mass_N, _LEAST_MASS - 1))
-    return np.asarray((here_N + shift[1] * np.maximum(logq_N, _DEEPEST)) * seen_N - log_sum_N)
+    return np.asarray((shift_N + shift[1] * np.maximum(logq_N, _DEEPEST)) * seen_N - log_sum_N)
 
 
 _LEAST_MASS = 1e-6
