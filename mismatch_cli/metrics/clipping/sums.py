@@ -48,14 +48,18 @@ def response_sums(judged: Judged) -> np.ndarray:
 
 
 def _shared(judged: Judged) -> np.ndarray:
-    total = judged.gaps.responses.sum
-    mu_N, known_N, entropy_N = judged.gaps.q_N, *_known_entropy(judged)
-    signs = (judged.positive_N, judged.negative_N)
-    counts = [total(sign_N) for sign_N in signs]
-    updates = [total(np.where(sign_N, judged.update_N, 0)) for sign_N in signs]
-    advantages = [total(judged.abs_advantage_N * sign_N) for sign_N in signs]
-    rest = [counts[0] + counts[1] > 0, total(mu_N * judged.judged_N), total(entropy_N), total(known_N)]
-    return np.stack([*counts, *updates, *advantages, *rest], axis=1)
+    total, (known_N, entropy_N) = judged.gaps.responses.sum, _known_entropy(judged)
+    sums = {
+        "responses": total(judged.judged_N) > 0,
+        "mu": total(judged.gaps.q_N * judged.judged_N),
+        "entropy": total(entropy_N),
+        "entropy_n": total(known_N),
+    }
+    for sign, sign_N in (("positive", judged.positive_N), ("negative", judged.negative_N)):
+        sums[sign] = total(sign_N)
+        sums[f"update_{sign}"] = total(np.where(sign_N, judged.update_N, 0))
+        sums[f"advantage_{sign}"] = total(judged.abs_advantage_N * sign_N)
+    return np.stack([sums[name] for name in SHARED], axis=1)
 
 
 def _known_entropy(judged: Judged) -> tuple[np.ndarray, np.ndarray]:
@@ -68,41 +72,43 @@ def _known_entropy(judged: Judged) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _of_algorithm(judged: Judged, algorithm: Algorithm, blocked_U: np.ndarray) -> np.ndarray:
-    sums = np.zeros((judged.num_responses, len(PER_ALGORITHM)))
-    _add_blocked(sums, judged, blocked_U, judged.update_N if algorithm.weighs_by_ratio else judged.abs_advantage_N)
+    sums = _blocked(judged, blocked_U, judged.update_N if algorithm.weighs_by_ratio else judged.abs_advantage_N)
     if algorithm.weighs_by_ratio:
-        _add_capped(sums, judged, algorithm, blocked_U)
+        sums |= _capped(judged, algorithm, blocked_U)
+    nothing_S = np.zeros(judged.num_responses)
+    return np.stack([sums.get(name, nothing_S) for name in PER_ALGORITHM], axis=1)
+
+
+def _blocked(judged: Judged, blocked_U: np.ndarray, weight_N: np.ndarray) -> dict[str, np.ndarray]:
+    def total(index_U: np.ndarray, values_N: np.ndarray | None = None) -> np.ndarray:
+        weights_U = None if values_N is None else values_N[index_U]
+        return np.bincount(judged.response_N[index_U], weights=weights_U, minlength=judged.num_responses)
+
+    negative_U = judged.negative_N[blocked_U]
+    sums = {"mu": total(blocked_U, judged.gaps.q_N)}
+    for sign, sign_U in (("positive", blocked_U[~negative_U]), ("negative", blocked_U[negative_U])):
+        sums[sign], sums[f"lost_{sign}"] = total(sign_U), total(sign_U, weight_N)
+    sums["touched"] = sums["positive"] + sums["negative"] > 0
+    if judged.entropy_N is not None:
+        known_U = blocked_U[~np.isnan(judged.entropy_N[blocked_U])]
+        sums["entropy"], sums["entropy_n"] = total(known_U, judged.entropy_N), total(known_U)
     return sums
 
 
-def _add_blocked(sums: np.ndarray, judged: Judged, blocked_U: np.ndarray, weight_N: np.ndarray) -> None:
-    response_U, negative_U = judged.response_N[blocked_U], judged.negative_N[blocked_U]
-
-    def count(weights_U: np.ndarray | None = None, where: np.ndarray | None = None) -> np.ndarray:
-        chosen_U = response_U if where is None else response_U[where]
-        weights = weights_U if where is None or weights_U is None else weights_U[where]
-        return np.bincount(chosen_U, weights=weights, minlength=len(sums))
-
-    for column, where in ((0, ~negative_U), (1, negative_U)):
-        sums[:, column] = count(where=where)
-        sums[:, column + 2] = count(weight_N[blocked_U], where)
-    sums[:, 6] = sums[:, 0] + sums[:, 1] > 0
-    sums[:, 7] = count(judged.gaps.q_N[blocked_U])
-    if judged.entropy_N is not None:
-        known_U = ~np.isnan(judged.entropy_N[blocked_U])
-        sums[:, 8], sums[:, 9] = count(judged.entropy_N[blocked_U], known_U), count(where=known_U)
-
-
-def _add_capped(sums: np.ndarray, judged: Judged, algorithm: Algorithm, blocked_U: np.ndarray) -> None:
+def _capped(judged: Judged, algorithm: Algorithm, blocked_U: np.ndarray) -> dict[str, np.ndarray]:
     """What the bounds of the weight take from tokens that are kept: (r − weight)·|A|."""
     (factor,) = algorithm.weight
     if not factor.bounded:
-        return
+        return {}
     low, high = np.float32(factor.floor), np.float32(factor.cap)
     bounded_N = judged.judged_N & ((judged.ratio_N > high) | (judged.ratio_N < low))
     bounded_N[blocked_U] = False
     index_U = np.flatnonzero(bounded_N)
     ratio_U = judged.ratio_N[index_U].astype(np.float64)
     lost_U = (ratio_U - np.clip(ratio_U, low, high)) * judged.abs_advantage_N[index_U]
-    for column, where in ((4, judged.positive_N[index_U]), (5, judged.negative_N[index_U])):
-        sums[:, column] = np.bincount(judged.response_N[index_U[where]], weights=lost_U[where], minlength=len(sums))
+    return {
+        f"capped_{sign}": np.bincount(
+            judged.response_N[index_U[sign_U]], weights=lost_U[sign_U], minlength=judged.num_responses
+        )
+        for sign, sign_U in (("positive", judged.positive_N[index_U]), ("negative", judged.negative_N[index_U]))
+    }
