@@ -111,7 +111,7 @@ def _summarise_one(task: _Task) -> list[ClippingSummary]:
 
 def _summaries(tasks: Sequence[_Task], workers: int) -> Iterator[ClippingSummary]:
     """The summary of each shard in order; at most two per worker wait for their turn."""
-    single = [one for task in tasks for one in task.split()]
+    single = [part for task in tasks for part in task.split()]
     workers = min(workers, len(single))
     if workers <= 1:  # the next shard is read meanwhile
         for task in tasks:
@@ -119,16 +119,16 @@ def _summaries(tasks: Sequence[_Task], workers: int) -> Iterator[ClippingSummary
         return
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_start_worker) as pool:
         with _deaf_to_interrupts():  # inherited: a worker that is still importing does not show a traceback
-            waiting = deque(pool.submit(_summarise_one, one) for one in single[: 2 * workers])
-        for one in [*single[2 * workers :], *[None] * len(waiting)]:
+            waiting = deque(pool.submit(_summarise_one, part) for part in single[: 2 * workers])
+        for part in [*single[2 * workers :], *[None] * len(waiting)]:
             try:
                 yield from waiting.popleft().result()
             except BrokenProcessPool as error:
                 raise MismatchError(
                     "A worker process died, perhaps because the memory ran out. Use fewer --workers."
                 ) from error
-            if one is not None:
-                waiting.append(pool.submit(_summarise_one, one))
+            if part is not None:
+                waiting.append(pool.submit(_summarise_one, part))
 
 
 @contextmanager

@@ -114,10 +114,10 @@ def envelope(curve: Curve, columns: int) -> tuple[np.ndarray, np.ndarray]:
     if len(step_N) <= 2 * columns:
         return curve.step_N, curve.value_N
     steps, values = [], []
-    for part_N, of_N in zip(np.array_split(step_N, columns), np.array_split(value_N, columns), strict=True):
-        first, second = sorted((int(of_N.argmin()), int(of_N.argmax())))
+    for part_N, bin_N in zip(np.array_split(step_N, columns), np.array_split(value_N, columns), strict=True):
+        first, second = sorted((int(bin_N.argmin()), int(bin_N.argmax())))
         steps += [part_N[first], part_N[second]]
-        values += [of_N[first], of_N[second]]
+        values += [bin_N[first], bin_N[second]]
     return np.array(steps), np.array(values)
 
 

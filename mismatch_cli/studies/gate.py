@@ -48,15 +48,15 @@ class GateResult:
     @cached_property
     def partial(self) -> list[dict[str, Any]]:
         """What each partial trace lacks, the baseline's among them."""
-        both = [self.measured] + ([self.baseline] if self.baseline else [])
-        return [one for each in both for one in each.summary["about"]["partial"]]
+        sides = [self.measured] + ([self.baseline] if self.baseline else [])
+        return [trace for side in sides for trace in side.summary["about"]["partial"]]
 
     @property
     def refused(self) -> str:
         """Why the traces cannot be judged, whatever the limits say: no gate opens by absence. Empty where they can."""
         if self.allow_partial or not self.partial:
             return ""
-        lacking = "; ".join(f"{one['trace']}: {', '.join(one['reasons'])}" for one in self.partial)
+        lacking = "; ".join(f"{trace['trace']}: {', '.join(trace['reasons'])}" for trace in self.partial)
         return f"{lacking}. A partial trace does not pass unless it is allowed: --allow-partial"
 
     @property

@@ -58,7 +58,7 @@ class Measurement:
         self.diagnosis = diagnose(gather(traces)) if DIAGNOSIS in frameworks else None
         others = [name for name in frameworks if name != DIAGNOSIS]
         readings = dialects.readings(traces, others).of if others else {}
-        self._readings = {f"{name}:{one.line.name}": one for name, of in readings.items() for one in of}
+        self._readings = {f"{name}:{reading.line.name}": reading for name, rows in readings.items() for reading in rows}
 
     def find(self, limit: Limit) -> Found:
         """What was measured of a limit's metric, or why nothing was."""
@@ -89,12 +89,12 @@ def _diagnosed(name: str, diagnosis: Diagnosis) -> Found:
 
 def judge(sets: Sequence[LimitSet], measured: Measurement, baseline: Measurement | None) -> list[Check]:
     """Every limit of every set, in their order; limits against a baseline need one."""
-    return [_check(one.name, limit, measured, baseline) for one in sets for limit in one.limits]
+    return [_check(limit_set.name, limit, measured, baseline) for limit_set in sets for limit in limit_set.limits]
 
 
 def frameworks_of(sets: Sequence[LimitSet]) -> list[str]:
     """The frameworks whose metrics are asked for."""
-    return sorted({limit.framework for one in sets for limit in one.limits if limit.framework})
+    return sorted({limit.framework for limit_set in sets for limit in limit_set.limits if limit.framework})
 
 
 def _check(name: str, limit: Limit, measured: Measurement, baseline: Measurement | None) -> Check:

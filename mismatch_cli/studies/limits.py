@@ -57,8 +57,8 @@ class Limit:
     def text(self) -> str:
         """The bound in words, the same in every run."""
         if self.bound in FACTORS and self.agreement:
-            of = self.bound.removeprefix("max_times_")
-            return f"distance from {self.agreement:g} ≤ {self.threshold:g} × that of the {of}"
+            metric = self.bound.removeprefix("max_times_")
+            return f"distance from {self.agreement:g} ≤ {self.threshold:g} × that of the {metric}"
         return _TEXT[self.bound].format(f"{self.threshold:g}".replace("-", "−"))
 
     @property

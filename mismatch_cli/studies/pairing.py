@@ -97,24 +97,24 @@ def compared_rows(responses: Sequence[Responses], pairings: Sequence[Pairing]) -
     return kept
 
 
-def _are_most(shared: int, *of: int) -> bool:
-    return all(shared > MOST * total for total in of)
+def _are_most(shared: int, *totals: int) -> bool:
+    return all(shared > MOST * total for total in totals)
 
 
 def _partners(first: Responses, other: Responses) -> np.ndarray:
     """Equal responses under equal row keys belong together; those that are left, in the order of their files."""
     partner_S = np.full(len(first), -1, dtype=np.int64)
-    mine, theirs = np.flatnonzero(first.measured_S), np.flatnonzero(other.measured_S)
+    ours, theirs = np.flatnonzero(first.measured_S), np.flatnonzero(other.measured_S)
     for keys in (lambda r, index: hash_keys(r.content_S[index], r.row_S[index]), lambda r, index: r.content_S[index]):
-        found, at = _join(keys(first, mine), keys(other, theirs))
-        partner_S[mine[found]] = theirs[at]
-        mine, theirs = np.delete(mine, found), np.delete(theirs, at)
+        found, at = _join(keys(first, ours), keys(other, theirs))
+        partner_S[ours[found]] = theirs[at]
+        ours, theirs = np.delete(ours, found), np.delete(theirs, at)
     return partner_S
 
 
-def _join(mine: np.ndarray, theirs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _join(ours: np.ndarray, theirs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Indices of equal keys; the n-th occurrence of a key meets the n-th of the other side."""
-    once, others = (hash_keys(keys, _occurrence(keys)) for keys in (mine, theirs))
+    once, others = (hash_keys(keys, _occurrence(keys)) for keys in (ours, theirs))
     _, found, at = np.intersect1d(once, others, assume_unique=True, return_indices=True)
     return found, at
 

@@ -149,7 +149,7 @@ def _headline(result: Row) -> str:
     gaps = [f"{_mean_gap(first)} in {first['name']}"]
     for side, comparison in zip(others, result["comparisons"], strict=True):
         gaps.append(f"{_mean_gap(side)} in {side['name']}{_factor(comparison)}")
-    marked = (f"{each['more_than_noise']} of {each['tested']} in {each['trace']}" for each in result["comparisons"])
+    marked = (f"{row['more_than_noise']} of {row['tested']} in {row['trace']}" for row in result["comparisons"])
     return (
         f"On an average token the two policies differ in probability by {', '.join(gaps)}. Metrics that differ "
         f"from {first['name']} by more than noise: {', '.join(marked)}; one in twenty would by chance."
@@ -239,7 +239,7 @@ def _difference_tables(result: Row) -> tuple[Table, ...]:
     comparisons = result["comparisons"]
     if len(comparisons) == 1:
         return (differences_table(*_sides(result, comparisons[0]), comparisons[0]),)
-    folded = (differences_table(*_sides(result, each), each, folded=True) for each in comparisons)
+    folded = (differences_table(*_sides(result, row), row, folded=True) for row in comparisons)
     return (side_by_side_table(result), *folded)
 
 

@@ -38,7 +38,7 @@ def build_view(result: GateResult) -> ReportView:
         title="Does the gap stay within its limits?",
         about=about_facts(summary),
         notes=(*left_out(summary), *_notes(result)),
-        headline="Judged by " + ", ".join(one.name for one in result.sets),
+        headline="Judged by " + ", ".join(limit_set.name for limit_set in result.sets),
         leading=(),
         sections=(Section("Checks", tables=tables[:1] + filled(*tables[1:])),),
         settings=(),
@@ -55,7 +55,7 @@ def _notes(result: GateResult) -> tuple[str, ...]:
     if result.baseline is None:
         return ()
     partial = partial_notes(result.baseline.summary["about"])
-    sampling = [one.traces[0].manifest.get("config", {}).get("sampling") for one in (result.measured, result.baseline)]
+    sampling = [s.traces[0].manifest.get("config", {}).get("sampling") for s in (result.measured, result.baseline)]
     if sampling[0] != sampling[1]:
         return (*partial, "The baseline was sampled with other settings: its gap may differ for that reason alone.")
     return partial

@@ -18,10 +18,10 @@ _WHOLE = "the traces are whole"
 def junit(result: GateResult) -> str:
     """The whole file. A test case has the same name in every run, so that CI can follow it."""
     root = ElementTree.Element("testsuites", _attributes(_NAME, list(result.checks), bool(result.refused)))
-    for one in result.sets:
-        checks = [check for check in result.checks if check.limits == one.name]
-        suite = ElementTree.SubElement(root, "testsuite", _attributes(one.name, checks) | {"skipped": "0"})
-        _add_properties(suite, result, one)
+    for limit_set in result.sets:
+        checks = [check for check in result.checks if check.limits == limit_set.name]
+        suite = ElementTree.SubElement(root, "testsuite", _attributes(limit_set.name, checks) | {"skipped": "0"})
+        _add_properties(suite, result, limit_set)
         for check in checks:
             _add_case(suite, check)
     if result.refused:

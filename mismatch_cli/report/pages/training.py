@@ -170,15 +170,15 @@ def _is_done(run: TrainingRun) -> bool:
 def _indistinguishable(runs: Sequence[TrainingRun]) -> list[list[str]]:
     """Algorithms whose runs are the same to the last bit: what one blocks, the others block too, or nobody anything."""
     alike: dict[object, list[str]] = {}
-    for name, of in by_algorithm(runs).items():
-        what = frozenset((run.seed, *(run.series(key).tobytes() for key in _TELLING)) for run in of)
-        if any(run.series(_TELLING[-1]).any() for run in of):
+    for name, seeds in by_algorithm(runs).items():
+        what = frozenset((run.seed, *(run.series(key).tobytes() for key in _TELLING)) for run in seeds)
+        if any(run.series(_TELLING[-1]).any() for run in seeds):
             alike.setdefault(what, []).append(name)
     return [names for names in alike.values() if len(names) > 1]
 
 
 def _headline(runs: Sequence[TrainingRun]) -> str:
-    rewards = {name: spread([last(run, "reward") for run in of])[0] for name, of in by_algorithm(runs).items()}
+    rewards = {name: spread([last(run, "reward") for run in seeds])[0] for name, seeds in by_algorithm(runs).items()}
     known = {name: reward for name, reward in rewards.items() if reward is not None}
     if not known:
         return "No reward was recorded."
@@ -210,9 +210,9 @@ def _leading(runs: Sequence[TrainingRun]) -> tuple[MetricRow, ...]:
         return ()
     rows = []
     for metric in (TRAINING["reward"], TRAINING["eval_accuracy"]):
-        for name, of in algorithms:
-            values = [last(run, "reward") if metric is TRAINING["reward"] else final_accuracy(run) for run in of]
-            label = metric.label if all(map(_is_done, of)) else f"{metric.label.removeprefix('final ')} so far"
+        for name, seeds in algorithms:
+            values = [last(run, "reward") if metric is TRAINING["reward"] else final_accuracy(run) for run in seeds]
+            label = metric.label if all(map(_is_done, seeds)) else f"{metric.label.removeprefix('final ')} so far"
             rows += _row(metric, label, name if len(algorithms) > 1 else "", values)
     return tuple(rows)
 

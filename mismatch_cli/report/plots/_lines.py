@@ -58,8 +58,8 @@ class Panel(NamedTuple):
 def palette(style: Style) -> tuple[str, ...]:
     """Six hues after Okabe and Ito (2008) with a contrast of at least 3 against the page."""
     theme = style.theme
-    more = ("#a1378b", "#8a6a00", "#2f8fb8") if theme.name == LIGHT.name else ("#e48fce", "#e3c64a", "#9ad8f5")
-    return (theme.blue, theme.orange, theme.green, *more)
+    accents = ("#a1378b", "#8a6a00", "#2f8fb8") if theme.name == LIGHT.name else ("#e48fce", "#e3c64a", "#9ad8f5")
+    return (theme.blue, theme.orange, theme.green, *accents)
 
 
 def looks(names: Iterable[str], style: Style) -> dict[str, Look]:
@@ -86,13 +86,13 @@ def draw_panels(
     columns = _legend_columns(style, len(names))
     lines = -(-len(names) // columns) if len(names) > 1 else 0
     axes = place(figure, style, boxes, BOTTOM + lines * _LINE)
-    for each, panel in zip(axes, panels, strict=True):
+    for panel_axes, panel in zip(axes, panels, strict=True):
         for curves in panel.curves:
             for name, curve in curves.items():
-                draw_curve(each, curve, look_of[name], log=panel.log, faint=len(names) > _FEW)
-        note = _scale(each, panel)
-        _whole_steps(each, style)
-        title(each, panel.title if style.wide else panel.short or panel.title, style, note=note)
+                draw_curve(panel_axes, curve, look_of[name], log=panel.log, faint=len(names) > _FEW)
+        note = _scale(panel_axes, panel)
+        _whole_steps(panel_axes, style)
+        title(panel_axes, panel.title if style.wide else panel.short or panel.title, style, note=note)
     _share_steps(axes)
     if lines:
         _draw_legend(figure, {name: look_of[name] for name in names}, columns, style)
@@ -195,11 +195,11 @@ def _whole_steps(axes: Axes, style: Style) -> None:
 
 def _share_steps(axes: Sequence[Axes]) -> None:
     """The same steps in every panel, whatever was recorded when; one step alone stands in the middle."""
-    limits = np.array([each.dataLim.intervalx for each in axes])
+    limits = np.array([panel.dataLim.intervalx for panel in axes])
     low, high = limits[:, 0].min(), limits[:, 1].max()
     margin = 0.03 * (high - low) or 0.5
-    for each in axes:
-        each.set_xlim(low - margin, high + margin)
+    for panel in axes:
+        panel.set_xlim(low - margin, high + margin)
 
 
 def _legend_columns(style: Style, entries: int) -> int:

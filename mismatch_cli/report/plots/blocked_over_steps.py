@@ -96,7 +96,7 @@ def _chosen(data: ClippingPlotData) -> list[Mapping[str, Any]]:
         pairs = [
             (place[row["name"]], place[other["name"]]) for other in chosen if {row["name"], other["name"]} <= set(place)
         ]
-        jaccard = parts_of([overlap["jaccard"][one][other] for one, other in pairs])[:, 0]
+        jaccard = parts_of([overlap["jaccard"][first][other] for first, other in pairs])[:, 0]
         if row["name"] in first or not (jaccard > _ALIKE).any():
             chosen.append(row)
     return chosen[:_MOST]

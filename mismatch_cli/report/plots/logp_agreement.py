@@ -41,8 +41,8 @@ def draw(figure: Figure, data: PlotData, style: Style) -> None:
 
 
 def _lowest(logq_N: np.ndarray, logp_N: np.ndarray) -> float:
-    both_N = np.concatenate([logq_N, logp_N])
-    return float(min(-1.0, 1.04 * both_N[np.isfinite(both_N)].min()))
+    joint_N = np.concatenate([logq_N, logp_N])
+    return float(min(-1.0, 1.04 * joint_N[np.isfinite(joint_N)].min()))
 
 
 def _draw_agreement(axes: Axes, logq_N: np.ndarray, logp_N: np.ndarray, lowest: float, style: Style) -> None:

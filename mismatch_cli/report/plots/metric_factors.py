@@ -68,7 +68,7 @@ def _rows(data: ComparisonPlotData) -> list[_Row]:
     rows = []
     for metric in METRICS.values() if data.comparisons else ():
         found = [comparison["metrics"][metric.key]["factor"] for comparison in data.comparisons]
-        factor_C3 = np.array([[each["value"], each["low"], each["high"]] for each in found], dtype=np.float64)
+        factor_C3 = np.array([[factor["value"], factor["low"], factor["high"]] for factor in found], dtype=np.float64)
         factor_C3[~(factor_C3[:, 0] > 0)] = np.nan
         if metric.agreement is not None and np.isfinite(factor_C3[:, 0]).any():
             rows.append(_Row(metric, factor_C3))

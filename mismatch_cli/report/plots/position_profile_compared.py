@@ -51,17 +51,17 @@ def draw(figure: Figure, data: ComparisonPlotData, style: Style) -> None:
     add_subject(figure, style, data.subject)
 
 
-def _share_vertical(both: Sequence[Axes]) -> None:
+def _share_vertical(panels: Sequence[Axes]) -> None:
     """The same scale in both panels: from 0, or logarithmic where one trace would lie flat on the axis."""
-    lines = [np.asarray(line.get_ydata()) for axes in both for line in axes.lines]
+    lines = [np.asarray(line.get_ydata()) for axes in panels for line in axes.lines]
     largest = [float(line.max()) for line in lines if line.max() > 0]
-    top = max(axes.get_ylim()[1] for axes in both)
+    top = max(axes.get_ylim()[1] for axes in panels)
     if not largest or max(largest) < _SPAN * min(largest):
-        for axes in both:
+        for axes in panels:
             axes.set_ylim(0, top)
         return
     lowest = min(float(line[line > 0].min()) for line in lines if line.max() > 0)
-    for axes in both:
+    for axes in panels:
         axes.set_yscale("log")
         axes.set_ylim(lowest / 2, 1.5 * top)
         logarithmic(axes, "y")

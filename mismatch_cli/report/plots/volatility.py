@@ -34,14 +34,14 @@ def needs(data: PlotData) -> bool:
 
 def draw(figure: Figure, data: PlotData, style: Style) -> None:
     rows = _rows(data)
-    both = panels(figure, style, 2, height=300 if style.wide else 240, legend=_LEGEND)
-    _draw_panel(both[0], rows, "sd", style)
-    _draw_panel(both[1], rows, "p99", style)
-    title(both[0], "Standard deviation in the bin", style, _LEGEND)
-    title(both[1], "99th percentile in the bin", style, _LEGEND)
-    for axes in both:
+    two_panels = panels(figure, style, 2, height=300 if style.wide else 240, legend=_LEGEND)
+    _draw_panel(two_panels[0], rows, "sd", style)
+    _draw_panel(two_panels[1], rows, "p99", style)
+    title(two_panels[0], "Standard deviation in the bin", style, _LEGEND)
+    title(two_panels[1], "99th percentile in the bin", style, _LEGEND)
+    for axes in two_panels:
         axes.set_xlabel("rollout probability μ, edges of the bins")
-    _share_vertical([axes for axes in both if axes.lines], style)
+    _share_vertical([axes for axes in two_panels if axes.lines], style)
     add_subject(figure, style, data.subject)
 
 

@@ -30,10 +30,10 @@ def needs(data: ComparisonPlotData) -> bool:
 
 def draw(figure: Figure, data: ComparisonPlotData, style: Style) -> None:
     legend, tables = legend_height(data), data.rows("volatility")
-    both = panels(figure, style, 2, height=300 if style.wide else 240, legend=legend)
+    two_panels = panels(figure, style, 2, height=300 if style.wide else 240, legend=legend)
     occupied = [place for place, rows in enumerate(zip(*tables, strict=True)) if any(row["tokens"] for row in rows)]
     chosen = [[rows[place] for place in occupied] for rows in tables]
-    for axes, (key, words) in zip(both, (("ratio_sd", "Spread of the ratio π/μ"), _tv_of(chosen)), strict=True):
+    for axes, (key, words) in zip(two_panels, (("ratio_sd", "Spread of the ratio π/μ"), _tv_of(chosen)), strict=True):
         for (name, look), rows in zip(looks_of(data, style).items(), chosen, strict=True):
             draw_series(axes, [row[key] for row in rows], 0.0, name, "o", look.colour)
         draw_bins(axes, chosen[0], style)
