@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.estimate import CORRELATION, Estimate, Jackknife, left_out, point
 from mismatch_cli.metrics.gaps import TokenGaps
 from mismatch_cli.metrics.hashing import GROUPS
@@ -59,7 +60,7 @@ _PARTS = 32
 _ROW = np.dtype([("key", np.float64), ("group", np.int64), ("x", np.float32), ("y", np.float32)])
 
 
-class SampledSpearman:
+class SampledSpearman(Accumulator):
     """Spearman's ρ of two columns, μ and π for one, with mid-ranks.
 
     Exact up to 32,768 tokens, beyond that on those with the smallest hashes. A histogram would be bounded too, but its
@@ -86,9 +87,6 @@ class SampledSpearman:
             self.sample.offer_hashed(gaps.token_hash_N, rows_of)
         else:
             self.sample.offer_hashed(gaps.token_hash_N[known], lambda index: rows_of(known[index]))
-
-    def merge(self, other: SampledSpearman) -> None:
-        self.sample.merge(other.sample)
 
     def result(self, prompts: int) -> Estimate:
         return self.jackknife().estimate(prompts)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.estimate import finite_or_none
 from mismatch_cli.metrics.gaps import TokenGaps
 
@@ -27,7 +28,7 @@ TOKEN_ROW = np.dtype(
 RESPONSE_ROW = np.dtype([("key", np.float64), *_IDENTITY, ("length", np.int32), ("d_sum", np.float64)])
 
 
-class SmallestRows:
+class SmallestRows(Accumulator):
     """Rows of a structured dtype, ordered by `key` and then by every other field, so that ties are decided too."""
 
     def __init__(self, dtype: np.dtype, capacity: int) -> None:
@@ -105,7 +106,7 @@ def _identify(rows: np.ndarray, gaps: TokenGaps, response: np.ndarray) -> None:
         rows[name] = getattr(gaps.batch, column).numpy()[gaps.first + response]
 
 
-class WorstTokens:
+class WorstTokens(Accumulator):
     """The N tokens with the largest |d|, the N with the largest |Δp|, and the N responses with the largest |Σd|.
 
     Equal values are ordered by step, prompt, sample and position. A gap of exactly 0 is never among them; a token out
@@ -124,10 +125,6 @@ class WorstTokens:
         real = np.flatnonzero(d_sum_S)
         self.responses.offer(-np.abs(d_sum_S[real]), lambda index: response_rows(gaps, real[index], length_S, d_sum_S))
 
-    def merge(self, other: WorstTokens) -> None:
-        for name, kept in vars(self).items():
-            kept.merge(getattr(other, name))
-
     def result(self) -> dict[str, list[dict[str, Any]]]:
         return {name: _records(kept.rows()) for name, kept in vars(self).items()}
 
@@ -144,7 +141,7 @@ def _records(rows: np.ndarray) -> list[dict[str, Any]]:
     return [{name: finite_or_none(row[name].item()) for name in names} for row in rows]
 
 
-class ScatterSample:
+class ScatterSample(Accumulator):
     """About the same tokens and responses for every pair of policies, whatever the order and the sharding.
 
     A token is chosen by hash(prompt_id, sample_index, step, position), a response by the first three. Each response of
@@ -161,10 +158,6 @@ class ScatterSample:
         self.responses.offer_hashed(
             gaps.response_hash_S[real], lambda index: response_rows(gaps, real[index], length_S, d_sum_S)
         )
-
-    def merge(self, other: ScatterSample) -> None:
-        self.tokens.merge(other.tokens)
-        self.responses.merge(other.responses)
 
     def result(self) -> dict[str, dict[str, list[float]]]:
         """Columns as lists: `tokens` and `responses`; a top-K TV that was not measured is NaN."""

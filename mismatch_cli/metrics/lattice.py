@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.gaps import TokenGaps
 from mismatch_cli.metrics.hashing import GROUPS
 from mismatch_cli.metrics.histograms import count_into, without_each_group
@@ -35,7 +36,7 @@ class LatticeLine:
     z: float  # log rise in standard errors
 
 
-class Lattice:
+class Lattice(Accumulator):
     """Histogram of the log-odds gap |x| by prompt group, and the peaks in it."""
 
     def __init__(self) -> None:
@@ -49,9 +50,6 @@ class Lattice:
         bin_ = np.abs(gaps.log_odds_gap_N[index]) * np.float32(1 / _BIN)
         bin_ = np.minimum(bin_, np.float32(_COUNT - 1)).astype(np.int64)
         count_into(self.counts, gaps.per_token(gaps.group_S * _COUNT)[index] + bin_)
-
-    def merge(self, other: Lattice) -> None:
-        self.counts += other.counts
 
     def result(self) -> list[LatticeLine]:
         """The spacings with a line: 25 % or more above the valley before it, by 6 standard errors or more.

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.batch import TokenBatch
+from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.estimate import SHARE, Jackknife, left_out
 from mismatch_cli.metrics.gaps import TokenGaps
 from mismatch_cli.metrics.hashing import GROUPS, hash_keys, prompt_groups
@@ -14,7 +15,7 @@ from mismatch_cli.metrics.hashing import GROUPS, hash_keys, prompt_groups
 SKETCH_SIZE = 2**16
 
 
-class TokenCounts:
+class TokenCounts(Accumulator):
     """Tokens that count, and why the others do not."""
 
     def __init__(self) -> None:
@@ -28,15 +29,11 @@ class TokenCounts:
         if gaps.out_of_support_N is not None:
             self.out_of_support += int(gaps.out_of_support_N.sum())
 
-    def merge(self, other: TokenCounts) -> None:
-        for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
-
     def result(self) -> dict[str, int]:
         return dict(vars(self))
 
 
-class DistinctPrompts:
+class DistinctPrompts(Accumulator):
     """Number of different prompts with a token that counts.
 
     Exact up to 65,536, beyond that from the k smallest hashes (error about 0.4 %).
@@ -61,7 +58,7 @@ class DistinctPrompts:
         return round((self.size - 1) / (float(self.hashes[-1]) / 2.0**64))
 
 
-class RewardGroups:
+class RewardGroups(Accumulator):
     """Share of groups (step, prompt) of two or more responses whose rewards are all equal: advantages all zero.
 
     Of more than 65,536 groups those with the smallest hashes are kept, a random sample. A group that was dropped never

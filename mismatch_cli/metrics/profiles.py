@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.estimate import EXTREME, POSITIVE, SIGNED, Estimate, interval, left_out, point
 from mismatch_cli.metrics.gaps import Segments, TokenGaps
 from mismatch_cli.metrics.hashing import GROUPS
@@ -16,7 +17,7 @@ _EDGES = np.concatenate([[0], 1 << np.arange(POSITION_BINS - 1)])
 _QUANTITIES = {"abs_d_mean": POSITIVE, "tv_binary_mean": POSITIVE, "d_mean": SIGNED}
 
 
-class PositionProfile:
+class PositionProfile(Accumulator):
     """Mean |d|, mean binary TV and mean signed d by distance from the beginning and from the end of the response.
 
     Distances count every token of the response, also those that the loss mask leaves out. Sums by prompt group,
@@ -40,9 +41,6 @@ class PositionProfile:
             for column in range(5):
                 cells = np.bincount(cell, weights=sums[:, column], minlength=GROUPS * POSITION_BINS)
                 self.sums[direction, :, :, column] += cells.reshape(GROUPS, POSITION_BINS)
-
-    def merge(self, other: PositionProfile) -> None:
-        self.sums += other.sums
 
     def result(self, prompts: int) -> dict[str, list[dict[str, Any]]]:
         return {"positions": _rows(self.sums[0], prompts), "from_end": _rows(self.sums[1], prompts)}
@@ -99,7 +97,7 @@ def _means(sums_x5: np.ndarray) -> np.ndarray:
 _BINS = 32  # bin b holds lengths 2^(b−1) … 2^b − 1
 
 
-class LengthProfile:
+class LengthProfile(Accumulator):
     """Mean and standard deviation of Σd of the sequences in each octave of length.
 
     Sums by prompt group, float64: [groups, bins, 3 (sequences, Σ Σd, Σ (Σd)²)].
@@ -112,9 +110,6 @@ class LengthProfile:
         """Length in tokens that have a d, and Σd over them; a response without any is no sequence."""
         bin_S = np.frexp(length_S.astype(np.float64))[1]
         np.add.at(self.sums, (group_S, bin_S), np.stack([length_S > 0, d_S, d_S * d_S], axis=1))
-
-    def merge(self, other: LengthProfile) -> None:
-        self.sums += other.sums
 
     def result(self, prompts: int) -> list[dict[str, Any]]:
         total_B3 = self.sums.sum(axis=0)
@@ -143,8 +138,10 @@ def _mean_and_sd(sums_x3: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 _KEYS = ("d_max", "d_min", "tv_signed_max", "tv_signed_min", "kl_binary_max", "tv_topk_max", "kl_topk_max")
 
 
-class Extremes:
+class Extremes(Accumulator):
     """Minimum and maximum of d and Δp, maximum of the divergences, as largest values of ± the quantity."""
+
+    LARGEST = ("largest",)
 
     def __init__(self) -> None:
         self.largest = np.full(len(_KEYS), -np.inf)
@@ -163,10 +160,6 @@ class Extremes:
             found[5] = _largest(topk.tv_N, topk.tv_counts_N)
             found[6] = _largest(topk.kl_N, topk.kl_counts_N)
         np.maximum(self.largest, found, out=self.largest)
-
-    def merge(self, other: Extremes) -> None:
-        np.maximum(self.largest, other.largest, out=self.largest)
-        self.out_of_support += other.out_of_support
 
     def result(self) -> dict[str, Estimate]:
         largest = dict(zip(_KEYS, self.largest.tolist(), strict=True))

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mismatch_cli.batch import TokenBatch
+from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.correlation import SampledSpearman
 from mismatch_cli.metrics.estimate import Estimate, Jackknife, clamped
 from mismatch_cli.metrics.gap_table import METRICS, SCALES
@@ -34,7 +35,7 @@ class TokenAccumulator(Protocol):
     def update(self, gaps: TokenGaps) -> None: ...
 
 
-class MismatchSummary:
+class MismatchSummary(Accumulator):
     """All statistics of one pair of policies, in bounded memory (about 20 MB), whatever the number of tokens.
 
     Counts, histograms and extremes are exact: any order and any sharding gives the same bits. Float sums depend on the
@@ -42,6 +43,8 @@ class MismatchSummary:
     give the bits of one summary that saw all of them. Many workers give the bits of one when both make a summary per
     shard and merge those in shard order.
     """
+
+    SETTINGS = ("pair",)
 
     def __init__(self, pair: Pair) -> None:
         self.pair, self.exact, self.rounded = pair, _ExactState(), _RoundedState()
@@ -71,11 +74,6 @@ class MismatchSummary:
         for observer in observers:
             observer.update(gaps)
         return token_sums(gaps)
-
-    def merge(self, other: MismatchSummary) -> None:
-        """Add what another summary of the same pair has seen."""
-        self.exact.merge(other.exact)
-        self.rounded.merge(other.rounded)
 
     def estimates(self) -> dict[str, Estimate]:
         """Every metric of the catalog but the rank correlation, which takes longer than all others together."""
@@ -117,7 +115,7 @@ class MismatchSummary:
 _EXTREMES_OF = {"abs_d": (None, "abs_d_max"), "ratio": ("ratio_min", "ratio_max")}
 
 
-class _ExactState:
+class _ExactState(Accumulator):
     """Integers and extremes: the same bits in any order."""
 
     def __init__(self) -> None:
@@ -130,12 +128,8 @@ class _ExactState:
         self.extremes.update(gaps)
         self.spearman.update(gaps)
 
-    def merge(self, other: _ExactState) -> None:
-        for name, accumulator in vars(self).items():
-            accumulator.merge(getattr(other, name))
 
-
-class _RoundedState:
+class _RoundedState(Accumulator):
     """Float sums: the same bits in the same order."""
 
     def __init__(self) -> None:
@@ -149,7 +143,3 @@ class _RoundedState:
         self.sums.update(group_S, sums_SM)
         self.weights.update(group_S, log_weight_S)
         self.lengths.update(group_S, length_S, d_S)
-
-    def merge(self, other: _RoundedState) -> None:
-        for name, accumulator in vars(self).items():
-            accumulator.merge(getattr(other, name))

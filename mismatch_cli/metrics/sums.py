@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from mismatch_cli.batch import TokenBatch
+from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.estimate import (
     ABOVE_MINUS_1,
     LARGEST_WEIGHTS,
@@ -139,7 +140,7 @@ def evaluate(totals_xM: np.ndarray) -> dict[str, np.ndarray]:
 Evaluate = Callable[[np.ndarray], Mapping[str, np.ndarray]]
 
 
-class GroupSums:
+class GroupSums(Accumulator):
     """Σ of M per-response sums in each group of prompts."""
 
     def __init__(self, width: int) -> None:
@@ -147,9 +148,6 @@ class GroupSums:
 
     def update(self, group_S: np.ndarray, sums_SM: np.ndarray) -> None:
         self.sums_GM += sum_by_group(group_S, sums_SM)
-
-    def merge(self, other: GroupSums) -> None:
-        self.sums_GM += other.sums_GM
 
     def result(self, evaluate: Evaluate, prompts: int, scales: Mapping[str, Scale]) -> dict[str, Estimate]:
         """Whatever `evaluate` makes of sums [..., M], with its interval over prompts."""
@@ -167,7 +165,7 @@ class GroupSums:
         }
 
 
-class SequenceWeights:
+class SequenceWeights(Accumulator):
     """χ² and effective sample size of whole responses, whose weights w = exp(Σd) may overflow any float.
 
     The sums hold w / e^shift, with the largest Σd seen as the shift; a response with a token out of support weighs 0.

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.estimate import (
     CROWDED,
     EXTREME,
@@ -61,8 +62,11 @@ class Cells:
         return self if flags_N is None else Cells(self.mu_bin_N[flags_N], self.cell_N[flags_N])
 
 
-class ScatterCounts:
+class ScatterCounts(Accumulator):
     """Histograms and exact maximum of one quantity: in fine bins for its value, by prompt group for its interval."""
+
+    SETTINGS = ("bins", "group_bins")
+    LARGEST = ("largest",)
 
     def __init__(self, bins: LogBins | SignedLogBins, group_bins: LogBins | SignedLogBins) -> None:
         self.bins, self.group_bins = bins, group_bins
@@ -76,13 +80,8 @@ class ScatterCounts:
         record = np.flatnonzero(values_N > self.largest.take(cells.mu_bin_N))  # few, once the first tokens are seen
         np.maximum.at(self.largest, cells.mu_bin_N[record], values_N[record])
 
-    def merge(self, other: ScatterCounts) -> None:
-        self.total += other.total
-        self.by_group += other.by_group
-        np.maximum(self.largest, other.largest, out=self.largest)
 
-
-class CellCounts:
+class CellCounts(Accumulator):
     """Counts and maxima of d, binary TV and top-K TV: exact, whatever the order of updates."""
 
     def __init__(self) -> None:
@@ -101,13 +100,8 @@ class CellCounts:
             flags_N = topk.tv_counts_N
             self.topk.update(cells.where(flags_N), topk.tv_N if flags_N is None else topk.tv_N[flags_N])
 
-    def merge(self, other: CellCounts) -> None:
-        for mine, theirs in ((self.d, other.d), (self.tv, other.tv), (self.topk, other.topk)):
-            mine.merge(theirs)
-        self.out_of_support += other.out_of_support
 
-
-class CellMoments:
+class CellMoments(Accumulator):
     """Σ and Σ² of r − 1, binary TV and top-K TV in each cell, float64: [3 quantities, 2, groups, bins of μ]."""
 
     def __init__(self) -> None:
@@ -123,9 +117,6 @@ class CellMoments:
             for power, weights_N in enumerate((values_N, np.square(values_N, dtype=np.float64))):
                 sums_C = np.bincount(spread_N, weights=weights_N, minlength=CELLS * _COPIES)
                 sums[power] += sums_C.reshape(GROUPS, MU_BINS, _COPIES).sum(axis=-1)
-
-    def merge(self, other: CellMoments) -> None:
-        self.sums += other.sums
 
 
 @dataclass(frozen=True)

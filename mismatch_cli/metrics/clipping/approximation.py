@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from mismatch_cli import divergences
+from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.judged import Judged
 from mismatch_cli.metrics.correlation import SampledSpearman
 from mismatch_cli.metrics.estimate import NOT_MEASURED, SIGNED, Estimate, grouped_ratio, grouped_share
@@ -31,8 +32,10 @@ class Approximation:
     k: int
 
 
-class ApproximationQuality:
+class ApproximationQuality(Accumulator):
     """Sums by prompt group for every partition that the trace allows, over all counted tokens."""
+
+    SETTINGS = ("top_k", "full", "partitions")
 
     def __init__(self, top_k: int, full: bool) -> None:
         self.top_k, self.full = top_k, full
@@ -95,14 +98,6 @@ class ApproximationQuality:
     def _add(self, row: Approximation, judged: Judged, column: str, values_N: np.ndarray) -> None:
         sums_G = self.sums[row][_COLUMNS.index(column)]
         np.add.at(sums_G, judged.gaps.group_S, judged.gaps.responses.sum(values_N))
-
-    def merge(self, other: ApproximationQuality) -> None:
-        for row, sums in self.sums.items():
-            sums += other.sums[row]
-        for row, ranks in self.ranks.items():
-            ranks.merge(other.ranks[row])
-        for k, sums in self.bracket.items():
-            sums += other.bracket[k]
 
     def result(self, prompts: int) -> dict[str, Any]:
         return {

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.breakdown import StepSums
 from mismatch_cli.metrics.clipping.judged import Judged
 from mismatch_cli.metrics.correlation import series_correlation
@@ -24,7 +25,7 @@ _COLUMNS = ("tokens", "negative", "bad", "reward", "graded")
 _MOST_STEPS = 2**12
 
 
-class BadUpdates:
+class BadUpdates(Accumulator):
     """Counts of μ − π ≥ δ over negative tokens for a sweep of δ, and for δ = 0.5 by step, beside the reward."""
 
     def __init__(self) -> None:
@@ -45,11 +46,6 @@ class BadUpdates:
         here = slice(judged.gaps.first, judged.gaps.last)
         step_S = judged.gaps.batch.step_S.numpy()[here]
         self.steps.update(step_S, group_S, np.stack([judged_S, negative_S, bad_S, *_rewards(judged, here)], axis=1))
-
-    def merge(self, other: BadUpdates) -> None:
-        self.above += other.above
-        self.judged += other.judged
-        self.steps.merge(other.steps)
 
     def result(self, prompts: int, *, advantages: bool) -> dict[str, Any]:
         """`advantages`: whether A is measured; otherwise only the share over tokens asked as if A < 0 has a meaning."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.judged import Judged
 from mismatch_cli.metrics.gaps import Segments
 from mismatch_cli.metrics.hashing import GROUPS, sum_by_group
@@ -14,7 +15,7 @@ from mismatch_cli.metrics.profiles import POSITION_BINS, cut_by_position, positi
 from mismatch_cli.metrics.volatility import CELLS, MU_BINS
 
 
-class BlockedCells:
+class BlockedCells(Accumulator):
     """Counts for each sign, prompt group and bin: of all judged tokens in row 0, of each algorithm in the next ones."""
 
     def __init__(self, algorithms: int) -> None:
@@ -46,10 +47,6 @@ class BlockedCells:
     def _add(counts: np.ndarray, place_U: np.ndarray) -> None:
         counts += np.bincount(place_U, minlength=counts.size).reshape(counts.shape)
 
-    def merge(self, other: BlockedCells) -> None:
-        self.by_mu += other.by_mu
-        self.by_position += other.by_position
-
 
 def _position_bins(judged: Judged, index_U: np.ndarray) -> np.ndarray:
     """The bin of each token's distance from the first token of its response, counting masked tokens too."""
@@ -58,7 +55,7 @@ def _position_bins(judged: Judged, index_U: np.ndarray) -> np.ndarray:
     return position_bin(place_U - gaps.response_offset_S1[judged.response_N[index_U]])
 
 
-class StepSums:
+class StepSums(Accumulator):
     """For each step, or stretch of steps, M sums in each prompt group, float64."""
 
     def __init__(self, width: int, most: int) -> None:
@@ -116,7 +113,7 @@ _ROW = np.dtype(
 )
 
 
-class JudgedSample:
+class JudgedSample(Accumulator):
     """The judged tokens with the smallest hashes of response and position: the same ones in any order and sharding."""
 
     def __init__(self) -> None:
@@ -129,9 +126,6 @@ class JudgedSample:
             return
         index_U = np.flatnonzero(judged.judged_N)
         self.tokens.offer_hashed(hash_N[index_U], lambda chosen: _rows(judged, index_U[chosen]))
-
-    def merge(self, other: JudgedSample) -> None:
-        self.tokens.merge(other.tokens)
 
     def result(self) -> np.ndarray:
         """A structured array; `blocked_by` has bit i set where algorithm i blocks the token; NaN: not recomputed."""

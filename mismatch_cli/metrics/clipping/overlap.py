@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.judged import Judged
 from mismatch_cli.metrics.estimate import SHARE, finite_or_none, interval
 from mismatch_cli.metrics.hashing import GROUPS, mix
@@ -25,7 +26,7 @@ _ROW = np.dtype(
 )
 
 
-class Overlap:
+class Overlap(Accumulator):
     """|blocked by i and j| for all pairs in each prompt group (exact), and 3 tokens of each pattern of who blocks them.
 
     A pattern is one bit per algorithm. Of more than 1,024 patterns those with the smallest hashes keep their examples.

@@ -8,6 +8,7 @@ import numpy as np
 
 from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.batch import TokenBatch
+from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.approximation import ApproximationQuality
 from mismatch_cli.metrics.clipping.bad_updates import BadUpdates
 from mismatch_cli.metrics.clipping.breakdown import BlockedCells, JudgedSample, StepSums
@@ -24,9 +25,6 @@ from mismatch_cli.metrics.sums import GroupSums
 _COUNTS = (
     "tokens", "positive", "negative", "zero_advantage", "masked", "not_measured", "out_of_support", "responses",
 )  # fmt: skip
-_PARTS = (
-    "prompts", "sums", "steps", "cells", "tokens", "overlap", "bad_updates", "sweeps", "approximation", "sample",
-)  # fmt: skip
 _MOST_STRETCHES = 64  # of steps, for the columns of every algorithm
 
 
@@ -39,12 +37,14 @@ class Question:
     theory: bool = False
 
 
-class ClippingSummary:
+class ClippingSummary(Accumulator):
     """What every algorithm blocks, in memory that grows with algorithms and distinct tokens, not with tokens.
 
     Counts are exact in any order. Float sums are formed slice by slice; summaries of shards merged in shard order give
     the bits of every other run that does so, whatever the number of workers.
     """
+
+    SETTINGS = ("question",)
 
     def __init__(self, question: Question) -> None:
         number, needs = len(question.algorithms), question.needs
@@ -101,15 +101,3 @@ class ClippingSummary:
         counts["responses"] += int(np.count_nonzero(gaps.responses.sum(cases[0].judged_N)))
         if gaps.out_of_support_N is not None:
             counts["out_of_support"] += int(np.count_nonzero(gaps.out_of_support_N))
-
-    def merge(self, other: ClippingSummary) -> None:
-        """Add what another summary with the same question has seen."""
-        for name, count in other.counts.items():
-            self.counts[name] += count
-        self.seen += other.seen
-        for name, count in other.lacking.items():
-            self.lacking[name] = self.lacking.get(name, 0) + count
-        for name in _PARTS:
-            getattr(self, name).merge(getattr(other, name))
-        if self.theory is not None and other.theory is not None:
-            self.theory.merge(other.theory)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.judged import Judged
 from mismatch_cli.metrics.estimate import FEW_AT_EDGE, Estimate, grouped_share, point
 from mismatch_cli.metrics.hashing import GROUPS
@@ -27,8 +28,10 @@ FAMILIES = {
 }
 
 
-class Sweeps:
+class Sweeps(Accumulator):
     """Of each family, tokens and Σ r·|A| by bin of the outward statistic; and of r above 1, with Σ r·|A| and Σ|A|."""
+
+    SETTINGS = ("top_k",)
 
     def __init__(self, top_k: int) -> None:
         self.top_k = top_k
@@ -49,13 +52,6 @@ class Sweeps:
             self.updates[name] += _binned(place_U, judged.update_N[index_U])
             if name == "cap":
                 self.advantages += _binned(place_U, judged.abs_advantage_N[index_U])
-
-    def merge(self, other: Sweeps) -> None:
-        for name in self.counts:
-            self.counts[name] += other.counts[name]
-            self.updates[name] += other.updates[name]
-        self.advantages += other.advantages
-        self.total += other.total
 
     def result(self, prompts: int) -> dict[str, list[dict[str, Any]]]:
         found = {name: self._rows(name, prompts) for name in self.counts if name != "cap"}

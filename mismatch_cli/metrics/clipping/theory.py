@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.judged import Judged
 from mismatch_cli.metrics.estimate import EXTREME, POSITIVE, Estimate
 from mismatch_cli.metrics.sums import GroupSums, SequenceWeights
@@ -17,8 +18,10 @@ from mismatch_cli.metrics.sums import GroupSums, SequenceWeights
 _COLUMNS = ("responses", "surrogate", "difference", "abs_less_1")
 
 
-class Theory:
+class Theory(Accumulator):
     """Per-response sums in float64, over responses with a reward; the largest TV, length and |reward| as seen."""
+
+    LARGEST = ("tv_max", "tv_full_max", "xi", "weight_log_max", "longest")
 
     def __init__(self) -> None:
         self.sums, self.weights = GroupSums(len(_COLUMNS)), SequenceWeights()
@@ -52,13 +55,6 @@ class Theory:
         self.xi = max(self.xi, float(np.abs(reward_S).max()))
         self.weight_log_max = max(self.weight_log_max, float(d_S.max()))
         self.longest = max(self.longest, int(judged.gaps.responses.length_S[graded_S].max()))
-
-    def merge(self, other: Theory) -> None:
-        self.sums.merge(other.sums)
-        self.weights.merge(other.weights)
-        self.tv_full_max = float(np.maximum(self.tv_full_max, other.tv_full_max))  # NaN stays
-        for name in ("tv_max", "xi", "weight_log_max", "longest"):
-            setattr(self, name, max(getattr(self, name), getattr(other, name)))
 
     def result(self, prompts: int) -> dict[str, Any] | None:
         """None where no response has a reward."""

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.judged import Judged
 
 _BUFFERED = 2**16
 _SIGN_BIT = 32
 
 
-class TokenTable:
+class TokenTable(Accumulator):
     """For every token id and sign: judged occurrences, and of each algorithm the blocked ones with Σμ, Σπ and Σr."""
 
     def __init__(self, algorithms: int) -> None:
@@ -59,7 +60,7 @@ class TokenTable:
         return rows
 
 
-class _SparseSums:
+class _SparseSums(Accumulator):
     """Count and three sums for each key that occurs; new entries wait in a buffer until it is worth sorting them."""
 
     def __init__(self) -> None:
