@@ -20,7 +20,7 @@ probe: setup  ## Run the main job: probe with real vLLM on the bundled model, in
 	$(BIN)/mismatch-cli probe --output probe-model --force
 
 test: setup browser  ## Run the tests, real vLLM and a real browser included
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20
 
 lint: setup  ## Check style and types
 	$(BIN)/ruff check .

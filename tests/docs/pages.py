@@ -28,6 +28,23 @@ class File:
 
 
 @dataclass(frozen=True)
+class Change:
+    """A `diff` block whose first line is `# NAME`: what the reader changes in a file that is there."""
+
+    name: str
+    text: str
+
+    def made_in(self, text: str) -> str:
+        """The file with the change: each part (`…` stands between them) is found by the lines that it keeps."""
+        for part in self.text.partition("\n")[2].split("\n…\n"):
+            lines = part.splitlines(keepends=True)
+            before = "".join(line[1:] for line in lines if line[0] != "+")
+            assert text.count(before) == 1, f"{self.name} does not have, once:\n{before}"
+            text = text.replace(before, "".join(line[1:] for line in lines if line[0] != "-"))
+        return text
+
+
+@dataclass(frozen=True)
 class Line:
     """A line to type, the output that is shown below it, and the exit code that an `echo $?` after it shows."""
 
@@ -38,14 +55,14 @@ class Line:
     elsewhere: str = ""  # why it cannot be run here
 
 
-def steps(page: Path) -> list[File | Line]:
+def steps(page: Path) -> list[File | Change | Line]:
     """What a page asks its reader to do, in order."""
     text = page.read_text(encoding="utf-8")
-    found: list[tuple[int, File | Line]] = []
+    found: list[tuple[int, File | Change | Line]] = []
     for block in _FENCE.finditer(text):
         number, (kind, content) = text.count("\n", 0, block.start()) + 2, block.groups()
         if named := _FILE.match(content):
-            found.append((number, File(named.group(1), content)))
+            found.append((number, (Change if kind == "diff" else File)(named.group(1), content)))
         elif kind == "console":
             found += [(line.number, line) for line in _session(content, number)]
         else:  # a line of a CI file
@@ -58,6 +75,12 @@ def steps(page: Path) -> list[File | Line]:
         number = text.count("\n", 0, line.start()) + 1
         found.append((number, Line(line.group(1), number)))
     return [step for _, step in sorted(found, key=lambda pair: pair[0])]
+
+
+def additions(page: Path) -> list[File | Change]:
+    """What a page adds to a checkout: to the package, its tests or its documents."""
+    rooms = ("mismatch_cli/", "tests/", "docs/")
+    return [step for step in steps(page) if not isinstance(step, Line) and step.name.startswith(rooms)]
 
 
 def _session(content: str, number: int) -> Iterator[Line]:

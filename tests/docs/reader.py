@@ -1,9 +1,8 @@
-"""What a reader of the guide has in the folder, and how a line is typed there: in this process, for speed."""
+"""What a reader of the guide has in the folder, and how a line is typed there."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import json
 import os
@@ -18,11 +17,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from mismatch_cli.bundled import bundled
 from mismatch_cli.cli import run
-from tests.docs.pages import File
+from tests.docs.pages import ROOT, Change, File, additions
 
 # A line that would take long is run as it stands, with these flags behind it: the last one counts.
 SMALLER = (
@@ -145,20 +142,27 @@ def _adapter(folder: Path) -> Path:
     return Path(save_adapter(str(bundled("model")), folder))
 
 
-def save(file: File, folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """Write a file that a page shows; one of the package stands beside the package's own while `patch` lasts."""
+def save(file: File, folder: Path) -> None:
+    """Write a file that a page shows."""
     path = folder / file.name
     path.parent.mkdir(parents=True, exist_ok=True)
-    if not file.name.startswith("mismatch_cli/"):
-        path.write_text(file.text, encoding="utf-8")
-        return
-    package = importlib.import_module(str(Path(file.name).parent).replace("/", "."))
-    for own in Path(package.__path__[0]).iterdir():
-        (path.parent / own.name).exists() or (path.parent / own.name).symlink_to(own)
     path.write_text(file.text, encoding="utf-8")
-    patch.setattr(package, "__path__", [str(path.parent)])
-    patch.setattr(package.__spec__, "submodule_search_locations", [str(path.parent)])
-    patch.delitem(sys.modules, f"{package.__name__}.{path.stem}", raising=False)
+
+
+def checkout(page: Path, folder: Path) -> Path:
+    """A copy of this checkout with everything that a page adds to it; `bin/mismatch-cli` in it runs that."""
+    for name in ("mismatch_cli", "tests"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    (folder / "sample_data").symlink_to(ROOT / "sample_data")
+    for step in additions(page):
+        path = folder / step.name
+        save(File(step.name, step.made_in(path.read_text("utf-8"))) if isinstance(step, Change) else step, folder)
+    script = folder / "bin" / "mismatch-cli"
+    script.parent.mkdir()
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m mismatch_cli "$@"\n', encoding="utf-8")
+    script.chmod(0o755)
+    return folder
 
 
 def without_comment(line: str) -> str:
@@ -186,13 +190,16 @@ def smaller(arguments: str) -> str:
     )
 
 
-def type_line(line: str, *, quick: bool = True) -> Ran:
-    """Run a line in the present folder; `| jq …` and its like get what it prints on stdout."""
+def type_line(line: str, *, quick: bool = True, checkout: Path | None = None) -> Ran:
+    """Run a line in the present folder; `| jq …` and its like get what it prints on stdout.
+
+    In this process, for speed, or with the package of a `checkout`.
+    """
     command, *pipes = line.split(" | ")
-    if not command.startswith("mismatch-cli"):
-        return _shell(line, None)
     arguments = without_comment(command.removeprefix("mismatch-cli"))
     more = smaller(arguments) if quick else ""
+    if not command.startswith("mismatch-cli") or checkout is not None:
+        return _shell(" | ".join([f"{command} {more}".strip(), *pipes]), None, checkout)
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err if pipes else out):
         code = run([os.path.expandvars(word) for word in shlex.split(f"{arguments} {more}", comments=True)])
@@ -202,10 +209,11 @@ def type_line(line: str, *, quick: bool = True) -> Ran:
     return Ran(code, out.getvalue())
 
 
-def _shell(line: str, stdin: str | None) -> Ran:
+def _shell(line: str, stdin: str | None, checkout: Path | None = None) -> Ran:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    first = {"PATH": f"{checkout}/bin{os.pathsep}{path}", "PYTHONPATH": str(checkout)} if checkout else {"PATH": path}
     done = subprocess.run(
-        ["bash", "-c", line], input=stdin, capture_output=True, text=True, env={**os.environ, "PATH": path}
+        ["bash", "-c", line], input=stdin, capture_output=True, text=True, env={**os.environ, **first}
     )
     return Ran(done.returncode, done.stdout + done.stderr)
 

@@ -18,13 +18,14 @@ from pathlib import Path
 import pytest
 
 from tests import pictures
-from tests.docs.pages import DOCS, PAGES, README, ROOT, File, Line, not_in_a_session, steps
-from tests.docs.reader import ELSEWHERE, FAILS, Ran, missing, save, things, type_line, varies, without_comment
+from tests.docs.pages import DOCS, PAGES, README, ROOT, File, Line, additions, not_in_a_session, steps
+from tests.docs.reader import ELSEWHERE, FAILS, Ran, checkout, missing, save, things, type_line, varies, without_comment
 from tests.docs.shared_vllm import SharedVllm
 
 pytestmark = pytest.mark.slow
 _COLUMNS = "100"  # the width of the outputs in the guide
 _TYPED = [page for page in PAGES if any(isinstance(step, Line) for step in steps(page))]
+_HERE = [page for page in _TYPED if not additions(page)]  # others need a checkout: test_extending.py
 _RAN: dict[str, tuple[Ran, Path]] = {}  # a line of several pages is typed once; the others get what it left
 
 
@@ -55,12 +56,12 @@ def sit_down(folder: Path, patch: pytest.MonkeyPatch) -> None:
     pictures.leave_blank(patch)
 
 
-@pytest.mark.parametrize("page", _TYPED, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", _HERE, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_lines_of_a_page_do_what_it_says(page, tmp_path, made, monkeypatch):
     typed: set[str] = set()
     for number, step in enumerate(steps(page)):
         if isinstance(step, File):
-            save(step, tmp_path, monkeypatch)
+            save(step, tmp_path)
         elif not elsewhere(step):
             if page == README and "--resume" not in step.text:  # its lines are examples, each by itself
                 sit_down(tmp_path / str(number), monkeypatch)
@@ -121,14 +122,15 @@ def renew(pages: list[Path], wanted: Callable[[str], bool]) -> None:
         with tempfile.TemporaryDirectory() as temporary, pytest.MonkeyPatch.context() as patch:
             folder, made = Path(temporary, "folder"), Path(temporary, "made")
             made.mkdir()
+            where = checkout(page, Path(temporary, "checkout")) if additions(page) else None
             sit_down(folder, patch)
             text = page.read_text(encoding="utf-8")
             for step in steps(page):
                 if isinstance(step, File):
-                    save(step, folder, patch)
-                elif not elsewhere(step):
+                    save(step, folder)
+                elif isinstance(step, Line) and not elsewhere(step):
                     things(step.text, made)
-                    ran = type_line(step.text, quick=not wanted(step.text))
+                    ran = type_line(step.text, quick=not wanted(step.text), checkout=where)
                     if step.shown.strip() and wanted(step.text):
                         text = text.replace(step.shown, _as_printed(step, ran.text))
             page.write_text(text, encoding="utf-8")

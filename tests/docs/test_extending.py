@@ -1,58 +1,99 @@
-"""The examples of docs/extending.md do what they say; that they load and run, test_commands shows line by line."""
+"""What docs/extending.md adds is put into a checkout, its lines are typed there, and each is found where it belongs."""
 
 from __future__ import annotations
 
-import numpy as np
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
-import torch
 
 from mismatch_cli import registry
-from mismatch_cli.algorithms.algorithm import Mask
-from mismatch_cli.policies import Policies
-from mismatch_cli.report.figures import draw, plots_of
-from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
-from mismatch_cli.studies.mismatch_plot_data import PlotData
-from tests.docs.pages import DOCS, File, steps
-from tests.docs.reader import save
+from tests.docs.pages import DOCS, File, Line, additions, steps
+from tests.docs.reader import checkout, missing, save, type_line, varies
+
+pytestmark = pytest.mark.slow
+PAGE = DOCS / "extending.md"
 
 
-@pytest.fixture
-def saved(tmp_path, monkeypatch):
-    """The files of the package that the page shows, in their places."""
-    for step in steps(DOCS / "extending.md"):
-        if isinstance(step, File) and step.name.startswith("mismatch_cli/"):
-            save(step, tmp_path, monkeypatch)
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory):
+    """The folder in which the page's lines have been typed; the changed checkout is beside it."""
+    folder = tmp_path_factory.mktemp("extending")
+    where = checkout(PAGE, folder / "checkout")
+    desk = folder / "desk"
+    desk.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(desk)
+        patch.setenv("COLUMNS", "100")
+        for step in steps(PAGE):
+            if isinstance(step, File) and step not in additions(PAGE):
+                save(step, desk)
+            elif isinstance(step, Line):
+                ran = type_line(step.text, checkout=where)
+                assert ran.code == step.code, f"{step.text}\n{ran.text}"
+                lost = missing(step.shown, ran.text, loosely=varies(step.text))
+                assert not lost, f"{step.text}\ndoes not show\n{lost}\nbut\n{ran.text}"
+    return desk
 
 
-def test_each_is_found_by_its_name_and_gone_afterwards(saved):
-    for package, name in (("trust_regions", "two-sided-tv"), ("engines", "coarse"), ("importers", "toy")):
-        assert name in registry.names(f"mismatch_cli.{package}")
-        assert registry.load(f"mismatch_cli.{package}", name, "example").__doc__
+def read(path: Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_the_mask_with_equal_limits_is_binary_tv(desk):
+    rows = {row["name"]: row["blocked"] for row in read(desk / "two" / "summary.json")["algorithms"]}
+    equal = rows["two-sided-tv:max_fall=0.15,max_rise=0.15"]
+    assert equal == rows["dppo-binary-tv"] != rows["two-sided-tv"]
+
+
+def test_the_algorithm_is_its_mask_with_its_thresholds(desk):
+    row, mask = read(desk / "careful" / "summary.json")["algorithms"]
+    assert row["name"] == "careful-tv" and row["blocked"] == mask["blocked"] and row["lost"] == mask["lost"]
+
+
+def test_the_engine_says_what_it_is(desk):
+    rollout = read(desk / "coarse" / "trace" / "manifest.json")["rollout"]
+    assert (rollout["engine"], rollout["mantissa_bits"]) == ("coarse", 4)
+
+
+def test_the_importer_is_found_by_what_the_dump_holds(desk):
+    assert read(desk / "import-toy" / "trace" / "manifest.json")["imported"]["format"] == "toy"
+
+
+def test_the_check_explains_the_gap(desk):
+    findings = read(desk / "import-toy" / "diagnosis" / "summary.json")["findings"]
+    (found,) = [finding for finding in findings if finding["check"] == "few-decimals"]
+    assert found["status"] == "found" and found["explains"] > 0.9
+
+
+def test_the_metric_stands_in_the_tables_of_terminal_page_and_json(desk):
+    """The terminal's is on the page of the guide."""
+    found = read(desk / "with-metric" / "summary.json")["pairs"]["mismatch"]["metrics"]["large_gaps"]
+    assert found["low"] < found["value"] < found["high"]
+    assert "above 0.1 nats" in (desk / "with-metric" / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_plot_is_written_and_stands_on_the_page(desk):
+    assert (desk / "with-plot" / "plots" / "gap-histogram.png").stat().st_size > 5_000
+    assert (desk / "with-plot" / "report.html").read_text(encoding="utf-8").count(
+        "<strong>Sizes of the gap.</strong>"
+    ) == 1
+
+
+def test_the_tests_of_masks_algorithms_and_dialects_take_them_in(desk):
+    """Run in the checkout: contract, gradient, plain count and second formulas."""
+    named = "two-sided or careful or toy or complete or blocked_shares"
+    files = ("trust_regions/test_contract.py", "algorithms/test_gradients.py", "dialects/test_values.py")
+    files += ("metrics/clipping/test_algorithms.py",)
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-k", named, *(f"tests/{file}" for file in files)],
+        cwd=desk.parent / "checkout", capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout
+    assert int(run.stdout.split(" passed")[0].split()[-1]) > 20
 
 
 def test_without_the_page_they_are_not_there():
     assert "coarse" not in registry.names("mismatch_cli.engines")
-
-
-def test_the_mask_with_equal_limits_is_binary_tv(saved, rng):
-    logp_2T = torch.from_numpy(np.log(rng.uniform(0.001, 0.999, (2, 500))))
-    advantage_T = torch.from_numpy(rng.normal(size=500))
-    policies = Policies(*logp_2T, None, torch.tensor([0, 500]))
-    limits = (("max_rise", 0.15), ("max_fall", 0.15))
-    mine, theirs = Mask("two-sided-tv", chosen=limits), Mask("binary-tv")
-    assert torch.equal(mine.decide(policies, advantage_T).keep_T, theirs.decide(policies, advantage_T).keep_T)
-    other = Mask("two-sided-tv").decide(policies, advantage_T).keep_T  # 0.3 up, 0.1 down
-    kept = theirs.decide(policies, advantage_T).keep_T
-    assert (other >= kept)[advantage_T > 0].all() and (other <= kept)[advantage_T < 0].all()
-    assert (other != kept).any()
-
-
-@pytest.mark.parametrize("layout", [WIDE, NARROW], ids=lambda layout: layout.name)
-@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
-def test_the_plot_draws_its_tokens(saved, rng, layout, theme):
-    plot = plots_of(PlotData.STUDY)["gap-histogram"]
-    logq_N = -rng.exponential(size=300).astype(np.float32)
-    data = PlotData({}, logq_N=logq_N, logp_N=logq_N + rng.normal(0, 0.01, 300).astype(np.float32))
-    assert plot.needs(data) and not plot.needs(PlotData({}))
-    (axes,) = draw(plot, data, Style(layout, theme)).axes
-    assert sum(bar.get_height() for bar in axes.patches) == 300

@@ -45,6 +45,8 @@ def check(evidence: Evidence) -> Finding:
     z = as_normal((fit.beta - 1) / fit.error, len(np.unique(sample.group_N))) if fit.error > 0 else 0.0
     left_N = _left(sample, fit, mirrored=False)
     gap = float(np.abs(sample.d_N).sum())
+    if not gap:  # all of it was undone
+        return Finding(NAME, "clear", fit.beta, "fitted β")
     takes, mirrored_takes = (1 - float(np.abs(n).sum()) / gap for n in (left_N, _left(sample, fit, mirrored=True)))
     rows = (
         ("fitted β = T of the rollout / T of the trainer", fit.beta),
