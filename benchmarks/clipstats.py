@@ -32,9 +32,9 @@ TOPK = ("topk_ids", "topk_logp_rollout", "topk_logp_trainer", "topk_logp_recompu
 
 def clipstats(algorithms: tuple[Algorithm, ...], trace: Trace, _columns: tuple[str, ...]) -> None:
     """Everything that `clipstats` counts, to its JSON."""
-    from mismatch_cli.studies.clipping import analyse_clipping, clipping_json
+    from mismatch_cli.studies.clipping import analyse_clipping
 
-    json.dumps(clipping_json(analyse_clipping([trace], algorithms)))
+    json.dumps(analyse_clipping([trace], algorithms).to_json())
 
 
 def masks(trace: Trace, columns: tuple[str, ...]) -> None:

@@ -34,16 +34,16 @@ BILLION = 1000.0  # million tokens
 
 def report(trace: Trace, _columns: tuple[str, ...]) -> str:
     """What `report` measures, to its JSON: three pairs of policies, the floor, and the samples."""
-    from mismatch_cli.studies.mismatch import analyse, summary_json
+    from mismatch_cli.studies.mismatch import analyse
 
-    return json.dumps(summary_json(analyse([trace], 10)))
+    return json.dumps(analyse([trace], 10).to_json())
 
 
 def clipstats(algorithms: Sequence[Algorithm], workers: int, trace: Trace, _columns: tuple[str, ...]) -> str:
     """Everything that `clipstats` counts, to its JSON."""
-    from mismatch_cli.studies.clipping import analyse_clipping, clipping_json
+    from mismatch_cli.studies.clipping import analyse_clipping
 
-    return json.dumps(clipping_json(analyse_clipping([trace], algorithms, workers=workers)))
+    return json.dumps(analyse_clipping([trace], algorithms, workers=workers).to_json())
 
 
 def diagnose(trace: Trace, _columns: tuple[str, ...]) -> None:

@@ -65,7 +65,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
     """One probe; seconds by phase."""
     from mismatch_cli import engines
     from mismatch_cli.bundled import bundled
-    from mismatch_cli.commands import _present
+    from mismatch_cli.commands import _show
     from mismatch_cli.commands._progress import TerminalProgress
     from mismatch_cli.recording import record as recording
     from mismatch_cli.recording import rollouts
@@ -86,7 +86,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
     watch.wrap(Trainer, "score_again", "scoring")
     watch.wrap(MathVerify, "grade", "grading")
     watch.wrap(rollouts, "write_shard", "writing sampled shards")
-    watch.wrap(_present, "_write", "plots, HTML, JSON")
+    watch.wrap(_show, "_write", "plots, HTML, JSON")
 
     model = str(bundled("model"))
     config = ProbeConfig(
@@ -103,7 +103,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
         stdout, sys.stdout = sys.stdout, nowhere
         with watch.running("all"):
             recording.record(config, Path(folder), {}, quiet)
-            _present.present([Trace.open(Path(folder))], Path(folder), worst=0, as_json=False, progress=quiet)
+            _show.study_mismatch([Trace.open(Path(folder))], Path(folder), worst=0, as_json=False, progress=quiet)
         sys.stdout = stdout
     return dict(watch.seconds)
 

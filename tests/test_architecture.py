@@ -114,7 +114,7 @@ _SHARED_NAMES = {"cells", "columns", "config", "curate", "curation", "judge", "l
 _SHARED_NAMES |= {"run", "sample", "sampling", "summary", "sums"}
 _FRAGMENTS = {
     "recording/scorer.py",
-    "report/pages/gate_markdown.py", "studies/token_classes.py",
+    "report/pages/gate_markdown.py",
 }  # fmt: skip
 
 # What a figure may know: how figures are drawn, what its study found, and what numbers and tokens look like.

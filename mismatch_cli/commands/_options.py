@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 _OUTPUT = "Output"
+BUNDLED = "the bundled one, a short training run with an fp8 KV cache."
 
 Json = Annotated[
     bool,

@@ -84,11 +84,14 @@ class Refresher:
 
 def _draw(output: Path, folders: Sequence[Path]) -> None:
     """Draw the report of those runs that have begun."""
-    from mismatch_cli.commands._present import present_training
     from mismatch_cli.commands._progress import TerminalProgress
+    from mismatch_cli.commands._show import show
+    from mismatch_cli.studies.runs import read_runs
+    from mismatch_cli.studies.training import TrainingAnalysis
 
     begun = [folder for folder in folders if (folder / "metrics.jsonl").is_file()]
-    present_training(begun, output, as_json=False, progress=TerminalProgress(True), reload_seconds=_RELOAD_SECONDS)
+    study = TrainingAnalysis.of(read_runs(begun))
+    show(study, output, as_json=False, progress=TerminalProgress(True), reload_seconds=_RELOAD_SECONDS)
 
 
 def _end_with_parent() -> None:

@@ -21,7 +21,7 @@ def command(json: Json = False, debug: Debug = False) -> None:
     """
     import json as json_module
 
-    from mismatch_cli.commands._present import print_parts
+    from mismatch_cli.commands._show import print_parts
 
     table = _table()
     if json:

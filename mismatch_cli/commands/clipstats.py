@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mismatch_cli.commands._options import Debug, Force, FullPaths, Json, Quiet, ReportFolder, Traces
+from mismatch_cli.commands._options import BUNDLED, Debug, Force, FullPaths, Json, Quiet, ReportFolder, Traces
 from mismatch_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from mismatch_cli.algorithms.algorithm import Algorithm
-
-_FOLDER = "clipstats"
 
 
 def command(
@@ -60,29 +57,27 @@ def command(
 
       mismatch-cli clipstats probe-model -a my_mask.py --compare my_mask.py dppo-binary-tv
     """
-    from mismatch_cli.bundled import bundled_trace
-    from mismatch_cli.commands._present import present_clipping
+    from functools import partial
+
     from mismatch_cli.commands._progress import TerminalProgress
+    from mismatch_cli.commands._show import folder_of, opened, study_traces
     from mismatch_cli.places import show_full
     from mismatch_cli.recording.folder import report_folder
-    from mismatch_cli.studies.clipping import FORMAT
-    from mismatch_cli.trace.reader import Trace
+    from mismatch_cli.studies.clipping import ClippingAnalysis, analyse_clipping
 
     show_full(full_paths)
     judged, compared = _algorithms(algorithm, compare)
-    opened = [Trace.open(path) for path in traces or [bundled_trace()]]
-    folder = output or (opened[0].run_folder if traces and len(opened) == 1 else Path()) / _FOLDER
     progress = TerminalProgress(quiet)
-    if not traces:
-        progress.say("No trace named: judging the bundled one, a short training run with an fp8 KV cache.")
+    found = opened(traces, progress, f"No trace named: judging {BUNDLED}")
+    folder = output or folder_of(traces, found, "clipstats")
     arguments = [*(part for spec in algorithm or () for part in ("--algorithm", spec))]
     arguments += ["--compare", *compare] if compare else []
     arguments += ["--theory"] if theory else []
-    with report_folder(folder, FORMAT, force=force):
-        present_clipping(
-            opened, folder, judged, compared,
-            arguments=arguments, theory=theory, workers=workers, as_json=json, progress=progress,
-        )  # fmt: skip
+    analyse = partial(
+        analyse_clipping, algorithms=judged, asked=compared, arguments=arguments, theory=theory, workers=workers
+    )
+    with report_folder(folder, ClippingAnalysis.FORMAT, force=force):
+        study_traces(analyse, found, folder, "Judging", as_json=json, progress=progress)
 
 
 def _algorithms(asked: list[str] | None, compare: tuple[str, str] | None) -> tuple[list[Algorithm], list[Algorithm]]:

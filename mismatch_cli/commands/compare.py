@@ -52,15 +52,15 @@ def command(
 
       mismatch-cli compare probe-bf16 probe-fp16 probe-fp32 --json
     """
+    from functools import partial
+
     from mismatch_cli import registry
-    from mismatch_cli.bundled import bundled
-    from mismatch_cli.commands._present import present_comparison
     from mismatch_cli.commands._progress import TerminalProgress
+    from mismatch_cli.commands._show import opened, study_traces
     from mismatch_cli.metrics.pairs import PAIRS
     from mismatch_cli.places import show_full
     from mismatch_cli.recording.folder import report_folder
-    from mismatch_cli.studies.comparison import FORMAT, NAMES
-    from mismatch_cli.trace.reader import Trace
+    from mismatch_cli.studies.comparison import NAMES, ComparisonAnalysis, analyse_comparison
 
     show_full(full_paths)
     if traces and len(traces) == 1:
@@ -71,9 +71,9 @@ def command(
         raise UsageError(f"{len(traces)} traces are too many at once: name at most {len(NAMES)}.")
     if pair is not None and pair not in PAIRS:
         raise UsageError(registry.unknown("pair", pair, PAIRS))
-    opened = [Trace.open(path) for path in traces or [bundled("traces") / name for name in ("fp8-kv", "float32")]]
     progress = TerminalProgress(quiet)
-    if not traces:
-        progress.say("No traces named: comparing the two bundled ones, an fp8 KV cache and float32.")
-    with report_folder(output, FORMAT, force=force):
-        present_comparison(opened, output, pair, as_json=json, progress=progress)
+    said = "No traces named: comparing the two bundled ones, an fp8 KV cache and float32."
+    found = opened(traces, progress, said, "fp8-kv", "float32")
+    analyse = partial(analyse_comparison, pair_name=pair, arguments=["--pair", pair] if pair else [])
+    with report_folder(output, ComparisonAnalysis.FORMAT, force=force):
+        study_traces(analyse, found, output, "Comparing", passes=2, as_json=json, progress=progress)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -82,15 +83,18 @@ def command(
 
       mismatch-cli train --dataset curate-model/perfectible.jsonl
     """
-    from mismatch_cli.commands._present import present_curation
     from mismatch_cli.commands._progress import TerminalProgress
     from mismatch_cli.commands._run import curate_config, prepared_run
+    from mismatch_cli.commands._show import show
+    from mismatch_cli.places import shown
     from mismatch_cli.recording.curate import PROBLEMS_FILE, curate
+    from mismatch_cli.studies.curation import CurationAnalysis
 
     progress = TerminalProgress(quiet)
     with prepared_run(context, curate_config) as (config, folder, manifest):
         curation = curate(config, folder, manifest, progress, confirm=confirm)
-        present_curation(curation, config.to_json(), folder, confirm=confirm, as_json=json, progress=progress)
+        study = CurationAnalysis(curation, shown(config.to_json()), confirm, tuple(shown(sys.argv[1:])))
+        show(study, folder, as_json=json, progress=progress)
     chosen = folder / PROBLEMS_FILE
     progress.say(f"Wrote {chosen}\nNext: {suggest(*_training(config, chosen))}")
 

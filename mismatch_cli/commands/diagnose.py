@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from mismatch_cli.commands._options import Debug, Force, FullPaths, Json, Quiet, ReportFolder, Traces, TrustRemoteCode
+from mismatch_cli.commands._options import (
+    BUNDLED,
+    Debug,
+    Force,
+    FullPaths,
+    Json,
+    Quiet,
+    ReportFolder,
+    Traces,
+    TrustRemoteCode,
+)
 
 
 def command(
@@ -46,27 +55,23 @@ def command(
 
       mismatch-cli diagnose import-prime-rl --earlier-model ./step-90
     """
+    from functools import partial
+
     from mismatch_cli import custom_code
-    from mismatch_cli.bundled import bundled_trace
-    from mismatch_cli.commands._present import present_diagnosis
     from mismatch_cli.commands._progress import TerminalProgress
+    from mismatch_cli.commands._show import folder_of, opened, study_traces
     from mismatch_cli.models import check_model_folder
     from mismatch_cli.places import show_full
     from mismatch_cli.recording.folder import report_folder
-    from mismatch_cli.studies.diagnosis import FORMAT
-    from mismatch_cli.trace.reader import Trace
+    from mismatch_cli.studies.diagnosis import DiagnosisAnalysis, analyse_diagnosis
 
     show_full(full_paths)
     custom_code.allow(trust_remote_code)
     for model in filter(None, (earlier_model, trainer_model)):
         check_model_folder(model)
-    opened = [Trace.open(path) for path in traces or [bundled_trace()]]
-    alone = traces is not None and len(opened) == 1
-    folder = output or (opened[0].run_folder if alone else Path()) / "diagnosis"
     progress = TerminalProgress(quiet)
-    if not traces:
-        progress.say("No trace named: diagnosing the bundled one, a short training run with an fp8 KV cache.")
-    with report_folder(folder, FORMAT, force=force):
-        present_diagnosis(
-            opened, folder, earlier_model=earlier_model, trainer_model=trainer_model, as_json=json, progress=progress
-        )
+    found = opened(traces, progress, f"No trace named: diagnosing {BUNDLED}")
+    folder = output or folder_of(traces, found, "diagnosis")
+    analyse = partial(analyse_diagnosis, earlier_model=earlier_model, trainer_model=trainer_model)
+    with report_folder(folder, DiagnosisAnalysis.FORMAT, force=force):
+        study_traces(analyse, found, folder, "Reading", as_json=json, progress=progress)

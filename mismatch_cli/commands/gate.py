@@ -76,8 +76,8 @@ def command(
 
       mismatch-cli gate run --limits limits.toml --baseline last-release
     """
-    from mismatch_cli.bundled import bundled_trace
     from mismatch_cli.commands._progress import TerminalProgress
+    from mismatch_cli.commands._show import opened
     from mismatch_cli.places import show_full
     from mismatch_cli.studies.gate import GateResult
     from mismatch_cli.studies.limits import DEFAULT, OF_BASELINE, load_limits, presets
@@ -95,14 +95,12 @@ def command(
         _check_free(path, force)
         _check_writable(path)
     progress = TerminalProgress(quiet)
-    if not traces:
-        progress.say("No trace was named: judging the bundled one.")
+    found = opened(traces, progress, "No trace was named: judging the bundled one.")
     if not limits:
         progress.say(f"No --limits: judging by those of {DEFAULT}.")
-    opened = [Trace.open(path) for path in traces or [bundled_trace()]]
     progress.say("Measuring")
     before = [Trace.open(path) for path in baseline or []]
-    result = GateResult.of(sets, opened, before, allow_partial=allow_partial)
+    result = GateResult.of(sets, found, before, allow_partial=allow_partial)
     _write(result, junit, markdown, force)
     for path in (junit, markdown):
         if path is not None:
@@ -139,19 +137,16 @@ def _write(result: GateResult, junit: Path | None, markdown: Path | None, force:
 
 def _show(result: GateResult, as_json: bool) -> None:
     """Print; a reader that stops early (`| head`) does not turn a failure into a success."""
-    import json
-
-    from mismatch_cli.commands._present import console
-    from mismatch_cli.report.pages.gate import build_view
-    from mismatch_cli.report.terminal import print_report
+    from mismatch_cli.commands._show import console, print_json, print_view
+    from mismatch_cli.report.pages import page_of
     from mismatch_cli.text import for_terminal
 
     try:
         if as_json:
-            print(json.dumps(result.to_json(), indent=2))
+            print_json(result.to_json())
         else:
             out = console()
-            print_report(build_view(result), out)
+            print_view(page_of(result))
             out.print()
             out.print(for_terminal(result.verdict), style="bold green" if result.passed else "bold red")
         sys.stdout.flush()
@@ -160,16 +155,15 @@ def _show(result: GateResult, as_json: bool) -> None:
 
 
 def _show_presets(sets: Sequence[LimitSet], as_json: bool) -> None:
-    import json
     from dataclasses import asdict
 
     from rich.padding import Padding
     from rich.text import Text
 
-    from mismatch_cli.commands._present import print_parts
+    from mismatch_cli.commands._show import print_json, print_parts
 
     if as_json:
-        print(json.dumps([asdict(limit_set) for limit_set in sets], indent=2))
+        print_json([asdict(limit_set) for limit_set in sets])
         return
     parts: list[RenderableType] = []
     for limit_set in sets:

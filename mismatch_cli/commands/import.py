@@ -145,12 +145,12 @@ def _vocabulary(tokenizer: str | None) -> tuple[Any, int | None]:
 
 def _tell(imported: dict[str, Any], folder: Path, as_json: bool, progress: TerminalProgress) -> None:
     """What is in the trace, what is not and why, and what to type next."""
-    from mismatch_cli.commands._present import print_parts
+    from mismatch_cli.commands._show import print_json, print_parts
     from mismatch_cli.numbers import things
-    from mismatch_cli.studies.imported import notes_of, pi_of
+    from mismatch_cli.studies.study import notes_of, pi_of
 
     if as_json:
-        _print_json(imported | {"output": str(folder)})
+        print_json(imported | {"output": str(folder)})
     else:
         tokens, rows = things(imported["tokens"], "token"), things(imported["rows"], "response")
         parts = [
@@ -171,22 +171,14 @@ def _tell(imported: dict[str, Any], folder: Path, as_json: bool, progress: Termi
         progress.say(f"Next: {suggest('rescore', folder, '--trainer-model', 'MODEL')}")
 
 
-def _print_json(content: Any) -> None:
-    import json
-    import sys
-
-    json.dump(content, sys.stdout, indent=2)
-    print()
-
-
 def _print_formats(as_json: bool) -> None:
     from mismatch_cli import registry
-    from mismatch_cli.commands._present import print_parts
+    from mismatch_cli.commands._show import print_json, print_parts
     from mismatch_cli.importers._driver import PACKAGE, facts
 
     found = {name: facts(name) for name in registry.names(PACKAGE)}
     if as_json:
-        _print_json(found)
+        print_json(found)
         return
     from rich.table import Table
 
@@ -198,13 +190,13 @@ def _print_formats(as_json: bool) -> None:
 
 
 def _print_schema(as_json: bool) -> None:
-    from mismatch_cli.commands._present import print_parts
+    from mismatch_cli.commands._show import print_json, print_parts
     from mismatch_cli.importers.plain import MEANING, WRITER
     from mismatch_cli.trace.schema import arrow_type
 
     kinds = {name: str(arrow_type(name)).replace("item: ", "") for name in MEANING}
     if as_json:
-        _print_json({name: {"type": kinds[name], "meaning": meaning} for name, meaning in MEANING.items()})
+        print_json({name: {"type": kinds[name], "meaning": meaning} for name, meaning in MEANING.items()})
         return
     from rich.table import Table
 

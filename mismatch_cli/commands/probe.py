@@ -111,14 +111,14 @@ def command(
 
       mismatch-cli probe Qwen/Qwen2.5-0.5B-Instruct --adapter ./lora --merge-adapter
     """
-    from mismatch_cli.commands._present import present
     from mismatch_cli.commands._progress import TerminalProgress
     from mismatch_cli.commands._run import prepared_run, probe_config
+    from mismatch_cli.commands._show import study_mismatch
     from mismatch_cli.recording.record import record
     from mismatch_cli.trace.reader import Trace
 
     progress = TerminalProgress(quiet)
     with prepared_run(context, probe_config) as (config, folder, manifest):
         record(config, folder, manifest, progress)
-        present([Trace.open(folder)], folder, worst=worst, as_json=json, progress=progress)
+        study_mismatch([Trace.open(folder)], folder, worst=worst, as_json=json, progress=progress)
     progress.say(f"Next: {suggest('report', folder, '--worst', '10')}")

@@ -62,9 +62,11 @@ def command(
 
       mismatch-cli report probe-model --as verl
     """
-    from mismatch_cli.commands._present import present, present_training
     from mismatch_cli.commands._progress import TerminalProgress
+    from mismatch_cli.commands._show import show, study_mismatch
     from mismatch_cli.places import show_full
+    from mismatch_cli.studies.runs import read_runs
+    from mismatch_cli.studies.training import TrainingAnalysis
 
     show_full(full_paths)
     if export not in (None, "csv", "parquet", "jsonl"):
@@ -79,46 +81,38 @@ def command(
     if training:
         own = traces[0] if traces and len(traces) == 1 else None
         with _held_of_training(training, own, output, force) as folder:
-            present_training(training, folder, as_json=json, progress=progress)
+            show(TrainingAnalysis.of(read_runs(training)), folder, as_json=json, progress=progress)
         return
     named = traces or _latest_run(progress)
-    opened = _opened(named, progress)
-    own = opened[0].run_folder if named and len(opened) == 1 else None
+    found = _opened(named, progress)
+    own = found[0].run_folder if named and len(found) == 1 else None
     with _held(own, output, force, export) as folder:
-        present(opened, folder, worst=worst, as_json=json, progress=progress)
+        study_mismatch(found, folder, worst=worst, as_json=json, progress=progress)
         if export is not None:
             from mismatch_cli.report.export import export_responses, export_tokens
 
-            wrote = export_responses(opened, folder) if export == "jsonl" else export_tokens(opened, folder, export)
+            wrote = export_responses(found, folder) if export == "jsonl" else export_tokens(found, folder, export)
             progress.say(f"Wrote {wrote}")
 
 
 def _opened(named: Sequence[Path], progress: TerminalProgress) -> list[Trace]:
     """The traces that were named; the bundled one where there is none."""
-    from mismatch_cli.bundled import bundled_trace
-    from mismatch_cli.trace.reader import Trace
+    from mismatch_cli.commands._show import opened
 
-    if not named:
-        progress.say("There is no run in this folder: reporting on the bundled trace.")
-    return [Trace.open(path) for path in named or [bundled_trace()]]
+    return opened(named, progress, "There is no run in this folder: reporting on the bundled trace.")
 
 
 def _print_as(name: str, traces: list[Path] | None, as_json: bool, progress: TerminalProgress) -> None:
     """The same tokens in another framework's words, or in those of all."""
-    import json
-    import sys
-
-    from mismatch_cli.commands._present import console
+    from mismatch_cli.commands._show import print_json, print_view
     from mismatch_cli.report import dialects
-    from mismatch_cli.report.terminal import print_report
 
     dialects.asked(name)  # before anything is read
     result = dialects.as_json(_opened(traces or _latest_run(progress), progress), name)
     if as_json:
-        json.dump(result, sys.stdout, indent=2)
-        print()
+        print_json(result)
     else:
-        print_report(dialects.build_view(result, name), console())
+        print_view(dialects.build_view(result, name))
 
 
 def _training_runs(path: Path) -> list[Path]:
@@ -142,11 +136,13 @@ def _held(own: Path | None, output: Path | None, force: bool, export: str | None
     """Hold the folder of the report: the run that it is about, unless another one is named."""
     from mismatch_cli.recording.folder import report_folder
     from mismatch_cli.report.export import file_name
-    from mismatch_cli.studies.mismatch import SUMMARY_FORMAT
+    from mismatch_cli.studies.mismatch import MismatchAnalysis
 
     folder = output or own or _REPORT
     files = () if export is None else (file_name(export),)
-    with report_folder(folder, SUMMARY_FORMAT, force=force, own=output is None and own is not None, files=files):
+    with report_folder(
+        folder, MismatchAnalysis.FORMAT, force=force, own=output is None and own is not None, files=files
+    ):
         yield folder
 
 
@@ -154,12 +150,12 @@ def _held(own: Path | None, output: Path | None, force: bool, export: str | None
 def _held_of_training(runs: list[Path], own: Path | None, output: Path | None, force: bool) -> Iterator[Path]:
     """The same for training runs: the run itself, or the folder of several."""
     from mismatch_cli.recording.folder import report_folder, training_folder
-    from mismatch_cli.studies.training import FORMAT
+    from mismatch_cli.studies.training import TrainingAnalysis
 
     folder = output or own or _REPORT
     if output is None and own is not None and runs != [own]:
         with training_folder(folder):
             yield folder
     else:
-        with report_folder(folder, FORMAT, force=force, own=output is None and own is not None):
+        with report_folder(folder, TrainingAnalysis.FORMAT, force=force, own=output is None and own is not None):
             yield folder

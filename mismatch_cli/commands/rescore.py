@@ -90,9 +90,9 @@ def command(
     """
     from pathlib import Path
 
-    from mismatch_cli.commands._present import present
     from mismatch_cli.commands._progress import TerminalProgress
     from mismatch_cli.commands._run import prepared_run, rescore_config
+    from mismatch_cli.commands._show import study_mismatch
     from mismatch_cli.recording.folder import check_apart
     from mismatch_cli.recording.rescore import rescore
     from mismatch_cli.trace.reader import Trace
@@ -103,5 +103,5 @@ def command(
     progress = TerminalProgress(quiet)
     with prepared_run(context, rescore_config, check) as (config, folder, manifest):
         rescore(config, folder, manifest, progress)
-        present([Trace.open(folder)], folder, worst=worst, as_json=json, progress=progress)
+        study_mismatch([Trace.open(folder)], folder, worst=worst, as_json=json, progress=progress)
     progress.say(f"Next: {suggest('report', folder, '--worst', '10')}")

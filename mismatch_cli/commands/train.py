@@ -155,11 +155,13 @@ def _train_in(
 
 def _report(folders: Sequence[Path], output: Path, progress: TerminalProgress) -> None:
     """The final report of those runs that have a step."""
-    from mismatch_cli.commands._present import present_training
+    from mismatch_cli.commands._show import show
+    from mismatch_cli.studies.runs import read_runs
+    from mismatch_cli.studies.training import TrainingAnalysis
 
     with_steps = [folder for folder in folders if _has_step(folder)]
     if with_steps:
-        present_training(with_steps, output, as_json=False, progress=progress)
+        show(TrainingAnalysis.of(read_runs(with_steps)), output, as_json=False, progress=progress)
 
 
 def _has_step(folder: Path) -> bool:

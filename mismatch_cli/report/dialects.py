@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mismatch_cli import __version__, dialects, numbers
+from mismatch_cli import dialects, numbers
 from mismatch_cli.dialects import Reading
 from mismatch_cli.places import shown
 from mismatch_cli.report.about import partial_notes, who_facts
 from mismatch_cli.report.tables import Row, col, filled, named, table, text
 from mismatch_cli.report.view import ReportView, Section
-from mismatch_cli.studies.mismatch import about, check_poolable
+from mismatch_cli.studies.study import about, check_poolable
 from mismatch_cli.trace.reader import Trace
 
 ALL = "all"
@@ -79,11 +79,7 @@ def build_view(result: Mapping[str, Any], name: str) -> ReportView:
         about=who_facts(result["about"]),
         notes=(*partial_notes(result["about"]), *notes),
         headline=headline,
-        leading=(),
-        sections=sections,
-        settings=(),
-        command="",
-        version=__version__,
+        outline=sections,
     )
 
 

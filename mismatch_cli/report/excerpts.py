@@ -43,10 +43,10 @@ class _Response:
 
 
 def worst_excerpts(
-    traces: Sequence[Trace], pair: Pair, worst: Mapping[str, Sequence[Mapping[str, Any]]], count: int
+    traces: Sequence[Trace], pair: Pair, worst: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> tuple[list[Excerpt], list[Excerpt]]:
-    """The `count` worst tokens (by |d|) and responses (by |Σd|), as excerpts."""
-    tokens, responses = worst["abs_d"][:count], worst["responses"][:count]
+    """The worst tokens (by |d|) and responses (by |Σd|), as excerpts."""
+    tokens, responses = worst["abs_d"], worst["responses"]
     found = _look_up(traces, pair, {_key(row) for row in [*tokens, *responses]})
     return (
         [_token_excerpt(row, found[_key(row)]) for row in tokens if _key(row) in found],

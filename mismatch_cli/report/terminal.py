@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -31,8 +32,10 @@ def print_report(view: ReportView, console: Console) -> None:
     console.print()
     console.print(Text(visible(view.headline), style="bold"))
     for section in view.sections:
-        console.print()
-        console.print(Group(*_section(section, console)))
+        shown = replace(section, excerpts=section.excerpts[: section.terminal_excerpts])
+        if shown.has_content:
+            console.print()
+            console.print(Group(*_section(shown, console)))
 
 
 def _section(section: Section, console: Console) -> list[RenderableType]:

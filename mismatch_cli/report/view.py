@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
+from mismatch_cli import __version__
 from mismatch_cli.metrics.gap_table import Metric
 from mismatch_cli.numbers import MISSING
 from mismatch_cli.report.figures import FigureView
@@ -101,7 +103,8 @@ class Section:
     groups: tuple[MetricGroup, ...] = ()
     figures: tuple[FigureView, ...] = ()
     tables: tuple[Table, ...] = ()
-    excerpts: tuple[Excerpt, ...] = ()
+    excerpts: Sequence[Excerpt] = ()
+    terminal_excerpts: int | None = None  # how many a terminal shows
     stays: bool = False  # also where it is text alone
 
     @property
@@ -130,15 +133,21 @@ class ReportView:
 
     title: str
     about: Facts  # models, dtypes, versions, temperature, number of tokens, responses and prompts
-    notes: tuple[str, ...]  # what was left out, and why
     headline: str  # one sentence
-    leading: tuple[MetricRow, ...]  # the three or four numbers of the headline
-    sections: tuple[Section, ...]
-    settings: tuple[tuple[str, Facts], ...]  # how it was measured: tables of settings with their titles
-    command: str  # what to type to get this report again
-    version: str = ""  # of mismatch-cli
+    outline: Sequence[Section]  # all that it may have; those without content are left out
+    notes: tuple[str, ...] = ()  # what was left out, and why
+    leading: tuple[MetricRow, ...] = ()  # the three or four numbers of the headline
+    settings: tuple[tuple[str, Facts], ...] = ()  # how it was measured: tables of settings with their titles
+    command: str = ""  # what to type to get this report again
+    figures: Sequence[FigureView] = ()
+    version: str = __version__  # of mismatch-cli
     notation: str = NOTATION  # what the letters in the definitions mean
     reload_seconds: int = 0  # after which the page looks for a newer one; 0: it is final
+
+    @cached_property
+    def sections(self) -> tuple[Section, ...]:
+        """Those that show something, with their figures."""
+        return with_figures(self.outline, self.figures)
 
     def definitions(self) -> list[Metric]:
         """Every metric on the page, once, in the order in which they appear."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,19 +15,47 @@ from mismatch_cli.metrics.differences import Difference, Measured, differences
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.metrics.summary import MismatchSummary
+from mismatch_cli.metrics.volatility import D_BINS
 from mismatch_cli.places import shown, shown_apart
-from mismatch_cli.studies.comparison_plot_data import ComparisonPlotData, exceedance
-from mismatch_cli.studies.imported import without_unknown
-from mismatch_cli.studies.mismatch import about, who_is_compared
 from mismatch_cli.studies.on_tokens import OnTokens, compare_on_tokens
 from mismatch_cli.studies.pairing import Pairing, Responses, compared_rows, pair_up
 from mismatch_cli.studies.settings_compared import SettingDifference, settings_diff
+from mismatch_cli.studies.study import Study, about, who_is_compared, without_unknown
 from mismatch_cli.trace.columns import table_to_batch
 from mismatch_cli.trace.reader import Trace
 
-FORMAT, VERSION = "mismatch-cli comparison", 1
 NAMES = "ABCDEF"  # as many as there are colours that can be told apart
+Row = Mapping[str, Any]
 CHANCE = 0.05  # of the metrics differ by more than noise where nothing differs
+
+
+@dataclass(frozen=True)
+class ComparisonPlotData:
+    """`exceedance` has, for each trace, |d| in nats and the share of its tokens with more: [2, edges]."""
+
+    STUDY: ClassVar[str] = "comparison"
+
+    result: Row  # what docs/compare.md describes
+    subject: str = ""  # who is compared, in one line
+    exceedance: tuple[np.ndarray, ...] = ()
+
+    @property
+    def traces(self) -> Sequence[Row]:
+        rows: Sequence[Row] = self.result.get("traces", ())
+        return rows
+
+    @property
+    def comparisons(self) -> Sequence[Row]:
+        rows: Sequence[Row] = self.result.get("comparisons", ())
+        return rows
+
+    @property
+    def names(self) -> list[str]:
+        return [row["name"] for row in self.traces]
+
+    def rows(self, key: str) -> list[Sequence[Row]]:
+        """A table of each trace's summary, such as `volatility`."""
+        return [row["summary"][key] for row in self.traces]
 
 
 @dataclass(frozen=True)
@@ -66,20 +94,45 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class ComparisonAnalysis:
+class ComparisonAnalysis(Study):
     """The first trace, and each of the others against it."""
+
+    STUDY, FORMAT = "comparison", "mismatch-cli comparison"
 
     pair: Pair
     first: Side
     others: tuple[Comparison, ...]
+    arguments: tuple[str, ...] = ()  # what was asked for besides the traces
 
     @property
     def sides(self) -> tuple[Side, ...]:
         return (self.first, *(comparison.side for comparison in self.others))
 
+    def to_json(self) -> dict[str, Any]:
+        """What `compare --json` prints, documented in docs/compare.md."""
+        return {
+            "format": self.FORMAT,
+            "version": self.VERSION,
+            "arguments": list(self.arguments),
+            "pair": self.pair.name,
+            "traces": [_side_json(side) for side in self.sides],
+            "comparisons": [_comparison_json(self, comparison) for comparison in self.others],
+        }
+
+    @cached_property
+    def plot_data(self) -> ComparisonPlotData:
+        """What the plots draw: the numbers of the JSON, and the distribution of |d| in each trace."""
+        who = [f"{side.name}: {who_is_compared(side.trace.manifest)}" for side in self.sides]
+        cells = [side.summary.exact.cells.d.total for side in self.sides]
+        return ComparisonPlotData(self.result, " · ".join(who), tuple(exceedance(counts) for counts in cells))
+
 
 def analyse_comparison(
-    traces: Sequence[Trace], pair_name: str | None = None, on_responses: Callable[[int], None] = lambda _: None
+    traces: Sequence[Trace],
+    pair_name: str | None = None,
+    *,
+    arguments: Sequence[str] = (),
+    on_responses: Callable[[int], None] = lambda _: None,
 ) -> ComparisonAnalysis:
     """Read each trace twice, for its keys and for its numbers, and a third time where tokens are compared directly.
 
@@ -106,7 +159,7 @@ def analyse_comparison(
             both = (first.trace, side.trace)
             on_tokens = compare_on_tokens(both, first.responses, first.kept_S, pairing.partner_S, pair)
         others.append(Comparison(side, pairing, differences(ours, side.measured), on_tokens))
-    return ComparisonAnalysis(pair, first, tuple(others))
+    return ComparisonAnalysis(pair, first, tuple(others), tuple(arguments))
 
 
 def _common_pair(traces: Sequence[Trace], asked: str | None) -> Pair:
@@ -143,18 +196,6 @@ def _measure(trace: Trace, responses: Responses, kept_S: np.ndarray, pair: Pair)
             summary.update(replace(batch, prompt_id_S=torch.from_numpy(responses.prompt_S[first + rows])))
         first += table.num_rows
     return summary
-
-
-def comparison_json(analysis: ComparisonAnalysis, arguments: Sequence[str] = ()) -> dict[str, Any]:
-    """What `compare --json` prints, documented in docs/compare.md."""
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "arguments": list(arguments),
-        "pair": analysis.pair.name,
-        "traces": [_side_json(side) for side in analysis.sides],
-        "comparisons": [_comparison_json(analysis, comparison) for comparison in analysis.others],
-    }
 
 
 def _side_json(side: Side) -> dict[str, Any]:
@@ -199,8 +240,12 @@ def _settings_diff(analysis: ComparisonAnalysis, side: Side) -> list[SettingDiff
     return settings_diff(*manifests, at_equal_weights=analysis.pair.name == "mismatch")
 
 
-def comparison_plot_data(analysis: ComparisonAnalysis, result: dict[str, Any]) -> ComparisonPlotData:
-    """What the plots draw: the numbers of the JSON, and the distribution of |d| in each trace."""
-    who = [f"{side.name}: {who_is_compared(side.trace.manifest)}" for side in analysis.sides]
-    cells = [side.summary.exact.cells.d.total for side in analysis.sides]
-    return ComparisonPlotData(result, " · ".join(who), tuple(exceedance(counts) for counts in cells))
+_EVERY = 32  # bins of 0.1 % are more than a picture shows
+
+
+def exceedance(counts_Bx: np.ndarray) -> np.ndarray:
+    """From the histograms of d by bin of μ: edges of |d|, 3 % apart, and the share of tokens beyond each."""
+    counts_x = D_BINS.fold(counts_Bx.sum(axis=0))
+    at_least_x = counts_x[::-1].cumsum()[::-1]
+    occupied = np.flatnonzero(at_least_x[1::_EVERY]) * _EVERY + 1  # bin 0 is what counts as 0
+    return np.stack([D_BINS.positive.edges[0][occupied], at_least_x[occupied] / max(1, counts_x.sum())])

@@ -5,25 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from mismatch_cli.metrics.curation import Curation
 from mismatch_cli.metrics.estimate import Estimate, interval, point
+from mismatch_cli.studies.study import Study
 
 _BINS = 6  # of the range that is kept
 
 
 @dataclass(frozen=True)
-class CurationAnalysis:
+class CurationAnalysis(Study):
     """A curation, and the settings that it was made with."""
 
-    STUDY: ClassVar[str] = "curation"
+    STUDY, FORMAT = "curation", "mismatch-cli curation"
 
     curation: Curation
     config: Mapping[str, Any]  # as in the manifest of the traces
     confirm: bool = False  # whether only the confirmed problems are written
+    command: tuple[str, ...] = ()  # what was typed
 
     @property
     def model(self) -> str:
@@ -56,6 +58,33 @@ class CurationAnalysis:
         """Share of the kept problems that the held-out samples put in the range, too."""
         return mean_over_problems([self.curation.within(held_out) for _, held_out in self.pairs_K2])
 
+    def to_json(self) -> dict[str, Any]:
+        """What summary.json holds; the problems are in perfectible.jsonl."""
+        curation, chosen_K, held_out_K = self.curation, *self.pairs_K2.T
+        return {
+            "format": self.FORMAT,
+            "version": self.VERSION,
+            "config": dict(self.config),
+            "count": len(curation.accuracy),
+            "kept": len(curation.kept),
+            "confirmed": len(curation.confirmed),
+            "written": len(curation.confirmed if self.confirm else curation.kept),
+            "accuracy": mean_over_problems(self.accuracy_P).to_dict(),
+            "accuracy_of_kept": mean_over_problems(chosen_K).to_dict(),
+            "held_out_accuracy": mean_over_problems(held_out_K).to_dict(),
+            "staying": self.staying.to_dict(),
+            "bins": [
+                {
+                    "from": low,
+                    "to": high,
+                    "problems": len(pairs),
+                    "accuracy": float(pairs[:, 0].mean()),
+                    "held_out_accuracy": mean_over_problems(pairs[:, 1]).to_dict(),
+                }
+                for low, high, pairs in self.bins
+            ],
+        }
+
 
 def mean_over_problems(values: Sequence[float] | np.ndarray) -> Estimate:
     """A mean with its 95 % interval over problems."""
@@ -64,31 +93,3 @@ def mean_over_problems(values: Sequence[float] | np.ndarray) -> Estimate:
         return point(float(value_N.mean()))
     without_N = (value_N.sum() - value_N) / (len(value_N) - 1)
     return interval(float(value_N.mean()), without_N, len(value_N))
-
-
-def summary_json(analysis: CurationAnalysis) -> dict[str, Any]:
-    """What summary.json holds; the problems are in perfectible.jsonl."""
-    curation, chosen_K, held_out_K = analysis.curation, *analysis.pairs_K2.T
-    return {
-        "format": "mismatch-cli curation",
-        "version": 1,
-        "config": dict(analysis.config),
-        "count": len(curation.accuracy),
-        "kept": len(curation.kept),
-        "confirmed": len(curation.confirmed),
-        "written": len(curation.confirmed if analysis.confirm else curation.kept),
-        "accuracy": mean_over_problems(analysis.accuracy_P).to_dict(),
-        "accuracy_of_kept": mean_over_problems(chosen_K).to_dict(),
-        "held_out_accuracy": mean_over_problems(held_out_K).to_dict(),
-        "staying": analysis.staying.to_dict(),
-        "bins": [
-            {
-                "from": low,
-                "to": high,
-                "problems": len(pairs),
-                "accuracy": float(pairs[:, 0].mean()),
-                "held_out_accuracy": mean_over_problems(pairs[:, 1]).to_dict(),
-            }
-            for low, high, pairs in analysis.bins
-        ],
-    }

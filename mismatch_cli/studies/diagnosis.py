@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -18,18 +18,18 @@ from mismatch_cli.diagnosis.run import Diagnosis, diagnose, module
 from mismatch_cli.diagnosis.sample import Sample
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.places import shown
-from mismatch_cli.studies.mismatch import about, check_poolable, who_is_compared
+from mismatch_cli.studies.study import Study, about, check_poolable, who_is_compared
 from mismatch_cli.trace.reader import Trace
 
-FORMAT, VERSION = "mismatch-cli diagnosis", 2
 _BINS = 16
+_WORDS = ("TITLE", "CAUSE", "CHANGE", "SOURCE")
 
 
 @dataclass(frozen=True)
-class DiagnosisAnalysis:
+class DiagnosisAnalysis(Study):
     """A diagnosis with the traces it is of; what the figures draw."""
 
-    STUDY: ClassVar[str] = "diagnosis"
+    STUDY, FORMAT, VERSION = "diagnosis", "mismatch-cli diagnosis", 2
 
     traces: Sequence[Trace]
     diagnosis: Diagnosis
@@ -69,6 +69,38 @@ class DiagnosisAnalysis:
         step_N = self.sample.step_S[self.sample.response_T[self.sample.kept]]
         return [(int(step), self._mean(self.sample.u_N, step_N == step)) for step in np.unique(step_N)]
 
+    def to_json(self) -> dict[str, Any]:
+        """What `--json` prints and `summary.json` holds; documented in docs/diagnose.md."""
+        diagnosis, sample = self.diagnosis, self.sample
+        usual = diagnosis.evidence.usual
+        return {
+            "format": self.FORMAT,
+            "version": self.VERSION,
+            "traces": shown([str(trace.folder) for trace in self.traces]),
+            "about": about(self.traces, 0),
+            "pair": diagnosis.evidence.pair.name,
+            "responses": diagnosis.evidence.counts.responses,
+            "sample": {"responses": sample.num_responses, "tokens": len(sample.kept)},
+            "abs_d_mean": self.gap.value,
+            "faults": [finding.check for finding in diagnosis.faults],
+            "first_cause": diagnosis.first_cause.check if diagnosis.first_cause else None,
+            "unexplained": {
+                "nats": diagnosis.unexplained.nats,
+                "share": diagnosis.unexplained.share,
+                "usual": {"who": usual.who, "low": usual.low, "high": usual.high},
+            },
+            "suspects": [
+                {"check": finding.check, "explains": finding.explains, "needs": finding.needs}
+                for finding in diagnosis.suspects
+            ],
+            "findings": [
+                {name.lower(): getattr(module(finding.check), name) for name in _WORDS}
+                | {name: value for name, value in finding.to_dict().items() if value or name not in ("cause", "change")}
+                for finding in diagnosis.findings
+            ],
+            **custom_code.on_record(),
+        }
+
     def _mean(self, value_N: np.ndarray, part: np.ndarray | slice) -> Estimate:
         prompt_id_N = self.sample.prompt_id_S[self.sample.response_T[self.sample.kept]]
         return estimate_over_prompts(value_N[part], self.sample.group_N[part], prompt_id_N[part])
@@ -95,39 +127,3 @@ def analyse_diagnosis(
     if earlier_model is not None:
         evidence = replace(evidence, earlier_logp_T=at_hand(earlier_model).logp_T())
     return DiagnosisAnalysis(traces, diagnose(evidence), earlier_model, trainer_model)
-
-
-def diagnosis_json(analysis: DiagnosisAnalysis) -> dict[str, Any]:
-    """What `--json` prints and `summary.json` holds; documented in docs/diagnose.md."""
-    diagnosis, sample = analysis.diagnosis, analysis.sample
-    usual = diagnosis.evidence.usual
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "traces": shown([str(trace.folder) for trace in analysis.traces]),
-        "about": about(analysis.traces, 0),
-        "pair": diagnosis.evidence.pair.name,
-        "responses": diagnosis.evidence.counts.responses,
-        "sample": {"responses": sample.num_responses, "tokens": len(sample.kept)},
-        "abs_d_mean": analysis.gap.value,
-        "faults": [finding.check for finding in diagnosis.faults],
-        "first_cause": diagnosis.first_cause.check if diagnosis.first_cause else None,
-        "unexplained": {
-            "nats": diagnosis.unexplained.nats,
-            "share": diagnosis.unexplained.share,
-            "usual": {"who": usual.who, "low": usual.low, "high": usual.high},
-        },
-        "suspects": [
-            {"check": finding.check, "explains": finding.explains, "needs": finding.needs}
-            for finding in diagnosis.suspects
-        ],
-        "findings": [
-            {name.lower(): getattr(module(finding.check), name) for name in _WORDS}
-            | {name: value for name, value in finding.to_dict().items() if value or name not in ("cause", "change")}
-            for finding in diagnosis.findings
-        ],
-        **custom_code.on_record(),
-    }
-
-
-_WORDS = ("TITLE", "CAUSE", "CHANGE", "SOURCE")

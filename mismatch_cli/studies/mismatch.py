@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import exp, inf
-from typing import Any
+from typing import Any, ClassVar
+
+import numpy as np
 
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.errors import MismatchError
@@ -15,24 +18,71 @@ from mismatch_cli.metrics.lattice import Lattice
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.places import shown
-from mismatch_cli.studies.imported import without_unknown
-from mismatch_cli.studies.mismatch_plot_data import PlotData
-from mismatch_cli.trace.completeness import remedy
+from mismatch_cli.studies.study import Study, about, check_poolable, who_is_compared, without_unknown
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.schema import TOPK_COLUMNS
 from mismatch_cli.verdict.assess import assess
 
-SUMMARY_FORMAT = "mismatch-cli summary"
-SUMMARY_VERSION = 1
 _COLUMNS = (
     "version_rollout", "version_trainer", "reward", "loss_mask", "logp_trainer", "logp_recomputed",
     "logp_trainer_repeat", "entropy_trainer", *TOPK_COLUMNS,
 )  # fmt: skip
+_NONE = np.zeros(0, dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class PlotData:
+    """`_N` the tokens of the sample, `_S` the responses of the sample; log-probabilities in nats.
+
+    The reference policy stands in the place of μ, the current one in the place of π: `logq_N` and `logp_N`.
+    """
+
+    STUDY: ClassVar[str] = "mismatch"
+
+    summary: Mapping[str, Any]  # what `MismatchSummary.result()` gives
+    subject: str = (
+        ""  # who is compared, in one line: printed below each figure, so that a copied picture says what it is
+    )
+    logq_N: np.ndarray = field(default_factory=lambda: _NONE)
+    logp_N: np.ndarray = field(default_factory=lambda: _NONE)  # -inf: out of the current policy's support
+    tv_topk_N: np.ndarray | None = None  # NaN: not measured
+    length_S: np.ndarray = field(default_factory=lambda: _NONE)  # tokens
+    sequence_d_S: np.ndarray = field(default_factory=lambda: _NONE)  # Σ (log π − log μ), nats
+    lattice_steps: tuple[float, ...] = ()  # the logit rounding steps δ that the data shows, in nats
+
+    @classmethod
+    def of(
+        cls,
+        summary: Mapping[str, Any],
+        sample: Mapping[str, Mapping[str, Sequence[float]]],
+        lattice_steps: Iterable[float] = (),
+        subject: str = "",
+    ) -> PlotData:
+        """From what `MismatchSummary`, `ScatterSample` and `Lattice` give as their results."""
+        tokens, responses = sample["tokens"], sample["responses"]
+        tv_topk_N = np.asarray(tokens["tv_topk"], dtype=np.float32)
+        return cls(
+            summary=summary,
+            subject=subject,
+            logq_N=np.asarray(tokens["logp_reference"], dtype=np.float32),
+            logp_N=np.asarray(tokens["logp_current"], dtype=np.float32),
+            tv_topk_N=None if np.isnan(tv_topk_N).all() else tv_topk_N,
+            length_S=np.asarray(responses["length"], dtype=np.int64),
+            sequence_d_S=np.asarray(responses["d_sum"], dtype=np.float64),
+            lattice_steps=tuple(lattice_steps),
+        )
+
+    def metric(self, key: str) -> Mapping[str, Any]:
+        """An estimate of the summary: value, low, high, note; all None where it is missing."""
+        missing = {"value": None, "low": None, "high": None, "note": None}
+        return self.summary.get("metrics", {}).get(key) or missing
 
 
 @dataclass
-class Analysis:
+class MismatchAnalysis(Study):
     """What was found: summaries by pair name, the noise floor, and samples of the first pair."""
+
+    STUDY, FORMAT = "mismatch", "mismatch-cli summary"
 
     traces: Sequence[Trace]
     pairs: dict[str, MismatchSummary]
@@ -51,12 +101,43 @@ class Analysis:
         """The pair that plots and worst tokens are about: the first one that is there."""
         return PAIRS[next(iter(self.pairs))]
 
+    def to_json(self) -> dict[str, Any]:
+        """What `--json` prints and `summary.json` holds; documented in docs/summary.md."""
+        floor = self.floor.result() if self.floor.exact.counts.tokens else None
+        summary = {
+            "format": self.FORMAT,
+            "version": self.VERSION,
+            "traces": shown([str(trace.folder) for trace in self.traces]),
+            "about": about(self.traces, self.unscored_responses),
+            "pairs": {
+                name: without_unknown(_with_floor(summary.result(), floor), self.manifest.get("imported"))
+                for name, summary in self.pairs.items()
+            },
+            "floor": floor,
+            "lattice": [vars(line) for line in self.lattice.result()],
+            "worst": _worst(self.worst),
+        }
+        return summary | {"verdict": assess(summary)}
 
-def analyse(traces: Sequence[Trace], worst: int, on_responses: Callable[[int], None] = lambda _: None) -> Analysis:
+    @cached_property
+    def plot_data(self) -> PlotData:
+        """What the plots draw: the first pair of a summary, and the samples that were taken for it."""
+        pair = self.result["pairs"][self.main_pair.name]
+        return PlotData.of(
+            pair,
+            self.scatter.result(),
+            [line["spacing"] for line in self.result["lattice"]],
+            f"{who_is_compared(self.manifest)} · {pair['counts']['tokens']:,} tokens",
+        )
+
+
+def analyse(
+    traces: Sequence[Trace], worst: int, on_responses: Callable[[int], None] = lambda _: None
+) -> MismatchAnalysis:
     """Read traces once, in bounded memory, and keep the `worst` worst tokens; several traces are one measurement."""
     check_poolable(traces)
     pairs = {name: MismatchSummary(PAIRS[name]) for name in pairs_in(traces)}
-    analysis = Analysis(traces, pairs, [WorstTokens(worst) for _ in traces])
+    analysis = MismatchAnalysis(traces, pairs, [WorstTokens(worst) for _ in traces])
     for trace, its_worst in zip(traces, analysis.worst, strict=True):
         for batch in trace.batches(_COLUMNS):
             _update(analysis, batch, its_worst)
@@ -66,7 +147,7 @@ def analyse(traces: Sequence[Trace], worst: int, on_responses: Callable[[int], N
     return analysis
 
 
-def _update(analysis: Analysis, batch: TokenBatch, worst: WorstTokens) -> None:
+def _update(analysis: MismatchAnalysis, batch: TokenBatch, worst: WorstTokens) -> None:
     main, *others = analysis.pairs.values()
     if not any(summary.pair.measured_in(batch) for summary in analysis.pairs.values()):
         analysis.unscored_responses += batch.num_responses
@@ -74,88 +155,6 @@ def _update(analysis: Analysis, batch: TokenBatch, worst: WorstTokens) -> None:
     main.update(batch, analysis.scatter, worst, analysis.lattice)
     for summary in [*others, analysis.floor]:
         summary.update(batch)
-
-
-def check_poolable(traces: Sequence[Trace]) -> None:
-    """Numbers of different models or settings must not be averaged, and nothing may count twice."""
-    first = traces[0]
-    seeds = set()
-    for trace in traces:
-        differing = [name for name, value in _identity(trace).items() if value != _identity(first)[name]]
-        if differing:
-            raise MismatchError(
-                f"{trace.folder} and {first.folder} differ in {differing[0]}, so they cannot be pooled. "
-                "Report them one at a time."
-            )
-        seed = trace.manifest.get("config", {}).get("seed", trace.folder)
-        if seed in seeds:
-            raise MismatchError(
-                f"{trace.folder} repeats the seed of another trace: its responses would count twice. Leave it out."
-            )
-        seeds.add(seed)
-
-
-def _identity(trace: Trace) -> dict[str, Any]:
-    """What has to be equal for traces to be samples of one thing."""
-    manifest = trace.manifest
-    return {
-        "rollout engine": {k: v for k, v in manifest.get("rollout", {}).items() if k != "seed"},
-        "trainer": {k: v for k, v in manifest.get("trainer", {}).items() if k != "threads"},
-        "trainer at the rollout's weights": {k: v for k, v in manifest.get("recomputed", {}).items() if k != "threads"},
-        "sampling settings": manifest.get("config", {}).get("sampling"),
-        "top log-probs": manifest.get("top_logprobs"),
-        "prompts": manifest.get("prompts", {}).get("digest"),
-    }
-
-
-def summary_json(analysis: Analysis) -> dict[str, Any]:
-    """What `--json` prints and `summary.json` holds; documented in docs/summary.md."""
-    floor = analysis.floor.result() if analysis.floor.exact.counts.tokens else None
-    summary = {
-        "format": SUMMARY_FORMAT,
-        "version": SUMMARY_VERSION,
-        "traces": shown([str(trace.folder) for trace in analysis.traces]),
-        "about": about(analysis.traces, analysis.unscored_responses),
-        "pairs": {
-            name: without_unknown(_with_floor(summary.result(), floor), analysis.manifest.get("imported"))
-            for name, summary in analysis.pairs.items()
-        },
-        "floor": floor,
-        "lattice": [vars(line) for line in analysis.lattice.result()],
-        "worst": _worst(analysis.worst),
-    }
-    return summary | {"verdict": assess(summary)}
-
-
-def about(traces: Sequence[Trace], unscored_responses: int) -> dict[str, Any]:
-    """What a report says about how its traces were made, and what they lack."""
-    manifest = traces[0].manifest
-    names = (
-        "imported",
-        "rollout",
-        "trainer",
-        "recomputed",
-        "equal_weights",
-        "prompts",
-        "config",
-        "libraries",
-        "threads",
-        "top_logprobs",
-    )
-    told = {name: manifest[name] for name in names if name in manifest} | {
-        "unscored_responses": unscored_responses,
-        "grading_timeouts": sum(trace.count("grading_timeouts") for trace in traces),
-        "partial": [_shortfall(trace) for trace in traces if trace.completeness.partial],
-    }
-    return dict(shown(told))
-
-
-def _shortfall(trace: Trace) -> dict[str, Any]:
-    """What a trace lacks that its manifest promises, and how it becomes whole."""
-    found = trace.completeness
-    only = found.unscored > 0 and len(found.reasons) == 1
-    how = remedy(trace.folder, trace.manifest, unscored=only)
-    return {"trace": str(trace.folder), **found.to_json(), "remedy": how}
 
 
 def _worst(of_traces: Sequence[WorstTokens]) -> dict[str, list[dict[str, Any]]]:
@@ -186,20 +185,3 @@ def _with_floor(result: dict[str, Any], floor: dict[str, Any] | None) -> dict[st
                 value = floor["metrics"][key]["value"]
                 estimate |= {"floor": value, "times_floor": METRICS[key].times_floor(estimate["value"], value)}
     return result
-
-
-def plot_data(analysis: Analysis, summary: dict[str, Any]) -> PlotData:
-    """What the plots draw: the first pair of a summary, and the samples that were taken for it."""
-    pair = summary["pairs"][analysis.main_pair.name]
-    return PlotData.of(
-        pair,
-        analysis.scatter.result(),
-        [line["spacing"] for line in summary["lattice"]],
-        f"{who_is_compared(analysis.manifest)} · {pair['counts']['tokens']:,} tokens",
-    )
-
-
-def who_is_compared(manifest: Mapping[str, Any]) -> str:
-    """The line below every figure, so that a copied picture says what it shows."""
-    sides = (manifest.get("trainer"), manifest.get("rollout"))
-    return " against ".join(f"{s.get('engine') or 'transformers'} {s.get('dtype') or ''}".strip() for s in sides if s)

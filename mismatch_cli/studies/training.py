@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from mismatch_cli.metrics.update_table import FIRST, LAST
+from mismatch_cli.studies.curves import Curve, curve_of
 from mismatch_cli.studies.runs import TrainingRun
+from mismatch_cli.studies.study import Study
 
-FORMAT = "mismatch-cli training"
 Spread = tuple[float | None, float | None, float | None]  # mean over seeds, lowest, highest
 
 
@@ -86,34 +89,6 @@ def partial(run: TrainingRun) -> dict[str, Any] | None:
     return {"steps": done, "planned_steps": planned, "missing_steps": missing}
 
 
-def summary_json(runs: Sequence[TrainingRun]) -> dict[str, Any]:
-    """What summary.json holds: the settings and ends of each run; its steps are in metrics.jsonl."""
-    return {
-        "format": FORMAT,
-        "version": 1,
-        "runs": [
-            {
-                "name": run.name,
-                "algorithm": run.algorithm,
-                "seed": run.seed,
-                "steps": last_step(run),
-                "partial": partial(run),
-                "final_reward": last(run, "reward"),
-                "best_reward": best_reward(run),
-                "accuracy_before": accuracy_before(run),
-                "final_accuracy": final_accuracy(run),
-                "abs_dp_mean_first": first(run, "mismatch", "abs_dp_mean"),
-                "abs_dp_mean_last": last(run, "mismatch", "abs_dp_mean"),
-                "bad_over_tokens": over_steps(run, "bad_over_tokens"),
-                "bad_over_negative": over_steps(run, "bad_over_negative"),
-                "blocked": over_steps(run, "blocked"),
-                "config": dict(run.config),
-            }
-            for run in runs
-        ],
-    }
-
-
 def spread(values: Sequence[float | None]) -> Spread:
     """The mean over seeds with the lowest and highest; one seed has no range."""
     found = [value for value in values if value is not None]
@@ -121,3 +96,116 @@ def spread(values: Sequence[float | None]) -> Spread:
         return None, None, None
     mean = float(np.mean(found))
     return (mean, min(found), max(found)) if len(found) > 1 else (mean, None, None)
+
+
+@dataclass(frozen=True)
+class TrainingAnalysis(Study):
+    """One or several runs; the seeds of an algorithm become one curve."""
+
+    STUDY, FORMAT = "training", "mismatch-cli training"
+
+    runs: Sequence[TrainingRun]
+    subject: str = ""  # who was trained on what, in one line
+
+    @classmethod
+    def of(cls, runs: Sequence[TrainingRun]) -> TrainingAnalysis:
+        """The runs, with a subject line from their configurations."""
+        algorithms = by_algorithm(runs)
+        seeds = max((len(of) for of in algorithms.values()), default=0)
+        parts = list(algorithms) if len(algorithms) == 1 else []
+        parts += [_found(runs, "model"), _found(runs, "dataset"), f"{seeds} seeds" if seeds > 1 else ""]
+        parts += [f"{policy} {_found(runs, key)}" for policy, key in _DTYPES if _found(runs, key)]
+        return cls(runs, " · ".join(part for part in parts if part))
+
+    @cached_property
+    def algorithms(self) -> dict[str, list[TrainingRun]]:
+        """The runs of each algorithm, in the order in which they were named."""
+        return by_algorithm(self.runs)
+
+    def to_json(self) -> dict[str, Any]:
+        """What summary.json holds: the settings and ends of each run; its steps are in metrics.jsonl."""
+        return {
+            "format": self.FORMAT,
+            "version": self.VERSION,
+            "runs": [
+                {
+                    "name": run.name,
+                    "algorithm": run.algorithm,
+                    "seed": run.seed,
+                    "steps": last_step(run),
+                    "partial": partial(run),
+                    "final_reward": last(run, "reward"),
+                    "best_reward": best_reward(run),
+                    "accuracy_before": accuracy_before(run),
+                    "final_accuracy": final_accuracy(run),
+                    "abs_dp_mean_first": first(run, "mismatch", "abs_dp_mean"),
+                    "abs_dp_mean_last": last(run, "mismatch", "abs_dp_mean"),
+                    "bad_over_tokens": over_steps(run, "bad_over_tokens"),
+                    "bad_over_negative": over_steps(run, "bad_over_negative"),
+                    "blocked": over_steps(run, "blocked"),
+                    "config": dict(run.config),
+                }
+                for run in self.runs
+            ],
+        }
+
+    def curves(self, *keys: str, gaps: bool = True) -> dict[str, Curve]:
+        """The curve of each algorithm for which the number was recorded."""
+        curves = {name: curve_of(runs, *keys, gaps=gaps) for name, runs in self.algorithms.items()}
+        return {name: curve for name, curve in curves.items() if curve.has_values}
+
+    def has(self, *keys: str) -> bool:
+        return any(np.isfinite(run.series(*keys)).any() for run in self.runs)
+
+
+_DTYPES = (("trainer", "trainer_dtype"), ("rollout", "rollout_dtype"))
+
+
+def by_algorithm(runs: Sequence[TrainingRun]) -> dict[str, list[TrainingRun]]:
+    """The runs of each algorithm, in the order in which they were named."""
+    found: dict[str, list[TrainingRun]] = {}
+    for run in runs:
+        found.setdefault(run.algorithm, []).append(run)
+    return found
+
+
+def _short(name: str) -> str:
+    """A model or data set without the folders in which it lies; `owner/name` of the hub stays."""
+    return name if name.count("/") < 2 else name.rsplit("/", 1)[-1]
+
+
+def _found(runs: Sequence[TrainingRun], key: str) -> str:
+    """The setting of the runs, or the different ones that they have."""
+    return ", ".join(dict.fromkeys(_short(str(run.config[key])) for run in runs if run.config.get(key)))
+
+
+PHASES = ("sample", "grade", "recompute", "update", "sync", "evaluate")
+OTHER = "other"
+_LEAST = 0.005  # of a step: what takes less has no phase of its own, recomputing that was skipped among it
+
+
+def seconds_by_phase(run: TrainingRun) -> dict[str, float]:
+    """Mean seconds of each phase that takes any part of a step, in the order in which they follow each other."""
+    steps = [record["seconds"] for record in run.records if isinstance(record.get("seconds"), Mapping)]
+    recorded = sorted({key for seconds in steps for key in seconds}, key=_place)
+    totals = {key: float(np.nansum(run.series("seconds", key))) for key in recorded}
+    found: dict[str, float] = {}
+    for key, total in totals.items():
+        phase = key if key in PHASES and total > _LEAST * sum(totals.values()) else OTHER
+        found[phase] = found.get(phase, 0.0) + total / len(steps)
+    return {phase: found[phase] for phase in phases_of([found]) if found[phase] > 0}
+
+
+def mean_by_phase(runs: Sequence[TrainingRun]) -> dict[str, float]:
+    """The mean over the runs that recorded times."""
+    found = [seconds for run in runs if (seconds := seconds_by_phase(run))]
+    return {phase: sum(row.get(phase, 0.0) for row in found) / len(found) for phase in phases_of(found)}
+
+
+def phases_of(rows: Iterable[Mapping[str, float]]) -> list[str]:
+    """Every phase that takes time in one of the runs, in the order in which they follow each other."""
+    return sorted({phase for row in rows for phase in row}, key=_place)
+
+
+def _place(phase: str) -> int:
+    return PHASES.index(phase) if phase in PHASES else len(PHASES)

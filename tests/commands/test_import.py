@@ -19,7 +19,7 @@ from mismatch_cli.importers._driver import PACKAGE, facts
 from mismatch_cli.importers._torch_file import KNOWN
 from mismatch_cli.importers.plain import MEANING
 from mismatch_cli.registry import names
-from mismatch_cli.studies.imported import FINISH_UNKNOWN
+from mismatch_cli.studies.study import FINISH_UNKNOWN
 from mismatch_cli.trace.reader import Trace
 from tests.importers.layouts import open_instruct_record, plain_record, real_rows, write_lines
 

@@ -15,7 +15,7 @@ from mismatch_cli.cli import run
 from mismatch_cli.recording.score import Pass, score_shard
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import Trainer
-from mismatch_cli.studies.mismatch import analyse, summary_json
+from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
 
 MODEL = str(bundled("model"))
@@ -139,7 +139,7 @@ def test_a_planted_temperature_is_read_back(control, tmp_path):
     """Trainer logits divided by 0.8: the temperature that maps them back is found in the recorded top-K columns."""
     planted = SamplingSettings(temperature=0.8)
     trace = rescored(control, tmp_path / "t", Trainer.load(MODEL, dtype="float32", sampling=planted))
-    pair = summary_json(analyse([trace], worst=3))["pairs"]["mismatch"]
+    pair = analyse([trace], worst=3).to_json()["pairs"]["mismatch"]
     assert values(pair)["abs_d_mean"] > 0.02
     # Between two tokens of one position, log π1 − log π2 = (log μ1 − log μ2) / T: a line through the origin.
     mu, pi = (trainer_columns(trace, f"topk_logp_{side}_TK") for side in ("rollout", "trainer"))
@@ -160,7 +160,7 @@ def test_a_planted_shift_by_one_destroys_the_correlation(control, tmp_path):
         table = table.set_column(index, "logp_trainer", pa.array(shifted, pa.list_(pa.float32())))
         pq.write_table(table, path)
     trace = Trace.open(tmp_path / "t")
-    found = values(summary_json(analyse([trace], worst=3))["pairs"]["mismatch"])
+    found = values(analyse([trace], worst=3).to_json()["pairs"]["mismatch"])
     mu, pi = (np.exp(trainer_columns(trace, f"logp_{side}_T")) for side in ("rollout", "trainer"))
     assert found["pearson"] == pytest.approx(np.corrcoef(mu, pi)[0, 1], abs=1e-5)
     assert found["pearson"] < 0.5

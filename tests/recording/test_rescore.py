@@ -23,7 +23,7 @@ from mismatch_cli.recording.config import RescoreConfig, TrainerSettings
 from mismatch_cli.recording.rescore import rescore
 from mismatch_cli.recording.rescore_plan import OF_RECOMPUTED, OF_TRAINER
 from mismatch_cli.report.about import about_facts
-from mismatch_cli.studies.mismatch import analyse, summary_json
+from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.schema import column_order
 
@@ -70,7 +70,7 @@ def flat(trace: Trace, name: str) -> torch.Tensor:
 
 
 def pairs(trace: Trace) -> dict[str, float]:
-    found = summary_json(analyse([trace], 0))["pairs"]
+    found = analyse([trace], 0).to_json()["pairs"]
     return {name: pair["metrics"]["tv_binary_mean"]["value"] for name, pair in found.items()}
 
 
@@ -192,7 +192,7 @@ def test_at_some_of_the_sampling_weights_the_mismatch_is_that_of_these(tmp_path)
     columns = rows(found)
     first = [ids for ids, at in zip(columns["response_ids"], columns["version_rollout"], strict=True) if at == 0]
     assert 0 < len(first) < found.num_responses
-    assert summary_json(analyse([found], 0))["pairs"]["mismatch"]["counts"]["tokens"] == sum(map(len, first))
+    assert analyse([found], 0).to_json()["pairs"]["mismatch"]["counts"]["tokens"] == sum(map(len, first))
     assert "mix two trainers" in " ".join(talk.said)
     assert "recomputed" not in found.manifest
 
@@ -317,7 +317,7 @@ def test_what_an_import_said_of_its_pi_goes_with_it(tmp_path):
     found = Trace.open(tmp_path / "run")
     assert found.manifest["imported"] == imported
     assert found.manifest["rescored"]["before"]["imported"]["holds"] == "old_log_probs"
-    assert ("Imported from", "a dump · 1 file") in about_facts(summary_json(analyse([found], 0)))
+    assert ("Imported from", "a dump · 1 file") in about_facts(analyse([found], 0).to_json())
 
 
 def start(output: Path, *more: str) -> subprocess.Popen:

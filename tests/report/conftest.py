@@ -19,7 +19,7 @@ from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.numbers import count, estimate, number, share, times
 from mismatch_cli.report.figures import FigureView, figure_views
 from mismatch_cli.report.view import Column, Excerpt, MetricGroup, MetricRow, Piece, ReportView, Section, Table
-from mismatch_cli.studies.mismatch_plot_data import PlotData
+from mismatch_cli.studies.mismatch import PlotData
 from mismatch_cli.studies.runs import TrainingRun
 from tests.report.training_runs import EIGHT, make_run
 from tests.studies.compared import analysis, float32_rows, perturbed, plot_data, result, traces  # noqa: F401
@@ -138,7 +138,7 @@ def make_view(measured: SimpleNamespace, figures: list[FigureView]) -> ReportVie
         notes=("3 prompts were skipped (too long).", HOSTILE),
         headline="On an average token the two policies differ by 0.00318 in probability, 29 × the trainer's own noise.",
         leading=_group(measured, "", ("tv_binary_mean", "abs_d_mean", "k3", "ratio_outside_0.8_1.28")).rows,
-        sections=sections,
+        outline=sections,
         settings=(
             ("Rollout engine", (("dtype", "bfloat16"), ("a" * 60, "b" * 60))),
             ("Trainer", (("attention", "sdpa"),)),

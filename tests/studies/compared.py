@@ -14,11 +14,9 @@ import pytest
 from mismatch_cli.bundled import bundled, bundled_trace
 from mismatch_cli.studies.comparison import (
     ComparisonAnalysis,
+    ComparisonPlotData,
     analyse_comparison,
-    comparison_json,
-    comparison_plot_data,
 )
-from mismatch_cli.studies.comparison_plot_data import ComparisonPlotData
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.writer import shard_path, write_shard
 
@@ -83,17 +81,17 @@ def traces(perturbed: Path) -> list[Trace]:
 @pytest.fixture(scope="session")
 def analysis(traces: list[Trace]) -> ComparisonAnalysis:
     """float32 against its perturbed copy, in another order, and against the fp8 trace."""
-    return analyse_comparison(traces)
+    return analyse_comparison(traces, arguments=["--pair", "mismatch"])
 
 
 @pytest.fixture(scope="session")
 def result(analysis: ComparisonAnalysis) -> Row:
-    return json.loads(json.dumps(comparison_json(analysis, ["--pair", "mismatch"]), allow_nan=False))
+    return json.loads(json.dumps(analysis.to_json(), allow_nan=False))
 
 
 @pytest.fixture(scope="session")
-def plot_data(analysis: ComparisonAnalysis, result: Row) -> ComparisonPlotData:
-    return comparison_plot_data(analysis, result)
+def plot_data(analysis: ComparisonAnalysis) -> ComparisonPlotData:
+    return analysis.plot_data
 
 
 def first_two(result: Row) -> Row:

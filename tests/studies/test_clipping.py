@@ -18,8 +18,7 @@ from mismatch_cli.metrics.clipping.judged import Needs
 from mismatch_cli.metrics.clipping.result import clipping_result
 from mismatch_cli.metrics.clipping.summary import ClippingSummary
 from mismatch_cli.places import shown
-from mismatch_cli.studies.clipping import analyse_clipping, clipping_json, clipping_plot_data
-from mismatch_cli.studies.token_classes import token_class
+from mismatch_cli.studies.clipping import analyse_clipping, token_class
 from mismatch_cli.trace.reader import Trace
 from tests.metrics.clipping.world import ALL, PLAIN, estimates_in, result_of, summarise, without, world
 from tests.studies.written import TEXTS, write_trace
@@ -35,7 +34,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 @pytest.fixture(scope="module")
 def found(trace) -> dict[str, Any]:
-    return clipping_json(analyse_clipping([trace], ALL, theory=True), arguments=["--theory"])
+    return analyse_clipping([trace], ALL, theory=True, arguments=["--theory"]).to_json()
 
 
 def merged_result(*batches: TokenBatch, **question: Any) -> dict[str, Any]:
@@ -85,8 +84,8 @@ def test_blocked_tokens_have_their_text_and_kind(found):
 
 
 def test_two_workers_give_the_same_bits(found, trace):
-    analysis = analyse_clipping([trace], ALL, theory=True, workers=2)
-    assert json.dumps(clipping_json(analysis, arguments=["--theory"])) == json.dumps(found)
+    analysis = analyse_clipping([trace], ALL, theory=True, workers=2, arguments=["--theory"])
+    assert json.dumps(analysis.to_json()) == json.dumps(found)
 
 
 def test_progress_counts_every_response(trace):
@@ -98,7 +97,7 @@ def test_progress_counts_every_response(trace):
 def test_two_traces_are_one_measurement(tmp_path, trace):
     """Counts add up, and every example says which trace it is from."""
     other = write_trace(tmp_path / "trace", world(7, 24), seed=1)
-    both = clipping_json(analyse_clipping([trace, other], ALL))
+    both = analyse_clipping([trace, other], ALL).to_json()
     alone = result_of(*(world(seed, 24) for seed in (*SEEDS, 7)))
     assert both["counts"] == alone["counts"]
     for row, same in zip(both["algorithms"], alone["algorithms"], strict=True):
@@ -110,18 +109,18 @@ def test_two_traces_are_one_measurement(tmp_path, trace):
 
 def test_a_shard_without_recomputed_is_counted_and_left_out(tmp_path):
     trace = write_trace(tmp_path / "trace", world(0, 30), without(world(1, 12), "logp_recomputed_T"))
-    found = clipping_json(analyse_clipping([trace], ALL))
+    found = analyse_clipping([trace], ALL).to_json()
     assert found["counts"] == result_of(world(0, 30))["counts"] | {"lacking": {"logp_recomputed": 12}}
     assert found["about"]["unscored_responses"] == 0  # the trainer did score them
     clip = (find("grpo-clip-higher"),)
-    plain = clipping_json(analyse_clipping([trace], clip))
+    plain = analyse_clipping([trace], clip).to_json()
     assert plain["counts"] == result_of(world(0, 30), world(1, 12), needs=PLAIN, algorithms=clip)["counts"]
     assert plain["counts"]["lacking"] == {} and plain["counts"]["responses"] > found["counts"]["responses"]
 
 
 def test_a_shard_that_was_never_scored_is_counted_as_such(tmp_path):
     trace = write_trace(tmp_path / "trace", world(0, 30), without(world(1, 12), "logp_trainer_T"))
-    found = clipping_json(analyse_clipping([trace], ALL))
+    found = analyse_clipping([trace], ALL).to_json()
     assert found["about"]["unscored_responses"] == 12 and found["counts"]["lacking"] == {"logp_trainer": 12}
     assert found["counts"]["tokens"] == result_of(world(0, 30))["counts"]["tokens"]
 
@@ -129,7 +128,7 @@ def test_a_shard_that_was_never_scored_is_counted_as_such(tmp_path):
 def test_a_shard_without_full_divergences_is_judged_like_the_others(tmp_path):
     lacking = without(world(1, 12), "tv_full_T", "kl_full_T")
     trace = write_trace(tmp_path / "trace", world(0, 30), lacking)
-    found = clipping_json(analyse_clipping([trace], ALL, theory=True))
+    found = analyse_clipping([trace], ALL, theory=True).to_json()
     expected = json.loads(json.dumps(merged_result(world(0, 30), lacking)))
     assert found["has"]["full"] is True and found["approximation"]["truth"] == "full"
     assert found["counts"] == expected["counts"] and found["counts"]["lacking"] == {}
@@ -142,7 +141,7 @@ def test_pooled_traces_are_judged_on_the_smallest_top_k_of_them(tmp_path):
     recorded = [world(seed, 24, top_k=k) for seed, k in ((0, 20), (1, 5))]
     traces = [write_trace(tmp_path / str(n) / "trace", batch, seed=n) for n, batch in enumerate(recorded)]
     asked = (find("dppo-topk-tv:k=5"), find("dppo-topk-kl:k=5"))
-    found = clipping_json(analyse_clipping(traces, asked))
+    found = analyse_clipping(traces, asked).to_json()
     needs = Needs(advantages=True, recomputed=False, top_k=5, full=True)
     same = json.loads(json.dumps(merged_result(world(0, 24, top_k=5), recorded[1], needs=needs, algorithms=asked)))
     for row, expected in zip(found["algorithms"], same["algorithms"], strict=True):
@@ -167,7 +166,7 @@ def test_nothing_that_all_algorithms_need_together(tmp_path):
 
 def test_without_advantages_both_signs_are_asked(tmp_path):
     trace = write_trace(tmp_path / "trace", world(0, 40), without=("advantage",))
-    found = clipping_json(analyse_clipping([trace], ALL))
+    found = analyse_clipping([trace], ALL).to_json()
     counts = found["counts"]
     assert counts["tokens"] == counts["positive"] == counts["negative"] > 0 == counts["zero_advantage"]
     assert found["equivalents"] == []
@@ -186,7 +185,7 @@ def test_equal_weights(tmp_path):
     trace = write_trace(
         tmp_path / "trace", world(0, 40), without=("logp_recomputed", "topk_logp_recomputed"), equal_weights=True
     )
-    found = clipping_json(analyse_clipping([trace], ALL))
+    found = analyse_clipping([trace], ALL).to_json()
     names = {row["name"] for row in found["algorithms"]}
     assert names >= {"grpo-clip-higher", "ppo-icepop", "ppo-mis", "ppo-mis-geometric"}
     assert {row["algorithm"] for row in found["skipped"]} == {a.name for a in ALL} - names
@@ -201,7 +200,7 @@ def test_equal_weights(tmp_path):
 
 def test_theory_without_rewards(tmp_path):
     trace = write_trace(tmp_path / "trace", world(0, 12), without=("reward",))
-    found = clipping_json(analyse_clipping([trace], ALL[:3], theory=True))
+    found = analyse_clipping([trace], ALL[:3], theory=True).to_json()
     assert found["theory"] is None and found["has"]["rewards"] is False
 
 
@@ -214,8 +213,7 @@ def test_the_same_seed_twice_would_count_twice(tmp_path, trace):
 def test_what_the_plots_get(trace):
     pair = (find("grpo-clip-higher"), find("dppo-binary-tv"))
     analysis = analyse_clipping([trace], ALL)
-    result = clipping_json(analysis)
-    data = clipping_plot_data(analysis, result, pair)
+    result, data = analysis.result, analysis.plot_data
     assert data.compared == pair and len(data.advantage_N) == result["counts"]["tokens"]
     assert (data.advantage_N != 0).all() and np.isfinite(data.logp_recomputed_N).all()
     for column, algorithm in zip(data.blocked_NA.T, pair, strict=True):
@@ -224,23 +222,21 @@ def test_what_the_plots_get(trace):
     r = np.exp(data.logp_trainer_N.astype(float) - data.logp_rollout_N)
     clipped = ((data.advantage_N > 0) & (r > 1.28)) | ((data.advantage_N < 0) & (r < 0.8))
     assert (data.blocked_NA[:, 0] == clipped).all()
-    none = clipping_plot_data(analysis, result, ())
-    assert none.blocked_NA.shape == (len(none.advantage_N), 0)
 
 
 def test_plots_without_the_recomputed_policy(tmp_path):
     trace = write_trace(tmp_path / "trace", world(0, 12), without=("logp_recomputed", "topk_logp_recomputed"))
     analysis = analyse_clipping([trace], (find("grpo-clip-higher"),))
-    assert clipping_plot_data(analysis, clipping_json(analysis), ()).logp_recomputed_N is None
+    assert analysis.plot_data.logp_recomputed_N is None
 
 
 def test_a_trace_of_one_token_and_one_of_none(tmp_path):
     batch = world(0, 6)
     one = replace(batch, loss_mask_T=torch.arange(batch.num_tokens) == 3, advantage_T=torch.ones(batch.num_tokens))
-    found = clipping_json(analyse_clipping([write_trace(tmp_path / "one" / "trace", one)], ALL, theory=True))
+    found = analyse_clipping([write_trace(tmp_path / "one" / "trace", one)], ALL, theory=True).to_json()
     assert found["counts"]["tokens"] == 1
     json.dumps(found, allow_nan=False)
     masked = replace(batch, loss_mask_T=torch.zeros(batch.num_tokens, dtype=torch.bool))
-    found = clipping_json(analyse_clipping([write_trace(tmp_path / "none" / "trace", masked)], ALL, theory=True))
+    found = analyse_clipping([write_trace(tmp_path / "none" / "trace", masked)], ALL, theory=True).to_json()
     assert found["counts"]["tokens"] == 0
     json.dumps(found, allow_nan=False)

@@ -11,8 +11,8 @@ import pytest
 
 from mismatch_cli.bundled import bundled_trace
 from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.studies.comparison import analyse_comparison, comparison_json
-from mismatch_cli.studies.mismatch import analyse, summary_json
+from mismatch_cli.studies.comparison import analyse_comparison
+from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
 from tests.studies.compared import FLOAT32, Row, shifted, write_rows
 
@@ -20,9 +20,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "compare.md"
 
 
 def compared(*folders: Path, pair: str | None = None) -> Row:
-    return json.loads(
-        json.dumps(comparison_json(analyse_comparison([Trace.open(f) for f in folders], pair)), allow_nan=False)
-    )
+    return json.loads(json.dumps(analyse_comparison([Trace.open(f) for f in folders], pair).to_json(), allow_nan=False))
 
 
 def holds(estimate: Row, value: float) -> bool:
@@ -64,7 +62,7 @@ def test_tokens_meet_their_partners_in_any_order(result, float32_rows, perturbed
 def test_the_numbers_are_those_of_the_report(result, traces):
     """But for rounding and the draws behind intervals."""
     for side, trace in zip(result["traces"], traces, strict=True):
-        expected = summary_json(analyse([trace], 0))["pairs"]["mismatch"]
+        expected = analyse([trace], 0).to_json()["pairs"]["mismatch"]
         assert side["summary"]["counts"] == expected["counts"]
         for key, estimate in expected["metrics"].items():
             found = side["summary"]["metrics"][key]["value"]

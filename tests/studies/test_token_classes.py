@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mismatch_cli.studies.token_classes import token_class
+from mismatch_cli.studies.clipping import token_class
 
 EXAMPLES = {
     "digit": ["0", "7", "42", "2024", " 5", "3 ", "\n9", "７", "４２", "٣"],

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mismatch_cli import __version__, numbers
+from mismatch_cli import numbers
+from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.update_table import CLIPPING
 from mismatch_cli.report.about import MASKED, command_line, left_out_of, measured, settings_tables, who_facts
-from mismatch_cli.report.figures import FigureView
+from mismatch_cli.report.excerpts import token_excerpts
 from mismatch_cli.report.pages.clipping_blocked import (
     SIGNS,
     Subject,
@@ -25,7 +26,8 @@ from mismatch_cli.report.pages.clipping_thresholds import (
     updates_section,
 )
 from mismatch_cli.report.tables import Row, metric_row, share, value_of
-from mismatch_cli.report.view import Excerpt, Facts, MetricRow, ReportView, with_figures
+from mismatch_cli.report.view import Excerpt, Facts, MetricRow, ReportView
+from mismatch_cli.studies.clipping import ClippingAnalysis
 
 _NOTATION = (
     "Where nothing else is said, over judged tokens: those with an advantage A other than 0; without advantages all, "
@@ -56,8 +58,24 @@ _RECOMPUTED = {
 }
 
 
-def build_view(result: Mapping[str, Any], figures: Sequence[FigureView], examples: Sequence[Excerpt]) -> ReportView:
-    """The whole report of a result (see docs/clipstats.md), its figures, and tokens that only one of a pair blocks."""
+def page(study: ClippingAnalysis) -> ReportView:
+    """What every algorithm blocks, with tokens that only one of the two compared blocks."""
+    return page_of_result(study.result, example_excerpts(study))
+
+
+def example_excerpts(study: ClippingAnalysis) -> list[Excerpt]:
+    """Tokens that one of the pair blocks and the other keeps, both ways, in their context."""
+    result, names = study.result, study.result["compared"]
+    rows = [
+        row | {"title": f"{row['only']} blocks, {row['not']} keeps (A {'>' if row['advantage'] == '+' else '<'} 0)"}
+        for row in result["overlap"]["examples"]
+        if row["only"] in names and row["not"] in names
+    ]
+    return token_excerpts(study.traces, PAIRS["total"], rows)
+
+
+def page_of_result(result: Mapping[str, Any], examples: Sequence[Excerpt]) -> ReportView:
+    """The whole page of a result (docs/clipstats.md)."""
     subject = Subject(result)
     sections = (
         algorithms_section(subject),
@@ -74,10 +92,9 @@ def build_view(result: Mapping[str, Any], figures: Sequence[FigureView], example
         notes=_notes(result),
         headline=_headline(subject),
         leading=_leading(subject),
-        sections=with_figures(sections, figures),
+        outline=sections,
         settings=settings_tables(result),
         command=command_line(result, "clipstats", *result["arguments"]),
-        version=__version__,
         notation=_NOTATION,
     )
 

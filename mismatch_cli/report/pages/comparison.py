@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
-from mismatch_cli import __version__, numbers
+from mismatch_cli import numbers
 from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.report.about import MASKED, left_out_of, measured, settings_tables
-from mismatch_cli.report.figures import FigureView
 from mismatch_cli.report.pages.comparison_tables import (
     differences_table,
     factor_text,
@@ -19,8 +17,8 @@ from mismatch_cli.report.pages.comparison_tables import (
     side_by_side_table,
 )
 from mismatch_cli.report.tables import Row, filled
-from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table, with_figures
-from mismatch_cli.studies.mismatch import who_is_compared
+from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table
+from mismatch_cli.studies.study import Study, who_is_compared
 from mismatch_cli.suggest import suggest
 
 _NOTATION = (
@@ -37,8 +35,13 @@ _GAPS = {
 }
 
 
-def build_view(result: Row, figures: Sequence[FigureView]) -> ReportView:
-    """The whole report of a comparison (see docs/compare.md)."""
+def page(study: Study) -> ReportView:
+    """What differs between the first trace and each of the others."""
+    return page_of_result(study.result)
+
+
+def page_of_result(result: Row) -> ReportView:
+    """The whole page of a result (docs/compare.md)."""
     sections = (
         Section("What differs in the settings", _settings_text(result), tables=_settings_tables(result), stays=True),
         Section("What differs in the gap", _differences_text(), tables=_difference_tables(result)),
@@ -53,12 +56,11 @@ def build_view(result: Row, figures: Sequence[FigureView]) -> ReportView:
         notes=_notes(result),
         headline=_headline(result),
         leading=_leading(result),
-        sections=with_figures(sections, figures),
+        outline=sections,
         settings=tuple(
             (f"{side['name']}: {title}", facts) for side in result["traces"] for title, facts in settings_tables(side)
         ),
         command=suggest("compare", *(Path(side["folder"]) for side in result["traces"]), *result["arguments"]),
-        version=__version__,
         notation=_NOTATION,
     )
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from mismatch_cli import __version__, numbers
+from mismatch_cli import numbers
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.gap_table import Metric
 from mismatch_cli.papers import DPPO
-from mismatch_cli.report.figures import FigureView
 from mismatch_cli.report.tables import col, number, parts, plain, table, text
-from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table, with_figures
+from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table
 from mismatch_cli.studies.curation import CurationAnalysis, mean_over_problems
 from mismatch_cli.suggest import suggest
 
@@ -38,8 +37,8 @@ HELD_OUT = _metric("held_out_accuracy", "held-out accuracy", "mean accuracy of t
 STAYING = _metric("staying", "stay in the range", "kept problems whose held-out accuracy is in the range / kept")
 
 
-def build_view(analysis: CurationAnalysis, figures: Sequence[FigureView], command: Sequence[str]) -> ReportView:
-    """The whole report; `command` is what made it."""
+def page(analysis: CurationAnalysis) -> ReportView:
+    """Which problems were kept, and how good they are."""
     curation = analysis.curation
     about = (
         ("Model", analysis.model),
@@ -52,10 +51,9 @@ def build_view(analysis: CurationAnalysis, figures: Sequence[FigureView], comman
         notes=_notes(analysis),
         headline=_headline(analysis),
         leading=_leading(analysis),
-        sections=with_figures([Section("Chosen and held out", _TEXT, tables=(_table(analysis),))], figures),
+        outline=[Section("Chosen and held out", _TEXT, tables=(_table(analysis),))],
         settings=(("Configuration", _settings(analysis.config)),),
-        command=suggest(*command),
-        version=__version__,
+        command=suggest(*analysis.command),
         notation=_NOTATION,
     )
 

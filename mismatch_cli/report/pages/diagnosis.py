@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-from mismatch_cli import __version__, numbers
+from mismatch_cli import numbers
 from mismatch_cli.diagnosis.evidence import Finding
 from mismatch_cli.diagnosis.run import FLOOR_STAGE, PRECISION_STAGE, UNEXPLAINED_STAGE, module
 from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.places import shown
 from mismatch_cli.report.about import left_out_of, settings_tables, who_facts
-from mismatch_cli.report.figures import FigureView
 from mismatch_cli.report.tables import col, filled, metric_row, share, table, text
-from mismatch_cli.report.view import MetricRow, ReportView, Section, Table, with_figures
+from mismatch_cli.report.view import MetricRow, ReportView, Section, Table
 from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
 from mismatch_cli.suggest import suggest
 
@@ -41,20 +37,19 @@ _STAGES = {
 _ANSWERS = {"found": "FOUND", "clear": "clear", "untested": "not tested"}
 
 
-def build_view(analysis: DiagnosisAnalysis, summary: Mapping[str, Any], figures: Sequence[FigureView]) -> ReportView:
-    """The whole report, `summary` its JSON: what is wrong first, then everything that was looked at."""
+def page(analysis: DiagnosisAnalysis) -> ReportView:
+    """What is wrong first, then everything that was looked at."""
     diagnosis = analysis.diagnosis
     sections = [_finding_section(finding, finding is diagnosis.first_cause) for finding in diagnosis.found]
     return ReportView(
         title="What is wrong with this trace?",
-        about=(*who_facts(summary["about"]), ("Looked at", _looked_at(analysis))),
-        notes=left_out_of(summary["about"], {}, {}),
+        about=(*who_facts(analysis.result["about"]), ("Looked at", _looked_at(analysis))),
+        notes=left_out_of(analysis.result["about"], {}, {}),
         headline=_headline(analysis),
         leading=_leading(analysis),
-        sections=with_figures([*sections, _all_checks(analysis)], figures),
-        settings=settings_tables(summary),
+        outline=[*sections, _all_checks(analysis)],
+        settings=settings_tables(analysis.result),
         command=_command(analysis),
-        version=__version__,
         notation=_NOTATION,
     )
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from mismatch_cli import __version__
 from mismatch_cli.report.about import about_facts, command_line, left_out, partial_notes
 from mismatch_cli.report.tables import filled, table, text
 from mismatch_cli.report.view import ReportView, Section
-from mismatch_cli.studies.gate import GateResult, limit_text, measured_text, source_text, subject
-from mismatch_cli.studies.limit_checks import Check
+from mismatch_cli.studies.gate import Check, GateResult, limit_text, measured_text, source_text, subject
 
 HOLDS, EXCEEDED, UNKNOWN = "holds", "EXCEEDED", "UNKNOWN"
 
 
-def build_view(result: GateResult) -> ReportView:
+def page(result: GateResult) -> ReportView:
     """The whole answer but the verdict, which comes last."""
     summary = result.measured.summary
     sources = dict.fromkeys((c.limit.metric, source_text(c)) for c in result.checks if source_text(c))
@@ -39,11 +37,8 @@ def build_view(result: GateResult) -> ReportView:
         about=about_facts(summary),
         notes=(*left_out(summary), *_notes(result)),
         headline="Judged by " + ", ".join(limit_set.name for limit_set in result.sets),
-        leading=(),
-        sections=(Section("Checks", tables=tables[:1] + filled(*tables[1:])),),
-        settings=(),
+        outline=(Section("Checks", tables=tables[:1] + filled(*tables[1:])),),
         command=command_line(summary, "gate"),
-        version=__version__,
     )
 
 

@@ -6,8 +6,7 @@ from xml.etree import ElementTree
 
 from mismatch_cli.places import shown
 from mismatch_cli.report.about import about_facts
-from mismatch_cli.studies.gate import GateResult, limit_text, measured_text, source_text, subject
-from mismatch_cli.studies.limit_checks import Check
+from mismatch_cli.studies.gate import Check, GateResult, limit_text, measured_text, source_text, subject
 from mismatch_cli.studies.limits import LimitSet
 from mismatch_cli.text import visible
 

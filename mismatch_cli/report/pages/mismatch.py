@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mismatch_cli import __version__, numbers
+from mismatch_cli import numbers
 from mismatch_cli.metrics.gap_table import GAP_GROUPS, METRICS, RESPONSES, SEQUENCE, VOLATILITY, in_group
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.report.about import about_facts, command_line, left_out, settings_tables
-from mismatch_cli.report.figures import FigureView
+from mismatch_cli.report.excerpts import worst_excerpts
 from mismatch_cli.report.normal import verdict_section
 from mismatch_cli.report.tables import col, filled, keyed, metric_row, mu_bin, number, plain, span, table
-from mismatch_cli.report.view import Excerpt, MetricGroup, MetricRow, ReportView, Section, Table, with_figures
+from mismatch_cli.report.view import MetricGroup, MetricRow, ReportView, Section, Table
+from mismatch_cli.studies.mismatch import MismatchAnalysis
 
 _LEADING = ("tv_binary_mean", "abs_d_mean", "k3", "ratio_outside_0.8_1.28")
 _SPREAD = ("ratio_sd", "tv_binary_sd", "tv_topk_sd")
@@ -20,10 +21,10 @@ _RATIO_TAILS = ("ratio_p01", "ratio_p99", "ratio_max")
 _TV_TAILS = ("tv_binary_p01", "tv_binary_p99", "tv_binary_max", "tv_topk_p01", "tv_topk_p99", "tv_topk_max")
 
 
-def build_view(
-    summary: Mapping[str, Any], figures: Sequence[FigureView], tokens: Sequence[Excerpt], responses: Sequence[Excerpt]
-) -> ReportView:
-    """The whole report of a summary (see docs/summary.md), its figures, and the worst tokens and responses."""
+def page(study: MismatchAnalysis, worst: int = 0) -> ReportView:
+    """The whole report of traces (docs/summary.md); a terminal shows as many of the worst as were asked for."""
+    summary = study.result
+    tokens, responses = worst_excerpts(study.traces, study.main_pair, summary["worst"])
     main, *others = summary["pairs"].values()
     sections = [
         Section("The gap", _gap_text(summary), groups=_gap_groups(main)),
@@ -33,8 +34,13 @@ def build_view(
         _sequence_section(main),
         *(Section(_pair_title(pair), _pair_text(pair), groups=_gap_groups(pair)) for pair in others),
         _responses_section(main, imported="imported" in summary["about"]),
-        Section("Worst tokens", "Where |log π − log μ| is largest.", excerpts=tuple(tokens)),
-        Section("Worst responses", "Where the sum of log π − log μ is furthest from zero.", excerpts=tuple(responses)),
+        Section("Worst tokens", "Where |log π − log μ| is largest.", excerpts=tokens, terminal_excerpts=worst),
+        Section(
+            "Worst responses",
+            "Where the sum of log π − log μ is furthest from zero.",
+            excerpts=responses,
+            terminal_excerpts=worst,
+        ),
     ]
     return ReportView(
         title="Rollout and trainer: how far apart?",
@@ -42,10 +48,9 @@ def build_view(
         notes=left_out(summary),
         headline=_headline(summary["pairs"]),
         leading=tuple(_row(main, key) for key in _LEADING),
-        sections=with_figures(sections, figures),
+        outline=sections,
         settings=settings_tables(summary),
         command=command_line(summary),
-        version=__version__,
     )
 
 

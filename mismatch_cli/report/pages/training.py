@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from mismatch_cli import __version__, numbers
+from mismatch_cli import numbers
 from mismatch_cli.metrics.gap_table import Metric
 from mismatch_cli.metrics.update_table import TRAINING
 from mismatch_cli.places import shown
-from mismatch_cli.report.figures import FigureView
 from mismatch_cli.report.pages.training_tables import (
     algorithms_table,
     blocked_table,
@@ -20,19 +19,20 @@ from mismatch_cli.report.pages.training_tables import (
     with_range,
 )
 from mismatch_cli.report.tables import filled
-from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table, with_figures
-from mismatch_cli.studies.phases import seconds_by_phase
+from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table
 from mismatch_cli.studies.runs import TrainingRun
 from mismatch_cli.studies.training import (
+    TrainingAnalysis,
     accuracy_before,
+    by_algorithm,
     final_accuracy,
     last,
     last_step,
     partial,
     planned_steps,
+    seconds_by_phase,
     spread,
 )
-from mismatch_cli.studies.training_plot_data import by_algorithm
 from mismatch_cli.suggest import suggest
 
 _NOTATION = (
@@ -48,23 +48,18 @@ _TELLING = ("step", "reward", "grad_norm")  # two runs that agree in these have 
 _IN_THE_TABLE = ("algorithm", "seed")  # of runs
 
 
-def build_view(
-    runs: Sequence[TrainingRun], figures: Sequence[FigureView], command: str = "", reload_seconds: int = 0
-) -> ReportView:
-    """The whole report of one run or several; `command` gives it again (that of the folders, where it is not given).
-
-    A page that reloads itself is one of a training that goes on.
-    """
+def page(study: TrainingAnalysis, reload_seconds: int = 0) -> ReportView:
+    """One run or several; a page that reloads itself is one of a training that goes on."""
+    runs = study.runs
     return ReportView(
         title="Training: does it stay stable?",
         about=_about(runs),
         notes=_notes(runs) + ("Training goes on: this page looks for a newer one by itself.",) * bool(reload_seconds),
         headline=_headline(runs),
         leading=_leading(runs),
-        sections=with_figures(_sections(runs), figures),
+        outline=_sections(runs),
         settings=_settings(runs),
-        command=command or _command(runs),
-        version=__version__,
+        command=_command(runs),
         notation=_NOTATION,
         reload_seconds=reload_seconds,
     )

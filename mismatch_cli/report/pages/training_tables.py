@@ -16,7 +16,6 @@ from mismatch_cli.metrics.gap_table import Metric
 from mismatch_cli.metrics.update_table import CLIPPING, LAST, TRAINING
 from mismatch_cli.report.tables import Col, col, interval_or_note, number, parts, percent, table, text
 from mismatch_cli.report.view import Table
-from mismatch_cli.studies.phases import phases_of, seconds_by_phase
 from mismatch_cli.studies.runs import TrainingRun
 from mismatch_cli.studies.training import (
     Spread,
@@ -28,6 +27,8 @@ from mismatch_cli.studies.training import (
     last_step,
     median_of,
     over_steps,
+    phases_of,
+    seconds_by_phase,
     spread,
 )
 

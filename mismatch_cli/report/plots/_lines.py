@@ -12,7 +12,7 @@ from mismatch_cli.report.plots._layout import BOTTOM, LEFT, RIGHT, TOP, Box, pla
 from mismatch_cli.report.plots._panels import add_subject, logarithmic, plain_label, power_label, title
 from mismatch_cli.report.plots._style import CSS_PX, LIGHT, Style
 from mismatch_cli.studies.curves import LEAST_SIGMA, SMOOTHED_FROM, Curve, envelope, smoothed, thinned
-from mismatch_cli.studies.training_plot_data import TrainingPlotData
+from mismatch_cli.studies.training import TrainingAnalysis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,7 +73,7 @@ def looks(names: Iterable[str], style: Style) -> dict[str, Look]:
 
 def draw_panels(
     figure: Figure,
-    data: TrainingPlotData,
+    data: TrainingAnalysis,
     style: Style,
     panels: Sequence[Panel],
     look_of: Mapping[str, Look],

@@ -6,7 +6,7 @@ from typing import Any
 
 from mismatch_cli.report.plots._lines import Look, looks
 from mismatch_cli.report.plots._style import Style
-from mismatch_cli.studies.comparison_plot_data import ComparisonPlotData, Row
+from mismatch_cli.studies.comparison import ComparisonPlotData, Row
 
 _LINE, _NAMES = 20, 4  # pixels of a line of the legend, and how many names stand in it
 

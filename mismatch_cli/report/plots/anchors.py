@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mismatch_cli.report.plots._lines import AS_ABOVE, Look, Panel, draw_panels, palette
 from mismatch_cli.report.plots._style import Style
-from mismatch_cli.studies.training_plot_data import TrainingPlotData
+from mismatch_cli.studies.training import TrainingAnalysis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,11 +23,11 @@ CAPTION = (
 _DASHED = (0, (4, 1.6))
 
 
-def needs(data: TrainingPlotData) -> bool:
+def needs(data: TrainingAnalysis) -> bool:
     return bool(_pairs(data)) and bool(_panels(data))
 
 
-def draw(figure: Figure, data: TrainingPlotData, style: Style) -> None:
+def draw(figure: Figure, data: TrainingAnalysis, style: Style) -> None:
     colours = palette(style)
     look_of = {}
     for place, pair in enumerate(_pairs(data)):
@@ -36,14 +36,14 @@ def draw(figure: Figure, data: TrainingPlotData, style: Style) -> None:
     draw_panels(figure, data, style, _panels(data), look_of)
 
 
-def _pairs(data: TrainingPlotData) -> list[tuple[str, str]]:
+def _pairs(data: TrainingAnalysis) -> list[tuple[str, str]]:
     """Both algorithms of each pair; parameters follow the name after a colon."""
     parts = {name: name.partition(":") for name in data.algorithms}
     pairs = [(name, f"{head}-recompute{colon}{rest}") for name, (head, colon, rest) in parts.items()]
     return [pair for pair in pairs if set(pair) <= set(data.algorithms)]
 
 
-def _panels(data: TrainingPlotData) -> list[Panel]:
+def _panels(data: TrainingAnalysis) -> list[Panel]:
     names = {name for pair in _pairs(data) for name in pair}
     panels = []
     for title, keys in (("Mean reward", ("reward",)), ("Mean |π − μ| at equal weights", ("mismatch", "abs_dp_mean"))):

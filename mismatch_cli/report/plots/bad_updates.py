@@ -18,7 +18,7 @@ from mismatch_cli.report.plots._series import (
     whole_steps,
 )
 from mismatch_cli.report.plots._style import Style
-from mismatch_cli.studies.clipping_plot_data import ClippingPlotData
+from mismatch_cli.studies.clipping import ClippingPlotData
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from mismatch_cli.report.plots._layout import LEFT, RIGHT, TOP, Box
 from mismatch_cli.report.plots._lines import AS_ABOVE, Panel, draw_panels, looks
 from mismatch_cli.report.plots._style import Style
-from mismatch_cli.studies.training_plot_data import TrainingPlotData
+from mismatch_cli.studies.training import TrainingAnalysis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,11 +24,11 @@ CAPTION = (
 _HEIGHT, _BETWEEN = 170, 28
 
 
-def needs(data: TrainingPlotData) -> bool:
+def needs(data: TrainingAnalysis) -> bool:
     return data.has("bad_over_negative")
 
 
-def draw(figure: Figure, data: TrainingPlotData, style: Style) -> None:
+def draw(figure: Figure, data: TrainingAnalysis, style: Style) -> None:
     panels = [
         Panel("Mean reward", [data.curves("reward")], within=(0, 1)),
         Panel(

@@ -8,7 +8,7 @@ import numpy as np
 
 from mismatch_cli.report.plots._lines import AS_ABOVE, Panel, draw_panels, looks
 from mismatch_cli.report.plots._style import Style
-from mismatch_cli.studies.training_plot_data import TrainingPlotData
+from mismatch_cli.studies.training import TrainingAnalysis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,11 +22,11 @@ CAPTION = (
 )
 
 
-def needs(data: TrainingPlotData) -> bool:
+def needs(data: TrainingAnalysis) -> bool:
     return data.has("mu_blocked") or data.has("entropy_blocked")
 
 
-def draw(figure: Figure, data: TrainingPlotData, style: Style) -> None:
+def draw(figure: Figure, data: TrainingAnalysis, style: Style) -> None:
     panels = [
         Panel("Mean reward", [data.curves("reward")], within=(0, 1)),
         Panel("Mean μ of blocked tokens", [data.curves("mu_blocked")], within=(0, 1), from_0=True),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from mismatch_cli.report.plots._panels import add_subject, legend_above, logarithmic, panels, title
 from mismatch_cli.report.plots._style import Style
 from mismatch_cli.report.plots._traces import legend_height, looks_of
-from mismatch_cli.studies.comparison_plot_data import ComparisonPlotData
+from mismatch_cli.studies.comparison import ComparisonPlotData
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,7 +13,7 @@ from mismatch_cli.report.plots._panels import add_subject, legend_above, panels,
 from mismatch_cli.report.plots._points import draw_points, thin
 from mismatch_cli.report.plots._regions import anchor_of, blocked_T, limiting
 from mismatch_cli.report.plots._style import CSS_PX, Style
-from mismatch_cli.studies.clipping_plot_data import ClippingPlotData
+from mismatch_cli.studies.clipping import ClippingPlotData
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

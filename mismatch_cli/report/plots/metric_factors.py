@@ -11,7 +11,7 @@ from mismatch_cli.report.plots._layout import BOTTOM, RIGHT, TOP, Box, place, wi
 from mismatch_cli.report.plots._panels import add_subject, legend_above, logarithmic, title
 from mismatch_cli.report.plots._style import Style
 from mismatch_cli.report.plots._traces import legend_height, looks_of
-from mismatch_cli.studies.comparison_plot_data import ComparisonPlotData
+from mismatch_cli.studies.comparison import ComparisonPlotData
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -20,7 +20,7 @@ from mismatch_cli.report.plots._layout import (
 from mismatch_cli.report.plots._panels import add_subject
 from mismatch_cli.report.plots._series import parts_of
 from mismatch_cli.report.plots._style import Style
-from mismatch_cli.studies.clipping_plot_data import ClippingPlotData
+from mismatch_cli.studies.clipping import ClippingPlotData
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,7 +11,7 @@ from mismatch_cli.report.plots._panels import add_subject, legend_above, logarit
 from mismatch_cli.report.plots._style import Style
 from mismatch_cli.report.plots._traces import has_value, legend_height, looks_of
 from mismatch_cli.report.plots.position_profile import draw_profile, label_positions
-from mismatch_cli.studies.comparison_plot_data import ComparisonPlotData
+from mismatch_cli.studies.comparison import ComparisonPlotData
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,7 @@ import numpy as np
 from mismatch_cli.report.plots._panels import add_subject, legend_above, logarithmic, panels, title
 from mismatch_cli.report.plots._points import draw_points, thin
 from mismatch_cli.report.plots._style import Style
-from mismatch_cli.studies.mismatch_plot_data import PlotData
+from mismatch_cli.studies.mismatch import PlotData
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mismatch_cli.report.plots._lines import AS_ABOVE, Panel, draw_panels, looks
 from mismatch_cli.report.plots._style import Style
 from mismatch_cli.studies.curves import Curve
-from mismatch_cli.studies.training_plot_data import TrainingPlotData
+from mismatch_cli.studies.training import TrainingAnalysis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,11 +24,11 @@ CAPTION = (
 _SHOWN = ("grpo-clip-higher", "relax-high", "relax-low", "relax-both")
 
 
-def needs(data: TrainingPlotData) -> bool:
+def needs(data: TrainingAnalysis) -> bool:
     return len(_relaxed(data.curves("reward"))) >= 2
 
 
-def draw(figure: Figure, data: TrainingPlotData, style: Style) -> None:
+def draw(figure: Figure, data: TrainingAnalysis, style: Style) -> None:
     panels = [Panel("Mean reward", [_relaxed(data.curves("reward"))], within=(0, 1))]
     entropy = {name: curve for name, curve in _relaxed(data.curves("entropy")).items() if (curve.value_N > 0).any()}
     if entropy:

@@ -10,7 +10,7 @@ from mismatch_cli.numbers import estimate
 from mismatch_cli.report.plots._panels import add_subject, legend_above, panels, title
 from mismatch_cli.report.plots._points import thin
 from mismatch_cli.report.plots._style import Style
-from mismatch_cli.studies.mismatch_plot_data import PlotData
+from mismatch_cli.studies.mismatch import PlotData
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

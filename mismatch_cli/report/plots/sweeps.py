@@ -10,7 +10,7 @@ import numpy as np
 from mismatch_cli.report.plots._panels import add_subject, legend_above, logarithmic, panels, power_label, title
 from mismatch_cli.report.plots._series import draw_line, parts_of, positive
 from mismatch_cli.report.plots._style import Style
-from mismatch_cli.studies.clipping_plot_data import ClippingPlotData
+from mismatch_cli.studies.clipping import ClippingPlotData
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

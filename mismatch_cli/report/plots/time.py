@@ -11,8 +11,7 @@ from mismatch_cli.report.plots._layout import LEFT, RIGHT, TOP, Box, place, shor
 from mismatch_cli.report.plots._lines import palette
 from mismatch_cli.report.plots._panels import add_subject
 from mismatch_cli.report.plots._style import Style
-from mismatch_cli.studies.phases import OTHER, PHASES, mean_by_phase, phases_of, seconds_by_phase
-from mismatch_cli.studies.training_plot_data import TrainingPlotData
+from mismatch_cli.studies.training import OTHER, PHASES, TrainingAnalysis, mean_by_phase, phases_of, seconds_by_phase
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,11 +29,11 @@ _LEGEND = 22
 _TOTAL = 1.16  # of the longest bar: room for the sums
 
 
-def needs(data: TrainingPlotData) -> bool:
+def needs(data: TrainingAnalysis) -> bool:
     return any(seconds_by_phase(run) for run in data.runs)
 
 
-def draw(figure: Figure, data: TrainingPlotData, style: Style) -> None:
+def draw(figure: Figure, data: TrainingAnalysis, style: Style) -> None:
     found = {name: seconds for name, runs in data.algorithms.items() if (seconds := mean_by_phase(runs))}
     rows = list(found.values())
     phases = phases_of(rows)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mismatch_cli.report.plots._lines import BANDS, Panel, draw_panels, looks
 from mismatch_cli.report.plots._style import Style
-from mismatch_cli.studies.training_plot_data import TrainingPlotData
+from mismatch_cli.studies.training import TrainingAnalysis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,15 +21,15 @@ CAPTION = (
 )
 
 
-def needs(data: TrainingPlotData) -> bool:
+def needs(data: TrainingAnalysis) -> bool:
     return bool(_panels(data))
 
 
-def draw(figure: Figure, data: TrainingPlotData, style: Style) -> None:
+def draw(figure: Figure, data: TrainingAnalysis, style: Style) -> None:
     draw_panels(figure, data, style, _panels(data), looks(data.algorithms, style))
 
 
-def _panels(data: TrainingPlotData) -> list[Panel]:
+def _panels(data: TrainingAnalysis) -> list[Panel]:
     extremes = [data.curves("mismatch", key) for key in ("dp_max", "dp_min")]
     panels = [
         Panel("Mean reward", [data.curves("reward")], within=(0, 1)),

@@ -8,7 +8,7 @@ from mismatch_cli.report.plots._panels import add_subject, legend_above, logarit
 from mismatch_cli.report.plots._style import Style
 from mismatch_cli.report.plots._traces import has_value, legend_height, looks_of
 from mismatch_cli.report.plots.volatility import draw_bins, draw_series
-from mismatch_cli.studies.comparison_plot_data import ComparisonPlotData, Row
+from mismatch_cli.studies.comparison import ComparisonPlotData, Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

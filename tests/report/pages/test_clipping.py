@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mismatch_cli.metrics.update_table import CLIPPING
-from mismatch_cli.report.pages.clipping import build_view
+from mismatch_cli.report.pages.clipping import page_of_result
 from mismatch_cli.report.pages.clipping_blocked import Subject
 from mismatch_cli.report.view import ReportView, Table
 from tests.report.pages.clipping_result import NAMES, equal_weights_result, nothing_blocked, sample_result
@@ -18,7 +18,7 @@ DOCS = Path(__file__).parents[3] / "docs" / "clipstats.md"
 
 
 def view_of(result: dict[str, Any]) -> ReportView:
-    return build_view(result, (), ())
+    return page_of_result(result, ())
 
 
 def tables(view: ReportView) -> dict[str, Table]:

@@ -8,8 +8,8 @@ import pytest
 
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.errors import UsageError
-from mismatch_cli.report.pages.clipping_examples import chosen_pair, example_excerpts
-from mismatch_cli.studies.clipping import analyse_clipping, clipping_json
+from mismatch_cli.report.pages.clipping import example_excerpts
+from mismatch_cli.studies.clipping import analyse_clipping
 from tests.metrics.clipping.world import ALL, world
 from tests.studies.written import write_trace
 
@@ -45,29 +45,25 @@ def algorithms(*specs: str) -> tuple[Any, ...]:
 )
 def test_what_is_compared_when_nobody_asks(traces, judged, expected):
     analysis = analyse_clipping(traces[:1], algorithms(*judged))
-    assert names(chosen_pair(analysis, ())) == expected
+    assert names(analysis.compared) == expected
 
 
 def test_as_asked(traces):
-    analysis = analyse_clipping(traces[:1], ALL)
     asked = algorithms("ipo", "minirl")
-    assert chosen_pair(analysis, asked) == asked
-    assert chosen_pair(analysis, asked[:1]) == asked[:1]
+    assert analyse_clipping(traces[:1], ALL, asked).compared == asked
 
 
 def test_what_cannot_be_judged_cannot_be_compared(tmp_path):
     trace = write_trace(tmp_path / "trace", world(0, 12), without=("logp_recomputed", "topk_logp_recomputed"))
-    analysis = analyse_clipping([trace], ALL)
     with pytest.raises(UsageError, match=r"minirl cannot be compared: .*logp_recomputed"):
-        chosen_pair(analysis, algorithms("ipo", "minirl"))
+        analyse_clipping([trace], ALL, algorithms("ipo", "minirl"))
 
 
 def test_examples_stand_in_their_context(traces):
     """At most three each way, from either trace, each at the place and with the numbers that the trace holds."""
     analysis = analyse_clipping(traces, ALL)
-    result, pair = clipping_json(analysis), chosen_pair(analysis, ())
-    excerpts = example_excerpts(traces, result, pair)
-    chosen = [row for row in result["overlap"]["examples"] if {row["only"], row["not"]} == set(PAPER)]
+    excerpts = example_excerpts(analysis)
+    chosen = [row for row in analysis.result["overlap"]["examples"] if {row["only"], row["not"]} == set(PAPER)]
     assert len(excerpts) == len(chosen) and {row["only"] for row in chosen} == set(PAPER)
     assert {row["trace"] for row in chosen} == {0, 1} and len(chosen) <= 6
     for row, excerpt in zip(chosen, excerpts, strict=True):
@@ -88,10 +84,9 @@ def test_examples_stand_in_their_context(traces):
 
 
 def test_a_pair_of_one_has_no_examples(traces):
-    analysis = analyse_clipping(traces[:1], algorithms("grpo-clip-higher", "ipo"))
-    result = clipping_json(analysis)
-    assert example_excerpts(traces[:1], result, analysis.algorithms[:1]) == []
-    assert len(example_excerpts(traces[:1], result, analysis.algorithms)) > 0
+    judged = algorithms("grpo-clip-higher", "ipo")
+    assert example_excerpts(analyse_clipping(traces[:1], judged, judged[:1])) == []
+    assert len(example_excerpts(analyse_clipping(traces[:1], judged, judged))) > 0
 
 
 def test_an_example_that_the_trainer_excludes(tmp_path):
@@ -100,7 +95,6 @@ def test_an_example_that_the_trainer_excludes(tmp_path):
     batch.logp_trainer_T[:] = float("-inf")
     trace = write_trace(tmp_path / "trace", batch)
     analysis = analyse_clipping([trace], algorithms("grpo-clip-higher", "mask-0.8"))
-    result = clipping_json(analysis)
-    assert None in {row["logp_current"] for row in result["overlap"]["examples"]}
-    excerpts = example_excerpts([trace], result, analysis.algorithms)
+    assert None in {row["logp_current"] for row in analysis.result["overlap"]["examples"]}
+    excerpts = example_excerpts(analysis)
     assert {dict(excerpt.facts)["π"] for excerpt in excerpts} == {"0"}

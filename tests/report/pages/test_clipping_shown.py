@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from mismatch_cli.report.html import render_html
-from mismatch_cli.report.pages.clipping import build_view
+from mismatch_cli.report.pages.clipping import page_of_result
 from mismatch_cli.report.terminal import print_report
 from mismatch_cli.report.view import Excerpt, Piece
 from tests.report.pages.clipping_result import HOSTILE, equal_weights_result, nothing_blocked, sample_result
@@ -49,7 +49,7 @@ def on_terminal(result: dict[str, Any], width: int, *, colours: bool = False) ->
         file=text, width=width, highlight=False, emoji=False, markup=False, force_terminal=colours,
         color_system="standard" if colours else None,
     )  # fmt: skip
-    print_report(build_view(result, (), (example(),)), console)
+    print_report(page_of_result(result, (example(),)), console)
     return text.getvalue()
 
 
@@ -102,7 +102,7 @@ def test_the_terminal_obeys_no_token_and_no_name(colours):
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_page_is_whole_and_its_links_lead_somewhere(case):
-    html = render_html(build_view(CASES[case](), (), (example(),)))
+    html = render_html(page_of_result(CASES[case](), (example(),)))
     ids = re.findall(r'\bid="([^"]+)"', html)
     assert len(set(ids)) == len(ids)
     assert set(re.findall(r'href="#([^"]+)"', html)) <= set(ids)
@@ -111,7 +111,7 @@ def test_the_page_is_whole_and_its_links_lead_somewhere(case):
 
 
 def test_the_page_obeys_no_token_and_no_name():
-    html = render_html(build_view(renamed(sample_result(), "grpo-clip-higher", HOSTILE_NAME), (), (example(),)))
+    html = render_html(page_of_result(renamed(sample_result(), "grpo-clip-higher", HOSTILE_NAME), (example(),)))
     assert "<script" not in html and "<b>" not in html
     assert "&lt;script&gt;alert(1)&lt;/script&gt; [red]x[/red] $\\frac{1}{2}$ \\x1b[2J \\u202eevil \\x00" in html
     assert "&lt;b&gt;[red]$x$\\x1b[2J" in html
@@ -119,7 +119,7 @@ def test_the_page_obeys_no_token_and_no_name():
 
 
 def test_long_tables_are_folded_together_by_algorithm():
-    html = render_html(build_view(sample_result(), (), ()))
+    html = render_html(page_of_result(sample_result(), ()))
     folds = re.findall(r"<summary><bdi>([^<]*)</bdi></summary>", html)
     assert folds.count("ipo, by μ, position and step") == 1
     assert folds.count("ipo: the most frequently blocked tokens") == 1
@@ -128,7 +128,7 @@ def test_long_tables_are_folded_together_by_algorithm():
 
 
 def test_the_letters_are_explained_for_this_report():
-    html = render_html(build_view(sample_result(), (), ()))
+    html = render_html(page_of_result(sample_result(), ()))
     definitions = html[html.index('<section id="definitions">') :]
     assert "r′ = π/π′" in definitions and "noise floor" not in definitions
     assert "1 − Σ keep·weight·|A| / Σ r·|A|" in re.sub(r"</?span[^>]*>", "", definitions)

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from mismatch_cli.report.html import render_html
-from mismatch_cli.report.pages.comparison import build_view
+from mismatch_cli.report.pages.comparison import page_of_result
 from mismatch_cli.report.terminal import print_report
 from tests.studies.compared import Row, first_two
 
@@ -22,7 +22,7 @@ CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud8
 def on_terminal(result: Row, width: int) -> str:
     text = io.StringIO()
     console = Console(file=text, width=width, highlight=False, emoji=False, markup=False)
-    print_report(build_view(result, ()), console)
+    print_report(page_of_result(result), console)
     return text.getvalue()
 
 
@@ -113,7 +113,7 @@ def test_values_difference_and_mark_stand_beside_each_other(result):
 
 
 def test_the_page_is_whole_and_every_metric_is_defined(result):
-    html = render_html(build_view(result, ()))
+    html = render_html(page_of_result(result))
     ids = re.findall(r'\bid="([^"]+)"', html)
     assert len(set(ids)) == len(ids)
     links = re.findall(r'href="#([^"]+)"', html)
@@ -128,6 +128,6 @@ def test_neither_obeys_names_and_settings(result):
     made = copy.deepcopy(first_two(result))
     made["traces"][1]["folder"] = HOSTILE
     made["comparisons"][0]["settings"][0] |= {"setting": HOSTILE, "first": HOSTILE, "other": [HOSTILE]}
-    html, text = render_html(build_view(made, ())), on_terminal(made, 100)
+    html, text = render_html(page_of_result(made)), on_terminal(made, 100)
     assert "<b>" not in html and not CONTROL.search(html) and not CONTROL.search(text)
     assert "[red]$x$\\x1b[2J" in words(text)

@@ -15,12 +15,12 @@ from mismatch_cli.metrics.correlation import series_correlation
 from mismatch_cli.metrics.update_table import TRAINING
 from mismatch_cli.report.figures import figure_views
 from mismatch_cli.report.html import render_html
-from mismatch_cli.report.pages.training import build_view
+from mismatch_cli.report.pages.training import page as page_of
 from mismatch_cli.report.plots._style import Theme
 from mismatch_cli.report.terminal import print_report
 from mismatch_cli.report.view import ReportView, Table
 from mismatch_cli.studies.runs import TrainingRun
-from mismatch_cli.studies.training_plot_data import TrainingPlotData
+from mismatch_cli.studies.training import TrainingAnalysis
 from tests.report.test_browser import BROWSER, CASES, FRAME, MEASURE, POLICY, browse
 from tests.report.training_runs import EIGHT, make_run
 
@@ -36,6 +36,15 @@ def column(table: Table, title: str) -> list[str]:
     return [row[[each.title for each in table.columns].index(title)] for row in table.rows]
 
 
+def view_of(runs: list[TrainingRun], reload_seconds: int = 0) -> ReportView:
+    return page_of(TrainingAnalysis(runs), reload_seconds)
+
+
+def drawn(runs: list[TrainingRun]) -> ReportView:
+    study = TrainingAnalysis.of(runs)
+    return replace(page_of(study), figures=figure_views(study))
+
+
 def printed(view: ReportView, width: int = 100) -> str:
     file = io.StringIO()
     print_report(view, Console(file=file, width=width))
@@ -44,7 +53,7 @@ def printed(view: ReportView, width: int = 100) -> str:
 
 def test_the_numbers_of_a_run() -> None:
     run = make_run(steps=60)
-    view = build_view([run], [])
+    view = view_of([run])
     table, reward = tables(view)["By run"], run.series("reward")
     gap = run.series("mismatch", "abs_dp_mean")
     expected = {
@@ -65,29 +74,29 @@ def test_the_numbers_of_a_run() -> None:
 
 def test_algorithm_and_seed_have_columns_where_the_name_does_not_say_them() -> None:
     titles = [
-        [each.title for each in tables(build_view([run], []))["By run"].columns]
+        [each.title for each in tables(view_of([run]))["By run"].columns]
         for run in (make_run("mask-0.5:max_drop=0"), replace(make_run(), name="mine"))
     ]
     assert titles[0][:2] == ["run", "algorithm"]  # ":" is no part of a folder's name
     assert titles[1][:3] == ["run", "algorithm", "seed"]
-    plain = tables(build_view([replace(make_run("a:b=1"), name="a-b=1-seed-0")], []))["By run"]
+    plain = tables(view_of([replace(make_run("a:b=1"), name="a-b=1-seed-0")]))["By run"]
     assert [each.title for each in plain.columns][:2] == ["run", "steps"]
 
 
 def test_headline_and_leading_numbers() -> None:
     runs = [make_run(name, seed) for name in ("pg-tis", "dppo-binary-tv") for seed in range(2)]
-    view = build_view(runs, [])
+    view = view_of(runs)
     ends = [run.series("reward")[-10:].mean() for run in runs]
     for name, (low, high) in (("pg-tis", sorted(ends[:2])), ("dppo-binary-tv", sorted(ends[2:]))):
         assert f"{name} has a final reward of {(low + high) / 2:.3f} [{low:.3f}, {high:.3f}]" in view.headline
     assert [row.name for row in view.leading][:2] == ["final reward · pg-tis", "final reward · dppo-binary-tv"]
     assert column(tables(view)["By algorithm"], "seeds") == ["2", "2"]
-    (alone,) = {row.note for row in build_view(runs[:1], []).leading}
+    (alone,) = {row.note for row in view_of(runs[:1]).leading}
     assert alone == "one seed"
 
 
 def test_of_many_algorithms_the_highest_and_the_lowest_are_named(eight: list[TrainingRun]) -> None:
-    view = build_view(eight, [])
+    view = view_of(eight)
     mean = {name: np.mean([r.series("reward")[-10:].mean() for r in eight if r.algorithm == name]) for name in EIGHT}
     found = re.findall(r"(\S+) has the (highest|lowest) final reward, ([\d.]+)", view.headline)
     assert found == [
@@ -100,29 +109,29 @@ def test_of_many_algorithms_the_highest_and_the_lowest_are_named(eight: list[Tra
 
 def test_correlations_are_those_of_the_metric() -> None:
     run = make_run("relax-low", steps=60)
-    table = tables(build_view([run], []))["Bad updates and reward over the steps"]
+    table = tables(view_of([run]))["Bad updates and reward over the steps"]
     bad, reward = run.series("bad_over_negative"), run.series("reward")
     expected = [series_correlation(bad, reward), series_correlation(bad[1:], np.diff(reward))]
     assert column(table, "steps") == ["60", "59"]
     shown = [float(value.replace("−", "-")) for value in column(table, "correlation")]
     np.testing.assert_allclose(shown, [estimate.value for estimate in expected], rtol=0.01)
-    short = tables(build_view([make_run(steps=2)], []))["Bad updates and reward over the steps"]
+    short = tables(view_of([make_run(steps=2)]))["Bad updates and reward over the steps"]
     assert set(column(short, "95 % interval")) == {"fewer than 3 steps"}
     good = replace(run, records=[record | {"bad_over_negative": 0.0} for record in run.records])
-    assert "Bad updates and reward over the steps" not in tables(build_view([good], []))
+    assert "Bad updates and reward over the steps" not in tables(view_of([good]))
 
 
 def test_time_by_phase_and_the_share_of_recomputing() -> None:
     run = make_run("dppo-binary-tv-recompute", steps=5)
     seconds = {key: np.mean([r["seconds"][key] for r in run.records]) for key in run.records[0]["seconds"]}
     share = seconds["recompute"] / sum(seconds.values())
-    view = build_view([run, make_run(steps=5)], [])
+    view = view_of([run, make_run(steps=5)])
     table = tables(view)["Seconds of a step, and percent of it"]
     assert column(table, "recompute") == [f"{seconds['recompute']:.3f} ({100 * share:.0f} %)", "—"]
     text = next(section.text for section in view.sections if section.title == "Where the time goes")
     assert f"takes {100 * share:.0f} % of a step" in text
     skipped = replace(run, records=[{"seconds": {"sample": 1.0, "recompute": 2e-5, "evaluate": 3.0, "save": 1.0}}])
-    view = build_view([skipped], [])
+    view = view_of([skipped])
     (row,) = tables(view)["Seconds of a step, and percent of it"].rows
     assert row[1:] == ("5.00", "1.00 (20 %)", "3.00 (60 %)", "1.00 (20 %)")
     assert "Recomputing" not in str(view.sections)
@@ -131,58 +140,55 @@ def test_time_by_phase_and_the_share_of_recomputing() -> None:
 def test_an_evaluation_before_the_first_step_is_no_step() -> None:
     run = make_run(steps=20)
     before = replace(run, records=[{"step": 0, "eval_accuracy": 0.1}, *run.records])
-    assert tables(build_view([before], [])) == tables(build_view([run], []))
-    assert (
-        "accuracy" in build_view([run], []).headline
-        and ", from 0.100 before training" in build_view([before], []).headline
-    )
+    assert tables(view_of([before])) == tables(view_of([run]))
+    assert "accuracy" in view_of([run]).headline and ", from 0.100 before training" in view_of([before]).headline
     unfinished = replace(before, records=before.records[:1], config=dict(run.config) | {"steps": 20})
-    assert "0.100" not in build_view([unfinished], []).headline
+    assert "0.100" not in view_of([unfinished]).headline
 
 
 def test_lines_that_lie_on_each_other_are_named() -> None:
     run, other = make_run("pg-is"), make_run("pg-tis")
     twin = replace(run, algorithm="pg-is-twin", name="pg-is-twin-seed-0")
-    assert build_view([run, other, twin], []).notes == (
+    assert view_of([run, other, twin]).notes == (
         "pg-is and pg-is-twin made the same updates at every step: their lines lie on each other.",
     )
-    assert build_view([run, other], []).notes == ()
+    assert view_of([run, other]).notes == ()
 
 
 def test_a_page_of_a_training_that_goes_on_looks_for_a_newer_one() -> None:
-    going = build_view([make_run(steps=2)], [], reload_seconds=60)
+    going = view_of([make_run(steps=2)], reload_seconds=60)
     assert '<meta http-equiv="refresh" content="60">' in render_html(going)
     assert "looks for a newer one" in going.notes[-1]
-    assert 'http-equiv="refresh"' not in render_html(build_view([make_run(steps=2)], []))
+    assert 'http-equiv="refresh"' not in render_html(view_of([make_run(steps=2)]))
 
 
 def test_a_run_that_goes_on_says_where_it_stands() -> None:
     going, done = make_run(steps=20), make_run("pg-is", steps=60)
     going = replace(going, config={**going.config, "steps": 1200})
-    view = build_view([going, done], [])
+    view = view_of([going, done])
     assert view.notes == ("PARTIAL: dppo-binary-tv-seed-0 stands at step 20 of 1,200.",)
     first, second = re.findall(r"(?:dppo|pg)-.*?\.(?= |$)", view.headline)
     assert first.endswith(" so far.") and "final" not in first and "has a final reward" in second
     assert [row.name for row in view.leading][:2] == ["reward so far · dppo-binary-tv", "final reward · pg-is"]
     other = replace(done, config={**done.config, "model": "another"})
-    assert "not comparable" in build_view([done, other], []).notes[0]
-    assert "6 of 6 runs" in build_view([going] * 6, []).notes[0]
+    assert "not comparable" in view_of([done, other]).notes[0]
+    assert "6 of 6 runs" in view_of([going] * 6).notes[0]
 
 
 def test_settings_that_differ_are_shown_run_by_run() -> None:
-    view = build_view([make_run("pg-is", 0, learning_rate=0.1), make_run("pg-is", 7, learning_rate=0.2)], [])
+    view = view_of([make_run("pg-is", 0, learning_rate=0.1), make_run("pg-is", 7, learning_rate=0.2)])
     settings = dict(view.settings)
     assert ("temperature", "1.0") in settings["All runs"] and ("attn", "—") in settings["All runs"]
     assert settings["pg-is-seed-0"] == (("learning rate", "0.1"),)  # the table of runs has the seed
     assert settings["pg-is-seed-7"] == (("learning rate", "0.2"),)
-    assert build_view([make_run("pg-is", 0), make_run("pg-is", 7)], []).settings[1:] == ()
+    assert view_of([make_run("pg-is", 0), make_run("pg-is", 7)]).settings[1:] == ()
     assert ("Rollout engine", "vllm · bfloat16") in view.about and ("Trainer", "float32") in view.about
-    fp8 = build_view([make_run(kv_cache_dtype="fp8")], [])
+    fp8 = view_of([make_run(kv_cache_dtype="fp8")])
     assert ("Rollout engine", "vllm · bfloat16 · KV cache fp8") in fp8.about
 
 
 def test_every_number_is_defined(eight: list[TrainingRun]) -> None:
-    defined = build_view(eight, []).definitions()
+    defined = view_of(eight).definitions()
     assert set(TRAINING.values()) <= set(defined)
 
 
@@ -192,7 +198,7 @@ NOTHING = {"step": 1, "reward": None, "mismatch": None, "seconds": {}}
 @pytest.mark.parametrize("records", [[{}], [{"step": 1}], [NOTHING], [{"reward": float("nan")}] * 3])
 def test_next_to_nothing_is_recorded(records: list[dict[str, object]]) -> None:
     runs = [TrainingRun("a", "a", None, records)]
-    view = build_view(runs, figure_views(TrainingPlotData.of(runs)))
+    view = drawn(runs)
     assert view.headline == "No reward was recorded."
     assert tables(view).keys() == {"By run", "The trainer by run"}
     assert "nan" not in printed(view)
@@ -202,7 +208,7 @@ def test_next_to_nothing_is_recorded(records: list[dict[str, object]]) -> None:
 def test_hostile_names_are_data() -> None:
     name = "<script>alert(1)</script>[red]\x1b[31m"
     runs = [make_run(name, seed, steps=4, model=name) for seed in range(2)]
-    view = build_view(runs, figure_views(TrainingPlotData.of(runs)))
+    view = drawn(runs)
     page, text = render_html(view), printed(view)
     assert "<script" not in page and "\x1b" not in page
     assert "\x1b" not in text and "[red]" in text
@@ -211,15 +217,14 @@ def test_hostile_names_are_data() -> None:
 
 def test_what_to_type_again() -> None:
     runs = [replace(make_run(steps=2), folder=Path("runs/a b"))]
-    assert build_view(runs, []).command == "mismatch-cli report 'runs/a b'"
-    assert build_view(runs, [], "mismatch-cli train").command == "mismatch-cli train"
+    assert view_of(runs).command == "mismatch-cli report 'runs/a b'"
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
 @pytest.mark.parametrize(("width", "theme"), CASES[::3], ids=lambda value: getattr(value, "name", value))
 def test_nothing_sticks_out_in_a_browser(tmp_path: Path, width: int, theme: Theme) -> None:
     runs = [make_run(name, seed, 12) for name in EIGHT[:3] for seed in range(2)]
-    view = build_view(runs, figure_views(TrainingPlotData.of(runs)))
+    view = drawn(runs)
     page = POLICY.sub("", render_html(view)).replace("</body>", MEASURE + "</body>")
     (tmp_path / "report.html").write_text(page, encoding="utf-8")
     frame = tmp_path / "frame.html"

@@ -11,50 +11,50 @@ from rich.console import Console
 
 from mismatch_cli.bundled import bundled, bundled_trace
 from mismatch_cli.report.html import render_html
-from mismatch_cli.report.pages.mismatch import build_view
+from mismatch_cli.report.pages.mismatch import page as page_of
 from mismatch_cli.report.terminal import print_report
-from mismatch_cli.studies.mismatch import analyse, summary_json
+from mismatch_cli.studies.mismatch import MismatchAnalysis, analyse
 from mismatch_cli.trace.reader import Trace
 
 
 @pytest.fixture(scope="module")
-def summaries() -> dict:
+def studies() -> dict:
     paths = (bundled_trace(), bundled("traces") / "float32")
-    return {path.name: summary_json(analyse([Trace.open(path)], 1)) for path in paths}
+    return {path.name: analyse([Trace.open(path)], 1) for path in paths}
 
 
-def on_terminal(summary: dict, width: int) -> str:
+def on_terminal(study: MismatchAnalysis, width: int) -> str:
     console = Console(width=width, highlight=False, markup=False, file=StringIO())
-    print_report(build_view(summary, [], [], []), console)
+    print_report(page_of(study), console)
     text = console.file.getvalue()
     return text[text.index("Is this normal?") : text.index("Ratio against TV")]
 
 
 @pytest.mark.parametrize("width", [50, 80, 120])
-def test_the_terminal_shows_every_bar_with_its_source(summaries, width):
-    summary = summaries["fp8-kv"]
-    text = on_terminal(summary, width)
+def test_the_terminal_shows_every_bar_with_its_source(studies, width):
+    study = studies["fp8-kv"]
+    text = on_terminal(study, width)
     assert all(len(line) <= width for line in text.splitlines())
     assert text.index("the trainer's own noise") < text.index("published bars")
     assert "mismatch-cli diagnose" in " ".join(text.split())
     if width == 120:
-        for row in summary["verdict"]["bars"]:
+        for row in study.result["verdict"]["bars"]:
             first_words = f"{row['who']} ({row['source']})".split(" ")[:3]
             assert " ".join(first_words) in text
         assert "with staleness" in text
 
 
-def test_the_page_shows_them_too(summaries):
-    for summary in summaries.values():
-        page = render_html(build_view(summary, [], [], []))
+def test_the_page_shows_them_too(studies):
+    for study in studies.values():
+        page = render_html(page_of(study))
         section = page[page.index('id="is-this-normal"') :]
-        for row in [*summary["verdict"]["bars"], *summary["verdict"]["measured"]]:
+        for row in [*study.result["verdict"]["bars"], *study.result["verdict"]["measured"]]:
             assert row["source"].split(",")[0] in section
 
 
-def test_the_bundled_traces_stand_where_they_should(summaries):
+def test_the_bundled_traces_stand_where_they_should(studies):
     """The fp8 KV cache is far above the trainer's noise and below verl's bar; float32 is below every bar."""
-    coarse, fine = summaries["fp8-kv"]["verdict"], summaries["float32"]["verdict"]
+    coarse, fine = (studies[name].result["verdict"] for name in ("fp8-kv", "float32"))
     assert coarse["floor"]["low"] > 10
     standing = {row["who"]: row["standing"] for row in coarse["bars"]}
     assert standing["verl FAQ"] == "healthy"
@@ -66,7 +66,7 @@ def test_the_bundled_traces_stand_where_they_should(summaries):
     assert any(re.match(r"12 of 12 published bars", sentence) for sentence in fine["sentences"])
 
 
-def test_it_is_json(summaries):
-    for summary in summaries.values():
-        again = json.loads(json.dumps(summary["verdict"], allow_nan=False))
-        assert again["sentences"] == summary["verdict"]["sentences"]
+def test_it_is_json(studies):
+    for study in studies.values():
+        again = json.loads(json.dumps(study.result["verdict"], allow_nan=False))
+        assert again["sentences"] == study.result["verdict"]["sentences"]

@@ -14,7 +14,7 @@ import torch
 from mismatch_cli.algorithms.algorithm import Algorithm, keep_T
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.policies import Policies
-from mismatch_cli.studies.clipping_plot_data import ClippingPlotData
+from mismatch_cli.studies.clipping import ClippingPlotData
 
 LENGTH = 50  # tokens of a response
 MU_EDGES = (0.0, 1e-4, 1e-3, 0.01, 0.05, 0.15, 0.3, 0.5, 0.7, 0.9, 0.99, 1.0)

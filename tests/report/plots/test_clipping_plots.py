@@ -21,7 +21,7 @@ from mismatch_cli.report.plots._heat import percent, reach_of
 from mismatch_cli.report.plots._layout import short_names, width_of
 from mismatch_cli.report.plots._regions import anchor_of, blocked_T
 from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
-from mismatch_cli.studies.clipping_plot_data import ClippingPlotData
+from mismatch_cli.studies.clipping import ClippingPlotData
 from tests.report.plots.drawing import check_texts, drawn
 
 PLOTS = list(plots_of(ClippingPlotData.STUDY))

@@ -11,7 +11,7 @@ import pytest
 
 from mismatch_cli.report.figures import figure_views, plots_for, plots_of
 from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
-from mismatch_cli.studies.comparison_plot_data import ComparisonPlotData, exceedance
+from mismatch_cli.studies.comparison import ComparisonPlotData, exceedance
 from tests.report.plots.drawing import check_texts, drawn
 from tests.studies.compared import Row, first_two
 

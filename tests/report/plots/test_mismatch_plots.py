@@ -12,7 +12,7 @@ import pytest
 from mismatch_cli.report.figures import draw, plots_for, plots_of
 from mismatch_cli.report.plots import _points
 from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
-from mismatch_cli.studies.mismatch_plot_data import PlotData
+from mismatch_cli.studies.mismatch import PlotData
 from tests.report.plots.drawing import check_texts, drawn
 
 PLOTS = list(plots_of("mismatch"))

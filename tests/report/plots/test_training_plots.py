@@ -15,11 +15,11 @@ from mismatch_cli.report.figures import figure_views, plots_for, plots_of
 from mismatch_cli.report.plots._lines import looks
 from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
 from mismatch_cli.studies.runs import TrainingRun
-from mismatch_cli.studies.training_plot_data import TrainingPlotData
+from mismatch_cli.studies.training import TrainingAnalysis
 from tests.report.plots.drawing import check_texts, drawn
 from tests.report.training_runs import make_run
 
-PLOTS = list(plots_of(TrainingPlotData.STUDY))
+PLOTS = list(plots_of(TrainingAnalysis.STUDY))
 STYLES = [Style(WIDE, LIGHT), Style(NARROW, DARK)]  # colours move no text
 HOSTILE = ("a$b<c>_$x^{2}$", "漢字\x1b[31m\\frac{1}{2}", "my_very_long_mask_name:" + "max_tv=0.123456," * 9, "_raw", "")
 
@@ -30,7 +30,7 @@ def plot(request: pytest.FixtureRequest) -> ModuleType:
 
 
 def load(name: str) -> ModuleType:
-    return plots_of(TrainingPlotData.STUDY)[name]
+    return plots_of(TrainingAnalysis.STUDY)[name]
 
 
 def texts(figure: Any) -> list[str]:
@@ -44,13 +44,13 @@ def titles(figure: Any) -> list[str]:
 def test_contract(plot: ModuleType) -> None:
     assert plot.TITLE.strip()
     assert plot.CAPTION.strip().endswith(".")
-    assert plot.needs(TrainingPlotData([])) is False
-    assert plot.needs(TrainingPlotData.of([TrainingRun("x", "x", None, [{"step": 1}])])) is False
+    assert plot.needs(TrainingAnalysis([])) is False
+    assert plot.needs(TrainingAnalysis.of([TrainingRun("x", "x", None, [{"step": 1}])])) is False
 
 
 @pytest.mark.parametrize("style", STYLES, ids=lambda style: f"{style.layout.name}-{style.theme.name}")
 def test_text_is_legible_inside_the_figure_and_apart(plot: ModuleType, style: Style, eight: list[TrainingRun]) -> None:
-    data = TrainingPlotData.of(eight)
+    data = TrainingAnalysis.of(eight)
     assert plot.needs(data)
     check_texts(drawn(plot, data, style), style)
 
@@ -80,7 +80,7 @@ CASES: dict[str, Callable[[], list[TrainingRun]]] = {
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("style", STYLES, ids=["wide", "narrow"])
 def test_draws_any_runs(name: str, style: Style) -> None:
-    data = TrainingPlotData.of(CASES[name]())
+    data = TrainingAnalysis.of(CASES[name]())
     names = [found for found, _ in plots_for(data)]
     assert "training-curves" in names
     for _, plot in plots_for(data):
@@ -97,21 +97,21 @@ def test_what_was_not_measured_leaves_gaps(plot: ModuleType, share: float, eight
         return value if rng.random() < share else rng.choice([None, float("nan")])
 
     runs = [replace(run, records=[without(record) for record in run.records]) for run in eight]
-    if plot.needs(data := TrainingPlotData.of(runs)):
+    if plot.needs(data := TrainingAnalysis.of(runs)):
         drawn(plot, data, STYLES[1])
 
 
 def test_accuracy_is_left_out_where_nobody_evaluated() -> None:
     run = make_run()
     blind = replace(run, records=[{**record, "eval_accuracy": None} for record in run.records])
-    found = [titles(drawn(load("training-curves"), TrainingPlotData.of([one]), STYLES[0])) for one in (run, blind)]
+    found = [titles(drawn(load("training-curves"), TrainingAnalysis.of([one]), STYLES[0])) for one in (run, blind)]
     assert len(found[0]) == 4
     assert [title for title in found[0] if title not in found[1]] == ["Evaluation accuracy"]
 
 
 def test_the_line_is_the_mean_of_the_seeds() -> None:
     runs = [make_run(seed=seed, steps=20) for seed in range(3)]
-    figure = drawn(load("training-curves"), TrainingPlotData.of(runs), STYLES[0])
+    figure = drawn(load("training-curves"), TrainingAnalysis.of(runs), STYLES[0])
     (line,) = figure.axes[0].lines
     np.testing.assert_allclose(line.get_ydata(), np.mean([run.series("reward") for run in runs], axis=0))
     assert len(figure.axes[0].collections) == 1  # the band
@@ -120,7 +120,7 @@ def test_the_line_is_the_mean_of_the_seeds() -> None:
 
 
 def test_long_curves_are_smoothed_with_the_raw_one_behind() -> None:
-    figure = drawn(load("training-curves"), TrainingPlotData.of([make_run(steps=450)]), STYLES[0])
+    figure = drawn(load("training-curves"), TrainingAnalysis.of([make_run(steps=450)]), STYLES[0])
     raw, smooth = figure.axes[0].lines
     assert raw.get_alpha() < 0.3
     spread = [np.abs(np.diff(line.get_ydata())).mean() for line in (raw, smooth)]
@@ -131,8 +131,8 @@ def test_anchors_need_both_twins() -> None:
     names = ("dppo-binary-tv", "dppo-binary-tv-recompute", "mask-0.5:max_drop=0", "mask-0.5-recompute:max_drop=0")
     runs = [make_run(name, steps=8) for name in names]
     plot = load("anchors")
-    assert not plot.needs(TrainingPlotData.of([runs[0], runs[3], make_run("pg-is")]))
-    figure = drawn(plot, TrainingPlotData.of([*runs, make_run("pg-is")]), STYLES[0])
+    assert not plot.needs(TrainingAnalysis.of([runs[0], runs[3], make_run("pg-is")]))
+    figure = drawn(plot, TrainingAnalysis.of([*runs, make_run("pg-is")]), STYLES[0])
     assert texts(figure)[:3] == list(names[:3])
     assert texts(figure)[3].startswith("mask-0.5-rec")  # shortened
     lines = figure.axes[0].lines
@@ -142,28 +142,28 @@ def test_anchors_need_both_twins() -> None:
 
 def test_relaxations_need_two_of_them() -> None:
     plot, runs = load("relaxations"), [make_run(name, steps=8) for name in ("relax-low", "pg-is", "grpo-clip-higher")]
-    assert not plot.needs(TrainingPlotData.of(runs[:2]))
-    figure = drawn(plot, TrainingPlotData.of(runs), STYLES[0])
+    assert not plot.needs(TrainingAnalysis.of(runs[:2]))
+    figure = drawn(plot, TrainingAnalysis.of(runs), STYLES[0])
     assert texts(figure) == ["relax-low", "grpo-clip-higher"]
     assert [axes.get_yscale() for axes in figure.axes] == ["linear", "log"]
 
 
 def test_bad_updates_stand_below_the_reward_on_the_same_steps() -> None:
-    above, below = drawn(load("bad-updates-and-reward"), TrainingPlotData.of([make_run()]), STYLES[0]).axes
+    above, below = drawn(load("bad-updates-and-reward"), TrainingAnalysis.of([make_run()]), STYLES[0]).axes
     assert above.get_xlim() == below.get_xlim()
     assert below.get_position().y1 < above.get_position().y0
     assert below.get_ylim()[0] == 0
 
 
 def test_algorithms_that_never_block_have_no_line(eight: list[TrainingRun]) -> None:
-    figure = drawn(load("blocked-tokens"), TrainingPlotData.of(eight), STYLES[0])
+    figure = drawn(load("blocked-tokens"), TrainingAnalysis.of(eight), STYLES[0])
     assert [len(axes.lines) for axes in figure.axes] == [8, 6, 6]
 
 
 def test_bars_add_up_to_the_step() -> None:
     runs = [make_run(steps=4), make_run("mask-0.5-recompute", steps=4)]
     runs[0].records[0]["seconds"]["brewing"] = 1.0
-    figure = drawn(load("time"), TrainingPlotData.of(runs), STYLES[0])
+    figure = drawn(load("time"), TrainingAnalysis.of(runs), STYLES[0])
     widths = [sum(bar.get_width() for bar in bars) for bars in zip(*figure.axes[0].containers, strict=True)]
     totals = [sum(sum(record["seconds"].values()) for record in run.records) / 4 for run in runs]
     np.testing.assert_allclose(widths, totals)
@@ -195,6 +195,6 @@ def test_colours_stand_out_from_the_page() -> None:
 def test_a_long_comparison_stays_small_and_quick() -> None:
     runs = [make_run(name, steps=1500) for name in ("pg-is", "pg-tis", "relax-low", "relax-both")]
     began = time.process_time()
-    views = figure_views(TrainingPlotData.of(runs))
+    views = figure_views(TrainingAnalysis.of(runs))
     assert time.process_time() - began < 20  # 3 s where it was measured
     assert sum(len(view.wide_light.uri) + len(view.narrow_light.uri) for view in views) < 4e6

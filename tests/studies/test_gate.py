@@ -11,8 +11,7 @@ import pytest
 from mismatch_cli import dialects
 from mismatch_cli.bundled import bundled
 from mismatch_cli.metrics.estimate import FLOOR_RESOLUTION
-from mismatch_cli.studies.gate import limit_text, measured_text
-from mismatch_cli.studies.limit_checks import Check, Measurement, judge
+from mismatch_cli.studies.gate import Check, Measurement, judge, limit_text, measured_text
 from mismatch_cli.studies.limits import SURELY, Limit, LimitSet
 from mismatch_cli.trace.reader import Trace
 

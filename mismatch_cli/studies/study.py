@@ -1,0 +1,151 @@
+"""What every study is, and what each says of its traces: who is compared, what was imported, and what is missing."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar
+
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.places import shown
+from mismatch_cli.trace.completeness import remedy
+from mismatch_cli.trace.reader import Trace
+
+FINISH_UNKNOWN = "the dump does not say why responses ended"
+
+
+class Study(ABC):
+    """What was computed of traces or runs, typed: its JSON holds every number, and its plots draw `plot_data`.
+
+    It knows no picture and no terminal: `report/pages/STUDY.py` says how it looks, and the files in `report/plots/`
+    with the same `STUDY` are its figures.
+    """
+
+    STUDY: ClassVar[str]  # the kind, as its page and its plots name it
+    FORMAT: ClassVar[str]  # of its JSON
+    VERSION: ClassVar[int] = 1
+
+    @abstractmethod
+    def to_json(self) -> dict[str, Any]:
+        """What `--json` prints and `summary.json` holds."""
+
+    @cached_property
+    def result(self) -> dict[str, Any]:
+        """The JSON, made once."""
+        return self.to_json()
+
+    @property
+    def plot_data(self) -> Any:
+        """What its plots draw."""
+        return self
+
+
+def imported_fact(about: Mapping[str, Any]) -> str:
+    """A line for the head of a report; empty for a trace that was recorded here."""
+    imported = about.get("imported")
+    if not imported:
+        return ""
+    files = imported["file_count"]
+    fact = f"{imported['title']} · {files:,} {'file' if files == 1 else 'files'}"
+    return f"{fact} · π: {pi_of(imported)}" if "holds" in imported else fact  # `rescore` replaces π
+
+
+def pi_of(imported: Mapping[str, Any]) -> str:
+    """What the dump's π is, and which weights it counts as."""
+    scored, newer = imported["rows_with_trainer"], imported["rows_with_newer_trainer"]
+    if not scored:
+        return "none in this dump"
+    counted = (
+        "newer weights than those" if newer == scored else "the weights" if not newer else "the weights, or newer,"
+    )
+    return f"{imported['holds']}; taken as of {counted} that sampled"
+
+
+def notes_of(imported: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """A sentence per reason for which something was left out or looks odd."""
+    if not imported:
+        return ()
+    first = imported["left_out_first"]
+    left_out = (
+        f"Left out on import: {count:,} {reason}" + (f" (first: {first[reason]})." if reason in first else ".")
+        for reason, count in imported["left_out"].items()
+    )
+    return (*left_out, *(f"{count:,} {what}." for what, count in imported["noted"].items()))
+
+
+def without_unknown(result: dict[str, Any], imported: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The summary of a pair without what the dump does not know: how many responses were truncated."""
+    if imported and imported.get("rows_with_unknown_finish"):
+        empty = dict.fromkeys(result["metrics"]["truncated_share"])
+        result["metrics"]["truncated_share"] = empty | {"note": FINISH_UNKNOWN}
+    return result
+
+
+def check_poolable(traces: Sequence[Trace]) -> None:
+    """Numbers of different models or settings must not be averaged, and nothing may count twice."""
+    first = traces[0]
+    seeds = set()
+    for trace in traces:
+        differing = [name for name, value in _identity(trace).items() if value != _identity(first)[name]]
+        if differing:
+            raise MismatchError(
+                f"{trace.folder} and {first.folder} differ in {differing[0]}, so they cannot be pooled. "
+                "Report them one at a time."
+            )
+        seed = trace.manifest.get("config", {}).get("seed", trace.folder)
+        if seed in seeds:
+            raise MismatchError(
+                f"{trace.folder} repeats the seed of another trace: its responses would count twice. Leave it out."
+            )
+        seeds.add(seed)
+
+
+def _identity(trace: Trace) -> dict[str, Any]:
+    """What has to be equal for traces to be samples of one thing."""
+    manifest = trace.manifest
+    return {
+        "rollout engine": {k: v for k, v in manifest.get("rollout", {}).items() if k != "seed"},
+        "trainer": {k: v for k, v in manifest.get("trainer", {}).items() if k != "threads"},
+        "trainer at the rollout's weights": {k: v for k, v in manifest.get("recomputed", {}).items() if k != "threads"},
+        "sampling settings": manifest.get("config", {}).get("sampling"),
+        "top log-probs": manifest.get("top_logprobs"),
+        "prompts": manifest.get("prompts", {}).get("digest"),
+    }
+
+
+def about(traces: Sequence[Trace], unscored_responses: int) -> dict[str, Any]:
+    """What a report says about how its traces were made, and what they lack."""
+    manifest = traces[0].manifest
+    names = (
+        "imported",
+        "rollout",
+        "trainer",
+        "recomputed",
+        "equal_weights",
+        "prompts",
+        "config",
+        "libraries",
+        "threads",
+        "top_logprobs",
+    )
+    told = {name: manifest[name] for name in names if name in manifest} | {
+        "unscored_responses": unscored_responses,
+        "grading_timeouts": sum(trace.count("grading_timeouts") for trace in traces),
+        "partial": [_shortfall(trace) for trace in traces if trace.completeness.partial],
+    }
+    return dict(shown(told))
+
+
+def _shortfall(trace: Trace) -> dict[str, Any]:
+    """What a trace lacks that its manifest promises, and how it becomes whole."""
+    found = trace.completeness
+    only = found.unscored > 0 and len(found.reasons) == 1
+    how = remedy(trace.folder, trace.manifest, unscored=only)
+    return {"trace": str(trace.folder), **found.to_json(), "remedy": how}
+
+
+def who_is_compared(manifest: Mapping[str, Any]) -> str:
+    """The line below every figure, so that a copied picture says what it shows."""
+    sides = (manifest.get("trainer"), manifest.get("rollout"))
+    return " against ".join(f"{s.get('engine') or 'transformers'} {s.get('dtype') or ''}".strip() for s in sides if s)
