@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -31,6 +31,10 @@ class Drawable(Protocol):
     """What plots draw: it names the study whose plots understand it."""
 
     STUDY: ClassVar[str]
+
+    @property
+    def subject(self) -> str:
+        """Who is compared, or what is shown, in one line below every figure."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,17 @@ def plots_of(study: str) -> dict[str, ModuleType]:
     """Every plot of a study by its name: those with a `PLACE` first, in its order."""
     plots = {name: registry.load(_PLOTS, name, "plot") for name in registry.names(_PLOTS)}
     ordered = sorted(plots.items(), key=lambda item: (getattr(item[1], "PLACE", inf), item[0]))
-    return {name: plot for name, plot in ordered if study == getattr(plot, "STUDY", _STUDY)}
+    return {name: plot for name, plot in ordered if study in _listed(getattr(plot, "STUDY", _STUDY))}
+
+
+def said(plot: ModuleType, what: str, study: str) -> str:
+    """The `TITLE` or `CAPTION` of a plot; one of several studies may have one for each."""
+    text: str | dict[str, str] = getattr(plot, what)
+    return text[study] if isinstance(text, dict) else text
+
+
+def _listed(names: str | Sequence[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def plots_for(data: Drawable) -> Iterator[tuple[str, ModuleType]]:
@@ -82,8 +96,8 @@ def _figure_view(name: str, plot: ModuleType, data: Drawable, folder: Path | Non
         pictures.append(_picture(figure, style.layout))
         if folder is not None and style == Style(WIDE, LIGHT):
             _write_png(figure, folder / f"{name}.png")
-    sections = getattr(plot, "SECTION", ())
-    return FigureView(name, plot.TITLE, plot.CAPTION, (sections,) if isinstance(sections, str) else sections, *pictures)
+    title, caption = said(plot, "TITLE", data.STUDY), said(plot, "CAPTION", data.STUDY)
+    return FigureView(name, title, caption, _listed(getattr(plot, "SECTION", ())), *pictures)
 
 
 def draw(plot: ModuleType, data: Drawable, style: Style) -> Figure:
@@ -91,9 +105,12 @@ def draw(plot: ModuleType, data: Drawable, style: Style) -> Figure:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
+    from mismatch_cli.report.plots._panels import add_subject
+
     with rc_context(style.rc()):
         figure = Figure()
         plot.draw(figure, data, style)
+        add_subject(figure, style, data.subject)
     return figure
 
 

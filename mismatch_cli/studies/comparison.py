@@ -53,9 +53,9 @@ class ComparisonPlotData:
     def names(self) -> list[str]:
         return [row["name"] for row in self.traces]
 
-    def rows(self, key: str) -> list[Sequence[Row]]:
-        """A table of each trace's summary, such as `volatility`."""
-        return [row["summary"][key] for row in self.traces]
+    def by_trace(self, key: str) -> dict[str, Sequence[Row]]:
+        """A table of each trace's summary, such as `volatility`, by the trace's name."""
+        return {row["name"]: row["summary"][key] for row in self.traces}
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,10 @@ class CurationAnalysis(Study):
     def problems(self) -> str:
         return str(self.config["prompts"]["location"])
 
+    @property
+    def subject(self) -> str:
+        return f"{self.model} · {self.problems}"
+
     @cached_property
     def accuracy_P(self) -> np.ndarray:
         """Of every problem, on the samples that chose."""

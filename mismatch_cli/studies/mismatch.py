@@ -72,6 +72,10 @@ class PlotData:
             lattice_steps=tuple(lattice_steps),
         )
 
+    def by_trace(self, key: str) -> dict[str, Sequence[Mapping[str, Any]]]:
+        """A table of the summary, such as `volatility`, under the name of its only trace."""
+        return {"": self.summary.get(key, [])}
+
     def metric(self, key: str) -> Mapping[str, Any]:
         """An estimate of the summary: value, low, high, note; all None where it is missing."""
         missing = {"value": None, "low": None, "high": None, "note": None}

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import Colormap, LinearSegmentedColormap, PowerNorm, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
+from mismatch_cli.report.plots._panels import RIGHT
 from mismatch_cli.report.plots._style import CSS_PX, Style
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.colors import Colormap
-
 _KEY = (1e-4, 1e-3, 0.01, 0.1, 0.5)  # the shares whose colours the key shows, and the highest
+TITLE_PAD = 20  # points from a panel to its title, with one line for a key between them
 _FEWEST_PIXELS = 29  # of a cell that holds a number
 
 
@@ -34,8 +36,6 @@ def reach_of(*shares: np.ndarray) -> float:
 
 def draw_heat(axes: Axes, style: Style, share_RC: np.ndarray, scale: Scale) -> None:
     """Fill the panel with cells, first row on top; NaN stays empty."""
-    from matplotlib.colors import PowerNorm
-
     rows, columns = share_RC.shape
     axes.set_xlim(0, columns)
     axes.set_ylim(rows, 0)
@@ -61,8 +61,6 @@ def draw_heat(axes: Axes, style: Style, share_RC: np.ndarray, scale: Scale) -> N
 
 def draw_key(axes: Axes, style: Style, scale: Scale, x: float) -> None:
     """What the colours mean, in one line between title and panel, from `x` in the panel's own coordinates on."""
-    from matplotlib.patches import Patch
-
     colours, reach = _ramp(style, scale.colour), scale.reach
     shares = [0.0, *[share for share in _KEY if 1.5e-3 * reach < share < 0.8 * reach], reach]
     patches = [Patch(color=colours((share / reach) ** scale.gamma), label=f"{100 * share:.3g}") for share in shares]
@@ -71,6 +69,17 @@ def draw_key(axes: Axes, style: Style, scale: Scale, x: float) -> None:
         handles=patches, loc="lower left", bbox_to_anchor=(x, 1.0), ncols=len(patches), borderaxespad=0.3,
         borderpad=0.1, handlelength=1.1, handletextpad=0.35, columnspacing=0.9,
     )  # fmt: skip
+
+
+def note_silent(figure: Figure, style: Style, count: int) -> None:
+    """Say at the upper right how many algorithms block nothing, and are not drawn."""
+    if count:
+        text = f"{count} block{'s' * (count == 1)} nothing" + (": left out" if style.wide else "")
+        width, height = figure.get_size_inches() / CSS_PX
+        figure.text(
+            (width - RIGHT) / width, (height - 27) / height, text, ha="right", fontsize=style.small,
+            color=style.theme.muted,
+        )  # fmt: skip
 
 
 def percent(share: float) -> str:
@@ -85,14 +94,11 @@ def percent(share: float) -> str:
 
 
 def _ramp(style: Style, colour: str) -> Colormap:
-    from matplotlib.colors import LinearSegmentedColormap
-
     return LinearSegmentedColormap.from_list("share", [style.theme.grid, colour])
 
 
 def _readable(style: Style, background: tuple[float, ...]) -> str:
     """Ink or page, whichever stands out more."""
-    from matplotlib.colors import to_rgb
 
     def luminance(rgb: tuple[float, ...]) -> float:
         channels = np.array(rgb[:3])

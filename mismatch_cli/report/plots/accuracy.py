@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from mismatch_cli.metrics.estimate import Estimate
-from mismatch_cli.report.plots._panels import add_subject, legend_above, panels, title
+from mismatch_cli.report.plots._lines import draw_bars
+from mismatch_cli.report.plots._panels import LEGEND, legend_above, panels, title
 from mismatch_cli.report.plots._style import Style
-from mismatch_cli.studies.curation import CurationAnalysis, mean_over_problems
+from mismatch_cli.studies.curation import mean_over_problems
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from mismatch_cli.studies.curation import CurationAnalysis
 
 STUDY = "curation"
 SECTION = "Chosen and held out"
@@ -24,7 +25,6 @@ CAPTION = (
     "interval. A line of means flatter than the diagonal is regression to the mean."
 )
 
-_LEGEND = 20
 _BARS = 21  # at most
 _JITTER = 0.35  # of the step between two accuracies: dots with the same numbers lie beside each other
 
@@ -34,10 +34,9 @@ def needs(data: CurationAnalysis) -> bool:
 
 
 def draw(figure: Figure, data: CurationAnalysis, style: Style) -> None:
-    left, right = panels(figure, style, 2, height=300 if style.wide else 230, legend=_LEGEND)
+    left, right = panels(figure, style, 2, height=300 if style.wide else 230, legend=LEGEND)
     _draw_all(left, data, style)
     _draw_kept(right, data, style)
-    add_subject(figure, style, f"{data.model} · {data.problems}")
 
 
 def _draw_all(axes: Axes, data: CurationAnalysis, style: Style) -> None:
@@ -50,7 +49,7 @@ def _draw_all(axes: Axes, data: CurationAnalysis, style: Style) -> None:
     axes.set_xticks([0, 0.2, 0.4, 0.6, 0.8, 1])
     axes.set_xlabel(f"accuracy on {samples} samples")
     axes.grid(visible=False, axis="x")
-    title(axes, "Problems", style, _LEGEND, f"{len(data.curation.kept):,} of {len(data.accuracy_P):,} kept")
+    title(axes, "Problems", style, LEGEND, f"{len(data.curation.kept):,} of {len(data.accuracy_P):,} kept")
 
 
 def _draw_kept(axes: Axes, data: CurationAnalysis, style: Style) -> None:
@@ -61,19 +60,10 @@ def _draw_kept(axes: Axes, data: CurationAnalysis, style: Style) -> None:
     axes.axhspan(*curation.keep, color=style.theme.orange, alpha=0.12, zorder=0, linewidth=0)
     axes.plot(*dot_K2.T, ".", color=style.theme.blue, markersize=4, alpha=0.5, markeredgewidth=0, zorder=2)
     x_B = [pairs[:, 0].mean() for _, _, pairs in data.bins]
-    y_B3 = np.array([_with_ends(mean_over_problems(pairs[:, 1])) for _, _, pairs in data.bins])
-    axes.errorbar(
-        x_B, y_B3[:, 0], yerr=np.abs(y_B3[:, 1:] - y_B3[:, :1]).T, color=style.theme.orange, marker="o", markersize=4,
-        linewidth=1.6, label="mean of a sixth",
-    )  # fmt: skip
+    means = [mean_over_problems(pairs[:, 1]) for _, _, pairs in data.bins]
+    draw_bars(axes, x_B, means, style.theme.orange, markersize=4, linewidth=1.6, label="mean of a sixth")
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     axes.set_xlabel("accuracy on the samples that chose")
     legend_above(axes, style)
-    title(axes, "Held-out accuracy", style, _LEGEND)
-
-
-def _with_ends(mean: Estimate) -> tuple[float, ...]:
-    """Without an interval the bar has no length."""
-    assert mean.value is not None
-    return (mean.value, *(mean.value if end is None else end for end in (mean.low, mean.high)))
+    title(axes, "Held-out accuracy", style, LEGEND)

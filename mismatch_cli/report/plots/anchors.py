@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mismatch_cli.report.plots._lines import AS_ABOVE, Look, Panel, draw_panels, palette
+from matplotlib.figure import Figure
+
+from mismatch_cli.report.plots._curves import AS_ABOVE, Panel, draw_panels
+from mismatch_cli.report.plots._lines import DASHED, Look, palette
 from mismatch_cli.report.plots._style import Style
-from mismatch_cli.studies.training import TrainingAnalysis
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from mismatch_cli.studies.training import TrainingAnalysis
 
 STUDY = "training"
 SECTION = "Reward and mismatch"
@@ -20,8 +22,6 @@ CAPTION = (
     f"{AS_ABOVE} DPPO paper, figure 4."
 )
 
-_DASHED = (0, (4, 1.6))
-
 
 def needs(data: TrainingAnalysis) -> bool:
     return bool(_pairs(data)) and bool(_panels(data))
@@ -31,9 +31,9 @@ def draw(figure: Figure, data: TrainingAnalysis, style: Style) -> None:
     colours = palette(style)
     look_of = {}
     for place, pair in enumerate(_pairs(data)):
-        for name, dash in zip(pair, ("-", _DASHED), strict=True):
+        for name, dash in zip(pair, ("-", DASHED), strict=True):
             look_of[name] = Look(colours[place % len(colours)], dash)
-    draw_panels(figure, data, style, _panels(data), look_of)
+    draw_panels(figure, style, _panels(data), look_of)
 
 
 def _pairs(data: TrainingAnalysis) -> list[tuple[str, str]]:

@@ -6,23 +6,28 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from mismatch_cli.report.plots._layout import BOTTOM, LEFT, RIGHT, TOP, Box, place
-from mismatch_cli.report.plots._panels import add_subject, legend_above, power_label, title
-from mismatch_cli.report.plots._series import (
-    any_above_0,
-    draw_line,
-    middle_of_steps,
-    parts_of,
-    positive,
+from mismatch_cli.report.plots._lines import any_above_0, draw_line, drawn_values, middle_of_steps, positive, values_of
+from mismatch_cli.report.plots._panels import (
+    BOTTOM,
+    LEFT,
+    LEGEND,
+    RIGHT,
+    TOP,
+    Box,
+    in_percent,
+    legend_above,
+    place_boxes,
+    power_label,
+    title,
     whole_steps,
 )
 from mismatch_cli.report.plots._style import Style
-from mismatch_cli.studies.clipping import ClippingPlotData
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from mismatch_cli.studies.clipping import ClippingPlotData
 
 STUDY = "clipping"
 SECTION = "Bad updates"
@@ -33,7 +38,6 @@ CAPTION = (
     "share for every other δ. Bands are 95 % intervals over prompts."
 )
 
-_LEGEND = 20
 _FEWEST_STEPS = 3
 
 
@@ -44,11 +48,11 @@ def needs(data: ClippingPlotData) -> bool:
 def draw(figure: Figure, data: ClippingPlotData, style: Style) -> None:
     steps = _bad(data).get("by_step") or ()
     by_step = [("over_negative", f"Bad updates at δ = {_bad(data)['delta']:g}, % of {_negative(data)}")]
-    if np.isfinite(parts_of([row["reward"] for row in steps])[:, 0]).any():
+    if np.isfinite(values_of(row["reward"] for row in steps)).any():
         by_step.append(("reward", "Mean reward"))
     if len(steps) < _FEWEST_STEPS:
         by_step = []
-    axes = place(figure, style, _boxes(len(by_step), style), BOTTOM)
+    axes = place_boxes(figure, style, _boxes(len(by_step), style))
     for panel, (key, name) in zip(axes, by_step, strict=False):
         _draw_steps(panel, steps, key, style)
         title(panel, name if style.wide else name.replace("tokens with ", ""), style)
@@ -56,7 +60,6 @@ def draw(figure: Figure, data: ClippingPlotData, style: Style) -> None:
         panel.set_xlim(axes[1].get_xlim())
         panel.set_xlabel("")
     _draw_sweep(axes[-1], data, style)
-    add_subject(figure, style, data.subject)
 
 
 def _bad(data: ClippingPlotData) -> Mapping[str, Any]:
@@ -76,9 +79,9 @@ def _boxes(by_step: int, style: Style) -> list[Box]:
         steps = [steps[0]._replace(height=270 if style.wide else 190)]
     bottom = steps[-1].top + steps[-1].height if steps else 0
     if not style.wide:
-        top = (bottom + BOTTOM if steps else 0) + TOP + _LEGEND
+        top = (bottom + BOTTOM if steps else 0) + TOP + LEGEND
         return [*steps, Box(LEFT, top, width, 200)]
-    left, top = (style.layout.width / 2 if steps else 0) + LEFT, TOP + _LEGEND
+    left, top = (style.layout.width / 2 if steps else 0) + LEFT, TOP + LEGEND
     return [*steps, Box(left, top, width, bottom - top if steps else 280)]
 
 
@@ -87,7 +90,7 @@ def _draw_steps(axes: Axes, steps: Sequence[Mapping[str, Any]], key: str, style:
     draw_line(axes, middle_of_steps(steps), [row[key] for row in steps], colour, marker="o", markersize=4.5)
     if key == "over_negative":
         axes.set_ylim(0, None)
-        axes.yaxis.set_major_formatter(lambda value, _position: f"{100 * value:.4g}")
+        in_percent(axes.yaxis, lambda value: f"{value:.4g}")
     whole_steps(axes)
 
 
@@ -100,12 +103,12 @@ def _draw_sweep(axes: Axes, data: ClippingPlotData, style: Style) -> None:
     )
     for key, label, colour in series:
         draw_line(axes, delta_B, positive([row[key] for row in rows]), colour, marker="o", markersize=4, label=label)
-    values = np.concatenate([line.get_ydata() for line in axes.lines])
+    values = drawn_values(axes)
     axes.set_yscale("log")
     axes.set_ylim(np.nanmin(values) / 2, 2 * np.nanmax(values))
     axes.minorticks_off()
-    axes.yaxis.set_major_formatter(lambda value, _position: power_label(100 * value))
+    in_percent(axes.yaxis, power_label)
     axes.axvline(_bad(data)["delta"], color=style.theme.muted, linewidth=0.9, zorder=1)
     axes.set_xlabel("δ: bad where A < 0 and μ − π ≥ δ")
-    title(axes, "Bad updates by their threshold δ, %", style, _LEGEND)
+    title(axes, "Bad updates by their threshold δ, %", style, LEGEND)
     legend_above(axes, style)

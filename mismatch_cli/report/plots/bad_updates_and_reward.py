@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mismatch_cli.report.plots._layout import LEFT, RIGHT, TOP, Box
-from mismatch_cli.report.plots._lines import AS_ABOVE, Panel, draw_panels, looks
+from matplotlib.figure import Figure
+
+from mismatch_cli.report.plots._curves import AS_ABOVE, Panel, draw_panels
+from mismatch_cli.report.plots._lines import looks
 from mismatch_cli.report.plots._style import Style
-from mismatch_cli.studies.training import TrainingAnalysis
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from mismatch_cli.studies.training import TrainingAnalysis
 
 STUDY = "training"
 SECTION = "Bad updates and blocked tokens"
@@ -37,10 +38,8 @@ def draw(figure: Figure, data: TrainingAnalysis, style: Style) -> None:
         ),
     ]  # fmt: skip
     panels = [panel for panel in panels if any(panel.curves)]
-    boxes = [
-        Box(LEFT, TOP + index * (TOP + _HEIGHT + _BETWEEN), style.layout.width - LEFT - RIGHT, _HEIGHT)
-        for index in range(len(panels))
-    ]
-    axes = draw_panels(figure, data, style, panels, looks(data.algorithms, style), boxes)
+    axes = draw_panels(
+        figure, style, panels, looks(data.algorithms, style), columns=1, height=_HEIGHT, between=_BETWEEN
+    )
     for above in axes[:-1]:
         above.set_xlabel("")

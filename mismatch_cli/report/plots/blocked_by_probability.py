@@ -6,26 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
-from mismatch_cli.report.plots._heat import Scale, draw_heat, draw_key, reach_of
-from mismatch_cli.report.plots._layout import (
-    LEFT,
-    RIGHT,
-    TITLE_PAD,
-    Box,
-    note_silent,
-    place,
-    short_names,
-    width_of,
-)
-from mismatch_cli.report.plots._panels import add_subject, power_label
-from mismatch_cli.report.plots._series import parts_of
+from mismatch_cli.report.plots._heat import TITLE_PAD, Scale, draw_heat, draw_key, note_silent, reach_of
+from mismatch_cli.report.plots._lines import values_of
+from mismatch_cli.report.plots._panels import LEFT, RIGHT, Box, label_bins, place_boxes, short_names, width_of
 from mismatch_cli.report.plots._style import Style
-from mismatch_cli.studies.clipping import ClippingPlotData
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from mismatch_cli.studies.clipping import ClippingPlotData
 
 STUDY = "clipping"
 SECTION = "What each algorithm throws away"
@@ -48,19 +37,19 @@ def draw(figure: Figure, data: ClippingPlotData, style: Style) -> None:
     rows = data.blocking
     names = short_names([row["name"] for row in rows], 280 if style.wide else 152, style.small)
     beside = max(LEFT, 14 + max(width_of(name, style.small) for name in names))
-    axes = place(figure, style, _boxes(len(rows), beside, style), _BELOW)
+    axes = place_boxes(figure, style, _boxes(len(rows), beside, style), _BELOW)
     shares = [_shares(rows, key) for key, _ in _SIGNS]
     scale = Scale(style.theme.orange, reach_of(*shares), 0.38)  # a percent can be told from nothing below a hundred
     for panel, share_RC, (_, sign) in zip(axes, shares, _SIGNS, strict=True):
         draw_heat(panel, style, share_RC, scale)
-        _draw_bins(panel, rows[0]["by_mu"], style)
+        label_bins(panel, rows[0]["by_mu"], style, every=3)
+        panel.set_xlabel("rollout probability μ, edges of the bins" if style.wide else "μ, edges of the bins")
         labelled = panel is axes[0] or not style.wide
         panel.set_yticks(np.arange(len(rows)) + 0.5, names if labelled else [""] * len(rows), fontsize=style.small)
         flush = 0 if style.wide else (8 - beside) / (panel.get_position().width * style.layout.width)
         panel.set_title(f"{data.when(sign)}: blocked, %", x=flush, pad=TITLE_PAD)
         draw_key(panel, style, scale, flush)
     note_silent(figure, style, len(data.rows) - len(rows))
-    add_subject(figure, style, data.subject)
 
 
 def _boxes(rows: int, beside: float, style: Style) -> list[Box]:
@@ -74,13 +63,4 @@ def _boxes(rows: int, beside: float, style: Style) -> list[Box]:
 
 def _shares(rows: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:
     """Algorithms × bins."""
-    return np.array([parts_of([cell["blocked"][key] for cell in row["by_mu"]])[:, 0] for row in rows])
-
-
-def _draw_bins(axes: Axes, bins: Sequence[Mapping[str, Any]], style: Style) -> None:
-    edges = [*(row["mu_low"] for row in bins), bins[-1]["mu_high"]]
-    labels = ["0" if edge == 0 else power_label(edge).removeprefix("0") for edge in edges]
-    if not style.wide:
-        labels = [label if index % 3 == len(labels) % 3 else "" for index, label in enumerate(labels)]
-    axes.set_xticks(range(len(edges)), labels)
-    axes.set_xlabel("rollout probability μ, edges of the bins" if style.wide else "μ, edges of the bins")
+    return np.array([values_of(cell["blocked"][key] for cell in row["by_mu"]) for row in rows])

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from mismatch_cli.report.plots._layout import BOTTOM, LEFT, RIGHT, TOP, Box, place, short_names
-from mismatch_cli.report.plots._panels import add_subject, logarithmic, plain_label, power_label, title
-from mismatch_cli.report.plots._series import (
+from mismatch_cli.report.plots._lines import (
+    DASHED,
     any_above_0,
     draw_line,
+    drawn_values,
     middle_of_steps,
-    parts_of,
     positive,
+    values_of,
+)
+from mismatch_cli.report.plots._panels import (
+    in_percent,
+    legend_below,
+    legend_below_height,
+    logarithmic,
+    panels,
+    plain_label,
+    power_label,
+    title,
     whole_steps,
 )
-from mismatch_cli.report.plots._style import CSS_PX, Style
-from mismatch_cli.studies.clipping import ClippingPlotData
+from mismatch_cli.report.plots._style import Style
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from mismatch_cli.studies.clipping import ClippingPlotData
 
 STUDY = "clipping"
 SECTION = "What each algorithm throws away"
@@ -43,8 +53,7 @@ _PANELS = (  # title, over blocked tokens, over kept tokens
 _MOST = 6
 _ALIKE = 0.65  # algorithms whose Jaccard index is higher draw nearly the same line
 _FEWEST_STEPS = 3
-_LINE = 18  # pixels of a line of the legend
-_DASHED = (0, (4, 1.6))
+_KEPT: dict[str, Any] = {"linestyle": ":", "linewidth": 1.8}
 
 
 def needs(data: ClippingPlotData) -> bool:
@@ -53,26 +62,28 @@ def needs(data: ClippingPlotData) -> bool:
 
 def draw(figure: Figure, data: ClippingPlotData, style: Style) -> None:
     rows = _chosen(data)
-    panels = [panel for panel in _PANELS if any(_has(row, panel[1]) for row in rows)]
-    boxes, legend_lines = _boxes(len(panels), len(rows) + 1, style)
-    axes = place(figure, style, boxes, BOTTOM + legend_lines * _LINE)
-    for panel, (name, blocked, kept) in zip(axes, panels, strict=True):
-        for row, look in zip(rows, _looks(style), strict=False):
-            draw_line(
-                panel,
-                middle_of_steps(row["by_step"]),
-                positive([_estimate(step, blocked) for step in row["by_step"]]),
-                **look,
-            )
+    shown = [panel for panel in _PANELS if any(_has(row, panel[1]) for row in rows)]
+    columns = len(shown) if style.wide else 1
+    axes = panels(
+        figure, style, len(shown), height=270 if style.wide else 190, columns=columns,
+        below=legend_below_height(len(rows) + 1, columns),
+    )  # fmt: skip
+    looks = dict(zip((row["name"] for row in rows), _looks(style), strict=False))
+    for panel, (name, blocked, kept) in zip(axes, shown, strict=True):
+        for row in rows:
+            estimates = positive([_estimate(step, blocked) for step in row["by_step"]])
+            colour, band, line = looks[row["name"]]
+            draw_line(panel, middle_of_steps(row["by_step"]), estimates, colour, band=band, **line)
         if kept:
             x_B, estimates = middle_of_steps(rows[0]["by_step"]), [step[kept] for step in rows[0]["by_step"]]
-            draw_line(panel, x_B, estimates, style.theme.ink, linestyle=":", linewidth=1.8)
+            draw_line(panel, x_B, estimates, style.theme.ink, **_KEPT)
         _fit_vertical(panel, 1 if kept == "mu_kept" else None)
         whole_steps(panel)
         title(panel, name, style)
     _scale_share(axes[0])
-    _draw_legend(figure, rows, len(panels) if style.wide else 1, style)
-    add_subject(figure, style, data.subject)
+    lines = {name: {"color": colour, **line} for name, (colour, _, line) in looks.items()}
+    lines["kept by the first"] = {"color": style.theme.ink, **_KEPT}
+    legend_below(figure, style, lines, columns, beside=75, handlelength=2.6, columnspacing=2.5)
 
 
 def _has(row: Mapping[str, Any], key: str) -> bool:
@@ -96,64 +107,34 @@ def _chosen(data: ClippingPlotData) -> list[Mapping[str, Any]]:
         pairs = [
             (place[row["name"]], place[other["name"]]) for other in chosen if {row["name"], other["name"]} <= set(place)
         ]
-        jaccard = parts_of([overlap["jaccard"][first][other] for first, other in pairs])[:, 0]
+        jaccard = values_of(overlap["jaccard"][row_place][other_place] for row_place, other_place in pairs)
         if row["name"] in first or not (jaccard > _ALIKE).any():
             chosen.append(row)
     return chosen[:_MOST]
 
 
-def _looks(style: Style) -> list[dict[str, Any]]:
-    """One look a line: three colours, solid with a band for the first, then dashed."""
+def _looks(style: Style) -> list[tuple[str, float, dict[str, Any]]]:
+    """Colour, opacity of the band and look of each line: three solid ones with a band, then dashed."""
     theme, size = style.theme, 4.5 if style.wide else 4
     colours = (theme.blue, theme.orange, theme.green)
     return [
-        {"colour": colour, "linestyle": line, "marker": marker, "markersize": size, "band": marker in "os"}
-        for line, markers in (("-", "osD"), (_DASHED, "v^P"))
+        (colour, 0.17 * (marker in "os"), {"linestyle": line, "marker": marker, "markersize": size})
+        for line, markers in (("-", "osD"), (DASHED, "v^P"))
         for colour, marker in zip(colours, markers, strict=True)
     ]
 
 
-def _boxes(count: int, entries: int, style: Style) -> tuple[list[Box], int]:
-    """All panels in one row when wide; and how many lines the legend below them takes."""
-    if not style.wide:
-        height, width = 190, style.layout.width - LEFT - RIGHT
-        return [Box(LEFT, TOP + index * (TOP + height + BOTTOM), width, height) for index in range(count)], entries
-    cell = style.layout.width / count
-    return [Box(LEFT + index * cell, TOP, cell - LEFT - RIGHT, 270) for index in range(count)], -(-entries // count)
-
-
 def _fit_vertical(axes: Axes, top: float | None) -> None:
     """From 0 to above the lines: a step with a handful of blocked tokens has a band that would flatten them."""
-    values = np.concatenate([line.get_ydata() for line in axes.lines])
+    values = drawn_values(axes)
     axes.set_ylim(0, top or 1.25 * np.nanmax(values))
 
 
 def _scale_share(axes: Axes) -> None:
     """Shares in percent; on a logarithmic axis where the algorithms are far apart."""
-    values = np.concatenate([line.get_ydata() for line in axes.lines])
+    values = drawn_values(axes)
     above_0 = values[values > 0]
     if far_apart := above_0.max() > 40 * above_0.min():
         axes.set_ylim(above_0.min() / 1.6, above_0.max() * 1.6)
         logarithmic(axes, "y")
-    label = power_label if far_apart else plain_label
-    axes.yaxis.set_major_formatter(lambda value, _position: label(100 * value))
-
-
-def _draw_legend(figure: Figure, rows: Sequence[Mapping[str, Any]], columns: int, style: Style) -> None:
-    """The names below the panels: they are too long to stand above one."""
-    from matplotlib import rcParams
-    from matplotlib.lines import Line2D
-
-    width, height = figure.get_size_inches() / CSS_PX
-    room = (width - LEFT) / columns - 75
-    names = short_names([row["name"] for row in rows], room, rcParams["legend.fontsize"])
-    handles = []
-    for name, look in zip(names, _looks(style), strict=False):
-        line = {key: value for key, value in look.items() if key not in ("colour", "band")}
-        handles.append(Line2D([], [], color=look["colour"], label=name, **line))
-    handles.append(Line2D([], [], color=style.theme.ink, linestyle=":", linewidth=1.8, label="kept by the first"))
-    left = LEFT if style.wide else 8
-    figure.legend(
-        handles=handles, loc="lower left", bbox_to_anchor=(left / width, 22 / height), ncols=columns,
-        borderaxespad=0, borderpad=0.2, handlelength=2.6, columnspacing=2.5, labelspacing=0.35,
-    )  # fmt: skip
+    in_percent(axes.yaxis, power_label if far_apart else plain_label)

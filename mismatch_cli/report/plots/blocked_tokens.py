@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.figure import Figure
 
-from mismatch_cli.report.plots._lines import AS_ABOVE, Panel, draw_panels, looks
+from mismatch_cli.report.plots._curves import AS_ABOVE, Panel, draw_panels
+from mismatch_cli.report.plots._lines import looks
 from mismatch_cli.report.plots._style import Style
-from mismatch_cli.studies.training import TrainingAnalysis
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from mismatch_cli.studies.training import TrainingAnalysis
 
 STUDY = "training"
 SECTION = "Bad updates and blocked tokens"
@@ -34,4 +35,4 @@ def draw(figure: Figure, data: TrainingAnalysis, style: Style) -> None:
             "Entropy of blocked tokens, nats", [data.curves("entropy_blocked")], within=(0, np.inf), from_0=True,
         ),
     ]  # fmt: skip
-    draw_panels(figure, data, style, [panel for panel in panels if any(panel.curves)], looks(data.algorithms, style))
+    draw_panels(figure, style, [panel for panel in panels if any(panel.curves)], looks(data.algorithms, style))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mismatch_cli.report.plots._profile import draw_profile
+from matplotlib.figure import Figure
+
+from mismatch_cli.report.plots._lines import draw_profile
 from mismatch_cli.report.plots._style import Style
-from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
 
 STUDY = "diagnosis"
 SECTION = ("A gap that grows with position", "A gap that begins at a fixed position", "Every check")
@@ -25,4 +26,4 @@ def needs(data: DiagnosisAnalysis) -> bool:
 
 
 def draw(figure: Figure, data: DiagnosisAnalysis, style: Style) -> None:
-    draw_profile(figure, data.by_position, style, along="position in the response", subject=data.subject)
+    draw_profile(figure, data.by_position, style, "position in the response")

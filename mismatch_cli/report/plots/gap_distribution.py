@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mismatch_cli.report.plots._panels import add_subject, legend_above, logarithmic, panels, title
+from matplotlib.figure import Figure
+
+from mismatch_cli.report.plots._lines import looks
+from mismatch_cli.report.plots._panels import legend_above, legend_height, logarithmic, panels, title
 from mismatch_cli.report.plots._style import Style
-from mismatch_cli.report.plots._traces import legend_height, looks_of
-from mismatch_cli.studies.comparison import ComparisonPlotData
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from mismatch_cli.studies.comparison import ComparisonPlotData
 
 STUDY = "comparison"
 SECTION = "How large the gaps are"
@@ -27,9 +28,9 @@ def needs(data: ComparisonPlotData) -> bool:
 
 
 def draw(figure: Figure, data: ComparisonPlotData, style: Style) -> None:
-    legend = legend_height(data)
+    legend = legend_height(data.names)
     (axes,) = panels(figure, style, 1, height=320 if style.wide else 250, legend=legend)
-    for (name, look), (abs_d, share) in zip(looks_of(data, style).items(), data.exceedance, strict=True):
+    for (name, look), (abs_d, share) in zip(looks(data.names, style).items(), data.exceedance, strict=True):
         axes.plot(abs_d, share, color=look.colour, linestyle=look.dash, label=name, drawstyle="steps-pre")
     axes.margins(x=0.02)
     for which in "xy":
@@ -38,4 +39,3 @@ def draw(figure: Figure, data: ComparisonPlotData, style: Style) -> None:
     axes.set_xlabel("|log π − log μ|, nats")
     legend_above(axes, style)
     title(axes, "Share of tokens with at least that gap" if style.wide else "Share of tokens", style, legend)
-    add_subject(figure, style, data.subject)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.figure import Figure
 
-from mismatch_cli.report.plots._panels import add_subject, panels, title
+from mismatch_cli.report.plots._panels import panels, title
 from mismatch_cli.report.plots._style import Style
-from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
 
 STUDY = "diagnosis"
 SECTION = ("Shifted by some tokens", "Retokenised text", "Every check")
@@ -43,4 +43,3 @@ def draw(figure: Figure, data: DiagnosisAnalysis, style: Style) -> None:
     axes.set_xlabel("lag of the trainer, tokens")
     axes.grid(visible=False, axis="x")
     title(axes, "Mean |log π[t + lag] − log μ[t]|, nats" if style.wide else "Mean gap, nats", style)
-    add_subject(figure, style, data.subject)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from mismatch_cli.report.plots._panels import add_subject, panels, title
+from mismatch_cli.report.plots._panels import panels, title
 from mismatch_cli.report.plots._points import draw_points, thin
 from mismatch_cli.report.plots._style import Style
-from mismatch_cli.studies.mismatch import PlotData
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from mismatch_cli.studies.mismatch import PlotData
 
 STUDY = "mismatch"
 SECTION = "The gap"
@@ -37,7 +37,6 @@ def draw(figure: Figure, data: PlotData, style: Style) -> None:
     lowest = _lowest(logq_N, logp_N)
     _draw_agreement(agreement, logq_N, logp_N, lowest, style)
     _draw_difference(difference, logq_N, d_N, lowest, style)
-    add_subject(figure, style, data.subject)
 
 
 def _lowest(logq_N: np.ndarray, logp_N: np.ndarray) -> float:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from matplotlib import rcParams
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba_array
+from matplotlib.figure import Figure
 
-from mismatch_cli.algorithms.algorithm import Algorithm
+from mismatch_cli.algorithms.algorithm import Algorithm, Mask, keep_T
 from mismatch_cli.numbers import share
-from mismatch_cli.report.plots._layout import short_names
-from mismatch_cli.report.plots._panels import add_subject, legend_above, panels, title
-from mismatch_cli.report.plots._points import draw_points, thin
-from mismatch_cli.report.plots._regions import anchor_of, blocked_T, limiting
-from mismatch_cli.report.plots._style import CSS_PX, Style
-from mismatch_cli.studies.clipping import ClippingPlotData
+from mismatch_cli.policies import Policies
+from mismatch_cli.report.plots._panels import LEGEND, legend_above, panels, short_names, title
+from mismatch_cli.report.plots._points import draw_points, image_size, lay_image, thin
+from mismatch_cli.report.plots._style import Style
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from mismatch_cli.studies.clipping import ClippingPlotData
 
 STUDY = "clipping"
 SECTION = "What each algorithm throws away"
@@ -31,7 +34,6 @@ CAPTION = (
     "leaves improbable tokens alone, and stops those that move much probability."
 )
 
-_LEGEND = 20
 _SIGNS = {">": 1.0, "<": -1.0}
 _TICKS = (1e-5, 1e-4, 1e-3, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
 _LABELS = ("10⁻⁵", "10⁻⁴", "0.001", "0.01", "0.1", "0.5", "0.9", "0.99", "0.999")
@@ -46,12 +48,11 @@ def needs(data: ClippingPlotData) -> bool:
 
 def draw(figure: Figure, data: ClippingPlotData, style: Style) -> None:
     compared = {algorithm.name: (algorithm, place) for place, algorithm in enumerate(data.compared)}
-    axes = panels(figure, style, 2 * len(compared), height=400 if style.wide else 270, legend=_LEGEND)
+    axes = panels(figure, style, 2 * len(compared), height=400 if style.wide else 270, legend=LEGEND)
     lowest = _lowest(data)
     cells = [(sign, *pair) for sign in _SIGNS for pair in compared.values()]
     for panel, (sign, algorithm, place) in zip(axes, cells, strict=True):
         _draw_panel(panel, data, algorithm, place, sign, lowest, style)
-    add_subject(figure, style, data.subject)
 
 
 def _lowest(data: ClippingPlotData) -> float:
@@ -88,10 +89,7 @@ def _set_scales(axes: Axes, lowest: float, style: Style) -> None:
 
 def _draw_region(axes: Axes, algorithm: Algorithm, sign: float, style: Style) -> bool:
     """Shade where the masks block, on a grid as fine as the picture; whether there is such a region to ask for."""
-    from matplotlib.colors import to_rgba_array
-
-    box, scale = axes.get_window_extent(), style.layout.image_scale / CSS_PX / axes.figure.dpi
-    columns, rows = max(16, int(box.width * scale)), max(16, int(box.height * scale))
+    columns, rows = image_size(axes, style)
     place_x, place_y = np.meshgrid((np.arange(columns) + 0.5) / columns, (np.arange(rows) + 0.5) / rows)
     grid = axes.transAxes.transform(np.column_stack([place_x.ravel(), place_y.ravel()]))
     logp = np.log(axes.transData.inverted().transform(grid))
@@ -100,10 +98,7 @@ def _draw_region(axes: Axes, algorithm: Algorithm, sign: float, style: Style) ->
         return False
     colours = to_rgba_array([style.theme.orange, style.theme.orange], [0.0, 0.17])
     image = np.round(255 * colours[blocked.astype(int)]).astype(np.uint8).reshape(rows, columns, 4)
-    axes.imshow(
-        image, extent=(0, 1, 0, 1), transform=axes.transAxes, origin="lower", aspect="auto", interpolation="none",
-        zorder=1.5,
-    )  # fmt: skip
+    lay_image(axes, image, zorder=1.5)
     return True
 
 
@@ -131,8 +126,6 @@ def _coordinates(data: ClippingPlotData, algorithm: Algorithm) -> tuple[np.ndarr
 
 
 def _write(axes: Axes, data: ClippingPlotData, algorithm: Algorithm, sign: str, region: bool, style: Style) -> None:
-    from matplotlib import rcParams
-
     theme = style.theme
     entries = [
         ("kept", theme.blue, "o", 5.0, 1.0),
@@ -148,7 +141,7 @@ def _write(axes: Axes, data: ClippingPlotData, algorithm: Algorithm, sign: str, 
     legend_above(axes, style)
     room = 390 if style.wide else 240
     (name,) = short_names([algorithm.name], room, rcParams["axes.titlesize"], bold=True)
-    title(axes, f"{data.when(sign)}:  {name}", style, _LEGEND)
+    title(axes, f"{data.when(sign)}:  {name}", style, LEGEND)
     axes.set_xlabel(f"→ {_AXES[anchor_of(algorithm)]}" + ("      ↑ trainer probability π" if style.wide else "    ↑ π"))
 
 
@@ -165,3 +158,35 @@ def _blocked_label(data: ClippingPlotData, algorithm: Algorithm, sign: str) -> s
     key = "positive" if sign == ">" else "negative"
     found = [row["blocked"][key]["value"] for row in data.rows if row["name"] == algorithm.name]
     return "blocked" if not found or found[0] is None else f"blocked, {share(found[0])[0]}"
+
+
+def limiting(algorithm: Algorithm) -> tuple[Mask, ...]:
+    """The masks that limit the trainer; those on the engine gap say nothing about π."""
+    return tuple(mask for mask in algorithm.masks if mask.ratio.current == "trainer")
+
+
+def anchor_of(algorithm: Algorithm) -> str:
+    """The policy from which the masks measure: the horizontal axis of the plane."""
+    anchors = {mask.ratio.anchor for mask in limiting(algorithm)}
+    return anchors.pop() if len(anchors) == 1 else "rollout"
+
+
+def blocked_T(algorithm: Algorithm, logp_anchor_T: np.ndarray, logp_T: np.ndarray, sign: float) -> np.ndarray | None:
+    """Whether the limiting masks block a token with these log-probabilities (nats) and an advantage of that sign.
+
+    None where there is no such mask, or where two probabilities do not decide: top-K masks need more columns, and
+    a mask on whole responses answers otherwise when the same tokens form one response instead of many.
+    """
+    masks = limiting(algorithm)
+    if not masks or len({mask.ratio.anchor for mask in masks}) > 1:
+        return None
+    anchor_T, current_T = torch.from_numpy(logp_anchor_T), torch.from_numpy(logp_T)
+    advantage_T = torch.full_like(anchor_T, sign)
+    answers = []
+    for offset_S1 in (torch.arange(len(anchor_T) + 1), torch.tensor([0, len(anchor_T)])):
+        policies = Policies(anchor_T, current_T, anchor_T, offset_S1)
+        try:
+            answers.append(~keep_T(replace(algorithm, masks=masks), policies, advantage_T))
+        except Exception:  # a user's own mask can ask for anything that a bare pair of probabilities does not have
+            return None
+    return answers[0].numpy() if torch.equal(*answers) else None

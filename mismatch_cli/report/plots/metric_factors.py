@@ -5,17 +5,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from mismatch_cli.metrics.gap_table import METRICS, Metric
-from mismatch_cli.report.plots._layout import BOTTOM, RIGHT, TOP, Box, place, width_of
-from mismatch_cli.report.plots._panels import add_subject, legend_above, logarithmic, title
+from mismatch_cli.report.plots._lines import looks
+from mismatch_cli.report.plots._panels import (
+    RIGHT,
+    TOP,
+    Box,
+    legend_above,
+    legend_height,
+    logarithmic,
+    place_boxes,
+    title,
+    width_of,
+)
 from mismatch_cli.report.plots._style import Style
-from mismatch_cli.report.plots._traces import legend_height, looks_of
-from mismatch_cli.studies.comparison import ComparisonPlotData
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from mismatch_cli.studies.comparison import ComparisonPlotData
 
 STUDY = "comparison"
 SECTION = "What differs in the gap"
@@ -42,11 +52,11 @@ def needs(data: ComparisonPlotData) -> bool:
 def draw(figure: Figure, data: ComparisonPlotData, style: Style) -> None:
     rows, others = _rows(data), data.names[1:]
     left = max(width_of(row.metric.label, style.small) for row in rows) + 14
-    legend = legend_height(data) if len(others) > 1 else 0
+    legend = legend_height(data.names) if len(others) > 1 else 0
     height = len(rows) * (_ROW + 3 * (len(others) - 1))
     box = Box(left, TOP + legend, style.layout.width - left - RIGHT, height)
-    (axes,) = place(figure, style, [box], BOTTOM)
-    look_of, step = looks_of(data, style), 0.7 / len(others)
+    (axes,) = place_boxes(figure, style, [box])
+    look_of, step = looks(data.names, style), 0.7 / len(others)
     for number, name in enumerate(others):
         factor_R3 = np.stack([row.factor_C3[number] for row in rows])
         place_R = np.arange(len(rows)) + step * (number - (len(others) - 1) / 2)
@@ -60,7 +70,6 @@ def draw(figure: Figure, data: ComparisonPlotData, style: Style) -> None:
         legend_above(axes, style)
     whose = f"Gap of {others[0]}" if len(others) == 1 else "Each gap"
     title(axes, f"{whose} over that of {data.names[0]}", style, legend)
-    add_subject(figure, style, data.subject)
 
 
 def _rows(data: ComparisonPlotData) -> list[_Row]:
@@ -86,8 +95,6 @@ def _draw_factors(axes: Axes, factor_R3: np.ndarray, place_R: np.ndarray, colour
 
 def _scale(axes: Axes, factor_RC3: np.ndarray, ticks: int) -> None:
     """Room for every value and for 1, logarithmic where the values span much."""
-    from matplotlib.ticker import LogLocator, MaxNLocator
-
     reached = factor_RC3[factor_RC3 > 0]
     low, high = min(reached.min(), 0.95), max(reached.max(), 1.05)
     margin = (high / low) ** 0.03

@@ -5,26 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from mismatch_cli.report.plots._heat import Scale, draw_heat, draw_key, reach_of
-from mismatch_cli.report.plots._layout import (
-    LEFT,
-    RIGHT,
-    TITLE_PAD,
-    Box,
-    note_silent,
-    place,
-    short_names,
-    width_of,
-)
-from mismatch_cli.report.plots._panels import add_subject
-from mismatch_cli.report.plots._series import parts_of
+from mismatch_cli.report.plots._heat import TITLE_PAD, Scale, draw_heat, draw_key, note_silent, reach_of
+from mismatch_cli.report.plots._lines import values_of
+from mismatch_cli.report.plots._panels import LEFT, RIGHT, Box, place_boxes, short_names, width_of
 from mismatch_cli.report.plots._style import Style
-from mismatch_cli.studies.clipping import ClippingPlotData
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from mismatch_cli.studies.clipping import ClippingPlotData
 
 STUDY = "clipping"
 SECTION = "Overlap"
@@ -56,7 +46,6 @@ def draw(figure: Figure, data: ClippingPlotData, style: Style) -> None:
     panel.set_title(what, x=0, pad=TITLE_PAD)
     draw_key(panel, style, scale, 0)
     note_silent(figure, style, len(data.rows) - len(names))
-    add_subject(figure, style, data.subject)
 
 
 def _matrix(data: ClippingPlotData) -> tuple[list[str], np.ndarray]:
@@ -64,7 +53,7 @@ def _matrix(data: ClippingPlotData) -> tuple[list[str], np.ndarray]:
     overlap = data.result.get("overlap") or {"names": (), "jaccard": ()}
     blocking = {row["name"] for row in data.blocking}
     chosen = [index for index, name in enumerate(overlap["names"]) if name in blocking]
-    rows = [parts_of(row)[:, 0] for row in overlap["jaccard"]]
+    rows = [values_of(row) for row in overlap["jaccard"]]
     matrix = np.array(rows).reshape(len(rows), len(rows))
     return [overlap["names"][index] for index in chosen], matrix[np.ix_(chosen, chosen)]
 
@@ -84,7 +73,7 @@ def _place(figure: Figure, names: list[str], style: Style) -> Axes:
     beyond = max(width_of(name, style.small) for name in names) + 10
     height = 24 if style.wide else 17
     cell = min(64.0, (style.layout.width - left - RIGHT - beyond) / (count - 1))
-    return place(figure, style, [Box(left, _HEAD, cell * (count - 1), count * height)], _BELOW)[0]
+    return place_boxes(figure, style, [Box(left, _HEAD, cell * (count - 1), count * height)], _BELOW)[0]
 
 
 def _draw_names(axes: Axes, names: list[str], style: Style) -> None:

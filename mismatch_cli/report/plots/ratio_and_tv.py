@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from mismatch_cli.report.plots._panels import add_subject, legend_above, logarithmic, panels, title
+from mismatch_cli.report.plots._panels import LEGEND, legend_above, logarithmic, panels, title
 from mismatch_cli.report.plots._points import draw_points, thin
 from mismatch_cli.report.plots._style import Style
-from mismatch_cli.studies.mismatch import PlotData
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from mismatch_cli.studies.mismatch import PlotData
 
 STUDY = "mismatch"
 SECTION = "Ratio against TV"
@@ -27,7 +27,6 @@ CAPTION = (
 )
 
 _FEWEST = 100  # tokens in a bin: one of them is beyond each of the outer percentiles
-_LEGEND = 20
 
 
 class _Tokens(NamedTuple):
@@ -44,7 +43,7 @@ def needs(data: PlotData) -> bool:
 
 def draw(figure: Figure, data: PlotData, style: Style) -> None:
     tokens = _tokens(data, style)
-    axes = panels(figure, style, 4, height=290 if style.wide else 230, legend=_LEGEND)
+    axes = panels(figure, style, 4, height=290 if style.wide else 230, legend=LEGEND)
     linear, decades = np.linspace(0, 1, 21), _decades(tokens.mu_N)
     ratio_reach = _reach(tokens.mu_N, np.abs(tokens.ratio_N - 1), (linear, decades), most=2.0)
     ratio_reach = max([ratio_reach, *(1.25 * np.expm1(step) for step in data.lattice_steps)])
@@ -59,7 +58,6 @@ def draw(figure: Figure, data: PlotData, style: Style) -> None:
     _draw_lattice(axes[0], data.lattice_steps, style)
     for panel in axes:
         legend_above(panel, style)
-    add_subject(figure, style, data.subject)
 
 
 def _tokens(data: PlotData, style: Style) -> _Tokens:
@@ -100,18 +98,18 @@ def _set_horizontal(axes: Axes, edges: np.ndarray) -> None:
 def _draw_ratio(axes: Axes, tokens: _Tokens, edges: np.ndarray, style: Style) -> None:
     axes.axhline(1, color=style.theme.muted, linewidth=0.9, zorder=3)
     _draw_cloud(axes, tokens.mu_N, tokens.ratio_N, edges, style)
-    title(axes, "Ratio π/μ", style, _LEGEND, _beyond(axes, tokens.ratio_N))
+    title(axes, "Ratio π/μ", style, LEGEND, _beyond(axes, tokens.ratio_N))
 
 
 def _draw_tv(axes: Axes, tokens: _Tokens, edges: np.ndarray, style: Style) -> None:
     _draw_cloud(axes, tokens.mu_N, tokens.tv_N, edges, style)
     if not tokens.topk:
-        title(axes, "Binary TV, small at low μ by definition", style, _LEGEND)
+        title(axes, "Binary TV, small at low μ by definition", style, LEGEND)
         return
     centre_B, quantile_B3 = _percentiles(tokens.mu_N, tokens.tv_binary_N, edges)
     label = "binary TV |π − μ|, 99th percentile" if style.wide else "binary TV, 99 %"
     axes.plot(centre_B, quantile_B3[:, 2], color=style.theme.green, linestyle=(0, (4, 1.5)), label=label, zorder=5)
-    title(axes, "Total variation, top-K", style, _LEGEND, _beyond(axes, tokens.tv_N))
+    title(axes, "Total variation, top-K", style, LEGEND, _beyond(axes, tokens.tv_N))
 
 
 def _beyond(axes: Axes, y_N: np.ndarray) -> str:

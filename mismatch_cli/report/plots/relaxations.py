@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from mismatch_cli.report.plots._lines import AS_ABOVE, Panel, draw_panels, looks
+from matplotlib.figure import Figure
+
+from mismatch_cli.report.plots._curves import AS_ABOVE, Panel, draw_panels
+from mismatch_cli.report.plots._lines import looks
 from mismatch_cli.report.plots._style import Style
-from mismatch_cli.studies.curves import Curve
-from mismatch_cli.studies.training import TrainingAnalysis
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from mismatch_cli.studies.curves import Curve
+    from mismatch_cli.studies.training import TrainingAnalysis
 
 STUDY = "training"
 SECTION = "Reward and mismatch"
@@ -33,7 +35,7 @@ def draw(figure: Figure, data: TrainingAnalysis, style: Style) -> None:
     entropy = {name: curve for name, curve in _relaxed(data.curves("entropy")).items() if (curve.value_N > 0).any()}
     if entropy:
         panels.append(Panel("Mean entropy, nats", [entropy], log=True))
-    draw_panels(figure, data, style, panels, looks(data.algorithms, style))
+    draw_panels(figure, style, panels, looks(data.algorithms, style))
 
 
 def _relaxed(curves: Mapping[str, Curve]) -> dict[str, Curve]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from mismatch_cli.numbers import estimate
-from mismatch_cli.report.plots._panels import add_subject, legend_above, panels, title
+from mismatch_cli.report.plots._panels import LEGEND, legend_above, panels, title
 from mismatch_cli.report.plots._points import thin
 from mismatch_cli.report.plots._style import Style
-from mismatch_cli.studies.mismatch import PlotData
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from mismatch_cli.studies.mismatch import PlotData
 
 STUDY = "mismatch"
 SECTION = "Whole responses"
@@ -25,8 +25,6 @@ CAPTION = (
     "KL(μ‖π) per 1,000 tokens: importance weights exp(Σd) shrink exponentially with length."
 )
 
-_LEGEND = 20
-
 
 def needs(data: PlotData) -> bool:
     return bool(np.isfinite(data.sequence_d_S).any())
@@ -35,7 +33,7 @@ def needs(data: PlotData) -> bool:
 def draw(figure: Figure, data: PlotData, style: Style) -> None:
     chosen = thin(len(data.length_S), style)
     length_S, d_S = data.length_S[chosen].astype(np.float64), data.sequence_d_S[chosen].astype(np.float64)
-    (axes,) = panels(figure, style, 1, height=340 if style.wide else 270, legend=_LEGEND)
+    (axes,) = panels(figure, style, 1, height=340 if style.wide else 270, legend=LEGEND)
     longest = 1.04 * float(length_S.max())
     axes.set_xlim(0, longest)
     axes.axhline(0, color=style.theme.muted, linewidth=0.9)
@@ -47,9 +45,8 @@ def draw(figure: Figure, data: PlotData, style: Style) -> None:
     )  # fmt: skip
     _draw_slope(axes, data, longest, style)
     axes.set_xlabel("length of the response, tokens")
-    title(axes, "Σ (log π − log μ), nats", style, _LEGEND)
+    title(axes, "Σ (log π − log μ), nats", style, LEGEND)
     legend_above(axes, style)
-    add_subject(figure, style, data.subject)
 
 
 def _draw_slope(axes: Axes, data: PlotData, longest: float, style: Style) -> None:

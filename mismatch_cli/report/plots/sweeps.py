@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from mismatch_cli.report.plots._panels import add_subject, legend_above, logarithmic, panels, power_label, title
-from mismatch_cli.report.plots._series import draw_line, parts_of, positive
+from mismatch_cli.report.plots._lines import DASHED, draw_line, positive, values_of
+from mismatch_cli.report.plots._panels import LEGEND, in_percent, legend_above, logarithmic, panels, power_label, title
 from mismatch_cli.report.plots._style import Style
-from mismatch_cli.studies.clipping import ClippingPlotData
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from mismatch_cli.studies.clipping import ClippingPlotData
 
 STUDY = "clipping"
 SECTION = "What if"
@@ -25,7 +25,6 @@ CAPTION = (
     "takes away. Vertical lines: published thresholds."
 )
 
-_LEGEND = 20
 _DECADES = 4  # of the vertical axis, at most: below, there are hardly any tokens
 
 
@@ -52,10 +51,9 @@ def needs(data: ClippingPlotData) -> bool:
 def draw(figure: Figure, data: ClippingPlotData, style: Style) -> None:
     drawn = [panel for panel in _PANELS if _is_drawn(data, panel)]
     for axes, panel in zip(
-        panels(figure, style, len(drawn), height=250 if style.wide else 215, legend=_LEGEND), drawn, strict=True
+        panels(figure, style, len(drawn), height=250 if style.wide else 215, legend=LEGEND), drawn, strict=True
     ):
         _draw_sweep(axes, data, panel, style)
-    add_subject(figure, style, data.subject)
 
 
 def _rows(data: ClippingPlotData, sweep: str) -> Sequence[Mapping[str, Any]]:
@@ -71,24 +69,24 @@ def _columns(sweep: str) -> tuple[str, str]:
 def _is_drawn(data: ClippingPlotData, panel: _Panel) -> bool:
     """Whether anything is blocked at two thresholds at least: one makes no line."""
     count = _columns(panel.solid)[1]
-    shares = [parts_of([row[count] for row in _rows(data, sweep)])[:, 0] for sweep in (panel.solid, panel.dashed)]
+    shares = [values_of(row[count] for row in _rows(data, sweep)) for sweep in (panel.solid, panel.dashed)]
     return any((share_B > 0).sum() >= 2 for share_B in shares)
 
 
 def _draw_sweep(axes: Axes, data: ClippingPlotData, panel: _Panel, style: Style) -> None:
     threshold, count = _columns(panel.solid)
     names = {count: "tokens above C" if panel.solid == "cap" else "tokens blocked", "lost": "weight lost"}
-    for sweep, line in ((panel.solid, "-"), (panel.dashed, (0, (4, 1.6)))):
+    for sweep, line in ((panel.solid, "-"), (panel.dashed, DASHED)):
         rows = _rows(data, sweep)
         x_B = np.array([row[threshold] for row in rows])
         for (key, name), colour in zip(names.items(), (style.theme.orange, style.theme.blue), strict=True):
             label = name if line == "-" or not _rows(data, panel.solid) else None
             estimates = positive([row[key] for row in rows])
-            draw_line(axes, x_B, estimates, colour, band=line == "-", linestyle=line, label=label)
+            draw_line(axes, x_B, estimates, colour, band=0.17 * (line == "-"), linestyle=line, label=label)
     _set_scales(axes, panel.published)
     _draw_published(axes, panel.published, style)
     axes.set_xlabel(panel.axis)
-    title(axes, f"{panel.title}: share, %", style, _LEGEND, "dashed: top-K" if _rows(data, panel.dashed) else "")
+    title(axes, f"{panel.title}: share, %", style, LEGEND, "dashed: top-K" if _rows(data, panel.dashed) else "")
     legend_above(axes, style)
 
 
@@ -100,7 +98,7 @@ def _set_scales(axes: Axes, published: tuple[float, ...]) -> None:
     axes.set_ylim(max(y.min() / 1.5, 1.9 * y.max() * 10.0**-_DECADES), 1.9 * y.max())
     logarithmic(axes, "x")
     logarithmic(axes, "y")
-    axes.yaxis.set_major_formatter(lambda value, _position: power_label(100 * value))
+    in_percent(axes.yaxis, power_label)
 
 
 def _draw_published(axes: Axes, thresholds: tuple[float, ...], style: Style) -> None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from mismatch_cli import numbers
-from mismatch_cli.report.plots._layout import LEFT, RIGHT, TOP, Box, place, short_names
 from mismatch_cli.report.plots._lines import palette
-from mismatch_cli.report.plots._panels import add_subject
+from mismatch_cli.report.plots._panels import LEFT, RIGHT, TOP, Box, place_boxes, short_names
 from mismatch_cli.report.plots._style import Style
-from mismatch_cli.studies.training import OTHER, PHASES, TrainingAnalysis, mean_by_phase, phases_of, seconds_by_phase
+from mismatch_cli.studies.training import OTHER, PHASES, mean_by_phase, phases_of, seconds_by_phase
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from mismatch_cli.studies.training import TrainingAnalysis
 
 STUDY = "training"
 SECTION = "Where the time goes"
@@ -41,12 +41,13 @@ def draw(figure: Figure, data: TrainingAnalysis, style: Style) -> None:
     left = LEFT + _NAMES if style.wide else 12
     legend_rows = 1 if style.wide else -(-len(phases) // 3)
     top = TOP + legend_rows * _LEGEND
-    (axes,) = place(figure, style, [Box(left, top, style.layout.width - left - RIGHT, len(rows) * row_height)], 40)
+    (axes,) = place_boxes(
+        figure, style, [Box(left, top, style.layout.width - left - RIGHT, len(rows) * row_height)], 40
+    )
     _draw_bars(axes, rows, phases, style)
     _write_names(axes, list(found), style)
     axes.set_xlabel("seconds")
     _draw_legend(axes, phases, left, style)
-    add_subject(figure, style, data.subject)
 
 
 def _draw_bars(axes: Axes, rows: list[dict[str, float]], phases: list[str], style: Style) -> None:

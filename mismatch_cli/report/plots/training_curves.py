@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mismatch_cli.report.plots._lines import BANDS, Panel, draw_panels, looks
+from matplotlib.figure import Figure
+
+from mismatch_cli.report.plots._curves import BANDS, Panel, draw_panels
+from mismatch_cli.report.plots._lines import looks
 from mismatch_cli.report.plots._style import Style
-from mismatch_cli.studies.training import TrainingAnalysis
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from mismatch_cli.studies.training import TrainingAnalysis
 
 STUDY = "training"
 SECTION = "Reward and mismatch"
@@ -26,7 +28,7 @@ def needs(data: TrainingAnalysis) -> bool:
 
 
 def draw(figure: Figure, data: TrainingAnalysis, style: Style) -> None:
-    draw_panels(figure, data, style, _panels(data), looks(data.algorithms, style))
+    draw_panels(figure, style, _panels(data), looks(data.algorithms, style))
 
 
 def _panels(data: TrainingAnalysis) -> list[Panel]:

@@ -1,101 +1,126 @@
-"""How much ratio and total variation scatter in each bin of the rollout probability."""
+"""How much ratio and total variation scatter in each bin of the rollout probability, for each trace."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from mismatch_cli.report.plots._panels import add_subject, legend_above, logarithmic, panels, power_label, title
+from mismatch_cli.report.plots._lines import Part, looks, parts_of, values_of
+from mismatch_cli.report.plots._panels import (
+    LEGEND,
+    label_bins,
+    legend_above,
+    legend_height,
+    logarithmic,
+    panels,
+    title,
+)
 from mismatch_cli.report.plots._style import Style
-from mismatch_cli.studies.mismatch import PlotData
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from mismatch_cli.studies.comparison import ComparisonPlotData
+    from mismatch_cli.studies.mismatch import PlotData
 
-STUDY = "mismatch"
-SECTION = "Ratio against TV"
-TITLE = "Volatility by rollout probability"
-CAPTION = (
-    "For the tokens in each bin of μ: standard deviation and 99th percentile of the ratio r = π/μ, of the binary "
-    "TV |π − μ| and of the top-K TV, with 95 % intervals over prompts; for the ratio the percentile of r − 1. "
-    "Where a line falls from left to right, a threshold on that quantity is hit by rare tokens first."
-)
+STUDY = ("mismatch", "comparison")
+SECTION = ("Ratio against TV", "Ratio and TV by probability")
+TITLE = {"mismatch": "Volatility by rollout probability", "comparison": "Ratio and TV by probability"}
+CAPTION = {
+    "mismatch": "For the tokens in each bin of μ: standard deviation and 99th percentile of the ratio r = π/μ, of the "
+    "binary TV |π − μ| and of the top-K TV, with 95 % intervals over prompts; for the ratio the percentile of r − 1. "
+    "Where a line falls from left to right, a threshold on that quantity is hit by rare tokens first.",
+    "comparison": "For the tokens in each bin of μ, the standard deviation of the ratio r = π/μ and of the total "
+    "variation, with 95 % intervals over prompts. Curves of the same shape at another height speak for one cause, "
+    "stronger or weaker; another shape for another cause.",
+}
 
-_LEGEND = 20
-_SERIES = (("ratio", "ratio", "o"), ("tv_binary", "binary TV", "s"), ("tv_topk", "top-K TV", "D"))
-
-
-def needs(data: PlotData) -> bool:
-    return bool(_rows(data))
+Rows = Sequence[Mapping[str, Any]]
 
 
-def draw(figure: Figure, data: PlotData, style: Style) -> None:
-    rows = _rows(data)
-    two_panels = panels(figure, style, 2, height=300 if style.wide else 240, legend=_LEGEND)
-    _draw_panel(two_panels[0], rows, "sd", style)
-    _draw_panel(two_panels[1], rows, "p99", style)
-    title(two_panels[0], "Standard deviation in the bin", style, _LEGEND)
-    title(two_panels[1], "99th percentile in the bin", style, _LEGEND)
-    for axes in two_panels:
+class _Line(NamedTuple):
+    label: str
+    estimates: Sequence[Part]
+    colour: str
+    marker: str = "o"
+    shift: float = 0.0  # is taken from every estimate
+
+
+def needs(data: PlotData | ComparisonPlotData) -> bool:
+    rows = [row for rows in data.by_trace("volatility").values() for row in rows]
+    return bool(np.isfinite(values_of(row[key] for row in rows for key in ("ratio_sd", "ratio_p99"))).any())
+
+
+def draw(figure: Figure, data: PlotData | ComparisonPlotData, style: Style) -> None:
+    rows_of = data.by_trace("volatility")
+    occupied = [
+        place for place, bins in enumerate(zip(*rows_of.values(), strict=True)) if any(row["tokens"] for row in bins)
+    ]
+    rows_of = {trace: [rows[place] for place in occupied] for trace, rows in rows_of.items()}
+    alone = len(rows_of) == 1
+    legend = LEGEND if alone else legend_height(list(rows_of))
+    two_panels = panels(figure, style, 2, height=300 if style.wide else 240, legend=legend)
+    lines_of = _quantities(next(iter(rows_of.values())), style) if alone else _traces(rows_of, style)
+    for axes, (words, lines) in zip(two_panels, lines_of.items(), strict=True):
+        for line in lines:
+            _draw_line(axes, line)
+        label_bins(axes, next(iter(rows_of.values())), style)
         axes.set_xlabel("rollout probability μ, edges of the bins")
-    _share_vertical([axes for axes in two_panels if axes.lines], style)
-    add_subject(figure, style, data.subject)
+        title(axes, words, style, legend)
+    _set_vertical([axes for axes in two_panels if axes.lines], style, shared=alone)
 
 
-def _share_vertical(filled: Sequence[Axes], style: Style) -> None:
-    """The same logarithmic scale in both panels, so that their heights compare."""
-    limits = [axes.get_ylim() for axes in filled]
-    for axes in filled:
-        axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
-        logarithmic(axes, "y")
-        legend_above(axes, style)
+def _quantities(rows: Rows, style: Style) -> dict[str, list[_Line]]:
+    """Of one trace, the ratio beside the total variations: their spread, and their tails."""
+    looks = (style.theme.blue, "o"), (style.theme.green, "s"), (style.theme.orange, "D")
+    spread = (("ratio_sd", "ratio", 0.0), ("tv_binary_sd", "binary TV", 0.0), ("tv_topk_sd", "top-K TV", 0.0))
+    tails = (("ratio_p99", "ratio − 1", 1.0), ("tv_binary_p99", "binary TV", 0.0), ("tv_topk_p99", "top-K TV", 0.0))
+    return {
+        words: [
+            _Line(label, [row.get(key) for row in rows], *look, shift)
+            for (key, label, shift), look in zip(series, looks, strict=True)
+        ]
+        for words, series in (("Standard deviation in the bin", spread), ("99th percentile in the bin", tails))
+    }
 
 
-def _rows(data: PlotData) -> list[Mapping[str, Any]]:
-    return [row for row in data.summary.get("volatility", []) if row["tokens"]]
+def _traces(rows_of: Mapping[str, Rows], style: Style) -> dict[str, list[_Line]]:
+    """Of several traces, the ratio of each, and its TV: the top-K one where all traces have it."""
+    top_k = all(np.isfinite(values_of(row["tv_topk_sd"] for row in rows)).any() for rows in rows_of.values())
+    tv = ("tv_topk_sd", "Spread of top-K TV") if top_k else ("tv_binary_sd", "Spread of |π − μ|")
+    return {
+        words: [
+            _Line(trace, [row[key] for row in rows_of[trace]], look.colour)
+            for trace, look in looks(rows_of, style).items()
+        ]
+        for key, words in (("ratio_sd", "Spread of the ratio π/μ"), tv)
+    }
 
 
-def _draw_panel(axes: Axes, rows: Sequence[Mapping[str, Any]], statistic: str, style: Style) -> None:
-    theme = style.theme
-    for (key, label, marker), colour in zip(_SERIES, (theme.blue, theme.green, theme.orange), strict=True):
-        of_ratio = (key, statistic) == ("ratio", "p99")
-        estimates = [row.get(f"{key}_{statistic}") for row in rows]
-        draw_series(axes, estimates, 1.0 if of_ratio else 0.0, "ratio − 1" if of_ratio else label, marker, colour)
-    draw_bins(axes, rows, style)
-    if axes.lines:
-        axes.set_yscale("log")
-
-
-def draw_series(
-    axes: Axes, estimates: Sequence[Mapping[str, Any] | None], shift: float, label: str, marker: str, colour: str
-) -> None:
-    """One line through the middles of the bins, with a whisker for each interval; a logarithmic axis has no zero."""
-    value_B3 = np.array([_numbers(estimate) for estimate in estimates], dtype=np.float64) - shift
-    centre_B = np.arange(len(value_B3)) + 0.5
-    drawn_B = value_B3[:, 0] > 0
+def _draw_line(axes: Axes, line: _Line) -> None:
+    """Through the middles of the bins, with a whisker for each interval; a logarithmic axis has no zero."""
+    value_B, low_B, high_B = parts_of(line.estimates).T - line.shift
+    centre_B, drawn_B = np.arange(len(value_B)) + 0.5, value_B > 0
     if not drawn_B.any():
         return
     axes.plot(
-        centre_B[drawn_B], value_B3[drawn_B, 0], color=colour, marker=marker, markersize=4.5, linewidth=1.5, label=label
-    )
-    whisker_B = drawn_B & (value_B3[:, 2] > 0)
-    lowest = value_B3[drawn_B, 0].min() / 3
-    low_B = np.maximum(value_B3[whisker_B, 1], lowest)
-    axes.vlines(centre_B[whisker_B], low_B, value_B3[whisker_B, 2], color=colour, linewidth=1.2, alpha=0.8)
+        centre_B[drawn_B], value_B[drawn_B], color=line.colour, marker=line.marker, markersize=4.5, linewidth=1.5,
+        label=line.label,
+    )  # fmt: skip
+    whisker_B = drawn_B & (high_B > 0)
+    lowest_B = np.maximum(low_B[whisker_B], value_B[drawn_B].min() / 3)
+    axes.vlines(centre_B[whisker_B], lowest_B, high_B[whisker_B], color=line.colour, linewidth=1.2, alpha=0.8)
 
 
-def _numbers(estimate: Mapping[str, Any] | None) -> list[float]:
-    parts = [(estimate or {}).get(name) for name in ("value", "low", "high")]
-    return [np.nan if part is None else float(part) for part in parts]
-
-
-def draw_bins(axes: Axes, rows: Sequence[Mapping[str, Any]], style: Style) -> None:
-    edges = [*(row["mu_low"] for row in rows), rows[-1]["mu_high"]]
-    labels = ["0" if edge == 0 else power_label(edge).removeprefix("0") for edge in edges]
-    if not style.wide:
-        labels = [label if index % 2 == len(labels) % 2 else "" for index, label in enumerate(labels)]
-    axes.set_xlim(0, len(rows))
-    axes.set_xticks(range(len(edges)), labels)
+def _set_vertical(filled: Sequence[Axes], style: Style, *, shared: bool) -> None:
+    """Logarithmic; the quantities of one trace share a scale, so that their heights compare."""
+    for axes in filled:
+        axes.set_yscale("log")
+    limits = [axes.get_ylim() for axes in filled]
+    for axes in filled:
+        if shared:
+            axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
+        logarithmic(axes, "y")
+        legend_above(axes, style)

@@ -18,9 +18,9 @@ from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.policies import ENGINE_GAP, Policies
 from mismatch_cli.report.figures import draw, figure_views, plots_for, plots_of
 from mismatch_cli.report.plots._heat import percent, reach_of
-from mismatch_cli.report.plots._layout import short_names, width_of
-from mismatch_cli.report.plots._regions import anchor_of, blocked_T
+from mismatch_cli.report.plots._panels import short_names, width_of
 from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
+from mismatch_cli.report.plots.mask_regions import anchor_of, blocked_T
 from mismatch_cli.studies.clipping import ClippingPlotData
 from tests.report.plots.drawing import check_texts, drawn
 

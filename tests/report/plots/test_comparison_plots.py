@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatch_cli.report.figures import figure_views, plots_for, plots_of
+from mismatch_cli.report.figures import figure_views, plots_for, plots_of, said
 from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
 from mismatch_cli.studies.comparison import ComparisonPlotData, exceedance
 from tests.report.plots.drawing import check_texts, drawn
@@ -51,8 +51,8 @@ def with_factors(data: ComparisonPlotData, value: float, width: float) -> Compar
 
 
 def test_contract(plot: ModuleType) -> None:
-    assert plot.TITLE.strip()
-    assert plot.CAPTION.strip().endswith(".")
+    assert said(plot, "TITLE", "comparison").strip()
+    assert said(plot, "CAPTION", "comparison").strip().endswith(".")
     assert plot.needs(ComparisonPlotData({})) is False
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatch_cli.report.figures import draw, plots_for, plots_of
+from mismatch_cli.report.figures import draw, plots_for, plots_of, said
 from mismatch_cli.report.plots import _points
 from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
 from mismatch_cli.studies.mismatch import PlotData
@@ -34,8 +34,8 @@ def test_the_paper_plots_are_there() -> None:
 
 
 def test_contract(plot: ModuleType) -> None:
-    assert plot.TITLE.strip()
-    assert plot.CAPTION.strip().endswith(".")
+    assert said(plot, "TITLE", "mismatch").strip()
+    assert said(plot, "CAPTION", "mismatch").strip().endswith(".")
     assert plot.needs(PlotData({})) is False
 
 
