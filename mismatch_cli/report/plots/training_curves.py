@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
 
-from mismatch_cli.report.plots._curves import BANDS, Panel, draw_panels
 from mismatch_cli.report.plots._lines import looks
+from mismatch_cli.report.plots._step_panels import BANDS, Panel, draw_panels
 from mismatch_cli.report.plots._style import Style
 
 if TYPE_CHECKING:
