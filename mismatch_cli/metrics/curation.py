@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.trace.reader import Trace
+
+if TYPE_CHECKING:
+    from mismatch_cli.trace.reader import Trace
 
 
 def accuracy_by_prompt(trace: Trace) -> dict[int, float]:

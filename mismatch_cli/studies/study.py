@@ -5,12 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.places import shown
 from mismatch_cli.trace.completeness import remedy
-from mismatch_cli.trace.reader import Trace
+
+if TYPE_CHECKING:
+    from mismatch_cli.trace.reader import Trace
 
 FINISH_UNKNOWN = "the dump does not say why responses ended"
 
