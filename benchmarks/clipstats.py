@@ -40,7 +40,7 @@ def clipstats(algorithms: tuple[Algorithm, ...], trace: Trace, _columns: tuple[s
 def masks(trace: Trace, columns: tuple[str, ...]) -> None:
     """The six masks alone: blocked shares and lost weight with intervals, counts by μ and position, blocked tokens."""
     from mismatch_cli.metrics.clipping.breakdown import BlockedCells
-    from mismatch_cli.metrics.clipping.judged import Needs, judge
+    from mismatch_cli.metrics.clipping.masked import Needs, apply_masks
     from mismatch_cli.metrics.clipping.sums import response_sums, width
     from mismatch_cli.metrics.clipping.token_table import TokenTable
     from mismatch_cli.metrics.hashing import prompt_groups
@@ -50,7 +50,7 @@ def masks(trace: Trace, columns: tuple[str, ...]) -> None:
     sums, cells, table = GroupSums(width(SIX)), BlockedCells(len(SIX)), TokenTable(len(SIX))
     for batch in trace.batches(columns):
         of_slices = []
-        for (judged,) in judge(batch, needs, SIX):
+        for (judged,) in apply_masks(batch, needs, SIX):
             of_slices.append(response_sums(judged))
             cells.update(judged)
             table.update(judged)

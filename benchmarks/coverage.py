@@ -22,7 +22,7 @@ import torch
 
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.batch import TokenBatch
-from mismatch_cli.metrics.clipping.judged import Needs
+from mismatch_cli.metrics.clipping.masked import Needs
 from mismatch_cli.metrics.clipping.result import clipping_result
 from mismatch_cli.metrics.clipping.summary import ClippingSummary, Question
 from mismatch_cli.metrics.differences import Measured, differences

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.batch import Rollout
-from mismatch_cli.metrics.clipping.judged import Needs
+from mismatch_cli.metrics.clipping.masked import Needs
 from mismatch_cli.metrics.clipping.result import clipping_result
 from mismatch_cli.metrics.clipping.summary import ClippingSummary, Question
 from mismatch_cli.metrics.estimate import Estimate

@@ -8,7 +8,7 @@ from typing import Any
 
 from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.metrics.clipping.judged import Needs
+from mismatch_cli.metrics.clipping.masked import Needs
 from mismatch_cli.metrics.pairs import weights_are_equal
 from mismatch_cli.suggest import quoted
 from mismatch_cli.trace.reader import Trace

@@ -14,7 +14,7 @@ import torch
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.metrics.clipping.judged import Needs
+from mismatch_cli.metrics.clipping.masked import Needs
 from mismatch_cli.metrics.clipping.result import clipping_result
 from mismatch_cli.metrics.clipping.summary import ClippingSummary
 from mismatch_cli.places import shown

@@ -11,7 +11,7 @@ import torch
 
 from mismatch_cli import divergences
 from mismatch_cli.metrics.accumulator import Accumulator
-from mismatch_cli.metrics.clipping.judged import Judged
+from mismatch_cli.metrics.clipping.masked import Masked
 from mismatch_cli.metrics.correlation import SampledSpearman
 from mismatch_cli.metrics.estimate import NOT_MEASURED, SIGNED, Estimate, grouped_ratio, grouped_share
 from mismatch_cli.metrics.hashing import GROUPS
@@ -45,7 +45,7 @@ class ApproximationQuality(Accumulator):
         self.ranks = {row: SampledSpearman() for row in rows if full}
         self.bracket = {k: np.zeros((len(_BRACKET), GROUPS)) for k in self.partitions}
 
-    def update(self, cases: list[Judged]) -> None:
+    def update(self, cases: list[Masked]) -> None:
         """Add a slice; where there are no advantages it comes once for each sign, and only masks are counted twice."""
         first, *_ = cases
         slacks = _slacks(first, self.partitions)
@@ -59,14 +59,14 @@ class ApproximationQuality(Accumulator):
             if divergence == "tv":
                 self._add_bracket(k, first, value_N, next(slacks))
 
-    def _divergences(self, judged: Judged) -> Iterator[tuple[int, str, np.ndarray]]:
+    def _divergences(self, judged: Masked) -> Iterator[tuple[int, str, np.ndarray]]:
         compared = judged.policies.compare(TRAINER_ROLLOUT)
         for k in self.partitions:
             tv, kl = compared.topk(k) if k else (compared.difference_T.abs(), compared.binary_kl_T)
             yield k, "tv", tv.numpy()
             yield k, "kl", kl.numpy()
 
-    def _add_means(self, row: Approximation, judged: Judged, value_N: np.ndarray, full_N: np.ndarray | None) -> None:
+    def _add_means(self, row: Approximation, judged: Masked, value_N: np.ndarray, full_N: np.ndarray | None) -> None:
         finite_N, counts_N = np.isfinite(value_N), np.ones(len(value_N), dtype=bool)
         if self.full:  # perhaps of a few responses only: all columns of a row are over the same tokens
             counts_N &= False if full_N is None else ~np.isnan(full_N)
@@ -81,21 +81,21 @@ class ApproximationQuality(Accumulator):
             self._add(row, judged, "bias", np.subtract(value_N, full_N, out=bias_N, where=both_N, dtype=np.float64))
             self.ranks[row].update_values(judged.gaps, value_N, full_N)
 
-    def _add_masks(self, row: Approximation, judged: Judged, value_N: np.ndarray, full_N: np.ndarray) -> None:
+    def _add_masks(self, row: Approximation, judged: Masked, value_N: np.ndarray, full_N: np.ndarray) -> None:
         """Both masks look at the side of the sampled token; they differ where only one divergence is above δ."""
         known_N = judged.judged_N & ~np.isnan(full_N)
         kept, kept_by_full = (_keeps(judged, row.divergence, divergence_N) for divergence_N in (value_N, full_N))
         self._add(row, judged, "judged", known_N)
         self._add(row, judged, "wrong", known_N & (kept != kept_by_full))
 
-    def _add_bracket(self, k: int, judged: Judged, low_N: np.ndarray, slack_N: np.ndarray) -> None:
+    def _add_bracket(self, k: int, judged: Masked, low_N: np.ndarray, slack_N: np.ndarray) -> None:
         high_N = np.minimum(low_N + slack_N, 1)
         threshold = np.float32(THRESHOLDS["tv"])
         decided_N = (low_N > threshold) | (high_N <= threshold)
         for row, values_N in enumerate((np.ones_like(decided_N), low_N, high_N, decided_N)):
             np.add.at(self.bracket[k][row], judged.gaps.group_S, judged.gaps.responses.sum(values_N))
 
-    def _add(self, row: Approximation, judged: Judged, column: str, values_N: np.ndarray) -> None:
+    def _add(self, row: Approximation, judged: Masked, column: str, values_N: np.ndarray) -> None:
         sums_G = self.sums[row][_COLUMNS.index(column)]
         np.add.at(sums_G, judged.gaps.group_S, judged.gaps.responses.sum(values_N))
 
@@ -125,14 +125,14 @@ class ApproximationQuality(Accumulator):
         return head | {name: estimate.to_dict() for name, estimate in estimates.items()}
 
 
-def _keeps(judged: Judged, divergence: str, divergence_N: np.ndarray) -> np.ndarray:
+def _keeps(judged: Masked, divergence: str, divergence_N: np.ndarray) -> np.ndarray:
     """What a mask on this divergence would keep, at the paper's δ for the binary ones."""
     delta = THRESHOLDS[divergence]
     outward = signed(torch.from_numpy(divergence_N), judged.policies.compare(TRAINER_ROLLOUT).log_ratio_T)
     return one_sided(outward, torch.from_numpy(judged.advantage_N), low=delta, high=delta).keep_T.numpy()
 
 
-def _slacks(judged: Judged, ks: Sequence[int]) -> Iterator[np.ndarray]:
+def _slacks(judged: Masked, ks: Sequence[int]) -> Iterator[np.ndarray]:
     """How far the full TV can be above that of a partition: Σ min(μ, π) over its parts of several tokens."""
     policies, topk = judged.policies, judged.policies.topk
     columns = () if topk is None else ((policies.rollout, topk.rollout.exp()), (policies.trainer, topk.trainer.exp()))

@@ -12,7 +12,7 @@ import numpy as np
 
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.breakdown import StepSums
-from mismatch_cli.metrics.clipping.judged import Judged
+from mismatch_cli.metrics.clipping.masked import Masked
 from mismatch_cli.metrics.correlation import series_correlation
 from mismatch_cli.metrics.estimate import SIGNED, Estimate, grouped_ratio, grouped_share
 from mismatch_cli.metrics.hashing import GROUPS
@@ -33,7 +33,7 @@ class BadUpdates(Accumulator):
         self.judged = np.zeros((2, GROUPS), dtype=np.int64)  # tokens with A ≠ 0, and with A < 0
         self.steps = StepSums(len(_COLUMNS), _MOST_STEPS)
 
-    def update(self, judged: Judged) -> None:
+    def update(self, judged: Masked) -> None:
         index_U = np.flatnonzero(judged.negative_N & (judged.difference_N <= -_FLOAT32_DELTAS[0]))
         reached_U = np.searchsorted(_FLOAT32_DELTAS, -judged.difference_N[index_U], side="right")
         count_into(self.above, judged.group_N[index_U] * (len(DELTAS) + 1) + reached_U)
@@ -85,7 +85,7 @@ def _difference(before: dict[str, Any], after: dict[str, Any]) -> float | None:
     return None if None in (before["value"], after["value"]) else after["value"] - before["value"]
 
 
-def _rewards(judged: Judged, here: slice) -> tuple[np.ndarray, np.ndarray]:
+def _rewards(judged: Masked, here: slice) -> tuple[np.ndarray, np.ndarray]:
     """The reward of each response and whether it has one."""
     reward = judged.gaps.batch.reward_S
     reward_S = np.full(judged.num_responses, np.nan) if reward is None else reward.numpy()[here]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from mismatch_cli.metrics.accumulator import Accumulator
-from mismatch_cli.metrics.clipping.judged import Judged
+from mismatch_cli.metrics.clipping.masked import Masked
 from mismatch_cli.metrics.gaps import Segments
 from mismatch_cli.metrics.hashing import GROUPS, sum_by_group
 from mismatch_cli.metrics.kept_rows import SmallestRows
@@ -22,7 +22,7 @@ class BlockedCells(Accumulator):
         self.by_mu = np.zeros((1 + algorithms, 2, GROUPS, MU_BINS), dtype=np.int64)
         self.by_position = np.zeros((1 + algorithms, 2, GROUPS, POSITION_BINS), dtype=np.int64)
 
-    def update(self, judged: Judged) -> None:
+    def update(self, judged: Masked) -> None:
         self._add_judged(judged)
         for row, index_U in enumerate(judged.blocked, start=1):
             if not len(index_U):
@@ -32,7 +32,7 @@ class BlockedCells(Accumulator):
             place_U = (sign_U * GROUPS + judged.group_N[index_U]) * POSITION_BINS + _position_bins(judged, index_U)
             self._add(self.by_position[row], place_U)
 
-    def _add_judged(self, judged: Judged) -> None:
+    def _add_judged(self, judged: Masked) -> None:
         """All judged tokens, which are many: positions are counted by the stretch rather than by the token."""
         starts, response, bin_, _ = cut_by_position(judged.gaps.response_offset_S1)
         pieces = Segments(judged.gaps.kept_before(starts))
@@ -48,7 +48,7 @@ class BlockedCells(Accumulator):
         counts += np.bincount(place_U, minlength=counts.size).reshape(counts.shape)
 
 
-def _position_bins(judged: Judged, index_U: np.ndarray) -> np.ndarray:
+def _position_bins(judged: Masked, index_U: np.ndarray) -> np.ndarray:
     """The bin of each token's distance from the first token of its response, counting masked tokens too."""
     gaps = judged.gaps
     place_U = index_U if gaps.kept is None else gaps.kept[index_U]
@@ -119,7 +119,7 @@ class JudgedSample(Accumulator):
     def __init__(self) -> None:
         self.tokens = SmallestRows(_ROW, SAMPLE_TOKENS)
 
-    def update(self, judged: Judged) -> None:
+    def update(self, judged: Masked) -> None:
         hash_N = judged.gaps.token_hash_N
         if judged.judged_N.all():
             self.tokens.offer_hashed(hash_N, lambda chosen: _rows(judged, chosen))
@@ -132,7 +132,7 @@ class JudgedSample(Accumulator):
         return self.tokens.rows()
 
 
-def _rows(judged: Judged, index_U: np.ndarray) -> np.ndarray:
+def _rows(judged: Masked, index_U: np.ndarray) -> np.ndarray:
     rows = np.zeros(len(index_U), dtype=_ROW)
     gaps, recomputed = judged.gaps, judged.policies.recomputed
     rows["logp_rollout"], rows["logp_trainer"] = gaps.logq_N[index_U], gaps.logp_N[index_U]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.metrics.accumulator import Accumulator
-from mismatch_cli.metrics.clipping.judged import Judged
+from mismatch_cli.metrics.clipping.masked import Masked
 from mismatch_cli.metrics.estimate import SHARE, finite_or_none, interval
 from mismatch_cli.metrics.hashing import GROUPS, mix
 from mismatch_cli.metrics.histograms import without_each_group
@@ -36,7 +36,7 @@ class Overlap(Accumulator):
         self.both = np.zeros((GROUPS, algorithms, algorithms), dtype=np.int64)
         self.examples = np.zeros(0, dtype=_ROW)
 
-    def update(self, judged: Judged) -> None:
+    def update(self, judged: Masked) -> None:
         index_U = np.flatnonzero(judged.blocked_by_N)
         if not len(index_U):
             return

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.algorithms.algorithm import Algorithm
-from mismatch_cli.metrics.clipping.judged import NEGATIVE, POSITIVE
+from mismatch_cli.metrics.clipping.masked import NEGATIVE, POSITIVE
 from mismatch_cli.metrics.clipping.summary import ClippingSummary
 from mismatch_cli.metrics.clipping.sums import Totals
 from mismatch_cli.metrics.clipping.sweeps import FAMILIES

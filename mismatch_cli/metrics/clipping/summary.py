@@ -12,7 +12,7 @@ from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.approximation import ApproximationQuality
 from mismatch_cli.metrics.clipping.bad_updates import BadUpdates
 from mismatch_cli.metrics.clipping.breakdown import BlockedCells, JudgedSample, StepSums
-from mismatch_cli.metrics.clipping.judged import Judged, Needs, judge
+from mismatch_cli.metrics.clipping.masked import Masked, Needs, apply_masks
 from mismatch_cli.metrics.clipping.overlap import Overlap
 from mismatch_cli.metrics.clipping.sums import SHARED, response_sums, width
 from mismatch_cli.metrics.clipping.sweeps import Sweeps
@@ -71,7 +71,7 @@ class ClippingSummary(Accumulator):
             self.lacking[missing] = self.lacking.get(missing, 0) + batch.num_responses
         if missing or not batch.num_responses:
             return
-        slices = judge(batch, self.question.needs, self.question.algorithms)
+        slices = apply_masks(batch, self.question.needs, self.question.algorithms)
         sums_SM = np.concatenate([self._update_slice(cases) for cases in slices])
         group_S = prompt_groups(batch.prompt_id_S.numpy())
         self.sums.update(group_S, sums_SM)
@@ -79,7 +79,7 @@ class ClippingSummary(Accumulator):
         touched_S = sums_SM[:, : SHARED.index("negative") + 1].any(axis=1)
         self.prompts.update(batch.prompt_id_S.numpy()[touched_S])
 
-    def _update_slice(self, cases: list[Judged]) -> np.ndarray:
+    def _update_slice(self, cases: list[Masked]) -> np.ndarray:
         self._count(cases)
         for judged in cases:
             for part in (self.cells, self.tokens, self.overlap, self.bad_updates, self.sweeps, self.sample):
@@ -89,7 +89,7 @@ class ClippingSummary(Accumulator):
             self.theory.update(cases[0])
         return np.sum([response_sums(judged) for judged in cases], axis=0)
 
-    def _count(self, cases: list[Judged]) -> None:
+    def _count(self, cases: list[Masked]) -> None:
         gaps, counts = cases[0].gaps, self.counts
         judged = int(np.count_nonzero(cases[0].judged_N))
         counts["tokens"] += judged

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mismatch_cli.algorithms.algorithm import Algorithm
-from mismatch_cli.metrics.clipping.judged import Judged
+from mismatch_cli.metrics.clipping.masked import Masked
 
 SHARED = (
     "positive", "negative", "update_positive", "update_negative", "advantage_positive", "advantage_negative",
@@ -37,7 +37,7 @@ def width(algorithms: Sequence[Algorithm]) -> int:
     return len(SHARED) + len(algorithms) * len(PER_ALGORITHM)
 
 
-def response_sums(judged: Judged) -> np.ndarray:
+def response_sums(judged: Masked) -> np.ndarray:
     """[S, M] in float64, in the order of `Totals`."""
     sums_SM = np.zeros((judged.num_responses, width(judged.algorithms)))
     sums_SM[:, : len(SHARED)] = _shared(judged)
@@ -47,7 +47,7 @@ def response_sums(judged: Judged) -> np.ndarray:
     return sums_SM
 
 
-def _shared(judged: Judged) -> np.ndarray:
+def _shared(judged: Masked) -> np.ndarray:
     total, (known_N, entropy_N) = judged.gaps.responses.sum, _known_entropy(judged)
     sums = {
         "responses": total(judged.judged_N) > 0,
@@ -62,7 +62,7 @@ def _shared(judged: Judged) -> np.ndarray:
     return np.stack([sums[name] for name in SHARED], axis=1)
 
 
-def _known_entropy(judged: Judged) -> tuple[np.ndarray, np.ndarray]:
+def _known_entropy(judged: Masked) -> tuple[np.ndarray, np.ndarray]:
     """Which judged tokens have an entropy, and the entropy there; 0 elsewhere."""
     if judged.entropy_N is None:
         nothing_N = np.zeros(len(judged.advantage_N), dtype=np.float32)
@@ -71,7 +71,7 @@ def _known_entropy(judged: Judged) -> tuple[np.ndarray, np.ndarray]:
     return known_N, np.where(known_N, judged.entropy_N, 0)
 
 
-def _of_algorithm(judged: Judged, algorithm: Algorithm, blocked_U: np.ndarray) -> np.ndarray:
+def _of_algorithm(judged: Masked, algorithm: Algorithm, blocked_U: np.ndarray) -> np.ndarray:
     sums = _blocked(judged, blocked_U, judged.update_N if algorithm.weighs_by_ratio else judged.abs_advantage_N)
     if algorithm.weighs_by_ratio:
         sums |= _capped(judged, algorithm, blocked_U)
@@ -79,7 +79,7 @@ def _of_algorithm(judged: Judged, algorithm: Algorithm, blocked_U: np.ndarray) -
     return np.stack([sums.get(name, nothing_S) for name in PER_ALGORITHM], axis=1)
 
 
-def _blocked(judged: Judged, blocked_U: np.ndarray, weight_N: np.ndarray) -> dict[str, np.ndarray]:
+def _blocked(judged: Masked, blocked_U: np.ndarray, weight_N: np.ndarray) -> dict[str, np.ndarray]:
     def total(index_U: np.ndarray, values_N: np.ndarray | None = None) -> np.ndarray:
         weights_U = None if values_N is None else values_N[index_U]
         return np.bincount(judged.response_N[index_U], weights=weights_U, minlength=judged.num_responses)
@@ -95,7 +95,7 @@ def _blocked(judged: Judged, blocked_U: np.ndarray, weight_N: np.ndarray) -> dic
     return sums
 
 
-def _capped(judged: Judged, algorithm: Algorithm, blocked_U: np.ndarray) -> dict[str, np.ndarray]:
+def _capped(judged: Masked, algorithm: Algorithm, blocked_U: np.ndarray) -> dict[str, np.ndarray]:
     """What the bounds of the weight take from tokens that are kept: (r − weight)·|A|."""
     (factor,) = algorithm.weight
     if not factor.bounded:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.metrics.accumulator import Accumulator
-from mismatch_cli.metrics.clipping.judged import Judged
+from mismatch_cli.metrics.clipping.masked import Masked
 from mismatch_cli.metrics.estimate import FEW_AT_EDGE, Estimate, grouped_share, point
 from mismatch_cli.metrics.hashing import GROUPS
 from mismatch_cli.metrics.histograms import LogBins
@@ -41,7 +41,7 @@ class Sweeps(Accumulator):
         self.advantages = np.zeros((GROUPS, BINS.count))  # of "cap"
         self.total = np.zeros((2, GROUPS))  # judged tokens, and their Σ r·|A|
 
-    def update(self, judged: Judged) -> None:
+    def update(self, judged: Masked) -> None:
         total, group_S = judged.gaps.responses.sum, judged.gaps.group_S
         for row, sums_S in enumerate((total(judged.judged_N), total(judged.update_N))):
             np.add.at(self.total[row], group_S, sums_S)
@@ -94,7 +94,7 @@ class Sweeps(Accumulator):
         return point(_threshold(self.counts[name].sum(axis=0), blocked), FEW_AT_EDGE)
 
 
-def _outward(judged: Judged, name: str, top_k: int) -> tuple[np.ndarray, np.ndarray]:
+def _outward(judged: Masked, name: str, top_k: int) -> tuple[np.ndarray, np.ndarray]:
     """The tokens above the lowest edge, and their statistic less one unit in the last place.
 
     A mask blocks what is *above* its threshold, and a bin holds what is at or above its edge.

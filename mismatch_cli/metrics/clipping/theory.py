@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.metrics.accumulator import Accumulator
-from mismatch_cli.metrics.clipping.judged import Judged
+from mismatch_cli.metrics.clipping.masked import Masked
 from mismatch_cli.metrics.estimate import EXTREME, POSITIVE, Estimate
 from mismatch_cli.metrics.sums import GroupSums, SequenceWeights
 
@@ -28,7 +28,7 @@ class Theory(Accumulator):
         self.tv_max = self.tv_full_max = self.xi = self.weight_log_max = -np.inf
         self.longest = 0
 
-    def update(self, judged: Judged) -> None:
+    def update(self, judged: Masked) -> None:
         gaps = judged.gaps
         if gaps.batch.reward_S is None:
             return
@@ -46,7 +46,7 @@ class Theory(Accumulator):
             self.weights.update(group_S, d_S[graded_S])
             self._update_extremes(judged, reward_S[graded_S], d_S[graded_S], graded_S)
 
-    def _update_extremes(self, judged: Judged, reward_S: np.ndarray, d_S: np.ndarray, graded_S: np.ndarray) -> None:
+    def _update_extremes(self, judged: Masked, reward_S: np.ndarray, d_S: np.ndarray, graded_S: np.ndarray) -> None:
         counted_N = judged.gaps.per_token(graded_S)
         self.tv_max = max(self.tv_max, float(np.abs(judged.difference_N[counted_N]).max(initial=-np.inf)))
         full_N = judged.gaps.column("tv_full_T")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.metrics.accumulator import Accumulator
-from mismatch_cli.metrics.clipping.judged import Judged
+from mismatch_cli.metrics.clipping.masked import Masked
 
 _BUFFERED = 2**16
 _SIGN_BIT = 32
@@ -20,7 +20,7 @@ class TokenTable(Accumulator):
         self.judged = np.zeros((2, 0), dtype=np.int64)  # by sign and id
         self.blocked = [_SparseSums() for _ in range(algorithms)]
 
-    def update(self, judged: Judged) -> None:
+    def update(self, judged: Masked) -> None:
         ids_N = judged.gaps.column("response_ids_T")
         assert ids_N is not None
         self._make_room(int(ids_N.max(initial=-1)) + 1)

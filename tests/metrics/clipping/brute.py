@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from mismatch_cli.batch import TokenBatch
-from mismatch_cli.metrics.clipping.judged import Needs
+from mismatch_cli.metrics.clipping.masked import Needs
 from mismatch_cli.metrics.hashing import hash_keys, mix
 
 INF = float("inf")

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mismatch_cli.metrics.clipping.judged import Needs
+from mismatch_cli.metrics.clipping.masked import Needs
 from mismatch_cli.metrics.clipping.result import clipping_result
 from tests.metrics.clipping import brute
 from tests.metrics.clipping.world import ALL, EVERYTHING, PLAIN, result_of, simple, summarise, world

@@ -10,7 +10,7 @@ import torch
 
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.batch import TokenBatch
-from mismatch_cli.metrics.clipping.judged import Needs
+from mismatch_cli.metrics.clipping.masked import Needs
 from mismatch_cli.metrics.clipping.result import clipping_result
 from tests.metrics.clipping import brute
 from tests.metrics.clipping.world import (

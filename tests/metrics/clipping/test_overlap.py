@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatch_cli.metrics.clipping.judged import judge
+from mismatch_cli.metrics.clipping.masked import apply_masks
 from mismatch_cli.metrics.clipping.overlap import Overlap
 from tests.metrics.clipping import brute
 from tests.metrics.clipping.world import ALL, EVERYTHING, PLAIN, plain_algorithms, world
@@ -58,7 +58,7 @@ def test_examples_are_the_smallest_hashes_that_one_blocks_and_the_other_keeps(ju
 
 
 def judged_slices(batch: Any, needs: Any = EVERYTHING, algorithms: Any = ALL) -> list[Any]:
-    return [judged for cases in judge(batch, needs, algorithms) for judged in cases]
+    return [judged for cases in apply_masks(batch, needs, algorithms) for judged in cases]
 
 
 @pytest.mark.parametrize("limit", [4, 1024])

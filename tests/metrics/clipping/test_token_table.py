@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from mismatch_cli.metrics.clipping import token_table
-from mismatch_cli.metrics.clipping.judged import NEGATIVE, POSITIVE, Judged, judge
+from mismatch_cli.metrics.clipping.masked import NEGATIVE, POSITIVE, Masked, apply_masks
 from mismatch_cli.metrics.clipping.token_table import TokenTable
 from tests.metrics.clipping.world import PLAIN, plain_algorithms, simple
 
 
-def made_up(seed: int, tokens: int = 4000, ids: int = 500, algorithms: int = 3) -> Judged:
+def made_up(seed: int, tokens: int = 4000, ids: int = 500, algorithms: int = 3) -> Masked:
     """Random tokens of one response, with random decisions in place of those of algorithms."""
     rng = np.random.default_rng(seed)
     logq, logp = -rng.exponential(1.0, (2, tokens))
@@ -23,14 +23,14 @@ def made_up(seed: int, tokens: int = 4000, ids: int = 500, algorithms: int = 3) 
 
 def decided(
     logq: np.ndarray, logp: np.ndarray, advantage: np.ndarray, rng: np.random.Generator, algorithms: int, **columns: Any
-) -> Judged:
+) -> Masked:
     batch = simple([logq.tolist()], [logp.tolist()], [0.0], advantage_T=advantage, **columns)
-    ((judged,),) = judge(batch, PLAIN, plain_algorithms()[:1])
+    ((judged,),) = apply_masks(batch, PLAIN, plain_algorithms()[:1])
     judged.blocked = [np.flatnonzero((rng.random(len(logq)) < 0.3) & (advantage != 0)) for _ in range(algorithms)]
     return judged
 
 
-def dense(slices: list[Judged], algorithm: int, sign: int, ids: int) -> dict[str, np.ndarray]:
+def dense(slices: list[Masked], algorithm: int, sign: int, ids: int) -> dict[str, np.ndarray]:
     found = {name: np.zeros(ids) for name in ("blocked", "tokens", "mu", "pi", "ratio")}
     for judged in slices:
         ids_N = judged.gaps.column("response_ids_T")

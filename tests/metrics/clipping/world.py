@@ -12,7 +12,7 @@ import torch
 from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.batch import TokenBatch
-from mismatch_cli.metrics.clipping.judged import Needs
+from mismatch_cli.metrics.clipping.masked import Needs
 from mismatch_cli.metrics.clipping.result import clipping_result
 from mismatch_cli.metrics.clipping.summary import ClippingSummary, Question
 

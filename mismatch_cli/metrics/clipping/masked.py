@@ -52,15 +52,15 @@ class Needs:
         return next(missing, "").rpartition("_")[0]
 
 
-def judge(batch: TokenBatch, needs: Needs, algorithms: Sequence[Algorithm]) -> Iterator[list[Judged]]:
-    """Slices of whole responses: one `Judged` each, or one for each sign where there are no advantages."""
+def apply_masks(batch: TokenBatch, needs: Needs, algorithms: Sequence[Algorithm]) -> Iterator[list[Masked]]:
+    """Slices of whole responses: one `Masked` each, or one for each sign where there are no advantages."""
     for gaps in token_gaps(batch, PAIRS["total"], required=needs.columns):
         policies = _policies(gaps, needs)
         if needs.advantages:
             advantages = [_column(gaps, "advantage_T")]
         else:
             advantages = [np.full(len(gaps.logq_N), sign, dtype=np.float32) for sign in (1, -1)]
-        yield [Judged(gaps, policies, advantage_N, algorithms) for advantage_N in advantages]
+        yield [Masked(gaps, policies, advantage_N, algorithms) for advantage_N in advantages]
 
 
 def _policies(gaps: TokenGaps, needs: Needs) -> Policies:
@@ -88,7 +88,7 @@ def _column(gaps: TokenGaps, name: str) -> np.ndarray:
     return column_N
 
 
-class Judged:
+class Masked:
     """Responses of a batch with the advantage of each token, and what every algorithm decides about it."""
 
     def __init__(
