@@ -64,16 +64,13 @@ def import_everything(engine: str) -> None:
 def measure(arguments: argparse.Namespace) -> dict[str, float]:
     """One probe; seconds by phase."""
     from mismatch_cli import engines
-    from mismatch_cli.bundled import bundled
     from mismatch_cli.commands import _show
     from mismatch_cli.commands._progress import TerminalProgress
     from mismatch_cli.recording import record as recording
     from mismatch_cli.recording import rollouts
-    from mismatch_cli.recording.config import ProbeConfig, TrainerSettings
-    from mismatch_cli.sampling import SamplingSettings
+    from mismatch_cli.recording.config import ProbeConfig
     from mismatch_cli.scoring.trainer import Trainer
     from mismatch_cli.tasks.grading import MathVerify
-    from mismatch_cli.tasks.prompts import PromptSource
     from mismatch_cli.trace.reader import Trace
 
     watch = Stopwatch()
@@ -88,13 +85,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
     watch.wrap(rollouts, "write_shard", "writing sampled shards")
     watch.wrap(_show, "_write", "plots, HTML, JSON")
 
-    model = str(bundled("model"))
     config = ProbeConfig(
-        model=model,
         engine=arguments.engine,
-        prompts=PromptSource(str(bundled("problems.jsonl")), limit=arguments.num_prompts),
-        sampling=SamplingSettings(max_tokens=256),
-        trainer=TrainerSettings(model),
+        num_prompts=arguments.num_prompts,
         samples_per_prompt=arguments.samples_per_prompt,
         threads=1,
     )

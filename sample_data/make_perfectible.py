@@ -10,22 +10,15 @@ import json
 import tempfile
 from pathlib import Path
 
-from mismatch_cli.bundled import bundled
 from mismatch_cli.commands._progress import TerminalProgress
 from mismatch_cli.recording.config import CurateConfig
 from mismatch_cli.recording.curate import PROBLEMS_FILE, curate
-from mismatch_cli.sampling import SamplingSettings
-from mismatch_cli.tasks.prompts import PromptSource
 
 PROBLEMS = 200
 CONFIG = CurateConfig(
-    model=str(bundled("model")),
-    engine="vllm",
-    prompts=PromptSource(str(bundled("problems.jsonl"))),
-    sampling=SamplingSettings(max_tokens=128),
+    max_tokens=128,
     samples_per_prompt=40,
     held_out_samples=40,
-    top_logprobs=0,
     rollout_dtype="bfloat16",
     threads=1,
 )

@@ -22,13 +22,12 @@ from mismatch_cli.divergences import full_kl, full_tv
 from mismatch_cli.engines import EngineSettings
 from mismatch_cli.engines import vllm as vllm_engine
 from mismatch_cli.models import load_tokenizer
-from mismatch_cli.recording.config import ProbeConfig, TrainerSettings
+from mismatch_cli.recording.config import ProbeConfig
 from mismatch_cli.recording.record import record
 from mismatch_cli.recording.rollouts import ShardPlan, plan_shards, sample_shard
 from mismatch_cli.recording.score import Pass, score_shard
-from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.tasks.grading import Grader
-from mismatch_cli.tasks.prompts import PromptSource, encode_prompts, load_problems
+from mismatch_cli.tasks.prompts import encode_prompts, load_problems
 from mismatch_cli.trace.columns import table_to_batch
 from mismatch_cli.trace.manifest import read_manifest, write_manifest
 from mismatch_cli.trace.reader import open_shard
@@ -46,10 +45,10 @@ TOP_K = 20
 
 CONTROL = ProbeConfig(
     model=MODEL,
-    engine="vllm",
-    prompts=PromptSource("sample_data/problems.jsonl", limit=STEPS * PROMPTS_PER_STEP),
-    sampling=SamplingSettings(max_tokens=128),
-    trainer=TrainerSettings(MODEL, dtype="float32"),
+    prompts="sample_data/problems.jsonl",
+    num_prompts=STEPS * PROMPTS_PER_STEP,
+    max_tokens=128,
+    trainer_dtype="float32",
     samples_per_prompt=4,
     top_logprobs=TOP_K,
     rollout_dtype="float32",
@@ -57,10 +56,11 @@ CONTROL = ProbeConfig(
 SAMPLES = 8
 TRAINING = replace(
     CONTROL,
-    trainer=TrainerSettings(MODEL, dtype="bfloat16", noise_responses=STEPS * PROMPTS_PER_STEP * SAMPLES),
+    trainer_dtype="bfloat16",
+    noise_responses=STEPS * PROMPTS_PER_STEP * SAMPLES,
     samples_per_prompt=SAMPLES,
     rollout_dtype="bfloat16",
-    engine_args={"kv_cache_dtype": "fp8"},
+    kv_cache_dtype="fp8",
 )
 
 
@@ -134,7 +134,7 @@ def record_training(folder: Path, log: Path, manifest: dict[str, Any], progress:
     learner = Learner(TRAINING)
     engine = vllm_engine.create(settings)
     encoded = encode_prompts(
-        load_problems(TRAINING.prompts),
+        load_problems(TRAINING.prompt_source),
         tokenizer,
         template=TRAINING.prompt_template,
         max_model_len=engine.max_model_len,

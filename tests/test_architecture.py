@@ -40,7 +40,7 @@ FLOORS = [
     {"trust_regions"},
     {"policies"},
     {"divergences"},
-    {"models", "adapters"},
+    {"models", "adapters", "options"},
     {"sampling", "batch", "text", "numbers", "registry", "torch_settings", "compat", "bundled", "memory", "attention"},
     {"custom_code", "suggest", "places"},
     {"errors", "papers", ""},

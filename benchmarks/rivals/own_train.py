@@ -11,12 +11,14 @@ import ready  # noqa: F401
 # isort: split
 import argparse
 import tempfile
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from turns import Turn
 
-from mismatch_cli.rl.config import load_config, settings
+from mismatch_cli.options import default_of
+from mismatch_cli.rl.config import TrainConfig, load_config
 from mismatch_cli.rl.loop import train
 
 
@@ -34,7 +36,7 @@ def main() -> None:
         turn.done(samples=samples, tokens=round(record["length"] * samples), reward=record["reward"], phases=phases)
         over = not turn.wait()
 
-    kinds = {name: type(default) for name, (default, _) in settings().items()}
+    kinds = {known.name: type(default_of(known)) for known in fields(TrainConfig)}
     pairs = (item.split("=", 1) for item in options.set)
     changes = {name: kinds[name](value) for name, value in pairs}
     never = {"steps": 100_000, "checkpoint_every": 100_000, "trace_every": 0, "eval_every": 0}

@@ -23,6 +23,7 @@ TrustRemoteCode = Annotated[
     bool,
     typer.Option("--trust-remote-code", help="Run the code that a model brings; it is refused without."),
 ]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --output where it was stopped.")]
 FullPaths = Annotated[
     bool,
     typer.Option("--full-paths", help="Show absolute paths as they are, in place of …/NAME.", rich_help_panel=_OUTPUT),

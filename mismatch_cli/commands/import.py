@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mismatch_cli.commands import _rollout_options as rollout
 from mismatch_cli.commands._options import Debug, Force, Json, Output, Quiet, TrustRemoteCode
 from mismatch_cli.errors import UsageError
 from mismatch_cli.suggest import suggest
@@ -15,6 +14,8 @@ from mismatch_cli.suggest import suggest
 if TYPE_CHECKING:
     from mismatch_cli.commands._progress import TerminalProgress
     from mismatch_cli.importers._driver import Import
+
+_SAMPLING = "Sampling"
 
 
 def command(
@@ -41,11 +42,11 @@ def command(
         str | None, typer.Option("--tokenizer", metavar="MODEL", help="So that reports show text in place of numbers.")
     ] = None,
     temperature: Annotated[
-        float | None, rollout.option(rollout.SAMPLING, "--temperature", help="As sampled; kept for `rescore`.")
+        float | None, typer.Option(help="As sampled; kept for `rescore`.", rich_help_panel=_SAMPLING)
     ] = None,
-    top_p: Annotated[float | None, rollout.option(rollout.SAMPLING, "--top-p", help="The same; 1 = off.")] = None,
-    top_k: Annotated[int | None, rollout.option(rollout.SAMPLING, "--top-k", help="The same; 0 = off.")] = None,
-    min_p: Annotated[float | None, rollout.option(rollout.SAMPLING, "--min-p", help="The same; 0 = off.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="The same; 1 = off.", rich_help_panel=_SAMPLING)] = None,
+    top_k: Annotated[int | None, typer.Option(help="The same; 0 = off.", rich_help_panel=_SAMPLING)] = None,
+    min_p: Annotated[float | None, typer.Option(help="The same; 0 = off.", rich_help_panel=_SAMPLING)] = None,
     trust_remote_code: TrustRemoteCode = False,
     output: Output = None,
     force: Force = False,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,23 +18,26 @@ from mismatch_cli.commands._live import STOPPING, TrainingView
 from mismatch_cli.commands._options import Debug, Quiet, TrustRemoteCode
 from mismatch_cli.commands._train_folders import held_folders, run_folders
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.rl.config import TrainConfig, load_config, presets, settings
+from mismatch_cli.options import flags
+from mismatch_cli.rl.config import TrainConfig, load_config, presets
 from mismatch_cli.suggest import quoted
 
 if TYPE_CHECKING:
     from mismatch_cli.commands._progress import TerminalProgress
     from mismatch_cli.commands._refresh import Refresher
 
-_OWN = ("algorithm", "seed")  # flags with more to say than their setting
+# Flags with more to say than their setting.
+_OWN = {known.name: known.metadata["help"] for known in fields(TrainConfig) if known.name in ("algorithm", "seed")}
 
 
-def _train(
+@flags(TrainConfig, without=tuple(_OWN), show_default=False, rich_help_panel="Settings")
+def command(
     algorithm: Annotated[
         list[str] | None,
-        typer.Option("--algorithm", "-a", help=f"{settings()['algorithm'][1]} Repeatable.", show_default=False),
+        typer.Option("--algorithm", "-a", help=f"{_OWN['algorithm']} Repeatable.", show_default=False),
     ] = None,
     preset: Annotated[str, typer.Option("--preset", help=f"{', '.join(presets())}, or a TOML file.")] = "miniature",
-    seed: Annotated[int | None, typer.Option("--seed", help=settings()["seed"][1], show_default="0")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help=_OWN["seed"], show_default="0")] = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of each algorithm, with seeds counting up.")] = 1,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder of the runs.", show_default="train-PRESET")
@@ -241,26 +244,3 @@ class _Interrupt:
         self._view.stopping = True
         if not self._progress.on_terminal:
             self._progress.say(STOPPING)
-
-
-def _with_every_setting(function: Any) -> Any:
-    """Give the command a flag for each setting, in the order of the configuration."""
-    signature = inspect.signature(function, eval_str=True)
-    parameters = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    for name, (default, help_text) in settings().items():
-        if name not in _OWN:
-            option = typer.Option(
-                f"--{name.replace('_', '-')}", help=help_text, show_default=False, rich_help_panel="Settings"
-            )
-            kind = type(default) | None
-            parameters.append(
-                inspect.Parameter(
-                    name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option]
-                )
-            )
-    function.__signature__ = signature.replace(parameters=parameters)
-    function.__annotations__ = {p.name: p.annotation for p in parameters}
-    return function
-
-
-command = _with_every_setting(_train)

@@ -46,7 +46,7 @@ class EngineSettings:
 
 
 class Engine(Protocol):
-    """What a module in this folder offers through `create(settings)`."""
+    """What the file of an engine offers through `create(settings)`."""
 
     @property
     def max_model_len(self) -> int:
@@ -70,6 +70,18 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free the weights and the caches, so that the trainer can have the memory."""
+        ...
+
+
+class EngineModule(Protocol):
+    """What a file in this folder has: a function, and what others need to know before it is called."""
+
+    REMOTE: bool  # it asks a server by its URL, which may be restarted as another between two shards
+    TAKES_WEIGHTS: bool  # whether `load_weights` works, without which nothing can be trained with it
+    MEMORY_SHARE: str | None  # its argument for the share of a GPU that it may take, where it reserves one
+
+    def create(self, settings: EngineSettings) -> Engine:
+        """Start the engine; a `MismatchError` says what is missing and how to get it."""
         ...
 
 
@@ -97,7 +109,12 @@ def full_bytes(engine: str, vocabulary: int, tokens: int) -> int:
     return int(module.full_bytes(vocabulary, tokens))
 
 
+def engine_module(name: str) -> EngineModule:
+    """The file behind a public name; the library that it needs is imported when it creates an engine."""
+    module: Any = registry.load(__name__, name, "engine")
+    return module
+
+
 def create_engine(name: str, settings: EngineSettings) -> Engine:
     """Start the engine with this public name; a `MismatchError` says what is missing and how to get it."""
-    engine: Engine = registry.load(__name__, name, "engine").create(settings)
-    return engine
+    return engine_module(name).create(settings)

@@ -17,6 +17,7 @@ from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.models import load_causal_lm
 from mismatch_cli.sampling import SamplingSettings
 
+REMOTE, TAKES_WEIGHTS, MEMORY_SHARE = False, True, None
 _ARGUMENTS = {"batch_size": 64, "attn_implementation": None, "device_map": None, "max_model_len": None}
 
 

@@ -21,6 +21,7 @@ from mismatch_cli.errors import MismatchError, UsageError, first_line
 from mismatch_cli.models import check_model_folder, load_config
 from mismatch_cli.sampling import SamplingSettings
 
+REMOTE, TAKES_WEIGHTS, MEMORY_SHARE = True, False, None
 _ADDRESS = ("concurrency", "timeout", "patience")
 _ARGUMENTS = ("url", "served_model", "max_model_len", *_ADDRESS)
 _PATIENCE_AT_START, _FOR_THE_LIST = 3.0, 5.0  # a URL that is wrong should say so at once

@@ -22,6 +22,7 @@ from mismatch_cli.models import check_model_folder, saved_state
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.torch_settings import TorchSettings
 
+REMOTE, TAKES_WEIGHTS, MEMORY_SHARE = False, True, "gpu_memory_utilization"
 _MISSING = (
     "vLLM is not installed. Install it with: pip install 'mismatch-cli[cpu]' (no GPU) or "
     "pip install 'mismatch-cli[vllm]' (CUDA), or sample with the Hugging Face model: --engine hf"

@@ -1,16 +1,37 @@
-"""What is recorded, as one object: kept in the manifest, and what `--resume` goes on with."""
+"""What is recorded, as one object: every field is a flag; kept in the manifest, and what `--resume` goes on with."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
+from mismatch_cli import custom_code
 from mismatch_cli.errors import UsageError
+from mismatch_cli.options import flag_of
+from mismatch_cli.recording.scorer import scorer_of
+from mismatch_cli.recording.settings import (
+    EQUAL,
+    NEWER,
+    AsSampled,
+    ChoiceSettings,
+    ProbeSettings,
+    PromptSettings,
+    RolloutSettings,
+    SampleCount,
+    SamplerSettings,
+    ScoredSettings,
+    ScorerSettings,
+    ThreadSettings,
+    of_prompts,
+)  # fmt: skip
 from mismatch_cli.sampling import SamplingSettings
-from mismatch_cli.tasks.prompts import PromptSource
 
-EQUAL, NEWER = "equal", "newer"
+if TYPE_CHECKING:
+    from mismatch_cli.tasks.prompts import PromptSource
+
 _RESPONSES_PER_SHARD = 256
 _TOKENS_PER_SHARD = 2**20
 
@@ -29,33 +50,65 @@ class TrainerSettings:
     token_budget: int = 8192
     noise_responses: int = 128  # responses per run that are scored twice, for the self-noise floor
 
-    def check(self) -> None:
-        """A `UsageError` for what makes no sense."""
-        _at_least(1, "--token-budget", self.token_budget)
-        _at_least(0, "--noise-responses", self.noise_responses)
+
+def _trainer_of(config: ScorerSettings, model: str, adapter: str | None) -> TrainerSettings:
+    if config.merge_adapter and not adapter:
+        raise UsageError("--merge-adapter needs an adapter to merge. Name one with --trainer-adapter.")
+    return TrainerSettings(
+        model,
+        dtype=config.trainer_dtype,
+        adapter=adapter,
+        attn_implementation=config.attn,
+        **config.named("merge_adapter", "float32_head", "device_map", "token_budget", "noise_responses"),
+    )
 
 
-@dataclass(frozen=True)
-class RolloutConfig:
+class RolloutConfig(RolloutSettings, SamplerSettings, PromptSettings):
     """Everything that decides what the engine samples."""
 
-    model: str
-    engine: str
-    prompts: PromptSource
-    sampling: SamplingSettings
-    samples_per_prompt: int = 8
-    top_logprobs: int = 20
-    seed: int = 0
-    prompt_template: str = "chat"
-    rollout_dtype: str = "auto"
-    adapter: str | None = None  # LoRA, that the engine samples with
-    threads: int | None = None
-    engine_args: dict[str, Any] = field(default_factory=dict)
-    reward: str = ""  # FILE.py:FUNCTION; empty: math-verify
+    samples_per_prompt: int
+    top_logprobs: int = 0
+    threads: int | None
 
     def __post_init__(self) -> None:
-        _at_least(1, "--samples-per-prompt", self.samples_per_prompt)
-        _at_least(0, "--top-logprobs", self.top_logprobs)
+        from mismatch_cli.engines import engine_module
+
+        super().__post_init__()
+        for url in (known for known in fields(self) if known.name in ("engine_url", "served_model")):
+            if getattr(self, url.name) and not engine_module(self.engine).REMOTE:
+                raise UsageError(f"{flag_of(url)} goes with --engine server. Add that, or leave it out.")
+        self.to_json()  # what cannot be put together is told
+
+    @property
+    def prompt_source(self) -> PromptSource:
+        """Where the problems come from."""
+        from mismatch_cli.tasks.prompts import PromptSource
+
+        return PromptSource(
+            location=self.prompts,
+            prompt_field=self.prompt_field,
+            answer_field=self.answer_field,
+            split=self.split,
+            config=self.subset,
+            limit=self.num_prompts,
+            shuffle_seed=self.seed if self.shuffle else None,
+        )
+
+    @property
+    def sampling(self) -> SamplingSettings:
+        """What the sampler does."""
+        return SamplingSettings(self.temperature, self.top_p, self.top_k, self.min_p, self.max_tokens)
+
+    @property
+    def engine_args(self) -> dict[str, Any]:
+        """What the engine is given by name."""
+        given = {argument: getattr(self, name) for name, argument in _ENGINE_ARGUMENTS.items()}
+        return {name: value for name, value in given.items() if value is not None} | _parsed(self.engine_arg or ())
+
+    @property
+    def engine_adapter(self) -> str | None:
+        """The LoRA adapter that the engine samples with."""
+        return None
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -65,7 +118,7 @@ class RolloutConfig:
     @property
     def adapters(self) -> tuple[str, ...]:
         """Every LoRA adapter that is to be put on one."""
-        return (self.adapter,) if self.adapter else ()
+        return ()
 
     @property
     def name(self) -> str:
@@ -75,25 +128,63 @@ class RolloutConfig:
     @property
     def prompts_per_shard(self) -> int:
         """Enough responses to fill an engine's batch, few enough to hold in memory and to lose."""
-        responses = min(_RESPONSES_PER_SHARD, _TOKENS_PER_SHARD // self.sampling.max_tokens)
+        responses = min(_RESPONSES_PER_SHARD, _TOKENS_PER_SHARD // self.max_tokens)
         return max(1, responses // self.samples_per_prompt)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """As the manifest has it."""
+        return {
+            "model": self.model,
+            "engine": self.engine,
+            "prompts": asdict(self.prompt_source),
+            "sampling": asdict(self.sampling),
+            **self.named("samples_per_prompt", "top_logprobs", "seed", "prompt_template", "rollout_dtype"),
+            "adapter": self.engine_adapter,
+            "threads": self.threads,
+            "engine_args": self.engine_args,
+            "reward": self.reward,
+        }
 
 
-@dataclass(frozen=True)
-class ProbeConfig(RolloutConfig):
+_ENGINE_ARGUMENTS = {
+    "kv_cache_dtype": "kv_cache_dtype",
+    "tensor_parallel": "tensor_parallel_size",
+    "eager": "enforce_eager",
+    "prefix_caching": "enable_prefix_caching",
+    "max_model_len": "max_model_len",
+    "engine_url": "url",
+    "served_model": "served_model",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeConfig(
+    RolloutConfig,
+    ThreadSettings,
+    ScorerSettings,
+    ProbeSettings,
+    RolloutSettings,
+    SamplerSettings,
+    SampleCount,
+    PromptSettings,
+):
     """Everything that decides what is in the trace of a probe."""
 
-    trainer: TrainerSettings = field(kw_only=True)
-    full_divergence: int = 0  # the first responses, whose TV and KL run over the whole vocabulary
-    full_divergence_memory: float | None = None  # GiB that the engine may take for it; None: half of what is free
-
     def __post_init__(self) -> None:
+        if self.adapter and (self.rollout_adapter or self.trainer_adapter):
+            raise UsageError(
+                "--adapter is for both sides: leave it out, or leave out --rollout-adapter and --trainer-adapter."
+            )
         super().__post_init__()
-        self.trainer.check()
-        _at_least(0, "--full-divergence", self.full_divergence)
+
+    @property
+    def trainer(self) -> TrainerSettings:
+        """How the trainer scores, and with which weights."""
+        return _trainer_of(self, self.trainer_model or self.model, self.adapter or self.trainer_adapter)
+
+    @property
+    def engine_adapter(self) -> str | None:
+        return self.adapter or self.rollout_adapter
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -101,47 +192,60 @@ class ProbeConfig(RolloutConfig):
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(name for name in (self.adapter, self.trainer.adapter) if name))
+        return tuple(dict.fromkeys(name for name in (self.engine_adapter, self.trainer.adapter) if name))
+
+    def to_json(self) -> dict[str, Any]:
+        added = self.named("full_divergence", "full_divergence_memory")
+        return super().to_json() | {"trainer": asdict(self.trainer)} | added
 
 
-@dataclass(frozen=True)
-class CurateConfig(RolloutConfig):
+@dataclass(frozen=True, kw_only=True)
+class CurateConfig(RolloutConfig, ThreadSettings, RolloutSettings, SamplerSettings, ChoiceSettings, PromptSettings):
     """Everything that decides which problems `curate` keeps."""
 
-    held_out_samples: int = 40
-    keep: tuple[float, float] = (0.2, 0.8)  # accuracies, both ends included
+    num_prompts: int | None = of_prompts(None, "How many to look at; by default all.", min=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least(1, "--held-out-samples", self.held_out_samples)
         low, high = self.keep
         if not 0 <= low <= high <= 1:
             raise UsageError(f"--keep {low:g} {high:g} is no range of accuracies. Example: --keep 0.2 0.8")
 
+    def to_json(self) -> dict[str, Any]:
+        return super().to_json() | self.named("held_out_samples", "keep")
 
-@dataclass(frozen=True)
-class RescoreConfig:
+
+@dataclass(frozen=True, kw_only=True)
+class RescoreConfig(ThreadSettings, AsSampled, ScorerSettings, ScoredSettings):
     """Everything that decides what a rescored trace holds."""
 
-    trace: str
-    trainer: TrainerSettings
-    weights: str | int = EQUAL  # the weights that sampled, NEWER ones, or those of a version as the trace counts
-    keep_trainer: bool = False  # fill in logp_recomputed, beside the trace's own logp_trainer
-    sampling: dict[str, float | None] = field(default_factory=dict)  # as asked; None: as the trace says
-    threads: int | None = None
+    @classmethod
+    def from_flags(cls, flags: Mapping[str, Any]) -> Self:
+        """Also the model that scores, by the trace; the bundled one goes with the bundled model, and no other does."""
+        weights = flags["weights"]
+        if weights not in (EQUAL, NEWER) and not weights.isdecimal():
+            raise UsageError(f"--weights {weights} is not known. Use {EQUAL}, {NEWER}, or a version such as 40.")
+        return super().from_flags(flags if flags["trace"] is None else {**flags, **scorer_of(flags)})
 
-    def __post_init__(self) -> None:
-        self.trainer.check()
+    @property
+    def trainer(self) -> TrainerSettings:
+        """How the trainer scores, and with which weights."""
+        return _trainer_of(self, self.trainer_model, self.trainer_adapter)
+
+    @property
+    def sampling(self) -> dict[str, float | None]:
+        """What was asked of the sampler; None: as the trace says."""
+        return self.named("temperature", "top_p", "top_k", "min_p")
 
     @property
     def models(self) -> tuple[str, ...]:
         """Every model that is to be loaded."""
-        return (self.trainer.model,)
+        return (self.trainer_model,)
 
     @property
     def adapters(self) -> tuple[str, ...]:
         """Every LoRA adapter that is to be put on one."""
-        return (self.trainer.adapter,) if self.trainer.adapter else ()
+        return (self.trainer_adapter,) if self.trainer_adapter else ()
 
     @property
     def name(self) -> str:
@@ -150,6 +254,17 @@ class RescoreConfig:
         return path.parent.name if path.name == "trace" else path.name
 
 
-def _at_least(least: int, flag: str, value: int) -> None:
-    if value < least:
-        raise UsageError(f"{flag} {value} is too small. Use at least {least}.")
+def _parsed(items: Iterable[str]) -> dict[str, Any]:
+    """Each key=value of `--engine-arg`: numbers, true/false, null and JSON as such; anything else is text."""
+    arguments = {}
+    for item in items:
+        key, separator, value = item.partition("=")
+        if not separator or not key:
+            raise UsageError(f"--engine-arg {item!r} is not key=value. Example: --engine-arg max_num_seqs=64")
+        if key.replace("-", "_") == "trust_remote_code":
+            raise UsageError(f"--engine-arg {item} is not for one side alone. Use {custom_code.FLAG}.")
+        try:
+            arguments[key.replace("-", "_")] = json.loads(value)
+        except ValueError:
+            arguments[key.replace("-", "_")] = value
+    return arguments

@@ -47,7 +47,7 @@ def curate(
     threads = set_threads(config.threads, config.model)
     manifest = manifest | {"config": config.to_json(), "threads": threads, "libraries": library_versions()}
     tokenizer = load_tokenizer(config.model)
-    problems = gradable(load_problems(config.prompts), config.reward, config.prompts.location)
+    problems = gradable(load_problems(config.prompt_source), config.reward, config.prompts)
     if _is_sampled(config, run_folder, manifest):
         context = manifest["rollout"]["max_model_len"]
         encoded = encode_prompts(problems, tokenizer, template=config.prompt_template, max_model_len=context)

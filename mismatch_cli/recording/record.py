@@ -58,7 +58,7 @@ def _sample(
     config: ProbeConfig, run_folder: Path, manifest: dict[str, Any], distributions: Distributions, progress: Progress
 ) -> dict[str, Any]:
     tokenizer = load_tokenizer(config.model)
-    problems = load_problems(config.prompts)
+    problems = load_problems(config.prompt_source)
     if full := distributions.count > 0:
         check_room(config, vocabulary_of(config.model, tokenizer), run_folder)
     if config.trainer.model != config.model:
@@ -89,9 +89,12 @@ def _score(
         shards = shards_of(folder, manifest)
         if not all(scoring.done(path) for path in shards):
             at_rollout = recomputed or manifest["equal_weights"]
-            check = AdapterCheck(config, shards[0], progress) if config.adapter and at_rollout and shards else None
-            weights = config if recomputed else config.trainer
-            trainer = load_trainer(weights.model, config.trainer, config.sampling, progress, weights.adapter)
+            checked = config.engine_adapter and at_rollout and shards
+            check = AdapterCheck(config, shards[0], progress) if checked else None
+            model, adapter = config.model, config.engine_adapter
+            if not recomputed:
+                model, adapter = config.trainer.model, config.trainer.adapter
+            trainer = load_trainer(model, config.trainer, config.sampling, progress, adapter)
             if check is not None:
                 manifest["adapter_check"] = check.done(trainer)
             manifest["recomputed" if recomputed else "trainer"] = trainer.describe()
@@ -136,12 +139,12 @@ _RESPONSES = 32  # of the first shard
 
 def equal_weights(config: ProbeConfig) -> bool:
     """Whether trainer and engine have the same weights: the same model, and adapters that change it alike, or none."""
-    return config.trainer.model == config.model and same_adapter(config.adapter, config.trainer.adapter)
+    return config.trainer.model == config.model and same_adapter(config.engine_adapter, config.trainer.adapter)
 
 
 def check_unchanged(config: ProbeConfig, manifest: dict[str, Any]) -> None:
     """A `MismatchError` for an adapter that cannot be read, or is not what it was when the run began."""
-    for side, name in (("rollout", config.adapter), ("trainer", config.trainer.adapter)):
+    for side, name in (("rollout", config.engine_adapter), ("trainer", config.trainer.adapter)):
         if name is not None:
             now = read_adapter(name).digest
             if manifest.get(side, {}).get("adapter_digest", now) != now:
@@ -173,13 +176,13 @@ class AdapterCheck:
         fit = compare_fit(self._logp_rollout, self._logp(trainer), self._without)
         if fit.second_fits:
             raise MismatchError(
-                f"The engine did not apply the adapter {config.adapter}: over {len(self._requests)} of its own "
+                f"The engine did not apply the adapter {config.engine_adapter}: over {len(self._requests)} of its own "
                 f"responses mean |π − μ| is {fit.first:.2g} with the adapter and {fit.second:.2g} without. Nothing was "
                 "scored; look into log/ in the run folder, or probe the model without an adapter on the engine."
             )
         if not fit.first_fits:
             self._progress.say(
-                f"Whether the engine applied the adapter {config.adapter} cannot be told: mean |π − μ| is "
+                f"Whether the engine applied the adapter {config.engine_adapter} cannot be told: mean |π − μ| is "
                 f"{fit.first:.2g} with it and {fit.second:.2g} without, too near to each other."
             )
         return {

@@ -125,7 +125,7 @@ class _Rescoring:
             "rescored": {
                 "trace": str(self.source.folder),
                 "digest": plan.digest,
-                "weights": self.config.weights,
+                "weights": plan.version if self.config.weights.isdecimal() else self.config.weights,
                 "version": plan.version,
                 "replaced": list(plan.replaced),
                 "carried": list(plan.carried),

@@ -13,7 +13,7 @@ import numpy as np
 
 from mismatch_cli.adapters import read_adapter
 from mismatch_cli.batch import Rollout
-from mismatch_cli.engines import Engine, EngineSettings, Request, create_engine
+from mismatch_cli.engines import Engine, EngineSettings, Request, create_engine, engine_module
 from mismatch_cli.engines._sampling import sample_checked, sample_seed
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.recording.config import RolloutConfig
@@ -53,7 +53,7 @@ def load_engine(
             f"--top-logprobs {config.top_logprobs} is more than the {vocabulary} tokens there are. "
             "Use --top-logprobs 20."
         )
-    if config.engine == "server":
+    if engine_module(config.engine).REMOTE:
         progress.say(f"Asking the server for {config.model}")
     else:
         progress.say(f"Loading {config.model} into the rollout engine ({config.engine})")
@@ -67,7 +67,7 @@ def load_engine(
         extra=config.engine_args,
         full=full,
         say=progress.say,
-        adapter=config.adapter,
+        adapter=config.engine_adapter,
     )
     return create_engine(config.engine, settings)
 
@@ -101,7 +101,7 @@ def sample_trace(
     """
     plans = plan_shards(encoded.problems, encoded.prompt_ids, config.prompts_per_shard)
     prompts = describe_prompts(config, encoded, manifest)
-    adapter = {} if config.adapter is None else read_adapter(config.adapter).facts(merged=False)
+    adapter = {} if config.engine_adapter is None else read_adapter(config.engine_adapter).facts(merged=False)
     rollout = _describe(engine, config, manifest) | adapter
     rows = {plan.path(folder).name: len(plan.problems) * config.samples_per_prompt for plan in plans}
     manifest = manifest | {"rollout": rollout, "prompts": prompts} | recorded(rows)
@@ -132,7 +132,7 @@ def sample_trace(
 def _describe(engine: Engine, config: RolloutConfig, manifest: dict[str, Any]) -> dict[str, Any]:
     """The engine as resolved; a `MismatchError` for a server that is not the one that the run began with."""
     described = engine.describe()
-    if config.engine == "server":
+    if engine_module(config.engine).REMOTE:
         for name, before in manifest.get("rollout", {}).items():
             now = described.get(name)
             if not {before, now} & {None, "auto"} and before != now:  # those are not told
@@ -170,11 +170,11 @@ def describe_prompts(config: RolloutConfig, encoded: EncodedPrompts, manifest: d
     before = manifest.get("prompts", {}).get("digest", digest)
     if before != digest:
         raise MismatchError(
-            f"{config.prompts.location} has changed since this run began, so it cannot be resumed. "
+            f"{config.prompts} has changed since this run began, so it cannot be resumed. "
             "Start anew in another --output, or with --force."
         )
     return {
-        "source": config.prompts.location,
+        "source": config.prompts,
         "count": len(encoded.problems),
         "template": encoded.template,
         "skipped": encoded.skipped,

@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from mismatch_cli.recording.config import EQUAL, NEWER
+from mismatch_cli.errors import UsageError
+from mismatch_cli.recording.settings import EQUAL, NEWER
 
 
-def named_scorer(manifest: Mapping[str, Any], weights: str) -> Mapping[str, Any] | None:
+def scorer_of(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Flags for the model, and its adapter, that the trace names for the weights asked for; none where one was named.
+
+    Raises a `UsageError` where neither is.
+    """
+    from mismatch_cli.trace.reader import Trace
+
+    if flags["trainer_model"] is not None:
+        return {}
+    scorer = _named_scorer(Trace.open(Path(flags["trace"])).manifest, flags["weights"])
+    if scorer is None:
+        raise UsageError("Name the model that is to score: --trainer-model, a folder or a hub name.")
+    found = {"trainer_model": scorer["model"]}
+    if scorer.get("adapter") and not flags.get("trainer_adapter"):
+        found |= {"trainer_adapter": scorer["adapter"], "merge_adapter": bool(scorer.get("adapter_merged"))}
+    return found
+
+
+def _named_scorer(manifest: Mapping[str, Any], weights: str) -> Mapping[str, Any] | None:
     """The section of the manifest whose `model` holds these weights, with its adapter; None where none is sure to.
 
     A training run names the model that it began with, whose weights have moved on, and a dump names none.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mismatch_cli import registry
 from mismatch_cli.algorithms.parse import find
+from mismatch_cli.engines import engine_module
 from mismatch_cli.errors import UsageError
 from mismatch_cli.models import check_model_folder
 from mismatch_cli.rl.config import TrainConfig
@@ -26,9 +27,11 @@ def check_runs(configs: Sequence[TrainConfig]) -> None:
     first = configs[0]  # runs of one command differ in algorithm and seed
     if first.aggregation not in AGGREGATIONS:
         raise UsageError(registry.unknown("aggregation", first.aggregation, AGGREGATIONS))
-    engines = registry.names("mismatch_cli.engines")
-    if first.engine not in engines:
-        raise UsageError(registry.unknown("engine", first.engine, engines))
+    if not engine_module(first.engine).TAKES_WEIGHTS:
+        raise UsageError(
+            "Training sends new weights to the engine after every step, and a server behind a URL takes none from "
+            "here. Use --engine vllm or --engine hf."
+        )
     SamplingSettings(temperature=first.temperature, max_tokens=first.max_tokens)
     check_model_folder(first.model)
     check_task(first)

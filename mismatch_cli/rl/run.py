@@ -17,7 +17,7 @@ from mismatch_cli.adapters import Merged, save_adapter, start_lora, target_names
 from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.attention import warning
-from mismatch_cli.engines import Engine, EngineSettings, Request, create_engine
+from mismatch_cli.engines import Engine, EngineSettings, Request, create_engine, engine_module
 from mismatch_cli.engines._sampling import sample_checked, sample_seed
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import load_causal_lm, load_tokenizer
@@ -62,8 +62,9 @@ class Run:
     def _engine_settings(self, top_k: int) -> EngineSettings:
         config = self.config
         extra: dict[str, Any] = {} if config.kv_cache_dtype == "auto" else {"kv_cache_dtype": config.kv_cache_dtype}
-        if config.engine == "vllm" and torch.cuda.is_available():  # the trainer lives on the same device
-            extra["gpu_memory_utilization"] = config.engine_memory
+        share = engine_module(config.engine).MEMORY_SHARE
+        if share is not None and torch.cuda.is_available():  # the trainer lives on the same device
+            extra[share] = config.engine_memory
         log = self.folder / "log" / f"{config.engine}.log"
         return EngineSettings(config.model, self._sampling, top_k, config.rollout_dtype, config.seed, log, extra)
 

@@ -14,9 +14,7 @@ from mismatch_cli.cli import run
 from mismatch_cli.commands.curate import _training
 from mismatch_cli.metrics.curation import accuracy_by_prompt
 from mismatch_cli.recording.config import CurateConfig
-from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.suggest import suggest
-from mismatch_cli.tasks.prompts import PromptSource
 from mismatch_cli.trace.reader import Trace
 
 CURATE = "curate --engine hf --num-prompts 6 --samples-per-prompt 6 --held-out-samples 5 --max-tokens 96 --threads 1"
@@ -101,7 +99,7 @@ def test_confirmed_problems_are_in_the_range_twice(curated, tmp_path):
 
 def test_the_next_command_trains_as_it_was_measured():
     config = CurateConfig(
-        "some/model", "hf", PromptSource("p.jsonl"), SamplingSettings(temperature=0.7, max_tokens=3000),
+        model="some/model", engine="hf", prompts="p.jsonl", temperature=0.7, max_tokens=3000,
         prompt_template="raw", reward="mine.py:f",
     )  # fmt: skip
     assert suggest(*_training(config, Path("a b.jsonl"))) == (

@@ -19,7 +19,7 @@ import torch
 
 from mismatch_cli.bundled import bundled
 from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.recording.config import RescoreConfig, TrainerSettings
+from mismatch_cli.recording.config import RescoreConfig
 from mismatch_cli.recording.rescore import rescore
 from mismatch_cli.recording.rescore_plan import OF_RECOMPUTED, OF_TRAINER
 from mismatch_cli.report.about import about_facts
@@ -50,9 +50,9 @@ class Talk:
 
 
 def config(trace: Path, model: str = MODEL, dtype: str = "float32", noise: int = 128, **more) -> RescoreConfig:
-    sampling = dict.fromkeys(("temperature", "top_p", "top_k", "min_p")) | more.pop("sampling", {})
-    settings = TrainerSettings(model, dtype=dtype, noise_responses=noise)
-    return RescoreConfig(str(trace), settings, sampling=sampling, threads=1, **more)
+    return RescoreConfig(
+        trace=str(trace), trainer_model=model, trainer_dtype=dtype, noise_responses=noise, threads=1, **more
+    )
 
 
 def rescored(folder: Path, trace: Path, **settings) -> Trace:
@@ -186,7 +186,7 @@ def test_what_the_trace_knew_goes_on_beside_a_still_later_checkpoint(tmp_path):
 
 def test_at_some_of_the_sampling_weights_the_mismatch_is_that_of_these(tmp_path):
     talk = Talk()
-    rescore(config(FP8, dtype="bfloat16", weights=0), tmp_path / "run", dict(NEW), talk)
+    rescore(config(FP8, dtype="bfloat16", weights="0"), tmp_path / "run", dict(NEW), talk)
     found = Trace.open(tmp_path / "run")
     assert pairs(found).keys() == {"mismatch", "total"}
     columns = rows(found)
@@ -293,7 +293,7 @@ def test_row_groups_are_scored_one_by_one_and_top_k_may_be_null(same, tmp_path):
 
 def test_another_temperature_is_measured_and_said(same, tmp_path):
     talk = Talk()
-    rescore(config(FLOAT32, sampling={"temperature": 0.8}, noise=0), tmp_path / "run", dict(NEW), talk)
+    rescore(config(FLOAT32, temperature=0.8, noise=0), tmp_path / "run", dict(NEW), talk)
     found = Trace.open(tmp_path / "run")
     assert "Sampled with temperature 1, scored with 0.8" in " ".join(talk.said)
     assert found.manifest["trainer"]["temperature"] == 0.8
@@ -343,10 +343,7 @@ def test_killed_and_resumed_equals_unbroken(tmp_path):
     assert sum(batch.num_responses for batch in part.batches()) == 32 * len(part.shards)
     kept = {path.name: path.stat().st_mtime_ns for path in part.shards}
     content = json.loads((killed / "trace" / "manifest.json").read_text())
-    whole = config(FP8, dtype="auto", weights="newer")
-    whole = RescoreConfig(
-        whole.trace, TrainerSettings(MODEL, token_budget=400), "newer", sampling=whole.sampling, threads=1
-    )
+    whole = config(FP8, dtype="auto", weights="newer", token_budget=400)
     rescore(whole, killed, content, Talk())
     rescore(whole, tmp_path / "unbroken", dict(NEW), Talk())
     resumed, unbroken = Trace.open(killed), Trace.open(tmp_path / "unbroken")

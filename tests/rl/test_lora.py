@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from mismatch_cli.adapters import Merged, put_on, read_adapter, start_lora
 from mismatch_cli.bundled import bundled
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import load_causal_lm, load_tokenizer
-from mismatch_cli.rl.config import settings
+from mismatch_cli.rl.config import TrainConfig
 from mismatch_cli.rl.learner import Learner
 from tests.rl.small_runs import assert_same_run, numbers, run
 from tests.rl.test_learner import make_learner, make_samples  # noqa: F401 - a fixture
@@ -132,6 +133,6 @@ def test_an_adapter_that_is_not_merged_stops_the_run(rollout_dtype, tmp_path, mo
 
 def test_the_settings_of_an_adapter_are_documented():
     text = (Path(__file__).parents[2] / "docs" / "train.md").read_text(encoding="utf-8")
-    for name in settings():
+    for name in (known.name for known in fields(TrainConfig)):
         if name.startswith("lora"):
             assert f"`{name}`" in text, name

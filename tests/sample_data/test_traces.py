@@ -206,15 +206,14 @@ def test_the_learner_differentiates_what_the_trainer_scores(save_model):
 
 def test_learning_from_the_first_step_leads_where_the_trace_says(tmp_path):
     """From the bundled weights, on this machine: before it learns and after."""
-    settings = replace(TRAINING.trainer, model=str(FOLDER.parent / "model"))
-    learner = Learner(replace(TRAINING, trainer=settings))
+    learner = Learner(replace(TRAINING, trainer_model=str(FOLDER.parent / "model")))
     shard = Trace.open(FOLDER / "fp8-kv").shards[0]
     table = open_shard(shard).read(columns=["prompt_ids", "response_ids"])
     requests = [ScoreRequest(*ids) for ids in zip(*table.to_pydict().values(), strict=True)]
     stored = batches("fp8-kv")[0]
     for version, expected_T in ((0, stored.logp_recomputed_T), (MINIBATCHES, stored.logp_trainer_T)):
         assert learner.version == version
-        scores = learner.trainer.score(requests, token_budget=settings.token_budget)
+        scores = learner.trainer.score(requests, token_budget=TRAINING.token_budget)
         logp_T = torch.from_numpy(np.concatenate([score.logp_T for score in scores]))
         assert binary_tv(logp_T, expected_T).mean() < 5e-3
         learner.learn(shard)
