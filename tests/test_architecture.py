@@ -109,7 +109,6 @@ def test_there_are_no_cycles_inside_rooms_either():
 _SHARED_NAMES = {"cells", "columns", "config", "curate", "curation", "judge", "lines", "profile", "rescore"}
 _SHARED_NAMES |= {"run", "sample", "sampling", "summary", "sums"}
 _FRAGMENTS = {
-    "recording/scorer.py",
     "report/pages/gate_markdown.py",
 }  # fmt: skip
 

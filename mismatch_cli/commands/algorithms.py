@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mismatch_cli.commands._options import Debug, Json
+from mismatch_cli.commands._common_flags import Debug, Json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mismatch_cli.commands._options import BUNDLED, Debug, Force, FullPaths, Json, Quiet, ReportFolder, Traces
+from mismatch_cli.commands._common_flags import BUNDLED, Debug, Force, FullPaths, Json, Quiet, ReportFolder, Traces
 from mismatch_cli.errors import UsageError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mismatch_cli.commands._options import (
+from mismatch_cli.commands._common_flags import (
     BUNDLED,
     Debug,
     Force,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mismatch_cli.commands._options import Debug, Force, FullPaths, Json, Quiet, Traces
+from mismatch_cli.commands._common_flags import Debug, Force, FullPaths, Json, Quiet, Traces
 from mismatch_cli.errors import MismatchError, UsageError
 
 if TYPE_CHECKING:

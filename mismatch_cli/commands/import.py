@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mismatch_cli.commands._options import Debug, Force, Json, Output, Quiet, TrustRemoteCode
+from mismatch_cli.commands._common_flags import Debug, Force, Json, Output, Quiet, TrustRemoteCode
 from mismatch_cli.errors import UsageError
 from mismatch_cli.suggest import suggest
 

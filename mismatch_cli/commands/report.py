@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mismatch_cli.commands._options import Debug, Force, FullPaths, Json, Output, Quiet, Worst
+from mismatch_cli.commands._common_flags import Debug, Force, FullPaths, Json, Output, Quiet, Worst
 from mismatch_cli.errors import UsageError
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import typer
 
 from mismatch_cli import custom_code
 from mismatch_cli.bundled import bundled
+from mismatch_cli.commands._common_flags import Debug, Quiet, TrustRemoteCode
 from mismatch_cli.commands._live import STOPPING, TrainingView
-from mismatch_cli.commands._options import Debug, Quiet, TrustRemoteCode
 from mismatch_cli.commands._train_folders import held_folders, run_folders
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.options import flags
