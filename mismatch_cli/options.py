@@ -18,7 +18,7 @@ BELOW_1: dict[str, Any] = {"valid": lambda value: 0 <= value < 1, "wanted": "a n
 
 
 def setting(default: Any, help: str, flag: str | None = None, **about: Any) -> Any:
-    """A field with a flag of its name, or with this one (`--on/--off`).
+    """A field with a flag of its name, or with this one, a switch with both of its words.
 
     A default that is a function is called where nothing is given, and `--help` shows none. `about` is any of
     `least` (and `why`), `valid` with `wanted`: what the value has to be;
