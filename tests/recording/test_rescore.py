@@ -231,7 +231,7 @@ def test_keep_trainer_without_versions_takes_the_word_for_it(tmp_path):
         (FLOAT32, {"keep_trainer": True}, "scored 96 responses at the weights that sampled"),
         (FLOAT32, {"keep_trainer": True, "weights": "newer"}, "goes with --weights equal"),
         (FLOAT32, {"model": "/no/such/model"}, "There is no model folder"),
-        (FLOAT32, {"sampling": {"temperature": 0.0}}, "Temperature 0 cannot be measured"),
+        (FLOAT32, {"temperature": 0.0}, "Temperature 0 cannot be measured"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_written(trace, settings, message, tmp_path):
