@@ -21,6 +21,7 @@ SOURCE = "in-place additions to a dump's columns; no public report is known"
 _LEAST = 0.004  # nats
 _FEWEST = 6  # tokens, off 0 on both sides
 _NEAR = 0.2  # of the constant: so close to it is a token that has nothing else
+_LEAST_BESIDE = 0.05  # of the constant: the mean gap of the other responses
 _NEARLY_ALL, _LEFT = 0.6, 0.5  # of a response's tokens; of its gap
 
 
@@ -51,14 +52,15 @@ def check(evidence: Evidence) -> Finding:
 
 
 def _renormalised(sample: Sample, constant_S: np.ndarray) -> bool:
-    """Whether the engine's truncation made the constants: all one way, and one-sided gaps in the other responses too.
+    """Whether the engine's truncation made the constants: all one way, and the gaps of the other responses lean too.
 
-    top-p 0.9 takes about ln 0.9 from every token that is less than certain, in some responses from nearly all.
+    top-p 0.9 takes about ln 0.9 from every token that is less than certain, in some responses from nearly all. In
+    float32 mere rounding leans: a gap that is nothing beside the constants is not a truncation's.
     """
-    if constant_S.max() > 0:
-        return False
     other_N = constant_S[sample.response_T[sample.kept]] == 0
-    return OneSided.of(sample.d_N[other_N], sample.group_N[other_N]).renormalised
+    others = OneSided.of(sample.d_N[other_N], sample.group_N[other_N])
+    least = _LEAST_BESIDE * float(-np.median(constant_S[constant_S != 0]))
+    return bool(constant_S.max() <= 0 and others.gap > least and others.renormalised)
 
 
 def _constant(logq_T: np.ndarray, logp_T: np.ndarray, counts_T: np.ndarray) -> tuple[float, np.ndarray] | None:
