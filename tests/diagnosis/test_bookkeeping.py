@@ -162,6 +162,17 @@ def test_a_penalty_is_not_seen_in_what_is_none(pools, variant):
             assert finding_of(judged(broken), "repetition-penalty").status != "found"
 
 
+def test_what_top_p_adds_to_uncertain_tokens_is_no_constant_of_the_response(pools):
+    """top-p 0.9 keeps 0.9 or a little more where no token has it alone: in some responses nearly everywhere."""
+    broken, rng = sampled_alone(whole(pools["float32"])), np.random.default_rng(0)
+    logq_T = broken.tokens["logp_rollout"]
+    kept_T = np.maximum(0.9 + 0.1 * rng.uniform(size=len(logq_T)) ** 2, np.exp(logq_T))
+    broken.tokens["logp_rollout"] = np.where(logq_T > np.log(0.9), 0, logq_T - np.log(kept_T)).astype(np.float32)
+    diagnosis = judged(broken)
+    assert diagnosis.first_cause.check == "truncated-support" and diagnosis.first_cause.explains > 0.9
+    assert finding_of(diagnosis, "constant-offset").status == "clear"
+
+
 def test_a_penalty_on_sampled_tokens_alone_is_not_called_a_temperature(pools):
     """Both bend the log-odds, but a penalty only those of tokens that stand in the context."""
     broken = sampled_alone(whole(pools["float32"]))

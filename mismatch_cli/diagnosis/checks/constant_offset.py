@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from mismatch_cli.diagnosis.checks._one_sided import OneSided
 from mismatch_cli.diagnosis.checks.index_shift import too_few
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
+from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "constant-offset", 2
 TITLE = "A constant added to whole responses"
@@ -18,6 +20,7 @@ SOURCE = "in-place additions to a dump's columns; no public report is known"
 _LEAST = 0.004  # nats
 _FEWEST = 6  # tokens, off 0 on both sides
 _NEAR = 0.2  # of the constant: so close to it is a token that has nothing else
+_LEAST_BESIDE = 0.05  # of the constant: the mean gap of the other responses
 _NEARLY_ALL, _LEFT = 0.6, 0.5  # of a response's tokens; of its gap
 
 
@@ -35,7 +38,7 @@ def check(evidence: Evidence) -> Finding:
             constant_S[s], left_T[span] = found
     offset_S = constant_S != 0
     count, share = int(offset_S.sum()), float(offset_S.mean()) if len(offset_S) else 0.0
-    if too_few(offset_S):
+    if too_few(offset_S) or _renormalised(sample, constant_S):
         return Finding(NAME, "clear", share, "share of responses")
     low, middle, high = np.quantile(constant_S[offset_S], [0.05, 0.5, 0.95])
     sentence = (
@@ -45,6 +48,18 @@ def check(evidence: Evidence) -> Finding:
     rows = (("responses", count), ("the constant, 5 % quantile, nats", float(low)),
             ("median", float(middle)), ("95 % quantile", float(high)))  # fmt: skip
     return Finding(NAME, "found", share, "share of responses", sentence, rows, left_N=left_T[sample.kept])
+
+
+def _renormalised(sample: Sample, constant_S: np.ndarray) -> bool:
+    """Whether the engine's truncation made the constants: all one way, and the gaps of the other responses lean too.
+
+    top-p 0.9 takes about ln 0.9 from every token that is less than certain, in some responses from nearly all. In
+    float32 mere rounding leans: a gap that is nothing beside the constants is not a truncation's.
+    """
+    other_N = constant_S[sample.response_T[sample.kept]] == 0
+    others = OneSided.of(sample.d_N[other_N], sample.group_N[other_N])
+    least = _LEAST_BESIDE * float(-np.median(constant_S[constant_S != 0]))
+    return bool(constant_S.max() <= 0 and others.gap > least and others.renormalised)
 
 
 def _constant(logq_T: np.ndarray, logp_T: np.ndarray, counts_T: np.ndarray) -> tuple[float, np.ndarray] | None:

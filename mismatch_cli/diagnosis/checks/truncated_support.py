@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from mismatch_cli.diagnosis.checks._one_sided import OneSided
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
-from mismatch_cli.diagnosis.grouped import mean_over_prompts
 from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "truncated-support", 3
@@ -16,42 +16,30 @@ CHANGE = (
     "(vLLM ≥ 0.28: return_sampling_mask)."
 )
 SOURCE = "TRL 6789 and PR 7269 (top_p 0.8: mean ratio 0.896 = kept mass 0.895), NeMo-RL 3365"
-_ONE_SIDED, _Z = 0.4, 5.0
-_LARGEST_RATIO = 10.0
-_HALF, _STEEP = float(np.log(0.5)), 0.2
-_OUT_OF_SUPPORT = 0.002
+_ONE_SIDED, _OUT_OF_SUPPORT = 0.4, 0.002
 
 
 def check(evidence: Evidence) -> Finding:
-    """At full support E_μ[π/μ] is 1, however large the noise; the kept mass where only the engine truncates.
-
-    Found where the mean ratio misses 1 by a good part of the mean gap, significantly, or where the trainer gives many
-    sampled tokens no probability at all.
-    """
+    """Found where the gap is on one side (`OneSided`), or where the trainer gives many tokens no probability at all."""
     if (outside := evidence.counts.out_of_support) and _only_the_trainer(evidence):
         return _trainer_finding(evidence, outside)
     sample = evidence.sample
-    ratio_N = np.minimum(np.exp(np.minimum(sample.d_N, 3.0)), _LARGEST_RATIO)
-    mean = mean_over_prompts(ratio_N, sample.group_N)
-    gap = float(np.abs(sample.d_N).mean())
-    one_sided = (1 - mean.value) / gap if gap else 0.0
-    z = -mean.z_from(1.0)
-    steep = float(-sample.d_N[sample.d_N < _HALF].sum() / (gap * len(sample.d_N))) if gap else 0.0
+    found = OneSided.of(sample.d_N, sample.group_N)
     rows: tuple[tuple[str, float | int | str | None], ...] = (
-        ("mean ratio (the kept mass, if only the engine truncates)", mean.value),
-        ("standard error over prompts", mean.error),
+        ("mean ratio (the kept mass, if only the engine truncates)", found.ratio.value),
+        ("standard error over prompts", found.ratio.error),
         ("share of tokens with π < μ", float((sample.d_N < 0).mean())),
-        ("share of the gap where π < μ / 2: more than a truncation takes", steep),
+        ("share of the gap where π < μ / 2: more than a truncation takes", found.steep),
         *_kept_mass(sample),
     )
-    if not (one_sided > _ONE_SIDED and z > _Z and steep < _STEEP):
-        return Finding(NAME, "clear", mean.value, "mean ratio", evidence=rows)
+    if not found.renormalised:
+        return Finding(NAME, "clear", found.ratio.value, "mean ratio", evidence=rows)
     sentence = (
         f"The engine's probabilities are higher than the trainer's on nearly every token, and the mean ratio is "
-        f"{mean.value:.4g}: the engine renormalised over a part of the vocabulary that holds about that mass."
+        f"{found.ratio.value:.4g}: the engine renormalised over a part of the vocabulary that holds about that mass."
     )
     left_N = _two_sided(sample.d_N)
-    return Finding(NAME, "found", mean.value, "mean ratio", sentence, rows, left_N=left_N)
+    return Finding(NAME, "found", found.ratio.value, "mean ratio", sentence, rows, left_N=left_N)
 
 
 def _two_sided(d_N: np.ndarray) -> np.ndarray:
