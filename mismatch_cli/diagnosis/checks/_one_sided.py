@@ -8,7 +8,7 @@ import numpy as np
 
 from mismatch_cli.diagnosis.grouped import Mean, mean_over_prompts
 
-_ONE_SIDED, _Z = 0.4, 5.0
+ONE_SIDED, _Z = 0.4, 5.0  # of the mean gap; standard errors
 _LARGEST_RATIO = 10.0
 _HALF, _STEEP = float(np.log(0.5)), 0.2
 
@@ -32,4 +32,4 @@ class OneSided:
     def renormalised(self) -> bool:
         """Whether the mean ratio misses 1 by a good part of the mean gap, significantly, and no token by much."""
         part = (1 - self.ratio.value) / self.gap if self.gap else 0.0
-        return part > _ONE_SIDED and -self.ratio.z_from(1.0) > _Z and self.steep < _STEEP
+        return part > ONE_SIDED and -self.ratio.z_from(1.0) > _Z and self.steep < _STEEP

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mismatch_cli.diagnosis.checks._one_sided import OneSided
+from mismatch_cli.diagnosis.checks._one_sided import ONE_SIDED, OneSided
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
 from mismatch_cli.diagnosis.sample import Sample
 
@@ -16,7 +16,7 @@ CHANGE = (
     "(vLLM ≥ 0.28: return_sampling_mask)."
 )
 SOURCE = "TRL 6789 and PR 7269 (top_p 0.8: mean ratio 0.896 = kept mass 0.895), NeMo-RL 3365"
-_ONE_SIDED, _OUT_OF_SUPPORT = 0.4, 0.002
+_OUT_OF_SUPPORT = 0.002
 
 
 def check(evidence: Evidence) -> Finding:
@@ -68,7 +68,7 @@ def _only_the_trainer(evidence: Evidence) -> bool:
     d_N = evidence.sample.d_N
     share = evidence.counts.out_of_support / max(1, evidence.counts.out_of_support + len(d_N))
     total = np.abs(d_N).sum()
-    return share > _OUT_OF_SUPPORT and (not total or d_N.sum() / total > _ONE_SIDED)
+    return share > _OUT_OF_SUPPORT and (not total or d_N.sum() / total > ONE_SIDED)
 
 
 def _trainer_finding(evidence: Evidence, outside: int) -> Finding:
