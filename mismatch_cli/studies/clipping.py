@@ -114,7 +114,7 @@ class ClippingAnalysis(Study):
             "format": self.FORMAT,
             "version": self.VERSION,
             "traces": shown([str(trace.folder) for trace in self.traces]),
-            "arguments": list(self.arguments),
+            "arguments": shown(list(self.arguments)),
             "compared": [algorithm.name for algorithm in self.compared],
             "about": about(self.traces, self.summary.lacking.get("logp_trainer", 0)),
             "has": self.support.has,

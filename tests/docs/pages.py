@@ -99,9 +99,9 @@ def _session(content: str, number: int) -> Iterator[Line]:
 
 
 def not_in_a_session(page: Path) -> list[str]:
-    """The lines of all blocks but the sessions, fenced or indented."""
+    """The lines of all blocks but sessions and whole files, fenced or indented."""
     text = page.read_text(encoding="utf-8")
-    fenced = [content for kind, content in _FENCE.findall(text) if kind != "console"]
+    fenced = [content for kind, content in _FENCE.findall(text) if kind != "console" and not _FILE.match(content)]
     indented = re.findall(r"^ {4}\S.*$", _FENCE.sub("", text), re.M)
     return [*"".join(fenced).splitlines(), *indented]
 

@@ -31,7 +31,7 @@ class SharedVllm:
 
     def load(self, settings: EngineSettings, more: dict[str, Any]) -> Any:
         weights = Path(settings.model, "model.safetensors").resolve()
-        asked = (weights, settings.dtype, settings.seed, settings.whole, settings.top_logprobs)
+        asked = (weights, settings.dtype, settings.seed, settings.full, settings.top_logprobs)
         key = repr((asked, settings.extra, more))
         if key not in self._shared:
             self._shared[key] = self._load(settings, more)

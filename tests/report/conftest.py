@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -121,7 +122,7 @@ def make_view(measured: SimpleNamespace, figures: list[FigureView]) -> ReportVie
         Section(
             "The gap", "On each token.", (_group(measured, "Probabilities", gap), _group(measured, "Ratio", ratio))
         ),
-        Section("Ratio against TV", figures=tuple(figures), tables=(_volatility(pair),)),
+        Section("Ratio against TV", tables=(_volatility(pair),)),
         Section("Whole responses", groups=(_group(measured, "Sequence", sequence),)),
         Section("Worst tokens", excerpts=_excerpts()),
     )
@@ -139,6 +140,7 @@ def make_view(measured: SimpleNamespace, figures: list[FigureView]) -> ReportVie
         headline="On an average token the two policies differ by 0.00318 in probability, 29 × the trainer's own noise.",
         leading=_group(measured, "", ("tv_binary_mean", "abs_d_mean", "k3", "ratio_outside_0.8_1.28")).rows,
         outline=sections,
+        figures=[replace(figure, sections=("Ratio against TV",)) for figure in figures],
         settings=(
             ("Rollout engine", (("dtype", "bfloat16"), ("a" * 60, "b" * 60))),
             ("Trainer", (("attention", "sdpa"),)),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mismatch_cli.batch import TokenBatch
-from mismatch_cli.metrics.clipping import breakdown, judged
+from mismatch_cli.metrics.clipping import breakdown, masked
 from mismatch_cli.metrics.clipping.result import clipping_result
 from mismatch_cli.metrics.clipping.summary import ClippingSummary, Question
 from mismatch_cli.metrics.gaps import token_gaps
@@ -87,7 +87,7 @@ def test_responses_in_another_order_give_the_same_counts(take_responses):
 def test_the_size_of_slices_does_not_matter(monkeypatch, max_tokens):
     batch = world(6, 40)
     whole = result_of(batch, theory=True)
-    monkeypatch.setattr(judged, "token_gaps", partial(token_gaps, max_tokens=max_tokens))
+    monkeypatch.setattr(masked, "token_gaps", partial(token_gaps, max_tokens=max_tokens))
     assert_same_counts(whole, result_of(batch, theory=True))
 
 
