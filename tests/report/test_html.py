@@ -133,7 +133,8 @@ def test_pictures_for_both_themes_and_widths(page: Page, view: ReportView) -> No
 
 
 def test_what_is_empty_is_left_out(view: ReportView) -> None:
-    bare = replace(view, notes=(), leading=(), outline=(Section("Alone", "Nothing but text.", stays=True),), figures=(), settings=())
+    alone = Section("Alone", "Nothing but text.", stays=True)
+    bare = replace(view, notes=(), leading=(), outline=(alone,), figures=(), settings=())
     page = Page(render_html(bare))
     assert not page.all("figure", "table", "article")
     assert "Nothing but text." in "".join(page.text)
