@@ -6,8 +6,8 @@ under each hypothesis, a few responses first, and the one that fits the other si
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mismatch_cli.diagnosis import readings
 from mismatch_cli.diagnosis.model import AS_RECORDED, Hypothesis, ModelAtHand
 from mismatch_cli.diagnosis.sample import Sample
 
@@ -41,17 +40,23 @@ class Reading:
     left_T: np.ndarray
     left: float  # of the scored tokens' Σ|d|
 
+    def left_N(self, sample: Sample) -> np.ndarray:
+        """The gap without the other reading; where that was not scored, as much smaller as it is where it was."""
+        left_N = self.left_T[sample.kept]
+        return np.where(np.isfinite(left_N), left_N, sample.d_N * min(1.0, self.left))
+
 
 class Readings:
     """The search, by kinds of hypotheses, on one sample with a model."""
 
     def __init__(self, sample: Sample, model: ModelAtHand) -> None:
-        self._sample, self._model = sample, model
+        self._sample, self._model, self._d_T = sample, model, sample.logp_T - sample.logq_T
 
     @cached_property
     def side(self) -> str | None:
         """Which side differs from the model, where the other one agrees with it."""
-        costs = {side: self._cost(own_T - self._model.logp_T()) for side, own_T in self._sides.items()}
+        sides = {"rollout": self._sample.logq_T, "trainer": self._sample.logp_T}
+        costs = {side: self._cost(own_T - self._model.logp_T()) for side, own_T in sides.items()}
         far = max(costs, key=lambda side: costs[side])
         near = min(costs.values())
         return far if near < _AGREES * self._cost(self._d_T) and near < costs[far] else None
@@ -67,51 +72,18 @@ class Readings:
     @cached_property
     def positions(self) -> Reading | None:
         """Another base or scaling of RoPE; factors in between are searched for."""
-        if self.side is None:
-            return None
-        costs = {h: self._few_cost(h) for h in readings.positions_of(self._model.config)}
-        best = min(costs, key=lambda h: costs[h])
-        for make, factors in (
-            (readings.scaled_positions, readings.FACTORS),
-            (readings.scaled_base, readings.BASE_FACTORS),
-        ):
-            between = self._between(make, factors)
-            best = min((best, between), key=self._few_cost)
-        return self._confirmed(best)
+        between = (self._between(scaled_positions, FACTORS), self._between(scaled_base, BASE_FACTORS))
+        return self._best([*positions_of(self._model.config), *between])
 
     @cached_property
     def padding(self) -> Reading | None:
         """Padding on the left that attention sees: as many tokens everywhere, or prompts filled up to one length."""
-        if self.side is None:
-            return None
-        longest = self._model.longest_prompt
-        lengths = sorted({longest, *(-(-longest // n) * n for n in _ROUND)})
-        found = []
-        for token in self._padding_ids():
-            found += [readings.padded_to(length, token) for length in lengths]
-        found += [readings.padded(count, self._padding_ids()[0]) for count in range(1, _MOST_PADDING + 1)]
-        return self._confirmed(min(found, key=self._few_cost))
+        return self._best(paddings(self._model))
 
     @cached_property
     def prompt(self) -> Reading | None:
         """A token of the prompt that is missing, or stands there once more."""
-        if self.side is None:
-            return None
-        return self._confirmed(min(readings.other_prompts(self._model.config), key=self._few_cost))
-
-    @property
-    def _sides(self) -> dict[str, np.ndarray]:
-        return {"rollout": self._sample.logq_T, "trainer": self._sample.logp_T}
-
-    @property
-    def _d_T(self) -> np.ndarray:
-        return self._sample.logp_T - self._sample.logq_T
-
-    def _padding_ids(self) -> list[int]:
-        """What people fill up with: the padding token, else the end of sequence, else 0."""
-        named = [getattr(self._model.config, f"{name}_token_id", None) for name in ("pad", "eos")]
-        flat = [value[0] if isinstance(value, list) else value for value in named]
-        return list(dict.fromkeys(int(value) for value in (*flat, 0) if value is not None))
+        return self._best(other_prompts(self._model.config))
 
     def _cost(self, d_T: np.ndarray, few: bool = False) -> float:
         """The mean of |d| over the tokens that count and are scored, nats."""
@@ -139,16 +111,16 @@ class Readings:
                 low = left
         return min((make(factors[at]), make(float(np.exp((low + high) / 2)))), key=self._few_cost)
 
-    def _confirmed(self, best: Hypothesis) -> Reading | None:
-        """The hypothesis on all responses, if it holds on the few."""
+    def _best(self, hypotheses: Iterable[Hypothesis]) -> Reading | None:
+        """The hypothesis that fits a few responses best, if it holds on them and then on all."""
+        if self.side is None:
+            return None
+        best = min(hypotheses, key=self._few_cost)
         if self._few_cost(best) > _PROMISES * self._cost(self._d_T, few=True):
             return None
         left_T = self._left_T(best, few=False)
         left = self._cost(left_T) / self._cost(self._d_T)
-        return Reading(best.name, str(self.side), left_T, left) if left < _FITS else None
-
-
-_SUFFIX = "inv_freq"
+        return Reading(best.name, self.side, left_T, left) if left < _FITS else None
 
 
 def scaled_positions(factor: float) -> Hypothesis:
@@ -169,20 +141,6 @@ def scaled_base(factor: float) -> Hypothesis:
     return _rope(f"RoPE base times {factor:.4g}", changed)
 
 
-def yarn(factor: float, trained_with: int) -> Hypothesis:
-    """RoPE scaled by YaRN from a number of positions."""
-    parameters = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": trained_with}
-    name = f"YaRN with factor {factor:g} from {trained_with} positions"
-    return Hypothesis(name, changed=partial(_with_parameters, parameters=parameters))
-
-
-def unscaled() -> Hypothesis:
-    """RoPE with the model's base and without the scaling that its configuration names."""
-    return Hypothesis(
-        "RoPE without its scaling", changed=partial(_with_parameters, parameters={"rope_type": "default"})
-    )
-
-
 def positions_of(config: Any) -> list[Hypothesis]:
     """What is tried first: the factors that people use, and YaRN from the positions of this model."""
     found = [scaled_positions(factor) for factor in FACTORS] + [scaled_base(factor) for factor in BASE_FACTORS]
@@ -191,8 +149,13 @@ def positions_of(config: Any) -> list[Hypothesis]:
         return found
     most = int(config.max_position_embeddings)
     trained = {most, int(parameters.get("original_max_position_embeddings", most))}
-    found += [yarn(factor, n) for factor in YARN_FACTORS for n in sorted(trained | {int(most / factor)})]
-    return found + ([unscaled()] if parameters.get("rope_type", "default") != "default" else [])
+    for factor in YARN_FACTORS:
+        for n in sorted(trained | {int(most / factor)}):
+            yarn = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": n}
+            found.append(_with_parameters(f"YaRN with factor {factor:g} from {n} positions", yarn))
+    if parameters.get("rope_type", "default") != "default":
+        found.append(_with_parameters("RoPE without its scaling", {"rope_type": "default"}))
+    return found
 
 
 FACTORS = (0.125, 0.25, 0.5, 2.0, 4.0, 8.0, 16.0)
@@ -211,83 +174,86 @@ def padded_to(length: int, token: int) -> Hypothesis:
     return Hypothesis(name, prompt=lambda ids: [token] * max(0, length - len(ids)) + ids)
 
 
+def paddings(model: ModelAtHand) -> Iterator[Hypothesis]:
+    """Prompts filled up with what people take for it: the padding token, else the end of sequence, else 0."""
+    tokens = list(dict.fromkeys([*_token_ids(model.config, "pad", "eos").values(), 0]))
+    longest = model.longest_prompt
+    lengths = sorted({longest, *(-(-longest // n) * n for n in _ROUND)})
+    yield from (padded_to(length, token) for token in tokens for length in lengths)
+    yield from (padded(count, tokens[0]) for count in range(1, _MOST_PADDING + 1))
+
+
 def other_prompts(config: Any) -> list[Hypothesis]:
     """A token of the prompt that is missing or stands there once more."""
-    special = {name: getattr(config, f"{name}_token_id", None) for name in ("bos", "eos", "pad")}
-    ids = {name: value[0] if isinstance(value, list) else value for name, value in special.items()}
-    found = [Hypothesis(f"the {name} token before the prompt", prompt=partial(_before, token))
-             for name, token in ids.items() if token is not None]  # fmt: skip
+    found = [
+        Hypothesis(f"the {name} token before the prompt", prompt=padded(1, token).prompt)
+        for name, token in _token_ids(config, "bos", "eos", "pad").items()
+    ]
     found.append(Hypothesis("the first token twice", prompt=lambda ids: [*ids[:1], *ids]))
     found.append(Hypothesis("the last token twice", prompt=lambda ids: [*ids, *ids[-1:]]))
-    for at in (*range(MOST_MISSING), *range(-MOST_MISSING, 0)):
-        found.append(Hypothesis(f"without token {at} of the prompt", prompt=partial(_without, at)))
+    ends = (*range(MOST_MISSING), *range(-MOST_MISSING, 0))
+    missing: dict[str, Sequence[int]] = {f"without token {at} of the prompt": [at] for at in ends}
     for count in (2, 3, 4):
-        found.append(Hypothesis(f"without the first {count} tokens", prompt=partial(_part, slice(count, None))))
-        found.append(Hypothesis(f"without the last {count} tokens", prompt=partial(_part, slice(None, -count))))
-    return found
+        missing[f"without the first {count} tokens"] = range(count)
+        missing[f"without the last {count} tokens"] = range(-count, 0)
+    return found + [Hypothesis(name, prompt=partial(_without, places)) for name, places in missing.items()]
 
 
 MOST_MISSING = 4  # tokens from either end of the prompt
 
 
-def _before(token: int, ids: list[int]) -> list[int]:
-    return [token, *ids]
+def _token_ids(config: Any, *names: str) -> dict[str, int]:
+    """The special tokens that the configuration names; of several the first."""
+    found = {name: getattr(config, f"{name}_token_id", None) for name in names}
+    return {name: ids[0] if isinstance(ids, list) else int(ids) for name, ids in found.items() if ids is not None}
 
 
-def _without(at: int, ids: list[int]) -> list[int]:
-    kept = [token for i, token in enumerate(ids) if i != at % len(ids)]
-    return kept or ids
-
-
-def _part(part: slice, ids: list[int]) -> list[int]:
-    return ids[part] or ids
+def _without(places: Sequence[int], ids: list[int]) -> list[int]:
+    """All but the tokens at some places, counted from either end; everything where nothing would be left."""
+    missing = {place % len(ids) for place in places}
+    return [token for i, token in enumerate(ids) if i not in missing] or ids
 
 
 def _rope(name: str, frequencies: Frequencies) -> Hypothesis:
-    return Hypothesis(name, changed=partial(_with_frequencies, frequencies=frequencies))
+    """Other inverse frequencies in every rotary embedding of the model."""
+
+    def changed(model: Any) -> AbstractContextManager[None]:
+        buffers = [(module, *buffer) for module in model.modules() for buffer in module.named_buffers(recurse=False)]
+        return _set(
+            [(module, name, frequencies(buffer_F)) for module, name, buffer_F in buffers if name.endswith("inv_freq")]
+        )
+
+    return Hypothesis(name, changed=changed)
+
+
+def _with_parameters(name: str, parameters: dict[str, Any]) -> Hypothesis:
+    """Rotary embeddings as transformers makes them from the model's base and other `rope_parameters`."""
+
+    def changed(model: Any) -> AbstractContextManager[None]:
+        import torch
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        config = deepcopy(model.config.get_text_config())
+        config.rope_parameters = {"rope_theta": config.rope_parameters["rope_theta"]} | parameters
+        kind, changes = parameters["rope_type"], []
+        for module in model.modules():
+            if isinstance(frequency_F := getattr(module, "inv_freq", None), torch.Tensor):
+                compute = module.compute_default_rope_parameters if kind == "default" else ROPE_INIT_FUNCTIONS[kind]
+                new_F, scaling = compute(config, frequency_F.device)
+                changes += [(module, "inv_freq", new_F.to(frequency_F.dtype)), (module, "attention_scaling", scaling)]
+        return _set(changes)
+
+    return Hypothesis(name, changed=changed)
 
 
 @contextmanager
-def _with_frequencies(model: Any, frequencies: Frequencies) -> Iterator[None]:
-    """Other inverse frequencies in every rotary embedding of the model, for a while."""
-    before = [(module, name, buffer) for module in model.modules()
-              for name, buffer in module.named_buffers(recurse=False) if name.endswith(_SUFFIX)]  # fmt: skip
+def _set(changes: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Attributes of modules that have another value for a while; a module without a scaling scales by 1."""
+    before = [(module, name, getattr(module, name, 1.0)) for module, name, _ in changes]
     try:
-        for module, name, buffer in before:
-            setattr(module, name, frequencies(buffer))
+        for change in changes:
+            setattr(*change)
         yield
     finally:
-        for module, name, buffer in before:
-            setattr(module, name, buffer)
-
-
-@contextmanager
-def _with_parameters(model: Any, parameters: dict[str, Any]) -> Iterator[None]:
-    """Rotary embeddings as transformers makes them from other `rope_parameters`, for a while."""
-    config = deepcopy(model.config.get_text_config())
-    config.rope_parameters = {"rope_theta": config.rope_parameters["rope_theta"]} | parameters
-    before = [module for module in model.modules() if isinstance(getattr(module, _SUFFIX, None), _tensor())]
-    kept = [(module, module.inv_freq, getattr(module, "attention_scaling", 1.0)) for module in before]
-    try:
-        for module, frequency_F, _ in kept:
-            new_F, scaling = _computed(module, config, frequency_F)
-            module.inv_freq, module.attention_scaling = new_F.to(frequency_F.dtype), scaling
-        yield
-    finally:
-        for module, frequency_F, scaling in kept:
-            module.inv_freq, module.attention_scaling = frequency_F, scaling
-
-
-def _computed(module: Any, config: Any, frequency_F: torch.Tensor) -> tuple[torch.Tensor, float]:
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    kind = config.rope_parameters["rope_type"]
-    compute = module.compute_default_rope_parameters if kind == "default" else ROPE_INIT_FUNCTIONS[kind]
-    found: tuple[torch.Tensor, float] = compute(config, frequency_F.device)
-    return found
-
-
-def _tensor() -> type:
-    import torch
-
-    return torch.Tensor
+        for attribute in before:
+            setattr(*attribute)

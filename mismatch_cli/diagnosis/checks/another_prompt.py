@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mismatch_cli.diagnosis.checks._reading import reading_finding
+from mismatch_cli.diagnosis.checks.position_encoding import reading_finding
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
 
 NAME, STAGE = "another-prompt", 4

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from mismatch_cli.diagnosis.checks._one_sided import OneSided
 from mismatch_cli.diagnosis.checks.index_shift import too_few
+from mismatch_cli.diagnosis.checks.truncated_support import OneSided
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
 from mismatch_cli.diagnosis.sample import Sample
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from mismatch_cli.diagnosis.checks._profile import drift, sharpest_jump, without_context_N
+import numpy as np
+
+from mismatch_cli.diagnosis.checks.sharp_onset import sharpest_jump
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
+from mismatch_cli.diagnosis.grouped import Mean, mean_over_prompts
+from mismatch_cli.diagnosis.sample import Sample
 from mismatch_cli.verdict.reference import precision
 
 NAME, STAGE = "position-drift", 5
@@ -14,12 +18,13 @@ CAUSE = (
 CHANGE = "Compare rope_theta and rope_scaling as both sides resolved them; pass the same --hf-overrides to the engine."
 SOURCE = "vLLM 27722 (gpt-oss YaRN), vLLM PR 43419 (OLMo3: 0.003227 to 0.000054)"
 _OF_A_COARSE_CACHE = 1.25  # times: its rounding adds up along the context without any mistake
+_BINS, _LEAST_TOKENS = 12, 400
 _TIMES, _TIMES_STEADY, _STEADY, _Z = 1.8, 1.35, 0.78, 4.0
 
 
 def check(evidence: Evidence) -> Finding:
     """The normalised gap in the second half of the positions against the first quarter, where it does not jump."""
-    found = drift(evidence.sample)
+    found = _drift(evidence.sample)
     if found is None:
         return untested(NAME, "too few tokens")
     early, late, correlation = found
@@ -34,6 +39,27 @@ def check(evidence: Evidence) -> Finding:
     if not (rises and z > _Z) or (jump and jump.perhaps):
         return Finding(NAME, "clear", factor, "times, second half against first quarter", evidence=rows)
     sentence = f"Along the response the gap grows {factor:.3g} times, at the same probabilities."
-    left_N = evidence.sample.d_N * without_context_N(evidence.sample)
+    left_N = evidence.sample.d_N * _without_context_N(evidence.sample)
     measure = "times, second half against first quarter"
     return Finding(NAME, "found", factor, measure, sentence, rows, left_N=left_N)
+
+
+def _drift(sample: Sample) -> tuple[Mean, Mean, float] | None:
+    """The mean gap in the first quarter and in the second half of the tokens by position; how steadily it rises.
+
+    The last is the correlation of the log gap of twelfths with their order.
+    """
+    order = np.argsort(sample.position_T[sample.kept], kind="stable")
+    if len(order) < _LEAST_TOKENS:
+        return None
+    parts = (order[: len(order) // 4], order[len(order) // 2 :], *np.array_split(order, _BINS))
+    early, late, *means = (mean_over_prompts(sample.u_N[part], sample.group_N[part]) for part in parts)
+    log_gap = np.log([max(mean.value, 1e-9) for mean in means])
+    return early, late, float(np.corrcoef(np.arange(_BINS), log_gap)[0, 1]) if np.ptp(log_gap) else 0.0
+
+
+def _without_context_N(sample: Sample) -> np.ndarray:
+    """What part of a token's gap would be left without context: of a line through the gaps, its value at position 0."""
+    position_N = sample.axis_N("context").astype(np.float64)
+    slope, start = np.polyfit(position_N, sample.u_N, 1)
+    return np.clip(start / np.maximum(start + slope * position_N, 1e-9), 0.0, 1.0)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mismatch_cli.diagnosis.checks._reading import reading_finding
-from mismatch_cli.diagnosis.evidence import Evidence, Finding
+from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
+from mismatch_cli.diagnosis.readings import Reading, Readings
 
 NAME, STAGE = "position-encoding", 4
 TITLE = "Another position encoding"
@@ -18,3 +18,35 @@ SOURCE = "prime-rl PR 2802 (YaRN's attention factor in vLLM: 0.030 against 0.001
 def check(evidence: Evidence) -> Finding:
     """The model at hand with other bases and scalings: does one of them give the numbers of the side that differs?"""
     return reading_finding(NAME, evidence, "positions", "base or scaling of RoPE")
+
+
+def reading_finding(name: str, evidence: Evidence, kind: str, what: str) -> Finding:
+    """Whether a hypothesis of that kind makes one side's numbers; `what` names it in the sentence."""
+    readings = readings_of(name, evidence)
+    if isinstance(readings, Finding):
+        return readings
+    if readings.side is None:
+        return Finding(name, "clear", reason="the model at hand agrees with neither side, or with both")
+    reading: Reading | None = getattr(readings, kind)
+    if reading is None:
+        sentence = f"No {what} that was tried makes the {readings.side}'s numbers."
+        return Finding(name, "clear", sentence=sentence)
+    sentence = (
+        f"With {reading.name} the model at hand gives the {reading.side}'s numbers, and as recorded the other side's."
+    )
+    rows = (("the side that differs", reading.side), ("it read the responses with", reading.name),
+            (f"{MEASURE} when that is undone", reading.left))  # fmt: skip
+    return Finding(name, "found", reading.left, MEASURE, sentence, rows, left_N=reading.left_N(evidence.sample))
+
+
+MEASURE = "of the gap left"
+
+
+def readings_of(name: str, evidence: Evidence) -> Readings | Finding:
+    """How the model at hand reads the responses; the finding of the check where there is no model, or no reason to."""
+    if evidence.readings is None:
+        reason = "needs the trainer's model, to read the responses again"
+        return untested(name, reason, needs="--trainer-model MODEL")
+    if evidence.gap.value < evidence.usual.high:
+        return Finding(name, "clear", sentence="The gap is what the precisions make: nothing to read again.")
+    return evidence.readings

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from mismatch_cli.diagnosis.checks._profile import sharpest_jump
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
+from mismatch_cli.diagnosis.grouped import Mean, mean_over_prompts
+from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "sharp-onset", 5
 TITLE = "A gap that begins at a fixed position"
@@ -16,6 +19,10 @@ CHANGE = (
 )
 SOURCE = "SGLang 25790 and flash-attention PR 184 (first mismatch at position 96), vLLM PR 38711"
 _TIMES, _Z = 1.7, 5.0
+_LEAST_TOKENS = 400
+_WINDOW = 8  # positions on either side of a jump
+_SHARP = ((0.6, 0.6), (0.8, 0.55))  # sharpness and size: a little less of one where there is more of the other
+_PERHAPS = 0.4  # of the size: a rise that may be a jump
 
 
 def check(evidence: Evidence) -> Finding:
@@ -35,3 +42,63 @@ def check(evidence: Evidence) -> Finding:
     after_N = evidence.sample.axis_N(jump.axis) >= jump.index
     left_N = np.where(after_N, evidence.sample.d_N / factor, evidence.sample.d_N)
     return Finding(NAME, "found", factor, "times from one position on", sentence, rows, left_N=left_N)
+
+
+@dataclass(frozen=True)
+class Jump:
+    """The position at which the gap changes most sharply."""
+
+    index: int
+    axis: str  # "response" or "context": counted from the response's or the prompt's first token
+    before: Mean  # of all tokens before it
+    after: Mean
+    sharpness: float  # the log change within 8 positions, as a part of that between everything before and after
+    size: float  # the change within 8 positions in standard deviations of a token
+    z: float  # the same in standard errors
+
+    @property
+    def sharp(self) -> bool:
+        """Whether the gap jumps there, rather than rise in the course of the response."""
+        return self.z > _Z and any(self.sharpness > sharpness and self.size > size for sharpness, size in _SHARP)
+
+    @property
+    def perhaps(self) -> bool:
+        """Whether it may be a jump, so that nothing is said of a steady rise."""
+        return self.sharp or (self.z > _Z and self.sharpness > _SHARP[0][0] and self.size > _PERHAPS)
+
+
+def sharpest_jump(sample: Sample) -> Jump | None:
+    """The most significant rise between neighbouring windows of positions, of the response or of the whole context."""
+    jumps = [jump for axis in ("response", "context") if (jump := _jump(sample, axis)) is not None]
+    return max(jumps, key=lambda jump: jump.z, default=None)
+
+
+def _jump(sample: Sample, axis: str) -> Jump | None:
+    position_N = sample.axis_N(axis)
+    if len(position_N) < _LEAST_TOKENS or position_N.max() <= 2 * _WINDOW:
+        return None
+    sums = [np.bincount(position_N, weights=w) for w in (np.ones(len(position_N)), sample.u_N, sample.u_N**2)]
+    before, after = _windows(np.array([np.concatenate([[0], np.cumsum(s)]) for s in sums]))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean_b, mean_a = before[1] / before[0], after[1] / after[0]
+        variance_b, variance_a = before[2] / before[0] - mean_b**2, after[2] / after[0] - mean_a**2
+        z_I = (mean_a - mean_b) / np.sqrt(variance_b / before[0] + variance_a / after[0])
+        size_I = (mean_a - mean_b) / np.sqrt((variance_a + variance_b) / 2)
+    z_I[(np.minimum(before[0], after[0]) < _LEAST_TOKENS / 8) | ~np.isfinite(z_I)] = -np.inf
+    at = int(np.argmax(z_I))
+    if z_I[at] == -np.inf:
+        return None
+    index = at + _WINDOW
+    later_N = position_N >= index
+    all_before, all_after = (mean_over_prompts(sample.u_N[p], sample.group_N[p]) for p in (~later_N, later_N))
+    whole = np.log(max(all_after.value, 1e-9) / max(all_before.value, 1e-9))
+    local = np.log(max(mean_a[at], 1e-9) / max(mean_b[at], 1e-9))
+    sharpness = float(local / whole) if whole > 0 else 0.0
+    return Jump(index, axis, all_before, all_after, sharpness, float(size_I[at]), float(z_I[at]))
+
+
+def _windows(cumulated: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sums over the 8 positions before, and from, each position that has so many on both sides."""
+    before = cumulated[:, _WINDOW:-_WINDOW] - cumulated[:, : -2 * _WINDOW]
+    after = cumulated[:, 2 * _WINDOW :] - cumulated[:, _WINDOW:-_WINDOW]
+    return before, after

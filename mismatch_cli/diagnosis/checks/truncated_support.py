@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from mismatch_cli.diagnosis.checks._one_sided import ONE_SIDED, OneSided
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
+from mismatch_cli.diagnosis.grouped import Mean, mean_over_prompts
 from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "truncated-support", 3
@@ -17,6 +19,9 @@ CHANGE = (
 )
 SOURCE = "TRL 6789 and PR 7269 (top_p 0.8: mean ratio 0.896 = kept mass 0.895), NeMo-RL 3365"
 _OUT_OF_SUPPORT = 0.002
+_ONE_SIDED, _Z = 0.4, 5.0  # of the mean gap; standard errors
+_LARGEST_RATIO = 10.0
+_HALF, _STEEP = float(np.log(0.5)), 0.2
 
 
 def check(evidence: Evidence) -> Finding:
@@ -40,6 +45,31 @@ def check(evidence: Evidence) -> Finding:
     )
     left_N = _two_sided(sample.d_N)
     return Finding(NAME, "found", found.ratio.value, "mean ratio", sentence, rows, left_N=left_N)
+
+
+@dataclass(frozen=True)
+class OneSided:
+    """Of some tokens: the mean ratio, and the share of the gap where π < μ / 2, more than a truncation takes.
+
+    At full support E_μ[π/μ] is 1, however large the noise, and the kept mass where μ was renormalised.
+    """
+
+    ratio: Mean
+    gap: float  # mean |d|, nats
+    steep: float
+
+    @classmethod
+    def of(cls, d_N: np.ndarray, group_N: np.ndarray) -> OneSided:
+        gap = float(np.abs(d_N).mean()) if len(d_N) else 0.0
+        ratio_N = np.minimum(np.exp(np.minimum(d_N, 3.0)), _LARGEST_RATIO)
+        steep = float(-d_N[d_N < _HALF].sum() / (gap * len(d_N))) if gap else 0.0
+        return cls(mean_over_prompts(ratio_N, group_N), gap, steep)
+
+    @property
+    def renormalised(self) -> bool:
+        """Whether the mean ratio misses 1 by a good part of the mean gap, significantly, and no token by much."""
+        part = (1 - self.ratio.value) / self.gap if self.gap else 0.0
+        return part > _ONE_SIDED and -self.ratio.z_from(1.0) > _Z and self.steep < _STEEP
 
 
 def _two_sided(d_N: np.ndarray) -> np.ndarray:
@@ -68,7 +98,7 @@ def _only_the_trainer(evidence: Evidence) -> bool:
     d_N = evidence.sample.d_N
     share = evidence.counts.out_of_support / max(1, evidence.counts.out_of_support + len(d_N))
     total = np.abs(d_N).sum()
-    return share > _OUT_OF_SUPPORT and (not total or d_N.sum() / total > ONE_SIDED)
+    return share > _OUT_OF_SUPPORT and (not total or d_N.sum() / total > _ONE_SIDED)
 
 
 def _trainer_finding(evidence: Evidence, outside: int) -> Finding:
