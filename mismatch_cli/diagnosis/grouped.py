@@ -44,47 +44,43 @@ def as_normal(t: float, groups: int) -> float:
 
 def mean_over_prompts(value_N: np.ndarray, group_N: np.ndarray) -> Mean:
     """The mean of tokens (or of anything with a prompt group), its error from the groups; few groups: infinite."""
-    sum_G = np.bincount(group_N, weights=value_N, minlength=GROUPS)
-    count_G = np.bincount(group_N, minlength=GROUPS)
-    there = count_G > 0
-    total, count = float(sum_G.sum()), int(count_G.sum())
-    if not count:
+    if not len(group_N):
         return Mean(float("nan"), float("inf"), 0)
-    value = total / count
-    if there.sum() < _FEWEST_GROUPS:
-        return Mean(value, float("inf"), count)
-    without_G = (total - sum_G[there]) / np.maximum(count - count_G[there], 1)
-    return Mean(value, standard_error(without_G), count, int(there.sum()))
+    value, error, groups = _ratio(*_sums(group_N, value_N, None))
+    return Mean(value, error, len(group_N), groups)
 
 
 _FEWEST_GROUPS = 4
 
 
+def _sums(group_N: np.ndarray, *weights: np.ndarray | None) -> list[np.ndarray]:
+    """The sums of weights by prompt group; None counts."""
+    return [np.bincount(group_N, weights=weight_N, minlength=GROUPS) for weight_N in weights]
+
+
+def _ratio(part_G: np.ndarray, whole_G: np.ndarray) -> tuple[float, float, int]:
+    """Σ part / Σ whole, its standard error, infinite for few groups, and how many groups it is from, else 0."""
+    there, part, whole = whole_G > 0, part_G.sum(), whole_G.sum()
+    value = float(part / whole) if whole else float("nan")
+    if there.sum() < _FEWEST_GROUPS:
+        return value, float("inf"), 0
+    without_G = (part - part_G[there]) / np.maximum(whole - whole_G[there], 1e-300)
+    return value, standard_error(without_G), int(there.sum())
+
+
 def estimate_over_prompts(value_N: np.ndarray, group_N: np.ndarray, prompt_id_N: np.ndarray) -> Estimate:
     """The mean of what is positive, with the interval that every report has."""
-    sum_G = np.bincount(group_N, weights=value_N, minlength=GROUPS)
-    count_G = np.bincount(group_N, minlength=GROUPS)
+    sum_G, count_G = _sums(group_N, value_N, None)
     return grouped_ratio(sum_G, count_G, len(np.unique(prompt_id_N)))
 
 
 def slope_over_prompts(x_N: np.ndarray, y_N: np.ndarray, group_N: np.ndarray) -> tuple[float, float]:
     """The least-squares slope of y on x through the origin, and its standard error over groups of prompts."""
-    xy_G = np.bincount(group_N, weights=x_N * y_N, minlength=GROUPS)
-    xx_G = np.bincount(group_N, weights=x_N * x_N, minlength=GROUPS)
-    there = xx_G > 0
-    if there.sum() < _FEWEST_GROUPS:
-        return float("nan"), float("inf")
-    without_G = (xy_G.sum() - xy_G[there]) / np.maximum(xx_G.sum() - xx_G[there], 1e-300)
-    return float(xy_G.sum() / xx_G.sum()), standard_error(without_G)
+    slope, error, groups = _ratio(*_sums(group_N, x_N * y_N, x_N * x_N))
+    return (slope, error) if groups else (float("nan"), error)
 
 
 def share_surely_above(chosen_N: np.ndarray, weight_N: np.ndarray, group_N: np.ndarray, least: float) -> bool:
     """Whether the chosen tokens' share of all weight is above `least` by two standard errors over groups of prompts."""
-    chosen_G = np.bincount(group_N, weights=np.where(chosen_N, weight_N, 0.0), minlength=GROUPS)
-    weight_G = np.bincount(group_N, weights=weight_N, minlength=GROUPS)
-    there = weight_G > 0
-    if there.sum() < _FEWEST_GROUPS:
-        return False
-    share = chosen_G.sum() / weight_G.sum()
-    without_G = (chosen_G.sum() - chosen_G[there]) / np.maximum(weight_G.sum() - weight_G[there], 1e-300)
-    return bool(share - 2 * standard_error(without_G) > least)
+    share, error, _ = _ratio(*_sums(group_N, np.where(chosen_N, weight_N, 0.0), weight_N))
+    return share - 2 * error > least

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mismatch_cli.diagnosis.checks.temperature import DEEPEST, FEWEST, beyond, centred, log_odds, ranks_of
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.grouped import slope_over_prompts
 from mismatch_cli.diagnosis.sample import Sample
@@ -22,8 +23,6 @@ CHANGE = (
 )
 SOURCE = "verl 7270 (a checkpoint's 1.05 in rollouts only), prime-rl PR 886"
 _LEAST, _Z, _EXPLAINS = 0.01, 6.0, 0.2  # nats, standard errors, of the gap
-_FEWEST = 200  # ids, or tokens
-_DEEPEST, _MOST_LOG_ODDS, _NEARLY_CERTAIN = -12.0, 7.0, -1e-12
 
 
 def check(evidence: Evidence) -> Finding:
@@ -73,15 +72,9 @@ class _Ranks:
     def rows(self, chosen_N: np.ndarray) -> _Ranks:
         return _Ranks(*(column[chosen_N] for column in (self.q_NK, self.d_NK, self.seen_NK, self.usable_NK)))
 
-    def centred(self, v_NK: np.ndarray, among_NK: np.ndarray) -> np.ndarray:
-        """Without the mean over the ids of the same token; 0 where not among them."""
-        v_NK = np.where(among_NK, v_NK, 0)
-        mean_N = v_NK.sum(axis=1) / np.maximum(among_NK.sum(axis=1), 1)
-        return np.where(among_NK, v_NK - mean_N[:, None], 0)
-
     @property
     def seen_q_NK(self) -> np.ndarray:
-        return np.where(self.usable_NK, self.seen_NK * np.maximum(self.q_NK, _DEEPEST), 0)
+        return np.where(self.usable_NK, self.seen_NK * np.maximum(self.q_NK, DEEPEST), 0)
 
 
 def _from_topk(sample: Sample) -> _Fit | None:
@@ -89,28 +82,25 @@ def _from_topk(sample: Sample) -> _Fit | None:
     ranks = _ranks(sample)
     if ranks is None:
         return None
-    columns = (ranks.seen_NK, np.maximum(ranks.q_NK, _DEEPEST), ranks.d_NK)
-    x_M, q_M, y_M = (ranks.centred(v_NK, ranks.usable_NK)[ranks.usable_NK] for v_NK in columns)
-    if (np.abs(x_M) > 0).sum() < _FEWEST:
+    columns = (ranks.seen_NK, np.maximum(ranks.q_NK, DEEPEST), ranks.d_NK)
+    x_M, q_M, y_M = (centred(v_NK, ranks.usable_NK)[ranks.usable_NK] for v_NK in columns)
+    if (np.abs(x_M) > 0).sum() < FEWEST:
         return None
-    width = ranks.q_NK.shape[1]
-    nats, error = _contrast(x_M, q_M, y_M, np.repeat(sample.group_N[:, None], width, axis=1)[ranks.usable_NK])
+    nats, error = _contrast(x_M, q_M, y_M, sample.group_N[np.nonzero(ranks.usable_NK)[0]])
     left_N = sample.d_N.copy()
     for half in (0, 1):
         own_N, other_N = sample.group_N % 2 == half, sample.group_N % 2 != half
         shift = _shift(ranks.rows(other_N))
         logq_N, seen_N = sample.logq_T[sample.kept][own_N], sample.seen_T[sample.kept][own_N]  # type: ignore[index]
         left_N[own_N] -= _predicted(ranks.rows(own_N), logq_N, seen_N, shift)
-    return _Fit(nats, error, left_N, f"top-{width} log-probabilities")
+    return _Fit(nats, error, left_N, f"top-{ranks.q_NK.shape[1]} log-probabilities")
 
 
 def _ranks(sample: Sample) -> _Ranks | None:
-    if sample.topk_logq_TK is None or sample.topk_logp_TK is None or sample.topk_seen_TK is None:
+    if (found := ranks_of(sample)) is None or sample.topk_seen_TK is None:
         return None
-    q_NK, p_NK = (column[sample.kept].astype(np.float64) for column in (sample.topk_logq_TK, sample.topk_logp_TK))
+    q_NK, p_NK, usable_NK = found
     with np.errstate(invalid="ignore"):
-        usable_NK = np.isfinite(q_NK) & np.isfinite(p_NK) & (np.minimum(q_NK, p_NK) > _DEEPEST)
-        usable_NK &= (usable_NK.sum(axis=1) >= 2)[:, None]
         d_NK = np.where(usable_NK, p_NK - q_NK, 0)
     seen_NK = sample.topk_seen_TK[sample.kept].astype(np.float64)
     return _Ranks(np.where(np.isnan(q_NK), -np.inf, q_NK), d_NK, seen_NK, usable_NK)
@@ -119,20 +109,20 @@ def _ranks(sample: Sample) -> _Ranks | None:
 def _shift(ranks: _Ranks) -> np.ndarray:
     """How much more log π − log μ is on seen ids: a constant, and a slope on log μ (a penalty scales the logit)."""
     columns = (ranks.seen_NK, ranks.seen_q_NK, ranks.d_NK)
-    x1_M, x2_M, y_M = (ranks.centred(v_NK, ranks.usable_NK)[ranks.usable_NK] for v_NK in columns)
+    x1_M, x2_M, y_M = (centred(v_NK, ranks.usable_NK)[ranks.usable_NK] for v_NK in columns)
     return np.linalg.lstsq(np.stack([x1_M, x2_M], axis=1), y_M, rcond=None)[0]
 
 
 def _predicted(ranks: _Ranks, logq_N: np.ndarray, seen_N: np.ndarray, shift: np.ndarray) -> np.ndarray:
     """log π − log μ of the sampled tokens, from how the other ids of their position moved, and from the normaliser."""
     others_NK = ranks.usable_NK & (np.abs(ranks.q_NK - logq_N[:, None]) > 1e-6)
-    x_NK = ranks.centred(ranks.seen_NK, others_NK)
-    y_NK = ranks.centred(ranks.d_NK - shift[1] * ranks.seen_q_NK, others_NK)
+    x_NK = centred(ranks.seen_NK, others_NK)
+    y_NK = centred(ranks.d_NK - shift[1] * ranks.seen_q_NK, others_NK)
     shift_N = ((x_NK * y_NK).sum(axis=1) + _PRIOR * shift[0]) / ((x_NK * x_NK).sum(axis=1) + _PRIOR)
-    moved_NK = (shift_N[:, None] + shift[1] * np.maximum(ranks.q_NK, _DEEPEST)) * ranks.seen_NK
+    moved_NK = (shift_N[:, None] + shift[1] * np.maximum(ranks.q_NK, DEEPEST)) * ranks.seen_NK
     mass_N = (np.exp(ranks.q_NK) * np.expm1(moved_NK)).sum(axis=1)
     log_sum_N = np.log1p(np.maximum(mass_N, _LEAST_MASS - 1))
-    return np.asarray((shift_N + shift[1] * np.maximum(logq_N, _DEEPEST)) * seen_N - log_sum_N)
+    return np.asarray((shift_N + shift[1] * np.maximum(logq_N, DEEPEST)) * seen_N - log_sum_N)
 
 
 _LEAST_MASS = 1e-6
@@ -154,10 +144,9 @@ def _from_log_odds(sample: Sample) -> _Fit | None:
     """
     if sample.seen_T is None:
         return None
-    x_N, y_N = (_log_odds(logp_T[sample.kept]) for logp_T in (sample.logq_T, sample.logp_T))
-    usable_N = np.maximum(np.abs(x_N), np.abs(y_N)) < _MOST_LOG_ODDS
+    x_N, y_N, usable_N = log_odds(sample)
     seen_N = sample.seen_T[sample.kept]
-    if min((usable_N & seen_N).sum(), (usable_N & ~seen_N).sum()) < _FEWEST:
+    if min((usable_N & seen_N).sum(), (usable_N & ~seen_N).sum()) < FEWEST:
         return None
     columns = (seen_N[usable_N].astype(np.float64), x_N[usable_N], (y_N - x_N)[usable_N])
     seen_M, x_M, y_M = (v_M - v_M.mean() for v_M in columns)
@@ -179,10 +168,4 @@ _TELLS = 0.5  # of the gap, that a penalty takes away and its mirror image does 
 def _beyond(sample: Sample, x_N: np.ndarray, seen_N: np.ndarray, moved_N: np.ndarray) -> np.ndarray:
     """log π − log μ beyond what moves the log-odds of seen tokens by up to so much, and of others down by it, nats."""
     whole_N = np.where(seen_N, moved_N, -moved_N)
-    bounds = [-np.logaddexp(0, -(x_N + part_N)) for part_N in (np.zeros(len(x_N)), whole_N)]
-    logp_N = sample.logp_T[sample.kept]
-    return np.asarray(logp_N - np.clip(logp_N, np.minimum(*bounds), np.maximum(*bounds)))
-
-
-def _log_odds(logp_N: np.ndarray) -> np.ndarray:
-    return logp_N - np.log(-np.expm1(np.minimum(logp_N, _NEARLY_CERTAIN)))
+    return beyond(sample, [-np.logaddexp(0, -(x_N + part_N)) for part_N in (np.zeros(len(x_N)), whole_N)])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from mismatch_cli.diagnosis.evidence import Evidence, Finding
+from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.grouped import as_normal, slope_over_prompts
 from mismatch_cli.diagnosis.sample import Sample
 
@@ -22,8 +23,8 @@ CHANGE = (
 )
 SOURCE = "vime 64, TRL 4159, NeMo-RL 902, tinker-cloud PR 26 (fitted 0.70)"
 _LEAST, _Z, _TAKES = 0.004, 6.0, 0.1
-_FEWEST = 200  # ids, or tokens
-_DEEPEST = -12.0  # nats: rarer tokens say little and are rounded most
+FEWEST = 200  # ids, or tokens
+DEEPEST = -12.0  # nats: rarer tokens say little and are rounded most
 _SPREAD = 6.0  # nats: ids that nothing is known of are as probable as can be, or this much less
 _SAME = 1e-3  # nats
 _TIMES_WHERE_SEEN = 1.8  # β − 1 on tokens that stand in the context against that on others: 1.4 for a temperature
@@ -41,7 +42,7 @@ def check(evidence: Evidence) -> Finding:
     sample = evidence.sample
     fit = _from_topk(sample) or _from_log_odds(sample)
     if fit is None:
-        return Finding(NAME, "untested", reason="too few tokens between certain and impossible")
+        return untested(NAME, "too few tokens between certain and impossible")
     z = as_normal((fit.beta - 1) / fit.error, len(np.unique(sample.group_N))) if fit.error > 0 else 0.0
     left_N = _left(sample, fit, mirrored=False)
     gap = float(np.abs(sample.d_N).sum())
@@ -74,7 +75,7 @@ class _Fit:
 
 
 def _fit(x_M: np.ndarray, y_M: np.ndarray, group_M: np.ndarray, source: str, topk: bool) -> _Fit | None:
-    if len(x_M) < _FEWEST:
+    if len(x_M) < FEWEST:
         return None
     whole = _slope(x_M, y_M, group_M)
     halves = [_slope(x_M[half], y_M[half], group_M[half]) for half in (group_M % 2 == 1, group_M % 2 == 0)]
@@ -91,21 +92,28 @@ def _slope(x_M: np.ndarray, y_M: np.ndarray, group_M: np.ndarray) -> tuple[float
 
 
 def _from_topk(sample: Sample) -> _Fit | None:
-    if sample.topk_logq_TK is None or sample.topk_logp_TK is None:
+    if (ranks := ranks_of(sample)) is None:
         return None
-    q_NK = sample.topk_logq_TK[sample.kept].astype(np.float64)
-    p_NK = sample.topk_logp_TK[sample.kept].astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        usable_NK = np.isfinite(q_NK) & np.isfinite(p_NK) & (np.minimum(q_NK, p_NK) > _DEEPEST)
-    usable_NK &= (usable_NK.sum(axis=1) >= 2)[:, None]
-    group_M = np.repeat(sample.group_N[:, None], q_NK.shape[1], axis=1)[usable_NK]
-    x_M, y_M = (_centred(v_NK, usable_NK)[usable_NK] for v_NK in (q_NK, p_NK))
+    q_NK, p_NK, usable_NK = ranks
+    x_M, y_M = (centred(v_NK, usable_NK)[usable_NK] for v_NK in (q_NK, p_NK))
+    group_M = sample.group_N[np.nonzero(usable_NK)[0]]
     return _fit(x_M, y_M, group_M, f"top-{q_NK.shape[1]} log-probabilities", topk=True)
 
 
-def _centred(v_NK: np.ndarray, usable_NK: np.ndarray) -> np.ndarray:
-    mean_N1 = np.where(usable_NK, v_NK, 0).sum(axis=1, keepdims=True) / np.maximum(usable_NK.sum(axis=1), 1)[:, None]
-    return np.where(usable_NK, v_NK - mean_N1, 0)
+def ranks_of(sample: Sample) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """log μ and log π of the top-K ids of the tokens that count, and where both sides say something of two or more."""
+    if sample.topk_logq_TK is None or sample.topk_logp_TK is None:
+        return None
+    q_NK, p_NK = (column[sample.kept].astype(np.float64) for column in (sample.topk_logq_TK, sample.topk_logp_TK))
+    with np.errstate(invalid="ignore"):
+        usable_NK = np.isfinite(q_NK) & np.isfinite(p_NK) & (np.minimum(q_NK, p_NK) > DEEPEST)
+    return q_NK, p_NK, usable_NK & (usable_NK.sum(axis=1) >= 2)[:, None]
+
+
+def centred(v_NK: np.ndarray, among_NK: np.ndarray) -> np.ndarray:
+    """Without the mean over the ids of the same token; 0 where not among them."""
+    mean_N = np.where(among_NK, v_NK, 0).sum(axis=1) / np.maximum(among_NK.sum(axis=1), 1)
+    return np.where(among_NK, v_NK - mean_N[:, None], 0)
 
 
 def _from_log_odds(sample: Sample) -> _Fit | None:
@@ -115,10 +123,17 @@ def _from_log_odds(sample: Sample) -> _Fit | None:
 
 def _odds(sample: Sample, chosen_N: np.ndarray | bool = True) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Both sides' log-odds of some tokens, without their means, and the prompt groups."""
-    x_N, y_N = (_log_odds(logp_T[sample.kept]) for logp_T in (sample.logq_T, sample.logp_T))
-    usable_N = chosen_N & (np.maximum(np.abs(x_N), np.abs(y_N)) < _MOST_LOG_ODDS)
+    x_N, y_N, usable_N = log_odds(sample)
+    usable_N = chosen_N & usable_N
     x_M, y_M = (v_N[usable_N] - v_N[usable_N].mean() if usable_N.any() else v_N[:0] for v_N in (x_N, y_N))
     return x_M, y_M, sample.group_N[usable_N]
+
+
+def log_odds(sample: Sample) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Both sides' log-odds of the tokens that count, and of which they are more than rounding."""
+    logp_2N = np.stack([sample.logq_T[sample.kept], sample.logp_T[sample.kept]])
+    x_N, y_N = logp_2N - np.log(-np.expm1(np.minimum(logp_2N, _NEARLY_CERTAIN)))
+    return x_N, y_N, np.maximum(np.abs(x_N), np.abs(y_N)) < _MOST_LOG_ODDS
 
 
 def _differs_where_seen(sample: Sample) -> bool:
@@ -127,17 +142,13 @@ def _differs_where_seen(sample: Sample) -> bool:
         return False
     seen_N = sample.seen_T[sample.kept]
     parts = [_odds(sample, chosen_N) for chosen_N in (seen_N, ~seen_N)]
-    fits = [fit for part in parts if len(part[0]) >= _FEWEST and (fit := _slope(*part)) is not None]
+    fits = [fit for part in parts if len(part[0]) >= FEWEST and (fit := _slope(*part)) is not None]
     if len(fits) < len(parts):
         return False
     (seen, seen_error), (other, other_error) = fits
     times = max(abs(seen - 1), 1e-9) / max(abs(other - 1), 1e-9)
     far = max(times, 1 / times) > _TIMES_WHERE_SEEN
     return bool(far and abs(seen - other) > 3 * np.hypot(seen_error, other_error))
-
-
-def _log_odds(logp_N: np.ndarray) -> np.ndarray:
-    return logp_N - np.log(-np.expm1(np.minimum(logp_N, _NEARLY_CERTAIN)))
 
 
 def _left(sample: Sample, fit: _Fit, *, mirrored: bool) -> np.ndarray:
@@ -160,5 +171,10 @@ def _left(sample: Sample, fit: _Fit, *, mirrored: bool) -> np.ndarray:
         beta_N * logq_N - np.log(powers_N + rest_N * np.exp((beta_N - 1) * (likeliest_N - spread)))
         for spread in (0.0, _SPREAD)
     ]
-    predicted_N = np.clip(sample.logp_T[sample.kept], np.minimum(*bounds), np.maximum(*bounds))
-    return np.asarray(sample.logp_T[sample.kept] - predicted_N)
+    return beyond(sample, bounds)
+
+
+def beyond(sample: Sample, bounds: Sequence[np.ndarray]) -> np.ndarray:
+    """How far log π of the tokens that count is from what lies between two bounds, nats."""
+    logp_N = sample.logp_T[sample.kept]
+    return np.asarray(logp_N - np.clip(logp_N, np.minimum(*bounds), np.maximum(*bounds)))
