@@ -25,8 +25,7 @@ from mismatch_cli.diagnosis.model import ModelAtHand
 from mismatch_cli.diagnosis.sample import Sample
 from mismatch_cli.models import load_causal_lm
 from mismatch_cli.sampling import SamplingSettings
-from mismatch_cli.scoring.batches import ScoreRequest
-from mismatch_cli.scoring.trainer import Trainer
+from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
 from mismatch_cli.trace.reader import Trace
 
 _TOKEN_BUDGET = 16384

@@ -12,8 +12,7 @@ import torch
 
 from mismatch_cli.models import load_causal_lm
 from mismatch_cli.recording.config import ProbeConfig
-from mismatch_cli.scoring.batches import ScoreRequest, pad_right
-from mismatch_cli.scoring.trainer import Trainer
+from mismatch_cli.scoring.trainer import ScoreRequest, Trainer, pad_right
 from mismatch_cli.trace.columns import table_to_batch
 from mismatch_cli.trace.reader import open_shard
 from mismatch_cli.trace.schema import REQUIRED

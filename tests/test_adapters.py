@@ -15,8 +15,7 @@ from mismatch_cli.adapters import save_adapter as save_adapter_of_run
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import load_causal_lm
 from mismatch_cli.sampling import SamplingSettings
-from mismatch_cli.scoring.batches import ScoreRequest
-from mismatch_cli.scoring.trainer import Trainer
+from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
 from tests.lora import save_adapter
 
 IDS = torch.tensor([[5, 9, 300, 7, 41, 2]])

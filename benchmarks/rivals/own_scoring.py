@@ -6,8 +6,7 @@ from scored import Response, options, take_turns
 
 # isort: split
 from mismatch_cli.sampling import SamplingSettings
-from mismatch_cli.scoring.batches import ScoreRequest
-from mismatch_cli.scoring.trainer import Trainer
+from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
 
 
 def main() -> None:

@@ -90,7 +90,7 @@ class ModelAtHand:
         return self._loaded
 
     def _score(self, hypothesis: Hypothesis, rows: Sequence[int]) -> np.ndarray:
-        from mismatch_cli.scoring.batches import ScoreRequest
+        from mismatch_cli.scoring.trainer import ScoreRequest
 
         spans = list(self._sample.spans())
         requests = [

@@ -10,7 +10,7 @@ from typing import Any
 
 from mismatch_cli.compat import prepare_imports
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.metrics.curation import Curation, accuracy_by_prompt
+from mismatch_cli.metrics.population import Curation, accuracy_by_prompt
 from mismatch_cli.models import load_tokenizer
 from mismatch_cli.recording.config import CurateConfig
 from mismatch_cli.recording.ours import remove_results, remove_trace

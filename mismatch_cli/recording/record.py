@@ -11,15 +11,14 @@ import numpy as np
 from mismatch_cli.adapters import read_adapter, same_adapter
 from mismatch_cli.compat import prepare_imports
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.metrics.estimate import paired_test
 from mismatch_cli.models import check_model_folder, load_tokenizer
 from mismatch_cli.recording.config import ProbeConfig
 from mismatch_cli.recording.full_divergence import Distributions, check_room, vocabulary_of
 from mismatch_cli.recording.ours import remove_results
 from mismatch_cli.recording.rollouts import Progress, is_sampled, load_engine, sample_trace, shards_of, start_grader
 from mismatch_cli.recording.score import evenly_spaced, load_trainer, requests_of
-from mismatch_cli.scoring.batches import ScoreRequest
-from mismatch_cli.scoring.fit import compare_fit
-from mismatch_cli.scoring.trainer import Trainer
+from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
 from mismatch_cli.tasks.prompts import encode_prompts, load_problems
 from mismatch_cli.torch_settings import set_threads
 from mismatch_cli.trace.columns import table_to_batch
@@ -173,7 +172,7 @@ class AdapterCheck:
     def done(self, trainer: Trainer) -> dict[str, Any]:
         """What was found, for the manifest; a `MismatchError` where the engine's log μ is that of the model alone."""
         config = self._config
-        fit = compare_fit(self._logp_rollout, self._logp(trainer), self._without)
+        fit = paired_test(self._logp_rollout, self._logp(trainer), self._without)
         if fit.second_fits:
             raise MismatchError(
                 f"The engine did not apply the adapter {config.engine_adapter}: over {len(self._requests)} of its own "

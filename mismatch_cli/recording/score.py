@@ -16,8 +16,7 @@ from mismatch_cli.recording.config import TrainerSettings
 from mismatch_cli.recording.full_divergence import Distributions
 from mismatch_cli.recording.rollouts import Progress
 from mismatch_cli.sampling import SamplingSettings
-from mismatch_cli.scoring.batches import ScoreRequest
-from mismatch_cli.scoring.trainer import ResponseScores, Trainer
+from mismatch_cli.scoring.trainer import ResponseScores, ScoreRequest, Trainer
 from mismatch_cli.trace.columns import table_to_batch
 from mismatch_cli.trace.reader import open_shard
 from mismatch_cli.trace.writer import rows_to_table, write_shard

@@ -20,9 +20,8 @@ from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.policies import Policies, TopKLogProbs
 from mismatch_cli.registry import unknown
 from mismatch_cli.sampling import SamplingSettings
-from mismatch_cli.scoring.batches import ScoreRequest, micro_batches, pad_right
 from mismatch_cli.scoring.policy_gradient import Known, logp_pass, policy_gradient_loss
-from mismatch_cli.scoring.trainer import Trainer
+from mismatch_cli.scoring.trainer import ScoreRequest, Trainer, micro_batches, pad_right
 
 
 @dataclass(frozen=True)

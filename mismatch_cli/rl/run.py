@@ -28,8 +28,7 @@ from mismatch_cli.rl.step import Minibatch, Step, Use, step_table
 from mismatch_cli.rl.sync import WeightSync
 from mismatch_cli.rl.task import Posed, Task
 from mismatch_cli.sampling import SamplingSettings
-from mismatch_cli.scoring.batches import ScoreRequest
-from mismatch_cli.scoring.trainer import ResponseScores, Trainer
+from mismatch_cli.scoring.trainer import ResponseScores, ScoreRequest, Trainer
 from mismatch_cli.suggest import suggest
 from mismatch_cli.torch_settings import set_threads
 from mismatch_cli.trace.completeness import recorded

@@ -11,10 +11,9 @@ import torch
 from mismatch_cli.engines import Engine
 from mismatch_cli.engines._sampling import engine_failures
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.metrics.estimate import paired_test
 from mismatch_cli.rl.learner import Sample
-from mismatch_cli.scoring.batches import ScoreRequest
-from mismatch_cli.scoring.fit import compare_fit
-from mismatch_cli.scoring.trainer import Trainer
+from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
 
 PROVEN, NEWER, UNDECIDABLE = "proven", "newer", "undecidable"
 _SAME = 1e-5  # mean |π − μ| between two float32 implementations of the same weights; measured: 3.4e-7
@@ -127,7 +126,7 @@ def prove_newer(
     A paired test over responses on the mean |π − μ| of each, which must differ by a part of the smaller one too. Where
     the steps between were too small to tell, "undecidable"; a `MismatchError` where the old weights fit better.
     """
-    fit = compare_fit(logp_rollout, logp_new, logp_old)
+    fit = paired_test(logp_rollout, logp_new, logp_old)
     if np.isnan(fit.first + fit.second):
         raise MismatchError("The weight sync failed: the engine or the trainer answers NaN.")
     if not fit.second_fits:

@@ -14,8 +14,25 @@ from mismatch_cli.attention import attention_facts
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import load_causal_lm
 from mismatch_cli.sampling import SamplingSettings
-from mismatch_cli.scoring.batches import ScoreRequest, micro_batches, other_shape, pad_right
 from mismatch_cli.scoring.head import Head, HeadScores, RolloutRows, score_hidden
+
+
+@dataclass(frozen=True)
+class ScoreRequest:
+    """One response to score, with the ids at which log π is wanted besides (none, or K per response token).
+
+    Where the rollout's log μ over the whole vocabulary is given, its divergences are wanted too.
+    """
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    topk_ids_TK: np.ndarray | None = None
+    logp_rollout_TV: np.ndarray | None = None  # float32
+
+    @property
+    def num_fed(self) -> int:
+        """How many tokens the model reads: nothing is predicted from the last one."""
+        return len(self.prompt_ids) + len(self.response_ids) - 1
 
 
 @dataclass(frozen=True)
@@ -190,6 +207,44 @@ class Trainer:
         target_ids_T = torch.tensor([token for r in members for token in r.response_ids])
         rollout = _rollout_rows(members)
         return score_hidden(hidden_TH, self._head, target_ids_T, _query_ids(members), self._sampling, rollout=rollout)
+
+
+def micro_batches(requests: Sequence[ScoreRequest], token_budget: int) -> list[list[int]]:
+    """Indices of the requests in micro-batches of at most `token_budget` padded tokens, longest first.
+
+    A response longer than the budget stands alone; empty responses are left out. Ties in length are broken by the
+    tokens, so the composition depends on the set of requests and not on their order.
+    """
+    indices = [i for i, r in enumerate(requests) if r.response_ids]
+    indices.sort(key=lambda i: (-requests[i].num_fed, requests[i].prompt_ids, requests[i].response_ids))
+    batches: list[list[int]] = []
+    for i in indices:
+        if not batches or (len(batches[-1]) + 1) * requests[batches[-1][0]].num_fed > token_budget:
+            batches.append([])
+        batches[-1].append(i)
+    return batches
+
+
+def other_shape(batches: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The same responses in other micro-batches: alone if they were batched, two together if they were alone.
+
+    The last of an odd number of lonely responses is batched with itself.
+    """
+    alone = [i for batch in batches if len(batch) > 1 for i in batch]
+    lonely = [batch[0] for batch in batches if len(batch) == 1]
+    pairs = [[*lonely[i : i + 2]] if i + 1 < len(lonely) else [lonely[i]] * 2 for i in range(0, len(lonely), 2)]
+    return [[i] for i in alone] + pairs
+
+
+def pad_right(requests: Sequence[ScoreRequest], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and attention mask, both `[B, longest]`, of what the model reads."""
+    longest = max(r.num_fed for r in requests)
+    ids_BL = torch.zeros(len(requests), longest, dtype=torch.long)
+    mask_BL = torch.zeros_like(ids_BL)
+    for row, request in enumerate(requests):
+        ids_BL[row, : request.num_fed] = torch.tensor((request.prompt_ids + request.response_ids)[:-1])
+        mask_BL[row, : request.num_fed] = 1
+    return ids_BL.to(device), mask_BL.to(device)
 
 
 def _rollout_rows(members: Sequence[ScoreRequest]) -> RolloutRows:

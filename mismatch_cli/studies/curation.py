@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_cli.metrics.curation import Curation
 from mismatch_cli.metrics.estimate import Estimate, interval, point
+from mismatch_cli.metrics.population import Curation
 from mismatch_cli.studies.study import Study
 
 _BINS = 6  # of the range that is kept

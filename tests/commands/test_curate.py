@@ -12,7 +12,7 @@ import pytest
 from mismatch_cli.bundled import bundled
 from mismatch_cli.cli import run
 from mismatch_cli.commands.curate import _training
-from mismatch_cli.metrics.curation import accuracy_by_prompt
+from mismatch_cli.metrics.population import accuracy_by_prompt
 from mismatch_cli.recording.config import CurateConfig
 from mismatch_cli.suggest import suggest
 from mismatch_cli.trace.reader import Trace

@@ -13,8 +13,7 @@ from mismatch_cli.engines import EngineSettings, Request, create_engine
 from mismatch_cli.engines._vllm_process import ModelClasses
 from mismatch_cli.models import load_causal_lm, load_tokenizer
 from mismatch_cli.sampling import SamplingSettings
-from mismatch_cli.scoring.batches import ScoreRequest
-from mismatch_cli.scoring.trainer import Trainer
+from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
 from mismatch_cli.torch_settings import TorchSettings
 
 IDS = torch.tensor([[5, 9, 300, 7, 41, 2]])

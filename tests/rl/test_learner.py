@@ -18,8 +18,7 @@ from mismatch_cli.batch import Rollout
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.rl.learner import AGGREGATIONS, Learner, LearnerSettings, LossScale, Sample, response_scale
 from mismatch_cli.sampling import SamplingSettings
-from mismatch_cli.scoring.batches import ScoreRequest
-from mismatch_cli.scoring.trainer import Trainer
+from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
 from tests.algorithms import published
 
 PLAIN = SamplingSettings()

@@ -14,8 +14,7 @@ import torch
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.divergences import sampled_in_topk, topk_divergences
 from mismatch_cli.sampling import SamplingSettings
-from mismatch_cli.scoring.batches import ScoreRequest
-from mismatch_cli.scoring.trainer import Trainer
+from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
 from mismatch_cli.trace.reader import Trace, open_shard
 from sample_data.learner import MINIBATCHES, Learner, policy_logp
 from sample_data.make_traces import TRAINING

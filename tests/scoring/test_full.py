@@ -11,9 +11,8 @@ import torch
 from mismatch_cli.bundled import bundled
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.sampling import SamplingSettings
-from mismatch_cli.scoring.batches import ScoreRequest
 from mismatch_cli.scoring.head import Head, RolloutRows, score_hidden
-from mismatch_cli.scoring.trainer import Trainer
+from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
 from tests.scoring.test_head import PLAIN, random_case, some_ids
 
 TRUNCATED = SamplingSettings(temperature=0.7, top_p=0.9, top_k=40)
