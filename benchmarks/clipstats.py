@@ -41,13 +41,13 @@ def masks(trace: Trace, columns: tuple[str, ...]) -> None:
     """The six masks alone: blocked shares and lost weight with intervals, counts by μ and position, blocked tokens."""
     from mismatch_cli.metrics.clipping.breakdown import BlockedCells
     from mismatch_cli.metrics.clipping.masked import Needs, apply_masks
-    from mismatch_cli.metrics.clipping.sums import response_sums, width
+    from mismatch_cli.metrics.clipping.sums import response_sums, sums_dtype
     from mismatch_cli.metrics.clipping.token_table import TokenTable
     from mismatch_cli.metrics.hashing import prompt_groups
     from mismatch_cli.metrics.sums import GroupSums
 
     needs = Needs(advantages=True, recomputed=True, top_k=0, full=False)
-    sums, cells, table = GroupSums(width(SIX)), BlockedCells(len(SIX)), TokenTable(len(SIX))
+    sums, cells, table = GroupSums(sums_dtype(len(SIX)).itemsize // 8), BlockedCells(len(SIX)), TokenTable(len(SIX))
     for batch in trace.batches(columns):
         of_slices = []
         for (judged,) in apply_masks(batch, needs, SIX):

@@ -23,7 +23,6 @@ import torch
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.clipping.masked import Needs
-from mismatch_cli.metrics.clipping.result import clipping_result
 from mismatch_cli.metrics.clipping.summary import ClippingSummary, Question
 from mismatch_cli.metrics.differences import Measured, differences
 from mismatch_cli.metrics.pairs import PAIRS
@@ -151,7 +150,7 @@ def numbers(first: MismatchSummary, second: MismatchSummary, clips: ClippingSumm
     found = {
         "report": first.result(),
         "compare": {key: each.to_dict() for key, each in pair.items()},
-        "clipstats": clipping_result(clips, blocked_tokens=0),
+        "clipstats": clips.result(blocked_tokens=0),
     }
     return dict(estimates(found))
 

@@ -12,7 +12,6 @@ import pyarrow as pa
 from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.batch import Rollout
 from mismatch_cli.metrics.clipping.masked import Needs
-from mismatch_cli.metrics.clipping.result import clipping_result
 from mismatch_cli.metrics.clipping.summary import ClippingSummary, Question
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.pairs import PAIRS
@@ -153,7 +152,7 @@ def _blocked(batch: Any, algorithm: Algorithm) -> dict[str, float | None]:
     needs = Needs(True, anchor, k, topk_recomputed=anchor and k > 0)
     summary = ClippingSummary(Question((algorithm,), needs))
     summary.update(batch)
-    result = clipping_result(summary, blocked_tokens=0)
+    result = summary.result(blocked_tokens=0)
     found = {name: result["bad_updates"][name]["value"] for name in ("over_tokens", "over_negative")}
     record = {f"bad_{name}": value for name, value in found.items()}
     for row in result["algorithms"]:

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
 from signal import SIG_DFL, SIG_IGN, SIGINT, signal
@@ -21,11 +22,12 @@ import numpy as np
 
 from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.metrics.clipping.result import clipping_result
+from mismatch_cli.metrics.clipping.masked import Needs
 from mismatch_cli.metrics.clipping.summary import ClippingSummary, Question
+from mismatch_cli.metrics.pairs import weights_are_equal
 from mismatch_cli.places import shown
-from mismatch_cli.studies.clipping_support import Support
 from mismatch_cli.studies.study import Study, about, check_poolable, who_is_compared
+from mismatch_cli.suggest import quoted
 from mismatch_cli.trace.reader import Trace
 
 _BLOCKED_TOKENS = 50
@@ -33,9 +35,81 @@ _PAPER = ("grpo-clip-higher", "dppo-binary-tv")  # the two of its first figure
 _COLUMNS = (
     "version_rollout", "version_trainer", "reward", "response_ids", "loss_mask", "logp_trainer", "entropy_trainer",
 )  # fmt: skip
-
-
 _NONE = np.zeros(0, dtype=np.float32)
+_EQUAL = (
+    "not applicable: the trainer has the weights that sampled, so the recomputed policy is the trainer itself. "
+    "Score with later weights: mismatch-cli rescore {run} --trainer-model LATER --weights newer"
+)
+_NO_RECOMPUTED = (
+    "the trace has no {column}. Fill it in with: mismatch-cli rescore {run} --keep-trainer --trainer-model SAMPLER"
+)
+
+
+@dataclass(frozen=True)
+class Support:
+    """The algorithms that can be judged, the columns they need, and why the others are left out."""
+
+    judged: tuple[Algorithm, ...]
+    needs: Needs
+    skipped: dict[str, str]  # algorithm → reason
+    has: dict[str, Any]
+
+    @classmethod
+    def of(cls, traces: Sequence[Trace], algorithms: Sequence[Algorithm]) -> Support:
+        """Raises a `MismatchError` where nothing can be judged."""
+        columns = set[str].union(*(trace.columns() for trace in traces))
+        if "logp_trainer" not in columns:
+            raise MismatchError(
+                f"{traces[0].folder} has no log-probabilities of a trainer, so there is nothing to hold against the "
+                f"rollout. {traces[0].how_to_score}"
+            )
+        has = _what_is_there(traces, columns)
+        run = quoted(traces[0].run_folder)
+        skipped = {a.name: reason for a in algorithms if (reason := _reason(a, has, run))}
+        judged = tuple(a for a in algorithms if a.name not in skipped)
+        if not judged:
+            name, reason = next(iter(skipped.items()))
+            raise MismatchError(f"No algorithm can be judged on {traces[0].folder}. {name}: {reason}")
+        needs = Needs(
+            advantages=has["advantages"],
+            recomputed=any(a.needs_recomputed for a in judged),
+            top_k=has["top_k"] if any(a.needs_top_k for a in judged) else 0,
+            full=has["full"],
+            topk_recomputed=any(a.needs_top_k and a.needs_recomputed for a in judged),
+        )
+        return cls(judged, needs, skipped, has)
+
+
+def _what_is_there(traces: Sequence[Trace], columns: set[str]) -> dict[str, Any]:
+    recomputed = "measured" if "logp_recomputed" in columns else "absent"
+    if weights_are_equal(traces):
+        recomputed = "equal weights"
+    return {
+        "advantages": "advantage" in columns,
+        "rewards": "reward" in columns,
+        "entropy": "entropy_trainer" in columns,
+        "full": {"tv_full", "kl_full"} <= columns,
+        "top_k": min(trace.top_k for trace in traces) if "topk_logp_trainer" in columns else 0,
+        "recomputed": recomputed,
+        "topk_recomputed": recomputed == "equal weights" or "topk_logp_recomputed" in columns,
+    }
+
+
+def _reason(algorithm: Algorithm, has: dict[str, Any], run: str) -> str:
+    """Why a trace cannot support an algorithm; empty where it can."""
+    recomputed, k = has["recomputed"], algorithm.needs_top_k
+    if recomputed == "equal weights" and algorithm.anchor == "recomputed":
+        return _EQUAL.format(run=run)
+    if recomputed == "absent" and algorithm.needs_recomputed:
+        return _NO_RECOMPUTED.format(column="logp_recomputed", run=run)
+    if k > has["top_k"]:
+        there = f"the top {has['top_k']}" if has["top_k"] else "none"
+        ask = f", or ask for {algorithm.name.partition(':')[0]}:k={has['top_k']}" if has["top_k"] else ""
+        lacks = f"needs the top {k} log-probs, and the trace has {there}. "
+        return f"{lacks}Record with: mismatch-cli probe MODEL --top-logprobs {k}{ask}"
+    if k and algorithm.needs_recomputed and not has["topk_recomputed"]:
+        return _NO_RECOMPUTED.format(column="topk_logp_recomputed", run=run)
+    return ""
 
 
 @dataclass(frozen=True)
@@ -103,13 +177,12 @@ class ClippingAnalysis(Study):
 
     def to_json(self) -> dict[str, Any]:
         """What `clipstats --json` prints (docs/clipstats.md)."""
-        result = clipping_result(self.summary, _BLOCKED_TOKENS)
+        result = self.summary.result(_BLOCKED_TOKENS)
         vocabulary = self.traces[0].vocabulary
-        for algorithm in result["algorithms"]:
-            for rows in algorithm["blocked_tokens"].values():
-                for row in rows:
-                    row["text"] = vocabulary.decode([row["token_id"]])
-                    row["class"] = token_class(row["text"])
+        lists = (rows for algorithm in result["algorithms"] for rows in algorithm["blocked_tokens"].values())
+        for row in chain.from_iterable(lists):
+            row["text"] = vocabulary.decode([row["token_id"]])
+            row["class"] = token_class(row["text"])
         return {
             "format": self.FORMAT,
             "version": self.VERSION,
@@ -161,8 +234,7 @@ def analyse_clipping(
             raise UsageError(f"{algorithm.name} cannot be compared: {support.skipped[algorithm.name]}")
     question = Question(support.judged, support.needs, theory)
     summary = ClippingSummary(question)
-    tasks = [_Task(trace.folder, number, tuple(trace.shards), question) for number, trace in enumerate(traces)]
-    for part in _summaries(tasks, workers):
+    for part in _summaries(traces, question, workers):
         summary.merge(part)
         on_responses(part.seen)
     if summary.seen == sum(summary.lacking.values()):
@@ -173,59 +245,42 @@ def analyse_clipping(
     return ClippingAnalysis(traces, support, summary, tuple(asked), tuple(arguments))
 
 
-@dataclass(frozen=True)
-class _Task:
-    """Shards of one trace, and the question: what a process needs to summarise them."""
-
-    folder: Path
-    trace: int
-    shards: tuple[Path, ...]
-    question: Question
-
-    def split(self) -> list[_Task]:
-        """One for each shard, the unit of work."""
-        return [replace(self, shards=(path,)) for path in self.shards]
-
-
-def _summarise(task: _Task) -> Iterator[ClippingSummary]:
-    """A summary of each shard, in order."""
-    columns = (*_COLUMNS, *(name.rsplit("_", 1)[0] for name in task.question.needs.columns))
-    if task.question.needs.top_k:
-        columns = (*columns, "topk_ids")
-    if task.question.needs.full:
-        columns = (*columns, "tv_full", "kl_full")
-    for _, batches in Trace(task.folder).batches_by_shard(columns, task.shards):
-        summary = ClippingSummary(task.question)
-        for batch in batches:
-            summary.update(batch)
-        summary.overlap.examples["trace"] = task.trace
-        yield summary
-
-
-def _summarise_one(task: _Task) -> list[ClippingSummary]:
-    return list(_summarise(task))
-
-
-def _summaries(tasks: Sequence[_Task], workers: int) -> Iterator[ClippingSummary]:
+def _summaries(traces: Sequence[Trace], question: Question, workers: int) -> Iterator[ClippingSummary]:
     """The summary of each shard in order; at most two per worker wait for their turn."""
-    single = [part for task in tasks for part in task.split()]
-    workers = min(workers, len(single))
+    shards = [(trace.folder, number, [path]) for number, trace in enumerate(traces) for path in trace.shards]
+    workers = min(workers, len(shards))
     if workers <= 1:  # the next shard is read meanwhile
-        for task in tasks:
-            yield from _summarise(task)
+        for number, trace in enumerate(traces):
+            yield from _summarise(question, trace.folder, number, trace.shards)
         return
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_start_worker) as pool:
         with _deaf_to_interrupts():  # inherited: a worker that is still importing does not show a traceback
-            waiting = deque(pool.submit(_summarise_one, part) for part in single[: 2 * workers])
-        for part in [*single[2 * workers :], *[None] * len(waiting)]:
+            waiting = deque(pool.submit(_summarised, question, *shard) for shard in shards[: 2 * workers])
+        for shard in [*shards[2 * workers :], *[None] * len(waiting)]:
             try:
                 yield from waiting.popleft().result()
             except BrokenProcessPool as error:
                 raise MismatchError(
                     "A worker process died, perhaps because the memory ran out. Use fewer --workers."
                 ) from error
-            if part is not None:
-                waiting.append(pool.submit(_summarise_one, part))
+            if shard is not None:
+                waiting.append(pool.submit(_summarised, question, *shard))
+
+
+def _summarise(question: Question, folder: Path, number: int, shards: Sequence[Path]) -> Iterator[ClippingSummary]:
+    """A summary of each shard of a trace, in order; examples bear the trace's number."""
+    columns = [*_COLUMNS, *(name.rsplit("_", 1)[0] for name in question.needs.columns)]
+    columns += ["topk_ids"] * (question.needs.top_k > 0) + ["tv_full", "kl_full"] * question.needs.full
+    for _, batches in Trace(folder).batches_by_shard(columns, shards):
+        summary = ClippingSummary(question)
+        for batch in batches:
+            summary.update(batch)
+        summary.overlap.examples["trace"] = number
+        yield summary
+
+
+def _summarised(*task: Any) -> list[ClippingSummary]:
+    return list(_summarise(*task))
 
 
 @contextmanager

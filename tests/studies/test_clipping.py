@@ -15,7 +15,6 @@ from mismatch_cli.algorithms.parse import find
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.clipping.masked import Needs
-from mismatch_cli.metrics.clipping.result import clipping_result
 from mismatch_cli.metrics.clipping.summary import ClippingSummary
 from mismatch_cli.places import shown
 from mismatch_cli.studies.clipping import analyse_clipping, token_class
@@ -43,7 +42,7 @@ def merged_result(*batches: TokenBatch, **question: Any) -> dict[str, Any]:
     summary = ClippingSummary(parts[0].question)
     for part in parts:
         summary.merge(part)
-    return clipping_result(summary, 50)
+    return summary.result(50)
 
 
 def test_the_numbers_are_those_of_the_accumulators(found):

@@ -58,8 +58,8 @@ def _position_bins(judged: Masked, index_U: np.ndarray) -> np.ndarray:
 class StepSums(Accumulator):
     """For each step, or stretch of steps, M sums in each prompt group, float64."""
 
-    def __init__(self, width: int, most: int) -> None:
-        self.width, self.most = width, most
+    def __init__(self, most: int) -> None:
+        self.most = most
         self.shift = 0  # a stretch holds the steps with the same step >> shift
         self.latest = 0
         self.sums: dict[int, np.ndarray] = {}  # [GROUPS, M]
@@ -101,16 +101,8 @@ class StepSums(Accumulator):
 
 
 SAMPLE_TOKENS = 10_000
-_ROW = np.dtype(
-    [
-        ("key", np.float64),
-        ("logp_rollout", np.float32),
-        ("logp_trainer", np.float32),
-        ("logp_recomputed", np.float32),
-        ("advantage", np.float32),
-        ("blocked_by", np.uint64),
-    ]
-)
+_VALUES = [(name, np.float32) for name in ("logp_rollout", "logp_trainer", "logp_recomputed", "advantage")]
+_ROW = np.dtype([("key", np.float64), *_VALUES, ("blocked_by", np.uint64)])
 
 
 class JudgedSample(Accumulator):
@@ -120,12 +112,8 @@ class JudgedSample(Accumulator):
         self.tokens = SmallestRows(_ROW, SAMPLE_TOKENS)
 
     def update(self, judged: Masked) -> None:
-        hash_N = judged.gaps.token_hash_N
-        if judged.judged_N.all():
-            self.tokens.offer_hashed(hash_N, lambda chosen: _rows(judged, chosen))
-            return
         index_U = np.flatnonzero(judged.judged_N)
-        self.tokens.offer_hashed(hash_N[index_U], lambda chosen: _rows(judged, index_U[chosen]))
+        self.tokens.offer_hashed(judged.gaps.token_hash_N[index_U], lambda chosen: _rows(judged, index_U[chosen]))
 
     def result(self) -> np.ndarray:
         """A structured array; `blocked_by` has bit i set where algorithm i blocks the token; NaN: not recomputed."""

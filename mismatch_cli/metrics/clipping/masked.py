@@ -22,7 +22,7 @@ from mismatch_cli.metrics.volatility import Cells
 from mismatch_cli.policies import TRAINER_ROLLOUT, Policies, TopKLogProbs
 from mismatch_cli.trust_regions import Decision
 
-POSITIVE, NEGATIVE = 0, 1  # rows of everything that is split by the sign of the advantage
+SIGNS = ("positive", "negative")  # of the advantage: the rows of everything that is split by it
 
 
 @dataclass(frozen=True)
@@ -64,22 +64,20 @@ def apply_masks(batch: TokenBatch, needs: Needs, algorithms: Sequence[Algorithm]
 
 
 def _policies(gaps: TokenGaps, needs: Needs) -> Policies:
-    rollout, trainer = torch.from_numpy(gaps.logq_N), torch.from_numpy(gaps.logp_N)
-    recomputed = _tensor(gaps, "logp_recomputed_T") if needs.recomputed else None
+    def column(name: str) -> torch.Tensor:
+        return torch.from_numpy(_column(gaps, name))
+
     topk = None
     if needs.top_k:
         topk = TopKLogProbs(
-            _tensor(gaps, "response_ids_T"),
-            _tensor(gaps, "topk_ids_TK"),
-            _tensor(gaps, "topk_logp_rollout_TK"),
-            _tensor(gaps, "topk_logp_trainer_TK"),
-            _tensor(gaps, "topk_logp_recomputed_TK") if needs.topk_recomputed else None,
+            column("response_ids_T"),
+            column("topk_ids_TK"),
+            column("topk_logp_rollout_TK"),
+            column("topk_logp_trainer_TK"),
+            column("topk_logp_recomputed_TK") if needs.topk_recomputed else None,
         )
-    return Policies(rollout, trainer, recomputed, torch.from_numpy(gaps.offset_S1), topk)
-
-
-def _tensor(gaps: TokenGaps, name: str) -> torch.Tensor:
-    return torch.from_numpy(_column(gaps, name))
+    rollout, trainer, offset_S1 = map(torch.from_numpy, (gaps.logq_N, gaps.logp_N, gaps.offset_S1))
+    return Policies(rollout, trainer, column("logp_recomputed_T") if needs.recomputed else None, offset_S1, topk)
 
 
 def _column(gaps: TokenGaps, name: str) -> np.ndarray:
@@ -176,6 +174,22 @@ class Masked:
         """The prompt group of each token, one of 32."""
         return self.gaps.per_token(self.gaps.group_S)
 
+    @cached_property
+    def reward_S(self) -> np.ndarray:
+        """NaN where a response was not graded."""
+        reward_S = self.gaps.batch.reward_S
+        if reward_S is None:
+            return np.full(self.num_responses, np.nan)
+        return reward_S[self.gaps.first : self.gaps.last].numpy()
+
     def sign(self, index_U: np.ndarray) -> np.ndarray:
-        """`POSITIVE` or `NEGATIVE` of judged tokens."""
+        """The row of `SIGNS` of judged tokens."""
         return self.negative_N[index_U].astype(np.int64)
+
+    def sum_at(self, index_U: np.ndarray, weights_U: np.ndarray | None = None) -> np.ndarray:
+        """How many of some tokens each response has, or Σ of their weights: [S]."""
+        return np.bincount(self.response_N[index_U], weights=weights_U, minlength=self.num_responses)
+
+    def add_by_group(self, totals_G: np.ndarray, values_N: np.ndarray) -> None:
+        """Add a value of every token to the total of its prompt group, in place."""
+        np.add.at(totals_G, self.gaps.group_S, self.gaps.responses.sum(values_N))

@@ -42,9 +42,8 @@ class Sweeps(Accumulator):
         self.total = np.zeros((2, GROUPS))  # judged tokens, and their Σ r·|A|
 
     def update(self, judged: Masked) -> None:
-        total, group_S = judged.gaps.responses.sum, judged.gaps.group_S
-        for row, sums_S in enumerate((total(judged.judged_N), total(judged.update_N))):
-            np.add.at(self.total[row], group_S, sums_S)
+        judged.add_by_group(self.total[0], judged.judged_N)
+        judged.add_by_group(self.total[1], judged.update_N)
         for name, counts in self.counts.items():
             index_U, outward_U = _outward(judged, name, self.top_k)
             place_U = judged.group_N[index_U] * BINS.count + BINS.index(outward_U)
@@ -54,40 +53,26 @@ class Sweeps(Accumulator):
                 self.advantages += _binned(place_U, judged.abs_advantage_N[index_U])
 
     def result(self, prompts: int) -> dict[str, list[dict[str, Any]]]:
-        found = {name: self._rows(name, prompts) for name in self.counts if name != "cap"}
-        return found | {"cap": self._caps(prompts)}
+        return {name: self._rows(name, prompts) for name in self.counts}
 
     def _rows(self, name: str, prompts: int) -> list[dict[str, Any]]:
+        """Every eighth bin, up to the first one from which nothing is left."""
         edges, counts, updates = BINS.edges[0], _from_bin_up(self.counts[name]), _from_bin_up(self.updates[name])
+        threshold, share, lowest, highest = "threshold", "blocked", 0.0, 1.0 if name.endswith("tv") else np.inf
+        if name == "cap":  # the cap C takes Σ (r − C)·|A| from the tokens with r above it
+            threshold, share, lowest = "cap", "share", 1.0
+            updates = updates - edges * _from_bin_up(self.advantages)
+        left_B = np.flatnonzero(counts.any(axis=0))
+        last = int(left_B[-1]) if len(left_B) else 0
         return [
             {
-                "threshold": float(edges[b]),
-                "blocked": grouped_share(counts[:, b], self.total[0], prompts).to_dict(),
+                threshold: float(edges[b]),
+                share: grouped_share(counts[:, b], self.total[0], prompts).to_dict(),
                 "lost": grouped_share(updates[:, b], self.total[1], prompts).to_dict(),
             }
-            for b in self._shown(counts)
-            if not (name.endswith("tv") and edges[b] > 1)
+            for b in range(1, min(last + 2 * _EVERY, BINS.count), _EVERY)
+            if lowest <= edges[b] <= highest
         ]
-
-    def _caps(self, prompts: int) -> list[dict[str, Any]]:
-        """The cap C takes Σ (r − C)·|A| from the tokens with r above it."""
-        edges, counts = BINS.edges[0], _from_bin_up(self.counts["cap"])
-        updates, advantages = _from_bin_up(self.updates["cap"]), _from_bin_up(self.advantages)
-        return [
-            {
-                "cap": float(edges[b]),
-                "share": grouped_share(counts[:, b], self.total[0], prompts).to_dict(),
-                "lost": grouped_share(updates[:, b] - edges[b] * advantages[:, b], self.total[1], prompts).to_dict(),
-            }
-            for b in self._shown(counts)
-            if edges[b] >= 1
-        ]
-
-    def _shown(self, from_bin_up: np.ndarray) -> range:
-        """Every eighth bin, up to the first one from which nothing is left."""
-        left_B = from_bin_up.sum(axis=0) > 0
-        last = int(np.flatnonzero(left_B)[-1]) if left_B.any() else 0
-        return range(1, min(last + 2 * _EVERY, BINS.count), _EVERY)
 
     def threshold_for(self, name: str, blocked: float) -> Estimate:
         """The threshold of a family that blocks as many tokens; benchmarks/coverage.py found no interval that holds."""

@@ -15,8 +15,6 @@ from mismatch_cli.metrics.clipping.masked import Masked
 from mismatch_cli.metrics.estimate import EXTREME, POSITIVE, Estimate
 from mismatch_cli.metrics.sums import GroupSums, SequenceWeights
 
-_COLUMNS = ("responses", "surrogate", "difference", "abs_less_1")
-
 
 class Theory(Accumulator):
     """Per-response sums in float64, over responses with a reward; the largest TV, length and |reward| as seen."""
@@ -24,37 +22,31 @@ class Theory(Accumulator):
     LARGEST = ("tv_max", "tv_full_max", "xi", "weight_log_max", "longest")
 
     def __init__(self) -> None:
-        self.sums, self.weights = GroupSums(len(_COLUMNS)), SequenceWeights()
+        self.sums, self.weights = GroupSums(4), SequenceWeights()
         self.tv_max = self.tv_full_max = self.xi = self.weight_log_max = -np.inf
         self.longest = 0
 
     def update(self, judged: Masked) -> None:
-        gaps = judged.gaps
-        if gaps.batch.reward_S is None:
-            return
-        here = slice(gaps.first, gaps.last)
-        reward_S = gaps.batch.reward_S.numpy()[here].astype(np.float64)
+        gaps, reward_S = judged.gaps, judged.reward_S.astype(np.float64)
         graded_S = ~np.isnan(reward_S) & (gaps.responses.length_S > 0)
+        if not graded_S.any():
+            return
         d_N = gaps.logp_N.astype(np.float64) - gaps.logq_N
         with np.errstate(over="ignore"):
             less_1_N = np.expm1(d_N)
             d_S, sum_S, abs_S = (gaps.responses.sum(x) for x in (d_N, less_1_N, np.abs(less_1_N)))
             rows_SM = np.stack([np.ones_like(d_S), reward_S * sum_S, reward_S * np.expm1(d_S), abs_S], axis=1)
-        if graded_S.any():
-            group_S = gaps.group_S[graded_S]
-            self.sums.update(group_S, rows_SM[graded_S])
-            self.weights.update(group_S, d_S[graded_S])
-            self._update_extremes(judged, reward_S[graded_S], d_S[graded_S], graded_S)
-
-    def _update_extremes(self, judged: Masked, reward_S: np.ndarray, d_S: np.ndarray, graded_S: np.ndarray) -> None:
-        counted_N = judged.gaps.per_token(graded_S)
+        group_S = gaps.group_S[graded_S]
+        self.sums.update(group_S, rows_SM[graded_S])
+        self.weights.update(group_S, d_S[graded_S])
+        counted_N = gaps.per_token(graded_S)
         self.tv_max = max(self.tv_max, float(np.abs(judged.difference_N[counted_N]).max(initial=-np.inf)))
-        full_N = judged.gaps.column("tv_full_T")
+        full_N = gaps.column("tv_full_T")
         full_U = np.array([np.nan]) if full_N is None else full_N[counted_N]  # NaN: not measured, and not from here on
         self.tv_full_max = float(np.maximum(self.tv_full_max, full_U.max(initial=-np.inf)))
-        self.xi = max(self.xi, float(np.abs(reward_S).max()))
-        self.weight_log_max = max(self.weight_log_max, float(d_S.max()))
-        self.longest = max(self.longest, int(judged.gaps.responses.length_S[graded_S].max()))
+        self.xi = max(self.xi, float(np.abs(reward_S[graded_S]).max()))
+        self.weight_log_max = max(self.weight_log_max, float(d_S[graded_S].max()))
+        self.longest = max(self.longest, int(gaps.responses.length_S[graded_S].max()))
 
     def result(self, prompts: int) -> dict[str, Any] | None:
         """None where no response has a reward."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.masked import Masked
+from mismatch_cli.metrics.estimate import finite_or_none
 
 _BUFFERED = 2**16
 _SIGN_BIT = 32
@@ -29,8 +30,8 @@ class TokenTable(Accumulator):
         for table, index_U in zip(self.blocked, judged.blocked, strict=True):
             if len(index_U):
                 key_U = (judged.sign(index_U) << _SIGN_BIT) + ids_N[index_U]
-                pi_U = np.exp(judged.gaps.logp_N[index_U])
-                table.add(key_U, np.stack([judged.gaps.q_N[index_U], pi_U, judged.ratio_N[index_U]]))
+                values = (np.ones(len(index_U)), judged.gaps.q_N[index_U], np.exp(judged.gaps.logp_N[index_U]))
+                table.add(key_U, np.stack([*values, judged.ratio_N[index_U]]))
 
     def _make_room(self, ids: int) -> None:
         if ids > self.judged.shape[1]:
@@ -39,35 +40,33 @@ class TokenTable(Accumulator):
     def merge(self, other: TokenTable) -> None:
         self._make_room(other.judged.shape[1])
         self.judged[:, : other.judged.shape[1]] += other.judged
-        for mine, theirs in zip(self.blocked, other.blocked, strict=True):
-            mine.merge(theirs)
+        for table, other_table in zip(self.blocked, other.blocked, strict=True):
+            table.merge(other_table)
 
     def result(self, algorithm: int, sign: int, count: int) -> list[dict[str, Any]]:
         """The `count` ids that the algorithm blocks most often for one sign; equal counts in order of their id."""
-        key, number, sums_3 = self.blocked[algorithm].totals()
-        mine = key >> _SIGN_BIT == sign
-        ids, number, sums_3 = key[mine] - (sign << _SIGN_BIT), number[mine], sums_3[:, mine]
-        overall = number.sum() / max(self.judged[sign].sum(), 1)
+        key, sums_4 = self.blocked[algorithm].totals()
+        chosen = key >> _SIGN_BIT == sign
+        ids, sums_4 = key[chosen] - (sign << _SIGN_BIT), sums_4[:, chosen]
+        overall = sums_4[0].sum() / max(self.judged[sign].sum(), 1)
         rows: list[dict[str, Any]] = []
-        for i in np.lexsort([ids, -number])[:count]:
-            rate = number[i] / self.judged[sign, ids[i]]
-            mu, pi, ratio = (float(total) / int(number[i]) for total in sums_3[:, i])
-            counts = {"token_id": int(ids[i]), "blocked": int(number[i]), "tokens": int(self.judged[sign, ids[i]])}
-            rows.append(
-                counts | {"rate": float(rate), "lift": float(rate / overall), "mu": mu, "pi": pi}
-                | {"ratio": ratio if np.isfinite(ratio) else None}
-            )  # fmt: skip
+        for i in np.lexsort([ids, -sums_4[0]])[:count]:
+            blocked, tokens = int(sums_4[0, i]), int(self.judged[sign, ids[i]])
+            rate, (mu, pi, ratio) = blocked / tokens, (float(total) / blocked for total in sums_4[1:, i])
+            rows.append({
+                "token_id": int(ids[i]), "blocked": blocked, "tokens": tokens, "rate": rate,
+                "lift": float(rate / overall), "mu": mu, "pi": pi, "ratio": finite_or_none(ratio),
+            })  # fmt: skip
         return rows
 
 
 class _SparseSums(Accumulator):
-    """Count and three sums for each key that occurs; new entries wait in a buffer until it is worth sorting them."""
+    """Four sums for each key that occurs, Σ1 first; new entries wait in a buffer until it is worth sorting them."""
 
     def __init__(self) -> None:
         self._key = np.zeros(0, dtype=np.int64)
-        self._number = np.zeros(0, dtype=np.int64)
-        self._sums_3 = np.zeros((3, 0))
-        self._waiting: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        self._sums_4 = np.zeros((4, 0))
+        self._waiting: list[tuple[np.ndarray, np.ndarray]] = []
         self._size = 0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -75,25 +74,21 @@ class _SparseSums(Accumulator):
         self.totals()
         return vars(self)
 
-    def add(self, key_U: np.ndarray, values_3U: np.ndarray) -> None:
-        self._wait(key_U, np.ones(len(key_U), dtype=np.int64), values_3U)
-
-    def merge(self, other: _SparseSums) -> None:
-        self._wait(*other.totals())
-
-    def _wait(self, key: np.ndarray, number: np.ndarray, sums_3: np.ndarray) -> None:
-        self._waiting.append((key, number, sums_3))
-        self._size += len(key)
+    def add(self, key_U: np.ndarray, values_4U: np.ndarray) -> None:
+        self._waiting.append((key_U, values_4U))
+        self._size += len(key_U)
         if self._size > _BUFFERED:
             self.totals()
 
-    def totals(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Keys in ascending order, their counts, and their sums."""
+    def merge(self, other: _SparseSums) -> None:
+        self.add(*other.totals())
+
+    def totals(self) -> tuple[np.ndarray, np.ndarray]:
+        """Keys in ascending order, and their sums."""
         if self._waiting:
-            parts = [(self._key, self._number, self._sums_3), *self._waiting]
-            key, number, sums_3 = (np.concatenate(columns, axis=-1) for columns in zip(*parts, strict=True))
-            self._key, of = np.unique(key, return_inverse=True)
-            self._number = np.bincount(of, weights=number, minlength=len(self._key)).astype(np.int64)
-            self._sums_3 = np.stack([np.bincount(of, weights=row, minlength=len(self._key)) for row in sums_3])
+            parts = zip((self._key, self._sums_4), *self._waiting, strict=True)
+            key, sums_4 = (np.concatenate(column, axis=-1) for column in parts)
+            self._key, place = np.unique(key, return_inverse=True)
+            self._sums_4 = np.stack([np.bincount(place, weights=row, minlength=len(self._key)) for row in sums_4])
             self._waiting, self._size = [], 0
-        return self._key, self._number, self._sums_3
+        return self._key, self._sums_4

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import combinations
 from typing import Any
 
@@ -27,6 +25,7 @@ from mismatch_cli.report.tables import (
     value_of,
 )
 from mismatch_cli.report.view import Excerpt, Section, Table
+from mismatch_cli.studies.clipping import ClippingPlotData
 
 SIGNS = ("all", "positive", "negative")
 _ROWS_ON_TERMINAL = 12
@@ -39,44 +38,26 @@ _LOST = (
 )
 
 
-@dataclass(frozen=True)
-class Subject:
-    """The JSON of docs/clipstats.md: which algorithms there are, and which of them lead."""
-
-    result: Row
+class Subject(ClippingPlotData):
+    """The result as its page tells it: the same mask on both anchors together, first on the rollout."""
 
     @property
-    def advantages(self) -> bool:
-        return bool(self.result["has"]["advantages"])
+    def rows(self) -> list[Row]:
+        first: dict[str, int] = {}
+        for place, row in enumerate(super().rows):
+            first.setdefault(_on_rollout(row), place)
+        return sorted(super().rows, key=lambda row: (first[_on_rollout(row)], row["anchor"] == "recomputed"))
 
     @property
     def signs(self) -> tuple[str, ...]:
         """Signs of A under which blocked tokens are counted; without advantages there is no sum of both."""
-        return SIGNS if self.advantages else SIGNS[1:]
+        return SIGNS if self.has_advantages else SIGNS[1:]
 
-    @cached_property
-    def rows(self) -> list[Row]:
-        """The algorithms, the same mask on both anchors together: first on the rollout, then recomputed."""
-        first: dict[str, int] = {}
-        for place, row in enumerate(self.result["algorithms"]):
-            first.setdefault(_on_rollout(row), place)
-        return sorted(
-            self.result["algorithms"], key=lambda row: (first[_on_rollout(row)], row["anchor"] == "recomputed")
-        )
-
-    @cached_property
-    def blocking(self) -> list[Row]:
-        """The algorithms that block at least one token."""
-        return [row for row in self.rows if any(value_of(part) for part in row["blocked"].values())]
-
-    @cached_property
+    @property
     def leading(self) -> list[Row]:
         """The two that are compared, in pictures and in the headline."""
-        by_name = {row["name"]: row for row in self.result["algorithms"]}
+        by_name = {row["name"]: row for row in self.rows}
         return [by_name[name] for name in self.result["compared"]]
-
-    def leads(self, row: Row) -> bool:
-        return any(row["name"] == leading["name"] for leading in self.leading)
 
 
 def _on_rollout(row: Row) -> str:
@@ -113,7 +94,7 @@ def _algorithms_text(subject: Subject) -> str:
     words = "A blocked token contributes nothing to the update. " + _LOST
     if not all(row["weighs_by_ratio"] for row in subject.rows):
         words += f"Rows with {_NOT_BY_RATIO} weigh by something other than r: theirs is the share of Σ |A|, without r. "
-    if not subject.advantages:
+    if not subject.has_advantages:
         words += (
             "The trace has no advantages: every token is judged twice, as if its advantage were positive and as if it "
             "were negative, with |A| = 1. "
@@ -126,7 +107,7 @@ def _algorithms_text(subject: Subject) -> str:
 
 def _overview(subject: Subject) -> Table:
     lost = [_lost(f"lost {when(sign, False)}, %", sign) for sign in SIGNS[1:]]
-    if subject.advantages:
+    if subject.has_advantages:
         lost = [_lost("lost weight, %", "all"), counted("responses, %", "responses_touched", optional=True)]
     return table(
         "Blocked tokens and lost weight",
@@ -142,8 +123,8 @@ def _blocked(subject: Subject) -> list[Col[Row]]:
     """Blocked tokens in percent: all, with A > 0, and with A < 0."""
 
     def of_sign(sign: str) -> Col[Row]:
-        title = "blocked" if sign == "all" else when(sign, subject.advantages)
-        optional = subject.advantages and sign != "all"
+        title = "blocked" if sign == "all" else when(sign, subject.has_advantages)
+        optional = subject.has_advantages and sign != "all"
         return col(f"{title}, %", lambda row: percent(row["blocked"][sign]), CLIPPING["blocked"], optional=optional)
 
     return [of_sign(sign) for sign in subject.signs]
@@ -163,7 +144,7 @@ def _lost_in_parts(subject: Subject) -> Table:
     """Where the lost weight comes from; without advantages there is no sum over both signs to take apart."""
     return table(
         "The lost weight in its parts",
-        [row for row in subject.rows if subject.advantages and value_of(row["lost"]["all"])],
+        [row for row in subject.rows if subject.has_advantages and value_of(row["lost"]["all"])],
         [
             named("algorithm", "name"),
             _lost("A > 0, %", "positive", optional=True),
@@ -203,7 +184,7 @@ def _breakdown(subject: Subject, row: Row) -> list[Table]:
             [col(by, name), keyed("tokens", "tokens", numbers.count), *_blocked(subject), *means],
             fold=f"{row['name']}, by μ, position and step",
             shrinks=True,
-            terminal_rows=_ROWS_ON_TERMINAL if subject.leads(row) else 0,
+            terminal_rows=_ROWS_ON_TERMINAL if row in subject.leading else 0,
         )
 
     means = (
@@ -242,7 +223,7 @@ def _pairs(subject: Subject, overlap: Row, places: Sequence[int]) -> Table:
     pairs = sorted(combinations(places, 2), key=interest)
     left = len(pairs) - _PAIRS_ON_PAGE
     return table(
-        "Pairs of algorithms, in tokens" + ("" if subject.advantages else ", each for both signs"),
+        "Pairs of algorithms, in tokens" + ("" if subject.has_advantages else ", each for both signs"),
         pairs[:_PAIRS_ON_PAGE],
         [
             text("first", lambda pair: names[pair[0]]),
@@ -304,7 +285,7 @@ def _means(subject: Subject) -> Table:
 
 def _tokens(subject: Subject, row: Row, sign: str) -> Table:
     return table(
-        f"{row['name']}, {when(sign, subject.advantages)}: the most frequently blocked tokens",
+        f"{row['name']}, {when(sign, subject.has_advantages)}: the most frequently blocked tokens",
         row["blocked_tokens"][sign][:_TOKENS_ON_PAGE],
         [
             text("token", lambda token: f"“{token['text']}”", kind="token"),  # quoted, so that spaces at its ends show
@@ -318,5 +299,5 @@ def _tokens(subject: Subject, row: Row, sign: str) -> Table:
         ],
         fold=f"{row['name']}: the most frequently blocked tokens",
         shrinks=True,
-        terminal_rows=_TOKENS_ON_TERMINAL if subject.leads(row) else 0,
+        terminal_rows=_TOKENS_ON_TERMINAL if row in subject.leading else 0,
     )

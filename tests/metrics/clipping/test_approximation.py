@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 
 from mismatch_cli.metrics.clipping.masked import Needs
-from mismatch_cli.metrics.clipping.result import clipping_result
 from tests.metrics.clipping import brute
 from tests.metrics.clipping.world import ALL, EVERYTHING, PLAIN, result_of, simple, summarise, world
 
@@ -150,7 +149,7 @@ def test_an_infinite_divergence_has_no_mean(merged):
     if merged:
         summary = summarise(other, needs=EVERYTHING_BUT_TOP_K, algorithms=WITHOUT_TOP_K)
         summary.merge(summarise(batch, needs=EVERYTHING_BUT_TOP_K, algorithms=WITHOUT_TOP_K))
-        found = clipping_result(summary, 5)["approximation"]
+        found = summary.result(5)["approximation"]
     else:
         found = result_of(batch, other, needs=EVERYTHING_BUT_TOP_K, algorithms=WITHOUT_TOP_K)["approximation"]
     tv, kl = found["rows"]

@@ -11,7 +11,6 @@ import torch
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.clipping.masked import Needs
-from mismatch_cli.metrics.clipping.result import clipping_result
 from tests.metrics.clipping import brute
 from tests.metrics.clipping.world import (
     EVERYTHING,
@@ -123,7 +122,7 @@ def test_an_infinite_ratio_without_advantages_and_with_everything():
 def test_an_infinite_ratio_in_another_shard():
     one, other = summarise(overflowing(), **PLAINLY), summarise(world(0, 30), **PLAINLY)
     one.merge(other)
-    found = clipping_result(one, 5)
+    found = one.result(5)
     assert no_numbers_in(found) == {}
     assert row_of(found, "grpo-clip-higher")["lost"]["all"]["value"] is None
 

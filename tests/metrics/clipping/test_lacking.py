@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from mismatch_cli.metrics.clipping.result import clipping_result
 from tests.metrics.clipping import brute
 from tests.metrics.clipping.world import EVERYTHING, checked, row_of, summarise, world
 
@@ -42,7 +41,7 @@ def test_responses_left_out_are_counted_by_column_across_shards():
     one, other = (summarise(world(seed, 12), replace(world(9, n), advantage_T=None)) for seed, n in ((0, 3), (1, 4)))
     other.update(replace(world(8, 5), logp_recomputed_T=None))
     one.merge(other)
-    counts = clipping_result(one, 5)["counts"]
+    counts = one.result(5)["counts"]
     assert counts["lacking"] == {"advantage": 7, "logp_recomputed": 5}
     assert one.seen == 12 + 3 + 12 + 4 + 5
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from mismatch_cli.metrics.clipping.breakdown import StepSums
-from mismatch_cli.metrics.clipping.result import clipping_result
 from mismatch_cli.metrics.hashing import GROUPS
 from tests.metrics.clipping.world import PLAIN, plain_algorithms, simple, summarise
 
@@ -20,7 +19,7 @@ def random_rows(seed: int, count: int, highest_step: int) -> tuple[np.ndarray, n
 
 
 def sums_of(rows: tuple[np.ndarray, np.ndarray, np.ndarray], most: int, parts: int = 1) -> StepSums:
-    found = StepSums(WIDTH, most)
+    found = StepSums(most)
     for part in np.array_split(np.arange(len(rows[0])), parts):
         found.update(*(column[part] for column in rows))
     return found
@@ -67,7 +66,7 @@ def test_merging_sums_of_different_coarseness(fine_first):
 def test_order_and_sharding_do_not_change_the_stretches():
     rows = random_rows(3, 2000, 300)
     whole = {(first, last): sums for first, last, sums in sums_of(rows, 10)}
-    merged = StepSums(WIDTH, 10)
+    merged = StepSums(10)
     for part in reversed(np.array_split(np.arange(2000), 7)):
         merged.merge(sums_of(tuple(column[part] for column in rows), 10))
     assert {(f, last): sums.tolist() for f, last, sums in merged} == {span: s.tolist() for span, s in whole.items()}
@@ -76,7 +75,7 @@ def test_order_and_sharding_do_not_change_the_stretches():
 
 def test_merging_leaves_the_other_as_it_was():
     rows = random_rows(4, 50, 5)
-    first, second = StepSums(WIDTH, 20), sums_of(rows, 20)
+    first, second = StepSums(20), sums_of(rows, 20)
     first.merge(second)
     first.merge(second)
     check(second, rows)
@@ -84,7 +83,7 @@ def test_merging_leaves_the_other_as_it_was():
 
 def test_steps_far_apart_stay_few():
     """Steps 0 and 2^30 alone are two stretches of one step: nothing has to be coarsened."""
-    found = StepSums(WIDTH, 20)
+    found = StepSums(20)
     found.update(np.array([0, 2**30]), np.array([0, 1]), np.ones((2, WIDTH)))
     assert [(first, last) for first, last, _ in found] == [(0, 0), (2**30, 2**30)]
 
@@ -94,7 +93,7 @@ def test_a_summary_of_many_steps():
     steps = np.arange(1000, dtype=np.int32)
     batch = simple([[-1.0, -2.0]] * 1000, [[-1.5, -1.0]] * 1000, [1.0, -1.0] * 500, step_S=steps)
     summary = summarise(batch, needs=PLAIN, algorithms=plain_algorithms())
-    found = clipping_result(summary, 5)
+    found = summary.result(5)
     for row in found["algorithms"]:
         spans = [(stretch["first"], stretch["last"]) for stretch in row["by_step"]]
         assert spans == [(first, min(first + 15, 999)) for first in range(0, 1000, 16)] and len(spans) <= 64

@@ -12,7 +12,6 @@ import pytest
 
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.clipping import breakdown, masked
-from mismatch_cli.metrics.clipping.result import clipping_result
 from mismatch_cli.metrics.clipping.summary import ClippingSummary, Question
 from mismatch_cli.metrics.gaps import token_gaps
 from tests.metrics.clipping.world import (
@@ -51,11 +50,11 @@ def shards() -> list[TokenBatch]:
 
 @pytest.fixture(scope="module")
 def in_order(shards) -> dict[str, Any]:
-    return clipping_result(merged(shards), 50)
+    return merged(shards).result(50)
 
 
 def test_merging_the_same_shards_again_gives_the_same_bits(shards, in_order):
-    assert json.dumps(clipping_result(merged(shards), 50)) == json.dumps(in_order)
+    assert json.dumps(merged(shards).result(50)) == json.dumps(in_order)
 
 
 def assert_same_counts(one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -70,11 +69,11 @@ def assert_same_counts(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 def test_shards_in_another_order_give_the_same_counts(shards, in_order):
-    assert_same_counts(in_order, clipping_result(merged(shards[::-1]), 50))
+    assert_same_counts(in_order, merged(shards[::-1]).result(50))
 
 
 def test_one_summary_of_all_shards_gives_the_same_counts(shards, in_order):
-    assert_same_counts(in_order, clipping_result(summarise(*shards, theory=True), 50))
+    assert_same_counts(in_order, summarise(*shards, theory=True).result(50))
 
 
 def test_responses_in_another_order_give_the_same_counts(take_responses):

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from mismatch_cli.metrics.clipping.result import clipping_result
 from tests.metrics.clipping import brute
 from tests.metrics.clipping.world import EVERYTHING, PLAIN, plain_algorithms, result_of, simple, summarise, world
 
@@ -91,7 +90,7 @@ def test_a_shard_without_full_tvs_makes_the_largest_binary_for_all(order, merged
         summary.merge(other)
     else:
         summary = summarise(*batches, **question)
-    found = clipping_result(summary, 5)["theory"]
+    found = summary.result(5)["theory"]
     assert "binary TV" in found["tv_max_of"]
     assert found["tv_max"] == pytest.approx(0.3)
 

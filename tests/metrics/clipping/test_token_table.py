@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from mismatch_cli.metrics.clipping import token_table
-from mismatch_cli.metrics.clipping.masked import NEGATIVE, POSITIVE, Masked, apply_masks
+from mismatch_cli.metrics.clipping.masked import Masked, apply_masks
 from mismatch_cli.metrics.clipping.token_table import TokenTable
 from tests.metrics.clipping.world import PLAIN, plain_algorithms, simple
+
+POSITIVE, NEGATIVE = 0, 1
 
 
 def made_up(seed: int, tokens: int = 4000, ids: int = 500, algorithms: int = 3) -> Masked:

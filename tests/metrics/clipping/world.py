@@ -13,7 +13,6 @@ from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.clipping.masked import Needs
-from mismatch_cli.metrics.clipping.result import clipping_result
 from mismatch_cli.metrics.clipping.summary import ClippingSummary, Question
 
 VOCABULARY = 60
@@ -122,7 +121,7 @@ def summarise(
 
 
 def result_of(*batches: TokenBatch, blocked_tokens: int = 50, **question: Any) -> dict[str, Any]:
-    return clipping_result(summarise(*batches, **question), blocked_tokens)
+    return summarise(*batches, **question).result(blocked_tokens)
 
 
 def estimates_in(result: Any, path: str = "") -> dict[str, dict[str, Any]]:
