@@ -113,8 +113,7 @@ _FRAGMENTS = {
 }  # fmt: skip
 
 # What a figure may know: how figures are drawn, what its study found, and what numbers and tokens look like.
-_KNOWN_TO_PLOTS = {"studies", "metrics", "numbers", "text"}
-_KNOWN_TO_PLOTS |= {"algorithms", "policies"}  # a region is drawn by asking the mask itself
+_KNOWN_TO_PLOTS = {"studies", "metrics", "numbers", "text", "algorithms"}
 
 
 def test_a_figure_knows_its_study_and_no_other_figure():
@@ -127,6 +126,17 @@ def test_a_figure_knows_its_study_and_no_other_figure():
         if room_of(target) not in _KNOWN_TO_PLOTS and not target.startswith("mismatch_cli.report.plots._")
     ]
     assert wrong == []
+
+
+def test_drawing_loads_no_torch():
+    """Numbers are numpy's by the time they are drawn."""
+    script = (
+        "import sys; from mismatch_cli import registry; from mismatch_cli.report import plots; "
+        "loaded = [registry.load(plots.__name__, name, 'plot') for name in registry.names(plots.__name__)]; "
+        "print(len(loaded) > 20, [m for m in ('torch', 'transformers', 'vllm', 'pandas') if m in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "True []"
 
 
 def test_a_file_is_known_by_its_name():

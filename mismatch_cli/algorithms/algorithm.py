@@ -9,7 +9,7 @@ r = trainer/rollout, r′ = trainer/recomputed, ρ = recomputed/rollout (the eng
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, reduce
 from math import inf
 from types import ModuleType
@@ -110,6 +110,11 @@ class Algorithm:
         """The policy whose distance from the trainer the masks limit: rollout, recomputed, both, or none."""
         anchors = {mask.ratio.anchor if mask.ratio.current == "trainer" else "rollout" for mask in self.masks}
         return "none" if not anchors else anchors.pop() if len(anchors) == 1 else "both"
+
+    @property
+    def limiting(self) -> Algorithm:
+        """The same without the masks on the engine gap, which say nothing about the trainer."""
+        return replace(self, masks=tuple(mask for mask in self.masks if mask.ratio.current == "trainer"))
 
     @property
     def weighs_by_ratio(self) -> bool:

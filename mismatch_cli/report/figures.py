@@ -103,14 +103,13 @@ def _figure_view(name: str, plot: ModuleType, data: Drawable, folder: Path | Non
 def draw(plot: ModuleType, data: Drawable, style: Style) -> Figure:
     """Draw one plot; its figure belongs to no window and to no global state."""
     from matplotlib import rc_context
-    from matplotlib.figure import Figure
 
-    from mismatch_cli.report.plots._panels import add_subject
+    from mismatch_cli.report.plots._panels import Sheet
 
     with rc_context(style.rc()):
-        figure = Figure()
-        plot.draw(figure, data, style)
-        add_subject(figure, style, data.subject)
+        figure = Sheet(style)
+        plot.draw(figure, data)
+        figure.add_subject(data.subject)
     return figure
 
 

@@ -19,13 +19,15 @@ from threading import current_thread, main_thread
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
-from mismatch_cli.algorithms.algorithm import Algorithm
+from mismatch_cli.algorithms.algorithm import Algorithm, keep_T
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.metrics.clipping.masked import Needs
 from mismatch_cli.metrics.clipping.summary import ClippingSummary, Question
 from mismatch_cli.metrics.pairs import weights_are_equal
 from mismatch_cli.places import shown
+from mismatch_cli.policies import Policies
 from mismatch_cli.studies.study import Study, about, check_poolable, who_is_compared
 from mismatch_cli.suggest import quoted
 from mismatch_cli.trace.reader import Trace
@@ -145,6 +147,48 @@ class ClippingPlotData:
     def when(self, sign: str) -> str:
         """How the tokens of a sign (`>` or `<`) are called: without advantages the question is hypothetical."""
         return f"A {sign} 0" if self.has_advantages else f"if A {sign} 0"
+
+    def of_sign(self, sign: str) -> np.ndarray:
+        """Which tokens of the sample have an advantage of that sign (`>` or `<`)."""
+        if self.advantage_N is None:
+            return np.ones(len(self.logp_rollout_N), dtype=bool)
+        return self.advantage_N > 0 if sign == ">" else self.advantage_N < 0
+
+    def coordinates(self, algorithm: Algorithm) -> tuple[np.ndarray, np.ndarray]:
+        """Of each token of the sample, log of the anchor's probability, and log π."""
+        anchor_N = self.logp_recomputed_N if algorithm.limiting.anchor == "recomputed" else None
+        anchor_N = self.logp_rollout_N if anchor_N is None else anchor_N
+        return anchor_N.astype(np.float64), self.logp_trainer_N.astype(np.float64)
+
+    def blocked(self, algorithm: Algorithm, sign: str) -> np.ndarray:
+        """As the sample says; without advantages the sign is only supposed, and the masks are asked again for each."""
+        asked_N = None
+        if self.advantage_N is None:
+            asked_N = self.blocked_at(algorithm, *self.coordinates(algorithm), sign)
+        recorded_N: np.ndarray = self.blocked_NA[:, self.compared.index(algorithm)]
+        return recorded_N if asked_N is None else asked_N
+
+    @staticmethod
+    def blocked_at(
+        algorithm: Algorithm, logp_anchor_N: np.ndarray, logp_N: np.ndarray, sign: str
+    ) -> np.ndarray | None:
+        """Whether the limiting masks block tokens with these log-probabilities (nats) and an advantage of that sign.
+
+        None where there is no such mask, or where two probabilities do not decide: top-K masks need more columns, and
+        a mask on whole responses answers otherwise when the same tokens form one response instead of many.
+        """
+        if algorithm.limiting.anchor in ("none", "both"):
+            return None
+        anchor_T, current_T = torch.tensor(logp_anchor_N), torch.tensor(logp_N)
+        advantage_T = torch.full_like(anchor_T, 1.0 if sign == ">" else -1.0)
+        answers = []
+        for offset_S1 in (torch.arange(len(anchor_T) + 1), torch.tensor([0, len(anchor_T)])):
+            policies = Policies(anchor_T, current_T, anchor_T, offset_S1)
+            try:
+                answers.append(~keep_T(algorithm.limiting, policies, advantage_T))
+            except Exception:  # a user's own mask can ask for anything that a bare pair of probabilities does not have
+                return None
+        return answers[0].numpy() if torch.equal(*answers) else None
 
 
 @dataclass(frozen=True)
@@ -297,8 +341,6 @@ def _deaf_to_interrupts() -> Iterator[None]:
 
 
 def _start_worker() -> None:
-    import torch
-
     torch.set_num_threads(1)
     signal(SIGINT, SIG_DFL)  # Ctrl-C ends a worker without a traceback; the parent says what happened
 

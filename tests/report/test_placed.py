@@ -28,7 +28,7 @@ def needs(data):
     return len(data.length_S) > 0
 
 
-def draw(figure, data, style):
+def draw(figure, data):
     figure.add_axes((0.1, 0.1, 0.8, 0.8)).hist(data.length_S)
 '''
 

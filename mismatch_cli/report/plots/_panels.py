@@ -1,18 +1,18 @@
-"""Placing panels in CSS pixels, what stands around them, and axes that read well.
+"""The figure that a plot draws on and its panels, placed in CSS pixels, with titles and axes that read well.
 
 No layout engine: it would draw everything twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import takewhile
 from math import log10
 from typing import Any, NamedTuple
 
+import numpy as np
 from matplotlib import rcParams
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.lines import Line2D
@@ -23,7 +23,7 @@ from mismatch_cli.text import for_mathtext
 
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 30, 44  # pixels around a panel with ordinary labels
 LEGEND = 20  # pixels for a line of names between title and panel
-SUBJECT = 22  # pixels for the line below all panels
+_SUBJECT = 22  # pixels for the line below all panels
 _NAMES = 4  # in a line of the legend above a panel
 _LINE = 18  # pixels of a line of the legend below all panels
 
@@ -35,74 +35,75 @@ class Box(NamedTuple):
     top: float
     width: float
     height: float
+    legend: int = 0  # above the panel, for the names of its lines
 
 
-def panels(
-    figure: Figure,
-    style: Style,
-    count: int,
-    *,
-    height: int = 300,
-    legend: int = 0,
-    columns: int = 2,
-    between: int = BOTTOM,
-    below: int = 0,
-) -> list[Axes]:
-    """Panels of `height` pixels, in `columns` when wide, one below the other when narrow.
+class Sheet(Figure):
+    """A figure in a style, still without panels."""
 
-    `legend` pixels are kept free above each panel, below its title; `between` those below a panel that has another
-    one under it, `below` more under the lowest.
-    """
-    columns = min(columns, count) if style.wide else 1
-    cell, row = style.layout.width / columns, TOP + legend + height + between
-    boxes = [
-        Box(LEFT + place % columns * cell, place // columns * row + TOP + legend, cell - LEFT - RIGHT, height)
-        for place in range(count)
-    ]
-    return place_boxes(figure, style, boxes, BOTTOM + below)
+    def __init__(self, style: Style) -> None:
+        super().__init__()
+        self.style, self.theme = style, style.theme
+        # Titles begin above the panel when wide, above its labels when narrow, which gives more room.
+        self.flush = style.pick(LEFT, 8)
 
+    def panels(
+        self,
+        count: int,
+        *,
+        height: tuple[int, int] = (300, 300),
+        legend: int = 0,
+        columns: int = 2,
+        between: int = BOTTOM,
+        below: int = 0,
+    ) -> list[Panel]:
+        """Panels in `columns` when wide, one below the other when narrow, `height` pixels high, wide and narrow.
 
-def place_boxes(figure: Figure, style: Style, boxes: Sequence[Box], below: float = BOTTOM) -> list[Axes]:
-    """Set the figure's size and add one panel for each box, with `below` pixels under the lowest, and the subject."""
-    width = style.layout.width
-    total = max(box.top + box.height for box in boxes) + below + SUBJECT
-    figure.set_size_inches(width * CSS_PX, total * CSS_PX)
-    axes = []
-    for box in boxes:
-        bottom = total - box.top - box.height
-        axes.append(figure.add_axes((box.left / width, bottom / total, box.width / width, box.height / total)))
-        axes[-1].xaxis.set_major_formatter(plain_label)
-        axes[-1].yaxis.set_major_formatter(plain_label)
-    return axes
+        `legend` pixels are kept free above each panel, below its title; `between` those below a panel that has another
+        one under it, `below` more under the lowest.
+        """
+        columns, high = self.style.pick(min(columns, count), 1), self.style.pick(*height)
+        cell, row = self.style.layout.width / columns, TOP + legend + high + between
+        boxes = [
+            Box(LEFT + i % columns * cell, i // columns * row + TOP + legend, cell - LEFT - RIGHT, high, legend)
+            for i in range(count)
+        ]
+        return self.place(boxes, BOTTOM + below)
 
+    def place(self, boxes: Sequence[Box], below: float = BOTTOM) -> list[Panel]:
+        """Set the figure's size and add a panel for each box, with `below` pixels under the lowest, and the subject."""
+        height = max(box.top + box.height for box in boxes) + below + _SUBJECT
+        self.set_size_inches(self.style.layout.width * CSS_PX, height * CSS_PX)
+        panels = [Panel(self, box, height) for box in boxes]
+        for axes in panels:
+            self.add_axes(axes)
+        return panels
 
-def add_subject(figure: Figure, style: Style, subject: str) -> None:
-    """Print who is compared below all panels, so that a copied picture says what it shows."""
-    width, height = figure.get_size_inches() / CSS_PX
-    left = _flush_left(style)
-    room = int((width - left - RIGHT) * CSS_PX * 72 / (0.6 * style.small))  # an average letter is 0.6 of the size wide
-    text = subject if len(subject) <= room else subject[: room - 1] + "…"
-    figure.text(left / width, 7 / height, for_mathtext(text), color=style.theme.muted, fontsize=style.small)
+    def add_subject(self, subject: str) -> None:
+        """Print who is compared below all panels, so that a copied picture says what it shows."""
+        small, room = self.style.small, self.style.layout.width - self.flush - RIGHT
+        letters = int(room * CSS_PX * 72 / (0.6 * small))  # an average letter is 0.6 of the size wide
+        text = for_mathtext(subject if len(subject) <= letters else subject[: letters - 1] + "…")
+        self.text(*self._fraction(self.flush, 7), text, color=self.theme.muted, fontsize=small)
 
+    def legend_below(
+        self, look_of: Mapping[str, Mapping[str, Any]], columns: int, *, beside: int = 62, **spacing: float
+    ) -> None:
+        """The names of all lines, too long to stand above a panel, below all; `beside` pixels are not theirs."""
+        names = short_names(
+            list(look_of), (self.style.layout.width - LEFT) / columns - beside, rcParams["legend.fontsize"]
+        )
+        handles = [Line2D([], [], label=name, **look) for name, look in zip(names, look_of.values(), strict=True)]
+        self.legend(
+            handles=handles, loc="lower left", bbox_to_anchor=self._fraction(self.flush, 22), ncols=columns,
+            **{"borderaxespad": 0, "borderpad": 0.2, "handlelength": 2.4, "columnspacing": 1.8, "labelspacing": 0.35}
+            | spacing,
+        )  # fmt: skip
 
-def title(axes: Axes, text: str, style: Style, legend: int = 0, note: str = "") -> None:
-    """The panel's title: it names the vertical axis, which needs no turned label then; a note stands at the right."""
-    pad = (7 + legend) * 0.75
-    axes.set_title(text, pad=pad, x=_flush_left_of(axes, style))
-    axes.set_title(note, loc="right", pad=pad, fontsize=style.small, fontweight="normal", color=style.theme.muted)
-
-
-def legend_height(names: Sequence[str]) -> int:
-    """Pixels above a panel for the names of its lines; a single one needs none."""
-    return LEGEND * -(-len(names) // _NAMES) if len(names) > 1 else 0
-
-
-def legend_above(axes: Axes, style: Style) -> None:
-    """The legend between title and panel."""
-    axes.legend(
-        loc="lower left", bbox_to_anchor=(_flush_left_of(axes, style), 1.0), ncols=_NAMES, borderaxespad=0.25,
-        borderpad=0.1, handlelength=1.5, handletextpad=0.5, columnspacing=1.3,
-    )  # fmt: skip
+    def _fraction(self, x: float, y: float) -> tuple[float, float]:
+        """Pixels from the lower left corner in the figure's own coordinates."""
+        width, height = self.get_size_inches() / CSS_PX
+        return x / width, y / height
 
 
 def legend_below_height(entries: int, columns: int) -> int:
@@ -110,34 +111,70 @@ def legend_below_height(entries: int, columns: int) -> int:
     return _LINE * -(-entries // columns)
 
 
-def legend_below(
-    figure: Figure,
-    style: Style,
-    look_of: Mapping[str, Mapping[str, Any]],
-    columns: int,
-    *,
-    beside: int = 62,
-    handlelength: float = 2.4,
-    columnspacing: float = 1.8,
-) -> None:
-    """The names of all lines below the panels: they are too long to stand above one. `beside` pixels are not theirs."""
-    width, height = figure.get_size_inches() / CSS_PX
-    names = short_names(list(look_of), (width - LEFT) / columns - beside, rcParams["legend.fontsize"])
-    handles = [Line2D([], [], label=name, **look) for name, look in zip(names, look_of.values(), strict=True)]
-    figure.legend(
-        handles=handles, loc="lower left", bbox_to_anchor=(_flush_left(style) / width, 22 / height), ncols=columns,
-        borderaxespad=0, borderpad=0.2, handlelength=handlelength, columnspacing=columnspacing, labelspacing=0.35,
-    )  # fmt: skip
+def legend_height(names: Collection[str]) -> int:
+    """Pixels above a panel for the names of its lines; a single one needs none."""
+    return LEGEND * -(-len(names) // _NAMES) if len(names) > 1 else 0
 
 
-def _flush_left(style: Style) -> int:
-    """Where titles begin, in pixels: above the panel when wide, above its labels when narrow, which gives more room."""
-    return LEFT if style.wide else 8
+class Panel(Axes):
+    """Axes in a sheet, with plain labels at their ticks."""
 
+    def __init__(self, sheet: Sheet, box: Box, height: float) -> None:
+        width = sheet.style.layout.width
+        bottom = height - box.top - box.height
+        super().__init__(sheet, (box.left / width, bottom / height, box.width / width, box.height / height))
+        self.style, self.theme, self.box = sheet.style, sheet.theme, box
+        self.flush = (sheet.flush - LEFT) / box.width  # where its title begins, in its own coordinates
+        self.xaxis.set_major_formatter(plain_label)
+        self.yaxis.set_major_formatter(plain_label)
 
-def _flush_left_of(axes: Axes, style: Style) -> float:
-    """The same in the panel's own coordinates."""
-    return (_flush_left(style) - LEFT) / (axes.get_position().width * style.layout.width)
+    def headline(self, text: str, short: str = "", note: str = "", **legend: Any) -> None:
+        """The title, the short one when narrow: it names the vertical axis, which needs no turned label then.
+
+        A note stands at its right; below it the names of the lines that have been drawn, if room was kept for them.
+        """
+        pad = (7 + self.box.legend) * 0.75
+        self.set_title(self.style.pick(text, short or text), pad=pad, x=self.flush)
+        self.set_title(
+            note, loc="right", pad=pad, fontsize=self.style.small, fontweight="normal", color=self.theme.muted
+        )
+        if self.box.legend and self.get_legend_handles_labels()[0]:
+            spacing = {"borderaxespad": 0.25, "handlelength": 1.5, "handletextpad": 0.5, "columnspacing": 1.3}
+            self.legend(
+                loc="lower left", bbox_to_anchor=(self.flush, 1.0), borderpad=0.1,
+                **{"ncols": _NAMES} | spacing | legend,
+            )  # fmt: skip
+
+    def drawn_values(self) -> np.ndarray:
+        """The values of every line."""
+        return np.concatenate([np.asarray(line.get_ydata(), dtype=np.float64) for line in self.lines])
+
+    def in_percent(self, label: Callable[[float], str] | None = None) -> None:
+        """Shares with vertical ticks in percent."""
+        self.yaxis.set_major_formatter(lambda value, _position: (label or plain_label)(100 * value))
+
+    def logarithmic(self, which: str) -> None:
+        """A logarithmic axis with at most six labelled ticks, at whole powers of ten where they suffice."""
+        getattr(self, f"set_{which}scale")("log")
+        axis = getattr(self, f"{which}axis")
+        low, high = axis.get_view_interval()
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 100 else (1,), numticks=7))
+        axis.set_major_formatter(power_label)
+        axis.set_minor_locator(NullLocator())
+
+    def whole_steps(self, ticks: int = 8) -> None:
+        """An axis of training steps: whole numbers only."""
+        self.xaxis.set_major_locator(MaxNLocator(nbins=ticks, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
+        self.set_xlabel("step")
+
+    def label_bins(self, rows: Sequence[Mapping[str, Any]], every: int = 2) -> None:
+        """An axis of bins of μ, one unit each: their edges, on a narrow one one in `every`."""
+        edges = [*(row["mu_low"] for row in rows), rows[-1]["mu_high"]]
+        every = self.style.pick(1, every)
+        labels = ["0" if edge == 0 else power_label(edge).removeprefix("0") for edge in edges]
+        labels = [label if index % every == len(labels) % every else "" for index, label in enumerate(labels)]
+        self.set_xlim(0, len(rows))
+        self.set_xticks(range(len(edges)), labels)
 
 
 def plain_label(value: float, _position: float = 0) -> str:
@@ -153,38 +190,6 @@ def power_label(value: float, _position: float = 0) -> str:
         return f"{value:.10f}".rstrip("0").rstrip(".") if value < 1 else f"{value:g}"
     exponent = round(log10(value))
     return "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-
-
-def in_percent(axis: Axis, label: Callable[[float], str] = plain_label) -> None:
-    """Shares with ticks in percent."""
-    axis.set_major_formatter(lambda value, _position: label(100 * value))
-
-
-def logarithmic(axes: Axes, which: str) -> None:
-    """A logarithmic axis with at most six labelled ticks, at whole powers of ten where they suffice."""
-    getattr(axes, f"set_{which}scale")("log")
-    axis = getattr(axes, f"{which}axis")
-    low, high = axis.get_view_interval()
-    few = high / low < 100
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,), numticks=7))
-    axis.set_major_formatter(power_label)
-    axis.set_minor_locator(NullLocator())
-
-
-def whole_steps(axes: Axes, ticks: int = 8) -> None:
-    """An axis of training steps: whole numbers only."""
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=ticks, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
-    axes.set_xlabel("step")
-
-
-def label_bins(axes: Axes, rows: Sequence[Mapping[str, Any]], style: Style, every: int = 2) -> None:
-    """An axis of bins of μ, one unit each: their edges, on a narrow one one in `every`."""
-    edges = [*(row["mu_low"] for row in rows), rows[-1]["mu_high"]]
-    labels = ["0" if edge == 0 else power_label(edge).removeprefix("0") for edge in edges]
-    if not style.wide:
-        labels = [label if index % every == len(labels) % every else "" for index, label in enumerate(labels)]
-    axes.set_xlim(0, len(rows))
-    axes.set_xticks(range(len(edges)), labels)
 
 
 def width_of(text: str, points: float, *, bold: bool = False) -> float:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 CSS_PX = 1 / 96  # inches
 _PT = 0.75  # points per CSS pixel
 
@@ -50,9 +51,9 @@ class Style:
     layout: Layout
     theme: Theme
 
-    @property
-    def wide(self) -> bool:
-        return self.layout is WIDE
+    def pick(self, wide: T, narrow: T) -> T:
+        """What the layout asks for."""
+        return wide if self.layout is WIDE else narrow
 
     @property
     def small(self) -> float:

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from mismatch_cli.report.plots._lines import draw_bars
-from mismatch_cli.report.plots._panels import LEGEND, legend_above, panels, title
-from mismatch_cli.report.plots._style import Style
-from mismatch_cli.studies.curation import mean_over_problems
-
-if TYPE_CHECKING:
-    from mismatch_cli.studies.curation import CurationAnalysis
+from mismatch_cli.report.plots._panels import LEGEND, Panel, Sheet
+from mismatch_cli.studies.curation import CurationAnalysis, mean_over_problems
 
 STUDY = "curation"
 SECTION = "Chosen and held out"
@@ -33,37 +25,36 @@ def needs(data: CurationAnalysis) -> bool:
     return len(data.pairs_K2) > 0
 
 
-def draw(figure: Figure, data: CurationAnalysis, style: Style) -> None:
-    left, right = panels(figure, style, 2, height=300 if style.wide else 230, legend=LEGEND)
-    _draw_all(left, data, style)
-    _draw_kept(right, data, style)
+def draw(figure: Sheet, data: CurationAnalysis) -> None:
+    left, right = figure.panels(2, height=(300, 230), legend=LEGEND)
+    _draw_all(left, data)
+    _draw_kept(right, data)
 
 
-def _draw_all(axes: Axes, data: CurationAnalysis, style: Style) -> None:
+def _draw_all(axes: Panel, data: CurationAnalysis) -> None:
     samples = data.curation.samples
     values = -(-(samples + 1) // _BARS)  # in a bar: of 0, 1, … right answers, as many in each
     edges = (np.arange(0, samples + values + 1, values) - 0.5) / samples
-    axes.hist(data.accuracy_P, bins=edges.tolist(), color=style.theme.blue, edgecolor=style.theme.page, linewidth=0.6)
-    axes.axvspan(*data.curation.keep, color=style.theme.orange, alpha=0.12, zorder=0, linewidth=0)
+    axes.hist(data.accuracy_P, bins=edges.tolist(), color=axes.theme.blue, edgecolor=axes.theme.page, linewidth=0.6)
+    axes.axvspan(*data.curation.keep, color=axes.theme.orange, alpha=0.12, zorder=0, linewidth=0)
     axes.set_xlim(-0.02, 1.02)
     axes.set_xticks([0, 0.2, 0.4, 0.6, 0.8, 1])
     axes.set_xlabel(f"accuracy on {samples} samples")
     axes.grid(visible=False, axis="x")
-    title(axes, "Problems", style, LEGEND, f"{len(data.curation.kept):,} of {len(data.accuracy_P):,} kept")
+    axes.headline("Problems", note=f"{len(data.curation.kept):,} of {len(data.accuracy_P):,} kept")
 
 
-def _draw_kept(axes: Axes, data: CurationAnalysis, style: Style) -> None:
-    curation, random = data.curation, np.random.default_rng(0)
+def _draw_kept(axes: Panel, data: CurationAnalysis) -> None:
+    curation, random, theme = data.curation, np.random.default_rng(0), axes.theme
     step_2 = 1 / np.array([curation.samples, curation.held_out_samples])
     dot_K2 = data.pairs_K2 + random.uniform(-_JITTER, _JITTER, data.pairs_K2.shape) * step_2
-    axes.plot([0, 1], [0, 1], color=style.theme.muted, linewidth=0.9, linestyle=(0, (4, 2)), label="equal")
-    axes.axhspan(*curation.keep, color=style.theme.orange, alpha=0.12, zorder=0, linewidth=0)
-    axes.plot(*dot_K2.T, ".", color=style.theme.blue, markersize=4, alpha=0.5, markeredgewidth=0, zorder=2)
+    axes.plot([0, 1], [0, 1], color=theme.muted, linewidth=0.9, linestyle=(0, (4, 2)), label="equal")
+    axes.axhspan(*curation.keep, color=theme.orange, alpha=0.12, zorder=0, linewidth=0)
+    axes.plot(*dot_K2.T, ".", color=theme.blue, markersize=4, alpha=0.5, markeredgewidth=0, zorder=2)
     x_B = [pairs[:, 0].mean() for _, _, pairs in data.bins]
     means = [mean_over_problems(pairs[:, 1]) for _, _, pairs in data.bins]
-    draw_bars(axes, x_B, means, style.theme.orange, markersize=4, linewidth=1.6, label="mean of a sixth")
+    draw_bars(axes, x_B, means, theme.orange, markersize=4, linewidth=1.6, label="mean of a sixth")
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     axes.set_xlabel("accuracy on the samples that chose")
-    legend_above(axes, style)
-    title(axes, "Held-out accuracy", style, LEGEND)
+    axes.headline("Held-out accuracy")

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from matplotlib.figure import Figure
-
-from mismatch_cli.report.plots._lines import DASHED, Look, palette
-from mismatch_cli.report.plots._step_panels import AS_ABOVE, Panel, draw_panels
-from mismatch_cli.report.plots._style import Style
-
-if TYPE_CHECKING:
-    from mismatch_cli.studies.training import TrainingAnalysis
+from mismatch_cli.report.plots._lines import AS_ABOVE, DASHED, Chart, Look, draw_charts, palette
+from mismatch_cli.report.plots._panels import Sheet
+from mismatch_cli.studies.training import TrainingAnalysis
 
 STUDY = "training"
 SECTION = "Reward and mismatch"
@@ -24,16 +17,15 @@ CAPTION = (
 
 
 def needs(data: TrainingAnalysis) -> bool:
-    return bool(_pairs(data)) and bool(_panels(data))
+    return any(any(chart.curves) for chart in _charts(data))
 
 
-def draw(figure: Figure, data: TrainingAnalysis, style: Style) -> None:
-    colours = palette(style)
-    look_of = {}
+def draw(figure: Sheet, data: TrainingAnalysis) -> None:
+    colours, look_of = palette(figure.style), {}
     for place, pair in enumerate(_pairs(data)):
         for name, dash in zip(pair, ("-", DASHED), strict=True):
             look_of[name] = Look(colours[place % len(colours)], dash)
-    draw_panels(figure, style, _panels(data), look_of)
+    draw_charts(figure, _charts(data), look_of)
 
 
 def _pairs(data: TrainingAnalysis) -> list[tuple[str, str]]:
@@ -43,10 +35,10 @@ def _pairs(data: TrainingAnalysis) -> list[tuple[str, str]]:
     return [pair for pair in pairs if set(pair) <= set(data.algorithms)]
 
 
-def _panels(data: TrainingAnalysis) -> list[Panel]:
+def _charts(data: TrainingAnalysis) -> list[Chart]:
     names = {name for pair in _pairs(data) for name in pair}
-    panels = []
-    for title, keys in (("Mean reward", ("reward",)), ("Mean |π − μ| at equal weights", ("mismatch", "abs_dp_mean"))):
-        curves = {name: curve for name, curve in data.curves(*keys).items() if name in names}
-        panels += [Panel(title, [curves], within=(0, 1), from_0=keys != ("reward",))] if curves else []
-    return panels
+    reward, gap = (
+        {name: curve for name, curve in data.curves(*keys).items() if name in names}
+        for keys in (("reward",), ("mismatch", "abs_dp_mean"))
+    )
+    return [Chart("Mean reward", [reward]), Chart("Mean |π − μ| at equal weights", [gap], from_0=True)]

@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
-from mismatch_cli.report.plots._heat import TITLE_PAD, Scale, draw_heat, draw_key, note_silent, reach_of
+from mismatch_cli.report.plots._fills import Scale, draw_heat, note_silent, reach_of
 from mismatch_cli.report.plots._lines import values_of
-from mismatch_cli.report.plots._panels import LEFT, RIGHT, Box, label_bins, place_boxes, short_names, width_of
-from mismatch_cli.report.plots._style import Style
+from mismatch_cli.report.plots._panels import LEFT, RIGHT, Box, Sheet, short_names, width_of
 
 if TYPE_CHECKING:
     from mismatch_cli.studies.clipping import ClippingPlotData
@@ -33,32 +31,24 @@ def needs(data: ClippingPlotData) -> bool:
     return any(_shares([row], key).any() for row in data.blocking for key, _ in _SIGNS)
 
 
-def draw(figure: Figure, data: ClippingPlotData, style: Style) -> None:
-    rows = data.blocking
-    names = short_names([row["name"] for row in rows], 280 if style.wide else 152, style.small)
+def draw(figure: Sheet, data: ClippingPlotData) -> None:
+    rows, style = data.blocking, figure.style
+    names = short_names([row["name"] for row in rows], style.pick(280, 152), style.small)
     beside = max(LEFT, 14 + max(width_of(name, style.small) for name in names))
-    axes = place_boxes(figure, style, _boxes(len(rows), beside, style), _BELOW)
+    columns, row_height, flush = style.pick((2, 21, 0.0), (1, 17, 8 - beside))
+    width = (style.layout.width - beside - RIGHT - (columns - 1) * _GAP) / columns
+    height = len(rows) * row_height
+    places = [divmod(index, columns) for index in range(len(_SIGNS))]
+    boxes = [Box(beside + j * (width + _GAP), _HEAD + i * (height + _HEAD + _BELOW), width, height) for i, j in places]
     shares = [_shares(rows, key) for key, _ in _SIGNS]
     scale = Scale(style.theme.orange, reach_of(*shares), 0.38)  # a percent can be told from nothing below a hundred
-    for panel, share_RC, (_, sign) in zip(axes, shares, _SIGNS, strict=True):
-        draw_heat(panel, style, share_RC, scale)
-        label_bins(panel, rows[0]["by_mu"], style, every=3)
-        panel.set_xlabel("rollout probability μ, edges of the bins" if style.wide else "μ, edges of the bins")
-        labelled = panel is axes[0] or not style.wide
-        panel.set_yticks(np.arange(len(rows)) + 0.5, names if labelled else [""] * len(rows), fontsize=style.small)
-        flush = 0 if style.wide else (8 - beside) / (panel.get_position().width * style.layout.width)
-        panel.set_title(f"{data.when(sign)}: blocked, %", x=flush, pad=TITLE_PAD)
-        draw_key(panel, style, scale, flush)
-    note_silent(figure, style, len(data.rows) - len(rows))
-
-
-def _boxes(rows: int, beside: float, style: Style) -> list[Box]:
-    height = rows * (21 if style.wide else 17)
-    if not style.wide:
-        width = style.layout.width - beside - RIGHT
-        return [Box(beside, _HEAD + index * (height + _HEAD + _BELOW), width, height) for index in range(2)]
-    width = (style.layout.width - beside - RIGHT - _GAP) / 2
-    return [Box(beside + index * (width + _GAP), _HEAD, width, height) for index in range(2)]
+    for axes, (_, column), share_RC, (_, sign) in zip(figure.place(boxes, _BELOW), places, shares, _SIGNS, strict=True):
+        axes.flush = flush / width
+        draw_heat(axes, share_RC, scale, f"{data.when(sign)}: blocked, %")
+        axes.label_bins(rows[0]["by_mu"], every=3)
+        axes.set_xlabel(style.pick("rollout probability μ, edges of the bins", "μ, edges of the bins"))
+        axes.set_yticks(np.arange(len(rows)) + 0.5, [""] * len(rows) if column else names, fontsize=style.small)
+    note_silent(figure, len(data.rows) - len(rows))
 
 
 def _shares(rows: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:

@@ -6,29 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from mismatch_cli.report.plots._lines import (
-    DASHED,
-    any_above_0,
-    draw_line,
-    drawn_values,
-    middle_of_steps,
-    positive,
-    values_of,
-)
-from mismatch_cli.report.plots._panels import (
-    in_percent,
-    legend_below,
-    legend_below_height,
-    logarithmic,
-    panels,
-    plain_label,
-    power_label,
-    title,
-    whole_steps,
-)
+from mismatch_cli.report.plots._lines import DASHED, any_above_0, draw_line, middle_of_steps, positive, values_of
+from mismatch_cli.report.plots._panels import Panel, Sheet, legend_below_height, power_label
 from mismatch_cli.report.plots._style import Style
 
 if TYPE_CHECKING:
@@ -53,41 +33,39 @@ _PANELS = (  # title, over blocked tokens, over kept tokens
 _MOST = 6
 _ALIKE = 0.65  # algorithms whose Jaccard index is higher draw nearly the same line
 _FEWEST_STEPS = 3
-_KEPT: dict[str, Any] = {"linestyle": ":", "linewidth": 1.8}
 
 
 def needs(data: ClippingPlotData) -> bool:
     return any(len(row["by_step"]) >= _FEWEST_STEPS and _has(row, "blocked") for row in data.rows)
 
 
-def draw(figure: Figure, data: ClippingPlotData, style: Style) -> None:
+def draw(figure: Sheet, data: ClippingPlotData) -> None:
     rows = _chosen(data)
     shown = [panel for panel in _PANELS if any(_has(row, panel[1]) for row in rows)]
-    columns = len(shown) if style.wide else 1
-    axes = panels(
-        figure, style, len(shown), height=270 if style.wide else 190, columns=columns,
-        below=legend_below_height(len(rows) + 1, columns),
-    )  # fmt: skip
-    looks = dict(zip((row["name"] for row in rows), _looks(style), strict=False))
-    for panel, (name, blocked, kept) in zip(axes, shown, strict=True):
+    columns = figure.style.pick(len(shown), 1)
+    below = legend_below_height(len(rows) + 1, columns)
+    panels = figure.panels(len(shown), height=(270, 190), columns=columns, below=below)
+    looks = {row["name"]: look for row, look in zip(rows, _looks(figure.style), strict=False)}
+    x_B = middle_of_steps(rows[0]["by_step"])
+    kept_line: dict[str, Any] = {"color": figure.theme.ink, "linestyle": ":", "linewidth": 1.8}
+    for axes, (name, blocked, kept) in zip(panels, shown, strict=True):
         for row in rows:
-            estimates = positive([_estimate(step, blocked) for step in row["by_step"]])
-            colour, band, line = looks[row["name"]]
-            draw_line(panel, middle_of_steps(row["by_step"]), estimates, colour, band=band, **line)
+            estimates = positive(_estimate(step, blocked) for step in row["by_step"])
+            band, line = looks[row["name"]]
+            draw_line(axes, middle_of_steps(row["by_step"]), estimates, band=band, **line)
         if kept:
-            x_B, estimates = middle_of_steps(rows[0]["by_step"]), [step[kept] for step in rows[0]["by_step"]]
-            draw_line(panel, x_B, estimates, style.theme.ink, **_KEPT)
-        _fit_vertical(panel, 1 if kept == "mu_kept" else None)
-        whole_steps(panel)
-        title(panel, name, style)
-    _scale_share(axes[0])
-    lines = {name: {"color": colour, **line} for name, (colour, _, line) in looks.items()}
-    lines["kept by the first"] = {"color": style.theme.ink, **_KEPT}
-    legend_below(figure, style, lines, columns, beside=75, handlelength=2.6, columnspacing=2.5)
+            draw_line(axes, x_B, [step[kept] for step in rows[0]["by_step"]], **kept_line)
+        # A step with a handful of blocked tokens has a band that would flatten the lines.
+        axes.set_ylim(0, 1 if kept == "mu_kept" else 1.25 * np.nanmax(axes.drawn_values()))
+        axes.whole_steps()
+        axes.headline(name)
+    _scale_share(panels[0])
+    lines = {name: line for name, (_, line) in looks.items()} | {"kept by the first": kept_line}
+    figure.legend_below(lines, columns, beside=75, handlelength=2.6, columnspacing=2.5)
 
 
 def _has(row: Mapping[str, Any], key: str) -> bool:
-    return any_above_0([_estimate(step, key) for step in row["by_step"]])
+    return any_above_0(_estimate(step, key) for step in row["by_step"])
 
 
 def _estimate(step: Mapping[str, Any], key: str) -> Mapping[str, Any] | None:
@@ -101,40 +79,34 @@ def _chosen(data: ClippingPlotData) -> list[Mapping[str, Any]]:
     first = [algorithm.name for algorithm in data.compared]
     rows = sorted((row for row in data.rows if _has(row, "blocked")), key=lambda row: row["name"] not in first)
     overlap = data.result.get("overlap") or {"names": [], "jaccard": []}
-    place = {name: index for index, name in enumerate(overlap["names"])}
+    jaccard_of = {
+        (name, other): estimate
+        for name, estimates in zip(overlap["names"], overlap["jaccard"], strict=True)
+        for other, estimate in zip(overlap["names"], estimates, strict=True)
+    }
     chosen: list[Mapping[str, Any]] = []
     for row in rows:
-        pairs = [
-            (place[row["name"]], place[other["name"]]) for other in chosen if {row["name"], other["name"]} <= set(place)
-        ]
-        jaccard = values_of(overlap["jaccard"][row_place][other_place] for row_place, other_place in pairs)
+        jaccard = values_of(jaccard_of.get((row["name"], before["name"])) for before in chosen)
         if row["name"] in first or not (jaccard > _ALIKE).any():
             chosen.append(row)
     return chosen[:_MOST]
 
 
-def _looks(style: Style) -> list[tuple[str, float, dict[str, Any]]]:
-    """Colour, opacity of the band and look of each line: three solid ones with a band, then dashed."""
-    theme, size = style.theme, 4.5 if style.wide else 4
-    colours = (theme.blue, theme.orange, theme.green)
+def _looks(style: Style) -> list[tuple[float, dict[str, Any]]]:
+    """Opacity of the band and look of each line: three solid ones with a band, then dashed."""
+    colours, size = (style.theme.blue, style.theme.orange, style.theme.green), style.pick(4.5, 4)
     return [
-        (colour, 0.17 * (marker in "os"), {"linestyle": line, "marker": marker, "markersize": size})
+        (0.17 * (marker in "os"), {"color": colour, "linestyle": line, "marker": marker, "markersize": size})
         for line, markers in (("-", "osD"), (DASHED, "v^P"))
         for colour, marker in zip(colours, markers, strict=True)
     ]
 
 
-def _fit_vertical(axes: Axes, top: float | None) -> None:
-    """From 0 to above the lines: a step with a handful of blocked tokens has a band that would flatten them."""
-    values = drawn_values(axes)
-    axes.set_ylim(0, top or 1.25 * np.nanmax(values))
-
-
-def _scale_share(axes: Axes) -> None:
+def _scale_share(axes: Panel) -> None:
     """Shares in percent; on a logarithmic axis where the algorithms are far apart."""
-    values = drawn_values(axes)
+    values = axes.drawn_values()
     above_0 = values[values > 0]
     if far_apart := above_0.max() > 40 * above_0.min():
         axes.set_ylim(above_0.min() / 1.6, above_0.max() * 1.6)
-        logarithmic(axes, "y")
-    in_percent(axes.yaxis, power_label if far_apart else plain_label)
+        axes.logarithmic("y")
+    axes.in_percent(power_label if far_apart else None)

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
-from matplotlib.figure import Figure
 
-from mismatch_cli.report.plots._lines import looks
-from mismatch_cli.report.plots._step_panels import AS_ABOVE, Panel, draw_panels
-from mismatch_cli.report.plots._style import Style
-
-if TYPE_CHECKING:
-    from mismatch_cli.studies.training import TrainingAnalysis
+from mismatch_cli.report.plots._lines import AS_ABOVE, Chart, draw_charts, looks
+from mismatch_cli.report.plots._panels import Sheet
+from mismatch_cli.studies.training import TrainingAnalysis
 
 STUDY = "training"
 SECTION = "Bad updates and blocked tokens"
@@ -27,12 +21,10 @@ def needs(data: TrainingAnalysis) -> bool:
     return data.has("mu_blocked") or data.has("entropy_blocked")
 
 
-def draw(figure: Figure, data: TrainingAnalysis, style: Style) -> None:
-    panels = [
-        Panel("Mean reward", [data.curves("reward")], within=(0, 1)),
-        Panel("Mean μ of blocked tokens", [data.curves("mu_blocked")], within=(0, 1), from_0=True),
-        Panel(
-            "Entropy of blocked tokens, nats", [data.curves("entropy_blocked")], within=(0, np.inf), from_0=True,
-        ),
-    ]  # fmt: skip
-    draw_panels(figure, style, [panel for panel in panels if any(panel.curves)], looks(data.algorithms, style))
+def draw(figure: Sheet, data: TrainingAnalysis) -> None:
+    charts = [
+        Chart("Mean reward", [data.curves("reward")]),
+        Chart("Mean μ of blocked tokens", [data.curves("mu_blocked")], from_0=True),
+        Chart("Entropy of blocked tokens, nats", [data.curves("entropy_blocked")], within=(0, np.inf), from_0=True),
+    ]
+    draw_charts(figure, charts, looks(data.algorithms, figure.style))

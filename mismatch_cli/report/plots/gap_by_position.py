@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from matplotlib.figure import Figure
-
 from mismatch_cli.report.plots._lines import draw_profile
-from mismatch_cli.report.plots._style import Style
+from mismatch_cli.report.plots._panels import Sheet
 
 if TYPE_CHECKING:
     from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
@@ -25,5 +23,5 @@ def needs(data: DiagnosisAnalysis) -> bool:
     return len(data.by_position) > 1
 
 
-def draw(figure: Figure, data: DiagnosisAnalysis, style: Style) -> None:
-    draw_profile(figure, data.by_position, style, "position in the response")
+def draw(figure: Sheet, data: DiagnosisAnalysis) -> None:
+    draw_profile(figure, data.by_position, "position in the response")

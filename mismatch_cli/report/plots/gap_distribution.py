@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from matplotlib.figure import Figure
-
 from mismatch_cli.report.plots._lines import looks
-from mismatch_cli.report.plots._panels import legend_above, legend_height, logarithmic, panels, title
-from mismatch_cli.report.plots._style import Style
+from mismatch_cli.report.plots._panels import Sheet, legend_height
 
 if TYPE_CHECKING:
     from mismatch_cli.studies.comparison import ComparisonPlotData
@@ -27,15 +24,12 @@ def needs(data: ComparisonPlotData) -> bool:
     return any(curve.shape[1] for curve in data.exceedance)
 
 
-def draw(figure: Figure, data: ComparisonPlotData, style: Style) -> None:
-    legend = legend_height(data.names)
-    (axes,) = panels(figure, style, 1, height=320 if style.wide else 250, legend=legend)
-    for (name, look), (abs_d, share) in zip(looks(data.names, style).items(), data.exceedance, strict=True):
+def draw(figure: Sheet, data: ComparisonPlotData) -> None:
+    (axes,) = figure.panels(1, height=(320, 250), legend=legend_height(data.names))
+    for (name, look), (abs_d, share) in zip(looks(data.names, figure.style).items(), data.exceedance, strict=True):
         axes.plot(abs_d, share, color=look.colour, linestyle=look.dash, label=name, drawstyle="steps-pre")
     axes.margins(x=0.02)
-    for which in "xy":
-        getattr(axes, f"set_{which}scale")("log")
-        logarithmic(axes, which)
+    axes.logarithmic("x")
+    axes.logarithmic("y")
     axes.set_xlabel("|log π − log μ|, nats")
-    legend_above(axes, style)
-    title(axes, "Share of tokens with at least that gap" if style.wide else "Share of tokens", style, legend)
+    axes.headline("Share of tokens with at least that gap", "Share of tokens")

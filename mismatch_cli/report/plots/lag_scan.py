@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.figure import Figure
 
-from mismatch_cli.report.plots._panels import panels, title
-from mismatch_cli.report.plots._style import Style
+from mismatch_cli.report.plots._panels import Sheet
 
 if TYPE_CHECKING:
     from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
@@ -26,20 +24,14 @@ def needs(data: DiagnosisAnalysis) -> bool:
     return any(np.isfinite(gap) for gap in data.lags.values())
 
 
-def draw(figure: Figure, data: DiagnosisAnalysis, style: Style) -> None:
-    (axes,) = panels(figure, style, 1, height=220 if style.wide else 180)
+def draw(figure: Sheet, data: DiagnosisAnalysis) -> None:
+    (axes,) = figure.panels(1, height=(220, 180))
     lags, gaps = list(data.lags), np.nan_to_num(list(data.lags.values()))
-    colors = [style.theme.orange if lag == 0 else style.theme.blue for lag in lags]
-    bars = axes.bar(lags, gaps, color=colors, width=0.7)
-    axes.bar_label(
-        bars,
-        labels=[f"{gap:.2g}".replace("-", "−") for gap in gaps],
-        padding=3,
-        fontsize=style.small,
-        color=style.theme.ink,
-    )
+    bars = axes.bar(lags, gaps, color=[axes.theme.blue if lag else axes.theme.orange for lag in lags], width=0.7)
+    labels = [f"{gap:.2g}".replace("-", "−") for gap in gaps]
+    axes.bar_label(bars, labels=labels, padding=3, fontsize=axes.style.small, color=axes.theme.ink)
     axes.set_ylim(0, 1.2 * max(gaps.max(), 1e-6))
     axes.set_xticks(lags, [f"{lag:+d}".replace("-", "−") if lag else "0" for lag in lags])
     axes.set_xlabel("lag of the trainer, tokens")
     axes.grid(visible=False, axis="x")
-    title(axes, "Mean |log π[t + lag] − log μ[t]|, nats" if style.wide else "Mean gap, nats", style)
+    axes.headline("Mean |log π[t + lag] − log μ[t]|, nats", "Mean gap, nats")

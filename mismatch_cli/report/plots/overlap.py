@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from mismatch_cli.report.plots._heat import TITLE_PAD, Scale, draw_heat, draw_key, note_silent, reach_of
+from mismatch_cli.report.plots._fills import Scale, draw_heat, note_silent, reach_of
 from mismatch_cli.report.plots._lines import values_of
-from mismatch_cli.report.plots._panels import LEFT, RIGHT, Box, place_boxes, short_names, width_of
-from mismatch_cli.report.plots._style import Style
+from mismatch_cli.report.plots._panels import RIGHT, Box, Panel, Sheet, short_names, width_of
 
 if TYPE_CHECKING:
     from mismatch_cli.studies.clipping import ClippingPlotData
@@ -32,20 +29,24 @@ def needs(data: ClippingPlotData) -> bool:
     return len(_matrix(data)[0]) >= 2
 
 
-def draw(figure: Figure, data: ClippingPlotData, style: Style) -> None:
+def draw(figure: Sheet, data: ClippingPlotData) -> None:
     names, jaccard = _matrix(data)
     order = _side_by_side(jaccard)
-    names, jaccard = [names[place] for place in order], jaccard[np.ix_(order, order)]
-    shown = short_names(names, 280 if style.wide else 152, style.small)
-    panel = _place(figure, shown, style)
+    jaccard = jaccard[np.ix_(order, order)]
+    shown = short_names([names[place] for place in order], figure.style.pick(280, 152), figure.style.small)
+    axes = _place(figure, shown)
     below_NN = np.where(np.tri(len(names), k=-1, dtype=bool), jaccard, np.nan)
-    scale = Scale(style.theme.blue, reach_of(below_NN), 0.6)
-    draw_heat(panel, style, below_NN[:, :-1], scale)
-    _draw_names(panel, shown, style)
-    what = "Blocked by both, of what either blocks, %" if style.wide else "Jaccard index, %"
-    panel.set_title(what, x=0, pad=TITLE_PAD)
-    draw_key(panel, style, scale, 0)
-    note_silent(figure, style, len(data.rows) - len(names))
+    title = figure.style.pick("Blocked by both, of what either blocks, %", "Jaccard index, %")
+    axes.flush = 0
+    draw_heat(axes, below_NN[:, :-1], Scale(figure.theme.blue, reach_of(below_NN), 0.6), title)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for row, name in enumerate(shown):
+        axes.annotate(
+            name, (row, row + 0.52), xytext=(4, 0), textcoords="offset points", va="center_baseline",
+            fontsize=figure.style.small, annotation_clip=False,
+        )  # fmt: skip
+    note_silent(figure, len(data.rows) - len(names))
 
 
 def _matrix(data: ClippingPlotData) -> tuple[list[str], np.ndarray]:
@@ -66,21 +67,9 @@ def _side_by_side(jaccard: np.ndarray) -> np.ndarray:
     return np.argsort(fiedler if fiedler[0] <= fiedler[-1] else -fiedler, kind="stable")
 
 
-def _place(figure: Figure, names: list[str], style: Style) -> Axes:
+def _place(figure: Sheet, names: list[str]) -> Panel:
     """Cells as large as the names at the right of the diagonal allow."""
-    count = len(names)
-    left = LEFT if style.wide else 8
+    style, left, count = figure.style, figure.flush, len(names)
     beyond = max(width_of(name, style.small) for name in names) + 10
-    height = 24 if style.wide else 17
     cell = min(64.0, (style.layout.width - left - RIGHT - beyond) / (count - 1))
-    return place_boxes(figure, style, [Box(left, _HEAD, cell * (count - 1), count * height)], _BELOW)[0]
-
-
-def _draw_names(axes: Axes, names: list[str], style: Style) -> None:
-    axes.set_xticks([])
-    axes.set_yticks([])
-    for row, name in enumerate(names):
-        axes.annotate(
-            name, (row, row + 0.52), xytext=(4, 0), textcoords="offset points", va="center_baseline",
-            fontsize=style.small, annotation_clip=False,
-        )  # fmt: skip
+    return figure.place([Box(left, _HEAD, cell * (count - 1), count * style.pick(24, 17))], _BELOW)[0]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from mismatch_cli.report.plots._panels import LEGEND, legend_above, logarithmic, panels, title
-from mismatch_cli.report.plots._points import draw_points, thin
+from mismatch_cli.report.plots._fills import draw_points, thin
+from mismatch_cli.report.plots._panels import LEGEND, Panel, Sheet
 from mismatch_cli.report.plots._style import Style
 
 if TYPE_CHECKING:
@@ -41,23 +40,21 @@ def needs(data: PlotData) -> bool:
     return len(data.logq_N) > 0
 
 
-def draw(figure: Figure, data: PlotData, style: Style) -> None:
-    tokens = _tokens(data, style)
-    axes = panels(figure, style, 4, height=290 if style.wide else 230, legend=LEGEND)
+def draw(figure: Sheet, data: PlotData) -> None:
+    tokens = _tokens(data, figure.style)
+    panels = figure.panels(4, height=(290, 230), legend=LEGEND)
     linear, decades = np.linspace(0, 1, 21), _decades(tokens.mu_N)
     ratio_reach = _reach(tokens.mu_N, np.abs(tokens.ratio_N - 1), (linear, decades), most=2.0)
     ratio_reach = max([ratio_reach, *(1.25 * np.expm1(step) for step in data.lattice_steps)])
     tv_reach = _reach(tokens.mu_N, tokens.tv_N, (linear, decades), most=1.0)
-    for edges, ratio_axes, tv_axes in ((linear, axes[0], axes[1]), (decades, axes[2], axes[3])):
-        ratio_axes.set_ylim(max(0, 1 - ratio_reach), 1 + ratio_reach)
-        tv_axes.set_ylim(0, tv_reach)
-        for panel in (ratio_axes, tv_axes):
-            _set_horizontal(panel, edges)
-        _draw_ratio(ratio_axes, tokens, edges, style)
-        _draw_tv(tv_axes, tokens, edges, style)
-    _draw_lattice(axes[0], data.lattice_steps, style)
-    for panel in axes:
-        legend_above(panel, style)
+    for edges, (ratio, tv) in ((linear, panels[:2]), (decades, panels[2:])):
+        ratio.set_ylim(max(0, 1 - ratio_reach), 1 + ratio_reach)
+        tv.set_ylim(0, tv_reach)
+        for axes in (ratio, tv):
+            _set_horizontal(axes, edges)
+        _draw_ratio(ratio, tokens, edges)
+        _draw_tv(tv, tokens, edges)
+    _draw_lattice(panels[0], data.lattice_steps)
 
 
 def _tokens(data: PlotData, style: Style) -> _Tokens:
@@ -88,43 +85,43 @@ def _reach(mu_N: np.ndarray, distance_N: np.ndarray, both_edges: tuple[np.ndarra
     return float(np.clip(1.08 * max(np.quantile(finite_N, 0.999), *lines), 1e-5, most))
 
 
-def _set_horizontal(axes: Axes, edges: np.ndarray) -> None:
+def _set_horizontal(axes: Panel, edges: np.ndarray) -> None:
     axes.set_xlim(edges[0], edges[-1])
     if edges[0] > 0:
-        logarithmic(axes, "x")
+        axes.logarithmic("x")
     axes.set_xlabel("rollout probability μ" + (", logarithmic" if edges[0] > 0 else ""))
 
 
-def _draw_ratio(axes: Axes, tokens: _Tokens, edges: np.ndarray, style: Style) -> None:
-    axes.axhline(1, color=style.theme.muted, linewidth=0.9, zorder=3)
-    _draw_cloud(axes, tokens.mu_N, tokens.ratio_N, edges, style)
-    title(axes, "Ratio π/μ", style, LEGEND, _beyond(axes, tokens.ratio_N))
+def _draw_ratio(axes: Panel, tokens: _Tokens, edges: np.ndarray) -> None:
+    axes.axhline(1, color=axes.theme.muted, linewidth=0.9, zorder=3)
+    _draw_cloud(axes, tokens.mu_N, tokens.ratio_N, edges)
+    axes.headline("Ratio π/μ", note=_beyond(axes, tokens.ratio_N))
 
 
-def _draw_tv(axes: Axes, tokens: _Tokens, edges: np.ndarray, style: Style) -> None:
-    _draw_cloud(axes, tokens.mu_N, tokens.tv_N, edges, style)
+def _draw_tv(axes: Panel, tokens: _Tokens, edges: np.ndarray) -> None:
+    _draw_cloud(axes, tokens.mu_N, tokens.tv_N, edges)
     if not tokens.topk:
-        title(axes, "Binary TV, small at low μ by definition", style, LEGEND)
+        axes.headline("Binary TV, small at low μ by definition")
         return
     centre_B, quantile_B3 = _percentiles(tokens.mu_N, tokens.tv_binary_N, edges)
-    label = "binary TV |π − μ|, 99th percentile" if style.wide else "binary TV, 99 %"
-    axes.plot(centre_B, quantile_B3[:, 2], color=style.theme.green, linestyle=(0, (4, 1.5)), label=label, zorder=5)
-    title(axes, "Total variation, top-K", style, LEGEND, _beyond(axes, tokens.tv_N))
+    label = axes.style.pick("binary TV |π − μ|, 99th percentile", "binary TV, 99 %")
+    axes.plot(centre_B, quantile_B3[:, 2], color=axes.theme.green, linestyle=(0, (4, 1.5)), label=label, zorder=5)
+    axes.headline("Total variation, top-K", note=_beyond(axes, tokens.tv_N))
 
 
-def _beyond(axes: Axes, y_N: np.ndarray) -> str:
+def _beyond(axes: Panel, y_N: np.ndarray) -> str:
     low, high = axes.get_ylim()
     beyond = int(np.count_nonzero((y_N < low) | (y_N > high)))
     return f"{beyond:,} dot{'s' if beyond > 1 else ''} off the scale" if beyond else ""
 
 
-def _draw_cloud(axes: Axes, mu_N: np.ndarray, y_N: np.ndarray, edges: np.ndarray, style: Style) -> None:
-    colour = style.theme.orange
-    draw_points(axes, style, mu_N, y_N, style.theme.blue)
+def _draw_cloud(axes: Panel, mu_N: np.ndarray, y_N: np.ndarray, edges: np.ndarray) -> None:
+    colour = axes.theme.orange
+    draw_points(axes, mu_N, y_N, axes.theme.blue)
     centre_B, quantile_B3 = _percentiles(mu_N, y_N, edges)
     axes.fill_between(centre_B, quantile_B3[:, 0], quantile_B3[:, 2], color=colour, alpha=0.10, zorder=1, linewidth=0)
     axes.plot(centre_B, quantile_B3[:, 1], color=colour, linewidth=2.2, label="median", zorder=4)
-    for column, label in ((0, "1st, 99th percentile" if style.wide else "1 %, 99 %"), (2, None)):
+    for column, label in ((0, axes.style.pick("1st, 99th percentile", "1 %, 99 %")), (2, None)):
         axes.plot(centre_B, quantile_B3[:, column], color=colour, linewidth=1.2, label=label, zorder=4)
 
 
@@ -141,20 +138,20 @@ def _percentiles(mu_N: np.ndarray, y_N: np.ndarray, edges: np.ndarray) -> tuple[
             starts.append(int(edge))
     if len(mu_N) < _FEWEST:
         return np.zeros(0), np.zeros((0, 3))
-    bins = list(zip(starts, [*starts[1:], len(mu_N)], strict=True))
-    centre_B = np.array([np.median(mu_N[first:last]) for first, last in bins])
-    return centre_B, np.array([np.quantile(y_N[first:last], [0.01, 0.5, 0.99]) for first, last in bins])
+    bins = [slice(first, last) for first, last in itertools.pairwise([*starts, len(mu_N)])]
+    centre_B = np.array([np.median(mu_N[tokens]) for tokens in bins])
+    return centre_B, np.array([np.quantile(y_N[tokens], [0.01, 0.5, 0.99]) for tokens in bins])
 
 
-def _draw_lattice(axes: Axes, steps: tuple[float, ...], style: Style) -> None:
+def _draw_lattice(axes: Panel, steps: tuple[float, ...]) -> None:
     """Where tokens lie whose own logit is off by ±δ: the odds change by e^±δ, so r = e^±δ / (1 + μ(e^±δ − 1))."""
-    mu = np.linspace(0, 1, 101)
+    mu, theme = np.linspace(0, 1, 101), axes.theme
     for step in steps:
         for signed in (step, -step):
             ratio = np.exp(signed) / (1 + mu * np.expm1(signed))
-            axes.plot(mu, ratio, color=style.theme.ink, linewidth=0.9, linestyle=(0, (3, 2)), zorder=5)
+            axes.plot(mu, ratio, color=theme.ink, linewidth=0.9, linestyle=(0, (3, 2)), zorder=5)
         axes.annotate(
             f"δ = 1/{round(1 / step)}", (0.02, np.exp(step)), xytext=(0, 1), textcoords="offset points",
-            color=style.theme.ink, fontsize=style.small, va="bottom", zorder=6,
-            bbox={"facecolor": style.theme.page, "edgecolor": "none", "alpha": 0.75, "pad": 1},
+            color=theme.ink, fontsize=axes.style.small, va="bottom", zorder=6,
+            bbox={"facecolor": theme.page, "edgecolor": "none", "alpha": 0.75, "pad": 1},
         )  # fmt: skip

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from matplotlib.figure import Figure
-
-from mismatch_cli.report.plots._lines import looks
-from mismatch_cli.report.plots._step_panels import BANDS, Panel, draw_panels
-from mismatch_cli.report.plots._style import Style
-
-if TYPE_CHECKING:
-    from mismatch_cli.studies.training import TrainingAnalysis
+from mismatch_cli.report.plots._lines import BANDS, Chart, draw_charts, looks
+from mismatch_cli.report.plots._panels import Sheet
+from mismatch_cli.studies.training import TrainingAnalysis
 
 STUDY = "training"
 SECTION = "Reward and mismatch"
@@ -24,19 +17,18 @@ CAPTION = (
 
 
 def needs(data: TrainingAnalysis) -> bool:
-    return bool(_panels(data))
+    return any(any(chart.curves) for chart in _charts(data))
 
 
-def draw(figure: Figure, data: TrainingAnalysis, style: Style) -> None:
-    draw_panels(figure, style, _panels(data), looks(data.algorithms, style))
+def draw(figure: Sheet, data: TrainingAnalysis) -> None:
+    draw_charts(figure, _charts(data), looks(data.algorithms, figure.style))
 
 
-def _panels(data: TrainingAnalysis) -> list[Panel]:
+def _charts(data: TrainingAnalysis) -> list[Chart]:
     extremes = [data.curves("mismatch", key) for key in ("dp_max", "dp_min")]
-    panels = [
-        Panel("Mean reward", [data.curves("reward")], within=(0, 1)),
-        Panel("Evaluation accuracy", [data.curves("eval_accuracy", gaps=False)], within=(0, 1)),
-        Panel("Mean |π − μ| at equal weights", [data.curves("mismatch", "abs_dp_mean")], within=(0, 1), from_0=True),
-        Panel("Max and min of π − μ at equal weights", extremes, "Max and min of π − μ", within=(-1, 1)),
+    return [
+        Chart("Mean reward", [data.curves("reward")]),
+        Chart("Evaluation accuracy", [data.curves("eval_accuracy", gaps=False)]),
+        Chart("Mean |π − μ| at equal weights", [data.curves("mismatch", "abs_dp_mean")], from_0=True),
+        Chart("Max and min of π − μ at equal weights", extremes, "Max and min of π − μ", within=(-1, 1)),
     ]
-    return [panel for panel in panels if any(panel.curves)]

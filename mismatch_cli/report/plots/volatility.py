@@ -6,19 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from mismatch_cli.report.plots._lines import Part, looks, parts_of, values_of
-from mismatch_cli.report.plots._panels import (
-    LEGEND,
-    label_bins,
-    legend_above,
-    legend_height,
-    logarithmic,
-    panels,
-    title,
-)
+from mismatch_cli.report.plots._panels import LEGEND, Panel, Sheet, legend_height
 from mismatch_cli.report.plots._style import Style
 
 if TYPE_CHECKING:
@@ -53,23 +43,22 @@ def needs(data: PlotData | ComparisonPlotData) -> bool:
     return bool(np.isfinite(values_of(row[key] for row in rows for key in ("ratio_sd", "ratio_p99"))).any())
 
 
-def draw(figure: Figure, data: PlotData | ComparisonPlotData, style: Style) -> None:
+def draw(figure: Sheet, data: PlotData | ComparisonPlotData) -> None:
     rows_of = data.by_trace("volatility")
     occupied = [
         place for place, bins in enumerate(zip(*rows_of.values(), strict=True)) if any(row["tokens"] for row in bins)
     ]
     rows_of = {trace: [rows[place] for place in occupied] for trace, rows in rows_of.items()}
-    alone = len(rows_of) == 1
-    legend = LEGEND if alone else legend_height(list(rows_of))
-    two_panels = panels(figure, style, 2, height=300 if style.wide else 240, legend=legend)
-    lines_of = _quantities(next(iter(rows_of.values())), style) if alone else _traces(rows_of, style)
-    for axes, (words, lines) in zip(two_panels, lines_of.items(), strict=True):
+    first, alone = next(iter(rows_of.values())), len(rows_of) == 1
+    panels = figure.panels(2, height=(300, 240), legend=LEGEND if alone else legend_height(rows_of))
+    lines_of = _quantities(first, figure.style) if alone else _traces(rows_of, figure.style)
+    for axes, (words, lines) in zip(panels, lines_of.items(), strict=True):
         for line in lines:
             _draw_line(axes, line)
-        label_bins(axes, next(iter(rows_of.values())), style)
+        axes.label_bins(first)
         axes.set_xlabel("rollout probability μ, edges of the bins")
-        title(axes, words, style, legend)
-    _set_vertical([axes for axes in two_panels if axes.lines], style, shared=alone)
+        axes.headline(words)
+    _set_vertical([axes for axes in panels if axes.lines], shared=alone)
 
 
 def _quantities(rows: Rows, style: Style) -> dict[str, list[_Line]]:
@@ -99,7 +88,7 @@ def _traces(rows_of: Mapping[str, Rows], style: Style) -> dict[str, list[_Line]]
     }
 
 
-def _draw_line(axes: Axes, line: _Line) -> None:
+def _draw_line(axes: Panel, line: _Line) -> None:
     """Through the middles of the bins, with a whisker for each interval; a logarithmic axis has no zero."""
     value_B, low_B, high_B = parts_of(line.estimates).T - line.shift
     centre_B, drawn_B = np.arange(len(value_B)) + 0.5, value_B > 0
@@ -114,7 +103,7 @@ def _draw_line(axes: Axes, line: _Line) -> None:
     axes.vlines(centre_B[whisker_B], lowest_B, high_B[whisker_B], color=line.colour, linewidth=1.2, alpha=0.8)
 
 
-def _set_vertical(filled: Sequence[Axes], style: Style, *, shared: bool) -> None:
+def _set_vertical(filled: Sequence[Panel], *, shared: bool) -> None:
     """Logarithmic; the quantities of one trace share a scale, so that their heights compare."""
     for axes in filled:
         axes.set_yscale("log")
@@ -122,5 +111,4 @@ def _set_vertical(filled: Sequence[Axes], style: Style, *, shared: bool) -> None
     for axes in filled:
         if shared:
             axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
-        logarithmic(axes, "y")
-        legend_above(axes, style)
+        axes.logarithmic("y")

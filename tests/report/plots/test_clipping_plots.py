@@ -17,10 +17,9 @@ from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.policies import ENGINE_GAP, Policies
 from mismatch_cli.report.figures import draw, figure_views, plots_for, plots_of
-from mismatch_cli.report.plots._heat import percent, reach_of
+from mismatch_cli.report.plots._fills import percent, reach_of
 from mismatch_cli.report.plots._panels import short_names, width_of
 from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
-from mismatch_cli.report.plots.mask_regions import anchor_of, blocked_T
 from mismatch_cli.studies.clipping import ClippingPlotData
 from tests.report.plots.drawing import check_texts, drawn
 
@@ -161,9 +160,9 @@ def test_the_shaded_region_is_where_the_mask_blocks(many: ClippingPlotData) -> N
         assert bool(image[int(y * image.shape[0]), int(x * image.shape[1]), 3]) is blocked, (algorithm.name, mu, pi)
 
 
-def on_grid(algorithm: Algorithm, sign: float = 1.0) -> np.ndarray | None:
+def on_grid(algorithm: Algorithm, sign: str = ">") -> np.ndarray | None:
     mu, pi = (p.ravel() for p in np.meshgrid(np.linspace(0.01, 0.99, 40), np.linspace(0.01, 0.99, 40)))
-    return blocked_T(algorithm, np.log(mu), np.log(pi), sign)
+    return ClippingPlotData.blocked_at(algorithm, np.log(mu), np.log(pi), sign)
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -171,13 +170,14 @@ def test_which_algorithms_have_a_region(name: str) -> None:
     """Not those that need more of the distribution, nor whole responses, nor those without a mask."""
     algorithm = TABLE[name]
     without_region = {"pg-is", "pg-tis", "reinforce", "gspo", "ppo-opsm"}
-    for sign in (1.0, -1.0):
+    for sign in "><":
         found = on_grid(algorithm, sign)
         expected_none = name in without_region or algorithm.needs_top_k
-        if name == "ppo-opsm" and sign > 0:
+        if name == "ppo-opsm" and sign == ">":
             continue  # it looks at whole responses only where A < 0
         assert (found is None) == bool(expected_none)
-    assert anchor_of(algorithm) == ("recomputed" if algorithm.anchor in ("recomputed", "both") else "rollout")
+    recomputed = algorithm.anchor in ("recomputed", "both")
+    assert (algorithm.limiting.anchor == "recomputed") == recomputed
 
 
 def test_a_mask_on_the_engine_gap_adds_no_region() -> None:
@@ -201,12 +201,10 @@ def test_a_mask_of_the_users_own(tmp_path: Path) -> None:
 
 
 def test_without_advantages_each_sign_is_asked(tokens: Any, data_of: Callable[..., ClippingPlotData]) -> None:
-    from mismatch_cli.report.plots.mask_regions import _is_blocked
-
     data = data_of(tokens, [TABLE["dppo-binary-tv-recompute"], CLIP], advantages=False)
     difference = np.exp(data.logp_trainer_N.astype(float)) - np.exp(data.logp_recomputed_N.astype(float))
-    assert np.array_equal(_is_blocked(data, data.compared[0], 0, ">"), difference > 0.15)
-    assert np.array_equal(_is_blocked(data, data.compared[0], 0, "<"), difference < -0.15)
+    assert np.array_equal(data.blocked(data.compared[0], ">"), difference > 0.15)
+    assert np.array_equal(data.blocked(data.compared[0], "<"), difference < -0.15)
     titles = [axes.get_title(loc="left") for axes in drawn(load("mask-regions"), data, STYLES[0]).axes]
     assert titles[0].startswith("if A > 0") and titles[-1].startswith("if A < 0")
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from mismatch_cli.report.figures import draw, plots_for, plots_of, said
-from mismatch_cli.report.plots import _points
+from mismatch_cli.report.plots._fills import draw_points
+from mismatch_cli.report.plots._panels import Box, Sheet
 from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
 from mismatch_cli.studies.mismatch import PlotData
 from tests.report.plots.drawing import check_texts, drawn
@@ -122,17 +123,12 @@ def test_percentiles_join_bins_that_are_too_small() -> None:
 
 
 def test_points_land_where_they_belong() -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4, 3))
-    axes = figure.add_axes((0, 0, 1, 1))
+    (axes,) = Sheet(STYLES[0]).place([Box(0, 0, 384, 288)])
     axes.set_xlim(0, 1)
     axes.set_ylim(1e-2, 1)
     axes.set_yscale("log")
-    inside, outside = (np.array([0.25]), np.array([0.1])), (np.array([2.0, np.nan]), np.array([0.1, 0.1]))
-    _points.draw_points(
-        axes, STYLES[0], np.concatenate([inside[0], outside[0]]), np.concatenate([inside[1], outside[1]]), "#0b66b5"
-    )
+    x_N, y_N = np.array([0.25, 2.0, np.nan]), np.array([0.1, 0.1, 0.1])  # inside, outside, nowhere
+    draw_points(axes, x_N, y_N, "#0b66b5")
     image = np.asarray(axes.images[0].get_array())
     rows, columns = np.nonzero(image[..., 3])
     assert len(rows) == 16  # one dot of 4 × 4 pixels, as there are so few

@@ -1,0 +1,166 @@
+"""Panels filled with colour: many points as one transparent picture, and heat maps of shares."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.colors import Colormap, LinearSegmentedColormap, PowerNorm, to_rgb
+from matplotlib.patches import Patch
+
+from mismatch_cli.report.plots._panels import RIGHT, Panel, Sheet
+from mismatch_cli.report.plots._style import CSS_PX, Style, Theme
+
+_LEVELS = 24  # few different alphas compress well, and more cannot be told apart
+_FAINTEST, _STRONGEST = 0.45, 1.0
+_KEY = (1e-4, 1e-3, 0.01, 0.1, 0.5)  # the shares whose colours the key shows, and the highest
+_TITLE_PAD = 20  # points from a panel to its title, with one line for a key between them
+_FEWEST_PIXELS = 29  # of a cell that holds a number
+
+
+def thin(count: int, style: Style) -> slice:
+    """Every k-th token of a sample, so that no more are drawn than the layout can show."""
+    return slice(None, None, max(1, -(-count // style.layout.dots)))
+
+
+def draw_points(axes: Panel, x_N: np.ndarray, y_N: np.ndarray, colour: str) -> None:
+    """Draw points inside the axes' limits, which must be final, as alpha-blended dots at the price of a histogram.
+
+    A point is a square of 1.4 CSS pixels, and larger where there are few; where many overlap it is more opaque.
+    """
+    columns, rows = image_size(axes)
+    side = 1.4 if len(x_N) > 30_000 else 2 if len(x_N) > 8_000 else 2.7
+    dot = max(2, round(axes.style.layout.image_scale * side))
+    position_N2 = axes.transAxes.inverted().transform(axes.transData.transform(np.column_stack([x_N, y_N])))
+    inside_N = np.isfinite(position_N2).all(axis=1) & (position_N2 >= 0).all(axis=1) & (position_N2 <= 1).all(axis=1)
+    column_N, row_N = (position_N2[inside_N] * [columns - dot, rows - dot]).astype(np.int64).T
+    counts = np.bincount(row_N * columns + column_N, minlength=rows * columns).reshape(rows, columns)
+    lay_image(axes, _shade(_spread(_spread(counts, dot).T, dot).T, colour), zorder=2)
+
+
+def lay_image(axes: Panel, image: np.ndarray, zorder: float) -> None:
+    """Fill the panel with a picture, its first row at the bottom."""
+    axes.imshow(
+        image, extent=(0, 1, 0, 1), transform=axes.transAxes, origin="lower", aspect="auto", interpolation="none",
+        zorder=zorder,
+    )  # fmt: skip
+
+
+def image_size(axes: Panel) -> tuple[int, int]:
+    """Columns and rows of pixels of a picture that fills the panel."""
+    box, scale = axes.get_window_extent(), axes.style.layout.image_scale / CSS_PX / axes.figure.dpi
+    return max(16, int(box.width * scale)), max(16, int(box.height * scale))
+
+
+def _spread(counts: np.ndarray, dot: int) -> np.ndarray:
+    """Each count stands in `dot` rows."""
+    spread = counts.copy()
+    for row in range(1, dot):
+        spread[row:] += counts[:-row]
+    return spread
+
+
+def _shade(counts: np.ndarray, colour: str) -> np.ndarray:
+    """RGBA, uint8: opacity grows with the logarithm of the number of points."""
+    densest = np.percentile(counts[counts > 0], 99.5) if counts.any() else 1
+    strength = np.log1p(counts) / np.log1p(max(densest, 8))
+    levels = np.ceil(np.clip(strength, 0, 1) * _LEVELS) / _LEVELS
+    alpha = np.where(counts > 0, _FAINTEST + (_STRONGEST - _FAINTEST) * levels, 0)
+    image = np.empty((*counts.shape, 4), dtype=np.uint8)
+    image[..., :3] = np.round(np.array(to_rgb(colour)) * 255)
+    image[..., 3] = np.round(alpha * 255)
+    return image
+
+
+class Scale(NamedTuple):
+    """From shares to colours: (share / reach) to the power of `gamma`, towards `colour`."""
+
+    colour: str
+    reach: float
+    gamma: float
+
+    def ramp(self, theme: Theme) -> Colormap:
+        return LinearSegmentedColormap.from_list("share", [theme.grid, self.colour])
+
+
+def reach_of(*shares: np.ndarray) -> float:
+    """The share that gets the full colour: a round one that none exceeds."""
+    highest = max(float(np.nanmax(share, initial=0)) for share in shares)
+    return min(
+        round_ for power in range(-4, 1) for digit in (1, 2, 5) if (round_ := digit * 10.0**power) >= min(highest, 1)
+    )
+
+
+def draw_heat(axes: Panel, share_RC: np.ndarray, scale: Scale, title: str) -> None:
+    """Fill the panel with cells, first row on top; NaN stays empty. Above it a title, and what the colours mean."""
+    rows, columns = share_RC.shape
+    axes.set_xlim(0, columns)
+    axes.set_ylim(rows, 0)
+    axes.grid(visible=False)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    theme, norm, colours = axes.theme, PowerNorm(scale.gamma, 0, scale.reach), scale.ramp(axes.theme)
+    axes.pcolormesh(
+        np.arange(columns + 1), np.arange(rows + 1), np.ma.masked_invalid(share_RC), cmap=colours, norm=norm,
+        edgecolors=theme.page, linewidth=0.8,
+    )  # fmt: skip
+    axes.set_title(title, x=axes.flush, pad=_TITLE_PAD)
+    _draw_key(axes, scale)
+    if axes.box.width / columns < _FEWEST_PIXELS:
+        return
+    for (row, column), share in np.ndenumerate(share_RC):
+        if np.isfinite(share):
+            ink = theme.muted if share == 0 else _readable(theme, colours(norm(share)))
+            axes.text(
+                column + 0.5, row + 0.52, percent(share), ha="center", va="center_baseline", color=ink,
+                fontsize=axes.style.small,
+            )  # fmt: skip
+
+
+def _draw_key(axes: Panel, scale: Scale) -> None:
+    """What the colours mean, in one line between title and panel."""
+    colours, reach = scale.ramp(axes.theme), scale.reach
+    shares = [0.0, *[share for share in _KEY if 1.5e-3 * reach < share < 0.8 * reach], reach]
+    patches = [Patch(color=colours((share / reach) ** scale.gamma), label=f"{100 * share:.3g}") for share in shares]
+    patches[-1].set_label(f"{100 * reach:.3g} %")
+    axes.legend(
+        handles=patches, loc="lower left", bbox_to_anchor=(axes.flush, 1.0), ncols=len(patches), borderaxespad=0.3,
+        borderpad=0.1, handlelength=1.1, handletextpad=0.35, columnspacing=0.9,
+    )  # fmt: skip
+
+
+def note_silent(figure: Sheet, count: int) -> None:
+    """Say at the upper right how many algorithms block nothing, and are not drawn."""
+    if count:
+        text = f"{count} block{'s' * (count == 1)} nothing" + figure.style.pick(": left out", "")
+        width, height = figure.get_size_inches() / CSS_PX
+        figure.text(
+            (width - RIGHT) / width, (height - 27) / height, text, ha="right", fontsize=figure.style.small,
+            color=figure.theme.muted,
+        )  # fmt: skip
+
+
+def percent(share: float) -> str:
+    """A share in percent, in at most four characters."""
+    value = 100 * share
+    if value == 0:
+        return "0"
+    if value < 0.01:
+        return "<.01"
+    decimals = 2 if value < 0.995 else 1 if value < 9.95 else 0
+    return f"{value:.{decimals}f}"
+
+
+def _readable(theme: Theme, background: tuple[float, ...]) -> str:
+    """Ink or page, whichever stands out more."""
+
+    def luminance(rgb: tuple[float, ...]) -> float:
+        channels = np.array(rgb[:3])
+        linear = np.where(channels <= 0.03928, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+        return float(linear @ [0.2126, 0.7152, 0.0722])
+
+    def contrast(colour: str) -> float:
+        low, high = sorted((luminance(to_rgb(colour)), luminance(background)))
+        return (high + 0.05) / (low + 0.05)
+
+    return max((theme.ink, theme.page), key=contrast)
