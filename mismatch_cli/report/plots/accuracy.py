@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from mismatch_cli.report.plots._lines import draw_bars
 from mismatch_cli.report.plots._panels import LEGEND, Panel, Sheet
-from mismatch_cli.studies.curation import CurationAnalysis, mean_over_problems
+
+if TYPE_CHECKING:
+    from mismatch_cli.studies.curation import CurationAnalysis
 
 STUDY = "curation"
 SECTION = "Chosen and held out"
@@ -45,6 +49,8 @@ def _draw_all(axes: Panel, data: CurationAnalysis) -> None:
 
 
 def _draw_kept(axes: Panel, data: CurationAnalysis) -> None:
+    from mismatch_cli.studies.curation import mean_over_problems
+
     curation, random, theme = data.curation, np.random.default_rng(0), axes.theme
     step_2 = 1 / np.array([curation.samples, curation.held_out_samples])
     dot_K2 = data.pairs_K2 + random.uniform(-_JITTER, _JITTER, data.pairs_K2.shape) * step_2
