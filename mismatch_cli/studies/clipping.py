@@ -169,10 +169,8 @@ class ClippingPlotData:
         return recorded_N if asked_N is None else asked_N
 
     @staticmethod
-    def blocked_at(
-        algorithm: Algorithm, logp_anchor_N: np.ndarray, logp_N: np.ndarray, sign: str
-    ) -> np.ndarray | None:
-        """Whether the limiting masks block tokens with these log-probabilities (nats) and an advantage of that sign.
+    def blocked_at(algorithm: Algorithm, logp_anchor_N: np.ndarray, logp_N: np.ndarray, sign: str) -> np.ndarray | None:
+        """Whether the limiting masks block tokens with these log-probabilities, nats, and an advantage of that sign.
 
         None where there is no such mask, or where two probabilities do not decide: top-K masks need more columns, and
         a mask on whole responses answers otherwise when the same tokens form one response instead of many.
