@@ -25,8 +25,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from mismatch_cli.bundled import bundled
 from mismatch_cli.memory import allowance
+from mismatch_cli.places import bundled
 
 _LONG, _KILL_AFTER = 10**5, 180.0
 _MEGABYTE = 2**20

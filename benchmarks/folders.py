@@ -26,8 +26,8 @@ from unittest import mock
 import pytest
 from broken import half_files, left_over
 
-from mismatch_cli.bundled import bundled
 from mismatch_cli.cli import run as cli
+from mismatch_cli.places import bundled
 from mismatch_cli.trace.reader import Trace
 from tests.pictures import leave_blank
 from tests.recording.test_folder import LINKS, OF_THE_USER, REPORTERS, WRITERS, contents, write

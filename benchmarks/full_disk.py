@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from broken import differences, half_files, left_over
 
-from mismatch_cli.bundled import bundled
 from mismatch_cli.cli import run as cli
+from mismatch_cli.places import bundled
 
 MEGABYTES = 64
 SHARES = (0.0, 0.02, 0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 0.97)

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from mismatch_cli.compat import prepare_imports
+from mismatch_cli.torch_settings import prepare_imports
 
 prepare_imports()
 

@@ -22,7 +22,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from mismatch_cli.compat import prepare_imports
+from mismatch_cli.torch_settings import prepare_imports
 
 TARGET = 1.1
 

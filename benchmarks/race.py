@@ -157,7 +157,7 @@ def bundled_case(folder: Path) -> tuple[str, Path]:
     sys.path.insert(0, str(ROOT))
     import pyarrow.parquet as pq
 
-    from mismatch_cli.bundled import bundled
+    from mismatch_cli.places import bundled
 
     rows: list[list[list[int]]] = []
     for shard in sorted(bundled("traces").glob("*/shard-*.parquet")):
@@ -171,7 +171,7 @@ def bundled_case(folder: Path) -> tuple[str, Path]:
 def large_case(folder: Path) -> tuple[str, Path]:
     """Two layers of Qwen3 with random weights, and 32 random responses of 16 to 256 tokens to prompts of 32 to 96."""
     sys.path.insert(0, str(ROOT))
-    from mismatch_cli.compat import prepare_imports
+    from mismatch_cli.torch_settings import prepare_imports
 
     prepare_imports()
     import torch

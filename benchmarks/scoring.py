@@ -29,9 +29,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 
-from mismatch_cli.compat import prepare_imports
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.head import Head, score_hidden
+from mismatch_cli.torch_settings import prepare_imports
 
 QUERIES = 20
 TARGET_RATIO, TARGET_MB = 1.2, 100.0

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from mismatch_cli import custom_code
-from mismatch_cli.compat import prepare_imports
 from mismatch_cli.errors import MismatchError, first_line
+from mismatch_cli.torch_settings import prepare_imports
 
 _CONFIG = "adapter_config.json"
 _WRAPPED = re.compile(r"(\.base_layer)+(?=\.|$)")  # what peft puts around a module, and around that again

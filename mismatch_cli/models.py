@@ -13,9 +13,8 @@ import torch
 
 from mismatch_cli import custom_code
 from mismatch_cli.attention import SAFE, attention_facts
-from mismatch_cli.compat import prepare_imports
 from mismatch_cli.errors import MismatchError, UsageError, first_line
-from mismatch_cli.torch_settings import DTYPES
+from mismatch_cli.torch_settings import DTYPES, prepare_imports
 
 _PLACED_BY_ACCELERATE = ("auto", "balanced", "balanced_low_0", "sequential")
 

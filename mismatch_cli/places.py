@@ -1,4 +1,7 @@
-"""Places on this machine as reports show them: a report is handed on, and where its maker's folders lie is not."""
+"""Where the bundled model and data lie: in the wheel beside this package, in a checkout under `sample_data/`.
+
+And places on this machine as reports show them: a report is handed on, and where its maker's folders lie is not.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,20 @@ import os
 import re
 from pathlib import Path
 from typing import Any
+
+_IN_WHEEL = Path(__file__).parent / "sample_data"
+_IN_CHECKOUT = Path(__file__).parent.parent / "sample_data"
+
+
+def bundled(name: str) -> Path:
+    """The path of a bundled file or folder, such as `model` or `problems.jsonl`."""
+    return (_IN_WHEEL if _IN_WHEEL.is_dir() else _IN_CHECKOUT) / name
+
+
+def bundled_trace() -> Path:
+    """A short training run of the bundled model, with an fp8 KV cache."""
+    return bundled("traces") / "fp8-kv"
+
 
 FLAG = "--full-paths"
 _ABSOLUTE = re.compile(r"(?<![^\s'\"(=:])(?:/[^\s/'\"():;,]+){2,}")  # in a sentence or a command

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_cli.bundled import bundled_trace
+from mismatch_cli.places import bundled_trace
 from mismatch_cli.trace.reader import Trace
 
 FOLDER = Path(__file__).resolve().parent / "dumps" / "token_exports"

@@ -10,7 +10,7 @@ import pytest
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from mismatch_cli.compat import prepare_imports
+from mismatch_cli.torch_settings import prepare_imports
 
 prepare_imports()
 

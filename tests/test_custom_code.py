@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from mismatch_cli import custom_code
-from mismatch_cli.bundled import bundled
 from mismatch_cli.cli import run
+from mismatch_cli.places import bundled
 from mismatch_cli.trace.manifest import read_manifest
 
 MODEL = bundled("model")

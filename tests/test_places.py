@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mismatch_cli.bundled import bundled
 from mismatch_cli.cli import run
-from mismatch_cli.places import show_full, shown, shown_apart
+from mismatch_cli.places import bundled, show_full, shown, shown_apart
 from tests import pictures
 
 FLOAT32 = bundled("traces") / "float32"

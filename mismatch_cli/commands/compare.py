@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from mismatch_cli.commands._common_flags import Debug, Force, FullPaths, Json, Quiet
-from mismatch_cli.errors import UsageError
-from mismatch_cli.suggest import suggest
+from mismatch_cli.errors import UsageError, suggest
 
 
 def command(

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from mismatch_cli.bundled import bundled
 from mismatch_cli.commands._common_flags import Debug, Force, Json, Output, Quiet, Resume, TrustRemoteCode
+from mismatch_cli.errors import suggest
 from mismatch_cli.options import flags
+from mismatch_cli.places import bundled
 from mismatch_cli.recording.config import CurateConfig
-from mismatch_cli.suggest import suggest
 
 
 @flags(CurateConfig)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mismatch_cli.commands._common_flags import Debug, Force, Json, Output, Quiet, TrustRemoteCode
-from mismatch_cli.errors import UsageError
-from mismatch_cli.suggest import suggest
+from mismatch_cli.errors import UsageError, suggest
 
 if TYPE_CHECKING:
     from mismatch_cli.commands._progress import TerminalProgress
@@ -83,7 +82,7 @@ def command(
     sampling = _sampling(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p)
     progress = TerminalProgress(quiet)
     if not paths:
-        from mismatch_cli.bundled import bundled
+        from mismatch_cli.places import bundled
 
         progress.say("No dump named: importing the bundled one.")
         paths, tokenizer = [bundled("dumps")], tokenizer or str(bundled("model"))

@@ -7,9 +7,9 @@ from typing import Any
 import typer
 
 from mismatch_cli.commands._common_flags import Debug, Force, Json, Output, Quiet, Resume, TrustRemoteCode, Worst
+from mismatch_cli.errors import suggest
 from mismatch_cli.options import flags
 from mismatch_cli.recording.config import ProbeConfig
-from mismatch_cli.suggest import suggest
 
 
 @flags(ProbeConfig)

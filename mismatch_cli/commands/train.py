@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mismatch_cli import custom_code
-from mismatch_cli.bundled import bundled
 from mismatch_cli.commands._common_flags import Debug, Quiet, TrustRemoteCode
 from mismatch_cli.commands._live import STOPPING, TrainingView
 from mismatch_cli.commands._train_folders import held_folders, run_folders
-from mismatch_cli.errors import MismatchError
+from mismatch_cli.errors import MismatchError, quoted
 from mismatch_cli.options import flags
+from mismatch_cli.places import bundled
 from mismatch_cli.rl.config import TrainConfig, load_config, presets
-from mismatch_cli.suggest import quoted
 
 if TYPE_CHECKING:
     from mismatch_cli.commands._progress import TerminalProgress
@@ -72,7 +71,7 @@ def command(
     Every setting of a preset is a flag too.
     """
     from mismatch_cli.commands._progress import TerminalProgress
-    from mismatch_cli.rl.check import check_runs
+    from mismatch_cli.rl.task import check_runs
 
     custom_code.allow(trust_remote_code)
     changes = {name: value for name, value in chosen.items() if value is not None}
@@ -186,7 +185,7 @@ def _run(
     progress: TerminalProgress,
 ) -> bool:
     """Train one run in view of the user; answers whether all steps are done."""
-    from mismatch_cli.compat import prepare_imports
+    from mismatch_cli.torch_settings import prepare_imports
 
     prepare_imports()
     from mismatch_cli.rl.loop import train

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from math import isfinite
 
 import numpy as np
 
 from mismatch_cli import registry
 from mismatch_cli.batch import TokenBatch
-from mismatch_cli.dialects._line import COMPARES, Line, Moments
-from mismatch_cli.dialects._quantities import Quantity
+from mismatch_cli.dialects._line import COMPARES, Line, Moments, Quantity
 from mismatch_cli.metrics.estimate import OVERFLOW
 from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.metrics.pairs import PAIRS
@@ -41,11 +41,6 @@ def when(framework: str) -> str:
     """When a framework logs these, and on what."""
     found: str = registry.load(__name__, framework, "framework").WHEN
     return found
-
-
-def readings(traces: Sequence[Trace], frameworks: Sequence[str]) -> Readings:
-    """Every line of the asked frameworks on the tokens of all traces, in one pass and bounded memory."""
-    return read(traces, {name: lines(name) for name in frameworks})
 
 
 _VERSIONS = ("version_rollout", "version_trainer")  # where they are equal, log π is served as recomputed too
@@ -90,14 +85,15 @@ class _Seen:
 class Readings:
     """The readings of every asked framework, and how many tokens π excludes: those are in no metric made of logs."""
 
-    of: Mapping[str, list[Reading]]
+    by_framework: Mapping[str, list[Reading]]
     out_of_support: int
 
 
-def read(traces: Sequence[Trace], lines: Mapping[str, Sequence[Line]]) -> Readings:
-    """Every line of every framework, measured in one pass."""
+def readings(traces: Sequence[Trace], frameworks: Sequence[str]) -> Readings:
+    """Every line of the asked frameworks on the tokens of all traces, in one pass and bounded memory."""
+    asked = {name: lines(name) for name in frameworks}
     seen: dict[tuple[str, tuple[str, ...]], _Seen] = {}
-    for line in (line for of_framework in lines.values() for line in of_framework):
+    for line in chain.from_iterable(asked.values()):
         group = seen.setdefault((line.pair, line.needs), _Seen())
         group.lines.append(line)
         group.moments |= {quantity: Moments() for quantity in line.quantities}
@@ -107,7 +103,7 @@ def read(traces: Sequence[Trace], lines: Mapping[str, Sequence[Line]]) -> Readin
                 if PAIRS[pair].measured_in(batch) and all(getattr(batch, name) is not None for name in needs):
                     group.update(batch, pair, needs)
     return Readings(
-        {name: [_reading(line, seen[line.pair, line.needs]) for line in asked] for name, asked in lines.items()},
+        {name: [_reading(line, seen[line.pair, line.needs]) for line in found] for name, found in asked.items()},
         max((group.out_of_support for group in seen.values()), default=0),
     )
 

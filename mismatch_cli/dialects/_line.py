@@ -1,14 +1,218 @@
-"""One number of a framework's dashboard: its name there, what it is made of, and where that is written."""
+"""One number of a framework's dashboard: its name there, what it is made of, and where that is written.
+
+What frameworks average are columns over tokens, means over responses, and what is made of those. Every column is made
+of `TokenGaps`: here π stands for the current policy of a line's pair and μ for its reference. A token that π excludes
+(log π = −inf) has ratio 0 and Δp = −μ; it has no d, and is left out of what is made of d.
+
+A response without a trained token stands in means over responses as most frameworks let it stand, with means and sums
+of 0; one that was not scored does not.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf, nan, sqrt
+from functools import cache
+from math import inf, log, nan, sqrt
+from operator import attrgetter
 
 import numpy as np
+import torch
 
-from mismatch_cli.dialects._quantities import MEAN_GAP, MINUS_LOG_P, MINUS_LOG_Q, OfResponses, Quantity, ResponseMeans
+from mismatch_cli import divergences
+from mismatch_cli.algorithms.algorithm import keep_T
+from mismatch_cli.algorithms.table import TABLE
+from mismatch_cli.metrics.gaps import Segments, TokenGaps
+from mismatch_cli.metrics.sums import TOKEN_SUMS
+from mismatch_cli.policies import Policies
+
+Quantity = Callable[[TokenGaps], np.ndarray]
+BOUND = 20.0  # nats: verl's SAFETY_BOUND, which slime's mis.py and ms-swift took over
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A column over the tokens that count; one made of `logs` has no value out of support.
+
+    `trained` leaves out responses whose advantages are all 0, where the trace has advantages.
+    """
+
+    column: Quantity
+    logs: bool = True
+    trained: bool = False
+
+    def __call__(self, gaps: TokenGaps) -> np.ndarray:
+        values_N, kept_N = self.column(gaps), None
+        if (outside_N := self._outside_N(gaps)) is not None:
+            kept_N = ~outside_N
+        if self.trained and (trained_S := _trained_S(gaps)) is not None:
+            trained_N = gaps.per_token(trained_S)
+            kept_N = trained_N if kept_N is None else kept_N & trained_N
+        return values_N if kept_N is None else values_N[kept_N]
+
+    def response_means(self, gaps: TokenGaps) -> np.ndarray:
+        """The mean over each response; 0 without tokens."""
+        values_N, length_S = self.column(gaps), gaps.responses.length_S
+        if (outside_N := self._outside_N(gaps)) is not None:
+            values_N, length_S = np.where(outside_N, 0, values_N), gaps.length_and_d_sum[0]
+        return gaps.responses.sum(values_N) / np.maximum(length_S, 1)
+
+    def _outside_N(self, gaps: TokenGaps) -> np.ndarray | None:
+        return gaps.out_of_support_N if self.logs else None
+
+
+@dataclass(frozen=True)
+class ResponseMeans:
+    """The mean of a column over the counted tokens of each response; 0 for a response without any, if it stands."""
+
+    tokens: Tokens
+    empty_stand: bool = True
+
+    def __call__(self, gaps: TokenGaps) -> np.ndarray:
+        means_S = self.tokens.response_means(gaps)
+        if self.tokens.trained and (trained_S := _trained_S(gaps)) is not None:
+            return means_S[trained_S]
+        return means_S[_standing(gaps) if self.empty_stand else gaps.responses.length_S > 0]
+
+
+@dataclass(frozen=True)
+class OfResponses:
+    """A function of a mean or sum over each response; `empty` instead of its value at 0 where there are no tokens."""
+
+    function: Callable[[np.ndarray], np.ndarray]
+    values: Quantity
+    empty: float | None = None
+
+    def __call__(self, gaps: TokenGaps) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            values_S = self.function(self.values(gaps))
+        if self.empty is not None:
+            values_S[gaps.responses.length_S[_standing(gaps)] == 0] = self.empty
+        return values_S
+
+
+def _standing(gaps: TokenGaps) -> np.ndarray:
+    """Which responses have a counted token, or nothing to train: not those that lack their log-probabilities."""
+    tokens = slice(*gaps.batch.offset_S1[[gaps.first, gaps.last]].tolist())
+    masked_in_S = Segments(gaps.response_offset_S1).sum(gaps.batch.loss_mask_T[tokens].numpy())
+    return (gaps.responses.length_S > 0) | (masked_in_S == 0)
+
+
+def _trained_S(gaps: TokenGaps) -> np.ndarray | None:
+    """Which responses have an advantage that is not 0; None where there are no advantages."""
+    advantage_N = gaps.column("advantage_T")
+    return None if advantage_N is None else gaps.responses.sum(np.nan_to_num(advantage_N) != 0) > 0
+
+
+def _log_ratio_N(gaps: TokenGaps) -> np.ndarray:
+    """d; −inf out of support."""
+    if gaps.out_of_support_N is None:
+        return gaps.d_N
+    return np.where(gaps.out_of_support_N, -np.inf, gaps.d_N)
+
+
+def _log_product_S(gaps: TokenGaps) -> np.ndarray:
+    """Σd of each response; −inf where one of its tokens is out of support."""
+    length_S, d_S = gaps.length_and_d_sum
+    return np.where(length_S < gaps.responses.length_S, -np.inf, d_S)[_standing(gaps)]
+
+
+def _mean_log_ratio_S(gaps: TokenGaps) -> np.ndarray:
+    """Σd/|y| of each response; −inf where one of its tokens is out of support, 0 without tokens."""
+    product_S = _log_product_S(gaps)
+    return product_S / np.maximum(gaps.responses.length_S[_standing(gaps)], 1)
+
+
+def _squared_less_1(log_ratio: np.ndarray) -> np.ndarray:
+    """r² − 1 without cancellation, with |log r| held at `BOUND`."""
+    return np.expm1(2 * np.clip(log_ratio, -BOUND, BOUND).astype(np.float64))
+
+
+def _jensen_shannon_N(gaps: TokenGaps) -> np.ndarray:
+    """½ φ(log p/m) + ½ φ(log q/m) with m = (p + q)/2 and φ(u) = e^u − 1 − u: log q/m = −log((1 + r)/2)."""
+    of_p_N, of_q_N = (-np.log1p(np.expm1(np.float64(sign) * gaps.d_N) / 2) for sign in (-1, 1))
+    terms_N = divergences.phi(torch.from_numpy(of_p_N)) + divergences.phi(torch.from_numpy(of_q_N))
+    return (terms_N / 2).numpy()
+
+
+@cache
+def weight(cap: float, floor: float = 0.0) -> Tokens:
+    """min(max(r, floor), cap) of each token, with |d| held at `BOUND`."""
+
+    def column(gaps: TokenGaps) -> np.ndarray:
+        return np.clip(np.exp(np.clip(_log_ratio_N(gaps), -BOUND, BOUND)), floor, cap)
+
+    return Tokens(column, logs=False)
+
+
+@cache
+def ratio_above(threshold: float) -> Tokens:
+    """Whether r is above a threshold."""
+    return Tokens(lambda gaps: gaps.ratio_N > np.float32(threshold), logs=False)
+
+
+@cache
+def ratio_below(threshold: float) -> Tokens:
+    """Whether r is below a threshold."""
+    return Tokens(lambda gaps: gaps.ratio_N < np.float32(threshold), logs=False)
+
+
+@cache
+def masked_product(cap: float) -> Quantity:
+    """The ratio of a whole response, exp(Σd), or 0 where it is above the cap."""
+
+    def ratio_S(gaps: TokenGaps) -> np.ndarray:
+        log_S = _log_product_S(gaps)
+        return np.where(log_S > log(cap), 0.0, np.exp(np.minimum(log_S, log(cap))))
+
+    return ratio_S
+
+
+@cache
+def blocked(algorithm: str, sign: int = 0) -> Tokens:
+    """Whether the masks of an algorithm block a token, perhaps only those with a positive or a negative advantage.
+
+    The reference of the line's pair stands for whatever policy the masks are anchored to.
+    """
+
+    def column(gaps: TokenGaps) -> np.ndarray:
+        logq, logp = torch.from_numpy(gaps.logq_N), torch.from_numpy(gaps.logp_N)
+        advantage_N = gaps.column("advantage_T")
+        assert advantage_N is not None  # the line needs it
+        policies = Policies(logq, logp, logq, torch.from_numpy(gaps.offset_S1))
+        blocked_N = ~keep_T(TABLE[algorithm], policies, torch.from_numpy(advantage_N)).numpy()
+        return blocked_N & (np.sign(advantage_N) == sign) if sign else blocked_N
+
+    return Tokens(column, logs=False)
+
+
+def _known_entropy(gaps: TokenGaps) -> np.ndarray:
+    entropy_N = gaps.column("entropy_trainer_T")
+    assert entropy_N is not None  # the line needs it
+    return entropy_N
+
+
+D = Tokens(lambda gaps: gaps.d_N)
+ABS_D = Tokens(lambda gaps: gaps.abs_d_N)
+MINUS_D = Tokens(lambda gaps: -gaps.d_N)
+K3 = Tokens(lambda gaps: gaps.k3_N)
+REVERSED_K3 = Tokens(lambda gaps: divergences.phi(torch.from_numpy(-gaps.d_N)).numpy())
+CLAMPED_K3 = Tokens(lambda gaps: np.clip(gaps.k3_N, -10, 10))
+JENSEN_SHANNON = Tokens(_jensen_shannon_N)
+TWICE_WEIGHTED = Tokens(lambda gaps: gaps.q_N * -gaps.d_N)
+MULT_ERROR = Tokens(TOKEN_SUMS["mult_error"])
+MINUS_LOG_P = Tokens(lambda gaps: -gaps.logp_N)
+MINUS_LOG_Q = Tokens(lambda gaps: -gaps.logq_N)
+ABS_DP = Tokens(lambda gaps: gaps.abs_dp_N, logs=False)
+MINUS_DP = Tokens(lambda gaps: -gaps.dp_N, logs=False)
+RATIO = Tokens(lambda gaps: gaps.ratio_N, logs=False)
+ABS_RATIO_LESS_1 = Tokens(lambda gaps: np.abs(gaps.ratio_less_1_N), logs=False)
+SQUARED_RATIO_LESS_1 = Tokens(lambda gaps: _squared_less_1(_log_ratio_N(gaps)), logs=False)
+ENTROPY = Tokens(_known_entropy, logs=False)
+
+MEAN_GAP = ResponseMeans(MINUS_D)  # log ppl of π − log ppl of μ
+PRODUCT_LESS_1 = OfResponses(_squared_less_1, _log_product_S)
+GEOMETRIC_LESS_1 = OfResponses(_squared_less_1, _mean_log_ratio_S)
 
 
 class Moments:
@@ -32,16 +236,7 @@ class Moments:
         self.least, self.largest = min(self.least, float(values.min())), max(self.largest, float(values.max()))
 
 
-def mean(moments: Moments) -> float:
-    return moments.mean
-
-
-def least(moments: Moments) -> float:
-    return moments.least
-
-
-def largest(moments: Moments) -> float:
-    return moments.largest
+mean, least, largest = attrgetter("mean"), attrgetter("least"), attrgetter("largest")
 
 
 def sample_sd(moments: Moments) -> float:
@@ -80,7 +275,7 @@ _ROWS: tuple[tuple[str, str, Quantity, Callable[[Moments], float]], ...] = (
 def perplexity_lines(prefix: str, source: str) -> tuple[Line, ...]:
     """The lines under a framework's own prefix."""
     return tuple(
-        Line(f"{prefix}{name}", ENGINE_GAP, formula, source, of=quantity, reduce=reduce)
+        Line(f"{prefix}{name}", ENGINE_GAP, formula, source, quantity, reduce)
         for name, formula, quantity, reduce in _ROWS
     )
 
@@ -95,7 +290,7 @@ COMPARES = {
 
 @dataclass(frozen=True)
 class Line:
-    """A metric of a framework: `reduce` of the quantities `of`, or a metric of `metrics/gap_table.py`.
+    """A metric of a framework: `reduce` of the quantities `measured`, or a metric of `metrics/gap_table.py`.
 
     `pair` says which two policies the framework compares; in the formula π is the first of them and μ the second.
     `needs` are columns of the batch beside the log-probabilities. Lines with the same `word` go by one name in several
@@ -106,7 +301,7 @@ class Line:
     pair: str
     formula: str
     source: str  # the file that computes it
-    of: Quantity | tuple[Quantity, ...] = ()
+    measured: Quantity | tuple[Quantity, ...] = ()
     reduce: Callable[..., float] = mean
     metric: str = ""
     note: str = ""
@@ -115,7 +310,7 @@ class Line:
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
-        return self.of if isinstance(self.of, tuple) else (self.of,)
+        return self.measured if isinstance(self.measured, tuple) else (self.measured,)
 
     @property
     def compares(self) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from mismatch_cli.dialects._line import ENGINE_GAP, UPDATE, Line, largest, least, mean
-from mismatch_cli.dialects._quantities import RATIO, D
+from mismatch_cli.dialects._line import ENGINE_GAP, RATIO, UPDATE, D, Line, largest, least, mean
 
 WHEN = (
     "behave_* need rejection_sampling, and are taken over the tokens that it keeps: here no filter, so all tokens. "

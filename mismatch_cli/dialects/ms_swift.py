@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from mismatch_cli.dialects._line import ENGINE_GAP, Line, effective_share, perplexity_lines
-from mismatch_cli.dialects._quantities import CLAMPED_K3, GEOMETRIC_LESS_1, SQUARED_RATIO_LESS_1, ratio_above, weight
+from mismatch_cli.dialects._line import (
+    CLAMPED_K3,
+    ENGINE_GAP,
+    GEOMETRIC_LESS_1,
+    SQUARED_RATIO_LESS_1,
+    Line,
+    effective_share,
+    perplexity_lines,
+    ratio_above,
+    weight,
+)
 
 WHEN = (
     "Logged with --log_rollout_offpolicy_metrics true. The last three need rollout_importance_sampling_mode: here "

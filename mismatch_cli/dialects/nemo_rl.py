@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from mismatch_cli.dialects._line import ENGINE_GAP, UPDATE, Line, largest, least, mean
-from mismatch_cli.dialects._quantities import JENSEN_SHANNON, MULT_ERROR, RATIO, REVERSED_K3, ResponseMeans
+from mismatch_cli.dialects._line import (
+    ENGINE_GAP,
+    JENSEN_SHANNON,
+    MULT_ERROR,
+    RATIO,
+    REVERSED_K3,
+    UPDATE,
+    Line,
+    ResponseMeans,
+    largest,
+    least,
+    mean,
+)
 
 WHEN = "Always logged. The two KL errors follow reference_policy_kl_type: here its default, k3."
 _LOSS = "nemo_rl/algorithms/loss/loss_functions.py"

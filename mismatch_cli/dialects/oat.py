@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from mismatch_cli.dialects._line import ENGINE_GAP, UPDATE, Line, largest, least
-from mismatch_cli.dialects._quantities import MINUS_DP, D
+from mismatch_cli.dialects._line import ENGINE_GAP, MINUS_DP, UPDATE, D, Line, largest, least
 
 WHEN = "Always logged. tinker-cookbook logs the first two as optim/kl_sample_train_v1 and _v2 (rl/metrics.py)."
 _PPO = "oat/algorithms/ppo.py"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from mismatch_cli.dialects._line import CURRENT, Line, largest, sample_sd
-from mismatch_cli.dialects._quantities import ABS_D, TWICE_WEIGHTED
+from mismatch_cli.dialects._line import ABS_D, CURRENT, TWICE_WEIGHTED, Line, largest, sample_sd
 
 WHEN = "Always logged, against the policy that is being trained in that minibatch."
 _FILE = "open_instruct/grpo_utils.py"

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mismatch_cli.dialects._line import CURRENT, Line, largest, mean, ratio_of_means, sample_sd
-from mismatch_cli.dialects._quantities import ENTROPY, K3, ResponseMeans, blocked
+from mismatch_cli.dialects._line import (
+    CURRENT,
+    ENTROPY,
+    K3,
+    Line,
+    ResponseMeans,
+    blocked,
+    largest,
+    mean,
+    ratio_of_means,
+    sample_sd,
+)
 
 WHEN = (
     "Always logged, on the trainer's present weights. By default (filter_zero_advantages) a response whose advantages "

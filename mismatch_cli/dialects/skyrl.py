@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from mismatch_cli.dialects._line import CURRENT, ENGINE_GAP, Line, largest, least, population_sd, sample_sd
-from mismatch_cli.dialects._quantities import ABS_D, RATIO
+from mismatch_cli.dialects._line import (
+    ABS_D,
+    CURRENT,
+    ENGINE_GAP,
+    RATIO,
+    Line,
+    largest,
+    least,
+    population_sd,
+    sample_sd,
+)
 
 WHEN = (
     "The first four are logged when log-probs are recomputed before the update; the minibatch_ ones are against the "

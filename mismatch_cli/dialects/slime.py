@@ -7,17 +7,21 @@ from dataclasses import replace
 
 import numpy as np
 
-from mismatch_cli.dialects._line import ENGINE_GAP, UPDATE, Line, mean, perplexity_lines
-from mismatch_cli.dialects._quantities import (
+from mismatch_cli.dialects._line import (
     ABS_D,
     ABS_RATIO_LESS_1,
+    ENGINE_GAP,
     K3,
     MINUS_D,
     PRODUCT_LESS_1,
     RATIO,
     SQUARED_RATIO_LESS_1,
+    UPDATE,
+    Line,
     OfResponses,
     ResponseMeans,
+    mean,
+    perplexity_lines,
     ratio_above,
 )
 
@@ -35,8 +39,8 @@ def _perplexity_lines() -> Iterator[Line]:
     """As verl's, with 0 instead of e^0 for a response that is masked as a whole, and without extremes."""
     for line in perplexity_lines("train/mis_", _MIS):
         if line.reduce is mean:
-            if isinstance(line.of, OfResponses) and line.of.function is np.exp:
-                line = replace(line, of=replace(line.of, empty=0.0))
+            if isinstance(line.measured, OfResponses) and line.measured.function is np.exp:
+                line = replace(line, measured=replace(line.measured, empty=0.0))
             yield line
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from mismatch_cli.dialects._line import ENGINE_GAP, Line, largest, least, mean
-from mismatch_cli.dialects._quantities import ABS_D, masked_product
+from mismatch_cli.dialects._line import ABS_D, ENGINE_GAP, Line, largest, least, masked_product, mean
 
 WHEN = (
     "Logged when vllm_importance_sampling_correction is on, as it is by default. The ratio is what the loss is "

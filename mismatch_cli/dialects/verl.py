@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from mismatch_cli.dialects._line import (
+    ABS_DP,
     ENGINE_GAP,
+    PRODUCT_LESS_1,
+    SQUARED_RATIO_LESS_1,
     UPDATE,
     Line,
+    blocked,
     effective_share,
     largest,
     least,
     mean,
     perplexity_lines,
     population_sd,
-    sample_sd,
-)
-from mismatch_cli.dialects._quantities import (
-    ABS_DP,
-    PRODUCT_LESS_1,
-    SQUARED_RATIO_LESS_1,
-    blocked,
     ratio_above,
     ratio_below,
+    sample_sd,
     weight,
 )
 

@@ -14,13 +14,12 @@ import numpy as np
 from mismatch_cli import custom_code
 from mismatch_cli.adapters import Adapter, read_adapter
 from mismatch_cli.batch import Rollout
-from mismatch_cli.compat import prepare_imports
 from mismatch_cli.engines import EngineSettings, Request, Sink
 from mismatch_cli.engines._vllm_process import ModelClasses, TemporaryFolder, engine_log, one_sentence
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import check_model_folder, saved_state
 from mismatch_cli.sampling import SamplingSettings
-from mismatch_cli.torch_settings import TorchSettings
+from mismatch_cli.torch_settings import TorchSettings, prepare_imports
 
 REMOTE, TAKES_WEIGHTS, MEMORY_SHARE = False, True, "gpu_memory_utilization"
 _MISSING = (

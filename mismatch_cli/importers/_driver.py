@@ -15,12 +15,10 @@ import pyarrow.compute as pc
 
 from mismatch_cli import registry
 from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.importers._jsonl import CUT_OFF
 from mismatch_cli.importers._rows import Completer
-from mismatch_cli.importers._sources import Peek, Source, Tally, find, peek
+from mismatch_cli.importers._sources import CUT_OFF, Peek, Source, Tally, find, peek
 from mismatch_cli.memory import allowance, bounded, too_large
-from mismatch_cli.trace.completeness import recorded
-from mismatch_cli.trace.manifest import library_versions, write_manifest
+from mismatch_cli.trace.manifest import library_versions, recorded, write_manifest
 from mismatch_cli.trace.writer import shard_path, write_shard
 
 PACKAGE = "mismatch_cli.importers"
@@ -76,17 +74,17 @@ def _import(what: Import, files: list[Source], folder: Path, progress: Progress)
     completer = Completer(tally, newer_trainer=newer, vocabulary=what.vocabulary)
     progress.say(f"Importing {len(sources)} {'file' if len(sources) == 1 else 'files'}: {module.TITLE}")
     advance = _in_megabytes(progress, _bytes(sources))
-    write = _write_in_threads if _bytes(sources) >= _LARGE else _write
+    shards = _shards(_completed(module, sources, tally, advance, completer))
     try:
-        rows = write(_shards(_completed(module, sources, tally, advance, completer)), folder)
+        rows = _write(shards, folder, in_threads=_bytes(sources) >= _LARGE)
     finally:
         progress.stop()
     if not completer.rows:
         raise MismatchError(_nothing(what, tally))
     imported = _description(name, module, sources, tally, completer)
     config = {"config": {"sampling": what.sampling}} if what.sampling else {}
-    shards = recorded(rows) | _cut_short(module, sources, tally)
-    write_manifest(folder, {"command": "import", "imported": imported, **shards, **config})
+    whole = recorded(rows) | _cut_short(module, sources, tally)
+    write_manifest(folder, {"command": "import", "imported": imported, **whole, **config})
     return imported
 
 
@@ -103,29 +101,26 @@ def _bytes(sources: Sequence[Source]) -> int:
     return sum(source.size for source in sources)
 
 
-def _write(shards: Iterator[pa.Table], folder: Path) -> dict[str, int | None]:
-    """Shard by shard, in this thread: without memory, the C++ of another one ends the process. Answers their rows."""
-    rows: dict[str, int | None] = {}
-    for index, shard in enumerate(shards):
-        path = shard_path(folder, index)
-        write_shard(path, shard)
-        rows[path.name] = shard.num_rows
-    return rows
+def _write(shards: Iterator[pa.Table], folder: Path, *, in_threads: bool) -> dict[str, int | None]:
+    """Write shard after shard; answers their rows.
 
-
-def _write_in_threads(shards: Iterator[pa.Table], folder: Path) -> dict[str, int | None]:
-    """Two shards at a time, while the next one is read: compressing them needs no interpreter. Answers their rows."""
+    `in_threads` two at a time are written while the next one is read: compressing them needs no interpreter. Where
+    memory runs out, though, the C++ of another thread ends the process, and that of this one raises an error.
+    """
     rows: dict[str, int | None] = {}
+    writing: deque[Future[None]] = deque()
     with ThreadPoolExecutor(_WRITERS) as writer:
-        writing: deque[Future[None]] = deque()
         for index, shard in enumerate(shards):
-            if len(writing) == _WRITERS:
-                writing.popleft().result()
             path = shard_path(folder, index)
             rows[path.name] = shard.num_rows
+            if not in_threads:
+                write_shard(path, shard)
+                continue
+            if len(writing) == _WRITERS:
+                writing.popleft().result()
             writing.append(writer.submit(write_shard, path, shard))
-        for last in writing:
-            last.result()
+        for written in writing:
+            written.result()
     return rows
 
 

@@ -1,4 +1,4 @@
-"""From what the user named to files: found, sorted by their numbers, and looked into to know their format."""
+"""From what the user named to Arrow tables: files found, looked into to know their format, and read block by block."""
 
 from __future__ import annotations
 
@@ -6,27 +6,42 @@ import glob
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.importers import _torch_file
 from mismatch_cli.importers._torch_file import NeedsItsFramework
+from mismatch_cli.memory import allowance, decoded_bytes, too_large
 from mismatch_cli.text import is_whole, visible
+from mismatch_cli.trace import foreign
 
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pt": "pt", ".pth": "pt"}
 _PICKLES = (".pkl", ".pickle", ".dp")
 _LONGEST_LINE = 3 * 2**24  # bytes; as Python objects they can take 35 times as much
 _FIRST_LINES = 64
 _READ_BYTES = 2**20
+_TOKENS_PER_BLOCK = 2**19  # of Parquet, whatever its row groups are
+_BYTES_PER_BLOCK = 2**27  # where other columns are longer
+BLOCK_BYTES = 2**24  # of JSONL
+_BATCH_BYTES = 2**18  # as Python objects: few enough to stay in the cache until they are arrays
+_SHOWN = 160  # characters of an error, which may repeat a whole row
+CUT_OFF = "last lines that are cut off"
+NO_JSON = "lines that are no JSON object"
+OTHER_TYPES = "lines with values of other types than the layout has"
+_UNFIT = (pa.ArrowException, OverflowError, UnicodeError)
+SchemaFor = Callable[[dict[str, Any]], pa.Schema]
+_Row = tuple[int, list[Any]]  # the number of the line, and its values in the order of the schema
 
 
 @dataclass(frozen=True)
@@ -172,8 +187,121 @@ class Tally:
         return keep_S
 
     def left_out_lines(self) -> list[str]:
-        return [self._line(reason, count) for reason, count in self.left_out.most_common()]
+        wheres = {reason: f" (first: {where})" for reason, where in self.first.items()}
+        return [f"{count:,} {reason}{wheres.get(reason, '')}" for reason, count in self.left_out.most_common()]
 
-    def _line(self, reason: str, count: int) -> str:
-        where = self.first.get(reason)
-        return f"{count:,} {reason}" + (f" (first: {where})" if where else "")
+
+def parquet_tables(
+    source: Source, columns: Sequence[str], tokens: str, advance: Callable[[int], None]
+) -> Iterator[pa.Table]:
+    """Some 500,000 tokens at a time, of the columns that the file has; `tokens` names the list that sets the pace."""
+    file = open_parquet(source)
+    names = [name for name in columns if name in file.schema_arrow.names]
+    rows, size = file.metadata.num_rows, decoded_bytes(file.metadata, names)
+    if size > allowance(source.size):
+        raise too_large(source.path, source.size)
+    try:
+        by_tokens = _TOKENS_PER_BLOCK * rows // max(1, _values_in(file.metadata, tokens))
+        batch = max(1, min(by_tokens, _BYTES_PER_BLOCK * rows // max(1, size)))
+        for found in file.iter_batches(batch, columns=names, use_threads=False):
+            yield pa.Table.from_batches([found])
+            advance(source.size * found.num_rows // max(1, rows))
+    except MemoryError:
+        raise
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise MismatchError(
+            f"{source.path} is damaged ({first_line(error)}). Copy it again, or name the other files only."
+        ) from error
+
+
+def _values_in(metadata: object, tokens: str) -> int:
+    """How many values the list column holds, from the footer."""
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]  # type: ignore[attr-defined]
+    return sum(
+        group.column(i).num_values
+        for group in groups
+        for i in range(group.num_columns)
+        if group.column(i).path_in_schema.split(".")[0] == tokens
+    )
+
+
+def jsonl_tables(
+    source: Source, kinds: pa.Schema | SchemaFor, tally: Tally, advance: Callable[[int], None]
+) -> Iterator[pa.Table]:
+    """The lines of a file, some megabytes at a time; one that cannot be read is left out and counted.
+
+    `kinds` are the types of their values, or a function that says from a record in which its like are to be read.
+    """
+    schema_for: SchemaFor = (lambda _: kinds) if isinstance(kinds, pa.Schema) else kinds
+    schema: pa.Schema | None = None
+    block: list[pa.Table] = []
+    rows: list[_Row] = []
+    size = batch_size = 0
+    for number, line in enumerate(lines_of(source.path), 1):
+        batch_size += len(line)
+        record = _record(line, f"{source.name}, line {number}", tally)
+        if record is None:
+            continue
+        schema = schema or schema_for(record)
+        rows.append((number, [record.get(name) for name in schema.names]))
+        if batch_size < _BATCH_BYTES:
+            continue
+        block += _tables(rows, schema, schema_for, source.name, tally)
+        rows, size, batch_size = [], size + batch_size, 0
+        if size >= BLOCK_BYTES:
+            yield from _joined(block)
+            advance(size)
+            block, size = [], 0
+    if schema is not None:
+        yield from _joined([*block, *_tables(rows, schema, schema_for, source.name, tally)])
+    advance(size + batch_size)
+
+
+def _joined(tables: list[pa.Table]) -> Iterator[pa.Table]:
+    """Tables of equal types as one, in their order; nearly always all of them."""
+    for _, equal in groupby(tables, key=lambda table: table.schema):
+        yield pa.concat_tables(list(equal)).combine_chunks()
+
+
+def _record(line: bytes, where: str, tally: Tally) -> dict[str, Any] | None:
+    """The object of a line; None, and a count, for anything else but an empty line."""
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError:  # NaN and −Infinity are no JSON, but Python writes them
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            if line.strip():
+                tally.leave_out(NO_JSON if line.endswith(b"\n") else CUT_OFF, 1, where)
+            return None
+    if not isinstance(record, dict):
+        tally.leave_out(NO_JSON, 1, where)
+        return None
+    return record
+
+
+def _tables(rows: list[_Row], schema: pa.Schema, schema_for: SchemaFor, name: str, tally: Tally) -> Iterator[pa.Table]:
+    """All rows at once; where one does not fit, each by itself, in the types that it shows."""
+    if not rows:
+        return
+    try:
+        yield _table(rows, schema)
+        return
+    except MemoryError:  # Arrow's own is one of its exceptions too
+        raise
+    except _UNFIT:
+        pass
+    for row in rows:
+        try:
+            found = _table([row], schema_for(dict(zip(schema.names, row[1], strict=True))))
+        except _UNFIT as error:
+            why = shorten(first_line(error), _SHOWN, placeholder=" …")
+            tally.leave_out(OTHER_TYPES, 1, f"{name}, line {row[0]}: {why}")
+            continue
+        yield found
+
+
+def _table(rows: list[_Row], schema: pa.Schema) -> pa.Table:
+    columns = zip(*(values for _, values in rows), strict=True)
+    arrays = [foreign.from_python(values, kind) for values, kind in zip(columns, schema.types, strict=True)]
+    return pa.table(arrays, schema=schema)

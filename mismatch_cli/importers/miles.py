@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.importers import _lists, _parquet, _samples, _torch_file
-from mismatch_cli.importers._sources import Peek, Source, Tally
+from mismatch_cli.importers import _lists, _samples, _torch_file
+from mismatch_cli.importers._sources import Peek, Source, Tally, parquet_tables
 from mismatch_cli.importers.slime import EVALUATION, SAME_SAMPLES, with_raw_rewards
 from mismatch_cli.trace import foreign
 
@@ -154,7 +154,7 @@ def _is_per_sample(name: str, values: Any, count: int) -> bool:
 
 def _parquet_tables(source: Source, tally: Tally, _seen: Any) -> Iterator[pa.Table]:
     found = re.findall(r"\d+", source.path.name)
-    for table in _parquet.tables(source, _PARQUET, "tokens", lambda _bytes: None):
+    for table in parquet_tables(source, _PARQUET, "tokens", lambda _bytes: None):
         rows = table.to_pydict() | {name: _arrays(table, name) for name in ("tokens", "loss_mask", "rollout_log_probs")}
         samples = [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
         yield from _samples.tables(samples, int(found[-1]) if found else 0, tally, source.name)

@@ -17,10 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mismatch_cli.importers import _jsonl, _lists
-from mismatch_cli.importers._rows import NO_IDS, NOTE
-from mismatch_cli.importers._sequences import split
-from mismatch_cli.importers._sources import Peek, Source, Tally
+from mismatch_cli.importers import _lists
+from mismatch_cli.importers._rows import NO_IDS, NOTE, split
+from mismatch_cli.importers._sources import Peek, Source, Tally, jsonl_tables
 
 TITLE = "NeMo-RL train_data"
 FILES = "LOG_DIR/train_data_stepN.jsonl"
@@ -47,7 +46,7 @@ def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], Non
     for source in sources:
         found = re.findall(r"step(\d+)", source.path.name)
         step = int(found[-1]) if found else 0
-        for table in _jsonl.tables(source, _schema, tally, advance):
+        for table in jsonl_tables(source, _schema, tally, advance):
             yield _block(table, step, tally, source.name), source.name
 
 

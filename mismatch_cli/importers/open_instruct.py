@@ -8,15 +8,14 @@ masked. `prompt_idx` begins at 0 in every step, so prompts are told apart by the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mismatch_cli.importers import _jsonl, _lists
+from mismatch_cli.importers import _lists
 from mismatch_cli.importers._rows import NOTE
-from mismatch_cli.importers._sources import Peek, Source, Tally
+from mismatch_cli.importers._sources import Peek, Source, Tally, jsonl_tables
 
 TITLE = "open-instruct --save_traces"
 FILES = "SAVE_PATH/RUN_rollouts_NNNNNN.jsonl"
@@ -55,12 +54,8 @@ def recognises(peek: Peek) -> bool:
 
 def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]) -> Iterator[tuple[pa.Table, str]]:
     for source in sources:
-        for table in _jsonl.tables(source, _schema, tally, advance):
+        for table in jsonl_tables(source, _SCHEMA, tally, advance):
             yield _block(table), source.name
-
-
-def _schema(_record: dict[str, Any]) -> pa.Schema:
-    return _SCHEMA
 
 
 def _block(table: pa.Table) -> pa.Table:

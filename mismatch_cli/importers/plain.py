@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mismatch_cli.errors import MismatchError, first_line
-from mismatch_cli.importers import _jsonl, _lists, _parquet
-from mismatch_cli.importers._sources import Peek, Source, Tally, open_parquet, peek
+from mismatch_cli.importers import _lists
+from mismatch_cli.importers._sources import Peek, Source, Tally, jsonl_tables, open_parquet, parquet_tables, peek
 from mismatch_cli.importers.open_instruct import per_token
 from mismatch_cli.trace import foreign
 from mismatch_cli.trace.schema import arrow_type, column_order
@@ -78,15 +78,20 @@ def recognises(peek: Peek) -> bool:
 
 
 def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]) -> Iterator[tuple[pa.Table, str]]:
-    foreign: set[str] = set()
+    known, unknown = [*column_order(), "group_id"], set()
     for source in sources:
-        tables = _parquet_tables if source.kind == "parquet" else _jsonl_tables
-        for table in tables(source, tally, advance, foreign):
+        if source.kind == "parquet":
+            unknown |= {*open_parquet(source).schema_arrow.names} - {*known}
+            tables = parquet_tables(source, known, "response_ids", advance)
+        else:
+            unknown |= peek(source).keys - {*known}
+            tables = jsonl_tables(source, _schema, tally, advance)
+        for table in tables:
             for readable in _readable(table, source, tally):
                 yield readable, source.name
-    if foreign:
-        named = ", ".join(sorted(foreign)[:_NAMED]) + (", …" if len(foreign) > _NAMED else "")
-        tally.leave_out(_FOREIGN.format(named), len(foreign))
+    if unknown:
+        named = ", ".join(sorted(unknown)[:_NAMED]) + (", …" if len(unknown) > _NAMED else "")
+        tally.leave_out(_FOREIGN.format(named), len(unknown))
 
 
 def _readable(table: pa.Table, source: Source, tally: Tally) -> Iterator[pa.Table]:
@@ -103,24 +108,6 @@ def _readable(table: pa.Table, source: Source, tally: Tally) -> Iterator[pa.Tabl
             tally.leave_out(OTHER_VALUES, 1, f"{source.name}: {first_line(error)}")
             continue
         yield found
-
-
-def _jsonl_tables(
-    source: Source, tally: Tally, advance: Callable[[int], None], foreign: set[str]
-) -> Iterator[pa.Table]:
-    foreign |= _unknown(peek(source).keys)
-    return _jsonl.tables(source, _schema, tally, advance)
-
-
-def _parquet_tables(
-    source: Source, _tally: Tally, advance: Callable[[int], None], foreign: set[str]
-) -> Iterator[pa.Table]:
-    foreign |= _unknown(open_parquet(source).schema_arrow.names)
-    return _parquet.tables(source, [*column_order(), "group_id"], "response_ids", advance)
-
-
-def _unknown(names: Sequence[str] | frozenset[str]) -> set[str]:
-    return set(names) - {*column_order(), "group_id"}
 
 
 def _schema(record: dict[str, Any]) -> pa.Schema:

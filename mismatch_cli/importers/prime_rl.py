@@ -8,17 +8,15 @@ entropy on tokens of another model) are masked: prime-rl samples nothing at them
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.importers import _jsonl, _lists
-from mismatch_cli.importers._rows import NOTE
-from mismatch_cli.importers._sequences import split
-from mismatch_cli.importers._sources import Peek, Source, Tally
+from mismatch_cli.importers import _lists
+from mismatch_cli.importers._rows import NOTE, split
+from mismatch_cli.importers._sources import Peek, Source, Tally, jsonl_tables
 
 TITLE = "prime-rl token_exports"
 FILES = "token_exports/step_N/rank_R.jsonl"
@@ -57,12 +55,8 @@ def recognises(peek: Peek) -> bool:
 
 def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]) -> Iterator[tuple[pa.Table, str]]:
     for source in sources:
-        for table in _jsonl.tables(source, _schema, tally, advance):
+        for table in jsonl_tables(source, _SCHEMA, tally, advance):
             yield _block(table, tally, source.name), source.name
-
-
-def _schema(_record: dict[str, Any]) -> pa.Schema:
-    return _SCHEMA
 
 
 def _block(table: pa.Table, tally: Tally, where: str) -> pa.Table:

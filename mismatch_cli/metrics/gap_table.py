@@ -14,6 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
+from mismatch_cli import DPPO
 from mismatch_cli.metrics.estimate import (
     ABOVE_1,
     ABOVE_MINUS_1,
@@ -25,7 +26,6 @@ from mismatch_cli.metrics.estimate import (
     Scale,
     times_floor,
 )
-from mismatch_cli.papers import DPPO
 
 
 class Sums(Protocol):

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from mismatch_cli import DPPO
 from mismatch_cli.metrics.gap_table import Metric, table
-from mismatch_cli.papers import DPPO
 
 LAST, FIRST = 10, 5  # steps over which the end and the beginning of a run are averaged
 _COMMON = "elementary"

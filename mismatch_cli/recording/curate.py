@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mismatch_cli.compat import prepare_imports
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.population import Curation, accuracy_by_prompt
 from mismatch_cli.models import load_tokenizer
@@ -25,7 +24,7 @@ from mismatch_cli.recording.rollouts import (
 )
 from mismatch_cli.tasks.grading import gradable
 from mismatch_cli.tasks.prompts import EncodedPrompts, Problem, encode_prompts, load_problems
-from mismatch_cli.torch_settings import set_threads
+from mismatch_cli.torch_settings import prepare_imports, set_threads
 from mismatch_cli.trace.files import write_atomically
 from mismatch_cli.trace.manifest import FILE_NAME, library_versions, read_manifest, write_manifest
 from mismatch_cli.trace.reader import Trace

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mismatch_cli.adapters import read_adapter, same_adapter
-from mismatch_cli.compat import prepare_imports
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.estimate import paired_test
 from mismatch_cli.models import check_model_folder, load_tokenizer
@@ -20,7 +19,7 @@ from mismatch_cli.recording.rollouts import Progress, is_sampled, load_engine, s
 from mismatch_cli.recording.score import evenly_spaced, load_trainer, requests_of
 from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
 from mismatch_cli.tasks.prompts import encode_prompts, load_problems
-from mismatch_cli.torch_settings import set_threads
+from mismatch_cli.torch_settings import prepare_imports, set_threads
 from mismatch_cli.trace.columns import table_to_batch
 from mismatch_cli.trace.manifest import library_versions, write_manifest
 from mismatch_cli.trace.reader import open_shard

@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 
 from mismatch_cli.adapters import read_adapter
-from mismatch_cli.compat import prepare_imports
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import check_model_folder, load_tokenizer
 from mismatch_cli.recording.config import EQUAL, RescoreConfig
@@ -19,11 +18,10 @@ from mismatch_cli.recording.ours import remove_results
 from mismatch_cli.recording.rescore_plan import RescorePlan, plan_rescoring
 from mismatch_cli.recording.rollouts import Progress, is_whole
 from mismatch_cli.sampling import SamplingSettings
-from mismatch_cli.torch_settings import set_threads
+from mismatch_cli.torch_settings import prepare_imports, set_threads
 from mismatch_cli.trace.columns import table_to_batch
-from mismatch_cli.trace.completeness import promised_rows, recorded
 from mismatch_cli.trace.files import replacing
-from mismatch_cli.trace.manifest import library_versions, write_manifest
+from mismatch_cli.trace.manifest import library_versions, promised_rows, recorded, write_manifest
 from mismatch_cli.trace.reader import Trace, open_shard
 from mismatch_cli.trace.vocabulary import FILE_NAME as VOCABULARY
 from mismatch_cli.trace.vocabulary import write_vocabulary

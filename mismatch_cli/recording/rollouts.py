@@ -13,16 +13,21 @@ import numpy as np
 
 from mismatch_cli.adapters import read_adapter
 from mismatch_cli.batch import Rollout
-from mismatch_cli.engines import Engine, EngineSettings, Request, create_engine, engine_module
-from mismatch_cli.engines._sampling import sample_checked, sample_seed
+from mismatch_cli.engines import (
+    Engine,
+    EngineSettings,
+    Request,
+    create_engine,
+    engine_module,
+    sample_checked,
+    sample_seed,
+)
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.recording.config import RolloutConfig
 from mismatch_cli.recording.full_divergence import Distributions
-from mismatch_cli.tasks.advantages import group_mean_advantages
-from mismatch_cli.tasks.grading import Grader
+from mismatch_cli.tasks.grading import Grader, group_mean_advantages
 from mismatch_cli.tasks.prompts import EncodedPrompts, Problem
-from mismatch_cli.trace.completeness import promised_rows, recorded
-from mismatch_cli.trace.manifest import write_manifest
+from mismatch_cli.trace.manifest import promised_rows, recorded, write_manifest
 from mismatch_cli.trace.reader import open_shard
 from mismatch_cli.trace.vocabulary import write_vocabulary
 from mismatch_cli.trace.writer import rows_to_table, shard_path, with_counts, write_shard

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, Self
 
 from mismatch_cli import registry
-from mismatch_cli.bundled import bundled
 from mismatch_cli.options import build, check, setting
+from mismatch_cli.places import bundled
 from mismatch_cli.torch_settings import DTYPES
 
 EQUAL, NEWER = "equal", "newer"

@@ -8,9 +8,9 @@ from typing import Any
 
 from mismatch_cli import numbers
 from mismatch_cli.attention import warning
+from mismatch_cli.errors import suggest
 from mismatch_cli.report.view import Facts
 from mismatch_cli.studies.study import imported_fact, notes_of
-from mismatch_cli.suggest import suggest
 
 _SKIPPED_SHOWN = 3
 MASKED = {

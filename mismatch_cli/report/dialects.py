@@ -44,7 +44,7 @@ def as_json(traces: Sequence[Trace], name: str) -> dict[str, Any]:
         "out_of_support": found.out_of_support,
         "frameworks": {
             framework: {"when": dialects.when(framework), "metrics": [_row(reading) for reading in readings]}
-            for framework, readings in found.of.items()
+            for framework, readings in found.by_framework.items()
         },
     }
 

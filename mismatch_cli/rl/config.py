@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_cli import registry
-from mismatch_cli.bundled import bundled
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.options import ABOVE_0, BELOW_1, FROM_0, SHARE, check, default_of, setting
+from mismatch_cli.places import bundled
 from mismatch_cli.torch_settings import DTYPES
 
 _PRESETS = Path(__file__).parent.parent / "presets"

@@ -17,9 +17,16 @@ from mismatch_cli.adapters import Merged, save_adapter, start_lora, target_names
 from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.attention import warning
-from mismatch_cli.engines import Engine, EngineSettings, Request, create_engine, engine_module
-from mismatch_cli.engines._sampling import sample_checked, sample_seed
-from mismatch_cli.errors import MismatchError
+from mismatch_cli.engines import (
+    Engine,
+    EngineSettings,
+    Request,
+    create_engine,
+    engine_module,
+    sample_checked,
+    sample_seed,
+)
+from mismatch_cli.errors import MismatchError, suggest
 from mismatch_cli.models import load_causal_lm, load_tokenizer
 from mismatch_cli.rl.checkpoint import METRICS_FILE, cut_back, last_step, latest_checkpoint, save_checkpoint
 from mismatch_cli.rl.config import FILE_NAME, TrainConfig
@@ -29,11 +36,9 @@ from mismatch_cli.rl.sync import WeightSync
 from mismatch_cli.rl.task import Posed, Task
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import ResponseScores, ScoreRequest, Trainer
-from mismatch_cli.suggest import suggest
 from mismatch_cli.torch_settings import set_threads
-from mismatch_cli.trace.completeness import recorded
 from mismatch_cli.trace.files import could_not_write, open_to_append, replacing_folder, write_atomically
-from mismatch_cli.trace.manifest import library_versions, write_manifest
+from mismatch_cli.trace.manifest import library_versions, recorded, write_manifest
 from mismatch_cli.trace.vocabulary import write_vocabulary
 from mismatch_cli.trace.writer import shard_path, write_shard
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mismatch_cli.engines import Engine
-from mismatch_cli.engines._sampling import engine_failures
+from mismatch_cli.engines import Engine, engine_failures
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.estimate import paired_test
 from mismatch_cli.rl.learner import Sample

@@ -1,28 +1,27 @@
-"""The problems of a training run: which ones a step samples, how they are posed, and who judges the answers."""
+"""The problems of a training run: which ones a step samples, how they are posed, and who grades the answers.
+
+And what can be wrong with the settings of runs, told before a model is loaded, a run begins or a file is written.
+"""
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from mismatch_cli import registry
+from mismatch_cli.algorithms.parse import find
+from mismatch_cli.engines import engine_module
 from mismatch_cli.errors import UsageError
+from mismatch_cli.models import check_model_folder
 from mismatch_cli.rl.config import TrainConfig
+from mismatch_cli.rl.learner import AGGREGATIONS
+from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.tasks.grading import Grader, check_reward, gradable
 from mismatch_cli.tasks.prompts import Problem, PromptSource, check_template, encode_prompts, is_local, load_problems
-
-
-def check_task(config: TrainConfig) -> None:
-    """What is wrong with problems and reward, as far as files on this machine tell; nothing is kept."""
-    check_template(config.prompt_template)
-    places = [(config.dataset, config.split, config.num_problems)]
-    places += [(config.eval_dataset, config.eval_split, 0)] if config.eval_dataset else []
-    for number, (location, split, limit) in enumerate(places):
-        if is_local(location):
-            problems, _ = _load(config, location, split, limit)
-            if number == 0:
-                _check_number(config, len(problems))
-    check_reward(config.reward)
 
 
 @dataclass(frozen=True)
@@ -103,3 +102,39 @@ class Task:
         random.Random(f"{self._config.seed}/{epoch}").shuffle(order)
         first = place * self._config.prompts_per_step
         return [self.posed[i] for i in order[first : first + self._config.prompts_per_step]]
+
+
+def check_runs(configs: Sequence[TrainConfig]) -> None:
+    """Every run's names, thresholds and files; a `MismatchError` or `UsageError` for the first that does not do.
+
+    What only the hub knows (a model or a data set by its name there) is found when the first run loads it.
+    """
+    for spec in dict.fromkeys(config.algorithm for config in configs):
+        _check_top_k(spec, configs[0].model)
+    first = configs[0]  # runs of one command differ in algorithm and seed
+    if first.aggregation not in AGGREGATIONS:
+        raise UsageError(registry.unknown("aggregation", first.aggregation, AGGREGATIONS))
+    if not engine_module(first.engine).TAKES_WEIGHTS:
+        raise UsageError(
+            "Training sends new weights to the engine after every step, and a server behind a URL takes none from "
+            "here. Use --engine vllm or --engine hf."
+        )
+    SamplingSettings(temperature=first.temperature, max_tokens=first.max_tokens)
+    check_model_folder(first.model)
+    check_template(first.prompt_template)
+    if is_local(first.dataset):
+        _check_number(first, len(_load(first, first.dataset, first.split, first.num_problems)[0]))
+    if is_local(first.eval_dataset):
+        _load(first, first.eval_dataset, first.eval_split, 0)
+    check_reward(first.reward)
+
+
+def _check_top_k(spec: str, model: str) -> None:
+    """The algorithm, and that its top K are no more than the tokens there are, as far as the model is at hand."""
+    k = find(spec).needs_top_k
+    try:
+        tokens = json.loads((Path(model).expanduser() / "config.json").read_text(encoding="utf-8")).get("vocab_size")
+    except (OSError, ValueError, AttributeError):
+        return
+    if isinstance(tokens, int) and k > tokens:
+        raise UsageError(f"{spec} needs the top {k:,} log-probs, and {model} has {tokens:,} tokens. Choose a lower k.")

@@ -22,14 +22,13 @@ import numpy as np
 import torch
 
 from mismatch_cli.algorithms.algorithm import Algorithm, keep_T
-from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.errors import MismatchError, UsageError, quoted
 from mismatch_cli.metrics.clipping.masked import Needs
 from mismatch_cli.metrics.clipping.summary import ClippingSummary, Question
 from mismatch_cli.metrics.pairs import weights_are_equal
 from mismatch_cli.places import shown
 from mismatch_cli.policies import Policies
 from mismatch_cli.studies.study import Study, about, check_poolable, who_is_compared
-from mismatch_cli.suggest import quoted
 from mismatch_cli.trace.reader import Trace
 
 _BLOCKED_TOKENS = 50

@@ -60,7 +60,7 @@ class Measurement:
         self.summary = analyse(traces, 0).to_json()
         self.diagnosis = diagnose(gather(traces)) if DIAGNOSIS in frameworks else None
         others = [name for name in frameworks if name != DIAGNOSIS]
-        readings = dialects.readings(traces, others).of if others else {}
+        readings = dialects.readings(traces, others).by_framework if others else {}
         self._readings = {f"{name}:{reading.line.name}": reading for name, rows in readings.items() for reading in rows}
 
     def find(self, limit: Limit) -> Found:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.places import shown
-from mismatch_cli.trace.completeness import remedy
+from mismatch_cli.trace.manifest import remedy
 
 if TYPE_CHECKING:
     from mismatch_cli.trace.reader import Trace

@@ -1,4 +1,4 @@
-"""Run by every Python that inherits the PYTHONPATH set in `mismatch_cli.compat`: hides the same broken packages there.
+"""Run by every Python that inherits the PYTHONPATH that `torch_settings` sets: hides the same broken packages there.
 
 vLLM inspects model classes in a process of its own and spawns workers; they import transformers like the parent does.
 """

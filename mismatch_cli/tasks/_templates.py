@@ -11,7 +11,7 @@ from typing import Any
 
 from mismatch_cli import memory
 from mismatch_cli.errors import MismatchError, first_line
-from mismatch_cli.tasks._keeper import die_with_parent
+from mismatch_cli.tasks._worker import die_with_parent
 
 _SECONDS = 10.0  # for one prompt; an ordinary one takes a millisecond
 _MEMORY = 2**29

@@ -1,4 +1,4 @@
-"""What a response earns: math-verify on the last box, or a user's function, in a worker that cannot hang the run."""
+"""What a response earns and teaches: math-verify or a user's function, in a worker that cannot hang the run."""
 
 from __future__ import annotations
 
@@ -10,11 +10,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from mismatch_cli.batch import Rollout
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.tasks._child import Child
 from mismatch_cli.tasks._worker import ARGUMENTS
 from mismatch_cli.tasks.prompts import Problem
+
+
+def group_mean_advantages(reward_S: np.ndarray, prompt_id_S: np.ndarray) -> np.ndarray:
+    """Reward minus the mean of its group (the samples of one prompt), without division by the standard deviation.
+
+    A_i = R_i − mean_{j in group} R_j, float32, shape _S. A group of one, or with equal rewards, gets zeros: it teaches
+    nothing. Source: Dr. GRPO; arXiv 2602.04879, section 4.1 and App. C.1.
+    """
+    _, group_S = np.unique(prompt_id_S, return_inverse=True)
+    sums_G = np.bincount(group_S, weights=reward_S)
+    return (reward_S - (sums_G / np.bincount(group_S))[group_S]).astype(np.float32)
+
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\{")
 _END_OF_THOUGHT = "</think>"

@@ -1,20 +1,25 @@
-"""`manifest.json`: what was measured with what, so that a trace can be read without the run that made it."""
+"""`manifest.json`: what was measured with what, so that a trace can be read without the run that made it.
+
+And whether the trace is whole: the shards and rows that its manifest promises, against those that are on disk.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
 import json
 import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 from types import NoneType
 from typing import Any
 
 from mismatch_cli import custom_code
-from mismatch_cli.errors import MismatchError
-from mismatch_cli.suggest import suggest
+from mismatch_cli.errors import MismatchError, suggest
 from mismatch_cli.trace.files import write_atomically
 from mismatch_cli.trace.schema import FORMAT_NAME, FORMAT_VERSION
+from mismatch_cli.trace.writer import shard_path
 
 FILE_NAME = "manifest.json"
 _MOST_SHARDS = 10**6
@@ -115,3 +120,130 @@ def library_versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return versions
+
+
+_NAMED = 3  # shards
+_IN_A_RUN = ("trace", "held-out")  # folders of a run whose `--output` is their parent
+
+
+@dataclass(frozen=True)
+class Completeness:
+    """What a trace was to hold, and what of it is there."""
+
+    recorded_shards: int | None  # None: an old trace, or one written by hand, which does not say
+    recorded_responses: int | None
+    shards: int
+    responses: int
+    missing: tuple[str, ...]  # shards that are promised and not there
+    short: tuple[str, ...]  # shards with fewer rows than were written
+    unscored: int  # responses that lack a log π which others have, or which the run was to give them
+    cut_short: str  # why the recording itself ended early; empty where it did not
+
+    @property
+    def partial(self) -> bool:
+        return bool(self.missing or self.short or self.unscored or self.cut_short)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """What is missing, a clause for each kind."""
+        found = []
+        if self.missing:
+            found.append(f"{self.shards} of {self.recorded_shards} shards are there (missing: {_named(self.missing)})")
+        if self.short:
+            found.append(f"{_named(self.short)} holds fewer responses than were recorded")
+        if self.unscored:
+            found.append(f"{self.unscored:,} of {self.responses:,} responses are not scored, or by half")
+        return (*found, *[self.cut_short] * bool(self.cut_short))
+
+    def to_json(self) -> dict[str, Any]:
+        """For summaries."""
+        return {
+            "shards": self.shards,
+            "recorded_shards": self.recorded_shards,
+            "missing_shards": list(self.missing),
+            "short_shards": list(self.short),
+            "responses": self.responses,
+            "recorded_responses": self.recorded_responses,
+            "unscored_responses": self.unscored,
+            "reasons": list(self.reasons),
+        }
+
+
+def completeness(
+    folder: Path, manifest: Mapping[str, Any], rows: Mapping[str, int], columns: Mapping[str, frozenset[str]]
+) -> Completeness:
+    """Hold the manifest against the shards on disk, `rows` and `columns` by their names.
+
+    A `MismatchError` for what contradicts it: a shard that it does not know, or more rows than were written. Those may
+    be of another recording, and would count as this one's.
+    """
+    promised = promised_rows(manifest)
+    extra = [] if promised is None else sorted(rows.keys() - promised.keys())
+    if promised is not None and "rescored" in manifest and "shard_rows" not in manifest:
+        extra = extra[: max(0, len(rows) - len(promised))]  # a trace of old, whose shards may have had other numbers
+    if extra:
+        raise MismatchError(
+            f"{folder / extra[0]} is not one of the {len(promised or ())} shards that the manifest promises. "
+            "Move it elsewhere, or read the trace that it belongs to."
+        )
+    known = {name: count for name, count in (promised or {}).items() if count is not None}
+    if surplus := sorted(name for name in rows.keys() & known.keys() if rows[name] > known[name]):
+        raise MismatchError(
+            f"{folder / surplus[0]} holds {rows[surplus[0]]:,} responses, and {known[surplus[0]]:,} were recorded. "
+            "Restore it from a copy, or record the trace again."
+        )
+    missing = sorted(name for name in (promised or {}).keys() - rows.keys() if known.get(name) != 0)
+    return Completeness(
+        recorded_shards=None if promised is None else len(promised),
+        recorded_responses=sum(known.values()) if promised is not None and len(known) == len(promised) else None,
+        shards=len(rows),
+        responses=sum(rows.values()),
+        missing=tuple(missing),
+        short=tuple(sorted(name for name in rows.keys() & known.keys() if rows[name] < known[name])),
+        unscored=_unscored(manifest, rows, columns),
+        cut_short=str(manifest.get("cut_short", "")),
+    )
+
+
+def promised_rows(manifest: Mapping[str, Any]) -> dict[str, int | None] | None:
+    """The rows of each shard by name, None where they are not told; None where nothing is told of shards."""
+    if "shard_rows" in manifest:
+        return dict(manifest["shard_rows"])
+    if "shards" in manifest:
+        return dict.fromkeys(shard_path(Path(), index).name for index in range(manifest["shards"]))
+    return None
+
+
+def recorded(rows: Mapping[str, int | None]) -> dict[str, Any]:
+    """What a manifest says of the shards that belong to its trace, there or still to come."""
+    return {"shards": len(rows), "shard_rows": dict(rows)}
+
+
+def remedy(folder: Path, manifest: Mapping[str, Any], *, unscored: bool = False) -> str:
+    """The sentence that says how a trace that lacks something becomes whole; `unscored`: it lacks nothing but log π."""
+    command = manifest.get("command")
+    run_folder = folder.parent if folder.name in _IN_A_RUN else folder
+    if command in ("probe", "rescore") or (command == "curate" and not unscored):
+        return f"Go on with: {suggest(str(command), '--resume', '--output', run_folder)}"
+    if unscored:  # of a curation each of the two traces can be scored
+        trace = folder.parent if folder.name == "trace" else folder
+        return f"Score it with: {suggest('rescore', trace, '--trainer-model', 'MODEL')}"
+    if command == "train":
+        return "Restore it from a copy; a run that has not ended goes on with the command that began it and --resume."
+    return "Import the dump again." if "imported" in manifest else "Restore it from a copy, or record it again."
+
+
+def _unscored(manifest: Mapping[str, Any], rows: Mapping[str, int], columns: Mapping[str, frozenset[str]]) -> int:
+    """Responses of shards that lack what the run was to score, and those of a dump that had no log π beside others."""
+    imported = manifest.get("imported", {})
+    if scored := imported.get("rows_with_trainer", 0):
+        return max(0, int(imported.get("rows", scored)) - scored)
+    scoring = "trainer" in manifest or manifest.get("command") == "probe"
+    expected = {"logp_trainer"} if scoring or any("logp_trainer" in column for column in columns.values()) else set()
+    if "recomputed" in manifest or (manifest.get("command") == "probe" and manifest.get("equal_weights") is False):
+        expected.add("logp_recomputed")
+    return sum(count for name, count in rows.items() if not expected <= columns[name])
+
+
+def _named(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")

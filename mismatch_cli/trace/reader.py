@@ -19,8 +19,7 @@ from mismatch_cli.batch import TokenBatch
 from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.memory import allowance, decoded_bytes, too_large
 from mismatch_cli.trace.columns import table_to_batch
-from mismatch_cli.trace.completeness import Completeness, completeness, remedy
-from mismatch_cli.trace.manifest import read_manifest
+from mismatch_cli.trace.manifest import Completeness, completeness, read_manifest, remedy
 from mismatch_cli.trace.schema import REQUIRED, arrow_type, column_order
 from mismatch_cli.trace.vocabulary import Vocabulary
 

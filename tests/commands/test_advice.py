@@ -12,8 +12,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from mismatch_cli.bundled import bundled
 from mismatch_cli.cli import run
+from mismatch_cli.places import bundled
 from mismatch_cli.trace.manifest import read_manifest, write_manifest
 from tests.importers.layouts import open_instruct_record, real_rows, write_lines
 

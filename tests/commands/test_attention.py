@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from mismatch_cli.bundled import bundled
 from mismatch_cli.cli import run
 from mismatch_cli.models import load_tokenizer
+from mismatch_cli.places import bundled
 
 FLOAT32 = ("--rollout-dtype", "float32", "--trainer-dtype", "float32")
 FEW = ("--num-prompts", "12", "--samples-per-prompt", "2", "--max-tokens", "24", "--noise-responses", "0")

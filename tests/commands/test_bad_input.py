@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mismatch_cli.bundled import bundled
 from mismatch_cli.cli import run
+from mismatch_cli.places import bundled
 
 MODEL = str(bundled("model"))
 SMALL = ["--engine", "hf", "--num-prompts", "1", "--samples-per-prompt", "1", "--max-tokens", "4", "--quiet"]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mismatch_cli.bundled import bundled
 from mismatch_cli.cli import run
+from mismatch_cli.places import bundled
 
 LOADING = [
     f"mismatch_cli.{name}"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from mismatch_cli.algorithms.table import TABLE
-from mismatch_cli.bundled import bundled, bundled_trace
 from mismatch_cli.cli import run
+from mismatch_cli.places import bundled, bundled_trace
 
 PAIR = ["-a", "grpo-clip-higher", "-a", "dppo-binary-tv"]
 MASK = """

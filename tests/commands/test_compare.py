@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from mismatch_cli.bundled import bundled, bundled_trace
 from mismatch_cli.cli import run
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.places import bundled, bundled_trace
 from mismatch_cli.recording.folder import report_folder
 
 FLOAT32 = str(bundled("traces") / "float32")

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from mismatch_cli.bundled import bundled
 from mismatch_cli.cli import run
 from mismatch_cli.commands.curate import _training
+from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.population import accuracy_by_prompt
+from mismatch_cli.places import bundled
 from mismatch_cli.recording.config import CurateConfig
-from mismatch_cli.suggest import suggest
 from mismatch_cli.trace.reader import Trace
 
 CURATE = "curate --engine hf --num-prompts 6 --samples-per-prompt 6 --held-out-samples 5 --max-tokens 96 --threads 1"

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatch_cli.bundled import bundled
 from mismatch_cli.cli import run
 from mismatch_cli.diagnosis.run import names
+from mismatch_cli.places import bundled
 
 ROOT = Path(__file__).parent.parent.parent
 

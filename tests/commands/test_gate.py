@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatch_cli.bundled import bundled
 from mismatch_cli.cli import run
+from mismatch_cli.places import bundled
 from mismatch_cli.studies.limits import load_limits, presets
 
 FP8, FLOAT32 = str(bundled("traces") / "fp8-kv"), str(bundled("traces") / "float32")

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from mismatch_cli.bundled import bundled
 from mismatch_cli.cli import run
 from mismatch_cli.importers._driver import PACKAGE, facts
 from mismatch_cli.importers._torch_file import KNOWN
 from mismatch_cli.importers.plain import MEANING
+from mismatch_cli.places import bundled
 from mismatch_cli.registry import names
 from mismatch_cli.studies.study import FINISH_UNKNOWN
 from mismatch_cli.trace.reader import Trace

@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mismatch_cli.bundled import bundled
 from mismatch_cli.cli import run
+from mismatch_cli.places import bundled
 from mismatch_cli.trace.manifest import read_manifest
 
 FP8, FLOAT32 = (bundled("traces") / name for name in ("fp8-kv", "float32"))

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from mismatch_cli.bundled import bundled
 from mismatch_cli.cli import run
+from mismatch_cli.places import bundled
 
 MODEL, FLOAT32, FP8 = str(bundled("model")), str(bundled("traces") / "float32"), str(bundled("traces") / "fp8-kv")
 DOCS = Path(__file__).parents[2] / "docs" / "rescore.md"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mismatch_cli import cli
-from mismatch_cli.bundled import bundled
+from mismatch_cli.places import bundled
 
 TRACE = str(bundled("traces") / "fp8-kv")
 

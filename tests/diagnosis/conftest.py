@@ -11,10 +11,10 @@ import pytest
 from pool import Pool
 from variants import add_variants
 
-from mismatch_cli.bundled import bundled
 from mismatch_cli.diagnosis.evidence import Finding, gather_tables
 from mismatch_cli.diagnosis.run import Diagnosis, diagnose
 from mismatch_cli.metrics.pairs import PAIRS
+from mismatch_cli.places import bundled
 from mismatch_cli.trace.reader import Trace
 
 VARIANTS = ("temperature1.05", "weights0.1", "rope4", "retokenised", "penalised1.1", "linear4")

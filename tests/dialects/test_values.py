@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from mismatch_cli import dialects
-from mismatch_cli.bundled import bundled, bundled_trace
-from mismatch_cli.dialects._line import Moments
-from mismatch_cli.dialects._quantities import ABS_RATIO_LESS_1
+from mismatch_cli.dialects._line import ABS_RATIO_LESS_1, Moments
 from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.metrics.pairs import PAIRS
+from mismatch_cli.places import bundled, bundled_trace
 from mismatch_cli.trace.reader import Trace
 from tests.dialects.conftest import rows
 from tests.dialects.theirs import THEIRS, gaps_of
@@ -80,7 +79,7 @@ def test_golden_values(framework, write):
 
 def measure(traces, frameworks):
     """Framework → metric name → value."""
-    found = dialects.readings(traces, frameworks).of
+    found = dialects.readings(traces, frameworks).by_framework
     return {name: {reading.line.name: reading.value for reading in rows} for name, rows in found.items()}
 
 
@@ -117,7 +116,7 @@ def test_every_line_says_where_it_is_from():
         for line in dialects.lines(framework):
             assert line.source.endswith(".py")
             assert line.formula
-            assert bool(line.metric) != bool(line.of), line.name
+            assert bool(line.metric) != bool(line.measured), line.name
 
 
 def test_masked_tokens_do_not_count(write):
@@ -163,7 +162,7 @@ def test_a_token_out_of_support_has_a_ratio_but_no_log(write):
     trace = write(rows([[-1.0, -0.5], [-2.0]], logp_trainer=[[-1.2, -math.inf], [-2.5]]))
     readings = dialects.readings([trace], dialects.names())
     assert readings.out_of_support == 1
-    found = {name: {one.line.name: one.value for one in of} for name, of in readings.of.items()}
+    found = {name: {one.line.name: one.value for one in of} for name, of in readings.by_framework.items()}
     assert found["verl"]["rollout_corr/kl"] == pytest.approx((0.2 + 0.5) / 2, rel=1e-6)
     q = np.exp(-0.5)
     gaps = [abs(math.exp(-1.2) - math.exp(-1)), q, abs(math.exp(-2.5) - math.exp(-2))]
@@ -187,7 +186,7 @@ def test_verls_clamp(write):
 def test_without_the_trainer_at_the_weights_that_sampled(write):
     """Only what compares the present trainer with the rollout is there; the others say what they need."""
     trace = write(rows(MU, logp_trainer=PI, version_trainer=[1, 1]))
-    found = dialects.readings([trace], ["verl", "prime-rl", "skyrl"]).of
+    found = dialects.readings([trace], ["verl", "prime-rl", "skyrl"]).by_framework
     assert all(one.value is None for one in found["verl"])
     assert found["verl"][0].why == "not measured: needs logp_recomputed and logp_rollout"
     prime = {one.line.name: one for one in found["prime-rl"]}

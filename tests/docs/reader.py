@@ -17,8 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mismatch_cli.bundled import bundled
 from mismatch_cli.cli import run
+from mismatch_cli.places import bundled
 from tests.docs.pages import ROOT, Change, File, additions
 
 # A line that would take long is run as it stands, with these flags behind it: the last one counts.

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from mismatch_cli.bundled import bundled
 from mismatch_cli.engines import EngineSettings, Request, create_engine
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.models import load_causal_lm, load_tokenizer
+from mismatch_cli.places import bundled
 from mismatch_cli.sampling import SamplingSettings
 
 MODEL = str(bundled("model"))

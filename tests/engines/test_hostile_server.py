@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatch_cli.bundled import bundled
-from mismatch_cli.engines import EngineSettings, Request, _server_http, create_engine, server
-from mismatch_cli.engines._sampling import sample_checked
+from mismatch_cli.engines import EngineSettings, Request, _server_http, create_engine, sample_checked, server
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.places import bundled
 from mismatch_cli.sampling import SamplingSettings
 from tests.engines.fake_server import FakeServer
 

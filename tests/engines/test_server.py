@@ -23,12 +23,11 @@ import numpy as np
 import pytest
 import torch
 
-from mismatch_cli.bundled import bundled
 from mismatch_cli.cli import run
-from mismatch_cli.engines import EngineSettings, Request, create_engine
-from mismatch_cli.engines._sampling import sample_checked
+from mismatch_cli.engines import EngineSettings, Request, create_engine, sample_checked
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.models import load_causal_lm
+from mismatch_cli.places import bundled
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.trace.manifest import read_manifest
 from mismatch_cli.trace.reader import Trace

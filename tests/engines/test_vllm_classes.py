@@ -8,10 +8,10 @@ import torch
 from transformers import CONFIG_MAPPING, AutoConfig, LlamaForCausalLM, LlamaModel
 from transformers.models.llama.configuration_llama import LlamaConfig
 
-from mismatch_cli.bundled import bundled
 from mismatch_cli.engines import EngineSettings, Request, create_engine
 from mismatch_cli.engines._vllm_process import ModelClasses
 from mismatch_cli.models import load_causal_lm, load_tokenizer
+from mismatch_cli.places import bundled
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
 from mismatch_cli.torch_settings import TorchSettings

@@ -18,7 +18,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from mismatch_cli.bundled import bundled
+from mismatch_cli.places import bundled
 
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -90,7 +90,7 @@ def free_port() -> int:
 
 
 def _serve_on_demand() -> None:
-    from mismatch_cli.compat import prepare_imports
+    from mismatch_cli.torch_settings import prepare_imports
 
     os.environ.update(_ENVIRONMENT)
     prepare_imports()

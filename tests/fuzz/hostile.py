@@ -17,11 +17,10 @@ import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
 from mismatch_cli import memory
-from mismatch_cli.bundled import bundled
-from mismatch_cli.engines import EngineSettings, Request, create_engine
-from mismatch_cli.engines._sampling import sample_checked
+from mismatch_cli.engines import EngineSettings, Request, create_engine, sample_checked
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import load_tokenizer
+from mismatch_cli.places import bundled
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.tasks import _templates
 from mismatch_cli.tasks.grading import OwnReward

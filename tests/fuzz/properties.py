@@ -157,7 +157,7 @@ def shards(draw: st.DrawFn) -> tuple[str, bytes, list[str]]:
 
 
 def try_trace(case: tuple[str, bytes, list[str]]) -> str:
-    from mismatch_cli.bundled import bundled
+    from mismatch_cli.places import bundled
 
     name, content, command = case
     with copy() as folder:

@@ -22,10 +22,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from mismatch_cli.bundled import bundled
 from mismatch_cli.cli import _fail, run
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import load_tokenizer
+from mismatch_cli.places import bundled
 from tests.importers import layouts
 
 CANARY = "canary"  # what a payload makes when somebody executes it

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from mismatch_cli.bundled import bundled_trace
 from mismatch_cli.importers._driver import Import, import_dump
+from mismatch_cli.places import bundled_trace
 from mismatch_cli.trace.reader import Trace
 from sample_data.make_dump import export_record
 

@@ -15,10 +15,10 @@ import torch
 from bounds import lists, responses
 
 from mismatch_cli import memory
-from mismatch_cli.bundled import bundled
 from mismatch_cli.cli import run
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.importers import _sources
+from mismatch_cli.places import bundled
 from mismatch_cli.tasks.prompts import PromptSource, load_problems
 from mismatch_cli.trace.reader import Trace
 from tests.importers import layouts

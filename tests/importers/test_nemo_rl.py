@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.importers._jsonl import OTHER_TYPES
-from mismatch_cli.importers._sequences import BEYOND, TOO_LONG, UNEQUAL
+from mismatch_cli.importers._rows import BEYOND, TOO_LONG, UNEQUAL
+from mismatch_cli.importers._sources import OTHER_TYPES
 from mismatch_cli.importers.nemo_rl import SKIPPED, UNWRAPPABLE
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace

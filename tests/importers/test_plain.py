@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from mismatch_cli import registry
-from mismatch_cli.bundled import bundled
 from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.importers import _driver, _parquet, plain
+from mismatch_cli.importers import _driver, _sources, plain
 from mismatch_cli.importers._rows import WRONG_LENGTH
 from mismatch_cli.importers.plain import MEANING, WRITER
+from mismatch_cli.places import bundled
 from mismatch_cli.report.export import export_responses
 from mismatch_cli.trace.manifest import write_manifest
 from mismatch_cli.trace.reader import Trace
@@ -75,7 +75,7 @@ def test_a_trace_goes_out_and_back_to_the_bit(tmp_path, odd_trace, name, way):
 def test_shards_and_blocks_do_not_change_a_bit(tmp_path, monkeypatch):
     folder = bundled("traces") / "fp8-kv"
     monkeypatch.setattr(_driver, "_SHARD_TOKENS", 700)
-    monkeypatch.setattr(_parquet, "TOKENS_PER_BLOCK", 300)
+    monkeypatch.setattr(_sources, "_TOKENS_PER_BLOCK", 300)
     found, about = imported(folder, into=tmp_path / "back")
     assert_equal_to_the_bit(found, whole(folder))
     assert len(Trace.open(tmp_path / "back").shards) > 5 and about["rows"] == found.num_rows

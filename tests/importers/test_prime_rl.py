@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.importers import _jsonl
-from mismatch_cli.importers._sequences import BEYOND, NO_MASK, SHIFTED, UNEQUAL
+from mismatch_cli.importers import _sources
+from mismatch_cli.importers._rows import BEYOND, NO_MASK, SHIFTED, UNEQUAL
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
 from sample_data.make_dump import export_record
@@ -102,15 +102,15 @@ def test_zero_filled_log_probs_are_kept_and_counted(tmp_path):
 @pytest.mark.parametrize("block", [None, 3000])
 def test_what_is_whole_of_a_cut_file_is_imported(tmp_path, monkeypatch, block):
     if block:
-        monkeypatch.setattr(_jsonl, "BLOCK_BYTES", block)
-        monkeypatch.setattr(_jsonl, "_BATCH_BYTES", block // 2)
+        monkeypatch.setattr(_sources, "BLOCK_BYTES", block)
+        monkeypatch.setattr(_sources, "_BATCH_BYTES", block // 2)
     lines = [json.dumps(record) for record in records(7)]
     path = tmp_path / "rank_0.jsonl"
     path.write_text("\n".join([*lines[:2], "{broken", "", "[1, 2]", *lines[2:6], lines[6][:-500]]))
     table, about = imported(path, into=tmp_path / "trace")
-    assert about["left_out"] == {_jsonl.NO_JSON: 2, _jsonl.CUT_OFF: 1}
-    assert about["left_out_first"][_jsonl.NO_JSON] == "rank_0.jsonl, line 3"
-    assert about["left_out_first"][_jsonl.CUT_OFF] == "rank_0.jsonl, line 10"
+    assert about["left_out"] == {_sources.NO_JSON: 2, _sources.CUT_OFF: 1}
+    assert about["left_out_first"][_sources.NO_JSON] == "rank_0.jsonl, line 3"
+    assert about["left_out_first"][_sources.CUT_OFF] == "rank_0.jsonl, line 10"
     assert same_bits(table, "logp_trainer", [row["logp_trainer"] for row in real_rows(6)])
 
 
@@ -118,8 +118,8 @@ def test_values_of_other_types_are_left_out_with_their_line(tmp_path):
     lines = records(3)
     lines[1]["token_ids"] = "none"
     table, about = imported(write_lines(tmp_path / "rank_0.jsonl", lines), into=tmp_path / "trace")
-    assert table.num_rows == 2 and about["left_out"] == {_jsonl.OTHER_TYPES: 1}
-    assert about["left_out_first"][_jsonl.OTHER_TYPES].startswith("rank_0.jsonl, line 2: ")
+    assert table.num_rows == 2 and about["left_out"] == {_sources.OTHER_TYPES: 1}
+    assert about["left_out_first"][_sources.OTHER_TYPES].startswith("rank_0.jsonl, line 2: ")
 
 
 def test_a_newer_schema_is_refused(tmp_path):

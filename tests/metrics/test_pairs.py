@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from mismatch_cli.bundled import bundled_trace
 from mismatch_cli.diagnosis.evidence import gather
 from mismatch_cli.metrics.pairs import pairs_in, weights_are_equal
+from mismatch_cli.places import bundled_trace
 from mismatch_cli.studies.comparison import analyse_comparison
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.manifest import read_manifest, write_manifest

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mismatch_cli.bundled import bundled
 from mismatch_cli.cli import run
 from mismatch_cli.engines import vllm as vllm_engine
+from mismatch_cli.places import bundled
 from mismatch_cli.report.about import who_facts
 from mismatch_cli.trace.reader import Trace
 from tests.lora import save_adapter

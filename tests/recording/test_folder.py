@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from mismatch_cli.bundled import bundled
 from mismatch_cli.cli import run
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.places import bundled
 from mismatch_cli.recording.folder import claimed, report_folder, run_folder
 from mismatch_cli.recording.ours import foreign_in, remove_results, results_in
 

@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from mismatch_cli.bundled import bundled
 from mismatch_cli.cli import run
 from mismatch_cli.divergences import sampled_in_topk, topk_divergences
 from mismatch_cli.models import load_causal_lm
+from mismatch_cli.places import bundled
 from mismatch_cli.recording import full_divergence
 from mismatch_cli.recording.full_divergence import Distributions
 from mismatch_cli.sampling import SamplingSettings

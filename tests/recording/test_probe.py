@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from mismatch_cli.bundled import bundled
 from mismatch_cli.cli import run
+from mismatch_cli.places import bundled
 from mismatch_cli.recording.score import Pass, score_shard
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import Trainer

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from mismatch_cli.bundled import bundled
 from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.places import bundled
 from mismatch_cli.recording.config import RescoreConfig
 from mismatch_cli.recording.rescore import rescore
 from mismatch_cli.recording.rescore_plan import OF_RECOMPUTED, OF_TRAINER

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mismatch_cli.batch import Rollout
-from mismatch_cli.engines._sampling import sample_seed
+from mismatch_cli.engines import sample_seed
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.recording.rollouts import plan_shards, sample_shard
 from mismatch_cli.recording.score import evenly_spaced

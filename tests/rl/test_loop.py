@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from mismatch_cli.bundled import bundled
-from mismatch_cli.engines import Request
-from mismatch_cli.engines._sampling import sample_seed
+from mismatch_cli.engines import Request, sample_seed
 from mismatch_cli.engines.hf import HfEngine
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.places import bundled
 from mismatch_cli.rl.config import load_config
 from mismatch_cli.rl.run import Run
 from mismatch_cli.rl.sync import prove_newer

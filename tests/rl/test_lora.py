@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from mismatch_cli.adapters import Merged, put_on, read_adapter, start_lora
-from mismatch_cli.bundled import bundled
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import load_causal_lm, load_tokenizer
+from mismatch_cli.places import bundled
 from mismatch_cli.rl.config import TrainConfig
 from mismatch_cli.rl.learner import Learner
 from tests.rl.small_runs import assert_same_run, numbers, run

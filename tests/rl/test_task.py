@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from mismatch_cli.batch import Rollout
-from mismatch_cli.bundled import bundled
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import load_tokenizer
+from mismatch_cli.places import bundled
 from mismatch_cli.rl.config import load_config
 from mismatch_cli.rl.task import Posed, Task
 from tests.rl.small_runs import SMALL, run

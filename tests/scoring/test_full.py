@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from mismatch_cli.bundled import bundled
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.places import bundled
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.head import Head, RolloutRows, score_hidden
 from mismatch_cli.scoring.trainer import ScoreRequest, Trainer

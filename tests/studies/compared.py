@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mismatch_cli.bundled import bundled, bundled_trace
+from mismatch_cli.places import bundled, bundled_trace
 from mismatch_cli.studies.comparison import (
     ComparisonAnalysis,
     ComparisonPlotData,

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatch_cli.bundled import bundled_trace
 from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.places import bundled_trace
 from mismatch_cli.studies.comparison import analyse_comparison
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from mismatch_cli import dialects
-from mismatch_cli.bundled import bundled
 from mismatch_cli.metrics.estimate import FLOOR_RESOLUTION
+from mismatch_cli.places import bundled
 from mismatch_cli.studies.gate import Check, Measurement, judge, limit_text, measured_text
 from mismatch_cli.studies.limits import SURELY, Limit, LimitSet
 from mismatch_cli.trace.reader import Trace

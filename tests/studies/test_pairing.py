@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mismatch_cli.bundled import bundled_trace
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.pairs import PAIRS
+from mismatch_cli.places import bundled_trace
 from mismatch_cli.studies.pairing import Responses, compared_rows, pair_up
 from mismatch_cli.trace.reader import Trace
 from tests.studies.compared import FLOAT32, write_rows

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mismatch_cli.bundled import bundled_trace
+from mismatch_cli.places import bundled_trace
 from mismatch_cli.studies.settings_compared import CAUSES, settings_diff
 from tests.studies.compared import FLOAT32
 

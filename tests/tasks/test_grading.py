@@ -7,8 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from mismatch_cli.tasks.advantages import group_mean_advantages
-from mismatch_cli.tasks.grading import MathVerify, last_boxed
+from mismatch_cli.tasks.grading import MathVerify, group_mean_advantages, last_boxed
 
 
 @pytest.fixture(scope="module")

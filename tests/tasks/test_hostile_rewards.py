@@ -273,7 +273,7 @@ def test_however_the_run_ends_nobody_is_left(folder, number):
 def test_memory_is_bounded_and_the_worker_goes_before_the_run():
     code = """
 from pathlib import Path
-from mismatch_cli.tasks._keeper import stand_guard
+from mismatch_cli.tasks._worker import stand_guard
 stand_guard(2**28)
 held = []
 try:

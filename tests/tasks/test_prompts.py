@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatch_cli.bundled import bundled
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.models import load_tokenizer
+from mismatch_cli.places import bundled
 from mismatch_cli.tasks import _templates
 from mismatch_cli.tasks.prompts import Problem, PromptSource, encode_prompts, load_problems
 

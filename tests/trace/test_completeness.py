@@ -9,10 +9,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from mismatch_cli.bundled import bundled
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.trace.completeness import remedy
-from mismatch_cli.trace.manifest import read_manifest, write_manifest
+from mismatch_cli.places import bundled
+from mismatch_cli.trace.manifest import read_manifest, remedy, write_manifest
 from mismatch_cli.trace.reader import Trace
 
 

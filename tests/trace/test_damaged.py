@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatch_cli.bundled import bundled_trace
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.places import bundled_trace
 from mismatch_cli.trace.files import replacing_folder
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.vocabulary import Vocabulary

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mismatch_cli import numbers
+from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.report.about import MASKED, left_out_of, measured, settings_tables
 from mismatch_cli.report.pages.comparison_tables import (
@@ -19,7 +20,6 @@ from mismatch_cli.report.pages.comparison_tables import (
 from mismatch_cli.report.tables import Row, filled
 from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table
 from mismatch_cli.studies.study import Study, who_is_compared
-from mismatch_cli.suggest import suggest
 
 _NOTATION = (
     "μ is the reference’s probability of the sampled token and π that of the current policy, in most pairs the "

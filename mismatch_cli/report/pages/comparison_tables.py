@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mismatch_cli import numbers
+from mismatch_cli import DPPO, numbers
 from mismatch_cli.metrics.gap_table import METRICS, Metric
-from mismatch_cli.papers import DPPO
 from mismatch_cli.report.tables import Col, Row, col, in_words, named, percent, plain, table, text, value_of
 from mismatch_cli.report.view import Table
 from mismatch_cli.studies.on_tokens import METRICS_SHOWN

@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_cli import numbers
+from mismatch_cli import DPPO, numbers
+from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.gap_table import Metric
-from mismatch_cli.papers import DPPO
 from mismatch_cli.report.tables import col, number, parts, plain, table, text
 from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table
 from mismatch_cli.studies.curation import CurationAnalysis, mean_over_problems
-from mismatch_cli.suggest import suggest
 
 _NOTATION = (
     "The accuracy of a problem is the mean reward of its samples. Means are over problems, and intervals cover 95 % "

@@ -5,13 +5,13 @@ from __future__ import annotations
 from mismatch_cli import numbers
 from mismatch_cli.diagnosis.evidence import Finding
 from mismatch_cli.diagnosis.run import FLOOR_STAGE, PRECISION_STAGE, UNEXPLAINED_STAGE, module
+from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.places import shown
 from mismatch_cli.report.about import left_out_of, settings_tables, who_facts
 from mismatch_cli.report.tables import col, filled, metric_row, share, table, text
 from mismatch_cli.report.view import MetricRow, ReportView, Section, Table
 from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
-from mismatch_cli.suggest import suggest
 
 _NOTATION = (
     "μ is the rollout’s probability of the sampled token and π the trainer’s; d = log π − log μ in nats. A typical gap "

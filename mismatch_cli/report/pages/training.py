@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mismatch_cli import numbers
+from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.gap_table import Metric
 from mismatch_cli.metrics.update_table import TRAINING
 from mismatch_cli.places import shown
@@ -33,7 +34,6 @@ from mismatch_cli.studies.training import (
     seconds_by_phase,
     spread,
 )
-from mismatch_cli.suggest import suggest
 
 _NOTATION = (
     "μ is the rollout’s probability of the sampled token and π the trainer’s, A the advantage. At equal weights π is "

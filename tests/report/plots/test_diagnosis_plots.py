@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mismatch_cli.bundled import bundled
+from mismatch_cli.places import bundled
 from mismatch_cli.report.figures import plots_of
 from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
 from mismatch_cli.studies.diagnosis import DiagnosisAnalysis, analyse_diagnosis

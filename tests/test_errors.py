@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mismatch_cli.bundled import bundled
 from mismatch_cli.cli import run
-from mismatch_cli.suggest import quoted, suggest
+from mismatch_cli.errors import quoted, suggest
+from mismatch_cli.places import bundled
 from tests import pictures
 
 PACKAGE = Path(__file__).parent.parent / "mismatch_cli"
