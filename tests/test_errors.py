@@ -35,7 +35,7 @@ def test_no_message_puts_a_command_together_by_itself():
         for line in path.read_text(encoding="utf-8").splitlines()
         if "import shlex" in line or by_hand.search(line)
     ]
-    assert found == ["suggest.py: import shlex"]
+    assert found == ["errors.py: import shlex"]
 
 
 @pytest.mark.parametrize("name", NAMES)
