@@ -19,9 +19,10 @@ from mismatch_cli.batch import Rollout
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.policies import Policies, TopKLogProbs
 from mismatch_cli.registry import unknown
+from mismatch_cli.rl.config import TrainConfig
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.policy_gradient import Known, logp_pass, policy_gradient_loss
-from mismatch_cli.scoring.trainer import ScoreRequest, Trainer, micro_batches, pad_right
+from mismatch_cli.scoring.trainer import ScoreRequest, Trainer, micro_batches
 
 
 @dataclass(frozen=True)
@@ -32,23 +33,6 @@ class Sample:
     advantage: float
     logp_recomputed_T: np.ndarray | None = None
     topk_logp_recomputed_TK: np.ndarray | None = None
-
-
-@dataclass(frozen=True)
-class LearnerSettings:
-    """How an update is made."""
-
-    learning_rate: float
-    max_tokens: int  # T_max of the aggregation
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-    aggregation: str = "sequence-sum"
-    token_budget: int = 8192  # padded tokens in a micro-batch
-
-    def __post_init__(self) -> None:
-        response_scale(self.aggregation, np.ones(1), self.max_tokens)  # an unknown name is told before anything loads
 
 
 @dataclass(frozen=True)
@@ -73,22 +57,19 @@ class NotFiniteError(MismatchError):
 class Learner:
     """A Hugging Face model with an optimiser, an algorithm, and the policy-gradient head in tiles."""
 
-    def __init__(
-        self, trainer: Trainer, algorithm: Algorithm, sampling: SamplingSettings, settings: LearnerSettings
-    ) -> None:
+    def __init__(self, trainer: Trainer, algorithm: Algorithm, sampling: SamplingSettings, config: TrainConfig) -> None:
         self.trainer, self.model = trainer, trainer.model
-        self.algorithm, self._sampling, self._settings = algorithm, sampling, settings
-        self._backbone = self.model.get_decoder()
+        self.algorithm, self._sampling, self._config = algorithm, sampling, config
         output = self.model.get_output_embeddings()
         self._head = replace(trainer.head, weight_VH=output.weight, bias_V=getattr(output, "bias", None))
         self._weights = [p for p in self.model.parameters() if p.requires_grad]
         self._masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self._weights]
         self.optimizer = torch.optim.AdamW(
             self._masters,
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
+            lr=config.learning_rate,
+            betas=(config.beta1, config.beta2),
+            eps=config.adam_eps,
+            weight_decay=config.weight_decay,
         )
         self.loss_scale = LossScale(enabled=self._head.weight_VH.dtype == torch.float16)
         self.version = 0  # optimiser steps behind the weights
@@ -97,11 +78,8 @@ class Learner:
         """One optimiser step; a `NotFiniteError`, and no step, where loss or gradient are not finite."""
         for parameter in (*self._weights, *self._masters):
             parameter.grad = None
-        scale_S = response_scale(
-            self._settings.aggregation,
-            np.array([len(s.rollout.response_ids) for s in samples]),
-            self._settings.max_tokens,
-        )
+        length_S = np.array([len(s.rollout.response_ids) for s in samples])
+        scale_S = response_scale(self._config.aggregation, length_S, self._config.max_tokens)
         requests = [ScoreRequest(s.rollout.prompt_ids, s.rollout.response_ids, s.rollout.topk_ids_TK) for s in samples]
         seen: list[_Seen] = [_NOTHING_SEEN] * len(samples)
         loss = 0.0
@@ -131,21 +109,17 @@ class Learner:
         """Indices, those without an advantage apart: they are looked at, but nothing is learnt from them."""
         for learning in (True, False):
             chosen = [i for i, sample in enumerate(samples) if (sample.advantage != 0) == learning]
-            for batch in micro_batches([requests[i] for i in chosen], self._settings.token_budget):
+            for batch in micro_batches([requests[i] for i in chosen], self._config.token_budget):
                 yield [chosen[i] for i in batch]
 
     def _accumulate(
         self, requests: Sequence[ScoreRequest], samples: Sequence[Sample], scale_S: np.ndarray
     ) -> tuple[float, list[_Seen]]:
         """Add the gradient of one micro-batch; answers its loss, and what was seen of each response."""
-        ids_BL, mask_BL = pad_right(requests, self.model.device)
         learning = any(s.advantage != 0 for s in samples)
         with torch.set_grad_enabled(learning):
-            hidden_BLH = self._backbone(input_ids=ids_BL, attention_mask=mask_BL, use_cache=False).last_hidden_state
-        rows = zip(hidden_BLH, requests, strict=True)
-        hidden_TH = torch.cat([hidden_LH[len(r.prompt_ids) - 1 : r.num_fed] for hidden_LH, r in rows])
-        ids_T = torch.tensor([token for r in requests for token in r.response_ids], device=hidden_TH.device)
-        judged = _Judged(self.algorithm, requests, samples, scale_S, hidden_TH.device)
+            hidden_TH, ids_T = self.trainer.response_rows(requests)
+        judged = _Judged(self.algorithm, requests, samples, scale_S, ids_T)
         known = None
         if not judges_single_tokens(self.algorithm):
             known = logp_pass(hidden_TH, self._head, ids_T, self._sampling, judged.query_ids_TK)
@@ -175,7 +149,7 @@ class Learner:
             master.grad = torch.zeros_like(master) if master.grad is None else master.grad
             if self.loss_scale.enabled:
                 master.grad.div_(self.loss_scale.value)
-        return float(torch.nn.utils.clip_grad_norm_(self._masters, self._settings.max_grad_norm))
+        return float(torch.nn.utils.clip_grad_norm_(self._masters, self._config.max_grad_norm))
 
     def _step(self) -> None:
         """AdamW on the masters, which are then rounded into the weights."""
@@ -219,15 +193,15 @@ class _Judged:
         requests: Sequence[ScoreRequest],
         samples: Sequence[Sample],
         scale_S: np.ndarray,
-        device: torch.device,
+        ids_T: Tensor,
     ) -> None:
-        self._algorithm, self._samples, self._device = algorithm, samples, device
+        self._algorithm, self._samples, self._ids_T, self._device = algorithm, samples, ids_T, ids_T.device
         length_S = np.array([len(r.response_ids) for r in requests])
-        self._offset_S1 = torch.from_numpy(np.concatenate([[0], np.cumsum(length_S)])).to(device)
+        self._offset_S1 = torch.from_numpy(np.concatenate([[0], np.cumsum(length_S)])).to(self._device)
         self._rollout_T = self._flat([s.rollout.logp_rollout_T for s in samples])
         advantage_S = np.array([s.advantage for s in samples], dtype=np.float32)
-        self._advantage_T = torch.from_numpy(np.repeat(advantage_S, length_S)).to(device)
-        self._scale_T = torch.from_numpy(np.repeat(scale_S, length_S).astype(np.float32)).to(device)
+        self._advantage_T = self._flat([np.repeat(advantage_S, length_S)])
+        self._scale_T = self._flat([np.repeat(scale_S, length_S).astype(np.float32)])
         recomputed = [s.logp_recomputed_T for s in samples]
         self._recomputed_T = None if any(x is None for x in recomputed) else self._flat(recomputed)  # type: ignore[arg-type]
         self._ready_T: Tensor | None = None
@@ -238,12 +212,7 @@ class _Judged:
                 f"{algorithm.name} needs the engine's top {k} log-probs. Sample with --top-logprobs {k}."
             )
         ids_TK = [r.topk_ids_TK[:, :k] for r in requests if r.topk_ids_TK is not None] if k else []
-        self.query_ids_TK = (
-            self._flat(ids_TK).long()
-            if ids_TK
-            else torch.zeros(int(length_S.sum()), 0, dtype=torch.int64, device=device)
-        )
-        self._ids_T = torch.tensor([token for r in requests for token in r.response_ids], device=device)
+        self.query_ids_TK = self._flat(ids_TK).long() if ids_TK else ids_T.new_zeros((len(ids_T), 0))
 
     def look_first(self, known: Known) -> None:
         """Form every coefficient from a log-prob pass, for rules that look at whole responses or at other tokens."""

@@ -30,7 +30,7 @@ from mismatch_cli.errors import MismatchError, suggest
 from mismatch_cli.models import load_causal_lm, load_tokenizer
 from mismatch_cli.rl.checkpoint import METRICS_FILE, cut_back, last_step, latest_checkpoint, save_checkpoint
 from mismatch_cli.rl.config import FILE_NAME, TrainConfig
-from mismatch_cli.rl.learner import Learner, LearnerSettings, NotFiniteError, Sample
+from mismatch_cli.rl.learner import Learner, NotFiniteError, Sample
 from mismatch_cli.rl.step import Minibatch, Step, Use, step_table
 from mismatch_cli.rl.sync import WeightSync
 from mismatch_cli.rl.task import Posed, Task
@@ -51,13 +51,13 @@ class Run:
     def __init__(self, config: TrainConfig, run_folder: Path, say: Callable[[str], None]) -> None:
         self.config, self.folder, self._say = config, run_folder, say
         self._threads = set_threads(config.threads or None, config.model)
-        algorithm, updates = find(config.algorithm), _learner_settings(config)
+        algorithm = find(config.algorithm)
         self._sampling = SamplingSettings(temperature=config.temperature, max_tokens=config.max_tokens)
         self._tokenizer = load_tokenizer(config.model)
         self.task = Task(config, self._tokenizer)  # first: what is wrong with the data is told before a model is loaded
         self.engine: Engine = create_engine(config.engine, self._engine_settings(algorithm.needs_top_k))
         try:
-            self._load(updates, algorithm)
+            self._load(algorithm)
             write_atomically(run_folder / FILE_NAME, config.to_toml())  # what has loaded can be resumed
         except BaseException:
             self.close()
@@ -72,7 +72,7 @@ class Run:
         log = self.folder / "log" / f"{config.engine}.log"
         return EngineSettings(config.model, self._sampling, top_k, config.rollout_dtype, config.seed, log, extra)
 
-    def _load(self, updates: LearnerSettings, algorithm: Algorithm) -> None:
+    def _load(self, algorithm: Algorithm) -> None:
         """Pose the problems in the engine's context, and load the trainer beside the engine."""
         config = self.config
         self.task.pose(self.engine.max_model_len)
@@ -93,7 +93,7 @@ class Run:
                 seed=config.seed,
             )
             weights = Merged(trainer.model)
-        self.learner = Learner(trainer, algorithm, self._sampling, updates)
+        self.learner = Learner(trainer, algorithm, self._sampling, config)
         exact = (config.trainer_dtype, config.rollout_dtype, config.kv_cache_dtype) == ("float32", "float32", "auto")
         self.sync = WeightSync(self.engine, trainer, exact=exact, token_budget=config.token_budget, weights=weights)
 
@@ -123,11 +123,8 @@ class Run:
         No random state is among it, on any device: the trainer draws nothing (no dropout), problems and minibatches are
         shuffled by seed and step, and every response is sampled from hash(seed, prompt, sample, step).
         """
-        state = {
-            "learner": self.learner.state_dict(),
-            "sync": self.sync.state_dict(),
-            "judge": self.task.grader.state_dict(),
-        }
+        parts: dict[str, Any] = {"learner": self.learner, "sync": self.sync, "judge": self.task.grader}
+        state = {name: part.state_dict() for name, part in parts.items()}
         save_checkpoint(self.folder, step, state, self._save_adapter)
 
     def _save_adapter(self, folder: Path) -> None:
@@ -164,13 +161,9 @@ class Run:
     def samples(self, step: Step, rows: list[int]) -> list[Sample]:
         """Minibatches of a step for the learner; at the weights that sampled, what it sees itself is the recomputed."""
         moved = self.learner.version > step.version
-        known = [step.recomputed[row] if step.recomputed is not None and moved else None for row in rows]
-        return [
-            Sample(
-                step.rollouts[row], float(step.advantage_S[row]), None if scores is None else scores.logp_T,
-                None if scores is None else scores.logp_at_topk_TK,
-            ) for row, scores in zip(rows, known, strict=True)
-        ]  # fmt: skip
+        recomputed = [step.recomputed[row] if step.recomputed is not None and moved else None for row in rows]
+        scores = [(None, None) if known is None else (known.logp_T, known.logp_at_topk_TK) for known in recomputed]
+        return [Sample(step.rollouts[i], float(step.advantage_S[i]), *s) for i, s in zip(rows, scores, strict=True)]
 
     def update(self, step: Step, batch: Minibatch) -> None:
         """One optimiser step; where it is not finite, everything up to it is left behind as a trace."""
@@ -267,16 +260,3 @@ class Run:
         self.task.grader.stop()
         with suppress(Exception):  # an engine that died: nothing here can hurt what is on record
             self.engine.close()
-
-
-def _learner_settings(config: TrainConfig) -> LearnerSettings:
-    return LearnerSettings(
-        learning_rate=config.learning_rate,
-        max_tokens=config.max_tokens,
-        betas=(config.beta1, config.beta2),
-        eps=config.adam_eps,
-        weight_decay=config.weight_decay,
-        max_grad_norm=config.max_grad_norm,
-        aggregation=config.aggregation,
-        token_budget=config.token_budget,
-    )

@@ -198,15 +198,19 @@ class Trainer:
             _check_finite(i, part)
             scores[i] = part
 
-    @torch.inference_mode()
-    def _score_batch(self, members: Sequence[ScoreRequest]) -> HeadScores:
-        ids_BL, mask_BL = pad_right(members, self.model.device)
+    def response_rows(self, requests: Sequence[ScoreRequest]) -> tuple[torch.Tensor, torch.Tensor]:
+        """What predicts the response tokens of all requests, `[T, H]`, and their ids, `[T]`: one backbone pass."""
+        ids_BL, mask_BL = pad_right(requests, self.model.device)
         hidden_BLH = self._backbone(input_ids=ids_BL, attention_mask=mask_BL, use_cache=False).last_hidden_state
         # The hidden state at position i predicts token i + 1: a response's first is predicted by the prompt's last.
-        hidden_TH = torch.cat([h[len(r.prompt_ids) - 1 : r.num_fed] for h, r in zip(hidden_BLH, members, strict=True)])
-        target_ids_T = torch.tensor([token for r in members for token in r.response_ids])
-        rollout = _rollout_rows(members)
-        return score_hidden(hidden_TH, self._head, target_ids_T, _query_ids(members), self._sampling, rollout=rollout)
+        hidden_TH = torch.cat([h[len(r.prompt_ids) - 1 : r.num_fed] for h, r in zip(hidden_BLH, requests, strict=True)])
+        return hidden_TH, torch.tensor([token for r in requests for token in r.response_ids], device=hidden_TH.device)
+
+    @torch.inference_mode()
+    def _score_batch(self, members: Sequence[ScoreRequest]) -> HeadScores:
+        hidden_TH, ids_T = self.response_rows(members)
+        query_ids_TK, rollout = _query_ids(members).to(ids_T.device), _rollout_rows(members)
+        return score_hidden(hidden_TH, self._head, ids_T, query_ids_TK, self._sampling, rollout=rollout)
 
 
 def micro_batches(requests: Sequence[ScoreRequest], token_budget: int) -> list[list[int]]:

@@ -16,13 +16,14 @@ from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.batch import Rollout
 from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.rl.learner import AGGREGATIONS, Learner, LearnerSettings, LossScale, Sample, response_scale
+from mismatch_cli.rl.config import TrainConfig
+from mismatch_cli.rl.learner import AGGREGATIONS, Learner, LossScale, Sample, response_scale
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
 from tests.algorithms import published
 
 PLAIN = SamplingSettings()
-SETTINGS = LearnerSettings(learning_rate=0.0, max_tokens=40, max_grad_norm=1e9, token_budget=120)
+CONFIG = TrainConfig(learning_rate=1e-30, max_tokens=40, max_grad_norm=1e9, token_budget=120)
 LENGTHS, ADVANTAGES = (21, 9, 30, 14, 1), (1.0, -0.5, -1.5, 0.7, 0.0)
 
 
@@ -32,7 +33,7 @@ def make_learner(save_model) -> Callable[..., Learner]:
 
     def make(algorithm: str = "dppo-binary-tv", dtype: str = "float32", **changes: Any) -> Learner:
         trainer = Trainer.load(folder, sampling=PLAIN, dtype=dtype)
-        return Learner(trainer, find(algorithm), PLAIN, replace(SETTINGS, **changes))
+        return Learner(trainer, find(algorithm), PLAIN, replace(CONFIG, **changes))
 
     return make
 
@@ -96,7 +97,7 @@ def test_the_gradient_is_that_of_the_published_objective(make_learner, name, agg
     sample = published.Sample(logp_T, *flat, advantage_T, list(LENGTHS), (nothing, nothing, nothing))
     terms_T = published.OBJECTIVES[name](sample)
     learner.model.zero_grad(set_to_none=True)
-    (-published.aggregated(terms_T, list(LENGTHS), aggregation, SETTINGS.max_tokens)).backward()
+    (-published.aggregated(terms_T, list(LENGTHS), aggregation, CONFIG.max_tokens)).backward()
     assert_same_gradients(found, gradients(learner))
     np.testing.assert_allclose(np.concatenate(update.logp), logp_T.detach().numpy(), atol=2e-5)
 

@@ -38,7 +38,7 @@ def test_the_gradient_is_that_of_all_weights_along_the_low_rank_directions(make_
     for name, weight in small.model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weight, std=0.05)
-    small = Learner(small.trainer, small.algorithm, small._sampling, small._settings)
+    small = Learner(small.trainer, small.algorithm, small._sampling, small._config)
     whole.model.load_state_dict(Merged(small.model).state_dict())
     samples = make_samples(whole)
     for learner in (whole, small):
