@@ -30,7 +30,7 @@ from mismatch_cli.errors import MismatchError, suggest
 from mismatch_cli.models import load_causal_lm, load_tokenizer
 from mismatch_cli.rl.checkpoint import METRICS_FILE, cut_back, last_step, latest_checkpoint, save_checkpoint
 from mismatch_cli.rl.config import FILE_NAME, TrainConfig
-from mismatch_cli.rl.learner import Learner, NotFiniteError, Sample
+from mismatch_cli.rl.learner import Learner, NotFiniteError, Sample, response_scale
 from mismatch_cli.rl.step import Minibatch, Step, Use, step_table
 from mismatch_cli.rl.sync import WeightSync
 from mismatch_cli.rl.task import Posed, Task
@@ -52,6 +52,9 @@ class Run:
         self.config, self.folder, self._say = config, run_folder, say
         self._threads = set_threads(config.threads or None, config.model)
         algorithm = find(config.algorithm)
+        response_scale(
+            config.aggregation, np.ones(1), config.max_tokens
+        )  # an unknown name is told before anything loads
         self._sampling = SamplingSettings(temperature=config.temperature, max_tokens=config.max_tokens)
         self._tokenizer = load_tokenizer(config.model)
         self.task = Task(config, self._tokenizer)  # first: what is wrong with the data is told before a model is loaded

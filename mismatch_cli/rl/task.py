@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mismatch_cli import registry
+import numpy as np
+
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.engines import engine_module
 from mismatch_cli.errors import UsageError
 from mismatch_cli.models import check_model_folder
 from mismatch_cli.rl.config import TrainConfig
-from mismatch_cli.rl.learner import AGGREGATIONS
+from mismatch_cli.rl.learner import response_scale
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.tasks.grading import Grader, check_reward, gradable
 from mismatch_cli.tasks.prompts import Problem, PromptSource, check_template, encode_prompts, is_local, load_problems
@@ -112,8 +113,7 @@ def check_runs(configs: Sequence[TrainConfig]) -> None:
     for spec in dict.fromkeys(config.algorithm for config in configs):
         _check_top_k(spec, configs[0].model)
     first = configs[0]  # runs of one command differ in algorithm and seed
-    if first.aggregation not in AGGREGATIONS:
-        raise UsageError(registry.unknown("aggregation", first.aggregation, AGGREGATIONS))
+    response_scale(first.aggregation, np.ones(1), first.max_tokens)
     if not engine_module(first.engine).TAKES_WEIGHTS:
         raise UsageError(
             "Training sends new weights to the engine after every step, and a server behind a URL takes none from "
