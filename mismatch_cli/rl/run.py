@@ -52,9 +52,7 @@ class Run:
         self.config, self.folder, self._say = config, run_folder, say
         self._threads = set_threads(config.threads or None, config.model)
         algorithm = find(config.algorithm)
-        response_scale(
-            config.aggregation, np.ones(1), config.max_tokens
-        )  # an unknown name is told first
+        response_scale(config.aggregation, np.ones(1), config.max_tokens)  # an unknown name is told first
         self._sampling = SamplingSettings(temperature=config.temperature, max_tokens=config.max_tokens)
         self._tokenizer = load_tokenizer(config.model)
         self.task = Task(config, self._tokenizer)  # first: what is wrong with the data is told before a model is loaded
