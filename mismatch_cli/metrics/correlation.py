@@ -82,11 +82,7 @@ class SampledSpearman(Accumulator):
             rows["group"], rows["x"], rows["y"] = group_N[index], x_N[index], y_N[index]
             return rows
 
-        known = np.flatnonzero(~(np.isnan(x_N) | np.isnan(y_N)))
-        if len(known) == len(x_N):
-            self.sample.offer_hashed(gaps.token_hash_N, rows_of)
-        else:
-            self.sample.offer_hashed(gaps.token_hash_N[known], lambda index: rows_of(known[index]))
+        self.sample.offer_hashed(gaps.token_hash_N, rows_of, ~(np.isnan(x_N) | np.isnan(y_N)))
 
     def result(self, prompts: int) -> Estimate:
         return self.jackknife().estimate(prompts)

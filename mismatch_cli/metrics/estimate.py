@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -185,11 +185,20 @@ def standard_error(without_G: np.ndarray) -> float:
     return float(np.sqrt((len(without_G) - 1) * np.mean((without_G - without_G.mean()) ** 2)))
 
 
+Made = TypeVar("Made")
+
+
+def without_groups(evaluate: Callable[..., Made], *sums_Gx: np.ndarray) -> tuple[Made, Made]:
+    """What `evaluate` makes of sums by prompt group: of all of them, and with each group in turn left out."""
+    totals_x = [sums.sum(axis=0) for sums in sums_Gx]
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # a broken recording may hold ∞ − ∞
+        left_Gx = [total - sums for total, sums in zip(totals_x, sums_Gx, strict=True)]
+        return evaluate(*totals_x), evaluate(*left_Gx)
+
+
 def grouped_ratio(part_G: np.ndarray, whole_G: np.ndarray, prompts: int, scale: Scale = POSITIVE) -> Estimate:
     """Σ part / Σ whole, from sums by prompt group."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        value = np.float64(part_G.sum()) / whole_G.sum()
-        without_G = (part_G.sum() - part_G) / (whole_G.sum() - whole_G)
+    value, without_G = without_groups(np.true_divide, part_G, whole_G)
     return interval(float(value), left_out(without_G, whole_G > 0), prompts, scale)
 
 

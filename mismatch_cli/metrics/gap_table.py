@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 
@@ -28,12 +27,11 @@ from mismatch_cli.metrics.estimate import (
 )
 
 
-class Sums(Protocol):
+class Sums(dict[str, np.ndarray]):
     """Sums over tokens and responses by name, on the totals or on what is left without each group of prompts."""
 
-    def __getitem__(self, name: str) -> np.ndarray: ...
-
-    def mean(self, name: str, count: str = "supported") -> np.ndarray: ...
+    def mean(self, name: str, count: str = "supported") -> np.ndarray:
+        return self[name] / self[count]
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ to 0.2 % wide, with 3 bits 6 to 12 %.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -40,11 +41,6 @@ class LogBins:
         starts = np.ldexp(1 + part / (1 << self.mantissa_bits), octave + self.lowest)
         return np.concatenate([[0.0], starts]), np.concatenate([[0.0], starts[1:], starts[-1:]])
 
-    @property
-    def middles(self) -> tuple[np.ndarray, np.ndarray]:
-        """In place of the edges: every value in the middle of its bin, at most half a bin off even if all are equal."""
-        return _middles(self.edges)
-
 
 @dataclass(frozen=True)
 class SignedLogBins:
@@ -69,10 +65,6 @@ class SignedLogBins:
         low, high = self.positive.edges
         return np.concatenate([-high[:0:-1], low]), np.concatenate([-low[:0:-1], high])
 
-    @property
-    def middles(self) -> tuple[np.ndarray, np.ndarray]:
-        return _middles(self.edges)
-
     def fold(self, counts: np.ndarray) -> np.ndarray:
         """Counts of |x| from counts of x, along the last axis."""
         middle = self.positive.count - 1
@@ -81,12 +73,13 @@ class SignedLogBins:
         return folded
 
 
-def _middles(edges: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    middle = (edges[0] + edges[1]) / 2
+def middles(bins: LogBins | SignedLogBins) -> tuple[np.ndarray, np.ndarray]:
+    """In place of the edges: every value in the middle of its bin, at most half a bin off even if all are equal."""
+    middle = (bins.edges[0] + bins.edges[1]) / 2
     return middle, middle
 
 
-def quantiles(counts: np.ndarray, edges: tuple[np.ndarray, np.ndarray], shares: list[float]) -> np.ndarray:
+def quantiles(counts: np.ndarray, edges: tuple[np.ndarray, np.ndarray], shares: Sequence[float]) -> np.ndarray:
     """[..., bins] → [..., shares]: quantiles of binned values as numpy has them, between the two values at their rank.
 
     A value is taken to be where it would be if those of its bin were spread evenly: at most a bin's width off. NaN

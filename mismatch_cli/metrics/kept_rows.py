@@ -36,21 +36,24 @@ class SmallestRows(Accumulator):
         self.limit = np.inf  # a larger key has no chance any more
         self._parts = [np.zeros(0, dtype=dtype)]
 
-    def offer(self, key_N: np.ndarray, rows_of: Callable[[np.ndarray], np.ndarray]) -> None:
-        """Consider one candidate per key; `rows_of(index)` builds the rows that may stay, without their key."""
-        index = np.flatnonzero(key_N <= self.limit)
-        if len(index) > 2 * self.capacity:
-            self.limit = float(np.partition(key_N[index], self.capacity - 1)[self.capacity - 1])
-            index = index[key_N[index] <= self.limit]
-        if len(index):
-            rows = rows_of(index)
-            rows["key"] = key_N[index]
+    def offer(self, candidates: np.ndarray, key_C: np.ndarray, rows_of: Callable[[np.ndarray], np.ndarray]) -> None:
+        """Consider candidates by their index; `rows_of(index)` builds the rows that may stay, without their key."""
+        near = np.flatnonzero(key_C <= self.limit)
+        if len(near) > 2 * self.capacity:
+            self.limit = float(np.partition(key_C[near], self.capacity - 1)[self.capacity - 1])
+            near = near[key_C[near] <= self.limit]
+        if len(near):
+            rows = rows_of(candidates[near])
+            rows["key"] = key_C[near]
             self._add(rows)
 
-    def offer_hashed(self, hash_N: np.ndarray, rows_of: Callable[[np.ndarray], np.ndarray]) -> None:
-        """Consider one candidate per uint64 hash, which makes the kept rows a random sample."""
+    def offer_hashed(
+        self, hash_N: np.ndarray, rows_of: Callable[[np.ndarray], np.ndarray], counts_N: np.ndarray | None = None
+    ) -> None:
+        """Consider one candidate per uint64 hash, where it counts: the kept rows are a random sample."""
         low = np.flatnonzero(hash_N <= np.uint64(min(self.limit, _ALMOST_1) * 2.0**64))
-        self.offer(hash_N[low] / 2.0**64, lambda index: rows_of(low[index]))
+        low = low if counts_N is None else low[counts_N[low]]
+        self.offer(low, hash_N[low] / 2.0**64, rows_of)
 
     def merge(self, other: SmallestRows) -> None:
         for rows in other._parts:
@@ -93,11 +96,11 @@ def token_rows(gaps: TokenGaps, index: np.ndarray) -> np.ndarray:
     return rows
 
 
-def response_rows(gaps: TokenGaps, response: np.ndarray, length_S: np.ndarray, d_sum_S: np.ndarray) -> np.ndarray:
+def response_rows(gaps: TokenGaps, response: np.ndarray) -> np.ndarray:
     """`RESPONSE_ROW`s of some responses of the slice, with their counted tokens in support and Σd over them."""
     rows = np.zeros(len(response), dtype=RESPONSE_ROW)
     _identify(rows, gaps, response)
-    rows["length"], rows["d_sum"] = length_S[response], d_sum_S[response]
+    rows["length"], rows["d_sum"] = (values_S[response] for values_S in gaps.length_and_d_sum)
     return rows
 
 
@@ -120,25 +123,21 @@ class WorstTokens(Accumulator):
     def update(self, gaps: TokenGaps) -> None:
         for kept, values_N in ((self.abs_d, gaps.abs_d_N), (self.abs_dp, gaps.abs_dp_N)):
             large = np.flatnonzero(values_N >= max(-kept.limit, _SMALLEST))
-            kept.offer(-values_N[large], partial(_rows_among, gaps, large))
-        length_S, d_sum_S = gaps.length_and_d_sum
+            kept.offer(large, -values_N[large], partial(token_rows, gaps))
+        d_sum_S = gaps.length_and_d_sum[1]
         real = np.flatnonzero(d_sum_S)
-        self.responses.offer(-np.abs(d_sum_S[real]), lambda index: response_rows(gaps, real[index], length_S, d_sum_S))
+        self.responses.offer(real, -np.abs(d_sum_S[real]), partial(response_rows, gaps))
 
     def result(self) -> dict[str, list[dict[str, Any]]]:
-        return {name: _records(kept.rows()) for name, kept in vars(self).items()}
+        return {name: _records(kept) for name, kept in vars(self).items()}
 
 
 _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 
 
-def _rows_among(gaps: TokenGaps, candidates: np.ndarray, index: np.ndarray) -> np.ndarray:
-    return token_rows(gaps, candidates[index])
-
-
-def _records(rows: np.ndarray) -> list[dict[str, Any]]:
-    names = [name for name in rows.dtype.names or () if name != "key"]
-    return [{name: finite_or_none(row[name].item()) for name in names} for row in rows]
+def _records(kept: SmallestRows) -> list[dict[str, Any]]:
+    columns = _columns(kept)
+    return [dict(zip(columns, map(finite_or_none, row), strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 class ScatterSample(Accumulator):
@@ -152,12 +151,8 @@ class ScatterSample(Accumulator):
         self.tokens, self.responses = SmallestRows(TOKEN_ROW, tokens), SmallestRows(RESPONSE_ROW, responses)
 
     def update(self, gaps: TokenGaps) -> None:
-        self.tokens.offer_hashed(gaps.token_hash_N, lambda index: token_rows(gaps, index))
-        length_S, d_sum_S = gaps.length_and_d_sum
-        real = np.flatnonzero(length_S)
-        self.responses.offer_hashed(
-            gaps.response_hash_S[real], lambda index: response_rows(gaps, real[index], length_S, d_sum_S)
-        )
+        self.tokens.offer_hashed(gaps.token_hash_N, partial(token_rows, gaps))
+        self.responses.offer_hashed(gaps.response_hash_S, partial(response_rows, gaps), gaps.length_and_d_sum[0] > 0)
 
     def result(self) -> dict[str, dict[str, list[float]]]:
         """Columns as lists: `tokens` and `responses`; a top-K TV that was not measured is NaN."""

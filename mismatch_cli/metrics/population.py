@@ -10,7 +10,7 @@ import numpy as np
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.accumulator import Accumulator
-from mismatch_cli.metrics.estimate import SHARE, Jackknife, left_out
+from mismatch_cli.metrics.estimate import SHARE, Jackknife, left_out, without_groups
 from mismatch_cli.metrics.gaps import TokenGaps
 from mismatch_cli.metrics.hashing import GROUPS, hash_keys, prompt_groups
 
@@ -105,11 +105,10 @@ class RewardGroups(Accumulator):
         """The share, and what it would be without each group of prompts."""
         several_G = self.reward_G3[:, 2] >= 2
         equal_G = self.reward_G3[several_G, 0] == self.reward_G3[several_G, 1]
-        of_G = prompt_groups(self.prompt_id_G[several_G])
-        equal, all_ = (np.bincount(of_G, weights=w, minlength=GROUPS) for w in (equal_G, np.ones(len(of_G))))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            value = equal.sum() / all_.sum()
-            return Jackknife(float(value), left_out((equal.sum() - equal) / (all_.sum() - all_), all_ > 0), SHARE)
+        group_G = prompt_groups(self.prompt_id_G[several_G])
+        equal, graded = (np.bincount(group_G, weights=w, minlength=GROUPS) for w in (equal_G, np.ones(len(group_G))))
+        value, without = without_groups(np.true_divide, equal, graded)
+        return Jackknife(float(value), left_out(without, graded > 0), SHARE)
 
 
 def counts_result(counts: TokenCounts, prompts: DistinctPrompts) -> dict[str, Any]:

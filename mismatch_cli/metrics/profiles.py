@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from mismatch_cli.metrics.accumulator import Accumulator
-from mismatch_cli.metrics.estimate import EXTREME, POSITIVE, SIGNED, Estimate, interval, left_out, point
+from mismatch_cli.metrics.estimate import (
+    EXTREME,
+    POSITIVE,
+    SIGNED,
+    Estimate,
+    Scale,
+    interval,
+    left_out,
+    point,
+    without_groups,
+)
 from mismatch_cli.metrics.gaps import Segments, TokenGaps
 from mismatch_cli.metrics.hashing import GROUPS
 
@@ -43,7 +54,13 @@ class PositionProfile(Accumulator):
                 self.sums[direction, :, :, column] += cells.reshape(GROUPS, POSITION_BINS)
 
     def result(self, prompts: int) -> dict[str, list[dict[str, Any]]]:
-        return {"positions": _rows(self.sums[0], prompts), "from_end": _rows(self.sums[1], prompts)}
+        return {
+            name: [
+                dict(zip(("first", "last", "tokens"), (*bin_bounds(b), count), strict=True)) | row
+                for b, count, row in _bins(sums_GBx, _means, 3, _QUANTITIES, prompts)
+            ]
+            for name, sums_GBx in zip(("positions", "from_end"), self.sums, strict=True)
+        }
 
 
 def cut_by_position(offset_S1: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -72,26 +89,25 @@ def bin_bounds(position_bin: int) -> tuple[int, int]:
     return first, 2 * first - 1 if first else 0
 
 
-def _rows(sums_GBx: np.ndarray, prompts: int) -> list[dict[str, Any]]:
-    total_Bx = sums_GBx.sum(axis=0)
-    value_B, without_GB = _means(total_Bx), _means(total_Bx - sums_GBx)
-    rows = []
-    for b in np.flatnonzero(total_Bx[:, 3]):
-        occupied_G = sums_GBx[:, b, 3] > 0
-        estimates: dict[str, Estimate] = {
-            name: interval(value_B[b, q], left_out(without_GB[:, b, q], occupied_G), prompts, scale)
-            for q, (name, scale) in enumerate(_QUANTITIES.items())
-        }
-        first, last = bin_bounds(b)
-        row = {"first": first, "last": last, "tokens": int(total_Bx[b, 3])}
-        rows.append(row | {name: estimate.to_dict() for name, estimate in estimates.items()})
-    return rows
+def _bins(
+    sums_GBx: np.ndarray,
+    evaluate: Callable[[np.ndarray], np.ndarray],
+    count: int,
+    scales: Mapping[str, Scale],
+    prompts: int,
+) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Each bin with a count, which is that column of the sums, and what `evaluate` makes of them, on these scales."""
+    value_Bx, without_GBx = without_groups(evaluate, sums_GBx)
+    count_GB = sums_GBx[:, :, count]
+    without_GBx, total_B = left_out(without_GBx, count_GB[:, :, None] > 0), count_GB.sum(axis=0)
+    for b in np.flatnonzero(total_B).tolist():
+        made = zip(scales.items(), value_Bx[b], without_GBx[:, b].T, strict=True)
+        row = {name: interval(value, without_G, prompts, scale).to_dict() for (name, scale), value, without_G in made}
+        yield b, int(total_B[b]), row
 
 
 def _means(sums_x5: np.ndarray) -> np.ndarray:
-    counts = sums_x5[..., [4, 3, 4]]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return sums_x5[..., :3] / counts
+    return sums_x5[..., :3] / sums_x5[..., [4, 3, 4]]
 
 
 _BINS = 32  # bin b holds lengths 2^(b−1) … 2^b − 1
@@ -112,27 +128,19 @@ class LengthProfile(Accumulator):
         np.add.at(self.sums, (group_S, bin_S), np.stack([length_S > 0, d_S, d_S * d_S], axis=1))
 
     def result(self, prompts: int) -> list[dict[str, Any]]:
-        total_B3 = self.sums.sum(axis=0)
-        (mean_B, sd_B), (mean_GB, sd_GB) = _mean_and_sd(total_B3), _mean_and_sd(total_B3 - self.sums)
-        occupied_GB = self.sums[:, :, 0] > 0
-        mean_GB, sd_GB = left_out(mean_GB, occupied_GB), left_out(sd_GB, occupied_GB)
         return [
-            {
-                "first": 2 ** int(b - 1),
-                "last": 2 ** int(b) - 1,
-                "sequences": int(total_B3[b, 0]),
-                "d_sum_mean": interval(mean_B[b], mean_GB[:, b], prompts, SIGNED).to_dict(),
-                "d_sum_sd": interval(sd_B[b], sd_GB[:, b], prompts, POSITIVE).to_dict(),
-            }
-            for b in np.flatnonzero(total_B3[:, 0])
+            {"first": 2 ** (b - 1), "last": 2**b - 1, "sequences": count} | row
+            for b, count, row in _bins(self.sums, _mean_and_sd, 0, _MOMENTS, prompts)
         ]
 
 
-def _mean_and_sd(sums_x3: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+_MOMENTS = {"d_sum_mean": SIGNED, "d_sum_sd": POSITIVE}
+
+
+def _mean_and_sd(sums_x3: np.ndarray) -> np.ndarray:
     count, first, second = np.moveaxis(sums_x3, -1, 0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        mean = first / count
-        return mean, np.where(count > 1, np.sqrt(np.maximum(second / count - mean**2, 0)), np.nan)
+    mean = first / count
+    return np.stack([mean, np.where(count > 1, np.sqrt(np.maximum(second / count - mean**2, 0)), np.nan)], axis=-1)
 
 
 _KEYS = ("d_max", "d_min", "tv_signed_max", "tv_signed_min", "kl_binary_max", "tv_topk_max", "kl_topk_max")
@@ -162,33 +170,21 @@ class Extremes(Accumulator):
         np.maximum(self.largest, found, out=self.largest)
 
     def result(self) -> dict[str, Estimate]:
-        largest = dict(zip(_KEYS, self.largest.tolist(), strict=True))
-        d_max, d_min = largest["d_max"], -largest["d_min"]
-        seen = largest["tv_signed_max"] > -np.inf
-        ratio_min = 0.0 if self.out_of_support else _exp(d_min)
-        values = {
+        values = dict(zip(_KEYS, self.largest.tolist(), strict=True))
+        d_max, d_min, tv_min = values.pop("d_max"), -values.pop("d_min"), -values["tv_signed_min"]
+        seen = values["tv_signed_max"] > -np.inf
+        with np.errstate(over="ignore"):
+            ratio_min, ratio_max = (float(np.exp(d)) if seen else np.nan for d in (d_min, d_max))
+        values |= {
             "abs_d_max": max(d_max, -d_min),
-            "tv_binary_max": max(largest["tv_signed_max"], largest["tv_signed_min"]),
-            "tv_signed_max": largest["tv_signed_max"],
-            "tv_signed_min": -largest["tv_signed_min"],
-            "ratio_min": ratio_min if seen else np.nan,
-            "ratio_max": _exp(d_max) if seen else np.nan,
-            "kl_binary_max": largest["kl_binary_max"],
-            "tv_topk_max": largest["tv_topk_max"],
-            "kl_topk_max": largest["kl_topk_max"],
+            "tv_binary_max": max(values["tv_signed_max"], -tv_min),
+            "tv_signed_min": tv_min,
+            "ratio_min": 0.0 if self.out_of_support else ratio_min,
+            "ratio_max": ratio_max,
         }
-        return {name: _extreme(value) for name, value in values.items()}
+        return {name: point(np.nan if value == -np.inf else value, EXTREME) for name, value in values.items()}
 
 
 def _largest(values_N: np.ndarray, counts_N: np.ndarray | None) -> float:
     values_N = values_N if counts_N is None else values_N[counts_N]
     return float(values_N.max()) if len(values_N) else -np.inf
-
-
-def _exp(d: float) -> float:
-    with np.errstate(over="ignore"):
-        return float(np.exp(d))
-
-
-def _extreme(value: float) -> Estimate:
-    return point(np.nan if abs(value) == np.inf and value < 0 else value, EXTREME)

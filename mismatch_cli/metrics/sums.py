@@ -17,8 +17,9 @@ from mismatch_cli.metrics.estimate import (
     Jackknife,
     Scale,
     left_out,
+    without_groups,
 )
-from mismatch_cli.metrics.gap_table import METRICS
+from mismatch_cli.metrics.gap_table import METRICS, Sums
 from mismatch_cli.metrics.gaps import TokenGaps
 from mismatch_cli.metrics.hashing import GROUPS, sum_by_group
 
@@ -117,22 +118,9 @@ def _measured(gaps: TokenGaps) -> list[tuple[str, np.ndarray, np.ndarray | None]
     return columns
 
 
-class Totals:
-    """Sums over tokens and responses, by name; each an array over the leading axes of `totals_xM`."""
-
-    def __init__(self, totals_xM: np.ndarray) -> None:
-        self._totals_xM = totals_xM
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self._totals_xM[..., INDEX[name]]
-
-    def mean(self, name: str, count: str = "supported") -> np.ndarray:
-        return self[name] / self[count]
-
-
 def evaluate(totals_xM: np.ndarray) -> dict[str, np.ndarray]:
     """Every metric on totals of any leading shape; NaN where its count is zero."""
-    totals = Totals(totals_xM)
+    totals = Sums({name: totals_xM[..., column] for name, column in INDEX.items()})
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return {metric.key: metric.value(totals) for metric in METRICS.values() if metric.value}
 
@@ -155,10 +143,8 @@ class GroupSums(Accumulator):
 
     def jackknife(self, evaluate: Evaluate, scales: Mapping[str, Scale]) -> dict[str, Jackknife]:
         """The same with the values that each interval is made of; what has no scale of its own is `SIGNED`."""
-        total_M = self.sums_GM.sum(axis=0)
+        values, without_G = without_groups(evaluate, self.sums_GM)
         occupied_G = np.any(self.sums_GM, axis=1)
-        with np.errstate(invalid="ignore"):  # ∞ − ∞ where a broken recording overflowed
-            values, without_G = evaluate(total_M), evaluate(total_M - self.sums_GM)
         return {
             name: Jackknife(float(value), left_out(without_G[name], occupied_G), scales.get(name, SIGNED))
             for name, value in values.items()
@@ -203,8 +189,7 @@ class SequenceWeights(Accumulator):
 
         Neither has an interval: what decides are a few responses of large weight, most of them not in the trace.
         """
-        total_3 = self.sums_G3.sum(axis=0)
-        values, without_G = self._evaluate(total_3), self._evaluate(total_3 - self.sums_G3)
+        values, without_G = without_groups(self._evaluate, self.sums_G3)
         occupied_G, scales = self.sums_G3[:, 0] > 0, {"chi2_sequence": ABOVE_MINUS_1, "ess_sequence": SAMPLE_SIZE}
         return {
             name: Jackknife(float(values[name]), left_out(without_G[name], occupied_G), scale, LARGEST_WEIGHTS)
@@ -213,11 +198,8 @@ class SequenceWeights(Accumulator):
 
     def _evaluate(self, sums_x3: np.ndarray) -> dict[str, np.ndarray]:
         count, w, w2 = np.moveaxis(sums_x3, -1, 0)
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            return {
-                "chi2_sequence": np.expm1(np.log(w2 / count) + 2 * self.shift),
-                "ess_sequence": w * w / (count * w2),
-            }
+        chi2 = np.expm1(np.log(w2 / count) + 2 * self.shift)
+        return {"chi2_sequence": chi2, "ess_sequence": w * w / (count * w2)}
 
 
 def _rescale(shift: float, largest: float) -> np.ndarray:

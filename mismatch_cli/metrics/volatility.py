@@ -7,8 +7,9 @@ the interval. Ratio quantiles are exp of quantiles of d, with 0 for tokens out o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,10 +29,11 @@ from mismatch_cli.metrics.estimate import (
     clamped,
     left_out,
     point,
+    without_groups,
 )
 from mismatch_cli.metrics.gaps import TokenGaps
 from mismatch_cli.metrics.hashing import GROUPS
-from mismatch_cli.metrics.histograms import LogBins, SignedLogBins, count_into, quantiles
+from mismatch_cli.metrics.histograms import LogBins, SignedLogBins, count_into, middles, quantiles
 
 MU_EDGES = (1e-4, 1e-3, 0.01, 0.05, 0.15, 0.3, 0.5, 0.7, 0.9, 0.99)
 MU_BINS = len(MU_EDGES) + 1
@@ -80,6 +82,11 @@ class ScatterCounts(Accumulator):
         record = np.flatnonzero(values_N > self.largest.take(cells.mu_bin_N))  # few, once the first tokens are seen
         np.maximum.at(self.largest, cells.mu_bin_N[record], values_N[record])
 
+    @property
+    def histograms(self) -> tuple[_Histogram, _Histogram]:
+        """By bin of μ: of all tokens in fine bins, and by prompt group in coarse ones."""
+        return _Histogram(self.total, middles(self.bins)), _Histogram(self.by_group, self.group_bins.edges)
+
 
 class CellCounts(Accumulator):
     """Counts and maxima of d, binary TV and top-K TV: exact, whatever the order of updates."""
@@ -119,90 +126,82 @@ class CellMoments(Accumulator):
                 sums[power] += sums_C.reshape(GROUPS, MU_BINS, _COPIES).sum(axis=-1)
 
 
-@dataclass(frozen=True)
-class _Histograms:
-    """Of some tokens: all in fine bins, and by prompt group in coarse ones; bins by their lower and upper ends."""
+class _Histogram(NamedTuple):
+    """Counts [..., bins], and the lower and upper ends of the bins."""
 
-    total_X: np.ndarray
+    counts: np.ndarray
     ends: tuple[np.ndarray, np.ndarray]
-    by_group_Gx: np.ndarray
-    group_ends: tuple[np.ndarray, np.ndarray]
 
-    @classmethod
-    def of(cls, scatter: ScatterCounts, chosen: slice | int) -> _Histograms:
-        """Of one bin of μ, or of all of them together."""
-        total_X, by_group_Gx = scatter.total[chosen], scatter.by_group[:, chosen]
-        if isinstance(chosen, slice):
-            total_X, by_group_Gx = total_X.sum(axis=0), by_group_Gx.sum(axis=1)
-        return cls(total_X, scatter.bins.middles, by_group_Gx, scatter.group_bins.edges)
-
-    def ratio(self, out_of_support_G: np.ndarray) -> _Histograms:
+    def ratio(self, out_of_support: np.ndarray) -> _Histogram:
         """That of the ratio, from that of d; tokens out of support have the ratio 0, as those with d < −128."""
-        total_X, by_group_Gx = self.total_X.copy(), self.by_group_Gx.copy()
-        total_X[0] += out_of_support_G.sum()
-        by_group_Gx[:, 0] += out_of_support_G
-        return _Histograms(total_X, _exp(self.ends), by_group_Gx, _exp(self.group_ends))
-
-    def absolute(self) -> _Histograms:
-        """That of |d|, from that of d."""
-        return _Histograms(
-            D_BINS.fold(self.total_X), D_BINS.positive.middles,
-            D_GROUP_BINS.fold(self.by_group_Gx), D_GROUP_BINS.positive.edges,
-        )  # fmt: skip
-
-    def quantiles(self, shares: list[float]) -> list[Jackknife]:
-        values = quantiles(self.total_X, self.ends, shares)
-        left_Gx = self.by_group_Gx.sum(axis=0) - self.by_group_Gx
-        without_Gx = left_out(
-            quantiles(left_Gx, self.group_ends, shares), np.any(self.by_group_Gx, axis=1, keepdims=True)
-        )
-        tokens = int(self.total_X.sum())
-        unsure = [FEW_BEYOND if tokens * min(share, 1 - share) < FEWEST_BEYOND else None for share in shares]
-        return [Jackknife(float(values[i]), without_Gx[:, i], POSITIVE, unsure[i]) for i in range(len(shares))]
+        counts = self.counts.copy()
+        counts[..., 0] += out_of_support
+        low, high = (np.exp(end) for end in self.ends)
+        low[0] = high[0] = 0.0
+        return _Histogram(counts, (low, high))
 
 
-def _exp(ends: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    low, high = (np.exp(end) for end in ends)
-    low[0] = high[0] = 0.0
-    return low, high
+def _quantiles(total: _Histogram, by_group: _Histogram, shares: Sequence[float]) -> list[list[Jackknife]]:
+    """[shares][rows], from counts [rows, bins] for the values and coarser ones [groups, rows, bins] for intervals."""
+    value_BS = quantiles(*total, shares)
+    _, without_GBS = without_groups(lambda counts: quantiles(counts, by_group.ends, shares), by_group.counts)
+    without_GBS = left_out(without_GBS, np.any(by_group.counts, axis=-1, keepdims=True))
+    beyond_BS = total.counts.sum(axis=-1)[:, None] * np.minimum(shares, 1 - np.array(shares))
+
+    def found(b: int, s: int) -> Jackknife:
+        unsure = FEW_BEYOND if beyond_BS[b, s] < FEWEST_BEYOND else None
+        return Jackknife(float(value_BS[b, s]), without_GBS[:, b, s], POSITIVE, unsure)
+
+    return [[found(b, s) for b in range(len(value_BS))] for s in range(len(shares))]
 
 
 def token_quantiles(counts: CellCounts) -> dict[str, Jackknife]:
     """Quantiles of |d| and of the ratio over all tokens, whatever their μ."""
-    d = _Histograms.of(counts.d, slice(None))
-    abs_d = d.absolute().quantiles([0.5, 0.95, 0.99])
-    low, median, high = d.ratio(counts.out_of_support.sum(axis=1)).quantiles([0.01, 0.5, 0.99])
-    ratio = [low, replace(median, unsure=CROWDED), high]
+    total, by_group = counts.d.total.sum(axis=0)[None], counts.d.by_group.sum(axis=1)[:, None]
+    abs_d = (
+        _Histogram(D_BINS.fold(total), middles(D_BINS.positive)),
+        _Histogram(D_GROUP_BINS.fold(by_group), D_GROUP_BINS.positive.edges),
+    )
+    outside_G = counts.out_of_support.sum(axis=1)
+    ratio = (
+        _Histogram(total, middles(D_BINS)).ratio(outside_G.sum()),
+        _Histogram(by_group, D_GROUP_BINS.edges).ratio(outside_G[:, None]),
+    )
     names = ("abs_d_p50", "abs_d_p95", "abs_d_p99", "ratio_p01", "ratio_p50", "ratio_p99")
-    return dict(zip(names, [*abs_d, *ratio], strict=True))
+    rows = _quantiles(*abs_d, [0.5, 0.95, 0.99]) + _quantiles(*ratio, [0.01, 0.5, 0.99])
+    found = {name: row[0] for name, row in zip(names, rows, strict=True)}
+    return found | {"ratio_p50": replace(found["ratio_p50"], unsure=CROWDED)}
 
 
 def volatility_rows(counts: CellCounts, moments: CellMoments, prompts: int) -> list[dict[str, Any]]:
     """One row for each bin of μ: its edges, its tokens, and what scatters in it."""
-    d = [_Histograms.of(counts.d, b) for b in range(MU_BINS)]
-    ratio = [d[b].ratio(counts.out_of_support[:, b]) for b in range(MU_BINS)]
-    ratio_GB = counts.d.by_group.sum(axis=-1) + counts.out_of_support
-    columns = {
-        "ratio_sd": _deviations(moments.sums[0], ratio_GB, prompts),
-        **_quantile_columns("ratio", ratio, prompts),
-        "ratio_max": [_ratio_max(d, tokens) for d, tokens in zip(counts.d.largest, ratio_GB.sum(0), strict=True)],
-    }
-    for name, scatter, sums in (("tv_binary", counts.tv, moments.sums[1]), ("tv_topk", counts.topk, moments.sums[2])):
-        columns[f"{name}_sd"] = _deviations(sums, scatter.by_group.sum(-1), prompts)
-        columns |= _quantile_columns(name, [_Histograms.of(scatter, b) for b in range(MU_BINS)], prompts)
-        columns[f"{name}_max"] = [point(float(value), EXTREME) for value in scatter.largest]
-    for name in ("ratio", "tv_binary", "tv_topk"):
+    d, d_by_group = counts.d.histograms
+    outside_GB = counts.out_of_support
+    ratio = (d.ratio(outside_GB.sum(axis=0)), d_by_group.ratio(outside_GB))
+    tokens_B = ratio[1].counts.sum(axis=(0, 2))
+    columns: dict[str, list[Estimate]] = {}
+    for sums, name, histograms, largest in (
+        (moments.sums[0], "ratio", ratio, [_ratio_max(*pair) for pair in zip(counts.d.largest, tokens_B, strict=True)]),
+        (moments.sums[1], "tv_binary", counts.tv.histograms, _largest(counts.tv)),
+        (moments.sums[2], "tv_topk", counts.topk.histograms, _largest(counts.topk)),
+    ):
+        columns[f"{name}_sd"] = _deviations(sums, histograms[1].counts.sum(axis=-1), prompts)
+        p01, p99 = _quantiles(*histograms, [0.01, 0.99])
+        columns[f"{name}_p01"] = [found.estimate(prompts) for found in p01]
         columns[f"{name}_p99"] = [
-            clamped(p99, None, most.value)
-            for p99, most in zip(columns[f"{name}_p99"], columns[f"{name}_max"], strict=True)
+            clamped(found.estimate(prompts), None, most.value) for found, most in zip(p99, largest, strict=True)
         ]
-    tokens_B = ratio_GB.sum(axis=0)
+        columns[f"{name}_max"] = largest
     edges = [0.0, *MU_EDGES, 1.0]
     return [
         {"mu_low": edges[b], "mu_high": edges[b + 1], "tokens": int(tokens_B[b])}
         | {name: estimates[b].to_dict() for name, estimates in columns.items()}
         for b in range(MU_BINS)
     ]
+
+
+def _largest(scatter: ScatterCounts) -> list[Estimate]:
+    return [point(float(value), EXTREME) for value in scatter.largest]
 
 
 def _ratio_max(d: np.float32, tokens: np.integer) -> Estimate:
@@ -212,23 +211,12 @@ def _ratio_max(d: np.float32, tokens: np.integer) -> Estimate:
         return point(float(np.exp(d)) if tokens else np.nan, EXTREME)
 
 
-def _quantile_columns(name: str, histograms_B: list[_Histograms], prompts: int) -> dict[str, list[Estimate]]:
-    found_B = [histograms.quantiles([0.01, 0.99]) for histograms in histograms_B]
-    return {
-        f"{name}_{share}": [found[i].estimate(prompts) for found in found_B] for i, share in enumerate(("p01", "p99"))
-    }
-
-
 def _deviations(sums_2GB: np.ndarray, count_GB: np.ndarray, prompts: int) -> list[Estimate]:
     """Standard deviation in each bin of μ, from Σ and Σ² by prompt group."""
-    first_GB, second_GB = sums_2GB
-    value_B = _deviation(first_GB.sum(0), second_GB.sum(0), count_GB.sum(0))
-    with np.errstate(invalid="ignore"):
-        without_GB = left_out(_deviation(*(x.sum(0) - x for x in (first_GB, second_GB, count_GB))), count_GB > 0)
+    value_B, without_GB = without_groups(_deviation, *sums_2GB, count_GB)
+    without_GB, tokens_B = left_out(without_GB, count_GB > 0), count_GB.sum(axis=0)
     return [
-        Jackknife(float(value_B[b]), without_GB[:, b], POSITIVE, _unsure(b, int(count_GB[:, b].sum()))).estimate(
-            prompts
-        )
+        Jackknife(float(value_B[b]), without_GB[:, b], POSITIVE, _unsure(b, int(tokens_B[b]))).estimate(prompts)
         for b in range(MU_BINS)
     ]
 
@@ -241,5 +229,4 @@ def _unsure(b: int, tokens: int) -> str | None:
 
 
 def _deviation(first: np.ndarray, second: np.ndarray, count: np.ndarray) -> np.ndarray:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.sqrt(np.maximum(second / count - (first / count) ** 2, 0))
+    return np.sqrt(np.maximum(second / count - (first / count) ** 2, 0))
