@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.hashing import hash_keys, mix
+from mismatch_cli.metrics.pairs import Pair
 
 SIDES = ("logp_rollout", "logp_trainer", "logp_recomputed")
 ROUNDING = 1e-6  # nats: a float32 log-softmax can end this far above 0
@@ -49,50 +50,38 @@ class Counts:
     zeros: dict[str, ZeroCounts] = field(default_factory=dict)
     responses: int = 0
     out_of_support: int = 0
-    gap: float = 0.0  # Σ|d| over the tokens that count, nats
 
-    def update(self, table: pa.Table, logq_T: np.ndarray, logp_T: np.ndarray, mask_T: np.ndarray) -> None:
+    def update(self, table: pa.Table, batch: TokenBatch, pair: Pair) -> None:
         """Take in one table: its columns as they are recorded, and the two policies as the reader serves them."""
-        offset_S1 = _offsets(table)
-        self.responses += table.num_rows
+        offset_S1, mask_T = batch.offset_S1.numpy(), batch.loss_mask_T.numpy()
+        logq_T, logp_T = (getattr(batch, name).numpy() for name in (pair.reference, pair.current))
+        self.responses += batch.num_responses
         for side in SIDES:
             if side in table.column_names:
-                self._update_side(side, table, offset_S1, mask_T)
+                self._update_side(side, table.column(side).combine_chunks(), offset_S1, mask_T)
         with np.errstate(invalid="ignore"):
             d_T = np.abs(logp_T - logq_T)
         counts_T = mask_T & np.isfinite(logq_T) & np.isfinite(logp_T)
-        self.gap += float(d_T[counts_T].sum(dtype=np.float64))
         self.out_of_support += int((mask_T & np.isfinite(logq_T) & (logp_T == -np.inf)).sum())
-        stopped_S = np.array([reason != "length" for reason in table.column("finish_reason").to_pylist()], dtype=bool)
-        stopped_S &= np.diff(offset_S1) > 0
+        ends = offset_S1[1:][~batch.truncated_S.numpy() & (np.diff(offset_S1) > 0)] - 1
         for side, own_T, other_T in (("logp_rollout", logq_T, logp_T), ("logp_trainer", logp_T, logq_T)):
             zero_T = counts_T & (own_T == 0) & (other_T < UNCERTAIN)
             if zero_T.any():
-                runs_T = in_runs(counts_T & (own_T == 0), offset_S1)
-                self._update_zeros(side, zero_T, runs_T, d_T, offset_S1[1:][stopped_S] - 1)
+                zeros = self.zeros.setdefault(side, ZeroCounts())
+                zeros.tokens += int(zero_T.sum())
+                zeros.last += int(zero_T[ends].sum())
+                zeros.in_runs += int((zero_T & in_runs(counts_T & (own_T == 0), offset_S1)).sum())
+                zeros.gap += float(d_T[zero_T].sum(dtype=np.float64))
 
-    def _update_side(self, side: str, table: pa.Table, offset_S1: np.ndarray, mask_T: np.ndarray) -> None:
-        column = table.column(side).combine_chunks()
-        known_S = ~np.asarray(column.is_null())
-        values_N = column.flatten().to_numpy(zero_copy_only=False)
-        own_N = mask_T[np.repeat(known_S, np.diff(offset_S1))]
-        values_N = values_N[own_N]
+    def _update_side(self, side: str, column: pa.ListArray, offset_S1: np.ndarray, mask_T: np.ndarray) -> None:
+        own_N = mask_T[np.repeat(~np.asarray(column.is_null()), np.diff(offset_S1))]
+        values_N = column.flatten().to_numpy(zero_copy_only=False)[own_N]
         counts = self.sides.setdefault(side, SideCounts())
         counts.tokens += len(values_N)
         counts.not_a_number += int(np.isnan(values_N).sum() + np.isposinf(values_N).sum())
         counts.above_zero += int(((values_N > ROUNDING) & np.isfinite(values_N)).sum())
         counts.impossible += int(np.isneginf(values_N).sum())
-        finite_N = values_N[np.isfinite(values_N)]
-        counts.largest = max(counts.largest, float(finite_N.max())) if len(finite_N) else counts.largest
-
-    def _update_zeros(
-        self, side: str, zero_T: np.ndarray, runs_T: np.ndarray, d_T: np.ndarray, ends: np.ndarray
-    ) -> None:
-        zeros = self.zeros.setdefault(side, ZeroCounts())
-        zeros.tokens += int(zero_T.sum())
-        zeros.last += int(zero_T[ends].sum())
-        zeros.in_runs += int((zero_T & runs_T).sum())
-        zeros.gap += float(d_T[zero_T].sum(dtype=np.float64))
+        counts.largest = max(counts.largest, float(values_N.max(initial=-np.inf, where=np.isfinite(values_N))))
 
 
 def in_runs(flag_T: np.ndarray, offset_S1: np.ndarray, shortest: int = _RUN) -> np.ndarray:
@@ -105,11 +94,6 @@ def in_runs(flag_T: np.ndarray, offset_S1: np.ndarray, shortest: int = _RUN) -> 
     run_T = np.cumsum(begins_T)
     length_R = np.bincount(run_T[flag_T], minlength=int(run_T[-1]) + 1 if len(run_T) else 1)
     return flag_T & (length_R[run_T] >= shortest)
-
-
-def _offsets(table: pa.Table) -> np.ndarray:
-    lengths = table.column("response_ids").combine_chunks().value_lengths().to_numpy(zero_copy_only=False)
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
 
 _COLUMNS = {

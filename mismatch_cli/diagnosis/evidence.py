@@ -10,11 +10,9 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from mismatch_cli.batch import TokenBatch
-from mismatch_cli.diagnosis.alignment import Alignment, align
+from mismatch_cli.diagnosis.alignment import Alignment, Exchanges, HeadCollector, Heads, align, find_exchanges
 from mismatch_cli.diagnosis.counts import Copies, Counts, OwnColumns
 from mismatch_cli.diagnosis.grouped import Mean, mean_over_prompts
-from mismatch_cli.diagnosis.heads import Exchanges, HeadCollector, Heads, find_exchanges
 from mismatch_cli.diagnosis.model import ModelAtHand
 from mismatch_cli.diagnosis.readings import Readings
 from mismatch_cli.diagnosis.sample import Sample, SampleCollector
@@ -24,7 +22,7 @@ from mismatch_cli.metrics.lattice import Lattice
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.trace.columns import table_to_batch
 from mismatch_cli.trace.reader import Trace
-from mismatch_cli.verdict.reference import Family, UsualGap, family, usual_gap
+from mismatch_cli.verdict.reference import Family, Usual, family, usual_gap
 
 Status = Literal["found", "clear", "untested"]
 
@@ -97,7 +95,7 @@ class Evidence:
         return mean_over_prompts(np.abs(self.sample.d_N), self.sample.group_N)
 
     @property
-    def usual(self) -> UsualGap:
+    def usual(self) -> Usual:
         """The gap that the precisions of the trace usually make, nats."""
         return usual_gap(self.about)
 
@@ -155,7 +153,7 @@ def gather_tables(
     for table in tables:
         batch = table_to_batch(table)
         if pair.measured_in(batch):
-            counts.update(table, *_served(batch, pair))
+            counts.update(table, batch, pair)
             own_columns.update(batch)
             copies.update(batch)
             heads.update(batch)
@@ -165,8 +163,3 @@ def gather_tables(
         on_responses(batch.num_responses)
     whole = (counts, lattice, own_columns, copies, heads.result())
     return Evidence(pair, collector.result(), *whole, sampling, about or {})
-
-
-def _served(batch: TokenBatch, pair: Pair) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    logq_T, logp_T = getattr(batch, pair.reference), getattr(batch, pair.current)
-    return logq_T.numpy(), logp_T.numpy(), batch.loss_mask_T.numpy()

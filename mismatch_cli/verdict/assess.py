@@ -34,13 +34,13 @@ def assess(summary: Mapping[str, Any]) -> dict[str, Any]:
         "floor": _above_floor(main["metrics"], summary.get("floor")),
         "tail": _tail(main),
         "bars": bars,
-        "measured": [_measured_row(row, main["metrics"]) for row in _nearest(main["metrics"], kind)],
+        "measured": _nearest(main["metrics"], kind),
     }
     return {"sentences": list(sentences(verdict)), **verdict}
 
 
 @dataclass(frozen=True)
-class _Here:
+class _Number:
     """A metric of the summary, with its interval where it has one."""
 
     value: float
@@ -50,7 +50,7 @@ class _Here:
     agreement: float = 0.0
 
     @classmethod
-    def of(cls, metrics: Mapping[str, Any], key: str, absolute: bool = False) -> _Here | None:
+    def of(cls, metrics: Mapping[str, Any], key: str, absolute: bool = False) -> _Number | None:
         found = metrics.get(key)
         if not found or found.get("value") is None:
             return None
@@ -77,21 +77,15 @@ def _held_against(bar: Bar, pairs: Mapping[str, Any], of_family: str) -> dict[st
     if bar.family and bar.family != of_family:
         return None
     pair = pairs[bar.pair] if bar.pair in pairs else next(iter(pairs.values()))
-    found = _Here.of(pair["metrics"], bar.metric, bar.absolute)
+    found = _Number.of(pair["metrics"], bar.metric, bar.absolute)
     if found is None:
         return None
     healthy, broken = bar.bounds
-    return {
-        "who": bar.who,
-        "source": bar.source,
-        "name": bar.name,
-        "metric": bar.metric,
-        "absolute": bar.absolute,
+    row = {name: value for name, value in vars(bar).items() if name != "family"}
+    return row | {
         "pair": pair["pair"],
         "healthy": healthy,
         "broken": broken,
-        "says": bar.says,
-        "note": bar.note,
         "value": found.value,
         "low": found.low,
         "high": found.high,
@@ -110,8 +104,8 @@ def standing(low: float, high: float, healthy: float, broken: float) -> str:
 
 def _above_floor(metrics: Mapping[str, Any], floor: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """The gap in multiples of the trainer's own noise; its interval is from both, each at its worst."""
-    gap = _Here.of(metrics, LEADING)
-    noise = _Here.of(floor["metrics"], LEADING) if floor else None
+    gap = _Number.of(metrics, LEADING)
+    noise = _Number.of(floor["metrics"], LEADING) if floor else None
     if gap is None or noise is None:
         return None
     times = METRICS[LEADING].times_floor(gap.value, noise.value)
@@ -129,7 +123,7 @@ def _tail(pair: Mapping[str, Any]) -> dict[str, Any] | None:
 
     Not the median: half of a model's tokens are certain, and have no gap whatever the precision.
     """
-    kl, p95 = _Here.of(pair["metrics"], "k3"), _Here.of(pair["metrics"], "abs_d_p95")
+    kl, p95 = _Number.of(pair["metrics"], "k3"), _Number.of(pair["metrics"], "abs_d_p95")
     if kl is None or p95 is None or kl.value <= 0 or pair["counts"]["tokens"] < _FEWEST_TOKENS:
         return None
     spread = p95.value / _NORMAL_P95
@@ -139,15 +133,14 @@ def _tail(pair: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"k3": kl.value, "robust_spread": spread, "bulk": bulk, "times": kl.value / bulk if bulk > 0 else None}
 
 
-def _nearest(metrics: Mapping[str, Any], kind: Mapping[str, str]) -> list[Measured]:
-    """Measured rows of the same family, nearest first: those of the same precision before all others."""
-
+def _nearest(metrics: Mapping[str, Any], kind: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Measured rows of the same family with the number here: those of the same precision first, then the nearest."""
     found = []
     for row in reference().measured:
-        number = _Here.of(metrics, row.metric)
+        number = _Number.of(metrics, row.metric)
         if number and (not kind["family"] or row.family in ("", kind["family"])):
             unlike = not row.precision or row.precision != kind["precision"]
-            found.append((unlike, _distance(row, number.value), row))
+            found.append((unlike, _distance(row, number.value), vars(row) | {"value": number.value}))
     return [row for *_, row in sorted(found, key=lambda candidate: candidate[:2])[:_NEAREST]]
 
 
@@ -161,12 +154,6 @@ def _distance(row: Measured, value: float) -> float:
     if distance == 0:
         return float("inf")
     return min(abs(log(distance / end)) for end in distances if end > 0)
-
-
-def _measured_row(row: Measured, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    found = _Here.of(metrics, row.metric)
-    assert found is not None
-    return vars(row) | {"value": found.value}
 
 
 HEALTHY, BETWEEN, ABOVE, UNDECIDED = "healthy", "between", "above", "undecided"

@@ -13,7 +13,7 @@ from typing import Any, Literal
 Family = Literal["dense", "moe", ""]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Bar:
     """A published limit: up to `healthy` is healthy, above `broken` is not."""
 
@@ -21,13 +21,13 @@ class Bar:
     source: str
     name: str  # of the metric, in their words
     metric: str  # ours, a key of metrics/gap_table.py
+    absolute: bool = False
     pair: str
-    says: str  # what they conclude above it
     healthy: float = float("nan")
     broken: float = float("nan")
-    family: Family = ""
-    absolute: bool = False
+    says: str  # what they conclude above it
     note: str = ""
+    family: Family = ""
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -61,6 +61,18 @@ class Usual:
     low: float
     high: float
     source: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.low:g}–{self.high:g}"
+
+    @property
+    def far_above(self) -> float:
+        """From here on, nats, no precision of the trace makes the gap alone."""
+        return _FAR * self.high
+
+
+_FAR = 2.0  # times the upper end: what is usual was seen on few models
 
 
 @dataclass(frozen=True)
@@ -119,29 +131,7 @@ def _sides(about: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     return (about[name] for name in _SIDES if isinstance(about.get(name), Mapping))
 
 
-_FAR = 2.0  # times the upper end: what is usual was seen on few models
-
-
-@dataclass(frozen=True)
-class UsualGap:
-    """The mean |log π − log μ| that is usual, nats; `who` says of which precision."""
-
-    who: str
-    low: float
-    high: float
-
-    @property
-    def text(self) -> str:
-        return f"{self.low:g}–{self.high:g}"
-
-    @property
-    def far_above(self) -> float:
-        """From here on, nats, no precision of the trace makes the gap alone."""
-        return _FAR * self.high
-
-
-def usual_gap(about: Mapping[str, Any]) -> UsualGap:
+def usual_gap(about: Mapping[str, Any]) -> Usual:
     """What is usual for the coarsest precision in play; where the manifest names none, for the coarsest in use."""
     rows = {row.precision: row for row in reference().usual}
-    row: Usual = rows.get(precision(about)) or rows[""]
-    return UsualGap(row.who, row.low, row.high)
+    return rows.get(precision(about)) or rows[""]

@@ -6,10 +6,10 @@ import bookkeeping
 import numpy as np
 import pytest
 
+from mismatch_cli.diagnosis.alignment import HeadCollector, find_exchanges
 from mismatch_cli.diagnosis.checks import temperature
 from mismatch_cli.diagnosis.counts import Copies, content_hashes
 from mismatch_cli.diagnosis.evidence import gather_tables
-from mismatch_cli.diagnosis.heads import HeadCollector, find_exchanges
 from mismatch_cli.diagnosis.run import diagnose
 from mismatch_cli.diagnosis.sample import seen_before
 from mismatch_cli.metrics.pairs import PAIRS

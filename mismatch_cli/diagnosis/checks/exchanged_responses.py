@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from mismatch_cli.diagnosis.alignment import MISFIT
 from mismatch_cli.diagnosis.checks.index_shift import too_few
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
-from mismatch_cli.diagnosis.heads import MISFIT
 
 NAME, STAGE = "exchanged-responses", 2
 TITLE = "Log-probabilities of another response"
