@@ -25,6 +25,7 @@ from mismatch_cli.trace.reader import Trace
 from mismatch_cli.verdict.reference import Family, Usual, family, usual_gap
 
 Status = Literal["found", "clear", "untested"]
+Row = tuple[str, float | int | str | None]  # a figure with its label
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Finding:
     effect: float | None = None
     measure: str = ""
     sentence: str = ""
-    evidence: tuple[tuple[str, float | int | str | None], ...] = ()
+    evidence: tuple[Row, ...] = ()
     reason: str = ""
     needs: str = ""
     cause: str = ""

@@ -74,22 +74,23 @@ class TokenGaps:
         response_offset_S1 = batch.offset_S1[first : last + 1].numpy()
         self._tokens = slice(int(response_offset_S1[0]), int(response_offset_S1[-1]))
         self.response_offset_S1 = response_offset_S1 - response_offset_S1[0]
-        logq_T, logp_T, mask_T = self._log_probs()
-        lacking_T = self._lacking(required)
+        logq_T, logp_T = (_numpy(getattr(batch, name)[self._tokens]) for name in (pair.reference, pair.current))
+        mask_T, lacking_T = batch.loss_mask_T[self._tokens].numpy(), self._lacking(required)
         self.num_masked, self.num_not_measured = 0, 0
         self.kept: np.ndarray | None = None  # index of the tokens that count within the slice; None = all
         self.out_of_support_N: np.ndarray | None = None  # bool; None = none
         with np.errstate(invalid="ignore"):  # −inf − (−inf)
             simple = mask_T.all() and np.isfinite(logp_T - logq_T).all() and lacking_T is None
         if not simple:
-            self._choose(mask_T, logq_T, logp_T, lacking_T)
+            measured_T = np.isfinite(logq_T) & ~np.isnan(logp_T)
+            if lacking_T is not None:
+                measured_T &= ~lacking_T
+            self.kept = np.flatnonzero(mask_T & measured_T)
+            self.num_masked = int(len(mask_T) - np.count_nonzero(mask_T))
+            self.num_not_measured = int(len(mask_T) - self.num_masked - len(self.kept))
         self.logq_N, self.logp_N = self._take(logq_T), self._take(logp_T)
-        if self.kept is not None:
-            self._find_out_of_support()
-
-    def _log_probs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        logq, logp = (getattr(self.batch, name) for name in (self.pair.reference, self.pair.current))
-        return _numpy(logq[self._tokens]), _numpy(logp[self._tokens]), self.batch.loss_mask_T[self._tokens].numpy()
+        if not simple and (outside_N := self.logp_N == -np.inf).any():
+            self.out_of_support_N = outside_N
 
     def _lacking(self, required: Sequence[str]) -> np.ndarray | None:
         """Whether a token has no value in one of these columns; None where every token has all of them."""
@@ -100,19 +101,6 @@ class TokenGaps:
             if missing_T.any():
                 lacking_T = missing_T if lacking_T is None else lacking_T | missing_T
         return lacking_T
-
-    def _choose(self, mask_T: np.ndarray, logq_T: np.ndarray, logp_T: np.ndarray, lacking_T: np.ndarray | None) -> None:
-        measured_T = np.isfinite(logq_T) & ~np.isnan(logp_T)
-        if lacking_T is not None:
-            measured_T &= ~lacking_T
-        self.kept = np.flatnonzero(mask_T & measured_T)
-        self.num_masked = int(len(mask_T) - np.count_nonzero(mask_T))
-        self.num_not_measured = int(len(mask_T) - self.num_masked - len(self.kept))
-
-    def _find_out_of_support(self) -> None:
-        outside_N = self.logp_N == -np.inf
-        if outside_N.any():
-            self.out_of_support_N = outside_N
 
     def _take(self, column_T: np.ndarray) -> np.ndarray:
         return column_T if self.kept is None else column_T.take(self.kept, axis=0)
@@ -230,7 +218,7 @@ class TokenGaps:
         logp_N = self.logp_N
         if self.out_of_support_N is not None:
             logp_N = np.where(self.out_of_support_N, self.logq_N, logp_N)
-        return divergences.sampled_token(self._logq, torch.from_numpy(logp_N))
+        return divergences.sampled_token(torch.from_numpy(self.logq_N), torch.from_numpy(logp_N))
 
     @cached_property
     def length_and_d_sum(self) -> tuple[np.ndarray, np.ndarray]:
@@ -251,13 +239,9 @@ class TokenGaps:
         )
         response_ids_N = torch.from_numpy(self.column("response_ids_T"))
         in_topk_N = divergences.sampled_in_topk(response_ids_N, ids_NK)
-        logp = torch.from_numpy(self.logp_N)
-        tv_N, kl_N = divergences.topk_divergences(self._logq, logp, logq_NK, logp_NK, in_topk_N)
+        logq, logp = torch.from_numpy(self.logq_N), torch.from_numpy(self.logp_N)
+        tv_N, kl_N = divergences.topk_divergences(logq, logp, logq_NK, logp_NK, in_topk_N)
         return TopK(tv_N.numpy(), kl_N.numpy())
-
-    @property
-    def _logq(self) -> torch.Tensor:
-        return torch.from_numpy(self.logq_N)
 
 
 class TopK:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -34,9 +34,6 @@ class TokenCounts(Accumulator):
         if gaps.out_of_support_N is not None:
             self.out_of_support += int(gaps.out_of_support_N.sum())
 
-    def result(self) -> dict[str, int]:
-        return dict(vars(self))
-
 
 class DistinctPrompts(Accumulator):
     """Number of different prompts with a token that counts.
@@ -57,8 +54,12 @@ class DistinctPrompts(Accumulator):
     def _keep(self, hashes: np.ndarray) -> None:
         self.hashes = np.union1d(self.hashes, hashes)[: self.size]
 
+    @property
+    def exact(self) -> bool:
+        return len(self.hashes) < self.size
+
     def result(self) -> int:
-        if len(self.hashes) < self.size:
+        if self.exact:
             return len(self.hashes)
         return round((self.size - 1) / (float(self.hashes[-1]) / 2.0**64))
 
@@ -109,11 +110,6 @@ class RewardGroups(Accumulator):
         equal, graded = (np.bincount(group_G, weights=w, minlength=GROUPS) for w in (equal_G, np.ones(len(group_G))))
         value, without = without_groups(np.true_divide, equal, graded)
         return Jackknife(float(value), left_out(without, graded > 0), SHARE)
-
-
-def counts_result(counts: TokenCounts, prompts: DistinctPrompts) -> dict[str, Any]:
-    """The `counts` of a summary."""
-    return counts.result() | {"prompts": prompts.result(), "prompts_exact": len(prompts.hashes) < prompts.size}
 
 
 def accuracy_by_prompt(trace: Trace) -> dict[int, float]:

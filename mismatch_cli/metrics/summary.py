@@ -15,7 +15,7 @@ from mismatch_cli.metrics.gap_table import METRICS, SCALES
 from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
 from mismatch_cli.metrics.hashing import prompt_groups
 from mismatch_cli.metrics.pairs import Pair
-from mismatch_cli.metrics.population import DistinctPrompts, RewardGroups, TokenCounts, counts_result
+from mismatch_cli.metrics.population import DistinctPrompts, RewardGroups, TokenCounts
 from mismatch_cli.metrics.profiles import Extremes, LengthProfile, PositionProfile
 from mismatch_cli.metrics.sums import (
     COLUMNS,
@@ -104,7 +104,7 @@ class MismatchSummary(Accumulator):
         estimates = self.estimates() | {"spearman": exact.spearman.result(prompts)}
         return {
             "pair": self.pair.name,
-            "counts": counts_result(exact.counts, exact.prompts),
+            "counts": vars(exact.counts) | {"prompts": prompts, "prompts_exact": exact.prompts.exact},
             "metrics": {key: estimates[key].to_dict() for key in METRICS},
             "volatility": volatility_rows(exact.cells, rounded.moments, prompts),
             **rounded.positions.result(prompts),

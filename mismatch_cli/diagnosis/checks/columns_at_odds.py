@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
+from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row, untested
 
 NAME, STAGE, EXACT, NEEDS_A_GAP = "columns-at-odds", 5, True, False
 TITLE = "One side's columns contradict each other"
@@ -32,7 +32,7 @@ def check(evidence: Evidence) -> Finding:
         return untested(NAME, "needs top-K log-probabilities")
     shares = {side: found.at_odds / found.compared for side, found in sides.items()}
     side = max(shares, key=lambda name: shares[name])
-    rows: list[tuple[str, float | int | str | None]] = []
+    rows: list[Row] = []
     for name, found in sides.items():
         rows += [
             (f"{name}: sampled tokens among the ranks", found.compared), (f"{name}: with another value", found.at_odds),

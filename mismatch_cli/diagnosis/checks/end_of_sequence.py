@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mismatch_cli.diagnosis.checks.placeholders import zeros_finding, zeros_T
-from mismatch_cli.diagnosis.evidence import Evidence, Finding
+from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.grouped import mean_over_prompts
 
 NAME, STAGE = "end-of-sequence", 1
@@ -23,7 +23,7 @@ def check(evidence: Evidence) -> Finding:
     sample = evidence.sample
     last_N = sample.last_T[sample.kept] & ~sample.truncated_S[sample.response_T[sample.kept]]
     if last_N.sum() < 8:
-        return Finding(NAME, "untested", reason="fewer than 8 responses ended by themselves")
+        return untested(NAME, "fewer than 8 responses ended by themselves")
     abs_d_N = np.abs(sample.d_N)
     last = mean_over_prompts(abs_d_N[last_N], sample.group_N[last_N])
     others = mean_over_prompts(abs_d_N[~last_N], sample.group_N[~last_N])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mismatch_cli.diagnosis.evidence import Evidence, Finding
+from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.grouped import mean_over_prompts
 
 NAME, STAGE = "growth-over-steps", 5
@@ -26,7 +26,7 @@ def check(evidence: Evidence) -> Finding:
     step_N = sample.step_S[sample.response_T[sample.kept]]
     steps = np.unique(step_N)
     if len(steps) < _FEWEST_STEPS:
-        return Finding(NAME, "untested", reason=f"needs at least {_FEWEST_STEPS} steps, the trace has {len(steps)}")
+        return untested(NAME, f"needs at least {_FEWEST_STEPS} steps, the trace has {len(steps)}")
     means = [mean_over_prompts(sample.u_N[step_N == step], sample.group_N[step_N == step]) for step in steps]
     value = np.array([mean.value for mean in means])
     error = np.array([mean.error if np.isfinite(mean.error) else value.max() for mean in means])

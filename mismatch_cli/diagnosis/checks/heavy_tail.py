@@ -44,17 +44,14 @@ def check(evidence: Evidence) -> Finding:
         ("responses beyond 4 times the median response", int(far_S.sum())), ("share of Σ|Δlog p| in them", responses),
     )  # fmt: skip
     share, measure = max(tokens, responses), "share of Σ|Δlog p| in the tail"
-    in_tail_N, few, fewest = (
-        (far_response_N, far_S.sum(), _FEWEST) if responses >= tokens else (far_N, far_N.sum(), _FEWEST_FAR)
-    )
-    if (
-        few < fewest
-        or in_tail_N.mean() > _FEW
-        or share < _SHARE
-        or not share_surely_above(in_tail_N, abs_d_N, sample.group_N, _SURELY)
-    ):
+    if responses >= tokens:
+        in_tail_N, count, fewest, what = far_response_N, int(far_S.sum()), _FEWEST, "responses"
+    else:
+        in_tail_N, count, fewest, what = far_N, int(far_N.sum()), _FEWEST_FAR, "tokens"
+    is_tail = count >= fewest and in_tail_N.mean() <= _FEW and share >= _SHARE
+    if not (is_tail and share_surely_above(in_tail_N, abs_d_N, sample.group_N, _SURELY)):
         return Finding(NAME, "clear", share, measure, evidence=rows)
-    what = f"{int(far_S.sum()):,} responses" if responses >= tokens else f"{int(far_N.sum()):,} tokens"
+    what = f"{count:,} {what}"
     left_N = np.where(in_tail_N, np.copysign(np.minimum(abs_d_N, sample.typical_N), sample.d_N), sample.d_N)
     cause, change = (CAUSE, CHANGE) if evidence.family == "dense" else (CAUSE + _EXPERTS, CHANGE + _REPLAY)
     # only experts make a few tokens differ so that the whole gap is far from what is usual

@@ -26,8 +26,7 @@ def check(evidence: Evidence) -> Finding:
     }
     if too_few(shifted_S):
         return Finding(NAME, "clear", share, "share of responses", evidence=tuple(scan.items()))
-    lags, counts = np.unique(alignment.lag_S[shifted_S], return_counts=True)
-    lag = int(lags[np.argmax(counts)])
+    lag = most_frequent(alignment.lag_S[shifted_S])
     left_N = in_step_N(sample, alignment, shifted_S)
     sentence = f"In {count:,} of {sample.num_responses:,} responses π[t{lag:+d}] fits μ[t], and π[t] does not."
     rows = (("lag, tokens", lag), *scan.items())
@@ -40,6 +39,11 @@ _FEWEST, _SHARE = 2, 0.01
 def too_few(chosen_S: np.ndarray) -> bool:
     """Whether so few responses may fit better with a lag by chance."""
     return bool(chosen_S.sum() < max(_FEWEST, _SHARE * len(chosen_S)))
+
+
+def most_frequent(lag_S: np.ndarray) -> int:
+    lag_V, count_V = np.unique(lag_S, return_counts=True)
+    return int(lag_V[np.argmax(count_V)])
 
 
 def spoiled_T(evidence: Evidence) -> np.ndarray:

@@ -42,9 +42,8 @@ def check(evidence: Evidence) -> Finding:
             found[s] = pair
     chosen_S = np.isin(np.arange(sample.num_responses), list(found))
     if too_few(chosen_S):
-        return Finding(
-            NAME, "clear", float(chosen_S.mean()) if len(chosen_S) else 0.0, "share of responses", evidence=rows
-        )
+        share = float(chosen_S.mean()) if len(chosen_S) else 0.0
+        return Finding(NAME, "clear", share, "share of responses", evidence=rows)
     return _finding(evidence, found, rows)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mismatch_cli.diagnosis.counts import UNCERTAIN
-from mismatch_cli.diagnosis.evidence import Evidence, Finding
+from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row
 from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "placeholders", 1
@@ -68,7 +68,7 @@ def zeros_finding(evidence: Evidence, check: str) -> Finding | None:
     if kind != check:
         return None
     all_tokens = max((side.tokens for side in evidence.counts.sides.values()), default=tokens)
-    rows: list[tuple[str, float | int | str | None]]
+    rows: list[Row]
     rows = [(f"{side}: exactly 0.0, the other side uncertain", zeros.tokens) for side, zeros in found.items()]
     rows += [(f"{side}: mean |Δlog p| there, nats", zeros.gap / zeros.tokens) for side, zeros in found.items()]
     sentence = f"{tokens:,} tokens have a log-probability of exactly 0.0 where the other side is far from certain."

@@ -19,6 +19,7 @@ CHANGE = "Compare rope_theta and rope_scaling as both sides resolved them; pass 
 SOURCE = "vLLM 27722 (gpt-oss YaRN), vLLM PR 43419 (OLMo3: 0.003227 to 0.000054)"
 _OF_A_COARSE_CACHE = 1.25  # times: its rounding adds up along the context without any mistake
 _BINS, _LEAST_TOKENS = 12, 400
+_MEASURE = "times, second half against first quarter"
 _TIMES, _TIMES_STEADY, _STEADY, _Z = 1.8, 1.35, 0.78, 4.0
 
 
@@ -37,11 +38,10 @@ def check(evidence: Evidence) -> Finding:
     steady = _TIMES_STEADY * (_OF_A_COARSE_CACHE if precision(evidence.about) in ("fp8", "int8") else 1.0)
     rises = factor > max(_TIMES, steady) or (factor > steady and correlation > _STEADY)
     if not (rises and z > _Z) or (jump and jump.perhaps):
-        return Finding(NAME, "clear", factor, "times, second half against first quarter", evidence=rows)
+        return Finding(NAME, "clear", factor, _MEASURE, evidence=rows)
     sentence = f"Along the response the gap grows {factor:.3g} times, at the same probabilities."
     left_N = evidence.sample.d_N * _without_context_N(evidence.sample)
-    measure = "times, second half against first quarter"
-    return Finding(NAME, "found", factor, measure, sentence, rows, left_N=left_N)
+    return Finding(NAME, "found", factor, _MEASURE, sentence, rows, left_N=left_N)
 
 
 def _drift(sample: Sample) -> tuple[Mean, Mean, float] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mismatch_cli.diagnosis.counts import MOST_RESPONSES, UNREPEATABLE
-from mismatch_cli.diagnosis.evidence import Evidence, Finding
+from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 
 NAME, STAGE = "repeated-responses", 1
 TITLE = "The same response under several keys"
@@ -25,11 +25,9 @@ def check(evidence: Evidence) -> Finding:
     """
     repeated, looked_at = evidence.copies.count()
     share = repeated / looked_at if looked_at else None
-    rows = (
-        (f"responses less probable than e^−{UNREPEATABLE:g}", looked_at), ("of these, there already", repeated),
-    )  # fmt: skip
+    rows = ((f"responses less probable than e^−{UNREPEATABLE:g}", looked_at), ("of these, there already", repeated))
     if not looked_at:
-        return Finding(NAME, "untested", reason=f"no response is less probable than e^−{UNREPEATABLE:g}")
+        return untested(NAME, f"no response is less probable than e^−{UNREPEATABLE:g}")
     if not repeated:
         return Finding(NAME, "clear", share, "share of responses", evidence=rows)
     of_what = "responses" if looked_at < MOST_RESPONSES else "responses of a sample"

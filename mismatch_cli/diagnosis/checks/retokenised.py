@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mismatch_cli.diagnosis.alignment import in_step_N
-from mismatch_cli.diagnosis.checks.index_shift import spoiled_T, too_few
+from mismatch_cli.diagnosis.checks.index_shift import most_frequent, spoiled_T, too_few
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
 
 __all__ = ["check", "spoiled_T"]
@@ -31,13 +31,7 @@ def check(evidence: Evidence) -> Finding:
     start = alignment.from_S[broken_S]
     sentence = f"{count:,} of {sample.num_responses:,} responses agree up to some token and are shifted from there on."
     rows = (
-        ("responses", count),
-        ("first shifted token, median", float(np.median(start))),
-        ("most frequent lag, tokens", int(_mode(alignment.lag_S[broken_S]))),
-    )
+        ("responses", count), ("first shifted token, median", float(np.median(start))),
+        ("most frequent lag, tokens", most_frequent(alignment.lag_S[broken_S])),
+    )  # fmt: skip
     return Finding(NAME, "found", share, "share of responses", sentence, rows, left_N=left_N)
-
-
-def _mode(values: np.ndarray) -> int:
-    value_V, count_V = np.unique(values, return_counts=True)
-    return int(value_V[np.argmax(count_V)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mismatch_cli.diagnosis.evidence import Evidence, Finding
+from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.grouped import mean_over_prompts
 
 NAME, STAGE = "stale-weights", 4
@@ -22,23 +22,20 @@ def check(evidence: Evidence) -> Finding:
     """The gap to the earlier checkpoint against the gap to the present one, on the same tokens."""
     sample = evidence.sample
     if evidence.earlier_logp_T is None:
-        return Finding(NAME, "untested", reason="needs an earlier checkpoint", needs="--earlier-model MODEL")
-    earlier_N = np.abs(evidence.earlier_logp_T[sample.kept] - sample.logq_T[sample.kept])
-    scored = np.isfinite(earlier_N)
-    group_N = sample.group_N[scored]
-    now = mean_over_prompts(np.abs(sample.d_N[scored]), group_N)
-    before = mean_over_prompts(earlier_N[scored], group_N)
-    change = mean_over_prompts(np.abs(sample.d_N[scored]) - earlier_N[scored], group_N)
-    factor = before.times(now)
-    z = change.z_from(0.0)
+        return untested(NAME, "needs an earlier checkpoint", needs="--earlier-model MODEL")
+    earlier_d_N = evidence.earlier_logp_T[sample.kept] - sample.logq_T[sample.kept]
+    scored = np.isfinite(earlier_d_N)
+    present_M, earlier_M, group_M = np.abs(sample.d_N[scored]), np.abs(earlier_d_N[scored]), sample.group_N[scored]
+    gaps = (present_M, earlier_M, present_M - earlier_M)
+    now, before, change = (mean_over_prompts(values_M, group_M) for values_M in gaps)
+    factor, z = before.times(now), change.z_from(0.0)
     rows = (
-        ("mean |Δlog p| to the present checkpoint, nats", now.value),
-        ("to the earlier one, nats", before.value),
+        ("mean |Δlog p| to the present checkpoint, nats", now.value), ("to the earlier one, nats", before.value),
         ("tokens", now.count),
-    )
+    )  # fmt: skip
     if not (factor < _LESS and z > _Z):
         return Finding(NAME, "clear", factor, "gap to the earlier / to the present", evidence=rows)
-    left_N = np.where(scored, evidence.earlier_logp_T[sample.kept] - sample.logq_T[sample.kept], sample.d_N * factor)
+    left_N = np.where(scored, earlier_d_N, sample.d_N * factor)
     sentence = (
         f"The engine is closer to the earlier checkpoint: its gap to that one is {factor:.2g} of the present one's."
     )

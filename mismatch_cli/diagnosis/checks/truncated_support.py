@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mismatch_cli.diagnosis.evidence import Evidence, Finding
+from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row
 from mismatch_cli.diagnosis.grouped import Mean, mean_over_prompts
 from mismatch_cli.diagnosis.sample import Sample
 
@@ -30,7 +30,7 @@ def check(evidence: Evidence) -> Finding:
         return _trainer_finding(evidence, outside)
     sample = evidence.sample
     found = OneSided.of(sample.d_N, sample.group_N)
-    rows: tuple[tuple[str, float | int | str | None], ...] = (
+    rows: tuple[Row, ...] = (
         ("mean ratio (the kept mass, if only the engine truncates)", found.ratio.value),
         ("standard error over prompts", found.ratio.error),
         ("share of tokens with π < μ", float((sample.d_N < 0).mean())),
@@ -78,7 +78,7 @@ def _two_sided(d_N: np.ndarray) -> np.ndarray:
     return np.where(d_N < 0, d_N * (above / below if below else 1.0), d_N)
 
 
-def _kept_mass(sample: Sample) -> tuple[tuple[str, float | int | str | None], ...]:
+def _kept_mass(sample: Sample) -> tuple[Row, ...]:
     """Where the engine's top-K ends in −inf the support is in it: its mass by the trainer's probabilities."""
     if sample.topk_logq_TK is None or sample.topk_logp_TK is None:
         return ()

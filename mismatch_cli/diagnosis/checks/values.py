@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mismatch_cli.diagnosis.counts import ROUNDING
-from mismatch_cli.diagnosis.evidence import Evidence, Finding
+from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row
 
 NAME, STAGE = "values", 1
 TITLE = "Impossible values"
@@ -19,17 +19,14 @@ SOURCE = "maxtext PR 5231 (positive log-probs up to +0.125), NeMo-RL 2180 (KL Na
 
 def check(evidence: Evidence) -> Finding:
     """Count them over every token of the trace; one is enough."""
-    rows: list[tuple[str, float | int | str | None]] = []
+    rows: list[Row] = []
     wrong = tokens = 0
     for side, counts in evidence.counts.sides.items():
         impossible = counts.impossible if side == "logp_rollout" else 0
         wrong, tokens = wrong + counts.wrong + impossible, tokens + counts.tokens
-        found = {
-            "above 0": counts.above_zero,
-            "not a number": counts.not_a_number,
-            "−inf for a sampled token": impossible,
-        }
-        rows += [(f"{side}: {what}", count) for what, count in found.items() if count]
+        found = (("above 0", counts.above_zero), ("not a number", counts.not_a_number),
+                 ("−inf for a sampled token", impossible))  # fmt: skip
+        rows += [(f"{side}: {what}", count) for what, count in found if count]
         if counts.above_zero:
             rows.append((f"{side}: largest, nats", counts.largest))
     share = wrong / tokens if tokens else None
