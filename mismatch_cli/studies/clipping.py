@@ -239,7 +239,7 @@ class ClippingAnalysis(Study):
     @cached_property
     def plot_data(self) -> ClippingPlotData:
         """What the plots draw: the numbers, and the sample of tokens under two algorithms."""
-        rows = self.summary.sample.result()
+        rows = self.summary.sample.rows()
         bits = [np.uint64(self.algorithms.index(algorithm)) for algorithm in self.compared]
         blocked = [(rows["blocked_by"] >> bit) & np.uint64(1) == 1 for bit in bits]
         return ClippingPlotData(

@@ -18,7 +18,6 @@ from mismatch_cli.algorithms.algorithm import Algorithm, Mask
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
 from mismatch_cli.metrics.pairs import PAIRS
-from mismatch_cli.metrics.volatility import Cells
 from mismatch_cli.policies import TRAINER_ROLLOUT, Policies, TopKLogProbs
 from mismatch_cli.trust_regions import Decision
 
@@ -64,20 +63,12 @@ def apply_masks(batch: TokenBatch, needs: Needs, algorithms: Sequence[Algorithm]
 
 
 def _policies(gaps: TokenGaps, needs: Needs) -> Policies:
-    def column(name: str) -> torch.Tensor:
-        return torch.from_numpy(_column(gaps, name))
-
-    topk = None
-    if needs.top_k:
-        topk = TopKLogProbs(
-            column("response_ids_T"),
-            column("topk_ids_TK"),
-            column("topk_logp_rollout_TK"),
-            column("topk_logp_trainer_TK"),
-            column("topk_logp_recomputed_TK") if needs.topk_recomputed else None,
-        )
+    names = ["response_ids_T", "topk_ids_TK", "topk_logp_rollout_TK", "topk_logp_trainer_TK"]
+    names += ["topk_logp_recomputed_TK"] * needs.topk_recomputed
+    topk = TopKLogProbs(*(torch.from_numpy(_column(gaps, name)) for name in names)) if needs.top_k else None
+    recomputed = torch.from_numpy(_column(gaps, "logp_recomputed_T")) if needs.recomputed else None
     rollout, trainer, offset_S1 = map(torch.from_numpy, (gaps.logq_N, gaps.logp_N, gaps.offset_S1))
-    return Policies(rollout, trainer, column("logp_recomputed_T") if needs.recomputed else None, offset_S1, topk)
+    return Policies(rollout, trainer, recomputed, offset_S1, topk)
 
 
 def _column(gaps: TokenGaps, name: str) -> np.ndarray:
@@ -96,10 +87,8 @@ class Masked:
         self.positive_N, self.negative_N = advantage_N > 0, advantage_N < 0
         self.abs_advantage_N = np.abs(advantage_N)
         self._decided: dict[Mask, Decision] = {}
-        blocked: dict[tuple[Mask, ...], np.ndarray] = {}
-        for algorithm in algorithms:
-            if algorithm.masks not in blocked:
-                blocked[algorithm.masks] = self._blocked_by(algorithm.masks)
+        asked = dict.fromkeys(algorithm.masks for algorithm in algorithms)
+        blocked = {masks: self._blocked_by(masks) for masks in asked}
         self.blocked = [blocked[algorithm.masks] for algorithm in algorithms]  # _U of each algorithm
 
     def _blocked_by(self, masks: Sequence[Mask]) -> np.ndarray:
@@ -136,11 +125,6 @@ class Masked:
         return bits_N
 
     @cached_property
-    def sign_N(self) -> np.ndarray:
-        """The sign of the advantage, float32."""
-        return np.sign(self.advantage_N)
-
-    @cached_property
     def ratio_N(self) -> np.ndarray:
         """r, float32."""
         return self.policies.compare(TRAINER_ROLLOUT).ratio_T.numpy()
@@ -157,10 +141,6 @@ class Masked:
         return np.multiply(self.ratio_N, self.abs_advantage_N, out=update_N, where=self.judged_N, dtype=np.float64)
 
     @cached_property
-    def cells(self) -> Cells:
-        return Cells.of(self.gaps)
-
-    @cached_property
     def response_N(self) -> np.ndarray:
         """The response of each token within the slice."""
         return self.gaps.per_token(np.arange(self.num_responses))
@@ -171,7 +151,7 @@ class Masked:
 
     @cached_property
     def group_N(self) -> np.ndarray:
-        """The prompt group of each token, one of 32."""
+        """The prompt group of each token."""
         return self.gaps.per_token(self.gaps.group_S)
 
     @cached_property

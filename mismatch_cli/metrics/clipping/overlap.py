@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -40,22 +41,20 @@ class Overlap(Accumulator):
         index_U = np.flatnonzero(judged.blocked_by_N)
         if not len(index_U):
             return
-        pattern_P, of_U = np.unique(judged.blocked_by_N[index_U], return_inverse=True)
-        place_U = judged.group_N[index_U] * len(pattern_P) + of_U
-        self._count(pattern_P, np.bincount(place_U, minlength=GROUPS * len(pattern_P)).reshape(GROUPS, -1))
-        hash_U = judged.gaps.token_hash_N[index_U]
-        near = np.flatnonzero(hash_U < self._limits(pattern_P)[of_U])
-        chosen = near[_first_of_each(of_U[near], hash_U[near])]
-        rows = np.zeros(len(chosen), dtype=_ROW)
-        rows["pattern"], rows["hash"] = pattern_P[of_U[chosen]], hash_U[chosen]
-        rows["token"] = token_rows(judged.gaps, index_U[chosen])
-        rows["positive"] = judged.positive_N[index_U[chosen]]
-        self._add(rows)
-
-    def _count(self, pattern_P: np.ndarray, tokens_GP: np.ndarray) -> None:
+        pattern_P, kind_U = np.unique(judged.blocked_by_N[index_U], return_inverse=True)
+        place_U = judged.group_N[index_U] * len(pattern_P) + kind_U
+        tokens_GP = np.bincount(place_U, minlength=GROUPS * len(pattern_P)).reshape(GROUPS, -1)
         blocks_AP = _bits(pattern_P, self.both.shape[1]).astype(np.float64)  # counts below 2^53 are exact
         for group in np.flatnonzero(tokens_GP.any(axis=1)):
             self.both[group] += ((blocks_AP * tokens_GP[group]) @ blocks_AP.T).astype(np.int64)
+        hash_U = judged.gaps.token_hash_N[index_U]
+        near = np.flatnonzero(hash_U < self._limits(pattern_P)[kind_U])
+        chosen = near[_first_of_each(kind_U[near], hash_U[near])]
+        rows = np.zeros(len(chosen), dtype=_ROW)
+        rows["pattern"], rows["hash"] = pattern_P[kind_U[chosen]], hash_U[chosen]
+        rows["token"] = token_rows(judged.gaps, index_U[chosen])
+        rows["positive"] = judged.positive_N[index_U[chosen]]
+        self._add(rows)
 
     def _limits(self, pattern_P: np.ndarray) -> np.ndarray:
         """The hash below which a token becomes an example of its pattern."""
@@ -95,15 +94,12 @@ class Overlap(Accumulator):
     def _examples(self, names: list[str]) -> list[dict[str, Any]]:
         """For every ordered pair up to three tokens that the first one blocks and the second does not."""
         rows = self.examples[np.argsort(self.examples["hash"], kind="stable")]
-        blocks_AU = _bits(rows["pattern"], len(names))
-        found = []
-        for i, first in enumerate(names):
-            for j, second in enumerate(names):
-                for row in rows[blocks_AU[i] & ~blocks_AU[j]][:_EXAMPLES]:
-                    found.append(
-                        {"only": first, "not": second, "advantage": "+" if row["positive"] else "−"} | _key(row)
-                    )
-        return found
+        blocks = dict(zip(names, _bits(rows["pattern"], len(names)), strict=True))
+        return [
+            {"only": only, "not": other, "advantage": "+" if row["positive"] else "−"} | _key(row)
+            for only, other in product(names, names)
+            for row in rows[blocks[only] & ~blocks[other]][:_EXAMPLES]
+        ]
 
 
 def _key(row: np.ndarray) -> dict[str, Any]:

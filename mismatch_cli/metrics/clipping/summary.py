@@ -17,19 +17,18 @@ from mismatch_cli.metrics.clipping.bad_updates import BadUpdates
 from mismatch_cli.metrics.clipping.breakdown import BlockedCells, JudgedSample, StepSums
 from mismatch_cli.metrics.clipping.masked import SIGNS, Masked, Needs, apply_masks
 from mismatch_cli.metrics.clipping.overlap import Overlap
-from mismatch_cli.metrics.clipping.sums import (
-    NO_ADVANTAGES,
-    SCALES,
-    bin_row,
-    evaluate,
-    response_sums,
-    step_row,
-    sums_dtype,
-)
 from mismatch_cli.metrics.clipping.sweeps import FAMILIES, Sweeps
 from mismatch_cli.metrics.clipping.theory import Theory
 from mismatch_cli.metrics.clipping.token_table import TokenTable
-from mismatch_cli.metrics.estimate import OVERFLOW, Estimate
+from mismatch_cli.metrics.estimate import (
+    OVERFLOW,
+    POSITIVE,
+    SHARE,
+    Estimate,
+    Scale,
+    grouped_ratio,
+    grouped_share,
+)
 from mismatch_cli.metrics.hashing import prompt_groups
 from mismatch_cli.metrics.population import DistinctPrompts
 from mismatch_cli.metrics.profiles import POSITION_BINS, bin_bounds
@@ -41,6 +40,12 @@ _COUNTS = (
     "tokens", "positive", "negative", "zero_advantage", "masked", "not_measured", "out_of_support", "responses",
 )  # fmt: skip
 _MOST_STRETCHES = 64  # of steps, for the columns of every algorithm
+_NO_ADVANTAGES = Estimate(None, note="no advantages in the trace")
+_SCALES: dict[str, Scale] = {
+    **dict.fromkeys((f"{kind}_{which}" for kind in ("blocked", "lost") for which in ("all", *SIGNS)), SHARE),
+    **dict.fromkeys(("lost_masked", "lost_capped", "touched", "mu_blocked", "mu_kept"), SHARE),
+    **dict.fromkeys(("entropy_blocked", "entropy_kept"), POSITIVE),
+}
 
 
 @dataclass(frozen=True)
@@ -157,17 +162,17 @@ class ClippingSummary(Accumulator):
             "responses_touched": found["touched"],
             **{name: found[name] for name in ("mu_blocked", "mu_kept", "entropy_blocked", "entropy_kept")},
             "by_mu": [
-                {"mu_low": low, "mu_high": high} | bin_row(cells.by_mu[bins_of, :, :, b], prompts, advantages)
+                {"mu_low": low, "mu_high": high} | _bin_row(cells.by_mu[bins_of, :, :, b], prompts, advantages)
                 for b, (low, high) in enumerate(pairwise((0.0, *MU_EDGES, 1.0)))
             ],
             "by_position": [
                 dict(zip(("first", "last"), bin_bounds(b), strict=True))
-                | bin_row(cells.by_position[bins_of, :, :, b], prompts, advantages)
+                | _bin_row(cells.by_position[bins_of, :, :, b], prompts, advantages)
                 for b in range(POSITION_BINS)
                 if cells.by_position[0, :, :, b].any()
             ],
             "by_step": [
-                {"first": first, "last": last} | step_row(sums_GM.view(self.columns)[:, 0], place, prompts, advantages)
+                {"first": first, "last": last} | _step_row(sums_GM.view(self.columns)[:, 0], place, prompts, advantages)
                 for first, last, sums_GM in self.steps
             ],
             "blocked_tokens": {
@@ -179,23 +184,24 @@ class ClippingSummary(Accumulator):
         algorithm = self.question.algorithms[place]
 
         def values(totals_xM: np.ndarray) -> dict[str, np.ndarray]:
-            return evaluate(totals_xM.view(self.columns)[..., 0], place, algorithm)
+            return _evaluate(totals_xM.view(self.columns)[..., 0], place, algorithm)
 
-        found = self.sums.result(values, self.prompts.result(), SCALES)
+        found = self.sums.result(values, self.prompts.result(), _SCALES)
         if not self.question.needs.advantages:
-            names = ("blocked_all", "lost_all", "lost_masked", "lost_capped", "touched")
-            return found | dict.fromkeys(names, NO_ADVANTAGES)
+            over_both = ("blocked_all", "lost_all", "lost_masked", "lost_capped", "touched")
+            return found | dict.fromkeys(over_both, _NO_ADVANTAGES)
         if not algorithm.weighs_by_ratio:
             return found | {"lost_capped": Estimate(None, note="the weight is not r")}
         if not np.isfinite(self.sums.sums_GM).all():
             infinite = Estimate(None, note=f"a ratio is {OVERFLOW}")
-            found |= {name: infinite for name, e in found.items() if name.startswith("lost") and e.value is None}
+            lost = [name for name in found if name.startswith("lost") and found[name].value is None]
+            found |= dict.fromkeys(lost, infinite)
         return found
 
     def _equivalents(self, place: int, row: dict[str, Any]) -> list[dict[str, Any]]:
         """Of a published one-sided mask on trainer/rollout: the threshold of each other family that blocks as much."""
         masks, blocked = self.question.algorithms[place].masks, int(self.cells.by_mu[1 + place].sum())
-        families = {name: FAMILIES[name] for name in self.sweeps.counts if name in FAMILIES}
+        families = {name: FAMILIES[name] for name in self.sweeps.sums if name in FAMILIES}
         regions = [mask.region for mask in masks if mask.ratio == TRAINER_ROLLOUT]
         if len(masks) != 1 or not set(regions) & set(FAMILIES.values()) or not blocked:
             return []  # where nothing is blocked, every high enough threshold blocks as little
@@ -205,3 +211,105 @@ class ClippingSummary(Accumulator):
             for family, region in families.items()
             if region not in regions
         ]
+
+
+def sums_dtype(algorithms: int) -> np.dtype:
+    """M float64 numbers: over all judged tokens, then `of` each algorithm, over those that it blocks."""
+    means: list[Any] = [("mu", float), ("entropy", float), ("entropy_n", float)]
+    own = [("blocked", float, 2), ("lost", float, 2), ("capped", float, 2), ("touched", float), *means]
+    shared = [("judged", float, 2), ("update", float, 2), ("advantage", float, 2), ("responses", float), *means]
+    return np.dtype([*shared, ("of", own, (algorithms,))])
+
+
+def response_sums(judged: Masked) -> np.ndarray:
+    """[S, M] in float64, in the order of `sums_dtype`."""
+    sums_S = np.zeros(judged.num_responses, sums_dtype(len(judged.algorithms)))
+    total = judged.gaps.responses.sum
+    sums_S["responses"] = total(judged.judged_N) > 0
+    sums_S["mu"] = total(judged.gaps.q_N * judged.judged_N)
+    if judged.entropy_N is not None:
+        known_N = judged.judged_N & ~np.isnan(judged.entropy_N)
+        sums_S["entropy"], sums_S["entropy_n"] = total(np.where(known_N, judged.entropy_N, 0)), total(known_N)
+    for sign, sign_N in enumerate((judged.positive_N, judged.negative_N)):
+        sums_S["judged"][:, sign] = total(sign_N)
+        sums_S["update"][:, sign] = total(np.where(sign_N, judged.update_N, 0))
+        sums_S["advantage"][:, sign] = total(judged.abs_advantage_N * sign_N)
+    for place, (algorithm, blocked_U) in enumerate(zip(judged.algorithms, judged.blocked, strict=True)):
+        _fill(sums_S["of"][:, place], judged, algorithm, blocked_U)
+    return sums_S.view(np.float64).reshape(judged.num_responses, -1)
+
+
+def _fill(own_S: np.ndarray, judged: Masked, algorithm: Algorithm, blocked_U: np.ndarray) -> None:
+    """The sums of one algorithm; `capped` is what the bounds of its weight take from kept tokens: (r − weight)·|A|."""
+    weight_N = judged.update_N if algorithm.weighs_by_ratio else judged.abs_advantage_N
+    own_S["mu"] = judged.sum_at(blocked_U, judged.gaps.q_N[blocked_U])
+    for sign in range(len(SIGNS)):
+        index_U = blocked_U[judged.sign(blocked_U) == sign]
+        own_S["blocked"][:, sign] = judged.sum_at(index_U)
+        own_S["lost"][:, sign] = judged.sum_at(index_U, weight_N[index_U])
+    own_S["touched"] = own_S["blocked"].any(axis=1)
+    if judged.entropy_N is not None:
+        known_U = blocked_U[~np.isnan(judged.entropy_N[blocked_U])]
+        own_S["entropy"], own_S["entropy_n"] = judged.sum_at(known_U, judged.entropy_N[known_U]), judged.sum_at(known_U)
+    if not algorithm.weighs_by_ratio or not algorithm.weight[0].bounded:
+        return
+    low, high = np.float32(algorithm.weight[0].floor), np.float32(algorithm.weight[0].cap)
+    bounded_N = judged.judged_N & ((judged.ratio_N > high) | (judged.ratio_N < low))
+    bounded_N[blocked_U] = False
+    index_U = np.flatnonzero(bounded_N)
+    ratio_U = judged.ratio_N[index_U].astype(np.float64)
+    lost_U = (ratio_U - np.clip(ratio_U, low, high)) * judged.abs_advantage_N[index_U]
+    for sign in range(len(SIGNS)):
+        chosen = judged.sign(index_U) == sign
+        own_S["capped"][:, sign] = judged.sum_at(index_U[chosen], lost_U[chosen])
+
+
+def _evaluate(sums: np.ndarray, place: int, algorithm: Algorithm) -> dict[str, np.ndarray]:
+    """Every share and mean of the algorithm at `place`, alike on totals and on what is left without each group."""
+    own, whole = sums["of"][..., place], sums["update" if algorithm.weighs_by_ratio else "advantage"]
+    n, blocked_n, everything = (pair.sum(axis=-1) for pair in (sums["judged"], own["blocked"], whole))
+    masked, capped = own["lost"].sum(axis=-1), own["capped"].sum(axis=-1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        blocked, lost = own["blocked"] / sums["judged"], (own["lost"] + own["capped"]) / whole
+        return {
+            "blocked_all": blocked_n / n,
+            **{f"blocked_{sign}": blocked[..., row] for row, sign in enumerate(SIGNS)},
+            "lost_all": (masked + capped) / everything,
+            **{f"lost_{sign}": lost[..., row] for row, sign in enumerate(SIGNS)},
+            "lost_masked": masked / everything,
+            "lost_capped": capped / everything,
+            "touched": own["touched"] / sums["responses"],
+            **{name: part / count for name, (part, count) in _means(sums, own).items()},
+        }
+
+
+def _means(sums: np.ndarray, own: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """What is averaged over blocked and over kept tokens, each sum with its number of tokens."""
+    n, blocked_n = sums["judged"].sum(axis=-1), own["blocked"].sum(axis=-1)
+    return {
+        "mu_blocked": (own["mu"], blocked_n),
+        "mu_kept": (sums["mu"] - own["mu"], n - blocked_n),
+        "entropy_blocked": (own["entropy"], own["entropy_n"]),
+        "entropy_kept": (sums["entropy"] - own["entropy"], sums["entropy_n"] - own["entropy_n"]),
+    }
+
+
+def _bin_row(counts_22G: np.ndarray, prompts: int, advantages: bool) -> dict[str, Any]:
+    """Judged and blocked tokens of one bin, each by the sign of A and prompt group."""
+    judged_2G, blocked_2G = counts_22G
+    both = _NO_ADVANTAGES
+    if advantages:
+        both = grouped_share(blocked_2G.sum(axis=0), judged_2G.sum(axis=0), prompts)
+    shares = [both, *(grouped_share(*pair, prompts) for pair in zip(blocked_2G, judged_2G, strict=True))]
+    tokens = judged_2G.sum() if advantages else judged_2G[0].sum()  # otherwise every token was asked for each sign
+    blocked = {name: found.to_dict() for name, found in zip(("all", *SIGNS), shares, strict=True)}
+    return {"tokens": int(tokens), "blocked": blocked}
+
+
+def _step_row(sums_G: np.ndarray, place: int, prompts: int, advantages: bool) -> dict[str, Any]:
+    """The same of one step, or stretch of steps, with its means."""
+    own_G = sums_G["of"][:, place]
+    return _bin_row(np.stack([sums_G["judged"].T, own_G["blocked"].T]), prompts, advantages) | {
+        name: grouped_ratio(part_G, count_G, prompts, _SCALES[name]).to_dict()
+        for name, (part_G, count_G) in _means(sums_G, own_G).items()
+    }

@@ -36,32 +36,30 @@ class Sweeps(Accumulator):
     def __init__(self, top_k: int) -> None:
         self.top_k = top_k
         names = [name for name in FAMILIES if top_k or not name.startswith("top_k")]
-        self.counts = {name: np.zeros((GROUPS, BINS.count), dtype=np.int64) for name in (*names, "cap")}
-        self.updates = {name: np.zeros((GROUPS, BINS.count)) for name in (*names, "cap")}
-        self.advantages = np.zeros((GROUPS, BINS.count))  # of "cap"
+        self.sums = {name: np.zeros((2, GROUPS, BINS.count)) for name in names}
+        self.sums["cap"] = np.zeros((3, GROUPS, BINS.count))
         self.total = np.zeros((2, GROUPS))  # judged tokens, and their Σ r·|A|
 
     def update(self, judged: Masked) -> None:
         judged.add_by_group(self.total[0], judged.judged_N)
         judged.add_by_group(self.total[1], judged.update_N)
-        for name, counts in self.counts.items():
+        for name, sums in self.sums.items():
             index_U, outward_U = _outward(judged, name, self.top_k)
             place_U = judged.group_N[index_U] * BINS.count + BINS.index(outward_U)
-            counts += _binned(place_U, None)
-            self.updates[name] += _binned(place_U, judged.update_N[index_U])
-            if name == "cap":
-                self.advantages += _binned(place_U, judged.abs_advantage_N[index_U])
+            for sums_GB, weight_N in zip(sums, (None, judged.update_N, judged.abs_advantage_N), strict=False):
+                weight_U = None if weight_N is None else weight_N[index_U]
+                sums_GB += np.bincount(place_U, weight_U, minlength=sums_GB.size).reshape(sums_GB.shape)
 
     def result(self, prompts: int) -> dict[str, list[dict[str, Any]]]:
-        return {name: self._rows(name, prompts) for name in self.counts}
+        return {name: self._rows(name, prompts) for name in self.sums}
 
     def _rows(self, name: str, prompts: int) -> list[dict[str, Any]]:
         """Every eighth bin, up to the first one from which nothing is left."""
-        edges, counts, updates = BINS.edges[0], _from_bin_up(self.counts[name]), _from_bin_up(self.updates[name])
+        edges, (counts, updates, *advantages) = BINS.edges[0], _from_bin_up(self.sums[name])
         threshold, share, lowest, highest = "threshold", "blocked", 0.0, 1.0 if name.endswith("tv") else np.inf
         if name == "cap":  # the cap C takes Σ (r − C)·|A| from the tokens with r above it
             threshold, share, lowest = "cap", "share", 1.0
-            updates = updates - edges * _from_bin_up(self.advantages)
+            updates = updates - edges * advantages[0]
         left_B = np.flatnonzero(counts.any(axis=0))
         last = int(left_B[-1]) if len(left_B) else 0
         return [
@@ -76,7 +74,7 @@ class Sweeps(Accumulator):
 
     def threshold_for(self, name: str, blocked: float) -> Estimate:
         """The threshold of a family that blocks as many tokens; benchmarks/coverage.py found no interval that holds."""
-        return point(_threshold(self.counts[name].sum(axis=0), blocked), FEW_AT_EDGE)
+        return point(_threshold(self.sums[name][0].sum(axis=0), blocked), FEW_AT_EDGE)
 
 
 def _outward(judged: Masked, name: str, top_k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -88,23 +86,19 @@ def _outward(judged: Masked, name: str, top_k: int) -> tuple[np.ndarray, np.ndar
         outward_N, lowest = np.where(judged.judged_N, judged.ratio_N, 0), np.float32(1)
     else:
         with np.errstate(invalid="ignore"):  # an infinite divergence times an advantage of 0: NaN, above nothing
-            outward_N = judged.statistic(FAMILIES[name], top_k) * judged.sign_N
+            outward_N = judged.statistic(FAMILIES[name], top_k) * np.sign(judged.advantage_N)
         lowest = np.float32(BINS.edges[0][1])
     index_U = np.flatnonzero(outward_N > lowest)
     return index_U, np.nextafter(outward_N[index_U].astype(np.float32), np.float32(0))
 
 
-def _binned(place_U: np.ndarray, weights_U: np.ndarray | None) -> np.ndarray:
-    return np.bincount(place_U, weights=weights_U, minlength=GROUPS * BINS.count).reshape(GROUPS, BINS.count)
-
-
-def _from_bin_up(values_GB: np.ndarray) -> np.ndarray:
-    return values_GB[:, ::-1].cumsum(axis=1)[:, ::-1]
+def _from_bin_up(values_xB: np.ndarray) -> np.ndarray:
+    return values_xB[..., ::-1].cumsum(axis=-1)[..., ::-1]
 
 
 def _threshold(counts_B: np.ndarray, blocked: float) -> float:
     """The value above which `blocked` tokens lie, linear inside a bin; NaN where no threshold in range does that."""
-    above_B = counts_B[::-1].cumsum()[::-1]
+    above_B = _from_bin_up(counts_B)
     if not 0 < blocked <= above_B[1]:
         return float("nan")
     bin_ = int(np.flatnonzero(above_B >= blocked)[-1])

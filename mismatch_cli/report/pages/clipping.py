@@ -119,22 +119,21 @@ def example_excerpts(study: ClippingAnalysis) -> list[Excerpt]:
 def page_of_result(result: Mapping[str, Any], examples: Sequence[Excerpt]) -> ReportView:
     """The whole page of a result (docs/clipstats.md)."""
     subject = Subject(result)
-    sections = (
-        algorithms_section(subject),
-        overlap_section(subject, examples),
-        tokens_section(subject),
-        _updates_section(subject),
-        _thresholds_section(subject),
-        _approximation_section(subject),
-        _theory_section(subject),
-    )
     return ReportView(
         title="Trust regions: what do they throw away?",
         about=_about(result),
         notes=_notes(result),
         headline=_headline(subject),
         leading=_leading(subject),
-        outline=sections,
+        outline=(
+            algorithms_section(subject),
+            overlap_section(subject, examples),
+            tokens_section(subject),
+            _updates_section(subject),
+            _thresholds_section(subject),
+            _approximation_section(subject),
+            _theory_section(subject),
+        ),
         settings=settings_tables(result),
         command=command_line(result, "clipstats", *result["arguments"]),
         notation=_NOTATION,
@@ -197,11 +196,13 @@ def _hypothetical(row: Row) -> str:
 
 def _in_words(row: Row) -> str:
     name, blocked, lost = row["name"], row["blocked"]["all"], row["lost"]["all"]
-    of = "the update weight" if row["weighs_by_ratio"] else "Σ |A|"
-    if value_of(blocked):
-        loses = f" and loses {share(lost)} of {of}." if value_of(lost) is not None else f"; of {of}, {lost['note']}."
-        return f"{name} blocks {share(blocked)} of the tokens{loses}"
-    return f"{name} blocks no token" + (f", but its cap takes {share(lost)} of {of}." if value_of(lost) else ".")
+    weight = "the update weight" if row["weighs_by_ratio"] else "Σ |A|"
+    if not value_of(blocked):
+        capped = f", but its cap takes {share(lost)} of {weight}" if value_of(lost) else ""
+        return f"{name} blocks no token{capped}."
+    known = value_of(lost) is not None
+    loses = f" and loses {share(lost)} of {weight}." if known else f"; of {weight}, {lost['note']}."
+    return f"{name} blocks {share(blocked)} of the tokens{loses}"
 
 
 def _leading(subject: Subject) -> tuple[MetricRow, ...]:
@@ -222,6 +223,7 @@ def _leading(subject: Subject) -> tuple[MetricRow, ...]:
 def _updates_section(subject: Subject) -> Section:
     """Bad updates: how many there are, over which tokens they are counted, and how they go with the reward."""
     bad, count = subject.result["bad_updates"], numbers.count
+    steps = bad["by_step"]
     shares = [counted("of all tokens, if A < 0, %", "over_negative")]
     if subject.has_advantages:
         shares = [
@@ -236,7 +238,7 @@ def _updates_section(subject: Subject) -> Section:
     )
     by_step = table(
         f"By step, δ = {bad['delta']:g}",
-        bad["by_step"][-_STEPS_SHOWN:] if len(bad["by_step"]) > 1 else (),
+        steps[-_STEPS_SHOWN:] if len(steps) > 1 else (),
         [
             col("step", span),
             keyed("tokens", "tokens", count),
@@ -246,9 +248,7 @@ def _updates_section(subject: Subject) -> Section:
             counted("mean reward", "reward", plain),
             counted("its change", "reward_change", plain),
         ],
-        note=f"The last {_STEPS_SHOWN} steps; all of them are in the JSON."
-        if len(bad["by_step"]) > _STEPS_SHOWN
-        else "",
+        note=f"The last {_STEPS_SHOWN} steps; all of them are in the JSON." if len(steps) > _STEPS_SHOWN else "",
         fold="Bad updates by step",
         terminal_rows=0,
     )
@@ -277,9 +277,8 @@ def _updates_text(subject: Subject) -> str:
             "A < 0. The paper does not name its denominator, so both are shown. "
         )
     else:
-        words += (
-            f"The trace has no advantages: were A < 0 everywhere, {over_negative} of the tokens would be bad updates. "
-        )
+        everywhere = f"were A < 0 everywhere, {over_negative} of the tokens would be bad updates"
+        words += f"The trace has no advantages: {everywhere}. "
     if not bad["correlations"]:
         words += "Whether bad updates go with the reward takes a training trace with several steps."
     return words.rstrip()

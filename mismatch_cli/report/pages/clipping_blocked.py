@@ -32,10 +32,6 @@ _ROWS_ON_TERMINAL = 12
 _PAIRS_ON_TERMINAL, _PAIRS_ON_PAGE = 10, 20
 _TOKENS_ON_TERMINAL, _TOKENS_ON_PAGE = 10, 50
 _NOT_BY_RATIO = "†"
-_LOST = (
-    "Lost weight is the share of Σ r·|A| that no longer enters the update: a weight, not the norm of a gradient, for "
-    "which the directions of the updates would have to be known. "
-)
 
 
 class Subject(ClippingPlotData):
@@ -91,7 +87,11 @@ def algorithms_section(subject: Subject) -> Section:
 
 
 def _algorithms_text(subject: Subject) -> str:
-    words = "A blocked token contributes nothing to the update. " + _LOST
+    words = (
+        "A blocked token contributes nothing to the update. Lost weight is the share of Σ r·|A| that no longer enters "
+        "the update: a weight, not the norm of a gradient, for which the directions of the updates would have to be "
+        "known. "
+    )
     if not all(row["weighs_by_ratio"] for row in subject.rows):
         words += f"Rows with {_NOT_BY_RATIO} weigh by something other than r: theirs is the share of Σ |A|, without r. "
     if not subject.has_advantages:
