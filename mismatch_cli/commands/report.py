@@ -89,7 +89,7 @@ def command(
     with _held(own, output, force, export) as folder:
         study_mismatch(found, folder, worst=worst, as_json=json, progress=progress)
         if export is not None:
-            from mismatch_cli.report.export import export_responses, export_tokens
+            from mismatch_cli.trace.export import export_responses, export_tokens
 
             wrote = export_responses(found, folder) if export == "jsonl" else export_tokens(found, folder, export)
             progress.say(f"Wrote {wrote}")
@@ -135,8 +135,8 @@ def _latest_run(progress: TerminalProgress) -> list[Path]:
 def _held(own: Path | None, output: Path | None, force: bool, export: str | None) -> Iterator[Path]:
     """Hold the folder of the report: the run that it is about, unless another one is named."""
     from mismatch_cli.recording.folder import report_folder
-    from mismatch_cli.report.export import file_name
     from mismatch_cli.studies.mismatch import MismatchAnalysis
+    from mismatch_cli.trace.export import file_name
 
     folder = output or own or _REPORT
     files = () if export is None else (file_name(export),)

@@ -17,7 +17,7 @@ from mismatch_cli.importers import _driver, _sources, plain
 from mismatch_cli.importers._rows import WRONG_LENGTH
 from mismatch_cli.importers.plain import MEANING, WRITER
 from mismatch_cli.places import bundled
-from mismatch_cli.report.export import export_responses
+from mismatch_cli.trace.export import export_responses
 from mismatch_cli.trace.manifest import write_manifest
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.schema import column_order

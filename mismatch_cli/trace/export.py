@@ -35,9 +35,7 @@ def export_responses(traces: list[Trace], folder: Path) -> Path:
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         for trace in traces:
             for table in trace.tables():
-                for start in range(
-                    0, table.num_rows, _ROWS_AT_A_TIME
-                ):  # as Python numbers they take ten times the room
+                for start in range(0, table.num_rows, _ROWS_AT_A_TIME):  # Python numbers take ten times the room
                     for row in table.slice(start, _ROWS_AT_A_TIME).to_pylist():
                         known = {name: value for name, value in row.items() if value is not None}
                         file.write(json.dumps(known, separators=(",", ":")) + "\n")
