@@ -126,11 +126,10 @@ def _check_writable(path: Path | None) -> None:
 
 
 def _write(result: GateResult, junit: Path | None, markdown: Path | None, force: bool) -> None:
-    from mismatch_cli.report.pages.gate_junit import junit as as_junit
-    from mismatch_cli.report.pages.gate_markdown import markdown as as_markdown
+    from mismatch_cli.report.pages import gate as forms
     from mismatch_cli.trace.files import write_named
 
-    for path, form in ((junit, as_junit), (markdown, as_markdown)):
+    for path, form in ((junit, forms.junit), (markdown, forms.markdown)):
         if path is not None:
             write_named(path, form(result), replace=force)
 

@@ -9,7 +9,7 @@ from mismatch_cli import dialects, numbers
 from mismatch_cli.dialects import Reading
 from mismatch_cli.places import shown
 from mismatch_cli.report.about import partial_notes, who_facts
-from mismatch_cli.report.tables import Row, col, filled, named, table, text
+from mismatch_cli.report.tables import Row, col, filled, named, pairs_table, table
 from mismatch_cli.report.view import ReportView, Section
 from mismatch_cli.studies.study import about, check_poolable
 from mismatch_cli.trace.reader import Trace
@@ -98,9 +98,7 @@ def _framework(name: str, framework: Mapping[str, Any]) -> Section:
     for row in rows:
         for note in row["notes"]:
             noted.setdefault(note, []).append(row["name"])
-    notes = table(
-        "Notes", noted.items(), [text("", lambda pair: pair[0]), text("metrics", lambda pair: ", ".join(pair[1]))]
-    )
+    notes = pairs_table("Notes", ((note, ", ".join(names)) for note, names in noted.items()), "", "metrics")
     return Section(name, f"{framework['when']} {_AVERAGE}", tables=filled(*tables, notes))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Generic, Literal, TypeVar
 
 from mismatch_cli import numbers
@@ -67,6 +68,12 @@ def table(
     cells = tuple(tuple(column.cell(row) for column in columns) for row in rows)
     heads = tuple(column.head for column in columns)
     return Table(title, heads, cells, note, fold, shrinks, terminal_rows, row_metrics)
+
+
+def pairs_table(title: str, pairs: Iterable[tuple[str, str]], *heads: str) -> Table:
+    """Two columns of words, under two heads."""
+    first, second = heads or ("", "")
+    return table(title, pairs, [text(first, itemgetter(0)), text(second, itemgetter(1))])
 
 
 def filled(*tables: Table) -> tuple[Table, ...]:

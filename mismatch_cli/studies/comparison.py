@@ -17,8 +17,7 @@ from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.metrics.volatility import D_BINS
 from mismatch_cli.places import shown, shown_apart
-from mismatch_cli.studies.on_tokens import OnTokens, compare_on_tokens
-from mismatch_cli.studies.pairing import Pairing, Responses, compared_rows, pair_up
+from mismatch_cli.studies.pairing import OnTokens, Pairing, Responses, compare_on_tokens, compared_rows, pair_up
 from mismatch_cli.studies.settings_compared import SettingDifference, settings_diff
 from mismatch_cli.studies.study import Study, about, who_is_compared, without_unknown
 from mismatch_cli.trace.columns import table_to_batch

@@ -48,7 +48,7 @@ class Check:
 
     @property
     def known(self) -> bool:
-        """Whether there was something to judge."""
+        """Whether there was something to hold against the limit."""
         return self.allowed is not None and self.found.value is not None
 
 
@@ -59,8 +59,8 @@ class Measurement:
         self.traces = traces
         self.summary = analyse(traces, 0).to_json()
         self.diagnosis = diagnose(gather(traces)) if DIAGNOSIS in frameworks else None
-        others = [name for name in frameworks if name != DIAGNOSIS]
-        readings = dialects.readings(traces, others).by_framework if others else {}
+        dashboards = [name for name in frameworks if name != DIAGNOSIS]
+        readings = dialects.readings(traces, dashboards).by_framework if dashboards else {}
         self._readings = {f"{name}:{reading.line.name}": reading for name, rows in readings.items() for reading in rows}
 
     def find(self, limit: Limit) -> Found:
@@ -90,14 +90,9 @@ def _diagnosed(name: str, diagnosis: Diagnosis) -> Found:
     return Found(float(finding.status == "found"), pair=pair, detail=finding.sentence)
 
 
-def judge(sets: Sequence[LimitSet], measured: Measurement, baseline: Measurement | None) -> list[Check]:
+def check_limits(sets: Sequence[LimitSet], measured: Measurement, baseline: Measurement | None) -> list[Check]:
     """Every limit of every set, in their order; limits against a baseline need one."""
     return [_check(limit_set.name, limit, measured, baseline) for limit_set in sets for limit in limit_set.limits]
-
-
-def frameworks_of(sets: Sequence[LimitSet]) -> list[str]:
-    """The frameworks whose metrics are asked for."""
-    return sorted({limit.framework for limit_set in sets for limit in limit_set.limits if limit.framework})
 
 
 def _check(name: str, limit: Limit, measured: Measurement, baseline: Measurement | None) -> Check:
@@ -109,7 +104,10 @@ def _check(name: str, limit: Limit, measured: Measurement, baseline: Measurement
         return Check(name, limit, found, None, None, f"{why}, and what cannot be compared does not pass")
     allowed = _allowed(limit, reference)
     value, low, high = _held(limit, found)
-    beyond = _beyond(limit, value, low, high, allowed)
+    below = limit.bound in ("min", "max_below_baseline")
+    end = high if below else low  # the last of the interval to cross the limit
+    decisive = end if limit.decide == SURELY and end is not None else value
+    beyond = decisive < allowed if below else decisive > allowed
     return Check(name, limit, found, allowed, reference, _sentence(limit, found, value, allowed) if beyond else "")
 
 
@@ -149,12 +147,6 @@ def _held(limit: Limit, found: Found) -> tuple[float, float | None, float | None
     return abs(found.value - ideal), 0.0 if found.low <= ideal <= found.high else ends[0], ends[1]
 
 
-def _beyond(limit: Limit, value: float, low: float | None, high: float | None, allowed: float) -> bool:
-    if limit.bound in ("min", "max_below_baseline"):
-        return (high if limit.decide == SURELY and high is not None else value) < allowed
-    return (low if limit.decide == SURELY and low is not None else value) > allowed
-
-
 def _sentence(limit: Limit, found: Found, value: float, allowed: float) -> str:
     side = "below" if value < allowed else "above"
     distances = f", both as distances from {limit.agreement:g}" if limit.bound in FACTORS and limit.agreement else ""
@@ -183,11 +175,11 @@ class GateResult(Study):
         *,
         allow_partial: bool = False,
     ) -> GateResult:
-        """Measure the traces, and the baseline where one is given, and judge."""
-        frameworks = frameworks_of(sets)
+        """Measure the traces, and the baseline where one is given, and check every limit."""
+        frameworks = sorted({limit.framework for limit_set in sets for limit in limit_set.limits if limit.framework})
         measured = Measurement(traces, frameworks)
         before = Measurement(baseline, frameworks) if baseline else None
-        return cls(sets, judge(sets, measured, before), measured, before, allow_partial)
+        return cls(sets, check_limits(sets, measured, before), measured, before, allow_partial)
 
     @cached_property
     def failed(self) -> list[Check]:
@@ -201,7 +193,7 @@ class GateResult(Study):
 
     @property
     def refused(self) -> str:
-        """Why the traces cannot be judged, whatever the limits say: no gate opens by absence. Empty where they can."""
+        """Why the traces do not pass, whatever the limits say: no gate opens by absence. Empty where they may."""
         if self.allow_partial or not self.partial:
             return ""
         lacking = "; ".join(f"{trace['trace']}: {', '.join(trace['reasons'])}" for trace in self.partial)
@@ -266,7 +258,7 @@ def _number(check: Check, value: float | None) -> str:
 
 def source_text(check: Check) -> str:
     """Where a limit comes from, and why it is one."""
-    return "; ".join(part for part in (check.limit.source, check.limit.why) if part)
+    return "; ".join(filter(None, (check.limit.source, check.limit.why)))
 
 
 def _row(check: Check) -> dict[str, Any]:
@@ -274,16 +266,9 @@ def _row(check: Check) -> dict[str, Any]:
     return {
         "limits": check.limits,
         "metric": limit.metric,
-        "pair": found.pair,
-        "value": found.value,
-        "low": found.low,
-        "high": found.high,
-        "bound": limit.bound,
-        "threshold": limit.threshold,
-        "decide": limit.decide,
-        "reference": check.reference,
-        "allowed": check.allowed,
-        "holds": check.holds,
+        **{key: getattr(found, key) for key in ("pair", "value", "low", "high")},
+        **{key: getattr(limit, key) for key in ("bound", "threshold", "decide")},
+        **{key: getattr(check, key) for key in ("reference", "allowed", "holds")},
         "reason": check.reason or None,
         "source": limit.source,
         "why": limit.why,

@@ -1,25 +1,32 @@
-"""Which responses of two traces are the same, by what they say and not by how they are numbered.
+"""Which responses of two traces are the same, and the policies of both on the same tokens.
 
-A prompt is known by its token ids, a response by those of its prompt and its own. Of each response 24 bytes are kept.
+A prompt is known by its token ids, a response by those of its prompt and its own: not by how they are numbered. Of
+each response 24 bytes are kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import torch
 
+from mismatch_cli.batch import TokenBatch
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.metrics.gaps import Segments
+from mismatch_cli.metrics.estimate import SHARE, Estimate
+from mismatch_cli.metrics.gaps import Segments, TokenGaps, token_gaps
 from mismatch_cli.metrics.hashing import hash_keys
 from mismatch_cli.metrics.pairs import Pair
+from mismatch_cli.metrics.summary import MismatchSummary
+from mismatch_cli.metrics.sums import WIDE_BAND, GroupSums
 from mismatch_cli.trace.columns import table_to_batch
-from mismatch_cli.trace.reader import Trace
+from mismatch_cli.trace.reader import Trace, open_shard
 from mismatch_cli.trace.schema import PROMPT_COLUMN, REQUIRED, ROW_KEY
 
 MOST = 0.5  # what more than this share of both traces has in common is compared alone
@@ -64,10 +71,12 @@ def pair_up(first: Responses, other: Responses) -> Pairing:
     """By tokens where the same responses are most of both traces, else by prompts where the same prompts are."""
     partner_S = _partners(first, other)
     shared_prompts = np.intersect1d(first.prompt_S[first.measured_S], other.prompt_S[other.measured_S])
+    most_responses = MOST * max(int(r.measured_S.sum()) for r in (first, other))
+    most_prompts = MOST * max(len(np.unique(r.prompt_S[r.measured_S])) for r in (first, other))
     by: PairedBy = "none"
-    if _are_most(int(np.count_nonzero(partner_S >= 0)), *(int(r.measured_S.sum()) for r in (first, other))):
+    if np.count_nonzero(partner_S >= 0) > most_responses:
         by = "tokens"
-    elif _are_most(len(shared_prompts), *(len(np.unique(r.prompt_S[r.measured_S])) for r in (first, other))):
+    elif len(shared_prompts) > most_prompts:
         by = "prompts"
     return Pairing(by, partner_S, shared_prompts)
 
@@ -97,10 +106,6 @@ def compared_rows(responses: Sequence[Responses], pairings: Sequence[Pairing]) -
     return kept
 
 
-def _are_most(shared: int, *totals: int) -> bool:
-    return all(shared > MOST * total for total in totals)
-
-
 def _partners(first: Responses, other: Responses) -> np.ndarray:
     """Equal responses under equal row keys belong together; those that are left, in the order of their files."""
     partner_S = np.full(len(first), -1, dtype=np.int64)
@@ -122,11 +127,8 @@ def _join(ours: np.ndarray, theirs: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 def _occurrence(keys: np.ndarray) -> np.ndarray:
     """How many equal keys stand before each one."""
     order = np.argsort(keys, kind="stable")
-    in_order = keys[order]
-    new = np.diff(in_order, prepend=~in_order[:1]) != 0
-    begin = np.flatnonzero(new)
-    number = np.empty(len(keys), dtype=np.int64)
-    number[order] = np.arange(len(keys)) - np.repeat(begin, np.diff(begin, append=len(keys)))
+    in_order, number = keys[order], np.empty(len(keys), dtype=np.int64)
+    number[order] = np.arange(len(keys)) - np.searchsorted(in_order, in_order)
     return number
 
 
@@ -156,3 +158,127 @@ def _digests(column: pa.ChunkedArray, before: Sequence[bytes]) -> list[bytes]:
         for start, stop in pairwise(chunk.offsets.to_numpy()):
             digests.append(blake2b(before[len(digests)] + ids[start:stop].tobytes(), digest_size=8).digest())
     return digests
+
+
+METRICS_SHOWN = (
+    "abs_d_mean", "abs_d_p50", "abs_d_p99", "abs_d_max", "d_mean", "tv_binary_mean", "tv_binary_max",
+    "ratio_outside_0.8_1.28",
+)  # fmt: skip
+# Where both traces lie in one batch: ours under the names of rollout and trainer, theirs under the two others.
+_OURS = Pair("ours", "our current policy / our reference", "logp_rollout_T", "logp_trainer_T")
+_THEIRS = Pair("theirs", "their current policy / their reference", "logp_recomputed_T", "logp_trainer_repeat_T")
+_CURRENT = Pair("current", "their current policy / ours", _OURS.current, _THEIRS.current)
+_REFERENCE = Pair("reference", "their reference / ours", _OURS.reference, _THEIRS.reference)
+_COLUMNS = (_OURS.reference, _OURS.current, _THEIRS.reference, _THEIRS.current)
+
+
+@dataclass
+class OnTokens:
+    """The current policies of two traces against each other, their references, and how often a clip decides otherwise.
+
+    All over tokens that count in both traces.
+    """
+
+    current: MismatchSummary = field(default_factory=lambda: MismatchSummary(_CURRENT))
+    reference: MismatchSummary = field(default_factory=lambda: MismatchSummary(_REFERENCE))
+    flips: GroupSums = field(default_factory=lambda: GroupSums(2))
+    masked_in_one: int = 0  # tokens that the loss mask of one trace has and that of the other lacks
+
+    def update(self, joined: TokenBatch) -> None:
+        """Add responses that hold the columns of both traces."""
+        self.current.update(joined)
+        self.reference.update(joined)
+        for ours in token_gaps(joined, _OURS, required=_COLUMNS):
+            theirs = TokenGaps(joined, _THEIRS, ours.first, ours.last, _COLUMNS)
+            sums_S2 = np.stack([ours.responses.length_S, ours.responses.sum(_side(ours) != _side(theirs))], axis=1)
+            self.flips.update(ours.group_S, sums_S2.astype(np.float64))
+
+    @property
+    def clip_flips(self) -> Estimate:
+        """Share of tokens whose ratio lies below, in or above [0.8, 1.28] in one trace, and elsewhere in the other."""
+        return self.flips.result(_share, self.current.exact.prompts.result(), {"clip_flips": SHARE})["clip_flips"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As docs/compare.md describes it."""
+        return {
+            "tokens": self.current.exact.counts.tokens,
+            "masked_in_one": self.masked_in_one,
+            "current": _shown(self.current),
+            "reference": _shown(self.reference),
+            "clip_flips": self.clip_flips.to_dict(),
+        }
+
+
+def compare_on_tokens(
+    traces: tuple[Trace, Trace], ours: Responses, kept_S: np.ndarray, partner_S: np.ndarray, pair: Pair
+) -> OnTokens:
+    """Read the first trace in order, and of the other the row groups where the partners of its responses lie.
+
+    A row group of each is held at a time. Where both are in the same order each is read once, however many there are.
+    """
+    found, fetch, first = OnTokens(), _Fetch(traces[1]), 0
+    for table in traces[0].tables(SCORED):
+        rows = first + np.flatnonzero(kept_S[first : first + table.num_rows])
+        if len(rows):
+            mine = table_to_batch(table.take(rows - first))
+            theirs = table_to_batch(fetch(partner_S[rows]))
+            found.masked_in_one += int((mine.loss_mask_T != theirs.loss_mask_T).sum())
+            found.update(_joined(mine, theirs, pair, ours.prompt_S[rows]))
+        first += table.num_rows
+    return found
+
+
+class _Fetch:
+    """Rows of a trace by their number, from whatever row groups they lie in."""
+
+    def __init__(self, trace: Trace) -> None:
+        shards = [(path, open_shard(path).metadata) for path in trace.shards]
+        self._places = [(path, group) for path, metadata in shards for group in range(metadata.num_row_groups)]
+        rows_G = [
+            metadata.row_group(group).num_rows for _, metadata in shards for group in range(metadata.num_row_groups)
+        ]
+        self._first_G = np.concatenate([[0], np.cumsum(rows_G)])
+        self._table = lru_cache(maxsize=1)(self._read)
+
+    def __call__(self, row_S: np.ndarray) -> pa.Table:
+        group_S = np.searchsorted(self._first_G, row_S, side="right") - 1
+        parts = [self._table(g).take(row_S[group_S == g] - self._first_G[g]) for g in np.unique(group_S)]
+        in_parts = np.argsort(group_S, kind="stable")
+        return pa.concat_tables(parts, promote_options="default").take(np.argsort(in_parts))
+
+    def _read(self, group: int) -> pa.Table:
+        path, number = self._places[group]
+        shard = open_shard(path)
+        present = [name for name in shard.schema_arrow.names if name in SCORED]
+        return shard.read_row_group(number, columns=present, use_threads=False).replace_schema_metadata(None)
+
+
+def _joined(mine: TokenBatch, theirs: TokenBatch, pair: Pair, prompt_S: np.ndarray) -> TokenBatch:
+    """One batch with the two policies of both; a token counts where both loss masks have it."""
+    reference_T, their_reference_T = (getattr(batch, pair.reference) for batch in (mine, theirs))
+    counts_T = mine.loss_mask_T & theirs.loss_mask_T & reference_T.isfinite() & their_reference_T.isfinite()
+    return replace(
+        mine,
+        prompt_id_S=torch.from_numpy(prompt_S),
+        loss_mask_T=counts_T,
+        logp_rollout_T=reference_T,
+        logp_trainer_T=getattr(mine, pair.current),
+        logp_recomputed_T=their_reference_T,
+        logp_trainer_repeat_T=getattr(theirs, pair.current),
+    )
+
+
+def _side(gaps: TokenGaps) -> np.ndarray:
+    """−1 below the band of a clip, 1 above, 0 in it: which advantages it blocks."""
+    low, high = WIDE_BAND
+    return (gaps.ratio_N > high).astype(np.int8) - (gaps.ratio_N < low).astype(np.int8)
+
+
+def _share(sums_x2: np.ndarray) -> dict[str, np.ndarray]:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return {"clip_flips": sums_x2[..., 1] / sums_x2[..., 0]}
+
+
+def _shown(summary: MismatchSummary) -> dict[str, Any]:
+    estimates = summary.estimates()
+    return {key: estimates[key].to_dict() for key in METRICS_SHOWN}

@@ -1,10 +1,10 @@
-"""Training runs as they stand on the disk: one JSON object a step, and the configuration beside it."""
+"""Training runs as they stand on the disk, one JSON object a step beside the configuration, and a run's numbers."""
 
 from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.metrics.update_table import FIRST, LAST
 from mismatch_cli.places import shown
 
 METRICS, CONFIG = "metrics.jsonl", "config.toml"
@@ -41,6 +42,79 @@ class TrainingRun:
         if keys not in self._series:  # every figure asks again, in each of its variants
             self._series[keys] = np.array([_number(record, keys) for record in self.records], dtype=np.float64)
         return self._series[keys]
+
+    def measured(self, *keys: str) -> np.ndarray:
+        """The same without the records that have none."""
+        return _finite(self.series(*keys))
+
+    def mean(self, *keys: str) -> float | None:
+        """Over its steps."""
+        return _or_none(np.mean, self.series(*keys))
+
+    def median(self, *keys: str) -> float | None:
+        return _or_none(np.median, self.series(*keys))
+
+    def highest(self, *keys: str) -> float | None:
+        """Of a number that counts up over the run."""
+        return _or_none(np.max, self.series(*keys))
+
+    def first(self, *keys: str) -> float | None:
+        """The mean of the first steps; step 0 is an evaluation before them."""
+        return _or_none(np.mean, self.series(*keys)[self.step_N > 0][:FIRST])
+
+    def last(self, *keys: str) -> float | None:
+        """The mean of the last steps."""
+        return _or_none(np.mean, self.series(*keys)[-LAST:])
+
+    @property
+    def best_reward(self) -> float | None:
+        """The highest mean of as many successive steps as the final reward is a mean of."""
+        reward_N = self.measured("reward")
+        width = min(LAST, len(reward_N))
+        return float(np.convolve(reward_N, np.full(width, 1 / width), "valid").max()) if width else None
+
+    @property
+    def final_accuracy(self) -> float | None:
+        """Of the last evaluation; the one before training does not count."""
+        return _or_none(np.mean, _finite(self.series("eval_accuracy")[self.step_N > 0])[-1:])
+
+    @property
+    def accuracy_before(self) -> float | None:
+        """Of the evaluation before the first step."""
+        return _or_none(np.mean, self.series("eval_accuracy")[self.step_N == 0])
+
+    @property
+    def last_step(self) -> int:
+        return int(self.step_N.max()) if self.records else 0
+
+    @property
+    def planned_steps(self) -> int | None:
+        """How many steps it was to have; None where its settings are not known."""
+        planned = self.config.get("steps")
+        return planned if isinstance(planned, int) else None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has reached its last step, as far as that is known."""
+        return self.planned_steps is None or self.last_step >= self.planned_steps
+
+    @property
+    def partial(self) -> dict[str, Any] | None:
+        """What it has of its steps, where it has not all: it goes on, was ended early, or its file lost lines."""
+        missing = sorted(set(range(1, self.last_step + 1)) - {int(step) for step in self.step_N})
+        if self.is_done and not missing:
+            return None
+        return {"steps": self.last_step, "planned_steps": self.planned_steps, "missing_steps": missing}
+
+
+def _finite(value_N: np.ndarray) -> np.ndarray:
+    return value_N[np.isfinite(value_N)]
+
+
+def _or_none(summary: Callable[[np.ndarray], Any], value_N: np.ndarray) -> float | None:
+    """A number made of those that were measured, None where there are none."""
+    finite_N = _finite(value_N)
+    return float(summary(finite_N)) if len(finite_N) else None
 
 
 def _number(record: object, keys: Sequence[str]) -> float:

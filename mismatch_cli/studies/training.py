@@ -1,95 +1,23 @@
-"""The numbers of a run as a whole: ends, extremes and means over its steps, and means over the seeds."""
+"""What training runs say: means over seeds, curves over steps with a band, and where the time goes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from mismatch_cli.metrics.update_table import FIRST, LAST
-from mismatch_cli.studies.curves import Curve, curve_of
+from mismatch_cli.metrics.estimate import Estimate, student_t
 from mismatch_cli.studies.runs import TrainingRun
 from mismatch_cli.studies.study import Study
 
+_TELLING = ("step", "reward", "grad_norm")  # two runs that agree in these have made the same updates
 Spread = tuple[float | None, float | None, float | None]  # mean over seeds, lowest, highest
 
 
-def mean_of(value_N: np.ndarray) -> float | None:
-    """The mean of what was measured."""
-    finite_N = value_N[np.isfinite(value_N)]
-    return float(finite_N.mean()) if len(finite_N) else None
-
-
-def median_of(value_N: np.ndarray) -> float | None:
-    finite_N = value_N[np.isfinite(value_N)]
-    return float(np.median(finite_N)) if len(finite_N) else None
-
-
-def first(run: TrainingRun, *keys: str) -> float | None:
-    return mean_of(run.series(*keys)[run.step_N > 0][:FIRST])  # step 0 is an evaluation before the first
-
-
-def last(run: TrainingRun, *keys: str) -> float | None:
-    return mean_of(run.series(*keys)[-LAST:])
-
-
-def over_steps(run: TrainingRun, *keys: str) -> float | None:
-    return mean_of(run.series(*keys))
-
-
-def best_reward(run: TrainingRun) -> float | None:
-    """The highest mean of as many successive steps as the final reward is a mean of."""
-    reward_N = run.series("reward")
-    reward_N = reward_N[np.isfinite(reward_N)]
-    if not len(reward_N):
-        return None
-    width = min(LAST, len(reward_N))
-    return float(np.convolve(reward_N, np.full(width, 1 / width), "valid").max())
-
-
-def final_accuracy(run: TrainingRun) -> float | None:
-    """Of the last evaluation; the one before training does not count."""
-    found_N = run.series("eval_accuracy")[run.step_N > 0]
-    found_N = found_N[np.isfinite(found_N)]
-    return float(found_N[-1]) if len(found_N) else None
-
-
-def accuracy_before(run: TrainingRun) -> float | None:
-    """Of the evaluation before the first step."""
-    found_N = run.series("eval_accuracy")[run.step_N == 0]
-    return mean_of(found_N)
-
-
-def highest(run: TrainingRun, *keys: str) -> float | None:
-    """Of a number that counts up over the run."""
-    found_N = run.series(*keys)
-    found_N = found_N[np.isfinite(found_N)]
-    return float(found_N.max()) if len(found_N) else None
-
-
-def last_step(run: TrainingRun) -> int:
-    return int(run.step_N.max()) if run.records else 0
-
-
-def planned_steps(run: TrainingRun) -> int | None:
-    """How many steps it was to have; None where its settings are not known."""
-    planned = run.config.get("steps")
-    return planned if isinstance(planned, int) else None
-
-
-def partial(run: TrainingRun) -> dict[str, Any] | None:
-    """What a run has of its steps, where it has not all: it goes on, was ended early, or its file lost lines."""
-    done, planned = last_step(run), planned_steps(run)
-    missing = sorted(set(range(1, done + 1)) - {int(step) for step in run.step_N})
-    if not missing and (planned is None or done >= planned):
-        return None
-    return {"steps": done, "planned_steps": planned, "missing_steps": missing}
-
-
-def spread(values: Sequence[float | None]) -> Spread:
+def spread(values: Iterable[float | None]) -> Spread:
     """The mean over seeds with the lowest and highest; one seed has no range."""
     found = [value for value in values if value is not None]
     if not found:
@@ -110,17 +38,32 @@ class TrainingAnalysis(Study):
     @classmethod
     def of(cls, runs: Sequence[TrainingRun]) -> TrainingAnalysis:
         """The runs, with a subject line from their configurations."""
-        algorithms = by_algorithm(runs)
-        seeds = max((len(of) for of in algorithms.values()), default=0)
+        algorithms = cls(runs).algorithms
+        seeds = max(map(len, algorithms.values()), default=0)
         parts = list(algorithms) if len(algorithms) == 1 else []
-        parts += [_found(runs, "model"), _found(runs, "dataset"), f"{seeds} seeds" if seeds > 1 else ""]
-        parts += [f"{policy} {_found(runs, key)}" for policy, key in _DTYPES if _found(runs, key)]
-        return cls(runs, " · ".join(part for part in parts if part))
+        parts += [settings_of(runs, key, _short) for key in ("model", "dataset")]
+        parts.append(f"{seeds} seeds" if seeds > 1 else "")
+        dtypes = {policy: settings_of(runs, f"{policy}_dtype") for policy in ("trainer", "rollout")}
+        parts += [f"{policy} {dtype}" for policy, dtype in dtypes.items() if dtype]
+        return cls(runs, " · ".join(filter(None, parts)))
 
     @cached_property
     def algorithms(self) -> dict[str, list[TrainingRun]]:
         """The runs of each algorithm, in the order in which they were named."""
-        return by_algorithm(self.runs)
+        found: dict[str, list[TrainingRun]] = {}
+        for run in self.runs:
+            found.setdefault(run.algorithm, []).append(run)
+        return found
+
+    @property
+    def indistinguishable(self) -> list[list[str]]:
+        """Algorithms whose runs are the same to the last bit: what one blocks, all block, or nobody anything."""
+        alike: dict[object, list[str]] = {}
+        for name, runs in self.algorithms.items():
+            updates = frozenset((run.seed, *(run.series(key).tobytes() for key in _TELLING)) for run in runs)
+            if any(run.series(_TELLING[-1]).any() for run in runs):
+                alike.setdefault(updates, []).append(name)
+        return [names for names in alike.values() if len(names) > 1]
 
     def to_json(self) -> dict[str, Any]:
         """What summary.json holds: the settings and ends of each run; its steps are in metrics.jsonl."""
@@ -132,17 +75,17 @@ class TrainingAnalysis(Study):
                     "name": run.name,
                     "algorithm": run.algorithm,
                     "seed": run.seed,
-                    "steps": last_step(run),
-                    "partial": partial(run),
-                    "final_reward": last(run, "reward"),
-                    "best_reward": best_reward(run),
-                    "accuracy_before": accuracy_before(run),
-                    "final_accuracy": final_accuracy(run),
-                    "abs_dp_mean_first": first(run, "mismatch", "abs_dp_mean"),
-                    "abs_dp_mean_last": last(run, "mismatch", "abs_dp_mean"),
-                    "bad_over_tokens": over_steps(run, "bad_over_tokens"),
-                    "bad_over_negative": over_steps(run, "bad_over_negative"),
-                    "blocked": over_steps(run, "blocked"),
+                    "steps": run.last_step,
+                    "partial": run.partial,
+                    "final_reward": run.last("reward"),
+                    "best_reward": run.best_reward,
+                    "accuracy_before": run.accuracy_before,
+                    "final_accuracy": run.final_accuracy,
+                    "abs_dp_mean_first": run.first("mismatch", "abs_dp_mean"),
+                    "abs_dp_mean_last": run.last("mismatch", "abs_dp_mean"),
+                    "bad_over_tokens": run.mean("bad_over_tokens"),
+                    "bad_over_negative": run.mean("bad_over_negative"),
+                    "blocked": run.mean("blocked"),
                     "config": dict(run.config),
                 }
                 for run in self.runs
@@ -155,18 +98,14 @@ class TrainingAnalysis(Study):
         return {name: curve for name, curve in curves.items() if curve.has_values}
 
     def has(self, *keys: str) -> bool:
-        return any(np.isfinite(run.series(*keys)).any() for run in self.runs)
+        return any(len(run.measured(*keys)) for run in self.runs)
 
 
-_DTYPES = (("trainer", "trainer_dtype"), ("rollout", "rollout_dtype"))
-
-
-def by_algorithm(runs: Sequence[TrainingRun]) -> dict[str, list[TrainingRun]]:
-    """The runs of each algorithm, in the order in which they were named."""
-    found: dict[str, list[TrainingRun]] = {}
-    for run in runs:
-        found.setdefault(run.algorithm, []).append(run)
-    return found
+def settings_of(runs: Sequence[TrainingRun], key: str, shown: Callable[[str], str] = str) -> str:
+    """A setting of the runs, or the different ones that they have."""
+    return ", ".join(
+        dict.fromkeys(shown(str(run.config[key])) for run in runs if run.config.get(key) not in (None, ""))
+    )
 
 
 def _short(name: str) -> str:
@@ -174,9 +113,25 @@ def _short(name: str) -> str:
     return name if name.count("/") < 2 else name.rsplit("/", 1)[-1]
 
 
-def _found(runs: Sequence[TrainingRun], key: str) -> str:
-    """The setting of the runs, or the different ones that they have."""
-    return ", ".join(dict.fromkeys(_short(str(run.config[key])) for run in runs if run.config.get(key)))
+class Correlation(NamedTuple):
+    """Of bad updates with another series of the same run."""
+
+    run: str
+    other: str
+    steps: int
+    found: Estimate
+
+
+def correlations(run: TrainingRun) -> Iterator[Correlation]:
+    """Of bad updates with the reward of the step, and with how that differs from the step before."""
+    from mismatch_cli.metrics.correlation import series_correlation  # which loads torch, and a figure needs none
+
+    bad_N, reward_N = run.series("bad_over_negative"), run.series("reward")
+    for other, value_N in (("the reward", reward_N), ("its change", np.diff(reward_N, prepend=np.nan))):
+        known_N = np.isfinite(bad_N) & np.isfinite(value_N)
+        if bad_N[known_N].any():  # measured, and not always 0
+            found = series_correlation(bad_N[known_N], value_N[known_N])
+            yield Correlation(run.name, other, int(known_N.sum()), found)
 
 
 PHASES = ("sample", "grade", "recompute", "update", "sync", "evaluate")
@@ -209,3 +164,110 @@ def phases_of(rows: Iterable[Mapping[str, float]]) -> list[str]:
 
 def _place(phase: str) -> int:
     return PHASES.index(phase) if phase in PHASES else len(PHASES)
+
+
+SMOOTHED_FROM = 100  # curves with more points are smoothed
+LEAST_SIGMA = 2  # points
+_SIGMA = 0.01  # of the number of points
+_REACH = 4  # standard deviations
+_FEW_DEGREES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306)  # 97.5 % points of Student's t
+
+
+@dataclass(frozen=True)
+class Curve:
+    """`_N` one point a step; NaN in the value is a gap, in the band a step that only one seed has."""
+
+    step_N: np.ndarray
+    value_N: np.ndarray
+    low_N: np.ndarray
+    high_N: np.ndarray
+
+    @property
+    def has_values(self) -> bool:
+        return bool(np.isfinite(self.value_N).any())
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the curve is smoothed."""
+        return bool(np.isfinite(self.value_N).sum() > SMOOTHED_FROM)
+
+    def only(self, keep_N: np.ndarray) -> Curve:
+        """Some of its points."""
+        return Curve(self.step_N[keep_N], self.value_N[keep_N], self.low_N[keep_N], self.high_N[keep_N])
+
+
+def curve_of(runs: Sequence[TrainingRun], *keys: str, gaps: bool = True) -> Curve:
+    """The mean over the runs that have a value at a step; the band is [min, max] of two, ± t · s.e. of more.
+
+    Without `gaps`, steps at which no run has a value are left out, for what is measured only now and then.
+    """
+    found = [(run.step_N, run.series(*keys)) for run in runs]
+    step_N = np.unique(np.concatenate([step for step, _ in found])) if found else np.zeros(0)
+    value_RN = np.full((len(found), len(step_N)), np.nan)
+    for row_N, (step, value) in zip(value_RN, found, strict=True):
+        row_N[np.searchsorted(step_N, step)] = value
+    curve = Curve(step_N, *_mean_and_band(value_RN))
+    return curve if gaps else curve.only(np.isfinite(curve.value_N))
+
+
+def _mean_and_band(value_RN: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    finite_RN = np.isfinite(value_RN)
+    count_N = finite_RN.sum(axis=0)
+    some_N, several_N = np.maximum(count_N, 1), count_N > 1
+    mean_N = np.where(finite_RN, value_RN, 0).sum(axis=0) / some_N
+    spread_N = np.where(finite_RN, (value_RN - mean_N) ** 2, 0).sum(axis=0)
+    half_N = _t_N(count_N - 1) * np.sqrt(spread_N / np.maximum(count_N - 1, 1) / some_N)
+    low_N = np.where(count_N > 2, mean_N - half_N, np.where(finite_RN, value_RN, np.inf).min(axis=0, initial=np.inf))
+    high_N = np.where(count_N > 2, mean_N + half_N, np.where(finite_RN, value_RN, -np.inf).max(axis=0, initial=-np.inf))
+    low_N, high_N = (np.where(several_N, end_N, np.nan) for end_N in (low_N, high_N))
+    return np.where(count_N > 0, mean_N, np.nan), low_N, high_N
+
+
+def _t_N(degrees_N: np.ndarray) -> np.ndarray:
+    """The quantile at each step; a step with fewer than two values has none."""
+    t_D = np.array([np.nan, *map(t_quantile, range(1, int(degrees_N.max(initial=0)) + 1))])
+    return t_D[np.maximum(degrees_N, 0)]
+
+
+def t_quantile(degrees: int) -> float:
+    """97.5 % point of Student's t, exact where the expansion for many degrees is not."""
+    return _FEW_DEGREES[degrees - 1] if degrees <= len(_FEW_DEGREES) else student_t(degrees)
+
+
+def smoothed(curve: Curve) -> Curve:
+    """The same under a Gaussian whose σ is 1 % of its points, at least two; gaps stay gaps, and give nothing."""
+    sigma = max(_SIGMA * len(curve.step_N), LEAST_SIGMA)
+    return Curve(curve.step_N, *(_gaussian(part, sigma) for part in (curve.value_N, curve.low_N, curve.high_N)))
+
+
+def _gaussian(value_N: np.ndarray, sigma: float) -> np.ndarray:
+    finite_N = np.isfinite(value_N)
+    if not finite_N.any():
+        return value_N
+    reach = min(int(_REACH * sigma) + 1, (len(value_N) - 1) // 2)  # np.convolve answers with the longer of the two
+    weight = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2)
+    total_N = np.convolve(np.where(finite_N, value_N, 0), weight, "same")
+    count_N = np.convolve(finite_N.astype(float), weight, "same")
+    return np.where(finite_N, total_N / np.where(finite_N, count_N, 1), np.nan)
+
+
+def thinned(curve: Curve, most: int) -> Curve:
+    """Every k-th point, the last one too: a smoothed curve loses nothing by it, and the picture stays small."""
+    every = -(-len(curve.step_N) // most)
+    keep_N = np.zeros(len(curve.step_N), dtype=bool)
+    keep_N[::-1][::every] = True
+    return curve.only(keep_N)
+
+
+def envelope(curve: Curve, columns: int) -> tuple[np.ndarray, np.ndarray]:
+    """A line that looks like the raw one: the lowest and the highest value in each column of the picture."""
+    finite_N = np.isfinite(curve.value_N)
+    step_N, value_N = curve.step_N[finite_N], curve.value_N[finite_N]
+    if len(step_N) <= 2 * columns:
+        return curve.step_N, curve.value_N
+    steps, values = [], []
+    for part_N, bin_N in zip(np.array_split(step_N, columns), np.array_split(value_N, columns), strict=True):
+        first, second = sorted((int(bin_N.argmin()), int(bin_N.argmax())))
+        steps += [part_N[first], part_N[second]]
+        values += [bin_N[first], bin_N[second]]
+    return np.array(steps), np.array(values)

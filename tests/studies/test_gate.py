@@ -11,7 +11,7 @@ import pytest
 from mismatch_cli import dialects
 from mismatch_cli.metrics.estimate import FLOOR_RESOLUTION
 from mismatch_cli.places import bundled
-from mismatch_cli.studies.gate import Check, Measurement, judge, limit_text, measured_text
+from mismatch_cli.studies.gate import Check, Measurement, check_limits, limit_text, measured_text
 from mismatch_cli.studies.limits import SURELY, Limit, LimitSet
 from mismatch_cli.trace.reader import Trace
 
@@ -31,7 +31,7 @@ def control() -> Measurement:
 
 
 def check(measured: Measurement, metric: str, bound: str, threshold: float, baseline=None, **more) -> Check:
-    (found,) = judge([LimitSet("test", (Limit(metric, bound, threshold, **more),))], measured, baseline)
+    (found,) = check_limits([LimitSet("test", (Limit(metric, bound, threshold, **more),))], measured, baseline)
     return found
 
 

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from mismatch_cli import numbers
+from mismatch_cli import DPPO, numbers
 from mismatch_cli.errors import suggest
-from mismatch_cli.metrics.gap_table import METRICS
+from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.report.about import MASKED, left_out_of, measured, settings_tables
-from mismatch_cli.report.pages.comparison_tables import (
-    differences_table,
-    factor_text,
-    harmless_table,
-    on_tokens_table,
-    setting_words,
-    settings_table,
-    side_by_side_table,
-)
-from mismatch_cli.report.tables import Row, filled
+from mismatch_cli.report.tables import Col, Row, col, filled, in_words, named, percent, plain, table, text, value_of
 from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table
+from mismatch_cli.studies.pairing import METRICS_SHOWN
 from mismatch_cli.studies.study import Study, who_is_compared
 
 _NOTATION = (
@@ -26,26 +20,53 @@ _NOTATION = (
     "rollout’s and the trainer’s; d = log π − log μ in nats, r = π/μ. E is the mean over the tokens that count, E_y "
     "over responses, Σd the sum over a response of T tokens. Intervals cover 95 % over prompts."
 )
+_DIFFERENCES = (
+    "Intervals cover 95 % over prompts; a prompt that both traces hold counts for both at once, so what makes it "
+    "hard or easy cancels. Where nothing differs, one metric in twenty is marked by chance, and metrics that "
+    "measure nearly the same are marked together: a single mark among many metrics is no finding. The factor "
+    "compares distances from agreement: r = 1.02 is twice as far from 1 as 1.01. A difference of shares is in "
+    "percentage points. Extremes have no interval, and grow with the number of tokens."
+)
+_ON_TOKENS = (
+    "The same policy of both traces, token by token: the first trace in the place of μ, the other in the place of "
+    "π. A clip decides otherwise on a token whose ratio lies below, in or above [0.8, 1.28] in one trace and "
+    "elsewhere in the other. Only tokens that count in both."
+)
+_MARKED = "* more than noise: the 95 % interval of the difference excludes 0."
 _LEADING = ("tv_binary_mean", "abs_d_mean", "k3", "ratio_outside_0.8_1.28")
-_GAPS = {
-    "mismatch": "the same weights in the trainer (π) and in the rollout engine (μ)",
-    "total": "the trainer's present weights (π) against the rollout engine (μ)",
-    "staleness": "the trainer's present weights (π) against the weights that sampled (in place of μ)",
-    "floor": "the trainer in another batch shape (π) against itself (in place of μ)",
+_GAPS = {  # by pair: what it is, and what its current policy and its reference are
+    "mismatch": ("the same weights in the trainer (π) and in the rollout engine (μ)", "trainer", "rollout"),
+    "total": ("the trainer's present weights (π) against the rollout engine (μ)", "trainer", "rollout"),
+    "staleness": (
+        "the trainer's present weights (π) against the weights that sampled (in place of μ)",
+        "trainer",
+        "trainer at the rollout's weights",
+    ),
+    "floor": (
+        "the trainer in another batch shape (π) against itself (in place of μ)",
+        "trainer, repeated",
+        "trainer",
+    ),
 }
+CLIP_FLIPS = Metric(
+    "clip_flips",
+    "a clip decides otherwise",
+    "share of tokens with r < 0.8, r in [0.8, 1.28] or r > 1.28 in one trace, and another of the three in the other",
+    "share",
+    f"{DPPO}, App. C.1, Clip-Higher",
+)
 
 
 def page(study: Study) -> ReportView:
-    """What differs between the first trace and each of the others."""
-    return page_of_result(study.result)
-
-
-def page_of_result(result: Row) -> ReportView:
-    """The whole page of a result (docs/compare.md)."""
+    """What differs between the first trace and each of the others (docs/compare.md)."""
+    result = study.result
+    traces, comparisons = result["traces"], result["comparisons"]
+    settings = [show(comparison) for show in (_settings_table, _harmless_table) for comparison in comparisons]
+    on_tokens = [_on_tokens_table(result["pair"], comparison) for comparison in comparisons if comparison["on_tokens"]]
     sections = (
-        Section("What differs in the settings", _settings_text(result), tables=_settings_tables(result), stays=True),
-        Section("What differs in the gap", _differences_text(), tables=_difference_tables(result)),
-        Section("On the same tokens", _on_tokens_text(result), tables=_on_tokens_tables(result)),
+        Section("What differs in the settings", _settings_text(comparisons), tables=filled(*settings), stays=True),
+        Section("What differs in the gap", _DIFFERENCES, tables=_difference_tables(result)),
+        Section("On the same tokens", _ON_TOKENS if on_tokens else "", tables=tuple(on_tokens)),
         Section("How large the gaps are"),
         Section("Ratio and TV by probability"),
         Section("Along the response"),
@@ -55,38 +76,33 @@ def page_of_result(result: Row) -> ReportView:
         about=_about(result),
         notes=_notes(result),
         headline=_headline(result),
-        leading=_leading(result),
+        leading=_leading(comparisons[0]),
         outline=sections,
         settings=tuple(
-            (f"{side['name']}: {title}", facts) for side in result["traces"] for title, facts in settings_tables(side)
+            (f"{side['name']}: {title}", facts) for side in traces for title, facts in settings_tables(side)
         ),
-        command=suggest("compare", *(Path(side["folder"]) for side in result["traces"]), *result["arguments"]),
+        command=suggest("compare", *(Path(side["folder"]) for side in traces), *result["arguments"]),
         notation=_NOTATION,
     )
+
+
+def _compared(result: Row) -> Iterator[tuple[Row, Row, Row]]:
+    """The first trace, another, and what was found of the two."""
+    first, *others = result["traces"]
+    return ((first, *found) for found in zip(others, result["comparisons"], strict=True))
 
 
 def _about(result: Row) -> Facts:
     facts = []
     for side in result["traces"]:
-        counts = side["summary"]["counts"]
-        who = who_is_compared(side["about"])
+        counts, about = side["summary"]["counts"], side["about"]
         tokens = measured(counts, f"{numbers.count(counts['tokens'])} tokens")
-        facts.append(
-            (
-                side["name"],
-                " · ".join(
-                    part
-                    for part in (side["folder"], who, side["about"].get("imported", {}).get("title"), tokens)
-                    if part
-                ),
-            )
-        )
-    paired = [(_paired_title(result, comparison), _paired(comparison)) for comparison in result["comparisons"]]
-    return (*facts, *paired, ("Gap", f"{result['pair']}: {_GAPS[result['pair']]}"))
-
-
-def _paired_title(result: Row, comparison: Row) -> str:
-    return "Paired" if len(result["comparisons"]) == 1 else f"{comparison['trace']} with {comparison['against']}"
+        known = (side["folder"], who_is_compared(about), about.get("imported", {}).get("title"), tokens)
+        facts.append((side["name"], " · ".join(filter(None, known))))
+    alone = len(result["comparisons"]) == 1
+    for found in result["comparisons"]:
+        facts.append(("Paired" if alone else f"{found['trace']} with {found['against']}", _paired(found)))
+    return (*facts, ("Gap", f"{result['pair']}: {_GAPS[result['pair']][0]}"))
 
 
 def _paired(comparison: Row) -> str:
@@ -96,11 +112,8 @@ def _paired(comparison: Row) -> str:
     if comparison["pairing"] == "prompts":
         same = f"; {responses} responses are the same" if comparison["shared_responses"] else ""
         return f"by prompt: both hold responses to the same {prompts} prompts{same}"
-    return (
-        f"not paired: both hold only {prompts} prompts"
-        if comparison["shared_prompts"]
-        else "not paired: no prompt is in both"
-    )
+    only = f"both hold only {prompts} prompts" if comparison["shared_prompts"] else "no prompt is in both"
+    return f"not paired: {only}"
 
 
 def _notes(result: Row) -> tuple[str, ...]:
@@ -113,12 +126,13 @@ def _notes(result: Row) -> tuple[str, ...]:
                 f"{side['name']}: {numbers.count(left)} of {numbers.count(side['responses'])} responses are left out, "
                 "because another trace holds no partner for them: what follows says nothing about those."
             )
-    for comparison in result["comparisons"]:
-        ours, theirs = _sides(result, comparison)
-        samples = [_samples(side) for side in (ours, theirs)]
+    for first, other, comparison in _compared(result):
+        samples = [
+            side["summary"]["counts"]["responses"] / side["summary"]["counts"]["prompts"] for side in (first, other)
+        ]
         if not 0.9 < samples[1] / samples[0] < 1.1:
             notes.append(
-                f"{ours['name']} has {_per_prompt(samples[0])} responses to a prompt and {theirs['name']} "
+                f"{first['name']} has {_per_prompt(samples[0])} responses to a prompt and {other['name']} "
                 f"{_per_prompt(samples[1])}: that alone changes the share of groups without signal."
             )
         if (found := comparison["on_tokens"]) and found["masked_in_one"]:
@@ -129,42 +143,32 @@ def _notes(result: Row) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _samples(side: Row) -> float:
-    counts = side["summary"]["counts"]
-    return float(counts["responses"] / counts["prompts"])
-
-
 def _per_prompt(samples: float) -> str:
     return numbers.count(int(samples)) if samples.is_integer() else numbers.number(samples)
 
 
 def _headline(result: Row) -> str:
     """How far apart the policies are in each trace, and whether that is more than noise."""
-    first, *others = result["traces"]
-    if len(others) == 1:
-        comparison, (other,) = result["comparisons"][0], others
-        return (
-            f"On an average token the two policies differ in probability by {_mean_gap(first)} in {first['name']} and "
-            f"by {_mean_gap(other)} in {other['name']}{_factor(comparison)}. {_how_many(comparison)}"
-            f"{_first_setting(comparison)}"
-        )
-    gaps = [f"{_mean_gap(first)} in {first['name']}"]
-    for side, comparison in zip(others, result["comparisons"], strict=True):
-        gaps.append(f"{_mean_gap(side)} in {side['name']}{_factor(comparison)}")
+    first, *_ = result["traces"]
+    gaps = [_mean_gap(first), *(_mean_gap(other) + _factor(found) for _, other, found in _compared(result))]
+    text = "On an average token the two policies differ in probability by "
+    if len(gaps) == 2:
+        (comparison,) = result["comparisons"]
+        return f"{text}{gaps[0]} and by {gaps[1]}. {_how_many(comparison)}{_first_setting(comparison)}"
     marked = (f"{row['more_than_noise']} of {row['tested']} in {row['trace']}" for row in result["comparisons"])
     return (
-        f"On an average token the two policies differ in probability by {', '.join(gaps)}. Metrics that differ "
-        f"from {first['name']} by more than noise: {', '.join(marked)}; one in twenty would by chance."
+        f"{text}{', '.join(gaps)}. Metrics that differ from {first['name']} by more than noise: {', '.join(marked)}; "
+        "one in twenty would by chance."
     )
 
 
 def _mean_gap(side: Row) -> str:
-    return numbers.number(side["summary"]["metrics"]["tv_binary_mean"]["value"])
+    return f"{numbers.number(side['summary']['metrics']['tv_binary_mean']['value'])} in {side['name']}"
 
 
 def _factor(comparison: Row) -> str:
-    factor = comparison["metrics"]["tv_binary_mean"]["factor"]
-    return f" ({factor_text(factor)})" if factor["value"] is not None else ""
+    factor = comparison["metrics"]["tv_binary_mean"]["factor"]["value"]
+    return f" ({numbers.times(factor)})" if factor is not None else ""
 
 
 def _how_many(comparison: Row) -> str:
@@ -184,78 +188,173 @@ def _first_setting(comparison: Row) -> str:
         return ""
     first = likely[0]
     return (
-        f" First among the settings that differ: {first['setting']} ({setting_words(first['first'])} in "
-        f"{comparison['against']}, {setting_words(first['other'])} in {comparison['trace']})."
+        f" First among the settings that differ: {first['setting']} ({_words(first['first'])} in "
+        f"{comparison['against']}, {_words(first['other'])} in {comparison['trace']})."
     )
 
 
-def _leading(result: Row) -> tuple[MetricRow, ...]:
+def _leading(comparison: Row) -> tuple[MetricRow, ...]:
     """How the gap of the second trace compares with that of the first."""
-    comparison = result["comparisons"][0]
     rows = []
     for key in _LEADING:
         metric, factor = METRICS[key], comparison["metrics"][key]["factor"]
-        ends = [numbers.number(factor[end], 2) for end in ("low", "high")]
-        interval = numbers.MISSING if factor["low"] is None else f"[{', '.join(ends)}]"
+        ends = ", ".join(numbers.number(factor[end], 2) for end in ("low", "high"))
+        interval = numbers.MISSING if factor["low"] is None else f"[{ends}]"
         name = f"{metric.label}, {comparison['trace']} / {comparison['against']}"
-        rows.append(MetricRow(metric, factor_text(factor), interval, note=factor["note"] or "", name=name))
+        rows.append(MetricRow(metric, numbers.times(factor["value"]), interval, note=factor["note"] or "", name=name))
     return tuple(rows)
 
 
-def _sides(result: Row, comparison: Row) -> tuple[Row, Row]:
-    by_name = {side["name"]: side for side in result["traces"]}
-    return by_name[comparison["against"]], by_name[comparison["trace"]]
-
-
-def _settings_text(result: Row) -> str:
-    touching = [row for comparison in result["comparisons"] for row in comparison["settings"] if not row["harmless"]]
-    if touching:
+def _settings_text(comparisons: list[Row]) -> str:
+    if any(not row["harmless"] for comparison in comparisons for row in comparison["settings"]):
         return (
             "Those first that most often explain a gap. The order follows reported cases; that two settings differ "
             "does not show which of them it was: change one at a time."
         )
     text = "No recorded setting differs that touches a log-probability."
-    if any(comparison["more_than_noise"] > comparison["expected_by_chance"] for comparison in result["comparisons"]):
+    if any(comparison["more_than_noise"] > comparison["expected_by_chance"] for comparison in comparisons):
         text += (
             " What is left is what no manifest records: the hardware, the weights themselves, how a library was built."
         )
     return text
 
 
-def _settings_tables(result: Row) -> tuple[Table, ...]:
-    tables = [table(comparison) for table in (settings_table, harmless_table) for comparison in result["comparisons"]]
-    return filled(*tables)
+def _settings_table(comparison: Row) -> Table:
+    """What touches a log-probability, likely causes first."""
+    why = [named("why it can matter", "why"), named("seen in", "source", optional=True)]
+    rows = [row for row in comparison["settings"] if not row["harmless"]]
+    return table(_against(comparison), rows, [*_setting_columns(comparison), *why], shrinks=True)
 
 
-def _differences_text() -> str:
-    return (
-        "Intervals cover 95 % over prompts; a prompt that both traces hold counts for both at once, so what makes it "
-        "hard or easy cancels. Where nothing differs, one metric in twenty is marked by chance, and metrics that "
-        "measure nearly the same are marked together: a single mark among many metrics is no finding. The factor "
-        "compares distances from agreement: r = 1.02 is twice as far from 1 as 1.01. A difference of shares is in "
-        "percentage points. Extremes have no interval, and grow with the number of tokens."
+def _harmless_table(comparison: Row) -> Table:
+    """What decides which responses there are, and not how one is scored."""
+    return table(
+        f"{_against(comparison)}: what decides which responses there are",
+        [row for row in comparison["settings"] if row["harmless"]],
+        _setting_columns(comparison),
+        fold="Other settings that differ",
+        terminal_rows=0,
     )
+
+
+def _against(comparison: Row) -> str:
+    return f"{comparison['trace']} against {comparison['against']}"
+
+
+def _setting_columns(comparison: Row) -> list[Col[Row]]:
+    return [
+        named("setting", "setting"),
+        text(comparison["against"], lambda row: _words(row["first"])),
+        text(comparison["trace"], lambda row: _words(row["other"])),
+    ]
+
+
+def _words(value: Any) -> str:
+    """A setting as text; what a manifest does not have is a dash."""
+    if value is None:
+        return numbers.MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
 
 
 def _difference_tables(result: Row) -> tuple[Table, ...]:
-    comparisons = result["comparisons"]
-    if len(comparisons) == 1:
-        return (differences_table(*_sides(result, comparisons[0]), comparisons[0]),)
-    folded = (differences_table(*_sides(result, row), row, folded=True) for row in comparisons)
-    return (side_by_side_table(result), *folded)
+    several = len(result["comparisons"]) > 1
+    tables = tuple(_differences_table(*found, folded=several) for found in _compared(result))
+    return (_side_by_side_table(result), *tables) if several else tables
 
 
-def _on_tokens_text(result: Row) -> str:
-    if not any(comparison["on_tokens"] for comparison in result["comparisons"]):
-        return ""
-    return (
-        "The same policy of both traces, token by token: the first trace in the place of μ, the other in the place of "
-        "π. A clip decides otherwise on a token whose ratio lies below, in or above [0.8, 1.28] in one trace and "
-        "elsewhere in the other. Only tokens that count in both."
+def _differences_table(first: Row, other: Row, comparison: Row, *, folded: bool = False) -> Table:
+    """Every metric that at least one of two traces has: both values, their difference, and the factor between."""
+    a, b, metrics = first["name"], other["name"], _measured(first, other)
+    found = comparison["metrics"]
+    return table(
+        _against(comparison),
+        metrics,
+        [
+            text("metric", lambda metric: metric.label),
+            col(a, lambda metric: _value(metric, first)),
+            col(b, lambda metric: _value(metric, other)),
+            col(f"{b} − {a}", lambda metric: _difference(metric, found[metric.key]["difference"])),
+            text("*", lambda metric: _mark(found[metric.key])),
+            col(f"{b} / {a}", lambda metric: numbers.times(found[metric.key]["factor"]["value"]), optional=True),
+        ],
+        note=_MARKED,
+        fold=f"{_against(comparison)}: every difference" if folded else "",
+        shrinks=True,
+        terminal_rows=0 if folded else None,
+        row_metrics=metrics,
     )
 
 
-def _on_tokens_tables(result: Row) -> tuple[Table, ...]:
+def _side_by_side_table(result: Row) -> Table:
+    """The values of all traces; a star says which differ from the first by more than noise."""
+    first, *others = result["traces"]
+    metrics = _measured(*result["traces"])
+    return table(
+        "All traces",
+        metrics,
+        [
+            text("metric", lambda metric: metric.label),
+            col(first["name"], lambda metric: _value(metric, first)),
+            *map(_marked_column, others, result["comparisons"]),
+        ],
+        note=f"{_MARKED} Differences are from {first['name']}.",
+        shrinks=True,
+        row_metrics=metrics,
+    )
+
+
+def _marked_column(side: Row, comparison: Row) -> Col[Metric]:
+    found = comparison["metrics"]
+    return col(
+        f"{side['name']} *",
+        lambda metric: f"{_value(metric, side)} {_mark(found[metric.key]) or ' '}",
+        optional=True,
+    )
+
+
+def _on_tokens_table(pair: str, comparison: Row) -> Table:
+    """One policy of both traces against each other, and how often a clip decides otherwise."""
+    found, (_, current, reference) = comparison["on_tokens"], _GAPS[pair]
+    same = found["reference"]["abs_d_max"]["value"] == 0
+    metrics = (*(METRICS[key] for key in METRICS_SHOWN), CLIP_FLIPS)
+    return table(
+        f"{_against(comparison)} on {numbers.count(found['tokens'])} tokens",
+        metrics,
+        [
+            text("metric", lambda metric: metric.label),
+            _policy_column(current, found["current"] | {CLIP_FLIPS.key: found["clip_flips"]}),
+            *([] if same else [_policy_column(reference, found["reference"])]),
+        ],
+        note=f"Both traces hold the same log-probabilities of the {reference}." if same else "",
+        shrinks=True,
+        row_metrics=metrics,
+    )
+
+
+def _policy_column(name: str, values: Row) -> Col[Metric]:
+    return col(name, lambda metric: _difference(metric, values[metric.key]) if metric.key in values else "")
+
+
+def _measured(*sides: Row) -> tuple[Metric, ...]:
     return tuple(
-        on_tokens_table(result["pair"], comparison) for comparison in result["comparisons"] if comparison["on_tokens"]
+        metric
+        for metric in METRICS.values()
+        if any(side["summary"]["metrics"][metric.key]["value"] is not None for side in sides)
     )
+
+
+def _value(metric: Metric, side: Row) -> str:
+    return in_words(metric, value_of(side["summary"]["metrics"][metric.key]))[0]
+
+
+def _difference(metric: Metric, found: Row) -> str:
+    """A value with half its interval; of a share in percent."""
+    if metric.unit != "share":
+        return plain(found)
+    return f"{percent(found)} %" if value_of(found) is not None else numbers.MISSING
+
+
+def _mark(found: Row) -> str:
+    return "*" if found["more_than_noise"] else ""

@@ -9,7 +9,7 @@ from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.places import shown
 from mismatch_cli.report.about import left_out_of, settings_tables, who_facts
-from mismatch_cli.report.tables import col, filled, metric_row, share, table, text
+from mismatch_cli.report.tables import col, filled, metric_row, pairs_table, share, table, text
 from mismatch_cli.report.view import MetricRow, ReportView, Section, Table
 from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
 
@@ -127,7 +127,7 @@ def _finding_section(finding: Finding, is_first: bool) -> Section:
         check.TITLE,
         f"{order}{kind}. {finding.sentence}{explains}",
         tables=(
-            table("", facts, [text("", lambda fact: fact[0]), text("", lambda fact: fact[1])]),
+            pairs_table("", facts),
             _evidence(finding, "Evidence"),
         ),
     )

@@ -1,49 +1,48 @@
-"""The gate as it is shown on a terminal: the checks in a table, and where their limits come from."""
+"""The gate as it is shown: on a terminal, as JUnit XML for CI systems, and as a table in Markdown."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
+
+from mismatch_cli.places import shown
 from mismatch_cli.report.about import about_facts, command_line, left_out, partial_notes
-from mismatch_cli.report.tables import filled, table, text
+from mismatch_cli.report.tables import filled, pairs_table, table, text
 from mismatch_cli.report.view import ReportView, Section
 from mismatch_cli.studies.gate import Check, GateResult, limit_text, measured_text, source_text, subject
+from mismatch_cli.studies.limits import LimitSet
+from mismatch_cli.text import visible
 
-HOLDS, EXCEEDED, UNKNOWN = "holds", "EXCEEDED", "UNKNOWN"
+_SUITES, _WHOLE = "mismatch-cli gate", "the traces are whole"
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~#&@])")  # of Markdown
 
 
 def page(result: GateResult) -> ReportView:
     """The whole answer but the verdict, which comes last."""
     summary = result.measured.summary
-    sources = dict.fromkeys((c.limit.metric, source_text(c)) for c in result.checks if source_text(c))
-    tables = (
-        table(
-            "Limits",
-            result.checks,
-            [
-                text("metric", subject),
-                text("measured, 95 %", measured_text),
-                text("limit", limit_text),
-                text("", _answer),
-            ],
-        ),
-        table(
-            "What does not hold",
-            result.failed,
-            [text("limit", lambda c: f"{c.limit.metric} {c.limit.text}"), text("why", lambda c: c.reason)],
-        ),
-        table("Sources", sources, [text("metric", lambda pair: pair[0]), text("source", lambda pair: pair[1])]),
+    sources = dict.fromkeys((check.limit.metric, source_text(check)) for check in result.checks if source_text(check))
+    limits = table(
+        "Limits",
+        result.checks,
+        [
+            text("metric", subject),
+            text("measured, 95 %", measured_text),
+            text("limit", limit_text),
+            text("", lambda check: "holds" if check.holds else "EXCEEDED" if check.known else "UNKNOWN"),
+        ],
     )
+    reasons = ((f"{check.limit.metric} {check.limit.text}", check.reason) for check in result.failed)
+    failed = pairs_table("What does not hold", reasons, "limit", "why")
+    said = pairs_table("Sources", sources, "metric", "source")
     return ReportView(
         title="Does the gap stay within its limits?",
         about=about_facts(summary),
         notes=(*left_out(summary), *_notes(result)),
         headline="Judged by " + ", ".join(limit_set.name for limit_set in result.sets),
-        outline=(Section("Checks", tables=tables[:1] + filled(*tables[1:])),),
+        outline=(Section("Checks", tables=(limits, *filled(failed, said))),),
         command=command_line(summary, "gate"),
     )
-
-
-def _answer(check: Check) -> str:
-    return HOLDS if check.holds else EXCEEDED if check.known else UNKNOWN
 
 
 def _notes(result: GateResult) -> tuple[str, ...]:
@@ -54,3 +53,80 @@ def _notes(result: GateResult) -> tuple[str, ...]:
     if sampling[0] != sampling[1]:
         return (*partial, "The baseline was sampled with other settings: its gap may differ for that reason alone.")
     return partial
+
+
+def junit(result: GateResult) -> str:
+    """A suite per set of limits, a test case per limit, which has the same name in every run: so CI can follow it."""
+    root = Element("testsuites", _attributes(_SUITES, result.checks, bool(result.refused)))
+    for limit_set in result.sets:
+        checks = [check for check in result.checks if check.limits == limit_set.name]
+        suite = SubElement(root, "testsuite", _attributes(limit_set.name, checks) | {"skipped": "0"})
+        _add_properties(suite, result, limit_set)
+        for check in checks:
+            _add_case(suite, check)
+    if result.refused:
+        suite = SubElement(root, "testsuite", _attributes(_WHOLE, [], True) | {"skipped": "0"})
+        case = SubElement(suite, "testcase", classname="mismatch-cli.gate", name=_WHOLE, time="0")
+        SubElement(case, "failure", type="PartialTrace", message=visible(result.refused))
+    indent(root)
+    return tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _attributes(name: str, checks: Sequence[Check], refused: bool = False) -> dict[str, str]:
+    tests, failures = len(checks) + refused, sum(not check.holds for check in checks) + refused
+    return {"name": visible(name), "tests": str(tests), "failures": str(failures), "errors": "0", "time": "0"}
+
+
+def _add_properties(suite: Element, result: GateResult, limits: LimitSet) -> None:
+    properties = SubElement(suite, "properties")
+    facts = [*about_facts(result.measured.summary), *[("About", limits.about)] * bool(limits.about)]
+    facts += [("Trace", shown(str(trace.folder))) for trace in result.measured.traces]
+    for name, value in facts:
+        SubElement(properties, "property", name=visible(name), value=visible(value))
+
+
+def _add_case(suite: Element, check: Check) -> None:
+    name = f"{check.limit.metric} {check.limit.text}" + (f" [{check.limit.pair}]" if check.limit.pair else "")
+    classname = f"mismatch-cli.gate.{visible(check.limits)}"
+    case = SubElement(suite, "testcase", classname=classname, name=visible(name), time="0")
+    if check.holds:
+        answer = SubElement(case, "system-out")
+    else:
+        kind = "LimitExceeded" if check.known else "NotMeasured"
+        answer = SubElement(case, "failure", type=kind, message=visible(check.reason))
+    lines = (
+        f"measured {subject(check)}: {measured_text(check)}",
+        f"limit: {limit_text(check)}",
+        f"source: {source_text(check) or 'none given'}",
+    )
+    answer.text = "\n".join(map(visible, lines))
+
+
+def markdown(result: GateResult) -> str:
+    """A GitHub-flavoured table for a job's summary, a comment, or an issue: the verdict, a row per limit, and who."""
+    lines = [
+        f"### {_tick(result.passed)} mismatch-cli gate",
+        "",
+        _escaped(result.verdict),
+        "",
+        "| | metric | measured, 95 % | limit | set | source |",
+        "|---|---|---|---|---|---|",
+    ]
+    for check in result.checks:
+        measured = measured_text(check) if check.known else check.reason
+        if check.known and not check.holds and check.found.detail:
+            measured += f": {check.found.detail}"  # which fault it was, where a count alone would not say
+        cells = (subject(check), measured, limit_text(check), check.limits, source_text(check))
+        lines.append(" | ".join([f"| {_tick(check.holds)}", *map(_escaped, cells)]) + " |")
+    lines += ["", *(f"- {_escaped(note)}" for note in partial_notes(result.measured.summary["about"]))]
+    lines += [f"- {_escaped(label)}: {_escaped(value)}" for label, value in about_facts(result.measured.summary)]
+    return "\n".join(lines) + "\n"
+
+
+def _tick(holds: bool) -> str:
+    return "✅" if holds else "❌"
+
+
+def _escaped(words: str) -> str:
+    """Text that Markdown shows as it is, on one line."""
+    return _SPECIAL.sub(r"\\\1", visible(words))

@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from mismatch_cli import numbers
 from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.gap_table import Metric
-from mismatch_cli.metrics.update_table import TRAINING
+from mismatch_cli.metrics.update_table import CLIPPING, LAST, TRAINING
 from mismatch_cli.places import shown
-from mismatch_cli.report.pages.training_tables import (
-    algorithms_table,
-    blocked_table,
-    correlation_table,
-    runs_table,
-    time_table,
-    trainer_table,
-    with_range,
-)
-from mismatch_cli.report.tables import filled
+from mismatch_cli.report.tables import Col, col, filled, interval_or_note, number, parts, percent, table, text
 from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table
 from mismatch_cli.studies.runs import TrainingRun
 from mismatch_cli.studies.training import (
     TrainingAnalysis,
-    accuracy_before,
-    by_algorithm,
-    final_accuracy,
-    last,
-    last_step,
-    partial,
-    planned_steps,
+    correlations,
+    phases_of,
     seconds_by_phase,
+    settings_of,
     spread,
 )
 
@@ -42,10 +31,13 @@ _NOTATION = (
     "and the highest of them."
 )
 _LEADING = 3  # algorithms whose numbers stand in the headline; of more, the highest and the lowest
-_SETTINGS = (("Model", "model"), ("Problems", "dataset"))
 _NAMES_SHOWN = 3
-_TELLING = ("step", "reward", "grad_norm")  # two runs that agree in these have made the same updates
 _IN_THE_TABLE = ("algorithm", "seed")  # of runs
+_CORRELATIONS = "Bad updates and reward over the steps"
+_GAP = ("mismatch", "abs_dp_mean")  # of a step
+_LONG = 0.1  # of a step
+_MANY = 12  # rows of correlations: more are folded away, and not shown on a terminal
+_RUN: Col[TrainingRun] = text("run", lambda run: run.name)
 
 
 def page(study: TrainingAnalysis, reload_seconds: int = 0) -> ReportView:
@@ -53,80 +45,65 @@ def page(study: TrainingAnalysis, reload_seconds: int = 0) -> ReportView:
     runs = study.runs
     return ReportView(
         title="Training: does it stay stable?",
-        about=_about(runs),
-        notes=_notes(runs) + ("Training goes on: this page looks for a newer one by itself.",) * bool(reload_seconds),
-        headline=_headline(runs),
-        leading=_leading(runs),
-        outline=_sections(runs),
+        about=_about(study),
+        notes=_notes(study) + ("Training goes on: this page looks for a newer one by itself.",) * bool(reload_seconds),
+        headline=_headline(study),
+        leading=_leading(study),
+        outline=_sections(study),
         settings=_settings(runs),
-        command=_command(runs),
+        command=suggest("report", *(shown(run.folder or Path(run.name)) for run in runs)),
         notation=_NOTATION,
         reload_seconds=reload_seconds,
     )
 
 
-def _sections(runs: Sequence[TrainingRun]) -> tuple[Section, ...]:
+def _sections(study: TrainingAnalysis) -> tuple[Section, ...]:
+    runs = study.runs
+    rewards = (_algorithms_table(study.algorithms), _runs_table(runs), _trainer_table(runs))
     return (
-        _section(
-            "Reward and mismatch", "", algorithms_table(by_algorithm(runs)), runs_table(runs), trainer_table(runs)
-        ),
-        _section(
+        Section("Reward and mismatch", tables=filled(*rewards)),
+        Section(
             "Bad updates and blocked tokens",
             "A bad update pushes down a token whose probability has already fallen by 0.5 or more from the rollout's: "
             "A < 0 and μ − π ≥ 0.5. The paper does not name its denominator, so both are shown. A blocked token "
             "contributes nothing to the update.",
-            blocked_table(runs),
-            correlation_table(runs),
+            tables=filled(_blocked_table(runs), _correlation_table(runs)),
         ),
-        _section("Where the time goes", _time_text(runs), time_table(runs)),
+        Section("Where the time goes", _time_text(runs), tables=filled(_time_table(runs))),
     )
-
-
-def _section(title: str, text: str, *tables: Table) -> Section:
-    return Section(title, text, tables=filled(*tables))
 
 
 def _time_text(runs: Sequence[TrainingRun]) -> str:
     """How much of a step the recomputing of log-probabilities takes, where it was done."""
-    shares = []
-    for run in runs:
-        seconds = seconds_by_phase(run)
-        if "recompute" in seconds:
-            shares.append(seconds["recompute"] / sum(seconds.values()))
+    phases = map(seconds_by_phase, runs)
+    shares = [seconds["recompute"] / sum(seconds.values()) for seconds in phases if "recompute" in seconds]
     if not shares:
         return ""
     low, high = (f"{100 * share:.0f} %" for share in (min(shares), max(shares)))
     return f"Recomputing log π′ takes {low if low == high else f'{low} to {high}'} of a step where it is done."
 
 
-def _about(runs: Sequence[TrainingRun]) -> Facts:
-    algorithms = by_algorithm(runs)
+def _about(study: TrainingAnalysis) -> Facts:
+    runs = study.runs
     seeds = sorted({run.seed for run in runs if run.seed is not None})
-    steps = sorted({last_step(run) for run in runs})
-    facts = [(label, _values(runs, key)) for label, key in _SETTINGS]
-    facts += [
-        ("Trainer", _values(runs, "trainer_dtype")),
-        ("Rollout engine", " · ".join(part for part in (_values(runs, "engine"), _rollout_dtype(runs)) if part)),
+    steps = sorted({run.last_step for run in runs})
+    named = f", seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" if seeds else ""
+    facts = (
+        ("Model", settings_of(runs, "model")),
+        ("Problems", settings_of(runs, "dataset")),
+        ("Trainer", settings_of(runs, "trainer_dtype")),
+        ("Rollout engine", " · ".join(filter(None, (settings_of(runs, "engine"), _rollout_dtype(runs))))),
         ("Sampling", _sampling(runs)),
-        ("Algorithms", ", ".join(algorithms)),
-        ("Runs", f"{numbers.count(len(runs))}" + (f", seed{'s' * (len(seeds) > 1)} {_listed(seeds)}" if seeds else "")),
+        ("Algorithms", ", ".join(study.algorithms)),
+        ("Runs", f"{numbers.count(len(runs))}{named}"),
         ("Steps", " to ".join(numbers.count(step) for step in dict.fromkeys((steps[0], steps[-1])))),
-    ]
+    )
     return tuple((label, value) for label, value in facts if value)
 
 
-def _listed(seeds: Sequence[int]) -> str:
-    return ", ".join(map(str, seeds))
-
-
-def _values(runs: Sequence[TrainingRun], key: str) -> str:
-    """The setting, or the different ones of the runs."""
-    return ", ".join(dict.fromkeys(str(run.config[key]) for run in runs if run.config.get(key) not in (None, "")))
-
-
 def _rollout_dtype(runs: Sequence[TrainingRun]) -> str:
-    cache = _values(runs, "kv_cache_dtype")
-    return _values(runs, "rollout_dtype") + (f" · KV cache {cache}" if cache not in ("", "auto") else "")
+    cache = settings_of(runs, "kv_cache_dtype")
+    return settings_of(runs, "rollout_dtype") + (f" · KV cache {cache}" if cache not in ("", "auto") else "")
 
 
 def _sampling(runs: Sequence[TrainingRun]) -> str:
@@ -134,113 +111,266 @@ def _sampling(runs: Sequence[TrainingRun]) -> str:
         ("{} problems a step", "prompts_per_step"), ("{} samples each", "samples_per_prompt"),
         ("temperature {}", "temperature"), ("at most {} tokens", "max_tokens"),
     )  # fmt: skip
-    return " · ".join(text.format(value) for text, key in words if (value := _values(runs, key)))
+    return " · ".join(text.format(value) for text, key in words if (value := settings_of(runs, key)))
 
 
-def _notes(runs: Sequence[TrainingRun]) -> tuple[str, ...]:
-    going = [run for run in runs if not _is_done(run)]
-    notes = [f"PARTIAL: {run.name} stands at step {last_step(run):,} of {run.config['steps']:,}." for run in going]
+def _notes(study: TrainingAnalysis) -> tuple[str, ...]:
+    runs = study.runs
+    going = [run for run in runs if not run.is_done]
+    notes = [f"PARTIAL: {run.name} stands at step {run.last_step:,} of {run.config['steps']:,}." for run in going]
     if len(notes) > _NAMES_SHOWN:
         notes = [f"PARTIAL: {len(notes)} of {len(runs)} runs have not reached their last step."]
     for run in runs:
-        if (found := partial(run)) and found["missing_steps"]:
-            lost = found["missing_steps"]
+        if lost := (run.partial or {}).get("missing_steps"):
             notes.append(
                 f"PARTIAL: {run.name} has no line for {numbers.things(len(lost), 'step')} before its last one "
                 f"(the first is {lost[0]:,})."
             )
-    for names in _indistinguishable(runs):
+    for names in study.indistinguishable:
         notes.append(f"{' and '.join(names)} made the same updates at every step: their lines lie on each other.")
-    if len({_values([run], "model") for run in runs}) > 1 or len({_values([run], "dataset") for run in runs}) > 1:
+    if any(len({settings_of([run], key) for run in runs}) > 1 for key in ("model", "dataset")):
         notes.append("The runs have different models or problems: their rewards are not comparable.")
     return tuple(notes)
 
 
-def _is_done(run: TrainingRun) -> bool:
-    """Whether it has reached its last step, as far as that is known."""
-    planned = planned_steps(run)
-    return planned is None or last_step(run) >= planned
-
-
-def _indistinguishable(runs: Sequence[TrainingRun]) -> list[list[str]]:
-    """Algorithms whose runs are the same to the last bit: what one blocks, the others block too, or nobody anything."""
-    alike: dict[object, list[str]] = {}
-    for name, seeds in by_algorithm(runs).items():
-        what = frozenset((run.seed, *(run.series(key).tobytes() for key in _TELLING)) for run in seeds)
-        if any(run.series(_TELLING[-1]).any() for run in seeds):
-            alike.setdefault(what, []).append(name)
-    return [names for names in alike.values() if len(names) > 1]
-
-
-def _headline(runs: Sequence[TrainingRun]) -> str:
-    rewards = {name: spread([last(run, "reward") for run in seeds])[0] for name, seeds in by_algorithm(runs).items()}
+def _headline(study: TrainingAnalysis) -> str:
+    rewards = {name: spread(run.last("reward") for run in runs)[0] for name, runs in study.algorithms.items()}
     known = {name: reward for name, reward in rewards.items() if reward is not None}
     if not known:
         return "No reward was recorded."
     if len(known) <= _LEADING:
-        return " ".join(_in_words(name, by_algorithm(runs)[name]) for name in known)
+        return " ".join(_in_words(name, study.algorithms[name]) for name in known)
     ends = {"highest": max(known, key=known.__getitem__), "lowest": min(known, key=known.__getitem__)}
-    sentences = [_in_words(name, by_algorithm(runs)[name], how) for how, name in ends.items()]
+    sentences = (_in_words(name, study.algorithms[name], which) for which, name in ends.items())
     return f"Of {len(known)} algorithms, " + " ".join(sentences)
 
 
 def _in_words(name: str, runs: Sequence[TrainingRun], most: str = "") -> str:
     """`NAME has a final reward of 0.932 [0.911, 0.953] and a final accuracy of 0.961, from 0.512 … (3 seeds).`"""
-    reward = with_range(spread([last(run, "reward") for run in runs]))
-    final = "final " if all(map(_is_done, runs)) else ""
-    text = f"{name} has the {most} {final}reward, {reward}," if most else f"{name} has a {final}reward of {reward}"
-    accuracy = spread([final_accuracy(run) for run in runs])
-    if accuracy[0] is not None:
-        text += f" and {'a' if final else 'an'} {final}accuracy of {with_range(accuracy)}"
-        before = spread([accuracy_before(run) for run in runs])
-        text += f", from {with_range(before)} before training" if final and before[0] is not None else ""
-    text = text.rstrip(",") + (f" ({len(runs)} seeds)" if len(runs) > 1 else "")
-    return f"{text}." if final else f"{text} so far."
+    reward = _with_range(run.last("reward") for run in runs)
+    final = "final " if all(run.is_done for run in runs) else ""
+    words = f"{name} has the {most} {final}reward, {reward}," if most else f"{name} has a {final}reward of {reward}"
+    accuracy, before = ([getattr(run, key) for run in runs] for key in ("final_accuracy", "accuracy_before"))
+    if any(value is not None for value in accuracy):
+        words += f" and {'a' if final else 'an'} {final}accuracy of {_with_range(accuracy)}"
+        if final and any(value is not None for value in before):
+            words += f", from {_with_range(before)} before training"
+    words = words.rstrip(",") + (f" ({len(runs)} seeds)" if len(runs) > 1 else "")
+    return f"{words}." if final else f"{words} so far."
 
 
-def _leading(runs: Sequence[TrainingRun]) -> tuple[MetricRow, ...]:
+def _with_range(values: Iterable[float | None], digits: int = 3) -> str:
+    """A mean over seeds and their range: `0.932 [0.911, 0.953]`."""
+    value, low, high = (numbers.number(part, digits) for part in spread(values))
+    return value if low == numbers.MISSING else f"{value} [{low}, {high}]"
+
+
+def _leading(study: TrainingAnalysis) -> tuple[MetricRow, ...]:
     """Final reward and accuracy beside each other, of as many algorithms as have room."""
-    algorithms = list(by_algorithm(runs).items())
-    if len(algorithms) > _LEADING:
+    if len(study.algorithms) > _LEADING:
         return ()
     rows = []
     for metric in (TRAINING["reward"], TRAINING["eval_accuracy"]):
-        for name, seeds in algorithms:
-            values = [last(run, "reward") if metric is TRAINING["reward"] else final_accuracy(run) for run in seeds]
-            label = metric.label if all(map(_is_done, seeds)) else f"{metric.label.removeprefix('final ')} so far"
-            rows += _row(metric, label, name if len(algorithms) > 1 else "", values)
+        for name, runs in study.algorithms.items():
+            found = spread(run.last("reward") if metric.key == "reward" else run.final_accuracy for run in runs)
+            label = (
+                metric.label if all(run.is_done for run in runs) else f"{metric.label.removeprefix('final ')} so far"
+            )
+            title = f"{label} · {name}" if len(study.algorithms) > 1 else label
+            if found[0] is not None:
+                note = "one seed" if found[1] is None else ""
+                rows.append(MetricRow(metric, *numbers.estimate(*found), note=note, name=title))
     return tuple(rows)
-
-
-def _row(metric: Metric, label: str, name: str, values: Sequence[float | None]) -> list[MetricRow]:
-    found = spread(values)
-    if found[0] is None:
-        return []
-    value, interval = numbers.estimate(*found)
-    note = "one seed" if found[1] is None else ""
-    return [MetricRow(metric, value, interval, note=note, name=f"{label} · {name}" if name else label)]
 
 
 def _settings(runs: Sequence[TrainingRun]) -> tuple[tuple[str, Facts], ...]:
     """Every setting: those that all runs share, then those in which they differ, run by run."""
-    keys = list(dict.fromkeys(key for run in runs for key in run.config))
+    keys = dict.fromkeys(key for run in runs for key in run.config)
     same = [key for key in keys if len({repr(run.config.get(key)) for run in runs}) == 1]
-    shared = tuple((_words(key), _shown(runs[0], key)) for key in same)
-    tables = [("All runs" if len(runs) > 1 else "Configuration", shared)]
-    for run in runs:
-        other = [key for key in keys if key not in (*same, *_IN_THE_TABLE)]
-        tables.append((run.name, tuple((_words(key), _shown(run, key)) for key in other)))
-    return tuple((title, facts) for title, facts in tables if facts)
+    differing = [key for key in keys if key not in (*same, *_IN_THE_TABLE)]
+    tables = [("All runs" if len(runs) > 1 else "Configuration", runs[0], same)]
+    tables += [(run.name, run, differing) for run in runs]
+    return tuple((title, tuple(_setting(run, key) for key in names)) for title, run, names in tables if names)
 
 
-def _words(key: str) -> str:
-    return key.replace("_", " ")
-
-
-def _shown(run: TrainingRun, key: str) -> str:
+def _setting(run: TrainingRun, key: str) -> tuple[str, str]:
     value = run.config.get(key)
-    return numbers.MISSING if value in (None, "") else str(value)
+    return key.replace("_", " "), numbers.MISSING if value in (None, "") else str(value)
 
 
-def _command(runs: Sequence[TrainingRun]) -> str:
-    return suggest("report", *(shown(run.folder or Path(run.name)) for run in runs))
+def _algorithms_table(algorithms: Mapping[str, Sequence[TrainingRun]]) -> Table:
+    """The mean over the seeds of each algorithm; nothing to say where every algorithm has one run."""
+    several = any(len(runs) > 1 for runs in algorithms.values())
+    return table(
+        "By algorithm",
+        algorithms.items() if several else (),
+        [
+            text("algorithm", lambda item: item[0]),
+            col("seeds", lambda item: str(len(item[1]))),
+            _over_seeds("final reward", lambda run: run.last("reward"), TRAINING["reward"]),
+            _over_seeds("final accuracy", lambda run: run.final_accuracy, TRAINING["eval_accuracy"]),
+            _over_seeds("|π − μ| at the end", lambda run: run.last(*_GAP), TRAINING["abs_dp_last"], 2),
+            _share_over_seeds("bad updates, % of A < 0", "bad_over_negative"),
+            _share_over_seeds("blocked, %", "blocked"),
+        ],
+        note="Means over seeds, with the lowest and the highest of them.",
+        shrinks=True,
+    )
+
+
+def _over_seeds(
+    title: str, value: Callable[[TrainingRun], float | None], metric: Metric, digits: int = 3
+) -> Col[tuple[str, Sequence[TrainingRun]]]:
+    return col(title, lambda item: _with_range(map(value, item[1]), digits), metric)
+
+
+def _share_over_seeds(title: str, key: str) -> Col[tuple[str, Sequence[TrainingRun]]]:
+    def cell(item: tuple[str, Sequence[TrainingRun]]) -> str:
+        return _with_range((100 * mean for run in item[1] if (mean := run.mean(key)) is not None), 2)
+
+    return col(title, cell, TRAINING[key], optional=True)
+
+
+def _runs_table(runs: Sequence[TrainingRun]) -> Table:
+    """A row for each run; names that `train` gave say algorithm and seed already."""
+    named = all(run.name == f"{re.sub('[:,]', '-', run.algorithm)}-seed-{run.seed}" for run in runs)
+    who: list[Col[TrainingRun]] = [
+        text("algorithm", lambda run: run.algorithm),
+        col("seed", lambda run: numbers.MISSING if run.seed is None else str(run.seed)),
+    ]
+    return table(
+        "By run",
+        runs,
+        [
+            _RUN,
+            *([] if named else who),
+            col("steps", lambda run: numbers.count(run.last_step)),
+            col("updates", lambda run: _whole(run.highest("updates")), optional=True),
+            col("final reward", lambda run: number(run.last("reward")), TRAINING["reward"]),
+            col("best", lambda run: number(run.best_reward), TRAINING["best"], optional=True),
+            col("final accuracy", lambda run: number(run.final_accuracy), TRAINING["eval_accuracy"]),
+            col("|π − μ| at first", lambda run: number(run.first(*_GAP)), TRAINING["abs_dp_first"], optional=True),
+            col("at the end", lambda run: number(run.last(*_GAP)), TRAINING["abs_dp_last"], optional=True),
+            col("s a step", _seconds, TRAINING["seconds"], optional=True),
+        ],
+        note=f"The final reward is the mean of the last {LAST} steps.",
+        shrinks=True,
+    )
+
+
+def _seconds(run: TrainingRun) -> str:
+    return number(sum(seconds_by_phase(run).values()) or None)
+
+
+def _whole(value: float | None) -> str:
+    return numbers.count(None if value is None else round(value))
+
+
+def _blocked_table(runs: Sequence[TrainingRun]) -> Table:
+    """Means over the steps; runs that recorded none of them are left out."""
+    columns = [
+        _over_steps("blocked, %", "blocked", percent),
+        _over_steps("A > 0, %", "blocked_positive", percent, optional=True),
+        _over_steps("A < 0, %", "blocked_negative", percent, optional=True),
+        _over_steps("bad updates, % of A < 0", "bad_over_negative", percent),
+        _over_steps("% of A ≠ 0", "bad_over_tokens", percent, optional=True),
+        _over_steps("mean μ of blocked", "mu_blocked", number),
+        _over_steps("their entropy, nats", "entropy_blocked", number, optional=True),
+    ]
+    return table(
+        "Blocked tokens and bad updates by run",
+        [run for run in runs if any(column.cell(run) != numbers.MISSING for column in columns)],
+        [_RUN, *columns],
+        note="Means over steps.",
+        shrinks=True,
+    )
+
+
+def _over_steps(
+    title: str, key: str, show: Callable[[float | None], str], *, optional: bool = False
+) -> Col[TrainingRun]:
+    return col(title, lambda run: show(run.mean(key)), TRAINING[key], optional=optional)
+
+
+def _correlation_table(runs: Sequence[TrainingRun]) -> Table:
+    """Bad updates, where there were any, with the reward of the step, and with how it differs from the step before."""
+    rows = [row for run in runs for row in correlations(run)]
+    return table(
+        _CORRELATIONS,
+        rows,
+        [
+            text("run", lambda row: row.run),
+            text("bad updates with", lambda row: row.other),
+            col("steps", lambda row: numbers.count(row.steps)),
+            col("correlation", lambda row: numbers.estimate(*parts(row.found))[0], CLIPPING["correlations"]),
+            col("95 % interval", lambda row: interval_or_note(row.found)),
+        ],
+        note="Bad updates as a share of the tokens with A < 0. Steps follow each other and share their policy: an "
+        "association over them shows no cause.",
+        fold=_CORRELATIONS if len(rows) > _MANY else "",
+        terminal_rows=_MANY,
+    )
+
+
+def _trainer_table(runs: Sequence[TrainingRun]) -> Table:
+    """What says whether the optimiser and the sync are sound."""
+    return table(
+        "The trainer by run",
+        runs,
+        [
+            _RUN,
+            col("entropy at first", lambda run: number(run.first("entropy"))),
+            col("at the end, nats", lambda run: number(run.last("entropy")), TRAINING["entropy"]),
+            col("KL(μ‖π), nats", lambda run: number(run.last("current", "k3")), TRAINING["k3"], optional=True),
+            col("π/μ, 1 % to 99 %", _ratios, TRAINING["ratio"], optional=True),
+            col("gradient norm", lambda run: number(run.median("grad_norm")), TRAINING["grad_norm"], optional=True),
+            col("length", lambda run: number(run.last("length")), TRAINING["length"]),
+            col("truncated, %", lambda run: percent(run.last("truncated")), TRAINING["truncated"], optional=True),
+            col("back-offs", lambda run: _whole(run.highest("back_offs")), TRAINING["back_offs"], optional=True),
+            col("sync proven", _sync, TRAINING["sync"]),
+        ],
+        note="Where steps are too small to tell the new weights from the old by their log-probabilities, the sync of "
+        "a step is undecidable: it counts as not proven.",
+        fold="The trainer by run",
+        shrinks=True,
+        terminal_rows=0,
+    )
+
+
+def _ratios(run: TrainingRun) -> str:
+    low, high = (run.last("current", key) for key in ("ratio_p01", "ratio_p99"))
+    return numbers.MISSING if low is None or high is None else f"{numbers.near(low, 1)} – {numbers.near(high, 1)}"
+
+
+def _sync(run: TrainingRun) -> str:
+    answers = [record["sync"] for record in run.records if isinstance(record.get("sync"), str)]
+    return f"{answers.count('proven'):,} / {len(answers):,}" if answers else numbers.MISSING
+
+
+def _time_table(runs: Sequence[TrainingRun]) -> Table:
+    """Seconds of each phase, and its share of the step; the short ones are given up where there is no room."""
+    rows = [(run.name, seconds) for run in runs if (seconds := seconds_by_phase(run))]
+    return table(
+        "Seconds of a step, and percent of it",
+        rows,
+        [
+            text("run", lambda row: row[0]),
+            col("step", lambda row: number(sum(row[1].values())), TRAINING["seconds"]),
+            *_phase_columns([seconds for _, seconds in rows]),
+        ],
+        note="What takes less than half a percent is counted as other.",
+        shrinks=True,
+    )
+
+
+def _phase_columns(steps: Sequence[Mapping[str, float]]) -> Iterator[Col[tuple[str, Mapping[str, float]]]]:
+    for phase in phases_of(steps):
+        long = any(seconds.get(phase, 0.0) > _LONG * sum(seconds.values()) for seconds in steps)
+        yield col(phase, partial(_of_step, phase), optional=not long)
+
+
+def _of_step(phase: str, row: tuple[str, Mapping[str, float]]) -> str:
+    seconds = row[1]
+    if phase not in seconds:
+        return numbers.MISSING
+    return f"{number(seconds[phase])} ({100 * seconds[phase] / sum(seconds.values()):.0f} %)"

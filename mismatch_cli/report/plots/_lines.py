@@ -19,7 +19,7 @@ from mismatch_cli.report.plots._panels import (
     power_label,
 )
 from mismatch_cli.report.plots._style import LIGHT, Style
-from mismatch_cli.studies.curves import LEAST_SIGMA, SMOOTHED_FROM, Curve, envelope, smoothed, thinned
+from mismatch_cli.studies.training import LEAST_SIGMA, SMOOTHED_FROM, Curve, envelope, smoothed, thinned
 
 Part = Mapping[str, Any] | None  # an estimate of a JSON: value, low, high
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from mismatch_cli.report.plots._lines import AS_ABOVE, Chart, draw_charts, looks
 from mismatch_cli.report.plots._panels import Sheet
-from mismatch_cli.studies.curves import Curve
-from mismatch_cli.studies.training import TrainingAnalysis
+from mismatch_cli.studies.training import Curve, TrainingAnalysis
 
 STUDY = "training"
 SECTION = "Reward and mismatch"

@@ -5,18 +5,24 @@ from __future__ import annotations
 import copy
 import io
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from mismatch_cli.report.html import render_html
-from mismatch_cli.report.pages.comparison import page_of_result
+from mismatch_cli.report.pages.comparison import page
 from mismatch_cli.report.terminal import print_report
+from mismatch_cli.report.view import ReportView
 from tests.studies.compared import Row, first_two
 
 HOSTILE = "<b>[red]$x$\x1b[2J \u202eevil"
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def page_of_result(result: Row) -> ReportView:
+    return page(SimpleNamespace(result=result))
 
 
 def on_terminal(result: Row, width: int) -> str:

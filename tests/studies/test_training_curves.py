@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mismatch_cli.studies.curves import Curve, curve_of, envelope, smoothed, t_quantile, thinned
 from mismatch_cli.studies.runs import TrainingRun
+from mismatch_cli.studies.training import Curve, curve_of, envelope, smoothed, t_quantile, thinned
 
 
 def run_of(values: list[float | None], first: int = 1) -> TrainingRun:
