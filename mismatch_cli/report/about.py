@@ -46,25 +46,24 @@ def who_facts(about: Mapping[str, Any]) -> Facts:
     return tuple((label, value) for label, value in facts if value)
 
 
+def _joined(*parts: str | None) -> str:
+    return " · ".join(filter(None, parts))
+
+
 def _engine(engine: Mapping[str, Any]) -> str:
     if not engine:
         return ""
-    parts = [
-        f"{engine['engine']} {engine['version'] or ''}".strip(),
-        engine["model"] + _adapter(engine),
-        engine["dtype"] or "dtype not told",
-    ]
-    if engine["kv_cache_dtype"] not in (engine["dtype"], None):
-        parts.append(f"KV cache {engine['kv_cache_dtype']}")
-    return " · ".join([*parts, *filter(None, [engine["device"]])])
+    name, dtype, cache = f"{engine['engine']} {engine['version'] or ''}", engine["dtype"], engine["kv_cache_dtype"]
+    cache = None if cache in (dtype, None) else f"KV cache {cache}"
+    return _joined(name.strip(), engine["model"] + _adapter(engine), dtype or "dtype not told", cache, engine["device"])
 
 
 def _trainer(trainer: Mapping[str, Any]) -> str:
     if not trainer:
         return ""
-    head = "" if trainer["head_dtype"] == trainer["dtype"] else f", head {trainer['head_dtype']}"
-    parts = [f"transformers {trainer['transformers']}", trainer["model"] + _adapter(trainer), trainer["dtype"] + head]
-    return " · ".join([*parts, f"{trainer['attn_implementation']} attention", trainer["device"]])
+    dtype = trainer["dtype"] + ("" if trainer["head_dtype"] == trainer["dtype"] else f", head {trainer['head_dtype']}")
+    name, attention = f"transformers {trainer['transformers']}", f"{trainer['attn_implementation']} attention"
+    return _joined(name, trainer["model"] + _adapter(trainer), dtype, attention, trainer["device"])
 
 
 def _adapter(side: Mapping[str, Any]) -> str:
@@ -78,14 +77,11 @@ def _sampling(sampling: Mapping[str, Any], engine: Mapping[str, Any]) -> str:
     if not sampling:
         return ""
     shown = {"temperature": None, "top_p": 1.0, "top_k": 0, "min_p": 0.0}  # of an import only what was named is known
-    parts = [
-        f"{name.replace('_', '-')} {sampling[name]:g}" for name, off in shown.items() if sampling.get(name, off) != off
-    ]
-    if "max_tokens" in sampling:
-        parts.append(f"at most {sampling['max_tokens']} tokens")
-    if engine.get("max_model_len"):
-        parts.append(f"context {engine['max_model_len']}")
-    return " · ".join(parts)
+    return _joined(
+        *(f"{key.replace('_', '-')} {sampling[key]:g}" for key, off in shown.items() if sampling.get(key, off) != off),
+        f"at most {sampling['max_tokens']} tokens" if "max_tokens" in sampling else None,
+        f"context {engine['max_model_len']}" if engine.get("max_model_len") else None,
+    )
 
 
 def _prompts(about: Mapping[str, Any]) -> str:

@@ -10,8 +10,7 @@ from mismatch_cli.metrics.gap_table import GAP_GROUPS, METRICS, RESPONSES, SEQUE
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.report.about import about_facts, command_line, left_out, settings_tables
 from mismatch_cli.report.excerpts import worst_excerpts
-from mismatch_cli.report.normal import verdict_section
-from mismatch_cli.report.tables import col, filled, keyed, metric_row, mu_bin, number, plain, span, table
+from mismatch_cli.report.tables import col, filled, keyed, metric_row, mu_bin, named, number, plain, span, table, text
 from mismatch_cli.report.view import MetricGroup, MetricRow, ReportView, Section, Table
 from mismatch_cli.studies.mismatch import MismatchAnalysis
 
@@ -19,6 +18,15 @@ _LEADING = ("tv_binary_mean", "abs_d_mean", "k3", "ratio_outside_0.8_1.28")
 _SPREAD = ("ratio_sd", "tv_binary_sd", "tv_topk_sd")
 _RATIO_TAILS = ("ratio_p01", "ratio_p99", "ratio_max")
 _TV_TAILS = ("tv_binary_p01", "tv_binary_p99", "tv_binary_max", "tv_topk_p01", "tv_topk_p99", "tv_topk_max")
+_FAMILIES = {
+    "dense": "dense models",
+    "moe": "mixtures of experts",
+    "": "all models: whether this one is dense is not known",
+}
+_DIAGNOSE = (
+    "No bar is a universal tolerance, and they differ from each other by more than ten times. Most large gaps are "
+    "bookkeeping, not arithmetic: `mismatch-cli diagnose` looks for that."
+)
 
 
 def page(study: MismatchAnalysis, worst: int = 0) -> ReportView:
@@ -28,7 +36,7 @@ def page(study: MismatchAnalysis, worst: int = 0) -> ReportView:
     main, *others = summary["pairs"].values()
     sections = [
         Section("The gap", _gap_text(summary), groups=_gap_groups(main)),
-        verdict_section(summary),
+        _verdict_section(summary),
         _volatility_section(main),
         _position_section(main),
         _sequence_section(main),
@@ -183,3 +191,61 @@ def _responses_section(pair: Mapping[str, Any], *, imported: bool) -> Section:
             "no update would follow from these responses. Choose problems that the model solves sometimes."
         )
     return Section("Rewards and responses", text, (_group(pair, RESPONSES),))
+
+
+def _verdict_section(summary: Mapping[str, Any]) -> Section:
+    """Where the numbers stand; every row with its source."""
+    verdict = summary["verdict"]
+    tables = [_bars(verdict, pair) for pair in dict.fromkeys(row["pair"] for row in verdict["bars"])]
+    if verdict["measured"]:
+        tables.append(_measured(verdict))
+    return Section("Is this normal?", " ".join([*verdict["sentences"], _DIAGNOSE]), tables=tuple(tables))
+
+
+def _bars(verdict: Mapping[str, Any], pair: str) -> Table:
+    with_staleness = ": the trainer as it is now, with staleness" if pair == "total" else ""
+    return table(
+        f"Published bars{with_staleness}",
+        [row for row in verdict["bars"] if row["pair"] == pair],
+        [
+            text("published by", lambda row: f"{row['who']} ({row['source']})"),
+            named("standing", "standing"),  # second: what a phone still shows
+            text("healthy if", _limits),
+            col("here", plain),
+        ],
+    )
+
+
+def _limits(row: Mapping[str, Any]) -> str:
+    name = METRICS[row["metric"]].label
+    healthy = f"{f'size of {name}' if row['absolute'] else name} ≤ {row['healthy']:g}"
+    return healthy if row["broken"] == row["healthy"] else f"{healthy}; broken > {row['broken']:g}"
+
+
+def _measured(verdict: Mapping[str, Any]) -> Table:
+    return table(
+        "Measured by others",
+        verdict["measured"],
+        [
+            text("who", _setting),
+            text("metric", lambda row: METRICS[row["metric"]].label),
+            col("there", _range),
+            col("here", lambda row: _in_words(row["metric"], row["value"])),
+        ],
+        note=f"The nearest of {_FAMILIES[verdict['family']]}.",
+    )
+
+
+def _setting(row: Mapping[str, Any]) -> str:
+    broken = ", broken" if row["state"] else ""
+    source = "; ".join(filter(None, (row["source"], row["derived"])))
+    return f"{row['model']}: {row['setup']}{broken} ({source})"
+
+
+def _range(row: Mapping[str, Any]) -> str:
+    low, high = (_in_words(row["metric"], row[end]) for end in ("low", "high"))
+    return low if low == high else f"{low} – {high}"
+
+
+def _in_words(metric: str, value: float) -> str:
+    return numbers.near(value, 1) if METRICS[metric].agreement == 1 else numbers.number(value)

@@ -10,14 +10,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from mismatch_cli.metrics.estimate import Estimate
-from mismatch_cli.report.plots._panels import (
-    BOTTOM,
-    Panel,
-    Sheet,
-    legend_below_height,
-    plain_label,
-    power_label,
-)
+from mismatch_cli.report.plots._panels import BOTTOM, Panel, Sheet, legend_below_height, plain_label, power_label
 from mismatch_cli.report.plots._style import LIGHT, Style
 from mismatch_cli.studies.training import LEAST_SIGMA, SMOOTHED_FROM, Curve, envelope, smoothed, thinned
 

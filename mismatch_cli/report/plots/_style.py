@@ -99,6 +99,4 @@ class Style:
             "legend.labelcolor": theme.ink,
             "lines.linewidth": 1.6,
             "lines.solid_capstyle": "round",
-            "svg.fonttype": "none",
-            "svg.hashsalt": "mismatch-cli",
         }

@@ -43,17 +43,22 @@ def needs(data: PlotData) -> bool:
 def draw(figure: Sheet, data: PlotData) -> None:
     tokens = _tokens(data, figure.style)
     panels = figure.panels(4, height=(290, 230), legend=LEGEND)
-    linear, decades = np.linspace(0, 1, 21), _decades(tokens.mu_N)
-    ratio_reach = _reach(tokens.mu_N, np.abs(tokens.ratio_N - 1), (linear, decades), most=2.0)
+    both_edges = np.linspace(0, 1, 21), _decades(tokens.mu_N)
+    ratio_reach = _reach(tokens.mu_N, np.abs(tokens.ratio_N - 1), both_edges, most=2.0)
     ratio_reach = max([ratio_reach, *(1.25 * np.expm1(step) for step in data.lattice_steps)])
-    tv_reach = _reach(tokens.mu_N, tokens.tv_N, (linear, decades), most=1.0)
-    for edges, (ratio, tv) in ((linear, panels[:2]), (decades, panels[2:])):
+    tv_reach = _reach(tokens.mu_N, tokens.tv_N, both_edges, most=1.0)
+    for edges, (ratio, tv) in zip(both_edges, (panels[:2], panels[2:]), strict=True):
         ratio.set_ylim(max(0, 1 - ratio_reach), 1 + ratio_reach)
+        ratio.axhline(1, color=figure.theme.muted, linewidth=0.9, zorder=3)
+        _draw_cloud(ratio, tokens.mu_N, tokens.ratio_N, edges)
+        ratio.headline("Ratio π/μ", note=_beyond(ratio, tokens.ratio_N))
         tv.set_ylim(0, tv_reach)
-        for axes in (ratio, tv):
-            _set_horizontal(axes, edges)
-        _draw_ratio(ratio, tokens, edges)
-        _draw_tv(tv, tokens, edges)
+        _draw_cloud(tv, tokens.mu_N, tokens.tv_N, edges)
+        if tokens.topk:
+            _draw_binary(tv, tokens, edges)
+            tv.headline("Total variation, top-K", note=_beyond(tv, tokens.tv_N))
+        else:
+            tv.headline("Binary TV, small at low μ by definition")
     _draw_lattice(panels[0], data.lattice_steps)
 
 
@@ -85,28 +90,10 @@ def _reach(mu_N: np.ndarray, distance_N: np.ndarray, both_edges: tuple[np.ndarra
     return float(np.clip(1.08 * max(np.quantile(finite_N, 0.999), *lines), 1e-5, most))
 
 
-def _set_horizontal(axes: Panel, edges: np.ndarray) -> None:
-    axes.set_xlim(edges[0], edges[-1])
-    if edges[0] > 0:
-        axes.logarithmic("x")
-    axes.set_xlabel("rollout probability μ" + (", logarithmic" if edges[0] > 0 else ""))
-
-
-def _draw_ratio(axes: Panel, tokens: _Tokens, edges: np.ndarray) -> None:
-    axes.axhline(1, color=axes.theme.muted, linewidth=0.9, zorder=3)
-    _draw_cloud(axes, tokens.mu_N, tokens.ratio_N, edges)
-    axes.headline("Ratio π/μ", note=_beyond(axes, tokens.ratio_N))
-
-
-def _draw_tv(axes: Panel, tokens: _Tokens, edges: np.ndarray) -> None:
-    _draw_cloud(axes, tokens.mu_N, tokens.tv_N, edges)
-    if not tokens.topk:
-        axes.headline("Binary TV, small at low μ by definition")
-        return
+def _draw_binary(axes: Panel, tokens: _Tokens, edges: np.ndarray) -> None:
     centre_B, quantile_B3 = _percentiles(tokens.mu_N, tokens.tv_binary_N, edges)
     label = axes.style.pick("binary TV |π − μ|, 99th percentile", "binary TV, 99 %")
     axes.plot(centre_B, quantile_B3[:, 2], color=axes.theme.green, linestyle=(0, (4, 1.5)), label=label, zorder=5)
-    axes.headline("Total variation, top-K", note=_beyond(axes, tokens.tv_N))
 
 
 def _beyond(axes: Panel, y_N: np.ndarray) -> str:
@@ -116,7 +103,12 @@ def _beyond(axes: Panel, y_N: np.ndarray) -> str:
 
 
 def _draw_cloud(axes: Panel, mu_N: np.ndarray, y_N: np.ndarray, edges: np.ndarray) -> None:
-    colour = axes.theme.orange
+    """The dots, and lines through their percentiles; the vertical limits must be final."""
+    colour, logarithmic = axes.theme.orange, edges[0] > 0
+    axes.set_xlim(edges[0], edges[-1])
+    axes.set_xlabel("rollout probability μ" + (", logarithmic" if logarithmic else ""))
+    if logarithmic:
+        axes.logarithmic("x")
     draw_points(axes, mu_N, y_N, axes.theme.blue)
     centre_B, quantile_B3 = _percentiles(mu_N, y_N, edges)
     axes.fill_between(centre_B, quantile_B3[:, 0], quantile_B3[:, 2], color=colour, alpha=0.10, zorder=1, linewidth=0)
