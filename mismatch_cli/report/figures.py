@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from mismatch_cli import registry
 from mismatch_cli.report.plots._style import CSS_PX, DARK, LIGHT, NARROW, WIDE, Layout, Style
@@ -93,7 +93,7 @@ def _figure_view(name: str, plot: ModuleType, data: Drawable, folder: Path | Non
     pictures = []
     for style in (Style(layout, theme) for layout in (WIDE, NARROW) for theme in (LIGHT, DARK)):
         figure = draw(plot, data, style)
-        pictures.append(_picture(figure, style.layout))
+        pictures.append(picture(figure, style.layout))
         if folder is not None and style == Style(WIDE, LIGHT):
             _write_png(figure, folder / f"{name}.png")
     title, caption = said(plot, "TITLE", data.STUDY), said(plot, "CAPTION", data.STUDY)
@@ -113,29 +113,24 @@ def draw(plot: ModuleType, data: Drawable, style: Style) -> Figure:
     return figure
 
 
-def _picture(figure: Figure, layout: Layout) -> Picture:
-    width, height = (round(inches / CSS_PX) for inches in figure.get_size_inches())
-    svg = base64.b64encode(_svg(figure, layout).encode()).decode()
-    return Picture(f"data:image/svg+xml;base64,{svg}", width, height)
-
-
-def _svg(figure: Figure, layout: Layout) -> str:
+def picture(figure: Figure, layout: Layout) -> Picture:
     """SVG with real text: as sharp as the page's, in its fonts, which are no wider than the one that was measured."""
     from matplotlib import rc_context
 
     buffer = io.StringIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "mismatch-cli"}):
         figure.savefig(buffer, format="svg", dpi=layout.image_scale / CSS_PX, metadata={"Date": None})
-    return _FONT_FAMILY.sub(_FONTS, _METADATA.sub("", buffer.getvalue()))
+    svg = _FONT_FAMILY.sub(_FONTS, _METADATA.sub("", buffer.getvalue()))
+    width, height = (round(inches / CSS_PX) for inches in figure.get_size_inches())
+    return Picture(f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}", width, height)
 
 
 def _write_png(figure: Figure, path: Path) -> None:
     """Twice the size, on white; who looks at a run that goes on never sees half a picture."""
+    settings: dict[str, Any] = {
+        "dpi": _PNG_SCALE / CSS_PX,
+        "facecolor": LIGHT.page,
+        "metadata": {"Software": "mismatch-cli"},
+    }
     with replacing(path) as temporary:
-        figure.savefig(
-            temporary,
-            format="png",
-            dpi=_PNG_SCALE / CSS_PX,
-            facecolor=LIGHT.page,
-            metadata={"Software": "mismatch-cli"},
-        )
+        figure.savefig(temporary, format="png", **settings)

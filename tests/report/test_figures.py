@@ -36,16 +36,15 @@ def test_every_variant_is_an_svg_of_its_size(figures: list[FigureView]) -> None:
             assert "<metadata" not in svg
 
 
-def test_the_same_data_gives_the_same_bytes(measured: SimpleNamespace, figures: list[FigureView]) -> None:
-    settings = dict(mpl.rcParams)
-    assert figure_views(measured.plot_data) == figures
-    assert dict(mpl.rcParams) == settings  # nothing global was changed
-
-
-def test_files(tmp_path: Path, measured: SimpleNamespace) -> None:
+def test_the_same_data_gives_the_same_bytes_and_files(
+    tmp_path: Path, measured: SimpleNamespace, figures: list[FigureView]
+) -> None:
     from PIL import Image
 
+    settings = dict(mpl.rcParams)
     views = figure_views(measured.plot_data, tmp_path / "plots")
+    assert views == figures
+    assert dict(mpl.rcParams) == settings  # nothing global was changed
     assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == [f"{view.name}.png" for view in views]
     for path in (tmp_path / "plots").iterdir():
         with Image.open(path) as image:

@@ -16,7 +16,7 @@ from mismatch_cli.algorithms.algorithm import Algorithm, Mask, keep_T
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.policies import ENGINE_GAP, Policies
-from mismatch_cli.report.figures import draw, figure_views, plots_for, plots_of
+from mismatch_cli.report.figures import draw, picture, plots_for, plots_of
 from mismatch_cli.report.plots._fills import percent, reach_of
 from mismatch_cli.report.plots._panels import short_names, width_of
 from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
@@ -241,8 +241,9 @@ def test_percentages_have_four_characters() -> None:
     assert [reach_of(np.array([share, np.nan])) for share in (0.0, 0.0101, 0.3, 1.0)] == [1e-4, 0.02, 0.5, 1.0]
 
 
-def test_files_and_views(tmp_path: Path, tokens: Any, data_of: Callable[..., ClippingPlotData]) -> None:
+def test_pictures_stay_small(tokens: Any, data_of: Callable[..., ClippingPlotData]) -> None:
     data = data_of(tokens, [CLIP, TV])
-    size = sum(len(view.wide_light.uri) + len(view.narrow_dark.uri) for view in figure_views(data, tmp_path))
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(f"{name}.png" for name in PLOTS)
-    assert size < 2e6
+    drawn_plots = dict(plots_for(data))
+    assert sorted(drawn_plots) == sorted(PLOTS)
+    uris = [picture(draw(plot, data, style), style.layout).uri for plot in drawn_plots.values() for style in STYLES]
+    assert sum(map(len, uris)) < 2e6

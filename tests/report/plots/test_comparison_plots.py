@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatch_cli.report.figures import figure_views, plots_for, plots_of, said
+from mismatch_cli.report.figures import plots_for, plots_of, said
 from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
 from mismatch_cli.studies.comparison import ComparisonPlotData, exceedance
 from tests.report.plots.drawing import check_texts, drawn
@@ -110,8 +110,3 @@ def test_the_curve_of_gaps_is_their_share() -> None:
     edges, shares = exceedance(counts)
     assert shares[0] == 0.75 and shares[-1] == 0.25 and (np.diff(shares) <= 0).all()
     assert edges[-1] == pytest.approx(2, rel=0.04) and edges[shares == 0.75][-1] == pytest.approx(0.1, rel=0.04)
-
-
-def test_files_are_written_for_every_plot(tmp_path, plot_data: ComparisonPlotData) -> None:
-    assert [view.name for view in figure_views(of_two(plot_data), tmp_path)] == PLOTS
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{name}.png" for name in PLOTS]
