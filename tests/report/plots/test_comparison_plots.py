@@ -110,3 +110,11 @@ def test_the_curve_of_gaps_is_their_share() -> None:
     edges, shares = exceedance(counts)
     assert shares[0] == 0.75 and shares[-1] == 0.25 and (np.diff(shares) <= 0).all()
     assert edges[-1] == pytest.approx(2, rel=0.04) and edges[shares == 0.75][-1] == pytest.approx(0.1, rel=0.04)
+
+
+def test_a_trace_without_a_gap_leaves_the_others_their_scale(plot_data: ComparisonPlotData) -> None:
+    result: Row = copy.deepcopy(first_two(plot_data.result))
+    for row in result["traces"][0]["summary"]["positions"]:
+        row["abs_d_mean"] = {"value": 0.0, "low": None, "high": None, "note": None}
+    axes = drawn(load("position-profile"), ComparisonPlotData(result, "", plot_data.exceedance[:2]), STYLES[0]).axes[0]
+    assert axes.get_ylim()[1] < 2 * np.nanmax(axes.lines[1].get_ydata())
