@@ -27,10 +27,6 @@ class SideCounts:
     impossible: int = 0  # −inf for the token that was sampled
     largest: float = -np.inf
 
-    @property
-    def wrong(self) -> int:
-        return self.not_a_number + self.above_zero
-
 
 @dataclass
 class ZeroCounts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal
 
@@ -110,21 +110,6 @@ class Evidence:
         """Whether the gap is surely far above what the precisions of the trace make."""
         gap = self.gap
         return bool(gap.value - (2 * gap.error if np.isfinite(gap.error) else gap.value / 2) > self.usual.far_above)
-
-    @property
-    def temperature(self) -> float:
-        return float(self.sampling.get("temperature", 1.0))
-
-    def without_tokens(self, drop_T: np.ndarray) -> Evidence:
-        """The same with some tokens of the sample not counting."""
-        return replace(self, sample=self.sample.without_tokens(drop_T))
-
-    def with_gap(self, left_N: np.ndarray) -> Evidence:
-        """The same where the tokens that count have another gap, nats; those with NaN count no more.
-
-        The trainer's top-K columns are as they were recorded, so they go.
-        """
-        return replace(self, sample=self.sample.with_gap(left_N))
 
 
 def gather(traces: Sequence[Trace], on_responses: Callable[[int], None] = lambda _: None) -> Evidence:

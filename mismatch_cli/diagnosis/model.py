@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,10 +28,6 @@ _SUPPORT = ("temperature", "top_p", "top_k", "min_p")
 Key = tuple[int, int, int]
 
 
-def _as_it_is(prompt_ids: list[int]) -> list[int]:
-    return prompt_ids
-
-
 @dataclass(frozen=True)
 class Hypothesis:
     """How one side may have read the responses: behind which prompt, and with a model that was changed how.
@@ -40,7 +37,7 @@ class Hypothesis:
     """
 
     name: str
-    prompt: Callable[[list[int]], list[int]] = _as_it_is
+    prompt: Callable[[list[int]], list[int]] = list  # as they are
     changed: Callable[[Any], AbstractContextManager[Any]] = nullcontext
 
 
@@ -56,7 +53,6 @@ class ModelAtHand:
         self.rows = [s for s in spread if prompts.get(_key(sample, s))]
         self.few = self.rows[:: max(1, len(self.rows) // _FEW)][:_FEW]
         self._sample, self._prompts, self._load = sample, prompts, load
-        self._loaded: Trainer | None = None
         self._scored: dict[tuple[str, bool], np.ndarray] = {}
 
     def logp_T(self, hypothesis: Hypothesis = AS_RECORDED, few: bool = False) -> np.ndarray:
@@ -69,10 +65,6 @@ class ModelAtHand:
             self._scored[key] = self._score(hypothesis, self.few if few else self.rows)
         return self._scored[key]
 
-    def prompt_ids(self, s: int) -> list[int]:
-        """The prompt of a response of the sample, as recorded."""
-        return self._prompts[_key(self._sample, s)]
-
     @property
     def longest_prompt(self) -> int:
         """In tokens, of all responses of the sample."""
@@ -83,18 +75,18 @@ class ModelAtHand:
         """The configuration of the model, which is loaded for it."""
         return self._trainer.model.config.get_text_config()
 
-    @property
+    @cached_property
     def _trainer(self) -> Trainer:
-        if self._loaded is None:
-            self._loaded = self._load()
-        return self._loaded
+        return self._load()
 
     def _score(self, hypothesis: Hypothesis, rows: Sequence[int]) -> np.ndarray:
         from mismatch_cli.scoring.trainer import ScoreRequest
 
         spans = list(self._sample.spans())
         requests = [
-            ScoreRequest(hypothesis.prompt(self.prompt_ids(s)), self._sample.response_ids_T[spans[s]].tolist())
+            ScoreRequest(
+                hypothesis.prompt(self._prompts[_key(self._sample, s)]), self._sample.response_ids_T[spans[s]].tolist()
+            )
             for s in rows
         ]
         with hypothesis.changed(self._trainer.model):

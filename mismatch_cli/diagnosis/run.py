@@ -137,9 +137,10 @@ class _Weighing:
             return evidence
         check = module(finding.check)
         spoiled_T = check.spoiled_T(evidence) if hasattr(check, "spoiled_T") else None
-        if finding.left_N is not None:
-            evidence = evidence.with_gap(finding.left_N)
-        return evidence if spoiled_T is None else evidence.without_tokens(spoiled_T)
+        sample = evidence.sample if finding.left_N is None else evidence.sample.with_gap(finding.left_N)
+        if spoiled_T is not None:
+            sample = replace(sample, counts_T=sample.counts_T & ~spoiled_T)
+        return evidence if sample is evidence.sample else replace(evidence, sample=sample)
 
     def compete(self, evidence: Evidence) -> Evidence:
         """Undo the cause that explains most, and look for the others again in what is left, until there is none."""

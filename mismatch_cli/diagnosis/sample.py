@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise, starmap
 
 import numpy as np
 import pyarrow as pa
@@ -115,12 +116,11 @@ class Sample:
         """log π − log μ of the tokens that count, NaN for those that are dropped."""
         return np.where(drop_T[self.kept], np.nan, self.d_N)
 
-    def without_tokens(self, drop_T: np.ndarray) -> Sample:
-        """The same with some tokens not counting."""
-        return replace(self, counts_T=self.counts_T & ~drop_T)
-
     def with_gap(self, left_N: np.ndarray) -> Sample:
-        """The same with another log π − log μ on the tokens that count, NaN for those that count no more."""
+        """The same with another log π − log μ, nats, on the tokens that count, NaN for those that count no more.
+
+        The trainer's top-K columns are as they were recorded, so they go.
+        """
         logp_T, counts_T = self.logp_T.copy(), self.counts_T.copy()
         logp_T[self.kept] = self.logq_T[self.kept] + left_N
         counts_T[self.kept] = np.isfinite(left_N)
@@ -128,8 +128,7 @@ class Sample:
 
     def spans(self) -> Iterator[slice]:
         """The tokens of each response."""
-        for start, stop in zip(self.offset_S1[:-1].tolist(), self.offset_S1[1:].tolist(), strict=True):
-            yield slice(start, stop)
+        return starmap(slice, pairwise(self.offset_S1.tolist()))
 
 
 _LEVELS, _TOKENS_PER_LEVEL = 32, 64

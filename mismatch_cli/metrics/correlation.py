@@ -104,5 +104,5 @@ def _spearman(rows: np.ndarray) -> float:
 
 def _centred_ranks(x_N: np.ndarray) -> np.ndarray:
     """The rank of each value, ties sharing their mean rank, minus the mean rank of all."""
-    _, of_N, counts = np.unique(x_N, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - counts / 2 - len(x_N) / 2)[of_N]
+    _, place_N, counts = np.unique(x_N, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - counts / 2 - len(x_N) / 2)[place_N]

@@ -28,6 +28,7 @@ from mismatch_cli.metrics.summary import MismatchSummary
 
 NO_DIFFERENCE = "no difference for any prompt"
 AT_AGREEMENT = "one of them may be in agreement: no interval"
+Sides = tuple[np.ndarray, np.ndarray]  # ours and theirs without each group of prompts
 _ANGLES = np.linspace(0, 2 * np.pi, 361)
 _ROUNDING = 1e-9  # relative to the larger value: less comes from the order of additions
 
@@ -78,22 +79,22 @@ def _difference(metric: Metric, ours: Measured, theirs: Measured) -> Difference:
         nothing = Estimate(None, note=(ours if x is None else theirs).estimates[metric.key].note)
         return Difference(nothing, nothing)
     if metric.key not in ours.jackknife:
-        return Difference(point(_settled(x, y) - x, EXTREME), _factor(metric, x, y, None, 0, None))
+        return Difference(point(_settled(x, y) - x, EXTREME), _factor(metric, x, y))
     prompts = min(ours.prompts, theirs.prompts)
-    x_G, y_G = _aligned(ours.jackknife[metric.key], theirs.jackknife[metric.key])
+    a, b = (side.jackknife[metric.key] for side in (ours, theirs))
+    x_G, y_G = _aligned(a, b)
     y, y_G = _settled(x, y), _settled(x_G, y_G)
     known_G = ~(np.isnan(x_G) | np.isnan(y_G))
     with np.errstate(invalid="ignore"):
         difference_G = left_out(y_G - x_G, known_G)
     same = y == x and not np.any(difference_G[np.isfinite(difference_G)])
-    unsure = ours.jackknife[metric.key].unsure or theirs.jackknife[metric.key].unsure
+    unsure = a.unsure or b.unsure
     found = Jackknife(y - x, difference_G, unsure=unsure).estimate(prompts)
     if same:
         found = Estimate(0.0, note=NO_DIFFERENCE)
     elif found.low is not None:
-        a, b = (side.jackknife[metric.key] for side in (ours, theirs))
         found = _change(a.estimate(prompts), b.estimate(prompts), _correlation(a.scale, x_G, y_G), y - x)
-    if any(_holds_agreement(metric, each.estimates[metric.key]) for each in (ours, theirs)):
+    if any(_holds_agreement(metric, side.estimates[metric.key]) for side in (ours, theirs)):
         unsure = AT_AGREEMENT  # the distance may be any, and have either sign
     return Difference(found, _factor(metric, x, y, (x_G, y_G), prompts, unsure))
 
@@ -121,11 +122,11 @@ def _change(ours: Estimate, theirs: Estimate, correlation: float, change: float)
     that their correlation makes (without correlation: Zou and Donner 2008). A value without spread stays where it is.
     """
     reaches = []
-    for each in (ours, theirs):
-        if each.low is None and each.note != NO_SPREAD:
-            return point(change, each.note)
-        low, high = (each.value if end is None else end for end in (each.low, each.high))
-        reaches.append((each.value - low, high - each.value))  # type: ignore[operator]
+    for side in (ours, theirs):
+        if side.low is None and side.note != NO_SPREAD:
+            return point(change, side.note)
+        low, high = (side.value if end is None else end for end in (side.low, side.high))
+        reaches.append((side.value - low, high - side.value))  # type: ignore[operator]
     x = np.cos(_ANGLES)
     y = correlation * x + np.sqrt(1 - correlation**2) * np.sin(_ANGLES)
     x_moved, y_moved = (np.where(z > 0, above, below) * z for z, (below, above) in zip((x, y), reaches, strict=True))
@@ -133,7 +134,7 @@ def _change(ours: Estimate, theirs: Estimate, correlation: float, change: float)
     return Estimate(float(change), float(change + moved.min()), float(change + moved.max()))
 
 
-def _aligned(a: Jackknife, b: Jackknife) -> tuple[np.ndarray, np.ndarray]:
+def _aligned(a: Jackknife, b: Jackknife) -> Sides:
     """Both without each group of prompts; a group that only one of them holds leaves the other as it is."""
     lacks_a, lacks_b = np.isnan(a.without_G), np.isnan(b.without_G)
     return np.where(lacks_a & ~lacks_b, a.value, a.without_G), np.where(lacks_b & ~lacks_a, b.value, b.without_G)
@@ -147,12 +148,7 @@ def _settled(x: Any, y: Any) -> Any:
 
 
 def _factor(
-    metric: Metric,
-    x: float,
-    y: float,
-    without: tuple[np.ndarray, np.ndarray] | None,
-    prompts: int,
-    unsure: str | None,
+    metric: Metric, x: float, y: float, without: Sides | None = None, prompts: int = 0, unsure: str | None = None
 ) -> Estimate:
     """The interval is formed on the logarithm: a factor has no negative values."""
     if metric.signed:

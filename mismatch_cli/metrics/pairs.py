@@ -57,23 +57,23 @@ def pairs_in(traces: Sequence[Trace]) -> list[str]:
     """
     recomputed = any("logp_recomputed" in trace.columns() for trace in traces)
     equal = [_equal_weights(trace) for trace in traces]
-    if all(every for every, _ in equal):
+    if all(everywhere for everywhere, _ in equal):
         return ["mismatch"]
-    some = recomputed or any(some for _, some in equal)
-    return [*["mismatch"] * some, *["staleness"] * recomputed, "total"]
+    anywhere = recomputed or any(anywhere for _, anywhere in equal)
+    return [*["mismatch"] * anywhere, *["staleness"] * recomputed, "total"]
 
 
 def weights_are_equal(traces: Sequence[Trace]) -> bool:
     """Whether the trainer scored every response at the weights that sampled it."""
-    return all(every for every, _ in map(_equal_weights, traces))
+    return all(everywhere for everywhere, _ in map(_equal_weights, traces))
 
 
 def _equal_weights(trace: Trace) -> tuple[bool, bool]:
     """Whether every scored response has the trainer at the weights that sampled it, and whether any has."""
     versions = ("version_rollout", "version_trainer")
-    every, some = True, False
+    everywhere, anywhere = True, False
     for table in trace.tables(versions):
         if table.num_columns == len(versions):  # a shard that is not scored yet has no version of the trainer
             equal_S = pc.equal(*(table.column(name) for name in versions))
-            every, some = every and pc.all(equal_S).as_py(), some or pc.any(equal_S).as_py()
-    return every, some
+            everywhere, anywhere = everywhere and pc.all(equal_S).as_py(), anywhere or pc.any(equal_S).as_py()
+    return everywhere, anywhere

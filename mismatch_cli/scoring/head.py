@@ -6,7 +6,7 @@ lattice of its rounded logits; everything after the logits is float32 in the til
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -45,13 +45,15 @@ class Head:
 
     def float32(self) -> Head:
         """The same head with a float32 copy of its weights."""
-        bias_V = None if self.bias_V is None else self.bias_V.float()
-        return replace(self, weight_VH=self.weight_VH.float(), bias_V=bias_V)
+        return self._with(lambda weights: weights.float())
 
     def rows(self, ids: torch.Tensor | slice) -> Head:
         """The head of these vocabulary entries alone."""
-        bias_V = None if self.bias_V is None else self.bias_V[ids]
-        return replace(self, weight_VH=self.weight_VH[ids], bias_V=bias_V)
+        return self._with(lambda weights: weights[ids])
+
+    def _with(self, changed: Callable[[torch.Tensor], torch.Tensor]) -> Head:
+        bias_V = None if self.bias_V is None else changed(self.bias_V)
+        return replace(self, weight_VH=changed(self.weight_VH), bias_V=bias_V)
 
     def logits(self, hidden_TH: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """The logits `[T, V]` in the head's dtype, as `nn.Linear` and the model's own transforms round them."""
@@ -316,8 +318,8 @@ class FullDivergence:
     def update(self, z_TN: torch.Tensor, start: int) -> None:
         """Take in the columns `start … start + N` of the sampler's logits: log π is z − log Σ exp z."""
         tokens = self._rollout.tokens
-        for some in (tokens[i : i + _ROWS] for i in range(0, len(tokens), _ROWS)):
-            logp_UN = z_TN[some].to(self.tv_T.dtype) - self._log_sum_exp_T[some, None]
-            mu_UN = self._rollout.tile(some, start, z_TN.shape[1]).to(logp_UN)
-            self.tv_T[some] += full_tv(mu_UN, logp_UN)
-            self.kl_T[some] += full_kl(mu_UN, logp_UN)
+        for rows in (tokens[i : i + _ROWS] for i in range(0, len(tokens), _ROWS)):
+            logp_UN = z_TN[rows].to(self.tv_T.dtype) - self._log_sum_exp_T[rows, None]
+            mu_UN = self._rollout.tile(rows, start, z_TN.shape[1]).to(logp_UN)
+            self.tv_T[rows] += full_tv(mu_UN, logp_UN)
+            self.kl_T[rows] += full_kl(mu_UN, logp_UN)

@@ -34,6 +34,10 @@ class ScoreRequest:
         """How many tokens the model reads: nothing is predicted from the last one."""
         return len(self.prompt_ids) + len(self.response_ids) - 1
 
+    @property
+    def num_queries(self) -> int:
+        return 0 if self.topk_ids_TK is None else self.topk_ids_TK.shape[1]
+
 
 @dataclass(frozen=True)
 class ResponseScores:
@@ -251,48 +255,47 @@ def pad_right(requests: Sequence[ScoreRequest], device: torch.device) -> tuple[t
     return ids_BL.to(device), mask_BL.to(device)
 
 
-def _rollout_rows(members: Sequence[ScoreRequest]) -> RolloutRows:
-    rows: dict[int, np.ndarray] = {}
+def _spans(members: Sequence[ScoreRequest]) -> Iterator[tuple[ScoreRequest, slice]]:
+    """Each request, and where its response tokens lie among those of all."""
     start = 0
     for request in members:
+        stop = start + len(request.response_ids)
+        yield request, slice(start, stop)
+        start = stop
+
+
+def _rollout_rows(members: Sequence[ScoreRequest]) -> RolloutRows:
+    rows: dict[int, np.ndarray] = {}
+    for request, own in _spans(members):
         if request.logp_rollout_TV is not None:
-            rows |= dict(enumerate(request.logp_rollout_TV, start))
-        start += len(request.response_ids)
+            rows |= dict(enumerate(request.logp_rollout_TV, own.start))
     return RolloutRows(rows)
 
 
 def _query_ids(members: Sequence[ScoreRequest]) -> torch.Tensor:
     """The top-K ids of all members, `[T, K]`; a member with fewer is filled up with id 0, which `_split` cuts off."""
-    width = max(_num_queries(r) for r in members)
+    width = max(r.num_queries for r in members)
     query_ids_TK = torch.zeros(sum(len(r.response_ids) for r in members), width, dtype=torch.int64)
-    start = 0
-    for request in members:
-        stop = start + len(request.response_ids)
+    for request, own in _spans(members):
         if request.topk_ids_TK is not None:
-            query_ids_TK[start:stop, : _num_queries(request)] = torch.from_numpy(request.topk_ids_TK.astype(np.int64))
-        start = stop
+            query_ids_TK[own, : request.num_queries] = torch.from_numpy(request.topk_ids_TK.astype(np.int64))
     return query_ids_TK
 
 
-def _num_queries(request: ScoreRequest) -> int:
-    return 0 if request.topk_ids_TK is None else request.topk_ids_TK.shape[1]
-
-
 def _split(scores: HeadScores, members: Sequence[ScoreRequest]) -> list[ResponseScores]:
-    logp_T, entropy_T, rank_T, at_TK, tv_T, kl_T = (column.cpu().numpy() for column in scores)
-    parts, start = [], 0
-    for request in members:
-        own = slice(start, start + len(request.response_ids))
-        topk = None if request.topk_ids_TK is None else at_TK[own, : _num_queries(request)].copy()
-        full = (None, None) if request.logp_rollout_TV is None else (tv_T[own].copy(), kl_T[own].copy())
-        parts.append(ResponseScores(logp_T[own].copy(), entropy_T[own].copy(), rank_T[own].copy(), topk, *full))
-        start = own.stop
+    columns = [column.cpu().numpy() for column in scores]
+    parts = []
+    for request, own in _spans(members):
+        logp_T, entropy_T, rank_T, at_TK, tv_T, kl_T = (column[own].copy() for column in columns)
+        topk = None if request.topk_ids_TK is None else at_TK[:, : request.num_queries].copy()
+        full = (None, None) if request.logp_rollout_TV is None else (tv_T, kl_T)
+        parts.append(ResponseScores(logp_T, entropy_T, rank_T, topk, *full))
     return parts
 
 
 def _empty(request: ScoreRequest) -> ResponseScores:
     nothing_T = np.zeros(0, dtype=np.float32)
-    topk = None if request.topk_ids_TK is None else np.zeros((0, _num_queries(request)), dtype=np.float32)
+    topk = None if request.topk_ids_TK is None else np.zeros((0, request.num_queries), dtype=np.float32)
     return ResponseScores(nothing_T, nothing_T, np.zeros(0, dtype=np.int32), topk)
 
 

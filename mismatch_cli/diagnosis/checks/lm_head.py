@@ -33,11 +33,11 @@ def check(evidence: Evidence) -> Finding:
 
     That both sides have rounded logits is the floor of bfloat16 and no finding; one side alone is.
     """
-    sample = evidence.sample
+    sample, temperature_rollout = evidence.sample, float(evidence.sampling.get("temperature", 1.0))
     sides = {"rollout": (sample.logq_T, sample.topk_logq_TK), "trainer": (sample.logp_T, sample.topk_logp_TK)}
     stored = {side: _share_stored_in_bfloat16(logp_T[sample.kept]) for side, (logp_T, _) in sides.items()}
     grid = {
-        side: None if topk_TK is None else _share_on_grid(topk_TK[sample.kept], evidence.temperature)
+        side: None if topk_TK is None else _share_on_grid(topk_TK[sample.kept], temperature_rollout)
         for side, (_, topk_TK) in sides.items()
     }
     rows = tuple(

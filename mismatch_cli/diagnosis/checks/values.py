@@ -23,7 +23,7 @@ def check(evidence: Evidence) -> Finding:
     wrong = tokens = 0
     for side, counts in evidence.counts.sides.items():
         impossible = counts.impossible if side == "logp_rollout" else 0
-        wrong, tokens = wrong + counts.wrong + impossible, tokens + counts.tokens
+        wrong, tokens = wrong + counts.not_a_number + counts.above_zero + impossible, tokens + counts.tokens
         found = (("above 0", counts.above_zero), ("not a number", counts.not_a_number),
                  ("−inf for a sampled token", impossible))  # fmt: skip
         rows += [(f"{side}: {what}", count) for what, count in found if count]
