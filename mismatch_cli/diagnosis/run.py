@@ -16,7 +16,6 @@ import numpy as np
 
 from mismatch_cli import registry
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
-from mismatch_cli.diagnosis.sample import Sample
 
 _PACKAGE = "mismatch_cli.diagnosis.checks"
 COMPETE_STAGE, PRECISION_STAGE, FLOOR_STAGE, UNEXPLAINED_STAGE = 3, 6, 7, 8
@@ -108,28 +107,25 @@ class _Weighing:
         """`total`: Σ|d| of the sample, nats, before anything is undone."""
         self._total = total
         self.answers: dict[str, Finding] = {}
-        self.exact = [name for name in names() if _stage(name) < COMPETE_STAGE or _is_exact(name)]
+        self.exact = [name for name in names() if _stage(name) < COMPETE_STAGE or getattr(module(name), "EXACT", False)]
         weighed = [name for name in names() if name not in self.exact]
         self.causes = [name for name in weighed if _stage(name) < PRECISION_STAGE]
         self._tails = [name for name in weighed if _stage(name) == PRECISION_STAGE]
         self.last = [name for name in weighed if _stage(name) > PRECISION_STAGE]
 
     def answer(self, name: str, evidence: Evidence) -> Finding:
+        """What a check finds, with the share of the whole gap that goes where the finding is undone."""
         if evidence.sample.counts_T.any():
-            finding = self._weighed(_check(name, evidence), evidence.sample)
+            finding = _check(name, evidence)
+            if finding.left_N is not None:
+                gone = float(np.abs(evidence.sample.d_N).sum() - np.nansum(np.abs(finding.left_N)))
+                finding = replace(finding, explains=gone / self._total if self._total else 0.0)
         else:
             spoiling = next((f for f in self.answers.values() if f.status == "found"), None)
             first = f": first repair “{module(spoiling.check).TITLE}”" if spoiling else ""
             finding = untested(name, f"nothing is left to judge{first}")
         self.answers[name] = finding
         return finding
-
-    def _weighed(self, finding: Finding, sample: Sample) -> Finding:
-        """With the share of the whole gap that goes where the finding is undone."""
-        if finding.left_N is None:
-            return finding
-        gone = float(np.abs(sample.d_N).sum() - np.nansum(np.abs(finding.left_N)))
-        return replace(finding, explains=gone / self._total if self._total else 0.0)
 
     def undo(self, finding: Finding, evidence: Evidence) -> Evidence:
         """The evidence as it would be without a fault that was found."""
@@ -204,10 +200,6 @@ class _Weighing:
 
 def _stage(name: str) -> int:
     return int(module(name).STAGE)
-
-
-def _is_exact(name: str) -> bool:
-    return getattr(module(name), "EXACT", False)
 
 
 def _check(name: str, evidence: Evidence) -> Finding:

@@ -7,7 +7,7 @@ therefore serves pairs of traces that share all of their prompts, some, or none.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -51,11 +51,7 @@ class Difference:
         return None if low is None or high is None else low > 0 or high < 0
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "difference": self.difference.to_dict(),
-            "factor": self.factor.to_dict(),
-            "more_than_noise": self.more_than_noise,
-        }
+        return asdict(self) | {"more_than_noise": self.more_than_noise}
 
 
 class Measured:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.functional import logsigmoid, pad
 
 from mismatch_cli.divergences import full_kl, full_tv
@@ -33,8 +34,8 @@ class Head:
     Granite divides, Cohere multiplies, Gemma caps; a step left at its default is not taken.
     """
 
-    weight_VH: torch.Tensor
-    bias_V: torch.Tensor | None = None
+    weight_VH: Tensor
+    bias_V: Tensor | None = None
     divisor: float = 1.0
     multiplier: float = 1.0
     softcap: float | None = None
@@ -47,15 +48,15 @@ class Head:
         """The same head with a float32 copy of its weights."""
         return self._with(lambda weights: weights.float())
 
-    def rows(self, ids: torch.Tensor | slice) -> Head:
+    def rows(self, ids: Tensor | slice) -> Head:
         """The head of these vocabulary entries alone."""
         return self._with(lambda weights: weights[ids])
 
-    def _with(self, changed: Callable[[torch.Tensor], torch.Tensor]) -> Head:
+    def _with(self, changed: Callable[[Tensor], Tensor]) -> Head:
         bias_V = None if self.bias_V is None else changed(self.bias_V)
         return replace(self, weight_VH=changed(self.weight_VH), bias_V=bias_V)
 
-    def logits(self, hidden_TH: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    def logits(self, hidden_TH: Tensor, out: Tensor | None = None) -> Tensor:
         """The logits `[T, V]` in the head's dtype, as `nn.Linear` and the model's own transforms round them."""
         if self.bias_V is None:
             logits_TV = torch.mm(hidden_TH, self.weight_VH.T, out=out)
@@ -77,20 +78,20 @@ class HeadScores(NamedTuple):
     share the better rank.
     """
 
-    logp_T: torch.Tensor  # float32
-    entropy_T: torch.Tensor  # float32
-    rank_T: torch.Tensor  # int32
-    logp_at_ids_TK: torch.Tensor  # float32
-    tv_full_T: torch.Tensor  # float32, from the rollout over the whole vocabulary; NaN where that is not known
-    kl_full_T: torch.Tensor  # float32, KL(μ‖π)
+    logp_T: Tensor  # float32
+    entropy_T: Tensor  # float32
+    rank_T: Tensor  # int32
+    logp_at_ids_TK: Tensor  # float32
+    tv_full_T: Tensor  # float32, from the rollout over the whole vocabulary; NaN where that is not known
+    kl_full_T: Tensor  # float32, KL(μ‖π)
 
 
 @torch.inference_mode()
 def score_hidden(
-    hidden_TH: torch.Tensor,
+    hidden_TH: Tensor,
     head: Head,
-    target_ids_T: torch.Tensor,
-    query_ids_TK: torch.Tensor,
+    target_ids_T: Tensor,
+    query_ids_TK: Tensor,
     sampling: SamplingSettings,
     tile: tuple[int, int] | None = None,
     rollout: RolloutRows | None = None,
@@ -116,12 +117,7 @@ def score_hidden(
 
 
 def _score_rows(
-    hidden_TH: torch.Tensor,
-    head: Head,
-    ids_TQ: torch.Tensor,
-    sampling: SamplingSettings,
-    width: int,
-    rollout: RolloutRows,
+    hidden_TH: Tensor, head: Head, ids_TQ: Tensor, sampling: SamplingSettings, width: int, rollout: RolloutRows
 ) -> HeadScores:
     if sampling.truncates or len(hidden_TH) <= _FEW_ROWS:
         return _score_full_rows(hidden_TH, head, ids_TQ, sampling, rollout)
@@ -135,13 +131,8 @@ def _score_rows(
 
 
 def _score_tiles(
-    hidden_TH: torch.Tensor,
-    head: Head,
-    ids_TQ: torch.Tensor,
-    sampling: SamplingSettings,
-    width: int,
-    rollout: RolloutRows,
-) -> tuple[HeadScores, torch.Tensor]:
+    hidden_TH: Tensor, head: Head, ids_TQ: Tensor, sampling: SamplingSettings, width: int, rollout: RolloutRows
+) -> tuple[HeadScores, Tensor]:
     """Score without seeing a whole row; also which tokens need the whole row after all.
 
     Ranks are counted tile by tile, so the target's logit is needed before its tile comes: a small product of the same
@@ -159,8 +150,8 @@ def _score_tiles(
 
 
 def _tiles(
-    hidden_TH: torch.Tensor, head: Head, sampling: SamplingSettings, width: int
-) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    hidden_TH: Tensor, head: Head, sampling: SamplingSettings, width: int
+) -> Iterator[tuple[int, Tensor, Tensor]]:
     """First column, the sampler's logits and scratch space of each tile, in buffers that the next tile overwrites."""
     size = len(hidden_TH) * min(width, head.vocabulary)
     product, scratch = hidden_TH.new_empty(size), hidden_TH.new_empty(size, dtype=torch.float32)
@@ -176,18 +167,18 @@ def _scores(running: RunningRows, full: FullDivergence) -> HeadScores:
     return HeadScores(*running.finish(), full.tv_T.float(), full.kl_T.float())
 
 
-def _view(buffer: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+def _view(buffer: Tensor, shape: tuple[int, int]) -> Tensor:
     return buffer[: shape[0] * shape[1]].view(shape)
 
 
-def _sampler_logits(logits: torch.Tensor, sampling: SamplingSettings, out: torch.Tensor | None = None) -> torch.Tensor:
+def _sampler_logits(logits: Tensor, sampling: SamplingSettings, out: Tensor | None = None) -> Tensor:
     """The logits in float32 and divided by the temperature, in place or in `out`."""
     z = logits if logits.dtype == torch.float32 else logits.float() if out is None else out.copy_(logits)
     return z if sampling.temperature == 1 else z.div_(sampling.temperature)
 
 
 def _score_full_rows(
-    hidden_TH: torch.Tensor, head: Head, ids_TQ: torch.Tensor, sampling: SamplingSettings, rollout: RolloutRows
+    hidden_TH: Tensor, head: Head, ids_TQ: Tensor, sampling: SamplingSettings, rollout: RolloutRows
 ) -> HeadScores:
     parts, first = [], 0
     for rows_TH, rows_TQ in zip(hidden_TH.split(_FULL_ROWS), ids_TQ.split(_FULL_ROWS), strict=True):
@@ -215,7 +206,7 @@ class RunningRows:
     target's probability is then known to float32's *relative* precision, and log π near 0 does not vanish in 1 + ε.
     """
 
-    def __init__(self, ids_TQ: torch.Tensor, expected_target_T: torch.Tensor) -> None:
+    def __init__(self, ids_TQ: Tensor, expected_target_T: Tensor) -> None:
         self._ids_TQ = ids_TQ
         self._expected_T1 = expected_target_T[:, None]  # ranks are counted against this
         self._z_TQ = torch.full(ids_TQ.shape, torch.nan, device=ids_TQ.device)
@@ -227,17 +218,17 @@ class RunningRows:
         self._greater_T = torch.zeros_like(self._sum_T)
 
     @property
-    def target_T(self) -> torch.Tensor:
+    def target_T(self) -> Tensor:
         """The target's logit as it stood in its tile."""
         return self._z_TQ[:, 0]
 
     @property
-    def log_sum_exp_T(self) -> torch.Tensor:
+    def log_sum_exp_T(self) -> Tensor:
         """log Σ exp z over all columns so far, the target's too."""
         z_T, max_T = self.target_T.to(self._sum_T.dtype), self._max_T1[:, 0].to(self._sum_T.dtype)
         return torch.logaddexp(z_T, max_T + self._sum_T.log())
 
-    def update(self, z_TN: torch.Tensor, scratch_TN: torch.Tensor, start: int) -> None:
+    def update(self, z_TN: Tensor, scratch_TN: Tensor, start: int) -> None:
         """Take in the columns `start … start + N` of the sampler's logits; both tensors are overwritten."""
         self._greater_T += torch.gt(z_TN, self._expected_T1, out=scratch_TN).sum(dim=1)  # a float count: exact to 2^24
         self._take_ids(z_TN, start)
@@ -246,7 +237,7 @@ class RunningRows:
         self._sum_T += torch.exp(z_TN, out=scratch_TN).sum(dim=1)
         self._weighted_T += scratch_TN.mul_(z_TN).sum(dim=1)
 
-    def _take_ids(self, z_TN: torch.Tensor, start: int) -> None:
+    def _take_ids(self, z_TN: Tensor, start: int) -> None:
         """Keep the logits of the ids in this tile, and take the target's own out of it."""
         width = z_TN.shape[1]
         local_TQ = self._ids_TQ - start
@@ -256,7 +247,7 @@ class RunningRows:
         self._z_TQ = torch.where(inside_TQ, found_TQ, self._z_TQ)
         z_TN.scatter_(1, local_TQ[:, :1], torch.where(inside_TQ[:, :1], _NEVER, found_TQ[:, :1]))
 
-    def _rescale(self, tile_max_T1: torch.Tensor) -> None:
+    def _rescale(self, tile_max_T1: Tensor) -> None:
         max_T1 = torch.maximum(self._max_T1, tile_max_T1)
         shift_T = (self._max_T1 - max_T1)[:, 0].to(self._sum_T.dtype)
         factor_T = shift_T.exp()
@@ -264,7 +255,7 @@ class RunningRows:
         self._sum_T = factor_T * self._sum_T
         self._max_T1 = max_T1
 
-    def finish(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    def finish(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """log π of the targets, entropy, rank, and log π at the query ids."""
         z_TQ, max_T = self._z_TQ.to(self._sum_T.dtype), self._max_T1[:, 0].to(self._sum_T.dtype)
         logp_T = logsigmoid(z_TQ[:, 0] - max_T - self._sum_T.log())
@@ -299,7 +290,7 @@ class RolloutRows:
         """The rows of these tokens, which are counted anew from 0."""
         return RolloutRows({new: self._rows[old] for new, old in enumerate(tokens) if old in self._rows})
 
-    def tile(self, tokens: list[int], start: int, width: int) -> torch.Tensor:
+    def tile(self, tokens: list[int], start: int, width: int) -> Tensor:
         """log μ `[U, width]` of the columns from `start`; −inf beyond the engine's vocabulary."""
         tile_UN = torch.from_numpy(np.stack([self._rows[token][start : start + width] for token in tokens]))
         return pad(tile_UN, (0, width - tile_UN.shape[1]), value=-torch.inf)
@@ -308,14 +299,14 @@ class RolloutRows:
 class FullDivergence:
     """Running TV and KL(μ‖π), in nats, of T tokens; NaN where the whole μ is not known."""
 
-    def __init__(self, rollout: RolloutRows, log_sum_exp_T: torch.Tensor) -> None:
+    def __init__(self, rollout: RolloutRows, log_sum_exp_T: Tensor) -> None:
         self._rollout, self._log_sum_exp_T = rollout, log_sum_exp_T
         self.tv_T = torch.full_like(log_sum_exp_T, torch.nan)
         self.kl_T = self.tv_T.clone()
         for sums_T in (self.tv_T, self.kl_T):
             sums_T[rollout.tokens] = 0
 
-    def update(self, z_TN: torch.Tensor, start: int) -> None:
+    def update(self, z_TN: Tensor, start: int) -> None:
         """Take in the columns `start … start + N` of the sampler's logits: log π is z − log Σ exp z."""
         tokens = self._rollout.tokens
         for rows in (tokens[i : i + _ROWS] for i in range(0, len(tokens), _ROWS)):

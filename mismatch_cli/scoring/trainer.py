@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,7 @@ class Trainer:
         self._adapter = adapter or {}
         self._backbone = model.get_decoder()
         head = proven_head(model, self._backbone)
-        self._head = head.float32() if float32_head else head
+        self.head = head.float32() if float32_head else head
 
     @classmethod
     def load(
@@ -100,15 +101,11 @@ class Trainer:
         model, facts = put_on(model, found, merge=merge_adapter), found.facts(merged=merge_adapter)
         return cls(model, sampling, name=path, float32_head=float32_head, adapter=facts)
 
-    @property
-    def head(self) -> Head:
-        return self._head
-
     def describe(self) -> dict[str, Any]:
         """What scores, as resolved: for the manifest."""
         import transformers
 
-        head = self._head
+        head = self.head
         return {
             "model": self._name,
             **self._adapter,
@@ -174,17 +171,17 @@ class Trainer:
                 )
             topk = [] if request.topk_ids_TK is None else [request.topk_ids_TK.ravel()]
             ids = np.concatenate([request.prompt_ids, request.response_ids, *topk])
-            strange = ids[(ids < 0) | (ids >= self._head.vocabulary)]
+            strange = ids[(ids < 0) | (ids >= self.head.vocabulary)]
             if len(strange):
                 raise MismatchError(
                     f"Response {i} holds token id {strange[0]:.0f}, and the trainer's vocabulary ends at "
-                    f"{self._head.vocabulary - 1}. Score with a model that shares the rollout's tokenizer."
+                    f"{self.head.vocabulary - 1}. Score with a model that shares the rollout's tokenizer."
                 )
             logp_TV = request.logp_rollout_TV
-            if logp_TV is not None and logp_TV.shape[1] > self._head.vocabulary:
+            if logp_TV is not None and logp_TV.shape[1] > self.head.vocabulary:
                 raise MismatchError(
                     f"The engine samples from {logp_TV.shape[1]} tokens, and the trainer knows "
-                    f"{self._head.vocabulary}: they have no full divergence. "
+                    f"{self.head.vocabulary}: they have no full divergence. "
                     "Score with a model that shares the rollout's vocabulary."
                 )
 
@@ -199,7 +196,12 @@ class Trainer:
                 "A lower --token-budget needs less: probe and rescore take it with --resume, train in another --output."
             ) from error
         for i, part in zip(batch, parts, strict=True):
-            _check_finite(i, part)
+            bad_T = np.isnan(part.logp_T) | np.isnan(part.entropy_T)
+            if bad_T.any():
+                raise MismatchError(
+                    f"The trainer's log-prob of token {int(bad_T.argmax())} of response {i} is NaN: the model "
+                    "overflows in this dtype. Try --trainer-dtype float32 (or bfloat16), or another --attn."
+                )
             scores[i] = part
 
     def response_rows(self, requests: Sequence[ScoreRequest]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -213,8 +215,10 @@ class Trainer:
     @torch.inference_mode()
     def _score_batch(self, members: Sequence[ScoreRequest]) -> HeadScores:
         hidden_TH, ids_T = self.response_rows(members)
-        query_ids_TK, rollout = _query_ids(members).to(ids_T.device), _rollout_rows(members)
-        return score_hidden(hidden_TH, self._head, ids_T, query_ids_TK, self._sampling, rollout=rollout)
+        query_ids_TK = _query_ids(members).to(ids_T.device)
+        whole = (enumerate(r.logp_rollout_TV, own.start) for r, own in _spans(members) if r.logp_rollout_TV is not None)
+        rollout = RolloutRows(dict(chain.from_iterable(whole)))
+        return score_hidden(hidden_TH, self.head, ids_T, query_ids_TK, self._sampling, rollout=rollout)
 
 
 def micro_batches(requests: Sequence[ScoreRequest], token_budget: int) -> list[list[int]]:
@@ -264,14 +268,6 @@ def _spans(members: Sequence[ScoreRequest]) -> Iterator[tuple[ScoreRequest, slic
         start = stop
 
 
-def _rollout_rows(members: Sequence[ScoreRequest]) -> RolloutRows:
-    rows: dict[int, np.ndarray] = {}
-    for request, own in _spans(members):
-        if request.logp_rollout_TV is not None:
-            rows |= dict(enumerate(request.logp_rollout_TV, own.start))
-    return RolloutRows(rows)
-
-
 def _query_ids(members: Sequence[ScoreRequest]) -> torch.Tensor:
     """The top-K ids of all members, `[T, K]`; a member with fewer is filled up with id 0, which `_split` cuts off."""
     width = max(r.num_queries for r in members)
@@ -297,15 +293,6 @@ def _empty(request: ScoreRequest) -> ResponseScores:
     nothing_T = np.zeros(0, dtype=np.float32)
     topk = None if request.topk_ids_TK is None else np.zeros((0, request.num_queries), dtype=np.float32)
     return ResponseScores(nothing_T, nothing_T, np.zeros(0, dtype=np.int32), topk)
-
-
-def _check_finite(index: int, scores: ResponseScores) -> None:
-    bad_T = np.isnan(scores.logp_T) | np.isnan(scores.entropy_T)
-    if bad_T.any():
-        raise MismatchError(
-            f"The trainer's log-prob of token {int(bad_T.argmax())} of response {index} is NaN: the model overflows "
-            "in this dtype. Try --trainer-dtype float32 (or bfloat16), or another --attn."
-        )
 
 
 _LENGTH = 24  # long enough for the tiled path, short enough for its full logits
