@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from mismatch_cli.metrics.estimate import (
     BELOW_RESOLUTION,
+    paired_test,
     point,
     student_t,
     times_floor,
+    without_groups,
 )
 
 INF, NAN = float("inf"), float("nan")
@@ -36,3 +39,18 @@ def test_times_floor(value, floor, answer) -> None:
 @pytest.mark.parametrize(("degrees", "quantile"), [(4, 2.7764), (9, 2.2622), (15, 2.1314), (31, 2.0395)])
 def test_student_t_against_the_tables(degrees: int, quantile: float) -> None:
     assert student_t(degrees) == pytest.approx(quantile, rel=3e-3)
+
+
+def test_without_groups_leaves_out_one_in_turn() -> None:
+    part, whole = np.array([[1.0, 2.0], [3.0, 6.0]]), np.array([[2.0, 2.0], [2.0, 0.0]])
+    value, without = without_groups(np.true_divide, part, whole)
+    assert value.tolist() == [1.0, 4.0] and without.tolist() == [[1.5, INF], [0.5, 1.0]]
+
+
+def test_the_weights_that_sampled_are_told_by_pairs() -> None:
+    rng = np.random.default_rng(0)
+    rollout = [np.log(rng.uniform(0.2, 0.8, 20)) for _ in range(40)]
+    near = [x + rng.normal(0, 0.001, 20) for x in rollout]
+    far = [x + rng.normal(0, 0.05, 20) for x in rollout]
+    assert paired_test(rollout, near, far).first_fits and paired_test(rollout, far, near).second_fits
+    assert not paired_test(rollout, near, near).decided and not paired_test([], [], []).decided
