@@ -13,6 +13,13 @@ from mismatch_cli.report.view import Facts
 from mismatch_cli.studies.study import imported_fact, notes_of
 
 _SKIPPED_SHOWN = 3
+LEADING = ("tv_binary_mean", "abs_d_mean", "k3", "ratio_outside_0.8_1.28")  # metrics beside the headline
+GAPS = {  # what each pair of policies tells
+    "mismatch": "the same weights in the trainer (π) and in the rollout engine (μ)",
+    "total": "the trainer's present weights (π) against the rollout engine (μ)",
+    "staleness": "the trainer's present weights (π) against the weights that sampled (in place of μ)",
+    "floor": "the trainer in another batch shape (π) against itself (in place of μ)",
+}
 MASKED = {
     "masked": "tokens are masked: the trainer learns nothing from them",
     "not_measured": "tokens have no log-probability on one side, or an impossible one (`mismatch-cli diagnose` tells)",

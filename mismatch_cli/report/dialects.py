@@ -17,6 +17,7 @@ from mismatch_cli.trace.reader import Trace
 ALL = "all"
 _FORMAT, _VERSION = "mismatch-cli dialects", 1
 _DIGITS = 6
+_EXCLUDED = "left out of what is made of logs, where a framework would show infinity. A ratio is 0 there."
 _AVERAGE = (
     "Measured over all tokens of the trace at once; a dashboard shows the mean of such numbers over micro-batches, "
     "ranks or steps. In the formulas π is the first of the two policies compared and μ the second, both of the sampled "
@@ -81,9 +82,6 @@ def build_view(result: Mapping[str, Any], name: str) -> ReportView:
         headline=headline,
         outline=sections,
     )
-
-
-_EXCLUDED = "left out of what is made of logs, where a framework would show infinity. A ratio is 0 there."
 
 
 def _framework(name: str, framework: Mapping[str, Any]) -> Section:

@@ -39,22 +39,17 @@ class ComparisonPlotData:
     exceedance: tuple[np.ndarray, ...] = ()
 
     @property
-    def traces(self) -> Sequence[Row]:
-        rows: Sequence[Row] = self.result.get("traces", ())
-        return rows
-
-    @property
     def comparisons(self) -> Sequence[Row]:
         rows: Sequence[Row] = self.result.get("comparisons", ())
         return rows
 
     @property
     def names(self) -> list[str]:
-        return [row["name"] for row in self.traces]
+        return [row["name"] for row in self.result.get("traces", ())]
 
     def by_trace(self, key: str) -> dict[str, Sequence[Row]]:
         """A table of each trace's summary, such as `volatility`, by the trace's name."""
-        return {row["name"]: row["summary"][key] for row in self.traces}
+        return {row["name"]: row["summary"][key] for row in self.result.get("traces", ())}
 
 
 @dataclass(frozen=True)
@@ -147,16 +142,16 @@ def analyse_comparison(
     pairings = [pair_up(responses[0], other) for other in responses[1:]]
     kept = compared_rows(responses, pairings)
     sides = []
-    for name, trace, its_responses, kept_S in zip(NAMES, traces, responses, kept, strict=False):
-        sides.append(Side(name, trace, its_responses, kept_S, _measure(trace, its_responses, kept_S, pair)))
+    for name, trace, found, kept_S in zip(NAMES, traces, responses, kept, strict=False):
+        sides.append(Side(name, trace, found, kept_S, _measure(trace, found, kept_S, pair)))
         on_responses(trace.num_responses)
     first, ours = sides[0], sides[0].measured
     others = []
     for side, pairing in zip(sides[1:], pairings, strict=True):
         on_tokens = None
         if pairing.by == "tokens":
-            both = (first.trace, side.trace)
-            on_tokens = compare_on_tokens(both, first.responses, first.kept_S, pairing.partner_S, pair)
+            compared = (first.trace, side.trace)
+            on_tokens = compare_on_tokens(compared, first.responses, first.kept_S, pairing.partner_S, pair)
         others.append(Comparison(side, pairing, differences(ours, side.measured), on_tokens))
     return ComparisonAnalysis(pair, first, tuple(others), tuple(arguments))
 
@@ -212,6 +207,8 @@ def _side_json(side: Side) -> dict[str, Any]:
 
 def _comparison_json(analysis: ComparisonAnalysis, comparison: Comparison) -> dict[str, Any]:
     first, found = analysis.first, comparison.differences
+    manifests = (first.trace.manifest, comparison.side.trace.manifest)
+    settings = settings_diff(*manifests, at_equal_weights=analysis.pair.name == "mismatch")
     answers = [difference.more_than_noise for difference in found.values()]
     tested = sum(answer is not None for answer in answers)
     return {
@@ -225,18 +222,13 @@ def _comparison_json(analysis: ComparisonAnalysis, comparison: Comparison) -> di
         "expected_by_chance": CHANCE * tested,
         "metrics": {key: difference.to_dict() for key, difference in found.items()},
         "on_tokens": comparison.on_tokens and comparison.on_tokens.to_dict(),
-        "settings": [_shown(row) for row in _settings_diff(analysis, comparison.side)],
+        "settings": [_shown(row) for row in settings],
     }
 
 
 def _shown(row: SettingDifference) -> dict[str, Any]:
     first, other = shown_apart(row.first, row.other)
     return vars(row) | {"first": first, "other": other}
-
-
-def _settings_diff(analysis: ComparisonAnalysis, side: Side) -> list[SettingDifference]:
-    manifests = (analysis.first.trace.manifest, side.trace.manifest)
-    return settings_diff(*manifests, at_equal_weights=analysis.pair.name == "mismatch")
 
 
 _EVERY = 32  # bins of 0.1 % are more than a picture shows

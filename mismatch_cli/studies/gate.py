@@ -12,7 +12,7 @@ from mismatch_cli.diagnosis.evidence import gather
 from mismatch_cli.diagnosis.run import Diagnosis, diagnose
 from mismatch_cli.metrics.estimate import FLOOR_RESOLUTION, NOT_MEASURED
 from mismatch_cli.places import shown
-from mismatch_cli.studies.limits import DIAGNOSIS, FACTORS, FAULTS, OF_BASELINE, SURELY, Limit, LimitSet
+from mismatch_cli.studies.limits import DIAGNOSIS, FACTORS, FAULTS, OF_BASELINE, OF_FLOOR, SURELY, Limit, LimitSet
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.studies.study import Study
 from mismatch_cli.trace.reader import Trace
@@ -117,7 +117,7 @@ def _reference(limit: Limit, found: Found, baseline: Measurement | None) -> tupl
         assert baseline is not None
         before = baseline.find(replace(limit, pair=found.pair))  # the same two policies, whatever comes first there
         return before.value, f"in the baseline: {before.why}" if before.value is None else ""
-    if limit.bound == "max_times_floor":
+    if limit.bound == OF_FLOOR:
         return found.floor, "the trace has no noise floor (--noise-responses)" if found.floor is None else ""
     return None, ""
 
@@ -130,7 +130,7 @@ def _allowed(limit: Limit, reference: float | None) -> float:
     if limit.bound == "max_below_baseline":
         return reference - limit.threshold
     distance = abs(reference - limit.agreement)
-    if limit.bound == "max_times_floor":
+    if limit.bound == OF_FLOOR:
         distance = max(distance, FLOOR_RESOLUTION)  # what is below cannot be told from nothing
     return limit.threshold * distance
 

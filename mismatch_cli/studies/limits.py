@@ -8,7 +8,7 @@ something.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -26,14 +26,21 @@ DEFAULT = "prime-rl"
 
 DIAGNOSIS, FAULTS = "diagnosis", "faults"
 VALUE, SURELY = "value", "surely"
-_OF_VALUE = ("max", "min")
-OF_FLOOR = ("max_times_floor",)
+_BOUNDS = {  # in words
+    "max": "≤ {}",
+    "min": "≥ {}",
+    "max_times_floor": "≤ {} × floor",
+    "max_times_baseline": "≤ {} × baseline",
+    "max_above_baseline": "≤ baseline + {}",
+    "max_below_baseline": "≥ baseline − {}",
+}
+OF_FLOOR = "max_times_floor"
 OF_BASELINE = ("max_times_baseline", "max_above_baseline", "max_below_baseline")
-BOUNDS = (*_OF_VALUE, *OF_FLOOR, *OF_BASELINE)
-FACTORS = ("max_times_floor", "max_times_baseline")  # of a distance from agreement
+FACTORS = (OF_FLOOR, "max_times_baseline")  # of a distance from agreement
 _WORDS = ("pair", "decide", "source", "why")
 _PAIRS = tuple(name for name in PAIRS if name != "floor")
 _TOP = ("about", "decide", "limits")
+_EXAMPLE = "Example: [limits.k3] on one line, max = 0.015 on the next."
 
 
 @dataclass(frozen=True)
@@ -41,7 +48,7 @@ class Limit:
     """One bound on one metric."""
 
     metric: str
-    bound: str  # one of BOUNDS
+    bound: str  # one of _BOUNDS
     threshold: float
     pair: str = ""  # empty: the first that the trace has
     decide: str = VALUE  # SURELY: exceeded only where the whole interval is
@@ -59,22 +66,12 @@ class Limit:
         if self.bound in FACTORS and self.agreement:
             metric = self.bound.removeprefix("max_times_")
             return f"distance from {self.agreement:g} ≤ {self.threshold:g} × that of the {metric}"
-        return _TEXT[self.bound].format(f"{self.threshold:g}".replace("-", "−"))
+        return _BOUNDS[self.bound].format(f"{self.threshold:g}".replace("-", "−"))
 
     @property
     def agreement(self) -> float:
         """The metric's value where the two policies are equal: factors are of the distance from it."""
         return (METRICS[self.metric].agreement if self.metric in METRICS else None) or 0.0
-
-
-_TEXT = {
-    "max": "≤ {}",
-    "min": "≥ {}",
-    "max_times_floor": "≤ {} × floor",
-    "max_times_baseline": "≤ {} × baseline",
-    "max_above_baseline": "≤ baseline + {}",
-    "max_below_baseline": "≥ baseline − {}",
-}
 
 
 @dataclass(frozen=True)
@@ -98,7 +95,9 @@ def load_limits(name: str) -> LimitSet:
         path = PRESETS / f"{name}.toml"
     elif not path.is_file():
         if path.suffix == ".toml":
-            raise MismatchError(f"There is no file {path}. Name a TOML file of limits, or one of: {_names(presets())}.")
+            raise MismatchError(
+                f"There is no file {path}. Name a TOML file of limits, or one of: {', '.join(presets())}."
+            )
         raise UsageError(unknown("set of limits", name, presets()))
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -109,29 +108,27 @@ def load_limits(name: str) -> LimitSet:
 
 
 def _limits(content: Mapping[str, Any], file: str) -> tuple[Limit, ...]:
-    for key in content:
-        _check_known("key", key, _TOP, file)
+    _check_known("key", content, _TOP, file)
     tables = content.get("limits")
     if not isinstance(tables, dict) or not tables:
-        raise UsageError(f"{file} holds no limit. Example: [limits.k3] on one line, max = 0.015 on the next.")
+        raise UsageError(f"{file} holds no limit. {_EXAMPLE}")
     decide = _choice(content, "decide", (VALUE, SURELY), file) or VALUE
     limits = []
     for metric, entries in tables.items():
         where = f"{file}, limits.{metric}"
         for table in entries if isinstance(entries, list) else [entries]:
             if not isinstance(table, dict):
-                raise UsageError(f"{where} is no table. Example: [limits.k3] on one line, max = 0.015 on the next.")
+                raise UsageError(f"{where} is no table. {_EXAMPLE}")
             limits += _of_table(metric, table, decide, where)
     return tuple(limits)
 
 
 def _of_table(metric: str, table: Mapping[str, Any], decide: str, where: str) -> list[Limit]:
     _check_metric(metric, where)
-    for key in table:
-        _check_known("key", key, (*BOUNDS, *_WORDS), where)
-    bounds = [key for key in table if key in BOUNDS]
+    _check_known("key", table, (*_BOUNDS, *_WORDS), where)
+    bounds = [key for key in table if key in _BOUNDS]
     if not bounds:
-        raise UsageError(f"{where} sets no bound. Give at least one of: {_names(BOUNDS)}.")
+        raise UsageError(f"{where} sets no bound. Give at least one of: {', '.join(_BOUNDS)}.")
     if ":" in metric and "pair" in table:
         raise UsageError(f"{where}.pair: a framework's metric says itself what it compares. Leave pair out.")
     words = {
@@ -148,40 +145,41 @@ def _of_table(metric: str, table: Mapping[str, Any], decide: str, where: str) ->
 def _check_metric(metric: str, where: str) -> None:
     framework, colon, name = metric.partition(":")
     if framework == DIAGNOSIS:
-        _check_known("check", name, [FAULTS, *checks()], where)
+        _check_known("check", [name], (FAULTS, *checks()), where)
         return
     try:
         known = [line.name for line in dialects.lines(framework)] if colon else list(METRICS)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from error
-    _check_known(f"metric of {framework}" if colon else "metric", name if colon else metric, known, where)
+    _check_known(f"metric of {framework}" if colon else "metric", [name if colon else metric], known, where)
 
 
 def _check_bound(metric: str, bound: str, threshold: Any, where: str) -> None:
     if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not isfinite(threshold):
         raise UsageError(f"{where} is {threshold!r}, and has to be a number. Example: max = 0.015")
-    if bound not in _OF_VALUE and threshold < 0:
+    if bound not in ("max", "min") and threshold < 0:
         raise UsageError(f"{where} is {threshold:g}, and cannot be negative. Use 0 or more.")
     of_catalog = METRICS.get(metric)
     if of_catalog is None:
-        if bound in OF_FLOOR:
+        if bound == OF_FLOOR:
             raise UsageError(f"{where}: a framework's metric has no noise floor. Use one of docs/summary.md.")
-    elif bound in OF_FLOOR and of_catalog.agreement is None:
+    elif bound == OF_FLOOR and of_catalog.agreement is None:
         raise UsageError(f"{where}: {metric} measures no gap, so it has no noise floor. Use max or min.")
     elif bound in FACTORS and of_catalog.signed:
         raise UsageError(f"{where}: {metric} is signed and near 0 by chance: a factor says nothing. Use max and min.")
 
 
-def _check_known(kind: str, name: str, known: tuple[str, ...] | list[str], where: str) -> None:
-    if name not in known:
-        raise UsageError(f"{where}: {unknown(kind, name, known)}")
+def _check_known(kind: str, names: Iterable[str], known: Sequence[str], where: str) -> None:
+    for name in names:
+        if name not in known:
+            raise UsageError(f"{where}: {unknown(kind, name, known)}")
 
 
 def _choice(table: Mapping[str, Any], key: str, choices: tuple[str, ...], where: str) -> str:
     if key not in table:
         return ""
     if table[key] not in choices:
-        raise UsageError(f"{where}.{key} is {table[key]!r}. Use one of: {_names(choices)}.")
+        raise UsageError(f"{where}.{key} is {table[key]!r}. Use one of: {', '.join(choices)}.")
     return str(table[key])
 
 
@@ -189,7 +187,3 @@ def _text(table: Mapping[str, Any], key: str, where: str) -> str:
     if not isinstance(table.get(key, ""), str):
         raise UsageError(f"{where}.{key} is {table[key]!r}, and has to be text. Put it in quotes.")
     return table.get(key, "")
-
-
-def _names(names: tuple[str, ...] | list[str]) -> str:
-    return ", ".join(names)

@@ -40,9 +40,7 @@ class PlotData:
     STUDY: ClassVar[str] = "mismatch"
 
     summary: Mapping[str, Any]  # what `MismatchSummary.result()` gives
-    subject: str = (
-        ""  # who is compared, in one line: printed below each figure, so that a copied picture says what it is
-    )
+    subject: str = ""  # who is compared, in one line: below each figure, so that a copied picture says what it is
     logq_N: np.ndarray = field(default_factory=lambda: _NONE)
     logp_N: np.ndarray = field(default_factory=lambda: _NONE)  # -inf: out of the current policy's support
     tv_topk_N: np.ndarray | None = None  # NaN: not measured
@@ -142,9 +140,9 @@ def analyse(
     check_poolable(traces)
     pairs = {name: MismatchSummary(PAIRS[name]) for name in pairs_in(traces)}
     analysis = MismatchAnalysis(traces, pairs, [WorstTokens(worst) for _ in traces])
-    for trace, its_worst in zip(traces, analysis.worst, strict=True):
+    for trace, worst_tokens in zip(traces, analysis.worst, strict=True):
         for batch in trace.batches(_COLUMNS):
-            _update(analysis, batch, its_worst)
+            _update(analysis, batch, worst_tokens)
             on_responses(batch.num_responses)
     if not any(summary.exact.counts.tokens for summary in analysis.pairs.values()):
         raise MismatchError(f"{traces[0].folder} holds no log-probabilities of a trainer. {traces[0].how_to_score}")
@@ -161,12 +159,12 @@ def _update(analysis: MismatchAnalysis, batch: TokenBatch, worst: WorstTokens) -
         summary.update(batch)
 
 
-def _worst(of_traces: Sequence[WorstTokens]) -> dict[str, list[dict[str, Any]]]:
+def _worst(kept: Sequence[WorstTokens]) -> dict[str, list[dict[str, Any]]]:
     """The worst of all traces, each row with the index of its trace."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for name, how_bad in _BADNESS.items():
-        rows = [row | {"trace": i} for i, worst in enumerate(of_traces) for row in worst.result()[name]]
-        found[name] = sorted(rows, key=how_bad, reverse=True)[: getattr(of_traces[0], name).capacity]
+    for name, badness in _BADNESS.items():
+        rows = [row | {"trace": i} for i, worst in enumerate(kept) for row in worst.result()[name]]
+        found[name] = sorted(rows, key=badness, reverse=True)[: getattr(kept[0], name).capacity]
     return found
 
 

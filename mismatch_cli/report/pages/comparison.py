@@ -9,7 +9,7 @@ from typing import Any
 from mismatch_cli import DPPO, numbers
 from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.gap_table import METRICS, Metric
-from mismatch_cli.report.about import MASKED, left_out_of, measured, settings_tables
+from mismatch_cli.report.about import GAPS, LEADING, MASKED, left_out_of, measured, settings_tables
 from mismatch_cli.report.tables import Col, Row, col, filled, in_words, named, percent, plain, table, text, value_of
 from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table
 from mismatch_cli.studies.pairing import METRICS_SHOWN
@@ -33,20 +33,11 @@ _ON_TOKENS = (
     "elsewhere in the other. Only tokens that count in both."
 )
 _MARKED = "* more than noise: the 95 % interval of the difference excludes 0."
-_LEADING = ("tv_binary_mean", "abs_d_mean", "k3", "ratio_outside_0.8_1.28")
-_GAPS = {  # by pair: what it is, and what its current policy and its reference are
-    "mismatch": ("the same weights in the trainer (π) and in the rollout engine (μ)", "trainer", "rollout"),
-    "total": ("the trainer's present weights (π) against the rollout engine (μ)", "trainer", "rollout"),
-    "staleness": (
-        "the trainer's present weights (π) against the weights that sampled (in place of μ)",
-        "trainer",
-        "trainer at the rollout's weights",
-    ),
-    "floor": (
-        "the trainer in another batch shape (π) against itself (in place of μ)",
-        "trainer, repeated",
-        "trainer",
-    ),
+_POLICIES = {  # of a pair: its current policy and its reference
+    "mismatch": ("trainer", "rollout"),
+    "total": ("trainer", "rollout"),
+    "staleness": ("trainer", "trainer at the rollout's weights"),
+    "floor": ("trainer, repeated", "trainer"),
 }
 CLIP_FLIPS = Metric(
     "clip_flips",
@@ -102,7 +93,7 @@ def _about(result: Row) -> Facts:
     alone = len(result["comparisons"]) == 1
     for found in result["comparisons"]:
         facts.append(("Paired" if alone else f"{found['trace']} with {found['against']}", _paired(found)))
-    return (*facts, ("Gap", f"{result['pair']}: {_GAPS[result['pair']][0]}"))
+    return (*facts, ("Gap", f"{result['pair']}: {GAPS[result['pair']]}"))
 
 
 def _paired(comparison: Row) -> str:
@@ -196,7 +187,7 @@ def _first_setting(comparison: Row) -> str:
 def _leading(comparison: Row) -> tuple[MetricRow, ...]:
     """How the gap of the second trace compares with that of the first."""
     rows = []
-    for key in _LEADING:
+    for key in LEADING:
         metric, factor = METRICS[key], comparison["metrics"][key]["factor"]
         ends = ", ".join(numbers.number(factor[end], 2) for end in ("low", "high"))
         interval = numbers.MISSING if factor["low"] is None else f"[{ends}]"
@@ -316,7 +307,7 @@ def _marked_column(side: Row, comparison: Row) -> Col[Metric]:
 
 def _on_tokens_table(pair: str, comparison: Row) -> Table:
     """One policy of both traces against each other, and how often a clip decides otherwise."""
-    found, (_, current, reference) = comparison["on_tokens"], _GAPS[pair]
+    found, (current, reference) = comparison["on_tokens"], _POLICIES[pair]
     same = found["reference"]["abs_d_max"]["value"] == 0
     metrics = (*(METRICS[key] for key in METRICS_SHOWN), CLIP_FLIPS)
     return table(

@@ -9,7 +9,6 @@ import numpy as np
 
 from mismatch_cli import DPPO, numbers
 from mismatch_cli.errors import suggest
-from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.gap_table import Metric
 from mismatch_cli.report.tables import col, number, parts, plain, table, text
 from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table
@@ -26,8 +25,8 @@ _TEXT = (
 _PAPER = f"sanity test of arXiv 2510.26788, as {DPPO}, App. C"
 
 
-def _metric(key: str, label: str, formula: str, unit: str = "share") -> Metric:
-    return Metric(key, label, formula, unit, _PAPER, agreement=None)
+def _metric(key: str, label: str, formula: str) -> Metric:
+    return Metric(key, label, formula, "share", _PAPER, agreement=None)
 
 
 KEPT = _metric("kept", "kept problems", "problems with an accuracy in the range / problems")
@@ -96,16 +95,16 @@ def _headline(analysis: CurationAnalysis) -> str:
 def _leading(analysis: CurationAnalysis) -> tuple[MetricRow, ...]:
     chosen_K, held_out_K = analysis.pairs_K2.T
     kept = mean_over_problems([analysis.curation.within(accuracy) for accuracy in analysis.accuracy_P])
-    found = (
-        (KEPT, kept), (CHOSEN, mean_over_problems(chosen_K)), (HELD_OUT, mean_over_problems(held_out_K)),
-        (STAYING, analysis.staying),
-    )  # fmt: skip
-    return tuple(_row(metric, estimate) for metric, estimate in found)
-
-
-def _row(metric: Metric, estimate: Estimate) -> MetricRow:
-    value, interval = numbers.estimate(*parts(estimate))
-    return MetricRow(metric, value, interval, note=estimate.note or "")
+    found = {
+        KEPT: kept,
+        CHOSEN: mean_over_problems(chosen_K),
+        HELD_OUT: mean_over_problems(held_out_K),
+        STAYING: analysis.staying,
+    }
+    return tuple(
+        MetricRow(metric, *numbers.estimate(*parts(estimate)), note=estimate.note or "")
+        for metric, estimate in found.items()
+    )
 
 
 def _table(analysis: CurationAnalysis) -> Table:

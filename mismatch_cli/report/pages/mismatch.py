@@ -7,14 +7,12 @@ from typing import Any
 
 from mismatch_cli import numbers
 from mismatch_cli.metrics.gap_table import GAP_GROUPS, METRICS, RESPONSES, SEQUENCE, VOLATILITY, in_group
-from mismatch_cli.metrics.pairs import PAIRS
-from mismatch_cli.report.about import about_facts, command_line, left_out, settings_tables
+from mismatch_cli.report.about import GAPS, LEADING, about_facts, command_line, left_out, settings_tables
 from mismatch_cli.report.excerpts import worst_excerpts
 from mismatch_cli.report.tables import col, filled, keyed, metric_row, mu_bin, named, number, plain, span, table, text
 from mismatch_cli.report.view import MetricGroup, MetricRow, ReportView, Section, Table
 from mismatch_cli.studies.mismatch import MismatchAnalysis
 
-_LEADING = ("tv_binary_mean", "abs_d_mean", "k3", "ratio_outside_0.8_1.28")
 _SPREAD = ("ratio_sd", "tv_binary_sd", "tv_topk_sd")
 _RATIO_TAILS = ("ratio_p01", "ratio_p99", "ratio_max")
 _TV_TAILS = ("tv_binary_p01", "tv_binary_p99", "tv_binary_max", "tv_topk_p01", "tv_topk_p99", "tv_topk_max")
@@ -55,7 +53,7 @@ def page(study: MismatchAnalysis, worst: int = 0) -> ReportView:
         about=about_facts(summary),
         notes=left_out(summary),
         headline=_headline(summary["pairs"]),
-        leading=tuple(_row(main, key) for key in _LEADING),
+        leading=tuple(_row(main, key) for key in LEADING),
         outline=sections,
         settings=settings_tables(summary),
         command=command_line(summary),
@@ -101,12 +99,7 @@ def _pair_text(pair: Mapping[str, Any]) -> str:
 
 
 def _pair_title(pair: Mapping[str, Any]) -> str:
-    titles = {
-        "mismatch": "Mismatch: the same weights in the trainer (π) and in the rollout engine (μ)",
-        "staleness": "Staleness: the trainer's present weights (π) against the weights that sampled (in place of μ)",
-        "total": "Total: the trainer's present weights (π) against the rollout engine (μ)",
-    }
-    return titles.get(pair["pair"], PAIRS[pair["pair"]].label)
+    return f"{pair['pair'].capitalize()}: {GAPS[pair['pair']]}"
 
 
 def _gap_groups(pair: Mapping[str, Any]) -> tuple[MetricGroup, ...]:
