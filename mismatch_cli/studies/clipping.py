@@ -23,6 +23,7 @@ import torch
 
 from mismatch_cli.algorithms.algorithm import Algorithm, keep_T
 from mismatch_cli.errors import MismatchError, UsageError, quoted
+from mismatch_cli.metrics.clipping.breakdown import JUDGED_ROW
 from mismatch_cli.metrics.clipping.masked import Needs
 from mismatch_cli.metrics.clipping.summary import ClippingSummary, Question
 from mismatch_cli.metrics.pairs import weights_are_equal
@@ -36,7 +37,6 @@ _PAPER = ("grpo-clip-higher", "dppo-binary-tv")  # the two of its first figure
 _COLUMNS = (
     "version_rollout", "version_trainer", "reward", "response_ids", "loss_mask", "logp_trainer", "entropy_trainer",
 )  # fmt: skip
-_NONE = np.zeros(0, dtype=np.float32)
 _EQUAL = (
     "not applicable: the trainer has the weights that sampled, so the recomputed policy is the trainer itself. "
     "Score with later weights: mismatch-cli rescore {run} --trainer-model LATER --weights newer"
@@ -115,18 +115,14 @@ def _reason(algorithm: Algorithm, has: dict[str, Any], run: str) -> str:
 
 @dataclass(frozen=True)
 class ClippingPlotData:
-    """`_N` the tokens of the sample, `_NA` the same × the compared algorithms; log-probabilities in nats."""
+    """The numbers, and a sample of judged tokens; without advantages it holds each token once for either sign."""
 
     STUDY: ClassVar[str] = "clipping"
 
     result: Mapping[str, Any]  # what docs/clipstats.md describes
     subject: str = ""  # who is compared, in one line
     compared: tuple[Algorithm, ...] = ()  # at most two: the columns of the mask regions
-    logp_rollout_N: np.ndarray = field(default_factory=lambda: _NONE)
-    logp_trainer_N: np.ndarray = field(default_factory=lambda: _NONE)  # -inf: out of the trainer's support
-    logp_recomputed_N: np.ndarray | None = None
-    advantage_N: np.ndarray | None = None  # None: the trace has no advantages, every token stands for both signs
-    blocked_NA: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), dtype=bool))
+    sample: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=JUDGED_ROW))  # log-probabilities in nats
 
     @property
     def rows(self) -> Sequence[Mapping[str, Any]]:
@@ -149,23 +145,18 @@ class ClippingPlotData:
 
     def of_sign(self, sign: str) -> np.ndarray:
         """Which tokens of the sample have an advantage of that sign (`>` or `<`)."""
-        if self.advantage_N is None:
-            return np.ones(len(self.logp_rollout_N), dtype=bool)
-        return self.advantage_N > 0 if sign == ">" else self.advantage_N < 0
+        return self.sample["advantage"] > 0 if sign == ">" else self.sample["advantage"] < 0
 
     def coordinates(self, algorithm: Algorithm) -> tuple[np.ndarray, np.ndarray]:
         """Of each token of the sample, log of the anchor's probability, and log π."""
-        anchor_N = self.logp_recomputed_N if algorithm.limiting.anchor == "recomputed" else None
-        anchor_N = self.logp_rollout_N if anchor_N is None else anchor_N
-        return anchor_N.astype(np.float64), self.logp_trainer_N.astype(np.float64)
+        anchor = "recomputed" if algorithm.limiting.anchor == "recomputed" else "rollout"
+        return self.sample[f"logp_{anchor}"].astype(np.float64), self.sample["logp_trainer"].astype(np.float64)
 
-    def blocked(self, algorithm: Algorithm, sign: str) -> np.ndarray:
-        """As the sample says; without advantages the sign is only supposed, and the masks are asked again for each."""
-        asked_N = None
-        if self.advantage_N is None:
-            asked_N = self.blocked_at(algorithm, *self.coordinates(algorithm), sign)
-        recorded_N: np.ndarray = self.blocked_NA[:, self.compared.index(algorithm)]
-        return recorded_N if asked_N is None else asked_N
+    def blocked(self, algorithm: Algorithm) -> np.ndarray:
+        """Whether the algorithm blocks each token of the sample."""
+        bit = [row["name"] for row in self.rows].index(algorithm.name)
+        blocked_N: np.ndarray = (self.sample["blocked_by"] >> np.uint64(bit)) & np.uint64(1) == 1
+        return blocked_N
 
     @staticmethod
     def blocked_at(algorithm: Algorithm, logp_anchor_N: np.ndarray, logp_N: np.ndarray, sign: str) -> np.ndarray | None:
@@ -239,19 +230,8 @@ class ClippingAnalysis(Study):
     @cached_property
     def plot_data(self) -> ClippingPlotData:
         """What the plots draw: the numbers, and the sample of tokens under two algorithms."""
-        rows = self.summary.sample.rows()
-        bits = [np.uint64(self.algorithms.index(algorithm)) for algorithm in self.compared]
-        blocked = [(rows["blocked_by"] >> bit) & np.uint64(1) == 1 for bit in bits]
-        return ClippingPlotData(
-            result=self.result,
-            subject=f"{who_is_compared(self.traces[0].manifest)} · {self.result['counts']['tokens']:,} tokens",
-            compared=self.compared,
-            logp_rollout_N=rows["logp_rollout"],
-            logp_trainer_N=rows["logp_trainer"],
-            logp_recomputed_N=rows["logp_recomputed"] if self.support.needs.recomputed else None,
-            advantage_N=rows["advantage"],
-            blocked_NA=np.stack(blocked, axis=1),
-        )
+        subject = f"{who_is_compared(self.traces[0].manifest)} · {self.result['counts']['tokens']:,} tokens"
+        return ClippingPlotData(self.result, subject, self.compared, self.summary.sample.rows())
 
 
 def analyse_clipping(

@@ -213,20 +213,30 @@ def test_what_the_plots_get(trace):
     pair = (find("grpo-clip-higher"), find("dppo-binary-tv"))
     analysis = analyse_clipping([trace], ALL)
     result, data = analysis.result, analysis.plot_data
-    assert data.compared == pair and len(data.advantage_N) == result["counts"]["tokens"]
-    assert (data.advantage_N != 0).all() and np.isfinite(data.logp_recomputed_N).all()
-    for column, algorithm in zip(data.blocked_NA.T, pair, strict=True):
+    sample = data.sample
+    assert data.compared == pair and len(sample) == result["counts"]["tokens"]
+    assert (sample["advantage"] != 0).all() and np.isfinite(sample["logp_recomputed"]).all()
+    for algorithm in pair:
         row = next(row for row in result["algorithms"] if row["name"] == algorithm.name)
-        assert column.mean() == pytest.approx(row["blocked"]["all"]["value"])
-    r = np.exp(data.logp_trainer_N.astype(float) - data.logp_rollout_N)
-    clipped = ((data.advantage_N > 0) & (r > 1.28)) | ((data.advantage_N < 0) & (r < 0.8))
-    assert (data.blocked_NA[:, 0] == clipped).all()
+        assert data.blocked(algorithm).mean() == pytest.approx(row["blocked"]["all"]["value"])
+    r = np.exp(sample["logp_trainer"].astype(float) - sample["logp_rollout"])
+    clipped = ((sample["advantage"] > 0) & (r > 1.28)) | ((sample["advantage"] < 0) & (r < 0.8))
+    assert (data.blocked(pair[0]) == clipped).all()
 
 
 def test_plots_without_the_recomputed_policy(tmp_path):
     trace = write_trace(tmp_path / "trace", world(0, 12), without=("logp_recomputed", "topk_logp_recomputed"))
     analysis = analyse_clipping([trace], (find("grpo-clip-higher"),))
-    assert analysis.plot_data.logp_recomputed_N is None
+    assert np.isnan(analysis.plot_data.sample["logp_recomputed"]).all()
+
+
+def test_without_advantages_the_plots_get_each_token_for_either_sign(tmp_path):
+    trace = write_trace(tmp_path / "trace", world(0, 12), without=("advantage",))
+    data = analyse_clipping([trace], (find("dppo-binary-tv-recompute"),)).plot_data
+    logp_anchor_N, logp_N = data.coordinates(data.compared[0])
+    difference_N = np.exp(logp_N) - np.exp(logp_anchor_N)
+    assert data.of_sign(">").sum() == data.of_sign("<").sum() == len(data.sample) / 2
+    assert (data.blocked(data.compared[0]) == (difference_N * data.sample["advantage"] > 0.15)).all()
 
 
 def test_a_trace_of_one_token_and_one_of_none(tmp_path):

@@ -77,17 +77,18 @@ class StepSums(Accumulator):
 
 SAMPLE_TOKENS = 10_000
 _VALUES = [(name, np.float32) for name in ("logp_rollout", "logp_trainer", "logp_recomputed", "advantage")]
-_ROW = np.dtype([("key", np.float64), *_VALUES, ("blocked_by", np.uint64)])
+JUDGED_ROW = np.dtype([("key", np.float64), *_VALUES, ("blocked_by", np.uint64)])
 
 
 class JudgedSample(SmallestRows):
     """The judged tokens with the smallest hashes of response and position: the same ones in any order and sharding.
 
-    `blocked_by` has bit i set where algorithm i blocks the token; NaN: not recomputed.
+    `blocked_by` has bit i set where algorithm i blocks the token. Out of the trainer's support log π is −inf; where
+    nothing was recomputed log π′ is NaN.
     """
 
     def __init__(self) -> None:
-        super().__init__(_ROW, SAMPLE_TOKENS)
+        super().__init__(JUDGED_ROW, SAMPLE_TOKENS)
 
     def update(self, judged: Masked) -> None:
         index_U = np.flatnonzero(judged.judged_N)
@@ -95,7 +96,7 @@ class JudgedSample(SmallestRows):
 
         def rows_of(chosen: np.ndarray) -> np.ndarray:
             chosen_U = index_U[chosen]
-            rows = np.zeros(len(chosen_U), dtype=_ROW)
+            rows = np.zeros(len(chosen_U), dtype=JUDGED_ROW)
             rows["logp_rollout"], rows["logp_trainer"] = gaps.logq_N[chosen_U], gaps.logp_N[chosen_U]
             rows["logp_recomputed"] = np.nan if recomputed is None else recomputed.numpy()[chosen_U]
             rows["advantage"], rows["blocked_by"] = judged.advantage_N[chosen_U], judged.blocked_by_N[chosen_U]

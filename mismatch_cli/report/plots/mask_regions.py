@@ -35,7 +35,7 @@ _HIGHEST = 0.9995
 
 
 def needs(data: ClippingPlotData) -> bool:
-    return bool(data.compared) and bool(np.isfinite(data.logp_rollout_N).any())
+    return bool(data.compared) and bool(np.isfinite(data.sample["logp_rollout"]).any())
 
 
 def draw(figure: Sheet, data: ClippingPlotData) -> None:
@@ -52,7 +52,7 @@ def draw(figure: Sheet, data: ClippingPlotData) -> None:
 
 def _lowest(data: ClippingPlotData) -> float:
     """Where the axes begin: at a power of ten below nearly all tokens."""
-    logp_N = np.concatenate([data.logp_rollout_N, data.logp_trainer_N])
+    logp_N = np.concatenate([data.sample["logp_rollout"], data.sample["logp_trainer"]])
     exponent = np.floor(np.quantile(logp_N[np.isfinite(logp_N)], 2e-3) / np.log(10))
     return float(10.0 ** np.clip(exponent, -5, -3))
 
@@ -83,7 +83,7 @@ def _draw_region(axes: Panel, data: ClippingPlotData, algorithm: Algorithm, sign
 
 
 def _draw_tokens(axes: Panel, data: ClippingPlotData, algorithm: Algorithm, sign: str) -> None:
-    chosen_N, blocked_N = data.of_sign(sign), data.blocked(algorithm, sign)
+    chosen_N, blocked_N = data.of_sign(sign), data.blocked(algorithm)
     x_N, y_N = (np.clip(np.exp(logp_N), *axes.get_xlim()) for logp_N in data.coordinates(algorithm))
     for is_blocked, colour in ((False, axes.theme.blue), (True, axes.theme.orange)):
         shown = np.flatnonzero(chosen_N & (blocked_N == is_blocked))[thin(int(chosen_N.sum()), axes.style)]

@@ -13,6 +13,7 @@ import torch
 
 from mismatch_cli.algorithms.algorithm import Algorithm, keep_T
 from mismatch_cli.algorithms.table import TABLE
+from mismatch_cli.metrics.clipping.breakdown import JUDGED_ROW
 from mismatch_cli.policies import Policies
 from mismatch_cli.studies.clipping import ClippingPlotData
 
@@ -195,14 +196,21 @@ def make_data(
         "bad_updates": bad_updates(tokens),
         "sweeps": sweeps(tokens),
     }
-    judged = np.flatnonzero(tokens.advantage_T.numpy() != 0)
-    place = {a.name: i for i, a in enumerate(algorithms)}
-    return ClippingPlotData(
-        result, SUBJECT, compared,
-        tokens.policies.rollout.numpy()[judged], tokens.policies.trainer.numpy()[judged],
-        tokens.policies.recomputed.numpy()[judged], tokens.advantage_T.numpy()[judged] if advantages else None,
-        blocked_TA[judged][:, [place[a.name] for a in compared]],
-    )  # fmt: skip
+    signs_T = [tokens.advantage_T] if advantages else [torch.full_like(tokens.advantage_T, sign) for sign in (1, -1)]
+    samples = [sample(tokens, algorithms, advantage_T) for advantage_T in signs_T]
+    return ClippingPlotData(result, SUBJECT, compared, np.concatenate(samples))
+
+
+def sample(tokens: Tokens, algorithms: Sequence[Algorithm], advantage_T: torch.Tensor) -> np.ndarray:
+    """The judged tokens, as `JudgedSample` holds them."""
+    rows = np.zeros(len(advantage_T), dtype=JUDGED_ROW)
+    for policy in ("rollout", "trainer", "recomputed"):
+        rows[f"logp_{policy}"] = getattr(tokens.policies, policy).numpy()
+    rows["advantage"] = advantage_T.numpy()
+    for bit, algorithm in enumerate(algorithms):
+        blocked_T = ~keep_T(algorithm, tokens.policies, advantage_T).numpy()
+        rows["blocked_by"] |= blocked_T.astype(np.uint64) << np.uint64(bit)
+    return rows[rows["advantage"] != 0]
 
 
 PAIR = [TABLE["grpo-clip-higher"], TABLE["dppo-binary-tv"]]

@@ -202,9 +202,6 @@ def test_a_mask_of_the_users_own(tmp_path: Path) -> None:
 
 def test_without_advantages_each_sign_is_asked(tokens: Any, data_of: Callable[..., ClippingPlotData]) -> None:
     data = data_of(tokens, [TABLE["dppo-binary-tv-recompute"], CLIP], advantages=False)
-    difference = np.exp(data.logp_trainer_N.astype(float)) - np.exp(data.logp_recomputed_N.astype(float))
-    assert np.array_equal(data.blocked(data.compared[0], ">"), difference > 0.15)
-    assert np.array_equal(data.blocked(data.compared[0], "<"), difference < -0.15)
     titles = [axes.get_title(loc="left") for axes in drawn(load("mask-regions"), data, STYLES[0]).axes]
     assert titles[0].startswith("if A > 0") and titles[-1].startswith("if A < 0")
 
