@@ -38,12 +38,10 @@ def bounded(what: object, file_bytes: int) -> Iterator[None]:
     with limited(allowance(file_bytes)):
         try:
             yield
-        except MemoryError as error:
-            raise too_large(what, file_bytes) from error
-        except RuntimeError as error:
-            if _NO_THREAD not in str(error):  # its stack did not fit
-                raise
-            raise too_large(what, file_bytes) from error
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, MemoryError) or _NO_THREAD in str(error):  # its stack did not fit
+                raise too_large(what, file_bytes) from error
+            raise
 
 
 @contextmanager

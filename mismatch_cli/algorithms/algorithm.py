@@ -171,9 +171,7 @@ def judges_single_tokens(algorithm: Algorithm) -> bool:
     if algorithm.needs_top_k:
         return False
     generator = torch.Generator().manual_seed(0)
-    size_2T = 10 ** (
-        -5 * torch.rand(2, 64, generator=generator)
-    )  # gaps from 1e-5 to 1 nat: inside and outside of bands
+    size_2T = 10 ** (-5 * torch.rand(2, 64, generator=generator))  # nats, from 1e-5 to 1: inside and outside of bands
     gap_2T = size_2T * torch.randn(2, 64, generator=generator)
     rollout_T = -5 - torch.rand(64, generator=generator)
     recomputed_T = rollout_T + gap_2T[0]

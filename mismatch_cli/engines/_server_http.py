@@ -8,7 +8,6 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -87,9 +86,7 @@ class Server:
         )
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
     async def get(self, path: str) -> Any:
@@ -133,7 +130,10 @@ class Server:
                 try:
                     status, content, retry_after = await self._once(method, path, body, most, until)
                     if status not in _TRANSIENT:
-                        self._is_back()
+                        self._last_answer = time.monotonic()
+                        if self._away:
+                            self._away = False
+                            self._say(f"{self._address.url} answers again")
                         return status, content
                     why = f"status {status}: {_message(content)}"
                 except aiohttp.ClientSSLError as error:
@@ -205,12 +205,6 @@ class Server:
         if not self._away and self._last_answer < since:
             self._away = True
             self._say(f"{self._address.url} does not answer ({why}): trying for {self._address.patience:g} s")
-
-    def _is_back(self) -> None:
-        self._last_answer = time.monotonic()
-        if self._away:
-            self._away = False
-            self._say(f"{self._address.url} answers again")
 
 
 class _DrippingError(TimeoutError):

@@ -25,7 +25,6 @@ _LARGEST = 1e-6  # a log-prob, which float32 may round to above 0
 _ID_PREFIX = "token_id:"
 _DIGITS = 20
 _SHOWN = 60  # characters of what a server calls something
-_BYTES_BESIDES, _BYTES_PER_ID, _BYTES_PER_TOKEN = 2**20, 16, 100
 WITHOUT_IDS = (
     "The server does not return token ids, and ids made from its text would not be those that were sampled. "
     "Use vLLM 0.10.2 or newer, whose /v1/completions knows return_token_ids and return_tokens_as_token_ids."
@@ -53,17 +52,19 @@ class Completions:
         salt = secrets.token_hex(16)
         given: set[str] = set()
 
-        async def one(request: Request) -> Rollout:
+        async def rollout_of(request: Request) -> Rollout:
             room = min(sampling.max_tokens, self.context - len(request.prompt_ids))
             asked = payload(request, self.model, sampling, top_logprobs, room, salt)
-            answer, sent = await self.server.post("/v1/completions", asked, _most_bytes(request, room, top_logprobs))
+            # An honest answer stays far below: a server that talks without end is noticed soon.
+            most = 2**20 + 16 * len(request.prompt_ids) + 100 * room * (top_logprobs + 10)
+            answer, sent = await self.server.post("/v1/completions", asked, most)
             self._check_whose(answer, given)
             rollout = to_rollout(request, answer, top_logprobs, room, self.vocabulary)
             _check_no_token_twice(answer, sent)
             on_finished(1)
             return rollout
 
-        return list(await asyncio.gather(*map(one, requests)))
+        return list(await asyncio.gather(*map(rollout_of, requests)))
 
     def _check_whose(self, answer: Any, given: set[str]) -> None:
         """Of the model that was asked, and not the answer to another request: a proxy may know nothing of seeds."""
@@ -75,11 +76,6 @@ class Completions:
             if name in given:
                 raise _unusable(f"it has been given before, as {name[:_SHOWN]!r}")
             given.add(name)
-
-
-def _most_bytes(request: Request, room: int, top_logprobs: int) -> int:
-    """What an honest answer stays far below: a server that talks without end is noticed soon."""
-    return _BYTES_BESIDES + _BYTES_PER_ID * len(request.prompt_ids) + room * (_BYTES_PER_TOKEN * (top_logprobs + 10))
 
 
 def _check_no_token_twice(answer: dict[str, Any], sent: bytes) -> None:

@@ -74,7 +74,9 @@ class HfEngine:
             batch = requests[start : start + self._batch_size]
             into = dict(enumerate(sinks[start : start + len(batch)]))
             sampled: dict[int, Rollout] = {}
-            for rows in _by_room([self._room(request) for request in batch]):
+            rooms = [self._room(request) for request in batch]
+            for wanted in sorted(set(rooms)):  # a row with less room must not be carried past the context's end
+                rows = [row for row, room in enumerate(rooms) if room == wanted]
                 own = {i: into[row] for i, row in enumerate(rows) if row in into}
                 sampled |= zip(rows, self._sample_batch([batch[row] for row in rows], own), strict=True)
             rollouts += [sampled[row] for row in range(len(batch))]
@@ -120,7 +122,7 @@ class HfEngine:
             generation_config=self._generation_config(max_new_tokens=self._room(batch[0])),
             logits_processor=[recorder],
         )
-        recorder.finish(sequences)
+        recorder.record(sequences[:, -1])
         return [recorder.rollout(row, request, sequences[row, longest:].tolist()) for row, request in enumerate(batch)]
 
     def _generation_config(self, max_new_tokens: int) -> Any:
@@ -165,17 +167,15 @@ class _Recorder:
 
     def __call__(self, input_ids: torch.Tensor, scores_BV: torch.Tensor) -> torch.Tensor:
         if self._pending is not None:
-            self._record(input_ids[:, -1])
+            self.record(input_ids[:, -1])
         processed_BV = self._sampling.process(scores_BV)
         self._pending = processed_BV.log_softmax(dim=-1)
         if self._pending[:, 0].isnan().any():  # one NaN logit makes the whole row NaN
             raise MismatchError("The engine's logits are NaN: its weights are broken, or its precision overflows.")
         return processed_BV
 
-    def finish(self, sequences: torch.Tensor) -> None:
-        self._record(sequences[:, -1])
-
-    def _record(self, sampled_B: torch.Tensor) -> None:
+    def record(self, sampled_B: torch.Tensor) -> None:
+        """Keep what these tokens were drawn from; `generate` does not call the processor after its last step."""
         logp_BV = self._pending
         assert logp_BV is not None
         logp_B1 = logp_BV.gather(1, sampled_B[:, None])
@@ -216,11 +216,6 @@ def _left_pad(prompts: list[list[int]], length: int, device: torch.device) -> tu
         ids[row, length - len(prompt) :] = torch.tensor(prompt)
         mask[row, length - len(prompt) :] = 1
     return ids.to(device), mask.to(device)
-
-
-def _by_room(rooms: list[int]) -> list[list[int]]:
-    """Rows that may sample equally many tokens: a row with less room must not be carried past the context's end."""
-    return [[row for row, room in enumerate(rooms) if room == wanted] for wanted in sorted(set(rooms))]
 
 
 def _as_set(token_ids: int | list[int] | None) -> set[int]:

@@ -120,13 +120,12 @@ class VllmEngine:
     ) -> list[Rollout]:
         """The first responses each in a batch of its own; the others in the batch that `sample` would have made."""
         self.llm.reset_prefix_cache()
-        alone = [self._sample_alone(r, sink, on_finished) for r, sink in zip(requests, sinks, strict=False)]
+        alone = []
+        for request, sink in zip(requests, sinks, strict=False):
+            (output,) = self._generate([request], -1, on_finished)
+            alone.append(_to_rollout(request, output.outputs[0], self._settings.top_logprobs, sink))
+            del output  # its whole distributions are gone when the next response begins
         return alone + self.sample(requests, after(len(alone), on_finished))[len(alone) :]
-
-    def _sample_alone(self, request: Request, sink: Sink, on_finished: Callable[[int], None]) -> Rollout:
-        """One response with its whole distributions, whose objects are gone when the next one begins."""
-        (output,) = self._generate([request], -1, on_finished)
-        return _to_rollout(request, output.outputs[0], self._settings.top_logprobs, sink)
 
     def _generate(self, requests: Sequence[Request], logprobs: int, on_finished: Callable[[int], None]) -> list[Any]:
         parameters = [_sampling_params(self._settings.sampling, logprobs, r.seed) for r in requests]
@@ -135,8 +134,9 @@ class VllmEngine:
             outputs: list[Any] = self.llm.generate(
                 prompts, parameters, use_tqdm=progress_bar(on_finished), lora_request=self._lora
             )
-        except KeyboardInterrupt:
-            self._abort()
+        except KeyboardInterrupt:  # what is queued is dropped: the next `generate` would run it first
+            engine = self.llm.llm_engine
+            engine.abort_request(list(engine.output_processor.request_states), internal=True)
             raise
         return outputs
 
@@ -168,11 +168,6 @@ class VllmEngine:
                 cleanup_dist_env_and_memory()
         self._before.restore()
         self._temporary.close()
-
-    def _abort(self) -> None:
-        """Drop what is queued: after an interrupt the next `generate` would run it first."""
-        engine = self.llm.llm_engine
-        engine.abort_request(list(engine.output_processor.request_states), internal=True)
 
 
 def describe_config(config: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from mismatch_cli import registry
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.importers._rows import Completer
-from mismatch_cli.importers._sources import CUT_OFF, Peek, Source, Tally, find, peek
+from mismatch_cli.importers._sources import CUT_OFF, Source, Tally, find, peek
 from mismatch_cli.memory import allowance, bounded, too_large
 from mismatch_cli.trace.manifest import library_versions, recorded, write_manifest
 from mismatch_cli.trace.writer import shard_path, write_shard
@@ -63,29 +63,27 @@ def import_dump(what: Import, folder: Path, progress: Progress) -> dict[str, Any
     """
     files = find(what.paths)
     with bounded(what.paths[0], _bytes(files)):
-        return _import(what, files, folder, progress)
-
-
-def _import(what: Import, files: list[Source], folder: Path, progress: Progress) -> dict[str, Any]:
-    tally = Tally()
-    name, sources = _recognised(what, files, tally)
-    module = registry.load(PACKAGE, name, "format")
-    newer = what.newer_trainer if what.newer_trainer is not None else module.PI == "trainer"
-    completer = Completer(tally, newer_trainer=newer, vocabulary=what.vocabulary)
-    progress.say(f"Importing {len(sources)} {'file' if len(sources) == 1 else 'files'}: {module.TITLE}")
-    advance = _in_megabytes(progress, _bytes(sources))
-    shards = _shards(_completed(module, sources, tally, advance, completer))
-    try:
-        rows = _write(shards, folder, in_threads=_bytes(sources) >= _LARGE)
-    finally:
-        progress.stop()
-    if not completer.rows:
-        raise MismatchError(_nothing(what, tally))
-    imported = _description(name, module, sources, tally, completer)
-    config = {"config": {"sampling": what.sampling}} if what.sampling else {}
-    whole = recorded(rows) | _cut_short(module, sources, tally)
-    write_manifest(folder, {"command": "import", "imported": imported, **whole, **config})
-    return imported
+        tally = Tally()
+        name, sources = _recognised(what, files, tally)
+        module = registry.load(PACKAGE, name, "format")
+        newer = what.newer_trainer if what.newer_trainer is not None else module.PI == "trainer"
+        completer = Completer(tally, newer_trainer=newer, vocabulary=what.vocabulary)
+        progress.say(f"Importing {len(sources)} {'file' if len(sources) == 1 else 'files'}: {module.TITLE}")
+        advance = _in_megabytes(progress, _bytes(sources))
+        shards = _shards(_completed(module, sources, tally, advance, completer))
+        try:
+            rows = _write(shards, folder, in_threads=_bytes(sources) >= _LARGE)
+        finally:
+            progress.stop()
+        if not completer.rows:
+            reasons = "; ".join(tally.left_out_lines()[:_REASONS_IN_ERROR]) or "there is no response in it"
+            formats = "Formats: mismatch-cli import --formats"
+            raise MismatchError(f"Nothing of {what.paths[0]} could be imported: {reasons}. {formats}")
+        imported = _description(name, module, sources, tally, completer)
+        config = {"config": {"sampling": what.sampling}} if what.sampling else {}
+        whole = recorded(rows) | _cut_short(module, sources, tally)
+        write_manifest(folder, {"command": "import", "imported": imported, **whole, **config})
+        return imported
 
 
 def _cut_short(module: ModuleType, sources: list[Source], tally: Tally) -> dict[str, str]:
@@ -172,13 +170,11 @@ def _recognised(what: Import, files: list[Source], tally: Tally) -> tuple[str, l
     name, sources = next(iter(by_format.items()), (str(what.format), unknown))
     if by_format:
         tally.leave_out("files of another layout", len(unknown), unknown[0].name if unknown else "")
-    chosen = set(_chosen(name, sources, tally, whole=any(path.is_dir() for path in what.paths)))
-    return name, [source for source in files if source in chosen]
-
-
-def _chosen(name: str, sources: list[Source], tally: Tally, *, whole: bool) -> list[Source]:
     module = registry.load(PACKAGE, name, "format")
-    return module.choose(sources, tally) if whole and hasattr(module, "choose") else sources
+    if hasattr(module, "choose") and any(path.is_dir() for path in what.paths):
+        sources = module.choose(sources, tally)
+    chosen = set(sources)
+    return name, [source for source in files if source in chosen]
 
 
 def _format_of(group: list[Source], names: Sequence[str]) -> str | None:
@@ -198,22 +194,13 @@ def _choose(names: Sequence[str]) -> str:
 
 
 def _unknown_layout(source: Source) -> str:
-    keys = sorted(_keys(peek(source)))
+    keys = sorted(key for key in peek(source).keys if "." not in key)
     shown = ", ".join(keys[:8]) + (", …" if len(keys) > 8 else "")
     holds = f"it has {shown}" if keys else "no line of it is a JSON object"
     return (
         f"{source.path} has no layout that is known ({holds}). Formats: mismatch-cli import --formats; "
         "how to write one from any program: mismatch-cli import --schema"
     )
-
-
-def _keys(seen: Peek) -> set[str]:
-    return {key for key in seen.keys if "." not in key}
-
-
-def _nothing(what: Import, tally: Tally) -> str:
-    reasons = "; ".join(tally.left_out_lines()[:_REASONS_IN_ERROR]) or "there is no response in it"
-    return f"Nothing of {what.paths[0]} could be imported: {reasons}. Formats: mismatch-cli import --formats"
 
 
 def _description(
@@ -245,9 +232,9 @@ def _in_megabytes(progress: Progress, total: int) -> Callable[[int], None]:
 
     def advance_bytes(count: int) -> None:
         nonlocal done, shown
-        done += count
-        if (now := min(done, total) // unit) > shown:
-            advance(now - shown)
-            shown = now
+        done, before = done + count, shown
+        shown = min(done, total) // unit
+        if shown > before:
+            advance(shown - before)
 
     return advance_bytes

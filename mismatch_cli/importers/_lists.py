@@ -9,13 +9,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 
-def single(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """One array of a column, without copying where it is one already."""
-    if isinstance(column, pa.Array):
-        return column
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.array([], column.type)])
-
-
 def lengths_of(lists: pa.Array) -> np.ndarray:
     """How many values each row holds; a null row holds none."""
     return pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)

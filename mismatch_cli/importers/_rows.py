@@ -57,7 +57,7 @@ class Completer:
         table = _only(table, self._usable(table, where))
         if not table.num_rows:
             return table
-        columns = {name: _lists.single(table.column(name)) for name in table.column_names}
+        columns = {name: foreign.single(table.column(name)) for name in table.column_names}
         self._fill_tokens(columns)
         self._fill_keys(columns, table.num_rows)
         self._empty_strange_rewards(columns)
@@ -73,7 +73,7 @@ class Completer:
 
     def _usable(self, table: pa.Table, where: str) -> np.ndarray:
         """Which rows have ids and log μ, and as many values in every column as they have tokens."""
-        columns = {name: _lists.single(table.column(name)) for name in table.column_names}
+        columns = {name: foreign.single(table.column(name)) for name in table.column_names}
         nothing_S = np.ones(table.num_rows, dtype=bool)
         no_ids_S = np.zeros(table.num_rows, dtype=bool)
         for name in (PROMPT_COLUMN, "response_ids"):
@@ -83,7 +83,8 @@ class Completer:
         bad_S = {NO_IDS: no_ids_S, EMPTY: lengths_S == 0, NO_ROLLOUT: nothing_S if mu is None else _lists.is_null(mu)}
         for name in TOKEN_COLUMNS:
             if name in columns:
-                bad_S[WRONG_LENGTH.format(name=name)] = _other_length(columns[name], lengths_S)
+                other_S = (_lists.lengths_of(columns[name]) != lengths_S) & ~_lists.is_null(columns[name])
+                bad_S[WRONG_LENGTH.format(name=name)] = other_S
         for name, column in columns.items():  # among floats a null is NaN, "not measured"
             if pa.types.is_list(column.type) and not pa.types.is_floating(column.type.value_type):
                 bad_S[HOLES.format(name=name)] = _lists.holds_null(column) & ~_lists.is_null(column)
@@ -93,12 +94,11 @@ class Completer:
 
     def _strange_ids(self, name: str, column: pa.Array) -> np.ndarray:
         """Rows with an id that no token has."""
-        found_S = np.zeros(len(column), dtype=bool)
+        found_S, known_S = np.zeros(len(column), dtype=bool), ~_lists.holds_null(column)
         if name in ID_COLUMNS:
-            known = column.filter(pa.array(~_lists.holds_null(column)))
+            known = column.filter(pa.array(known_S))
             strange_T = foreign.strange_ids(_lists.flat(known), self._vocabulary)
-            rows = np.flatnonzero(~_lists.holds_null(column))
-            found_S[rows[_lists.rows_of(_lists.lengths_of(known))[strange_T]]] = True
+            found_S[np.flatnonzero(known_S)[_lists.rows_of(_lists.lengths_of(known))[strange_T]]] = True
         return found_S
 
     def _empty_strange_rewards(self, columns: dict[str, pa.Array]) -> None:
@@ -115,16 +115,17 @@ class Completer:
         if mask is None or mask.null_count:
             columns["loss_mask"] = mask = _all_true_where_null(mask, lengths_S)
         for name in (TOKEN_COLUMNS | TOPK_COLUMNS).keys() & columns.keys():
-            if pa.types.is_floating(columns[name].type.value_type):
-                columns[name] = _nan_for_null(columns[name])
+            column = columns[name]
+            if pa.types.is_floating(column.type.value_type) and column.flatten().null_count:
+                columns[name] = _lists.from_flat(_lists.flat(column), _lists.lengths_of(column), _lists.is_null(column))
 
     def _note_odd_values(self, table: pa.Table) -> None:
         """What is kept but looks odd, in the responses that are kept."""
-        lengths_S = _lists.lengths_of(_lists.single(table.column("response_ids")))
-        trained_T = _lists.flat(_lists.single(table.column("loss_mask")))
+        lengths_S = _lists.lengths_of(foreign.single(table.column("response_ids")))
+        trained_T = _lists.flat(foreign.single(table.column("loss_mask")))
         for side in _SIDES:
             if f"logp_{side}" in table.column_names:
-                self._note_odd(side, _lists.single(table.column(f"logp_{side}")), lengths_S, trained_T)
+                self._note_odd(side, foreign.single(table.column(f"logp_{side}")), lengths_S, trained_T)
 
     def _note_odd(self, side: str, column: pa.Array, lengths_S: np.ndarray, trained_T: np.ndarray) -> None:
         null_S, logp_T = _lists.is_null(column), _lists.flat(column)
@@ -154,7 +155,7 @@ class Completer:
     def _first_of_its_key(self, table: pa.Table, where: str) -> np.ndarray:
         """A response that a dump holds twice (two ranks, a resumed run) would count twice."""
         names = ("step", "epoch", "minibatch", "prompt_id", "sample_index")
-        keys = hash_keys(*(_lists.single(table.column(name)).to_numpy() for name in names)).tolist()
+        keys = hash_keys(*(foreign.single(table.column(name)).to_numpy() for name in names)).tolist()
         new_S = np.zeros(len(keys), dtype=bool)
         for row, key in enumerate(keys):
             new_S[row] = key not in self._seen
@@ -165,20 +166,20 @@ class Completer:
 
     def _count(self, table: pa.Table) -> None:
         self.rows += table.num_rows
-        self.tokens += int(_lists.lengths_of(_lists.single(table.column("response_ids"))).sum())
+        self.tokens += int(_lists.lengths_of(foreign.single(table.column("response_ids"))).sum())
         self.unfinished += pc.sum(pc.equal(table.column("finish_reason"), UNKNOWN)).as_py() or 0
         if "logp_trainer" in table.column_names:
-            versions = (_lists.single(table.column(f"version_{side}")).to_numpy() for side in ("trainer", "rollout"))
-            scored_S = ~_lists.is_null(_lists.single(table.column("logp_trainer")))
+            versions = (foreign.single(table.column(f"version_{side}")).to_numpy() for side in ("trainer", "rollout"))
+            scored_S = ~_lists.is_null(foreign.single(table.column("logp_trainer")))
             self.scored += int(scored_S.sum())
             self.newer += int((scored_S & np.not_equal(*versions)).sum())
-        self.steps |= set(np.unique(_lists.single(table.column("step")).to_numpy()).tolist())
+        self.steps |= set(np.unique(foreign.single(table.column("step")).to_numpy()).tolist())
 
 
 def _known_columns(table: pa.Table) -> pa.Table:
     """The columns of a trace that are there, in its types, and the notes; one of nothing but nulls is not there."""
     names = [n for n in column_order() if n in table.column_names and table.column(n).type != pa.null()]
-    columns = {name: foreign.exact(_lists.single(table.column(name)), arrow_type(name)) for name in names}
+    columns = {name: foreign.exact(foreign.single(table.column(name)), arrow_type(name)) for name in names}
     return pa.table(columns | {name: table.column(name) for name in _notes(table)})
 
 
@@ -188,10 +189,6 @@ def _notes(table: pa.Table) -> list[str]:
 
 def _only(table: pa.Table, keep_S: np.ndarray) -> pa.Table:
     return table if keep_S.all() else table.filter(pa.array(keep_S))
-
-
-def _other_length(column: pa.Array, lengths_S: np.ndarray) -> np.ndarray:
-    return (_lists.lengths_of(column) != lengths_S) & ~_lists.is_null(column)
 
 
 def _ragged_top_k(columns: dict[str, pa.Array], lengths_S: np.ndarray) -> np.ndarray:
@@ -212,12 +209,6 @@ def _all_true_where_null(mask: pa.Array | None, lengths_S: np.ndarray) -> pa.Arr
     if mask is not None:
         values_T[np.repeat(~_lists.is_null(mask), lengths_S)] = _lists.flat(mask)
     return _lists.from_flat(values_T, lengths_S)
-
-
-def _nan_for_null(column: pa.Array) -> pa.Array:
-    if not column.flatten().null_count:
-        return column
-    return _lists.from_flat(_lists.flat(column), _lists.lengths_of(column), _lists.is_null(column))
 
 
 def _filled(column: pa.Array | None, value: int | str, rows: int, kind: pa.DataType) -> pa.Array:

@@ -39,10 +39,8 @@ _LISTS = {
 }
 KINDS = {"tokens": pa.int32()} | {key: pa.float32() for keys in _LISTS.values() for key in keys}
 KINDS |= dict.fromkeys(_LISTS["loss_mask"], pa.bool_())
-NUMBERS = (
-    *("index", "sample_index", "truncated"),
-    *("response_length", "response_lengths", "total_length", "total_lengths"),
-)
+_LENGTHS = ("response_length", "response_lengths", "total_length", "total_lengths")
+NUMBERS = ("index", "sample_index", "truncated", *_LENGTHS)
 _FINISH = {"completed": "stop", "truncated": "length"}
 Sample = dict[str, Any]
 
@@ -62,12 +60,7 @@ def tables(samples: Sequence[Sample], step: int, tally: Tally, where: str) -> It
     for sample in samples:
         try:
             reason = _unusable(sample := _as_arrays(sample))
-        except (
-            TypeError,
-            ValueError,
-            OverflowError,
-            RuntimeError,
-        ) as error:  # of numpy and torch, to anything
+        except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # of numpy and torch, to anything
             check_memory(error)
             reason = OTHER_TYPES
         if reason is not None:
@@ -126,9 +119,9 @@ def _table(samples: list[Sample], step: int) -> pa.Table:
             columns[name] = _lists.from_rows(rows, pa.bool_() if name == "loss_mask" else pa.float32())
     _mask(columns, samples)
     numbers: dict[str, list[Any]] = {
-        "sample_index": [sample.get("index", sample.get("sample_index")) for sample in samples]
+        "sample_index": [sample.get("index", sample.get("sample_index")) for sample in samples],
+        "version_rollout": [_oldest_version(sample.get("weight_versions")) for sample in samples],
     }
-    numbers["version_rollout"] = [_oldest_version(sample.get("weight_versions")) for sample in samples]
     if any(sample.get("newer_trainer") for sample in samples):
         numbers["version_trainer"] = [1 + (version or 0) for version in numbers["version_rollout"]]
     for name, values in numbers.items():
@@ -145,8 +138,8 @@ def _mask(columns: dict[str, pa.Array], samples: list[Sample]) -> None:
     ones = _lists.from_flat(np.ones(int(lengths_S.sum()), dtype=bool), lengths_S)
     mask = pc.coalesce(columns["loss_mask"], ones) if "loss_mask" in columns else ones
     kept_S = np.array([not sample.get("remove_sample") for sample in samples])
-    its_lengths_S = _lists.lengths_of(mask)
-    columns["loss_mask"] = _lists.from_flat(_lists.flat(mask) & np.repeat(kept_S, its_lengths_S), its_lengths_S)
+    lengths_S = _lists.lengths_of(mask)
+    columns["loss_mask"] = _lists.from_flat(_lists.flat(mask) & np.repeat(kept_S, lengths_S), lengths_S)
 
 
 def _finish_reason(sample: Sample) -> str | None:

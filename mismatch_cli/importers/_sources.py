@@ -103,12 +103,12 @@ def _below(path: Path) -> list[Source]:
     if not sources:
         for file in sorted(files):
             _refuse_pickle(file)
-    return sorted(sources, key=lambda source: _natural(source.name))
+    return sorted(sources, key=_numbers_by_value)
 
 
-def _natural(name: str) -> list[tuple[int, int, str]]:
+def _numbers_by_value(source: Source) -> list[tuple[int, int, str]]:
     """`step_10` after `step_9`."""
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name)]
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", source.name)]
 
 
 def _refuse_pickle(path: Path) -> None:

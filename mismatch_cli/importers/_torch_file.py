@@ -24,10 +24,12 @@ def load(path: Path) -> Any:
     whole = zipfile.is_zipfile(path)
     if whole:
         _refuse_packed(path)
-    elif _begins_with(path, b"PK"):
-        raise MismatchError(
-            f"{path} is cut off: the end of the file is missing. Copy it again, or name other files only."
-        )
+    else:
+        with path.open("rb") as file:
+            if file.read(2) == b"PK":
+                raise MismatchError(
+                    f"{path} is cut off: the end of the file is missing. Copy it again, or name other files only."
+                )
     try:
         with torch.serialization.safe_globals(_numpy_data()):
             return torch.load(path, weights_only=True, map_location="cpu", mmap=whole or None)
@@ -40,11 +42,6 @@ def load(path: Path) -> Any:
             f"{path} is no file that torch.save wrote, or broken ({first_line(error)}). "
             "Copy it again, or name other files only."
         ) from error
-
-
-def _begins_with(path: Path, start: bytes) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(start)) == start
 
 
 def _refuse_packed(path: Path) -> None:
@@ -179,7 +176,9 @@ class NeedsItsFramework(MismatchError):
     """A file that is not opened here; `lines` are what to run where it can be."""
 
     def __init__(self, path: Path, reason: str) -> None:
-        framework, self.lines = _known(path)
+        known = ((framework, lines) for framework, name, lines in KNOWN if re.fullmatch(name, path.name))
+        framework, lines = next(known, ("", ""))
+        self.lines = lines.format(path=str(path))
         written = "rollout_data.pt" if "torch.save" in self.lines else "dump.jsonl"
         advice = (
             f"Run the lines above where {framework} is installed, then: mismatch-cli import {written}"
@@ -187,11 +186,3 @@ class NeedsItsFramework(MismatchError):
             else "Write it from its own framework in the plain schema instead: mismatch-cli import --schema"
         )
         super().__init__(f"{path} {reason}. {advice}")
-
-
-def _known(path: Path) -> tuple[str, str]:
-    """The framework that calls its files so, and the lines for this one; nothing for a name that nobody uses."""
-    for framework, pattern, lines in KNOWN:
-        if re.fullmatch(pattern, path.name):
-            return framework, lines.format(path=str(path))
-    return "", ""

@@ -133,15 +133,12 @@ def _of_columns(columns: dict[str, Any], rollout: dict[int, dict[str, Any]]) -> 
     names = {"sample_indices": "sample_index", "partition": "rollout_position"}
     samples = [{names.get(name, name): values[i] for name, values in whole.items()} for i in range(count)]
     if partition is None and rollout and len(rollout) == len(raw or rollout):
-        position: dict[int | None, int] = {index: at for at, index in enumerate(rollout)}
-        samples = [sample | {"rollout_position": position.get(_index_of(sample))} for sample in samples]
+        position = {index: at for at, index in enumerate(rollout)}
+        for sample in samples:
+            index = sample.get("sample_index")
+            sample["rollout_position"] = None if index is None else position.get(foreign.whole_number(index))
         raw = raw or [sample.get("reward") for sample in rollout.values()]
     return with_raw_rewards(samples, raw)
-
-
-def _index_of(sample: dict[str, Any]) -> int | None:
-    index = sample.get("sample_index")
-    return None if index is None else foreign.whole_number(index)
 
 
 def _is_per_sample(name: str, values: Any, count: int) -> bool:
@@ -163,7 +160,7 @@ def _parquet_tables(source: Source, tally: Tally, _seen: Any) -> Iterator[pa.Tab
 def _arrays(table: pa.Table, name: str) -> list[np.ndarray | None]:
     if name not in table.column_names:
         return [None] * table.num_rows
-    column = _lists.single(table.column(name))
+    column = foreign.single(table.column(name))
     parts = np.split(_lists.flat(column), _lists.offsets_of(_lists.lengths_of(column))[1:-1])
     return [None if null else part for part, null in zip(parts, _lists.is_null(column), strict=True)]
 

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from mismatch_cli.importers import _lists
 from mismatch_cli.importers._rows import NO_IDS, NOTE, split
 from mismatch_cli.importers._sources import Peek, Source, Tally, jsonl_tables
+from mismatch_cli.trace import foreign
 
 TITLE = "NeMo-RL train_data"
 FILES = "LOG_DIR/train_data_stepN.jsonl"
@@ -86,7 +87,7 @@ def _block(table: pa.Table, step: int, tally: Tally, where: str) -> pa.Table:
 
 
 def _unwrapped(table: pa.Table, tally: Tally, where: str) -> dict[str, pa.Array]:
-    columns = {name: _lists.single(table.column(name)) for name in table.column_names}
+    columns = {name: foreign.single(table.column(name)) for name in table.column_names}
     if not pa.types.is_list(columns["input_lengths"].type):
         return columns
     wrapped = [name for name in columns if name != "idx"]

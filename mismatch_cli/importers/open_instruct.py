@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from mismatch_cli.importers import _lists
 from mismatch_cli.importers._rows import NOTE
 from mismatch_cli.importers._sources import Peek, Source, Tally, jsonl_tables
+from mismatch_cli.trace import foreign
 
 TITLE = "open-instruct --save_traces"
 FILES = "SAVE_PATH/RUN_rollouts_NNNNNN.jsonl"
@@ -59,7 +60,7 @@ def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], Non
 
 
 def _block(table: pa.Table) -> pa.Table:
-    columns = {_NAMES.get(name, name): _lists.single(table.column(name)) for name in table.column_names}
+    columns = {_NAMES.get(name, name): foreign.single(table.column(name)) for name in table.column_names}
     called = pc.struct_field(columns.pop("request_info"), "tool_calleds")
     columns["advantage"] = per_token(columns["advantage"], columns["response_ids"])
     called_S = np.asarray(pc.fill_null(called, False))

@@ -125,7 +125,7 @@ def _schema(record: dict[str, Any]) -> pa.Schema:
 
 
 def _in_the_trace_s_types(table: pa.Table, source: Source) -> pa.Table:
-    columns = {name: _lists.single(table.column(name)) for name in table.column_names}
+    columns = {name: foreign.single(table.column(name)) for name in table.column_names}
     columns = {name: c for name, c in columns.items() if c.null_count < len(c) or name in REQUIRED}
     if "group_id" in columns:
         group = columns.pop("group_id")

@@ -17,6 +17,7 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.importers import _lists
 from mismatch_cli.importers._rows import NOTE, split
 from mismatch_cli.importers._sources import Peek, Source, Tally, jsonl_tables
+from mismatch_cli.trace import foreign
 
 TITLE = "prime-rl token_exports"
 FILES = "token_exports/step_N/rank_R.jsonl"
@@ -63,7 +64,7 @@ def _block(table: pa.Table, tally: Tally, where: str) -> pa.Table:
     newest = pc.max(table.column("schema_version")).as_py() or _VERSION
     if newest > _VERSION:
         raise MismatchError(f"{where} has schema_version {newest}, and this mismatch-cli reads {_VERSION}. Upgrade it.")
-    columns = {name: _lists.single(table.column(name)) for name in _SCHEMA.names}
+    columns = {name: foreign.single(table.column(name)) for name in _SCHEMA.names}
     mask, unseen_S = _with_rl_weight(columns)
     floats = {name: columns[source] for name, source in _FLOATS.items()}
     found, keep_S = split(columns["token_ids"], mask, floats, tally, where)

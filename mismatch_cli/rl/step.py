@@ -91,21 +91,15 @@ def step_table(step: Step) -> pa.Table:
             use.update.logp[place] if same else None if known is None else known[row].logp_T
             for (use, place, row), same in zip(rows, equal, strict=True)
         ]
-    return rows_to_table(columns | _topk_columns(step, rows))
-
-
-def _topk_columns(step: Step, rows: list[tuple[Use, int, int]]) -> dict[str, Any]:
-    """What the algorithm asked of the engine's top K; nothing where it asked for none."""
-    if all(use.update.topk_logp[place] is None for use, place, _ in rows):
-        return {}
-    columns: dict[str, Any] = {
-        "topk_ids": [step.rollouts[row].topk_ids_TK for _, _, row in rows],
-        "topk_logp_rollout": [step.rollouts[row].topk_logp_rollout_TK for _, _, row in rows],
-        "topk_logp_trainer": [use.update.topk_logp[place] for use, place, _ in rows],
-    }
-    if step.recomputed is not None:
-        columns["topk_logp_recomputed"] = [step.recomputed[row].logp_at_topk_TK for _, _, row in rows]
-    return columns
+    if any(use.update.topk_logp[place] is not None for use, place, _ in rows):  # the algorithm asks of the top K
+        columns |= {
+            "topk_ids": [step.rollouts[row].topk_ids_TK for _, _, row in rows],
+            "topk_logp_rollout": [step.rollouts[row].topk_logp_rollout_TK for _, _, row in rows],
+            "topk_logp_trainer": [use.update.topk_logp[place] for use, place, _ in rows],
+        }
+        if step.recomputed is not None:
+            columns["topk_logp_recomputed"] = [step.recomputed[row].logp_at_topk_TK for _, _, row in rows]
+    return rows_to_table(columns)
 
 
 def step_record(step: Step, table: pa.Table, algorithm: Algorithm) -> dict[str, Any]:
@@ -115,22 +109,19 @@ def step_record(step: Step, table: pa.Table, algorithm: Algorithm) -> dict[str, 
     for summary in pairs.values():
         summary.update(batch)
     total = pairs["total"].estimates()
+    norms = [use.update.grad_norm for use in step.uses if use.update.stepped]
     record: dict[str, Any] = {
         "step": step.number,
         "updates": step.uses[-1].version + int(step.uses[-1].update.stepped),
         "reward": float(step.reward_S.mean()),
         "length": float(np.mean([len(r.response_ids) for r in step.rollouts])),
         "truncated": float(np.mean([r.finish_reason == "length" for r in step.rollouts])),
-        "grad_norm": _mean([use.update.grad_norm for use in step.uses if use.update.stepped]),
+        "grad_norm": float(np.mean(norms)) if norms else None,
         "mismatch": _pick(pairs["mismatch"], pairs["mismatch"].estimates()),
         "current": _pick(pairs["total"], total),
         "entropy": total["entropy_mean"].value,
     }
     return record | _groups(step) | _blocked(batch, algorithm)
-
-
-def _mean(values: list[float]) -> float | None:
-    return float(np.mean(values)) if values else None
 
 
 def _groups(step: Step) -> dict[str, float]:

@@ -51,7 +51,7 @@ class WeightSync:
         """Before the first update of a step: what older weights say of its first minibatch."""
         if self._exact:
             return
-        self._now, self._age = self._copy(), self._age + 1
+        self._now, self._age = [weight.detach().to("cpu", copy=True) for weight in self._learnt()], self._age + 1
         if self._before is not None:
             requests = [ScoreRequest(s.rollout.prompt_ids, s.rollout.response_ids) for s in samples[:_PAIRED]]
             self._put(self._before)
@@ -68,18 +68,15 @@ class WeightSync:
         if self._logp_before is not None:  # at the first step there are no other weights yet
             found = prove_newer(logp_rollout[:_PAIRED], logp_trainer[:_PAIRED], self._logp_before)
             if found == UNDECIDABLE:
-                self._check_not_broken(gap)
+                if gap > max(_BROKEN * self._gap, _SAME):
+                    raise MismatchError(
+                        f"The weight sync failed: mean |π − μ| went from {self._gap:.2g} to {gap:.2g}, which no "
+                        "older weights explain. The engine has broken weights, or only a part of them."
+                    )
                 return UNDECIDABLE
             found = PROVEN if self._age == 1 else NEWER
         self._before, self._age, self._gap = self._now, 0, gap
         return found
-
-    def _check_not_broken(self, gap: float) -> None:
-        if gap > max(_BROKEN * self._gap, _SAME):
-            raise MismatchError(
-                f"The weight sync failed: mean |π − μ| went from {self._gap:.2g} to {gap:.2g}, which no "
-                "older weights explain. The engine has broken weights, or only a part of them."
-            )
 
     def state_dict(self) -> dict[str, Any]:
         """The older weights, and what goes with them: a resumed run answers what the unbroken one does."""
@@ -87,9 +84,6 @@ class WeightSync:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._before, self._age, self._gap = state["before"], state["age"], state["gap"]
-
-    def _copy(self) -> list[torch.Tensor]:
-        return [weight.detach().to("cpu", copy=True) for weight in self._learnt()]
 
     @torch.no_grad()
     def _put(self, weights: Sequence[torch.Tensor]) -> None:

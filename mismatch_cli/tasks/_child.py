@@ -48,7 +48,7 @@ class Child:
         """The answer; None where it was given up, empty where the child died of it (out of memory, a crash)."""
         if question in self._given_up:
             return None
-        if self._process is not None and self._is_gone(self._process):
+        if self._process is not None and self._hear(self._process, -1, 0.0) == "":  # an answer too late is dropped
             self.stop()  # it died between two questions (out of memory): this one is not to blame
         child = self._process or self.start()
         self._asked += 1
@@ -86,10 +86,6 @@ class Child:
             self.stop()
             raise MismatchError(json.loads(reply) if reply else self._cannot_start)
         return self._process
-
-    def _is_gone(self, child: subprocess.Popen[bytes]) -> bool:
-        """Whether it has died; what it said after its time is dropped."""
-        return self._hear(child, -1, 0.0) == ""
 
     def _hear(self, child: subprocess.Popen[bytes], number: int, seconds: float, unsent: bytes = b"") -> str | None:
         """Send a question and wait for the answer with its number: None after so many seconds, empty at the end.

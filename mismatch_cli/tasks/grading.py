@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Sequence
 from math import isfinite, nan
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -74,9 +73,7 @@ class MathVerify:
     def __enter__(self) -> MathVerify:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.child.stop()
 
     def _compare(self, boxed: str, answer: str) -> float | None:
@@ -209,9 +206,7 @@ class Grader:
     def __enter__(self) -> Grader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def stop(self) -> None:

@@ -251,10 +251,8 @@ def _unusable(prompt_ids: list[int], max_model_len: int) -> str | None:
 
 def _encoded(problems: list[Problem], tokenizer: Any, template: str) -> Iterator[list[int]]:
     """The token ids of each problem; what the template has put there already is not put there again."""
-    texts = iter(_texts(problems, tokenizer, template))
-    for problem in problems:
-        text = next(texts)
-        options = {} if template == "raw" else {"add_special_tokens": False}
+    options = {} if template == "raw" else {"add_special_tokens": False}
+    for problem, text in zip(problems, _texts(problems, tokenizer, template), strict=True):
         try:
             yield list(tokenizer.encode(text, verbose=False, **options))
         except Exception as error:  # a foreign library, and text of any kind

@@ -12,6 +12,7 @@ import torch
 
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.trace import foreign
 from mismatch_cli.trace.foreign import strange_ids
 from mismatch_cli.trace.schema import ID_COLUMNS, ROW_KEY, TOKEN_COLUMNS, TOPK_COLUMNS
 
@@ -21,12 +22,10 @@ _AGAIN = "Record or import it again."
 
 def table_to_batch(table: pa.Table) -> TokenBatch:
     """Lay the rows of one table flat; a `MismatchError` where a token column has another length than its response."""
-    columns = {name: _single(table.column(name)) for name in table.column_names}
+    columns = {name: foreign.single(table.column(name)) for name in table.column_names}
     if empty := [name for name in _NEVER_NULL if name in columns and columns[name].null_count]:
         raise MismatchError(f"The trace is damaged: column {empty[0]} is empty in some rows. {_AGAIN}")
-    prompts = columns["prompt_ids"].flatten()
-    _check_no_hole("prompt_ids", prompts)
-    _check_ids("prompt_ids", prompts)
+    _check("prompt_ids", columns["prompt_ids"].flatten())
     offset_S1 = _offsets(columns["response_ids"])
     lengths_S = np.diff(offset_S1)
     flat = {f"{n}_T": _token_column(n, columns[n], lengths_S, 1) for n in TOKEN_COLUMNS if n in columns}
@@ -51,12 +50,6 @@ def _assemble(columns: dict[str, pa.Array], offset_S1: np.ndarray, flat: dict[st
         reward_S=_or_nan(columns["reward"]) if graded else None,
         **(absent | flat),  # type: ignore[arg-type]
     )
-
-
-def _single(column: pa.ChunkedArray) -> pa.Array:
-    return (
-        column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
-    )  # combine_chunks always copies
 
 
 def _numbers(array: pa.Array) -> torch.Tensor:
@@ -90,39 +83,33 @@ def _token_column(name: str, array: pa.ListArray, lengths_S: np.ndarray, width: 
     values = _flat(name, array)
     if known_S.all():
         return values
-    filled = torch.full((int(expected_S.sum()),), _missing(values.dtype), dtype=values.dtype)
+    missing = float("nan") if values.dtype.is_floating_point else 0 if values.dtype == torch.bool else -1
+    filled = torch.full((int(expected_S.sum()),), missing, dtype=values.dtype)
     filled[torch.from_numpy(np.repeat(known_S, expected_S))] = values
     return filled
 
 
 def _flat(name: str, array: pa.ListArray) -> torch.Tensor:
     values = array.flatten()  # honours slices, and leaves out what null rows may cover
-    _check_no_hole(name, values)
+    _check(name, values)
     if pa.types.is_boolean(values.type):
         return _flags(values)
-    if name in ID_COLUMNS:
-        _check_ids(name, values)
     flat = torch.from_dlpack(values)
     if "logp" in name and len(flat) and not flat.max() <= 0:  # true for NaN too
         return flat.masked_fill(flat > 0, torch.nan)
     return flat
 
 
-def _check_no_hole(name: str, values: pa.Array) -> None:
+def _check(name: str, values: pa.Array) -> None:
+    """No nulls among the values, and ids that a token can have."""
     if values.null_count:
         raise MismatchError(f"The trace is damaged: column {name} holds a null among its values. {_AGAIN}")
-
-
-def _check_ids(name: str, values: pa.Array) -> None:
-    strange = np.from_dlpack(values)[strange_ids(np.from_dlpack(values))]
-    if len(strange):
-        raise MismatchError(f"The trace is damaged: column {name} holds {strange[0]}, which is no token id. {_AGAIN}")
-
-
-def _missing(dtype: torch.dtype) -> float | int | bool:
-    if dtype.is_floating_point:
-        return float("nan")
-    return False if dtype == torch.bool else -1
+    if name in ID_COLUMNS:
+        ids = np.from_dlpack(values)
+        if len(strange := ids[strange_ids(ids)]):
+            raise MismatchError(
+                f"The trace is damaged: column {name} holds {strange[0]}, which is no token id. {_AGAIN}"
+            )
 
 
 def _top_k(columns: dict[str, pa.Array], lengths_S: np.ndarray) -> int:

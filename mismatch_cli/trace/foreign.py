@@ -38,6 +38,13 @@ def exact(column: pa.Array, kind: pa.DataType) -> pa.Array:
     return column.cast(kind)
 
 
+def single(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """One array of a column, without copying where it is one already, as `combine_chunks` would."""
+    if isinstance(column, pa.Array):
+        return column
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.array([], column.type)])
+
+
 def _infinities(values: pa.Array) -> int:
     return pc.sum(pc.is_inf(values)).as_py() or 0
 

@@ -111,8 +111,8 @@ class Trace:
         self, columns: Sequence[str] | None = None, shards: Sequence[Path] | None = None
     ) -> Iterator[TokenBatch]:
         """One `TokenBatch` per row group; row keys, lengths and log μ always come along."""
-        for _, of_shard in self.batches_by_shard(columns, shards):
-            yield from of_shard
+        for _, batches in self.batches_by_shard(columns, shards):
+            yield from batches
 
     def batches_by_shard(
         self, columns: Sequence[str] | None = None, shards: Sequence[Path] | None = None
@@ -120,8 +120,8 @@ class Trace:
         """The same, shard by shard; what is left of one is skipped when the next one is asked for."""
         names = None if columns is None else [*REQUIRED, *columns]
         parts = _one_ahead(partial(_batch, path, read) for path, read in self._row_groups(names, shards))
-        for path, of_shard in groupby(parts, key=itemgetter(0)):
-            yield path, (batch for _, batch in of_shard)
+        for path, pairs in groupby(parts, key=itemgetter(0)):
+            yield path, (batch for _, batch in pairs)
 
     def _row_groups(
         self, columns: Sequence[str] | None, shards: Sequence[Path] | None

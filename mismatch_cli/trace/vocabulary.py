@@ -28,10 +28,8 @@ class Vocabulary:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of a token sequence; bytes that form no character (a cut in the middle of one) show as �."""
-        return b"".join(self._bytes(int(i)) for i in ids).decode("utf-8", errors="replace")
-
-    def _bytes(self, token_id: int) -> bytes:
-        return self._bytes_by_id.get(token_id, f"⟨{token_id}⟩".encode())
+        pieces = (self._bytes_by_id.get(int(i), f"⟨{i}⟩".encode()) for i in ids)
+        return b"".join(pieces).decode("utf-8", errors="replace")
 
     @classmethod
     def read(cls, folder: Path) -> Vocabulary:
@@ -44,18 +42,14 @@ class Vocabulary:
             if decoded_bytes(pq.read_metadata(path)) > allowance(size):
                 raise too_large(path, size)
             with bounded(path, size):
-                return cls(_read(path))
+                table = pq.read_table(path, schema=_SCHEMA)
+                if any(column.null_count for column in table.columns):
+                    raise pa.ArrowInvalid("it holds nulls")
+                return cls(dict(zip(table["id"].to_pylist(), table["bytes"].to_pylist(), strict=True)))
         except (pa.ArrowException, OSError) as error:
             raise MismatchError(
                 f"{path} is damaged ({first_line(error)}). Delete it: reports then show the ids of tokens."
             ) from error
-
-
-def _read(path: Path) -> dict[int, bytes]:
-    table = pq.read_table(path, schema=_SCHEMA)
-    if any(column.null_count for column in table.columns):
-        raise pa.ArrowInvalid("it holds nulls")
-    return dict(zip(table["id"].to_pylist(), table["bytes"].to_pylist(), strict=True))
 
 
 def write_vocabulary(folder: Path, tokenizer: Any) -> None:

@@ -27,13 +27,6 @@ def shares(**thresholds: float) -> None:
             raise UsageError(f"{name}={value:g} makes no sense: choose a number from 0 to 1.")
 
 
-def positive(**thresholds: float) -> None:
-    """Raise a `UsageError` for a threshold that is zero, negative or no number."""
-    for name, value in thresholds.items():
-        if not value > 0:
-            raise UsageError(f"{name}={value:g} makes no sense: choose a number above 0.")
-
-
 def band_around_1(*, band_low: float, band_high: float) -> None:
     """Raise a `UsageError` unless 0 ≤ band_low ≤ 1 ≤ band_high: equal policies must lie inside."""
     if not 0 <= band_low <= 1 <= band_high:

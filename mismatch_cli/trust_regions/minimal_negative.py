@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from mismatch_cli.errors import UsageError
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
-from mismatch_cli.trust_regions._rules import positive, shares
+from mismatch_cli.trust_regions._rules import shares
 
 FORMULA = "A < 0 and {q} − {p} ≥ {max_drop}"
 NOT_ONE_SIDED = ""
@@ -14,7 +15,8 @@ NOT_ONE_SIDED = ""
 
 def trust_region(compared: Compared, advantage_T: Tensor, *, max_drop: float = 0.5) -> Decision:
     """Block A < 0 with q − p ≥ max_drop, a probability. The statistic is p − q."""
-    positive(max_drop=max_drop)
+    if not max_drop > 0:
+        raise UsageError(f"max_drop={max_drop:g} makes no sense: choose a number above 0.")
     shares(max_drop=max_drop)
     blocked_T = (advantage_T < 0) & (compared.difference_T <= -max_drop)
     return Decision(~blocked_T, compared.difference_T)
