@@ -13,8 +13,7 @@ import torch
 from mismatch_cli.models import load_causal_lm
 from mismatch_cli.recording.config import ProbeConfig
 from mismatch_cli.scoring.trainer import ScoreRequest, Trainer, pad_right
-from mismatch_cli.trace.columns import table_to_batch
-from mismatch_cli.trace.reader import open_shard
+from mismatch_cli.trace.reader import open_shard, table_to_batch
 from mismatch_cli.trace.schema import REQUIRED
 
 MINIBATCHES = 8  # updates per step, each on other responses

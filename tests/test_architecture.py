@@ -106,7 +106,7 @@ def test_there_are_no_cycles_inside_rooms_either():
 
 
 # What stands against a law until it is put right; nothing is added.
-_SHARED_NAMES = {"cells", "columns", "config", "curate", "judge", "lines", "profile", "rescore"}
+_SHARED_NAMES = {"cells", "config", "curate", "judge", "lines", "profile", "rescore"}
 _SHARED_NAMES |= {"run", "sample", "summary"}
 
 # What a figure may know: how figures are drawn, what its study found, and what numbers and tokens look like.

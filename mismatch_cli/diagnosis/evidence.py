@@ -20,8 +20,7 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.metrics.lattice import Lattice
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
-from mismatch_cli.trace.columns import table_to_batch
-from mismatch_cli.trace.reader import Trace
+from mismatch_cli.trace.reader import Trace, table_to_batch
 from mismatch_cli.verdict.reference import Family, Usual, family, usual_gap
 
 Status = Literal["found", "clear", "untested"]

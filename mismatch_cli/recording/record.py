@@ -20,9 +20,8 @@ from mismatch_cli.recording.score import evenly_spaced, load_trainer, requests_o
 from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
 from mismatch_cli.tasks.prompts import encode_prompts, load_problems
 from mismatch_cli.torch_settings import prepare_imports, set_threads
-from mismatch_cli.trace.columns import table_to_batch
 from mismatch_cli.trace.manifest import library_versions, write_manifest
-from mismatch_cli.trace.reader import open_shard
+from mismatch_cli.trace.reader import open_shard, table_to_batch
 
 if TYPE_CHECKING:
     from mismatch_cli.recording.score import Pass

@@ -15,8 +15,7 @@ import pyarrow as pa
 from mismatch_cli import numbers
 from mismatch_cli.metrics.pairs import Pair
 from mismatch_cli.report.view import Excerpt, Facts, Piece
-from mismatch_cli.trace.columns import table_to_batch
-from mismatch_cli.trace.reader import Trace
+from mismatch_cli.trace.reader import Trace, table_to_batch
 from mismatch_cli.trace.schema import PROMPT_COLUMN, REQUIRED
 from mismatch_cli.trace.vocabulary import Vocabulary
 

@@ -19,7 +19,7 @@ from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.rl.learner import Update
 from mismatch_cli.rl.task import Posed
 from mismatch_cli.scoring.trainer import ResponseScores
-from mismatch_cli.trace.columns import table_to_batch
+from mismatch_cli.trace.reader import table_to_batch
 from mismatch_cli.trace.writer import rows_to_table
 
 _NAMES = {

@@ -20,8 +20,7 @@ from mismatch_cli.places import shown, shown_apart
 from mismatch_cli.studies.pairing import OnTokens, Pairing, Responses, compare_on_tokens, compared_rows, pair_up
 from mismatch_cli.studies.settings_compared import SettingDifference, settings_diff
 from mismatch_cli.studies.study import Study, about, who_is_compared, without_unknown
-from mismatch_cli.trace.columns import table_to_batch
-from mismatch_cli.trace.reader import Trace
+from mismatch_cli.trace.reader import Trace, table_to_batch
 
 NAMES = "ABCDEF"  # as many as there are colours that can be told apart
 Row = Mapping[str, Any]

@@ -25,8 +25,7 @@ from mismatch_cli.metrics.hashing import hash_keys
 from mismatch_cli.metrics.pairs import Pair
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.metrics.sums import WIDE_BAND, GroupSums
-from mismatch_cli.trace.columns import table_to_batch
-from mismatch_cli.trace.reader import Trace, open_shard
+from mismatch_cli.trace.reader import Trace, open_shard, table_to_batch
 from mismatch_cli.trace.schema import PROMPT_COLUMN, REQUIRED, ROW_KEY
 
 MOST = 0.5  # what more than this share of both traces has in common is compared alone

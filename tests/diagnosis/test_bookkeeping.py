@@ -13,7 +13,7 @@ from mismatch_cli.diagnosis.evidence import gather_tables
 from mismatch_cli.diagnosis.run import diagnose
 from mismatch_cli.diagnosis.sample import seen_before
 from mismatch_cli.metrics.pairs import PAIRS
-from mismatch_cli.trace.columns import table_to_batch
+from mismatch_cli.trace.reader import table_to_batch
 from tests.diagnosis.conftest import finding_of, judged, sampled_alone, whole
 
 PLANTS = {

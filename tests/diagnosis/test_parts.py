@@ -12,7 +12,7 @@ from mismatch_cli.diagnosis.grouped import mean_over_prompts, slope_over_prompts
 from mismatch_cli.diagnosis.sample import SampleCollector
 from mismatch_cli.metrics.hashing import GROUPS
 from mismatch_cli.metrics.pairs import PAIRS
-from mismatch_cli.trace.columns import table_to_batch
+from mismatch_cli.trace.reader import table_to_batch
 
 
 def test_runs_are_those_of_a_plain_loop(rng):

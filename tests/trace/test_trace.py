@@ -56,7 +56,7 @@ def test_an_impossible_log_prob_is_no_measurement(write_trace):
 
 def test_token_columns_share_memory_with_arrow(write_trace):
     table = next(Trace.open(write_trace(row_columns())).tables())
-    from mismatch_cli.trace.columns import table_to_batch
+    from mismatch_cli.trace.reader import table_to_batch
 
     batch = table_to_batch(table)
     buffer = table.column("logp_rollout").chunk(0).flatten().buffers()[1]
