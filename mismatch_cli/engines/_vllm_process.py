@@ -33,21 +33,20 @@ def engine_log(path: Path | None) -> Iterator[None]:
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    saved = os.dup(1), os.dup(2)
+    saved = {number: os.dup(number) for number in (1, 2)}
     with _open(path) as log, warnings.catch_warnings():
         _log_to(path)
         warnings.simplefilter("ignore")
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
+        for number in saved:
+            os.dup2(log.fileno(), number)
         try:
             yield
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
-            os.dup2(saved[0], 1)
-            os.dup2(saved[1], 2)
-            os.close(saved[0])
-            os.close(saved[1])
+            for number, copy in saved.items():
+                os.dup2(copy, number)
+                os.close(copy)
 
 
 def _open(path: Path | None) -> BinaryIO:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -105,78 +106,11 @@ def _numpy_data() -> list[Any]:
     return [np.ndarray, np.dtype, *kinds, *names]
 
 
-SKYRL = """import json, pickle
-batch = pickle.load(open({path!r}, "rb"))
-with open("dump.jsonl", "w") as file:
-    for i, sequence in enumerate(batch["sequences"]):
-        real = batch["response_mask"][i].bool()
-        ids = sequence[batch["attention_mask"][i].bool()].tolist()
-        cut = len(ids) - int(real.sum())
-        row = {{"prompt_ids": ids[:cut], "response_ids": ids[cut:]}}
-        names = {{"logp_rollout": "rollout_logprobs", "logp_trainer": "action_log_probs", "advantage": "advantages",
-                 "loss_mask": "loss_mask"}}
-        for name, key in names.items():
-            if batch.get(key) is not None:
-                row[name] = batch[key][i][real].tolist()
-        file.write(json.dumps(row) + "\\n")
-"""
-
-OAT = """import json
-import pandas
-prompts, references, buffers = pandas.read_pickle({path!r})
-with open("dump.jsonl", "w") as file:
-    for item in (item for buffer in buffers for item in buffer):
-        row = {{"prompt_ids": list(item.prompt_ids), "response_ids": list(item.response_ids)}}
-        row |= {{"logp_rollout": list(item.response_logprobs), "reward": float(sum(item.rewards))}}
-        file.write(json.dumps(row) + "\\n")
-"""
-
-VERL_DATA_PROTO = """import json
-from verl import DataProto
-batch = DataProto.load_from_disk({path!r}).batch
-width = batch["responses"].shape[1]
-with open("dump.jsonl", "w") as file:
-    for i in range(len(batch["responses"])):
-        real = batch["attention_mask"][i].bool()
-        row = {{"prompt_ids": batch["prompts"][i][real[:-width]].tolist()}}
-        row |= {{"response_ids": batch["responses"][i][real[-width:]].tolist()}}
-        row |= {{"logp_rollout": batch["rollout_log_probs"][i][real[-width:]].tolist()}}
-        if "response_mask" in batch.keys():
-            row["loss_mask"] = batch["response_mask"][i][real[-width:]].tolist()
-        file.write(json.dumps(row) + "\\n")
-"""
-
-VERL_QUEUE = """import json, torch
-data = torch.load({path!r}, weights_only=False)["tensordict"]
-columns = {{name: list(data[name].unbind(0)) for name in ("prompts", "responses", "rollout_log_probs")}}
-with open("dump.jsonl", "w") as file:
-    for prompt, response, logp in zip(*columns.values()):
-        row = {{"prompt_ids": prompt.tolist(), "response_ids": response.tolist(), "logp_rollout": logp.tolist()}}
-        file.write(json.dumps(row) + "\\n")
-"""
-
-SLIME = """import torch
-keep = ("tokens", "response_length", "loss_mask", "rollout_log_probs", "reward", "index", "remove_sample")
-data = torch.load({path!r}, weights_only=False)
-samples = [{{key: sample.get(key) for key in keep}} for sample in data["samples"]]
-torch.save({{"rollout_id": data["rollout_id"], "samples": samples}}, "rollout_data.pt")
-"""
-
-# The framework, what its files are called, and the lines.
-KNOWN = (
-    ("SkyRL", r"global_step_\d+_training_input\.pkl", SKYRL),
-    ("oat", r"buffer_step\d+\.pkl", OAT),
-    ("verl", r".*\.dp", VERL_DATA_PROTO),
-    ("verl", r"tq_batch\.pt", VERL_QUEUE),
-    ("slime or miles", r"(eval_)?\d+\.pt", SLIME),
-)
-
-
 class NeedsItsFramework(MismatchError):
     """A file that is not opened here; `lines` are what to run where it can be."""
 
     def __init__(self, path: Path, reason: str) -> None:
-        known = ((framework, lines) for framework, name, lines in KNOWN if re.fullmatch(name, path.name))
+        known = ((about["framework"], about["lines"]) for about in pickles() if re.fullmatch(about["name"], path.name))
         framework, lines = next(known, ("", ""))
         self.lines = lines.format(path=str(path))
         written = "rollout_data.pt" if "torch.save" in self.lines else "dump.jsonl"
@@ -186,3 +120,9 @@ class NeedsItsFramework(MismatchError):
             else "Write it from its own framework in the plain schema instead: mismatch-cli import --schema"
         )
         super().__init__(f"{path} {reason}. {advice}")
+
+
+def pickles() -> list[dict[str, str]]:
+    """Which frameworks write what files as pickles, and the lines that turn one into a dump."""
+    files: list[dict[str, str]] = tomllib.loads((Path(__file__).parent / "pickles.toml").read_text("utf-8"))["file"]
+    return files

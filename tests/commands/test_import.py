@@ -15,7 +15,7 @@ import pytest
 
 from mismatch_cli.cli import run
 from mismatch_cli.importers._driver import PACKAGE, facts
-from mismatch_cli.importers._torch_file import KNOWN
+from mismatch_cli.importers._torch_file import pickles
 from mismatch_cli.importers.plain import MEANING
 from mismatch_cli.places import bundled
 from mismatch_cli.registry import names
@@ -187,7 +187,7 @@ def test_the_document_says_what_the_importers_say():
         assert f"`{name}`" in text
         assert all(str(its[fact]) in text for fact in ("holds", "shift", "padding", "averaging"))
     assert all(f"| `{name}` |" in text and meaning in text for name, meaning in MEANING.items())
-    assert all(lines.format(path=path) in text for (_, _, lines), path in zip(KNOWN, DOCUMENTED, strict=True))
+    assert all(about["lines"].format(path=path) in text for about, path in zip(pickles(), DOCUMENTED, strict=True))
 
 
 DOCUMENTED = (

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.importers._torch_file import KNOWN, NeedsItsFramework
+from mismatch_cli.importers._torch_file import NeedsItsFramework, pickles
 from tests.importers.layouts import imported, real_rows, same_bits, save, slime_sample
 
 
@@ -168,5 +168,5 @@ def test_the_lines_for_slime_with_more_than_data(tmp_path, monkeypatch):
 
 
 def test_every_framework_s_lines_are_python():
-    for _, _, lines in KNOWN:
-        ast.parse(lines.format(path="some 'file'"))
+    for about in pickles():
+        ast.parse(about["lines"].format(path="some 'file'"))
