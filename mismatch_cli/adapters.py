@@ -209,12 +209,12 @@ def _merge_head(model: Any) -> None:
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     if not (hasattr(head, "lora_A") or hasattr(embeddings, "lora_A")):
         return
-    own = head.get_base_layer() if hasattr(head, "lora_A") else head
-    own.weight = nn.Parameter(own.weight.detach().clone(), requires_grad=False)
+    base = head.get_base_layer() if hasattr(head, "lora_A") else head
+    base.weight = nn.Parameter(base.weight.detach().clone(), requires_grad=False)
     model.config.get_text_config().tie_word_embeddings = model.config.tie_word_embeddings = False
-    if own is not head:
+    if base is not head:
         head.merge()
-        model.set_output_embeddings(own)
+        model.set_output_embeddings(base)
 
 
 def _folder(name: str) -> Path:

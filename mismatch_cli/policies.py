@@ -122,7 +122,7 @@ class Responses:
         return self.offset_S1.diff()
 
     @cached_property
-    def of_T(self) -> Tensor:
+    def response_T(self) -> Tensor:
         """The response of each token."""
         return torch.repeat_interleave(torch.arange(len(self.length_S), device=self.offset_S1.device), self.length_S)
 
@@ -205,12 +205,12 @@ class Compared:
         """log of the ratio at a level, nats; sums over a response are float64."""
         if level == "token":
             return self.log_ratio_T
-        return (self._sum_S if level == "product" else self._mean_S)[self._responses.of_T]
+        return (self._sum_S if level == "product" else self._mean_S)[self._responses.response_T]
 
     @cached_property
     def _sum_S(self) -> Tensor:
         sum_S = torch.zeros(len(self._responses.length_S), dtype=torch.float64, device=self.log_ratio_T.device)
-        return sum_S.index_add_(0, self._responses.of_T, self.log_ratio_T.double())
+        return sum_S.index_add_(0, self._responses.response_T, self.log_ratio_T.double())
 
     @cached_property
     def _mean_S(self) -> Tensor:

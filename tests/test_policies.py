@@ -67,10 +67,10 @@ def test_sums_over_a_response_are_exact_in_float32() -> None:
 def test_responses_of_tokens() -> None:
     given = policies()
     assert given.responses.length_S.tolist() == [3, 0, 1]
-    assert given.responses.of_T.tolist() == [0, 0, 0, 2]
+    assert given.responses.response_T.tolist() == [0, 0, 0, 2]
     empty = torch.zeros(0)
     nothing = Policies(empty, empty, None, torch.tensor([0]))
-    assert nothing.responses.length_S.tolist() == nothing.responses.of_T.tolist() == []
+    assert nothing.responses.length_S.tolist() == nothing.responses.response_T.tolist() == []
     assert nothing.compare(TRAINER_ROLLOUT).level_log_ratio_T("mean").tolist() == []
 
 

@@ -130,8 +130,8 @@ def _squared_less_1(log_ratio: np.ndarray) -> np.ndarray:
 
 def _jensen_shannon_N(gaps: TokenGaps) -> np.ndarray:
     """½ φ(log p/m) + ½ φ(log q/m) with m = (p + q)/2 and φ(u) = e^u − 1 − u: log q/m = −log((1 + r)/2)."""
-    of_p_N, of_q_N = (-np.log1p(np.expm1(np.float64(sign) * gaps.d_N) / 2) for sign in (-1, 1))
-    terms_N = divergences.phi(torch.from_numpy(of_p_N)) + divergences.phi(torch.from_numpy(of_q_N))
+    log_p_share_N, log_q_share_N = (-np.log1p(np.expm1(np.float64(sign) * gaps.d_N) / 2) for sign in (-1, 1))
+    terms_N = divergences.phi(torch.from_numpy(log_p_share_N)) + divergences.phi(torch.from_numpy(log_q_share_N))
     return (terms_N / 2).numpy()
 
 

@@ -126,14 +126,14 @@ class ModelClasses:
         """Undo what was done to a class; answers a subclass that has it."""
         bases, attributes = self.classes[changed]
         added = tuple(base for base in changed.__bases__ if base not in bases)
-        own = {name: value for name, value in vars(changed).items() if attributes.get(name) is not value}
+        changes = {name: value for name, value in vars(changed).items() if attributes.get(name) is not value}
         changed.__bases__ = bases
-        for name in own:
+        for name in changes:
             if name in attributes:
                 setattr(changed, name, attributes[name])
             else:
                 delattr(changed, name)
-        return type(changed.__name__, (changed, *added), own | {"__module__": changed.__module__})
+        return type(changed.__name__, (changed, *added), changes | {"__module__": changed.__module__})
 
 
 def _move(changed: dict[type, type], model: Any) -> None:

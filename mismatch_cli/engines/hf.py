@@ -77,8 +77,8 @@ class HfEngine:
             rooms = [self._room(request) for request in batch]
             for wanted in sorted(set(rooms)):  # a row with less room must not be carried past the context's end
                 rows = [row for row, room in enumerate(rooms) if room == wanted]
-                own = {i: into[row] for i, row in enumerate(rows) if row in into}
-                sampled |= zip(rows, self._sample_batch([batch[row] for row in rows], own), strict=True)
+                wanting = {i: into[row] for i, row in enumerate(rows) if row in into}
+                sampled |= zip(rows, self._sample_batch([batch[row] for row in rows], wanting), strict=True)
             rollouts += [sampled[row] for row in range(len(batch))]
             on_finished(len(batch))
         return rollouts

@@ -69,7 +69,7 @@ def _set_environment() -> None:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # pinned threads would stay pinned for the trainer
 
 
-def _load(settings: EngineSettings, more: dict[str, Any]) -> Any:
+def _load(settings: EngineSettings, lora: dict[str, Any]) -> Any:
     import torch
     from vllm import LLM
     from vllm.platforms import current_platform
@@ -90,7 +90,7 @@ def _load(settings: EngineSettings, more: dict[str, Any]) -> Any:
             # A prompt split over two steps makes vLLM rewind the request's generator, which a CPU generator cannot do.
             "enable_chunked_prefill": False,
         }
-    arguments |= more | settings.extra
+    arguments |= lora | settings.extra
     if arguments.get("enforce_eager"):
         # Asking for log-probs would otherwise compile one small function with inductor: seconds for nothing.
         torch._dynamo.config.disable = True

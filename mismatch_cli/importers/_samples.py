@@ -55,7 +55,7 @@ def samples_of(content: Any, source: Source) -> list[Sample]:
 
 def tables(samples: Sequence[Sample], step: int, tally: Tally, where: str) -> Iterator[pa.Table]:
     """Blocks of samples, in their order; those without ids or with impossible lengths are left out."""
-    some: list[Sample] = []
+    block: list[Sample] = []
     tokens = 0
     for sample in samples:
         try:
@@ -66,13 +66,13 @@ def tables(samples: Sequence[Sample], step: int, tally: Tally, where: str) -> It
         if reason is not None:
             tally.leave_out(reason, 1, where)
             continue
-        some.append(sample)
+        block.append(sample)
         tokens += len(sample["tokens"])
         if tokens >= TOKENS_PER_BLOCK:
-            yield _table(some, step)
-            some, tokens = [], 0
-    if some:
-        yield _table(some, step)
+            yield _table(block, step)
+            block, tokens = [], 0
+    if block:
+        yield _table(block, step)
 
 
 def _as_arrays(sample: Sample) -> Sample:

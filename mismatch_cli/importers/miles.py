@@ -176,8 +176,8 @@ class _Losses:
                 content = _torch_file.load(source.path)
                 for sample in _samples.samples_of(content, source):
                     if sample.get("rollout_log_probs") is not None:
-                        of_rank = self._found.setdefault(int(content["rank"]), {})
-                        of_rank.setdefault(_bits(sample["rollout_log_probs"]), []).append(sample)
+                        by_mu = self._found.setdefault(int(content["rank"]), {})
+                        by_mu.setdefault(_bits(sample["rollout_log_probs"]), []).append(sample)
 
     def join(self, sample: dict[str, Any], rank: int) -> dict[str, Any]:
         """The sample with the current log π, and what it was compared with as recomputed, unless that was μ itself."""
@@ -188,8 +188,8 @@ class _Losses:
         if old is not None and _bits(old) == _bits(mu):
             old = None  # --use-rollout-logprobs: "old" is the engine's
         old = sample.get("log_probs", old)
-        of_the_loss = {"train_log_probs": loss.get("train_log_probs"), "log_probs": None, "old_log_probs": old}
-        return sample | of_the_loss | {"newer_trainer": True}
+        from_loss = {"train_log_probs": loss.get("train_log_probs"), "log_probs": None, "old_log_probs": old}
+        return sample | from_loss | {"newer_trainer": True}
 
     def finish(self) -> None:
         self._tally.leave_out(NO_SAMPLE, sum(len(equal) for found in self._found.values() for equal in found.values()))

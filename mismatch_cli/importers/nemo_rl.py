@@ -132,9 +132,9 @@ def _finished(found: dict[str, pa.Array], rows: dict[str, pa.Array], step: int) 
 def _without_placeholders(column: pa.Array, lengths_S: np.ndarray) -> dict[str, pa.Array]:
     """Null where a whole response has log π = 0: nobody computed it."""
     null_S = _lists.is_null(column)
-    some_S = np.zeros(len(lengths_S), dtype=bool)
+    computed_S = np.zeros(len(lengths_S), dtype=bool)
     known_S = np.where(null_S, 0, lengths_S)
-    some_S[_lists.rows_of(known_S)[_lists.flat(column) != 0]] = True
-    zero_S = ~null_S & ~some_S
+    computed_S[_lists.rows_of(known_S)[_lists.flat(column) != 0]] = True
+    zero_S = ~null_S & ~computed_S
     left = pc.if_else(pa.array(zero_S), pa.scalar(None, column.type), column)
     return {"logp_trainer": left, NOTE + SKIPPED: pa.array(zero_S.astype(np.int64))}

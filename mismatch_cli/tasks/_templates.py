@@ -26,11 +26,11 @@ def rendered(tokenizer: Any, conversations: Mapping[int, Messages]) -> Iterator[
 
     They are rendered in a fork of this process, which a timer of the system ends: a loop in C hears of nothing else.
     """
-    ours, child_end = Pipe(duplex=False)
+    answers, child_end = Pipe(duplex=False)
     child: int | None = os.fork()
     if not child:
         try:
-            ours.close()
+            answers.close()
             _render(tokenizer, conversations.values(), child_end)
         finally:
             os._exit(0)
@@ -38,7 +38,7 @@ def rendered(tokenizer: Any, conversations: Mapping[int, Messages]) -> Iterator[
     try:
         for prompt_id in conversations:
             try:
-                answer = ours.recv_bytes()
+                answer = answers.recv_bytes()
             except EOFError:
                 (_, status), child = os.waitpid(child, 0), None
                 late = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM
@@ -48,7 +48,7 @@ def rendered(tokenizer: Any, conversations: Mapping[int, Messages]) -> Iterator[
                 raise _failed(text, prompt_id)
             yield text
     finally:
-        ours.close()
+        answers.close()
         if child is not None:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
@@ -69,14 +69,14 @@ def _render(tokenizer: Any, conversations: Iterable[Messages], answers: Connecti
     with memory.limited(_MEMORY):
         for messages in conversations:
             signal.setitimer(signal.ITIMER_REAL, _SECONDS)
-            answer = _one(tokenizer, messages)
+            answer = _put(tokenizer, messages)
             signal.setitimer(signal.ITIMER_REAL, 0)
             answers.send_bytes(answer)
             if answer[:1] == _ILL:
                 return
 
 
-def _one(tokenizer: Any, messages: Messages) -> bytes:
+def _put(tokenizer: Any, messages: Messages) -> bytes:
     try:
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         most = _MOST_TEXT + _TIMES * len(json.dumps(messages))

@@ -40,7 +40,7 @@ def advantages(given: Policies, kind: str, seed: int) -> Tensor:
     count = len(given.responses.length_S) if kind == "per response" else len(given.trainer)
     drawn = signs(count, seed + 100)
     drawn[::9] = 0
-    return drawn[given.responses.of_T] if kind == "per response" else drawn
+    return drawn[given.responses.response_T] if kind == "per response" else drawn
 
 
 def test_every_row_has_its_published_objective() -> None:
@@ -49,7 +49,7 @@ def test_every_row_has_its_published_objective() -> None:
 
 def scale_T(given: Policies, aggregation: str) -> Tensor:
     scale_S = torch.from_numpy(response_scale(aggregation, given.responses.length_S.numpy(), LONGEST))
-    return scale_S[given.responses.of_T]
+    return scale_S[given.responses.response_T]
 
 
 @pytest.mark.parametrize("kind", ["per response", "per token"])

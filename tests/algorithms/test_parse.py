@@ -98,7 +98,7 @@ def test_an_anchor_moves_masks_and_weight_or_is_refused(name: str, anchor: str) 
     assert [mask.thresholds for mask in moved.masks] == [mask.thresholds for mask in row.masks]
     given = random_policies(3)
     assert given.recomputed is not None and given.topk is not None and given.topk.recomputed is not None
-    advantage_T = signs(len(given.responses.length_S))[given.responses.of_T]
+    advantage_T = signs(len(given.responses.length_S))[given.responses.response_T]
     if measured_from(row) != {anchor}:  # the policies change places, and the row itself stays
         topk = replace(given.topk, rollout=given.topk.recomputed, recomputed=given.topk.rollout)
         turned = Policies(given.recomputed, given.trainer, given.rollout, given.offset_S1, topk)

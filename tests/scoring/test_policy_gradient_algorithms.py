@@ -65,7 +65,7 @@ def make_batch() -> Batch:
     columns = [x.gather(1, topk_ids_TK) for x in (rollout_TV, exact_TV, recomputed_TV)]
     offset_S1 = torch.tensor([0, *LENGTHS]).cumsum(0)
     policies = Policies(*sampled, offset_S1, TopKLogProbs(response_ids_T, topk_ids_TK, *columns))
-    advantage_T = torch.tensor([1.0, -0.5, -1.5, 0.7], dtype=torch.float64)[policies.responses.of_T]
+    advantage_T = torch.tensor([1.0, -0.5, -1.5, 0.7], dtype=torch.float64)[policies.responses.response_T]
     return Batch(
         model, ids_SL[:, :-1], response_ids_T, policies, advantage_T, logp_TV.gather(1, response_ids_T[:, None])[:, 0]
     )

@@ -116,7 +116,7 @@ def test_the_statistic_has_the_sign_of_the_move(name: str) -> None:
     given = random_policies(2)
     d_T = given.trainer - given.rollout
     mean_S = torch.stack([part.mean() for part in d_T.split(given.responses.length_S.tolist())])
-    expected = mean_S[given.responses.of_T] if name in SEQUENCE else d_T
+    expected = mean_S[given.responses.response_T] if name in SEQUENCE else d_T
     statistic_T = ask(name, given, signs(len(d_T))).statistic_T
     assert torch.equal(statistic_T > 0, expected > 0) and torch.equal(statistic_T < 0, expected < 0)
 

@@ -84,7 +84,7 @@ OWNERS: dict[str, tuple[str, Ratio, dict[str, float], Callable[[Policies, Tensor
 def test_a_mask_keeps_what_its_owner_keeps(owner: str) -> None:
     region, ratio, thresholds, rule = OWNERS[owner]
     given = random_policies(0, responses=400, longest=12)
-    advantage_T = signs(len(given.responses.length_S))[given.responses.of_T]
+    advantage_T = signs(len(given.responses.length_S))[given.responses.response_T]
     kept_T = Mask(region, ratio, tuple(thresholds.items())).decide(given, advantage_T).keep_T
     assert torch.equal(kept_T, rule(given, advantage_T))
     assert min(kept_T.sum(), (~kept_T).sum()) >= 10
