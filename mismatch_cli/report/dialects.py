@@ -9,8 +9,8 @@ from mismatch_cli import dialects, numbers
 from mismatch_cli.dialects import Reading
 from mismatch_cli.places import shown
 from mismatch_cli.report.about import partial_notes, who_facts
-from mismatch_cli.report.tables import Row, col, filled, named, pairs_table, table
-from mismatch_cli.report.view import ReportView, Section
+from mismatch_cli.report.tables import Col, Row, col, filled, named, pairs_table, table
+from mismatch_cli.report.view import ReportView, Section, Table
 from mismatch_cli.studies.study import about, check_poolable
 from mismatch_cli.trace.reader import Trace
 
@@ -88,37 +88,33 @@ def _framework(name: str, framework: Mapping[str, Any]) -> Section:
     """A table for each two policies that the framework compares, and what has to be said about single metrics."""
     rows = framework["metrics"]
     columns = [named("metric", "name"), col("value", _value), named("formula", "formula", optional=True)]
-    tables = [
-        table(compares, [row for row in rows if row["compares"] == compares], columns, shrinks=True)
-        for compares in dict.fromkeys(row["compares"] for row in rows)
-    ]
     noted: dict[str, list[str]] = {}
     for row in rows:
         for note in row["notes"]:
             noted.setdefault(note, []).append(row["name"])
     notes = pairs_table("Notes", ((note, ", ".join(names)) for note, names in noted.items()), "", "metrics")
-    return Section(name, f"{framework['when']} {_AVERAGE}", tables=filled(*tables, notes))
+    return Section(name, f"{framework['when']} {_AVERAGE}", tables=filled(*_by_pair(rows, columns), notes))
 
 
 def _words(frameworks: Mapping[str, Any]) -> list[Section]:
     """A section for each word, with a row for every framework's own number of that name."""
-    rows = [
-        row | {"framework": name} for name, content in frameworks.items() for row in content["metrics"] if row["word"]
-    ]
+    rows = [row | {"framework": name} for name, content in frameworks.items() for row in content["metrics"]]
     columns = [
         named("framework", "framework"),
         col("value", _value),
         named("formula", "formula"),
         named("metric", "name", optional=True),
     ]
-    words: dict[str, dict[str, list[Row]]] = {}
-    for row in rows:
-        words.setdefault(row["word"], {}).setdefault(row["compares"], []).append(row)
-    sections = (
-        Section(f"“{word}”", tables=tuple(table(pair, found, columns, shrinks=True) for pair, found in by_pair.items()))
-        for word, by_pair in words.items()
-    )
-    return [Section("What is averaged", _AVERAGE), *sections]
+    sections = [Section("What is averaged", _AVERAGE)]
+    for word in dict.fromkeys(row["word"] for row in rows if row["word"]):
+        sections.append(Section(f"“{word}”", tables=_by_pair([row for row in rows if row["word"] == word], columns)))
+    return sections
+
+
+def _by_pair(rows: Sequence[Row], columns: Sequence[Col[Row]]) -> tuple[Table, ...]:
+    """A table for each two policies that are compared."""
+    pairs = dict.fromkeys(row["compares"] for row in rows)
+    return tuple(table(pair, [row for row in rows if row["compares"] == pair], columns, shrinks=True) for pair in pairs)
 
 
 def _value(row: Mapping[str, Any]) -> str:

@@ -60,27 +60,22 @@ def _facts(facts: Facts) -> RenderableType:
 
 def _metrics(groups: Sequence[MetricGroup], width: int) -> RenderableType:
     """One table for all groups of a section, so that their columns stand below each other."""
-    floors = any(group.has_floor for group in groups)
-    columns = ["value", "95 % interval"]
-    columns += ["floor"] * (floors and width >= _WITH_FLOOR) + ["× floor"] * (floors and width >= _WITH_FACTOR)
+    floors, several = any(group.has_floor for group in groups), len(groups) > 1
+    columns = {"value": "value", "95 % interval": "interval"}
+    columns |= {"floor": "floor"} if floors and width >= _WITH_FLOOR else {}
+    columns |= {"× floor": "times_floor"} if floors and width >= _WITH_FACTOR else {}
     table = RichTable(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("", no_wrap=width >= _WITH_FACTOR)
     for title in columns:
         table.add_column(title, justify="right", overflow="fold")
     for group in groups:
-        if len(groups) > 1:
+        if several:
             table.add_row(Text(group.title, style="bold"))
         for row in group.rows:
-            cells = {"95 % interval": row.interval, "floor": row.floor, "× floor": row.times_floor, "value": row.value}
-            indent = "  " if len(groups) > 1 else ""
-            table.add_row(
-                for_terminal(indent + (row.name or row.metric.label)), *(_blank(cells[title]) for title in columns)
-            )
+            cells = (getattr(row, name) for name in columns.values())
+            label = "  " * several + (row.name or row.metric.label)
+            table.add_row(for_terminal(label), *("" if cell == MISSING else cell for cell in cells))
     return table
-
-
-def _blank(text: str) -> str:
-    return "" if text == MISSING else text
 
 
 def _table(table: Table, console: Console) -> RenderableType:

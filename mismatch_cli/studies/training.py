@@ -83,9 +83,7 @@ class TrainingAnalysis(Study):
                     "final_accuracy": run.final_accuracy,
                     "abs_dp_mean_first": run.first("mismatch", "abs_dp_mean"),
                     "abs_dp_mean_last": run.last("mismatch", "abs_dp_mean"),
-                    "bad_over_tokens": run.mean("bad_over_tokens"),
-                    "bad_over_negative": run.mean("bad_over_negative"),
-                    "blocked": run.mean("blocked"),
+                    **{key: run.mean(key) for key in ("bad_over_tokens", "bad_over_negative", "blocked")},
                     "config": dict(run.config),
                 }
                 for run in self.runs

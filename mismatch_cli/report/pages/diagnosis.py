@@ -24,16 +24,16 @@ EXPLAINED = Metric("explained", "explained by the first cause", "part of Σ|d| t
 UNEXPLAINED = Metric("unexplained-gap", "unexplained", "mean |d| with every found cause undone", "nats", _OWN)
 FAULTS = Metric("faults", "faults found", "checks that answer “found”, floors and tails apart", "checks", _OWN)
 MADE = Metric("made", "checks made", "checks that the trace allows, of all there are", "checks", _OWN)
-_STAGES = {
-    1: "values",
-    2: "alignment",
-    3: "distribution",
-    4: "weights",
-    5: "drift",
-    6: "precision and tails",
-    7: "precision",
-    8: "what is left",
-}
+_STAGES = [
+    "values",
+    "alignment",
+    "distribution",
+    "weights",
+    "drift",
+    "precision and tails",
+    "precision",
+    "what is left",
+]
 _ANSWERS = {"found": "FOUND", "clear": "clear", "untested": "not tested"}
 
 
@@ -71,12 +71,10 @@ def _headline(analysis: DiagnosisAnalysis) -> str:
         return " ".join(filter(None, (f"{module(first.check).TITLE}. {first.sentence}{explained}", unexplained)))
     if unexplained:
         suspects = [_suspect(finding) for finding in diagnosis.suspects]
-        return f"Most of the gap is not explained. {unexplained}" + (
-            f" It may be {'; or '.join(suspects)}." if suspects else ""
-        )
-    return " ".join(
-        filter(None, ("No fault was found in what was tested.", _against_usual(analysis), _not_tested(analysis)))
-    )
+        may_be = f" It may be {'; or '.join(suspects)}." if suspects else ""
+        return f"Most of the gap is not explained. {unexplained}{may_be}"
+    found = ("No fault was found in what was tested.", _against_usual(analysis), _not_tested(analysis))
+    return " ".join(filter(None, found))
 
 
 def _suspect(finding: Finding) -> str:
