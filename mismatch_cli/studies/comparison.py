@@ -144,14 +144,14 @@ def analyse_comparison(
     for name, trace, found, kept_S in zip(NAMES, traces, responses, kept, strict=False):
         sides.append(Side(name, trace, found, kept_S, _measure(trace, found, kept_S, pair)))
         on_responses(trace.num_responses)
-    first, ours = sides[0], sides[0].measured
+    first, measured = sides[0], sides[0].measured
     others = []
     for side, pairing in zip(sides[1:], pairings, strict=True):
         on_tokens = None
         if pairing.by == "tokens":
             compared = (first.trace, side.trace)
             on_tokens = compare_on_tokens(compared, first.responses, first.kept_S, pairing.partner_S, pair)
-        others.append(Comparison(side, pairing, differences(ours, side.measured), on_tokens))
+        others.append(Comparison(side, pairing, differences(measured, side.measured), on_tokens))
     return ComparisonAnalysis(pair, first, tuple(others), tuple(arguments))
 
 

@@ -108,18 +108,18 @@ def compared_rows(responses: Sequence[Responses], pairings: Sequence[Pairing]) -
 def _partners(first: Responses, other: Responses) -> np.ndarray:
     """Equal responses under equal row keys belong together; those that are left, in the order of their files."""
     partner_S = np.full(len(first), -1, dtype=np.int64)
-    ours, theirs = np.flatnonzero(first.measured_S), np.flatnonzero(other.measured_S)
+    first_rows, other_rows = np.flatnonzero(first.measured_S), np.flatnonzero(other.measured_S)
     for keys in (lambda r, index: hash_keys(r.content_S[index], r.row_S[index]), lambda r, index: r.content_S[index]):
-        found, at = _join(keys(first, ours), keys(other, theirs))
-        partner_S[ours[found]] = theirs[at]
-        ours, theirs = np.delete(ours, found), np.delete(theirs, at)
+        found, at = _join(keys(first, first_rows), keys(other, other_rows))
+        partner_S[first_rows[found]] = other_rows[at]
+        first_rows, other_rows = np.delete(first_rows, found), np.delete(other_rows, at)
     return partner_S
 
 
-def _join(ours: np.ndarray, theirs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _join(first_keys: np.ndarray, other_keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Indices of equal keys; the n-th occurrence of a key meets the n-th of the other side."""
-    once, others = (hash_keys(keys, _occurrence(keys)) for keys in (ours, theirs))
-    _, found, at = np.intersect1d(once, others, assume_unique=True, return_indices=True)
+    numbered, other_numbered = (hash_keys(keys, _occurrence(keys)) for keys in (first_keys, other_keys))
+    _, found, at = np.intersect1d(numbered, other_numbered, assume_unique=True, return_indices=True)
     return found, at
 
 
@@ -187,10 +187,10 @@ class OnTokens:
         """Add responses that hold the columns of both traces."""
         self.current.update(joined)
         self.reference.update(joined)
-        for ours in token_gaps(joined, _OURS, required=_COLUMNS):
-            theirs = TokenGaps(joined, _THEIRS, ours.first, ours.last, _COLUMNS)
-            sums_S2 = np.stack([ours.responses.length_S, ours.responses.sum(_side(ours) != _side(theirs))], axis=1)
-            self.flips.update(ours.group_S, sums_S2.astype(np.float64))
+        for gaps in token_gaps(joined, _OURS, required=_COLUMNS):
+            other_gaps = TokenGaps(joined, _THEIRS, gaps.first, gaps.last, _COLUMNS)
+            sums_S2 = np.stack([gaps.responses.length_S, gaps.responses.sum(_side(gaps) != _side(other_gaps))], axis=1)
+            self.flips.update(gaps.group_S, sums_S2.astype(np.float64))
 
     @property
     def clip_flips(self) -> Estimate:
@@ -209,7 +209,7 @@ class OnTokens:
 
 
 def compare_on_tokens(
-    traces: tuple[Trace, Trace], ours: Responses, kept_S: np.ndarray, partner_S: np.ndarray, pair: Pair
+    traces: tuple[Trace, Trace], responses: Responses, kept_S: np.ndarray, partner_S: np.ndarray, pair: Pair
 ) -> OnTokens:
     """Read the first trace in order, and of the other the row groups where the partners of its responses lie.
 
@@ -219,10 +219,10 @@ def compare_on_tokens(
     for table in traces[0].tables(SCORED):
         rows = first + np.flatnonzero(kept_S[first : first + table.num_rows])
         if len(rows):
-            mine = table_to_batch(table.take(rows - first))
-            theirs = table_to_batch(fetch(partner_S[rows]))
-            found.masked_in_one += int((mine.loss_mask_T != theirs.loss_mask_T).sum())
-            found.update(_joined(mine, theirs, pair, ours.prompt_S[rows]))
+            batch = table_to_batch(table.take(rows - first))
+            partners = table_to_batch(fetch(partner_S[rows]))
+            found.masked_in_one += int((batch.loss_mask_T != partners.loss_mask_T).sum())
+            found.update(_joined(batch, partners, pair, responses.prompt_S[rows]))
         first += table.num_rows
     return found
 
@@ -252,18 +252,18 @@ class _Fetch:
         return shard.read_row_group(number, columns=present, use_threads=False).replace_schema_metadata(None)
 
 
-def _joined(mine: TokenBatch, theirs: TokenBatch, pair: Pair, prompt_S: np.ndarray) -> TokenBatch:
+def _joined(batch: TokenBatch, partners: TokenBatch, pair: Pair, prompt_S: np.ndarray) -> TokenBatch:
     """One batch with the two policies of both; a token counts where both loss masks have it."""
-    reference_T, their_reference_T = (getattr(batch, pair.reference) for batch in (mine, theirs))
-    counts_T = mine.loss_mask_T & theirs.loss_mask_T & reference_T.isfinite() & their_reference_T.isfinite()
+    reference_T, their_reference_T = (getattr(side, pair.reference) for side in (batch, partners))
+    counts_T = batch.loss_mask_T & partners.loss_mask_T & reference_T.isfinite() & their_reference_T.isfinite()
     return replace(
-        mine,
+        batch,
         prompt_id_S=torch.from_numpy(prompt_S),
         loss_mask_T=counts_T,
         logp_rollout_T=reference_T,
-        logp_trainer_T=getattr(mine, pair.current),
+        logp_trainer_T=getattr(batch, pair.current),
         logp_recomputed_T=their_reference_T,
-        logp_trainer_repeat_T=getattr(theirs, pair.current),
+        logp_trainer_repeat_T=getattr(partners, pair.current),
     )
 
 

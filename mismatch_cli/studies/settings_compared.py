@@ -111,9 +111,13 @@ def settings_diff(
     staleness.
     """
     sections = [name for name in _SECTIONS if not at_equal_weights or name != "equal_weights"]
-    ours, theirs = _settings(first, other, sections), _settings(other, first, sections)
-    names = list(dict.fromkeys([*ours, *theirs]))
-    rows = [_row(name, ours.get(name), theirs.get(name)) for name in names if ours.get(name) != theirs.get(name)]
+    settings, other_settings = _settings(first, other, sections), _settings(other, first, sections)
+    names = list(dict.fromkeys([*settings, *other_settings]))
+    rows = [
+        _row(name, settings.get(name), other_settings.get(name))
+        for name in names
+        if settings.get(name) != other_settings.get(name)
+    ]
     rows = [row for row in rows if not _repeats_trainer(row, rows)]
     return sorted(rows, key=lambda row: (row.harmless, row.in_one_only, row.likely or len(CAUSES) + 1))
 

@@ -142,9 +142,9 @@ def about(traces: Sequence[Trace], unscored_responses: int) -> dict[str, Any]:
 def _shortfall(trace: Trace) -> dict[str, Any]:
     """What a trace lacks that its manifest promises, and how it becomes whole."""
     found = trace.completeness
-    only = found.unscored > 0 and len(found.reasons) == 1
-    how = remedy(trace.folder, trace.manifest, unscored=only)
-    return {"trace": str(trace.folder), **found.to_json(), "remedy": how}
+    unscored = found.unscored > 0 and len(found.reasons) == 1
+    advice = remedy(trace.folder, trace.manifest, unscored=unscored)
+    return {"trace": str(trace.folder), **found.to_json(), "remedy": advice}
 
 
 def who_is_compared(manifest: Mapping[str, Any]) -> str:
