@@ -24,16 +24,16 @@ EXPLAINED = Metric("explained", "explained by the first cause", "part of Σ|d| t
 UNEXPLAINED = Metric("unexplained-gap", "unexplained", "mean |d| with every found cause undone", "nats", _OWN)
 FAULTS = Metric("faults", "faults found", "checks that answer “found”, floors and tails apart", "checks", _OWN)
 MADE = Metric("made", "checks made", "checks that the trace allows, of all there are", "checks", _OWN)
-_STAGES = [
-    "values",
-    "alignment",
-    "distribution",
-    "weights",
-    "drift",
-    "precision and tails",
-    "precision",
-    "what is left",
-]
+_STAGES = {
+    1: "values",
+    2: "alignment",
+    3: "distribution",
+    4: "weights",
+    5: "drift",
+    6: "precision and tails",
+    7: "precision",
+    8: "what is left",
+}
 _ANSWERS = {"found": "FOUND", "clear": "clear", "untested": "not tested"}
 
 
