@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, field, fields
-from typing import Annotated, Any, TypeVar, get_type_hints
+from dataclasses import Field, field, fields, is_dataclass
+from functools import wraps
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from mismatch_cli import registry
 from mismatch_cli.errors import UsageError
@@ -18,7 +19,7 @@ BELOW_1: dict[str, Any] = {"valid": lambda value: 0 <= value < 1, "wanted": "a n
 
 
 def setting(default: Any, help: str, flag: str | None = None, **about: Any) -> Any:
-    """A field with a flag of its name, or with this one, a switch with both of its words.
+    """A field of a dataclass, or a parameter of a command, with a flag of its name, or with this one.
 
     A default that is a function is called where nothing is given, and `--help` shows none. `about` is any of
     `least` (and `why`), `valid` with `wanted`: what the value has to be;
@@ -26,7 +27,8 @@ def setting(default: Any, help: str, flag: str | None = None, **about: Any) -> A
     `changeable`: a run that goes on may have another value, since it decides how the work is done, not what comes out;
     `path`: it may lie on this machine, and is recorded in one spelling;
     `argument`: it has no flag, it stands by itself;
-    and what Typer takes: `min`, `max`, and the title in `--help`, `panel`.
+    `short`: its flag of one letter; and what Typer takes: `min`, `max`, `metavar`, `show_default`, and the title in
+    `--help`, `panel`.
     """
     factory = default if callable(default) else lambda: default
     about |= {"default": factory, "unset": callable(default), "help": help, "flag": flag}
@@ -40,7 +42,11 @@ def default_of(setting: Field[Any]) -> Any:
 
 def flag_of(setting: Field[Any]) -> str:
     """What is typed for it, as messages name it."""
-    return setting.name.upper() if setting.metadata.get("argument") else f"--{setting.name.replace('_', '-')}"
+    return setting.name.upper() if setting.metadata.get("argument") else _flag(setting.name)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def check(settings: Any, *, typed: bool) -> None:
@@ -84,41 +90,70 @@ def resumed(kind: type, asked: Mapping[str, Any], typed: set[str], recorded: Map
     return {**asked, **recorded, **{name: asked[name] for name in changeable & typed}}
 
 
-def flags(kind: type, **shown: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command whose `**settings` are flags, one for each field of a dataclass, in their order.
+def flags(
+    kind: type | None = None, without: Sequence[str] = (), **shown: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command whose parameters are settings.
 
-    They stand before the other parameters. With `shown`, which Typer takes (and `without`, names that the command
-    declares itself), they stand behind, and none has a default: something else says what holds.
+    A `setting` as the default of a parameter makes it a flag. A dataclass of settings as its type makes it an object
+    that is built from a flag for each field, or for those that an `Annotated` names.
+    The fields of `kind` are flags too, before all others, which reach the command if it takes `**settings`; with
+    `shown`, which Typer takes, they stand behind and none has a default: something else says what holds.
     """
 
     def with_flags(function: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(function, eval_str=True)
-        own = [p.replace(kind=p.KEYWORD_ONLY) for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        made = _parameters(kind, **shown)
-        parameters = own + made if shown else made + own
-        function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        function.__annotations__ = {p.name: p.annotation for p in parameters}
-        return function
+        parameters: list[inspect.Parameter] = []
+        built: dict[str, tuple[type, list[str]]] = {}
+        for name, declared in signature.parameters.items():
+            is_part = get_origin(declared.annotation) is Annotated
+            group, *names = get_args(declared.annotation) if is_part else [declared.annotation]
+            if is_dataclass(group):
+                names = names or [known.name for known in fields(group)]
+                built[name] = group, names  # type: ignore[assignment]
+                parameters += _parameters(group, names)  # type: ignore[arg-type]
+            elif isinstance(declared.default, Field):
+                parameters.append(_parameter(name, declared.annotation, declared.default))
+            elif declared.kind is not declared.VAR_KEYWORD:
+                parameters.append(declared.replace(kind=declared.KEYWORD_ONLY))
+        if kind is not None:
+            made = _parameters(kind, [known.name for known in fields(kind) if known.name not in without], **shown)
+            parameters = parameters + made if shown else made + parameters
+        takes_all = any(declared.kind is declared.VAR_KEYWORD for declared in signature.parameters.values())
+
+        @wraps(function)
+        def command(**given: Any) -> None:
+            objects: dict[str, Any] = {
+                name: build(group, {part: given.pop(part) for part in names}) for name, (group, names) in built.items()
+            }
+            function(**objects, **{n: value for n, value in given.items() if takes_all or n in signature.parameters})
+
+        command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in parameters}
+        return command
 
     return with_flags
 
 
-def _parameters(kind: type, without: Sequence[str] = (), **shown: Any) -> list[inspect.Parameter]:
+def _parameters(kind: type, names: Sequence[str], **shown: Any) -> list[inspect.Parameter]:
+    hints, known = get_type_hints(kind), {field.name: field for field in fields(kind)}
+    return [_parameter(name, hints[name], known[name], **shown) for name in names]
+
+
+def _parameter(name: str, hint: Any, setting: Field[Any], **shown: Any) -> inspect.Parameter:
     import typer
 
-    hints, made = get_type_hints(kind), []
-    for known in fields(kind):
-        if known.name in without:
-            continue
-        about = known.metadata
-        limits = {name: about[name] for name in ("min", "max") if name in about}
-        typed = {"help": about["help"], "rich_help_panel": about.get("panel"), **limits, **shown}
-        if about.get("argument"):
-            option = typer.Argument(show_default=False, **typed)
-        else:
-            option = typer.Option(about["flag"] or flag_of(known), **typed)
-        unset = bool(shown) or about["unset"]
-        parameter = inspect.Parameter(known.name, inspect.Parameter.KEYWORD_ONLY)
-        hint: Any = hints[known.name] | None if unset else hints[known.name]
-        made.append(parameter.replace(default=None if unset else default_of(known), annotation=Annotated[hint, option]))
-    return made
+    about = setting.metadata
+    taken = {known: about[known] for known in ("min", "max", "metavar", "show_default") if known in about}
+    typed = {"help": about["help"], "rich_help_panel": about.get("panel"), **taken, **shown}
+    if about.get("argument"):
+        option = typer.Argument(show_default=False, **typed)
+    else:
+        option = typer.Option(about["flag"] or _flag(name), *filter(None, [about.get("short")]), **typed)
+    unset = bool(shown) or about["unset"]
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None if unset else default_of(setting),
+        annotation=Annotated[hint | None if unset else hint, option],
+    )

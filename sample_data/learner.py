@@ -24,10 +24,9 @@ class Learner:
     """The weights that score, and their float32 masters: an update is often too small for bfloat16 to hold."""
 
     def __init__(self, config: ProbeConfig) -> None:
-        settings = config.trainer
-        self.trainer = Trainer.load(settings.model, sampling=config.sampling, dtype=settings.dtype)
+        self.trainer = Trainer.load(config.scorer, sampling=config.sampling, dtype=config.trainer_dtype)
         self.version = 0  # optimiser steps behind the weights
-        self._master = load_causal_lm(settings.model, "float32")
+        self._master = load_causal_lm(config.scorer, "float32")
         self._optimizer = torch.optim.AdamW(self._master.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
 
     def describe(self) -> dict[str, Any]:

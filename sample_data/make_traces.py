@@ -90,7 +90,7 @@ def score(shard: Path, learner: Learner, this: Pass) -> None:
         shard,
         learner.trainer,
         this,
-        token_budget=TRAINING.trainer.token_budget,
+        token_budget=TRAINING.token_budget,
         repeat=[True] * open_shard(shard).metadata.num_rows,
         on_scored=lambda _: None,
     )

@@ -1,13 +1,26 @@
-"""What somebody sees of a training run while it goes on: where it stands, how it does, how long it will take."""
+"""What somebody sees of a training run while it goes on: where it stands, how it does, how long it will take.
+
+On the terminal a view of it is drawn here; its report is made anew now and then by another process, this file run as a
+program: training does not wait for it.
+"""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
+import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mismatch_cli.commands._show import Common
+from mismatch_cli.errors import MismatchError
 from mismatch_cli.rl.config import TrainConfig
 from mismatch_cli.text import visible
+from mismatch_cli.trace.files import remove_unfinished
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -23,6 +36,9 @@ _LABEL, _BETWEEN = 10, " · "
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _NARROWEST_BAR = 12
 _SPARK = 40  # steps in the small curve, at most
+_SHARE = 0.02  # of the time, at most, is spent on drawing
+_LOWEST = 19  # the priority of whoever gets what others leave
+_RELOAD_SECONDS = 60  # after which an open page looks for a newer one
 
 
 class Pace:
@@ -89,22 +105,15 @@ class TrainingView:
     def line(self) -> str:
         """The last step in one line, for a log."""
         record, steps = self.records[-1], self._config.steps
-        accuracy = record.get("eval_accuracy")
-        parts = [
-            f"step {record['step']}/{steps}",
-            f"reward {record['reward']:.3f}",
-            *([] if accuracy is None else [f"accuracy {accuracy:.3f}"]),
-            *(
-                f"{name} {value:.2g}"
-                for name, value in (
-                    ("|π−μ|", record["mismatch"].get("abs_dp_mean")),
-                    ("blocked", record.get("blocked")),
-                    ("bad", record.get("bad_over_negative")),
-                )
-                if value is not None
-            ),
-            f"{sum(record['seconds'].values()):.1f} s",
-        ]
+        measured = (
+            ("accuracy", record.get("eval_accuracy"), ".3f"),
+            ("|π−μ|", record["mismatch"].get("abs_dp_mean"), ".2g"),
+            ("blocked", record.get("blocked"), ".2g"),
+            ("bad", record.get("bad_over_negative"), ".2g"),
+        )
+        parts = [f"step {record['step']}/{steps}", f"reward {record['reward']:.3f}"]
+        parts += [f"{name} {value:{digits}}" for name, value, digits in measured if value is not None]
+        parts.append(f"{sum(record['seconds'].values()):.1f} s")
         left = self._pace.left()
         return "  ".join([*parts, f"{duration(left)} left"] if record["step"] < steps else parts)
 
@@ -120,14 +129,12 @@ class TrainingView:
                 for number, line in enumerate(_flow(pieces, width - _LABEL)):
                     lines.append(Text.assemble((f"{'' if number else label:<{_LABEL}}", "dim"), line))
         else:
-            lines += map(Text, _flow(self._starting(), width, " "))
+            words = f"Loading the model into {visible(self._config.engine)} and the trainer, then the first step:"
+            waited = duration(time.monotonic() - self._began)
+            lines += map(Text, _flow([*words.split(), waited], width, " "))
         if self.stopping:
             lines += [Text(line, style="bold") for line in _flow(STOPPING.split(), width, " ")]
         return lines
-
-    def _starting(self) -> list[str]:
-        words = f"Loading the model into {visible(self._config.engine)} and the trainer, then the first step:"
-        return [*words.split(), duration(time.monotonic() - self._began)]
 
     def _bar(self, width: int) -> list[Text]:
         from rich.text import Text
@@ -149,7 +156,9 @@ class TrainingView:
         records, now = self.records, self.records[-1]
         rewards = [record["reward"] for record in records]
         curve = sparkline(rewards[-max(1, min(_SPARK, width - 7)) :], min(rewards), max(rewards))
-        rows = [("reward", [f"{rewards[-1]:.3f} {curve}", *self._accuracy()])]
+        evaluated = [record for record in records if record.get("eval_accuracy") is not None][-1:]
+        accuracy = [f"accuracy {record['eval_accuracy']:.3f} at step {record['step']}" for record in evaluated]
+        rows = [("reward", [f"{rewards[-1]:.3f} {curve}", *accuracy])]
         gap, bad, blocked = now["mismatch"].get("abs_dp_mean"), now.get("bad_over_negative"), now.get("blocked")
         if gap is not None:
             first = [record["mismatch"].get("abs_dp_mean") for record in records[:_FIRST]]
@@ -162,10 +171,6 @@ class TrainingView:
         rows += [("updates", updates)] if updates else []
         rows += [("sync", self._sync())] if now.get("sync") else []
         return [*rows, ("time", self._times())]
-
-    def _accuracy(self) -> list[str]:
-        found = [record for record in self.records if record.get("eval_accuracy") is not None]
-        return [f"accuracy {found[-1]['eval_accuracy']:.3f} at step {found[-1]['step']}"] if found else []
 
     def _sync(self) -> list[str]:
         answers = [record.get("sync") for record in self.records]
@@ -218,3 +223,88 @@ def _number(value: float) -> str:
     from mismatch_cli.numbers import number
 
     return number(value, 2)
+
+
+class Refresher:
+    """Draws the report of these runs into `output`, no sooner than every so many seconds, one process at a time."""
+
+    def __init__(self, folders: Sequence[Path], output: Path, every: float, say: Callable[[str], None]) -> None:
+        self._command = [sys.executable, "-m", __name__, str(output), *map(str, folders)]
+        self._output, self._every, self._say, self._said = output, every, say, ""
+        self._next = time.monotonic() + every
+        self._child: subprocess.Popen[bytes] | None = None
+        # No pipe: nobody reads it before the process ends, and one that is full would hold it up.
+        self._errors = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - as long as this object
+
+    def step_done(self) -> None:
+        """Look after the process that draws, and start the next when it is time."""
+        if not self._every or not self._is_free() or time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + self._every
+        try:
+            self._errors.seek(0)
+            self._errors.truncate()
+            self._child = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._errors,
+                env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True,  # Ctrl-C is not for it
+            )  # fmt: skip
+            os.setpriority(os.PRIO_PROCESS, self._child.pid, _LOWEST)
+        except OSError as error:
+            self._complain(str(error))
+
+    def stop(self) -> None:
+        """End the process that draws, whatever it has done."""
+        if self._child is not None and self._child.poll() is None:
+            self._child.kill()  # what it writes is written under another name first
+            self._child.wait()
+            for folder in (self._output, self._output / "plots"):
+                remove_unfinished(folder)
+        self._child = None
+        self._errors.close()
+
+    def _is_free(self) -> bool:
+        if self._child is None:
+            return True
+        pid, status, usage = os.wait4(self._child.pid, os.WNOHANG)  # `poll` does not tell what it has cost
+        if pid == 0:
+            return False
+        self._child.returncode = os.waitstatus_to_exitcode(status)
+        self._next = max(self._next, time.monotonic() + (usage.ru_utime + usage.ru_stime) / _SHARE)
+        self._child = None
+        if status:
+            self._complain(self._read_errors())
+        return True
+
+    def _read_errors(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read().decode(errors="replace")
+
+    def _complain(self, error: str) -> None:
+        """Say once why it failed: it will be tried again."""
+        reason = next((line.strip() for line in reversed(error.splitlines()) if line.strip()), "no reason given")
+        if reason != self._said:
+            self._said = reason
+            self._say(f"The report could not be refreshed, training goes on: {visible(reason)}")
+
+
+def _draw(output: Path, folders: Sequence[Path]) -> None:
+    """Draw the report of those runs that have begun."""
+    from mismatch_cli.studies.runs import read_runs
+    from mismatch_cli.studies.training import TrainingAnalysis
+
+    begun = [folder for folder in folders if (folder / "metrics.jsonl").is_file()]
+    Common(quiet=True).show(TrainingAnalysis.of(read_runs(begun)), output, reload_seconds=_RELOAD_SECONDS)
+
+
+def _end_with_parent() -> None:
+    """Whoever holds the folder holds the other end of stdin; when it is gone, another process may be writing there."""
+    os.read(0, 1)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        _draw(Path(sys.argv[1]), list(map(Path, sys.argv[2:])))
+    except MismatchError as error:
+        sys.exit(str(error))

@@ -7,12 +7,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mismatch_cli.text import for_terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
     from rich.text import Text
 
 _SECONDS_BETWEEN_LINES = 10.0
@@ -28,7 +29,6 @@ class TerminalProgress:
         from rich.console import Console
 
         self._console = Console(stderr=True, quiet=quiet, highlight=False)
-        self._bar: Any = None
         self.on_terminal = not quiet and self._console.is_interactive and sys.stderr.isatty()  # somebody watches
 
     def say(self, message: str) -> None:
@@ -72,24 +72,40 @@ class TerminalProgress:
                 self._console = usual
 
     @contextmanager
-    def counting(self, phase: str, total: int) -> Iterator[Callable[[int], None]]:
-        """A phase that ends with its block."""
-        try:
-            yield self.start(phase, 0, total)
-        finally:
-            self.stop()
+    def counting(
+        self, phase: str, total: int, done: int = 0, unit: str = "responses"
+    ) -> Iterator[Callable[[int], None]]:
+        """A phase that ends with its block; what it yields is called with how many more are finished."""
+        began, finished = time.monotonic(), 0
 
-    def start(self, phase: str, done: int, total: int, unit: str = "responses") -> Callable[[int], None]:
+        def rate() -> float:
+            return finished / max(time.monotonic() - began, 1e-9)
+
         if self._console.is_terminal and not self._console.quiet:
-            return self._start_bar(phase, done, total, unit)
-        return self._start_lines(phase, done, total, unit)
+            with self._bar() as bar:
+                task = bar.add_task(phase, total=total, completed=done, rate="")
 
-    def stop(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+                def advance(count: int) -> None:
+                    nonlocal finished
+                    finished += count
+                    bar.update(task, advance=count, rate=f"{rate():.0f} {unit}/s")
 
-    def _start_bar(self, phase: str, done: int, total: int, unit: str) -> Callable[[int], None]:
+                yield advance
+            return
+        last = began
+
+        def tell(count: int) -> None:
+            nonlocal last, finished
+            finished += count
+            now, there = time.monotonic(), done + finished
+            if now - last >= _SECONDS_BETWEEN_LINES or there >= total:
+                last = now
+                left = (total - there) / max(rate(), 1e-9)
+                self.say(f"{phase}: {there}/{total} {unit}, {rate():.0f}/s, {left:.0f} s left")
+
+        yield tell
+
+    def _bar(self) -> Progress:
         from rich.progress import (
             BarColumn,
             MofNCompleteColumn,
@@ -99,7 +115,7 @@ class TerminalProgress:
             TimeRemainingColumn,
         )
 
-        self._bar = Progress(
+        return Progress(
             TextColumn("{task.description:<9}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
@@ -109,34 +125,6 @@ class TerminalProgress:
             TimeRemainingColumn(),
             console=self._console,
         )
-        self._bar.start()
-        task = self._bar.add_task(phase, total=total, completed=done, rate="")
-        began, finished = time.monotonic(), 0
-
-        def advance(count: int) -> None:
-            nonlocal finished
-            finished += count
-            rate = finished / max(time.monotonic() - began, 1e-9)
-            self._bar.update(task, advance=count, rate=f"{rate:.0f} {unit}/s")
-
-        return advance
-
-    def _start_lines(self, phase: str, done: int, total: int, unit: str) -> Callable[[int], None]:
-        began = last = time.monotonic()
-        finished = 0
-
-        def advance(count: int) -> None:
-            nonlocal last, finished
-            finished += count
-            now = time.monotonic()
-            if now - last < _SECONDS_BETWEEN_LINES and done + finished < total:
-                return
-            last = now
-            rate = finished / max(now - began, 1e-9)
-            left = (total - done - finished) / max(rate, 1e-9)
-            self.say(f"{phase}: {done + finished}/{total} {unit}, {rate:.0f}/s, {left:.0f} s left")
-
-        return advance
 
 
 def _take_back_broken_lines(console: Console, drawn: list[Text]) -> None:

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import typer
 
-from mismatch_cli import custom_code
 from mismatch_cli.adapters import read_adapter
+from mismatch_cli.commands._show import Common
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.models import check_model_folder
 from mismatch_cli.options import resumed
@@ -28,6 +28,7 @@ _Config = TypeVar("_Config", ProbeConfig, CurateConfig, RescoreConfig)
 @contextmanager
 def prepared_run(
     context: typer.Context,
+    common: Common,
     kind: type[_Config],
     check: Callable[[_Config, Path], None] = lambda _config, _folder: None,
 ) -> Iterator[tuple[_Config, Path, dict[str, Any]]]:
@@ -37,8 +38,7 @@ def prepared_run(
     and is about to write. `check` may refuse the two before anything is created.
     """
     flags, command = context.params, str(context.info_name)
-    custom_code.allow(flags["trust_remote_code"])  # never by what a folder to resume says
-    if flags["resume"] and flags["force"]:
+    if common.resume and common.force:
         raise UsageError("--resume goes on with a run, --force replaces it: use one of them.")
     paths = {known.name: known.metadata.get("path", False) for known in fields(kind)}
     recorded = {name: _resolved(value) if paths[name] else value for name, value in flags.items() if name in paths}
@@ -47,13 +47,13 @@ def prepared_run(
         recorded["reward"] = f"{_resolved(file) or ''}{colon}{function}"
     recorded = json.loads(json.dumps(recorded))  # as the manifest has it: pairs are lists there
     config = kind.from_flags(recorded)  # what makes no sense is said before anything about folders
-    folder = flags["output"] or Path(f"{command}-{config.name}")
+    folder = common.output or Path(f"{command}-{config.name}")
     check(config, folder)
-    if not flags["resume"]:
+    if not common.resume:
         _check_inputs(config)
     resumable = _is_resumable(folder, command)
-    with run_folder(folder, resume=flags["resume"], force=flags["force"], resumable=resumable):
-        if not flags["resume"]:
+    with run_folder(folder, resume=common.resume, force=common.force, resumable=resumable):
+        if not common.resume:
             yield config, folder, {"command": command, "flags": recorded}
             return
         manifest = _manifest_to_resume(folder, command)
@@ -63,10 +63,12 @@ def prepared_run(
 
 def _check_inputs(config: ProbeConfig | CurateConfig | RescoreConfig) -> None:
     """Whatever lies on this machine and was named: told before a folder is made. A run to go on with has been."""
-    for name in config.adapters:
-        read_adapter(name)
-    for model in config.models:
-        check_model_folder(model)
+    for adapter in ("engine_adapter", "scorer_adapter"):  # as far as the command has them
+        if name := getattr(config, adapter, None):
+            read_adapter(name)
+    for model in ("model", "scorer"):
+        if name := getattr(config, model, None):
+            check_model_folder(name)
     if isinstance(config, RolloutConfig):
         if is_local(config.prompts):
             load_problems(config.prompt_source)

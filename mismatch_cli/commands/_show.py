@@ -1,6 +1,6 @@
-"""The end of every run, whatever was studied: make the study, print it, and write summary.json, plots and report.html.
+"""What commands share: flags, traces that are opened, and the end of every run, whatever was studied.
 
-Numbers come first: pictures take seconds.
+A study is printed and written as summary.json, plots and report.html. Numbers come first: pictures take seconds.
 """
 
 from __future__ import annotations
@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from mismatch_cli import custom_code, places
 from mismatch_cli.commands._progress import TerminalProgress
+from mismatch_cli.options import setting
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -22,76 +25,120 @@ if TYPE_CHECKING:
     from mismatch_cli.trace.reader import Trace
 
 SUMMARY_FILE, HTML_FILE, PLOTS_FOLDER = "summary.json", "report.html", "plots"
+BUNDLED = "the bundled one, a short training run with an fp8 KV cache."
 _WORST_IN_HTML = 10
 
+of_output = partial(setting, panel="Output")
+TRACES = setting(None, "Run folders or trace folders, pooled; without one, the bundled trace.", argument=True)
+REPORT_FOLDER = of_output(
+    None, "Folder for summary.json, report.html and plots.", "--output", short="-o",
+    show_default="in the run, or here; named after the command",
+)  # fmt: skip
+WORST = "Show the N worst tokens and responses in their context."
 
-def opened(named: Sequence[Path] | None, progress: TerminalProgress, said: str, *names: str) -> list[Trace]:
-    """The traces that were named; where there are none, those of the package by their `names`, as is `said`."""
-    from mismatch_cli.places import bundled, bundled_trace
-    from mismatch_cli.trace.reader import Trace
 
-    own = [bundled("traces") / name for name in names] or [bundled_trace()]
-    traces = [Trace.open(path) for path in named or own]
-    if not named:
-        progress.say(said)
-    return traces
+@dataclass(frozen=True, kw_only=True)
+class Common:
+    """Flags that look and read the same in every command that has them, and what is shown as they want it."""
+
+    trust_remote_code: bool = setting(False, "Run the code that a model brings; it is refused without.")
+    resume: bool = setting(False, "Go on with the run in --output where it was stopped.")
+    output: Path | None = of_output(  # noqa: RUF009
+        None, "Run folder for the trace, summary.json, report.html, plots and log.", short="-o"
+    )
+    worst: int = of_output(0, WORST, min=0)
+    force: bool = of_output(False, "Replace a run that is already there.")
+    full_paths: bool = of_output(False, "Show absolute paths as they are, in place of …/NAME.")
+    json: bool = of_output(False, "Print JSON on stdout instead of tables (schemas: docs/).")
+    quiet: bool = of_output(False, "No talk on stderr, only errors.", short="-q")
+    debug: bool = of_output(False, "Show the traceback of an error.")  # read by cli.run, which catches the error
+
+    def __post_init__(self) -> None:
+        custom_code.allow(self.trust_remote_code)  # never by what a folder to resume says
+        places.show_full(self.full_paths)
+
+    @cached_property
+    def progress(self) -> TerminalProgress:
+        """Talk on stderr."""
+        return TerminalProgress(self.quiet)
+
+    def opened(self, named: Sequence[Path] | None, said: str, *names: str) -> list[Trace]:
+        """The traces that were named; where there are none, those of the package by their `names`, as is `said`."""
+        from mismatch_cli.places import bundled, bundled_trace
+        from mismatch_cli.trace.reader import Trace
+
+        own = [bundled("traces") / name for name in names] or [bundled_trace()]
+        traces = [Trace.open(path) for path in named or own]
+        if not named:
+            self.progress.say(said)
+        return traces
+
+    def report(
+        self,
+        analyse: Callable[..., Study],
+        study_format: str,
+        traces: Sequence[Trace],
+        folder: Path,
+        phase: str,
+        **how: Any,
+    ) -> None:
+        """Study traces into the folder of a report, as `study` does."""
+        from mismatch_cli.recording.folder import report_folder
+
+        with report_folder(folder, study_format, force=self.force):
+            self.study(analyse, traces, folder, phase, **how)
+
+    def study(
+        self,
+        analyse: Callable[..., Study],
+        traces: Sequence[Trace],
+        folder: Path,
+        phase: str,
+        passes: int = 1,
+        **page: Any,
+    ) -> None:
+        """Make a study of traces with a bar that counts their responses, each read in so many passes, and show it."""
+        with self.progress.counting(phase, passes * sum(trace.num_responses for trace in traces)) as advance:
+            study = analyse(traces, on_responses=advance)
+        self.show(study, folder, **page)
+
+    def study_mismatch(self, traces: Sequence[Trace], folder: Path, worst: int) -> None:
+        """What `probe`, `rescore` and `report` end with; the page shows some of the worst tokens in any case."""
+        from mismatch_cli.studies.mismatch import analyse
+
+        self.study(partial(analyse, worst=max(worst, _WORST_IN_HTML)), traces, folder, "Measuring", worst=worst)
+
+    def show(self, study: Study, folder: Path, **page: Any) -> None:
+        """Print a study, or its JSON, on stdout, and write everything into a folder; `page` is for its page alone.
+
+        Files are written also where whoever read the numbers has left (`| head`).
+        """
+        from mismatch_cli.report.pages import page_of
+
+        view, unread = page_of(study, **page), None
+        try:
+            if self.json:
+                print_json(study.result)
+            else:
+                print_view(view)
+            sys.stdout.flush()
+        except OSError as error:
+            unread = error
+        self.progress.say("Drawing")
+        _write(study, view, folder)
+        self.progress.say(f"Wrote {folder / HTML_FILE}, {SUMMARY_FILE} and {PLOTS_FOLDER}/")
+        if unread is not None:
+            raise unread
+
+
+Reading = Annotated[Common, "force", "full_paths", "json", "quiet", "debug"]
+Recording = Annotated[Common, "trust_remote_code", "resume", "output", "force", "json", "quiet", "debug"]
+Probing = Annotated[Common, "trust_remote_code", "resume", "output", "worst", "force", "json", "quiet", "debug"]
 
 
 def folder_of(named: Sequence[Path] | None, traces: Sequence[Trace], name: str) -> Path:
     """Where a report goes that was given no folder: into the run, if there is one alone, else here."""
     return (traces[0].run_folder if named and len(traces) == 1 else Path()) / name
-
-
-def study_traces(
-    analyse: Callable[..., Study],
-    traces: Sequence[Trace],
-    folder: Path,
-    phase: str,
-    *,
-    as_json: bool,
-    progress: TerminalProgress,
-    passes: int = 1,
-    **page: Any,
-) -> None:
-    """Make a study of traces with a bar that counts their responses, each read in so many passes, and show it."""
-    with progress.counting(phase, passes * sum(trace.num_responses for trace in traces)) as advance:
-        study = analyse(traces, on_responses=advance)
-    show(study, folder, as_json=as_json, progress=progress, **page)
-
-
-def study_mismatch(
-    traces: Sequence[Trace], folder: Path, *, worst: int, as_json: bool, progress: TerminalProgress
-) -> None:
-    """What `probe`, `rescore` and `report` end with; the page shows some of the worst tokens in any case."""
-    from functools import partial
-
-    from mismatch_cli.studies.mismatch import analyse
-
-    kept = partial(analyse, worst=max(worst, _WORST_IN_HTML))
-    study_traces(kept, traces, folder, "Measuring", as_json=as_json, progress=progress, worst=worst)
-
-
-def show(study: Study, folder: Path, *, as_json: bool, progress: TerminalProgress, **page: Any) -> None:
-    """Print a study, or its JSON, on stdout, and write everything into a folder; `page` is for its page alone.
-
-    Files are written also where whoever read the numbers has left (`| head`).
-    """
-    from mismatch_cli.report.pages import page_of
-
-    view, unread = page_of(study, **page), None
-    try:
-        if as_json:
-            print_json(study.result)
-        else:
-            print_view(view)
-        sys.stdout.flush()
-    except OSError as error:
-        unread = error
-    progress.say("Drawing")
-    _write(study, view, folder)
-    progress.say(f"Wrote {folder / HTML_FILE}, {SUMMARY_FILE} and {PLOTS_FOLDER}/")
-    if unread is not None:
-        raise unread
 
 
 def _write(study: Study, view: ReportView, folder: Path) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import json
+from typing import TYPE_CHECKING, Annotated, Any
 
-from mismatch_cli.commands._common_flags import Debug, Json
+from mismatch_cli.commands._show import Common, print_parts
+from mismatch_cli.options import flags
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-def command(json: Json = False, debug: Debug = False) -> None:
+@flags()
+def command(*, common: Annotated[Common, "json", "debug"]) -> None:
     """Print every algorithm that clipstats can judge: when a token is blocked, and the weight of one that is not.
 
     Examples:
@@ -19,13 +22,9 @@ def command(json: Json = False, debug: Debug = False) -> None:
 
       mismatch-cli algorithms --json | jq '.algorithms[].name'
     """
-    import json as json_module
-
-    from mismatch_cli.commands._show import print_parts
-
     table = _table()
-    if json:
-        print(json_module.dumps(table, indent=2, ensure_ascii=False))
+    if common.json:
+        print(json.dumps(table, indent=2, ensure_ascii=False))
     else:
         print_parts(*_parts(table))
 
@@ -54,6 +53,9 @@ def _parts(table: dict[str, list[dict[str, Any]]]) -> list[RenderableType]:
     from rich.padding import Padding
     from rich.text import Text
 
+    def below(text: str, style: str = "") -> Padding:
+        return Padding(Text(text, style=style), (0, 0, 0, 2))
+
     parts: list[RenderableType] = [
         Text(
             "p = π (trainer), q = μ (rollout), p′ = π′ (recomputed), all of the sampled token; "
@@ -63,21 +65,10 @@ def _parts(table: dict[str, list[dict[str, Any]]]) -> list[RenderableType]:
     for row in table["algorithms"]:
         names = Text.assemble((row["name"], "bold"), *(f", {alias}" for alias in row["aliases"]))
         lines = f"blocked when  {row['blocked_when']}\nweight        {row['weight']}"
-        parts += [
-            Text(""),
-            names,
-            Padding(Text(lines), (0, 0, 0, 2)),
-            Padding(Text(row["source"], style="dim"), (0, 0, 0, 2)),
-        ]
+        parts += [Text(""), names, below(lines), below(row["source"], "dim")]
     parts += [Text(""), Text("Masks by their own name (anchor rollout, weight r)", style="bold underline")]
     for mask in table["masks"]:
         given = ",".join(f"{name}={value}" for name, value in mask["thresholds"].items())
-        parts += [
-            Text(mask["name"] + (f":{given}" if given else "")),
-            Padding(Text(mask["blocked_when"], style="dim"), (0, 0, 0, 2)),
-        ]
-    return [
-        *parts,
-        Text(""),
-        Text("Use: mismatch-cli clipstats --algorithm NAME:PARAMETER=VALUE --algorithm my_mask.py"),
-    ]
+        parts += [Text(mask["name"] + (f":{given}" if given else "")), below(mask["blocked_when"], "dim")]
+    use = "Use: mismatch-cli clipstats --algorithm NAME:PARAMETER=VALUE --algorithm my_mask.py"
+    return [*parts, Text(""), Text(use)]

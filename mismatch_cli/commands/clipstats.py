@@ -2,50 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import typer
-
-from mismatch_cli.commands._common_flags import BUNDLED, Debug, Force, FullPaths, Json, Quiet, ReportFolder, Traces
+from mismatch_cli.commands._show import BUNDLED, REPORT_FOLDER, TRACES, Reading, folder_of
 from mismatch_cli.errors import UsageError
+from mismatch_cli.options import flags, setting
 
 if TYPE_CHECKING:
     from mismatch_cli.algorithms.algorithm import Algorithm
 
 
+@flags()
 def command(
-    traces: Traces = None,
-    algorithm: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--algorithm",
-            "-a",
-            help="Judge only this one; repeatable. NAME, NAME:PARAMETER=VALUE,… or a file my_mask.py. "
-            "Without it, the whole table of `mismatch-cli algorithms`.",
-            show_default=False,
-        ),
-    ] = None,
-    compare: Annotated[
-        tuple[str, str] | None,
-        typer.Option(
-            "--compare",
-            help="The two algorithms to draw as regions and to show examples of.",
-            metavar="NAME NAME",
-            show_default="grpo-clip-higher dppo-binary-tv",
-        ),
-    ] = None,
-    theory: Annotated[
-        bool, typer.Option("--theory", help="Also the paper's bounds on the improvement; needs rewards.")
-    ] = False,
-    workers: Annotated[
-        int, typer.Option("--workers", min=1, help="Processes that read shards; the numbers stay the same to the bit.")
-    ] = 1,
-    output: ReportFolder = None,
-    force: Force = False,
-    full_paths: FullPaths = False,
-    json: Json = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    *,
+    traces: list[Path] | None = TRACES,
+    algorithm: list[str] | None = setting(
+        None,
+        "Judge only this one; repeatable. NAME, NAME:PARAMETER=VALUE,… or a file my_mask.py. Without it, the whole "
+        "table of `mismatch-cli algorithms`.",
+        short="-a",
+        show_default=False,
+    ),
+    compare: tuple[str, str] | None = setting(
+        None,
+        "The two algorithms to draw as regions and to show examples of.",
+        metavar="NAME NAME",
+        show_default="grpo-clip-higher dppo-binary-tv",
+    ),
+    theory: bool = setting(False, "Also the paper's bounds on the improvement; needs rewards."),
+    workers: int = setting(1, "Processes that read shards; the numbers stay the same to the bit.", min=1),
+    output: Path | None = REPORT_FOLDER,
+    common: Reading,
 ) -> None:
     """Show which tokens every trust region blocks, what they are, what is lost, and how many updates are bad.
 
@@ -59,25 +47,17 @@ def command(
     """
     from functools import partial
 
-    from mismatch_cli.commands._progress import TerminalProgress
-    from mismatch_cli.commands._show import folder_of, opened, study_traces
-    from mismatch_cli.places import show_full
-    from mismatch_cli.recording.folder import report_folder
     from mismatch_cli.studies.clipping import ClippingAnalysis, analyse_clipping
 
-    show_full(full_paths)
     judged, compared = _algorithms(algorithm, compare)
-    progress = TerminalProgress(quiet)
-    found = opened(traces, progress, f"No trace named: judging {BUNDLED}")
-    folder = output or folder_of(traces, found, "clipstats")
+    found = common.opened(traces, f"No trace named: judging {BUNDLED}")
     arguments = [*(part for spec in algorithm or () for part in ("--algorithm", spec))]
     arguments += ["--compare", *compare] if compare else []
     arguments += ["--theory"] if theory else []
     analyse = partial(
         analyse_clipping, algorithms=judged, asked=compared, arguments=arguments, theory=theory, workers=workers
     )
-    with report_folder(folder, ClippingAnalysis.FORMAT, force=force):
-        study_traces(analyse, found, folder, "Judging", as_json=json, progress=progress)
+    common.report(analyse, ClippingAnalysis.FORMAT, found, output or folder_of(traces, found, "clipstats"), "Judging")
 
 
 def _algorithms(asked: list[str] | None, compare: tuple[str, str] | None) -> tuple[list[Algorithm], list[Algorithm]]:

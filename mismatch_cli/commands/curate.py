@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
 
 import typer
 
-from mismatch_cli.commands._common_flags import Debug, Force, Json, Output, Quiet, Resume, TrustRemoteCode
+from mismatch_cli.commands._show import Recording
 from mismatch_cli.errors import suggest
-from mismatch_cli.options import flags
+from mismatch_cli.options import flags, setting
 from mismatch_cli.places import bundled
 from mismatch_cli.recording.config import CurateConfig
 
@@ -18,20 +17,9 @@ from mismatch_cli.recording.config import CurateConfig
 @flags(CurateConfig)
 def command(
     context: typer.Context,
-    confirm: Annotated[
-        bool,
-        typer.Option(
-            "--confirm", help="Leave out what the held-out samples put outside the range.", rich_help_panel="Choice"
-        ),
-    ] = False,
-    trust_remote_code: TrustRemoteCode = False,
-    resume: Resume = False,
-    output: Output = None,
-    force: Force = False,
-    json: Json = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
-    **_settings: Any,
+    *,
+    confirm: bool = setting(False, "Leave out what the held-out samples put outside the range.", panel="Choice"),
+    common: Recording,
 ) -> None:
     """Find the problems that a model solves sometimes: on them a sound algorithm must reach full accuracy.
 
@@ -46,20 +34,17 @@ def command(
 
       mismatch-cli train --dataset curate-model/perfectible.jsonl
     """
-    from mismatch_cli.commands._progress import TerminalProgress
     from mismatch_cli.commands._run import prepared_run
-    from mismatch_cli.commands._show import show
     from mismatch_cli.places import shown
     from mismatch_cli.recording.curate import PROBLEMS_FILE, curate
     from mismatch_cli.studies.curation import CurationAnalysis
 
-    progress = TerminalProgress(quiet)
-    with prepared_run(context, CurateConfig) as (config, folder, manifest):
-        curation = curate(config, folder, manifest, progress, confirm=confirm)
+    with prepared_run(context, common, CurateConfig) as (config, folder, manifest):
+        curation = curate(config, folder, manifest, common.progress, confirm=confirm)
         study = CurationAnalysis(curation, shown(config.to_json()), confirm, tuple(shown(sys.argv[1:])))
-        show(study, folder, as_json=json, progress=progress)
+        common.show(study, folder)
     chosen = folder / PROBLEMS_FILE
-    progress.say(f"Wrote {chosen}\nNext: {suggest(*_training(config, chosen))}")
+    common.progress.say(f"Wrote {chosen}\nNext: {suggest(*_training(config, chosen))}")
 
 
 def _training(config: CurateConfig, problems: Path) -> list[str | Path]:

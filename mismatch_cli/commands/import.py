@@ -2,56 +2,42 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from mismatch_cli.commands._common_flags import Debug, Force, Json, Output, Quiet, TrustRemoteCode
+from mismatch_cli import registry
+from mismatch_cli.commands._progress import TerminalProgress
+from mismatch_cli.commands._show import Common, print_json, print_parts
 from mismatch_cli.errors import UsageError, suggest
+from mismatch_cli.options import flags, setting
+from mismatch_cli.places import bundled
+from mismatch_cli.sampling import SamplingSettings
 
 if TYPE_CHECKING:
-    from mismatch_cli.commands._progress import TerminalProgress
     from mismatch_cli.importers._driver import Import
 
-_SAMPLING = "Sampling"
+of_sampling = partial(setting, panel="Sampling")
 
 
+@flags()
 def command(
-    paths: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            help="Files of a dump, or the folder of a run; without one, a small bundled dump.",
-            show_default=False,
-        ),
-    ] = None,
-    format: Annotated[
-        str | None, typer.Option("--format", help="How the dump is laid out (--formats lists them); detected.")
-    ] = None,
-    formats: Annotated[bool, typer.Option("--formats", help="List the formats, and what each holds.")] = False,
-    schema: Annotated[bool, typer.Option("--schema", help="Print the plain schema, and how to write it.")] = False,
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            "--weights",
-            help="Whether the dump's π has the weights that sampled: equal or newer. By default as the format has it.",
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", metavar="MODEL", help="So that reports show text in place of numbers.")
-    ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="As sampled; kept for `rescore`.", rich_help_panel=_SAMPLING)
-    ] = None,
-    top_p: Annotated[float | None, typer.Option(help="The same; 1 = off.", rich_help_panel=_SAMPLING)] = None,
-    top_k: Annotated[int | None, typer.Option(help="The same; 0 = off.", rich_help_panel=_SAMPLING)] = None,
-    min_p: Annotated[float | None, typer.Option(help="The same; 0 = off.", rich_help_panel=_SAMPLING)] = None,
-    trust_remote_code: TrustRemoteCode = False,
-    output: Output = None,
-    force: Force = False,
-    json: Json = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    *,
+    paths: list[Path] | None = setting(
+        None, "Files of a dump, or the folder of a run; without one, a small bundled dump.", argument=True
+    ),
+    format: str | None = setting(None, "How the dump is laid out (--formats lists them); detected."),
+    formats: bool = setting(False, "List the formats, and what each holds."),
+    schema: bool = setting(False, "Print the plain schema, and how to write it."),
+    weights: str | None = setting(
+        None, "Whether the dump's π has the weights that sampled: equal or newer. By default as the format has it."
+    ),
+    tokenizer: str | None = setting(None, "So that reports show text in place of numbers.", metavar="MODEL"),
+    temperature: float | None = of_sampling(None, "As sampled; kept for `rescore`."),
+    top_p: float | None = of_sampling(None, "The same; 1 = off."),
+    top_k: int | None = of_sampling(None, "The same; 0 = off."),
+    min_p: float | None = of_sampling(None, "The same; 0 = off."),
+    common: Annotated[Common, "trust_remote_code", "output", "force", "json", "quiet", "debug"],
 ) -> None:
     """Turn the dump of an RL framework into a trace: prime-rl, NeMo-RL, slime, miles, open-instruct, or plain JSONL.
 
@@ -67,60 +53,44 @@ def command(
 
       mismatch-cli import --schema
     """
-    from mismatch_cli import custom_code, registry
-    from mismatch_cli.commands._progress import TerminalProgress
     from mismatch_cli.importers._driver import PACKAGE, Import
 
-    custom_code.allow(trust_remote_code)
     if formats or schema:
-        (_print_formats if formats else _print_schema)(json)
+        (_print_formats if formats else _print_schema)(common.json)
         return
     if weights not in (None, "equal", "newer"):
         raise UsageError(f"--weights {weights} is not known. Choose one of: equal, newer.")
     if format is not None:
         registry.load(PACKAGE, format, "format")
-    sampling = _sampling(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p)
-    progress = TerminalProgress(quiet)
+    given = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
+    sampling: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    SamplingSettings(**sampling)  # checked as `probe` checks them
     if not paths:
-        from mismatch_cli.places import bundled
-
-        progress.say("No dump named: importing the bundled one.")
+        common.progress.say("No dump named: importing the bundled one.")
         paths, tokenizer = [bundled("dumps")], tokenizer or str(bundled("model"))
     what = Import(paths, format, None if weights is None else weights == "newer", sampling)
-    folder, imported = _import(what, output, tokenizer, force, progress)
-    _tell(imported, folder, json, progress)
+    folder, imported = _import(what, tokenizer, common)
+    _tell(imported, folder, common)
 
 
-def _sampling(**given: float | None) -> dict[str, float]:
-    """The sampling settings that were named, checked as `probe` checks them."""
-    from mismatch_cli.sampling import SamplingSettings
-
-    named: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    SamplingSettings(**named)
-    return named
-
-
-def _import(
-    what: Import, output: Path | None, tokenizer: str | None, force: bool, progress: TerminalProgress
-) -> tuple[Path, dict[str, Any]]:
+def _import(what: Import, tokenizer: str | None, common: Common) -> tuple[Path, dict[str, Any]]:
     """Write beside an old trace, which goes when the new one is whole: an interrupt leaves things as they were."""
     from dataclasses import replace
 
-    from mismatch_cli.commands._progress import TerminalProgress
     from mismatch_cli.importers._driver import import_dump
     from mismatch_cli.importers._torch_file import NeedsItsFramework
     from mismatch_cli.recording.folder import run_folder
     from mismatch_cli.recording.ours import remove_results
     from mismatch_cli.trace.files import unfinished_folder
 
-    folder = output or Path(f"import-{what.paths[0].resolve().name.split('.')[0]}")
+    folder = common.output or Path(f"import-{what.paths[0].resolve().name.split('.')[0]}")
     try:
         with (
-            run_folder(folder, resume=False, force=force, resumable=False),
+            run_folder(folder, resume=False, force=common.force, resumable=False),
             unfinished_folder(folder / "trace") as part,
         ):
             vocabulary, size = _vocabulary(tokenizer)
-            imported = import_dump(replace(what, vocabulary=size), part, progress)
+            imported = import_dump(replace(what, vocabulary=size), part, common.progress)
             vocabulary(part)
             remove_results(folder)
             part.rename(folder / "trace")
@@ -143,13 +113,12 @@ def _vocabulary(tokenizer: str | None) -> tuple[Any, int | None]:
     return lambda folder: write_vocabulary(folder, loaded), max(len(loaded), vocabulary_of(tokenizer, loaded))
 
 
-def _tell(imported: dict[str, Any], folder: Path, as_json: bool, progress: TerminalProgress) -> None:
+def _tell(imported: dict[str, Any], folder: Path, common: Common) -> None:
     """What is in the trace, what is not and why, and what to type next."""
-    from mismatch_cli.commands._show import print_json, print_parts
     from mismatch_cli.numbers import things
     from mismatch_cli.studies.study import notes_of, pi_of
 
-    if as_json:
+    if common.json:
         print_json(imported | {"output": str(folder)})
     else:
         tokens, rows = things(imported["tokens"], "token"), things(imported["rows"], "response")
@@ -159,6 +128,7 @@ def _tell(imported: dict[str, Any], folder: Path, as_json: bool, progress: Termi
         ]
         parts += [f"Index: {imported['shift']}.", f"Padding: {imported['padding']}."]
         print_parts(*parts, *(f"• {note}" for note in notes_of(imported)))
+    progress = common.progress
     progress.say(f"Wrote {folder / 'trace'}")
     if imported["rows_with_trainer"]:
         progress.say(
@@ -172,8 +142,6 @@ def _tell(imported: dict[str, Any], folder: Path, as_json: bool, progress: Termi
 
 
 def _print_formats(as_json: bool) -> None:
-    from mismatch_cli import registry
-    from mismatch_cli.commands._show import print_json, print_parts
     from mismatch_cli.importers._driver import PACKAGE, facts
 
     found = {name: facts(name) for name in registry.names(PACKAGE)}
@@ -190,7 +158,6 @@ def _print_formats(as_json: bool) -> None:
 
 
 def _print_schema(as_json: bool) -> None:
-    from mismatch_cli.commands._show import print_json, print_parts
     from mismatch_cli.importers.plain import MEANING, WRITER
     from mismatch_cli.trace.schema import arrow_type
 

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import typer
 
-from mismatch_cli.commands._common_flags import Debug, Force, Json, Output, Quiet, Resume, TrustRemoteCode, Worst
+from mismatch_cli.commands._show import Probing
 from mismatch_cli.errors import suggest
 from mismatch_cli.options import flags
 from mismatch_cli.recording.config import ProbeConfig
 
 
 @flags(ProbeConfig)
-def command(
-    context: typer.Context,
-    trust_remote_code: TrustRemoteCode = False,
-    resume: Resume = False,
-    output: Output = None,
-    worst: Worst = 0,
-    force: Force = False,
-    json: Json = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
-    **_settings: Any,
-) -> None:
+def command(context: typer.Context, *, common: Probing) -> None:
     """Sample with the rollout engine, recompute with the trainer, and report how far they disagree.
 
     Without arguments it runs on the bundled model.
@@ -39,14 +26,11 @@ def command(
 
       mismatch-cli probe Qwen/Qwen2.5-0.5B-Instruct --adapter ./lora --merge-adapter
     """
-    from mismatch_cli.commands._progress import TerminalProgress
     from mismatch_cli.commands._run import prepared_run
-    from mismatch_cli.commands._show import study_mismatch
     from mismatch_cli.recording.record import record
     from mismatch_cli.trace.reader import Trace
 
-    progress = TerminalProgress(quiet)
-    with prepared_run(context, ProbeConfig) as (config, folder, manifest):
-        record(config, folder, manifest, progress)
-        study_mismatch([Trace.open(folder)], folder, worst=worst, as_json=json, progress=progress)
-    progress.say(f"Next: {suggest('report', folder, '--worst', '10')}")
+    with prepared_run(context, common, ProbeConfig) as (config, folder, manifest):
+        record(config, folder, manifest, common.progress)
+        common.study_mismatch([Trace.open(folder)], folder, common.worst)
+    common.progress.say(f"Next: {suggest('report', folder, '--worst', '10')}")

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
 
 import typer
 
-from mismatch_cli.commands._common_flags import Debug, Force, Json, Output, Quiet, Resume, TrustRemoteCode, Worst
+from mismatch_cli.commands._show import Probing
 from mismatch_cli.errors import suggest
 from mismatch_cli.options import flags
 from mismatch_cli.recording.config import RescoreConfig
 
 
 @flags(RescoreConfig)
-def command(
-    context: typer.Context,
-    trust_remote_code: TrustRemoteCode = False,
-    resume: Resume = False,
-    output: Output = None,
-    worst: Worst = 0,
-    force: Force = False,
-    json: Json = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
-    **_settings: Any,
-) -> None:
+def command(context: typer.Context, *, common: Probing) -> None:
     """Score the responses of a trace anew, and report the gap.
 
     The trace is only read; the new one goes into its own run folder. Without arguments the bundled model scores the
@@ -38,11 +27,7 @@ def command(
 
       mismatch-cli rescore run --trainer-model ./checkpoint-40 --weights newer
     """
-    from pathlib import Path
-
-    from mismatch_cli.commands._progress import TerminalProgress
     from mismatch_cli.commands._run import prepared_run
-    from mismatch_cli.commands._show import study_mismatch
     from mismatch_cli.recording.folder import check_apart
     from mismatch_cli.recording.rescore import rescore
     from mismatch_cli.trace.reader import Trace
@@ -50,8 +35,7 @@ def command(
     def check(config: RescoreConfig, folder: Path) -> None:
         check_apart(folder, Trace.open(Path(config.trace)).run_folder)
 
-    progress = TerminalProgress(quiet)
-    with prepared_run(context, RescoreConfig, check) as (config, folder, manifest):
-        rescore(config, folder, manifest, progress)
-        study_mismatch([Trace.open(folder)], folder, worst=worst, as_json=json, progress=progress)
-    progress.say(f"Next: {suggest('report', folder, '--worst', '10')}")
+    with prepared_run(context, common, RescoreConfig, check) as (config, folder, manifest):
+        rescore(config, folder, manifest, common.progress)
+        common.study_mismatch([Trace.open(folder)], folder, common.worst)
+    common.progress.say(f"Next: {suggest('report', folder, '--worst', '10')}")

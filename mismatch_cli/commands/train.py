@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-import typer
-
-from mismatch_cli import custom_code
-from mismatch_cli.commands._common_flags import Debug, Quiet, TrustRemoteCode
-from mismatch_cli.commands._live import STOPPING, TrainingView
-from mismatch_cli.commands._train_folders import held_folders, run_folders
-from mismatch_cli.errors import MismatchError, quoted
-from mismatch_cli.options import flags
+from mismatch_cli.commands._live import STOPPING, Refresher, TrainingView
+from mismatch_cli.commands._progress import TerminalProgress
+from mismatch_cli.commands._show import Common
+from mismatch_cli.errors import MismatchError, UsageError, quoted
+from mismatch_cli.options import flags, setting
 from mismatch_cli.places import bundled
-from mismatch_cli.rl.config import TrainConfig, load_config, presets
-
-if TYPE_CHECKING:
-    from mismatch_cli.commands._progress import TerminalProgress
-    from mismatch_cli.commands._refresh import Refresher
+from mismatch_cli.recording.folder import folder_of_trainings, training_folder
+from mismatch_cli.rl.config import FILE_NAME, TrainConfig, load_config, presets
 
 # Flags with more to say than their setting.
 _OWN = {known.name: known.metadata["help"] for known in fields(TrainConfig) if known.name in ("algorithm", "seed")}
@@ -31,31 +25,18 @@ _OWN = {known.name: known.metadata["help"] for known in fields(TrainConfig) if k
 
 @flags(TrainConfig, without=tuple(_OWN), show_default=False, rich_help_panel="Settings")
 def command(
-    algorithm: Annotated[
-        list[str] | None,
-        typer.Option("--algorithm", "-a", help=f"{_OWN['algorithm']} Repeatable.", show_default=False),
-    ] = None,
-    preset: Annotated[str, typer.Option("--preset", help=f"{', '.join(presets())}, or a TOML file.")] = "miniature",
-    seed: Annotated[int | None, typer.Option("--seed", help=_OWN["seed"], show_default="0")] = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of each algorithm, with seeds counting up.")] = 1,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder of the runs.", show_default="train-PRESET")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the runs in --output from their checkpoints.")
-    ] = False,
-    show_config: Annotated[
-        bool, typer.Option("--show-config", help="Check the settings, print them resolved as TOML, and stop.")
-    ] = False,
-    report_every: Annotated[
-        float,
-        typer.Option(
-            min=0, metavar="SECONDS", help="Least time between two drawings of report.html; 0: at the end only."
-        ),
-    ] = 60,
-    trust_remote_code: TrustRemoteCode = False,
-    quiet: Quiet = False,
-    debug: Debug = False,
+    *,
+    algorithm: list[str] | None = setting(None, f"{_OWN['algorithm']} Repeatable.", short="-a", show_default=False),
+    preset: str = setting("miniature", f"{', '.join(presets())}, or a TOML file."),
+    seed: int | None = setting(None, _OWN["seed"], show_default="0"),
+    seeds: int = setting(1, "Runs of each algorithm, with seeds counting up.", min=1),
+    output: Path | None = setting(None, "Folder of the runs.", short="-o", show_default="train-PRESET"),
+    resume: bool = setting(False, "Go on with the runs in --output from their checkpoints."),
+    show_config: bool = setting(False, "Check the settings, print them resolved as TOML, and stop."),
+    report_every: float = setting(
+        60, "Least time between two drawings of report.html; 0: at the end only.", min=0, metavar="SECONDS"
+    ),
+    common: Annotated[Common, "trust_remote_code", "quiet", "debug"],
     **chosen: Any,
 ) -> None:
     """Train a small set of problems towards full accuracy, with any algorithm, and record what its trust region does.
@@ -70,10 +51,8 @@ def command(
 
     Every setting of a preset is a flag too.
     """
-    from mismatch_cli.commands._progress import TerminalProgress
     from mismatch_cli.rl.task import check_runs
 
-    custom_code.allow(trust_remote_code)
     changes = {name: value for name, value in chosen.items() if value is not None}
     first = load_config(preset, changes | ({} if seed is None else {"seed": seed}))
     configs = [
@@ -81,15 +60,39 @@ def command(
         for name in algorithm or [first.algorithm]
         for number in range(seeds)
     ]
-    folder, progress = output or Path(f"train-{Path(preset).stem}"), TerminalProgress(quiet)
+    output = output or Path(f"train-{Path(preset).stem}")
     if not show_config:
-        _say_whose_rate(first, preset, changes, progress)
-    run_folders(configs, folder)  # names that are the same are told before what is in the files
+        _say_whose_rate(first, preset, changes, common.progress)
+    folders = _run_folders(configs, output)  # names that are the same are told before what is in the files
     check_runs(configs)
     if show_config:
         print(configs[0].to_toml(), end="")
         return
-    _train_each(configs, folder, resume, report_every, progress)
+    with ExitStack() as held:  # from before the first run to after the last
+        if len(configs) > 1:
+            held.enter_context(folder_of_trainings(output))
+        for config, folder in zip(configs, folders, strict=True):
+            held.enter_context(training_folder(folder, FILE_NAME, config.to_toml(), resume=resume))
+        _train(folders, configs, output, resume, report_every, common)
+
+
+def _run_folders(configs: Sequence[TrainConfig], output: Path) -> list[Path]:
+    """One run has the whole folder, of several each has its own; a `UsageError` where two have the same name."""
+    if len(configs) == 1:
+        return [output]
+    by_name: dict[str, TrainConfig] = {}
+    for config in configs:
+        other = by_name.setdefault(_run_name(config), config)
+        if other is not config:
+            raise UsageError(
+                f"-a {other.algorithm} and -a {config.algorithm} would both be the run {_run_name(config)}. "
+                "Leave one out, or train it into another --output."
+            )
+    return [output / name for name in by_name]
+
+
+def _run_name(config: TrainConfig) -> str:
+    return f"{Path(config.algorithm).name.replace(':', '-').replace(',', '-')}-seed-{config.seed}"
 
 
 def _say_whose_rate(config: TrainConfig, preset: str, changes: dict[str, Any], progress: TerminalProgress) -> None:
@@ -101,25 +104,16 @@ def _say_whose_rate(config: TrainConfig, preset: str, changes: dict[str, Any], p
         )
 
 
-def _train_each(
-    configs: Sequence[TrainConfig], output: Path, resume: bool, report_every: float, progress: TerminalProgress
-) -> None:
-    """Hold the folder of every run from before the first to after the last, and train in them."""
-    with held_folders(configs, output, resume) as folders:
-        _train_in(folders, configs, output, resume, report_every, progress)
-
-
-def _train_in(
+def _train(
     folders: Sequence[Path],
     configs: Sequence[TrainConfig],
     output: Path,
     resume: bool,
     report_every: float,
-    progress: TerminalProgress,
+    common: Common,
 ) -> None:
     """Train one after the other, and report on what there is, also where a run failed or the user stopped."""
-    from mismatch_cli.commands._refresh import Refresher
-
+    progress = common.progress
     refresher = Refresher(folders, output, report_every, progress.say)
     begun: list[Path] = []
     failed: list[str] = []
@@ -141,10 +135,10 @@ def _train_in(
     except BaseException:
         refresher.stop()
         with suppress(MismatchError):  # what ended the runs is to be told, not that the disk has no room for a report
-            _report(begun, output, progress)
+            _report(begun, output, common)
         raise
     refresher.stop()
-    _report(begun, output, progress)
+    _report(begun, output, common)
     if stopped:
         progress.say(f"Stopped and saved. Go on with the same command and: {quoted('--resume', '--output', output)}")
         raise KeyboardInterrupt
@@ -155,15 +149,14 @@ def _train_in(
         )
 
 
-def _report(folders: Sequence[Path], output: Path, progress: TerminalProgress) -> None:
+def _report(folders: Sequence[Path], output: Path, common: Common) -> None:
     """The final report of those runs that have a step."""
-    from mismatch_cli.commands._show import show
     from mismatch_cli.studies.runs import read_runs
     from mismatch_cli.studies.training import TrainingAnalysis
 
     with_steps = [folder for folder in folders if _has_step(folder)]
     if with_steps:
-        show(TrainingAnalysis.of(read_runs(with_steps)), output, as_json=False, progress=progress)
+        common.show(TrainingAnalysis.of(read_runs(with_steps)), output)
 
 
 def _has_step(folder: Path) -> bool:
@@ -201,8 +194,8 @@ def _run(
 
     progress.say(f"Training {config.model} with {config.algorithm}, seed {config.seed}, into {folder}")
     try:
-        with _Interrupt(progress, view) as asked, progress.view(view.lines):
-            done = train(config, folder, on_step, resume=resume, stop=asked, say=progress.say)
+        with _interruptible(progress, view), progress.view(view.lines):
+            done = train(config, folder, on_step, resume=resume, stop=lambda: view.stopping, say=progress.say)
     except KeyboardInterrupt:
         progress.say(
             "Stopped at once. The same command with --resume goes on from the last checkpoint, if there is one."
@@ -221,25 +214,19 @@ def _steps_before(folder: Path, step: int) -> list[dict[str, Any]]:
     return [record for record in map(json.loads, lines) if 0 < record["step"] < step]
 
 
-class _Interrupt:
+@contextmanager
+def _interruptible(progress: TerminalProgress, view: TrainingView) -> Iterator[None]:
     """The first Ctrl-C asks the loop to finish its step and save; a second one stops at once."""
 
-    def __init__(self, progress: TerminalProgress, view: TrainingView) -> None:
-        self._progress, self._view = progress, view
-
-    def __enter__(self) -> _Interrupt:
-        self._before = signal.signal(signal.SIGINT, self._on_signal)
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        signal.signal(signal.SIGINT, self._before)
-
-    def __call__(self) -> bool:
-        return self._view.stopping
-
-    def _on_signal(self, *_: Any) -> None:
-        if self._view.stopping:
+    def on_signal(*_: Any) -> None:
+        if view.stopping:
             raise KeyboardInterrupt
-        self._view.stopping = True
-        if not self._progress.on_terminal:
-            self._progress.say(STOPPING)
+        view.stopping = True
+        if not progress.on_terminal:
+            progress.say(STOPPING)
+
+    before = signal.signal(signal.SIGINT, on_signal)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

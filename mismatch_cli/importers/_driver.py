@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +25,7 @@ from mismatch_cli.trace.writer import shard_path, write_shard
 PACKAGE = "mismatch_cli.importers"
 FACTS = ("title", "files", "enable", "pi", "holds", "shift", "padding", "averaging")
 _WRITERS, _LARGE = 2, 2**26  # threads, for dumps of at least so many bytes
+_MEGABYTE = 2**20
 _SHARD_TOKENS, _SHARD_BYTES = 2**21, 2**27
 _REASONS_IN_ERROR = 3
 _FILES_IN_MANIFEST = 1000
@@ -34,9 +36,7 @@ class Progress(Protocol):
 
     def say(self, message: str) -> None: ...
 
-    def start(self, phase: str, done: int, total: int, unit: str) -> Callable[[int], None]: ...
-
-    def stop(self) -> None: ...
+    def counting(self, phase: str, total: int, *, unit: str) -> AbstractContextManager[Callable[[int], None]]: ...
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,10 @@ def import_dump(what: Import, folder: Path, progress: Progress) -> dict[str, Any
         newer = what.newer_trainer if what.newer_trainer is not None else module.PI == "trainer"
         completer = Completer(tally, newer_trainer=newer, vocabulary=what.vocabulary)
         progress.say(f"Importing {len(sources)} {'file' if len(sources) == 1 else 'files'}: {module.TITLE}")
-        advance = _in_megabytes(progress, _bytes(sources))
-        shards = _shards(_completed(module, sources, tally, advance, completer))
-        try:
-            rows = _write(shards, folder, in_threads=_bytes(sources) >= _LARGE)
-        finally:
-            progress.stop()
+        size = _bytes(sources)
+        with progress.counting("Importing", max(1, size // _MEGABYTE), unit="MB") as advance:
+            shards = _shards(_completed(module, sources, tally, _in_megabytes(advance, size), completer))
+            rows = _write(shards, folder, in_threads=size >= _LARGE)
         if not completer.rows:
             reasons = "; ".join(tally.left_out_lines()[:_REASONS_IN_ERROR]) or "there is no response in it"
             formats = "Formats: mismatch-cli import --formats"
@@ -224,16 +222,14 @@ def _description(
     }
 
 
-def _in_megabytes(progress: Progress, total: int) -> Callable[[int], None]:
+def _in_megabytes(advance: Callable[[int], None], total: int) -> Callable[[int], None]:
     """Bytes in, whole megabytes out, so that the bar ends where it should."""
-    unit = 2**20
-    advance = progress.start("Importing", 0, max(1, total // unit), "MB")
     done = shown = 0
 
     def advance_bytes(count: int) -> None:
         nonlocal done, shown
         done, before = done + count, shown
-        shown = min(done, total) // unit
+        shown = min(done, total) // _MEGABYTE
         if shown > before:
             advance(shown - before)
 

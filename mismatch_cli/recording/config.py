@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any, Self
 from mismatch_cli import custom_code
 from mismatch_cli.errors import UsageError
 from mismatch_cli.options import flag_of
-from mismatch_cli.recording.scorer import scorer_of
 from mismatch_cli.recording.settings import (
     EQUAL,
     NEWER,
-    AsSampled,
     ChoiceSettings,
     ProbeSettings,
     PromptSettings,
@@ -26,6 +24,7 @@ from mismatch_cli.recording.settings import (
     ScorerSettings,
     ThreadSettings,
     of_prompts,
+    of_sampling,
 )  # fmt: skip
 from mismatch_cli.sampling import SamplingSettings
 
@@ -34,33 +33,6 @@ if TYPE_CHECKING:
 
 _RESPONSES_PER_SHARD = 256
 _TOKENS_PER_SHARD = 2**20
-
-
-@dataclass(frozen=True)
-class TrainerSettings:
-    """How the trainer scores; `model` other than the rollout model makes it score at both weights."""
-
-    model: str
-    dtype: str = "auto"
-    adapter: str | None = None  # LoRA, on `model`
-    merge_adapter: bool = False
-    attn_implementation: str | None = None
-    float32_head: bool = False
-    device_map: str | None = None
-    token_budget: int = 8192
-    noise_responses: int = 128  # responses per run that are scored twice, for the self-noise floor
-
-
-def _trainer_of(config: ScorerSettings, model: str, adapter: str | None) -> TrainerSettings:
-    if config.merge_adapter and not adapter:
-        raise UsageError("--merge-adapter needs an adapter to merge. Name one with --trainer-adapter.")
-    return TrainerSettings(
-        model,
-        dtype=config.trainer_dtype,
-        adapter=adapter,
-        attn_implementation=config.attn,
-        **config.named("merge_adapter", "float32_head", "device_map", "token_budget", "noise_responses"),
-    )
 
 
 class RolloutConfig(RolloutSettings, SamplerSettings, PromptSettings):
@@ -109,16 +81,6 @@ class RolloutConfig(RolloutSettings, SamplerSettings, PromptSettings):
     def engine_adapter(self) -> str | None:
         """The LoRA adapter that the engine samples with."""
         return None
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """Every model that is to be loaded."""
-        return (self.model,)
-
-    @property
-    def adapters(self) -> tuple[str, ...]:
-        """Every LoRA adapter that is to be put on one."""
-        return ()
 
     @property
     def name(self) -> str:
@@ -178,25 +140,20 @@ class ProbeConfig(
         super().__post_init__()
 
     @property
-    def trainer(self) -> TrainerSettings:
-        """How the trainer scores, and with which weights."""
-        return _trainer_of(self, self.trainer_model or self.model, self.adapter or self.trainer_adapter)
+    def scorer(self) -> str:
+        return self.trainer_model or self.model
+
+    @property
+    def scorer_adapter(self) -> str | None:
+        return self.adapter or self.trainer_adapter
 
     @property
     def engine_adapter(self) -> str | None:
         return self.adapter or self.rollout_adapter
 
-    @property
-    def models(self) -> tuple[str, ...]:
-        return (self.model, self.trainer.model)
-
-    @property
-    def adapters(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(name for name in (self.engine_adapter, self.trainer.adapter) if name))
-
     def to_json(self) -> dict[str, Any]:
         added = self.named("full_divergence", "full_divergence_memory")
-        return super().to_json() | {"trainer": asdict(self.trainer)} | added
+        return super().to_json() | {"trainer": self.trainer_json()} | added
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,8 +173,13 @@ class CurateConfig(RolloutConfig, ThreadSettings, RolloutSettings, SamplerSettin
 
 
 @dataclass(frozen=True, kw_only=True)
-class RescoreConfig(ThreadSettings, AsSampled, ScorerSettings, ScoredSettings):
+class RescoreConfig(ThreadSettings, ScorerSettings, ScoredSettings):
     """Everything that decides what a rescored trace holds."""
+
+    temperature: float | None = of_sampling(None, "As sampled; by default what the trace says.")
+    top_p: float | None = of_sampling(None, "The same; 1 = off.")
+    top_k: int | None = of_sampling(None, "The same; 0 = off.")
+    min_p: float | None = of_sampling(None, "The same; 0 = off.")
 
     @classmethod
     def from_flags(cls, flags: Mapping[str, Any]) -> Self:
@@ -225,12 +187,15 @@ class RescoreConfig(ThreadSettings, AsSampled, ScorerSettings, ScoredSettings):
         weights = flags["weights"]
         if weights not in (EQUAL, NEWER) and not weights.isdecimal():
             raise UsageError(f"--weights {weights} is not known. Use {EQUAL}, {NEWER}, or a version such as 40.")
-        return super().from_flags(flags if flags["trace"] is None else {**flags, **scorer_of(flags)})
+        return super().from_flags(flags if flags["trace"] is None else {**flags, **_scorer_of(flags)})
 
     @property
-    def trainer(self) -> TrainerSettings:
-        """How the trainer scores, and with which weights."""
-        return _trainer_of(self, self.trainer_model, self.trainer_adapter)
+    def scorer(self) -> str:
+        return self.trainer_model
+
+    @property
+    def scorer_adapter(self) -> str | None:
+        return self.trainer_adapter
 
     @property
     def sampling(self) -> dict[str, float | None]:
@@ -238,20 +203,55 @@ class RescoreConfig(ThreadSettings, AsSampled, ScorerSettings, ScoredSettings):
         return self.named("temperature", "top_p", "top_k", "min_p")
 
     @property
-    def models(self) -> tuple[str, ...]:
-        """Every model that is to be loaded."""
-        return (self.trainer_model,)
-
-    @property
-    def adapters(self) -> tuple[str, ...]:
-        """Every LoRA adapter that is to be put on one."""
-        return (self.trainer_adapter,) if self.trainer_adapter else ()
-
-    @property
     def name(self) -> str:
         """What its run folder is called after: the trace's."""
         path = Path(self.trace).resolve()
         return path.parent.name if path.name == "trace" else path.name
+
+
+def _scorer_of(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Flags for the model, and its adapter, that the trace names for the weights asked for; none where one was named.
+
+    Raises a `UsageError` where neither is.
+    """
+    from mismatch_cli.trace.reader import Trace
+
+    if flags["trainer_model"] is not None:
+        return {}
+    scorer = _named_scorer(Trace.open(Path(flags["trace"])).manifest, flags["weights"])
+    if scorer is None:
+        raise UsageError("Name the model that is to score: --trainer-model, a folder or a hub name.")
+    found = {"trainer_model": scorer["model"]}
+    if scorer.get("adapter") and not flags.get("trainer_adapter"):
+        found |= {"trainer_adapter": scorer["adapter"], "merge_adapter": bool(scorer.get("adapter_merged"))}
+    return found
+
+
+def _named_scorer(manifest: Mapping[str, Any], weights: str) -> Mapping[str, Any] | None:
+    """The section of the manifest whose `model` holds these weights, with its adapter; None where none is sure to.
+
+    A training run names the model that it began with, whose weights have moved on, and a dump names none.
+    """
+    command = manifest.get("command")
+    if command not in ("probe", "curate", "rescore"):
+        return None
+    equal = manifest.get("equal_weights")
+    if weights == NEWER:
+        found = manifest.get("trainer") if equal is False else None
+    elif weights == EQUAL:
+        found = manifest.get("recomputed") or (manifest.get("trainer") if equal else None)
+        found = found or (None if command == "rescore" else _sampler(manifest))
+    else:
+        found = None
+    return found
+
+
+def _sampler(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The model that sampled, as it was asked for: a server may call it otherwise."""
+    config = manifest.get("config", {})
+    rollout = manifest.get("rollout", {})
+    adapter = {"adapter": config.get("adapter"), "adapter_merged": False}
+    return adapter | {"model": config["model"]} if rollout and isinstance(config.get("model"), str) else None
 
 
 def _parsed(items: Iterable[str]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,8 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.population import Curation, accuracy_by_prompt
 from mismatch_cli.models import load_tokenizer
 from mismatch_cli.recording.config import CurateConfig
-from mismatch_cli.recording.ours import remove_results, remove_trace
-from mismatch_cli.recording.rollouts import (
-    Progress,
-    describe_prompts,
-    digest_of,
-    is_sampled,
-    load_engine,
-    sample_trace,
-    start_grader,
-)
+from mismatch_cli.recording.ours import remove_trace
+from mismatch_cli.recording.rollouts import Progress, describe_prompts, digest_of, is_sampled, loaded_sampler
 from mismatch_cli.tasks.grading import gradable
 from mismatch_cli.tasks.prompts import EncodedPrompts, Problem, encode_prompts, load_problems
 from mismatch_cli.torch_settings import prepare_imports, set_threads
@@ -79,26 +70,18 @@ def _sample(
     progress: Progress,
 ) -> None:
     """What is missing of the two traces; held-out samples of other problems than are kept now are removed."""
-    with (
-        start_grader(config, tokenizer) as grader,
-        closing(load_engine(config, run_folder, len(tokenizer), progress)) as engine,
-    ):
-        template, context = config.prompt_template, engine.max_model_len
-        encoded = encode_prompts(problems, tokenizer, template=template, max_model_len=context)
-        if "shards" not in manifest:
-            remove_results(run_folder)
-        sample_trace(config, run_folder / _CHOOSING, encoded, engine, tokenizer, grader, manifest, progress)
-        kept = _only(encoded, set(_chosen(config, run_folder).kept))
+    with loaded_sampler(config, run_folder, problems, tokenizer, progress, anew="shards" not in manifest) as sampler:
+        sampler.sample(config, run_folder / _CHOOSING, manifest)
+        kept = _only(sampler.encoded, set(_chosen(config, run_folder).kept))
         folder = run_folder / _HELD_OUT
         before = read_manifest(folder) if (folder / FILE_NAME).is_file() else {}
         if before.get("prompts", {}).get("digest") != digest_of(kept):
             remove_trace(folder)
         held_out = replace(config, samples_per_prompt=config.held_out_samples)
         its_own = {name: value for name, value in manifest.items() if name not in ("prompts", "shards", "shard_rows")}
-        sample_trace(
-            held_out, folder, kept, engine, tokenizer, grader, its_own, progress,
-            phase="Held out", first_sample=config.samples_per_prompt,
-        )  # fmt: skip
+        replace(sampler, encoded=kept).sample(
+            held_out, folder, its_own, phase="Held out", first_sample=config.samples_per_prompt
+        )
 
 
 def _chosen(config: CurateConfig, run_folder: Path) -> Curation:

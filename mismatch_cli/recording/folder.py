@@ -9,11 +9,11 @@ import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from mismatch_cli.errors import MismatchError
-from mismatch_cli.recording.ours import LOCK, REPORT, foreign_in, format_of, is_ours, results_in
+from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.recording.ours import LOCK, LOG, REPORT, foreign_in, format_of, is_ours, results_in
 from mismatch_cli.trace.files import UNFINISHED, remove_unfinished
 
 _Key = tuple[int, int]  # of a file: device and inode
@@ -25,27 +25,28 @@ _WRITTEN_IN = (
 )
 
 
-@contextmanager
-def run_folder(folder: Path, *, resume: bool, force: bool, resumable: bool = True) -> Iterator[None]:
+def run_folder(folder: Path, *, resume: bool, force: bool, resumable: bool = True) -> AbstractContextManager[None]:
     """Hold a folder to record into: one that is new, or one of ours that may be replaced or continued.
 
     A `MismatchError` for a folder with anything in it that is not ours, with or without `force`.
     """
 
     def check() -> None:
-        check_run_folder(folder)
+        if foreign := foreign_in(folder):
+            raise MismatchError(
+                f"{folder} is no run folder: it holds {foreign}, which mismatch-cli did not write. "
+                "Move that away, or choose another --output."
+            )
         if not (resume or force) and results_in(folder):
             go_on = "Go on with --resume, replace" if resumable else "Replace"
             raise MismatchError(f"{folder} already exists. {go_on} it with --force, or choose another --output.")
 
-    with claimed(folder, check):
-        yield
+    return claimed(folder, check)
 
 
-@contextmanager
 def report_folder(
     folder: Path, report_format: str, *, force: bool, own: bool = False, files: tuple[str, ...] = ()
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Hold a folder to report into: a new one, one whose report has this format and is renewed, or the run's `own`.
 
     `force` writes into any other folder, but a file in the way that is not ours is never replaced. `files` are written
@@ -53,47 +54,70 @@ def report_folder(
     """
 
     def check() -> None:
-        _check_no_file(folder)
         there = not all(map(_is_passing, folder.glob("*")))
         if there and not (own or force) and format_of(folder) != report_format:
             raise MismatchError(
                 f"{folder} already exists. Replace its report with --force, or choose another --output."
             )
-        check_free(folder, LOCK, *REPORT, *files)
+        _check_free(folder, LOCK, *REPORT, *files)
 
-    with claimed(folder, check):
-        yield
+    return claimed(folder, check)
 
 
-@contextmanager
-def training_folder(folder: Path) -> Iterator[None]:
+def training_folder(folder: Path, settings_file: str, settings: str, *, resume: bool) -> AbstractContextManager[None]:
+    """Hold the folder of a training run. Nothing is ever written over; one that goes on has the same settings."""
+
+    def check() -> None:
+        saved = folder / settings_file
+        found = folder.iterdir() if folder.exists() else ()
+        there = any(not _is_passing(path) and path.name != LOG for path in found)
+        if there and not saved.is_file():
+            what = "holds no training run to resume" if resume else "already exists, and holds no training run"
+            raise MismatchError(f"{folder} {what}. Choose another --output.")
+        same = saved.is_file() and saved.read_bytes() == settings.encode()
+        if not resume and there:
+            how = "Go on with --resume, or choose" if same else "Its settings are others. Choose"
+            raise MismatchError(f"{folder} already exists. {how} another --output.")
+        if resume and saved.is_file() and not same:
+            raise UsageError(
+                f"{saved} has other settings. Resume with the flags of that run, or choose another --output."
+            )
+        for pattern in ("*", "checkpoints/*", "traces/*"):
+            for path in folder.glob(pattern):
+                if path.is_symlink():
+                    raise MismatchError(
+                        f"{path} is a link, and what is written there would end up elsewhere. Remove it."
+                    )
+        _check_free(folder, *REPORT, LOG, LOCK)
+
+    return claimed(folder, check)
+
+
+def folder_of_trainings(folder: Path) -> AbstractContextManager[None]:
     """Hold the folder of several training runs, for what is said of all of them; each has a folder of its own in it."""
 
     def check() -> None:
-        _check_no_file(folder)
         report = () if format_of(folder) == "mismatch-cli training" else REPORT
         for name in ("trace", "metrics.jsonl", *report):
             if os.path.lexists(folder / name):
                 raise MismatchError(
                     f"{folder} is no folder of training runs: it holds {name}. Choose another --output."
                 )
-        check_free(folder, LOCK, *REPORT)
+        _check_free(folder, LOCK, *REPORT)
 
-    with claimed(folder, check):
-        yield
-
-
-def check_run_folder(folder: Path) -> None:
-    """Refuse a folder that holds anything but a run: nothing of the user's is ever written over or deleted."""
-    _check_no_file(folder)
-    if foreign := foreign_in(folder):
-        raise MismatchError(
-            f"{folder} is no run folder: it holds {foreign}, which mismatch-cli did not write. "
-            "Move that away, or choose another --output."
-        )
+    return claimed(folder, check)
 
 
-def check_free(folder: Path, *names: str) -> None:
+def check_file(path: Path, force: bool) -> None:
+    """Refuse a single file that cannot be written, before anything is read; an empty one, as CI makes it, is free."""
+    if not force and (path.is_dir() or (path.exists() and path.stat().st_size)):
+        raise MismatchError(f"{path} is already there. Replace it with --force, or name another file.")
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise MismatchError(f"{path} cannot be written: {folder} takes no files. Name another file.")
+
+
+def _check_free(folder: Path, *names: str) -> None:
     """Refuse to write where one of these files, or something in one of these folders, is there and is not ours."""
     for name in names:
         path = folder / name
@@ -106,24 +130,11 @@ def check_free(folder: Path, *names: str) -> None:
                 )
 
 
-def check_no_links(folder: Path) -> None:
-    """Refuse a training run in which a link would lead what is written or removed to somewhere else."""
-    for pattern in ("*", "checkpoints/*", "traces/*"):
-        for path in folder.glob(pattern):
-            if path.is_symlink():
-                raise MismatchError(f"{path} is a link, and what is written there would end up elsewhere. Remove it.")
-
-
 def check_apart(folder: Path, read: Path) -> None:
     """Refuse to write a run where one is read from, inside it, or around it."""
     ours, other = folder.resolve(), read.resolve()
     if ours.is_relative_to(other) or other.is_relative_to(ours):
         raise MismatchError(f"{folder} and {read}, which is only read, are not apart. Choose another --output.")
-
-
-def _check_no_file(folder: Path) -> None:
-    if os.path.lexists(folder) and not folder.is_dir():
-        raise MismatchError(f"{folder} is a file. Choose another --output.")
 
 
 def _is_passing(path: Path) -> bool:
@@ -137,6 +148,8 @@ def claimed(folder: Path, check: Callable[[], None]) -> Iterator[None]:
     Inside a run, whoever writes the run itself is kept away too. At the end the lock and folders that were made and
     left empty are gone.
     """
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise MismatchError(f"{folder} is a file. Choose another --output.")
     check()  # nothing is created in a folder that is refused
     with ExitStack() as stack:
         stack.callback(_remove_empty, _make(folder))

@@ -21,6 +21,7 @@ _FORMAT = "mismatch-cli "  # how the format of every JSON file of ours begins
 _IN_PICTURE, _IN_PAGE = b"Software\x00mismatch-cli", b'<meta name="generator" content="mismatch-cli">'
 _HEAD = 4096  # bytes in which a mark stands
 _EXPORTED = {"step", "prompt_id", "sample_index", "response_ids", "logp_rollout"}
+_TOKEN = {"step", "prompt_id", "sample_index", "position", "token_id", "token"}
 _OF_TRACE = ({"id", "bytes"}, _EXPORTED)
 _PROBLEM = {"problem", "answer", "row", "accuracy", "held_out_accuracy"}
 
@@ -129,8 +130,9 @@ def _is_of_trace(path: Path) -> bool:
     return _holds(_is_json, path.parent / "manifest.json") or any(_columns(path) >= known for known in _OF_TRACE)
 
 
-def _is_token_table(path: Path) -> bool:
-    return _columns(path) >= {"step", "prompt_id", "sample_index", "position", "token_id", "token"}
+def _is_token_list(path: Path) -> bool:
+    with path.open(encoding="utf-8") as file:
+        return file.readline(_HEAD).startswith("step,prompt_id,sample_index,truncated,reward,position,token_id,token,")
 
 
 def _columns(path: Path) -> set[str]:
@@ -139,22 +141,9 @@ def _columns(path: Path) -> set[str]:
     return set(pq.read_schema(path).names)
 
 
-def _is_token_list(path: Path) -> bool:
-    with path.open(encoding="utf-8") as file:
-        return file.readline(_HEAD).startswith("step,prompt_id,sample_index,truncated,reward,position,token_id,token,")
-
-
 def _first_record(path: Path) -> set[str]:
     with path.open(encoding="utf-8") as file:
         return set(json.loads(file.readline()))
-
-
-def _is_export(path: Path) -> bool:
-    return _first_record(path) >= _EXPORTED
-
-
-def _is_problem_list(path: Path) -> bool:
-    return _is_empty(path) or _first_record(path) == _PROBLEM
 
 
 _TRACE: dict[str, Callable[[Path], bool]] = {
@@ -170,8 +159,8 @@ _REPORTS: dict[str, Callable[[Path], bool]] = {
 }
 _EXPORTS: dict[str, Callable[[Path], bool]] = {
     "tokens.csv": _is_token_list,
-    "tokens.parquet": _is_token_table,
-    "responses.jsonl": _is_export,
+    "tokens.parquet": lambda path: _columns(path) >= _TOKEN,
+    "responses.jsonl": lambda path: _first_record(path) >= _EXPORTED,
 }
 _REPORT_FOLDERS = ("", "clipstats/", "diagnosis/")
 # Patterns of what commands write into a run folder, and how a file is known to be that. The second trace of `curate`
@@ -187,7 +176,7 @@ _FILES: dict[str, Callable[[Path], bool]] = {
     },
     **{f"{run}{name}": test for run in ("", "held-out/") for name, test in _EXPORTS.items()},
     f"{LOG}/*.log": _has(LOG_HEAD),
-    "perfectible.jsonl": _is_problem_list,
+    "perfectible.jsonl": lambda path: _is_empty(path) or _first_record(path) == _PROBLEM,
     "distributions/response-[0-9][0-9][0-9][0-9][0-9].float32": lambda _: True,
 }
 _FOLDERS = {parent.as_posix() for name in _FILES for parent in Path(name).parents} - {"."}

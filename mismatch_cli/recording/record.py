@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,18 +14,20 @@ from mismatch_cli.metrics.estimate import paired_test
 from mismatch_cli.models import check_model_folder, load_tokenizer
 from mismatch_cli.recording.config import ProbeConfig
 from mismatch_cli.recording.full_divergence import Distributions, check_room, vocabulary_of
-from mismatch_cli.recording.ours import remove_results
-from mismatch_cli.recording.rollouts import Progress, is_sampled, load_engine, sample_trace, shards_of, start_grader
-from mismatch_cli.recording.score import evenly_spaced, load_trainer, requests_of
+from mismatch_cli.recording.rollouts import Progress, is_sampled, loaded_sampler, shards_of
+from mismatch_cli.recording.score import (
+    evenly_spaced,
+    load_trainer,
+    passes,
+    requests_of,
+    score_shard,
+    score_shards,
+)
 from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
-from mismatch_cli.tasks.prompts import encode_prompts, load_problems
+from mismatch_cli.tasks.prompts import load_problems
 from mismatch_cli.torch_settings import prepare_imports, set_threads
 from mismatch_cli.trace.manifest import library_versions, write_manifest
 from mismatch_cli.trace.reader import open_shard, table_to_batch
-
-if TYPE_CHECKING:
-    from mismatch_cli.recording.score import Pass
-    from mismatch_cli.scoring.trainer import Trainer
 
 
 def record(config: ProbeConfig, run_folder: Path, manifest: dict[str, Any], progress: Progress) -> None:
@@ -37,8 +39,6 @@ def record(config: ProbeConfig, run_folder: Path, manifest: dict[str, Any], prog
     trainer's columns is scored.
     """
     prepare_imports()
-    from mismatch_cli.recording.record import check_unchanged
-
     folder = run_folder / "trace"
     threads = set_threads(config.threads, config.model)
     manifest = manifest | {"config": config.to_json(), "top_logprobs": config.top_logprobs, "threads": threads}
@@ -58,77 +58,37 @@ def _sample(
     problems = load_problems(config.prompt_source)
     if full := distributions.count > 0:
         check_room(config, vocabulary_of(config.model, tokenizer), run_folder)
-    if config.trainer.model != config.model:
-        check_model_folder(config.trainer.model)  # before an hour of sampling, not after it
-    with (
-        start_grader(config, tokenizer) as grader,
-        closing(load_engine(config, run_folder, len(tokenizer), progress, full=full)) as engine,
-    ):
-        template = config.prompt_template
-        encoded = encode_prompts(problems, tokenizer, template=template, max_model_len=engine.max_model_len)
-        if "shards" not in manifest:
-            remove_results(run_folder)
-        return sample_trace(
-            config, run_folder / "trace", encoded, engine, tokenizer, grader, manifest, progress,
-            distributions=distributions,
-        )  # fmt: skip
+    if config.scorer != config.model:
+        check_model_folder(config.scorer)  # before an hour of sampling, not after it
+    anew = "shards" not in manifest
+    with loaded_sampler(config, run_folder, problems, tokenizer, progress, anew=anew, full=full) as sampler:
+        return sampler.sample(config, run_folder / "trace", manifest, distributions=distributions)
 
 
 def _score(
     config: ProbeConfig, folder: Path, manifest: dict[str, Any], distributions: Distributions, progress: Progress
 ) -> None:
-    from mismatch_cli.recording.record import AdapterCheck, equal_weights
-    from mismatch_cli.recording.score import load_trainer, passes
-
     manifest["equal_weights"] = equal_weights(config)
+    shards = shards_of(folder, manifest)
     for scoring in passes(manifest["equal_weights"]):
+        done = [scoring.done(path) for path in shards]
+        if all(done):
+            continue
         recomputed = scoring.column == "logp_recomputed"
-        shards = shards_of(folder, manifest)
-        if not all(scoring.done(path) for path in shards):
-            at_rollout = recomputed or manifest["equal_weights"]
-            checked = config.engine_adapter and at_rollout and shards
-            check = AdapterCheck(config, shards[0], progress) if checked else None
-            model, adapter = config.model, config.engine_adapter
-            if not recomputed:
-                model, adapter = config.trainer.model, config.trainer.adapter
-            trainer = load_trainer(model, config.trainer, config.sampling, progress, adapter)
-            if check is not None:
-                manifest["adapter_check"] = check.done(trainer)
-            manifest["recomputed" if recomputed else "trainer"] = trainer.describe()
-            write_manifest(folder, manifest)  # before the first shard is scored: a killed run says with what
-            _score_shards(config, trainer, scoring, shards, distributions, progress)
-
-
-def _score_shards(
-    config: ProbeConfig,
-    trainer: Trainer,
-    scoring: Pass,
-    shards: list[Path],
-    distributions: Distributions,
-    progress: Progress,
-) -> None:
-    from mismatch_cli.recording.score import evenly_spaced, score_shard
-
-    rows = [open_shard(path).metadata.num_rows for path in shards]
-    repeated = evenly_spaced(config.trainer.noise_responses, sum(rows))
-    done = [scoring.done(path) for path in shards]
-    on_scored = progress.start("Scoring", sum(r for r, d in zip(rows, done, strict=True) if d), sum(rows))
-    try:
-        for index, path in enumerate(shards):
-            if not done[index]:
-                first = sum(rows[:index])
-                score_shard(
-                    path,
-                    trainer,
-                    scoring,
-                    token_budget=config.trainer.token_budget,
-                    repeat=[repeated(first + row) for row in range(rows[index])],
-                    on_scored=on_scored,
-                    distributions=distributions,
-                    first_response=first,
-                )
-    finally:
-        progress.stop()
+        at_rollout = recomputed or manifest["equal_weights"]
+        check = AdapterCheck(config, shards[0], progress) if config.engine_adapter and at_rollout else None
+        model, adapter = config.model, config.engine_adapter
+        if not recomputed:
+            model, adapter = config.scorer, config.scorer_adapter
+        trainer = load_trainer(model, adapter, config, config.sampling, progress)
+        if check is not None:
+            manifest["adapter_check"] = check.done(trainer)
+        manifest["recomputed" if recomputed else "trainer"] = trainer.describe()
+        write_manifest(folder, manifest)  # before the first shard is scored: a killed run says with what
+        score = partial(
+            score_shard, trainer=trainer, scoring=scoring, token_budget=config.token_budget, distributions=distributions
+        )
+        score_shards(score, shards, done, config.noise_responses, progress)
 
 
 _RESPONSES = 32  # of the first shard
@@ -136,12 +96,12 @@ _RESPONSES = 32  # of the first shard
 
 def equal_weights(config: ProbeConfig) -> bool:
     """Whether trainer and engine have the same weights: the same model, and adapters that change it alike, or none."""
-    return config.trainer.model == config.model and same_adapter(config.engine_adapter, config.trainer.adapter)
+    return config.scorer == config.model and same_adapter(config.engine_adapter, config.scorer_adapter)
 
 
 def check_unchanged(config: ProbeConfig, manifest: dict[str, Any]) -> None:
     """A `MismatchError` for an adapter that cannot be read, or is not what it was when the run began."""
-    for side, name in (("rollout", config.engine_adapter), ("trainer", config.trainer.adapter)):
+    for side, name in (("rollout", config.engine_adapter), ("trainer", config.scorer_adapter)):
         if name is not None:
             now = read_adapter(name).digest
             if manifest.get(side, {}).get("adapter_digest", now) != now:
@@ -165,7 +125,7 @@ class AdapterCheck:
         self._logp_rollout = [batch.logp_rollout_T[offset_S1[r] : offset_S1[r + 1]].numpy() for r in rows]
         requests = requests_of(table)
         self._requests = [ScoreRequest(requests[r].prompt_ids, requests[r].response_ids) for r in rows]
-        self._without = self._logp(load_trainer(config.model, config.trainer, config.sampling, progress))
+        self._without = self._logp(load_trainer(config.model, None, config, config.sampling, progress))
 
     def done(self, trainer: Trainer) -> dict[str, Any]:
         """What was found, for the manifest; a `MismatchError` where the engine's log μ is that of the model alone."""
@@ -190,5 +150,5 @@ class AdapterCheck:
         }
 
     def _logp(self, trainer: Trainer) -> list[np.ndarray]:
-        scores = trainer.score(self._requests, token_budget=self._config.trainer.token_budget)
+        scores = trainer.score(self._requests, token_budget=self._config.token_budget)
         return [score.logp_T for score in scores]

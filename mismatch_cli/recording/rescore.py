@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,9 @@ from mismatch_cli.recording.config import EQUAL, RescoreConfig
 from mismatch_cli.recording.ours import remove_results
 from mismatch_cli.recording.rescore_plan import RescorePlan, plan_rescoring
 from mismatch_cli.recording.rollouts import Progress, is_whole
+from mismatch_cli.recording.score import load_trainer, score_rows, score_shards, with_columns
 from mismatch_cli.sampling import SamplingSettings
+from mismatch_cli.scoring.trainer import Trainer
 from mismatch_cli.torch_settings import prepare_imports, set_threads
 from mismatch_cli.trace.files import replacing
 from mismatch_cli.trace.manifest import library_versions, promised_rows, recorded, write_manifest
@@ -25,9 +28,6 @@ from mismatch_cli.trace.reader import Trace, open_shard, table_to_batch
 from mismatch_cli.trace.vocabulary import FILE_NAME as VOCABULARY
 from mismatch_cli.trace.vocabulary import write_vocabulary
 from mismatch_cli.trace.writer import write_shard_parts
-
-if TYPE_CHECKING:
-    from mismatch_cli.scoring.trainer import Trainer
 
 _OF_RUN = ("command", "flags", "rescored")
 _BEFORE = ("trainer", "recomputed", "equal_weights", "threads", "libraries", "imported", "rescored")
@@ -48,29 +48,34 @@ def rescore(config: RescoreConfig, run_folder: Path, manifest: dict[str, Any], p
         progress.say(f"{source.folder} is partial, and so is what is made of it: {lacks}.")
     for note in plan.notes:
         progress.say(note)
-    check_model_folder(config.trainer.model)
+    check_model_folder(config.scorer)
     _tell_of_adapters(config, source.manifest, progress)
     sampling = _sampling(config, source.manifest, progress)
     work = _Rescoring(config, source, run_folder / "trace", plan, sampling, progress)
-    threads = set_threads(config.threads, config.trainer.model)
+    threads = set_threads(config.threads, config.scorer)
     begun = "rescored" in manifest
     if begun:
         _check_unchanged(plan, manifest, source)
-    if begun and not work.todo():
+    done = work.done()
+    if begun and all(done):
         return
-    trainer = work.load_trainer()
+    trainer = load_trainer(config.scorer, config.scorer_adapter, config, sampling, progress)
     if not begun:
         remove_results(run_folder)  # once the model has loaded
         work.write_vocabulary(trainer)
     kept = {name: manifest[name] for name in ("command", "flags")}
     write_manifest(work.folder, kept | work.description(trainer) | {"threads": threads})
-    work.score_shards(trainer)
+
+    def score(path: Path, repeat: list[bool], on_scored: Callable[[int], None], **_: int) -> None:
+        write_shard_parts(work.folder / path.name, work.score(path, trainer, repeat, on_scored))
+
+    score_shards(score, source.shards, done, config.noise_responses, progress)
 
 
 def _tell_of_adapters(config: RescoreConfig, manifest: dict[str, Any], progress: Progress) -> None:
     """Weights that are called equal and lack an adapter that sampled would be measured as mismatch."""
     sampled = manifest.get("rollout", {}).get("adapter_digest")
-    scored = None if config.trainer.adapter is None else read_adapter(config.trainer.adapter).digest
+    scored = None if config.scorer_adapter is None else read_adapter(config.scorer_adapter).digest
     if config.weights == EQUAL and sampled is not None and sampled != scored:
         progress.say(
             f"The trace was sampled with the adapter {manifest['rollout']['adapter']}, which the trainer does not "
@@ -89,16 +94,14 @@ class _Rescoring:
     sampling: SamplingSettings
     progress: Progress
 
-    def todo(self) -> list[Path]:
-        """The shards of the source that are not done; one without responses is left out."""
-        rows = {path: open_shard(path).metadata.num_rows for path in self.source.shards}
-        return [path for path, count in rows.items() if count and not is_whole(self.folder / path.name, count)]
+    @cached_property
+    def rows(self) -> dict[str, int]:
+        """Responses in each shard of the source."""
+        return {path.name: open_shard(path).metadata.num_rows for path in self.source.shards}
 
-    def load_trainer(self) -> Trainer:
-        from mismatch_cli.recording.score import load_trainer
-
-        trainer = self.config.trainer
-        return load_trainer(trainer.model, trainer, self.sampling, self.progress, trainer.adapter)
+    def done(self) -> list[bool]:
+        """Which shards of the source are; one without responses is left out."""
+        return [not count or is_whole(self.folder / name, count) for name, count in self.rows.items()]
 
     def description(self, trainer: Trainer) -> dict[str, Any]:
         """The source's manifest with the new trainer in it; what it said before stands under `rescored`."""
@@ -113,11 +116,13 @@ class _Rescoring:
             taken_over["imported"] = {
                 name: value for name, value in old["imported"].items() if name not in _OF_DUMPED_PI
             }
+        promised = self.rows | (promised_rows(old) or {})  # what the source lacks, the new trace lacks too
+        rows = {name: self.rows.get(name) if count is None else count for name, count in promised.items()}
         return taken_over | {
-            "config": old.get("config", {}) | {"trainer": asdict(self.config.trainer)},
+            "config": old.get("config", {}) | {"trainer": self.config.trainer_json()},
             **{name: side for name, side in sides.items() if side},
             "equal_weights": plan.equal_weights,
-            **recorded(self._rows()),
+            **recorded(dict(sorted(rows.items()))),
             "libraries": library_versions(),
             "rescored": {
                 "trace": str(self.source.folder),
@@ -130,13 +135,6 @@ class _Rescoring:
             },
         }
 
-    def _rows(self) -> dict[str, int | None]:
-        """Of each shard: what the source lacks, the new trace lacks too."""
-        there = {path.name: open_shard(path).metadata.num_rows for path in self.source.shards}
-        promised = promised_rows(self.source.manifest) or {}
-        rows = {name: there.get(name) if count is None else count for name, count in (there | promised).items()}
-        return dict(sorted(rows.items()))
-
     def write_vocabulary(self, trainer: Trainer) -> None:
         """The text of tokens: the source's, else that of the model's tokenizer, if it has one."""
         known = self.source.folder / VOCABULARY
@@ -145,7 +143,7 @@ class _Rescoring:
                 temporary.write_bytes(known.read_bytes())
             return
         try:
-            tokenizer = load_tokenizer(self.config.trainer.model)
+            tokenizer = load_tokenizer(self.config.scorer)
         except MismatchError as error:
             self.progress.say(f"Tokens will show as numbers: {error}")
             return
@@ -154,35 +152,19 @@ class _Rescoring:
             return
         write_vocabulary(self.folder, tokenizer)
 
-    def score_shards(self, trainer: Trainer) -> None:
-        """Score and write what is not done, in the order of the source."""
-        from mismatch_cli.recording.score import evenly_spaced
-
-        rows = [open_shard(path).metadata.num_rows for path in self.source.shards]
-        repeated = evenly_spaced(self.config.trainer.noise_responses, sum(rows))
-        todo = set(self.todo())
-        done = sum(count for path, count in zip(self.source.shards, rows, strict=True) if path not in todo)
-        on_scored = self.progress.start("Scoring", done, sum(rows))
-        try:
-            for index, path in enumerate(self.source.shards):
-                if path in todo:
-                    first = sum(rows[:index])
-                    repeat = [repeated(first + row) for row in range(rows[index])]
-                    write_shard_parts(self.folder / path.name, self._parts(path, trainer, repeat, on_scored))
-        finally:
-            self.progress.stop()
-
-    def _parts(
+    def score(
         self, path: Path, trainer: Trainer, repeat: Sequence[bool], on_scored: Callable[[int], None]
     ) -> Iterator[pa.Table]:
         """The row groups of a shard, scored one after the other."""
-        from mismatch_cli.recording.score import score_rows, with_columns
-
-        start, budget = 0, self.config.trainer.token_budget
+        start = 0
         for table in self.source.tables(shards=[path]):
-            repeated = repeat[start : start + len(table)]
             columns = score_rows(
-                table, trainer, self.plan.score, token_budget=budget, repeat=repeated, on_scored=on_scored
+                table,
+                trainer,
+                self.plan.score,
+                token_budget=self.config.token_budget,
+                repeat=repeat[start : start + len(table)],
+                on_scored=on_scored,
             )
             columns |= self.plan.versions(table) | _carried(table, self.plan)
             unknown = {name: [None] * len(table) for name in self.plan.written if name not in columns}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,10 +16,8 @@ import pyarrow.compute as pc
 
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.recording.config import EQUAL, NEWER, RescoreConfig
-
-if TYPE_CHECKING:
-    from mismatch_cli.recording.score import Pass
-    from mismatch_cli.trace.reader import Trace
+from mismatch_cli.recording.score import Pass
+from mismatch_cli.trace.reader import Trace
 
 # What was measured with the old trainer: none of it may stand beside a new logp_trainer.
 OF_TRAINER = (
@@ -135,8 +133,6 @@ def _plan_trainer(trace: Trace, source: _Source, version: int, config: RescoreCo
     Not if the model is at some of those weights: readers take logp_trainer wherever versions are equal, and a mismatch
     must not be of two trainers.
     """
-    from mismatch_cli.recording.score import Pass
-
     equal = source.sampled_at == {version}
     known = source.at_equal_weights > 0 or "logp_recomputed" in source.columns
     carries = known and version not in source.sampled_at
@@ -155,7 +151,7 @@ def _plan_trainer(trace: Trace, source: _Source, version: int, config: RescoreCo
             "rescore it with those weights first, then the result with these."
         )
     written = ["logp_trainer", *["topk_logp_trainer"] * topk, *carried]
-    written += ["logp_trainer_repeat"] * (config.trainer.noise_responses > 0)
+    written += ["logp_trainer_repeat"] * (config.noise_responses > 0)
     return RescorePlan(
         Pass("logp_trainer", version_trainer=version), version, equal,
         tuple(name for name in (*OF_TRAINER, *OF_RECOMPUTED) if name in source.columns),
@@ -175,8 +171,6 @@ def _steps_note(source: _Source, config: RescoreConfig) -> list[str]:
 
 def _plan_recomputed(trace: Trace, source: _Source, version: int, config: RescoreConfig) -> RescorePlan:
     """M fills in log π at the weights that sampled, and the trace's own trainer stays what it is."""
-    from mismatch_cli.recording.score import Pass
-
     if source.sampled_at != {version}:
         raise UsageError(
             "--keep-trainer fills in log π at the weights that sampled: it goes with --weights equal. "

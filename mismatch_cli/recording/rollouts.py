@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,8 +25,9 @@ from mismatch_cli.engines import (
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.recording.config import RolloutConfig
 from mismatch_cli.recording.full_divergence import Distributions
+from mismatch_cli.recording.ours import remove_results
 from mismatch_cli.tasks.grading import Grader, group_mean_advantages
-from mismatch_cli.tasks.prompts import EncodedPrompts, Problem
+from mismatch_cli.tasks.prompts import EncodedPrompts, Problem, encode_prompts
 from mismatch_cli.trace.manifest import promised_rows, recorded, write_manifest
 from mismatch_cli.trace.reader import open_shard
 from mismatch_cli.trace.vocabulary import write_vocabulary
@@ -40,19 +41,94 @@ class Progress(Protocol):
         """One line of talk."""
         ...
 
-    def start(self, phase: str, done: int, total: int) -> Callable[[int], None]:
-        """Begin a phase that counts responses; the answer is called with how many more are finished."""
-        ...
-
-    def stop(self) -> None:
-        """End the phase that was begun last."""
+    def counting(self, phase: str, total: int, done: int = 0) -> AbstractContextManager[Callable[[int], None]]:
+        """A phase that counts responses; what its block gets is called with how many more are finished."""
         ...
 
 
-def load_engine(
-    config: RolloutConfig, run_folder: Path, vocabulary: int, progress: Progress, *, full: bool = False
-) -> Engine:
-    """The rollout engine of a configuration, with its log in the run folder; `full` if it will `sample_full`."""
+@dataclass(frozen=True)
+class Sampler:
+    """A loaded engine, what it is asked, and who grades its answers."""
+
+    engine: Engine
+    encoded: EncodedPrompts
+    tokenizer: Any
+    grader: Grader
+    progress: Progress
+
+    def sample(
+        self,
+        config: RolloutConfig,
+        folder: Path,
+        manifest: dict[str, Any],
+        *,
+        phase: str = "Sampling",
+        first_sample: int = 0,
+        distributions: Distributions | None = None,
+    ) -> dict[str, Any]:
+        """Sample every shard that is missing into `folder`; answers the manifest, completed and written there.
+
+        What is done is read from the files, not from notes. Raises a `MismatchError` where the manifest is of other
+        prompts. A response's seed follows from its prompt and number: `first_sample` makes others than were there
+        before.
+        """
+        plans = plan_shards(self.encoded.problems, self.encoded.prompt_ids, config.prompts_per_shard)
+        prompts = describe_prompts(config, self.encoded, manifest)
+        adapter = {} if config.engine_adapter is None else read_adapter(config.engine_adapter).facts(merged=False)
+        rollout = _describe(self.engine, config, manifest) | adapter
+        rows = {plan.path(folder): len(plan.problems) * config.samples_per_prompt for plan in plans}
+        promised = recorded({path.name: count for path, count in rows.items()})
+        manifest = manifest | {"rollout": rollout, "prompts": prompts} | promised
+        write_vocabulary(folder, self.tokenizer)
+        write_manifest(folder, manifest)
+        todo = [plan for plan in plans if not is_whole(plan.path(folder), rows[plan.path(folder)])]
+        total = sum(rows.values())
+        done = total - sum(rows[plan.path(folder)] for plan in todo)
+        with self.progress.counting(phase, total, done) as on_finished:
+            for plan in todo:
+                sample_shard(
+                    plan,
+                    self.engine,
+                    self.grader,
+                    folder=folder,
+                    samples_per_prompt=config.samples_per_prompt,
+                    first_sample=first_sample,
+                    seed=config.seed,
+                    on_finished=on_finished,
+                    distributions=distributions,
+                    first_response=plan.index * config.prompts_per_shard * config.samples_per_prompt,
+                )
+        return manifest
+
+
+@contextmanager
+def loaded_sampler(
+    config: RolloutConfig,
+    run_folder: Path,
+    problems: list[Problem],
+    tokenizer: Any,
+    progress: Progress,
+    *,
+    anew: bool,
+    full: bool = False,
+) -> Iterator[Sampler]:
+    """The rollout engine of a configuration, with its log in the run folder; `full` if it will `sample_full`.
+
+    Once it has loaded, an old run in the folder is removed if this one begins `anew`.
+    """
+    with ExitStack() as stack:
+        grader = stack.enter_context(Grader(tokenizer.decode, reward=config.reward, template=config.prompt_template))
+        if config.reward:
+            grader.start()  # before the engine loads: a reward of the user's own says at once that it cannot be loaded
+        engine = stack.enter_context(closing(_load_engine(config, run_folder, len(tokenizer), progress, full=full)))
+        context = engine.max_model_len
+        encoded = encode_prompts(problems, tokenizer, template=config.prompt_template, max_model_len=context)
+        if anew:
+            remove_results(run_folder)
+        yield Sampler(engine, encoded, tokenizer, grader, progress)
+
+
+def _load_engine(config: RolloutConfig, run_folder: Path, vocabulary: int, progress: Progress, *, full: bool) -> Engine:
     if config.top_logprobs > vocabulary:
         raise UsageError(
             f"--top-logprobs {config.top_logprobs} is more than the {vocabulary} tokens there are. "
@@ -75,63 +151,6 @@ def load_engine(
         adapter=config.engine_adapter,
     )
     return create_engine(config.engine, settings)
-
-
-def start_grader(config: RolloutConfig, tokenizer: Any) -> Grader:
-    """Before the engine loads: a reward of the user's own says at once that it cannot be loaded."""
-    grader = Grader(tokenizer.decode, reward=config.reward, template=config.prompt_template)
-    if config.reward:
-        grader.start()
-    return grader
-
-
-def sample_trace(
-    config: RolloutConfig,
-    folder: Path,
-    encoded: EncodedPrompts,
-    engine: Engine,
-    tokenizer: Any,
-    grader: Grader,
-    manifest: dict[str, Any],
-    progress: Progress,
-    *,
-    phase: str = "Sampling",
-    first_sample: int = 0,
-    distributions: Distributions | None = None,
-) -> dict[str, Any]:
-    """Sample every shard that is missing into `folder`; answers the manifest, completed and written there.
-
-    What is done is read from the files, not from notes. Raises a `MismatchError` where the manifest is of other
-    prompts. A response's seed follows from its prompt and number: `first_sample` makes others than were there before.
-    """
-    plans = plan_shards(encoded.problems, encoded.prompt_ids, config.prompts_per_shard)
-    prompts = describe_prompts(config, encoded, manifest)
-    adapter = {} if config.engine_adapter is None else read_adapter(config.engine_adapter).facts(merged=False)
-    rollout = _describe(engine, config, manifest) | adapter
-    rows = {plan.path(folder).name: len(plan.problems) * config.samples_per_prompt for plan in plans}
-    manifest = manifest | {"rollout": rollout, "prompts": prompts} | recorded(rows)
-    write_vocabulary(folder, tokenizer)
-    write_manifest(folder, manifest)
-    todo = [plan for plan in plans if not is_whole(plan.path(folder), rows[plan.path(folder).name])]
-    total, remaining = (sum(len(plan.problems) for plan in some) * config.samples_per_prompt for some in (plans, todo))
-    on_finished = progress.start(phase, total - remaining, total)
-    try:
-        for plan in todo:
-            sample_shard(
-                plan,
-                engine,
-                grader,
-                folder=folder,
-                samples_per_prompt=config.samples_per_prompt,
-                first_sample=first_sample,
-                seed=config.seed,
-                on_finished=on_finished,
-                distributions=distributions,
-                first_response=plan.index * config.prompts_per_shard * config.samples_per_prompt,
-            )
-    finally:
-        progress.stop()
-    return manifest
 
 
 def _describe(engine: Engine, config: RolloutConfig, manifest: dict[str, Any]) -> dict[str, Any]:

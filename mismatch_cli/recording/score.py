@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from mismatch_cli.attention import warning
-from mismatch_cli.recording.config import TrainerSettings
 from mismatch_cli.recording.full_divergence import Distributions
 from mismatch_cli.recording.rollouts import Progress
+from mismatch_cli.recording.settings import ScorerSettings
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import ResponseScores, ScoreRequest, Trainer
 from mismatch_cli.trace.reader import open_shard, table_to_batch
@@ -40,24 +40,38 @@ def passes(equal_weights: bool) -> list[Pass]:
 
 
 def load_trainer(
-    model: str, settings: TrainerSettings, sampling: SamplingSettings, progress: Progress, adapter: str | None = None
+    model: str, adapter: str | None, settings: ScorerSettings, sampling: SamplingSettings, progress: Progress
 ) -> Trainer:
-    """The model that scores, as the settings want it; which adapter is on it the caller says."""
+    """A model with an adapter or none, as the settings want the trainer."""
     with_adapter = "" if adapter is None else f" with the adapter {adapter}"
-    progress.say(f"Loading {model}{with_adapter} into the trainer ({settings.dtype})")
+    progress.say(f"Loading {model}{with_adapter} into the trainer ({settings.trainer_dtype})")
     trainer = Trainer.load(
         model,
-        dtype=settings.dtype,
-        attn_implementation=settings.attn_implementation,
-        float32_head=settings.float32_head,
-        device_map=settings.device_map,
+        dtype=settings.trainer_dtype,
+        attn_implementation=settings.attn,
         sampling=sampling,
         adapter=adapter,
-        merge_adapter=settings.merge_adapter,
+        **settings.named("float32_head", "device_map", "merge_adapter"),
     )
     if warned := warning(trainer.describe()):
         progress.say(warned)
     return trainer
+
+
+def score_shards(
+    score: Callable[..., None], paths: Sequence[Path], done: Sequence[bool], noise_responses: int, progress: Progress
+) -> None:
+    """Call `score`, such as `score_shard`, for the shards that are not done; the noise responses are scored twice."""
+    rows = [open_shard(path).metadata.num_rows for path in paths]
+    repeated = evenly_spaced(noise_responses, sum(rows))
+    scored = sum(count for count, is_done in zip(rows, done, strict=True) if is_done)
+    with progress.counting("Scoring", sum(rows), scored) as on_scored:
+        first = 0
+        for path, count, is_done in zip(paths, rows, done, strict=True):
+            if not is_done:
+                repeat = [repeated(first + row) for row in range(count)]
+                score(path, repeat=repeat, on_scored=on_scored, first_response=first)
+            first += count
 
 
 def score_shard(

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Self
 
 from mismatch_cli import registry
+from mismatch_cli.errors import UsageError
 from mismatch_cli.options import build, check, setting
 from mismatch_cli.places import bundled
 from mismatch_cli.torch_settings import DTYPES
@@ -66,7 +67,7 @@ class PromptSettings(Recorded):
     split: str = of_prompts("train", "Split of a hub data set.")
     subset: str | None = of_prompts(None, "Configuration of a hub data set.")
     num_prompts: int | None = of_prompts(64, "How many prompts to take.", min=1)
-    shuffle: bool = of_prompts(False, "Take them in an order shuffled by --seed.", "--shuffle")
+    shuffle: bool = of_prompts(False, "Take them in an order shuffled by --seed.")
     prompt_template: str = of_prompts(
         "chat", "How a problem is put: chat, raw, or r1-distill.", choices=("template", _templates)
     )
@@ -163,9 +164,7 @@ class ScoredSettings(Recorded):
         "weights as the trace counts, such as 40.",
     )
     keep_trainer: bool = of_weights(
-        False,
-        "Keep the trace's trainer, which has later weights, and fill in log π at the weights that sampled.",
-        "--keep-trainer",
+        False, "Keep the trace's trainer, which has later weights, and fill in log π at the weights that sampled."
     )
 
 
@@ -183,22 +182,38 @@ class ScorerSettings(Recorded):
     )
     trainer_dtype: str = of_trainer("auto", "auto, float32, bfloat16 or float16.", **_DTYPE)
     attn: str | None = of_trainer(None, "sdpa, eager, flash_attention_2, …")
-    float32_head: bool = of_trainer(False, "The LM head in float32.", "--float32-head")
+    float32_head: bool = of_trainer(False, "The LM head in float32.")
     device_map: str | None = of_trainer(None, "Such as auto, cuda:1, cpu.", changeable=True)
     token_budget: int = of_trainer(8192, "Tokens per scoring micro-batch.", least=1, changeable=True)
     noise_responses: int = of_trainer(
         128, "Responses scored twice for the noise floor; 0 = none.", least=0, changeable=True
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.merge_adapter and not self.scorer_adapter:
+            raise UsageError("--merge-adapter needs an adapter to merge. Name one with --trainer-adapter.")
 
-@dataclass(frozen=True, kw_only=True)
-class AsSampled(Recorded):
-    """What the sampler did, where the trace does not say it."""
+    @property
+    def scorer(self) -> str:
+        """The model that scores; where it is another than the one that sampled, it does so at both weights."""
+        raise NotImplementedError
 
-    temperature: float | None = of_sampling(None, "As sampled; by default what the trace says.")
-    top_p: float | None = of_sampling(None, "The same; 1 = off.")
-    top_k: int | None = of_sampling(None, "The same; 0 = off.")
-    min_p: float | None = of_sampling(None, "The same; 0 = off.")
+    @property
+    def scorer_adapter(self) -> str | None:
+        """The LoRA adapter on it."""
+        raise NotImplementedError
+
+    def trainer_json(self) -> dict[str, Any]:
+        """How the trainer scores, as the manifest has it."""
+        return {
+            "model": self.scorer,
+            "dtype": self.trainer_dtype,
+            "adapter": self.scorer_adapter,
+            "merge_adapter": self.merge_adapter,
+            "attn_implementation": self.attn,
+            **self.named("float32_head", "device_map", "token_budget", "noise_responses"),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

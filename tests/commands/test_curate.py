@@ -64,7 +64,7 @@ def test_a_shard_that_is_missing_is_sampled_again(curated, tmp_path):
 
 
 def test_a_finished_run_needs_no_engine(curated, tmp_path, monkeypatch):
-    monkeypatch.setattr("mismatch_cli.recording.curate.load_engine", None)
+    monkeypatch.setattr("mismatch_cli.recording.rollouts.create_engine", None)
     folder = shutil.copytree(curated, tmp_path / "run")
     (folder / "perfectible.jsonl").unlink()
     assert run([*CURATE.split(), "--resume", "-o", str(folder)]) == 0  # the same command: --keep is the same, too
@@ -150,7 +150,7 @@ def test_a_reward_of_ones_own_needs_no_answers(tmp_path, capfd, monkeypatch):
     assert run([*CURATE.split(), *flags, "-o", str(tmp_path / "two")]) == 1
     assert "has a reward of 2." in " ".join(capfd.readouterr().err.split())
     flags[3] = f"{tmp_path}/mine.py:typo"
-    monkeypatch.setattr("mismatch_cli.recording.curate.load_engine", None)
+    monkeypatch.setattr("mismatch_cli.recording.rollouts.create_engine", None)
     assert run([*CURATE.split(), *flags, "-o", str(tmp_path / "typo")]) == 1
     assert "has no function 'typo'" in " ".join(capfd.readouterr().err.split())
 

@@ -21,8 +21,7 @@ import pytest
 from rich.cells import cell_len
 
 from mismatch_cli.cli import run
-from mismatch_cli.commands._live import Pace, TrainingView, duration, sparkline
-from mismatch_cli.commands._refresh import Refresher
+from mismatch_cli.commands._live import Pace, Refresher, TrainingView, duration, sparkline
 from mismatch_cli.commands.train import _steps_before
 from mismatch_cli.rl.config import load_config
 from tests.commands.test_train import TRAIN

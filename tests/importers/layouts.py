@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,8 @@ class Silent:
 
     def say(self, message: str) -> None: ...
 
-    def start(self, phase: str, done: int, total: int, unit: str) -> Callable[[int], None]:
-        return lambda count: None
-
-    def stop(self) -> None: ...
+    def counting(self, phase: str, total: int, unit: str) -> AbstractContextManager[Callable[[int], None]]:
+        return nullcontext(lambda count: None)
 
 
 def imported(*paths: Path, into: Path, **more: Any) -> tuple[pa.Table, dict[str, Any]]:

@@ -23,7 +23,7 @@ FLOAT32 = ["--rollout-dtype", "float32", "--trainer-dtype", "float32"]
 def no_report():
     """Figures would take longer than the probes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mismatch_cli.commands._show.study_mismatch", lambda *arguments, **settings: None)
+        patch.setattr("mismatch_cli.commands._show.Common.study_mismatch", lambda *arguments, **settings: None)
         yield
 
 

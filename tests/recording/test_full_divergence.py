@@ -33,7 +33,7 @@ FULL = ["--full-divergence", str(N)]
 def record_only(*arguments: str) -> int:
     """The command without its report, which takes longer than all the rest here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mismatch_cli.commands._show.study_mismatch", lambda *_, **__: None)
+        patch.setattr("mismatch_cli.commands._show.Common.study_mismatch", lambda *_, **__: None)
         return run(list(arguments))
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -42,11 +43,8 @@ class Talk:
     def say(self, message: str) -> None:
         self.said.append(message)
 
-    def start(self, phase: str, done: int, total: int):
-        return lambda count: None
-
-    def stop(self) -> None:
-        pass
+    def counting(self, phase: str, total: int, done: int = 0):
+        return nullcontext(lambda count: None)
 
 
 def config(trace: Path, model: str = MODEL, dtype: str = "float32", noise: int = 128, **more) -> RescoreConfig:
