@@ -155,10 +155,12 @@ def interval(value: float, without_G: np.ndarray, prompts: int, scale: Scale = S
         scale, y, y_G = SIGNED, value, usable_G
     if not np.isfinite(y_G).all():  # one group makes all of it
         return point(value, FEW_DECIDE)
+    power = int(np.frexp(np.abs(y_G).max())[1])  # a power of two changes no bit, and powers of u stay finite
+    y_G = np.ldexp(y_G, -power)
     u_G = y_G.mean() - y_G
     if _deciding(u_G) < _FEWEST_DECIDING:
         return point(value, FEW_DECIDE)
-    low, high = scale.back(y - _reach(u_G, scale.skewness))
+    low, high = scale.back(y - np.ldexp(_reach(u_G, scale.skewness), power))
     return Estimate(float(value), float(low), float(high))
 
 

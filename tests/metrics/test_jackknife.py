@@ -52,6 +52,14 @@ def test_the_interval_moves_with_its_value(scale):
     assert (10 * one.low, 10 * one.high) == (pytest.approx(ten.low), pytest.approx(ten.high))
 
 
+@pytest.mark.parametrize("power", [-300, 600, 1000])
+def test_values_of_any_size_have_the_same_interval(power):
+    """A broken recording has ratios of e^200 and more; powers of two are exact, so the bits are the same."""
+    x = np.random.default_rng(4).gamma(2, size=40)
+    plain, far = (interval(factor * x.mean(), factor * _without(x), 40) for factor in (1.0, 2.0**power))
+    assert (plain.low * 2.0**power, plain.high * 2.0**power) == (far.low, far.high)
+
+
 def test_an_effective_sample_size_has_the_interval_of_its_chi_squared():
     chi2_G = np.random.default_rng(3).lognormal(-5, 0.3, 40)
     chi2 = interval(chi2_G.mean(), _without(chi2_G), 40, POSITIVE)
