@@ -136,6 +136,19 @@ def test_drawing_loads_no_torch():
     assert result.stdout.strip() == "True []"
 
 
+def test_what_is_shown_is_computed_elsewhere():
+    """A report reads no trace but for excerpts, and no study knows how it is shown."""
+    readers = {
+        module
+        for module, targets in IMPORTS.items()
+        if room_of(module) == "report" and {"mismatch_cli.trace.reader", "mismatch_cli.trace.manifest"} & targets
+    }
+    assert readers == {"mismatch_cli.report.excerpts"}
+    printing = ("rich", "typer", "matplotlib", "jinja2")
+    studies = [path for path in FILES if folder_of(path).startswith("studies")]
+    assert [p.name for p in studies if re.search(rf"^ *(from|import) ({'|'.join(printing)})\b", TEXTS[p], re.M)] == []
+
+
 def test_a_file_is_known_by_its_name():
     """Outside of registries, and of the pages, no two files share a name."""
     named = defaultdict(list)

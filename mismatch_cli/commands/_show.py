@@ -117,10 +117,7 @@ class Common:
 
         view, unread = page_of(study, **page), None
         try:
-            if self.json:
-                print_json(study.result)
-            else:
-                print_view(view)
+            self.print(study, view)
             sys.stdout.flush()
         except OSError as error:
             unread = error
@@ -129,6 +126,16 @@ class Common:
         self.progress.say(f"Wrote {folder / HTML_FILE}, {SUMMARY_FILE} and {PLOTS_FOLDER}/")
         if unread is not None:
             raise unread
+
+    def print(self, study: Study, view: ReportView | None = None) -> None:
+        """The numbers of a study on stdout, as JSON or as its page; `view` is that page where it is already made."""
+        from mismatch_cli.report.pages import page_of
+        from mismatch_cli.report.terminal import print_report
+
+        if self.json:
+            print_json(study.result)
+        else:
+            print_report(view or page_of(study), console())
 
 
 Reading = Annotated[Common, "force", "full_paths", "json", "quiet", "debug"]
@@ -154,13 +161,6 @@ def print_json(content: Any) -> None:
     """What `--json` prints on stdout."""
     json.dump(content, sys.stdout, indent=2)
     print()
-
-
-def print_view(view: ReportView) -> None:
-    """Print a page on stdout."""
-    from mismatch_cli.report.terminal import print_report
-
-    print_report(view, console())
 
 
 def print_parts(*parts: RenderableType) -> None:

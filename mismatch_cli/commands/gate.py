@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from mismatch_cli.commands._show import TRACES, Reading, console, print_json, print_parts, print_view
+from mismatch_cli.commands._show import TRACES, Common, Reading, console, print_json, print_parts
 from mismatch_cli.errors import UsageError
 from mismatch_cli.options import flags, setting
 
@@ -83,24 +83,20 @@ def command(
     for path, form in ((junit, forms.junit), (markdown, forms.markdown)):
         if path is not None:
             write_named(path, form(result), replace=common.force)
-    for summary in filter(None, (junit, markdown)):
-        progress.say(f"Wrote {summary}")
-    _show(result, common.json)
+            progress.say(f"Wrote {path}")
+    _show(result, common)
     if not result.passed:
         raise typer.Exit(_EXCEEDED)
 
 
-def _show(result: GateResult, as_json: bool) -> None:
+def _show(result: GateResult, common: Common) -> None:
     """Print; a reader that stops early (`| head`) does not turn a failure into a success."""
-    from mismatch_cli.report.pages import page_of
     from mismatch_cli.text import for_terminal
 
     try:
-        if as_json:
-            print_json(result.to_json())
-        else:
+        common.print(result)
+        if not common.json:
             out = console()
-            print_view(page_of(result))
             out.print()
             out.print(for_terminal(result.verdict), style="bold green" if result.passed else "bold red")
         sys.stdout.flush()

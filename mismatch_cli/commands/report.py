@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from mismatch_cli.commands._show import WORST, Common, of_output, print_json, print_view
+from mismatch_cli.commands._show import WORST, Common, of_output
 from mismatch_cli.errors import UsageError
 from mismatch_cli.options import flags, setting
 
@@ -93,14 +93,10 @@ def _report_traces(named: list[Path], worst: int, export: str | None, common: Co
 
 def _print_as(name: str, traces: list[Path] | None, common: Common) -> None:
     """The same tokens in another framework's words, or in those of all."""
-    from mismatch_cli.report import dialects
+    from mismatch_cli.studies.translation import Translation, frameworks
 
-    dialects.asked(name)  # before anything is read
-    result = dialects.as_json(common.opened(traces or _latest_run(common), _NO_RUN), name)
-    if common.json:
-        print_json(result)
-    else:
-        print_view(dialects.build_view(result, name))
+    frameworks(name)  # before anything is read
+    common.print(Translation.of(common.opened(traces or _latest_run(common), _NO_RUN), name))
 
 
 def _training_runs(path: Path) -> list[Path]:

@@ -1,21 +1,16 @@
-"""The gap in another framework's words, as a view and as JSON: what to hold beside its dashboard."""
+"""The page of `report --as`: one framework's metrics of the gap, or the words that several use differently."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mismatch_cli import dialects, numbers
-from mismatch_cli.dialects import Reading
-from mismatch_cli.places import shown
+from mismatch_cli import numbers
 from mismatch_cli.report.about import partial_notes, who_facts
 from mismatch_cli.report.tables import Col, Row, col, filled, named, pairs_table, table
 from mismatch_cli.report.view import ReportView, Section, Table
-from mismatch_cli.studies.study import about, check_poolable
-from mismatch_cli.trace.reader import Trace
+from mismatch_cli.studies.translation import ALL, Translation
 
-ALL = "all"
-_FORMAT, _VERSION = "mismatch-cli dialects", 1
 _DIGITS = 6
 _EXCLUDED = "left out of what is made of logs, where a framework would show infinity. A ratio is 0 there."
 _AVERAGE = (
@@ -25,46 +20,9 @@ _AVERAGE = (
 )
 
 
-def asked(name: str) -> list[str]:
-    """The frameworks that a name stands for; a `UsageError` names the nearest where it is not known."""
-    if name == ALL:
-        return dialects.names()
-    dialects.lines(name)
-    return [name]
-
-
-def as_json(traces: Sequence[Trace], name: str) -> dict[str, Any]:
-    """What `report --as NAME --json` prints; documented in docs/dialects.md."""
-    check_poolable(traces)
-    found = dialects.readings(traces, asked(name))
-    return {
-        "format": _FORMAT,
-        "version": _VERSION,
-        "traces": shown([str(trace.folder) for trace in traces]),
-        "about": about(traces, 0),
-        "out_of_support": found.out_of_support,
-        "frameworks": {
-            framework: {"when": dialects.when(framework), "metrics": [_row(reading) for reading in readings]}
-            for framework, readings in found.by_framework.items()
-        },
-    }
-
-
-def _row(reading: Reading) -> dict[str, Any]:
-    line = reading.line
-    return {
-        "name": line.name,
-        "value": reading.value,
-        "formula": line.formula,
-        "compares": line.compares,
-        "word": line.word,
-        "notes": [note for note in (line.note, reading.why) if note],
-        "source": line.source,
-    }
-
-
-def build_view(result: Mapping[str, Any], name: str) -> ReportView:
+def page(translation: Translation) -> ReportView:
     """The page of one framework; of all, the words that several of them use for different numbers."""
+    result, name = translation.result, translation.asked
     frameworks = result["frameworks"]
     if name == ALL:
         sections = tuple(_words(frameworks))

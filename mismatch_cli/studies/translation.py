@@ -1,0 +1,67 @@
+"""The gap in other frameworks' words: what to put beside their dashboards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mismatch_cli import dialects
+from mismatch_cli.dialects import Reading, Readings
+from mismatch_cli.places import shown
+from mismatch_cli.studies.study import Study, about, check_poolable
+from mismatch_cli.trace.reader import Trace
+
+ALL = "all"
+
+
+def frameworks(asked: str) -> list[str]:
+    """The frameworks that a name stands for; a `UsageError` names the nearest where it is not known."""
+    if asked == ALL:
+        return dialects.names()
+    dialects.lines(asked)
+    return [asked]
+
+
+@dataclass(frozen=True)
+class Translation(Study):
+    """What the dashboard of a framework, or of each, would show for these traces."""
+
+    STUDY, FORMAT = "translation", "mismatch-cli dialects"
+
+    traces: Sequence[Trace]
+    asked: str
+    readings: Readings
+
+    @classmethod
+    def of(cls, traces: Sequence[Trace], asked: str) -> Translation:
+        """Read the traces, pooled, once for all frameworks that were asked for."""
+        check_poolable(traces)
+        return cls(traces, asked, dialects.readings(traces, frameworks(asked)))
+
+    def to_json(self) -> dict[str, Any]:
+        """What `report --as NAME --json` prints; documented in docs/dialects.md."""
+        return {
+            "format": self.FORMAT,
+            "version": self.VERSION,
+            "traces": shown([str(trace.folder) for trace in self.traces]),
+            "about": about(self.traces, 0),
+            "out_of_support": self.readings.out_of_support,
+            "frameworks": {
+                framework: {"when": dialects.when(framework), "metrics": [_row(reading) for reading in readings]}
+                for framework, readings in self.readings.by_framework.items()
+            },
+        }
+
+
+def _row(reading: Reading) -> dict[str, Any]:
+    line = reading.line
+    return {
+        "name": line.name,
+        "value": reading.value,
+        "formula": line.formula,
+        "compares": line.compares,
+        "word": line.word,
+        "notes": [note for note in (line.note, reading.why) if note],
+        "source": line.source,
+    }
