@@ -22,8 +22,8 @@ import torch
 
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.batch import TokenBatch
+from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary, Question
 from mismatch_cli.metrics.clipping.masked import Needs
-from mismatch_cli.metrics.clipping.summary import ClippingSummary, Question
 from mismatch_cli.metrics.differences import Measured, differences
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.summary import MismatchSummary

@@ -23,8 +23,8 @@ from faults import FAULTS, Fault, in_steps, planted
 from pool import Pool
 from variants import add_variants, model_at_hand
 
+from mismatch_cli.diagnosis.diagnose import FLOOR_STAGE, Diagnosis, diagnose, module
 from mismatch_cli.diagnosis.evidence import Evidence, gather_tables
-from mismatch_cli.diagnosis.run import FLOOR_STAGE, Diagnosis, diagnose, module
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.trace.reader import Trace
 

@@ -105,10 +105,6 @@ def test_there_are_no_cycles_inside_rooms_either():
     TopologicalSorter({m: targets - for_types_alone(MODULES[m]) for m, targets in IMPORTS.items()}).prepare()
 
 
-# What stands against a law until it is put right; nothing is added.
-_SHARED_NAMES = {"cells", "config", "curate", "judge", "lines", "profile", "rescore"}
-_SHARED_NAMES |= {"run", "sample", "summary"}
-
 # What a figure may know: how figures are drawn, what its study found, and what numbers and tokens look like.
 _KNOWN_TO_PLOTS = {"studies", "metrics", "numbers", "text", "algorithms"}
 
@@ -155,7 +151,7 @@ def test_a_file_is_known_by_its_name():
     for path in FILES:
         if path.name != "__init__.py" and not is_found_by_its_name(path) and folder_of(path) != PAGES:
             named[path.stem.lstrip("_")].append(str(path.relative_to(PACKAGE)))
-    assert {name: paths for name, paths in named.items() if len(paths) > 1 and name not in _SHARED_NAMES} == {}
+    assert {name: paths for name, paths in named.items() if len(paths) > 1} == {}
 
 
 def test_no_fragments():

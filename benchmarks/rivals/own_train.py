@@ -18,8 +18,8 @@ from typing import Any
 from turns import Turn
 
 from mismatch_cli.options import default_of
-from mismatch_cli.rl.config import TrainConfig, load_config
 from mismatch_cli.rl.loop import train
+from mismatch_cli.rl.train_config import TrainConfig, load_config
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.commands._show import Common
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.rl.config import TrainConfig
+from mismatch_cli.rl.train_config import TrainConfig
 from mismatch_cli.text import visible
 from mismatch_cli.trace.files import remove_unfinished
 

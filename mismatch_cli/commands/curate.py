@@ -34,7 +34,7 @@ def command(
 
       mismatch-cli train --dataset curate-model/perfectible.jsonl
     """
-    from mismatch_cli.commands._run import prepared_run
+    from mismatch_cli.commands._prepared import prepared_run
     from mismatch_cli.places import shown
     from mismatch_cli.recording.curate import PROBLEMS_FILE, curate
     from mismatch_cli.studies.curation import CurationAnalysis

@@ -26,7 +26,7 @@ def command(context: typer.Context, *, common: Probing) -> None:
 
       mismatch-cli probe Qwen/Qwen2.5-0.5B-Instruct --adapter ./lora --merge-adapter
     """
-    from mismatch_cli.commands._run import prepared_run
+    from mismatch_cli.commands._prepared import prepared_run
     from mismatch_cli.recording.record import record
     from mismatch_cli.trace.reader import Trace
 

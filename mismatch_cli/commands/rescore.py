@@ -27,7 +27,7 @@ def command(context: typer.Context, *, common: Probing) -> None:
 
       mismatch-cli rescore run --trainer-model ./checkpoint-40 --weights newer
     """
-    from mismatch_cli.commands._run import prepared_run
+    from mismatch_cli.commands._prepared import prepared_run
     from mismatch_cli.recording.folder import check_apart
     from mismatch_cli.recording.rescore import rescore
     from mismatch_cli.trace.reader import Trace

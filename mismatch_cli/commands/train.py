@@ -17,7 +17,7 @@ from mismatch_cli.errors import MismatchError, UsageError, quoted
 from mismatch_cli.options import flags, setting
 from mismatch_cli.places import bundled
 from mismatch_cli.recording.folder import folder_of_trainings, training_folder
-from mismatch_cli.rl.config import FILE_NAME, TrainConfig, load_config, presets
+from mismatch_cli.rl.train_config import FILE_NAME, TrainConfig, load_config, presets
 
 # Flags with more to say than their setting.
 _OWN = {known.name: known.metadata["help"] for known in fields(TrainConfig) if known.name in ("algorithm", "seed")}

@@ -19,7 +19,7 @@ from mismatch_cli.batch import Rollout
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.policies import Policies, TopKLogProbs
 from mismatch_cli.registry import unknown
-from mismatch_cli.rl.config import TrainConfig
+from mismatch_cli.rl.train_config import TrainConfig
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.policy_gradient import Known, logp_pass, policy_gradient_loss
 from mismatch_cli.scoring.trainer import ScoreRequest, Trainer, micro_batches

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from mismatch_cli.errors import MismatchError, first_line
-from mismatch_cli.rl.config import TrainConfig
 from mismatch_cli.rl.run import Record, Run
 from mismatch_cli.rl.step import Step, step_record, step_table
+from mismatch_cli.rl.train_config import TrainConfig
 from mismatch_cli.tasks.grading import group_mean_advantages
 
 

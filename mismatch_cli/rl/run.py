@@ -29,11 +29,11 @@ from mismatch_cli.engines import (
 from mismatch_cli.errors import MismatchError, suggest
 from mismatch_cli.models import load_causal_lm, load_tokenizer
 from mismatch_cli.rl.checkpoint import METRICS_FILE, cut_back, last_step, latest_checkpoint, save_checkpoint
-from mismatch_cli.rl.config import FILE_NAME, TrainConfig
 from mismatch_cli.rl.learner import Learner, NotFiniteError, Sample, response_scale
 from mismatch_cli.rl.step import Minibatch, Step, Use, step_table
 from mismatch_cli.rl.sync import WeightSync
 from mismatch_cli.rl.task import Posed, Task
+from mismatch_cli.rl.train_config import FILE_NAME, TrainConfig
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import ResponseScores, ScoreRequest, Trainer
 from mismatch_cli.torch_settings import set_threads

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.batch import Rollout
+from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary, Question
 from mismatch_cli.metrics.clipping.masked import Needs
-from mismatch_cli.metrics.clipping.summary import ClippingSummary, Question
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.summary import MismatchSummary

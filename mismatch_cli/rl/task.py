@@ -18,8 +18,8 @@ from mismatch_cli.algorithms.parse import find
 from mismatch_cli.engines import engine_module
 from mismatch_cli.errors import UsageError
 from mismatch_cli.models import check_model_folder
-from mismatch_cli.rl.config import TrainConfig
 from mismatch_cli.rl.learner import response_scale
+from mismatch_cli.rl.train_config import TrainConfig
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.tasks.grading import Grader, check_reward, gradable
 from mismatch_cli.tasks.prompts import Problem, PromptSource, check_template, encode_prompts, is_local, load_problems

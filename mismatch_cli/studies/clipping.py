@@ -24,8 +24,8 @@ import torch
 from mismatch_cli.algorithms.algorithm import Algorithm, keep_T
 from mismatch_cli.errors import MismatchError, UsageError, quoted
 from mismatch_cli.metrics.clipping.breakdown import JUDGED_ROW
+from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary, Question
 from mismatch_cli.metrics.clipping.masked import Needs
-from mismatch_cli.metrics.clipping.summary import ClippingSummary, Question
 from mismatch_cli.metrics.pairs import weights_are_equal
 from mismatch_cli.places import shown
 from mismatch_cli.policies import Policies

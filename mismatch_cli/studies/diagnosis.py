@@ -11,10 +11,10 @@ import numpy as np
 
 from mismatch_cli import custom_code
 from mismatch_cli.diagnosis.alignment import lag_scan
+from mismatch_cli.diagnosis.diagnose import Diagnosis, diagnose, module
 from mismatch_cli.diagnosis.evidence import gather
 from mismatch_cli.diagnosis.grouped import estimate_over_prompts
 from mismatch_cli.diagnosis.model import ModelAtHand, model_at_hand
-from mismatch_cli.diagnosis.run import Diagnosis, diagnose, module
 from mismatch_cli.diagnosis.sample import Sample
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.places import shown

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_cli import dialects
-from mismatch_cli.diagnosis.run import names as checks
+from mismatch_cli.diagnosis.diagnose import names as checks
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.metrics.pairs import PAIRS

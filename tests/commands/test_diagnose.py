@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mismatch_cli.cli import run
-from mismatch_cli.diagnosis.run import names
+from mismatch_cli.diagnosis.diagnose import names
 from mismatch_cli.places import bundled
 
 ROOT = Path(__file__).parent.parent.parent

@@ -23,7 +23,7 @@ from rich.cells import cell_len
 from mismatch_cli.cli import run
 from mismatch_cli.commands._live import Pace, Refresher, TrainingView, duration, sparkline
 from mismatch_cli.commands.train import _steps_before
-from mismatch_cli.rl.config import load_config
+from mismatch_cli.rl.train_config import load_config
 from tests.commands.test_train import TRAIN
 
 HOSTILE = "[red]:cat:\x1b[2J漢字\n" + "x" * 90

@@ -11,8 +11,8 @@ import pytest
 from pool import Pool
 from variants import add_variants
 
+from mismatch_cli.diagnosis.diagnose import Diagnosis, diagnose
 from mismatch_cli.diagnosis.evidence import Finding, gather_tables
-from mismatch_cli.diagnosis.run import Diagnosis, diagnose
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.places import bundled
 from mismatch_cli.trace.reader import Trace

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from faults import FAULTS, in_steps
 
+from mismatch_cli.diagnosis.diagnose import PRECISION_STAGE, diagnose, module, names
 from mismatch_cli.diagnosis.evidence import gather_tables
-from mismatch_cli.diagnosis.run import PRECISION_STAGE, diagnose, module, names
 from mismatch_cli.metrics.pairs import PAIRS
 from tests.diagnosis.conftest import judged, whole
 

@@ -12,9 +12,9 @@ from variants import model_at_hand
 
 from mismatch_cli.diagnosis import model as model_module
 from mismatch_cli.diagnosis import readings
+from mismatch_cli.diagnosis.diagnose import Diagnosis, diagnose
 from mismatch_cli.diagnosis.evidence import gather_tables
 from mismatch_cli.diagnosis.model import AS_RECORDED
-from mismatch_cli.diagnosis.run import Diagnosis, diagnose
 from mismatch_cli.metrics.pairs import PAIRS
 from tests.diagnosis.conftest import MODEL
 

@@ -12,7 +12,7 @@ import typer
 
 from mismatch_cli import registry
 from mismatch_cli.cli import build_app
-from mismatch_cli.rl.config import load_config
+from mismatch_cli.rl.train_config import load_config
 from tests.docs.pages import DOCS, is_renewed, marked, renewed
 
 COMMANDS = registry.names("mismatch_cli.commands")

@@ -141,7 +141,7 @@ def _write_dumps(folder: Path, rows: list[dict[str, Any]]) -> None:
 
 def _write_training(folder: Path) -> None:
     """A run of `train` as it lies there after three steps."""
-    from mismatch_cli.rl.config import TrainConfig
+    from mismatch_cli.rl.train_config import TrainConfig
 
     steps = [{"step": 0, "eval_accuracy": 0.5}]
     steps += [{"step": n, "reward_mean": 0.1 * n, "grad_norm": 1.0, "seconds": {"sample": 1.0}} for n in (1, 2, 3)]

@@ -10,7 +10,7 @@ import pytest
 
 from mismatch_cli import registry
 from mismatch_cli.cli import run
-from mismatch_cli.diagnosis.run import module
+from mismatch_cli.diagnosis.diagnose import module
 from mismatch_cli.places import bundled
 from mismatch_cli.report import plots
 from mismatch_cli.report.figures import FigureView, Picture, plots_of

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mismatch_cli.rl.config import load_config
 from mismatch_cli.rl.loop import train
+from mismatch_cli.rl.train_config import load_config
 
 SMALL = {
     "engine": "hf",

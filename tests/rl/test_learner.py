@@ -16,8 +16,8 @@ from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.batch import Rollout
 from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.rl.config import TrainConfig
 from mismatch_cli.rl.learner import AGGREGATIONS, Learner, LossScale, Sample, response_scale
+from mismatch_cli.rl.train_config import TrainConfig
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
 from tests.algorithms import published

@@ -15,9 +15,9 @@ from mismatch_cli.engines import Request, sample_seed
 from mismatch_cli.engines.hf import HfEngine
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.places import bundled
-from mismatch_cli.rl.config import load_config
 from mismatch_cli.rl.run import Run
 from mismatch_cli.rl.sync import prove_newer
+from mismatch_cli.rl.train_config import load_config
 from mismatch_cli.tasks.grading import MathVerify
 from mismatch_cli.trace.reader import Trace
 from tests.rl.small_runs import SMALL, numbers, run

@@ -15,8 +15,8 @@ from mismatch_cli.adapters import Merged, put_on, read_adapter, start_lora
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import load_causal_lm, load_tokenizer
 from mismatch_cli.places import bundled
-from mismatch_cli.rl.config import TrainConfig
 from mismatch_cli.rl.learner import Learner
+from mismatch_cli.rl.train_config import TrainConfig
 from tests.rl.small_runs import assert_same_run, numbers, run
 from tests.rl.test_learner import make_learner, make_samples  # noqa: F401 - a fixture
 

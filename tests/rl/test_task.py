@@ -13,8 +13,8 @@ from mismatch_cli.batch import Rollout
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import load_tokenizer
 from mismatch_cli.places import bundled
-from mismatch_cli.rl.config import load_config
 from mismatch_cli.rl.task import Posed, Task
+from mismatch_cli.rl.train_config import load_config
 from tests.rl.small_runs import SMALL, run
 
 CONTEXT = 512

@@ -14,8 +14,8 @@ import torch
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary
 from mismatch_cli.metrics.clipping.masked import Needs
-from mismatch_cli.metrics.clipping.summary import ClippingSummary
 from mismatch_cli.places import shown
 from mismatch_cli.studies.clipping import analyse_clipping, token_class
 from mismatch_cli.trace.reader import Trace

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mismatch_cli import numbers
+from mismatch_cli.diagnosis.diagnose import FLOOR_STAGE, PRECISION_STAGE, UNEXPLAINED_STAGE, module
 from mismatch_cli.diagnosis.evidence import Finding
-from mismatch_cli.diagnosis.run import FLOOR_STAGE, PRECISION_STAGE, UNEXPLAINED_STAGE, module
 from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.places import shown

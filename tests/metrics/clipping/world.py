@@ -12,8 +12,8 @@ import torch
 from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.batch import TokenBatch
+from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary, Question
 from mismatch_cli.metrics.clipping.masked import Needs
-from mismatch_cli.metrics.clipping.summary import ClippingSummary, Question
 
 VOCABULARY = 60
 EVERYTHING = Needs(advantages=True, recomputed=True, top_k=20, full=True, topk_recomputed=True)

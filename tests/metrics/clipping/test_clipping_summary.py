@@ -12,7 +12,7 @@ import pytest
 
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.clipping import breakdown, masked
-from mismatch_cli.metrics.clipping.summary import ClippingSummary, Question
+from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary, Question
 from mismatch_cli.metrics.gaps import token_gaps
 from tests.metrics.clipping.world import (
     ALL,

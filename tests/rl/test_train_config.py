@@ -7,7 +7,7 @@ from dataclasses import fields
 import pytest
 
 from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.rl.config import TrainConfig, load_config, presets
+from mismatch_cli.rl.train_config import TrainConfig, load_config, presets
 
 
 @pytest.mark.parametrize("preset", presets())
