@@ -1,7 +1,5 @@
 """LoRA adapters on a Hugging Face model: one that was saved, beside the weights or merged, and one to be trained."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -4,8 +4,6 @@ transformers hands each of them all arguments, and one that does not know an arg
 other numbers. What it refuses by itself (ALiBi or chunks with flash attention) is not here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The entry point: a Typer app from the files in `commands/`; the one place that prints errors and sets exit codes."""
 
-from __future__ import annotations
-
 import atexit
 import codecs
 import gc

@@ -1,7 +1,5 @@
 """Code that comes with a model: it runs only where the user has said so for this command, and is then on record."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

@@ -10,8 +10,6 @@ the smallest one that fits the data and stays finite. A trainer log-probability 
 gives Δp = −μ and an infinite KL.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import factorial
 

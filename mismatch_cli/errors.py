@@ -1,7 +1,5 @@
 """The two exceptions that reach a person: each message says what happened, to what, and what to type next."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """How much memory reading somebody's file may take: in many formats a few bytes can stand for any number."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Loading a Hugging Face model or tokenizer, with whatever can be wrong said in one sentence."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from collections.abc import Iterator, Mapping

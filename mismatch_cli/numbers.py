@@ -3,8 +3,6 @@
 Below 1e-4 and from 1e6 on a number is scientific (`4.2e−5`); what has no value is a dash. The minus sign is `−`.
 """
 
-from __future__ import annotations
-
 from math import floor, isfinite, log10
 
 MISSING = "—"

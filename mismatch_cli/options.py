@@ -1,7 +1,5 @@
 """A field of a dataclass is a setting: its flag, help, default and limits, and whether a resumed run may change it."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, field, fields, is_dataclass

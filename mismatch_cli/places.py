@@ -3,8 +3,6 @@
 And places on this machine as reports show them: a report is handed on, and where its maker's folders lie is not.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

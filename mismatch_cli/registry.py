@@ -1,7 +1,5 @@
 """A folder is its own registry: the file name is the public name, and listing names imports nothing."""
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import importlib.util

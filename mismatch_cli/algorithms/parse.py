@@ -1,7 +1,5 @@
 """From `name:parameter=value,…` to an algorithm: of the table, a mask by its own name, or a user's mask file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from math import isfinite

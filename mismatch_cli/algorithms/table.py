@@ -1,7 +1,5 @@
 """The named algorithms, each as its masks × its weight, with its own defaults and where they come from."""
 
-from __future__ import annotations
-
 from mismatch_cli import DPPO
 from mismatch_cli.algorithms.algorithm import Algorithm, Factor, Mask
 from mismatch_cli.policies import ENGINE_GAP, TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Ratio

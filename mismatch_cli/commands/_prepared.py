@@ -1,7 +1,5 @@
 """From the flags of `probe`, `curate` and `rescore` to a configuration and a run folder that may be written to."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """`mismatch-cli compare`: two traces or more beside each other, paired on what they share."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from mismatch_cli.commands._show import Reading

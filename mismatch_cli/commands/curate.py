@@ -1,7 +1,5 @@
 """`mismatch-cli curate`: the problems that a model solves sometimes, for the sanity test with it."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

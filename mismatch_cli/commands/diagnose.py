@@ -1,7 +1,5 @@
 """`mismatch-cli diagnose`: what is wrong with a trace, before any numerics."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

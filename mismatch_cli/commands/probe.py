@@ -1,7 +1,5 @@
 """`mismatch-cli probe`: sample with the rollout engine, score with the trainer, report the gap."""
 
-from __future__ import annotations
-
 import typer
 
 from mismatch_cli.commands._show import Probing

@@ -1,7 +1,5 @@
 """`mismatch-cli report`: everything that `probe` printed and drew, again, from traces alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`mismatch-cli rescore`: log π of a recorded trace by another model, dtype or checkpoint, into a new run folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import typer

@@ -1,7 +1,5 @@
 """`mismatch-cli train`: the sanity test with any algorithm, real rollouts, and every step on record."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Iterator, Sequence

@@ -3,8 +3,6 @@
 Letters: `_R` the responses of which the first tokens are kept, `_H` these tokens.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

@@ -1,7 +1,5 @@
 """What is counted over every token of a trace: values that no log-probability can have, and placeholders."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -5,8 +5,6 @@ causes: the one that explains most is undone, and the others have to be found ag
 of that, stage 7 what a precision makes, and stage 8 the gap that nothing explains.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache

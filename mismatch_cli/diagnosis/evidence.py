@@ -1,7 +1,5 @@
 """What the checks see: the sample, the counts of the whole trace, and what the manifest says about the sampling."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property

@@ -5,8 +5,6 @@ the gap between rollout and trainer, and `WHEN`, when it does. Everything is mea
 once; a dashboard shows the mean over micro-batches, ranks or steps of such numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain

@@ -1,7 +1,5 @@
 """AReaL: `behave_approx_kl`, whose sign is the opposite of verl's, and `behave_imp_weight`."""
 
-from __future__ import annotations
-
 from mismatch_cli.dialects._line import ENGINE_GAP, RATIO, UPDATE, D, Line, largest, least, mean
 
 WHEN = (

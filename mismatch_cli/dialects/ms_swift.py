@@ -1,7 +1,5 @@
 """ms-swift: `rollout_correction/*`, verl's metrics with a geometric ratio of responses."""
 
-from __future__ import annotations
-
 from mismatch_cli.dialects._line import (
     CLAMPED_K3,
     ENGINE_GAP,

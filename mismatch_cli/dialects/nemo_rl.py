@@ -1,7 +1,5 @@
 """NeMo-RL: `train/token_mult_prob_error` and the KL errors."""
 
-from __future__ import annotations
-
 from mismatch_cli.dialects._line import (
     ENGINE_GAP,
     JENSEN_SHANNON,

@@ -1,7 +1,5 @@
 """oat, and the same estimators in tinker-cookbook: `kl_sample_train_v1` and `_v2`."""
 
-from __future__ import annotations
-
 from mismatch_cli.dialects._line import ENGINE_GAP, MINUS_DP, UPDATE, D, Line, largest, least
 
 WHEN = "Always logged. tinker-cookbook logs the first two as optim/kl_sample_train_v1 and _v2 (rl/metrics.py)."

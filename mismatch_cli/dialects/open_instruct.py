@@ -1,7 +1,5 @@
 """open-instruct: `debug/vllm_vs_local_logprob_diff_*` and `debug/vllm_local_reverse_kl`."""
 
-from __future__ import annotations
-
 from mismatch_cli.dialects._line import ABS_D, CURRENT, TWICE_WEIGHTED, Line, largest, sample_sd
 
 WHEN = "Always logged, against the policy that is being trained in that minibatch."

@@ -1,7 +1,5 @@
 """OpenRLHF: `vllm_kl` and `ppo_kl`."""
 
-from __future__ import annotations
-
 from mismatch_cli.dialects._line import ENGINE_GAP, UPDATE, Line
 
 WHEN = "vllm_kl needs --algo.advantage.is_correction_enable and the ppo loss."

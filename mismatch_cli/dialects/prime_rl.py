@@ -1,7 +1,5 @@
 """prime-rl: `mismatch_kl/all/*`, against the trainer as it is now, and its DPPO mask."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from mismatch_cli.dialects._line import (

@@ -1,7 +1,5 @@
 """SkyRL: `policy/rollout_train_logprobs_abs_diff_*`, before the update and in each minibatch of it."""
 
-from __future__ import annotations
-
 from mismatch_cli.dialects._line import (
     ABS_D,
     CURRENT,

@@ -1,7 +1,5 @@
 """slime and its fork miles: `train/train_rollout_logprob_abs_diff`, the TIS metrics and those of mis.py."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

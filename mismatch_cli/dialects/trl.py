@@ -1,7 +1,5 @@
 """TRL: `sampling/sampling_logp_difference/*` and `sampling/importance_sampling_ratio/*` of GRPOTrainer."""
 
-from __future__ import annotations
-
 from mismatch_cli.dialects._line import ABS_D, ENGINE_GAP, Line, largest, least, masked_product, mean
 
 WHEN = (

@@ -1,7 +1,5 @@
 """verl: `training/rollout_probs_diff_*`, `rollout_corr/*`, and the two that PPO has of its own update."""
 
-from __future__ import annotations
-
 from mismatch_cli.dialects._line import (
     ABS_DP,
     ENGINE_GAP,

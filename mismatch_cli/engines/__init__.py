@@ -3,8 +3,6 @@
 Sampling is the same with each of them: seeds that depend on what is sampled, and log-probs that a sampler can have.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

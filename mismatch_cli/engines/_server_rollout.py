@@ -1,7 +1,5 @@
 """The completions API: requests for responses with everything that was sampled, and their answers made `Rollout`s."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The import itself: find the files, know their format, stream their blocks into shards, and say what was left out."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """List columns of Arrow as flat numpy values and offsets, and back: nothing here runs once per token in Python."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Rows of a trace from what a format yields: checked, counted and completed, or cut out of whole sequences."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

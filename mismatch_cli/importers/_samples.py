@@ -4,8 +4,6 @@ Keys are those of `Sample.to_dict()` (rollout data: singular) or of the trainer'
 sample.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any

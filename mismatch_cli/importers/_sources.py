@@ -1,7 +1,5 @@
 """From what the user named to Arrow tables: files found, looked into to know their format, and read block by block."""
 
-from __future__ import annotations
-
 import glob
 import json
 import re

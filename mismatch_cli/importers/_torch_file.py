@@ -1,7 +1,5 @@
 """Reading `.pt` files as data: weights-only loading, which runs no code; what needs more is refused."""
 
-from __future__ import annotations
-
 import pickle
 import re
 import tomllib

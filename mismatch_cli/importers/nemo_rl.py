@@ -7,8 +7,6 @@ other samples than the line's, and `filtered_rewards` to these. Where the forwar
 (force_on_policy_ratio) it is all 0.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

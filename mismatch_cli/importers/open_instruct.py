@@ -5,8 +5,6 @@ column: in a response that called tools, tokens whose log-probability is exactly
 masked. `prompt_idx` begins at 0 in every step, so prompts are told apart by their token ids.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np

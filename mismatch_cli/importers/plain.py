@@ -4,8 +4,6 @@ A trace's own shards are plain Parquet. Numbers may be of any width; `loss_mask`
 one number per response or one per token, `prompt_id` (or `group_id`) a number or a text.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

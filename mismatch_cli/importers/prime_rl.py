@@ -5,8 +5,6 @@ Written by `src/prime_rl/trainer/rl/token_export.py` while the trainer learns fr
 entropy on tokens of another model) are masked: prime-rl samples nothing at them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np

@@ -6,8 +6,6 @@ are recomputed before the update, or, where that pass was saved, taken from the 
 update.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What every statistic over a trace is: updated batch by batch, merged in shard order, asked for its result."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, Self
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Correlations: of two series over steps, and of the ranks of two columns over a bounded sample of tokens."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from mismatch_cli.metrics.accumulator import Accumulator

@@ -5,8 +5,6 @@ prompt being hard or easy cancels; a prompt that only one of them holds is left 
 therefore serves pairs of traces that share all of their prompts, some, or none.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any
 

@@ -7,8 +7,6 @@ skewness that is left (Hall 1992, On the removal of skewness by transformation),
 few groups make the error. benchmarks/coverage.py measures what comes of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite

@@ -5,8 +5,6 @@ the sampled token; d = log π − log μ; r = π/μ; E the mean over counted tok
 response. The notation of the other tables stands on the pages that show them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial

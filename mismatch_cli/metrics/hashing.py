@@ -1,7 +1,5 @@
 """Hashes in place of random numbers: a sample or a group follows from a key, whatever the order and the sharding."""
 
-from __future__ import annotations
-
 import numpy as np
 
 GROUPS = 128  # a power of two

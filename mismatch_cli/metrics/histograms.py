@@ -4,8 +4,6 @@ A bin is one float32 exponent and the top bits of its mantissa, so no logarithm 
 to 0.2 % wide, with 3 bits 6 to 12 %.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -6,8 +6,6 @@ their logits to bf16 differ by multiples of 1/16 (|logit| in [8, 16)), 1/8 ([16,
 up at these values. The other logits' rounding smears it; a float32 head removes it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

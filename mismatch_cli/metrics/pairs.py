@@ -1,7 +1,5 @@
 """Which two policies are compared: the reference in the place of μ, the current one in the place of π."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

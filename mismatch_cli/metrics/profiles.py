@@ -1,7 +1,5 @@
 """The gap along a response: by position, by length, and the largest and smallest values over all tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 

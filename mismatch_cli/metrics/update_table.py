@@ -4,8 +4,6 @@ A number of one sign or one step has the words of the number over all of them, a
 notation stands on the pages of `clipstats` and `train`.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

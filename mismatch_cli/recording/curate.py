@@ -1,7 +1,5 @@
 """The perfectible set of a model: problems that it solves sometimes, and how often on samples that did not choose."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

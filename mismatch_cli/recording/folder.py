@@ -3,8 +3,6 @@
 Whoever did not get the lock creates nothing and deletes nothing; the system releases the lock of a process that dies.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

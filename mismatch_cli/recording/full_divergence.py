@@ -5,8 +5,6 @@ them: a float32 file for each response, written token by token and read tile by 
 trace and the files are removed.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 A name alone says nothing: people have a `plots/` and a `summary.json` of their own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator

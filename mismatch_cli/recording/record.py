@@ -1,7 +1,5 @@
 """Recording a probe, from top to bottom: encode, sample, free the engine, score."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

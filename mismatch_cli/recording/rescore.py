@@ -1,7 +1,5 @@
 """Scoring a recorded trace anew: log π of its responses by another model, dtype or checkpoint, into a new trace."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property

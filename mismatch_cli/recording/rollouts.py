@@ -1,7 +1,5 @@
 """A trace of rollouts: load the engine, pose the problems, sample and grade shard by shard what is still missing."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager

@@ -1,7 +1,5 @@
 """The second half of a recording: the trainer's log π for every shard that was sampled."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise

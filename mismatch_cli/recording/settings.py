@@ -1,7 +1,5 @@
 """The flags of `probe`, `curate` and `rescore`: one dataclass for each subject, composed into configurations."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial

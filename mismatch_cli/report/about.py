@@ -1,7 +1,5 @@
 """Who was compared, how, and what was left out: the first lines of every report, from the manifest."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The worst tokens and responses in their context, looked up in the trace by their keys."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat

@@ -3,8 +3,6 @@
 Cells take an estimate in any of its shapes: as a dataclass, as JSON, or a plain number, which has no interval.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from operator import itemgetter

@@ -1,7 +1,5 @@
 """The report on a terminal: the same view as the HTML page, as rich tables that fit the width there is."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a report shows, as plain values and finished text: the page formats nothing and computes nothing."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

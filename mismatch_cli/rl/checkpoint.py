@@ -1,7 +1,5 @@
 """Checkpoints: a folder that is there whole or not at all, and a run folder cut back to one."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

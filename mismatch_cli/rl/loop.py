@@ -1,7 +1,5 @@
 """The sanity test from top to bottom: sample, grade, learn, sync, record, again."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

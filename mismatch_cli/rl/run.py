@@ -1,7 +1,5 @@
 """What a training run is made of: engine, learner and problems, the phases of a step, and the files it writes."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

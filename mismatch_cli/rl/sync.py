@@ -1,7 +1,5 @@
 """Weight sync that proves itself: what the engine says of its own tokens, against the weights it should have."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

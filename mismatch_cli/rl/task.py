@@ -3,8 +3,6 @@
 And what can be wrong with the settings of runs, told before a model is loaded, a run begins or a file is written.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What a training run does, as one flat object: a preset file, changed by flags, saved with the run."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path

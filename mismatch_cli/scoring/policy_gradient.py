@@ -4,8 +4,6 @@ Three matrix products in all, as many as autograd needs through full logits. `_R
 those of them that have a coefficient, `_W` vocabulary entries of one slice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """What two traces or more have in common, the same numbers of each, and the difference from the first."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property

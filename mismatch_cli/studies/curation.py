@@ -1,7 +1,5 @@
 """What a curation says: how many problems were kept, and how their accuracy regresses to the mean when held out."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

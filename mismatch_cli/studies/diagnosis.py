@@ -1,7 +1,5 @@
 """From traces to a diagnosis, and from it to JSON and to what the figures draw."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -5,8 +5,6 @@ A metric is one of `metrics/gap_table.py`, a framework's own as `verl:training/r
 something.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Training runs as they stand on the disk, one JSON object a step beside the configuration, and a run's numbers."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """In which settings two manifests differ, those first that most often explain a difference of log-probabilities."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A child process that answers a line with a line, and cannot hang whoever asks."""
 
-from __future__ import annotations
-
 import json
 import os
 import selectors

@@ -1,7 +1,5 @@
 """Chat templates are programs that come with a model: ten seconds for a prompt, half a GiB, and a text of its size."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

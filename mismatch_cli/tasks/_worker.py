@@ -9,8 +9,6 @@ pipe that it inherited. On Linux the keeper is made the parent of every such orp
 elsewhere it ends the process group.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import importlib.util

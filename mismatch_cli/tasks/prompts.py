@@ -1,7 +1,5 @@
 """Problems from a local file or a data set on the hub, and the token ids that an engine starts from."""
 
-from __future__ import annotations
-
 import csv
 import json
 import random

@@ -1,7 +1,5 @@
 """Traces for whoever has tools of their own, a row per token or a line per response; streamed, so any length fits."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

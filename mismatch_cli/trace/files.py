@@ -4,8 +4,6 @@ Whatever is written gets a name that nobody has used before, is created there ex
 what lies at the final name, a link or one of several names of a file, is replaced and not written through.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -4,8 +4,6 @@ Conversions of libraries are generous: 3.7 becomes the token 3, "-0.5" a log-pro
 that would change is an error.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -3,8 +3,6 @@
 And whether the trace is whole: the shards and rows that its manifest promises, against those that are on disk.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import platform

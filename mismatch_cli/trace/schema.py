@@ -5,8 +5,6 @@ Row key: step, epoch, minibatch, prompt_id, sample_index. A column that was not 
 measured for some responses only, the others are null.
 """
 
-from __future__ import annotations
-
 import pyarrow as pa
 
 FORMAT_NAME = "mismatch-cli trace"

@@ -1,7 +1,5 @@
 """Shards: each written whole under a temporary name and renamed in."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path

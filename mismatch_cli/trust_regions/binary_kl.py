@@ -1,7 +1,5 @@
 """DPPO-Binary-KL: a limit on KL(q‖p) over {sampled token, any other} (arXiv 2602.04879 eq. 12 and 14)."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from mismatch_cli.policies import Compared

@@ -1,7 +1,5 @@
 """DPPO-Binary-TV: a limit on the change of the sampled token's probability (arXiv 2602.04879 eq. 12 and 13)."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from mismatch_cli.policies import Compared

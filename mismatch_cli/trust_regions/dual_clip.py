@@ -1,7 +1,5 @@
 """Dual clip: no update of a negative sample whose ratio is large (arXiv 1912.09729; verl clip_ratio_c)."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from mismatch_cli.errors import UsageError

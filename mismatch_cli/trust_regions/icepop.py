@@ -4,8 +4,6 @@ In verl it is `rollout_is=token` with two thresholds; `rollout_rs=token_k1` boun
 [1/high, 1/low] here.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from mismatch_cli.policies import Compared

@@ -1,7 +1,5 @@
 """The minimal mask: only bad updates, negative samples whose token already lost much probability (DPPO, figure 5)."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from mismatch_cli.errors import UsageError

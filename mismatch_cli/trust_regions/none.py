@@ -1,7 +1,5 @@
 """No mask: every token is kept."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Off-policy sequence masking: negative responses that the policy has left (slime, after DeepSeek-V3.2)."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from mismatch_cli.policies import Compared

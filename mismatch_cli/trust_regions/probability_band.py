@@ -1,7 +1,5 @@
 """Symmetric probability difference (the IPO loss of prime-rl): drop what moved far, whatever its advantage."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from mismatch_cli.policies import Compared

@@ -1,7 +1,5 @@
 """Ratio clipping (PPO, arXiv 1707.06347 eq. 7), with Clip-Higher's wider upper side (DAPO, arXiv 2503.14476)."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from mismatch_cli.policies import Compared

@@ -1,7 +1,5 @@
 """Ratio clipping that leaves improbable tokens alone: the α relaxation (DPPO, arXiv 2602.04879, figures 6 and 7)."""
 
-from __future__ import annotations
-
 from math import log
 
 from torch import Tensor

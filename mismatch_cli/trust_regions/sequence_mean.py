@@ -4,8 +4,6 @@ OpenRLHF and SkyRL have it as NeMo-RL. verl's `rollout_rs=seq_mean_k1` bounds th
 is [1/high, 1/low] here.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from mismatch_cli.policies import Compared

@@ -4,8 +4,6 @@ verl's `rollout_rs=seq_sum_k1` bounds the sum of −log ρ: its band [low, high]
 `rollout_is=sequence` with two thresholds bounds Πρ, as here.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from mismatch_cli.policies import Compared

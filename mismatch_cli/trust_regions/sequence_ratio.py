@@ -1,7 +1,5 @@
 """GSPO: ratio clipping on the geometric mean ratio of the whole response (arXiv 2507.18071 eq. 5 to 7)."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from mismatch_cli.policies import Compared

@@ -1,7 +1,5 @@
 """DPPO-TopK-KL: a limit on KL over {top-K of μ} ∪ {sampled token} ∪ {others} (arXiv 2602.04879 eq. 12 and 16)."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from mismatch_cli.policies import Compared

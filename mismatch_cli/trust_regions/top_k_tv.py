@@ -1,7 +1,5 @@
 """DPPO-TopK-TV: a limit on the TV over {top-K of μ} ∪ {sampled token} ∪ {others} (arXiv 2602.04879 eq. 12 and 15)."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from mismatch_cli.policies import Compared

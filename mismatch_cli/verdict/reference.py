@@ -1,7 +1,5 @@
 """The table of what others call healthy and what others measured, from `reference.toml`."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """A prompt that differs by a token between the sides, shown by reading the responses again."""
 
-from __future__ import annotations
-
 from mismatch_cli.diagnosis.checks.position_encoding import reading_finding
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
 

@@ -1,7 +1,5 @@
 """Padding on the left of the prompt that one side's attention sees, shown by reading the responses again."""
 
-from __future__ import annotations
-
 from mismatch_cli.diagnosis.checks.position_encoding import reading_finding
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
 

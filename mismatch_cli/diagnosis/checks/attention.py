@@ -1,7 +1,5 @@
 """Attention that leaves out what the model asks for, on one side: a soft cap of its logits, or sinks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """A sampled token whose log-probability is not the one that the top-K column of the same side gives it."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row, untested

@@ -1,7 +1,5 @@
 """A constant that was added to every log-probability of a response, on one side."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from mismatch_cli.diagnosis.checks.index_shift import too_few

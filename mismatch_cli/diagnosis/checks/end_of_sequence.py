@@ -1,7 +1,5 @@
 """The token that ends a response: appended by hand, without a log-probability, or with another one."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from mismatch_cli.diagnosis.checks.placeholders import zeros_finding, zeros_T

@@ -1,7 +1,5 @@
 """Log-probabilities that belong to another response, of the same group or of any."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from mismatch_cli.diagnosis.alignment import MISFIT

@@ -1,7 +1,5 @@
 """A gap that grows from step to step at equal weights: something in the engine is not renewed."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested

@@ -1,7 +1,5 @@
 """A gap that a few tokens or a few responses carry: routing flips of a mixture of experts, broken sequences."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested

@@ -1,7 +1,5 @@
 """Log-probabilities that belong to the token before or after."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from mismatch_cli.diagnosis.alignment import in_step_N, lag_scan

@@ -1,7 +1,5 @@
 """Logits, or log-probabilities, that one side rounded to low precision and the other did not."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Logarithms to another base than e, on one side or on both."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from mismatch_cli.diagnosis.checks.index_shift import too_few

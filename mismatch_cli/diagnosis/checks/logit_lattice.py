@@ -1,7 +1,5 @@
 """The lattice that logits rounded to bfloat16 leave in the gap: the floor of that precision, and no bug."""
 
-from __future__ import annotations
-
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
 
 NAME, STAGE = "logit-lattice", 7

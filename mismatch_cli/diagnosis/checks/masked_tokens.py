@@ -1,7 +1,5 @@
 """Tokens that nobody sampled, such as the output of a tool, that the loss mask did not leave out."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from mismatch_cli.diagnosis.checks.placeholders import zeros_finding, zeros_T

@@ -1,7 +1,5 @@
 """Log-probabilities of the trainer that its own model does not give on the recorded tokens, and the engine's does."""
 
-from __future__ import annotations
-
 from mismatch_cli.diagnosis.checks.position_encoding import MEASURE, readings_of
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
 

@@ -1,7 +1,5 @@
 """Placeholders: one exact value, such as 0.0 or −100, where a log-probability should have been."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from mismatch_cli.diagnosis.counts import UNCERTAIN

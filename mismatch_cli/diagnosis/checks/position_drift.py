@@ -1,7 +1,5 @@
 """A gap that grows along the response: the two sides turn positions into angles differently."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from mismatch_cli.diagnosis.checks.sharp_onset import sharpest_jump

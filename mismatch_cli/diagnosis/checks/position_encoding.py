@@ -1,7 +1,5 @@
 """Positions that the two sides turn into angles differently, shown by reading the responses again."""
 
-from __future__ import annotations
-
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.readings import Reading, Readings
 

@@ -1,7 +1,5 @@
 """A prefix cache that outlived a weight update: the gap sits on prompts that the engine had seen before."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested

@@ -1,7 +1,5 @@
 """A response that stands in the trace twice, as if it had been sampled twice."""
 
-from __future__ import annotations
-
 from mismatch_cli.diagnosis.counts import MOST_RESPONSES, UNREPEATABLE
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 

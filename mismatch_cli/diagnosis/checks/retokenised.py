@@ -1,7 +1,5 @@
 """Text that was tokenised again: both sides agree up to a point, and from there on speak of other tokens."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from mismatch_cli.diagnosis.alignment import in_step_N

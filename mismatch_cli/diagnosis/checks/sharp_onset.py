@@ -1,7 +1,5 @@
 """A gap that begins at one fixed position: a block size, a chunk, a sliding window."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The engine kept older weights: it agrees with an earlier checkpoint better than with the one it should hold."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested

@@ -1,7 +1,5 @@
 """A temperature that only one side applied: the trainer's distribution is the rollout's, sharpened or flattened."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The gap that nothing explains, where it is far above what the precisions of the trace make."""
 
-from __future__ import annotations
-
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
 
 NAME, STAGE = "unexplained-gap", 8

@@ -1,7 +1,5 @@
 """Values that no log-probability can have: above 0, not a number, or −inf for a token that was sampled."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from mismatch_cli.diagnosis.counts import ROUNDING

@@ -1,7 +1,5 @@
 """How good binary and top-K divergences are: against the full ones where the trace holds them, else by a bracket."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from typing import Any

@@ -4,8 +4,6 @@ A < 0 and μ − π ≥ δ (arXiv 2602.04879, figure 5). The paper does not say 
 are given: tokens with A ≠ 0, and tokens with A < 0.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Everything that is counted about the algorithms on one set of tokens: accumulators updated together, and the JSON."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise

@@ -5,8 +5,6 @@ update moves π further away, is above the threshold. So one histogram answers f
 edges of its bins (3 % apart).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ J(π) − J(μ) = L′ − Δ holds for every set of responses as it stands (arX
 8) need the largest divergence over *all* states, which no sample knows.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """From the JSON of `clipstats` to what is shown: one `ReportView`, which terminal and HTML both print."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What each algorithm blocks: altogether, by probability, position and step, beside the others, and which tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import Any

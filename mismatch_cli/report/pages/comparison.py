@@ -1,7 +1,5 @@
 """From a comparison to what is shown: one `ReportView`, which terminal and HTML both print."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

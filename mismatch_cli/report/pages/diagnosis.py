@@ -1,7 +1,5 @@
 """From a diagnosis to what is shown: one `ReportView`, which terminal and HTML both print."""
 
-from __future__ import annotations
-
 from mismatch_cli import numbers
 from mismatch_cli.diagnosis.diagnose import FLOOR_STAGE, PRECISION_STAGE, UNEXPLAINED_STAGE, module
 from mismatch_cli.diagnosis.evidence import Finding

@@ -1,7 +1,5 @@
 """The gate as it is shown: on a terminal, as JUnit XML for CI systems, and as a table in Markdown."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element, SubElement, indent, tostring

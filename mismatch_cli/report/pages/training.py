@@ -1,7 +1,5 @@
 """From recorded training runs to what is shown: one `ReportView`, which terminal and HTML both print."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """The page of `report --as`: one framework's metrics of the gap, or the words that several use differently."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Panels filled with colour: many points as one transparent picture, and heat maps of shares."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

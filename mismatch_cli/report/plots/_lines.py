@@ -1,7 +1,5 @@
 """A look for each line, lines with their intervals, and the curves of training runs in panels over the same steps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from math import floor, log10
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """How figures look: two layouts, two themes, one set of colours that also the colour-blind can tell apart."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, TypeVar
 

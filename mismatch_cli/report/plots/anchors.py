@@ -1,7 +1,5 @@
 """An algorithm anchored at the rollout against its twin anchored at the recomputed policy (DPPO paper, figure 4)."""
 
-from __future__ import annotations
-
 from mismatch_cli.report.plots._lines import AS_ABOVE, DASHED, Chart, Look, draw_charts, palette
 from mismatch_cli.report.plots._panels import Sheet
 from mismatch_cli.studies.training import TrainingAnalysis

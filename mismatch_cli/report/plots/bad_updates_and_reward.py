@@ -1,7 +1,5 @@
 """Reward, and below it the bad updates of the same steps (DPPO paper, figure 5)."""
 
-from __future__ import annotations
-
 from mismatch_cli.report.plots._lines import AS_ABOVE, Chart, draw_charts, looks
 from mismatch_cli.report.plots._panels import Sheet
 from mismatch_cli.studies.training import TrainingAnalysis

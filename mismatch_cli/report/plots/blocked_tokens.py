@@ -1,7 +1,5 @@
 """Reward, and how probable and how uncertain the blocked tokens are (DPPO paper, figure 6)."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from mismatch_cli.report.plots._lines import AS_ABOVE, Chart, draw_charts, looks

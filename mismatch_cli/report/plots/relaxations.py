@@ -1,7 +1,5 @@
 """Ratio clipping relaxed for improbable tokens, on either side or both (DPPO paper, figure 7)."""
 
-from __future__ import annotations
-
 from mismatch_cli.report.plots._lines import AS_ABOVE, Chart, draw_charts, looks
 from mismatch_cli.report.plots._panels import Sheet
 from mismatch_cli.studies.training import Curve, TrainingAnalysis

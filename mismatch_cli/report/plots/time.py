@@ -1,7 +1,5 @@
 """Where the time of a step goes, by algorithm."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from mismatch_cli import numbers

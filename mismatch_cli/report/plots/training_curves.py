@@ -1,7 +1,5 @@
 """How training went: reward, evaluation accuracy and the gap between the engines (DPPO paper, figure 3)."""
 
-from __future__ import annotations
-
 from mismatch_cli.report.plots._lines import BANDS, Chart, draw_charts, looks
 from mismatch_cli.report.plots._panels import Sheet
 from mismatch_cli.studies.training import TrainingAnalysis
