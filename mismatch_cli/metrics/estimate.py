@@ -153,7 +153,7 @@ def interval(value: float, without_G: np.ndarray, prompts: int, scale: Scale = S
         scale, y, y_G = SIGNED, value, usable_G
     if not np.isfinite(y_G).all():  # one group makes all of it
         return point(value, FEW_DECIDE)
-    power = int(np.frexp(np.abs(y_G).max())[1])  # a power of two changes no bit, and powers of u stay finite
+    power = 200 * int(np.frexp(np.abs(y_G).max())[1] / 200)  # 0 but for enormous values: the powers of u stay finite
     y_G = np.ldexp(y_G, -power)
     u_G = y_G.mean() - y_G
     if _deciding(u_G) < _FEWEST_DECIDING:

@@ -52,9 +52,9 @@ def test_the_interval_moves_with_its_value(scale):
     assert (10 * one.low, 10 * one.high) == (pytest.approx(ten.low), pytest.approx(ten.high))
 
 
-@pytest.mark.parametrize("power", [-300, 600, 1000])
+@pytest.mark.parametrize("power", [-400, 600, 1000])
 def test_values_of_any_size_have_the_same_interval(power):
-    """A broken recording has ratios of e^200 and more; powers of two are exact, so the bits are the same."""
+    """A broken recording has ratios of e^200 and more; multiples of 2^200 are exact, so the bits are the same."""
     x = np.random.default_rng(4).gamma(2, size=40)
     plain, far = (interval(factor * x.mean(), factor * _without(x), 40) for factor in (1.0, 2.0**power))
     assert (plain.low * 2.0**power, plain.high * 2.0**power) == (far.low, far.high)
