@@ -1,21 +1,24 @@
 """`mismatch-cli train`: the sanity test with any algorithm, real rollouts, and every step on record."""
 
+from __future__ import annotations
+
 import json
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from mismatch_cli.commands._live import STOPPING, Refresher, TrainingView
 from mismatch_cli.commands._progress import TerminalProgress
 from mismatch_cli.commands._show import Common
 from mismatch_cli.errors import MismatchError, UsageError, quoted
 from mismatch_cli.options import flags, setting
 from mismatch_cli.places import bundled
-from mismatch_cli.recording.folder import folder_of_trainings, training_folder
 from mismatch_cli.rl.train_config import FILE_NAME, TrainConfig, load_config, presets
+
+if TYPE_CHECKING:
+    from mismatch_cli.commands._live import Refresher, TrainingView
 
 # Flags with more to say than their setting.
 _OWN = {known.name: known.metadata["help"] for known in fields(TrainConfig) if known.name in ("algorithm", "seed")}
@@ -49,6 +52,7 @@ def command(
 
     Every setting of a preset is a flag too.
     """
+    from mismatch_cli.recording.folder import folder_of_trainings, training_folder
     from mismatch_cli.rl.task import check_runs
 
     changes = {name: value for name, value in chosen.items() if value is not None}
@@ -111,6 +115,8 @@ def _train(
     common: Common,
 ) -> None:
     """Train one after the other, and report on what there is, also where a run failed or the user stopped."""
+    from mismatch_cli.commands._live import Refresher, TrainingView
+
     progress = common.progress
     refresher = Refresher(folders, output, report_every, progress.say)
     begun: list[Path] = []
@@ -215,6 +221,7 @@ def _steps_before(folder: Path, step: int) -> list[dict[str, Any]]:
 @contextmanager
 def _interruptible(progress: TerminalProgress, view: TrainingView) -> Iterator[None]:
     """The first Ctrl-C asks the loop to finish its step and save; a second one stops at once."""
+    from mismatch_cli.commands._live import STOPPING
 
     def on_signal(*_: Any) -> None:
         if view.stopping:
