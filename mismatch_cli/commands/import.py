@@ -150,11 +150,11 @@ def _print_formats(as_json: bool) -> None:
         return
     from rich.table import Table
 
-    for name, its in found.items():
+    for name, format_facts in found.items():
         table = Table.grid(padding=(0, 2, 0, 0))
         for fact in ("files", "enable", "holds", "shift", "padding", "averaging"):
-            table.add_row(f"  {fact}", its[fact])
-        print_parts(f"{name}: {its['title']}", table, "")
+            table.add_row(f"  {fact}", format_facts[fact])
+        print_parts(f"{name}: {format_facts['title']}", table, "")
 
 
 def _print_schema(as_json: bool) -> None:

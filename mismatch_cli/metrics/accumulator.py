@@ -24,21 +24,21 @@ class Accumulator:
                 setattr(self, name, _sum(value, getattr(other, name)))
 
 
-def _sum(mine: Any, theirs: Any) -> Any:
-    """Their sum, in place where `mine` is no number; a `TypeError` where the two cannot be added."""
-    if isinstance(mine, Accumulator):
-        mine.merge(theirs)
-    elif isinstance(mine, dict):
-        for key, value in theirs.items():
-            mine[key] = _sum(mine[key], value) if key in mine else value
-    elif isinstance(mine, list):
-        mine[:] = [_sum(*pair) for pair in zip(mine, theirs, strict=True)]
-    elif mine is not None or theirs is not None:
-        mine += theirs
-    return mine
+def _sum(total: Any, part: Any) -> Any:
+    """Their sum, in place where `total` is no number; a `TypeError` where the two cannot be added."""
+    if isinstance(total, Accumulator):
+        total.merge(part)
+    elif isinstance(total, dict):
+        for key, value in part.items():
+            total[key] = _sum(total[key], value) if key in total else value
+    elif isinstance(total, list):
+        total[:] = [_sum(*pair) for pair in zip(total, part, strict=True)]
+    elif total is not None or part is not None:
+        total += part
+    return total
 
 
-def _larger(mine: Any, theirs: Any) -> Any:
+def _larger(total: Any, part: Any) -> Any:
     """The larger of each, of the same type; NaN stays."""
-    larger = np.maximum(mine, theirs)
-    return larger if isinstance(mine, np.ndarray) else type(mine)(larger)
+    larger = np.maximum(total, part)
+    return larger if isinstance(total, np.ndarray) else type(total)(larger)

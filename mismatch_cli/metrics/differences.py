@@ -26,7 +26,7 @@ from mismatch_cli.metrics.summary import MismatchSummary
 
 NO_DIFFERENCE = "no difference for any prompt"
 AT_AGREEMENT = "one of them may be in agreement: no interval"
-Sides = tuple[np.ndarray, np.ndarray]  # ours and theirs without each group of prompts
+Sides = tuple[np.ndarray, np.ndarray]  # of the first and the other trace, without each group of prompts
 _ANGLES = np.linspace(0, 2 * np.pi, 361)
 _ROUNDING = 1e-9  # relative to the larger value: less comes from the order of additions
 
@@ -35,8 +35,8 @@ _ROUNDING = 1e-9  # relative to the larger value: less comes from the order of a
 class Difference:
     """How another trace differs from the first one in a metric.
 
-    `difference` is theirs − ours; `factor` is their distance from agreement over ours, and has no value for a signed
-    metric, nor where ours is below resolution.
+    `difference` is the other − the first; `factor` is their distance from agreement over the first’s, and has no value
+    for a signed metric, nor where the first is below resolution.
     """
 
     difference: Estimate
@@ -62,20 +62,20 @@ class Measured:
         self.estimates["spearman"] = self.jackknife["spearman"].estimate(self.prompts)
 
 
-def differences(ours: Measured, theirs: Measured) -> dict[str, Difference]:
-    """Every metric of the catalog, theirs against ours."""
-    return {key: _difference(metric, ours, theirs) for key, metric in METRICS.items()}
+def differences(first: Measured, other: Measured) -> dict[str, Difference]:
+    """Every metric of the catalog, the other against the first."""
+    return {key: _difference(metric, first, other) for key, metric in METRICS.items()}
 
 
-def _difference(metric: Metric, ours: Measured, theirs: Measured) -> Difference:
-    x, y = ours.estimates[metric.key].value, theirs.estimates[metric.key].value
+def _difference(metric: Metric, first: Measured, other: Measured) -> Difference:
+    x, y = first.estimates[metric.key].value, other.estimates[metric.key].value
     if x is None or y is None:
-        nothing = Estimate(None, note=(ours if x is None else theirs).estimates[metric.key].note)
+        nothing = Estimate(None, note=(first if x is None else other).estimates[metric.key].note)
         return Difference(nothing, nothing)
-    if metric.key not in ours.jackknife:
+    if metric.key not in first.jackknife:
         return Difference(point(_settled(x, y) - x, EXTREME), _factor(metric, x, y))
-    prompts = min(ours.prompts, theirs.prompts)
-    a, b = (side.jackknife[metric.key] for side in (ours, theirs))
+    prompts = min(first.prompts, other.prompts)
+    a, b = (side.jackknife[metric.key] for side in (first, other))
     x_G, y_G = _aligned(a, b)
     y, y_G = _settled(x, y), _settled(x_G, y_G)
     known_G = ~(np.isnan(x_G) | np.isnan(y_G))
@@ -88,7 +88,7 @@ def _difference(metric: Metric, ours: Measured, theirs: Measured) -> Difference:
         found = Estimate(0.0, note=NO_DIFFERENCE)
     elif found.low is not None:
         found = _change(a.estimate(prompts), b.estimate(prompts), _correlation(a.scale, x_G, y_G), y - x)
-    if any(_holds_agreement(metric, side.estimates[metric.key]) for side in (ours, theirs)):
+    if any(_holds_agreement(metric, side.estimates[metric.key]) for side in (first, other)):
         unsure = AT_AGREEMENT  # the distance may be any, and have either sign
     return Difference(found, _factor(metric, x, y, (x_G, y_G), prompts, unsure))
 
@@ -109,14 +109,14 @@ def _correlation(scale: Scale, x_G: np.ndarray, y_G: np.ndarray) -> float:
     return float(np.clip(u_2G[0] @ u_2G[1] / norms, -1, 1)) if norms > 0 else 0.0
 
 
-def _change(ours: Estimate, theirs: Estimate, correlation: float, change: float) -> Estimate:
+def _change(first: Estimate, other: Estimate, correlation: float, change: float) -> Estimate:
     """The interval of a difference from those of both values: each keeps its own reach below and above.
 
     The ends are the least and the largest difference while both values move within their intervals, on the ellipse
     that their correlation makes (without correlation: Zou and Donner 2008). A value without spread stays where it is.
     """
     reaches = []
-    for side in (ours, theirs):
+    for side in (first, other):
         if side.low is None and side.note != NO_SPREAD:
             return point(change, side.note)
         low, high = (side.value if end is None else end for end in (side.low, side.high))
@@ -147,18 +147,18 @@ def _factor(
     """The interval is formed on the logarithm: a factor has no negative values."""
     if metric.signed:
         return Estimate(None, note="signed: near zero by chance, no factor")
-    ours, theirs = _distance(metric, x), _distance(metric, y)
-    if ours < FLOOR_RESOLUTION:
+    first, other = _distance(metric, x), _distance(metric, y)
+    if first < FLOOR_RESOLUTION:
         return Estimate(None, note="the first is below resolution: no factor")
-    if without is None or theirs == 0:
-        return point(theirs / ours, EXTREME if without is None else "no gap: no interval")
+    if without is None or other == 0:
+        return point(other / first, EXTREME if without is None else "no gap: no interval")
     x_G, y_G = without
     with np.errstate(divide="ignore", invalid="ignore"):
         log_G = np.log(_distance(metric, y_G)) - np.log(_distance(metric, x_G))
     log_G = left_out(log_G, ~(np.isnan(x_G) | np.isnan(y_G)))
-    log = Jackknife(float(np.log(theirs / ours)), log_G, LOG_FACTOR, unsure).estimate(prompts)
+    log = Jackknife(float(np.log(other / first)), log_G, LOG_FACTOR, unsure).estimate(prompts)
     low, high = (None if end is None else float(np.exp(end)) for end in (log.low, log.high))
-    return Estimate(float(theirs / ours), low, high, log.note)
+    return Estimate(float(other / first), low, high, log.note)
 
 
 def _distance(metric: Metric, value: Any) -> Any:

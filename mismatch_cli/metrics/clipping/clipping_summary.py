@@ -295,10 +295,10 @@ def _means(sums: np.ndarray, own: np.ndarray) -> dict[str, tuple[np.ndarray, np.
 def _bin_row(counts_22G: np.ndarray, prompts: int, advantages: bool) -> dict[str, Any]:
     """Judged and blocked tokens of one bin, each by the sign of A and prompt group."""
     judged_2G, blocked_2G = counts_22G
-    both = _NO_ADVANTAGES
+    all_signs = _NO_ADVANTAGES
     if advantages:
-        both = grouped_share(blocked_2G.sum(axis=0), judged_2G.sum(axis=0), prompts)
-    shares = [both, *(grouped_share(*pair, prompts) for pair in zip(blocked_2G, judged_2G, strict=True))]
+        all_signs = grouped_share(blocked_2G.sum(axis=0), judged_2G.sum(axis=0), prompts)
+    shares = [all_signs, *(grouped_share(*pair, prompts) for pair in zip(blocked_2G, judged_2G, strict=True))]
     tokens = judged_2G.sum() if advantages else judged_2G[0].sum()  # otherwise every token was asked for each sign
     blocked = {name: found.to_dict() for name, found in zip(("all", *SIGNS), shares, strict=True)}
     return {"tokens": int(tokens), "blocked": blocked}
