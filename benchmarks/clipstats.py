@@ -54,7 +54,7 @@ def masks(trace: Trace, columns: tuple[str, ...]) -> None:
             of_slices.append(response_sums(judged))
             cells.update(judged)
             table.update(judged)
-        sums.update(prompt_groups(batch.prompt_id_S.numpy()), np.concatenate(of_slices))
+        sums.update(prompt_groups(batch.prompt_id_S), np.concatenate(of_slices))
     for number in range(len(SIX)):
         table.result(number, 0, 50), table.result(number, 1, 50)
 

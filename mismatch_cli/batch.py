@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import numpy as np
-    import torch
 
 
 @dataclass(frozen=True)
@@ -30,38 +29,38 @@ class Rollout:
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Many responses laid flat, as torch tensors that share the memory of the Parquet buffers where they can.
+    """Many responses laid flat, as numpy arrays that look into Arrow's buffers where they can, and are then read-only.
 
     Response `s` owns the tokens `offset_S1[s] : offset_S1[s + 1]`; `_S1` has one entry more than there are responses.
     A column that was not measured is None; in a column that was measured for some responses only, the others hold NaN
     (-1 for ranks). A NaN is never a measurement: log-probabilities are checked when they are recorded.
     """
 
-    offset_S1: torch.Tensor  # int64
-    prompt_id_S: torch.Tensor  # int64, what intervals are over
-    sample_index_S: torch.Tensor  # int32
-    step_S: torch.Tensor  # int32
-    prompt_length_S: torch.Tensor  # int64, tokens
-    truncated_S: torch.Tensor  # bool, the response ran into the length limit
-    reward_S: torch.Tensor | None  # float32
+    offset_S1: np.ndarray  # int64
+    prompt_id_S: np.ndarray  # int64, what intervals are over
+    sample_index_S: np.ndarray  # int32
+    step_S: np.ndarray  # int32
+    prompt_length_S: np.ndarray  # int64, tokens
+    truncated_S: np.ndarray  # bool, the response ran into the length limit
+    reward_S: np.ndarray | None  # float32
 
-    response_ids_T: torch.Tensor  # int32
-    loss_mask_T: torch.Tensor  # bool, False = the trainer learns nothing from this token
-    logp_rollout_T: torch.Tensor  # float32, nats, ≤ 0
-    logp_trainer_T: torch.Tensor | None
-    logp_recomputed_T: torch.Tensor | None
-    logp_trainer_repeat_T: torch.Tensor | None
-    entropy_trainer_T: torch.Tensor | None
-    rank_rollout_T: torch.Tensor | None  # int32
-    rank_trainer_T: torch.Tensor | None
-    advantage_T: torch.Tensor | None
-    tv_full_T: torch.Tensor | None
-    kl_full_T: torch.Tensor | None
+    response_ids_T: np.ndarray  # int32
+    loss_mask_T: np.ndarray  # bool, False = the trainer learns nothing from this token
+    logp_rollout_T: np.ndarray  # float32, nats, ≤ 0
+    logp_trainer_T: np.ndarray | None
+    logp_recomputed_T: np.ndarray | None
+    logp_trainer_repeat_T: np.ndarray | None
+    entropy_trainer_T: np.ndarray | None
+    rank_rollout_T: np.ndarray | None  # int32
+    rank_trainer_T: np.ndarray | None
+    advantage_T: np.ndarray | None
+    tv_full_T: np.ndarray | None
+    kl_full_T: np.ndarray | None
 
-    topk_ids_TK: torch.Tensor | None  # int32
-    topk_logp_rollout_TK: torch.Tensor | None
-    topk_logp_trainer_TK: torch.Tensor | None
-    topk_logp_recomputed_TK: torch.Tensor | None
+    topk_ids_TK: np.ndarray | None  # int32
+    topk_logp_rollout_TK: np.ndarray | None
+    topk_logp_trainer_TK: np.ndarray | None
+    topk_logp_recomputed_TK: np.ndarray | None
 
     @property
     def num_tokens(self) -> int:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import inf
 from typing import Literal
 
-import torch
-from torch import Tensor
-
 from mismatch_cli import divergences
+from mismatch_cli.arrays import Array, at_least, copied, filled, namespace, response_sums, silent
 
 Policy = Literal["rollout", "trainer", "recomputed"]
 Level = Literal["token", "product", "mean"]
@@ -51,28 +50,28 @@ ENGINE_GAP = Ratio("recomputed", "rollout")  # ρ
 class TopKLogProbs:
     """Log-probabilities at the engine's K most probable ids, in nats: the ids are the same for every policy."""
 
-    response_ids_T: Tensor
-    ids_TK: Tensor
-    rollout: Tensor  # _TK
-    trainer: Tensor  # _TK
-    recomputed: Tensor | None = None  # _TK
+    response_ids_T: Array
+    ids_TK: Array
+    rollout: Array  # _TK
+    trainer: Array  # _TK
+    recomputed: Array | None = None  # _TK
 
     def copied(self) -> TopKLogProbs:
         """The same in memory of its own."""
-        recomputed = None if self.recomputed is None else self.recomputed.clone()
-        ids_T, ids_TK = self.response_ids_T.clone(), self.ids_TK.clone()
-        return TopKLogProbs(ids_T, ids_TK, self.rollout.clone(), self.trainer.clone(), recomputed)
+        recomputed = None if self.recomputed is None else copied(self.recomputed)
+        ids_T, ids_TK = copied(self.response_ids_T), copied(self.ids_TK)
+        return TopKLogProbs(ids_T, ids_TK, copied(self.rollout), copied(self.trainer), recomputed)
 
-    def sampled_in(self, k: int) -> Tensor:
+    def sampled_in(self, k: int) -> Array:
         """Whether the sampled token is among the first k ids."""
         return self._place_T < k
 
     @cached_property
-    def _place_T(self) -> Tensor:
+    def _place_T(self) -> Array:
         """The rank of the sampled token among the ids, from 0; K where it is not there."""
-        k = self.ids_TK.shape[1]
-        from_end_K = torch.arange(k, 0, -1, device=self.ids_TK.device, dtype=torch.int32)
-        return k - ((self.ids_TK == self.response_ids_T[:, None]) * from_end_K).amax(dim=-1)
+        k, xp = self.ids_TK.shape[1], namespace(self.ids_TK)
+        from_end_K = xp.arange(k, 0, -1, device=self.ids_TK.device, dtype=xp.int32)
+        return k - xp.max((self.ids_TK == self.response_ids_T[:, None]) * from_end_K, axis=-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,10 +81,10 @@ class Policies:
     `recomputed` is the trainer at the weights that sampled, None where nobody scored them apart from the trainer.
     """
 
-    rollout: Tensor  # _T
-    trainer: Tensor  # _T
-    recomputed: Tensor | None  # _T
-    offset_S1: Tensor  # int64
+    rollout: Array  # _T
+    trainer: Array  # _T
+    recomputed: Array | None  # _T
+    offset_S1: Array  # int64
     topk: TopKLogProbs | None = None
     _compared: dict[tuple[Policy, Policy], Compared] = field(default_factory=dict, init=False, repr=False)
 
@@ -102,9 +101,9 @@ class Policies:
 
     def copied(self, *, topk: bool) -> Policies:
         """The same in memory of its own, for code that may change what it is given; the top-K only where asked for."""
-        recomputed = None if self.recomputed is None else self.recomputed.clone()
+        recomputed = None if self.recomputed is None else copied(self.recomputed)
         ranks = self.topk.copied() if topk and self.topk is not None else None
-        return Policies(self.rollout.clone(), self.trainer.clone(), recomputed, self.offset_S1.clone(), ranks)
+        return Policies(copied(self.rollout), copied(self.trainer), recomputed, copied(self.offset_S1), ranks)
 
     @cached_property
     def responses(self) -> Responses:
@@ -115,16 +114,17 @@ class Policies:
 class Responses:
     """How tokens laid flat belong to responses."""
 
-    offset_S1: Tensor
+    offset_S1: Array
 
     @cached_property
-    def length_S(self) -> Tensor:
-        return self.offset_S1.diff()
+    def length_S(self) -> Array:
+        return self.offset_S1[1:] - self.offset_S1[:-1]
 
     @cached_property
-    def response_T(self) -> Tensor:
+    def response_T(self) -> Array:
         """The response of each token."""
-        return torch.repeat_interleave(torch.arange(len(self.length_S), device=self.offset_S1.device), self.length_S)
+        xp = namespace(self.offset_S1)
+        return xp.repeat(xp.arange(len(self.length_S), device=self.offset_S1.device), self.length_S)
 
 
 class Compared:
@@ -138,45 +138,48 @@ class Compared:
 
     def __init__(
         self,
-        logp_current_T: Tensor,
-        logp_anchor_T: Tensor,
+        logp_current_T: Array,
+        logp_anchor_T: Array,
         responses: Responses,
         topk: TopKLogProbs | None,
-        topk_current_TK: Tensor | None,
-        topk_anchor_TK: Tensor | None,
+        topk_current_TK: Array | None,
+        topk_anchor_TK: Array | None,
     ) -> None:
         self.logp_current_T, self.logp_anchor_T = _apart(logp_current_T, logp_anchor_T)
         self._responses, self._topk = responses, topk
         self._topk_current_TK, self._topk_anchor_TK = topk_current_TK, topk_anchor_TK
-        self._divergences: dict[tuple[int, bool], tuple[Tensor, Tensor]] = {}
+        self._divergences: dict[tuple[int, bool], tuple[Array, Array]] = {}
 
     @cached_property
-    def log_ratio_T(self) -> Tensor:
+    @silent
+    def log_ratio_T(self) -> Array:
         """d, nats."""
         return self.logp_current_T - self.logp_anchor_T
 
     @cached_property
-    def ratio_T(self) -> Tensor:
+    @silent
+    def ratio_T(self) -> Array:
         """p / q."""
-        return self.log_ratio_T.exp()
+        return namespace(self.log_ratio_T).exp(self.log_ratio_T)
 
     @cached_property
-    def ratio_less_1_T(self) -> Tensor:
+    @silent
+    def ratio_less_1_T(self) -> Array:
         """p / q − 1 without cancellation: what a ratio clip compares with its ε."""
-        return self.log_ratio_T.expm1()
+        return namespace(self.log_ratio_T).expm1(self.log_ratio_T)
 
     @property
-    def difference_T(self) -> Tensor:
+    def difference_T(self) -> Array:
         """p − q; its absolute value is the binary TV."""
         return self._sampled.difference_T
 
     @property
-    def binary_kl_T(self) -> Tensor:
+    def binary_kl_T(self) -> Array:
         """Binary KL(q‖p), nats."""
         return self._sampled.binary_kl_T
 
     @property
-    def rest_T(self) -> tuple[Tensor, Tensor]:
+    def rest_T(self) -> tuple[Array, Array]:
         """1 − p and 1 − q."""
         return self._sampled.rest_trainer_T, self._sampled.rest_rollout_T
 
@@ -184,7 +187,7 @@ class Compared:
     def _sampled(self) -> divergences.SampledToken:
         return divergences.sampled_token(self.logp_anchor_T, self.logp_current_T)
 
-    def topk(self, k: int, replace_last: bool = False) -> tuple[Tensor, Tensor]:
+    def topk(self, k: int, replace_last: bool = False) -> tuple[Array, Array]:
         """TV and KL(q‖p) over the engine's first `k` ranks, the sampled token and all others: `topk_divergences`."""
         key = (k, replace_last)
         if key not in self._divergences:
@@ -201,28 +204,42 @@ class Compared:
             )
         return self._divergences[key]
 
-    def level_log_ratio_T(self, level: Level) -> Tensor:
+    def level_log_ratio_T(self, level: Level) -> Array:
         """log of the ratio at a level, nats; sums over a response are float64."""
         if level == "token":
             return self.log_ratio_T
         return (self._sum_S if level == "product" else self._mean_S)[self._responses.response_T]
 
-    @cached_property
-    def _sum_S(self) -> Tensor:
-        sum_S = torch.zeros(len(self._responses.length_S), dtype=torch.float64, device=self.log_ratio_T.device)
-        return sum_S.index_add_(0, self._responses.response_T, self.log_ratio_T.double())
+    @silent
+    def level_ratio_T(self, level: Level) -> Array:
+        """The ratio at a level."""
+        if level == "token":
+            return self.ratio_T
+        return namespace(self.log_ratio_T).exp(self.level_log_ratio_T(level))
+
+    @silent
+    def level_ratio_less_1_T(self, level: Level) -> Array:
+        """The ratio at a level, less 1, without cancellation."""
+        if level == "token":
+            return self.ratio_less_1_T
+        return namespace(self.log_ratio_T).expm1(self.level_log_ratio_T(level))
 
     @cached_property
-    def _mean_S(self) -> Tensor:
-        return self._sum_S / self._responses.length_S.clamp(min=1)
+    @silent
+    def _sum_S(self) -> Array:
+        return response_sums(self.log_ratio_T, self._responses.offset_S1, self._responses.response_T)
+
+    @cached_property
+    def _mean_S(self) -> Array:
+        return self._sum_S / at_least(self._responses.length_S, 1)
 
 
-def _apart(logp_current_T: Tensor, logp_anchor_T: Tensor) -> tuple[Tensor, Tensor]:
+def _apart(logp_current_T: Array, logp_anchor_T: Array) -> tuple[Array, Array]:
     """The same, but where both are −inf, whose difference would be NaN, a finite value whose exponential is 0."""
-    neither_T = logp_anchor_T.isneginf() & logp_current_T.isneginf()
-    if not neither_T.any():
+    neither_T = (logp_anchor_T == -inf) & (logp_current_T == -inf)
+    if not namespace(neither_T).any(neither_T):
         return logp_current_T, logp_anchor_T
-    return logp_current_T.masked_fill(neither_T, _NOTHING), logp_anchor_T.masked_fill(neither_T, _NOTHING)
+    return filled(logp_current_T, neither_T, _NOTHING), filled(logp_anchor_T, neither_T, _NOTHING)
 
 
 _NOTHING = -1000.0  # nats; also in float64 the exponential is 0

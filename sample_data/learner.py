@@ -54,8 +54,8 @@ class Learner:
         assert batch.advantage_T is not None  # the bundled problems have answers
         ids = zip(table["prompt_ids"].to_pylist(), table["response_ids"].to_pylist(), strict=True)
         logp_T = policy_logp(self._master, [ScoreRequest(prompt, response) for prompt, response in ids])
-        ratio_T = (logp_T - batch.logp_rollout_T).exp()
-        loss = -(ratio_T * batch.advantage_T).mean()
+        ratio_T = (logp_T - torch.tensor(batch.logp_rollout_T)).exp()
+        loss = -(ratio_T * torch.tensor(batch.advantage_T)).mean()
         self._optimizer.zero_grad()
         loss.backward()
         self._optimizer.step()

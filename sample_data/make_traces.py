@@ -109,7 +109,7 @@ def finish_shard(shard: Path, step: int, version_rollout: int) -> None:
         "step": np.full(rows, step, dtype=np.int32),
         "minibatch": minibatches(rows).astype(np.int32),
         "version_rollout": np.full(rows, version_rollout, dtype=np.int32),
-        **{name: np.split(values.numpy(), batch.offset_S1[1:-1].numpy()) for name, values in tokens.items()},
+        **{name: np.split(values, batch.offset_S1[1:-1]) for name, values in tokens.items()},
     }
     added = rows_to_table(columns)
     table = table.drop_columns([name for name in columns if name in table.column_names])

@@ -12,12 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, reduce
 from math import inf
+from operator import and_
 from types import ModuleType
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from mismatch_cli import trust_regions
+from mismatch_cli.arrays import Array, between, copied, filled, namespace, silent, without_gradient
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.policies import TRAINER_ROLLOUT, Policies, Ratio
 from mismatch_cli.trust_regions import Decision, Threshold
@@ -46,7 +47,8 @@ class Mask:
         shown = {name: f"{value:g}" if isinstance(value, float) else value for name, value in self.thresholds.items()}
         return getattr(self.module, "FORMULA", f"as {self.region} decides").format(**self.ratio.symbols, **shown)
 
-    def decide(self, policies: Policies, advantage_T: Tensor) -> Decision:
+    @silent
+    def decide(self, policies: Policies, advantage_T: Array) -> Decision:
         """What the trust region says of each token; a token without advantage has no update to block, and is kept."""
         if self.region.endswith(".py"):
             decision = self._ask_own_file(policies, advantage_T)
@@ -54,11 +56,11 @@ class Mask:
             decision = self.module.trust_region(policies.compare(self.ratio), advantage_T, **self.thresholds)
         return Decision(decision.keep_T | (advantage_T == 0), decision.statistic_T)
 
-    def _ask_own_file(self, policies: Policies, advantage_T: Tensor) -> Decision:
+    def _ask_own_file(self, policies: Policies, advantage_T: Array) -> Decision:
         """On copies: what it changes in place must not reach the other algorithms, nor the trace in memory."""
         copies = policies.copied(topk=getattr(self.module, "READS_TOP_K", False)).compare(self.ratio)
         with trust_regions.own_file(self.region, error_class=MismatchError):
-            answer: Decision = self.module.trust_region(copies, advantage_T.clone(), **self.thresholds)
+            answer: Decision = self.module.trust_region(copies, copied(advantage_T), **self.thresholds)
             why = trust_regions.unusable(answer, advantage_T)
         if why:
             raise MismatchError(
@@ -128,27 +130,28 @@ class Algorithm:
         return blocked, " · ".join(map(str, self.weight)) or "1"
 
 
-def keep_T(algorithm: Algorithm, policies: Policies, advantage_T: Tensor) -> Tensor:
+def keep_T(algorithm: Algorithm, policies: Policies, advantage_T: Array) -> Array:
     """Which tokens the masks of an algorithm keep: bool, True where there is no advantage."""
     if not algorithm.masks:
-        return torch.ones_like(advantage_T, dtype=torch.bool)
-    kept = [mask.decide(policies, advantage_T).keep_T for mask in algorithm.masks]
-    return reduce(torch.logical_and, kept)
+        xp = namespace(advantage_T)
+        return xp.ones_like(advantage_T, dtype=xp.bool)
+    return reduce(and_, [mask.decide(policies, advantage_T).keep_T for mask in algorithm.masks])
 
 
-def weight_T(algorithm: Algorithm, policies: Policies) -> Tensor:
+@silent
+def weight_T(algorithm: Algorithm, policies: Policies) -> Array:
     """The product of the factors, each between its bounds; 1 without factors."""
     weight_T = None
     for factor in algorithm.weight:
-        compared, level = policies.compare(factor.ratio), factor.ratio.level
-        ratio_T = compared.ratio_T if level == "token" else compared.level_log_ratio_T(level).exp()
+        ratio_T = policies.compare(factor.ratio).level_ratio_T(factor.ratio.level)
         if factor.bounded:
-            ratio_T = ratio_T.clamp(factor.floor, factor.cap)
+            ratio_T = between(ratio_T, factor.floor, factor.cap)
         weight_T = ratio_T if weight_T is None else weight_T * ratio_T
-    return torch.ones_like(policies.trainer) if weight_T is None else weight_T
+    return namespace(policies.trainer).ones_like(policies.trainer) if weight_T is None else weight_T
 
 
-def coefficient_T(algorithm: Algorithm, policies: Policies, advantage_T: Tensor) -> Tensor:
+@silent
+def coefficient_T(algorithm: Algorithm, policies: Policies, advantage_T: Array) -> Array:
     """keep · weight · A: the gradient of the algorithm's objective is Σ scale · coefficient · ∇log π_trainer.
 
     A weight that is a geometric mean over the response (GSPO) stands at each of its tokens. The 1/|y| that ∇ of a mean
@@ -156,10 +159,10 @@ def coefficient_T(algorithm: Algorithm, policies: Policies, advantage_T: Tensor)
     |y| tokens takes it back, as in TRL. Blocked tokens are exactly 0, also where the weight is infinite. Without
     gradient; the dtype of the log-probs.
     """
-    with torch.no_grad():
+    with without_gradient(advantage_T):
         coefficient = weight_T(algorithm, policies) * advantage_T
         kept_T = keep_T(algorithm, policies, advantage_T) & (advantage_T != 0)
-        return coefficient.to(policies.trainer.dtype).masked_fill(~kept_T, 0.0)
+        return filled(namespace(coefficient).astype(coefficient, policies.trainer.dtype), ~kept_T, 0.0)
 
 
 @cache
@@ -170,16 +173,12 @@ def judges_single_tokens(algorithm: Algorithm) -> bool:
     """
     if algorithm.needs_top_k:
         return False
-    generator = torch.Generator().manual_seed(0)
-    size_2T = 10 ** (-5 * torch.rand(2, 64, generator=generator))  # nats, from 1e-5 to 1: inside and outside of bands
-    gap_2T = size_2T * torch.randn(2, 64, generator=generator)
-    rollout_T = -5 - torch.rand(64, generator=generator)
-    recomputed_T = rollout_T + gap_2T[0]
-    trainer_T = recomputed_T + gap_2T[1]
-    advantage_T = torch.rand(64, generator=generator) - 0.5
-    groupings = (torch.arange(65), torch.tensor([0, 64]))
+    generator = np.random.default_rng(0)
+    size_2T = 10 ** (-5 * generator.random((2, 64)))  # nats, from 1e-5 to 1: inside and outside of bands
+    rollout_T, advantage_T = -5 - generator.random(64), generator.random(64) - 0.5
+    recomputed_T, trainer_T = rollout_T + np.cumsum(size_2T * generator.standard_normal((2, 64)), axis=0)
     coefficients = [
         coefficient_T(algorithm, Policies(rollout_T, trainer_T, recomputed_T, offset_S1), advantage_T)
-        for offset_S1 in groupings
+        for offset_S1 in (np.arange(65), np.array([0, 64]))
     ]
-    return torch.equal(*coefficients)
+    return np.array_equal(*coefficients)

@@ -1,15 +1,17 @@
 """From `name:parameter=value,…` to an algorithm: of the table, a mask by its own name, or a user's mask file."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import product
 from math import isfinite
 from pathlib import Path
 
-import torch
+import numpy as np
 
 from mismatch_cli import registry, trust_regions
 from mismatch_cli.algorithms.algorithm import Algorithm, Factor, Mask
 from mismatch_cli.algorithms.table import ALIASES, TABLE
+from mismatch_cli.arrays import Array
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.policies import ENGINE_GAP, TRAINER_ROLLOUT, Policies, Ratio, TopKLogProbs
 from mismatch_cli.trust_regions import Threshold
@@ -18,18 +20,18 @@ from mismatch_cli.trust_regions._rules import MOST_RANKS
 _BOUNDS = ("floor", "cap")
 
 
-def find(spec: str) -> Algorithm:
+def find(spec: str, *, training: bool = False) -> Algorithm:
     """An algorithm from `name` or `name:parameter=value,…`: of the table, of trust_regions/, or a user's mask file.
 
     Parameters are the thresholds of the masks, `cap` and `floor` of the last factor, and `anchor` (rollout or
-    recomputed), from which masks and weight then both measure the trainer. A `UsageError` says what is wrong and what
-    there is.
+    recomputed), from which masks and weight then both measure the trainer. A user's file is tried on numpy arrays,
+    and for `training` on torch tensors too. A `UsageError` says what is wrong and what there is.
     """
     name, colon, given = spec.partition(":")
     algorithm = _by_name(name)
     if colon:
         algorithm = replace(_with_parameters(algorithm, _parse(spec, given)), name=_short(spec))
-    _try_out(algorithm)
+    _try_out(algorithm, training)
     return algorithm
 
 
@@ -138,17 +140,26 @@ def _bounded(weight: tuple[Factor, ...], given: Mapping[str, str]) -> tuple[Fact
     return (*others, replace(last, floor=floor, cap=cap))
 
 
-def _try_out(algorithm: Algorithm) -> None:
+def _try_out(algorithm: Algorithm, training: bool) -> None:
     """Thresholds that make no sense, and masks that do not work, are refused before any work."""
-    logp_T, advantage_T = torch.tensor([-0.1, -2.0]), torch.tensor([1.0, -1.0])
-    k = min(max(algorithm.needs_top_k, 1), MOST_RANKS)
-    logp_TK = torch.full((2, 1), -float(k)).expand(2, k)
-    topk = TopKLogProbs(torch.zeros(2).int(), torch.zeros(2, 1).int().expand(2, k), logp_TK, logp_TK, logp_TK)
-    policies = Policies(logp_T, logp_T, logp_T, torch.tensor([0, 2]), topk)
-    for mask in algorithm.masks:
+    worlds: list[Callable[[np.ndarray], Array]] = [np.asarray]
+    if training and any(mask.region.endswith(".py") for mask in algorithm.masks):
+        from torch import from_numpy
+
+        worlds.append(from_numpy)
+    for mask, as_array in product(algorithm.masks, worlds):
         try:
-            mask.decide(policies, advantage_T)
+            mask.decide(*_two_tokens(algorithm.needs_top_k, as_array))
         except MismatchError as error:
             raise UsageError(str(error)) from error
         with trust_regions.own_file(mask.region):
             mask.formula  # noqa: B018 - a name in braces that is no threshold is found here
+
+
+def _two_tokens(top_k: int, as_array: Callable[[np.ndarray], Array]) -> tuple[Policies, Array]:
+    """A response, and the advantage of its tokens."""
+    k = min(max(top_k, 1), MOST_RANKS)
+    logp_T, advantage_T = (as_array(np.array(pair, dtype=np.float32)) for pair in ((-0.1, -2.0), (1.0, -1.0)))
+    logp_2K, ids_2K = as_array(np.full((2, k), -k, dtype=np.float32)), as_array(np.zeros((2, k), dtype=np.int32))
+    topk = TopKLogProbs(ids_2K[:, 0], ids_2K, logp_2K, logp_2K, logp_2K)
+    return Policies(logp_T, logp_T, logp_T, as_array(np.array([0, 2])), topk), advantage_T

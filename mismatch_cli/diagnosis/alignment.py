@@ -187,10 +187,10 @@ class HeadCollector:
 
     def update(self, batch: TokenBatch) -> None:
         """Take in one table; of a response that is used several times the first use."""
-        keys = [k.numpy() for k in (batch.step_S, batch.prompt_id_S, batch.sample_index_S)]
+        keys = (batch.step_S, batch.prompt_id_S, batch.sample_index_S)
         hash_S = hash_keys(*keys[:2], seed=4)
-        logq_T, logp_T = (getattr(batch, name).numpy() for name in (self._pair.reference, self._pair.current))
-        mask_T, offset_S1 = batch.loss_mask_T.numpy(), batch.offset_S1.numpy()
+        logq_T, logp_T = (getattr(batch, name) for name in (self._pair.reference, self._pair.current))
+        mask_T, offset_S1 = batch.loss_mask_T, batch.offset_S1
         for s in np.flatnonzero(hash_S <= np.uint64(min(self._limit, 2**64 - 1))).tolist():
             step, prompt, index = (int(k[s]) for k in keys)
             key = (int(hash_S[s]), step, prompt, index)

@@ -47,8 +47,8 @@ class Counts:
 
     def update(self, table: pa.Table, batch: TokenBatch, pair: Pair) -> None:
         """Take in one table: its columns as they are recorded, and the two policies as the reader serves them."""
-        offset_S1, mask_T = batch.offset_S1.numpy(), batch.loss_mask_T.numpy()
-        logq_T, logp_T = (getattr(batch, name).numpy() for name in (pair.reference, pair.current))
+        offset_S1, mask_T = batch.offset_S1, batch.loss_mask_T
+        logq_T, logp_T = (getattr(batch, name) for name in (pair.reference, pair.current))
         self.responses += batch.num_responses
         for side in SIDES:
             if side in table.column_names:
@@ -57,7 +57,7 @@ class Counts:
             d_T = np.abs(logp_T - logq_T)
         counts_T = mask_T & np.isfinite(logq_T) & np.isfinite(logp_T)
         self.out_of_support += int((mask_T & np.isfinite(logq_T) & (logp_T == -np.inf)).sum())
-        ends = offset_S1[1:][~batch.truncated_S.numpy() & (np.diff(offset_S1) > 0)] - 1
+        ends = offset_S1[1:][~batch.truncated_S & (np.diff(offset_S1) > 0)] - 1
         for side, own_T, other_T in (("logp_rollout", logq_T, logp_T), ("logp_trainer", logp_T, logq_T)):
             zero_T = counts_T & (own_T == 0) & (other_T < UNCERTAIN)
             if zero_T.any():
@@ -117,11 +117,11 @@ class OwnColumns:
         """Take in one table."""
         if batch.topk_ids_TK is None:
             return
-        sampled_TK = batch.topk_ids_TK.numpy() == batch.response_ids_T.numpy()[:, None]
+        sampled_TK = batch.topk_ids_TK == batch.response_ids_T[:, None]
         for side, (sampled, topk) in _COLUMNS.items():
             logp_T, logp_TK = getattr(batch, sampled), getattr(batch, topk)
             if logp_T is not None and logp_TK is not None:
-                self._update_side(side, logp_T.numpy(), logp_TK.numpy(), sampled_TK)
+                self._update_side(side, logp_T, logp_TK, sampled_TK)
 
     def _update_side(self, side: str, logp_T: np.ndarray, logp_TK: np.ndarray, sampled_TK: np.ndarray) -> None:
         agreement = self.sides.setdefault(side, SideAgreement())
@@ -154,10 +154,10 @@ class Copies:
 
     def update(self, batch: TokenBatch) -> None:
         """Take in the responses of one table; all its tokens count, in the loss or not."""
-        offset_S1, logq_T = batch.offset_S1.numpy(), batch.logp_rollout_T.numpy()
+        offset_S1, logq_T = batch.offset_S1, batch.logp_rollout_T
         surprise_S = _sums(np.nan_to_num(-logq_T.astype(np.float64), nan=0.0, posinf=0.0), offset_S1)
-        content_S = content_hashes(batch.response_ids_T.numpy(), offset_S1)
-        key_S = hash_keys(*(k.numpy() for k in (batch.step_S, batch.prompt_id_S, batch.sample_index_S)), seed=3)
+        content_S = content_hashes(batch.response_ids_T, offset_S1)
+        key_S = hash_keys(batch.step_S, batch.prompt_id_S, batch.sample_index_S, seed=3)
         taken_S = (surprise_S >= UNREPEATABLE) & (content_S < self._limit)
         self._hashes.append(np.stack([content_S, key_S])[:, taken_S])
         self._kept += int(taken_S.sum())

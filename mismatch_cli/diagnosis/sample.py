@@ -148,8 +148,8 @@ class SampleCollector:
         if not self._pair.measured_in(batch):
             return
         keys = (batch.prompt_id_S, batch.sample_index_S, batch.step_S)
-        hash_S = hash_keys(*(key.numpy() for key in keys), seed=2)
-        columns, offset_S1 = self._columns(batch), batch.offset_S1.numpy()
+        hash_S = hash_keys(*keys, seed=2)
+        columns, offset_S1 = self._columns(batch), batch.offset_S1
         for s in np.flatnonzero(hash_S < np.uint64(min(self._limit, 2**64 - 1))).tolist():
             start, stop = int(offset_S1[s]), int(offset_S1[s + 1])
             if stop > start:
@@ -169,7 +169,7 @@ class SampleCollector:
             topk = {"topk_logq_TK": self._pair.topk_reference, "topk_logp_TK": self._pair.topk_current}
             found |= {name: getattr(batch, str(column)) for name, column in topk.items()}
             found |= {"topk_ids_TK": batch.topk_ids_TK}
-        columns = {name: column.numpy() for name, column in found.items() if column is not None}
+        columns = {name: column for name, column in found.items() if column is not None}
         if "topk_ids_TK" in columns:
             sampled_TK = columns["topk_ids_TK"] == columns["response_ids_T"][:, None]
             columns["topk_d_T"] = _at(sampled_TK, columns["topk_logp_TK"]) - _at(sampled_TK, columns["topk_logq_TK"])

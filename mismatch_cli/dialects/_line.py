@@ -17,7 +17,6 @@ from math import inf, log, nan, sqrt
 from operator import attrgetter
 
 import numpy as np
-import torch
 
 from mismatch_cli import divergences
 from mismatch_cli.algorithms.algorithm import keep_T
@@ -94,7 +93,7 @@ class OfResponses:
 def _standing(gaps: TokenGaps) -> np.ndarray:
     """Which responses have a counted token, or nothing to train: not those that lack their log-probabilities."""
     tokens = slice(*gaps.batch.offset_S1[[gaps.first, gaps.last]].tolist())
-    masked_in_S = Segments(gaps.response_offset_S1).sum(gaps.batch.loss_mask_T[tokens].numpy())
+    masked_in_S = Segments(gaps.response_offset_S1).sum(gaps.batch.loss_mask_T[tokens])
     return (gaps.responses.length_S > 0) | (masked_in_S == 0)
 
 
@@ -131,8 +130,8 @@ def _squared_less_1(log_ratio: np.ndarray) -> np.ndarray:
 def _jensen_shannon_N(gaps: TokenGaps) -> np.ndarray:
     """½ φ(log p/m) + ½ φ(log q/m) with m = (p + q)/2 and φ(u) = e^u − 1 − u: log q/m = −log((1 + r)/2)."""
     log_p_share_N, log_q_share_N = (-np.log1p(np.expm1(np.float64(sign) * gaps.d_N) / 2) for sign in (-1, 1))
-    terms_N = divergences.phi(torch.from_numpy(log_p_share_N)) + divergences.phi(torch.from_numpy(log_q_share_N))
-    return (terms_N / 2).numpy()
+    terms_N = divergences.phi(log_p_share_N) + divergences.phi(log_q_share_N)
+    return terms_N / 2
 
 
 @cache
@@ -176,11 +175,10 @@ def blocked(algorithm: str, sign: int = 0) -> Tokens:
     """
 
     def column(gaps: TokenGaps) -> np.ndarray:
-        logq, logp = torch.from_numpy(gaps.logq_N), torch.from_numpy(gaps.logp_N)
         advantage_N = gaps.column("advantage_T")
         assert advantage_N is not None  # the line needs it
-        policies = Policies(logq, logp, logq, torch.from_numpy(gaps.offset_S1))
-        blocked_N = ~keep_T(TABLE[algorithm], policies, torch.from_numpy(advantage_N)).numpy()
+        policies = Policies(gaps.logq_N, gaps.logp_N, gaps.logq_N, gaps.offset_S1)
+        blocked_N = ~keep_T(TABLE[algorithm], policies, advantage_N)
         return blocked_N & (np.sign(advantage_N) == sign) if sign else blocked_N
 
     return Tokens(column, logs=False)
@@ -196,7 +194,7 @@ D = Tokens(lambda gaps: gaps.d_N)
 ABS_D = Tokens(lambda gaps: gaps.abs_d_N)
 MINUS_D = Tokens(lambda gaps: -gaps.d_N)
 K3 = Tokens(lambda gaps: gaps.k3_N)
-REVERSED_K3 = Tokens(lambda gaps: divergences.phi(torch.from_numpy(-gaps.d_N)).numpy())
+REVERSED_K3 = Tokens(lambda gaps: divergences.phi(-gaps.d_N))
 CLAMPED_K3 = Tokens(lambda gaps: np.clip(gaps.k3_N, -10, 10))
 JENSEN_SHANNON = Tokens(_jensen_shannon_N)
 TWICE_WEIGHTED = Tokens(lambda gaps: gaps.q_N * -gaps.d_N)

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
-import torch
 
 from mismatch_cli import divergences
 from mismatch_cli.batch import TokenBatch
@@ -59,7 +58,7 @@ def token_gaps(
 
 def _measured_before(batch: TokenBatch, pair: Pair) -> np.ndarray:
     """Tokens before each response for which the current policy was measured."""
-    offset_S1, current_T = batch.offset_S1.numpy(), _numpy(getattr(batch, pair.current))
+    offset_S1, current_T = batch.offset_S1, getattr(batch, pair.current)
     if not np.isnan(np.sum(current_T)):  # one NaN makes the sum NaN
         return offset_S1
     measured_S = Segments(offset_S1).sum(~np.isnan(current_T))
@@ -71,11 +70,11 @@ class TokenGaps:
 
     def __init__(self, batch: TokenBatch, pair: Pair, first: int, last: int, required: Sequence[str] = ()) -> None:
         self.batch, self.pair, self.first, self.last = batch, pair, first, last
-        response_offset_S1 = batch.offset_S1[first : last + 1].numpy()
+        response_offset_S1 = batch.offset_S1[first : last + 1]
         self._tokens = slice(int(response_offset_S1[0]), int(response_offset_S1[-1]))
         self.response_offset_S1 = response_offset_S1 - response_offset_S1[0]
-        logq_T, logp_T = (_numpy(getattr(batch, name)[self._tokens]) for name in (pair.reference, pair.current))
-        mask_T, lacking_T = batch.loss_mask_T[self._tokens].numpy(), self._lacking(required)
+        logq_T, logp_T = (getattr(batch, name)[self._tokens] for name in (pair.reference, pair.current))
+        mask_T, lacking_T = batch.loss_mask_T[self._tokens], self._lacking(required)
         self.num_masked, self.num_not_measured = 0, 0
         self.kept: np.ndarray | None = None  # index of the tokens that count within the slice; None = all
         self.out_of_support_N: np.ndarray | None = None  # bool; None = none
@@ -96,7 +95,7 @@ class TokenGaps:
         """Whether a token has no value in one of these columns; None where every token has all of them."""
         lacking_T = None
         for name in required:
-            column_T = _numpy(getattr(self.batch, name)[self._tokens])
+            column_T = getattr(self.batch, name)[self._tokens]
             missing_T = np.isnan(column_T if column_T.ndim == 1 else column_T[:, 0])
             if missing_T.any():
                 lacking_T = missing_T if lacking_T is None else lacking_T | missing_T
@@ -117,7 +116,7 @@ class TokenGaps:
     @cached_property
     def group_S(self) -> np.ndarray:
         """The prompt group of each response, one of 32."""
-        return prompt_groups(self.batch.prompt_id_S[self.first : self.last].numpy())
+        return prompt_groups(self.batch.prompt_id_S[self.first : self.last])
 
     @cached_property
     def responses(self) -> Segments:
@@ -127,11 +126,11 @@ class TokenGaps:
     def column(self, name: str) -> np.ndarray | None:
         """Another column of the batch at the counted tokens; None where it was not measured."""
         column = getattr(self.batch, name)
-        return None if column is None else self._take(_numpy(column[self._tokens]))
+        return None if column is None else self._take(column[self._tokens])
 
     def token_ids_at(self, index: np.ndarray) -> np.ndarray:
         """Token ids at positions within the slice."""
-        return self.batch.response_ids_T[self._tokens].numpy()[index]
+        return self.batch.response_ids_T[self._tokens][index]
 
     def per_token(self, values_S: np.ndarray) -> np.ndarray:
         """A value per response, repeated for its counted tokens."""
@@ -141,7 +140,7 @@ class TokenGaps:
     def response_hash_S(self) -> np.ndarray:
         """hash(prompt_id, sample_index, step) of each response of the slice, uint64."""
         keys = (self.batch.prompt_id_S, self.batch.sample_index_S, self.batch.step_S)
-        return hash_keys(*(key.numpy()[self.first : self.last] for key in keys))
+        return hash_keys(*(key[self.first : self.last] for key in keys))
 
     @cached_property
     def token_hash_N(self) -> np.ndarray:
@@ -170,7 +169,7 @@ class TokenGaps:
     @cached_property
     def dp_N(self) -> np.ndarray:
         """π − μ; −μ out of support."""
-        dp_N = self._sampled.difference_T.numpy()
+        dp_N = self._sampled.difference_T
         if self.out_of_support_N is not None:
             dp_N[self.out_of_support_N] = -self.q_N[self.out_of_support_N]
         return dp_N
@@ -201,24 +200,24 @@ class TokenGaps:
     @property
     def k3_N(self) -> np.ndarray:
         """φ(d) = r − 1 − d; 0 out of support."""
-        return self._sampled.k3_T.numpy()
+        return self._sampled.k3_T
 
     @property
     def binary_kl_N(self) -> np.ndarray:
         """Binary KL(μ‖π), in nats; 0 out of support."""
-        return self._sampled.binary_kl_T.numpy()
+        return self._sampled.binary_kl_T
 
     @property
     def log_odds_gap_N(self) -> np.ndarray:
         """log(π/(1 − π)) − log(μ/(1 − μ)), in nats; 0 out of support."""
-        return self._sampled.log_odds_gap_T.numpy()
+        return self._sampled.log_odds_gap_T
 
     @cached_property
     def _sampled(self) -> divergences.SampledToken:
         logp_N = self.logp_N
         if self.out_of_support_N is not None:
             logp_N = np.where(self.out_of_support_N, self.logq_N, logp_N)
-        return divergences.sampled_token(torch.from_numpy(self.logq_N), torch.from_numpy(logp_N))
+        return divergences.sampled_token(self.logq_N, logp_N)
 
     @cached_property
     def length_and_d_sum(self) -> tuple[np.ndarray, np.ndarray]:
@@ -233,15 +232,10 @@ class TokenGaps:
         """TV and KL over the top-K partition; None where it was not measured."""
         if not self.pair.topk_measured_in(self.batch):
             return None
-        ids_NK, logq_NK, logp_NK = (
-            torch.from_numpy(self.column(name))  # type: ignore[arg-type]
-            for name in ("topk_ids_TK", self.pair.topk_reference, self.pair.topk_current)
-        )
-        response_ids_N = torch.from_numpy(self.column("response_ids_T"))
-        in_topk_N = divergences.sampled_in_topk(response_ids_N, ids_NK)
-        logq, logp = torch.from_numpy(self.logq_N), torch.from_numpy(self.logp_N)
-        tv_N, kl_N = divergences.topk_divergences(logq, logp, logq_NK, logp_NK, in_topk_N)
-        return TopK(tv_N.numpy(), kl_N.numpy())
+        names = ("topk_ids_TK", self.pair.topk_reference, self.pair.topk_current)
+        ids_NK, logq_NK, logp_NK = (self.column(name) for name in names)  # type: ignore[arg-type]
+        in_topk_N = divergences.sampled_in_topk(self.column("response_ids_T"), ids_NK)
+        return TopK(*divergences.topk_divergences(self.logq_N, self.logp_N, logq_NK, logp_NK, in_topk_N))
 
 
 class TopK:
@@ -256,7 +250,3 @@ class TopK:
 
 def _unless_all(flags_N: np.ndarray) -> np.ndarray | None:
     return None if flags_N.all() else flags_N
-
-
-def _numpy(column: torch.Tensor) -> np.ndarray:
-    return column.detach().numpy()

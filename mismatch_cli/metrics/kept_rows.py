@@ -106,7 +106,7 @@ def response_rows(gaps: TokenGaps, response: np.ndarray) -> np.ndarray:
 
 def _identify(rows: np.ndarray, gaps: TokenGaps, response: np.ndarray) -> None:
     for name, column in (("step", "step_S"), ("prompt_id", "prompt_id_S"), ("sample_index", "sample_index_S")):
-        rows[name] = getattr(gaps.batch, column).numpy()[gaps.first + response]
+        rows[name] = getattr(gaps.batch, column)[gaps.first + response]
 
 
 class WorstTokens(Accumulator):

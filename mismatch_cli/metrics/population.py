@@ -80,9 +80,9 @@ class RewardGroups(Accumulator):
     def update(self, batch: TokenBatch) -> None:
         if batch.reward_S is None:
             return
-        reward_S = batch.reward_S.numpy().astype(np.float64)
+        reward_S = batch.reward_S.astype(np.float64)
         graded_S = ~np.isnan(reward_S)
-        prompt_id_S, step_S = batch.prompt_id_S.numpy()[graded_S], batch.step_S.numpy()[graded_S]
+        prompt_id_S, step_S = batch.prompt_id_S[graded_S], batch.step_S[graded_S]
         reward_S = reward_S[graded_S]
         rows = np.stack([reward_S, reward_S, np.ones(len(reward_S))], axis=1)
         self._keep(hash_keys(step_S, prompt_id_S), prompt_id_S, rows)

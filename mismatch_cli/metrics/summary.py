@@ -61,8 +61,8 @@ class MismatchSummary(Accumulator):
         chunks = token_gaps(batch, self.pair)
         sums_SM = np.concatenate([self._update_tokens(gaps, part, observers) for gaps in chunks])
         add_response_sums(sums_SM, batch)
-        part.update_responses(prompt_groups(batch.prompt_id_S.numpy()), sums_SM)
-        self.exact.prompts.update(batch.prompt_id_S.numpy()[sums_SM[:, INDEX["n"]] > 0])
+        part.update_responses(prompt_groups(batch.prompt_id_S), sums_SM)
+        self.exact.prompts.update(batch.prompt_id_S[sums_SM[:, INDEX["n"]] > 0])
         self.exact.groups.update(batch)
         self.rounded.merge(part)
 

@@ -92,10 +92,10 @@ def add_response_sums(sums_SM: np.ndarray, batch: TokenBatch) -> None:
     """
     columns = {name: sums_SM[:, column] for name, column in INDEX.items()}
     columns["responses"][:] = 1
-    columns["length"][:] = np.diff(batch.offset_S1.numpy())
-    columns["truncated"][:] = batch.truncated_S.numpy()
+    columns["length"][:] = np.diff(batch.offset_S1)
+    columns["truncated"][:] = batch.truncated_S
     if batch.reward_S is not None:
-        reward_S = batch.reward_S.numpy()
+        reward_S = batch.reward_S
         columns["reward"][:] = np.nan_to_num(reward_S, nan=0.0)
         columns["reward_n"][:] = ~np.isnan(reward_S)
     d_S, n_S = columns["d"], columns["supported"]

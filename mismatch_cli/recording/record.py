@@ -120,7 +120,7 @@ class AdapterCheck:
         batch = table_to_batch(table.combine_chunks())
         offset_S1 = batch.offset_S1.tolist()
         assert batch.logp_rollout_T is not None
-        self._logp_rollout = [batch.logp_rollout_T[offset_S1[r] : offset_S1[r + 1]].numpy() for r in rows]
+        self._logp_rollout = [batch.logp_rollout_T[offset_S1[r] : offset_S1[r + 1]] for r in rows]
         requests = requests_of(table)
         self._requests = [ScoreRequest(requests[r].prompt_ids, requests[r].response_ids) for r in rows]
         self._without = self._logp(load_trainer(config.model, None, config, config.sampling, progress))

@@ -210,7 +210,7 @@ def _carried(table: pa.Table, plan: RescorePlan) -> dict[str, Any]:
     if not plan.carried:
         return {}
     batch = table_to_batch(table.combine_chunks())
-    cuts = batch.offset_S1[1:-1].numpy()
+    cuts = batch.offset_S1[1:-1]
     flat = {"logp_recomputed": batch.logp_recomputed_T, "topk_logp_recomputed": batch.topk_logp_recomputed_TK}
-    rows = {name: np.split(values.numpy(), cuts) for name, values in flat.items() if values is not None}
+    rows = {name: np.split(values, cuts) for name, values in flat.items() if values is not None}
     return {name: [None if np.isnan(values).all() else values for values in column] for name, column in rows.items()}

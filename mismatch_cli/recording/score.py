@@ -124,7 +124,7 @@ def requests_of(table: pa.Table) -> list[ScoreRequest]:
     """What a trainer is asked about the rows of a table."""
     batch = table_to_batch(table.combine_chunks())
     bounds = pairwise(batch.offset_S1.tolist())
-    topk_ids_TK = None if batch.topk_ids_TK is None else batch.topk_ids_TK.numpy()
+    topk_ids_TK = batch.topk_ids_TK
     known_S = table["topk_ids"].is_valid().to_pylist() if topk_ids_TK is not None else [False] * len(table)
     return [
         ScoreRequest(prompt, response, topk_ids_TK[start:stop] if known and topk_ids_TK is not None else None)

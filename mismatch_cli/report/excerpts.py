@@ -86,8 +86,8 @@ def _look_up(traces: Sequence[Trace], pair: Pair, wanted: set[Key]) -> dict[Key,
                 own = slice(int(batch.offset_S1[row]), int(batch.offset_S1[row + 1]))
                 found[key] = _Response(
                     table.column(PROMPT_COLUMN)[row].as_py(),
-                    batch.response_ids_T[own].numpy(),
-                    (current[own] - reference[own]).numpy(),
+                    batch.response_ids_T[own],
+                    current[own] - reference[own],
                     rewards[row],
                     trace.vocabulary,
                 )

@@ -49,7 +49,7 @@ class Run:
     def __init__(self, config: TrainConfig, run_folder: Path, say: Callable[[str], None]) -> None:
         self.config, self.folder, self._say = config, run_folder, say
         self._threads = set_threads(config.threads or None, config.model)
-        algorithm = find(config.algorithm)
+        algorithm = find(config.algorithm, training=True)
         response_scale(config.aggregation, np.ones(1), config.max_tokens)  # an unknown name is told first
         self._sampling = SamplingSettings(temperature=config.temperature, max_tokens=config.max_tokens)
         self._tokenizer = load_tokenizer(config.model)

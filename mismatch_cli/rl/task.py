@@ -129,7 +129,7 @@ def check_runs(configs: Sequence[TrainConfig]) -> None:
 
 def _check_top_k(spec: str, model: str) -> None:
     """The algorithm, and that its top K are no more than the tokens there are, as far as the model is at hand."""
-    k = find(spec).needs_top_k
+    k = find(spec, training=True).needs_top_k
     try:
         tokens = json.loads((Path(model).expanduser() / "config.json").read_text(encoding="utf-8")).get("vocab_size")
     except (OSError, ValueError, AttributeError):

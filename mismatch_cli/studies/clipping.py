@@ -19,7 +19,6 @@ from threading import current_thread, main_thread
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 
 from mismatch_cli.algorithms.algorithm import Algorithm, keep_T
 from mismatch_cli.errors import MismatchError, UsageError, quoted
@@ -167,16 +166,15 @@ class ClippingPlotData:
         """
         if algorithm.limiting.anchor in ("none", "both"):
             return None
-        anchor_T, current_T = torch.tensor(logp_anchor_N), torch.tensor(logp_N)
-        advantage_T = torch.full_like(anchor_T, 1.0 if sign == ">" else -1.0)
+        advantage_N = np.full(len(logp_N), 1.0 if sign == ">" else -1.0)
         answers = []
-        for offset_S1 in (torch.arange(len(anchor_T) + 1), torch.tensor([0, len(anchor_T)])):
-            policies = Policies(anchor_T, current_T, anchor_T, offset_S1)
+        for offset_S1 in (np.arange(len(logp_N) + 1), np.array([0, len(logp_N)])):
+            policies = Policies(logp_anchor_N, logp_N, logp_anchor_N, offset_S1)
             try:
-                answers.append(~keep_T(algorithm.limiting, policies, advantage_T))
+                answers.append(~keep_T(algorithm.limiting, policies, advantage_N))
             except Exception:  # a user's own mask can ask for anything that a bare pair of probabilities does not have
                 return None
-        return answers[0].numpy() if torch.equal(*answers) else None
+        return answers[0] if np.array_equal(*answers) else None
 
 
 @dataclass(frozen=True)
@@ -318,7 +316,6 @@ def _deaf_to_interrupts() -> Iterator[None]:
 
 
 def _start_worker() -> None:
-    torch.set_num_threads(1)
     signal(SIGINT, SIG_DFL)  # Ctrl-C ends a worker without a traceback; the parent says what happened
 
 

@@ -6,7 +6,6 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.metrics.differences import Difference, Measured, differences
@@ -184,7 +183,7 @@ def _measure(trace: Trace, responses: Responses, kept_S: np.ndarray, pair: Pair)
         rows = np.flatnonzero(kept_S[first : first + table.num_rows])
         if len(rows):
             batch = table_to_batch(table if len(rows) == table.num_rows else table.take(rows))
-            summary.update(replace(batch, prompt_id_S=torch.from_numpy(responses.prompt_S[first + rows])))
+            summary.update(replace(batch, prompt_id_S=responses.prompt_S[first + rows]))
         first += table.num_rows
     return summary
 

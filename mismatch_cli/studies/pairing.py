@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import torch
 
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.errors import MismatchError
@@ -138,9 +137,9 @@ def _keys(table: pa.Table, pair: Pair) -> tuple[np.ndarray, ...]:
     batch = table_to_batch(table)
     measured_S = np.zeros(table.num_rows, dtype=bool)
     if pair.measured_in(batch):
-        reference_T, current_T = (getattr(batch, name).numpy() for name in (pair.reference, pair.current))
+        reference_T, current_T = (getattr(batch, name) for name in (pair.reference, pair.current))
         known_T = np.isfinite(reference_T) & ~np.isnan(current_T)
-        measured_S = Segments(batch.offset_S1.numpy()).sum(known_T) > 0
+        measured_S = Segments(batch.offset_S1).sum(known_T) > 0
     return (
         np.frombuffer(b"".join(prompts), dtype=np.int64),
         np.frombuffer(b"".join(contents), dtype=np.uint64),
@@ -255,10 +254,10 @@ class _Fetch:
 def _joined(batch: TokenBatch, partners: TokenBatch, pair: Pair, prompt_S: np.ndarray) -> TokenBatch:
     """One batch with the two policies of both; a token counts where both loss masks have it."""
     reference_T, their_reference_T = (getattr(side, pair.reference) for side in (batch, partners))
-    counts_T = batch.loss_mask_T & partners.loss_mask_T & reference_T.isfinite() & their_reference_T.isfinite()
+    counts_T = batch.loss_mask_T & partners.loss_mask_T & np.isfinite(reference_T) & np.isfinite(their_reference_T)
     return replace(
         batch,
-        prompt_id_S=torch.from_numpy(prompt_S),
+        prompt_id_S=prompt_S,
         loss_mask_T=counts_T,
         logp_rollout_T=reference_T,
         logp_trainer_T=getattr(batch, pair.current),

@@ -122,7 +122,7 @@ class Correlation(NamedTuple):
 
 def correlations(run: TrainingRun) -> Iterator[Correlation]:
     """Of bad updates with the reward of the step, and with how that differs from the step before."""
-    from mismatch_cli.metrics.correlation import series_correlation  # which loads torch, and a figure needs none
+    from mismatch_cli.metrics.correlation import series_correlation
 
     bad_N, reward_N = run.series("bad_over_negative"), run.series("reward")
     for other, value_N in (("the reward", reward_N), ("its change", np.diff(reward_N, prepend=np.nan))):

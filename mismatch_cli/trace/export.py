@@ -72,17 +72,17 @@ def _token_frames(traces: list[Trace]) -> Iterator[pd.DataFrame]:
 
 
 def _keys(batch: TokenBatch, trace: Trace, texts: dict[int, str]) -> dict[str, Any]:
-    offset_S1 = batch.offset_S1.numpy()
+    offset_S1 = batch.offset_S1
     lengths_S = np.diff(offset_S1)
-    ids_T = batch.response_ids_T.numpy()
+    ids_T = batch.response_ids_T
     for token_id in np.unique(ids_T).tolist():
         texts.setdefault(token_id, visible(trace.vocabulary.decode([token_id])))
-    reward_S = np.full(len(lengths_S), np.nan, np.float32) if batch.reward_S is None else batch.reward_S.numpy()
+    reward_S = np.full(len(lengths_S), np.nan, np.float32) if batch.reward_S is None else batch.reward_S
     rows_S = {
-        "step": batch.step_S.numpy(),
-        "prompt_id": batch.prompt_id_S.numpy(),
-        "sample_index": batch.sample_index_S.numpy(),
-        "truncated": batch.truncated_S.numpy(),
+        "step": batch.step_S,
+        "prompt_id": batch.prompt_id_S,
+        "sample_index": batch.sample_index_S,
+        "truncated": batch.truncated_S,
         "reward": reward_S,
     }
     return {
@@ -95,4 +95,4 @@ def _keys(batch: TokenBatch, trace: Trace, texts: dict[int, str]) -> dict[str, A
 
 def _values(batch: TokenBatch, name: str) -> np.ndarray:
     column = getattr(batch, f"{name}_T")
-    return np.full(batch.num_tokens, np.nan) if column is None else column.numpy()
+    return np.full(batch.num_tokens, np.nan) if column is None else column

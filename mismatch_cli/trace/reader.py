@@ -20,7 +20,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import torch
 
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.errors import MismatchError, first_line
@@ -228,33 +227,29 @@ def table_to_batch(table: pa.Table) -> TokenBatch:
     if top_k := _top_k(columns, lengths_S):
         for name in TOPK_COLUMNS.keys() & columns.keys():
             flat[f"{name}_TK"] = _token_column(name, columns[name], lengths_S, top_k).reshape(-1, top_k)
-    flat.setdefault("loss_mask_T", torch.ones(int(offset_S1[-1]), dtype=torch.bool))
+    flat.setdefault("loss_mask_T", np.ones(int(offset_S1[-1]), dtype=bool))
     _serve_recomputed(columns, lengths_S, flat)
     return _assemble(columns, offset_S1, flat)
 
 
-def _assemble(columns: dict[str, pa.Array], offset_S1: np.ndarray, flat: dict[str, torch.Tensor]) -> TokenBatch:
+def _assemble(columns: dict[str, pa.Array], offset_S1: np.ndarray, flat: dict[str, np.ndarray]) -> TokenBatch:
     absent = {f"{name}_T": None for name in TOKEN_COLUMNS} | {f"{name}_TK": None for name in TOPK_COLUMNS}
     graded = "reward" in columns and columns["reward"].null_count < len(columns["reward"])
     return TokenBatch(
-        offset_S1=torch.from_numpy(offset_S1),
-        prompt_id_S=_numbers(columns["prompt_id"]),
-        sample_index_S=_numbers(columns["sample_index"]),
-        step_S=_numbers(columns["step"]),
-        prompt_length_S=torch.from_numpy(np.diff(_offsets(columns["prompt_ids"]))),
-        truncated_S=torch.tensor([r == "length" for r in columns["finish_reason"].to_pylist()], dtype=torch.bool),
+        offset_S1=offset_S1,
+        prompt_id_S=np.from_dlpack(columns["prompt_id"]),
+        sample_index_S=np.from_dlpack(columns["sample_index"]),
+        step_S=np.from_dlpack(columns["step"]),
+        prompt_length_S=np.diff(_offsets(columns["prompt_ids"])),
+        truncated_S=_flags(pc.equal(columns["finish_reason"], "length")),
         reward_S=_or_nan(columns["reward"]) if graded else None,
         **(absent | flat),  # type: ignore[arg-type]
     )
 
 
-def _numbers(array: pa.Array) -> torch.Tensor:
-    return torch.from_dlpack(array).clone()  # Arrow's memory is read-only
-
-
-def _or_nan(array: pa.FloatArray) -> torch.Tensor:
-    filled = torch.full((len(array),), torch.nan)
-    filled[_flags(array.is_valid())] = torch.from_dlpack(array.drop_null())
+def _or_nan(array: pa.FloatArray) -> np.ndarray:
+    filled = np.full(len(array), np.nan, dtype=np.float32)
+    filled[_flags(array.is_valid())] = np.from_dlpack(array.drop_null())
     return filled
 
 
@@ -263,15 +258,15 @@ def _offsets(array: pa.ListArray) -> np.ndarray:
     return offsets - offsets[0]
 
 
-def _flags(values: pa.BooleanArray) -> torch.Tensor:
-    """One bit each in Arrow, one byte each in torch."""
-    return torch.from_dlpack(values.cast(pa.uint8())).view(torch.bool)
+def _flags(values: pa.BooleanArray) -> np.ndarray:
+    """One bit each in Arrow, one byte each in numpy."""
+    return np.from_dlpack(values.cast(pa.uint8())).view(bool)
 
 
-def _token_column(name: str, array: pa.ListArray, lengths_S: np.ndarray, width: int) -> torch.Tensor:
+def _token_column(name: str, array: pa.ListArray, lengths_S: np.ndarray, width: int) -> np.ndarray:
     """The flat values of a list column; rows that are null become NaN (-1 for integers, False for booleans)."""
     expected_S = lengths_S * width
-    known_S = _flags(array.is_valid()).numpy()
+    known_S = _flags(array.is_valid())
     if not np.array_equal(np.diff(_offsets(array))[known_S], expected_S[known_S]):
         raise MismatchError(
             f"The trace is damaged: column {name} has another number of values than its responses have tokens. {_RENEW}"
@@ -279,20 +274,19 @@ def _token_column(name: str, array: pa.ListArray, lengths_S: np.ndarray, width: 
     values = _flat(name, array)
     if known_S.all():
         return values
-    missing = float("nan") if values.dtype.is_floating_point else 0 if values.dtype == torch.bool else -1
-    filled = torch.full((int(expected_S.sum()),), missing, dtype=values.dtype)
-    filled[torch.from_numpy(np.repeat(known_S, expected_S))] = values
+    filled = np.full(expected_S.sum(), {"f": np.nan, "b": False}.get(values.dtype.kind, -1), dtype=values.dtype)
+    filled[np.repeat(known_S, expected_S)] = values
     return filled
 
 
-def _flat(name: str, array: pa.ListArray) -> torch.Tensor:
+def _flat(name: str, array: pa.ListArray) -> np.ndarray:
     values = array.flatten()  # honours slices, and leaves out what null rows may cover
     _check(name, values)
     if pa.types.is_boolean(values.type):
         return _flags(values)
-    flat = torch.from_dlpack(values)
+    flat = np.from_dlpack(values)
     if "logp" in name and len(flat) and not flat.max() <= 0:  # true for NaN too
-        return flat.masked_fill(flat > 0, torch.nan)
+        return np.where(flat > 0, np.float32("nan"), flat)
     return flat
 
 
@@ -312,12 +306,12 @@ def _top_k(columns: dict[str, pa.Array], lengths_S: np.ndarray) -> int:
     """K follows from the lengths: a trace needs no manifest to be laid flat."""
     if "topk_ids" not in columns:
         return 0
-    known_S = _flags(columns["topk_ids"].is_valid()).numpy()
+    known_S = _flags(columns["topk_ids"].is_valid())
     tokens = int(lengths_S[known_S].sum())
     return len(columns["topk_ids"].flatten()) // tokens if tokens else 0
 
 
-def _serve_recomputed(columns: dict[str, pa.Array], lengths_S: np.ndarray, flat: dict[str, torch.Tensor]) -> None:
+def _serve_recomputed(columns: dict[str, pa.Array], lengths_S: np.ndarray, flat: dict[str, np.ndarray]) -> None:
     """Where the trainer scored at the weights that sampled, logp_trainer *is* logp_recomputed."""
     if "version_rollout" not in columns or "version_trainer" not in columns:
         return
@@ -328,6 +322,6 @@ def _serve_recomputed(columns: dict[str, pa.Array], lengths_S: np.ndarray, flat:
         if equal_S.all():
             flat[recomputed] = flat[trainer]
             continue
-        known = flat.get(recomputed, torch.full_like(flat[trainer], float("nan")))
-        equal_T = torch.from_numpy(np.repeat(equal_S, lengths_S))
-        flat[recomputed] = torch.where(equal_T if known.dim() == 1 else equal_T[:, None], flat[trainer], known)
+        known = flat.get(recomputed, np.full_like(flat[trainer], np.nan))
+        equal_T = np.repeat(equal_S, lengths_S)
+        flat[recomputed] = np.where(equal_T if known.ndim == 1 else equal_T[:, None], flat[trainer], known)

@@ -4,7 +4,7 @@ A file holds
 
     FORMULA: str          when a token is blocked, with {r}, {p}, {q} and the thresholds in braces
     NOT_ONE_SIDED: str    "" where the mask never blocks a move of p towards q; else why it may
-    def trust_region(compared: Compared, advantage_T: Tensor, *, threshold: float = …) -> Decision
+    def trust_region(compared: Compared, advantage_T: Array, *, threshold: float = …) -> Decision
 
 and, where it calls `compared.topk(k)`, READS_TOP_K = True beside an integer threshold `k`. It is usable by the file's
 name; a user's own file needs `trust_region` alone.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -21,13 +22,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mismatch_cli import registry
+from mismatch_cli.arrays import Array, namespace
 from mismatch_cli.errors import MismatchError, UsageError, first_line
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PACKAGE = "mismatch_cli.trust_regions"
 Threshold = float | int | str | bool
@@ -40,8 +39,8 @@ class Decision:
     The statistic is positive where p is above q. A sequence's value stands at each of its tokens.
     """
 
-    keep_T: Tensor  # bool
-    statistic_T: Tensor
+    keep_T: Array  # bool
+    statistic_T: Array
 
 
 @cache
@@ -58,19 +57,22 @@ def thresholds(region: ModuleType) -> dict[str, Threshold]:
     return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
-def unusable(answer: object, advantage_T: Tensor) -> str:
+def unusable(answer: object, advantage_T: Array) -> str:
     """What is wrong with the answer of a mask, as a sentence; empty where nothing is."""
     if not isinstance(answer, Decision):
         return f"It returned {type(answer).__name__}."
     for name, column_T in (("keep_T", answer.keep_T), ("statistic_T", answer.statistic_T)):
         shape = tuple(getattr(column_T, "shape", ()))
-        if not hasattr(column_T, "isnan") or shape != tuple(advantage_T.shape):
-            return f"Its {name} is {type(column_T).__name__} of the shape {shape} for {len(advantage_T):,} tokens."
+        if not isinstance(column_T, type(advantage_T)):
+            return f"Its {name} is {type(column_T).__name__}, the columns are {type(advantage_T).__name__}."
+        if shape != tuple(advantage_T.shape):
+            return f"Its {name} has the shape {shape} for {len(advantage_T):,} tokens."
         if column_T.device != advantage_T.device:
             return f"Its {name} is on {column_T.device}, the tokens are on {advantage_T.device}."
-    if str(answer.keep_T.dtype) != "torch.bool":
+    xp = namespace(advantage_T)
+    if answer.keep_T.dtype != xp.bool:
         return f"Its keep_T holds {answer.keep_T.dtype}."
-    if missing := int((answer.statistic_T.isnan() & (advantage_T != 0)).sum()):
+    if missing := int(xp.sum(xp.isnan(answer.statistic_T) & (advantage_T != 0))):
         return f"Its statistic_T is NaN at {missing:,} of {len(advantage_T):,} tokens."
     return ""
 
@@ -91,7 +93,16 @@ def own_file(name: str | Path, does: str = "fails", error_class: type[MismatchEr
             f"{name} wants to end the program (SystemExit), which a mask must not do. Repair it."
         ) from error
     except BaseException as error:
+        if _OTHER_ARRAYS.search(str(error)):
+            raise error_class(_MIXED.format(name=name, error=first_line(error))) from error
         raise error_class(f"{name} {does} ({type(error).__name__}: {first_line(error)}). Repair it.") from error
+
+
+_OTHER_ARRAYS = re.compile(r"must be Tensor|numpy\.ndarray|'Tensor' object")
+_MIXED = (
+    "{name} fails ({error}): the columns are numpy arrays where traces are read, and torch tensors in `train`. Use "
+    "operators, and the functions of namespace(advantage_T) from mismatch_cli.arrays, which serve both."
+)
 
 
 def _load_file(path: Path) -> ModuleType:

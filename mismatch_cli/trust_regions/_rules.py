@@ -1,14 +1,8 @@
 """What most masks share: thresholds that are checked, and blocking an update that moves p further away, beyond one."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from mismatch_cli.arrays import Array, filled, namespace
 from mismatch_cli.errors import UsageError
 from mismatch_cli.trust_regions import Decision
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 MOST_RANKS = 2**20  # more than any vocabulary has
 
@@ -42,21 +36,19 @@ def ranks(*, k: int) -> None:
         raise UsageError(f"k={k} makes no sense: choose a number of ranks from 1 to {MOST_RANKS:,}.")
 
 
-def signed(divergence_T: Tensor, log_ratio_T: Tensor) -> Tensor:
+def signed(divergence_T: Array, log_ratio_T: Array) -> Array:
     """A divergence with the sign of p − q; 0 where the sampled token's probability is the same in both.
 
     The sign is that of log p − log q, which holds where both probabilities underflow.
     """
-    return divergence_T.copysign(log_ratio_T).masked_fill(log_ratio_T == 0, 0.0)
+    return filled(namespace(divergence_T).copysign(divergence_T, log_ratio_T), log_ratio_T == 0, 0.0)
 
 
-def one_sided(statistic_T: Tensor, advantage_T: Tensor, *, low: float, high: float) -> Decision:
+def one_sided(statistic_T: Array, advantage_T: Array, *, low: float, high: float) -> Decision:
     """Block A > 0 where the statistic is above `high`, and A < 0 where it is below −`low`; equality is kept.
 
     The statistic has the sign of p − q. Thresholds are rounded to its dtype.
     """
-    away_T = statistic_T * advantage_T.sign().to(statistic_T.dtype)
-    limit: float | Tensor = high
-    if low != high:
-        limit = statistic_T.new_tensor(high).where(advantage_T > 0, statistic_T.new_tensor(low))
-    return Decision(~(away_T > limit), statistic_T)
+    too_high_T = (advantage_T > 0) & (statistic_T > high)
+    too_low_T = (advantage_T < 0) & (statistic_T < -low)
+    return Decision(~(too_high_T | too_low_T), statistic_T)

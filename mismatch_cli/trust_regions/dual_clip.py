@@ -1,7 +1,6 @@
 """Dual clip: no update of a negative sample whose ratio is large (arXiv 1912.09729; verl clip_ratio_c)."""
 
-from torch import Tensor
-
+from mismatch_cli.arrays import Array
 from mismatch_cli.errors import UsageError
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
@@ -13,7 +12,7 @@ NOT_ONE_SIDED = (
 )
 
 
-def trust_region(compared: Compared, advantage_T: Tensor, *, max_ratio: float = 3.0) -> Decision:
+def trust_region(compared: Compared, advantage_T: Array, *, max_ratio: float = 3.0) -> Decision:
     """Block A < 0 with p/q > max_ratio: where max(·, c·A) of the dual clip has no gradient. The statistic is p/q − 1.
 
     Only the outer clip: combined with `ratio-clip` it is the published objective.

@@ -4,8 +4,7 @@ In verl it is `rollout_is=token` with two thresholds; `rollout_rs=token_k1` boun
 [1/high, 1/low] here.
 """
 
-from torch import Tensor
-
+from mismatch_cli.arrays import Array
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
 from mismatch_cli.trust_regions._rules import band_around_1
@@ -16,7 +15,7 @@ NOT_ONE_SIDED = (
 )
 
 
-def trust_region(compared: Compared, advantage_T: Tensor, *, band_low: float = 0.5, band_high: float = 5.0) -> Decision:
+def trust_region(compared: Compared, advantage_T: Array, *, band_low: float = 0.5, band_high: float = 5.0) -> Decision:
     """Block p/q outside [band_low, band_high]. The statistic is p/q − 1."""
     band_around_1(band_low=band_low, band_high=band_high)
     outside_T = (compared.ratio_less_1_T < band_low - 1) | (compared.ratio_less_1_T > band_high - 1)

@@ -1,7 +1,6 @@
 """The minimal mask: only bad updates, negative samples whose token already lost much probability (DPPO, figure 5)."""
 
-from torch import Tensor
-
+from mismatch_cli.arrays import Array
 from mismatch_cli.errors import UsageError
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
@@ -11,7 +10,7 @@ FORMULA = "A < 0 and {q} − {p} ≥ {max_drop}"
 NOT_ONE_SIDED = ""
 
 
-def trust_region(compared: Compared, advantage_T: Tensor, *, max_drop: float = 0.5) -> Decision:
+def trust_region(compared: Compared, advantage_T: Array, *, max_drop: float = 0.5) -> Decision:
     """Block A < 0 with q − p ≥ max_drop, a probability. The statistic is p − q."""
     if not max_drop > 0:
         raise UsageError(f"max_drop={max_drop:g} makes no sense: choose a number above 0.")

@@ -1,7 +1,6 @@
 """Off-policy sequence masking: negative responses that the policy has left (slime, after DeepSeek-V3.2)."""
 
-from torch import Tensor
-
+from mismatch_cli.arrays import Array
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
 from mismatch_cli.trust_regions._rules import not_negative
@@ -10,7 +9,7 @@ FORMULA = "A < 0 and mean(log {q} − log {p}) > {max_kl}, over the response"
 NOT_ONE_SIDED = "It judges the response as a whole; a token whose p rose above q is dropped with the rest."
 
 
-def trust_region(compared: Compared, advantage_T: Tensor, *, max_kl: float = 1e-4) -> Decision:
+def trust_region(compared: Compared, advantage_T: Array, *, max_kl: float = 1e-4) -> Decision:
     """Block A < 0 in a response whose mean of log q − log p exceeds max_kl, nats per token. The statistic is mean d."""
     not_negative(max_kl=max_kl)
     statistic_T = compared.level_log_ratio_T("mean")

@@ -1,7 +1,6 @@
 """Symmetric probability difference (the IPO loss of prime-rl): drop what moved far, whatever its advantage."""
 
-from torch import Tensor
-
+from mismatch_cli.arrays import Array
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
 from mismatch_cli.trust_regions._rules import shares
@@ -12,7 +11,7 @@ NOT_ONE_SIDED = (
 )
 
 
-def trust_region(compared: Compared, advantage_T: Tensor, *, max_tv: float = 0.1) -> Decision:
+def trust_region(compared: Compared, advantage_T: Array, *, max_tv: float = 0.1) -> Decision:
     """Block |p − q| > max_tv, a probability. The statistic is p − q."""
     shares(max_tv=max_tv)
-    return Decision(compared.difference_T.abs() <= max_tv, compared.difference_T)
+    return Decision(abs(compared.difference_T) <= max_tv, compared.difference_T)

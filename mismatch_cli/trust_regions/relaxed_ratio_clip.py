@@ -2,8 +2,7 @@
 
 from math import log
 
-from torch import Tensor
-
+from mismatch_cli.arrays import Array
 from mismatch_cli.errors import UsageError
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision, ratio_clip
@@ -18,7 +17,7 @@ _SIDES = ("both", "high", "low")
 
 def trust_region(
     compared: Compared,
-    advantage_T: Tensor,
+    advantage_T: Array,
     *,
     ratio_low: float = 0.2,
     ratio_high: float = 0.28,

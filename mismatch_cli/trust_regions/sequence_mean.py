@@ -4,8 +4,7 @@ OpenRLHF and SkyRL have it as NeMo-RL. verl's `rollout_rs=seq_mean_k1` bounds th
 is [1/high, 1/low] here.
 """
 
-from torch import Tensor
-
+from mismatch_cli.arrays import Array
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
 from mismatch_cli.trust_regions._rules import band_around_1
@@ -15,9 +14,9 @@ NOT_ONE_SIDED = "It drops whole responses that left a band, whatever the advanta
 
 
 def trust_region(
-    compared: Compared, advantage_T: Tensor, *, band_low: float = 0.999, band_high: float = 1.002
+    compared: Compared, advantage_T: Array, *, band_low: float = 0.999, band_high: float = 1.002
 ) -> Decision:
     """Block every token of a response whose exp(Σd / |y|) is outside the band. The statistic is exp(Σd / |y|) − 1."""
     band_around_1(band_low=band_low, band_high=band_high)
-    statistic_T = compared.level_log_ratio_T("mean").expm1()
+    statistic_T = compared.level_ratio_less_1_T("mean")
     return Decision((statistic_T >= band_low - 1) & (statistic_T <= band_high - 1), statistic_T)

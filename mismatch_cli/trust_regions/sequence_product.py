@@ -4,8 +4,7 @@ verl's `rollout_rs=seq_sum_k1` bounds the sum of −log ρ: its band [low, high]
 `rollout_is=sequence` with two thresholds bounds Πρ, as here.
 """
 
-from torch import Tensor
-
+from mismatch_cli.arrays import Array
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
 from mismatch_cli.trust_regions._rules import band_around_1
@@ -14,8 +13,8 @@ FORMULA = "Π{r} over the response outside [{band_low}, {band_high}]"
 NOT_ONE_SIDED = "It drops whole responses that left a band, whatever the advantage of the token and its own side."
 
 
-def trust_region(compared: Compared, advantage_T: Tensor, *, band_low: float = 0.0, band_high: float = 3.0) -> Decision:
+def trust_region(compared: Compared, advantage_T: Array, *, band_low: float = 0.0, band_high: float = 3.0) -> Decision:
     """Block every token of a response whose exp(Σd) is outside [band_low, band_high]. The statistic is exp(Σd) − 1."""
     band_around_1(band_low=band_low, band_high=band_high)
-    statistic_T = compared.level_log_ratio_T("product").expm1()
+    statistic_T = compared.level_ratio_less_1_T("product")
     return Decision((statistic_T >= band_low - 1) & (statistic_T <= band_high - 1), statistic_T)

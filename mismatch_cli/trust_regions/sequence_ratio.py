@@ -1,7 +1,6 @@
 """GSPO: ratio clipping on the geometric mean ratio of the whole response (arXiv 2507.18071 eq. 5 to 7)."""
 
-from torch import Tensor
-
+from mismatch_cli.arrays import Array
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
 from mismatch_cli.trust_regions._rules import not_negative, one_sided, shares
@@ -13,9 +12,9 @@ NOT_ONE_SIDED = (
 
 
 def trust_region(
-    compared: Compared, advantage_T: Tensor, *, ratio_low: float = 3e-4, ratio_high: float = 4e-4
+    compared: Compared, advantage_T: Array, *, ratio_low: float = 3e-4, ratio_high: float = 4e-4
 ) -> Decision:
     """Block a response with A > 0 and s > 1 + ratio_high, or A < 0 and s < 1 − ratio_low. The statistic is s − 1."""
     shares(ratio_low=ratio_low)
     not_negative(ratio_high=ratio_high)
-    return one_sided(compared.level_log_ratio_T("mean").expm1(), advantage_T, low=ratio_low, high=ratio_high)
+    return one_sided(compared.level_ratio_less_1_T("mean"), advantage_T, low=ratio_low, high=ratio_high)

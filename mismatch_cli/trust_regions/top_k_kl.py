@@ -1,7 +1,6 @@
 """DPPO-TopK-KL: a limit on KL over {top-K of μ} ∪ {sampled token} ∪ {others} (arXiv 2602.04879 eq. 12 and 16)."""
 
-from torch import Tensor
-
+from mismatch_cli.arrays import Array
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
 from mismatch_cli.trust_regions._rules import not_negative, one_sided, ranks, signed
@@ -12,7 +11,7 @@ READS_TOP_K = True
 
 
 def trust_region(
-    compared: Compared, advantage_T: Tensor, *, max_kl: float = 0.05, k: int = 20, replace_last: bool = False
+    compared: Compared, advantage_T: Array, *, max_kl: float = 0.05, k: int = 20, replace_last: bool = False
 ) -> Decision:
     """Block A > 0 with p > q, and A < 0 with p < q, where KL > max_kl. The statistic is KL (nats), signed as p − q.
 

@@ -5,7 +5,6 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-import torch
 
 from mismatch_cli import divergences
 from mismatch_cli.metrics.accumulator import Accumulator
@@ -43,9 +42,9 @@ class ApproximationQuality(Accumulator):
         first, *_ = cases
         compared = first.policies.compare(TRAINER_ROLLOUT)
         for k, slack_N in zip(self.partitions, _slacks(first, self.partitions), strict=True):
-            tv, kl = compared.topk(k) if k else (compared.difference_T.abs(), compared.binary_kl_T)
-            self._add_bracket(k, first, tv.numpy(), slack_N)
-            for divergence, value_N in (("tv", tv.numpy()), ("kl", kl.numpy())):
+            tv, kl = compared.topk(k) if k else (np.abs(compared.difference_T), compared.binary_kl_T)
+            self._add_bracket(k, first, tv, slack_N)
+            for divergence, value_N in (("tv", tv), ("kl", kl)):
                 self._add_values((divergence, k), cases, value_N)
 
     def _add_values(self, row: tuple[str, int], cases: list[Masked], value_N: np.ndarray) -> None:
@@ -107,16 +106,18 @@ class ApproximationQuality(Accumulator):
 def _keeps(judged: Masked, divergence: str, divergence_N: np.ndarray) -> np.ndarray:
     """What a mask on this divergence would keep, at the paper's δ for the binary ones."""
     delta = THRESHOLDS[divergence]
-    outward = signed(torch.from_numpy(divergence_N), judged.policies.compare(TRAINER_ROLLOUT).log_ratio_T)
-    return one_sided(outward, torch.from_numpy(judged.advantage_N), low=delta, high=delta).keep_T.numpy()
+    outward_N = signed(divergence_N, judged.policies.compare(TRAINER_ROLLOUT).log_ratio_T)
+    kept_N: np.ndarray = one_sided(outward_N, judged.advantage_N, low=delta, high=delta).keep_T
+    return kept_N
 
 
 def _slacks(judged: Masked, ks: Sequence[int]) -> Iterator[np.ndarray]:
     """How far the full TV can be above that of a partition: Σ min(μ, π) over its parts of several tokens."""
     policies, topk = judged.policies, judged.policies.topk
-    columns = () if topk is None else ((policies.rollout, topk.rollout.exp()), (policies.trainer, topk.trainer.exp()))
+    sides = () if topk is None else ((policies.rollout, topk.rollout), (policies.trainer, topk.trainer))
+    columns = [(logp_N, np.exp(logp_NK)) for logp_N, logp_NK in sides]
     for k in ks:
-        rests: Iterable[torch.Tensor] = policies.compare(TRAINER_ROLLOUT).rest_T
+        rests: Iterable[np.ndarray] = policies.compare(TRAINER_ROLLOUT).rest_T
         if k and topk is not None:
             rests = (divergences.mass_beyond_topk(x_T, p_TK[:, :k], topk.sampled_in(k)) for x_T, p_TK in columns)
-        yield torch.minimum(*rests).numpy()
+        yield np.minimum(*rests)

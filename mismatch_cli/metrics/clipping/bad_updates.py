@@ -36,7 +36,7 @@ class BadUpdates(Accumulator):
         total = judged.gaps.responses.sum
         bad_S = judged.sum_at(index_U[reached_U > DELTAS.index(BAD_DELTA)])
         rewards = np.nan_to_num(judged.reward_S, nan=0.0), ~np.isnan(judged.reward_S)
-        step_S = judged.gaps.batch.step_S.numpy()[judged.gaps.first : judged.gaps.last]
+        step_S = judged.gaps.batch.step_S[judged.gaps.first : judged.gaps.last]
         sums_SM = np.stack([total(judged.judged_N), total(judged.negative_N), bad_S, *rewards], axis=1)
         self.steps.update(step_S, judged.gaps.group_S, sums_SM)
 

@@ -98,7 +98,7 @@ class JudgedSample(SmallestRows):
             chosen_U = index_U[chosen]
             rows = np.zeros(len(chosen_U), dtype=JUDGED_ROW)
             rows["logp_rollout"], rows["logp_trainer"] = gaps.logq_N[chosen_U], gaps.logp_N[chosen_U]
-            rows["logp_recomputed"] = np.nan if recomputed is None else recomputed.numpy()[chosen_U]
+            rows["logp_recomputed"] = np.nan if recomputed is None else recomputed[chosen_U]
             rows["advantage"], rows["blocked_by"] = judged.advantage_N[chosen_U], judged.blocked_by_N[chosen_U]
             return rows
 

@@ -92,11 +92,11 @@ class ClippingSummary(Accumulator):
             return
         slices = apply_masks(batch, self.question.needs, self.question.algorithms)
         sums_SM = np.concatenate([self._update_slice(cases) for cases in slices])
-        group_S = prompt_groups(batch.prompt_id_S.numpy())
+        group_S = prompt_groups(batch.prompt_id_S)
         self.sums.update(group_S, sums_SM)
-        self.steps.update(batch.step_S.numpy(), group_S, sums_SM)
+        self.steps.update(batch.step_S, group_S, sums_SM)
         judged_S = sums_SM.view(self.columns)["judged"].any(axis=(1, 2))
-        self.prompts.update(batch.prompt_id_S.numpy()[judged_S])
+        self.prompts.update(batch.prompt_id_S[judged_S])
 
     def _update_slice(self, cases: list[Masked]) -> np.ndarray:
         self._count(cases)

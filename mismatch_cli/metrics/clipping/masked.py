@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
+from operator import and_
 
 import numpy as np
-import torch
 
 from mismatch_cli.algorithms.algorithm import Algorithm, Mask
 from mismatch_cli.batch import TokenBatch
@@ -65,10 +65,9 @@ def apply_masks(batch: TokenBatch, needs: Needs, algorithms: Sequence[Algorithm]
 def _policies(gaps: TokenGaps, needs: Needs) -> Policies:
     names = ["response_ids_T", "topk_ids_TK", "topk_logp_rollout_TK", "topk_logp_trainer_TK"]
     names += ["topk_logp_recomputed_TK"] * needs.topk_recomputed
-    topk = TopKLogProbs(*(torch.from_numpy(_column(gaps, name)) for name in names)) if needs.top_k else None
-    recomputed = torch.from_numpy(_column(gaps, "logp_recomputed_T")) if needs.recomputed else None
-    rollout, trainer, offset_S1 = map(torch.from_numpy, (gaps.logq_N, gaps.logp_N, gaps.offset_S1))
-    return Policies(rollout, trainer, recomputed, offset_S1, topk)
+    topk = TopKLogProbs(*(_column(gaps, name) for name in names)) if needs.top_k else None
+    recomputed = _column(gaps, "logp_recomputed_T") if needs.recomputed else None
+    return Policies(gaps.logq_N, gaps.logp_N, recomputed, gaps.offset_S1, topk)
 
 
 def _column(gaps: TokenGaps, name: str) -> np.ndarray:
@@ -94,11 +93,11 @@ class Masked:
     def _blocked_by(self, masks: Sequence[Mask]) -> np.ndarray:
         if not masks:
             return np.zeros(0, dtype=np.int64)
-        return np.flatnonzero(~reduce(torch.logical_and, [self._decide(mask).keep_T for mask in masks]).numpy())
+        return np.flatnonzero(~reduce(and_, [self._decide(mask).keep_T for mask in masks]))
 
     def _decide(self, mask: Mask) -> Decision:
         if mask not in self._decided:
-            self._decided[mask] = mask.decide(self.policies, torch.from_numpy(self.advantage_N))
+            self._decided[mask] = mask.decide(self.policies, self.advantage_N)
         return self._decided[mask]
 
     def statistic(self, region: str, top_k: int) -> np.ndarray:
@@ -106,7 +105,7 @@ class Masked:
         fixed = {"k": top_k, "replace_last": False} if region.startswith("top-k") else {}
         same = (m for m in self._decided if m.region == region and m.ratio == TRAINER_ROLLOUT)
         alike = (m for m in same if fixed.items() <= m.thresholds.items())
-        return self._decide(next(alike, Mask(region, chosen=tuple(fixed.items())))).statistic_T.numpy()
+        return self._decide(next(alike, Mask(region, chosen=tuple(fixed.items())))).statistic_T
 
     @property
     def num_responses(self) -> int:
@@ -127,12 +126,12 @@ class Masked:
     @cached_property
     def ratio_N(self) -> np.ndarray:
         """r, float32."""
-        return self.policies.compare(TRAINER_ROLLOUT).ratio_T.numpy()
+        return self.policies.compare(TRAINER_ROLLOUT).ratio_T
 
     @cached_property
     def difference_N(self) -> np.ndarray:
         """π − μ, float32."""
-        return self.policies.compare(TRAINER_ROLLOUT).difference_T.numpy()
+        return self.policies.compare(TRAINER_ROLLOUT).difference_T
 
     @cached_property
     def update_N(self) -> np.ndarray:
@@ -160,7 +159,7 @@ class Masked:
         reward_S = self.gaps.batch.reward_S
         if reward_S is None:
             return np.full(self.num_responses, np.nan)
-        return reward_S[self.gaps.first : self.gaps.last].numpy()
+        return reward_S[self.gaps.first : self.gaps.last]
 
     def sign(self, index_U: np.ndarray) -> np.ndarray:
         """The row of `SIGNS` of judged tokens."""
