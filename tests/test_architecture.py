@@ -41,7 +41,7 @@ FLOORS = [
     {"policies"},
     {"divergences"},
     {"models", "adapters", "options"},
-    {"sampling", "batch", "text", "numbers", "registry", "torch_settings", "memory", "attention"},
+    {"arrays", "sampling", "batch", "text", "numbers", "registry", "torch_settings", "memory", "attention"},
     {"custom_code", "places"},
     {"errors", ""},
     {"subprocess_site"},

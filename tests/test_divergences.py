@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mismatch_cli import divergences as dv
+from mismatch_cli.arrays import select
 
 F64 = torch.float64
 INF = float("inf")
@@ -306,7 +307,7 @@ def test_a_choice_by_bits_is_that_of_where(dtype) -> None:
     flags = torch.tensor([True, True, False, True, False, False])
     for chosen in (flags, ~flags):
         expected = torch.where(chosen, x, y)
-        assert dv._select(chosen, x, y).numpy().tobytes() == expected.numpy().tobytes()
+        assert select(chosen, x, y).numpy().tobytes() == expected.numpy().tobytes()
     learned = torch.zeros(6, dtype=dtype, requires_grad=True)
-    dv._select(flags, learned, y).sum().backward()
+    select(flags, learned, y).sum().backward()
     assert learned.grad is not None and learned.grad.tolist() == flags.tolist()

@@ -241,7 +241,7 @@ def _assemble(columns: dict[str, pa.Array], offset_S1: np.ndarray, flat: dict[st
         sample_index_S=np.from_dlpack(columns["sample_index"]),
         step_S=np.from_dlpack(columns["step"]),
         prompt_length_S=np.diff(_offsets(columns["prompt_ids"])),
-        truncated_S=_flags(pc.equal(columns["finish_reason"], "length")),
+        truncated_S=np.array([r == "length" for r in columns["finish_reason"].to_pylist()], dtype=bool),
         reward_S=_or_nan(columns["reward"]) if graded else None,
         **(absent | flat),  # type: ignore[arg-type]
     )

@@ -93,7 +93,7 @@ def own_file(name: str | Path, does: str = "fails", error_class: type[MismatchEr
             f"{name} wants to end the program (SystemExit), which a mask must not do. Repair it."
         ) from error
     except BaseException as error:
-        if _OTHER_ARRAYS.search(str(error)):
+        if _OTHER_ARRAYS.search(first_line(error)):
             raise error_class(_MIXED.format(name=name, error=first_line(error))) from error
         raise error_class(f"{name} {does} ({type(error).__name__}: {first_line(error)}). Repair it.") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,15 +13,14 @@ from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.policies import TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Policies
-from tests.trust_regions.cases import random_policies, signs
-from tests.trust_regions.test_contract import snapshot
+from tests.trust_regions.cases import columns, in_numpy, like, random_policies, same, signs
 
-HEAD = "import torch\nfrom mismatch_cli.trust_regions import Decision\n"
+HEAD = "import math\nfrom mismatch_cli.arrays import namespace\nfrom mismatch_cli.trust_regions import Decision\n"
 MINE = HEAD + (
     'FORMULA = "{p} < {lowest} or {r} > {highest}"\n'
     "def trust_region(compared, advantage_T, *, lowest: float = 0.05, highest: float = 3.0):\n"
-    "    p_T = compared.logp_current_T.exp()\n"
-    "    return Decision((p_T >= lowest) & (compared.ratio_T <= highest), compared.log_ratio_T)\n"
+    "    likely_T = compared.logp_current_T >= math.log(lowest)\n"
+    "    return Decision(likely_T & (compared.ratio_T <= highest), compared.log_ratio_T)\n"
 )
 
 
@@ -93,9 +93,9 @@ BROKEN = {
     "nothing": (answering("None"), "my_mask.py"),
     "a tensor": (answering("advantage_T > 0"), "my_mask.py"),
     "a list": (answering("Decision([True, True], [0.0, 0.0])"), "my_mask.py"),
-    "numbers": (answering("Decision(torch.ones_like(advantage_T), advantage_T)"), "my_mask.py"),
-    "integers": (answering("Decision(torch.ones_like(advantage_T).long(), advantage_T)"), ANSWER),
-    "too many": (answering("Decision(torch.ones(7, dtype=torch.bool), advantage_T)"), "my_mask.py"),
+    "numbers": (answering("Decision(abs(advantage_T), advantage_T)"), "my_mask.py"),
+    "integers": (answering("Decision(1 * (advantage_T > 0), advantage_T)"), ANSWER),
+    "too many": (answering("Decision(namespace(advantage_T).ones(7) > 0, advantage_T)"), "my_mask.py"),
     "two dimensions": (answering("Decision((advantage_T > 0)[:, None], advantage_T)"), ANSWER),
     "one for each response": (answering("Decision(compared._sum_S > 0, advantage_T)"), "my_mask.py"),
     "no statistic": (answering("Decision(advantage_T > 0, None)"), "my_mask.py"),
@@ -154,14 +154,17 @@ AT_WORK = {  # each is as it must be on the two tokens on which a mask is tried 
     "one too few": ("Decision(advantage_T[1:] > 0, advantage_T)", "my_mask.py"),
     "two dimensions": ("Decision((advantage_T > 0)[:, None], advantage_T)", "my_mask.py"),
     "one for all": ("Decision((advantage_T > 0)[:1], advantage_T)", "my_mask.py"),
-    "whole numbers": ("Decision((advantage_T > 0).long(), advantage_T)", r"my_mask\.py.*holds torch\.int64"),
-    "numbers": ("Decision((advantage_T > 0).double(), advantage_T)", r"my_mask\.py.*holds torch\.float64"),
+    "whole numbers": ("Decision(1 * (advantage_T > 0), advantage_T)", r"my_mask\.py.*holds torch\.int64"),
+    "numbers": ("Decision(1.0 * (advantage_T > 0), advantage_T)", r"my_mask\.py.*holds torch\.float32"),
     "not a number": ("Decision(advantage_T > 0, advantage_T * float('nan'))", r"my_mask\.py.*statistic_T is NaN at"),
-    "half a number": ("Decision(advantage_T > 0, advantage_T.log())", r"my_mask\.py.*NaN at [0-9,]+ of"),
+    "half a number": (
+        "Decision(advantage_T > 0, namespace(advantage_T).log(advantage_T))",
+        r"my_mask\.py.*NaN at [0-9,]+ of",
+    ),
     "no statistic": ("Decision(advantage_T > 0, None)", r"my_mask\.py.*statistic_T is NoneType"),
     "a statistic too few": (
         "Decision(advantage_T > 0, advantage_T[1:])",
-        r"my_mask\.py.*statistic_T is Tensor of the sh",
+        r"my_mask\.py.*statistic_T has the shape \(\d+,\) for",
     ),
     "numpy": ("Decision((advantage_T > 0).numpy(), advantage_T)", r"my_mask\.py.*keep_T is ndarray"),
     "another device": ("Decision((advantage_T > 0).to('meta'), advantage_T)", r"my_mask\.py.*is on meta"),
@@ -183,41 +186,63 @@ def test_what_is_wrong_on_real_data_names_the_file(tmp_path: Path, expression: s
 
 
 TOUCHING = {
-    "the advantages": "advantage_T.zero_()",
-    "the advantages as numpy": "advantage_T.numpy()[:] = 1",
-    "log-probs": "compared.logp_current_T.add_(5); compared.logp_anchor_T.fill_(-1)",
-    "log-probs past autograd": "compared.logp_current_T.data[:] = -1",
-    "log-probs as numpy": "compared.logp_anchor_T.numpy()[:] = -1",
-    "the ratio": "compared.ratio_T.clamp_(0, 1); compared.ratio_less_1_T.zero_(); compared.log_ratio_T.zero_()",
-    "the difference": "compared.difference_T.zero_(); compared.binary_kl_T.zero_(); compared.rest_T[0].zero_()",
+    "the advantages": "advantage_T[:] = 0",
+    "log-probs": "compared.logp_current_T[:] += 5; compared.logp_anchor_T[:] = -1",
+    "the ratio": "compared.ratio_T[:] = 1; compared.ratio_less_1_T[:] = 0; compared.log_ratio_T[:] = 0",
+    "the difference": "compared.difference_T[:] = 0; compared.binary_kl_T[:] = 0; compared.rest_T[0][:] = 0",
     "what it is given itself": "compared.ratio_T = compared.ratio_less_1_T = compared.ratio_T * 0",
-    "where responses begin": "compared._responses.offset_S1.zero_(); compared._responses.length_S.fill_(1)",
-    "sums": "compared.level_log_ratio_T('mean'); compared._sum_S.zero_(); compared._mean_S.zero_()",
-    "top-K": "[x.fill_(-3) for x in compared.topk(4)]; compared._topk_current_TK.fill_(-2)",
-    "top-K ids": "compared._topk.ids_TK.zero_(); compared._topk.response_ids_T.zero_(); compared._topk.trainer.zero_()",
+    "where responses begin": "compared._responses.offset_S1[:] = 0; compared._responses.length_S[:] = 1",
+    "sums": "compared.level_log_ratio_T('mean'); compared._sum_S[:] = 0; compared._mean_S[:] = 0",
+    "top-K": "[x.__setitem__(0, -3) for x in compared.topk(4)]; compared._topk_current_TK[:] = -2",
+    "top-K ids": "compared._topk.ids_TK[:] = 0; compared._topk.response_ids_T[:] = 0; compared._topk.trainer[:] = 0",
+}
+OF_TORCH = {
+    "in place": "advantage_T.zero_(); compared.ratio_T.clamp_(0, 1)",
+    "as numpy": "advantage_T.numpy()[:] = 1; compared.logp_anchor_T.numpy()[:] = -1",
+    "past autograd": "compared.logp_current_T.data[:] = -1",
 }
 
 
-@pytest.mark.parametrize("touch", TOUCHING.values(), ids=TOUCHING)
-def test_what_a_mask_changes_reaches_nobody_else(tmp_path: Path, touch: str) -> None:
+@pytest.mark.parametrize("world", [in_numpy, lambda given: given], ids=["numpy", "torch"])
+def test_what_a_mask_changes_reaches_nobody_else(tmp_path: Path, world: Callable[[Policies], Policies]) -> None:
     """The same numbers from all other algorithms and the same policies, asked before it, after it and beside it."""
-    source = (
-        f"{HEAD}READS_TOP_K = True\n"
-        "def trust_region(compared, advantage_T, *, k: int = 4):\n"
-        f"    answer = Decision(advantage_T > 0, compared.ratio_less_1_T.clone())\n    {touch}\n    return answer\n"
-    )
-    own = find(write(tmp_path, source))
     rows = [TABLE[name] for name in ("grpo-clip-higher", "ppo-mis", "gspo", "dppo-topk-kl", "ppo-icepop")]
-    alone, shared = random_policies(0), random_policies(0)
-    advantage_T = signs(len(alone.trainer))
-    expected = [coefficient_T(row, alone, advantage_T) for row in rows]
-    given_T = advantage_T.clone()
-    for _ in range(2):
-        assert torch.equal(keep_T(own, shared, given_T), advantage_T > 0)
-        found = [coefficient_T(row, shared, given_T) for row in rows]
-        assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
-    assert torch.equal(given_T, advantage_T)
-    assert all(torch.equal(*pair) for pair in zip(snapshot(shared), snapshot(alone), strict=True))
+    for number, touch in enumerate([*TOUCHING.values(), *(OF_TORCH.values() if world is not in_numpy else ())]):
+        source = (
+            f"{HEAD}READS_TOP_K = True\n"
+            "def trust_region(compared, advantage_T, *, k: int = 4):\n"
+            f"    answer = Decision(advantage_T > 0, compared.ratio_less_1_T + 0)\n"
+            f"    if len(advantage_T) > 2:\n        {touch}\n    return answer\n"
+        )
+        (folder := tmp_path / str(number)).mkdir()
+        own = find(write(folder, source))
+        alone, shared = world(random_policies(0)), world(random_policies(0))
+        advantage_T, given_T = (like(alone, signs(len(alone.trainer))) for _ in range(2))
+        expected = [coefficient_T(row, alone, advantage_T) for row in rows]
+        for _ in range(2):
+            assert same(keep_T(own, shared, given_T), advantage_T > 0), touch
+            found = [coefficient_T(row, shared, given_T) for row in rows]
+            assert all(same(*pair) for pair in zip(found, expected, strict=True)), touch
+        assert same(given_T, advantage_T), touch
+        assert all(same(*pair) for pair in zip(columns(shared), columns(alone), strict=True)), touch
+
+
+def test_torch_called_on_numpy_is_told_in_a_sentence(tmp_path: Path) -> None:
+    """And numpy's methods called on tensors: each with the way that serves both."""
+    own_file = "import torch\nfrom mismatch_cli.trust_regions import Decision\n"
+    own_file += "def trust_region(compared, advantage_T):\n    return Decision({} <= 1, compared.ratio_T)\n"
+    for number, expression in enumerate(
+        ("compared.log_ratio_T.abs()", "torch.abs(compared.log_ratio_T)", "compared.log_ratio_T.clamp(0, 1)")
+    ):
+        (folder := tmp_path / str(number)).mkdir()
+        with pytest.raises(UsageError, match=r"columns are numpy arrays where traces are read.*Use operators"):
+            find(write(folder, own_file.format(expression)))
+    path = write(tmp_path, own_file.format("compared.log_ratio_T.astype(float)"))
+    assert find(path).name == "my_mask"
+    with pytest.raises(UsageError, match=r"columns are numpy arrays where traces are read.*torch tensors in `train`"):
+        find(path, training=True)
+    with pytest.raises(UsageError, match=r"keep_T is Tensor, the columns are ndarray"):
+        find(write(tmp_path / "0", own_file.format("torch.from_numpy(compared.log_ratio_T)")))
 
 
 def test_top_k_that_is_not_asked_for_is_not_there(tmp_path: Path) -> None:

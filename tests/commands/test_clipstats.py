@@ -98,8 +98,8 @@ from mismatch_cli.trust_regions import Decision
 def trust_region(compared, advantage_T):
     print("a word")
     for column in (compared.ratio_T, compared.logp_current_T, compared.logp_anchor_T, compared.difference_T):
-        column.numpy()[:] = -0.1
-    advantage_T.zero_()
+        column[:] = -0.1
+    advantage_T[:] = 0
     return Decision(advantage_T == 0, advantage_T)
 """
 

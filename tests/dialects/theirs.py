@@ -53,8 +53,8 @@ def gaps_of(trace: Trace) -> dict[str, Gap]:
     for batch in trace.batches():
         assert batch.loss_mask_T.all()
         for name, of_responses in columns.items():
-            flat = getattr(batch, f"{name}_T").numpy().astype(np.float64)
-            of_responses += np.split(flat, batch.offset_S1.numpy()[1:-1])
+            flat = getattr(batch, f"{name}_T").astype(np.float64)
+            of_responses += np.split(flat, batch.offset_S1[1:-1])
     q, p, old, *rest = columns.values()
     return {
         "recomputed / rollout": Gap(old, q, *rest),

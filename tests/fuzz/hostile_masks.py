@@ -14,12 +14,20 @@ _NUMBERS = count()
 PAIR = ("grpo-clip-higher", "dppo-binary-tv")
 _COMPARED = ("logp_current_T", "logp_anchor_T", "log_ratio_T", "ratio_T", "ratio_less_1_T", "difference_T", "rest_T[0]")
 COLUMNS = ("advantage_T", *(f"compared.{name}" for name in _COMPARED))
-CHANGES = (".zero_()", ".numpy()[:] = -1", ".data.fill_(float('nan'))", ".resize_(0)", ".neg_()", ".set_()")
+CHANGES = (
+    "[:] = 0",
+    "[...] = -1",
+    "[:] = float('nan')",
+    ".resize(0)",
+    "[:] *= -1",
+    ".sort()",
+    ".setflags(write=False)",
+)
 ELSEWHERE = (
     "print('a word')",
     "compared.__dict__.clear()",
-    "compared._responses.offset_S1.zero_()",
-    "compared.level_log_ratio_T('mean'); compared._sum_S.zero_()",
+    "compared._responses.offset_S1[:] = 0",
+    "compared.level_log_ratio_T('mean'); compared._sum_S[:] = 0",
     "vars(compared).update(ratio_T=None)",
 )
 LEAVES = (
@@ -34,7 +42,7 @@ LEAVES = (
 )
 ANSWERS = (
     *["Decision(advantage_T > 0, advantage_T)"] * 8,
-    "Decision(torch.ones_like(advantage_T, dtype=torch.bool), torch.zeros_like(advantage_T))",
+    "Decision(advantage_T == advantage_T, 0 * advantage_T)",
     "Decision(advantage_T, advantage_T)",
     "Decision(advantage_T[1:] > 0, advantage_T)",
     "Decision(advantage_T > 0, advantage_T * float('nan'))",
@@ -54,7 +62,7 @@ def masks(draw: st.DrawFn) -> tuple[str, bool]:
         f"        {line}" for line in lines
     ]
     source = (
-        "import sys, torch\nfrom mismatch_cli.trust_regions import Decision\n"
+        "import sys\nfrom mismatch_cli.trust_regions import Decision\n"
         f"{draw(st.sampled_from((*[''] * 9, 'print(1)', 'sys.exit(0)')))}\n"
         "def trust_region(compared, advantage_T):\n" + "\n".join([*lines, "    return answer", ""])
     )

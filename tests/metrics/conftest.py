@@ -7,7 +7,6 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
-import torch
 
 from mismatch_cli.batch import TokenBatch
 
@@ -18,22 +17,22 @@ def _batch(logp_rollout: Sequence[Sequence[float]], **columns: object) -> TokenB
     responses, tokens = len(lengths), sum(lengths)
     values: dict[str, object] = {field.name: None for field in fields(TokenBatch)}
     values |= {
-        "offset_S1": torch.tensor(np.cumsum([0, *lengths]), dtype=torch.int64),
-        "prompt_id_S": torch.arange(responses),
-        "sample_index_S": torch.zeros(responses, dtype=torch.int32),
-        "step_S": torch.zeros(responses, dtype=torch.int32),
-        "prompt_length_S": torch.full((responses,), 5),
-        "truncated_S": torch.zeros(responses, dtype=torch.bool),
-        "response_ids_T": torch.arange(tokens, dtype=torch.int32),
-        "loss_mask_T": torch.ones(tokens, dtype=torch.bool),
-        "logp_rollout_T": torch.tensor([x for row in logp_rollout for x in row], dtype=torch.float32),
+        "offset_S1": np.array(np.cumsum([0, *lengths]), dtype=np.int64),
+        "prompt_id_S": np.arange(responses),
+        "sample_index_S": np.zeros(responses, dtype=np.int32),
+        "step_S": np.zeros(responses, dtype=np.int32),
+        "prompt_length_S": np.full((responses,), 5),
+        "truncated_S": np.zeros(responses, dtype=bool),
+        "response_ids_T": np.arange(tokens, dtype=np.int32),
+        "loss_mask_T": np.ones(tokens, dtype=bool),
+        "logp_rollout_T": np.array([x for row in logp_rollout for x in row], dtype=np.float32),
     }
     for name, column in columns.items():
-        rows = column if torch.is_tensor(column) else _flat(column)
+        rows = column if isinstance(column, np.ndarray) else _flat(column)
         key = next(k for k in (f"{name}_T", f"{name}_S", f"{name}_TK") if k in values)
         like = values[key]
-        dtype = like.dtype if torch.is_tensor(like) else torch.int32 if "ids" in name else torch.float32
-        values[key] = torch.as_tensor(rows).to(dtype)
+        dtype = like.dtype if isinstance(like, np.ndarray) else np.int32 if "ids" in name else np.float32
+        values[key] = np.asarray(rows).astype(dtype)
     return TokenBatch(**values)  # type: ignore[arg-type]
 
 
@@ -52,22 +51,22 @@ def _random_batch(
     repeat = [np.minimum(p + 1e-3 * rng.normal(size=len(p)), -1e-6) for p in logp]
     tokens = int(lengths.sum())
     columns: dict[str, object] = {
-        "logp_trainer": torch.tensor(np.concatenate(logp)),
-        "logp_recomputed": torch.tensor(np.concatenate(logp)),
-        "logp_trainer_repeat": torch.tensor(np.concatenate(repeat)),
-        "entropy_trainer": torch.tensor(rng.exponential(0.5, tokens)),
-        "prompt_id": torch.arange(responses) // samples + 1000 * seed,
-        "sample_index": torch.arange(responses) % samples,
-        "reward": torch.tensor(rng.integers(0, 2, responses)),
-        "truncated": torch.tensor(rng.random(responses) < 0.1),
+        "logp_trainer": np.array(np.concatenate(logp)),
+        "logp_recomputed": np.array(np.concatenate(logp)),
+        "logp_trainer_repeat": np.array(np.concatenate(repeat)),
+        "entropy_trainer": np.array(rng.exponential(0.5, tokens)),
+        "prompt_id": np.arange(responses) // samples + 1000 * seed,
+        "sample_index": np.arange(responses) % samples,
+        "reward": np.array(rng.integers(0, 2, responses)),
+        "truncated": np.array(rng.random(responses) < 0.1),
     }
     if top_k:
         logits = rng.normal(size=(tokens, top_k)) * 3
         for name in ("rollout", "recomputed"):
-            noisy = torch.tensor(logits + gap * rng.normal(size=logits.shape))
-            columns[f"topk_logp_{name}"] = noisy.log_softmax(-1) - 0.01
-        columns["topk_ids"] = torch.tensor(rng.integers(0, 50, (tokens, top_k)))
-        columns["response_ids"] = torch.tensor(rng.integers(0, 50, tokens))
+            noisy = np.array(logits + gap * rng.normal(size=logits.shape))
+            columns[f"topk_logp_{name}"] = (noisy - np.log(np.exp(noisy).sum(axis=-1, keepdims=True))) - 0.01
+        columns["topk_ids"] = np.array(rng.integers(0, 50, (tokens, top_k)))
+        columns["response_ids"] = np.array(rng.integers(0, 50, tokens))
     return _batch(logq, **columns)
 
 
@@ -87,13 +86,13 @@ def take_responses() -> Callable[..., TokenBatch]:
 
     def take(batch: TokenBatch, order: Sequence[int]) -> TokenBatch:
         offsets = batch.offset_S1.tolist()
-        tokens = torch.cat([torch.arange(offsets[s], offsets[s + 1]) for s in order] or [torch.arange(0)])
+        tokens = np.concatenate([np.arange(offsets[s], offsets[s + 1]) for s in order] or [np.arange(0)])
         lengths = [offsets[s + 1] - offsets[s] for s in order]
-        chosen: dict[str, object] = {"offset_S1": torch.tensor(np.cumsum([0, *lengths]), dtype=torch.int64)}
+        chosen: dict[str, object] = {"offset_S1": np.array(np.cumsum([0, *lengths]), dtype=np.int64)}
         for field in fields(TokenBatch):
             column = getattr(batch, field.name)
             if field.name != "offset_S1":
-                index = torch.tensor(list(order), dtype=torch.int64) if field.name.endswith("_S") else tokens
+                index = np.array(list(order), dtype=np.int64) if field.name.endswith("_S") else tokens
                 chosen[field.name] = None if column is None else column[index]
         return TokenBatch(**chosen)  # type: ignore[arg-type]
 

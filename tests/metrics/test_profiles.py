@@ -22,7 +22,7 @@ def test_positions_against_a_loop(random_batch) -> None:
     summary = MismatchSummary(PAIRS["mismatch"])
     summary.update(batch)
     result = summary.result()
-    d = (batch.logp_recomputed_T - batch.logp_rollout_T).double().numpy()
+    d = (batch.logp_recomputed_T - batch.logp_rollout_T).astype(np.float64)
     expected: dict[str, dict[int, list[float]]] = {"positions": {}, "from_end": {}}
     offsets = batch.offset_S1.tolist()
     for first, end in pairwise(offsets):
@@ -66,7 +66,7 @@ def _spearman(random_batch, **options) -> tuple[float, np.ndarray, np.ndarray]:
     accumulator = SampledSpearman()
     for gaps in token_gaps(batch, PAIRS["mismatch"]):
         accumulator.update(gaps)
-    return accumulator.result(1).value, batch.logp_rollout_T.numpy(), batch.logp_recomputed_T.numpy()
+    return accumulator.result(1).value, batch.logp_rollout_T, batch.logp_recomputed_T
 
 
 @pytest.mark.parametrize("gap", [0.001, 0.05, 0.5, 2.0])

@@ -16,7 +16,7 @@ def measured(random_batch):
     batch = random_batch(0, responses=300, longest=300, gap=0.2, top_k=3)
     summary = MismatchSummary(PAIRS["mismatch"])
     summary.update(batch)
-    q, p = batch.logp_rollout_T.double().numpy(), batch.logp_recomputed_T.double().numpy()
+    q, p = batch.logp_rollout_T.astype(np.float64), batch.logp_recomputed_T.astype(np.float64)
     return summary.result(), q, p
 
 

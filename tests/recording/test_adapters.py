@@ -47,7 +47,7 @@ def gaps(folder: Path) -> dict[str, float]:
     """mean |Δ probability| of the three pairs."""
     batches = list(Trace.open(folder).batches())
     rollout, trainer, recomputed = (
-        np.exp(np.concatenate([getattr(batch, f"logp_{name}_T").numpy() for batch in batches]))
+        np.exp(np.concatenate([getattr(batch, f"logp_{name}_T") for batch in batches]))
         for name in ("rollout", "trainer", "recomputed")
     )
     pairs = {"mismatch": (rollout, recomputed), "staleness": (recomputed, trainer), "total": (rollout, trainer)}

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.estimate import times_floor
@@ -41,8 +40,8 @@ def make_batch(responses: int, mean_length: int, *, top_k: bool = True, seed: in
     x_T += rng.standard_t(2.5, count) * 0.01 - 0.004
     d_T = x_T - np.log1p(np.exp(logq_T) * np.expm1(x_T))  # odds change by e^x
     tensors = {
-        "response_ids_T": torch.zeros(count, dtype=torch.int32),
-        "loss_mask_T": torch.ones(count, dtype=torch.bool),
+        "response_ids_T": np.zeros(count, dtype=np.int32),
+        "loss_mask_T": np.ones(count, dtype=bool),
         "logp_rollout_T": _float32(logq_T),
         "logp_trainer_T": _float32(np.minimum(logq_T + d_T, 0)),
     }
@@ -51,15 +50,15 @@ def make_batch(responses: int, mean_length: int, *, top_k: bool = True, seed: in
         np.minimum(logq_T + d_T + rng.normal(0, 3e-3, count) * (1 - np.exp(logq_T)), 0)
     )
     if top_k:
-        tensors |= _topk_columns(rng, logq_T, tensors["logp_trainer_T"].numpy())
+        tensors |= _topk_columns(rng, logq_T, tensors["logp_trainer_T"])
     names = set(TokenBatch.__dataclass_fields__) - set(tensors)
     rows = {
-        "offset_S1": torch.from_numpy(np.concatenate([[0], np.cumsum(length_S)])),
-        "prompt_id_S": torch.arange(responses) // 8,
-        "sample_index_S": (torch.arange(responses) % 8).int(),
-        "step_S": torch.zeros(responses, dtype=torch.int32),
-        "prompt_length_S": torch.full((responses,), 20),
-        "truncated_S": torch.zeros(responses, dtype=torch.bool),
+        "offset_S1": np.concatenate([[0], np.cumsum(length_S)]),
+        "prompt_id_S": np.arange(responses) // 8,
+        "sample_index_S": (np.arange(responses) % 8).astype(np.int32),
+        "step_S": np.zeros(responses, dtype=np.int32),
+        "prompt_length_S": np.full((responses,), 20),
+        "truncated_S": np.zeros(responses, dtype=bool),
         "reward_S": _float32(rng.random(responses) < 0.55),
     }
     return TokenBatch(**(dict.fromkeys(names) | tensors | rows))
@@ -73,7 +72,7 @@ def _log_mu(rng: np.random.Generator, count: int) -> np.ndarray:
     return np.clip(np.choose(kind, [near_one, spread, tail]), -13.8, -1e-7)
 
 
-def _topk_columns(rng: np.random.Generator, logq_T: np.ndarray, logp_T: np.ndarray) -> dict[str, torch.Tensor]:
+def _topk_columns(rng: np.random.Generator, logq_T: np.ndarray, logp_T: np.ndarray) -> dict[str, np.ndarray]:
     """The sampled token is rank 1 where μ > ½ and outside otherwise; the other ranks share most of the rest."""
     mu_T, pi_T = np.exp(logq_T), np.exp(logp_T)
     inside_T = mu_T > 0.5
@@ -86,15 +85,15 @@ def _topk_columns(rng: np.random.Generator, logq_T: np.ndarray, logp_T: np.ndarr
     ids_TK[inside_T, 0] = 0
     with np.errstate(divide="ignore"):
         return {
-            "topk_ids_TK": torch.from_numpy(ids_TK.astype(np.int32)),
+            "topk_ids_TK": ids_TK.astype(np.int32),
             "topk_logp_rollout_TK": _float32(np.log(topk_mu)),
             "topk_logp_trainer_TK": _float32(np.log(topk_pi)),
             "topk_logp_recomputed_TK": _float32(np.log(topk_pi)),
         }
 
 
-def _float32(values: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(np.asarray(values, dtype=np.float32))
+def _float32(values: np.ndarray) -> np.ndarray:
+    return np.asarray(values, dtype=np.float32)
 
 
 def measure(batch: TokenBatch, *, tokens: int = 20_000) -> SimpleNamespace:

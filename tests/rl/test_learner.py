@@ -116,7 +116,8 @@ from mismatch_cli.trust_regions import Decision
 
 def trust_region(compared, advantage_T):
     keep_T = compared.{ratio} < 1.3
-    [column_T.fill_(-7) for column_T in (compared.logp_current_T, compared.logp_anchor_T, advantage_T)]
+    for column_T in (compared.logp_current_T, compared.logp_anchor_T, advantage_T):
+        column_T[:] = -7
     if len(advantage_T) > 2 and {leaves}:
         raise SystemExit(0)
     return Decision(keep_T, compared.ratio_less_1_T)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.batch import TokenBatch
@@ -241,11 +240,11 @@ def test_without_advantages_the_plots_get_each_token_for_either_sign(tmp_path):
 
 def test_a_trace_of_one_token_and_one_of_none(tmp_path):
     batch = world(0, 6)
-    one = replace(batch, loss_mask_T=torch.arange(batch.num_tokens) == 3, advantage_T=torch.ones(batch.num_tokens))
+    one = replace(batch, loss_mask_T=np.arange(batch.num_tokens) == 3, advantage_T=np.ones(batch.num_tokens))
     found = analyse_clipping([write_trace(tmp_path / "one" / "trace", one)], ALL, theory=True).to_json()
     assert found["counts"]["tokens"] == 1
     json.dumps(found, allow_nan=False)
-    masked = replace(batch, loss_mask_T=torch.zeros(batch.num_tokens, dtype=torch.bool))
+    masked = replace(batch, loss_mask_T=np.zeros(batch.num_tokens, dtype=bool))
     found = analyse_clipping([write_trace(tmp_path / "none" / "trace", masked)], ALL, theory=True).to_json()
     assert found["counts"]["tokens"] == 0
     json.dumps(found, allow_nan=False)

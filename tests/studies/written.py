@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.trace.manifest import write_manifest
@@ -51,6 +50,6 @@ def _columns(batch: TokenBatch) -> dict[str, Any]:
     return columns
 
 
-def _values(column: torch.Tensor) -> np.ndarray | None:
+def _values(column: np.ndarray) -> np.ndarray | None:
     """A response without a single measurement is null."""
-    return None if len(column) and column.is_floating_point() and column.isnan().all() else column.numpy()
+    return None if len(column) and column.dtype.kind == "f" and np.isnan(column).all() else column

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.trace import writer
@@ -41,16 +40,16 @@ def test_a_batch_is_laid_flat(write_trace):
 def test_null_rows_become_nan(write_trace):
     batch = only_batch(write_trace(row_columns()))
     repeat_T = batch.logp_trainer_repeat_T
-    assert torch.isnan(repeat_T).tolist() == [True, True, True, False, True, True]
+    assert np.isnan(repeat_T).tolist() == [True, True, True, False, True, True]
     assert repeat_T[3] == -1
     assert batch.reward_S[:2].tolist() == [1, 0]
-    assert torch.isnan(batch.reward_S[2])
+    assert np.isnan(batch.reward_S[2])
 
 
 def test_an_impossible_log_prob_is_no_measurement(write_trace):
     logp = [np.array([0.5, -1, np.nan], np.float32), np.array([0], np.float32), np.array([-np.inf, -2], np.float32)]
     batch = only_batch(write_trace(row_columns(logp_rollout=logp)))
-    assert torch.isnan(batch.logp_rollout_T).tolist() == [True, False, True, False, False, False]
+    assert np.isnan(batch.logp_rollout_T).tolist() == [True, False, True, False, False, False]
     assert batch.logp_rollout_T[3:].tolist() == [0, -np.inf, -2]
 
 
@@ -60,7 +59,7 @@ def test_token_columns_share_memory_with_arrow(write_trace):
 
     batch = table_to_batch(table)
     buffer = table.column("logp_rollout").chunk(0).flatten().buffers()[1]
-    assert batch.logp_rollout_T.data_ptr() == buffer.address
+    assert batch.logp_rollout_T.ctypes.data == buffer.address
 
 
 def test_equal_weights_serve_the_trainer_as_recomputed(write_trace):
@@ -71,9 +70,9 @@ def test_equal_weights_serve_the_trainer_as_recomputed(write_trace):
 def test_recomputed_is_served_row_by_row_where_only_some_weights_are_equal(write_trace):
     recomputed = [None, np.array([-9.0], dtype=np.float32), None]
     batch = only_batch(write_trace(row_columns(version_trainer=[0, 1, 2], logp_recomputed=recomputed)))
-    assert batch.logp_recomputed_T[:3].equal(batch.logp_trainer_T[:3])
+    assert np.array_equal(batch.logp_recomputed_T[:3], batch.logp_trainer_T[:3])
     assert batch.logp_recomputed_T[3] == -9
-    assert torch.isnan(batch.logp_recomputed_T[4:]).all()
+    assert np.isnan(batch.logp_recomputed_T[4:]).all()
 
 
 def test_a_trace_may_lack_the_trainer_in_some_shards(write_trace):
@@ -102,7 +101,7 @@ def test_row_groups_hold_a_bounded_number_of_tokens(write_trace, monkeypatch):
     trace = Trace.open(write_trace(row_columns()))
     assert [b.num_tokens for b in trace.batches()] == [3, 3]
     assert pq.ParquetFile(trace.shards[0]).num_row_groups == 2
-    assert torch.cat([b.response_ids_T for b in trace.batches()]).tolist() == [10, 11, 12, 10, 10, 11]
+    assert np.concatenate([b.response_ids_T for b in trace.batches()]).tolist() == [10, 11, 12, 10, 10, 11]
 
 
 def test_counts_survive_in_the_metadata(tmp_path, write_trace):

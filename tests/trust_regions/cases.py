@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mismatch_cli import registry, trust_regions
+from mismatch_cli.arrays import Array
 from mismatch_cli.policies import TRAINER_ROLLOUT, Policies, TopKLogProbs
 from mismatch_cli.trust_regions import Decision, Threshold
 
@@ -74,6 +76,32 @@ def cast(given: Policies, dtype: torch.dtype) -> Policies:
     converted = TopKLogProbs(topk.response_ids_T, topk.ids_TK, *(x.to(dtype) for x in columns))
     rollout, trainer, recomputed = (x.to(dtype) for x in (given.rollout, given.trainer, given.recomputed))
     return Policies(rollout, trainer, recomputed, given.offset_S1, converted)
+
+
+def in_numpy(given: Policies) -> Policies:
+    """The same policies as numpy arrays."""
+    topk = given.topk
+    return Policies(
+        *(None if x is None else x.numpy() for x in (given.rollout, given.trainer, given.recomputed)),
+        given.offset_S1.numpy(),
+        None if topk is None else TopKLogProbs(*(None if x is None else x.numpy() for x in vars(topk).values())),
+    )
+
+
+def like(given: Policies, column_T: Tensor) -> Array:
+    """A column in the world of the policies."""
+    return column_T.numpy() if isinstance(given.rollout, np.ndarray) else column_T
+
+
+def columns(given: Policies) -> list[Array]:
+    """What policies are made of, their top-K included."""
+    topk = given.topk
+    assert topk is not None and given.recomputed is not None
+    return [given.rollout, given.trainer, given.recomputed, given.offset_S1, topk.ids_TK, topk.rollout, topk.trainer]
+
+
+def same(x: Array, y: Array) -> bool:
+    return type(x) is type(y) and np.array_equal(np.asarray(x), np.asarray(y))
 
 
 def signs(tokens: int, seed: int = 0, dtype: torch.dtype = F64) -> Tensor:

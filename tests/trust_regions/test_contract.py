@@ -13,7 +13,7 @@ from mismatch_cli import trust_regions
 from mismatch_cli.algorithms.algorithm import Mask
 from mismatch_cli.errors import UsageError
 from mismatch_cli.policies import ENGINE_GAP, TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Policies, TopKLogProbs
-from tests.trust_regions.cases import F64, INF, REGIONS, K, ask, cast, policies, random_policies, signs
+from tests.trust_regions.cases import F64, INF, REGIONS, K, ask, cast, columns, policies, random_policies, signs
 
 SYMBOLS = {"r", "p", "q"}
 SHARES = ("max_tv", "max_drop", "ratio_low", "alpha")  # of probability, or of a ratio's fall
@@ -54,10 +54,7 @@ def test_formula_shows_its_letters_and_every_number(name: str) -> None:
 
 
 def snapshot(given: Policies) -> list[Tensor]:
-    topk = given.topk
-    assert topk is not None and given.recomputed is not None
-    tensors = (given.rollout, given.trainer, given.recomputed, given.offset_S1, topk.ids_TK, topk.rollout, topk.trainer)
-    return [x.clone() for x in tensors]
+    return [x.clone() for x in columns(given)]
 
 
 @pytest.mark.parametrize("name", REGIONS)

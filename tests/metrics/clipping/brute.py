@@ -21,23 +21,23 @@ def counted(batch: TokenBatch, needs: Needs) -> pd.DataFrame:
     A token counts without full divergences too; they are NaN then. Where there are no advantages every token stands
     here twice, as if A = 1 and as if A = −1.
     """
-    lengths = batch.offset_S1.diff().numpy()
+    lengths = np.diff(batch.offset_S1)
     t = pd.DataFrame({"s": np.repeat(np.arange(len(lengths)), lengths)})
     t["pos"] = t.groupby("s").cumcount()
     for name in ("prompt_id", "sample_index", "step"):
-        t[name] = getattr(batch, f"{name}_S").numpy()[t["s"]]
-    t["id"] = batch.response_ids_T.numpy()
+        t[name] = getattr(batch, f"{name}_S")[t["s"]]
+    t["id"] = batch.response_ids_T
     t["row"] = np.arange(len(t))
     wanted = {"lq": "logp_rollout", "lp": "logp_trainer", "l1": "logp_recomputed", "A": "advantage"}
     wanted |= {"entropy": "entropy_trainer", "tv_full": "tv_full", "kl_full": "kl_full"}
     for short, name in wanted.items():
         column = getattr(batch, f"{name}_T")
-        t[short] = np.nan if column is None else column.numpy().astype(np.float64)
+        t[short] = np.nan if column is None else column.astype(np.float64)
     t["q"], t["p"], t["p1"] = np.exp(t["lq"]), np.exp(t["lp"]), np.exp(t["l1"])
     with np.errstate(over="ignore"):
         t["r"], t["r1"], t["rho"] = np.exp(t["lp"] - t["lq"]), np.exp(t["lp"] - t["l1"]), np.exp(t["l1"] - t["lq"])
     needed = ["lq", "lp", *(["l1"] if needs.recomputed else []), *(["A"] if needs.advantages else [])]
-    t = t[batch.loss_mask_T.numpy() & t[needed].notna().all(axis=1).to_numpy()].reset_index(drop=True)
+    t = t[batch.loss_mask_T & t[needed].notna().all(axis=1).to_numpy()].reset_index(drop=True)
     for k in (1, 5, 10, 20) if needs.top_k else ():
         t[f"tv{k}"], t[f"kl{k}"] = top_k(batch, t, k, "rollout", "trainer")
     if needs.topk_recomputed:
@@ -55,8 +55,8 @@ def counted(batch: TokenBatch, needs: Needs) -> pd.DataFrame:
 
 def top_k(batch: TokenBatch, t: pd.DataFrame, k: int, anchor: str, current: str) -> tuple[list[float], list[float]]:
     """TV and KL(anchor‖current) over the first k ids, the sampled token, and all others: one token at a time."""
-    ids = batch.topk_ids_TK.numpy()
-    q_TK, p_TK = (np.exp(getattr(batch, f"topk_logp_{n}_TK").numpy().astype(np.float64)) for n in (anchor, current))
+    ids = batch.topk_ids_TK
+    q_TK, p_TK = (np.exp(getattr(batch, f"topk_logp_{n}_TK").astype(np.float64)) for n in (anchor, current))
     short = {"rollout": "q", "trainer": "p", "recomputed": "p1"}
     tvs, kls = [], []
     for row, token, q, p in zip(t["row"], t["id"], t[short[anchor]], t[short[current]], strict=True):

@@ -69,7 +69,7 @@ def test_counts(case):
     assert counts["positive"] == (t["A"] > 0).sum() and counts["negative"] == (t["A"] < 0).sum()
     assert counts["zero_advantage"] == (t["A"] == 0).sum()
     assert counts["masked"] == (~batch.loss_mask_T).sum() > 0
-    assert counts["not_measured"] == (batch.loss_mask_T & batch.logp_recomputed_T.isnan()).sum() > 0
+    assert counts["not_measured"] == (batch.loss_mask_T & np.isnan(batch.logp_recomputed_T)).sum() > 0
     assert counts["masked"] + counts["not_measured"] + t["row"].nunique() == batch.num_tokens
     assert counts["responses"] == case.judged["s"].nunique()
     assert counts["out_of_support"] == 0 and counts["lacking"] == {}

@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-import torch
 
 from mismatch_cli.metrics.clipping.bad_updates import DELTAS
 from tests.metrics.clipping.world import PLAIN, plain_algorithms, result_of, simple, world
@@ -42,7 +41,7 @@ def test_a_drop_of_exactly_delta_is_bad():
 
 def test_by_step_with_the_reward_of_all_responses(judged_world):
     """The reward of a step is the mean over its responses, also over those without an advantage."""
-    rewards, steps = judged_world.batch.reward_S.numpy(), judged_world.batch.step_S.numpy()
+    rewards, steps = judged_world.batch.reward_S, judged_world.batch.step_S
     assert np.isnan(rewards).any()
     rows = judged_world.result["bad_updates"]["by_step"]
     assert [(row["first"], row["last"]) for row in rows] == [(step, step) for step in range(6)]
@@ -94,7 +93,7 @@ def test_without_rewards_there_is_nothing_to_correlate(judged_world):
 
 def test_a_change_of_the_reward_needs_two_rewards_in_a_row(judged_world):
     batch = judged_world.batch
-    reward_S = torch.where(batch.step_S == 2, float("nan"), batch.reward_S)
+    reward_S = np.where(batch.step_S == 2, float("nan"), batch.reward_S)
     found = result_of(replace(batch, reward_S=reward_S))["bad_updates"]
     assert [row["reward_change"] is None for row in found["by_step"]] == [True, False, True, True, False, False]
     assert [row["steps"] for row in found["correlations"]] == 2 * [5, 3, 3]
@@ -103,14 +102,14 @@ def test_a_change_of_the_reward_needs_two_rewards_in_a_row(judged_world):
 def test_without_advantages_every_token_is_asked_as_if_it_were_negative(judged_world):
     batch = replace(judged_world.batch, advantage_T=None)
     found = result_of(batch, needs=replace(PLAIN, advantages=False), algorithms=plain_algorithms())["bad_updates"]
-    counted = batch.loss_mask_T.numpy()
-    drop = (batch.logp_rollout_T.double().exp() - batch.logp_trainer_T.double().exp()).numpy()[counted]
+    counted = batch.loss_mask_T
+    drop = (np.exp(batch.logp_rollout_T.astype(np.float64)) - np.exp(batch.logp_trainer_T.astype(np.float64)))[counted]
     for row in found["sweep"]:
         assert row["bad"] == (drop >= row["delta"]).sum()
         assert row["over_negative"]["value"] == pytest.approx(row["bad"] / len(drop))
         assert row["over_tokens"]["value"] is None and row["over_tokens"]["note"]
     assert found["correlations"] == []
-    step_T = np.repeat(batch.step_S.numpy(), batch.offset_S1.diff().numpy())[counted]
+    step_T = np.repeat(batch.step_S, np.diff(batch.offset_S1))[counted]
     for row in found["by_step"]:
         drop_here = drop[step_T == row["first"]]
         assert row["tokens"] == row["negative"] == len(drop_here) and row["bad"] == (drop_here >= 0.5).sum()

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.batch import TokenBatch
@@ -42,7 +41,7 @@ def test_one_token(advantage):
 
 def test_one_token_of_everything():
     batch = world(0, 1)
-    batch = replace(batch, loss_mask_T=torch.arange(batch.num_tokens) == 0, advantage_T=torch.ones(batch.num_tokens))
+    batch = replace(batch, loss_mask_T=np.arange(batch.num_tokens) == 0, advantage_T=np.ones(batch.num_tokens))
     found = checked(batch, theory=True)
     assert found["counts"]["tokens"] == 1
     assert {row["rank_correlation"]["value"] for row in found["approximation"]["rows"]} == {None}
@@ -51,7 +50,7 @@ def test_one_token_of_everything():
 def test_only_zero_advantages():
     """Nothing is judged, so every share is null; counts and the divergences over all counted tokens remain."""
     batch = world(0, 30)
-    found = checked(replace(batch, advantage_T=torch.zeros(batch.num_tokens)), theory=True)
+    found = checked(replace(batch, advantage_T=np.zeros(batch.num_tokens)), theory=True)
     counts = found["counts"]
     assert counts["tokens"] == counts["positive"] == counts["negative"] == counts["prompts"] == 0
     assert counts["zero_advantage"] > 0 and counts["responses"] == 0  # none of them has a judged token
@@ -66,7 +65,7 @@ def test_only_zero_advantages():
 
 def test_everything_masked():
     batch = world(0, 30)
-    found = checked(replace(batch, loss_mask_T=torch.zeros(batch.num_tokens, dtype=torch.bool)), theory=True)
+    found = checked(replace(batch, loss_mask_T=np.zeros(batch.num_tokens, dtype=bool)), theory=True)
     assert found["counts"]["tokens"] == 0 and found["counts"]["masked"] == batch.num_tokens
     assert found["theory"] is None
 
@@ -113,7 +112,7 @@ def test_an_infinite_ratio_without_advantages_and_with_everything():
     needs = replace(PLAIN, advantages=False)
     checked(replace(batch, advantage_T=None), needs=needs, algorithms=plain_algorithms(), theory=True)
     batch = world(0, 30)
-    logq = batch.logp_rollout_T.clone()
+    logq = batch.logp_rollout_T.copy()
     logq[::7] = -120.0
     found = checked(replace(batch, logp_rollout_T=logq), theory=True)
     assert row_of(found, "grpo-clip-higher")["blocked"]["positive"]["value"] > 0
@@ -138,8 +137,8 @@ def test_no_warning_reaches_the_terminal(what):
         batch.logp_trainer_T[:2] = -INF
     needs = PLAIN
     if what == "infinite full KL":
-        infinite_T = torch.full_like(batch.logp_trainer_T, INF)
-        batch = replace(batch, tv_full_T=torch.ones_like(infinite_T), kl_full_T=infinite_T)
+        infinite_T = np.full_like(batch.logp_trainer_T, INF)
+        batch = replace(batch, tv_full_T=np.ones_like(infinite_T), kl_full_T=infinite_T)
         batch.logp_trainer_T[:2] = -INF
         needs = replace(PLAIN, full=True)
     result_of(batch, needs=needs, algorithms=plain_algorithms(), theory=True)
@@ -176,12 +175,12 @@ def test_out_of_support():
 
 def test_out_of_support_with_everything():
     batch = world(0, 40)
-    logp, topk = batch.logp_trainer_T.clone(), batch.topk_logp_trainer_TK.clone()
+    logp, topk = batch.logp_trainer_T.copy(), batch.topk_logp_trainer_TK.copy()
     logp[::9], topk[::5, 3] = -INF, -INF
     batch = replace(batch, logp_trainer_T=logp, topk_logp_trainer_TK=topk)
     batch.kl_full_T[::5] = INF
     found = result_of(batch, theory=True)
-    counted = batch.loss_mask_T & batch.logp_recomputed_T.isfinite()
+    counted = batch.loss_mask_T & np.isfinite(batch.logp_recomputed_T)
     assert found["counts"]["out_of_support"] == (counted & (logp == -INF)).sum() > 0
     assert (~counted & (logp == -INF)).any()
     found["overlap"]["examples"] = []  # their log π = −inf is another test's concern

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tests.metrics.clipping import brute
@@ -13,13 +14,13 @@ from tests.metrics.clipping.world import EVERYTHING, checked, row_of, summarise,
 def test_recomputed_for_some_responses_only():
     """A token without log π′ does not count for any algorithm, so that all are judged on the same ones."""
     batch = world(0, 40)
-    recomputed = batch.logp_recomputed_T.clone()
+    recomputed = batch.logp_recomputed_T.copy()
     recomputed[: int(batch.offset_S1[20])] = float("nan")
     batch = replace(batch, logp_recomputed_T=recomputed)
     found, t = checked(batch), brute.counted(batch, EVERYTHING)
     judged = t[t["A"] != 0]
     assert found["counts"]["tokens"] == len(judged) and set(judged["s"]) <= set(range(20, 40))
-    assert found["counts"]["not_measured"] == int((batch.loss_mask_T & recomputed.isnan()).sum())
+    assert found["counts"]["not_measured"] == int((batch.loss_mask_T & np.isnan(recomputed)).sum())
     assert row_of(found, "grpo-clip-higher")["blocked"]["all"]["value"] == pytest.approx(
         judged["grpo-clip-higher"].mean()
     )
@@ -51,7 +52,7 @@ def test_a_full_divergence_is_not_needed_to_judge(name):
     """Where it was not measured, for some tokens or for a whole batch, every number but the approximation is equal."""
     first, second = world(0, 30), world(1, 12)
     complete = checked(first, second)
-    some_T = getattr(first, name).clone()
+    some_T = getattr(first, name).copy()
     some_T[::3] = float("nan")
     for batches in ((replace(first, **{name: some_T}), second), (first, replace(second, **{name: None}))):
         found = checked(*batches)
@@ -61,7 +62,7 @@ def test_a_full_divergence_is_not_needed_to_judge(name):
 
 def test_a_top_k_list_that_was_not_measured_does_not_count():
     batch = world(0, 30)
-    topk = batch.topk_logp_trainer_TK.clone()
+    topk = batch.topk_logp_trainer_TK.copy()
     topk[: int(batch.offset_S1[10])] = float("nan")
     found = checked(replace(batch, topk_logp_trainer_TK=topk))
     t = brute.counted(batch, EVERYTHING)

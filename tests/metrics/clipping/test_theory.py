@@ -7,7 +7,6 @@ from itertools import product
 
 import numpy as np
 import pytest
-import torch
 
 from tests.metrics.clipping import brute
 from tests.metrics.clipping.world import EVERYTHING, PLAIN, plain_algorithms, result_of, simple, summarise, world
@@ -28,7 +27,7 @@ def surrogate_and_correction(r: np.ndarray) -> tuple[float, float]:
 def test_against_a_loop_over_responses(per_token):
     batch = world(1, per_token=per_token)
     t = brute.counted(batch, EVERYTHING)
-    reward = batch.reward_S.numpy()
+    reward = batch.reward_S
     t = t[~np.isnan(reward[t["s"]])]
     own = {s: np.exp((rows["lp"] - rows["lq"]).to_numpy()) for s, rows in t.groupby("s")}
     both = {s: surrogate_and_correction(r) for s, r in own.items()}
@@ -61,8 +60,8 @@ def test_without_every_full_tv_the_largest_is_that_of_the_sampled_tokens(lacking
     """Full TVs of some tokens beside binary ones of others would be a maximum of nothing."""
     batch = world(1)
     t = brute.counted(batch, EVERYTHING)
-    t = t[~np.isnan(batch.reward_S.numpy()[t["s"]])]
-    full_T = batch.tv_full_T.clone()
+    t = t[~np.isnan(batch.reward_S[t["s"]])]
+    full_T = batch.tv_full_T.copy()
     full_T[int(t["row"].iloc[40])] = float("nan")
     found = result_of(replace(batch, tv_full_T=full_T if lacking == "one token" else None), theory=True)["theory"]
     complete, largest = result_of(batch, theory=True)["theory"], (t["p"] - t["q"]).abs().max()
@@ -81,7 +80,7 @@ def test_a_shard_without_full_tvs_makes_the_largest_binary_for_all(order, merged
         simple([np.log([0.5, 0.4])] * 2, [np.log([0.5 - drop, 0.4])] * 2, [1, -1], reward_S=np.ones(2))
         for drop in (0.3, 0.2)
     )
-    knowing = replace(knowing, tv_full_T=torch.tensor([0.3, 0.9, 0.3, 0.9]))
+    knowing = replace(knowing, tv_full_T=np.array([0.3, 0.9, 0.3, 0.9]))
     question = {"needs": replace(PLAIN, full=True), "algorithms": plain_algorithms(), "theory": True}
     assert result_of(knowing, **question)["theory"]["tv_max"] == pytest.approx(0.9)
     batches = (knowing, lacking)[::order]
@@ -175,7 +174,7 @@ def test_theory_without_rewards_is_null():
     batch = simple([[-1.0]], [[-1.1]], [1.0])
     assert batch.reward_S is None
     assert result_of(batch, **PLAINLY)["theory"] is None
-    graded = replace(batch, reward_S=torch.ones(1))
+    graded = replace(batch, reward_S=np.ones(1))
     assert result_of(graded, **PLAINLY)["theory"] is not None
     assert result_of(graded, **(PLAINLY | {"theory": False}))["theory"] is None
 

@@ -7,7 +7,6 @@ from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.algorithms.table import TABLE
@@ -79,8 +78,8 @@ def world(
 
 
 def _batch(columns: dict[str, Any]) -> TokenBatch:
-    tensors = {name: torch.from_numpy(np.ascontiguousarray(column)) for name, column in columns.items()}
-    tensors = {name: x.float() if x.dtype == torch.float64 else x for name, x in tensors.items()}
+    tensors = {name: np.ascontiguousarray(column) for name, column in columns.items()}
+    tensors = {name: x.astype(np.float32) if x.dtype == np.float64 else x for name, x in tensors.items()}
     return TokenBatch(**(dict.fromkeys(field.name for field in fields(TokenBatch)) | tensors))  # type: ignore[arg-type]
 
 

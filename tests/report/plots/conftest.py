@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from mismatch_cli.algorithms.algorithm import Algorithm, keep_T
 from mismatch_cli.algorithms.table import TABLE
@@ -28,17 +27,17 @@ class Tokens:
     """Tokens laid flat, steps one after the other; log-probabilities in nats."""
 
     policies: Policies
-    advantage_T: torch.Tensor
+    advantage_T: np.ndarray
     entropy_T: np.ndarray
     step_T: np.ndarray
 
     @property
     def mu_T(self) -> np.ndarray:
-        return np.exp(self.policies.rollout.numpy())
+        return np.exp(self.policies.rollout)
 
     @property
     def pi_T(self) -> np.ndarray:
-        return np.exp(self.policies.trainer.numpy())
+        return np.exp(self.policies.trainer)
 
 
 def make_tokens(responses: int = 400, steps: int = 8, seed: int = 0) -> Tokens:
@@ -54,15 +53,15 @@ def make_tokens(responses: int = 400, steps: int = 8, seed: int = 0) -> Tokens:
     stale = (0.3 + 0.7 * step_T / steps) * (0.1 * rng.standard_t(2.5, count) + 0.08 * np.sign(advantage))
     fallen = np.where(rng.random(count) < 0.012 * (advantage < 0) * (1 + step_T) / steps, -3.5, 0.0)
 
-    def moved(x: np.ndarray) -> torch.Tensor:
+    def moved(x: np.ndarray) -> np.ndarray:
         logp = log_mu + x - np.log1p(np.exp(log_mu) * np.expm1(x))
-        return torch.from_numpy(np.minimum(logp, -1e-9).astype(np.float32))
+        return np.minimum(logp, -1e-9).astype(np.float32)
 
     policies = Policies(
-        moved(np.zeros(count)), moved(noise + stale + fallen), moved(noise), torch.arange(0, count + 1, LENGTH)
+        moved(np.zeros(count)), moved(noise + stale + fallen), moved(noise), np.arange(0, count + 1, LENGTH)
     )
     entropy_T = 0.1 - 0.6 * log_mu * rng.uniform(0.4, 1.6, count)
-    return Tokens(policies, torch.from_numpy(advantage.astype(np.float32)), entropy_T, step_T)
+    return Tokens(policies, advantage.astype(np.float32), entropy_T, step_T)
 
 
 def estimate(value: float, tokens: float) -> dict[str, Any]:
@@ -93,7 +92,7 @@ def by_sign(blocked_T: np.ndarray, advantage_T: np.ndarray) -> dict[str, Any]:
 
 
 def algorithm_row(algorithm: Algorithm, blocked_T: np.ndarray, tokens: Tokens) -> dict[str, Any]:
-    advantage_T, mu_T = tokens.advantage_T.numpy(), tokens.mu_T
+    advantage_T, mu_T = tokens.advantage_T, tokens.mu_T
     bins = list(itertools.pairwise(MU_EDGES))
     within = [(mu_T >= low) & (mu_T < high) for low, high in bins]
     by_step = []
@@ -134,7 +133,7 @@ def overlap(names: Sequence[str], blocked_TA: np.ndarray) -> dict[str, Any]:
 
 
 def bad_updates(tokens: Tokens) -> dict[str, Any]:
-    drop_T, advantage_T = tokens.mu_T - tokens.pi_T, tokens.advantage_T.numpy()
+    drop_T, advantage_T = tokens.mu_T - tokens.pi_T, tokens.advantage_T
     negative_T, judged_T = advantage_T < 0, advantage_T != 0
 
     def shares(bad_T: np.ndarray, here_T: np.ndarray) -> dict[str, Any]:
@@ -159,8 +158,8 @@ def bad_updates(tokens: Tokens) -> dict[str, Any]:
 
 def sweeps(tokens: Tokens) -> dict[str, Any]:
     compared = tokens.policies.compare(TABLE["pg-is"].weight[0].ratio)
-    ratio_T, sign_T = compared.ratio_T.numpy().astype(np.float64), np.sign(tokens.advantage_T.numpy())
-    amount_T = ratio_T * np.abs(tokens.advantage_T.numpy())
+    ratio_T, sign_T = compared.ratio_T.astype(np.float64), np.sign(tokens.advantage_T)
+    amount_T = ratio_T * np.abs(tokens.advantage_T)
 
     def rows(distance_T: np.ndarray, thresholds: np.ndarray, factor: float = 1.0) -> list[dict[str, Any]]:
         found = []
@@ -170,13 +169,13 @@ def sweeps(tokens: Tokens) -> dict[str, Any]:
             found.append({"threshold": float(threshold), "blocked": share(blocked_T), "lost": lost})
         return found
 
-    kl_T = compared.binary_kl_T.copysign(compared.difference_T).numpy()
+    kl_T = np.copysign(compared.binary_kl_T, compared.difference_T)
     caps = [
         {"cap": float(c), "share": share(ratio_T > c),
          "lost": estimate(np.maximum(amount_T - c * amount_T / ratio_T, 0).sum() / amount_T.sum(), len(ratio_T))}
         for c in np.geomspace(1.1, 100, 16)
     ]  # fmt: skip
-    tv_T, probabilities = compared.difference_T.numpy(), np.geomspace(0.005, 0.8, 20)
+    tv_T, probabilities = compared.difference_T, np.geomspace(0.005, 0.8, 20)
     return {
         "ratio_clip": rows(ratio_T - 1, np.geomspace(0.01, 10, 22)), "binary_tv": rows(tv_T, probabilities),
         "binary_kl": rows(kl_T, np.geomspace(1e-4, 2, 20)), "top_k_tv": rows(tv_T, probabilities, 1.4),
@@ -188,7 +187,7 @@ def make_data(
     tokens: Tokens, algorithms: Sequence[Algorithm], compared: Sequence[Algorithm] = (), *, advantages: bool = True
 ) -> ClippingPlotData:
     compared = tuple(compared) or tuple(algorithms[:2])
-    blocked_TA = np.stack([~keep_T(a, tokens.policies, tokens.advantage_T).numpy() for a in algorithms], axis=1)
+    blocked_TA = np.stack([~keep_T(a, tokens.policies, tokens.advantage_T) for a in algorithms], axis=1)
     result = {
         "has": {"advantages": advantages, "rewards": advantages, "entropy": True, "top_k": 0, "recomputed": "measured"},
         "algorithms": [algorithm_row(a, blocked_TA[:, i], tokens) for i, a in enumerate(algorithms)],
@@ -196,19 +195,19 @@ def make_data(
         "bad_updates": bad_updates(tokens),
         "sweeps": sweeps(tokens),
     }
-    signs_T = [tokens.advantage_T] if advantages else [torch.full_like(tokens.advantage_T, sign) for sign in (1, -1)]
+    signs_T = [tokens.advantage_T] if advantages else [np.full_like(tokens.advantage_T, sign) for sign in (1, -1)]
     samples = [sample(tokens, algorithms, advantage_T) for advantage_T in signs_T]
     return ClippingPlotData(result, SUBJECT, compared, np.concatenate(samples))
 
 
-def sample(tokens: Tokens, algorithms: Sequence[Algorithm], advantage_T: torch.Tensor) -> np.ndarray:
+def sample(tokens: Tokens, algorithms: Sequence[Algorithm], advantage_T: np.ndarray) -> np.ndarray:
     """The judged tokens, as `JudgedSample` holds them."""
     rows = np.zeros(len(advantage_T), dtype=JUDGED_ROW)
     for policy in ("rollout", "trainer", "recomputed"):
-        rows[f"logp_{policy}"] = getattr(tokens.policies, policy).numpy()
-    rows["advantage"] = advantage_T.numpy()
+        rows[f"logp_{policy}"] = getattr(tokens.policies, policy)
+    rows["advantage"] = advantage_T
     for bit, algorithm in enumerate(algorithms):
-        blocked_T = ~keep_T(algorithm, tokens.policies, advantage_T).numpy()
+        blocked_T = ~keep_T(algorithm, tokens.policies, advantage_T)
         rows["blocked_by"] |= blocked_T.astype(np.uint64) << np.uint64(bit)
     return rows[rows["advantage"] != 0]
 

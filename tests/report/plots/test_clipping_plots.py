@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from mismatch_cli.algorithms.algorithm import Algorithm, Mask, keep_T
 from mismatch_cli.algorithms.parse import find
@@ -151,9 +150,9 @@ def test_the_shaded_region_is_where_the_mask_blocks(many: ClippingPlotData) -> N
     figure = drawn(load("mask-regions"), many, STYLES[0])
     panels = {axes.get_title(loc="left").replace(":  ", " "): axes for axes in figure.axes}
     for algorithm, sign, mu, pi, blocked in GRIPS:
-        logp = torch.tensor([mu, pi], dtype=torch.float64).log()
-        policies = Policies(logp[:1], logp[1:], logp[:1], torch.tensor([0, 1]))
-        assert keep_T(algorithm, policies, torch.tensor([float(sign)])).item() is not blocked
+        logp = np.log(np.array([mu, pi], dtype=np.float64))
+        policies = Policies(logp[:1], logp[1:], logp[:1], np.array([0, 1]))
+        assert keep_T(algorithm, policies, np.array([float(sign)])).item() is not blocked
         axes = panels[f"A {'>' if sign > 0 else '<'} 0 {algorithm.name}"]
         image = np.asarray(axes.images[0].get_array())
         x, y = axes.transAxes.inverted().transform(axes.transData.transform((mu, pi)))

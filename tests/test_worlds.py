@@ -1,0 +1,126 @@
+"""One formula, two worlds: numpy and torch decide alike, and answer within a few units in the last place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from mismatch_cli import divergences, trust_regions
+from mismatch_cli.algorithms.algorithm import coefficient_T, keep_T, weight_T
+from mismatch_cli.algorithms.table import TABLE
+from mismatch_cli.arrays import Array, between, namespace, response_sums, select
+from mismatch_cli.policies import TRAINER_ROLLOUT, Policies
+from tests.trust_regions.cases import INF, REGIONS, ask, cast, in_numpy, like, random_policies, signs
+
+DTYPES = (torch.float32, torch.float64)
+CLOSE = 4  # units in the last place of the threshold: nearer to it both answers are right
+
+
+def worlds(dtype: torch.dtype, seeds: int = 3) -> Iterator[tuple[Policies, Policies]]:
+    for seed in range(seeds):
+        given = cast(random_policies(seed), dtype)
+        yield given, in_numpy(given)
+
+
+def same_numbers(x: Array, y: Array, ulps: float, context: object) -> None:
+    """Within some units in the last place of each number, or of the largest that it was formed from (1, a probability)."""
+    x, y = np.asarray(x), np.asarray(y)
+    assert x.dtype == y.dtype and x.shape == y.shape, context
+    finite = np.isfinite(x)
+    np.testing.assert_array_equal(x[~finite], y[~finite], err_msg=str(context))
+    eps = np.finfo(x.dtype).eps
+    np.testing.assert_allclose(x[finite], y[finite], rtol=ulps * eps, atol=ulps * eps, err_msg=str(context))
+
+
+def near(statistic_T: np.ndarray, thresholds: list[float]) -> np.ndarray:
+    """Whether a statistic lies within `CLOSE` units in the last place of a threshold, on either side of 0."""
+    near_T = np.zeros(len(statistic_T), dtype=bool)
+    for threshold in thresholds:
+        for limit in (threshold, -threshold, threshold - 1, 1 - threshold):
+            unit = max(np.spacing(np.abs(statistic_T.dtype.type(limit))), np.finfo(statistic_T.dtype).eps)
+            near_T |= np.abs(statistic_T - limit) <= CLOSE * unit
+    return near_T
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", REGIONS)
+def test_a_mask_decides_alike_on_numpy_and_torch(name: str, dtype: torch.dtype) -> None:
+    defaults = trust_regions.thresholds(trust_regions.find(name))
+    numbers = [float(x) for x in defaults.values() if isinstance(x, float)]
+    decided = 0
+    for of_torch, of_numpy in worlds(dtype):
+        advantage_T = signs(len(of_torch.trainer), dtype=dtype)
+        torch_says = ask(name, of_torch, advantage_T)
+        numpy_says = ask(name, of_numpy, like(of_numpy, advantage_T))
+        assert isinstance(numpy_says.keep_T, np.ndarray) and numpy_says.keep_T.dtype == bool
+        same_numbers(numpy_says.statistic_T, torch_says.statistic_T, 16, name)
+        differ_T = numpy_says.keep_T != torch_says.keep_T.numpy()
+        assert not (differ_T & ~near(numpy_says.statistic_T, numbers)).any(), name
+        decided += int((~numpy_says.keep_T).sum())
+    assert decided > 0 or name == "none"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_algorithm_weighs_alike_on_numpy_and_torch(dtype: torch.dtype) -> None:
+    for of_torch, of_numpy in worlds(dtype):
+        advantage_T = signs(len(of_torch.trainer), dtype=dtype)
+        advantage_N = like(of_numpy, advantage_T)
+        for name, algorithm in TABLE.items():
+            weights = weight_T(algorithm, of_numpy), weight_T(algorithm, of_torch)
+            np.testing.assert_allclose(*map(np.asarray, weights), rtol=64 * torch.finfo(dtype).eps, err_msg=name)
+            kept = keep_T(algorithm, of_numpy, advantage_N), keep_T(algorithm, of_torch, advantage_T).numpy()
+            assert np.count_nonzero(kept[0] != kept[1]) <= 1, name  # the contract of masks says which may differ
+            coefficients = (
+                coefficient_T(algorithm, of_numpy, advantage_N),
+                coefficient_T(algorithm, of_torch, advantage_T),
+            )
+            assert coefficients[0].dtype == advantage_N.dtype
+            equal = kept[0] == kept[1]
+            pair = [np.asarray(x)[equal] for x in coefficients]
+            np.testing.assert_allclose(*pair, rtol=64 * torch.finfo(dtype).eps, err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_divergence_is_the_same_number_on_numpy_and_torch(dtype: torch.dtype) -> None:
+    for of_torch, of_numpy in worlds(dtype):
+        pairs = [policies.compare(TRAINER_ROLLOUT) for policies in (of_numpy, of_torch)]
+        for k, replace_last in ((1, False), (5, True), (20, False)):
+            for found, expected in zip(*(compared.topk(k, replace_last) for compared in pairs), strict=True):
+                same_numbers(found, expected, 64, (k, replace_last))
+        for name in ("difference_T", "binary_kl_T", "ratio_less_1_T", "log_ratio_T"):
+            same_numbers(*(getattr(compared, name) for compared in pairs), 16, name)
+        samples = [divergences.sampled_token(p.rollout, p.trainer) for p in (of_numpy, of_torch)]
+        for name in ("k3_T", "log_odds_gap_T", "rest_rollout_T", "rest_trainer_T"):
+            same_numbers(*(getattr(sample, name) for sample in samples), 64, name)
+        topk = [p.topk for p in (of_numpy, of_torch)]
+        for function in (divergences.full_tv, divergences.full_kl):
+            same_numbers(*(function(t.rollout, t.trainer) for t in topk if t is not None), 64, function)
+
+
+def test_what_the_standard_lacks() -> None:
+    offset_S1 = np.array([0, 2, 2, 5, 5])
+    x_T, response_T = np.array([1, 2, 3, -4, 8], dtype=np.float32), np.repeat(np.arange(4), [2, 0, 3, 0])
+    expected = [3.0, 0.0, 7.0, 0.0]
+    assert response_sums(x_T, offset_S1, response_T).tolist() == expected
+    assert response_sums(*map(torch.from_numpy, (x_T, offset_S1, response_T))).tolist() == expected
+    assert response_sums(x_T[:0], np.array([0, 0]), response_T[:0]).tolist() == [0.0]
+    odd = np.array([np.nan, -INF, INF, -0.0, 0.5], dtype=np.float32)
+    for as_array in (np.asarray, torch.from_numpy):
+        held = np.asarray(between(as_array(odd.copy()), 0.25, 2.0))
+        np.testing.assert_array_equal(held, np.array([np.nan, 0.25, 2.0, 0.25, 0.5], dtype=np.float32))
+        flags = as_array(np.array([True, False, True, False, True]))
+        chosen = np.asarray(select(flags, as_array(odd.copy()), as_array(x_T.copy())))
+        np.testing.assert_array_equal(chosen, np.array([np.nan, 2, INF, -4, 0.5], dtype=np.float32))
+
+
+def test_numpy_is_silent_where_torch_is(recwarn: pytest.WarningsRecorder) -> None:
+    """An infinite ratio is an answer; nobody who reads a trace wants to hear of it."""
+    logp_T = np.array([-0.1, -200.0, -INF, 0.0], dtype=np.float32)
+    policies = Policies(logp_T, logp_T[::-1].copy(), logp_T, np.array([0, 2, 4]))
+    for algorithm in TABLE.values():
+        if not algorithm.needs_top_k:
+            coefficient_T(algorithm, policies, np.array([1, -1, 1, -1], dtype=np.float32))
+    assert not recwarn.list and namespace(logp_T) is np
