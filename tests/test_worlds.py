@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -26,13 +26,18 @@ def worlds(dtype: torch.dtype, seeds: int = 3) -> Iterator[tuple[Policies, Polic
 
 
 def same_numbers(x: Array, y: Array, ulps: float, context: object) -> None:
-    """Within some units in the last place of each number, or of the largest that it was formed from (1, a probability)."""
+    """Within some units in the last place of each number, or of 1: the probabilities that it was formed from."""
     x, y = np.asarray(x), np.asarray(y)
     assert x.dtype == y.dtype and x.shape == y.shape, context
     finite = np.isfinite(x)
     np.testing.assert_array_equal(x[~finite], y[~finite], err_msg=str(context))
     eps = np.finfo(x.dtype).eps
     np.testing.assert_allclose(x[finite], y[finite], rtol=ulps * eps, atol=ulps * eps, err_msg=str(context))
+
+
+def same_weights(pair: Sequence[Array], dtype: torch.dtype, name: str) -> None:
+    """Within the rounding of Σd over a response, to which exp is as sensitive as Σ|d| is large."""
+    np.testing.assert_allclose(*map(np.asarray, pair), rtol=256 * torch.finfo(dtype).eps, err_msg=name)
 
 
 def near(statistic_T: np.ndarray, thresholds: list[float]) -> np.ndarray:
@@ -56,7 +61,7 @@ def test_a_mask_decides_alike_on_numpy_and_torch(name: str, dtype: torch.dtype) 
         torch_says = ask(name, of_torch, advantage_T)
         numpy_says = ask(name, of_numpy, like(of_numpy, advantage_T))
         assert isinstance(numpy_says.keep_T, np.ndarray) and numpy_says.keep_T.dtype == bool
-        same_numbers(numpy_says.statistic_T, torch_says.statistic_T, 16, name)
+        same_numbers(numpy_says.statistic_T, torch_says.statistic_T, 4096 if name.startswith("top-k") else 16, name)
         differ_T = numpy_says.keep_T != torch_says.keep_T.numpy()
         assert not (differ_T & ~near(numpy_says.statistic_T, numbers)).any(), name
         decided += int((~numpy_says.keep_T).sum())
@@ -70,17 +75,13 @@ def test_every_algorithm_weighs_alike_on_numpy_and_torch(dtype: torch.dtype) -> 
         advantage_N = like(of_numpy, advantage_T)
         for name, algorithm in TABLE.items():
             weights = weight_T(algorithm, of_numpy), weight_T(algorithm, of_torch)
-            np.testing.assert_allclose(*map(np.asarray, weights), rtol=64 * torch.finfo(dtype).eps, err_msg=name)
+            same_weights(weights, dtype, name)
             kept = keep_T(algorithm, of_numpy, advantage_N), keep_T(algorithm, of_torch, advantage_T).numpy()
             assert np.count_nonzero(kept[0] != kept[1]) <= 1, name  # the contract of masks says which may differ
-            coefficients = (
-                coefficient_T(algorithm, of_numpy, advantage_N),
-                coefficient_T(algorithm, of_torch, advantage_T),
-            )
-            assert coefficients[0].dtype == advantage_N.dtype
-            equal = kept[0] == kept[1]
-            pair = [np.asarray(x)[equal] for x in coefficients]
-            np.testing.assert_allclose(*pair, rtol=64 * torch.finfo(dtype).eps, err_msg=name)
+            sides = (of_numpy, advantage_N), (of_torch, advantage_T)
+            coefficients = [np.asarray(coefficient_T(algorithm, *side))[kept[0] == kept[1]] for side in sides]
+            assert coefficients[0].dtype == coefficients[1].dtype == advantage_N.dtype
+            same_weights(coefficients, dtype, name)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -89,7 +90,7 @@ def test_a_divergence_is_the_same_number_on_numpy_and_torch(dtype: torch.dtype) 
         pairs = [policies.compare(TRAINER_ROLLOUT) for policies in (of_numpy, of_torch)]
         for k, replace_last in ((1, False), (5, True), (20, False)):
             for found, expected in zip(*(compared.topk(k, replace_last) for compared in pairs), strict=True):
-                same_numbers(found, expected, 64, (k, replace_last))
+                same_numbers(found, expected, 4096, (k, replace_last))  # 1 − Σ is uncertain by 8 units
         for name in ("difference_T", "binary_kl_T", "ratio_less_1_T", "log_ratio_T"):
             same_numbers(*(getattr(compared, name) for compared in pairs), 16, name)
         samples = [divergences.sampled_token(p.rollout, p.trainer) for p in (of_numpy, of_torch)]

@@ -19,8 +19,8 @@ HEAD = "import math\nfrom mismatch_cli.arrays import namespace\nfrom mismatch_cl
 MINE = HEAD + (
     'FORMULA = "{p} < {lowest} or {r} > {highest}"\n'
     "def trust_region(compared, advantage_T, *, lowest: float = 0.05, highest: float = 3.0):\n"
-    "    likely_T = compared.logp_current_T >= math.log(lowest)\n"
-    "    return Decision(likely_T & (compared.ratio_T <= highest), compared.log_ratio_T)\n"
+    "    p_T = compared.logp_current_T >= math.log(lowest)\n"
+    "    return Decision(p_T & (compared.ratio_T <= highest), compared.log_ratio_T)\n"
 )
 
 
@@ -237,12 +237,13 @@ def test_torch_called_on_numpy_is_told_in_a_sentence(tmp_path: Path) -> None:
         (folder := tmp_path / str(number)).mkdir()
         with pytest.raises(UsageError, match=r"columns are numpy arrays where traces are read.*Use operators"):
             find(write(folder, own_file.format(expression)))
-    path = write(tmp_path, own_file.format("compared.log_ratio_T.astype(float)"))
+    (folder := tmp_path / "numpy").mkdir()
+    path = write(folder, own_file.format("compared.log_ratio_T.astype(float)"))
     assert find(path).name == "my_mask"
     with pytest.raises(UsageError, match=r"columns are numpy arrays where traces are read.*torch tensors in `train`"):
         find(path, training=True)
     with pytest.raises(UsageError, match=r"keep_T is Tensor, the columns are ndarray"):
-        find(write(tmp_path / "0", own_file.format("torch.from_numpy(compared.log_ratio_T)")))
+        find(write(tmp_path, own_file.replace("{} <= 1", "torch.from_numpy(advantage_T) > 0")))
 
 
 def test_top_k_that_is_not_asked_for_is_not_there(tmp_path: Path) -> None:

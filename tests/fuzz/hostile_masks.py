@@ -14,15 +14,7 @@ _NUMBERS = count()
 PAIR = ("grpo-clip-higher", "dppo-binary-tv")
 _COMPARED = ("logp_current_T", "logp_anchor_T", "log_ratio_T", "ratio_T", "ratio_less_1_T", "difference_T", "rest_T[0]")
 COLUMNS = ("advantage_T", *(f"compared.{name}" for name in _COMPARED))
-CHANGES = (
-    "[:] = 0",
-    "[...] = -1",
-    "[:] = float('nan')",
-    ".resize(0)",
-    "[:] *= -1",
-    ".sort()",
-    ".setflags(write=False)",
-)
+CHANGES = ("[:] = 0", "[...] = -1", "[:] = float('nan')", ".resize(0)", "[:] *= -1", ".sort()", ".setflags(write=0)")
 ELSEWHERE = (
     "print('a word')",
     "compared.__dict__.clear()",
