@@ -22,7 +22,7 @@ def prob_difference(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> Tensor:
 
 
 def binary_tv(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> Tensor:
-    return prob_difference(logp_rollout_T, logp_trainer_T).abs()
+    return abs(prob_difference(logp_rollout_T, logp_trainer_T))
 
 
 def binary_kl(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> Tensor:
