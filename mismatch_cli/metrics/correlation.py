@@ -1,5 +1,7 @@
 """Correlations: of two series over steps, and of the ranks of two columns over a bounded sample of tokens."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from mismatch_cli.metrics.accumulator import Accumulator
@@ -73,14 +75,17 @@ class SampledSpearman(Accumulator):
 
     def update_values(self, gaps: TokenGaps, x_N: np.ndarray, y_N: np.ndarray) -> None:
         """Any two float32 columns over the counted tokens of a slice; NaN: not measured."""
-        group_N = gaps.per_token(gaps.group_S)
 
         def rows_of(index: np.ndarray) -> np.ndarray:
             rows = np.zeros(len(index), dtype=_ROW)
-            rows["group"], rows["x"], rows["y"] = group_N[index], x_N[index], y_N[index]
+            response = np.searchsorted(gaps.offset_S1, index, side="right") - 1
+            rows["group"], rows["x"], rows["y"] = gaps.group_S[response], x_N[index], y_N[index]
             return rows
 
-        self.sample.offer_hashed(gaps.token_hash_N, rows_of, ~(np.isnan(x_N) | np.isnan(y_N)))
+        def measured(index: np.ndarray) -> np.ndarray:
+            return ~(np.isnan(x_N[index]) | np.isnan(y_N[index]))
+
+        self.sample.offer_hashed(gaps.token_hash_N, rows_of, measured)
 
     def result(self, prompts: int) -> Estimate:
         return self.jackknife().estimate(prompts)
@@ -89,18 +94,19 @@ class SampledSpearman(Accumulator):
         """ρ, and ρ without each group of prompts, of fewer and larger ones: every one needs all ranks anew."""
         rows = self.sample.rows()
         part = rows["group"] * _PARTS // GROUPS
-        without = np.array([_spearman(rows[part != p]) for p in range(_PARTS)])
-        return Jackknife(_spearman(rows), left_out(without, np.bincount(part, minlength=_PARTS) > 0), CORRELATION)
+        place_2N = [np.unique(rows[name], return_inverse=True)[1] for name in ("x", "y")]
+        without = np.array([_spearman([place_N[part != p] for place_N in place_2N]) for p in range(_PARTS)])
+        return Jackknife(_spearman(place_2N), left_out(without, np.bincount(part, minlength=_PARTS) > 0), CORRELATION)
 
 
-def _spearman(rows: np.ndarray) -> float:
+def _spearman(place_2N: Sequence[np.ndarray]) -> float:
     """Pearson correlation of mid-ranks; NaN where one side has a single rank."""
-    q_N, p_N = (_centred_ranks(rows[name]) for name in ("x", "y"))
+    q_N, p_N = map(_centred_ranks, place_2N)
     variances = (q_N @ q_N) * (p_N @ p_N)
     return float(q_N @ p_N / np.sqrt(variances)) if variances > 0 else float("nan")
 
 
-def _centred_ranks(x_N: np.ndarray) -> np.ndarray:
-    """The rank of each value, ties sharing their mean rank, minus the mean rank of all."""
-    _, place_N, counts = np.unique(x_N, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - counts / 2 - len(x_N) / 2)[place_N]
+def _centred_ranks(place_N: np.ndarray) -> np.ndarray:
+    """The rank of each value by its place among all values, ties sharing their mean, minus the mean rank of all."""
+    counts = np.bincount(place_N)
+    return (np.cumsum(counts) - counts / 2 - len(place_N) / 2)[place_N]

@@ -11,9 +11,13 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 def mix(x: np.ndarray) -> np.ndarray:
     """The finaliser of splitmix64: uint64 to uint64, every output bit depends on every input bit."""
     x = x + _STEP
-    x = (x ^ (x >> np.uint64(30))) * _MIX_1
-    x = (x ^ (x >> np.uint64(27))) * _MIX_2
-    return x ^ (x >> np.uint64(31))
+    shifted = x >> np.uint64(30)
+    x ^= shifted
+    x *= _MIX_1
+    x ^= np.right_shift(x, np.uint64(27), out=shifted)
+    x *= _MIX_2
+    x ^= np.right_shift(x, np.uint64(31), out=shifted)
+    return x
 
 
 def hash_keys(*keys: np.ndarray, seed: int = 0) -> np.ndarray:

@@ -4,6 +4,8 @@ A bin is one float32 exponent and the top bits of its mantissa, so no logarithm 
 to 0.2 % wide, with 3 bits 6 to 12 %.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,6 +34,11 @@ class LogBins:
         bits_N -= np.int32(((127 + self.lowest) << self.mantissa_bits) - 1)
         return np.clip(bits_N, 0, self.count - 1, out=bits_N)
 
+    def coarser(self, index_N: np.ndarray, wider: LogBins) -> np.ndarray:
+        """The bins among `wider` ones over the same octaves, from those here."""
+        shift = np.int32(self.mantissa_bits - wider.mantissa_bits)
+        return (index_N + ((np.int32(1) << shift) - np.int32(1))) >> shift
+
     @cached_property
     def edges(self) -> tuple[np.ndarray, np.ndarray]:
         """Lower and upper edge of each bin."""
@@ -57,6 +64,17 @@ class SignedLogBins:
         index_N -= sign_N
         index_N += np.int32(self.positive.count - 1)
         return index_N
+
+    def coarser(self, index_N: np.ndarray, wider: SignedLogBins) -> np.ndarray:
+        """The bins among `wider` ones over the same octaves, from those here."""
+        shift = np.int32(self.positive.mantissa_bits - wider.positive.mantissa_bits)
+        from_middle_N = index_N - np.int32(self.positive.count - 1)
+        up_N = ~(from_middle_N >> np.int32(31))  # away from the middle on both sides
+        up_N &= (np.int32(1) << shift) - np.int32(1)
+        from_middle_N += up_N
+        from_middle_N >>= shift
+        from_middle_N += np.int32(wider.positive.count - 1)
+        return from_middle_N
 
     @cached_property
     def edges(self) -> tuple[np.ndarray, np.ndarray]:
@@ -114,4 +132,4 @@ def without_each_group(counts_Gx: np.ndarray) -> np.ndarray:
 
 def count_into(counts: np.ndarray, index_N: np.ndarray) -> None:
     """Add one at each index of the flattened counts."""
-    np.add.at(counts.reshape(-1), index_N, 1)
+    np.add.at(counts.reshape(-1), index_N.astype(np.intp, copy=False), 1)  # any other type costs more than this

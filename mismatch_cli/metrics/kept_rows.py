@@ -48,11 +48,15 @@ class SmallestRows(Accumulator):
             self._add(rows)
 
     def offer_hashed(
-        self, hash_N: np.ndarray, rows_of: Callable[[np.ndarray], np.ndarray], counts_N: np.ndarray | None = None
+        self,
+        hash_N: np.ndarray,
+        rows_of: Callable[[np.ndarray], np.ndarray],
+        counts: Callable[[np.ndarray], np.ndarray] | None = None,
     ) -> None:
-        """Consider one candidate per uint64 hash, where it counts: the kept rows are a random sample."""
+        """Consider one candidate per uint64 hash, where `counts(index)` says so: the kept rows are a random sample."""
         low = np.flatnonzero(hash_N <= np.uint64(min(self.limit, _ALMOST_1) * 2.0**64))
-        low = low if counts_N is None else low[counts_N[low]]
+        if counts is not None:
+            low = low[counts(low)]
         self.offer(low, hash_N[low] / 2.0**64, rows_of)
 
     def merge(self, other: SmallestRows) -> None:
@@ -152,7 +156,10 @@ class ScatterSample(Accumulator):
 
     def update(self, gaps: TokenGaps) -> None:
         self.tokens.offer_hashed(gaps.token_hash_N, partial(token_rows, gaps))
-        self.responses.offer_hashed(gaps.response_hash_S, partial(response_rows, gaps), gaps.length_and_d_sum[0] > 0)
+        length_S, _ = gaps.length_and_d_sum
+        self.responses.offer_hashed(
+            gaps.response_hash_S, partial(response_rows, gaps), lambda index: length_S[index] > 0
+        )
 
     def result(self) -> dict[str, dict[str, list[float]]]:
         """Columns as lists: `tokens` and `responses`; a top-K TV that was not measured is NaN."""

@@ -38,16 +38,22 @@ class Lattice(Accumulator):
     """Histogram of the log-odds gap |x| by prompt group, and the peaks in it."""
 
     def __init__(self) -> None:
-        self.counts = np.zeros((GROUPS, _COUNT), dtype=np.int64)
+        self._counts = np.zeros((GROUPS, _COUNT + 1), dtype=np.int64)  # the last column is for what does not count
+
+    @property
+    def counts(self) -> np.ndarray:
+        return self._counts[:, :_COUNT]
 
     def update(self, gaps: TokenGaps) -> None:
-        chosen = gaps.logq_N <= _LOG_MU_MAX
+        left_out_N = gaps.logq_N > _LOG_MU_MAX
         if gaps.out_of_support_N is not None:
-            chosen &= ~gaps.out_of_support_N
-        index = np.flatnonzero(chosen)
-        bin_ = np.abs(gaps.log_odds_gap_N[index]) * np.float32(1 / _BIN)
-        bin_ = np.minimum(bin_, np.float32(_COUNT - 1)).astype(np.int64)
-        count_into(self.counts, gaps.per_token(gaps.group_S * _COUNT)[index] + bin_)
+            left_out_N |= gaps.out_of_support_N
+        height_N = np.abs(gaps.log_odds_gap_N)
+        height_N *= np.float32(1 / _BIN)
+        bin_N = np.minimum(height_N, np.float32(_COUNT - 1), out=height_N).astype(np.int32)
+        np.maximum(bin_N, left_out_N * np.int32(_COUNT), out=bin_N)
+        bin_N += gaps.per_token((gaps.group_S * (_COUNT + 1)).astype(np.int32))
+        count_into(self._counts, bin_N)
 
     def result(self) -> list[LatticeLine]:
         """The spacings with a line: 25 % or more above the valley before it, by 6 standard errors or more.

@@ -45,11 +45,10 @@ class PositionProfile(Accumulator):
         sums[:, 3] = sums[:, 4] = pieces.length_S
         if gaps.out_of_support_N is not None:
             sums[:, 4] -= pieces.sum(gaps.out_of_support_N)
-        for direction, bin_ in enumerate((from_start, from_end)):
-            cell = gaps.group_S[response] * POSITION_BINS + bin_
-            for column in range(5):
-                cells = np.bincount(cell, weights=sums[:, column], minlength=GROUPS * POSITION_BINS)
-                self.sums[direction, :, :, column] += cells.reshape(GROUPS, POSITION_BINS)
+        first = (gaps.group_S * (POSITION_BINS * 5))[response]
+        for cells, bin_ in zip(self.sums, (from_start, from_end), strict=True):
+            place = (first + bin_ * 5)[:, None] + np.arange(5)
+            np.add.at(cells.reshape(-1), place.reshape(-1), sums.reshape(-1))
 
     def result(self, prompts: int) -> dict[str, list[dict[str, Any]]]:
         return {

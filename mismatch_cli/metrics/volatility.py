@@ -40,7 +40,6 @@ MU_BINS = len(MU_EDGES) + 1
 CELLS = GROUPS * MU_BINS
 D_BINS, D_GROUP_BINS = (SignedLogBins(LogBins(-24, 7, bits)) for bits in (10, 3))  # 3 bits: 12 % wide at most
 TV_BINS, TV_GROUP_BINS = (LogBins(-30, 0, bits) for bits in (9, 3))
-_COPIES = 4
 _LOG_EDGES = np.log(np.array(MU_EDGES)).astype(np.float32)
 
 
@@ -48,17 +47,18 @@ _LOG_EDGES = np.log(np.array(MU_EDGES)).astype(np.float32)
 class Cells:
     """Where each counted token belongs."""
 
-    mu_bin_N: np.ndarray  # int64
-    cell_N: np.ndarray  # int64, prompt group × MU_BINS + mu_bin
+    mu_bin_N: np.ndarray  # int32
+    cell_N: np.ndarray  # int32, prompt group × MU_BINS + mu_bin
 
     @classmethod
     def of(cls, gaps: TokenGaps) -> Cells:
         """μ is compared with its edges as log μ in float32."""
         bin_N = np.zeros(len(gaps.logq_N), dtype=np.uint8)
+        above_N = np.empty(len(bin_N), dtype=bool)
         for edge in _LOG_EDGES:
-            bin_N += (gaps.logq_N >= edge).view(np.uint8)
-        mu_bin_N = bin_N.astype(np.int64)
-        return cls(mu_bin_N, gaps.per_token(gaps.group_S * MU_BINS) + mu_bin_N)
+            bin_N += np.greater_equal(gaps.logq_N, edge, out=above_N).view(np.uint8)
+        mu_bin_N = bin_N.astype(np.int32)
+        return cls(mu_bin_N, gaps.per_token((gaps.group_S * MU_BINS).astype(np.int32)) + mu_bin_N)
 
     def where(self, flags_N: np.ndarray | None) -> Cells:
         return self if flags_N is None else Cells(self.mu_bin_N[flags_N], self.cell_N[flags_N])
@@ -77,8 +77,10 @@ class ScatterCounts(Accumulator):
         self.largest = np.full(MU_BINS, -np.inf, dtype=np.float32)
 
     def update(self, cells: Cells, values_N: np.ndarray) -> None:
-        count_into(self.total, cells.mu_bin_N * self.bins.count + self.bins.index(values_N))
-        count_into(self.by_group, cells.cell_N * self.group_bins.count + self.group_bins.index(values_N))
+        bin_N = self.bins.index(values_N)
+        group_bin_N = self.bins.coarser(bin_N, self.group_bins)  # type: ignore[arg-type]  # both are of one kind
+        count_into(self.total, np.add(bin_N, cells.mu_bin_N * np.int32(self.bins.count), out=bin_N))
+        count_into(self.by_group, np.add(group_bin_N, cells.cell_N * np.int32(self.group_bins.count), out=group_bin_N))
         record = np.flatnonzero(values_N > self.largest.take(cells.mu_bin_N))  # few, once the first tokens are seen
         np.maximum.at(self.largest, cells.mu_bin_N[record], values_N[record])
 
@@ -115,15 +117,15 @@ class CellMoments(Accumulator):
         self.sums = np.zeros((3, 2, GROUPS, MU_BINS))
 
     def update(self, gaps: TokenGaps, cells: Cells) -> None:
-        # consecutive tokens often share a cell; four copies of each, taken in turn, spare them waiting for each other
-        spread_N = cells.cell_N * _COPIES
-        for copy in range(1, _COPIES):
-            spread_N[copy::_COPIES] += copy
+        cell_N = cells.cell_N.astype(np.intp)
         quantities = [gaps.ratio_less_1_N, gaps.abs_dp_N] + ([] if gaps.topk is None else [gaps.topk.tv_N])
+        pair_N = np.empty(len(cell_N), dtype=np.complex128)  # a complex number is two sums for the price of one
         for sums, values_N in zip(self.sums, quantities, strict=False):
-            for power, weights_N in enumerate((values_N, np.square(values_N, dtype=np.float64))):
-                sums_C = np.bincount(spread_N, weights=weights_N, minlength=CELLS * _COPIES)
-                sums[power] += sums_C.reshape(GROUPS, MU_BINS, _COPIES).sum(axis=-1)
+            pair_N.real = values_N
+            np.square(pair_N.real, out=pair_N.imag)
+            pair_C = np.zeros(CELLS, dtype=np.complex128)
+            np.add.at(pair_C, cell_N, pair_N)
+            sums += np.stack([pair_C.real, pair_C.imag]).reshape(sums.shape)
 
 
 class _Histogram(NamedTuple):
