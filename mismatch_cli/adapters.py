@@ -1,5 +1,7 @@
 """LoRA adapters on a Hugging Face model: one that was saved, beside the weights or merged, and one to be trained."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import re
@@ -8,14 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from mismatch_cli import custom_code
 from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.torch_settings import prepare_imports
+
+if TYPE_CHECKING:
+    import torch
 
 _CONFIG = "adapter_config.json"
 _WRAPPED = re.compile(r"(\.base_layer)+(?=\.|$)")  # what peft puts around a module, and around that again
@@ -45,35 +47,48 @@ class Adapter:
         }
 
 
+def check_adapter(name: str) -> None:
+    """Say what is wrong with an adapter on this machine, as far as its settings tell, before peft reads its weights."""
+    if (folder := _local(name)) is not None:
+        _settings(name, folder)
+
+
 def read_adapter(name: str) -> Adapter:
     """What a folder or hub name holds; a `MismatchError` where it is no LoRA adapter that peft can load."""
+    folder = _local(name) or _from_hub(name)
+    config, rank, alpha = _settings(name, folder)
     prepare_imports()
     from peft import load_peft_weights
 
-    folder = _folder(name)
-    try:
-        config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+    with _readable(name):
         weights = load_peft_weights(str(folder), device="cpu")
-        rank, alpha = max(config["r"], *config.get("rank_pattern", {}).values(), 0), config["lora_alpha"]
+    scales = {key: config.get(key) or None for key in _SCALES}
+    return Adapter(name, folder, rank, alpha, target_names(config), _digest(scales, weights))
+
+
+def _settings(name: str, folder: Path) -> tuple[dict[str, Any], int, float]:
+    """What `peft` has saved of how an adapter is made, with its largest rank and its alpha."""
+    with _readable(name):
+        config: dict[str, Any] = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+        rank, alpha = max(config["r"], *config.get("rank_pattern", {}).values(), 0), float(config["lora_alpha"])
+    if config.get("modules_to_save"):
+        raise MismatchError(
+            f"{name} holds whole modules ({', '.join(config['modules_to_save'])}) beside its low-rank weights, which "
+            "rollout engines do not load. Merge it into the model, and probe that."
+        )
+    return config, int(rank), alpha
+
+
+@contextmanager
+def _readable(name: str) -> Iterator[None]:
+    try:
+        yield
     except Exception as error:  # peft and safetensors fail in as many ways as there are broken files
         raise MismatchError(
             custom_code.refusal(f"The adapter {name}", error)
             or f"{name} is no LoRA adapter that can be read ({type(error).__name__}: {first_line(error)}). "
             f"Give a folder with {_CONFIG} and adapter_model.safetensors, as peft saves them."
         ) from error
-    if config.get("modules_to_save"):
-        raise MismatchError(
-            f"{name} holds whole modules ({', '.join(config['modules_to_save'])}) beside its low-rank weights, which "
-            "rollout engines do not load. Merge it into the model, and probe that."
-        )
-    return Adapter(
-        name,
-        folder,
-        int(rank),
-        float(alpha),
-        target_names(config),
-        _digest({key: config.get(key) or None for key in _SCALES}, weights),
-    )
 
 
 def target_names(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -131,6 +146,7 @@ def start_lora(model: Any, *, rank: int, alpha: float, targets: str, seed: int) 
     first policy is the model's.
     """
     prepare_imports()
+    import torch
     from peft import LoraConfig, PeftModel
 
     settings: dict[str, Any] = {"lora_alpha": alpha, **_targeted(model, targets)}
@@ -159,6 +175,8 @@ def start_lora(model: Any, *, rank: int, alpha: float, targets: str, seed: int) 
 
 def _targeted(model: Any, targets: str) -> dict[str, Any]:
     """peft's settings for what was named: it takes modules and parameters apart, and a router for a matrix."""
+    from torch import nn
+
     if targets == "all-linear":
         linear = ((name, type(module)) for name, module in model.named_modules() if isinstance(module, nn.Linear))
         routers = [name for name, kind in linear if kind.forward is not nn.Linear.forward]
@@ -207,6 +225,8 @@ def _merge_head(model: Any) -> None:
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     if not (hasattr(head, "lora_A") or hasattr(embeddings, "lora_A")):
         return
+    from torch import nn
+
     base = head.get_base_layer() if hasattr(head, "lora_A") else head
     base.weight = nn.Parameter(base.weight.detach().clone(), requires_grad=False)
     model.config.get_text_config().tie_word_embeddings = model.config.tie_word_embeddings = False
@@ -215,12 +235,17 @@ def _merge_head(model: Any) -> None:
         model.set_output_embeddings(base)
 
 
-def _folder(name: str) -> Path:
+def _local(name: str) -> Path | None:
+    """The folder of an adapter on this machine, None for a name on the hub."""
     path = Path(name).expanduser()
-    if path.is_dir() or path.is_absolute() or name.startswith(".") or name.count("/") != 1:
-        if not (path / _CONFIG).is_file():
-            raise MismatchError(f"{path} is no adapter: it has no {_CONFIG}. Give a folder as peft saves it.")
-        return path.resolve()
+    if not (path.is_dir() or path.is_absolute() or name.startswith(".") or name.count("/") != 1):
+        return None
+    if not (path / _CONFIG).is_file():
+        raise MismatchError(f"{path} is no adapter: it has no {_CONFIG}. Give a folder as peft saves it.")
+    return path.resolve()
+
+
+def _from_hub(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
@@ -233,6 +258,8 @@ def _folder(name: str) -> Path:
 
 
 def _digest(scales: dict[str, Any], weights: Mapping[str, torch.Tensor]) -> str:
+    import torch
+
     found = hashlib.sha256(json.dumps(scales, sort_keys=True).encode())
     for name, weight in sorted(weights.items()):
         found.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())

@@ -1,18 +1,22 @@
 """Loading a Hugging Face model or tokenizer, with whatever can be wrong said in one sentence."""
 
+from __future__ import annotations
+
 import importlib.util
+import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from mismatch_cli import custom_code
 from mismatch_cli.attention import SAFE, attention_facts
 from mismatch_cli.errors import MismatchError, UsageError, first_line
 from mismatch_cli.torch_settings import DTYPES, prepare_imports
+
+if TYPE_CHECKING:
+    import torch
 
 _PLACED_BY_ACCELERATE = ("auto", "balanced", "balanced_low_0", "sequential")
 
@@ -26,11 +30,7 @@ def load_causal_lm(
     implementation is transformers' choice, or "eager" where that leaves out what the model asks for.
     Raises UsageError for a dtype or device that does not exist, MismatchError for whatever is wrong with the model.
     """
-    if attn_implementation is not None and "/" in attn_implementation and not custom_code.allowed():
-        raise UsageError(
-            f"--attn {attn_implementation} is code on the hub, which would run here. If you have read it and trust it, "
-            f"add {custom_code.FLAG}; else use sdpa or eager."
-        )
+    check_attention(attn_implementation)
     if dtype not in DTYPES:
         raise UsageError(f"{dtype!r} is not a dtype for a model. Use one of: {', '.join(DTYPES)}.")
     check_model_folder(model)
@@ -54,22 +54,34 @@ def load_causal_lm(
 
 def _device(device_map: str | None) -> torch.device | None:
     """The one device of the model; None where accelerate places its layers."""
+    import torch
+
+    check_device(device_map)
     if device_map in _PLACED_BY_ACCELERATE:
-        if importlib.util.find_spec("accelerate") is None:
-            raise MismatchError(f"--device-map {device_map} needs accelerate. Install it with: pip install accelerate")
         return None
-    try:
-        device = torch.device(device_map or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except RuntimeError as error:
-        raise UsageError(
-            f"--device-map {device_map} is no device. Use auto, cpu, cuda, cuda:0 or another name that torch knows."
-        ) from error
+    device = torch.device(device_map or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise MismatchError(
             f"--device-map {device_map} is not here: torch sees {torch.cuda.device_count()} CUDA devices. "
             "Use --device-map cpu, or leave it out."
         )
     return device
+
+
+def check_device(device_map: str | None) -> None:
+    """Say what is wrong with the name of a device, without looking for it: CUDA is not to begin before an engine."""
+    if device_map in _PLACED_BY_ACCELERATE and importlib.util.find_spec("accelerate") is None:
+        raise MismatchError(f"--device-map {device_map} needs accelerate. Install it with: pip install accelerate")
+    if device_map is None or device_map in ("cpu", "cuda", *_PLACED_BY_ACCELERATE):
+        return
+    import torch
+
+    try:
+        torch.device(device_map)
+    except RuntimeError as error:
+        raise UsageError(
+            f"--device-map {device_map} is no device. Use auto, cpu, cuda, cuda:0 or another name that torch knows."
+        ) from error
 
 
 def _from_pretrained(model: str, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -100,6 +112,8 @@ def _quiet() -> Iterator[None]:
 
 
 def _why(model: str, error: Exception) -> str:
+    import torch
+
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     if refused := custom_code.refusal(model, error):
         return refused
@@ -167,6 +181,24 @@ def load_config(model: str) -> Any:
     config = AutoConfig.from_pretrained(os.path.expanduser(model), **custom_code.loading())
     custom_code.note(model, config)
     return config
+
+
+def check_attention(implementation: str | None) -> None:
+    """A `UsageError` for an implementation that is code on the hub, where nobody has said that it may run."""
+    if implementation is not None and "/" in implementation and not custom_code.allowed():
+        raise UsageError(
+            f"--attn {implementation} is code on the hub, which would run here. If you have read it and trust it, "
+            f"add {custom_code.FLAG}; else use sdpa or eager."
+        )
+
+
+def known_vocabulary(model: str) -> int | None:
+    """The number of token ids, where the model lies on this machine and says so at first sight."""
+    try:
+        tokens = json.loads((Path(model).expanduser() / "config.json").read_text(encoding="utf-8")).get("vocab_size")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return tokens if isinstance(tokens, int) else None
 
 
 def check_model_folder(model: str) -> None:

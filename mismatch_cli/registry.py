@@ -19,11 +19,16 @@ def names(package: str) -> list[str]:
     return sorted(p.stem.replace("_", "-") for p in folder.glob("*.py") if not p.stem.startswith("_"))
 
 
-def load(package: str, name: str, kind: str) -> ModuleType:
-    """Import the module behind a public name; an unknown one is a `UsageError` that names the nearest."""
+def check(package: str, name: str, kind: str) -> None:
+    """A `UsageError` that names the nearest for a name that is not there; imports nothing."""
     known = names(package)
     if name not in known:
         raise UsageError(unknown(kind, name, known))
+
+
+def load(package: str, name: str, kind: str) -> ModuleType:
+    """Import the module behind a public name, which is checked first."""
+    check(package, name, kind)
     return importlib.import_module(f"{package}.{name.replace('-', '_')}")
 
 

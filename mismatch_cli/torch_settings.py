@@ -63,10 +63,15 @@ def set_threads(asked: int | None, model: str) -> int:
     if asked is None and _weight_bytes(model) < _SMALL_MODEL_BYTES:
         asked = 1
     if asked is not None:
-        if asked > _MOST_THREADS:
-            raise UsageError(f"--threads {asked} is more than any machine has. Use at most {os.cpu_count()} here.")
+        check_threads(asked)
         torch.set_num_threads(asked)
     return torch.get_num_threads()
+
+
+def check_threads(asked: int | None) -> None:
+    """A `UsageError` for a number at which torch would end the process."""
+    if asked is not None and asked > _MOST_THREADS:
+        raise UsageError(f"--threads {asked} is more than any machine has. Use at most {os.cpu_count()} here.")
 
 
 def _weight_bytes(model: str) -> float:

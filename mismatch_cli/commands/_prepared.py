@@ -9,17 +9,21 @@ from typing import Any, TypeVar
 
 import typer
 
-from mismatch_cli.adapters import read_adapter
+from mismatch_cli.adapters import check_adapter, read_adapter
 from mismatch_cli.commands._show import Common
+from mismatch_cli.engines import check_settings
 from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.models import check_model_folder
+from mismatch_cli.models import check_attention, check_device, check_model_folder, known_vocabulary
 from mismatch_cli.options import resumed
 from mismatch_cli.recording.config import CurateConfig, ProbeConfig, RescoreConfig, RolloutConfig
 from mismatch_cli.recording.folder import run_folder
-from mismatch_cli.tasks.grading import check_reward
+from mismatch_cli.tasks.grading import check_reward, gradable
 from mismatch_cli.tasks.prompts import is_local, load_problems
+from mismatch_cli.torch_settings import check_threads
 from mismatch_cli.trace.manifest import FILE_NAME, read_manifest
 
+_ADAPTERS = ("engine_adapter", "scorer_adapter")
+_LOOKED_AT = (*_ADAPTERS, "model", "scorer", "attn", "threads", "device_map")
 _Config = TypeVar("_Config", ProbeConfig, CurateConfig, RescoreConfig)
 
 
@@ -60,17 +64,34 @@ def prepared_run(
 
 
 def _check_inputs(config: ProbeConfig | CurateConfig | RescoreConfig) -> None:
-    """Whatever lies on this machine and was named: told before a folder is made. A run to go on with has been."""
-    for adapter in ("engine_adapter", "scorer_adapter"):  # as far as the command has them
-        if name := getattr(config, adapter, None):
-            read_adapter(name)
-    for model in ("model", "scorer"):
-        if name := getattr(config, model, None):
-            check_model_folder(name)
+    """Whatever lies on this machine and was named: told before a folder is made. A run to go on with has been.
+
+    What needs no library comes first, then torch for the name of a device, then peft for the weights of adapters.
+    """
+    given = {name: getattr(config, name, None) for name in _LOOKED_AT}  # as far as the command has them
+    models, adapters = [given[name] for name in ("model", "scorer")], [given[name] for name in _ADAPTERS]
+    for model in filter(None, models):
+        check_model_folder(model)
+    for adapter in filter(None, adapters):
+        check_adapter(adapter)
+    check_attention(given["attn"])
+    check_threads(given["threads"])
     if isinstance(config, RolloutConfig):
-        if is_local(config.prompts):
-            load_problems(config.prompt_source)
-        check_reward(config.reward)
+        _check_sampled(config)
+    check_device(given["device_map"])
+    for adapter in filter(None, adapters):
+        read_adapter(adapter)
+
+
+def _check_sampled(config: RolloutConfig) -> None:
+    check_settings(config.engine, config.engine_settings())
+    if tokens := known_vocabulary(config.model):
+        config.check_vocabulary(tokens)
+    if is_local(config.prompts):
+        problems = load_problems(config.prompt_source)
+        if isinstance(config, CurateConfig):
+            gradable(problems, config.reward, config.prompts)
+    check_reward(config.reward)
 
 
 def _resolved(name: str | None) -> str | None:

@@ -33,11 +33,12 @@ def command(
       mismatch-cli train --dataset curate-model/perfectible.jsonl
     """
     from mismatch_cli.commands._prepared import prepared_run
-    from mismatch_cli.places import shown
-    from mismatch_cli.recording.curate import PROBLEMS_FILE, curate
-    from mismatch_cli.studies.curation import CurationAnalysis
 
     with prepared_run(context, common, CurateConfig) as (config, folder, manifest):
+        from mismatch_cli.places import shown
+        from mismatch_cli.recording.curate import PROBLEMS_FILE, curate
+        from mismatch_cli.studies.curation import CurationAnalysis
+
         curation = curate(config, folder, manifest, common.progress, confirm=confirm)
         study = CurationAnalysis(curation, shown(config.to_json()), confirm, tuple(shown(sys.argv[1:])))
         common.show(study, folder)

@@ -25,10 +25,11 @@ def command(context: typer.Context, *, common: Probing) -> None:
       mismatch-cli probe Qwen/Qwen2.5-0.5B-Instruct --adapter ./lora --merge-adapter
     """
     from mismatch_cli.commands._prepared import prepared_run
-    from mismatch_cli.recording.record import record
-    from mismatch_cli.trace.reader import Trace
 
     with prepared_run(context, common, ProbeConfig) as (config, folder, manifest):
+        from mismatch_cli.recording.record import record
+        from mismatch_cli.trace.reader import Trace
+
         record(config, folder, manifest, common.progress)
         common.study_mismatch([Trace.open(folder)], folder, common.worst)
     common.progress.say(f"Next: {suggest('report', folder, '--worst', '10')}")

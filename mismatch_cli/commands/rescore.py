@@ -26,14 +26,18 @@ def command(context: typer.Context, *, common: Probing) -> None:
       mismatch-cli rescore run --trainer-model ./checkpoint-40 --weights newer
     """
     from mismatch_cli.commands._prepared import prepared_run
-    from mismatch_cli.recording.folder import check_apart
-    from mismatch_cli.recording.rescore import rescore
-    from mismatch_cli.trace.reader import Trace
 
-    def check(config: RescoreConfig, folder: Path) -> None:
-        check_apart(folder, Trace.open(Path(config.trace)).run_folder)
+    with prepared_run(context, common, RescoreConfig, _check) as (config, folder, manifest):
+        from mismatch_cli.recording.rescore import rescore
+        from mismatch_cli.trace.reader import Trace
 
-    with prepared_run(context, common, RescoreConfig, check) as (config, folder, manifest):
         rescore(config, folder, manifest, common.progress)
         common.study_mismatch([Trace.open(folder)], folder, common.worst)
     common.progress.say(f"Next: {suggest('report', folder, '--worst', '10')}")
+
+
+def _check(config: RescoreConfig, folder: Path) -> None:
+    from mismatch_cli.recording.folder import check_apart
+    from mismatch_cli.trace.manifest import run_folder_of, trace_folder
+
+    check_apart(folder, run_folder_of(trace_folder(Path(config.trace))))

@@ -3,21 +3,25 @@
 Sampling is the same with each of them: seeds that depend on what is sampled, and log-probs that a sampler can have.
 """
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, cast
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from mismatch_cli import registry
-from mismatch_cli.batch import Rollout
 from mismatch_cli.errors import MismatchError, UsageError, first_line
 from mismatch_cli.sampling import SamplingSettings
 
-Sink = Callable[[np.ndarray], None]  # takes log μ of a response's next token, float32 [V]
+if TYPE_CHECKING:
+    import numpy as np
+
+    from mismatch_cli.batch import Rollout
+
+Sink = Callable[["np.ndarray"], None]  # takes log μ of a response's next token, float32 [V]
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,14 @@ class EngineModule(Protocol):
         ...
 
 
+class CheckingModule(EngineModule, Protocol):
+    """One that can say what is wrong with settings before it loads anything."""
+
+    def check(self, settings: EngineSettings) -> None:
+        """A `UsageError` for what the engine does not take."""
+        ...
+
+
 class FullEngine(Engine, Protocol):
     """An engine whose module has `full_bytes(vocabulary, tokens)`, the memory that one response of so many takes."""
 
@@ -116,6 +128,13 @@ def engine_module(name: str) -> EngineModule:
     """The file behind a public name; the library that it needs is imported when it creates an engine."""
     module: Any = registry.load(__name__, name, "engine")
     return module
+
+
+def check_settings(name: str, settings: EngineSettings) -> None:
+    """A `UsageError` for what can be told without the engine's library."""
+    module = engine_module(name)
+    if hasattr(module, "check"):
+        cast(CheckingModule, module).check(settings)
 
 
 def create_engine(name: str, settings: EngineSettings) -> Engine:
@@ -166,6 +185,8 @@ def sample_checked(
 
 def _check(prompt_id: int, rollout: Rollout) -> None:
     """Refuse what no sampler can have drawn: everything after this would be computed from it."""
+    import numpy as np
+
     logp_T = rollout.logp_rollout_T
     bad_T = ~np.isfinite(logp_T) | (logp_T > 0)
     if bad_T.any():

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from typing import Any
-
-import numpy as np
-import torch
+from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.adapters import put_on, read_adapter
 from mismatch_cli.attention import attention_facts
@@ -17,17 +14,26 @@ from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.models import load_causal_lm
 from mismatch_cli.sampling import SamplingSettings
 
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
 REMOTE, TAKES_WEIGHTS, MEMORY_SHARE = False, True, None
 _ARGUMENTS = {"batch_size": 64, "attn_implementation": None, "device_map": None, "max_model_len": None}
 
 
-def create(settings: EngineSettings) -> HfEngine:
-    """Load the model for generation; `_ARGUMENTS` are what `--engine-arg` may set."""
+def check(settings: EngineSettings) -> None:
+    """`_ARGUMENTS` are what `--engine-arg` may set."""
     unknown = sorted(set(settings.extra) - set(_ARGUMENTS))
     if unknown:
         raise UsageError(
             f"--engine hf knows no argument {', '.join(unknown)}. It takes: {', '.join(sorted(_ARGUMENTS))}."
         )
+
+
+def create(settings: EngineSettings) -> HfEngine:
+    """Load the model for generation."""
+    check(settings)
     arguments = _ARGUMENTS | settings.extra
     model = load_causal_lm(
         settings.model,
@@ -105,24 +111,28 @@ class HfEngine:
         }
 
     def close(self) -> None:
+        import torch
+
         del self._model
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    @torch.inference_mode()
     def _sample_batch(self, batch: Sequence[Request], sinks: dict[int, Sink]) -> list[Rollout]:
+        import torch
+
         longest = max(len(r.prompt_ids) for r in batch)
         recorder = _Recorder(self._settings.sampling, self._settings.top_logprobs, self._stop_ids, sinks)
         input_ids, attention_mask = _left_pad([r.prompt_ids for r in batch], longest, self._model.device)
         torch.manual_seed(batch[0].seed)
-        sequences = self._model.generate(
-            input_ids,
-            attention_mask=attention_mask,
-            generation_config=self._generation_config(max_new_tokens=self._room(batch[0])),
-            logits_processor=[recorder],
-        )
-        recorder.record(sequences[:, -1])
+        with torch.inference_mode():
+            sequences = self._model.generate(
+                input_ids,
+                attention_mask=attention_mask,
+                generation_config=self._generation_config(max_new_tokens=self._room(batch[0])),
+                logits_processor=[recorder],
+            )
+            recorder.record(sequences[:, -1])
         return [recorder.rollout(row, request, sequences[row, longest:].tolist()) for row, request in enumerate(batch)]
 
     def _generation_config(self, max_new_tokens: int) -> Any:
@@ -191,6 +201,8 @@ class _Recorder:
 
     def rollout(self, row: int, request: Request, ids: list[int]) -> Rollout:
         """The response of one row, up to and with its stop token."""
+        import numpy as np
+
         stop = next((i for i, token in enumerate(ids) if token in self._stop_ids), None)
         length = len(ids) if stop is None else stop + 1
         return Rollout(
@@ -205,11 +217,15 @@ class _Recorder:
 
 
 def _stack(rows: Any) -> np.ndarray | None:
+    import torch
+
     rows = list(rows)
     return torch.stack(rows).numpy() if rows else None
 
 
 def _left_pad(prompts: list[list[int]], length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    import torch
+
     ids = torch.zeros(len(prompts), length, dtype=torch.long)
     mask = torch.zeros_like(ids)
     for row, prompt in enumerate(prompts):

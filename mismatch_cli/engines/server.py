@@ -28,8 +28,8 @@ _PATIENCE_AT_START, _FOR_THE_LIST = 3.0, 5.0  # a URL that is wrong should say s
 _FIRST_ANSWER = 60.0  # seconds for what a server that may be busy says next, unless `timeout` says otherwise
 
 
-def create(settings: EngineSettings) -> ServerEngine:
-    """Look at the server, and measure whether its log-probs are those of the distribution that it samples from."""
+def check(settings: EngineSettings) -> None:
+    """What a server decides where it is started, and what has to be said of it."""
     unknown = sorted(set(settings.extra) - set(_ARGUMENTS))
     if unknown:
         raise UsageError(
@@ -45,6 +45,11 @@ def create(settings: EngineSettings) -> ServerEngine:
             "A server loads its adapters itself (vllm serve --enable-lora --lora-modules NAME=PATH). "
             "Say which of its names has this one: --served-model NAME."
         )
+
+
+def create(settings: EngineSettings) -> ServerEngine:
+    """Look at the server, and measure whether its log-probs are those of the distribution that it samples from."""
+    check(settings)
     check_model_folder(settings.model)
     given = {name: settings.extra[name] for name in _ADDRESS if name in settings.extra}
     return ServerEngine(settings, Address(base_url(str(settings.extra["url"])), **given))

@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-import numpy as np
-
 from mismatch_cli import custom_code
 from mismatch_cli.adapters import Adapter, read_adapter
 from mismatch_cli.batch import Rollout
@@ -219,6 +217,8 @@ def _sampling_params(sampling: SamplingSettings, top_logprobs: int, seed: int) -
 
 def _to_rollout(request: Request, completion: Any, top_k: int, sink: Sink | None = None) -> Rollout:
     """The sampled token comes first at every position, then the ranks 1…K; with a sink all ranks, which go there."""
+    import numpy as np
+
     width = top_k + 1
     flat = completion.logprobs if sink is None else _hand_out(completion.logprobs, width, sink)
     shape = (len(completion.token_ids), width)
@@ -243,6 +243,8 @@ def _to_rollout(request: Request, completion: Any, top_k: int, sink: Sink | None
 
 def _hand_out(flat: Any, width: int, sink: Sink) -> Any:
     """Give the sink log μ in the order of the vocabulary, position by position; answers the first `width` entries."""
+    import numpy as np
+
     kept = type(flat)()
     for start, stop in zip(flat.start_indices, flat.end_indices, strict=True):
         logp_V = np.full(stop - start - 1, np.nan, dtype=np.float32)

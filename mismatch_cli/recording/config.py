@@ -29,6 +29,7 @@ from mismatch_cli.recording.settings import (
 from mismatch_cli.sampling import SamplingSettings
 
 if TYPE_CHECKING:
+    from mismatch_cli.engines import EngineSettings
     from mismatch_cli.tasks.prompts import PromptSource
 
 _RESPONSES_PER_SHARD = 256
@@ -76,6 +77,28 @@ class RolloutConfig(RolloutSettings, SamplerSettings, PromptSettings):
         """What the engine is given by name."""
         given = {argument: getattr(self, name) for name, argument in _ENGINE_ARGUMENTS.items()}
         return {name: value for name, value in given.items() if value is not None} | _parsed(self.engine_arg or ())
+
+    def check_vocabulary(self, tokens: int) -> None:
+        """A `UsageError` where more ranks are asked for than there are."""
+        if self.top_logprobs > tokens:
+            raise UsageError(
+                f"--top-logprobs {self.top_logprobs} is more than the {tokens} tokens there are. Use --top-logprobs 20."
+            )
+
+    def engine_settings(self, **more: Any) -> EngineSettings:
+        """What the engine is asked for; `more` are the fields that no flag sets."""
+        from mismatch_cli.engines import EngineSettings
+
+        return EngineSettings(
+            model=self.model,
+            sampling=self.sampling,
+            top_logprobs=self.top_logprobs,
+            dtype=self.rollout_dtype,
+            seed=self.seed,
+            extra=self.engine_args,
+            adapter=self.engine_adapter,
+            **more,
+        )
 
     @property
     def engine_adapter(self) -> str | None:
@@ -181,6 +204,10 @@ class RescoreConfig(ThreadSettings, ScorerSettings, ScoredSettings):
     top_k: int | None = of_sampling(None, "The same; 0 = off.")
     min_p: float | None = of_sampling(None, "The same; 0 = off.")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        SamplingSettings(**{name: value for name, value in self.sampling.items() if value is not None})
+
     @classmethod
     def from_flags(cls, flags: Mapping[str, Any]) -> Self:
         """Also the model that scores, by the trace; the bundled one goes with the bundled model, and no other does."""
@@ -198,7 +225,7 @@ class RescoreConfig(ThreadSettings, ScorerSettings, ScoredSettings):
         return self.trainer_adapter
 
     @property
-    def sampling(self) -> dict[str, float | None]:
+    def sampling(self) -> dict[str, Any]:
         """What was asked of the sampler; None: as the trace says."""
         return self.named("temperature", "top_p", "top_k", "min_p")
 
@@ -214,11 +241,11 @@ def _scorer_of(flags: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises a `UsageError` where neither is.
     """
-    from mismatch_cli.trace.reader import Trace
+    from mismatch_cli.trace.manifest import read_manifest, trace_folder
 
     if flags["trainer_model"] is not None:
         return {}
-    scorer = _named_scorer(Trace.open(Path(flags["trace"])).manifest, flags["weights"])
+    scorer = _named_scorer(read_manifest(trace_folder(Path(flags["trace"]))), flags["weights"])
     if scorer is None:
         raise UsageError("Name the model that is to score: --trainer-model, a folder or a hub name.")
     found = {"trainer_model": scorer["model"]}

@@ -13,14 +13,13 @@ from mismatch_cli.adapters import read_adapter
 from mismatch_cli.batch import Rollout
 from mismatch_cli.engines import (
     Engine,
-    EngineSettings,
     Request,
     create_engine,
     engine_module,
     sample_checked,
     sample_seed,
 )
-from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.errors import MismatchError
 from mismatch_cli.recording.config import RolloutConfig
 from mismatch_cli.recording.full_divergence import Distributions
 from mismatch_cli.recording.ours import remove_results
@@ -127,27 +126,13 @@ def loaded_sampler(
 
 
 def _load_engine(config: RolloutConfig, run_folder: Path, vocabulary: int, progress: Progress, *, full: bool) -> Engine:
-    if config.top_logprobs > vocabulary:
-        raise UsageError(
-            f"--top-logprobs {config.top_logprobs} is more than the {vocabulary} tokens there are. "
-            "Use --top-logprobs 20."
-        )
+    config.check_vocabulary(vocabulary)
     if engine_module(config.engine).REMOTE:
         progress.say(f"Asking the server for {config.model}")
     else:
         progress.say(f"Loading {config.model} into the rollout engine ({config.engine})")
-    settings = EngineSettings(
-        model=config.model,
-        sampling=config.sampling,
-        top_logprobs=config.top_logprobs,
-        dtype=config.rollout_dtype,
-        seed=config.seed,
-        log_file=run_folder / "log" / f"{config.engine}.log",
-        extra=config.engine_args,
-        full=full,
-        say=progress.say,
-        adapter=config.engine_adapter,
-    )
+    log_file = run_folder / "log" / f"{config.engine}.log"
+    settings = config.engine_settings(log_file=log_file, full=full, say=progress.say)
     return create_engine(config.engine, settings)
 
 

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from mismatch_cli.algorithms.algorithm import Algorithm, coefficient_T, judges_single_tokens
 from mismatch_cli.batch import Rollout
-from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.errors import MismatchError
 from mismatch_cli.policies import Policies, TopKLogProbs
-from mismatch_cli.registry import unknown
 from mismatch_cli.rl.train_config import TrainConfig
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.policy_gradient import Known, logp_pass, policy_gradient_loss
@@ -251,7 +250,6 @@ _SCALES: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "sequence-mean": lambda length_S, _: 1 / (len(length_S) * np.maximum(length_S, 1)),
     "token-mean": lambda length_S, _: np.full(len(length_S), 1 / max(length_S.sum(), 1)),
 }
-AGGREGATIONS = tuple(_SCALES)
 
 
 def response_scale(aggregation: str, length_S: np.ndarray, max_tokens: int) -> np.ndarray:
@@ -259,10 +257,8 @@ def response_scale(aggregation: str, length_S: np.ndarray, max_tokens: int) -> n
 
     sequence-sum: 1/(N · T_max), the sum over a response by a constant, then the mean (Dr. GRPO, arXiv 2503.20783; the
     sanity test). sequence-mean: 1/(N · |y|), the only one that divides by a response's own length. token-mean: 1/Σ|y|.
-    The terms of GSPO are its response's, each at all |y| tokens. A `UsageError` for another name.
+    The terms of GSPO are its response's, each at all |y| tokens.
     """
-    if aggregation not in _SCALES:
-        raise UsageError(unknown("aggregation", aggregation, AGGREGATIONS))
     return _SCALES[aggregation](np.asarray(length_S, dtype=np.int64), max_tokens)
 
 

@@ -3,24 +3,21 @@
 And what can be wrong with the settings of runs, told before a model is loaded, a run begins or a file is written.
 """
 
-import json
+from __future__ import annotations
+
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from mismatch_cli.algorithms.parse import find
 from mismatch_cli.engines import engine_module
 from mismatch_cli.errors import UsageError
-from mismatch_cli.models import check_model_folder
-from mismatch_cli.rl.learner import response_scale
+from mismatch_cli.models import check_attention, check_model_folder, known_vocabulary
 from mismatch_cli.rl.train_config import TrainConfig
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.tasks.grading import Grader, check_reward, gradable
 from mismatch_cli.tasks.prompts import Problem, PromptSource, check_template, encode_prompts, is_local, load_problems
+from mismatch_cli.torch_settings import check_threads
 
 
 @dataclass(frozen=True)
@@ -108,10 +105,7 @@ def check_runs(configs: Sequence[TrainConfig]) -> None:
 
     What only the hub knows (a model or a data set by its name there) is found when the first run loads it.
     """
-    for spec in dict.fromkeys(config.algorithm for config in configs):
-        _check_top_k(spec, configs[0].model)
     first = configs[0]  # runs of one command differ in algorithm and seed
-    response_scale(first.aggregation, np.ones(1), first.max_tokens)
     if not engine_module(first.engine).TAKES_WEIGHTS:
         raise UsageError(
             "Training sends new weights to the engine after every step, and a server behind a URL takes none from "
@@ -119,7 +113,11 @@ def check_runs(configs: Sequence[TrainConfig]) -> None:
         )
     SamplingSettings(temperature=first.temperature, max_tokens=first.max_tokens)
     check_model_folder(first.model)
+    check_attention(first.attn or None)
+    check_threads(first.threads)
     check_template(first.prompt_template)
+    for spec in dict.fromkeys(config.algorithm for config in configs):
+        _check_top_k(spec, first.model)
     if is_local(first.dataset):
         _check_number(first, len(_load(first, first.dataset, first.split, first.num_problems)[0]))
     if is_local(first.eval_dataset):
@@ -129,10 +127,8 @@ def check_runs(configs: Sequence[TrainConfig]) -> None:
 
 def _check_top_k(spec: str, model: str) -> None:
     """The algorithm, and that its top K are no more than the tokens there are, as far as the model is at hand."""
-    k = find(spec, training=True).needs_top_k
-    try:
-        tokens = json.loads((Path(model).expanduser() / "config.json").read_text(encoding="utf-8")).get("vocab_size")
-    except (OSError, ValueError, AttributeError):
-        return
-    if isinstance(tokens, int) and k > tokens:
+    from mismatch_cli.algorithms.parse import find
+
+    k, tokens = find(spec, training=True).needs_top_k, known_vocabulary(model)
+    if tokens is not None and k > tokens:
         raise UsageError(f"{spec} needs the top {k:,} log-probs, and {model} has {tokens:,} tokens. Choose a lower k.")

@@ -15,6 +15,7 @@ _PRESETS = Path(__file__).parent.parent / "presets"
 FILE_NAME = "config.toml"
 
 
+AGGREGATIONS = ("sequence-sum", "sequence-mean", "token-mean")
 _DTYPE: dict[str, Any] = {"choices": ("dtype", DTYPES)}
 
 
@@ -37,7 +38,11 @@ class TrainConfig:
     algorithm: str = setting(
         "dppo-binary-tv", "NAME, NAME:PARAMETER=VALUE,… or my_mask.py; see `mismatch-cli algorithms`."
     )
-    aggregation: str = setting("sequence-sum", "sequence-sum (by the longest allowed), sequence-mean or token-mean.")
+    aggregation: str = setting(
+        "sequence-sum",
+        "sequence-sum (by the longest allowed), sequence-mean or token-mean.",
+        choices=("aggregation", AGGREGATIONS),
+    )
     recompute: bool = setting(
         False, "Score every batch at the weights that sampled, also where the algorithm does not ask."
     )

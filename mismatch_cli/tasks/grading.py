@@ -7,15 +7,16 @@ import re
 from collections.abc import Callable, Sequence
 from math import isfinite, nan
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.batch import Rollout
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.tasks._child import Child
 from mismatch_cli.tasks._worker import ARGUMENTS
 from mismatch_cli.tasks.prompts import Problem
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def group_mean_advantages(reward_S: np.ndarray, prompt_id_S: np.ndarray) -> np.ndarray:
@@ -24,6 +25,8 @@ def group_mean_advantages(reward_S: np.ndarray, prompt_id_S: np.ndarray) -> np.n
     A_i = R_i − mean_{j in group} R_j, float32, shape _S. A group of one, or with equal rewards, gets zeros: it teaches
     nothing. Source: Dr. GRPO; arXiv 2602.04879, section 4.1 and App. C.1.
     """
+    import numpy as np
+
     _, group_S = np.unique(prompt_id_S, return_inverse=True)
     sums_G = np.bincount(group_S, weights=reward_S)
     return (reward_S - (sums_G / np.bincount(group_S))[group_S]).astype(np.float32)

@@ -16,10 +16,10 @@ from typing import Any
 from mismatch_cli import custom_code
 from mismatch_cli.errors import MismatchError, suggest
 from mismatch_cli.trace.files import write_atomically
-from mismatch_cli.trace.schema import FORMAT_NAME, FORMAT_VERSION
-from mismatch_cli.trace.writer import shard_path
 
 FILE_NAME = "manifest.json"
+FORMAT_NAME = "mismatch-cli trace"
+FORMAT_VERSION = 1
 _MOST_SHARDS = 10**6
 _NUMBER, _TEXT = (int, float), (str, NoneType)
 # What readers compute with or look into, by its path: where it is there, it has one of these types.
@@ -51,6 +51,27 @@ def write_manifest(folder: Path, content: dict[str, Any]) -> None:
     """Write the manifest by atomic rename, with the format's name and version first, and what code models brought."""
     head = {"format": FORMAT_NAME, "format_version": FORMAT_VERSION}
     write_atomically(folder / FILE_NAME, json.dumps(head | content | custom_code.on_record(), indent=2) + "\n")
+
+
+def trace_folder(path: Path) -> Path:
+    """Where the trace at a path lies, itself or in `trace/`; a `MismatchError` where it has no manifest or no shard."""
+    if not path.exists():
+        raise MismatchError(f"{path} does not exist. Name a run folder that `mismatch-cli probe` wrote.")
+    inner = path / "trace"
+    folder = inner if (inner / FILE_NAME).is_file() else path
+    manifest = read_manifest(folder)
+    if not shards_in(folder):
+        raise MismatchError(f"{folder} has no finished shard yet. {remedy(folder, manifest)}")
+    return folder
+
+
+def run_folder_of(folder: Path) -> Path:
+    """The folder of the run that a trace folder belongs to."""
+    return folder.parent if folder.name == "trace" else folder
+
+
+def shards_in(folder: Path) -> list[Path]:
+    return sorted(folder.glob("shard-*.parquet"))
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -208,6 +229,8 @@ def promised_rows(manifest: Mapping[str, Any]) -> dict[str, int | None] | None:
     if "shard_rows" in manifest:
         return dict(manifest["shard_rows"])
     if "shards" in manifest:
+        from mismatch_cli.trace.writer import shard_path
+
         return dict.fromkeys(shard_path(Path(), index).name for index in range(manifest["shards"]))
     return None
 

@@ -25,7 +25,15 @@ from mismatch_cli.batch import TokenBatch
 from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.memory import allowance, decoded_bytes, too_large
 from mismatch_cli.trace import foreign
-from mismatch_cli.trace.manifest import Completeness, completeness, read_manifest, remedy
+from mismatch_cli.trace.manifest import (
+    Completeness,
+    completeness,
+    read_manifest,
+    remedy,
+    run_folder_of,
+    shards_in,
+    trace_folder,
+)
 from mismatch_cli.trace.schema import (
     ID_COLUMNS,
     REQUIRED,
@@ -53,13 +61,7 @@ class Trace:
     @classmethod
     def open(cls, path: Path) -> Trace:
         """Open a trace folder, or a run folder with one in `trace/`; a `MismatchError` says what is wrong."""
-        if not path.exists():
-            raise MismatchError(f"{path} does not exist. Name a run folder that `mismatch-cli probe` wrote.")
-        inner = path / "trace"
-        trace = cls(inner if (inner / "manifest.json").is_file() else path)
-        trace.manifest  # noqa: B018 - a newer or damaged trace is refused here, not in the middle of a report
-        if not trace.shards:
-            raise MismatchError(f"{trace.folder} has no finished shard yet. {remedy(trace.folder, trace.manifest)}")
+        trace = cls(trace_folder(path))  # a newer or damaged trace is refused here, not in the middle of a report
         trace.completeness  # noqa: B018 - nor are shards read that belong to another trace
         return trace
 
@@ -82,11 +84,11 @@ class Trace:
 
     @property
     def run_folder(self) -> Path:
-        return self.folder.parent if self.folder.name == "trace" else self.folder
+        return run_folder_of(self.folder)
 
     @cached_property
     def shards(self) -> list[Path]:
-        return sorted(self.folder.glob("shard-*.parquet"))
+        return shards_in(self.folder)
 
     @property
     def num_responses(self) -> int:

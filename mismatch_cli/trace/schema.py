@@ -7,9 +7,6 @@ measured for some responses only, the others are null.
 
 import pyarrow as pa
 
-FORMAT_NAME = "mismatch-cli trace"
-FORMAT_VERSION = 1
-
 ROW_KEY = ("step", "epoch", "minibatch", "prompt_id", "sample_index")
 
 ROW_COLUMNS: dict[str, pa.DataType] = {

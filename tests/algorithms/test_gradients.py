@@ -10,7 +10,8 @@ from mismatch_cli.algorithms.algorithm import Algorithm, Factor, coefficient_T, 
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.policies import ENGINE_GAP, TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Policies, Ratio
-from mismatch_cli.rl.learner import AGGREGATIONS, response_scale
+from mismatch_cli.rl.learner import response_scale
+from mismatch_cli.rl.train_config import AGGREGATIONS
 from tests.algorithms.published import OBJECTIVES, Sample, aggregated, gspo_responses, gspo_token
 from tests.trust_regions.cases import cast, random_policies, signs
 

@@ -15,9 +15,9 @@ from mismatch_cli.algorithms.algorithm import judges_single_tokens
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.batch import Rollout
-from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.rl.learner import AGGREGATIONS, Learner, LossScale, Sample, response_scale
-from mismatch_cli.rl.train_config import TrainConfig
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.rl.learner import Learner, LossScale, Sample
+from mismatch_cli.rl.train_config import AGGREGATIONS, TrainConfig
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
 from tests.algorithms import published
@@ -164,11 +164,6 @@ def test_a_limit_on_the_gradient_means_the_same_for_all_algorithms(make_learner,
         ]
         norms[name] = learner.update(samples).grad_norm
     assert norms == pytest.approx(dict.fromkeys(norms, norms["reinforce"]), rel=1e-3)
-
-
-def test_an_unknown_aggregation_names_the_others():
-    with pytest.raises(UsageError, match="sequence-sum"):
-        response_scale("sequence-summ", np.array([3]), 8)
 
 
 def test_micro_batches_do_not_change_the_gradient(make_learner):
