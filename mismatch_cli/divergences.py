@@ -10,35 +10,89 @@ the smallest one that fits the data and stays finite. A trainer log-probability 
 gives Δp = −μ and an infinite KL.
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import factorial, inf
 
-from mismatch_cli.arrays import Array, at_least, blocks, copied, filled, is_on_cpu, namespace, select, silent
+import numpy as np
+
+from mismatch_cli.arrays import (
+    Array,
+    at_least,
+    blocks,
+    copied,
+    filled,
+    is_on_cpu,
+    mostly,
+    namespace,
+    row_any,
+    row_sums,
+    silent,
+    with_sign,
+)
 
 _SERIES_BELOW = 0.125  # |d| from which e^d − 1 − d loses no more than four bits
 _SERIES_TERMS = {4: 5, 8: 10}  # by bytes: the first term left out is below half a unit in the last place
 _SERIES = {size: [1 / factorial(k + 2) for k in range(terms)] for size, terms in _SERIES_TERMS.items()}
-_BLOCK = 2**18  # entries of top-K columns that are computed at a time: a megabyte each, which stays in cache
+_BLOCK = 2**17  # entries of top-K columns that are computed at a time: half a megabyte each, which stays in cache
+_BLOCK_TOKENS = 2**15  # of the sampled token's columns, which are more
 
 
-@dataclass(frozen=True)
 class SampledToken:
     """What the log-probabilities of the sampled token say, formed together because the parts share their cost."""
 
-    difference_T: Array  # π − μ, signed
-    binary_kl_T: Array  # nats
-    log_odds_gap_T: Array  # log(π/(1 − π)) − log(μ/(1 − μ)), nats: how far this logit moved if no other did
-    rest_rollout_T: Array  # 1 − μ
-    rest_trainer_T: Array  # 1 − π
-    _d_T: Array
-    _series_T: Array
+    def __init__(self, blocks: Sequence[_Block]) -> None:
+        self._blocks = blocks
 
-    @property
+    @cached_property
+    def difference_T(self) -> Array:
+        """π − μ, signed."""
+        return _joined([block.difference_T for block in self._blocks])
+
+    @cached_property
+    def binary_kl_T(self) -> Array:
+        """Nats."""
+        return _joined([block.binary_kl_T for block in self._blocks])
+
+    @cached_property
+    def log_odds_gap_T(self) -> Array:
+        """log(π/(1 − π)) − log(μ/(1 − μ)), nats: how far this logit moved if no other did."""
+        return _joined([block.d_T - block.y_T for block in self._blocks])
+
+    @cached_property
+    def rest_rollout_T(self) -> Array:
+        """1 − μ."""
+        return _joined([block.rest_rollout_T for block in self._blocks])
+
+    @cached_property
+    def rest_trainer_T(self) -> Array:
+        """1 − π."""
+        return _joined([block.rest_trainer_T for block in self._blocks])
+
+    @cached_property
     @silent
     def k3_T(self) -> Array:
         """φ(d), nats."""
-        xp = namespace(self._d_T)
-        return select(xp.abs(self._d_T) < _SERIES_BELOW, self._series_T, xp.expm1(self._d_T) - self._d_T)
+        return _joined([mostly(block.small_T, block.series_T, _plain_phi, block.d_T) for block in self._blocks])
+
+
+@dataclass(frozen=True)
+class _Block:
+    difference_T: Array
+    binary_kl_T: Array
+    rest_rollout_T: Array
+    rest_trainer_T: Array
+    d_T: Array
+    y_T: Array
+    small_T: Array
+    series_T: Array
+
+
+def _joined(columns: Sequence[Array]) -> Array:
+    return columns[0] if len(columns) == 1 else namespace(columns[0]).concat(columns)
 
 
 @silent
@@ -48,21 +102,25 @@ def sampled_token(logp_rollout_T: Array, logp_trainer_T: Array) -> SampledToken:
     π − μ = ± max(μ, π) · (1 − e^−|d|), whose absolute value is the binary TV; KL(μ‖π) = μ·φ(d) + (1 − μ)·φ(y) ≥ 0
     in nats, with d = log π − log μ and y = log((1 − π)/(1 − μ)); the log-odds gap is d − y.
     """
-    logp_rollout_T, logp_trainer_T = _wide(logp_rollout_T), _wide(logp_trainer_T)
-    xp = namespace(logp_rollout_T)
+    tokens = len(logp_rollout_T)
+    parts = blocks(tokens, _BLOCK_TOKENS if isinstance(logp_rollout_T, np.ndarray) else max(1, tokens))
+    return SampledToken([_sampled_token(_wide(logp_rollout_T[part]), _wide(logp_trainer_T[part])) for part in parts])
+
+
+def _sampled_token(logp_rollout_T: Array, logp_trainer_T: Array) -> _Block:
     d_T = logp_trainer_T - logp_rollout_T
     difference_T = _difference(logp_rollout_T, logp_trainer_T, d_T)
     rest_mu_T, rest_pi_T = _complement(logp_rollout_T), _complement(logp_trainer_T)
     y_T = _log_ratio(rest_mu_T, rest_pi_T, -difference_T)
-    small_T, series_T, mu_T = xp.abs(d_T) < _SERIES_BELOW, _phi_series(d_T), _not_nothing(logp_rollout_T)
-    sampled_T = select(small_T, mu_T * series_T, difference_T - mu_T * d_T)
-    sampled_T += _kl_term(rest_mu_T, rest_pi_T - rest_mu_T, y_T)
-    return SampledToken(difference_T, sampled_T, d_T - y_T, rest_mu_T, rest_pi_T, d_T, series_T)
+    small_T, series_T, mu_T = namespace(d_T).abs(d_T) < _SERIES_BELOW, _phi_series(d_T), _not_nothing(logp_rollout_T)
+    kl_T = mostly(small_T, mu_T * series_T, _plain_kl_term, mu_T, difference_T, d_T)
+    kl_T += _kl_term(rest_mu_T, rest_pi_T - rest_mu_T, y_T)
+    return _Block(difference_T, kl_T, rest_mu_T, rest_pi_T, d_T, y_T, small_T, series_T)
 
 
 def sampled_in_topk(response_ids_T: Array, topk_ids_TK: Array) -> Array:
     """Whether the sampled token is among the engine's top-K ids."""
-    return namespace(topk_ids_TK).any(topk_ids_TK == response_ids_T[:, None], axis=-1)
+    return row_any(topk_ids_TK == response_ids_T[:, None])
 
 
 @silent
@@ -120,10 +178,10 @@ def _topk_divergences(
     d_T = filled(logp_trainer_T - logp_rollout_T, in_topk_T, 0.0)
     change_TK = _difference(topk_logp_rollout_TK, topk_logp_trainer_TK, d_TK)
     change_T = _difference(logp_rollout_T, logp_trainer_T, d_T)
-    others_change_T = -xp.sum(change_TK, axis=-1) - change_T
-    tv_T = (xp.sum(xp.abs(change_TK), axis=-1) + xp.abs(change_T) + xp.abs(others_change_T)) / 2
-    kl_T = xp.sum(_kl_term(mu_TK, change_TK, d_TK), axis=-1) + _kl_term(mu_T, change_T, d_T)
-    return tv_T, kl_T + _others_kl(1 - xp.sum(mu_TK, axis=-1) - mu_T, others_change_T)
+    others_change_T = -row_sums(change_TK) - change_T
+    tv_T = (row_sums(xp.abs(change_TK)) + xp.abs(change_T) + xp.abs(others_change_T)) / 2
+    kl_T = row_sums(_kl_term(mu_TK, change_TK, d_TK)) + _kl_term(mu_T, change_T, d_T)
+    return tv_T, kl_T + _others_kl(1 - row_sums(mu_TK) - mu_T, others_change_T)
 
 
 @silent
@@ -131,7 +189,7 @@ def mass_beyond_topk(logp_T: Array, topk_p_TK: Array, in_topk_T: Array) -> Array
     """What a policy gives to all tokens but the top-K ids, by their probability, and the sampled one: 1 − Σ ≥ 0."""
     xp = namespace(logp_T)
     sampled_T = xp.exp(_wide(logp_T)) * ~in_topk_T
-    return at_least(1 - xp.sum(topk_p_TK, axis=-1) - sampled_T, 0.0)
+    return at_least(1 - row_sums(topk_p_TK) - sampled_T, 0.0)
 
 
 @silent
@@ -156,8 +214,11 @@ def full_kl(logp_rollout_TV: Array, logp_trainer_TV: Array) -> Array:
 def phi(d: Array) -> Array:
     """φ(d) = e^d − 1 − d ≥ 0; for small |d| by its series d²/2 + d³/6 + …, where the plain form would cancel."""
     d = _wide(d)
-    xp = namespace(d)
-    return select(xp.abs(d) < _SERIES_BELOW, _phi_series(d), xp.expm1(d) - d)
+    return mostly(namespace(d).abs(d) < _SERIES_BELOW, _phi_series(d), _plain_phi, d)
+
+
+def _plain_phi(d: Array) -> Array:
+    return namespace(d).expm1(d) - d
 
 
 def _phi_series(d: Array) -> Array:
@@ -176,14 +237,18 @@ def _kl_term(mu: Array, change: Array, d: Array) -> Array:
     """μ·φ(d) of one part of a partition, where `change` = π − μ = μ·(e^d − 1) is known."""
     series = _phi_series(d)
     series *= mu
-    return select(namespace(d).abs(d) < _SERIES_BELOW, series, change - mu * d)
+    return mostly(namespace(d).abs(d) < _SERIES_BELOW, series, _plain_kl_term, mu, change, d)
+
+
+def _plain_kl_term(mu: Array, change: Array, d: Array) -> Array:
+    return change - mu * d
 
 
 def _difference(logp_rollout: Array, logp_trainer: Array, d: Array) -> Array:
     xp = namespace(d)
-    change = -xp.expm1(-xp.abs(d))
+    change = xp.expm1(-xp.abs(d))
     change *= xp.exp(xp.maximum(logp_rollout, logp_trainer))
-    return xp.copysign(change, d)
+    return with_sign(change, d)
 
 
 def _complement(logp_T: Array) -> Array:
@@ -197,7 +262,11 @@ def _log_ratio(mu_T: Array, pi_T: Array, change_T: Array) -> Array:
     """log(π/μ) of a part whose masses are known: by log1p of the relative change, unless more than half is gone."""
     xp = namespace(mu_T)
     x_T = change_T / mu_T
-    return xp.where(x_T > -0.5, xp.log1p(x_T), xp.log(pi_T / mu_T))
+    return mostly(x_T > -0.5, xp.log1p(x_T), _plain_log_ratio, mu_T, pi_T)
+
+
+def _plain_log_ratio(mu_T: Array, pi_T: Array) -> Array:
+    return namespace(mu_T).log(pi_T / mu_T)
 
 
 def _others_kl(mu_T: Array, change_T: Array) -> Array:
