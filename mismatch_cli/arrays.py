@@ -92,11 +92,10 @@ def with_sign(x: Array, y: Array) -> Array:
     """x with the sign of y; x may be overwritten."""
     if not isinstance(x, np.ndarray):
         return namespace(x).copysign(x, y)
-    bits = np.int32 if x.dtype == np.float32 else np.int64  # np.copysign takes three times as long
-    sign = np.iinfo(bits).min
-    signed = x.view(bits)
-    signed &= bits(~sign)
-    signed |= y.view(bits) & bits(sign)
+    bits: Any = np.int32 if x.dtype == np.float32 else np.int64  # np.copysign takes three times as long
+    sign, signed = np.iinfo(bits).min, x.view(bits)
+    signed &= ~sign
+    signed |= y.view(bits) & sign
     return x
 
 

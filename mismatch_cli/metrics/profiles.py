@@ -37,7 +37,7 @@ class PositionProfile(Accumulator):
         self.sums = np.zeros((2, GROUPS, POSITION_BINS, 5))
 
     def update(self, gaps: TokenGaps) -> None:
-        starts, response, from_start, from_end = cut_by_position(gaps.response_offset_S1)
+        starts, response, from_start, from_end = _cut_what_counts(gaps)
         pieces = Segments(gaps.kept_before(starts))
         sums = np.empty((len(starts) - 1, 5))
         for column, values_N in enumerate((gaps.abs_d_N, gaps.abs_dp_N, gaps.d_N)):
@@ -58,6 +58,18 @@ class PositionProfile(Accumulator):
             ]
             for name, sums_GBx in zip(("positions", "from_end"), self.sums, strict=True)
         }
+
+
+def _cut_what_counts(gaps: TokenGaps) -> tuple[np.ndarray, ...]:
+    """`cut_by_position` of the responses with tokens that count; what lies between two of them is in a piece's end."""
+    counting = np.flatnonzero(gaps.responses.length_S)
+    begin_S, length_S = gaps.response_offset_S1[:-1], np.diff(gaps.response_offset_S1)
+    offset_S1 = np.concatenate([[0], np.cumsum(length_S[counting])])
+    starts, response, *bins = cut_by_position(offset_S1)
+    moved_S = begin_S[counting] - offset_S1[:-1]
+    starts[:-1] += moved_S[response]
+    starts[-1] = gaps.response_offset_S1[-1]
+    return starts, counting[response], *bins
 
 
 def cut_by_position(offset_S1: np.ndarray) -> tuple[np.ndarray, ...]:
