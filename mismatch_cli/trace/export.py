@@ -1,12 +1,13 @@
 """Traces for whoever has tools of their own, a row per token or a line per response; streamed, so any length fits."""
 
+import csv
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -17,6 +18,7 @@ from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.schema import TOKEN_COLUMNS
 
 _ROWS_AT_A_TIME = 64
+_Columns: TypeAlias = dict[str, np.ndarray | list[str]]  # the tokens of a batch
 
 
 def file_name(kind: str) -> str:
@@ -44,34 +46,46 @@ def export_tokens(traces: list[Trace], folder: Path, kind: str) -> Path:
     """Write `tokens.csv` or `tokens.parquet`; control characters in token text are spelled out, missing is empty."""
     path = folder / file_name(kind)
     with replacing(path) as temporary:
-        (_write_csv if kind == "csv" else _write_parquet)(temporary, _token_frames(traces))
+        (_write_csv if kind == "csv" else _write_parquet)(temporary, _token_tables(traces))
     return path
 
 
-def _write_csv(path: Path, frames: Iterator[pd.DataFrame]) -> None:
+def _write_csv(path: Path, tables: Iterator[_Columns]) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
-        for number, frame in enumerate(frames):
-            frame.to_csv(file, index=False, header=number == 0)
+        writer = csv.writer(file, lineterminator="\n")
+        for number, columns in enumerate(tables):
+            if number == 0:
+                writer.writerow(columns)
+            writer.writerows(zip(*map(_cells, columns.values()), strict=True))
 
 
-def _write_parquet(path: Path, frames: Iterator[pd.DataFrame]) -> None:
-    first = pa.Table.from_pandas(next(frames), preserve_index=False)
-    with pq.ParquetWriter(path, first.schema, compression="zstd") as writer:
-        writer.write_table(first)
-        for frame in frames:
-            writer.write_table(pa.Table.from_pandas(frame, schema=first.schema, preserve_index=False))
+def _cells(values: np.ndarray | list[str]) -> list[Any]:
+    """What the cells of a column say: as few digits as give a number back, nothing where it is NaN."""
+    if isinstance(values, list) or values.dtype.kind != "f":
+        return list(values)
+    return np.where(np.isnan(values), "", values.astype(str)).tolist()
 
 
-def _token_frames(traces: list[Trace]) -> Iterator[pd.DataFrame]:
+def _write_parquet(path: Path, tables: Iterator[_Columns]) -> None:
+    with ExitStack() as stack:
+        writer = None
+        for columns in tables:
+            arrays = {name: pa.array(values, from_pandas=True) for name, values in columns.items()}  # NaN is null
+            table = pa.table(arrays, schema=writer and writer.schema)
+            writer = writer or stack.enter_context(pq.ParquetWriter(path, table.schema, compression="zstd"))
+            writer.write_table(table)
+
+
+def _token_tables(traces: list[Trace]) -> Iterator[_Columns]:
     measured = set().union(*(trace.columns() for trace in traces))
     columns = [name for name in TOKEN_COLUMNS if name in measured and name != "response_ids"]
     for trace in traces:
         texts: dict[int, str] = {}
         for batch in trace.batches():
-            yield pd.DataFrame(_keys(batch, trace, texts) | {name: _values(batch, name) for name in columns})
+            yield _keys(batch, trace, texts) | {name: _values(batch, name) for name in columns}
 
 
-def _keys(batch: TokenBatch, trace: Trace, texts: dict[int, str]) -> dict[str, Any]:
+def _keys(batch: TokenBatch, trace: Trace, texts: dict[int, str]) -> _Columns:
     offset_S1 = batch.offset_S1
     lengths_S = np.diff(offset_S1)
     ids_T = batch.response_ids_T
