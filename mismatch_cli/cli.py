@@ -17,6 +17,7 @@ import typer.core
 
 from mismatch_cli import __version__, registry
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.extras import not_installed
 from mismatch_cli.text import is_whole, visible
 
 _INTERRUPTED = 130
@@ -110,6 +111,8 @@ def run(arguments: Sequence[str]) -> int:
             "a smaller --token-budget, fewer prompts.", 1, debug,
         )  # fmt: skip
     except Exception as error:
+        if sentence := not_installed(error, f"`{arguments[0]}`"):
+            return _fail(sentence, 1, debug)
         if isinstance(error, UnicodeEncodeError) and not is_whole(error.object):
             return _fail(f"{error.object[:300]} is not UTF-8. Rename what is called so, or mend that text.", 1, debug)
         if isinstance(error, _ClickError):

@@ -42,7 +42,7 @@ FLOORS = [
     {"divergences"},
     {"models", "adapters", "options"},
     {"arrays", "sampling", "batch", "text", "numbers", "registry", "torch_settings", "memory", "attention"},
-    {"custom_code", "places"},
+    {"custom_code", "places", "extras"},
     {"errors", ""},
     {"subprocess_site"},
 ]

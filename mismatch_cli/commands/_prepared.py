@@ -13,6 +13,7 @@ from mismatch_cli.adapters import check_adapter, read_adapter
 from mismatch_cli.commands._show import Common
 from mismatch_cli.engines import check_settings
 from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.extras import require
 from mismatch_cli.models import check_attention, check_device, check_model_folder, known_vocabulary
 from mismatch_cli.options import resumed
 from mismatch_cli.recording.config import CurateConfig, ProbeConfig, RescoreConfig, RolloutConfig
@@ -52,7 +53,7 @@ def prepared_run(
     folder = common.output or Path(f"{command}-{config.name}")
     check(config, folder)
     if not common.resume:
-        _check_inputs(config)
+        _check_inputs(config, command)
     resumable = _is_resumable(folder, command)
     with run_folder(folder, resume=common.resume, force=common.force, resumable=resumable):
         if not common.resume:
@@ -63,10 +64,11 @@ def prepared_run(
         yield kind.from_flags(recorded), folder, manifest | {"flags": recorded}
 
 
-def _check_inputs(config: ProbeConfig | CurateConfig | RescoreConfig) -> None:
+def _check_inputs(config: ProbeConfig | CurateConfig | RescoreConfig, command: str) -> None:
     """Whatever lies on this machine and was named: told before a folder is made. A run to go on with has been.
 
-    What needs no library comes first, then torch for the name of a device, then peft for the weights of adapters.
+    What needs no library comes first, then whether they are installed, then torch for the name of a device, then peft
+    for the weights of adapters.
     """
     given = {name: getattr(config, name, None) for name in _LOOKED_AT}  # as far as the command has them
     models, adapters = [given[name] for name in ("model", "scorer")], [given[name] for name in _ADAPTERS]
@@ -78,6 +80,8 @@ def _check_inputs(config: ProbeConfig | CurateConfig | RescoreConfig) -> None:
     check_threads(given["threads"])
     if isinstance(config, RolloutConfig):
         _check_sampled(config)
+        require(config.engine, f"--engine {config.engine}")
+    require("hf", f"`{command}`")
     check_device(given["device_map"])
     for adapter in filter(None, adapters):
         read_adapter(adapter)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +12,7 @@ from mismatch_cli.commands._progress import TerminalProgress
 from mismatch_cli.commands._show import Common, print_json, print_parts
 from mismatch_cli.errors import UsageError, suggest
 from mismatch_cli.options import flags, setting
-from mismatch_cli.places import bundled
+from mismatch_cli.places import bundled, bundled_trace
 from mismatch_cli.sampling import SamplingSettings
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def command(
     weights: str | None = setting(
         None, "Whether the dump's π has the weights that sampled: equal or newer. By default as the format has it."
     ),
-    tokenizer: str | None = setting(None, "So that reports show text in place of numbers.", metavar="MODEL"),
+    tokenizer: str | None = setting(None, "So that reports show text in place of numbers: a model, or a trace of it.", metavar="MODEL"),
     temperature: float | None = of_sampling(None, "As sampled; kept for `rescore`."),
     top_p: float | None = of_sampling(None, "The same; 1 = off."),
     top_k: int | None = of_sampling(None, "The same; 0 = off."),
@@ -67,7 +68,7 @@ def command(
     SamplingSettings(**sampling)  # checked as `probe` checks them
     if not paths:
         common.progress.say("No dump named: importing the bundled one.")
-        paths, tokenizer = [bundled("dumps")], tokenizer or str(bundled("model"))
+        paths, tokenizer = [bundled("dumps")], tokenizer or str(bundled_trace())
     what = Import(paths, format, None if weights is None else weights == "newer", sampling)
     folder, imported = _import(what, tokenizer, common)
     _tell(imported, folder, common)
@@ -105,9 +106,13 @@ def _vocabulary(tokenizer: str | None) -> tuple[Any, int | None]:
     """Load the tokenizer before anything is read: what writes its vocabulary, and how many ids the model has."""
     if tokenizer is None:
         return lambda _folder: None, None
+    from mismatch_cli.trace.vocabulary import FILE_NAME, write_vocabulary
+
+    of_a_trace = (Path(tokenizer) / FILE_NAME, Path(tokenizer) / "trace" / FILE_NAME)
+    if known := next(filter(Path.is_file, of_a_trace), None):
+        return partial(shutil.copy, known), None
     from mismatch_cli.models import load_tokenizer
     from mismatch_cli.recording.full_divergence import vocabulary_of
-    from mismatch_cli.trace.vocabulary import write_vocabulary
 
     loaded = load_tokenizer(tokenizer)
     return lambda folder: write_vocabulary(folder, loaded), max(len(loaded), vocabulary_of(tokenizer, loaded))

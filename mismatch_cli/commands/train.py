@@ -52,6 +52,7 @@ def command(
 
     Every setting of a preset is a flag too.
     """
+    from mismatch_cli.extras import require
     from mismatch_cli.recording.folder import folder_of_trainings, training_folder
     from mismatch_cli.rl.task import check_runs
 
@@ -70,6 +71,8 @@ def command(
     if show_config:
         print(configs[0].to_toml(), end="")
         return
+    require(first.engine, f"--engine {first.engine}")
+    require("hf", "`train`")
     with ExitStack() as held:  # from before the first run to after the last
         if len(configs) > 1:
             held.enter_context(folder_of_trainings(output))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,15 +14,12 @@ from mismatch_cli.batch import Rollout
 from mismatch_cli.engines import EngineSettings, Request, Sink
 from mismatch_cli.engines._vllm_process import ModelClasses, TemporaryFolder, engine_log, one_sentence
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.extras import require
 from mismatch_cli.models import check_model_folder, saved_state
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.torch_settings import TorchSettings, prepare_imports
 
 REMOTE, TAKES_WEIGHTS, MEMORY_SHARE = False, True, "gpu_memory_utilization"
-_MISSING = (
-    "vLLM is not installed. Install it with: pip install 'mismatch-cli[cpu]' (no GPU) or "
-    "pip install 'mismatch-cli[vllm]' (CUDA), or sample with the Hugging Face model: --engine hf"
-)
 _CPU_KV_CACHE_BYTES = 1 << 30  # vLLM's own default takes 92 % of the memory
 _MAX_CPU_SEQUENCES = 256
 _BYTES_PER_LOGPROB = 132  # an id, a log-prob and a rank as Python objects in lists: 123 to 130 measured
@@ -31,8 +27,7 @@ _BYTES_PER_LOGPROB = 132  # an id, a log-prob and a rank as Python objects in li
 
 def create(settings: EngineSettings) -> VllmEngine:
     """Load the model into vLLM with processed log-probs (μ as sampled) and nothing on the terminal."""
-    if importlib.util.find_spec("vllm") is None:
-        raise MismatchError(_MISSING)
+    require("vllm", "--engine vllm")
     check_model_folder(settings.model)
     _set_environment()
     prepare_imports()

@@ -27,6 +27,7 @@ from typing import Any
 from mismatch_cli import registry
 from mismatch_cli.arrays import Array, namespace
 from mismatch_cli.errors import MismatchError, UsageError, first_line
+from mismatch_cli.extras import not_installed
 
 PACKAGE = "mismatch_cli.trust_regions"
 Threshold = float | int | str | bool
@@ -93,6 +94,8 @@ def own_file(name: str | Path, does: str = "fails", error_class: type[MismatchEr
             f"{name} wants to end the program (SystemExit), which a mask must not do. Repair it."
         ) from error
     except BaseException as error:
+        if sentence := not_installed(error, str(name)):
+            raise error_class(sentence) from error
         if _OTHER_ARRAYS.search(first_line(error)):
             raise error_class(_MIXED.format(name=name, error=first_line(error))) from error
         raise error_class(f"{name} {does} ({type(error).__name__}: {first_line(error)}). Repair it.") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from mismatch_cli.cli import run
 from mismatch_cli.importers._driver import PACKAGE, facts
 from mismatch_cli.importers._torch_file import pickles
 from mismatch_cli.importers.plain import MEANING
-from mismatch_cli.places import bundled
+from mismatch_cli.places import bundled, bundled_trace
 from mismatch_cli.registry import names
 from mismatch_cli.studies.study import FINISH_UNKNOWN
 from mismatch_cli.trace.reader import Trace
@@ -51,6 +52,13 @@ def test_without_a_path_the_bundled_dump_is_imported_and_read_by_the_others(capf
     assert metrics["truncated_share"] == {"value": None, "low": None, "high": None, "note": FINISH_UNKNOWN}
     assert (Path("import-dumps") / "report.html").read_text().count("prime-rl token_exports") >= 1
     assert command(capfd, "clipstats", "import-dumps", "--quiet", "--output", "clip")[0] == 0
+
+
+def test_a_trace_lends_its_tokens(capfd):
+    for trace in (bundled_trace(), Path("import-dump")):  # the folder of a trace, and that of a run
+        code, _, _ = command(capfd, "import", str(dump()), "--tokenizer", str(trace), "--force", "--output", "lent")
+        assert code == 0 and Trace.open(Path("lent")).vocabulary.decode([300]) not in ("", "⟨300⟩")
+        shutil.copytree("lent", "import-dump", dirs_exist_ok=True)
 
 
 def test_the_bundled_dump_is_small_and_what_its_script_makes(tmp_path, monkeypatch):

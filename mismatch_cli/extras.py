@@ -1,0 +1,36 @@
+"""What the core does without, and the line to type where something needs it: `pip install 'mismatch-cli[hf]'`."""
+
+import importlib.util
+
+from mismatch_cli.errors import MismatchError
+
+# The modules of each extra in pyproject.toml; [cpu] and [vllm] hold those of [hf] too. An engine whose library is an
+# extra of its own is called like it.
+EXTRAS = {
+    "hf": (
+        *("torch", "transformers", "huggingface_hub", "peft", "safetensors"),
+        *("datasets", "math_verify", "aiohttp"),
+    ),
+    "vllm": ("vllm",),
+}
+_LINES = {
+    "hf": "pip install 'mismatch-cli[hf]'",
+    "vllm": "pip install 'mismatch-cli[cpu]' (no GPU) or pip install 'mismatch-cli[vllm]' (CUDA), or sample with the "
+    "Hugging Face model: --engine hf",
+}
+
+
+def not_installed(error: BaseException, who: str) -> str | None:
+    """The sentence for an import that failed because an extra is not there; None for any other error."""
+    if not isinstance(error, ModuleNotFoundError):
+        return None
+    module = (error.name or "").partition(".")[0]
+    extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
+    return extra and f"{who} needs {module}, which is not installed. Install it with: {_LINES[extra]}"
+
+
+def require(extra: str, who: str) -> None:
+    """A `MismatchError` if a module of an extra is not there: told before a folder is made or anything is imported."""
+    for module in EXTRAS.get(extra, ()):
+        if importlib.util.find_spec(module) is None:
+            raise MismatchError(not_installed(ModuleNotFoundError(name=module), who))

