@@ -33,7 +33,9 @@ def command(
     weights: str | None = setting(
         None, "Whether the dump's π has the weights that sampled: equal or newer. By default as the format has it."
     ),
-    tokenizer: str | None = setting(None, "So that reports show text in place of numbers: a model, or a trace of it.", metavar="MODEL"),
+    tokenizer: str | None = setting(
+        None, "So that reports show text in place of numbers: a model, or a trace of it.", metavar="MODEL"
+    ),
     temperature: float | None = of_sampling(None, "As sampled; kept for `rescore`."),
     top_p: float | None = of_sampling(None, "The same; 1 = off."),
     top_k: int | None = of_sampling(None, "The same; 0 = off."),
