@@ -23,6 +23,7 @@ from mismatch_cli.arrays import (
     Array,
     at_least,
     blocks,
+    contiguous,
     copied,
     filled,
     is_on_cpu,
@@ -147,7 +148,7 @@ def topk_divergences(
     rows = max(1, _BLOCK // k) if is_on_cpu(topk_logp_rollout_TK) else max(1, tokens)
     columns = (logp_rollout_T, logp_trainer_T, topk_logp_rollout_TK, topk_logp_trainer_TK, in_topk_T)
     found = [
-        _topk_divergences(*(column[block] for column in columns), replace_last=replace_last)
+        _topk_divergences(*(contiguous(column[block]) for column in columns), replace_last=replace_last)
         for block in blocks(tokens, rows)
     ]
     tv, kl = zip(*found, strict=True)

@@ -32,6 +32,10 @@ class Segments:
     def sum(self, values_N: np.ndarray) -> np.ndarray:
         """Σ over each piece, in float64; 0 for an empty one."""
         sums_S = np.zeros(len(self.length_S))
+        if values_N.dtype == bool:
+            if values_N.all():
+                return self.length_S.astype(np.float64)
+            values_N = values_N.view(np.uint8)
         if len(self._filled):
             sums_S[self._filled] = np.add.reduceat(values_N, self._starts, dtype=np.float64)
         return sums_S

@@ -84,8 +84,11 @@ class SmallestRows(Accumulator):
             self.rows()
 
 
-def token_rows(gaps: TokenGaps, index: np.ndarray) -> np.ndarray:
-    """`TOKEN_ROW`s of the counted tokens at `index`; the position counts every token of the response from 0."""
+def token_rows(gaps: TokenGaps, index: np.ndarray, *, with_topk: bool = True) -> np.ndarray:
+    """`TOKEN_ROW`s of the counted tokens at `index`; the position counts every token of the response from 0.
+
+    Their top-K TV needs that of the whole slice, and is left out where nobody asks for it.
+    """
     rows = np.zeros(len(index), dtype=TOKEN_ROW)
     response = np.searchsorted(gaps.offset_S1, index, side="right") - 1
     _identify(rows, gaps, response)
@@ -94,7 +97,7 @@ def token_rows(gaps: TokenGaps, index: np.ndarray) -> np.ndarray:
     rows["token_id"] = gaps.token_ids_at(in_slice)
     rows["logp_reference"], rows["logp_current"] = gaps.logq_N[index], gaps.logp_N[index]
     rows["tv_topk"] = np.nan
-    if (topk := gaps.topk) is not None:
+    if with_topk and (topk := gaps.topk) is not None:
         known = True if topk.tv_counts_N is None else topk.tv_counts_N[index]
         rows["tv_topk"] = np.where(known, topk.tv_N[index], np.nan)
     return rows

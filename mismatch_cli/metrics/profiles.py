@@ -60,6 +60,13 @@ class PositionProfile(Accumulator):
         }
 
 
+def position_cells(gaps: TokenGaps) -> np.ndarray:
+    """Prompt group × POSITION_BINS + bin of the distance from the beginning, for each token that counts: int32."""
+    starts, response, from_start, _ = _cut_what_counts(gaps)
+    cell = (gaps.group_S[response] * POSITION_BINS + from_start).astype(np.int32)
+    return np.repeat(cell, np.diff(gaps.kept_before(starts)))
+
+
 def _cut_what_counts(gaps: TokenGaps) -> tuple[np.ndarray, ...]:
     """`cut_by_position` of the responses with tokens that count; what lies between two of them is in a piece's end."""
     counting = np.flatnonzero(gaps.responses.length_S)

@@ -34,7 +34,7 @@ class BadUpdates(Accumulator):
         reached_U = np.searchsorted(_FLOAT32_DELTAS, -judged.difference_N[index_U], side="right")
         count_into(self.above, judged.group_N[index_U] * (len(DELTAS) + 1) + reached_U)
         total = judged.gaps.responses.sum
-        bad_S = judged.sum_at(index_U[reached_U > DELTAS.index(BAD_DELTA)])
+        bad_S = judged.responses_at(index_U[reached_U > DELTAS.index(BAD_DELTA)]).length_S
         rewards = np.nan_to_num(judged.reward_S, nan=0.0), ~np.isnan(judged.reward_S)
         step_S = judged.gaps.batch.step_S[judged.gaps.first : judged.gaps.last]
         sums_SM = np.stack([total(judged.judged_N), total(judged.negative_N), bad_S, *rewards], axis=1)

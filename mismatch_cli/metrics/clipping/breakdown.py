@@ -11,7 +11,7 @@ from mismatch_cli.metrics.clipping.masked import Masked
 from mismatch_cli.metrics.hashing import GROUPS, sum_by_group
 from mismatch_cli.metrics.histograms import count_into
 from mismatch_cli.metrics.kept_rows import SmallestRows
-from mismatch_cli.metrics.profiles import POSITION_BINS, position_bin
+from mismatch_cli.metrics.profiles import POSITION_BINS, position_cells
 from mismatch_cli.metrics.volatility import CELLS, MU_BINS, Cells
 
 
@@ -23,13 +23,13 @@ class BlockedCells(Accumulator):
         self.by_position = np.zeros((1 + algorithms, 2, GROUPS, POSITION_BINS), dtype=np.int64)
 
     def update(self, judged: Masked) -> None:
-        gaps, cells, place_N = judged.gaps, Cells.of(judged.gaps), np.arange(len(judged.advantage_N))
-        in_slice_N = place_N if gaps.kept is None else gaps.kept  # positions count masked tokens too
-        position_N = position_bin(in_slice_N - gaps.response_offset_S1[judged.response_N])
-        for row, index_U in enumerate([np.flatnonzero(judged.judged_N), *judged.blocked]):
-            sign_U, group_U = judged.sign(index_U), judged.group_N[index_U]
-            count_into(self.by_mu[row], sign_U * CELLS + cells.cell_N[index_U])
-            count_into(self.by_position[row], (sign_U * GROUPS + group_U) * POSITION_BINS + position_N[index_U])
+        mu_N, position_N = Cells.of(judged.gaps).cell_N, position_cells(judged.gaps)
+        mu_N += judged.negative_N * np.int32(CELLS)
+        position_N += judged.negative_N * np.int32(GROUPS * POSITION_BINS)
+        every = slice(None) if judged.judged_N.all() else judged.judged_N
+        for row, index_U in enumerate([every, *judged.blocked]):
+            count_into(self.by_mu[row], mu_N[index_U])
+            count_into(self.by_position[row], position_N[index_U])
 
 
 class StepSums(Accumulator):

@@ -27,6 +27,7 @@ from mismatch_cli.metrics.estimate import (
     grouped_ratio,
     grouped_share,
 )
+from mismatch_cli.metrics.gaps import Segments
 from mismatch_cli.metrics.hashing import prompt_groups
 from mismatch_cli.metrics.population import DistinctPrompts
 from mismatch_cli.metrics.profiles import POSITION_BINS, bin_bounds
@@ -228,10 +229,10 @@ def response_sums(judged: Masked) -> np.ndarray:
     if judged.entropy_N is not None:
         known_N = judged.judged_N & ~np.isnan(judged.entropy_N)
         sums_S["entropy"], sums_S["entropy_n"] = total(np.where(known_N, judged.entropy_N, 0)), total(known_N)
-    for sign, sign_N in enumerate((judged.positive_N, judged.negative_N)):
-        sums_S["judged"][:, sign] = total(sign_N)
-        sums_S["update"][:, sign] = total(np.where(sign_N, judged.update_N, 0))
-        sums_S["advantage"][:, sign] = total(judged.abs_advantage_N * sign_N)
+    judged_S2 = np.stack([total(judged.positive_N), total(judged.negative_N)], axis=1)
+    sums_S["judged"] = judged_S2
+    sums_S["update"] = _by_sign(judged.gaps.responses, judged_S2, judged.negative_N, judged.update_N)
+    sums_S["advantage"] = _by_sign(judged.gaps.responses, judged_S2, judged.negative_N, judged.abs_advantage_N)
     for place, (algorithm, blocked_U) in enumerate(zip(judged.algorithms, judged.blocked, strict=True)):
         _fill(sums_S["of"][:, place], judged, algorithm, blocked_U)
     return sums_S.view(np.float64).reshape(judged.num_responses, -1)
@@ -240,15 +241,14 @@ def response_sums(judged: Masked) -> np.ndarray:
 def _fill(own_S: np.ndarray, judged: Masked, algorithm: Algorithm, blocked_U: np.ndarray) -> None:
     """The sums of one algorithm; `capped` is what the bounds of its weight take from kept tokens: (r − weight)·|A|."""
     weight_N = judged.update_N if algorithm.weighs_by_ratio else judged.abs_advantage_N
-    own_S["mu"] = judged.sum_at(blocked_U, judged.gaps.q_N[blocked_U])
-    for sign in range(len(SIGNS)):
-        index_U = blocked_U[judged.sign(blocked_U) == sign]
-        own_S["blocked"][:, sign] = judged.sum_at(index_U)
-        own_S["lost"][:, sign] = judged.sum_at(index_U, weight_N[index_U])
+    own_S["blocked"], own_S["lost"] = _sums_at(judged, blocked_U, weight_N[blocked_U])
     own_S["touched"] = own_S["blocked"].any(axis=1)
+    blocked = judged.responses_at(blocked_U)
+    own_S["mu"] = blocked.sum(judged.gaps.q_N[blocked_U])
     if judged.entropy_N is not None:
-        known_U = blocked_U[~np.isnan(judged.entropy_N[blocked_U])]
-        own_S["entropy"], own_S["entropy_n"] = judged.sum_at(known_U, judged.entropy_N[known_U]), judged.sum_at(known_U)
+        entropy_U = judged.entropy_N[blocked_U]
+        known_U = ~np.isnan(entropy_U)
+        own_S["entropy"], own_S["entropy_n"] = blocked.sum(np.where(known_U, entropy_U, 0)), blocked.sum(known_U)
     if not algorithm.weighs_by_ratio or not algorithm.weight[0].bounded:
         return
     low, high = np.float32(algorithm.weight[0].floor), np.float32(algorithm.weight[0].cap)
@@ -257,9 +257,22 @@ def _fill(own_S: np.ndarray, judged: Masked, algorithm: Algorithm, blocked_U: np
     index_U = np.flatnonzero(bounded_N)
     ratio_U = judged.ratio_N[index_U].astype(np.float64)
     lost_U = (ratio_U - np.clip(ratio_U, low, high)) * judged.abs_advantage_N[index_U]
-    for sign in range(len(SIGNS)):
-        chosen = judged.sign(index_U) == sign
-        own_S["capped"][:, sign] = judged.sum_at(index_U[chosen], lost_U[chosen])
+    own_S["capped"] = _sums_at(judged, index_U, lost_U)[1]
+
+
+def _sums_at(judged: Masked, index_U: np.ndarray, values_U: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How many of some judged tokens each response has, and Σ of a value of theirs, by the sign of A: [S, 2] each."""
+    responses, negative_U = judged.responses_at(index_U), judged.negative_N[index_U]
+    negative_S = responses.sum(negative_U)
+    count_S2 = np.stack([responses.length_S - negative_S, negative_S], axis=1)
+    return count_S2, _by_sign(responses, count_S2, negative_U, values_U)
+
+
+def _by_sign(responses: Segments, count_S2: np.ndarray, negative_U: np.ndarray, values_U: np.ndarray) -> np.ndarray:
+    """Σ of a value over the tokens of each response, by the sign of A: [S, 2]; a token without one has the value 0."""
+    if not count_S2.all(axis=1).any():  # each response has one sign only
+        return np.where(count_S2 > 0, responses.sum(values_U)[:, None], 0)
+    return np.stack([responses.sum(np.where(negative_U == sign, values_U, 0)) for sign in (False, True)], axis=1)
 
 
 def _evaluate(sums: np.ndarray, place: int, algorithm: Algorithm) -> dict[str, np.ndarray]:

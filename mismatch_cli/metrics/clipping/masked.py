@@ -16,7 +16,7 @@ import numpy as np
 
 from mismatch_cli.algorithms.algorithm import Algorithm, Mask
 from mismatch_cli.batch import TokenBatch
-from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
+from mismatch_cli.metrics.gaps import Segments, TokenGaps, token_gaps
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.policies import TRAINER_ROLLOUT, Policies, TopKLogProbs
 from mismatch_cli.trust_regions import Decision
@@ -136,13 +136,10 @@ class Masked:
     @cached_property
     def update_N(self) -> np.ndarray:
         """r·|A|, the weight of each token's update without mask and cap; 0 where A is, infinite where r is."""
+        if self.judged_N.all():
+            return np.multiply(self.ratio_N, self.abs_advantage_N, dtype=np.float64)
         update_N = np.zeros(len(self.ratio_N))
         return np.multiply(self.ratio_N, self.abs_advantage_N, out=update_N, where=self.judged_N, dtype=np.float64)
-
-    @cached_property
-    def response_N(self) -> np.ndarray:
-        """The response of each token within the slice."""
-        return self.gaps.per_token(np.arange(self.num_responses))
 
     @cached_property
     def entropy_N(self) -> np.ndarray | None:
@@ -165,9 +162,9 @@ class Masked:
         """The row of `SIGNS` of judged tokens."""
         return self.negative_N[index_U].astype(np.int64)
 
-    def sum_at(self, index_U: np.ndarray, weights_U: np.ndarray | None = None) -> np.ndarray:
-        """How many of some tokens each response has, or Σ of their weights: [S]."""
-        return np.bincount(self.response_N[index_U], weights=weights_U, minlength=self.num_responses)
+    def responses_at(self, index_U: np.ndarray) -> Segments:
+        """Some tokens, in order, cut by response."""
+        return Segments(np.searchsorted(index_U, self.gaps.offset_S1))
 
     def add_by_group(self, totals_G: np.ndarray, values_N: np.ndarray) -> None:
         """Add a value of every token to the total of its prompt group, in place."""

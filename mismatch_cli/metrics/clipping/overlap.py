@@ -16,6 +16,7 @@ from mismatch_cli.metrics.kept_rows import TOKEN_ROW, token_rows
 
 MOST_ALGORITHMS = 64  # the bits of a pattern
 _EXAMPLES, _PATTERNS = 3, 1024
+_MOST_CELLS = 2**22
 _ROW = np.dtype(
     [
         ("pattern", np.uint64),
@@ -41,7 +42,7 @@ class Overlap(Accumulator):
         index_U = np.flatnonzero(judged.blocked_by_N)
         if not len(index_U):
             return
-        pattern_P, kind_U = np.unique(judged.blocked_by_N[index_U], return_inverse=True)
+        pattern_P, kind_U = _distinct(judged.blocked_by_N[index_U])
         place_U = judged.group_N[index_U] * len(pattern_P) + kind_U
         tokens_GP = np.bincount(place_U, minlength=GROUPS * len(pattern_P)).reshape(GROUPS, -1)
         blocks_AP = _bits(pattern_P, self.both.shape[1]).astype(np.float64)  # counts below 2^53 are exact
@@ -52,7 +53,7 @@ class Overlap(Accumulator):
         chosen = near[_first_of_each(kind_U[near], hash_U[near])]
         rows = np.zeros(len(chosen), dtype=_ROW)
         rows["pattern"], rows["hash"] = pattern_P[kind_U[chosen]], hash_U[chosen]
-        rows["token"] = token_rows(judged.gaps, index_U[chosen])
+        rows["token"] = token_rows(judged.gaps, index_U[chosen], with_topk=False)
         rows["positive"] = judged.positive_N[index_U[chosen]]
         self._add(rows)
 
@@ -106,6 +107,31 @@ def _key(row: np.ndarray) -> dict[str, Any]:
     token = row["token"]
     names = [name for name in TOKEN_ROW.names or () if name not in ("key", "tv_topk")]
     return {"trace": row["trace"].item()} | {name: finite_or_none(token[name].item()) for name in names}
+
+
+def _distinct(pattern_U: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`np.unique` with the inverse, sixteen bits at a time and nothing sorted: patterns are few."""
+    kind_U, kinds = np.zeros(len(pattern_U), dtype=np.int64), 1
+    for shift in (48, 32, 16, 0):
+        part_U = (pattern_U >> np.uint64(shift)).astype(np.uint16)
+        if part_U.any():
+            found, part_U = _numbered(part_U, 2**16)
+            if kinds * len(found) > _MOST_CELLS:
+                return np.unique(pattern_U, return_inverse=True)
+            kind_U *= len(found)
+            kind_U += part_U
+            found, kind_U = _numbered(kind_U, kinds * len(found))
+            kinds = len(found)
+    pattern_P = np.zeros(kinds, dtype=np.uint64)
+    pattern_P[kind_U] = pattern_U
+    return pattern_P, kind_U
+
+
+def _numbered(values_U: np.ndarray, end: int) -> tuple[np.ndarray, np.ndarray]:
+    """The different values among 0 … end − 1 in ascending order, and the place of each among them."""
+    seen = np.zeros(end, dtype=bool)
+    seen[values_U] = True
+    return np.flatnonzero(seen), (np.cumsum(seen) - 1).take(values_U)
 
 
 def _bits(pattern_P: np.ndarray, algorithms: int) -> np.ndarray:

@@ -45,8 +45,8 @@ class Sweeps(Accumulator):
             index_U, outward_U = _outward(judged, name, self.top_k)
             place_U = judged.group_N[index_U] * BINS.count + BINS.index(outward_U)
             for sums_GB, weight_N in zip(sums, (None, judged.update_N, judged.abs_advantage_N), strict=False):
-                weight_U = None if weight_N is None else weight_N[index_U]
-                sums_GB += np.bincount(place_U, weight_U, minlength=sums_GB.size).reshape(sums_GB.shape)
+                weight_U = 1.0 if weight_N is None else weight_N[index_U].astype(np.float64, copy=False)
+                np.add.at(sums_GB.reshape(-1), place_U, weight_U)
 
     def result(self, prompts: int) -> dict[str, list[dict[str, Any]]]:
         return {name: self._rows(name, prompts) for name in self.sums}

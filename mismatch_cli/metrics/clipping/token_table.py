@@ -9,6 +9,7 @@ import numpy as np
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.masked import Masked
 from mismatch_cli.metrics.estimate import finite_or_none
+from mismatch_cli.metrics.histograms import count_into
 
 _BUFFERED = 2**16
 _SIGN_BIT = 32
@@ -26,7 +27,7 @@ class TokenTable(Accumulator):
         assert ids_N is not None
         self._make_room(int(ids_N.max(initial=-1)) + 1)
         place_N = ids_N + judged.negative_N * np.int32(self.judged.shape[1])
-        np.add.at(self.judged.reshape(-1), place_N if judged.judged_N.all() else place_N[judged.judged_N], 1)
+        count_into(self.judged, place_N if judged.judged_N.all() else place_N[judged.judged_N])
         for table, index_U in zip(self.blocked, judged.blocked, strict=True):
             if len(index_U):
                 key_U = (judged.sign(index_U) << _SIGN_BIT) + ids_N[index_U]
@@ -77,7 +78,7 @@ class _SparseSums(Accumulator):
     def add(self, key_U: np.ndarray, values_4U: np.ndarray) -> None:
         self._waiting.append((key_U, values_4U))
         self._size += len(key_U)
-        if self._size > _BUFFERED:
+        if self._size > max(_BUFFERED, len(self._key)):
             self.totals()
 
     def merge(self, other: _SparseSums) -> None:
