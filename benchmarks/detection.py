@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 from faults import FAULTS, Fault, in_steps, planted
-from pool import Pool
+from pool import Pool, gather_tables
 from variants import add_variants, model_at_hand
 
 from mismatch_cli.diagnosis.diagnose import FLOOR_STAGE, Diagnosis, diagnose, module
-from mismatch_cli.diagnosis.evidence import Evidence, gather_tables
+from mismatch_cli.diagnosis.evidence import Evidence
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.trace.reader import Trace
 

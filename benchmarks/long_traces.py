@@ -48,7 +48,7 @@ def clipstats(algorithms: Sequence[Algorithm], workers: int, trace: Trace, _colu
 
 def diagnose(trace: Trace, _columns: tuple[str, ...]) -> None:
     """The reading pass of `diagnose`."""
-    from mismatch_cli.diagnosis.evidence import gather
+    from mismatch_cli.studies.diagnosis import gather
 
     gather([trace])
 

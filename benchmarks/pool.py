@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from mismatch_cli.diagnosis.evidence import Evidence, Gathering
+from mismatch_cli.metrics.pairs import Pair
+from mismatch_cli.trace.reader import table_to_batch
 from mismatch_cli.trace.schema import ROW_KEY
 
 _TOKEN_COLUMNS = ("response_ids", "logp_rollout", "logp_trainer", "entropy_trainer")
@@ -134,3 +138,13 @@ def some_tokens(pool: Pool, share: float, rng: np.random.Generator) -> np.ndarra
     """A share of the tokens, one at least."""
     count = int(pool.offset_S1[-1])
     return rng.choice(count, max(1, round(share * count)), False)
+
+
+def gather_tables(
+    tables: Iterable[pa.Table], pair: Pair, sampling: Mapping[str, Any], about: Mapping[str, Any] | None = None
+) -> Evidence:
+    """Evidence from tables in the columns of a trace."""
+    found = Gathering(pair)
+    for table in tables:
+        found.update(table, table_to_batch(table))
+    return found.evidence(sampling, about)

@@ -43,6 +43,7 @@ class Common:
 
     trust_remote_code: bool = setting(False, "Run the code that a model brings; it is refused without.")
     resume: bool = setting(False, "Go on with the run in --output where it was stopped.")
+    workers: int = setting(1, "Processes that read shards; the numbers stay the same to the bit.", min=1)
     output: Path | None = of_output(  # noqa: RUF009
         None, "Run folder for the trace, summary.json, report.html, plots and log.", short="-o"
     )
@@ -99,7 +100,7 @@ class Common:
     ) -> None:
         """Make a study of traces with a bar that counts their responses, each read in so many passes, and show it."""
         with self.progress.counting(phase, passes * sum(trace.num_responses for trace in traces)) as advance:
-            study = analyse(traces, on_responses=advance)
+            study = analyse(traces, workers=self.workers, on_responses=advance)
         self.show(study, folder, **page)
 
     def study_mismatch(self, traces: Sequence[Trace], folder: Path, worst: int) -> None:
@@ -138,7 +139,7 @@ class Common:
             print_report(view or page_of(study), console())
 
 
-Reading = Annotated[Common, "force", "full_paths", "json", "quiet", "debug"]
+Reading = Annotated[Common, "workers", "force", "full_paths", "json", "quiet", "debug"]
 Recording = Annotated[Common, "trust_remote_code", "resume", "output", "force", "json", "quiet", "debug"]
 Probing = Annotated[Common, "trust_remote_code", "resume", "output", "worst", "force", "json", "quiet", "debug"]
 

@@ -31,7 +31,6 @@ def command(
         show_default="grpo-clip-higher dppo-binary-tv",
     ),
     theory: bool = setting(False, "Also the paper's bounds on the improvement; needs rewards."),
-    workers: int = setting(1, "Processes that read shards; the numbers stay the same to the bit.", min=1),
     output: Path | None = REPORT_FOLDER,
     common: Reading,
 ) -> None:
@@ -54,9 +53,7 @@ def command(
     arguments = [*(part for spec in algorithm or () for part in ("--algorithm", spec))]
     arguments += ["--compare", *compare] if compare else []
     arguments += ["--theory"] if theory else []
-    analyse = partial(
-        analyse_clipping, algorithms=judged, asked=compared, arguments=arguments, theory=theory, workers=workers
-    )
+    analyse = partial(analyse_clipping, algorithms=judged, asked=compared, arguments=arguments, theory=theory)
     common.report(analyse, ClippingAnalysis.FORMAT, found, output or folder_of(traces, found, "clipstats"), "Judging")
 
 

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mismatch_cli.commands._show import TRACES, Common, Reading, console, print_json, print_parts
+from mismatch_cli.commands._show import TRACES, Common, console, print_json, print_parts
 from mismatch_cli.errors import UsageError
 from mismatch_cli.options import flags, setting
 
@@ -42,7 +42,7 @@ def command(
     ),
     junit: Path | None = for_ci(None, "Write a JUnit XML file: a test case per limit."),
     markdown: Path | None = for_ci(None, "Write a table for a job's summary or a comment."),
-    common: Reading,
+    common: Annotated[Common, "force", "full_paths", "json", "quiet", "debug"],
 ) -> None:
     """Judge a trace by limits: exit code 0 if they hold, 3 if one is exceeded or cannot be measured.
 

@@ -3,13 +3,17 @@
 Letters: `_R` the responses of which the first tokens are kept, `_H` these tokens.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from mismatch_cli.batch import TokenBatch
-from mismatch_cli.diagnosis.sample import Sample
+from mismatch_cli.diagnosis.sample import NO_LIMIT, Sample
+from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.hashing import hash_keys
 from mismatch_cli.metrics.pairs import Pair
 
@@ -177,13 +181,15 @@ class Exchanges:
         return self.partner_R >= 0
 
 
-class HeadCollector:
-    """Keeps the groups with the smallest hashes, up to a number of responses: the same ones in any sharding."""
+class HeadCollector(Accumulator):
+    """Keeps the groups with the smallest hashes, up to a number of responses: the same ones in any sharding.
 
-    def __init__(self, pair: Pair, most_responses: int = MOST_RESPONSES) -> None:
-        self._pair, self._most = pair, most_responses
+    No hash from `limit` on has a chance any more: where what lies below it is whole, it may be given.
+    """
+
+    def __init__(self, pair: Pair, most_responses: int = MOST_RESPONSES, limit: int = NO_LIMIT) -> None:
+        self._pair, self._most, self.limit = pair, most_responses, limit
         self._rows: dict[tuple[int, int, int, int], tuple[np.ndarray, np.ndarray]] = {}
-        self._limit = 2**64
 
     def update(self, batch: TokenBatch) -> None:
         """Take in one table; of a response that is used several times the first use."""
@@ -191,22 +197,33 @@ class HeadCollector:
         hash_S = hash_keys(*keys[:2], seed=4)
         logq_T, logp_T = (getattr(batch, name) for name in (self._pair.reference, self._pair.current))
         mask_T, offset_S1 = batch.loss_mask_T, batch.offset_S1
-        for s in np.flatnonzero(hash_S <= np.uint64(min(self._limit, 2**64 - 1))).tolist():
+        for s in np.flatnonzero(hash_S <= np.uint64(min(self.limit, NO_LIMIT - 1))).tolist():
             step, prompt, index = (int(k[s]) for k in keys)
             key = (int(hash_S[s]), step, prompt, index)
-            if key[0] >= self._limit or key in self._rows:
+            if key[0] >= self.limit or key in self._rows:
                 continue
             own = slice(int(offset_S1[s]), min(int(offset_S1[s + 1]), int(offset_S1[s]) + HEAD_TOKENS))
             self._rows[key] = (_head(logq_T[own], mask_T[own]), _head(logp_T[own], mask_T[own]))
             if len(self._rows) > 2 * self._most:
                 self._shrink()
 
+    def merge(self, other: HeadCollector) -> None:
+        """Add what another one has kept; of both what has a chance under either limit, and of two uses the first."""
+        self.limit = min(self.limit, other.limit)
+        self._rows = {key: row for key, row in (other._rows | self._rows).items() if key[0] < self.limit}
+        self._shrink()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """No more than what may stay."""
+        self._shrink()
+        return super().__getstate__()
+
     def _shrink(self) -> None:
         """Drop whole groups, those with the largest hashes first; the last one stays, whatever its size."""
         order = sorted(self._rows)
         if len(order) > self._most:
-            self._limit = max(order[self._most][0], order[0][0] + 1)
-        self._rows = {key: self._rows[key] for key in order if key[0] < self._limit}
+            self.limit = max(order[self._most][0], order[0][0] + 1)
+        self._rows = {key: self._rows[key] for key in order if key[0] < self.limit}
 
     def result(self) -> Heads:
         """The heads, in the order of steps, prompts and samples."""

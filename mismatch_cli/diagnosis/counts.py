@@ -1,11 +1,16 @@
 """What is counted over every token of a trace: values that no log-probability can have, and placeholders."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from mismatch_cli.batch import TokenBatch
+from mismatch_cli.diagnosis.sample import NO_LIMIT
+from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.hashing import hash_keys, mix
 from mismatch_cli.metrics.pairs import Pair
 
@@ -16,8 +21,10 @@ _RUN = 3  # placeholders next to each other
 
 
 @dataclass
-class SideCounts:
+class SideCounts(Accumulator):
     """Of one column: tokens in the loss mask, and those with an impossible value."""
+
+    LARGEST = ("largest",)
 
     tokens: int = 0
     not_a_number: int = 0
@@ -27,7 +34,7 @@ class SideCounts:
 
 
 @dataclass
-class ZeroCounts:
+class ZeroCounts(Accumulator):
     """Tokens with an exact 0.0 on one side and an uncertain other side: where they stand."""
 
     tokens: int = 0
@@ -37,7 +44,7 @@ class ZeroCounts:
 
 
 @dataclass
-class Counts:
+class Counts(Accumulator):
     """Counts of a whole trace, exact."""
 
     sides: dict[str, SideCounts] = field(default_factory=dict)
@@ -99,7 +106,7 @@ _ABSOLUTE, _RELATIVE = 1e-3, 2.0**-7  # nats: beyond what storing one of the col
 
 
 @dataclass
-class SideAgreement:
+class SideAgreement(Accumulator):
     """Of one side: sampled tokens that stand in its top-K, those at odds with it, and by how much."""
 
     compared: int = 0
@@ -108,7 +115,7 @@ class SideAgreement:
 
 
 @dataclass
-class OwnColumns:
+class OwnColumns(Accumulator):
     """Counts over every token of a trace, exact; empty without top-K columns."""
 
     sides: dict[str, SideAgreement] = field(default_factory=dict)
@@ -140,17 +147,18 @@ MOST_RESPONSES = 2**20  # that are remembered; of a longer trace those with the 
 UNREPEATABLE = 16.0  # nats: a response that is this improbable is sampled twice in one of ten million pairs
 
 
-class Copies:
+class Copies(Accumulator):
     """The tokens and the key of every response that is too improbable to be sampled twice, as two hashes.
 
     What is forgotten of a long trace goes by the hash of the tokens, so that a response and its copy are both kept or
-    both forgotten: shares stay unbiased.
+    both forgotten: shares stay unbiased. No hash from `limit` on is remembered: where what lies below it is whole, it
+    may be given.
     """
 
-    def __init__(self, most_responses: int = MOST_RESPONSES) -> None:
-        self._most = most_responses
+    def __init__(self, most_responses: int = MOST_RESPONSES, limit: int = NO_LIMIT) -> None:
+        self._most, self.limit = most_responses, limit
         self._hashes = [np.zeros((2, 0), dtype=np.uint64)]  # of the tokens, of the key
-        self._kept, self._limit = 0, np.uint64(2**64 - 1)
+        self._kept = 0
 
     def update(self, batch: TokenBatch) -> None:
         """Take in the responses of one table; all its tokens count, in the loss or not."""
@@ -158,18 +166,35 @@ class Copies:
         surprise_S = _sums(np.nan_to_num(-logq_T.astype(np.float64), nan=0.0, posinf=0.0), offset_S1)
         content_S = content_hashes(batch.response_ids_T, offset_S1)
         key_S = hash_keys(batch.step_S, batch.prompt_id_S, batch.sample_index_S, seed=3)
-        taken_S = (surprise_S >= UNREPEATABLE) & (content_S < self._limit)
+        taken_S = (surprise_S >= UNREPEATABLE) & self._below_limit(content_S)
         self._hashes.append(np.stack([content_S, key_S])[:, taken_S])
         self._kept += int(taken_S.sum())
         if self._kept > 2 * self._most:
             self._forget()
 
+    def _below_limit(self, content_S: np.ndarray) -> np.ndarray:
+        return content_S < np.uint64(min(self.limit, NO_LIMIT - 1))
+
+    def merge(self, other: Copies) -> None:
+        """Add what another one remembers; of both what is remembered under either limit."""
+        self.limit = min(self.limit, other.limit)
+        hashes = np.concatenate(self._hashes + other._hashes, axis=1)
+        hashes = hashes[:, self._below_limit(hashes[0])]
+        self._hashes, self._kept = [hashes], hashes.shape[1]
+        if self._kept > 2 * self._most:
+            self._forget()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Each once."""
+        self._forget()
+        return super().__getstate__()
+
     def _forget(self) -> None:
         """Each use of a response once, and of many responses those with the smallest hashes."""
         hashes = np.unique(np.concatenate(self._hashes, axis=1), axis=1)
         if hashes.shape[1] > self._most:
-            self._limit = hashes[0, self._most]
-            hashes = hashes[:, hashes[0] < self._limit]
+            self.limit = int(hashes[0, self._most])
+            hashes = hashes[:, self._below_limit(hashes[0])]
         self._hashes, self._kept = [hashes], hashes.shape[1]
 
     def count(self) -> tuple[int, int]:

@@ -1,24 +1,24 @@
 """What the checks see: the sample, the counts of the whole trace, and what the manifest says about the sampling."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from mismatch_cli.batch import TokenBatch
 from mismatch_cli.diagnosis.alignment import Alignment, Exchanges, HeadCollector, Heads, align, find_exchanges
 from mismatch_cli.diagnosis.counts import Copies, Counts, OwnColumns
 from mismatch_cli.diagnosis.grouped import Mean, mean_over_prompts
 from mismatch_cli.diagnosis.model import ModelAtHand
 from mismatch_cli.diagnosis.readings import Readings
-from mismatch_cli.diagnosis.sample import Sample, SampleCollector
-from mismatch_cli.errors import MismatchError
+from mismatch_cli.diagnosis.sample import NO_LIMIT, Sample, SampleCollector
+from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.metrics.lattice import Lattice
-from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
-from mismatch_cli.trace.reader import Trace, table_to_batch
+from mismatch_cli.metrics.pairs import Pair
 from mismatch_cli.verdict.reference import Family, Usual, family, usual_gap
 
 Status = Literal["found", "clear", "untested"]
@@ -109,40 +109,42 @@ class Evidence:
         return bool(gap.value - (2 * gap.error if np.isfinite(gap.error) else gap.value / 2) > self.usual.far_above)
 
 
-def gather(traces: Sequence[Trace], on_responses: Callable[[int], None] = lambda _: None) -> Evidence:
-    """Read traces once, in memory that does not depend on their length."""
-    pair = PAIRS[pairs_in(traces)[0]]
-    about = traces[0].manifest
-    sampling = about.get("config", {}).get("sampling") or {}
-    tables = (table for trace in traces for table in trace.tables())
-    evidence = gather_tables(tables, pair, sampling, about, on_responses=on_responses)
-    if not evidence.sample.counts_T.any():
-        raise MismatchError(
-            f"{traces[0].folder} holds no token with log-probabilities of both sides. {traces[0].how_to_score}"
-        )
-    return evidence
+class Limits(NamedTuple):
+    """Hashes from which on a response is too late: so many with smaller ones have been seen already."""
+
+    sample: int = NO_LIMIT
+    heads: int = NO_LIMIT
+    copies: int = NO_LIMIT
 
 
-def gather_tables(
-    tables: Iterable[pa.Table],
-    pair: Pair,
-    sampling: Mapping[str, Any],
-    about: Mapping[str, Any] | None = None,
-    on_responses: Callable[[int], None] = lambda _: None,
-) -> Evidence:
-    """The same from tables in the columns of a trace."""
-    collector, counts, lattice = SampleCollector(pair), Counts(), Lattice()
-    own_columns, copies, heads = OwnColumns(), Copies(), HeadCollector(pair)
-    for table in tables:
-        batch = table_to_batch(table)
-        if pair.measured_in(batch):
-            counts.update(table, batch, pair)
-            own_columns.update(batch)
-            copies.update(batch)
-            heads.update(batch)
-            collector.update(batch, table.column("prompt_ids").combine_chunks())
-            for gaps in token_gaps(batch, pair):
-                lattice.update(gaps)
-        on_responses(batch.num_responses)
-    whole = (counts, lattice, own_columns, copies, heads.result())
-    return Evidence(pair, collector.result(), *whole, sampling, about or {})
+class Gathering(Accumulator):
+    """What is read of traces, in memory that does not depend on their length."""
+
+    SETTINGS = ("pair",)
+
+    def __init__(self, pair: Pair, limits: Limits = Limits()) -> None:
+        self.pair, self.counts, self.lattice, self.own_columns = pair, Counts(), Lattice(), OwnColumns()
+        self.sample, self.heads = SampleCollector(pair, limit=limits.sample), HeadCollector(pair, limit=limits.heads)
+        self.copies = Copies(limit=limits.copies)
+
+    @property
+    def limits(self) -> Limits:
+        """What the next ones need not look at, whatever it is."""
+        return Limits(self.sample.limit, self.heads.limit, self.copies.limit)
+
+    def update(self, table: pa.Table, batch: TokenBatch) -> None:
+        """Take in one table, as it is recorded and laid flat; where the pair was not measured it is left out."""
+        if not self.pair.measured_in(batch):
+            return
+        self.counts.update(table, batch, self.pair)
+        self.own_columns.update(batch)
+        self.copies.update(batch)
+        self.heads.update(batch)
+        self.sample.update(batch, table.column("prompt_ids").combine_chunks())
+        for gaps in token_gaps(batch, self.pair):
+            self.lattice.update(gaps)
+
+    def evidence(self, sampling: Mapping[str, Any], about: Mapping[str, Any] | None = None) -> Evidence:
+        """What the checks see; the manifest says the rest."""
+        whole = (self.counts, self.lattice, self.own_columns, self.copies, self.heads.result())
+        return Evidence(self.pair, self.sample.result(), *whole, sampling, about or {})

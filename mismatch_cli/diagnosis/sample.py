@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise, starmap
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from mismatch_cli.batch import TokenBatch
+from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.hashing import hash_keys, prompt_groups
 from mismatch_cli.metrics.pairs import Pair
 
@@ -135,13 +137,19 @@ _LEVELS, _TOKENS_PER_LEVEL = 32, 64
 _TYPICAL = 0.8
 
 
-class SampleCollector:
-    """Keeps the responses with the smallest hashes, up to a number of tokens: the same ones in any sharding."""
+NO_LIMIT = 2**64  # above every hash
 
-    def __init__(self, pair: Pair, most_tokens: int = MOST_TOKENS) -> None:
-        self._pair, self._most_tokens = pair, most_tokens
+
+class SampleCollector(Accumulator):
+    """Keeps the responses with the smallest hashes, up to a number of tokens: the same ones in any sharding.
+
+    No hash from `limit` on has a chance any more: where what lies below it is whole, it may be given.
+    """
+
+    def __init__(self, pair: Pair, most_tokens: int = MOST_TOKENS, limit: int = NO_LIMIT) -> None:
+        self._pair, self._most_tokens, self.limit = pair, most_tokens, limit
         self._rows: list[tuple[int, dict[str, np.ndarray]]] = []
-        self._tokens, self._limit = 0, 2**64
+        self._tokens = 0
 
     def update(self, batch: TokenBatch, prompt_ids: pa.ListArray | None = None) -> None:
         """Take in one table; its prompts say which tokens have been seen before."""
@@ -150,7 +158,7 @@ class SampleCollector:
         keys = (batch.prompt_id_S, batch.sample_index_S, batch.step_S)
         hash_S = hash_keys(*keys, seed=2)
         columns, offset_S1 = self._columns(batch), batch.offset_S1
-        for s in np.flatnonzero(hash_S < np.uint64(min(self._limit, 2**64 - 1))).tolist():
+        for s in np.flatnonzero(hash_S < np.uint64(min(self.limit, NO_LIMIT - 1))).tolist():
             start, stop = int(offset_S1[s]), int(offset_S1[s + 1])
             if stop > start:
                 row = {n: v[start:stop].copy() if n.endswith(("_T", "_TK")) else v[s] for n, v in columns.items()}
@@ -161,6 +169,18 @@ class SampleCollector:
                 self._tokens += stop - start
             if self._tokens > 2 * self._most_tokens:
                 self._shrink()
+
+    def merge(self, other: SampleCollector) -> None:
+        """Add what another one has kept of later rows; where hashes are equal the earlier row goes before."""
+        earlier = [row for row in self._rows if row[0] <= other.limit]
+        self._rows = earlier + [row for row in other._rows if row[0] < self.limit]
+        self.limit = min(self.limit, other.limit)
+        self._shrink()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """No more than what may stay."""
+        self._shrink()
+        return super().__getstate__()
 
     def _columns(self, batch: TokenBatch) -> dict[str, np.ndarray]:
         found = {name: getattr(batch, name) for name in (*_ROW_COLUMNS, *_TOKEN_COLUMNS)}
@@ -183,7 +203,7 @@ class SampleCollector:
                 break
             tokens, kept = tokens + len(row["logq_T"]), kept + 1
         if kept < len(self._rows):
-            self._limit = self._rows[kept][0]
+            self.limit = self._rows[kept][0]
         self._rows, self._tokens = self._rows[:kept], tokens
 
     def result(self) -> Sample:

@@ -1,6 +1,7 @@
 """What every statistic over a trace is: updated batch by batch, merged in shard order, asked for its result."""
 
-from typing import Any, ClassVar, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -23,6 +24,14 @@ class Accumulator:
             elif name not in self.SETTINGS:
                 setattr(self, name, _sum(value, getattr(other, name)))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: counts that are mostly 0 travel between processes without their zeros."""
+        return {name: _without_zeros(value) for name, value in vars(self).items()}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value.whole() if isinstance(value, _Occupied) else value)
+
 
 def _sum(total: Any, part: Any) -> Any:
     """Their sum, in place where `total` is no number; a `TypeError` where the two cannot be added."""
@@ -42,3 +51,31 @@ def _larger(total: Any, part: Any) -> Any:
     """The larger of each, of the same type; NaN stays."""
     larger = np.maximum(total, part)
     return larger if isinstance(total, np.ndarray) else type(total)(larger)
+
+
+class _Occupied(NamedTuple):
+    """An array of counts by the places where they are not 0."""
+
+    shape: tuple[int, ...]
+    place_U: np.ndarray
+    count_U: np.ndarray
+
+    def whole(self) -> np.ndarray:
+        counts = np.zeros(self.shape, dtype=np.int64)
+        counts.reshape(-1)[self.place_U] = self.count_U
+        return counts
+
+
+_LARGE = 2**12  # numbers
+
+
+def _without_zeros(value: Any) -> Any:
+    """Large counts as `_Occupied`, where that is less than half of their size; else what it was."""
+    if not isinstance(value, np.ndarray) or value.dtype != np.int64 or value.size < _LARGE:
+        return value
+    place_U = np.flatnonzero(value)
+    if 2 * len(place_U) > value.size:
+        return value
+    count_U = value.reshape(-1)[place_U]
+    small = abs(count_U).max(initial=0) < 2**31
+    return _Occupied(value.shape, place_U.astype(np.int32), count_U.astype(np.int32) if small else count_U)

@@ -40,8 +40,8 @@ class MismatchSummary(Accumulator):
 
     Counts, histograms and extremes are exact: any order and any sharding gives the same bits. Float sums depend on the
     order of additions; they are formed per batch and then added, so that summaries of single batches merged in order
-    give the bits of one summary that saw all of them. Many workers give the bits of one when both make a summary per
-    shard and merge those in shard order.
+    give the bits of one summary that saw all of them. Many workers give the bits of one when both make a summary of
+    each part of a trace and merge those in order.
     """
 
     SETTINGS = ("pair",)
@@ -65,6 +65,11 @@ class MismatchSummary(Accumulator):
         self.exact.prompts.update(batch.prompt_id_S[sums_SM[:, INDEX["n"]] > 0])
         self.exact.groups.update(batch)
         self.rounded.merge(part)
+
+    def merge(self, other: MismatchSummary) -> None:
+        """Add what another one has seen; one that has seen nothing takes no time."""
+        if other.exact.counts.responses:
+            super().merge(other)
 
     def _update_tokens(self, gaps: TokenGaps, part: _RoundedState, observers: Sequence[TokenAccumulator]) -> np.ndarray:
         cells = Cells.of(gaps)

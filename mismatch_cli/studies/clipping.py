@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from multiprocessing import get_context
-from pathlib import Path
-from signal import SIG_DFL, SIG_IGN, SIGINT, signal
-from threading import current_thread, main_thread
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,7 +21,8 @@ from mismatch_cli.metrics.pairs import weights_are_equal
 from mismatch_cli.places import shown
 from mismatch_cli.policies import Policies
 from mismatch_cli.studies.study import Study, about, check_poolable, who_is_compared
-from mismatch_cli.trace.reader import Trace
+from mismatch_cli.studies.workers import Portion, parts_of
+from mismatch_cli.trace.reader import RowGroup, Trace
 
 _BLOCKED_TOKENS = 50
 _PAPER = ("grpo-clip-higher", "dppo-binary-tv")  # the two of its first figure
@@ -242,7 +235,7 @@ def analyse_clipping(
     arguments: Sequence[str] = (),
     on_responses: Callable[[int], None] = lambda _: None,
 ) -> ClippingAnalysis:
-    """Judge every token with every algorithm, shard by shard; any number of workers gives the same numbers to the bit.
+    """Judge every token with every algorithm; any number of workers gives the same numbers to the bit.
 
     Raises a `MismatchError` where the traces hold nothing that an algorithm could judge.
     """
@@ -253,9 +246,8 @@ def analyse_clipping(
             raise UsageError(f"{algorithm.name} cannot be compared: {support.skipped[algorithm.name]}")
     question = Question(support.judged, support.needs, theory)
     summary = ClippingSummary(question)
-    for part in _summaries(traces, question, workers):
+    for part in parts_of(traces, _Judging(question), workers, on_responses):
         summary.merge(part)
-        on_responses(part.seen)
     if summary.seen == sum(summary.lacking.values()):
         raise MismatchError(
             f"No response in {traces[0].folder} has every column that these algorithms need "
@@ -264,59 +256,24 @@ def analyse_clipping(
     return ClippingAnalysis(traces, support, summary, tuple(asked), tuple(arguments))
 
 
-def _summaries(traces: Sequence[Trace], question: Question, workers: int) -> Iterator[ClippingSummary]:
-    """The summary of each shard in order; at most two per worker wait for their turn."""
-    shards = [(trace.folder, number, [path]) for number, trace in enumerate(traces) for path in trace.shards]
-    workers = min(workers, len(shards))
-    if workers <= 1:  # the next shard is read meanwhile
-        for number, trace in enumerate(traces):
-            yield from _summarise(question, trace.folder, number, trace.shards)
-        return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_start_worker) as pool:
-        with _deaf_to_interrupts():  # inherited: a worker that is still importing does not show a traceback
-            waiting = deque(pool.submit(_summarised, question, *shard) for shard in shards[: 2 * workers])
-        for shard in [*shards[2 * workers :], *[None] * len(waiting)]:
-            try:
-                yield from waiting.popleft().result()
-            except BrokenProcessPool as error:
-                raise MismatchError(
-                    "A worker process died, perhaps because the memory ran out. Use fewer --workers."
-                ) from error
-            if shard is not None:
-                waiting.append(pool.submit(_summarised, question, *shard))
+@dataclass(frozen=True)
+class _Judging:
+    """The pass: a summary of each portion, whose examples bear the number of their trace."""
 
+    question: Question
 
-def _summarise(question: Question, folder: Path, number: int, shards: Sequence[Path]) -> Iterator[ClippingSummary]:
-    """A summary of each shard of a trace, in order; examples bear the trace's number."""
-    columns = [*_COLUMNS, *(name.rsplit("_", 1)[0] for name in question.needs.columns)]
-    columns += ["topk_ids"] * (question.needs.top_k > 0) + ["tv_full", "kl_full"] * question.needs.full
-    for _, batches in Trace(folder).batches_by_shard(columns, shards):
-        summary = ClippingSummary(question)
-        for batch in batches:
-            summary.update(batch)
-        summary.overlap.examples["trace"] = number
-        yield summary
+    @property
+    def columns(self) -> Sequence[str]:
+        needs = self.question.needs
+        columns = [*_COLUMNS, *(name.rsplit("_", 1)[0] for name in needs.columns)]
+        return columns + ["topk_ids"] * (needs.top_k > 0) + ["tv_full", "kl_full"] * needs.full
 
-
-def _summarised(*task: Any) -> list[ClippingSummary]:
-    return list(_summarise(*task))
-
-
-@contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
-    """No Ctrl-C for the processes that are started meanwhile; elsewhere than in the main thread nothing changes."""
-    if current_thread() is not main_thread():
-        yield
-        return
-    before = signal(SIGINT, SIG_IGN)
-    try:
-        yield
-    finally:
-        signal(SIGINT, before)
-
-
-def _start_worker() -> None:
-    signal(SIGINT, SIG_DFL)  # Ctrl-C ends a worker without a traceback; the parent says what happened
+    def read(self, portion: Portion, groups: Iterator[RowGroup]) -> ClippingSummary:
+        summary = ClippingSummary(self.question)
+        for group in groups:
+            summary.update(group.batch)
+        summary.overlap.examples["trace"] = portion.trace
+        return summary
 
 
 # Words that open or turn a step of reasoning: the examples in the appendix of arXiv 2602.04879, and their like.

@@ -1,8 +1,11 @@
 """What two traces or more have in common, the same numbers of each, and the difference from the first."""
 
-from collections.abc import Callable, Mapping, Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,10 +17,22 @@ from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.metrics.volatility import D_BINS
 from mismatch_cli.places import shown, shown_apart
-from mismatch_cli.studies.pairing import OnTokens, Pairing, Responses, compare_on_tokens, compared_rows, pair_up
+from mismatch_cli.studies.mismatch import COLUMNS
+from mismatch_cli.studies.pairing import (
+    Meeting,
+    OnTokens,
+    Pairing,
+    Partners,
+    Recognising,
+    Responses,
+    compared_rows,
+    pair_up,
+    rows_of,
+)
 from mismatch_cli.studies.settings_compared import SettingDifference, settings_diff
 from mismatch_cli.studies.study import Study, about, who_is_compared, without_unknown
-from mismatch_cli.trace.reader import Trace, table_to_batch
+from mismatch_cli.studies.workers import Executor, Portion, executor, portions
+from mismatch_cli.trace.reader import RowGroup, Trace
 
 NAMES = "ABCDEF"  # as many as there are colours that can be told apart
 Row = Mapping[str, Any]
@@ -122,34 +137,86 @@ def analyse_comparison(
     pair_name: str | None = None,
     *,
     arguments: Sequence[str] = (),
+    workers: int = 1,
     on_responses: Callable[[int], None] = lambda _: None,
 ) -> ComparisonAnalysis:
     """Read each trace twice, for its keys and for its numbers, and a third time where tokens are compared directly.
 
     Raises a `UsageError` for a pair that a trace does not have, and a `MismatchError` where nothing was scored.
     """
-    pair = _common_pair(traces, pair_name)
-    responses = []
-    for trace in traces:
-        responses.append(Responses.of(trace, pair))
-        on_responses(trace.num_responses)
-        if not responses[-1].measured_S.any():
-            raise MismatchError(f"{trace.folder} holds no scored token. {trace.how_to_score}")
-    pairings = [pair_up(responses[0], other) for other in responses[1:]]
-    kept = compared_rows(responses, pairings)
-    sides = []
-    for name, trace, found, kept_S in zip(NAMES, traces, responses, kept, strict=False):
-        sides.append(Side(name, trace, found, kept_S, _measure(trace, found, kept_S, pair)))
-        on_responses(trace.num_responses)
-    first, measured = sides[0], sides[0].measured
-    others = []
-    for side, pairing in zip(sides[1:], pairings, strict=True):
-        on_tokens = None
-        if pairing.by == "tokens":
-            compared = (first.trace, side.trace)
-            on_tokens = compare_on_tokens(compared, first.responses, first.kept_S, pairing.partner_S, pair)
-        others.append(Comparison(side, pairing, differences(measured, side.measured), on_tokens))
+    pair, every = _common_pair(traces, pair_name), portions(traces)
+    with executor(workers, every) as reader:
+        found = _Found.of(traces, every, list(reader.parts(every, lambda _: Recognising(pair), on_responses)))
+        pairings = [pair_up(found.responses[0], other) for other in found.responses[1:]]
+        kept = compared_rows(found.responses, pairings)
+        summaries = [MismatchSummary(pair) for _ in traces]
+        measuring = partial(_measuring, pair, found, kept)
+        for portion, part in zip(every, reader.parts(every, measuring, on_responses), strict=True):
+            summaries[portion.trace].merge(part)
+        sides = [Side(*side) for side in zip(NAMES, traces, found.responses, kept, summaries, strict=False)]
+        first, measured = sides[0], sides[0].measured
+        others = []
+        for side, pairing in zip(sides[1:], pairings, strict=True):
+            on_tokens = None
+            if pairing.by == "tokens":
+                on_tokens = _on_tokens(reader, pair, found, np.where(first.kept_S, pairing.partner_S, -1), side.trace)
+            others.append(Comparison(side, pairing, differences(measured, side.measured), on_tokens))
     return ComparisonAnalysis(pair, first, tuple(others), tuple(arguments))
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The responses of each trace, and which of them are in each portion."""
+
+    responses: list[Responses]
+    rows: dict[Portion, slice]
+
+    @classmethod
+    def of(cls, traces: Sequence[Trace], every: Sequence[Portion], parts: Sequence[Responses]) -> _Found:
+        """A `MismatchError` names a trace without a scored token."""
+        responses: list[Responses] = []
+        rows: dict[Portion, slice] = {}
+        for number, trace in enumerate(traces):
+            own = [(portion, part) for portion, part in zip(every, parts, strict=True) if portion.trace == number]
+            responses.append(Responses.joined([part for _, part in own]))
+            if not responses[-1].measured_S.any():
+                raise MismatchError(f"{trace.folder} holds no scored token. {trace.how_to_score}")
+            ends = accumulate(len(part) for _, part in own)
+            rows |= {portion: slice(end - len(part), end) for (portion, part), end in zip(own, ends, strict=True)}
+        return cls(responses, rows)
+
+
+@dataclass(frozen=True)
+class _Measuring:
+    """The pass: the summary of what is compared, its prompts known by their tokens."""
+
+    pair: Pair
+    kept_S: np.ndarray  # of the portion
+    prompt_S: np.ndarray
+    columns: ClassVar[Sequence[str]] = COLUMNS
+
+    def read(self, _portion: Portion, groups: Iterator[RowGroup]) -> MismatchSummary:
+        summary, first = MismatchSummary(self.pair), 0
+        for group in groups:
+            rows = np.flatnonzero(self.kept_S[first : first + group.table.num_rows])
+            if len(rows):
+                summary.update(replace(rows_of(group, rows), prompt_id_S=self.prompt_S[first + rows]))
+            first += group.table.num_rows
+        return summary
+
+
+def _measuring(pair: Pair, found: _Found, kept: Sequence[np.ndarray], portion: Portion) -> _Measuring:
+    rows = found.rows[portion]
+    return _Measuring(pair, kept[portion.trace][rows], found.responses[portion.trace].prompt_S[rows])
+
+
+def _on_tokens(reader: Executor, pair: Pair, found: _Found, partner_S: np.ndarray, other: Trace) -> OnTokens:
+    partners, prompt_S = Partners.of(other, partner_S), found.responses[0].prompt_S
+    rows = {portion: rows for portion, rows in found.rows.items() if portion.trace == 0}
+    total = OnTokens()
+    for part in reader.parts(list(rows), lambda p: Meeting(pair, prompt_S[rows[p]], partners.of_some(rows[p]))):
+        total.merge(part)
+    return total
 
 
 def _common_pair(traces: Sequence[Trace], asked: str | None) -> Pair:
@@ -174,18 +241,6 @@ def _pairs_in(trace: Trace) -> set[str]:
     if "logp_trainer" not in columns:
         return set()
     return {"total", *pairs_in([trace])} | ({"floor"} if "logp_trainer_repeat" in columns else set())
-
-
-def _measure(trace: Trace, responses: Responses, kept_S: np.ndarray, pair: Pair) -> MismatchSummary:
-    """The summary of what is compared, its prompts known by their tokens."""
-    summary, first = MismatchSummary(pair), 0
-    for table in trace.tables():
-        rows = np.flatnonzero(kept_S[first : first + table.num_rows])
-        if len(rows):
-            batch = table_to_batch(table if len(rows) == table.num_rows else table.take(rows))
-            summary.update(replace(batch, prompt_id_S=responses.prompt_S[first + rows]))
-        first += table.num_rows
-    return summary
 
 
 def _side_json(side: Side) -> dict[str, Any]:

@@ -1,23 +1,26 @@
 """From traces to a diagnosis, and from it to JSON and to what the figures draw."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from mismatch_cli import custom_code
 from mismatch_cli.diagnosis.alignment import lag_scan
 from mismatch_cli.diagnosis.diagnose import Diagnosis, diagnose, module
-from mismatch_cli.diagnosis.evidence import gather
+from mismatch_cli.diagnosis.evidence import Evidence, Gathering, Limits
 from mismatch_cli.diagnosis.grouped import estimate_over_prompts
 from mismatch_cli.diagnosis.model import ModelAtHand, model_at_hand
 from mismatch_cli.diagnosis.sample import Sample
+from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.estimate import Estimate
+from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.places import shown
 from mismatch_cli.studies.study import Study, about, check_poolable, who_is_compared
-from mismatch_cli.trace.reader import Trace
+from mismatch_cli.studies.workers import Portion, executor, portions
+from mismatch_cli.trace.reader import RowGroup, Trace
 
 _BINS = 16
 _WORDS = ("TITLE", "CAUSE", "CHANGE", "SOURCE")
@@ -104,10 +107,42 @@ class DiagnosisAnalysis(Study):
         return estimate_over_prompts(value_N[part], self.sample.group_N[part], prompt_id_N[part])
 
 
+@dataclass(frozen=True)
+class _Gathering:
+    """The pass: what is gathered of each portion; responses beyond the limits are not looked at."""
+
+    pair: Pair
+    limits: Limits
+    columns: ClassVar[None] = None
+
+    def read(self, _portion: Portion, groups: Iterator[RowGroup]) -> Gathering:
+        found = Gathering(self.pair, self.limits)
+        for group in groups:
+            found.update(group.table, group.batch)
+        return found
+
+
+def gather(traces: Sequence[Trace], workers: int = 1, on_responses: Callable[[int], None] = lambda _: None) -> Evidence:
+    """Read traces once, in memory that does not depend on their length."""
+    found, every = Gathering(PAIRS[pairs_in(traces)[0]]), portions(traces)
+    with executor(workers, every) as reader:
+        for part in reader.parts(every, lambda _: _Gathering(found.pair, found.limits), on_responses):
+            found.merge(part)
+    about = traces[0].manifest
+    evidence = found.evidence(about.get("config", {}).get("sampling") or {}, about)
+    if not evidence.sample.counts_T.any():
+        raise MismatchError(
+            f"{traces[0].folder} holds no token with log-probabilities of both sides. {traces[0].how_to_score}"
+        )
+    return evidence
+
+
 def analyse_diagnosis(
     traces: Sequence[Trace],
     earlier_model: str | None = None,
     trainer_model: str | None = None,
+    *,
+    workers: int = 1,
     on_responses: Callable[[int], None] = lambda _: None,
 ) -> DiagnosisAnalysis:
     """Make every check on traces that are samples of one thing.
@@ -115,7 +150,7 @@ def analyse_diagnosis(
     That for stale weights needs an earlier checkpoint; those of what a model read need the trainer's model.
     """
     check_poolable(traces)
-    evidence = gather(traces, on_responses)
+    evidence = gather(traces, workers, on_responses)
 
     def at_hand(path: str) -> ModelAtHand:
         return model_at_hand(path, evidence.sample, evidence.sampling, traces)

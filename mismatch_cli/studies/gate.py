@@ -9,9 +9,9 @@ from typing import Any
 
 from mismatch_cli import dialects, numbers
 from mismatch_cli.diagnosis.diagnose import Diagnosis, diagnose
-from mismatch_cli.diagnosis.evidence import gather
 from mismatch_cli.metrics.estimate import FLOOR_RESOLUTION, NOT_MEASURED
 from mismatch_cli.places import shown
+from mismatch_cli.studies.diagnosis import gather
 from mismatch_cli.studies.limits import DIAGNOSIS, FACTORS, FAULTS, OF_BASELINE, OF_FLOOR, SURELY, Limit, LimitSet
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.studies.study import Study

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import exp, inf
@@ -12,6 +12,7 @@ import numpy as np
 
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.metrics.kept_rows import ScatterSample, WorstTokens
 from mismatch_cli.metrics.lattice import Lattice
@@ -19,11 +20,12 @@ from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.places import shown
 from mismatch_cli.studies.study import Study, about, check_poolable, who_is_compared, without_unknown
-from mismatch_cli.trace.reader import Trace
+from mismatch_cli.studies.workers import Portion, parts_of
+from mismatch_cli.trace.reader import RowGroup, Trace
 from mismatch_cli.trace.schema import TOPK_COLUMNS
 from mismatch_cli.verdict.assess import assess
 
-_COLUMNS = (
+COLUMNS = (
     "version_rollout", "version_trainer", "reward", "loss_mask", "logp_trainer", "logp_recomputed",
     "logp_trainer_repeat", "entropy_trainer", *TOPK_COLUMNS,
 )  # fmt: skip
@@ -89,10 +91,10 @@ class MismatchAnalysis(Study):
     traces: Sequence[Trace]
     pairs: dict[str, MismatchSummary]
     worst: list[WorstTokens]  # one per trace: keys are unique within a trace only
-    floor: MismatchSummary = field(default_factory=lambda: MismatchSummary(PAIRS["floor"]))
-    scatter: ScatterSample = field(default_factory=ScatterSample)
-    lattice: Lattice = field(default_factory=Lattice)
-    unscored_responses: int = 0
+    floor: MismatchSummary
+    scatter: ScatterSample
+    lattice: Lattice
+    unscored_responses: int
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -133,30 +135,63 @@ class MismatchAnalysis(Study):
         )
 
 
+class Measurement(Accumulator):
+    """All that is kept of the tokens of some traces: summaries by pair name, the noise floor, samples, worst tokens."""
+
+    def __init__(self, pairs: Sequence[str]) -> None:
+        self.pairs = {name: MismatchSummary(PAIRS[name]) for name in pairs}
+        self.floor = MismatchSummary(PAIRS["floor"])
+        self.scatter, self.lattice = ScatterSample(), Lattice()
+        self.worst: dict[int, WorstTokens] = {}  # by the number of the trace
+        self.unscored_responses = 0
+
+    def update(self, batch: TokenBatch, worst: WorstTokens) -> None:
+        """Add a batch; samples and worst tokens are those of the first pair."""
+        main, *others = self.pairs.values()
+        if not any(summary.pair.measured_in(batch) for summary in self.pairs.values()):
+            self.unscored_responses += batch.num_responses
+            return
+        main.update(batch, self.scatter, worst, self.lattice)
+        for summary in [*others, self.floor]:
+            summary.update(batch)
+
+
+@dataclass(frozen=True)
+class _Measuring:
+    """The pass: what is measured of each portion."""
+
+    pairs: tuple[str, ...]
+    worst: int
+    columns: ClassVar[Sequence[str]] = COLUMNS
+
+    def read(self, portion: Portion, groups: Iterator[RowGroup]) -> Measurement:
+        found = Measurement(self.pairs)
+        worst = found.worst[portion.trace] = WorstTokens(self.worst)
+        for group in groups:
+            found.update(group.batch, worst)
+        return found
+
+
 def analyse(
-    traces: Sequence[Trace], worst: int, on_responses: Callable[[int], None] = lambda _: None
+    traces: Sequence[Trace], worst: int, workers: int = 1, on_responses: Callable[[int], None] = lambda _: None
 ) -> MismatchAnalysis:
     """Read traces once, in bounded memory, and keep the `worst` worst tokens; several traces are one measurement."""
     check_poolable(traces)
-    pairs = {name: MismatchSummary(PAIRS[name]) for name in pairs_in(traces)}
-    analysis = MismatchAnalysis(traces, pairs, [WorstTokens(worst) for _ in traces])
-    for trace, worst_tokens in zip(traces, analysis.worst, strict=True):
-        for batch in trace.batches(_COLUMNS):
-            _update(analysis, batch, worst_tokens)
-            on_responses(batch.num_responses)
-    if not any(summary.exact.counts.tokens for summary in analysis.pairs.values()):
+    asked = _Measuring(tuple(pairs_in(traces)), worst)
+    found = Measurement(asked.pairs)
+    for part in parts_of(traces, asked, workers, on_responses):
+        found.merge(part)
+    if not any(summary.exact.counts.tokens for summary in found.pairs.values()):
         raise MismatchError(f"{traces[0].folder} holds no log-probabilities of a trainer. {traces[0].how_to_score}")
-    return analysis
-
-
-def _update(analysis: MismatchAnalysis, batch: TokenBatch, worst: WorstTokens) -> None:
-    main, *others = analysis.pairs.values()
-    if not any(summary.pair.measured_in(batch) for summary in analysis.pairs.values()):
-        analysis.unscored_responses += batch.num_responses
-        return
-    main.update(batch, analysis.scatter, worst, analysis.lattice)
-    for summary in [*others, analysis.floor]:
-        summary.update(batch)
+    return MismatchAnalysis(
+        traces,
+        found.pairs,
+        [found.worst[number] for number in range(len(traces))],
+        found.floor,
+        found.scatter,
+        found.lattice,
+        found.unscored_responses,
+    )
 
 
 def _worst(kept: Sequence[WorstTokens]) -> dict[str, list[dict[str, Any]]]:

@@ -6,25 +6,28 @@ each response 24 bytes are kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import pairwise
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.estimate import SHARE, Estimate
 from mismatch_cli.metrics.gaps import Segments, TokenGaps, token_gaps
 from mismatch_cli.metrics.hashing import hash_keys
 from mismatch_cli.metrics.pairs import Pair
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.metrics.sums import WIDE_BAND, GroupSums
-from mismatch_cli.trace.reader import Trace, open_shard, table_to_batch
+from mismatch_cli.studies.workers import Portion
+from mismatch_cli.trace.reader import RowGroup, Trace, open_shard, table_to_batch
 from mismatch_cli.trace.schema import PROMPT_COLUMN, REQUIRED, ROW_KEY
 
 MOST = 0.5  # what more than this share of both traces has in common is compared alone
@@ -43,13 +46,24 @@ class Responses:
     measured_S: np.ndarray  # bool, at least one token has both log-probabilities
 
     @classmethod
-    def of(cls, trace: Trace, pair: Pair) -> Responses:
-        """Read a trace once for its keys, and for where the pair was measured."""
-        groups = [_keys(table, pair) for table in trace.tables(SCORED)]
-        return cls(*(np.concatenate(column) for column in zip(*groups, strict=True)))
+    def joined(cls, parts: Sequence[Responses]) -> Responses:
+        """Those of each part, one after the other."""
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in vars(parts[0])))
 
     def __len__(self) -> int:
         return len(self.prompt_S)
+
+
+@dataclass(frozen=True)
+class Recognising:
+    """The pass: the responses of each portion, and where the pair was measured."""
+
+    pair: Pair
+    columns: ClassVar[Sequence[str]] = SCORED
+
+    def read(self, _portion: Portion, groups: Iterator[RowGroup]) -> Responses:
+        none = Responses(*(np.zeros(0, dtype=kind) for kind in (np.int64, np.uint64, np.uint64, np.bool_)))
+        return Responses.joined([none, *(_recognised(group, self.pair) for group in groups)])
 
 
 @dataclass(frozen=True)
@@ -130,17 +144,17 @@ def _occurrence(keys: np.ndarray) -> np.ndarray:
     return number
 
 
-def _keys(table: pa.Table, pair: Pair) -> tuple[np.ndarray, ...]:
+def _recognised(group: RowGroup, pair: Pair) -> Responses:
+    table, batch = group.table, group.batch
     prompts = _digests(table.column(PROMPT_COLUMN), [b""] * table.num_rows)
     contents = _digests(table.column("response_ids"), prompts)
     row_S = hash_keys(*(table.column(name).to_numpy() for name in ROW_KEY))
-    batch = table_to_batch(table)
     measured_S = np.zeros(table.num_rows, dtype=bool)
     if pair.measured_in(batch):
         reference_T, current_T = (getattr(batch, name) for name in (pair.reference, pair.current))
         known_T = np.isfinite(reference_T) & ~np.isnan(current_T)
         measured_S = Segments(batch.offset_S1).sum(known_T) > 0
-    return (
+    return Responses(
         np.frombuffer(b"".join(prompts), dtype=np.int64),
         np.frombuffer(b"".join(contents), dtype=np.uint64),
         row_S,
@@ -171,7 +185,7 @@ _COLUMNS = (_OURS.reference, _OURS.current, _THEIRS.reference, _THEIRS.current)
 
 
 @dataclass
-class OnTokens:
+class OnTokens(Accumulator):
     """The current policies of two traces against each other, their references, and how often a clip decides otherwise.
 
     All over tokens that count in both traces.
@@ -207,48 +221,77 @@ class OnTokens:
         }
 
 
-def compare_on_tokens(
-    traces: tuple[Trace, Trace], responses: Responses, kept_S: np.ndarray, partner_S: np.ndarray, pair: Pair
-) -> OnTokens:
-    """Read the first trace in order, and of the other the row groups where the partners of its responses lie.
+@dataclass(frozen=True)
+class Partners:
+    """Where the partners of some responses lie: in which row group of another trace, and in which of its rows."""
+
+    groups: Mapping[int, tuple[Path, int]]  # a shard, and the number of the row group in it
+    group_S: np.ndarray  # −1: the response is not compared
+    row_S: np.ndarray
+
+    @classmethod
+    def of(cls, trace: Trace, partner_S: np.ndarray) -> Partners:
+        """From the numbers that rows have in the whole trace; −1 for none."""
+        shards = [(path, open_shard(path).metadata) for path in trace.shards]
+        groups = [(path, number) for path, metadata in shards for number in range(metadata.num_row_groups)]
+        rows_G = [metadata.row_group(n).num_rows for _, metadata in shards for n in range(metadata.num_row_groups)]
+        first_G = np.concatenate([[0], np.cumsum(rows_G)])
+        group_S = np.searchsorted(first_G, partner_S, side="right") - 1
+        return cls(dict(enumerate(groups)), group_S, partner_S - first_G[group_S])
+
+    def of_some(self, responses: slice) -> Partners:
+        """Those of some of the responses, with no more row groups than they lie in."""
+        group_S = self.group_S[responses]
+        groups = {number: self.groups[number] for number in np.unique(group_S).tolist() if number >= 0}
+        return Partners(groups, group_S, self.row_S[responses])
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """The pass over the first trace: its responses, with those rows of another trace where their partners lie.
 
     A row group of each is held at a time. Where both are in the same order each is read once, however many there are.
     """
-    found, fetch, first = OnTokens(), _Fetch(traces[1]), 0
-    for table in traces[0].tables(SCORED):
-        rows = first + np.flatnonzero(kept_S[first : first + table.num_rows])
-        if len(rows):
-            batch = table_to_batch(table.take(rows - first))
-            partners = table_to_batch(fetch(partner_S[rows]))
-            found.masked_in_one += int((batch.loss_mask_T != partners.loss_mask_T).sum())
-            found.update(_joined(batch, partners, pair, responses.prompt_S[rows]))
-        first += table.num_rows
-    return found
+
+    pair: Pair
+    prompt_S: np.ndarray  # of each response of the portion: a hash of its prompt
+    partners: Partners
+    columns: ClassVar[Sequence[str]] = SCORED
+
+    def read(self, _portion: Portion, groups: Iterator[RowGroup]) -> OnTokens:
+        found, first, partners_of = OnTokens(), 0, _Fetch(self.partners)
+        for group in groups:
+            rows = np.flatnonzero(self.partners.group_S[first : first + group.table.num_rows] >= 0)
+            if len(rows):
+                batch, partners = rows_of(group, rows), table_to_batch(partners_of(first + rows))
+                found.masked_in_one += int((batch.loss_mask_T != partners.loss_mask_T).sum())
+                found.update(_joined(batch, partners, self.pair, self.prompt_S[first + rows]))
+            first += group.table.num_rows
+        return found
+
+
+def rows_of(group: RowGroup, rows: np.ndarray) -> TokenBatch:
+    """Some rows of a row group, laid flat."""
+    return group.batch if len(rows) == group.table.num_rows else table_to_batch(group.table.take(rows))
 
 
 class _Fetch:
-    """Rows of a trace by their number, from whatever row groups they lie in."""
+    """Rows of a trace from whatever row groups they lie in; the last one is kept."""
 
-    def __init__(self, trace: Trace) -> None:
-        shards = [(path, open_shard(path).metadata) for path in trace.shards]
-        self._places = [(path, group) for path, metadata in shards for group in range(metadata.num_row_groups)]
-        rows_G = [
-            metadata.row_group(group).num_rows for _, metadata in shards for group in range(metadata.num_row_groups)
-        ]
-        self._first_G = np.concatenate([[0], np.cumsum(rows_G)])
-        self._table = lru_cache(maxsize=1)(self._read)
+    def __init__(self, partners: Partners) -> None:
+        self._partners, self._table = partners, lru_cache(maxsize=1)(_read)
 
-    def __call__(self, row_S: np.ndarray) -> pa.Table:
-        group_S = np.searchsorted(self._first_G, row_S, side="right") - 1
-        parts = [self._table(g).take(row_S[group_S == g] - self._first_G[g]) for g in np.unique(group_S)]
+    def __call__(self, rows: np.ndarray) -> pa.Table:
+        group_S, row_S = self._partners.group_S[rows], self._partners.row_S[rows]
+        parts = [self._table(*self._partners.groups[g]).take(row_S[group_S == g]) for g in np.unique(group_S).tolist()]
         in_parts = np.argsort(group_S, kind="stable")
         return pa.concat_tables(parts, promote_options="default").take(np.argsort(in_parts))
 
-    def _read(self, group: int) -> pa.Table:
-        path, number = self._places[group]
-        shard = open_shard(path)
-        present = [name for name in shard.schema_arrow.names if name in SCORED]
-        return shard.read_row_group(number, columns=present, use_threads=False).replace_schema_metadata(None)
+
+def _read(path: Path, group: int) -> pa.Table:
+    shard = open_shard(path)
+    present = [name for name in shard.schema_arrow.names if name in SCORED]
+    return shard.read_row_group(group, columns=present, use_threads=False).replace_schema_metadata(None)
 
 
 def _joined(batch: TokenBatch, partners: TokenBatch, pair: Pair, prompt_S: np.ndarray) -> TokenBatch:

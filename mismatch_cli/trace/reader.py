@@ -11,10 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -50,6 +48,14 @@ _NEVER_NULL = (*ROW_KEY, "version_rollout", "version_trainer", "prompt_ids", "re
 _RENEW = "Record or import it again."
 _RECOMPUTED_OF = {"logp_trainer_T": "logp_recomputed_T", "topk_logp_trainer_TK": "topk_logp_recomputed_TK"}
 _MOST_OF_A_GROUP = 2**28  # bytes of a row group beside 20 × the file; what is written here has less than half
+
+
+class RowGroup(NamedTuple):
+    """What is read at a time: some rows of a shard, as they are recorded and laid flat."""
+
+    path: Path
+    table: pa.Table
+    batch: TokenBatch
 
 
 @dataclass(frozen=True)
@@ -130,17 +136,14 @@ class Trace:
         self, columns: Sequence[str] | None = None, shards: Sequence[Path] | None = None
     ) -> Iterator[TokenBatch]:
         """One `TokenBatch` per row group; row keys, lengths and log μ always come along."""
-        for _, batches in self.batches_by_shard(columns, shards):
-            yield from batches
+        return (group.batch for group in self.row_groups(columns, shards))
 
-    def batches_by_shard(
+    def row_groups(
         self, columns: Sequence[str] | None = None, shards: Sequence[Path] | None = None
-    ) -> Iterator[tuple[Path, Iterator[TokenBatch]]]:
-        """The same, shard by shard; what is left of one is skipped when the next one is asked for."""
+    ) -> Iterator[RowGroup]:
+        """The same, each with its table and its shard."""
         names = None if columns is None else [*REQUIRED, *columns]
-        parts = _one_ahead(partial(_batch, path, read) for path, read in self._row_groups(names, shards))
-        for path, pairs in groupby(parts, key=itemgetter(0)):
-            yield path, (batch for _, batch in pairs)
+        return _one_ahead(partial(_laid_flat, path, read) for path, read in self._row_groups(names, shards))
 
     def _row_groups(
         self, columns: Sequence[str] | None, shards: Sequence[Path] | None
@@ -169,8 +172,9 @@ def _one_ahead(reads: Iterator[Callable[[], _Part]]) -> Iterator[_Part]:
             yield following.result()
 
 
-def _batch(path: Path, read: Callable[[], pa.Table]) -> tuple[Path, TokenBatch]:
-    return path, table_to_batch(read())
+def _laid_flat(path: Path, read: Callable[[], pa.Table]) -> RowGroup:
+    table = read()
+    return RowGroup(path, table, table_to_batch(table))
 
 
 def _again(shard: Path) -> str:

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from pool import Pool
+from pool import Pool, gather_tables
 from variants import add_variants
 
 from mismatch_cli.diagnosis.diagnose import Diagnosis, diagnose
-from mismatch_cli.diagnosis.evidence import Finding, gather_tables
+from mismatch_cli.diagnosis.evidence import Finding
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.places import bundled
 from mismatch_cli.trace.reader import Trace

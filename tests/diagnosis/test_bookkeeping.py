@@ -5,12 +5,12 @@ from __future__ import annotations
 import bookkeeping
 import numpy as np
 import pytest
+from pool import gather_tables
 
 from mismatch_cli.diagnosis.alignment import HeadCollector, find_exchanges
 from mismatch_cli.diagnosis.checks import temperature
 from mismatch_cli.diagnosis.counts import Copies, content_hashes
 from mismatch_cli.diagnosis.diagnose import diagnose
-from mismatch_cli.diagnosis.evidence import gather_tables
 from mismatch_cli.diagnosis.sample import seen_before
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.trace.reader import table_to_batch

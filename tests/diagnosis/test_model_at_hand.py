@@ -7,13 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from faults import FAULTS
-from pool import Pool
+from pool import Pool, gather_tables
 from variants import model_at_hand
 
 from mismatch_cli.diagnosis import model as model_module
 from mismatch_cli.diagnosis import readings
 from mismatch_cli.diagnosis.diagnose import Diagnosis, diagnose
-from mismatch_cli.diagnosis.evidence import gather_tables
 from mismatch_cli.diagnosis.model import AS_RECORDED
 from mismatch_cli.metrics.pairs import PAIRS
 from tests.diagnosis.conftest import MODEL

@@ -7,10 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from faults import FAULTS
-from pool import Pool
+from pool import Pool, gather_tables
 
 from mismatch_cli.diagnosis.diagnose import Diagnosis, diagnose
-from mismatch_cli.diagnosis.evidence import gather_tables
 from mismatch_cli.metrics.pairs import PAIRS
 from tests.diagnosis.conftest import finding_of, sampled_alone, whole
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from mismatch_cli.diagnosis.evidence import gather
 from mismatch_cli.metrics.pairs import pairs_in, weights_are_equal
 from mismatch_cli.places import bundled_trace
 from mismatch_cli.studies.comparison import analyse_comparison
+from mismatch_cli.studies.diagnosis import gather
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.manifest import read_manifest, write_manifest
 from mismatch_cli.trace.reader import Trace

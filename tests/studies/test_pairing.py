@@ -10,7 +10,8 @@ import pytest
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.places import bundled_trace
-from mismatch_cli.studies.pairing import Responses, compared_rows, pair_up
+from mismatch_cli.studies.pairing import Recognising, Responses, compared_rows, pair_up
+from mismatch_cli.studies.workers import parts_of
 from mismatch_cli.trace.reader import Trace
 from tests.studies.compared import FLOAT32, write_rows
 
@@ -18,7 +19,7 @@ PAIR = PAIRS["mismatch"]
 
 
 def responses_of(path) -> Responses:
-    return Responses.of(Trace.open(path), PAIR)
+    return Responses.joined(list(parts_of([Trace.open(path)], Recognising(PAIR))))
 
 
 def made(contents: list[int], rows: list[int] | None = None, prompts: list[int] | None = None) -> Responses:

@@ -182,12 +182,13 @@ def test_a_column_of_another_type_is_refused(write_trace):
         only_batch(folder)
 
 
-def test_shard_by_shard_the_same_batches(write_trace):
-    folder = write_trace(*[row_columns()] * 3)
-    trace = Trace.open(folder)
-    by_shard = [(path, len(list(batches))) for path, batches in trace.batches_by_shard()]
-    assert by_shard == [(path, 1) for path in trace.shards] and len(list(trace.batches())) == 3
-    assert [path for path, _ in trace.batches_by_shard()] == trace.shards  # what is not looked at is skipped
+def test_row_groups_know_their_shard(write_trace):
+    trace = Trace.open(write_trace(*[row_columns()] * 3))
+    groups = list(trace.row_groups(["logp_trainer"]))
+    assert [group.path for group in groups] == trace.shards
+    assert [path for path, *_ in trace.row_groups(shards=trace.shards[1:])] == trace.shards[1:]
+    for group in groups:
+        assert group.table.num_rows == group.batch.num_responses and "rank_trainer" not in group.table.column_names
 
 
 def test_what_was_read_ahead_fails_in_its_turn(write_trace, monkeypatch):

@@ -73,7 +73,7 @@ class _SparseSums(Accumulator):
     def __getstate__(self) -> dict[str, Any]:
         """Sorted before it travels: a worker has the time, and less to send."""
         self.totals()
-        return vars(self)
+        return super().__getstate__()
 
     def add(self, key_U: np.ndarray, values_4U: np.ndarray) -> None:
         self._waiting.append((key_U, values_4U))
