@@ -92,17 +92,16 @@ def test_only_the_first_responses_have_one_and_nothing_is_left_behind(recorded):
 
 def test_binary_is_at_most_top_k_is_at_most_full(recorded):
     (batch,) = Trace.open(recorded[0] / "run").batches()
-    known_T = ~batch.tv_full_T.isnan()
-    mu_T, pi_T = batch.logp_rollout_T.double(), batch.logp_trainer_T.double()
+    known_T = ~np.isnan(batch.tv_full_T)
+    mu_T, pi_T = batch.logp_rollout_T.astype(np.float64), batch.logp_trainer_T.astype(np.float64)
     rows = [(binary_tv(mu_T, pi_T), binary_kl(mu_T, pi_T))]
     for k in (1, 5, 20):
-        ids_TK, mu_TK, pi_TK = (
-            column[:, :k]
-            for column in (batch.topk_ids_TK, batch.topk_logp_rollout_TK.double(), batch.topk_logp_trainer_TK.double())
+        mu_TK, pi_TK = (
+            getattr(batch, f"topk_logp_{side}_TK")[:, :k].astype(np.float64) for side in ("rollout", "trainer")
         )
-        in_topk_T = sampled_in_topk(batch.response_ids_T, ids_TK)
+        in_topk_T = sampled_in_topk(batch.response_ids_T, batch.topk_ids_TK[:, :k])
         rows.append(topk_divergences(mu_T, pi_T, mu_TK, pi_TK, in_topk_T))
-    rows.append((batch.tv_full_T.double(), batch.kl_full_T.double()))
+    rows.append((batch.tv_full_T.astype(np.float64), batch.kl_full_T.astype(np.float64)))
     for (tv_T, kl_T), (finer_tv_T, finer_kl_T) in pairwise(rows):
         assert (finer_tv_T - tv_T)[known_T].min() > -2e-6
         assert (finer_kl_T - kl_T)[known_T].min() > -2e-7

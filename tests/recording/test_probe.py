@@ -108,7 +108,7 @@ def test_rewards_and_advantages_are_recorded(bfloat16):
     trace = Trace.open(bfloat16["folder"])
     for batch in trace.batches():
         own = batch.reward_S.reshape(-1, 8)
-        expected = (own - own.mean(1, keepdim=True)).flatten()
+        expected = (own - own.mean(1, keepdims=True)).flatten()
         lengths = np.diff(batch.offset_S1)
         np.testing.assert_allclose(batch.advantage_T, np.repeat(expected, lengths), rtol=1.3e-6, atol=1e-5)
 

@@ -155,7 +155,7 @@ def test_a_trace_with_only_the_rollout_gets_everything(same, tmp_path):
     found = Trace.open(tmp_path / "run")
     assert "temperature 1 and no truncation are assumed" in " ".join(talk.said)
     assert found.manifest["trainer"]["temperature"] == 1.0
-    assert flat(found, "logp_trainer_T").equal(flat(same, "logp_trainer_T"))
+    assert np.array_equal(flat(found, "logp_trainer_T"), flat(same, "logp_trainer_T"))
     assert pairs(found) == pairs(same)
     assert found.vocabulary.decode(range(300)) == same.vocabulary.decode(range(300))  # from the model's tokenizer
 
@@ -164,8 +164,8 @@ def test_a_later_checkpoint_tells_mismatch_staleness_and_total_apart(moved, same
     later = rescored(tmp_path / "run", FLOAT32, model=moved, weights="newer")
     assert not later.manifest["equal_weights"]
     assert later.manifest["recomputed"]["model"] == "sample_data/model" and later.manifest["trainer"]["model"] == moved
-    assert flat(later, "logp_recomputed_T").equal(flat(Trace.open(FLOAT32), "logp_trainer_T"))
-    assert flat(later, "topk_logp_recomputed_TK").equal(flat(Trace.open(FLOAT32), "topk_logp_trainer_TK"))
+    assert np.array_equal(flat(later, "logp_recomputed_T"), flat(Trace.open(FLOAT32), "logp_trainer_T"))
+    assert np.array_equal(flat(later, "topk_logp_recomputed_TK"), flat(Trace.open(FLOAT32), "topk_logp_trainer_TK"))
     found = pairs(later)
     assert found["mismatch"] < 1e-6 and found["staleness"] > 1e-4
     assert found["total"] == pytest.approx(found["staleness"], rel=0.02)
@@ -174,7 +174,7 @@ def test_a_later_checkpoint_tells_mismatch_staleness_and_total_apart(moved, same
 
 def test_what_the_trace_knew_goes_on_beside_a_still_later_checkpoint(tmp_path):
     source, later = Trace.open(FP8), rescored(tmp_path / "run", FP8, dtype="bfloat16", weights="newer")
-    assert flat(later, "logp_recomputed_T").equal(flat(source, "logp_recomputed_T"))
+    assert np.array_equal(flat(later, "logp_recomputed_T"), flat(source, "logp_recomputed_T"))
     assert set(rows(later)["version_trainer"]) == {49}
     assert not {"tv_full", "kl_full"} & later.columns()
     assert {"tv_full", "kl_full", "logp_trainer", "rank_trainer"} <= set(later.manifest["rescored"]["replaced"])
@@ -219,7 +219,7 @@ def test_keep_trainer_without_versions_takes_the_word_for_it(tmp_path):
     source = changed_copy(FLOAT32, tmp_path / "source", without("version_trainer", "version_rollout"))
     filled = rescored(tmp_path / "run", source, keep_trainer=True, noise=0)
     assert set(rows(filled)["version_rollout"]) == {0} and set(rows(filled)["version_trainer"]) == {1}
-    assert flat(filled, "logp_trainer_T").equal(flat(Trace.open(FLOAT32), "logp_trainer_T"))
+    assert np.array_equal(flat(filled, "logp_trainer_T"), flat(Trace.open(FLOAT32), "logp_trainer_T"))
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_another_temperature_is_measured_and_said(same, tmp_path):
     found = Trace.open(tmp_path / "run")
     assert "Sampled with temperature 1, scored with 0.8" in " ".join(talk.said)
     assert found.manifest["trainer"]["temperature"] == 0.8
-    x, y = (flat(trace, "topk_logp_trainer_TK").reshape(-1, 20).double() for trace in (same, found))
+    x, y = (flat(trace, "topk_logp_trainer_TK").reshape(-1, 20).astype(np.float64) for trace in (same, found))
     x, y = x[:, 0] - x[:, 1], y[:, 0] - y[:, 1]
     assert float((x @ x) / (x @ y)) == pytest.approx(0.8, abs=1e-4)
 
