@@ -12,7 +12,7 @@ from mismatch_cli import custom_code
 from mismatch_cli.adapters import Adapter, read_adapter
 from mismatch_cli.batch import Rollout
 from mismatch_cli.engines import EngineSettings, Request, Sink
-from mismatch_cli.engines._vllm_process import ModelClasses, TemporaryFolder, engine_log, one_sentence
+from mismatch_cli.engines._vllm_process import ModelClasses, TemporaryFolder, engine_log, kept_apart, one_sentence
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.extras import require
 from mismatch_cli.models import check_model_folder, saved_state
@@ -87,8 +87,9 @@ def _load(settings: EngineSettings, lora: dict[str, Any]) -> Any:
     if arguments.get("enforce_eager"):
         # Asking for log-probs would otherwise compile one small function with inductor: seconds for nothing.
         torch._dynamo.config.disable = True
-    gc.freeze()  # vLLM collects three times while it loads and need not walk what was imported; it unfreezes itself
-    return LLM(**arguments)
+    gc.freeze()  # what was imported: vLLM collects three times while it loads, and once when it closes
+    with kept_apart():
+        return LLM(**arguments)
 
 
 class VllmEngine:
@@ -154,11 +155,12 @@ class VllmEngine:
 
         core = self.llm.llm_engine.engine_core
         del self.llm
-        with engine_log(self._settings.log_file):
+        with engine_log(self._settings.log_file), kept_apart():
             try:
                 core.shutdown()  # ends with that same clean-up; a second one would take half a second
             except Exception:  # nothing that fails here can hurt what has been recorded
                 cleanup_dist_env_and_memory()
+        gc.unfreeze()  # as it was
         self._before.restore()
         self._temporary.close()
 

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 import re
-from collections.abc import Iterator, Sequence
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import zip_longest
 from math import inf
+from multiprocessing import Pipe
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from mismatch_cli import registry
 from mismatch_cli.report.plots._style import CSS_PX, DARK, LIGHT, NARROW, WIDE, Layout, Style
@@ -25,6 +32,11 @@ _FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Liber
 _PNG_SCALE = 2  # pixels of a PNG file per CSS pixel
 _METADATA = re.compile(r"\s*<metadata>.*?</metadata>", re.DOTALL)
 _FONT_FAMILY = re.compile(r"'DejaVu Sans'(?:, sans-serif)?")
+_MOST_WORKERS = 8  # three pictures each, where a report has 24
+_PATIENCE = 60.0  # seconds; a copy draws for two
+
+_Plot = TypeVar("_Plot")
+_Drawn = TypeVar("_Drawn")
 
 
 class Drawable(Protocol):
@@ -86,7 +98,52 @@ def figure_views(data: Drawable, folder: Path | None = None) -> list[FigureView]
     """Every plot that the data has enough for, in all variants for `report.html`; with a folder also NAME.png in it."""
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    return [_figure_view(name, plot, data, folder) for name, plot in plots_for(data)]
+    plots = list(plots_for(data))
+    return _shared_out(lambda named: _figure_view(*named, data, folder), plots)
+
+
+def _shared_out(draw: Callable[[_Plot], _Drawn], plots: Sequence[_Plot]) -> list[_Drawn]:
+    """`draw` of each, by as many processes as there are cores: copies of this one, which have read and imported all."""
+    workers = min(_MOST_WORKERS, len(os.sched_getaffinity(0)), len(plots)) if sys.platform == "linux" else 1
+    shares = [plots[first :: max(1, workers)] for first in range(max(1, workers))]
+    with ExitStack() as stack:
+        others = [stack.enter_context(_copy_drawing(draw, share)) for share in shares[1:]]
+        parts = [list(map(draw, shares[0]))]
+        parts += [other() or list(map(draw, share)) for other, share in zip(others, shares[1:], strict=True)]
+    return [view for row in zip_longest(*parts) for view in row if view is not None]
+
+
+@contextmanager
+def _copy_drawing(draw: Callable[[_Plot], _Drawn], plots: Sequence[_Plot]) -> Iterator[Callable[[], list[_Drawn]]]:
+    """A copy of this process that draws; asked for its views it gives none if it failed, died or is stuck.
+
+    Whoever asked then draws them, and meets the error. A copy outlives this process by no more than its drawing.
+    """
+    receiver, sender = Pipe(duplex=False)
+    with warnings.catch_warnings():  # copying a process with threads is safe for one that needs none of their locks
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:  # it leaves without flushing what this process had still to print
+        try:
+            receiver.close()  # or nothing would tell it that nobody listens any more
+            sender.send([draw(plot) for plot in plots])
+        finally:  # also of Ctrl-C, which reaches every process of a terminal
+            os._exit(0)
+    sender.close()
+
+    def answer() -> list[_Drawn]:
+        with suppress(EOFError, OSError):
+            if receiver.poll(_PATIENCE):
+                views: list[_Drawn] = receiver.recv()
+                return views
+        os.kill(pid, signal.SIGKILL)
+        return []
+
+    try:
+        yield answer
+    finally:
+        receiver.close()
+        os.waitpid(pid, 0)
 
 
 def _figure_view(name: str, plot: ModuleType, data: Drawable, folder: Path | None) -> FigureView:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
@@ -10,8 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import matplotlib as mpl
+import pytest
 
-from mismatch_cli.report.figures import FigureView, figure_views
+from mismatch_cli.report.figures import FigureView, _shared_out, figure_views
 
 VARIANTS = ("wide_light", "wide_dark", "narrow_light", "narrow_dark")
 
@@ -50,6 +52,22 @@ def test_the_same_data_gives_the_same_bytes_and_files(
         with Image.open(path) as image:
             assert image.width == 2160
             assert image.convert("RGB").getpixel((2, 2)) == (255, 255, 255)
+
+
+def test_copies_of_the_process_draw_too_and_what_one_leaves_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(3))
+    parent = os.getpid()
+
+    def draw(number: int) -> tuple[int, bool]:
+        if number == 4 and os.getpid() != parent:
+            os._exit(1)
+        return number, os.getpid() != parent
+
+    found = _shared_out(draw, range(8))
+    assert [number for number, _ in found] == list(range(8))  # in order
+    assert [elsewhere for _, elsewhere in found] == [False, False, True, False, False, True, False, False]
+    with pytest.raises(ZeroDivisionError):
+        _shared_out(lambda number: 1 // (number - 1), range(8))
 
 
 def test_a_hundred_thousand_tokens_stay_small_and_quick(
