@@ -63,6 +63,19 @@ class Common:
         """Talk on stderr."""
         return TerminalProgress(self.quiet)
 
+    def check(self, named: Sequence[Path] | None, folder: Path | None = None, *, own: bool = False) -> None:
+        """Refuse traces, and the folder of a report, that will not do, before anything is imported to read and draw.
+
+        `own`: it is the folder of the run, which a report may go into.
+        """
+        from mismatch_cli.recording.folder import check_report_folder
+        from mismatch_cli.trace.manifest import trace_folder
+
+        for path in named or ():
+            trace_folder(path)
+        if folder is not None:
+            check_report_folder(folder, force=own or self.force)
+
     def opened(self, named: Sequence[Path] | None, said: str, *names: str) -> list[Trace]:
         """The traces that were named; where there are none, those of the package by their `names`, as is `said`."""
         from mismatch_cli.places import bundled, bundled_trace
@@ -144,9 +157,11 @@ Recording = Annotated[Common, "trust_remote_code", "resume", "output", "force", 
 Probing = Annotated[Common, "trust_remote_code", "resume", "output", "worst", "force", "json", "quiet", "debug"]
 
 
-def folder_of(named: Sequence[Path] | None, traces: Sequence[Trace], name: str) -> Path:
+def folder_of(named: Sequence[Path] | None, name: str) -> Path:
     """Where a report goes that was given no folder: into the run, if there is one alone, else here."""
-    return (traces[0].run_folder if named and len(traces) == 1 else Path()) / name
+    from mismatch_cli.trace.manifest import run_folder_of, trace_folder
+
+    return (run_folder_of(trace_folder(named[0])) if named and len(named) == 1 else Path()) / name
 
 
 def _write(study: Study, view: ReportView, folder: Path) -> None:

@@ -46,22 +46,23 @@ def command(
     """
     from functools import partial
 
+    folder = output or folder_of(traces, "clipstats")
+    common.check(traces, folder)
+    judged, compared = _algorithms(algorithm, compare)
     from mismatch_cli.studies.clipping import ClippingAnalysis, analyse_clipping
 
-    judged, compared = _algorithms(algorithm, compare)
     found = common.opened(traces, f"No trace named: judging {BUNDLED}")
     arguments = [*(part for spec in algorithm or () for part in ("--algorithm", spec))]
     arguments += ["--compare", *compare] if compare else []
     arguments += ["--theory"] if theory else []
     analyse = partial(analyse_clipping, algorithms=judged, asked=compared, arguments=arguments, theory=theory)
-    common.report(analyse, ClippingAnalysis.FORMAT, found, output or folder_of(traces, found, "clipstats"), "Judging")
+    common.report(analyse, ClippingAnalysis.FORMAT, found, folder, "Judging")
 
 
 def _algorithms(asked: list[str] | None, compare: tuple[str, str] | None) -> tuple[list[Algorithm], list[Algorithm]]:
     """The algorithms to judge, each once, and those to compare: as asked, else the two of the paper's first figure."""
     from mismatch_cli.algorithms.parse import find
     from mismatch_cli.algorithms.table import TABLE
-    from mismatch_cli.metrics.clipping.overlap import MOST_ALGORITHMS
 
     compared = [find(spec) for spec in compare or ()]
     listed = [find(spec) for spec in asked] if asked else list(TABLE.values())
@@ -69,6 +70,8 @@ def _algorithms(asked: list[str] | None, compare: tuple[str, str] | None) -> tup
     names = [algorithm.name for algorithm in judged]
     if repeated := next((name for name in names if names.count(name) > 1), None):
         raise UsageError(f"Two different algorithms are called {repeated}. Rename one of the mask files.")
+    from mismatch_cli.metrics.clipping.overlap import MOST_ALGORITHMS
+
     if len(judged) > MOST_ALGORITHMS:
         raise UsageError(f"{len(judged)} algorithms are too many at once: name at most {MOST_ALGORITHMS}.")
     return judged, compared

@@ -41,7 +41,7 @@ def command(
 
     from mismatch_cli import registry
     from mismatch_cli.metrics.pairs import PAIRS
-    from mismatch_cli.studies.comparison import NAMES, ComparisonAnalysis, analyse_comparison
+    from mismatch_cli.studies.settings_compared import NAMES
 
     if traces and len(traces) == 1:
         raise UsageError(
@@ -51,6 +51,9 @@ def command(
         raise UsageError(f"{len(traces)} traces are too many at once: name at most {len(NAMES)}.")
     if pair is not None and pair not in PAIRS:
         raise UsageError(registry.unknown("pair", pair, PAIRS))
+    common.check(traces, output)
+    from mismatch_cli.studies.comparison import ComparisonAnalysis, analyse_comparison
+
     said = "No traces named: comparing the two bundled ones, an fp8 KV cache and float32."
     found = common.opened(traces, said, "fp8-kv", "float32")
     analyse = partial(analyse_comparison, pair_name=pair, arguments=["--pair", pair] if pair else [])

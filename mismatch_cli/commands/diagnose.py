@@ -36,11 +36,14 @@ def command(
 
     from mismatch_cli.extras import require
     from mismatch_cli.models import check_model_folder
-    from mismatch_cli.studies.diagnosis import DiagnosisAnalysis, analyse_diagnosis
 
     for model in filter(None, (earlier_model, trainer_model)):
         check_model_folder(model)
         require("hf", "`diagnose` with a model")
+    folder = output or folder_of(traces, "diagnosis")
+    common.check(traces, folder)
+    from mismatch_cli.studies.diagnosis import DiagnosisAnalysis, analyse_diagnosis
+
     found = common.opened(traces, f"No trace named: diagnosing {BUNDLED}")
     analyse = partial(analyse_diagnosis, earlier_model=earlier_model, trainer_model=trainer_model)
-    common.report(analyse, DiagnosisAnalysis.FORMAT, found, output or folder_of(traces, found, "diagnosis"), "Reading")
+    common.report(analyse, DiagnosisAnalysis.FORMAT, found, folder, "Reading")

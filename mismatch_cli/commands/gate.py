@@ -58,21 +58,23 @@ def command(
       mismatch-cli gate run --limits limits.toml --baseline last-release
     """
     from mismatch_cli.recording.folder import check_file
-    from mismatch_cli.report.pages import gate as forms
-    from mismatch_cli.studies.gate import GateResult
     from mismatch_cli.studies.limits import DEFAULT, OF_BASELINE, load_limits, presets
     from mismatch_cli.trace.files import write_named
-    from mismatch_cli.trace.reader import Trace
 
     if list_presets:
         _show_presets([load_limits(name) for name in presets()], common.json)
         return
+    common.check([*(traces or ()), *(baseline or ())])
+    for summary in filter(None, (junit, markdown)):
+        check_file(summary, common.force)
     sets = [load_limits(name) for name in dict.fromkeys(limits or [DEFAULT])]
     relative = [limit for limit_set in sets for limit in limit_set.limits if limit.bound in OF_BASELINE]
     if relative and not baseline:
         raise UsageError(f"{relative[0].metric} {relative[0].text} needs a trace to start from: give --baseline TRACE.")
-    for summary in filter(None, (junit, markdown)):
-        check_file(summary, common.force)
+    from mismatch_cli.report.pages import gate as forms
+    from mismatch_cli.studies.gate import GateResult
+    from mismatch_cli.trace.reader import Trace
+
     progress = common.progress
     found = common.opened(traces, "No trace was named: judging the bundled one.")
     if not limits:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +19,7 @@ from mismatch_cli.sampling import SamplingSettings
 if TYPE_CHECKING:
     from mismatch_cli.importers._driver import Import
 
+_PACKAGE = "mismatch_cli.importers"
 of_sampling = partial(setting, panel="Sampling")
 
 
@@ -56,24 +58,43 @@ def command(
 
       mismatch-cli import --schema
     """
-    from mismatch_cli.importers._driver import PACKAGE, Import
-
     if formats or schema:
         (_print_formats if formats else _print_schema)(common.json)
         return
     if weights not in (None, "equal", "newer"):
         raise UsageError(f"--weights {weights} is not known. Choose one of: equal, newer.")
     if format is not None:
-        registry.load(PACKAGE, format, "format")
+        registry.check(_PACKAGE, format, "format")
     given = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
     sampling: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     SamplingSettings(**sampling)  # checked as `probe` checks them
+    _check_places(paths, tokenizer, common)
     if not paths:
         common.progress.say("No dump named: importing the bundled one.")
         paths, tokenizer = [bundled("dumps")], tokenizer or str(bundled_trace())
+    from mismatch_cli.importers._driver import Import
+
     what = Import(paths, format, None if weights is None else weights == "newer", sampling)
     folder, imported = _import(what, tokenizer, common)
     _tell(imported, folder, common)
+
+
+def _check_places(paths: list[Path] | None, tokenizer: str | None, common: Common) -> None:
+    """What was named and is not there, before anything is imported that reads it."""
+    from mismatch_cli.importers import files_at
+    from mismatch_cli.models import check_model_folder
+    from mismatch_cli.recording.folder import check_run_folder
+
+    for path in paths or ():
+        files_at(path)
+    if tokenizer is not None and not _of_a_trace(tokenizer):
+        check_model_folder(tokenizer)
+    check_run_folder(common.output or _folder_of(paths), replaced=common.force, resumable=False)
+
+
+def _folder_of(paths: Sequence[Path] | None) -> Path:
+    """Where the trace goes that was given no folder."""
+    return Path(f"import-{(paths or [bundled('dumps')])[0].resolve().name.split('.')[0]}")
 
 
 def _import(what: Import, tokenizer: str | None, common: Common) -> tuple[Path, dict[str, Any]]:
@@ -86,7 +107,7 @@ def _import(what: Import, tokenizer: str | None, common: Common) -> tuple[Path, 
     from mismatch_cli.recording.ours import remove_results
     from mismatch_cli.trace.files import unfinished_folder
 
-    folder = common.output or Path(f"import-{what.paths[0].resolve().name.split('.')[0]}")
+    folder = common.output or _folder_of(what.paths)
     try:
         with (
             run_folder(folder, resume=False, force=common.force, resumable=False),
@@ -108,16 +129,21 @@ def _vocabulary(tokenizer: str | None) -> tuple[Any, int | None]:
     """Load the tokenizer before anything is read: what writes its vocabulary, and how many ids the model has."""
     if tokenizer is None:
         return lambda _folder: None, None
-    from mismatch_cli.trace.vocabulary import FILE_NAME, write_vocabulary
-
-    of_a_trace = (Path(tokenizer) / FILE_NAME, Path(tokenizer) / "trace" / FILE_NAME)
-    if known := next(filter(Path.is_file, of_a_trace), None):
+    if known := _of_a_trace(tokenizer):
         return partial(shutil.copy, known), None
     from mismatch_cli.models import load_tokenizer
     from mismatch_cli.recording.full_divergence import vocabulary_of
+    from mismatch_cli.trace.vocabulary import write_vocabulary
 
     loaded = load_tokenizer(tokenizer)
     return lambda folder: write_vocabulary(folder, loaded), max(len(loaded), vocabulary_of(tokenizer, loaded))
+
+
+def _of_a_trace(tokenizer: str) -> Path | None:
+    """The vocabulary of the trace that was named in place of a model."""
+    from mismatch_cli.trace.manifest import VOCABULARY
+
+    return next(filter(Path.is_file, (Path(tokenizer) / VOCABULARY, Path(tokenizer) / "trace" / VOCABULARY)), None)
 
 
 def _tell(imported: dict[str, Any], folder: Path, common: Common) -> None:
@@ -149,9 +175,9 @@ def _tell(imported: dict[str, Any], folder: Path, common: Common) -> None:
 
 
 def _print_formats(as_json: bool) -> None:
-    from mismatch_cli.importers._driver import PACKAGE, facts
+    from mismatch_cli.importers._driver import facts
 
-    found = {name: facts(name) for name in registry.names(PACKAGE)}
+    found = {name: facts(name) for name in registry.names(_PACKAGE)}
     if as_json:
         print_json(found)
         return

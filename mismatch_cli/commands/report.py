@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
+from mismatch_cli import registry
 from mismatch_cli.commands._show import WORST, Common, of_output
 from mismatch_cli.errors import UsageError
 from mismatch_cli.options import flags, setting
@@ -75,13 +76,19 @@ def _report_training(runs: list[Path], own: Path | None, common: Common) -> None
 def _report_traces(named: list[Path], worst: int, export: str | None, common: Common) -> None:
     """Into the folder of the run itself, unless another one is named."""
     from mismatch_cli.recording.folder import report_folder
+    from mismatch_cli.trace.manifest import run_folder_of, trace_folder
+
+    own = run_folder_of(trace_folder(named[0])) if len(named) == 1 else None
+    folder, in_own = common.output or own or _REPORT, common.output is None and own is not None
+    common.check(named, folder, own=in_own)
     from mismatch_cli.studies.mismatch import MismatchAnalysis
-    from mismatch_cli.trace.export import export_responses, export_tokens, file_name
 
     found = common.opened(named, _NO_RUN)
-    own = found[0].run_folder if named and len(found) == 1 else None
-    folder, in_own = common.output or own or _REPORT, common.output is None and own is not None
-    files = () if export is None else (file_name(export),)
+    files: tuple[str, ...] = ()
+    if export is not None:
+        from mismatch_cli.trace.export import export_responses, export_tokens, file_name
+
+        files = (file_name(export),)
     with report_folder(folder, MismatchAnalysis.FORMAT, force=common.force, own=in_own, files=files):
         common.study_mismatch(found, folder, worst)
         if export is not None:
@@ -91,9 +98,11 @@ def _report_traces(named: list[Path], worst: int, export: str | None, common: Co
 
 def _print_as(name: str, traces: list[Path] | None, common: Common) -> None:
     """The same tokens in another framework's words, or in those of all."""
-    from mismatch_cli.studies.translation import Translation, frameworks
+    if name != "all":
+        registry.check("mismatch_cli.dialects", name, "framework")
+    common.check(traces)
+    from mismatch_cli.studies.translation import Translation
 
-    frameworks(name)  # before anything is read
     common.print(Translation.of(common.opened(traces or _latest_run(common), _NO_RUN), name))
 
 

@@ -65,7 +65,7 @@ def command(
     ]
     output = output or Path(f"train-{Path(preset).stem}")
     if not show_config:
-        _say_whose_rate(first, preset, changes, common.progress)
+        _say_whose_rate(first, preset, changes, common)
     folders = _run_folders(configs, output)  # names that are the same are told before what is in the files
     check_runs(configs)
     if show_config:
@@ -100,10 +100,10 @@ def _run_name(config: TrainConfig) -> str:
     return f"{Path(config.algorithm).name.replace(':', '-').replace(',', '-')}-seed-{config.seed}"
 
 
-def _say_whose_rate(config: TrainConfig, preset: str, changes: dict[str, Any], progress: TerminalProgress) -> None:
+def _say_whose_rate(config: TrainConfig, preset: str, changes: dict[str, Any], common: Common) -> None:
     chosen = preset != "miniature" or "learning_rate" in changes
     if not chosen and Path(config.model).resolve() != bundled("model").resolve():
-        progress.say(
+        common.progress.say(
             f"The learning rate of the preset miniature, {config.learning_rate:g}, was chosen for the bundled model: "
             "for another one see --learning-rate and --preset paper."
         )

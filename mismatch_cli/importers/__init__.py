@@ -1,1 +1,20 @@
 """Dumps of other programs → a trace. A file per format; `_driver.py` writes the trace, other helpers read and check."""
+
+import glob
+from pathlib import Path
+
+from mismatch_cli.errors import MismatchError
+
+
+def files_at(path: Path) -> tuple[list[Path], Path]:
+    """What a path names, and the folder that it stands in: a file, all files of a folder, or those that begin like it.
+
+    A `MismatchError` where it names nothing.
+    """
+    if path.is_file():
+        return [path], path.parent
+    if path.is_dir():
+        return [p for p in path.rglob("*") if p.is_file()], path
+    if files := [p for p in path.parent.glob(f"{glob.escape(path.name)}*") if p.is_file()]:
+        return files, path.parent
+    raise MismatchError(f"{path} does not exist. Name a dump: a file, several, or the folder of a run.")

@@ -1,6 +1,5 @@
 """From what the user named to Arrow tables: files found, looked into to know their format, and read block by block."""
 
-import glob
 import json
 import re
 from collections import Counter
@@ -18,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mismatch_cli.errors import MismatchError, first_line
-from mismatch_cli.importers import _torch_file
+from mismatch_cli.importers import _torch_file, files_at
 from mismatch_cli.importers._torch_file import NeedsItsFramework
 from mismatch_cli.memory import allowance, decoded_bytes, too_large
 from mismatch_cli.text import is_whole, visible
@@ -88,15 +87,10 @@ def find(paths: Sequence[Path]) -> list[Source]:
 
 
 def _below(path: Path) -> list[Source]:
-    if path.is_file():
+    files, root = files_at(path)
+    if files == [path]:
         _refuse_pickle(path)
         return [Source(path, path.name)]
-    if path.is_dir():
-        files, root = [p for p in path.rglob("*") if p.is_file()], path
-    else:
-        files, root = [p for p in path.parent.glob(f"{glob.escape(path.name)}*") if p.is_file()], path.parent
-        if not files:
-            raise MismatchError(f"{path} does not exist. Name a dump: a file, several, or the folder of a run.")
     sources = [Source(p, str(p.relative_to(root))) for p in files if p.suffix.lower() in KINDS]
     if not sources:
         for file in sorted(files):

@@ -1,12 +1,15 @@
 """Which two policies are compared: the reference in the place of μ, the current one in the place of π."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import pyarrow.compute as pc
+from typing import TYPE_CHECKING
 
 from mismatch_cli.batch import TokenBatch
-from mismatch_cli.trace.reader import Trace
+
+if TYPE_CHECKING:
+    from mismatch_cli.trace.reader import Trace
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ def weights_are_equal(traces: Sequence[Trace]) -> bool:
 
 def _equal_weights(trace: Trace) -> tuple[bool, bool]:
     """Whether every scored response has the trainer at the weights that sampled it, and whether any has."""
+    import pyarrow.compute as pc
+
     versions = ("version_rollout", "version_trainer")
     everywhere, anywhere = True, False
     for table in trace.tables(versions):

@@ -6,7 +6,7 @@ Whoever did not get the lock creates nothing and deletes nothing; the system rel
 import errno
 import fcntl
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -24,22 +24,20 @@ _WRITTEN_IN = (
 
 
 def run_folder(folder: Path, *, resume: bool, force: bool, resumable: bool = True) -> AbstractContextManager[None]:
-    """Hold a folder to record into: one that is new, or one of ours that may be replaced or continued.
+    """Hold a folder to record into: one that is new, or one of ours that may be replaced or continued."""
+    return claimed(folder, lambda: check_run_folder(folder, replaced=resume or force, resumable=resumable))
 
-    A `MismatchError` for a folder with anything in it that is not ours, with or without `force`.
-    """
 
-    def check() -> None:
-        if foreign := foreign_in(folder):
-            raise MismatchError(
-                f"{folder} is no run folder: it holds {foreign}, which mismatch-cli did not write. "
-                "Move that away, or choose another --output."
-            )
-        if not (resume or force) and results_in(folder):
-            go_on = "Go on with --resume, replace" if resumable else "Replace"
-            raise MismatchError(f"{folder} already exists. {go_on} it with --force, or choose another --output.")
-
-    return claimed(folder, check)
+def check_run_folder(folder: Path, *, replaced: bool, resumable: bool = True) -> None:
+    """A `MismatchError` for a folder with anything in it that is not ours, or an old run that is to stay."""
+    if foreign := foreign_in(folder):
+        raise MismatchError(
+            f"{folder} is no run folder: it holds {foreign}, which mismatch-cli did not write. "
+            "Move that away, or choose another --output."
+        )
+    if not replaced and results_in(folder):
+        go_on = "Go on with --resume, replace" if resumable else "Replace"
+        raise MismatchError(f"{folder} already exists. {go_on} it with --force, or choose another --output.")
 
 
 def report_folder(
@@ -52,14 +50,19 @@ def report_folder(
     """
 
     def check() -> None:
-        there = not all(map(_is_passing, folder.glob("*")))
-        if there and not (own or force) and format_of(folder) != report_format:
-            raise MismatchError(
-                f"{folder} already exists. Replace its report with --force, or choose another --output."
-            )
+        check_report_folder(folder, {report_format}, force=force or own)
         _check_free(folder, LOCK, *REPORT, *files)
 
     return claimed(folder, check)
+
+
+def check_report_folder(folder: Path, renewed: Container[str] | None = None, *, force: bool) -> None:
+    """Refuse a folder with anything in it but a report of a format that is to be `renewed`: by default of any."""
+    if force or all(map(_is_passing, folder.glob("*"))):
+        return
+    found = format_of(folder)
+    if found is None or (renewed is not None and found not in renewed):
+        raise MismatchError(f"{folder} already exists. Replace its report with --force, or choose another --output.")
 
 
 def training_folder(folder: Path, settings_file: str, settings: str, *, resume: bool) -> AbstractContextManager[None]:

@@ -116,12 +116,12 @@ def check_runs(configs: Sequence[TrainConfig]) -> None:
     check_attention(first.attn or None)
     check_threads(first.threads)
     check_template(first.prompt_template)
-    for spec in dict.fromkeys(config.algorithm for config in configs):
-        _check_top_k(spec, first.model)
     if is_local(first.dataset):
         _check_number(first, len(_load(first, first.dataset, first.split, first.num_problems)[0]))
     if is_local(first.eval_dataset):
         _load(first, first.eval_dataset, first.eval_split, 0)
+    for spec in dict.fromkeys(config.algorithm for config in configs):  # numpy, and for a user's mask torch
+        _check_top_k(spec, first.model)
     check_reward(first.reward)
 
 

@@ -29,12 +29,11 @@ from mismatch_cli.studies.pairing import (
     pair_up,
     rows_of,
 )
-from mismatch_cli.studies.settings_compared import SettingDifference, settings_diff
+from mismatch_cli.studies.settings_compared import NAMES, SettingDifference, settings_diff
 from mismatch_cli.studies.study import Study, about, who_is_compared, without_unknown
 from mismatch_cli.studies.workers import Executor, Portion, executor, portions
 from mismatch_cli.trace.reader import RowGroup, Trace
 
-NAMES = "ABCDEF"  # as many as there are colours that can be told apart
 Row = Mapping[str, Any]
 CHANCE = 0.05  # of the metrics differ by more than noise where nothing differs
 

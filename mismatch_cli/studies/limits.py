@@ -12,10 +12,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from mismatch_cli import dialects
-from mismatch_cli.diagnosis.diagnose import names as checks
 from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.registry import unknown
 
@@ -69,6 +66,8 @@ class Limit:
     @property
     def agreement(self) -> float:
         """The metric's value where the two policies are equal: factors are of the distance from it."""
+        from mismatch_cli.metrics.gap_table import METRICS
+
         return (METRICS[self.metric].agreement if self.metric in METRICS else None) or 0.0
 
 
@@ -141,6 +140,10 @@ def _of_table(metric: str, table: Mapping[str, Any], decide: str, where: str) ->
 
 
 def _check_metric(metric: str, where: str) -> None:
+    from mismatch_cli import dialects
+    from mismatch_cli.diagnosis.diagnose import names as checks
+    from mismatch_cli.metrics.gap_table import METRICS
+
     framework, colon, name = metric.partition(":")
     if framework == DIAGNOSIS:
         _check_known("check", [name], (FAULTS, *checks()), where)
@@ -153,6 +156,8 @@ def _check_metric(metric: str, where: str) -> None:
 
 
 def _check_bound(metric: str, bound: str, threshold: Any, where: str) -> None:
+    from mismatch_cli.metrics.gap_table import METRICS
+
     if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not isfinite(threshold):
         raise UsageError(f"{where} is {threshold!r}, and has to be a number. Example: max = 0.015")
     if bound not in ("max", "min") and threshold < 0:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+NAMES = "ABCDEF"  # of the traces, as many as there are colours that can be told apart
 _SECTIONS = (
     "rollout", "trainer", "recomputed", "equal_weights", "threads", "top_logprobs", "libraries", "prompts", "training",
     "imported", "config",

@@ -20,6 +20,7 @@ from mismatch_cli.trace.files import write_atomically
 FILE_NAME = "manifest.json"
 FORMAT_NAME = "mismatch-cli trace"
 FORMAT_VERSION = 1
+VOCABULARY = "vocab.parquet"
 _MOST_SHARDS = 10**6
 _NUMBER, _TEXT = (int, float), (str, NoneType)
 # What readers compute with or look into, by its path: where it is there, it has one of these types.

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.memory import allowance, bounded, decoded_bytes, too_large
 from mismatch_cli.trace.files import replacing
+from mismatch_cli.trace.manifest import VOCABULARY as FILE_NAME
 
-FILE_NAME = "vocab.parquet"
 _SCHEMA = pa.schema({"id": pa.int32(), "bytes": pa.binary()})
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
