@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.memory import allowance, bounded, decoded_bytes, too_large
 from mismatch_cli.trace.files import replacing
-from mismatch_cli.trace.manifest import VOCABULARY as FILE_NAME
+from mismatch_cli.trace.manifest import VOCABULARY
 
 _SCHEMA = pa.schema({"id": pa.int32(), "bytes": pa.binary()})
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -34,7 +34,7 @@ class Vocabulary:
     @classmethod
     def read(cls, folder: Path) -> Vocabulary:
         """The table beside a trace; empty where there is none (every id then shows as its number)."""
-        path = folder / FILE_NAME
+        path = folder / VOCABULARY
         if not path.is_file():
             return cls({})
         try:
@@ -56,7 +56,7 @@ def write_vocabulary(folder: Path, tokenizer: Any) -> None:
     """Write every id that the tokenizer knows, as the bytes it stands for in running text."""
     pieces = token_bytes(tokenizer)
     table = pa.table([list(pieces.keys()), list(pieces.values())], schema=_SCHEMA)
-    with replacing(folder / FILE_NAME) as temporary:
+    with replacing(folder / VOCABULARY) as temporary:
         pq.write_table(table, temporary, compression="zstd")
 
 
