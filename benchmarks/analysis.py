@@ -81,11 +81,11 @@ def polars(trace: Trace, _columns: tuple[str, ...]) -> None:
 
 JOBS: dict[str, Job] = {f.__name__: f for f in (summary, everything, polars)}
 PLAN: Plan = (
-    ("summary", "one pair, no top-K", TOKENS),
-    ("everything", "all, no top-K", (*TOKENS, *REPEAT)),
-    ("summary", "one pair, top-K", (*TOKENS, *TOPK)),
-    ("everything", "all, top-K", (*TOKENS, *TOPK, *REPEAT)),
-    ("polars", "polars: bins and quantiles", ("logp_trainer",)),
+    ("summary", "one pair, no top-K", TOKENS, None),
+    ("everything", "all, no top-K", (*TOKENS, *REPEAT), 3),
+    ("summary", "one pair, top-K", (*TOKENS, *TOPK), None),
+    ("everything", "all, top-K", (*TOKENS, *TOPK, *REPEAT), 2),
+    ("polars", "polars: bins and quantiles", ("logp_trainer",), None),
 )
 
 

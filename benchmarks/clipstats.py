@@ -106,10 +106,10 @@ JOBS: dict[str, Job] = {
     "polars": polars,
 }
 PLAN: Plan = (
-    ("masks", "six masks and their tokens", COLUMNS),
-    ("six", "six masks, all of clipstats", COLUMNS),
-    ("polars", "polars, six masks, tokens", COLUMNS),
-    ("table", f"all {len(ALL)} of the table", (*COLUMNS, *TOPK)),
+    ("masks", "six masks and their tokens", COLUMNS, 2.5),
+    ("six", "six masks, all of clipstats", COLUMNS, None),
+    ("polars", "polars, six masks, tokens", COLUMNS, None),
+    ("table", f"all {len(ALL)} of the table", (*COLUMNS, *TOPK), 4),
 )
 
 if __name__ == "__main__":

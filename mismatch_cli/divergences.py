@@ -39,7 +39,7 @@ _SERIES_BELOW = 0.125  # |d| from which e^d − 1 − d loses no more than four 
 _SERIES_TERMS = {4: 5, 8: 10}  # by bytes: the first term left out is below half a unit in the last place
 _SERIES = {size: [1 / factorial(k + 2) for k in range(terms)] for size, terms in _SERIES_TERMS.items()}
 _BLOCK = 2**17  # entries of top-K columns that are computed at a time: half a megabyte each, which stays in cache
-_BLOCK_TOKENS = 2**15  # of the sampled token's columns, which are more
+_BLOCK_TOKENS = 2**16  # of the sampled token's columns
 
 
 class SampledToken:
