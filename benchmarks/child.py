@@ -56,7 +56,8 @@ def run_job(job: Job, folder: Path, columns: tuple[str, ...]) -> None:
 
 
 def _cpu() -> float:
-    return sum(os.times()[:4])  # of this process and of those that it waited for
+    waited_for = resource.getrusage(resource.RUSAGE_CHILDREN)  # os.times counts in hundredths of a second
+    return time.process_time() + waited_for.ru_utime + waited_for.ru_stime
 
 
 class _Watch(Thread):
