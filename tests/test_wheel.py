@@ -1,0 +1,248 @@
+"""The wheel as a stranger gets it: installed without extras into an empty environment, where every trace can be read.
+
+Real pip, real venv, the versions that requirements/ pins. Where no package index can be reached, the tests are skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import subprocess
+import sys
+import zipfile
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+from mismatch_cli import __version__, registry
+from mismatch_cli.extras import EXTRAS
+from mismatch_cli.places import bundled
+
+ROOT = Path(__file__).parent.parent
+MOST_MEGABYTES = 400
+ABSENT = ("pandas", "vllm", *EXTRAS["hf"])
+TINY = "array-api-compat"  # what the core needs and is quickly fetched
+MASK = """
+import torch
+from mismatch_cli.trust_regions import Decision
+
+
+def trust_region(compared, advantage_T, *, limit: float = 1.5):
+    return Decision(compared.ratio_T <= limit, compared.ratio_less_1_T)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    done = pip(
+        Path(sys.executable), "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)
+    )
+    assert done.returncode == 0, done.stderr
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def core(wheel, tmp_path_factory) -> Path:
+    """The `bin` of an environment that holds the core and nothing else."""
+    folder = tmp_path_factory.mktemp("core")
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    python, pins = folder / "bin" / "python", folder / "pins.txt"
+    lock = (ROOT / "requirements" / "cpu.lock").read_text(encoding="utf-8")
+    pins.write_text("\n".join(re.findall(r"^[\w.-]+==[\w.]+", lock, re.MULTILINE)))
+    done = pip(python, "install", "--no-compile", "--constraint", str(pins), str(wheel))
+    if done.returncode:
+        tiny = pip(python, "download", "--no-deps", "--dest", str(folder), "--constraint", str(pins), TINY)
+        if tiny.returncode:
+            pytest.skip(f"No package index can be reached: {why(tiny.stderr)}")
+    assert done.returncode == 0, done.stderr
+    return folder / "bin"
+
+
+def pip(python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    line = [python, "-m", "pip", "--disable-pip-version-check", "--retries", "1", *arguments]
+    return subprocess.run(line, env=without_python_path(), capture_output=True, text=True, check=False)
+
+
+def why(said: str) -> str:
+    """The first error that pip names."""
+    return next((line for line in said.splitlines() if line.startswith("ERROR")), said[-200:])
+
+
+def without_python_path() -> dict[str, str]:
+    """Nothing of the checkout and of its environment is to be found."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+
+
+@pytest.fixture
+def typed(core, tmp_path):
+    """Type a line in a folder of its own: its exit code, what it printed and said. Its CPU time is printed."""
+
+    def typed(*words: str) -> tuple[int, str, str]:
+        line, before = [core / "mismatch-cli", *words], cpu_seconds()
+        done = subprocess.run(
+            line, cwd=tmp_path, env=without_python_path(), capture_output=True, text=True, check=False
+        )
+        print(f"{cpu_seconds() - before:5.1f} CPU s  mismatch-cli {' '.join(words)}")
+        assert "Traceback" not in done.stderr and "This is a bug" not in done.stderr, done.stderr
+        return done.returncode, done.stdout, done.stderr
+
+    return typed
+
+
+def cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def test_the_wheel_says_what_it_is(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        info = f"mismatch_cli-{__version__}.dist-info"
+        metadata: Message = Parser().parsestr(archive.read(f"{info}/METADATA").decode())
+        entries = archive.read(f"{info}/entry_points.txt").decode().split("\n")
+    assert "mismatch-cli = mismatch_cli.cli:main" in entries
+    assert {"mismatch_cli/py.typed", "mismatch_cli/sample_data/model/model.safetensors"} <= names
+    assert {Path(name).parts[0] for name in names} == {"mismatch_cli", info}
+    assert metadata["Requires-Python"] == ">=3.11" and metadata["License-Expression"] == "MIT"
+    assert set(metadata.get_all("Provides-Extra")) == {"hf", "cpu", "vllm", "dev"}
+    classifiers = metadata.get_all("Classifier")
+    assert {"Typing :: Typed", *(f"Programming Language :: Python :: 3.{n}" for n in (11, 12, 13))} <= set(classifiers)
+    needed = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
+    assert len(needed) == 8 and not any(line.startswith(ABSENT) for line in needed)
+
+
+def test_the_core_is_small_and_holds_no_extra(core):
+    lines = "import importlib.util, sys; print([m for m in sys.argv[1:] if importlib.util.find_spec(m)])"
+    done = subprocess.run(
+        [core / "python", "-c", lines, *ABSENT], env=without_python_path(), capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "[]", done.stderr
+    packages = next(core.parent.glob("lib/python*/site-packages"))
+    size = {
+        folder.name: sum(file.lstat().st_blocks * 512 for file in folder.rglob("*")) / 1e6
+        for folder in packages.iterdir()
+        if not folder.name.startswith(("pip", "setuptools", "pkg_resources", "_distutils"))
+    }
+    largest = sorted(size.items(), key=lambda item: -item[1])[:8]
+    print(f"{sum(size.values()):.0f} MB:", ", ".join(f"{name} {megabytes:.0f}" for name, megabytes in largest))
+    assert sum(size.values()) < MOST_MEGABYTES
+
+
+def test_every_command_explains_itself(core):
+    lines = (
+        "import sys; from mismatch_cli.cli import run\n"
+        "print(sum(run([name, '--help']) for name in sys.argv[1:]), 'torch' in sys.modules)"
+    )
+    names = registry.names("mismatch_cli.commands")
+    done = subprocess.run(
+        [core / "python", "-c", lines, *names], env=without_python_path(), capture_output=True, text=True
+    )
+    assert len(names) == 11 and done.stdout.splitlines()[-1] == "0 False", done.stderr
+
+
+def test_numbers_of_a_trace(typed):
+    for words in (
+        ("algorithms",),
+        ("report", "--as", "all"),
+        ("import", "--schema"),
+        ("import", "--formats"),
+        ("gate", str(bundled("traces") / "float32"), "--limits", "prime-rl"),
+        ("train", "--show-config"),
+    ):
+        code, out, err = typed(*words)
+        assert code == 0 and out, err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("report", "--export", "parquet", "--worst", "5"),
+        ("clipstats", "-a", "grpo-clip-higher", "-a", "dppo-topk-tv", "--theory"),
+        ("compare", str(bundled("traces") / "float32"), str(bundled("traces") / "fp8-kv")),
+        ("diagnose",),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_report_with_its_pictures(typed, tmp_path, words):
+    code, out, err = typed(*words, "--output", "out")
+    assert code == 0 and out, err
+    wrote = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"report.html", "summary.json", "plots"} <= wrote and any((tmp_path / "out" / "plots").iterdir())
+    assert ("tokens.parquet" in wrote) == ("parquet" in words)
+
+
+def test_a_dump_is_imported_and_read(typed, tmp_path):
+    assert typed("import")[0] == 0
+    assert typed("report", "import-dumps", "--export", "jsonl")[0] == 0
+    assert typed("import", "import-dumps/responses.jsonl", "--output", "again")[0] == 0
+    code, out, _ = typed("diagnose", "again")
+    assert code == 0 and "747 tokens" in out
+
+
+def test_a_training_run_is_reported(typed, trained):
+    code, out, err = typed("report", str(trained))
+    assert code == 0 and "reward" in out, err
+    assert any((trained / "plots").iterdir())
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    from mismatch_cli.cli import run
+    from tests.commands.test_train import TRAIN
+
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    assert run([*TRAIN, "-o", str(folder), "--quiet"]) == 0
+    return folder
+
+
+HF, VLLM = (
+    "pip install 'mismatch-cli[hf]'",
+    "pip install 'mismatch-cli[cpu]' (no GPU) or pip install 'mismatch-cli[vllm]'",
+)
+LACKING = {
+    "probe": VLLM,
+    "curate": VLLM,
+    "train": VLLM,
+    "probe --engine hf": HF,
+    "probe --engine server --engine-url http://localhost:1": HF,
+    "rescore": HF,
+    "diagnose --trainer-model MODEL": HF,
+    "import dump.pt": HF,
+    "import dump.jsonl --tokenizer MODEL": HF,
+    "clipstats -a mask.py": HF,
+}
+
+
+@pytest.mark.parametrize("line", LACKING)
+def test_what_needs_an_extra_says_so_and_leaves_nothing(typed, tmp_path, line):
+    (tmp_path / "mask.py").write_text(MASK)
+    (tmp_path / "dump.pt").touch()
+    (tmp_path / "dump.jsonl").touch()
+    before = sorted(tmp_path.rglob("*"))
+    code, out, err = typed(*line.replace("MODEL", str(bundled("model"))).split())
+    assert code in (1, 2) and not out
+    assert f"which is not installed. Install it with: {LACKING[line]}" in err
+    assert [path for path in sorted(tmp_path.rglob("*")) if "__pycache__" not in path.parts] == before
+
+
+def test_types_are_seen_from_outside(core, tmp_path):
+    theirs = tmp_path / "theirs.py"
+    theirs.write_text("from mismatch_cli.errors import suggest\n\nsuggest('report') + 1\n")
+    line = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--python-executable",
+        core / "python",
+        "--cache-dir",
+        tmp_path,
+        theirs,
+    ]
+    done = subprocess.run(line, cwd=tmp_path, env=without_python_path(), capture_output=True, text=True, check=False)
+    assert 'Unsupported operand types for + ("str" and "int")' in done.stdout
+    assert "Found 1 error" in done.stdout, done.stdout
