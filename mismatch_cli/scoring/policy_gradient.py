@@ -4,7 +4,8 @@ Three matrix products in all, as many as autograd needs through full logits. `_R
 those of them that have a coefficient, `_W` vocabulary entries of one slice.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,10 +17,13 @@ from torch.nn.functional import logsigmoid
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.head import Head, score_hidden
 
-_ROW_TILE = 256  # tokens whose logits exist at once (benchmarks/policy_gradient.py)
+# Tokens whose logits exist at once (benchmarks/policy_gradient.py). Each tile reads and writes the gradient of the
+# whole weight, which on a GPU takes as long as forming its share.
+_CPU_TILE, _GPU_TILE = 256, 2048
 # Of those, how many the softmax sees at once: on a CPU as many as stay in cache. How many does not move a bit.
-_CPU_LOGITS, _LEAST_CPU_ROWS = 1 << 17, 4
+_CPU_LOGITS, _LEAST_CPU_ROWS, _GPU_ROWS = 1 << 17, 4, 256
 _SLICE = 8192  # vocabulary entries per backward product
+_MOVED = 16  # rows that are moved at a time
 _NEVER = -1e30  # stands for a logit of -inf: probability 0, and their product is 0 as well
 
 CoefficientOf = Callable[[slice, Tensor], Tensor]
@@ -47,7 +51,7 @@ def policy_gradient_loss(
     token_ids_N: Tensor,
     coefficient_of: CoefficientOf,
     sampling: SamplingSettings,
-    row_tile: int = _ROW_TILE,
+    row_tile: int | None = None,
     known: Known | None = None,
 ) -> PolicyGradient:
     """−Σ coefficient · log π with each coefficient a constant: d loss / d log π = −coefficient.
@@ -58,14 +62,15 @@ def policy_gradient_loss(
     log π and entropy are equal to its own up to the rounding of a logit, which depends on the shape of the product.
     Tokens whose coefficient is 0 enter no backward product, whatever their logits are.
 
-    The weight's gradient accumulates in float32 and is rounded to the weight's dtype after the scaling by grad_output.
-    Backward works once (the gradient is given away, not kept), and there is no second derivative. The entropy carries
-    no gradient.
+    Logits exist for `row_tile` tokens at a time. The weight's gradient accumulates in float32 and is rounded to the
+    weight's dtype after the scaling by grad_output. Backward works once (the gradient is given away, not kept), and
+    there is no second derivative. The entropy carries no gradient.
     """
     if sampling.truncates:
         raise ValueError("The policy gradient needs the full support: top-p, top-k and min-p must be off.")
     hidden_NH = hidden_NH.to(head.weight_VH)
     token_ids_N = token_ids_N.to(hidden_NH.device, torch.int64)
+    row_tile = row_tile or (_CPU_TILE if hidden_NH.device.type == "cpu" else _GPU_TILE)
     job = _Job(head, token_ids_N, coefficient_of, sampling.temperature, row_tile, torch.is_grad_enabled(), known)
     return PolicyGradient(*_FormedInForward.apply(hidden_NH, head.weight_VH, head.bias_V, job))
 
@@ -154,7 +159,11 @@ def _form(hidden_NH: Tensor, job: _Job, gradients: _Gradients) -> PolicyGradient
             coefficient_U = coefficient_R[active_U]
             loss -= coefficient_U @ logp_N[rows][active_U]
             slope_UV = _move_up(slope_RV, active_U)
-            _add(gradients, head, slope_UV, hidden_NH[rows][active_U], tiles.unit * coefficient_U, active_U + start)
+            hidden_UH, factor_U = hidden_NH[rows][active_U], tiles.unit * coefficient_U
+            if hidden_NH.dtype == torch.bfloat16:
+                _add_bfloat16(gradients, head, slope_UV, tiles.logits_RV, hidden_UH, factor_U, active_U + start)
+            else:
+                _add(gradients, head, slope_UV, hidden_UH, factor_U, active_U + start)
     return PolicyGradient(loss, logp_N, entropy_N)
 
 
@@ -166,9 +175,9 @@ class _Tiles:
     """
 
     def __init__(self, head: Head, temperature: float, logits_RV: Tensor) -> None:
-        self._head, self._temperature, self._logits_RV = head, temperature, logits_RV
+        self._head, self._temperature, self.logits_RV = head, temperature, logits_RV
         rows, on_cpu = _CPU_LOGITS // head.vocabulary, logits_RV.device.type == "cpu"
-        self._rows = max(_LEAST_CPU_ROWS, rows) if on_cpu else len(logits_RV)
+        self._rows = max(_LEAST_CPU_ROWS, rows) if on_cpu else _GPU_ROWS
         dtype = _sum_dtype(logits_RV.dtype)
         self._slope_RV = logits_RV if logits_RV.dtype == dtype else torch.empty_like(logits_RV, dtype=dtype)
         self._z_RV, self._passed_RV = (torch.empty_like(logits_RV[: self._rows], dtype=dtype) for _ in range(2))
@@ -177,7 +186,7 @@ class _Tiles:
     def look(self, hidden_RH: Tensor, ids_R: Tensor, known: Known | None) -> tuple[Tensor, Tensor, Tensor]:
         """log π, entropy and slopes of a tile; the slopes stand until the next look."""
         slope_RV = self._slope_RV[: len(ids_R)]
-        logits_RV = self._head.logits(hidden_RH, out=self._logits_RV[: len(ids_R)])
+        logits_RV = self._head.logits(hidden_RH, out=self.logits_RV[: len(ids_R)])
         if known is not None and self._slope_from(known, logits_RV, ids_R):
             return known.logp_N, known.entropy_N, slope_RV
         parts = zip(*(x.split(self._rows) for x in (logits_RV, slope_RV, ids_R)), strict=True)
@@ -192,7 +201,7 @@ class _Tiles:
         In half precision a logit may be rounded to another value in this product than in the pass before, and would
         shift all of its row.
         """
-        if self._slope_RV is not self._logits_RV:
+        if self._slope_RV is not self.logits_RV:
             return False
         log_sum_R = logits_RV.gather(1, ids_R[:, None])[:, 0] / self._temperature - known.logp_N
         if not torch.isfinite(log_sum_R).all():
@@ -240,9 +249,9 @@ class _Tiles:
 def _move_up(slope_RV: Tensor, active_U: Tensor) -> Tensor:
     """The rows that count, in order, at the top of the same memory."""
     if len(active_U) < len(slope_RV):
-        for target, source in enumerate(active_U.tolist()):
-            if target != source:
-                slope_RV[target].copy_(slope_RV[source])
+        for start in range(0, len(active_U), _MOVED):  # a row never moves down, nor onto one that is still to move
+            sources_U = active_U[start : start + _MOVED]
+            slope_RV[start : start + len(sources_U)] = slope_RV[sources_U]
     return slope_RV[: len(active_U)]
 
 
@@ -251,8 +260,8 @@ def _add(
 ) -> None:
     """The two backward products, slice by slice of the vocabulary.
 
-    Both are float32 products in any dtype: in half precision the rounding of each part of a sum would add up, and small
-    gradients leave the range of float16 before grad_output can scale them.
+    Both are float32 products, for float16 too: its rounding of each part of a sum would add up, and small gradients
+    leave its range before grad_output can scale them.
     """
     coefficient_U1 = coefficient_U[:, None]
     weighted_UH = hidden_UH * coefficient_U1
@@ -268,3 +277,50 @@ def _add(
             gradients.bias_V[part].addmv_(slope_UW.T, coefficient_U)
     if gradients.hidden_NH is not None:
         gradients.hidden_NH[rows_U] = back_UH.mul_(coefficient_U1)
+
+
+def _add_bfloat16(
+    gradients: _Gradients,
+    head: Head,
+    slope_UV: Tensor,
+    logits_RV: Tensor,
+    hidden_UH: Tensor,
+    coefficient_U: Tensor,
+    rows_U: Tensor,
+) -> None:
+    """The same by products of bfloat16 numbers with float32 sums, in the place of slopes and logits.
+
+    The slopes of the loss are rounded once, as autograd rounds them; the weight's gradient when all is added.
+    """
+    slope_UV.mul_(coefficient_U[:, None])
+    rounded_UV = logits_RV[: len(slope_UV)].copy_(slope_UV)
+    if gradients.hidden_NH is not None:
+        gradients.hidden_NH[rows_U] = torch.mm(rounded_UV, head.weight_VH).to(gradients.hidden_NH)
+    if gradients.weight_VH is not None:
+        _add_product(gradients.weight_VH, slope_UV, rounded_UV, hidden_UH)
+    if gradients.bias_V is not None:
+        gradients.bias_V.add_(slope_UV.sum(dim=0))
+
+
+def _add_product(sum_VH: Tensor, slope_UV: Tensor, rounded_UV: Tensor, hidden_UH: Tensor) -> None:
+    """Add roundedᵀ · hidden; a CPU has that product for float32 columns, which it rounds to bfloat16 itself."""
+    on_cpu = sum_VH.device.type == "cpu"
+    hidden_UH = hidden_UH.float() if on_cpu else hidden_UH
+    with _products_in_bfloat16():
+        for start in range(0, len(sum_VH), _SLICE):
+            part = slice(start, start + _SLICE)
+            if on_cpu:
+                sum_VH[part].addmm_(slope_UV[:, part].T, hidden_UH)
+            else:
+                sum_VH[part] += torch.mm(rounded_UV[:, part].T, hidden_UH, out_dtype=torch.float32)
+
+
+@contextmanager
+def _products_in_bfloat16() -> Iterator[None]:
+    """A CPU's products of float32 columns by its bfloat16 instructions; where it has none, in float32."""
+    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before, matmul.fp32_precision = matmul.fp32_precision, "bf16"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
