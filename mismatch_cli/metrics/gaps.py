@@ -52,6 +52,8 @@ def token_gaps(
     A token that lacks one of the `required` columns of the batch does not count.
     """
     measured_S1 = _measured_before(batch, pair)
+    measured = int(measured_S1[-1])
+    max_tokens = -(-measured // max(1, round(measured / max_tokens)))  # slices of one length: a short one costs as much
     first = 0
     while first < batch.num_responses:
         last = int(np.searchsorted(measured_S1, measured_S1[first] + max_tokens, side="right")) - 1
