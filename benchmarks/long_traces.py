@@ -15,7 +15,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,11 +32,11 @@ from mismatch_cli.trace.schema import column_order
 BILLION = 1000.0  # million tokens
 
 
-def report(trace: Trace, _columns: tuple[str, ...]) -> str:
+def report(workers: int, trace: Trace, _columns: tuple[str, ...]) -> str:
     """What `report` measures, to its JSON: three pairs of policies, the floor, and the samples."""
     from mismatch_cli.studies.mismatch import analyse
 
-    return json.dumps(analyse([trace], 10).to_json())
+    return json.dumps(analyse([trace], 10, workers).to_json())
 
 
 def clipstats(algorithms: Sequence[Algorithm], workers: int, trace: Trace, _columns: tuple[str, ...]) -> str:
@@ -46,22 +46,32 @@ def clipstats(algorithms: Sequence[Algorithm], workers: int, trace: Trace, _colu
     return json.dumps(analyse_clipping([trace], algorithms, workers=workers).to_json())
 
 
-def diagnose(trace: Trace, _columns: tuple[str, ...]) -> None:
-    """The reading pass of `diagnose`."""
-    from mismatch_cli.studies.diagnosis import gather
+def diagnose(workers: int, trace: Trace, _columns: tuple[str, ...]) -> str:
+    """What `diagnose` reads and finds, to its JSON."""
+    from mismatch_cli.studies.diagnosis import analyse_diagnosis
 
-    gather([trace])
+    return json.dumps(analyse_diagnosis([trace], workers=workers).to_json())
 
 
-JOBS: dict[str, Job] = {
+def compare(workers: int, trace: Trace, _columns: tuple[str, ...]) -> str:
+    """A trace against itself: three passes, the last one token by token."""
+    from mismatch_cli.studies.comparison import analyse_comparison
+
+    return json.dumps(analyse_comparison([trace, trace], workers=workers).to_json())
+
+
+STUDIES: dict[str, Callable[..., str]] = {
     "report": report,
     "diagnose": diagnose,
-    **{f"six-{n}": partial(clipstats, SIX, n) for n in (1, 2)},
-    **{f"table-{n}": partial(clipstats, ALL, n) for n in (1, 2)},
+    "compare": compare,
+    "six": partial(clipstats, SIX),
+    "table": partial(clipstats, ALL),
 }
+JOBS: dict[str, Job] = {f"{name}-{n}": partial(study, n) for name, study in STUDIES.items() for n in (1, 2)}
 PLAN = (
-    ("report", ("report",), column_order()),
-    ("diagnose, reading", ("diagnose",), column_order()),
+    ("report", ("report-1", "report-2"), column_order()),
+    ("diagnose", ("diagnose-1", "diagnose-2"), column_order()),
+    ("compare, with itself", ("compare-1", "compare-2"), column_order()),
     ("clipstats, six masks", ("six-1", "six-2"), COLUMNS),
     ("clipstats, whole table", ("table-1", "table-2"), COLUMNS),
 )
@@ -103,7 +113,7 @@ def lines(
 
 
 def _workers(job: str) -> str:
-    return job.partition("-")[2] or "1"
+    return job.partition("-")[2]
 
 
 def _billion(head: str, millions: Sequence[float], runs: Sequence[dict[str, Any]]) -> Iterator[str]:

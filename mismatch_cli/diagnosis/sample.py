@@ -160,7 +160,7 @@ class SampleCollector(Accumulator):
         columns, offset_S1 = self._columns(batch), batch.offset_S1
         for s in np.flatnonzero(hash_S < np.uint64(min(self.limit, NO_LIMIT - 1))).tolist():
             start, stop = int(offset_S1[s]), int(offset_S1[s + 1])
-            if stop > start:
+            if stop > start and int(hash_S[s]) < self.limit:  # which may have fallen meanwhile
                 row = {n: v[start:stop].copy() if n.endswith(("_T", "_TK")) else v[s] for n, v in columns.items()}
                 topk_ids_TK = row.pop("topk_ids_TK", None)
                 if prompt_ids is not None:
