@@ -43,7 +43,9 @@ class Common:
 
     trust_remote_code: bool = setting(False, "Run the code that a model brings; it is refused without.")
     resume: bool = setting(False, "Go on with the run in --output where it was stopped.")
-    workers: int = setting(1, "Processes that read 32 MB of shards at a time; the numbers stay the same to the bit.", min=1)
+    workers: int = setting(
+        1, "Processes that read 32 MB of shards at a time; the numbers stay the same to the bit.", min=1
+    )
     output: Path | None = of_output(  # noqa: RUF009
         None, "Run folder for the trace, summary.json, report.html, plots and log.", short="-o"
     )
