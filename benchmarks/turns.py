@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -35,6 +36,7 @@ class Turn:
 
     def done(self, **facts: Any) -> None:
         taken = {"seconds": time.perf_counter() - self._began, "cpu": time.process_time() - self._cpu}
+        taken["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # of the whole process, so far
         facts = taken | facts
         print(_MARK + json.dumps(facts), file=self._out, flush=True)
 
