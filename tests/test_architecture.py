@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import resource
 import statistics
@@ -202,6 +203,50 @@ def test_help_imports_nothing_heavy():
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stderr.strip() == "[]"
     assert "probe" in result.stdout
+
+
+# Typed in a folder with a training run; pictures stay blank, for they are drawn by what is imported for them alone.
+READING = """
+algorithms
+gate
+report --json
+report --as all
+report trained --json
+clipstats --json
+compare --json
+diagnose --json
+report FLOAT32 --output exported --export csv
+report FLOAT32 --output exported --export parquet
+report FLOAT32 --output exported --export jsonl
+import --json
+import --formats
+import --schema
+"""
+_ARROW_LOOKS_FOR_PANDAS = ("diagnose", "--export", "import")  # to know its columns; it is no dependency
+_NOT_FOR_READING = ("torch", "transformers", "datasets", "peft", "math_verify", "vllm", "pandas", "pydantic")
+
+
+def test_reading_imports_neither_torch_nor_what_samples(tmp_path):
+    (tmp_path / "trained").mkdir()
+    steps = ('{"step": 1, "reward": 0.5}\n', '{"step": 2, "reward": 0.6}\n')
+    (tmp_path / "trained/metrics.jsonl").write_text("".join(steps), encoding="utf-8")
+    script = (
+        "import sys; from matplotlib.figure import Figure; from mismatch_cli.cli import run; "
+        "from mismatch_cli.places import bundled; from mismatch_cli.report import figures; "
+        "figures.draw = lambda *_: Figure(); float32 = str(bundled('traces') / 'float32')\n"
+        f"for line in {READING.split(chr(10))[1:-1]!r}:\n"
+        "    code = run([*line.replace('FLOAT32', float32).split(), *['--force'] * ('exported' in line)])\n"
+        f"    loaded = [m for m in {_NOT_FOR_READING!r} if m in sys.modules]\n"
+        "    print('@', line, code, loaded, flush=True, file=sys.stderr)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(PACKAGE.parent)},
+    )  # fmt: skip
+    answers = [line.removeprefix("@ ") for line in result.stderr.splitlines() if line.startswith("@")]
+    for line, answer in zip(READING.split("\n")[1:-1], answers, strict=True):
+        told = answer.replace("'pandas'", "") if any(words in line for words in _ARROW_LOOKS_FOR_PANDAS) else answer
+        assert told == f"{line} {3 if line == 'gate' else 0} []", result.stderr
 
 
 def test_start_up_is_close_to_a_bare_typer_program(tmp_path):

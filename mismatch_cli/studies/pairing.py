@@ -27,6 +27,7 @@ from mismatch_cli.metrics.pairs import Pair
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.metrics.sums import WIDE_BAND, GroupSums
 from mismatch_cli.studies.workers import Portion
+from mismatch_cli.trace.foreign import single
 from mismatch_cli.trace.reader import RowGroup, Trace, open_shard, table_to_batch
 from mismatch_cli.trace.schema import PROMPT_COLUMN, REQUIRED, ROW_KEY
 
@@ -148,7 +149,7 @@ def _recognised(group: RowGroup, pair: Pair) -> Responses:
     table, batch = group.table, group.batch
     prompts = _digests(table.column(PROMPT_COLUMN), [b""] * table.num_rows)
     contents = _digests(table.column("response_ids"), prompts)
-    row_S = hash_keys(*(table.column(name).to_numpy() for name in ROW_KEY))
+    row_S = hash_keys(*(np.from_dlpack(single(table.column(name))) for name in ROW_KEY))
     measured_S = np.zeros(table.num_rows, dtype=bool)
     if pair.measured_in(batch):
         reference_T, current_T = (getattr(batch, name) for name in (pair.reference, pair.current))
@@ -166,8 +167,8 @@ def _digests(column: pa.ChunkedArray, before: Sequence[bytes]) -> list[bytes]:
     """8 bytes for each list of token ids, after what stands before it."""
     digests: list[bytes] = []
     for chunk in column.chunks:
-        ids = chunk.values.to_numpy()
-        for start, stop in pairwise(chunk.offsets.to_numpy()):
+        ids = np.from_dlpack(chunk.values)
+        for start, stop in pairwise(np.from_dlpack(chunk.offsets)):
             digests.append(blake2b(before[len(digests)] + ids[start:stop].tobytes(), digest_size=8).digest())
     return digests
 

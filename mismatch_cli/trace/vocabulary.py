@@ -41,8 +41,10 @@ class Vocabulary:
             size = path.stat().st_size
             if decoded_bytes(pq.read_metadata(path)) > allowance(size):
                 raise too_large(path, size)
-            with bounded(path, size):
-                table = pq.read_table(path, schema=_SCHEMA)
+            with bounded(path, size), pq.ParquetFile(path) as file:  # `read_table` would import pandas where it is
+                if file.schema_arrow.names != _SCHEMA.names:
+                    raise pa.ArrowInvalid("it does not hold ids and their bytes")
+                table = file.read().cast(_SCHEMA)
                 if any(column.null_count for column in table.columns):
                     raise pa.ArrowInvalid("it holds nulls")
                 return cls(dict(zip(table["id"].to_pylist(), table["bytes"].to_pylist(), strict=True)))

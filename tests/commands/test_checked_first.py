@@ -1,127 +1,227 @@
-"""What could have been told at the start is told there: before a model loads, a run begins or a file is written."""
+"""What can be told at the start is told there: before a library is imported, a run begins or a file is written."""
 
 from __future__ import annotations
 
-import importlib
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
-import pytest
-
-from mismatch_cli.cli import run
+from mismatch_cli import registry
 from mismatch_cli.places import bundled
 
-LOADING = [
-    f"mismatch_cli.{name}"
-    for name in (
-        "engines", "models", "engines.hf", "scoring.trainer", "rl.loop", "rl.run",
-        "recording.curate", "recording.record", "recording.rescore", "recording.rollouts",
+FLOAT32 = str(bundled("traces") / "float32")
+HEAVY = ("torch", "transformers", "datasets", "peft", "vllm", "math_verify", "matplotlib", "pandas", "jinja2")
+FILES = {
+    "reward.py": "def score(response):\n    return 1\n",
+    "broken.py": "import nothing_of_this_name\n",
+    "preset.toml": 'algorithm = "dppo-binary-tv:max_tv=-1"\n',
+    "few.jsonl": '{"problem": "1 + 1", "answer": "2"}\n',
+    "unanswered.jsonl": '{"problem": "1 + 1"}\n',
+    "bad.jsonl": "{}\n[1]\n",
+    "empty.jsonl": "",
+    "unknown.toml": "[limits.kk]\nmax = 1\n",
+    "negative.toml": "[limits.k3]\nmax_times_floor = -1\n",
+    "taken/precious.txt": "mine",
+    "merged/adapter_config.json": '{"r": 8, "lora_alpha": 16, "modules_to_save": ["lm_head"]}',
+    "newer/manifest.json": '{"format": "mismatch-cli trace", "format_version": 99}',
+    "damaged/manifest.json": "{",
+}
+NO_MODEL = ("/no/such/model", "There is no model folder /no/such/model")
+NO_TRACE = ("gone", "gone does not exist. Name a run folder")
+NEWER = ("../files/newer", "has trace format 99")
+TAKEN = "--output ../files/taken"
+
+# Command lines, each with what it is answered. No library is imported for these.
+SAMPLED = (
+    ("--engine vlm", "Did you mean vllm?"),
+    ("--engine hf --engine-arg seven=7", "knows no argument seven"),
+    ("--engine-arg seven", "is not key=value"),
+    ("--engine-url http://localhost", "goes with --engine server"),
+    ("--prompts gone.jsonl", "There is no file gone.jsonl"),
+    ("--prompts ../files/bad.jsonl", "line 2 is no JSON object"),
+    ("--prompts ../files/empty.jsonl", "holds no prompts"),
+    ("--prompt-field problm", "Did you mean problem?"),
+    ("--prompt-template chatt", "Did you mean chat?"),
+    ("--temperature 0", "Temperature 0 cannot be measured"),
+    ("--top-p 1.5", "--top-p 1.5 is not in (0, 1]"),
+    ("--threads 100000", "more than any machine has"),
+    ("--rollout-dtype floot32", "Did you mean float32"),
+    ("--reward ../files/reward.py:scores", "has no function 'scores'"),
+    ("--reward gone.py:score", "there is no such function"),
+    ("--resume", "holds no run to resume"),
+    ("--resume --force", "use one of them"),
+    (TAKEN, "taken is no run folder: it holds precious.txt"),
+    NO_MODEL,
+)
+LIGHT = {
+    "probe": (
+        *SAMPLED,
+        ("--trainer-model /no/such/model", NO_MODEL[1]),
+        ("--trainer-dtype bf16", "Did you mean bfloat16"),
+        ("--top-logprobs 999999", "is more than the 2048 tokens there are"),
+        ("--adapter /no/such/folder", "/no/such/folder is no adapter"),
+        ("--trainer-adapter ../files/merged", "holds whole modules (lm_head)"),
+        ("--merge-adapter", "needs an adapter to merge"),
+        ("--attn somebody/kernel", "is code on the hub"),
+    ),
+    "curate": (
+        *SAMPLED,
+        ("--prompts ../files/unanswered.jsonl", "has no problem with an answer"),
+        ("--keep 0.8 0.2", "is no range of accuracies"),
+    ),
+    "rescore": (
+        NO_TRACE,
+        NEWER,
+        ("--trainer-model /no/such/model", NO_MODEL[1]),
+        ("--trainer-adapter /no/such/folder", "/no/such/folder is no adapter"),
+        ("--weights older", "--weights older is not known"),
+        ("--temperature 0", "Temperature 0 cannot be measured"),
+        ("--trainer-dtype bf16", "Did you mean bfloat16"),
+        (TAKEN, "taken is no run folder: it holds precious.txt"),
+        (f"--output {FLOAT32}/new", "are not apart"),
+    ),
+    "train": (
+        ("--preset miniatur", "Unknown preset 'miniatur'. Did you mean miniature"),
+        ("--engine vlm", "Unknown engine 'vlm'. Did you mean vllm"),
+        ("--aggregation token", "Unknown aggregation 'token'. Did you mean token-mean"),
+        ("--prompt-template chatt", "Unknown template 'chatt'. Did you mean chat"),
+        ("--temperature 0", "Temperature 0"),
+        ("--threads 100000", "more than any machine has"),
+        ("--attn somebody/kernel", "is code on the hub"),
+        ("--dataset gone.jsonl", "There is no file gone.jsonl"),
+        ("--dataset ../files/few.jsonl", "is more than the 1 problems there are"),
+        ("--dataset ../files/unanswered.jsonl", "has no problem with an answer"),
+        ("--dataset ../files/few.jsonl --prompts-per-step 1 --prompt-field problm", "Did you mean problem?"),
+        ("--eval-dataset gone.parquet", "There is no file gone.parquet"),
+        (f"--model {NO_MODEL[0]}", NO_MODEL[1]),
+    ),
+    "report": (
+        NO_TRACE,
+        NEWER,
+        ("../files/damaged", "manifest.json is damaged"),
+        ("../files", "holds no trace: manifest.json is missing"),
+        ("../files/few.jsonl", "is a file, and a trace is a folder"),
+        ("--export xml", "--export xml is not known"),
+        ("--as verll", "Did you mean verl"),
+        ("--as verl --output here", "--as verl only prints"),
+        ("gone --as verl", NO_TRACE[1]),
+        (TAKEN, "taken already exists"),
+    ),
+    "clipstats": (NO_TRACE, NEWER, (TAKEN, "taken already exists")),
+    "compare": (
+        (f"{FLOAT32} gone", NO_TRACE[1]),
+        ("gone", "One trace has nothing to be compared with"),
+        ("1 2 3 4 5 6 7", "7 traces are too many at once"),
+        ("--pair mismatches", "Unknown pair 'mismatches'. Did you mean mismatch"),
+        (TAKEN, "taken already exists"),
+    ),
+    "diagnose": (
+        NO_TRACE,
+        ("--earlier-model /no/such/model", NO_MODEL[1]),
+        ("--trainer-model ../files", "is no model folder: it has no config.json"),
+        (TAKEN, "taken already exists"),
+    ),
+    "gate": (
+        NO_TRACE,
+        ("--baseline gone", NO_TRACE[1]),
+        ("--limits prime", "Did you mean prime-rl?"),
+        ("--limits gone.toml", "There is no file gone.toml"),
+        ("--junit ../files/few.jsonl", "is already there"),
+    ),
+    "import": (
+        ("gone", "gone does not exist. Name a dump"),
+        ("--format slimy --tokenizer /no/such/model", "Did you mean slime?"),
+        ("--tokenizer /no/such/model", NO_MODEL[1]),
+        ("--weights older", "--weights older is not known"),
+        ("--top-k -1", "--top-k -1 is negative"),
+        (TAKEN, "taken is no run folder: it holds precious.txt"),
+    ),
+    "algorithms": (("pg-is", "unexpected extra argument"),),
+}
+ALGORITHMS = (
+    ("-a pg-is -a dpo-binary-tv", "Unknown algorithm 'dpo-binary-tv'. Did you mean"),
+    ("-a pg-is -a dppo-binary-tv:max_tvv=0.1", "Unknown parameter of dppo-binary-tv 'max_tvv'"),
+    ("-a pg-is -a dppo-binary-tv:max_tv=-1", "max_tv=-1 makes no sense"),
+    ("-a gone.py", "gone.py does not exist"),
+    ("-a ../files/broken.py", "cannot be imported"),
+)
+# These look into tables of formulas, which are numpy's.
+WITH_NUMPY = {
+    "train": (
+        *ALGORITHMS,
+        ("-a pg-is -a dppo-topk-tv:k=99999", "dppo-topk-tv:k=99999 needs the top 99,999 log-probs, and"),
+        ("--preset ../files/preset.toml", "max_tv=-1 makes no sense"),
+        ("--reward gone.py:score", "there is no such function"),
+        ("--reward ../files/reward.py:scores", "has no function 'scores'"),
+        ("--reward ../files/broken.py:score", "cannot be loaded (ModuleNotFoundError"),
+        (TAKEN, "holds no training run"),
+    ),
+    "clipstats": (*ALGORITHMS, ("--compare pg-is dpo", "Unknown algorithm 'dpo'")),
+}
+# And these ask Arrow: what is in a file, or which metrics a framework has.
+WITH_ARROW = {
+    "gate": (
+        ("--limits ../files/unknown.toml", "Unknown metric 'kk'. Did you mean k3"),
+        ("--limits ../files/negative.toml", "cannot be negative"),
+    ),
+    "import": (
+        ("../files/few.jsonl", "has no layout that is known"),
+        ("../files/empty.jsonl", "has no layout that is known"),
+    ),
+    "train": (("--engine server", "takes none from here"),),
+}
+# Reads lines of words and answers each with the exit code, what was said on stderr, and what has been imported.
+SCRIPT = """
+import contextlib, io, json, sys
+from mismatch_cli.cli import run
+for line in sys.stdin:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = run(json.loads(line))
+    print(json.dumps([code, out.getvalue(), err.getvalue(), sorted({name.partition(".")[0] for name in sys.modules})]))
+"""
+
+
+def refused(tmp_path: Path, *tables: dict[str, tuple[tuple[str, str], ...]]) -> set[str]:
+    """Type every line of the tables in one new process; answers what that has imported in the end."""
+    for name, text in FILES.items():
+        path = tmp_path / "files" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    here = tmp_path / "here"
+    here.mkdir()
+    mistakes = [([name, *line.split()], said) for table in tables for name in table for line, said in table[name]]
+    checked = [([*words, "--show-config"], said) for words, said in mistakes if words[0] == "train"]
+    mistakes += [mistake for mistake in checked if "--output" not in mistake[0]]
+    typed = "".join(f"{json.dumps(words)}\n" for words, _ in mistakes)
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    process = subprocess.run(
+        [sys.executable, "-c", SCRIPT], input=typed, env=environment, cwd=here, capture_output=True, text=True
     )
-]  # fmt: skip
-MODEL, FLOAT32 = str(bundled("model")), str(bundled("traces") / "float32")
-
-
-@pytest.fixture
-def refused(capfd, monkeypatch, tmp_path):
-    """Type a command that is to be refused; answers what it said. Nothing may have been loaded or written."""
-    (tmp_path / "files").mkdir()
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-
-    def began(*_: object, **__: object) -> None:
-        raise AssertionError("something was loaded before everything was checked")
-
-    for name in ("rl.loop.train", "engines.create_engine", "models.load_causal_lm", "models.load_tokenizer"):
-        room, _, function = name.rpartition(".")
-        original = getattr(importlib.import_module(f"mismatch_cli.{room}"), function)
-        for module in [importlib.import_module(name) for name in LOADING]:  # each holds a name of its own for it
-            if getattr(module, function, None) is original:
-                monkeypatch.setattr(module, function, began)
-
-    def call(*arguments: str) -> str:
-        capfd.readouterr()
-        code = run(list(arguments))
-        out, err = capfd.readouterr()
-        assert code in (1, 2) and not out, (arguments, out, err)
+    assert process.returncode == 0, process.stderr
+    imported: set[str] = set()
+    for (words, said), answer in zip(mistakes, map(json.loads, process.stdout.splitlines()), strict=True):
+        code, out, err, modules = answer
+        assert code in (1, 2) and not out, (words, answer)
+        assert said in " ".join(err.split()), (words, err)
         assert "Traceback" not in err and "bug" not in err, err
-        assert not list(Path().rglob("*")), (arguments, list(Path().rglob("*")))
-        return " ".join(err.split())
-
-    return call
-
-
-def write(name: str, text: str) -> str:
-    path = Path("../files") / name
-    path.write_text(text)
-    return str(path)
+        heavy = sorted(set(modules).intersection(HEAVY) - imported)
+        assert not heavy, f"{' '.join(words)} has imported {', '.join(heavy)}"
+        imported |= set(modules)
+    assert not list(here.rglob("*"))
+    return imported
 
 
-def test_train_and_show_config_check_every_name(refused):
-    reward = write("reward.py", "def score(response):\n    return 1\n")
-    broken = write("broken.py", "import nothing_of_this_name\n")
-    few = write("few.jsonl", '{"problem": "1 + 1", "answer": "2"}\n')
-    preset = write("preset.toml", 'algorithm = "dppo-binary-tv:max_tv=-1"\n')
-    mistakes = (
-        (["-a", "pg-is", "-a", "dpo-binary-tv"], "Unknown algorithm 'dpo-binary-tv'. Did you mean"),
-        (["-a", "pg-is", "-a", "dppo-binary-tv:max_tvv=0.1"], "Unknown parameter of dppo-binary-tv 'max_tvv'"),
-        (["-a", "pg-is", "-a", "dppo-binary-tv:max_tv=-1"], "max_tv=-1 makes no sense"),
-        (["-a", "pg-is", "-a", "dppo-topk-tv:k=99999"], "dppo-topk-tv:k=99999 needs the top 99,999 log-probs, and"),
-        (["-a", "pg-is", "-a", "gone.py"], "gone.py does not exist"),
-        (["-a", "pg-is", "-a", broken], "cannot be imported"),
-        (["--preset", preset], "max_tv=-1 makes no sense"),
-        (["--preset", "miniatur"], "Unknown preset 'miniatur'. Did you mean miniature"),
-        (["--reward", "gone.py:score"], "there is no such function"),
-        (["--reward", f"{reward}:scores"], "has no function 'scores'"),
-        (["--reward", f"{broken}:score"], "cannot be loaded (ModuleNotFoundError"),
-        (["--dataset", "gone.jsonl"], "There is no file gone.jsonl"),
-        (["--dataset", few], "is more than the 1 problems there are"),
-        (["--dataset", few, "--prompts-per-step", "1", "--prompt-field", "problm"], "Did you mean problem?"),
-        (["--eval-dataset", "gone.parquet"], "There is no file gone.parquet"),
-        (["--model", "/no/such/model"], "There is no model folder /no/such/model"),
-        (["--engine", "vlm"], "Unknown engine 'vlm'. Did you mean vllm"),
-        (["--aggregation", "token"], "Unknown aggregation 'token'. Did you mean token-mean"),
-        (["--prompt-template", "chatt"], "Unknown template 'chatt'. Did you mean chat"),
-        (["--temperature", "0"], "Temperature 0"),
-    )
-    for flags, said in mistakes:
-        for more in ([], ["--show-config"]):
-            error = refused("train", *flags, *more)
-            assert said in error, (flags, error)
+def test_mistakes_are_told_before_anything_is_imported(tmp_path):
+    assert set(LIGHT) == set(registry.names("mismatch_cli.commands"))
+    assert not refused(tmp_path, LIGHT) & {"numpy", "pyarrow", "pydantic"}
 
 
-def test_probe_and_curate_check_every_name(refused):
-    reward = write("reward.py", "def score(response):\n    return 1\n")
-    mistakes = (
-        (["--engine", "vlm"], "Did you mean vllm?"),
-        (["--prompts", "gone.jsonl"], "There is no file gone.jsonl"),
-        (["--prompts", write("bad.jsonl", "{}\n[1]\n")], "line 2 is no JSON object"),
-        (["--prompt-field", "problm"], "Did you mean problem?"),
-        (["--prompt-template", "chatt"], "Did you mean chat?"),
-        (["--reward", f"{reward}:scores"], "has no function 'scores'"),
-        (["--reward", "gone.py:score"], "there is no such function"),
-    )
-    for command in ("probe", "curate"):
-        for flags, said in [*mistakes, (["/no/such/model"], "There is no model folder /no/such/model")]:
-            error = refused(command, *flags)
-            assert said in error, (command, flags, error)
-    for flag in ("--trainer-model", "--adapter", "--trainer-adapter"):
-        assert "/no/such/folder" in refused("probe", flag, "/no/such/folder")
+def test_mistakes_in_an_algorithm_are_told_by_numpy_alone(tmp_path):
+    assert "pyarrow" not in refused(tmp_path, WITH_NUMPY)
 
 
-def test_rescore_clipstats_gate_compare_and_import_check_every_name(refused):
-    for arguments, said in (
-        (["rescore", FLOAT32, "--trainer-model", "/no/such/model"], "There is no model folder"),
-        (["rescore", FLOAT32, "--trainer-model", MODEL, "--trainer-adapter", "/no/such/folder"], "/no/such/folder"),
-        (["rescore", FLOAT32, "--trainer-model", MODEL, "--weights", "older"], "--weights older is not known"),
-        (["clipstats", "-a", "pg-is", "-a", "dpo-binary-tv"], "Unknown algorithm 'dpo-binary-tv'"),
-        (["clipstats", "--compare", "pg-is", "dpo"], "Unknown algorithm 'dpo'"),
-        (["gate", "--limits", "prime"], "Did you mean prime-rl?"),
-        (["gate", "--baseline", "gone"], "gone does not exist"),
-        (["compare", "--pair", "mismatches"], "Unknown pair 'mismatches'"),
-        (["compare", FLOAT32, "gone"], "gone does not exist"),
-        (["diagnose", "--earlier-model", "/no/such/model"], "There is no model folder"),
-        (["report", "--as", "verll"], "Did you mean verl"),
-        (["report", "--export", "xml"], "--export xml is not known"),
-        (["import", "--format", "slimy", "--tokenizer", "/no/such/model", FLOAT32], "Did you mean slime?"),
-    ):
-        error = refused(*arguments)
-        assert said in error, (arguments, error)
+def test_mistakes_in_a_file_are_told_by_numpy_and_arrow(tmp_path):
+    assert "pyarrow" in refused(tmp_path, WITH_ARROW)
