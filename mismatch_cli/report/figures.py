@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import ctypes
 import io
 import os
 import re
@@ -34,6 +35,7 @@ _METADATA = re.compile(r"\s*<metadata>.*?</metadata>", re.DOTALL)
 _FONT_FAMILY = re.compile(r"'DejaVu Sans'(?:, sans-serif)?")
 _MOST_WORKERS = 8  # three pictures each, where a report has 24
 _PATIENCE = 60.0  # seconds; a copy draws for two
+_DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
 
 _Plot = TypeVar("_Plot")
 _Drawn = TypeVar("_Drawn")
@@ -117,16 +119,20 @@ def _shared_out(draw: Callable[[_Plot], _Drawn], plots: Sequence[_Plot]) -> list
 def _copy_drawing(draw: Callable[[_Plot], _Drawn], plots: Sequence[_Plot]) -> Iterator[Callable[[], list[_Drawn]]]:
     """A copy of this process that draws; asked for its views it gives none if it failed, died or is stuck.
 
-    Whoever asked then draws them, and meets the error. A copy outlives this process by no more than its drawing.
+    Whoever asked then draws them, and meets the error. It does not outlive this process, or it might write an old
+    picture over the new one of a run that follows.
     """
     receiver, sender = Pipe(duplex=False)
+    system, parent = ctypes.CDLL(None), os.getpid()
     with warnings.catch_warnings():  # copying a process with threads is safe for one that needs none of their locks
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:  # it leaves without flushing what this process had still to print
         try:
             receiver.close()  # or nothing would tell it that nobody listens any more
-            sender.send([draw(plot) for plot in plots])
+            system.prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+            if os.getppid() == parent:
+                sender.send([draw(plot) for plot in plots])
         finally:  # also of Ctrl-C, which reaches every process of a terminal
             os._exit(0)
     sender.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import os
+import subprocess
+import sys
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
@@ -68,6 +70,20 @@ def test_copies_of_the_process_draw_too_and_what_one_leaves_is_made_up_for(monke
     assert [elsewhere for _, elsewhere in found] == [False, False, True, False, False, True, False, False]
     with pytest.raises(ZeroDivisionError):
         _shared_out(lambda number: 1 // (number - 1), range(8))
+
+
+def test_a_copy_ends_with_the_process_that_it_draws_for() -> None:
+    """Else a report that is killed could still write a picture over that of the next."""
+    program = (
+        "import os, time\nfrom mismatch_cli.report.figures import _shared_out\n"
+        "os.sched_getaffinity = lambda _: range(2)\n"
+        "_shared_out(lambda number: (os.write(1, b'%d\\n' % number), time.sleep(120)), range(2))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    assert {process.stdout.readline(), process.stdout.readline()} == {"0\n", "1\n"}  # both are drawing
+    process.kill()
+    process.communicate(timeout=30)  # the pipe ends when both have
 
 
 def test_a_hundred_thousand_tokens_stay_small_and_quick(
