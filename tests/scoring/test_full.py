@@ -91,9 +91,9 @@ def test_responses_keep_their_own_and_their_other_numbers(trainer, rng):
         if i not in mu:
             assert scores.tv_full_T is None and scores.kl_full_T is None
             continue
-        ids = torch.tensor([plain[i].prompt_ids + plain[i].response_ids])
+        ids = torch.tensor([plain[i].prompt_ids + plain[i].response_ids], device=trainer.model.device)
         with torch.inference_mode():
-            logp_TV = trainer.model(ids).logits[0, 2:-1].double().log_softmax(1)
+            logp_TV = trainer.model(ids).logits[0, 2:-1].cpu().double().log_softmax(1)
         tv_T, kl_T = reference(torch.from_numpy(mu[i]), logp_TV)
         np.testing.assert_allclose(scores.tv_full_T, tv_T, rtol=1e-4)
         np.testing.assert_allclose(scores.kl_full_T, kl_T, rtol=1e-4)

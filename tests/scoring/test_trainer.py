@@ -32,10 +32,10 @@ def requests_for(rng: np.random.Generator, vocabulary: int, lengths: tuple[int, 
 
 @torch.inference_mode()
 def own_logits(trainer: Trainer, request: ScoreRequest) -> torch.Tensor:
-    """The model's full logits at the response's positions, fed as a batch of one."""
-    ids = torch.tensor([(request.prompt_ids + request.response_ids)[:-1]])
+    """The model's full logits at the response's positions, fed as a batch of one, on the CPU."""
+    ids = torch.tensor([(request.prompt_ids + request.response_ids)[:-1]], device=trainer.model.device)
     logits = trainer.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
-    return logits[0, len(request.prompt_ids) - 1 :]
+    return logits[0, len(request.prompt_ids) - 1 :].cpu()
 
 
 def assert_scores(got: ResponseScores, logits_TV: torch.Tensor, request: ScoreRequest, atol: float) -> None:
@@ -161,11 +161,11 @@ def test_float32_head_of_a_bfloat16_model(save_model: SaveModel, rng: np.random.
     assert (trainer.describe()["dtype"], trainer.describe()["head_dtype"]) == ("bfloat16", "float32")
     [request] = requests_for(rng, 512, (30,))
     [got] = trainer.score([request], token_budget=1)
-    ids = torch.tensor([(request.prompt_ids + request.response_ids)[:-1]])
+    ids = torch.tensor([(request.prompt_ids + request.response_ids)[:-1]], device=trainer.model.device)
     with torch.inference_mode():
         hidden = trainer.model.model(ids).last_hidden_state[0, len(request.prompt_ids) - 1 :]
         logits_TV = hidden.float() @ trainer.model.lm_head.weight.float().T
-    assert_scores(got, logits_TV, request, atol=1e-5)
+    assert_scores(got, logits_TV.cpu(), request, atol=1e-5)
 
 
 def test_describe_says_what_was_resolved(save_model: SaveModel) -> None:
@@ -175,7 +175,7 @@ def test_describe_says_what_was_resolved(save_model: SaveModel) -> None:
     assert described["architecture"] == "Qwen3ForCausalLM"
     assert described["dtype"] == described["head_dtype"] == "bfloat16"
     assert described["attn_implementation"] == "eager"
-    assert described["device"] == "cpu"
+    assert described["device"] == ("cuda:0" if torch.cuda.is_available() else "cpu")
     assert described["vocab_size"] == 1003
     assert described["parameters"] == 1003 * 64 * 2 + 2 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128 + 32 + 128) + 64
     assert described["torch"] == torch.__version__
