@@ -136,12 +136,16 @@ def _score_tiles(
     """Score without seeing a whole row; also which tokens need the whole row after all.
 
     Ranks are counted tile by tile, so the target's logit is needed before its tile comes: a small product of the same
-    tokens gives it, almost always to the bit. Where it does not, the caller looks at the whole row.
+    tokens gives it, on a CPU almost always to the bit. Where it does not, the caller looks at the whole row; where it
+    does so for many, the tiles are formed again first, and to the bit.
     """
     expected_T = _sampler_logits(head.rows(ids_TQ[:, 0]).logits(hidden_TH).diagonal(), sampling)
     running = RunningRows(ids_TQ, expected_T)
-    for start, z_TN, scratch_TN in _tiles(hidden_TH, head, sampling, width):
-        running.update(z_TN, scratch_TN, start)
+    running.update_all(_tiles(hidden_TH, head, sampling, width))
+    if (running.target_T != expected_T).sum() > _FULL_ROWS:  # on a GPU these can be all tokens
+        expected_T = running.target_T
+        running = RunningRows(ids_TQ, expected_T)
+        running.update_all(_tiles(hidden_TH, head, sampling, width))
     full = FullDivergence(rollout, running.log_sum_exp_T)
     if rollout:
         for start, z_TN, _ in _tiles(hidden_TH, head, sampling, width):
@@ -236,6 +240,11 @@ class RunningRows:
         z_TN.sub_(self._max_T1).clamp_(min=_NEVER)
         self._sum_T += torch.exp(z_TN, out=scratch_TN).sum(dim=1)
         self._weighted_T += scratch_TN.mul_(z_TN).sum(dim=1)
+
+    def update_all(self, tiles: Iterable[tuple[int, Tensor, Tensor]]) -> None:
+        """Take in tile after tile: first column, logits and scratch space."""
+        for start, z_TN, scratch_TN in tiles:
+            self.update(z_TN, scratch_TN, start)
 
     def _take_ids(self, z_TN: Tensor, start: int) -> None:
         """Keep the logits of the ids in this tile, and take the target's own out of it."""

@@ -290,29 +290,36 @@ def _add_bfloat16(
 ) -> None:
     """The same by products of bfloat16 numbers with float32 sums, in the place of slopes and logits.
 
-    The slopes of the loss are rounded once, as autograd rounds them; the weight's gradient when all is added.
+    The slopes of the loss are rounded once, as autograd rounds them; the weight's gradient when all is added. A CPU
+    rounds the hidden states' gradient here already, so that a grad_output which is no power of two rounds it again.
     """
-    slope_UV.mul_(coefficient_U[:, None])
-    rounded_UV = logits_RV[: len(slope_UV)].copy_(slope_UV)
+    coefficient_U1, rounded_UV = coefficient_U[:, None], logits_RV[: len(slope_UV)]
+    if gradients.bias_V is not None:
+        gradients.bias_V.addmv_(slope_UV.T, coefficient_U)
+    if slope_UV.is_cuda:
+        torch.mul(slope_UV, coefficient_U1, out=rounded_UV)
+    else:
+        rounded_UV.copy_(slope_UV.mul_(coefficient_U1))
     if gradients.hidden_NH is not None:
-        gradients.hidden_NH[rows_U] = torch.mm(rounded_UV, head.weight_VH).to(gradients.hidden_NH)
+        gradients.hidden_NH[rows_U] = _product(rounded_UV, head.weight_VH)
     if gradients.weight_VH is not None:
         _add_product(gradients.weight_VH, slope_UV, rounded_UV, hidden_UH)
-    if gradients.bias_V is not None:
-        gradients.bias_V.add_(slope_UV.sum(dim=0))
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """a · b in float32; all but CUDA round it to bfloat16 on the way, for want of another product."""
+    return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else torch.mm(a, b).float()
 
 
 def _add_product(sum_VH: Tensor, slope_UV: Tensor, rounded_UV: Tensor, hidden_UH: Tensor) -> None:
     """Add roundedᵀ · hidden; a CPU has that product for float32 columns, which it rounds to bfloat16 itself."""
-    on_cpu = sum_VH.device.type == "cpu"
-    hidden_UH = hidden_UH.float() if on_cpu else hidden_UH
+    if sum_VH.is_cuda:
+        torch.addmm(sum_VH, rounded_UV.T, hidden_UH, out_dtype=torch.float32, out=sum_VH)
+        return
+    hidden_UH = hidden_UH.float()
     with _products_in_bfloat16():
         for start in range(0, len(sum_VH), _SLICE):
-            part = slice(start, start + _SLICE)
-            if on_cpu:
-                sum_VH[part].addmm_(slope_UV[:, part].T, hidden_UH)
-            else:
-                sum_VH[part] += torch.mm(rounded_UV[:, part].T, hidden_UH, out_dtype=torch.float32)
+            sum_VH[start : start + _SLICE].addmm_(slope_UV[:, start : start + _SLICE].T, hidden_UH)
 
 
 @contextmanager

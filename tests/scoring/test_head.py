@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mismatch_cli.sampling import SamplingSettings
+from mismatch_cli.scoring import head as head_module
 from mismatch_cli.scoring.head import Head, HeadScores, score_hidden
 
 PLAIN = SamplingSettings()
@@ -245,3 +246,22 @@ def test_a_vocabulary_that_the_model_masks_has_probability_zero() -> None:
     target_T, query_TK = some_ids(20, 60)
     got = score_hidden(hidden_TH, Head(plain.weight_VH, bias_V), target_T, query_TK, PLAIN, (32, 30))
     assert_matches(got, reference(logits_TV[:, :60], target_T, query_TK))
+
+
+def test_targets_whose_logits_the_small_product_rounds_otherwise_are_ranked_by_their_tile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a GPU does it for all tokens at once."""
+    hidden_TH, weight_VH = random_case(150, 500)
+    expected = score_hidden(hidden_TH, Head(weight_VH), *some_ids(150, 500), PLAIN, (150, 77))
+    rows = Head.rows
+
+    def other_rounding(head: Head, ids: torch.Tensor | slice) -> Head:
+        part = rows(head, ids)
+        return part if isinstance(ids, slice) else Head(part.weight_VH * 1.0001)
+
+    monkeypatch.setattr(Head, "rows", other_rounding)
+    monkeypatch.setattr(head_module, "_score_full_rows", None)  # not needed
+    found = score_hidden(hidden_TH, Head(weight_VH), *some_ids(150, 500), PLAIN, (150, 77))
+    for column, exact in zip(found[:4], expected[:4], strict=True):
+        assert torch.equal(column, exact)
