@@ -75,8 +75,8 @@ class Counts(Accumulator):
                 zeros.gap += float(d_T[zero_T].sum(dtype=np.float64))
 
     def _update_side(self, side: str, column: pa.ListArray, offset_S1: np.ndarray, mask_T: np.ndarray) -> None:
-        own_N = mask_T[np.repeat(~np.asarray(column.is_null()), np.diff(offset_S1))]
-        values_N = column.flatten().to_numpy(zero_copy_only=False)[own_N]
+        own_N = mask_T[np.repeat(np.from_dlpack(column.is_valid().cast(pa.uint8())).view(np.bool_), np.diff(offset_S1))]
+        values_N = np.from_dlpack(column.flatten())[own_N]
         counts = self.sides.setdefault(side, SideCounts())
         counts.tokens += len(values_N)
         counts.not_a_number += int(np.isnan(values_N).sum() + np.isposinf(values_N).sum())

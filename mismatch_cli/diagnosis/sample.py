@@ -162,9 +162,8 @@ class SampleCollector(Accumulator):
             start, stop = int(offset_S1[s]), int(offset_S1[s + 1])
             if stop > start and int(hash_S[s]) < self.limit:  # which may have fallen meanwhile
                 row = {n: v[start:stop].copy() if n.endswith(("_T", "_TK")) else v[s] for n, v in columns.items()}
-                topk_ids_TK = row.pop("topk_ids_TK", None)
                 if prompt_ids is not None:
-                    row |= seen_before(prompt_ids[s].values, row["response_ids_T"], topk_ids_TK)
+                    row["prompt_ids"] = np.from_dlpack(prompt_ids[s].values).copy()
                 self._rows.append((int(hash_S[s]), row))
                 self._tokens += stop - start
             if self._tokens > 2 * self._most_tokens:
@@ -211,6 +210,9 @@ class SampleCollector(Accumulator):
         self._shrink()
         rows = [row for _, row in self._rows]
         rows.sort(key=lambda r: (int(r["step_S"]), int(r["prompt_id_S"]), int(r["sample_index_S"])))
+        for row in rows:  # of those alone that stay: it takes longer than all else
+            if "prompt_ids" in row:
+                row |= seen_before(row["prompt_ids"], row["response_ids_T"], row.get("topk_ids_TK"))
         flat = {name: _joined([row.get(name) for row in rows], rows) for name in _ALL_TOKEN_COLUMNS}
         per_row = {n: np.array([row[n] for row in rows]) for n in _ROW_COLUMNS}
         logq_T, logp_T = (np.asarray(flat.pop(name), dtype=np.float64) for name in ("logq_T", "logp_T"))
@@ -251,10 +253,9 @@ def _joined(parts: list[np.ndarray | None], rows: list[dict[str, np.ndarray]]) -
 
 
 def seen_before(
-    prompt_ids: pa.Array, response_ids_T: np.ndarray, topk_ids_TK: np.ndarray | None
+    prompt: np.ndarray, response_ids_T: np.ndarray, topk_ids_TK: np.ndarray | None
 ) -> dict[str, np.ndarray]:
     """Whether the sampled ids, and the recorded ranks, stand in the prompt or earlier in the response."""
-    prompt = np.asarray(prompt_ids)
     context = np.concatenate([prompt, response_ids_T])
     ids_U, first_U = np.unique(context, return_index=True)
     now_T = len(prompt) + np.arange(len(response_ids_T))
