@@ -1,11 +1,12 @@
 """What the LM head costs: log-prob, entropy, rank and log-probs at 20 ids, against the plain matrix product.
 
     python benchmarks/scoring.py [--tokens 512] [--hidden 1024] [--vocab 151936] [--rounds 5] [--dtype float32]
+        [--device cuda]
 
 Time is CPU time of one thread. In every round each variant runs once next to the plain product `[T, H] × [H, V]` into a
 buffer that exists already; the figure is the median over rounds of the ratio to that product. Memory is the peak of
 resident memory above what hidden states and weights take, each variant in a process of its own; what a scoring run adds
-to the peak of its backbone can only be less.
+to the peak of its backbone can only be less. On a GPU it is the time until the GPU is done, and the memory of the GPU.
 
 Targets, in float32: at most 1.2 times the product, and at most 100 MB. (A CPU with bfloat16 instructions halves the
 product but not the exponentials, so there the same work weighs more.)
@@ -92,10 +93,17 @@ VARIANTS = {
 }
 
 
-def cpu_seconds(run: Callable[[], object]) -> float:
-    start = time.process_time()
+def seconds(run: Callable[[], object]) -> float:
+    """CPU time of one thread; on a GPU, the time until it is done."""
+    if not torch.cuda.is_initialized():
+        start = time.process_time()
+        run()
+        return time.process_time() - start
+    torch.cuda.synchronize()
+    start = time.perf_counter()
     run()
-    return time.process_time() - start
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
 
 
 def time_ratios(case: Case, names: list[str], rounds: int) -> tuple[dict[str, list[float]], float]:
@@ -105,8 +113,8 @@ def time_ratios(case: Case, names: list[str], rounds: int) -> tuple[dict[str, li
     floors = []
     for round_ in range(rounds + 1):
         for name in names:
-            floor = cpu_seconds(lambda: torch.mm(case.hidden_TH, case.weight_VH.T, out=product_TV))
-            ratio = cpu_seconds(lambda name=name: VARIANTS[name].run(case)) / floor  # type: ignore[misc]
+            floor = seconds(lambda: torch.mm(case.hidden_TH, case.weight_VH.T, out=product_TV))
+            ratio = seconds(lambda name=name: VARIANTS[name].run(case)) / floor  # type: ignore[misc]
             if round_ > 0:  # the first round warms up
                 ratios[name].append(ratio)
                 floors.append(floor)
@@ -116,6 +124,7 @@ def time_ratios(case: Case, names: list[str], rounds: int) -> tuple[dict[str, li
 def peak_mb(name: str, args: argparse.Namespace) -> float:
     """Run one variant once in a new process and read its peak."""
     sizes = ["--hidden", args.hidden, "--vocab", args.vocab, "--tokens", args.memory_tokens, "--dtype", args.dtype]
+    sizes += ["--device", args.device]
     command = [sys.executable, __file__, "--measure-memory", name, *map(str, sizes)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
@@ -131,6 +140,9 @@ def measure_memory(name: str, case: Case) -> float:
 
 def reset_peak() -> float:
     """Set the process's high-water mark back to what is resident now, where the system can (Linux)."""
+    if torch.cuda.is_initialized():
+        torch.cuda.reset_peak_memory_stats()
+        return peak()
     reset = Path("/proc/self/clear_refs")
     if reset.exists():
         reset.write_text("5")
@@ -138,6 +150,8 @@ def reset_peak() -> float:
 
 
 def peak() -> float:
+    if torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated() / 1e6
     status = Path("/proc/self/status")
     if status.exists():
         line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
@@ -166,13 +180,16 @@ def installed() -> tuple[list[str], str]:
     return list(VARIANTS), f"trl {trl.__version__}"
 
 
+def where(device: str) -> str:
+    return "one thread" if device == "cpu" else torch.cuda.get_device_name()
+
+
 def show(args: argparse.Namespace, ratios: dict[str, list[float]], memory: dict[str, float], floor: float) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(
-        title=f"LM head, H = {args.hidden}, V = {args.vocab}, {args.dtype}, one thread, torch {torch.__version__}"
-    )
+    head = f"LM head, H = {args.hidden}, V = {args.vocab}, {args.dtype}"
+    table = Table(title=f"{head}, {where(args.device)}, torch {torch.__version__}")
     table.add_column("variant")
     table.add_column("outputs")
     table.add_column(f"time / product\n{args.tokens} tokens", justify="right")
@@ -185,7 +202,9 @@ def show(args: argparse.Namespace, ratios: dict[str, list[float]], memory: dict[
         )
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(table)
-    console.print(f"The plain product takes {floor:.2f} s of CPU time; medians of {args.rounds} rounds.")
+    console.print(f"The plain product takes {1e3 * floor:.1f} ms; medians of {args.rounds} rounds.")
+    if args.device != "cpu":
+        return
     ours = statistics.median(ratios["mismatch-cli"]), memory["mismatch-cli"]
     verdict = "met" if ours[0] <= TARGET_RATIO and ours[1] <= TARGET_MB else "MISSED"
     console.print(f"Targets (at most {TARGET_RATIO} × the product, {TARGET_MB:.0f} MB): {verdict}.")
@@ -198,10 +217,12 @@ def main() -> None:
     parser.add_argument("--vocab", type=int, default=151_936)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--memory-tokens", type=int, default=2048, help="tokens of the memory measurement")
     parser.add_argument("--measure-memory", choices=list(VARIANTS), help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.set_num_threads(1)
+    torch.set_default_device(args.device)
     case = make_case(args.tokens, args.hidden, args.vocab, args.dtype)
     if args.measure_memory:
         print(measure_memory(args.measure_memory, case))
