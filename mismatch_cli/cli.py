@@ -6,15 +6,11 @@ import gc
 import inspect
 import io
 import os
-import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import Any, NoReturn, get_args, get_origin
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import typer
 import typer.core
@@ -39,65 +35,7 @@ _COLLECT_AFTER = (100_000, 50, 100)
 ENVIRONMENT = {"ARROW_DEFAULT_MEMORY_POOL": "system", "OPENBLAS_NUM_THREADS": "1"}
 
 
-_WRITTEN: dict[Any, str] = {
-    str: "(?s:.*)",
-    Path: "(?s:.*)",
-    int: "-?[0-9]{1,15}",
-    float: r"-?[0-9]{1,15}(\.[0-9]{1,15})?(e-?[0-9]{1,2})?",
-}
-
-
-@dataclass(frozen=True)
-class _PlainValue:
-    """What is typed, as the type of its flag where it plainly is one; all else, and every refusal, is Typer's.
-
-    Newer versions of Typer read values by pydantic, which takes longer to import than this program to refuse a name.
-    """
-
-    parameter: Any
-    by_typer: Callable[[], Any]
-
-    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        if value is None:
-            return () if param.multiple or param.nargs == -1 else None
-        about = self.parameter.type_descriptor
-        try:
-            return _plain(value, about.annotation, about.parameter_info)
-        except ValueError:
-            return self.by_typer().coerce(value, param=param, ctx=ctx)
-
-
-def _plain(value: Any, kind: Any, limits: Any) -> Any:
-    """The value as this type, within the limits; a ValueError where that takes more than a look."""
-    whole = get_origin(kind)
-    if whole in (list, tuple):
-        kinds = get_args(kind) * (len(value) if whole is list else 1)
-        return whole(_plain(item, part, limits) for item, part in zip(value, kinds, strict=True))
-    if kind not in _WRITTEN or not (isinstance(value, kind) or re.fullmatch(_WRITTEN[kind], str(value))):
-        raise ValueError(value)
-    found = kind(value)
-    if (limits.min is not None and found < limits.min) or (limits.max is not None and found > limits.max):
-        raise ValueError(value)
-    return found
-
-
-class _PlainValues:
-    """A command that reads its flags so, `--help` among them."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
-        for parameter in parameters:
-            by_typer = getattr(parameter, "get_runtime_param", None)
-            if by_typer is not None and not isinstance(by_typer, partial):
-                parameter.get_runtime_param = partial(_PlainValue, parameter, by_typer)
-        return parameters
-
-
-class _Command(_PlainValues, typer.core.TyperCommand):
-    """A subcommand."""
-
-
-class _Commands(_PlainValues, typer.core.TyperGroup):
+class _Commands(typer.core.TyperGroup):
     """Every file in `commands/` is a subcommand; one that is not asked for is not built, for the sake of the start."""
 
     def __init__(self, **attributes: Any) -> None:
@@ -113,7 +51,7 @@ class _Commands(_PlainValues, typer.core.TyperGroup):
         if self._listing:
             return typer.core.TyperCommand(cmd_name, help=inspect.getdoc(function))
         app = typer.Typer(add_completion=False)
-        app.command(cmd_name, cls=_Command)(function)
+        app.command(cmd_name)(function)
         return typer.main.get_command(app)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

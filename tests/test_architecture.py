@@ -223,7 +223,7 @@ import --formats
 import --schema
 """
 _ARROW_LOOKS_FOR_PANDAS = ("diagnose", "--export", "import")  # to know its columns; it is no dependency
-_NOT_FOR_READING = ("torch", "transformers", "datasets", "peft", "math_verify", "vllm", "pandas", "pydantic")
+_NOT_FOR_READING = ("torch", "transformers", "datasets", "peft", "math_verify", "vllm", "pandas")
 
 
 def test_reading_imports_neither_torch_nor_what_samples(tmp_path):

@@ -126,7 +126,13 @@ def _copy_drawing(draw: Callable[[_Plot], _Drawn], plots: Sequence[_Plot]) -> It
     system, parent = ctypes.CDLL(None), os.getpid()
     with warnings.catch_warnings():  # copying a process with threads is safe for one that needs none of their locks
         warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:  # no room for a copy
+            for end in (receiver, sender):
+                end.close()
+            yield list
+            return
     if pid == 0:  # it leaves without flushing what this process had still to print
         try:
             receiver.close()  # or nothing would tell it that nobody listens any more

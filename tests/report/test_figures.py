@@ -72,6 +72,15 @@ def test_copies_of_the_process_draw_too_and_what_one_leaves_is_made_up_for(monke
         _shared_out(lambda number: 1 // (number - 1), range(8))
 
 
+def test_where_there_is_no_room_for_a_copy_this_process_draws_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> int:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(os, "fork", full)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
+    assert _shared_out(str, range(9)) == [str(number) for number in range(9)]
+
+
 def test_a_copy_ends_with_the_process_that_it_draws_for() -> None:
     """Else a report that is killed could still write a picture over that of the next."""
     program = (
