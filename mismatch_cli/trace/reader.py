@@ -302,10 +302,9 @@ def _check(name: str, values: pa.Array) -> None:
         raise MismatchError(f"The trace is damaged: column {name} holds a null among its values. {_RENEW}")
     if name in ID_COLUMNS:
         ids = np.from_dlpack(values)
-        if len(strange := ids[foreign.strange_ids(ids)]):
-            raise MismatchError(
-                f"The trace is damaged: column {name} holds {strange[0]}, which is no token id. {_RENEW}"
-            )
+        if len(ids) and not 0 <= ids.min() <= ids.max() <= foreign.MOST_ID:
+            strange = ids[foreign.strange_ids(ids)][0]
+            raise MismatchError(f"The trace is damaged: column {name} holds {strange}, which is no token id. {_RENEW}")
 
 
 def _top_k(columns: dict[str, pa.Array], lengths_S: np.ndarray) -> int:
