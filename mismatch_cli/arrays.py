@@ -84,7 +84,7 @@ def select(flags: Array, x: Array, y: Array) -> Array:
 
 def mostly(flags: Array, x: Array, otherwise: Callable[..., Array], *arguments: Array) -> Array:
     """x where the flag is set, else `otherwise(*arguments)`, which numpy computes only there; x may be overwritten."""
-    number = x.size - np.count_nonzero(flags) if isinstance(x, np.ndarray) else None
+    number = x.size - np.count_nonzero(flags) if isinstance(x, np.ndarray) and x.flags.c_contiguous else None
     if number is None or 4 * number > x.size:
         return select(flags, x, otherwise(*arguments))
     if number:

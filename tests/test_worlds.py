@@ -117,6 +117,25 @@ def test_what_the_standard_lacks() -> None:
         np.testing.assert_array_equal(chosen, np.array([np.nan, 2, INF, -4, 0.5], dtype=np.float32))
 
 
+def test_a_column_may_lie_in_memory_as_it_likes() -> None:
+    """Rare entries are put right in place, which a copy would swallow."""
+    d_TK = np.random.default_rng(0).normal(size=(64, 20)).astype(np.float32) * 0.02
+    d_TK[::7, ::3] = 2.5
+    for apart in (np.asfortranarray(d_TK), d_TK[::2, ::3], d_TK.T):
+        np.testing.assert_array_equal(divergences.phi(apart), divergences.phi(np.ascontiguousarray(apart)))
+    mu_TK, pi_TK = (np.log(np.random.default_rng(seed).dirichlet(np.ones(30), 64)[:, :20]) for seed in (0, 1))
+    logq_T, logp_T, outside_T = mu_TK[:, 0].copy(), pi_TK[:, 0].copy(), np.ones(64, dtype=bool)
+    found, expected = (
+        divergences.topk_divergences(logq_T, logp_T, *map(layout, (mu_TK, pi_TK)), outside_T)
+        for layout in (np.asfortranarray, np.ascontiguousarray)
+    )
+    assert all(map(np.array_equal, found, expected))
+    for layout in (np.asfortranarray, np.ascontiguousarray):
+        assert divergences.full_kl(*map(layout, (mu_TK, pi_TK))).tolist() == pytest.approx(
+            divergences.full_kl(*(torch.from_numpy(x) for x in (mu_TK, pi_TK))).tolist(), rel=1e-9
+        )
+
+
 def test_numpy_is_silent_where_torch_is(recwarn: pytest.WarningsRecorder) -> None:
     """An infinite ratio is an answer; nobody who reads a trace wants to hear of it."""
     logp_T = np.array([-0.1, -200.0, -INF, 0.0], dtype=np.float32)
