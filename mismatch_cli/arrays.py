@@ -114,13 +114,30 @@ def row_any(flags_TK: Array) -> Array:
     return np.einsum("tk->t", flags_TK) if isinstance(flags_TK, np.ndarray) else flags_TK.any(dim=-1)
 
 
+class Segments:
+    """Consecutive pieces of tokens laid flat in numpy, some perhaps empty."""
+
+    def __init__(self, offset_S1: np.ndarray) -> None:
+        self.length_S = np.diff(offset_S1)
+        self._filled = np.flatnonzero(self.length_S)
+        self._starts = offset_S1[self._filled]
+
+    def sum(self, values_N: np.ndarray) -> np.ndarray:
+        """Σ over each piece, in float64; 0 for an empty one."""
+        sums_S = np.zeros(len(self.length_S))
+        if values_N.dtype == bool:
+            if values_N.all():
+                return self.length_S.astype(np.float64)
+            values_N = values_N.view(np.uint8)
+        if len(self._filled):
+            sums_S[self._filled] = np.add.reduceat(values_N, self._starts, dtype=np.float64)
+        return sums_S
+
+
 def response_sums(x_T: Array, offset_S1: Array, response_T: Array) -> Array:
     """Σ x over the tokens of each response, float64; 0 for an empty one."""
     if isinstance(x_T, np.ndarray):
-        sum_S, filled_S = np.zeros(len(offset_S1) - 1), np.flatnonzero(np.diff(offset_S1))
-        if len(filled_S):
-            sum_S[filled_S] = np.add.reduceat(x_T, offset_S1[filled_S], dtype=np.float64)
-        return sum_S
+        return Segments(offset_S1).sum(x_T)
     zeros_S = x_T.new_zeros(len(offset_S1) - 1, dtype=namespace(x_T).float64)
     return zeros_S.index_add_(0, response_T, x_T.double())
 

@@ -13,6 +13,7 @@ from mismatch_cli.diagnosis.sample import NO_LIMIT
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.hashing import hash_keys, mix
 from mismatch_cli.metrics.pairs import Pair
+from mismatch_cli.trace.foreign import unpacked_flags
 
 SIDES = ("logp_rollout", "logp_trainer", "logp_recomputed")
 ROUNDING = 1e-6  # nats: a float32 log-softmax can end this far above 0
@@ -75,7 +76,7 @@ class Counts(Accumulator):
                 zeros.gap += float(d_T[zero_T].sum(dtype=np.float64))
 
     def _update_side(self, side: str, column: pa.ListArray, offset_S1: np.ndarray, mask_T: np.ndarray) -> None:
-        own_N = mask_T[np.repeat(np.from_dlpack(column.is_valid().cast(pa.uint8())).view(np.bool_), np.diff(offset_S1))]
+        own_N = mask_T[np.repeat(unpacked_flags(column.is_valid()), np.diff(offset_S1))]
         values_N = np.from_dlpack(column.flatten())[own_N]
         counts = self.sides.setdefault(side, SideCounts())
         counts.tokens += len(values_N)

@@ -21,7 +21,8 @@ import numpy as np
 from mismatch_cli import divergences
 from mismatch_cli.algorithms.algorithm import keep_T
 from mismatch_cli.algorithms.table import TABLE
-from mismatch_cli.metrics.gaps import Segments, TokenGaps
+from mismatch_cli.arrays import Segments
+from mismatch_cli.metrics.gaps import TokenGaps
 from mismatch_cli.metrics.sums import TOKEN_SUMS
 from mismatch_cli.policies import Policies
 

@@ -16,30 +16,10 @@ from functools import cached_property
 import numpy as np
 
 from mismatch_cli import divergences
+from mismatch_cli.arrays import Segments
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.hashing import hash_keys, mix, prompt_groups
 from mismatch_cli.metrics.pairs import Pair
-
-
-class Segments:
-    """Consecutive pieces of the counted tokens, some perhaps empty."""
-
-    def __init__(self, offset_S1: np.ndarray) -> None:
-        self.length_S = np.diff(offset_S1)
-        self._filled = np.flatnonzero(self.length_S)
-        self._starts = offset_S1[self._filled]
-
-    def sum(self, values_N: np.ndarray) -> np.ndarray:
-        """Σ over each piece, in float64; 0 for an empty one."""
-        sums_S = np.zeros(len(self.length_S))
-        if values_N.dtype == bool:
-            if values_N.all():
-                return self.length_S.astype(np.float64)
-            values_N = values_N.view(np.uint8)
-        if len(self._filled):
-            sums_S[self._filled] = np.add.reduceat(values_N, self._starts, dtype=np.float64)
-        return sums_S
-
 
 CHUNK_TOKENS = 2**17  # long enough to hide what hundreds of calls cost; costly formulas take blocks that stay in cache
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from mismatch_cli.arrays import Segments
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.estimate import (
     EXTREME,
@@ -17,7 +18,7 @@ from mismatch_cli.metrics.estimate import (
     point,
     without_groups,
 )
-from mismatch_cli.metrics.gaps import Segments, TokenGaps
+from mismatch_cli.metrics.gaps import TokenGaps
 from mismatch_cli.metrics.hashing import GROUPS
 
 # bin b ≥ 1 holds distances 2^(b−1) … 2^b − 1; bin 0 the first (or the last) token alone

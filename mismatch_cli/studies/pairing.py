@@ -17,11 +17,12 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pyarrow as pa
 
+from mismatch_cli.arrays import Segments
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.estimate import SHARE, Estimate
-from mismatch_cli.metrics.gaps import Segments, TokenGaps, token_gaps
+from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
 from mismatch_cli.metrics.hashing import hash_keys
 from mismatch_cli.metrics.pairs import Pair
 from mismatch_cli.metrics.summary import MismatchSummary

@@ -43,6 +43,11 @@ def single(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.array([], column.type)])
 
 
+def unpacked_flags(values: pa.BooleanArray) -> np.ndarray:
+    """One bit each in Arrow, one byte each in numpy."""
+    return np.from_dlpack(values.cast(pa.uint8())).view(bool)
+
+
 def _infinities(values: pa.Array) -> int:
     return pc.sum(pc.is_inf(values)).as_py() or 0
 

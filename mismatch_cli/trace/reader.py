@@ -255,7 +255,7 @@ def _assemble(columns: dict[str, pa.Array], offset_S1: np.ndarray, flat: dict[st
 
 def _or_nan(array: pa.FloatArray) -> np.ndarray:
     filled = np.full(len(array), np.nan, dtype=np.float32)
-    filled[_flags(array.is_valid())] = np.from_dlpack(array.drop_null())
+    filled[foreign.unpacked_flags(array.is_valid())] = np.from_dlpack(array.drop_null())
     return filled
 
 
@@ -264,15 +264,10 @@ def _offsets(array: pa.ListArray) -> np.ndarray:
     return offsets - offsets[0]
 
 
-def _flags(values: pa.BooleanArray) -> np.ndarray:
-    """One bit each in Arrow, one byte each in numpy."""
-    return np.from_dlpack(values.cast(pa.uint8())).view(bool)
-
-
 def _token_column(name: str, array: pa.ListArray, lengths_S: np.ndarray, width: int) -> np.ndarray:
     """The flat values of a list column; rows that are null become NaN (-1 for integers, False for booleans)."""
     expected_S = lengths_S * width
-    known_S = _flags(array.is_valid())
+    known_S = foreign.unpacked_flags(array.is_valid())
     if not np.array_equal(np.diff(_offsets(array))[known_S], expected_S[known_S]):
         raise MismatchError(
             f"The trace is damaged: column {name} has another number of values than its responses have tokens. {_RENEW}"
@@ -289,7 +284,7 @@ def _flat(name: str, array: pa.ListArray) -> np.ndarray:
     values = array.flatten()  # honours slices, and leaves out what null rows may cover
     _check(name, values)
     if pa.types.is_boolean(values.type):
-        return _flags(values)
+        return foreign.unpacked_flags(values)
     flat = np.from_dlpack(values)
     if "logp" in name and len(flat) and not flat.max() <= 0:  # true for NaN too
         return np.where(flat > 0, np.float32("nan"), flat)
@@ -311,7 +306,7 @@ def _top_k(columns: dict[str, pa.Array], lengths_S: np.ndarray) -> int:
     """K follows from the lengths: a trace needs no manifest to be laid flat."""
     if "topk_ids" not in columns:
         return 0
-    known_S = _flags(columns["topk_ids"].is_valid())
+    known_S = foreign.unpacked_flags(columns["topk_ids"].is_valid())
     tokens = int(lengths_S[known_S].sum())
     return len(columns["topk_ids"].flatten()) // tokens if tokens else 0
 

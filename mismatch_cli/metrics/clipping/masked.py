@@ -15,8 +15,9 @@ from operator import and_
 import numpy as np
 
 from mismatch_cli.algorithms.algorithm import Algorithm, Mask
+from mismatch_cli.arrays import Segments
 from mismatch_cli.batch import TokenBatch
-from mismatch_cli.metrics.gaps import Segments, TokenGaps, token_gaps
+from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.policies import TRAINER_ROLLOUT, Policies, TopKLogProbs
 from mismatch_cli.trust_regions import Decision
