@@ -65,7 +65,7 @@ def prepared_run(
 
 
 def _check_inputs(config: ProbeConfig | CurateConfig | RescoreConfig, command: str) -> None:
-    """Whatever lies on this machine and was named: told before a folder is made. A run to go on with has been.
+    """Check every named model, adapter and file on this machine before a folder is made; a resumed run was checked.
 
     What needs no library comes first, then whether they are installed, then torch for the name of a device, then peft
     for the weights of adapters.

@@ -58,7 +58,7 @@ def command(
       mismatch-cli gate run --limits limits.toml --baseline last-release
     """
     from mismatch_cli.recording.folder import check_file
-    from mismatch_cli.studies.limits import DEFAULT, OF_BASELINE, load_limits, presets
+    from mismatch_cli.studies.limits import DEFAULT, load_limits, presets
     from mismatch_cli.trace.files import write_named
 
     if list_presets:
@@ -67,10 +67,7 @@ def command(
     common.check([*(traces or ()), *(baseline or ())])
     for summary in filter(None, (junit, markdown)):
         check_file(summary, common.force)
-    sets = [load_limits(name) for name in dict.fromkeys(limits or [DEFAULT])]
-    relative = [limit for limit_set in sets for limit in limit_set.limits if limit.bound in OF_BASELINE]
-    if relative and not baseline:
-        raise UsageError(f"{relative[0].metric} {relative[0].text} needs a trace to start from: give --baseline TRACE.")
+    sets = _limit_sets(limits or [DEFAULT], has_baseline=bool(baseline))
     from mismatch_cli.report.pages import gate as forms
     from mismatch_cli.studies.gate import GateResult
     from mismatch_cli.trace.reader import Trace
@@ -89,6 +86,17 @@ def command(
     _show(result, common)
     if not result.passed:
         raise typer.Exit(_EXCEEDED)
+
+
+def _limit_sets(names: Sequence[str], *, has_baseline: bool) -> list[LimitSet]:
+    """The sets that were named, each once; a `UsageError` for a relative limit where there is no baseline."""
+    from mismatch_cli.studies.limits import OF_BASELINE, load_limits
+
+    sets = [load_limits(name) for name in dict.fromkeys(names)]
+    relative = [limit for limit_set in sets for limit in limit_set.limits if limit.bound in OF_BASELINE]
+    if relative and not has_baseline:
+        raise UsageError(f"{relative[0].metric} {relative[0].text} needs a trace to start from: give --baseline TRACE.")
+    return sets
 
 
 def _show(result: GateResult, common: Common) -> None:

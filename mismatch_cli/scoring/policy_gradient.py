@@ -63,8 +63,8 @@ def policy_gradient_loss(
     Tokens whose coefficient is 0 enter no backward product, whatever their logits are.
 
     Logits exist for `row_tile` tokens at a time. The weight's gradient accumulates in float32 and is rounded to the
-    weight's dtype after the scaling by grad_output. Backward works once (the gradient is given away, not kept), and
-    there is no second derivative. The entropy carries no gradient.
+    weight's dtype after the scaling by grad_output. Backward works once (the gradient is given away, not kept)
+    and cannot be differentiated again. The entropy carries no gradient.
     """
     if sampling.truncates:
         raise ValueError("The policy gradient needs the full support: top-p, top-k and min-p must be off.")
@@ -290,8 +290,8 @@ def _add_bfloat16(
 ) -> None:
     """The same by products of bfloat16 numbers with float32 sums, in the place of slopes and logits.
 
-    The slopes of the loss are rounded once, as autograd rounds them; the weight's gradient when all is added. A CPU
-    rounds the hidden states' gradient here already, so that a grad_output which is no power of two rounds it again.
+    The slopes of the loss are rounded once, as autograd rounds them; the weight's gradient when all is added. On a CPU
+    the hidden states' gradient is rounded here, and again by a grad_output that is not a power of two.
     """
     coefficient_U1, rounded_UV = coefficient_U[:, None], logits_RV[: len(slope_UV)]
     if gradients.bias_V is not None:
