@@ -3,6 +3,7 @@
 Below 1e-4 and from 1e6 on a number is scientific (`4.2e−5`); what has no value is a dash. The minus sign is `−`.
 """
 
+from collections.abc import Sequence
 from math import floor, isfinite, log10
 
 MISSING = "—"
@@ -11,6 +12,7 @@ _LOPSIDED = 0.3  # a share near 0 or 1: half a width would reach where nothing c
 _LARGEST_FACTOR = 1000  # beyond, the floor is too close to nothing to divide by
 _SMALLEST_FIXED, _LARGEST_FIXED = 1e-4, 1e6
 _MOST_DECIMALS = 6
+_BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def number(value: float | None, digits: int = _DIGITS) -> str:
@@ -85,6 +87,18 @@ def count(value: int | None) -> str:
 def things(value: int, noun: str) -> str:
     """A number of things by their name, whose plural has an s: `1 response`, `12,345 responses`."""
     return f"{value:,} {noun}{'s' * (value != 1)}"
+
+
+def sparkline(values: Sequence[float | None], low: float, high: float) -> str:
+    """A curve in letters, one for each value between `low` and `high`; a blank where there is none."""
+    return "".join(_block(value, low, high) for value in values)
+
+
+def _block(value: float | None, low: float, high: float) -> str:
+    if value is None or not isfinite(value):
+        return " "
+    part = (value - low) / (high - low) if high > low else 0.5
+    return _BLOCKS[round(min(1.0, max(0.0, part)) * (len(_BLOCKS) - 1))]
 
 
 def _is_scientific(value: float) -> bool:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.commands._show import Common
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.numbers import sparkline
 from mismatch_cli.rl.train_config import TrainConfig
 from mismatch_cli.text import visible
 from mismatch_cli.trace.files import remove_unfinished
@@ -33,7 +34,6 @@ _FIRST = 5  # steps with which the mismatch is compared
 _RARE = ("evaluate", "checkpoint")  # phases that not every step has
 _LEAST = 0.02  # of a step: what a phase takes to be named
 _LABEL, _BETWEEN = 10, " · "
-_BLOCKS = "▁▂▃▄▅▆▇█"
 _NARROWEST_BAR = 12
 _SPARK = 40  # steps in the small curve, at most
 _SHARE = 0.02  # of the time, at most, is spent on drawing
@@ -194,13 +194,6 @@ def duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def sparkline(values: Sequence[float], low: float, high: float) -> str:
-    """A curve in letters, one for each value between `low` and `high`."""
-    if not high > low:
-        return _BLOCKS[len(_BLOCKS) // 2] * len(values)
-    return "".join(_BLOCKS[round((value - low) / (high - low) * (len(_BLOCKS) - 1))] for value in values)
 
 
 def _flow(pieces: Iterable[str], width: int, between: str = _BETWEEN) -> list[str]:

@@ -51,6 +51,7 @@ class Common:
     )
     worst: int = of_output(0, WORST, min=0)
     force: bool = of_output(False, "Replace a run that is already there.")
+    full: bool = of_output(False, "Print everything that was measured, not only what decides.")
     full_paths: bool = of_output(False, "Show absolute paths as they are, in place of …/NAME.")
     json: bool = of_output(False, "Print JSON on stdout instead of tables (schemas: docs/).")
     quiet: bool = of_output(False, "No talk on stderr, only errors.", short="-q")
@@ -146,17 +147,22 @@ class Common:
     def print(self, study: Study, view: ReportView | None = None) -> None:
         """The numbers of a study on stdout, as JSON or as its page; `view` is that page where it is already made."""
         from mismatch_cli.report.pages import page_of
+        from mismatch_cli.report.screen import print_screen
         from mismatch_cli.report.terminal import print_report
 
         if self.json:
             print_json(study.result)
+            return
+        view = view or page_of(study)
+        if self.full or view.screen is None:
+            print_report(view, console())
         else:
-            print_report(view or page_of(study), console())
+            print_screen(view.screen, console())
 
 
-Reading = Annotated[Common, "workers", "force", "full_paths", "json", "quiet", "debug"]
-Recording = Annotated[Common, "trust_remote_code", "resume", "output", "force", "json", "quiet", "debug"]
-Probing = Annotated[Common, "trust_remote_code", "resume", "output", "worst", "force", "json", "quiet", "debug"]
+Reading = Annotated[Common, "workers", "force", "full", "full_paths", "json", "quiet", "debug"]
+Recording = Annotated[Common, "trust_remote_code", "resume", "output", "force", "full", "json", "quiet", "debug"]
+Probing = Annotated[Common, "trust_remote_code", "resume", "output", "worst", "force", "full", "json", "quiet", "debug"]
 
 
 def folder_of(named: Sequence[Path] | None, name: str) -> Path:

@@ -18,7 +18,7 @@ def command(
         None, "Trainer's model at the weights that sampled: it reads responses again and tells which side differs."
     ),
     output: Path | None = REPORT_FOLDER,
-    common: Annotated[Common, "trust_remote_code", "workers", "force", "full_paths", "json", "quiet", "debug"],
+    common: Annotated[Common, "trust_remote_code", "workers", "force", "full", "full_paths", "json", "quiet", "debug"],
 ) -> None:
     """Look for faults that no precision explains: shifts, temperature, placeholders, stale weights, and more.
 

@@ -42,7 +42,7 @@ def command(
     ),
     junit: Path | None = for_ci(None, "Write a JUnit XML file: a test case per limit."),
     markdown: Path | None = for_ci(None, "Write a table for a job's summary or a comment."),
-    common: Annotated[Common, "force", "full_paths", "json", "quiet", "debug"],
+    common: Annotated[Common, "force", "full", "full_paths", "json", "quiet", "debug"],
 ) -> None:
     """Judge a trace by limits: exit code 0 if they hold, 3 if one is exceeded or cannot be measured.
 

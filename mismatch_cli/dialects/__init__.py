@@ -7,6 +7,7 @@ once; a dashboard shows the mean over micro-batches, ranks or steps of such numb
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import chain
 from math import isfinite
 
@@ -14,14 +15,15 @@ import numpy as np
 
 from mismatch_cli import registry
 from mismatch_cli.batch import TokenBatch
-from mismatch_cli.dialects._line import COMPARES, Line, Moments, Quantity
+from mismatch_cli.dialects._line import COMPARES, UPDATE, Line, Moments, Quantity
 from mismatch_cli.metrics.estimate import OVERFLOW
+from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.sums import COLUMNS, evaluate, token_sums
 from mismatch_cli.trace.reader import Trace
 
-__all__ = ["Line", "Reading", "Readings", "lines", "names", "readings", "when"]
+__all__ = ["Line", "Reading", "Readings", "lines", "logged_as", "names", "readings", "when"]
 
 
 def names() -> list[str]:
@@ -38,6 +40,22 @@ def lines(framework: str) -> tuple[Line, ...]:
 def when(framework: str) -> str:
     """When a framework logs these, and on what."""
     found: str = registry.load(__name__, framework, "framework").WHEN
+    return found
+
+
+@cache
+def logged_as() -> Mapping[str, tuple[tuple[str, str], ...]]:
+    """For each metric of ours that frameworks log by the same formula: framework, and name on its dashboard.
+
+    Not what compares the trainer with itself (`UPDATE`).
+    """
+    by_formula = {metric.formula: metric.key for metric in METRICS.values()}
+    found: dict[str, tuple[tuple[str, str], ...]] = {}
+    for framework in names():
+        for line in lines(framework):
+            key = line.metric or by_formula.get(line.formula)
+            if key and line.pair != UPDATE:
+                found[key] = (*found.get(key, ()), (framework, line.name))
     return found
 
 

@@ -42,7 +42,7 @@ def _section(section: Section, console: Console) -> list[RenderableType]:
         parts.append(Text(visible(section.text), style="dim"))
     if section.groups:
         parts.append(_metrics(section.groups, console.width))
-    parts += [_table(table, console) for table in section.tables if table.terminal_rows != 0]
+    parts += [Padding(table_grid(table, console), (1, 0, 0, 0)) for table in section.tables if table.terminal_rows != 0]
     parts += [_excerpt(excerpt) for excerpt in section.excerpts]
     return parts
 
@@ -76,7 +76,8 @@ def _metrics(groups: Sequence[MetricGroup], width: int) -> RenderableType:
     return table
 
 
-def _table(table: Table, console: Console) -> RenderableType:
+def table_grid(table: Table, console: Console) -> RenderableType:
+    """A table that fits the console; what had no room is named below it."""
     rows = table.rows[: table.terminal_rows]
     columns = list(range(len(table.columns)))
     rich = _grid(table, columns, rows)
@@ -92,7 +93,7 @@ def _table(table: Table, console: Console) -> RenderableType:
     missing = ", ".join(table.columns[n].title for n in range(len(table.columns)) if n not in columns)
     note = [table.note] * bool(table.note) + [f"{left} more in the HTML report."] * (left > 0)
     note += [f"No room here for: {missing}."] * bool(missing)
-    return Padding(Group(rich, *(Text(visible(line), style="dim") for line in note)), (1, 0, 0, 0))
+    return Group(rich, *(Text(visible(line), style="dim") for line in note))
 
 
 def _without_half_widths(table: Table, row: Sequence[str]) -> tuple[str, ...]:
@@ -108,7 +109,7 @@ def _too_wide(rich: RichTable, console: Console) -> bool:
 
 def _grid(table: Table, columns: Sequence[int], rows: Sequence[Sequence[str]]) -> RichTable:
     rich = RichTable(
-        title=for_terminal(table.title), title_justify="left", title_style="bold",
+        title=for_terminal(table.title) if table.title else None, title_justify="left", title_style="bold",
         box=None, padding=(0, 1, 0, 0), header_style="dim",
     )  # fmt: skip
     for number in columns:
@@ -131,6 +132,20 @@ def _excerpt(excerpt: Excerpt) -> RenderableType:
         Group(Text.assemble(for_terminal(excerpt.title), "  ", (facts, "dim")), Padding(text, (0, 0, 0, 2))),
         (1, 0, 0, 0),
     )
+
+
+_LINE_FACTS = 3  # of an excerpt in a line
+
+
+def excerpt_line(excerpt: Excerpt, console: Console) -> list[RenderableType]:
+    """An excerpt in two lines: what it is, and its context, cut so that the marked token stands in the middle."""
+    facts = "  ".join(f"{label} {value}" for label, value in excerpt.facts[:_LINE_FACTS])
+    head = Text.assemble((visible(excerpt.title), "bold"), "  ", (visible(facts), "dim"))
+    context = Text.assemble(*(_piece(piece) for piece in excerpt.pieces))
+    marked = next((span for span in context.spans if span.style == _WEIGHT_STYLES[-1]), None)
+    room = console.width - 4
+    first = 0 if marked is None else max(0, min((marked.start + marked.end - room) // 2, len(context) - room))
+    return [head, Text("  ").append_text(context[first : first + room])]
 
 
 def _piece(piece: Any) -> tuple[str, str]:

@@ -114,6 +114,43 @@ class Section:
         return re.sub(r"\W+", "-", self.title.lower()).strip("-")
 
 
+Status = Literal["good", "mixed", "bad", ""]  # how a verdict stands: its colour and its sign
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer: one or two words and a sentence."""
+
+    words: str
+    text: str
+    status: Status = ""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A quantity along something, in a line: bars from 0 to the largest value between the names of both ends."""
+
+    title: str  # along what
+    values: tuple[float | None, ...]
+    first: str
+    last: str
+    note: str = ""  # what the bars are
+
+
+@dataclass(frozen=True)
+class Screen:
+    """What a terminal shows unless everything is asked for: at most 40 lines of 80 columns, the answer last."""
+
+    subject: tuple[str, ...]  # what was measured, in two lines
+    verdict: Verdict
+    notes: tuple[str, ...] = ()  # what was left out: a sentence each
+    tables: tuple[Table, ...] = ()  # the numbers that decide
+    remarks: Facts = ()  # label and sentence
+    profiles: tuple[Profile, ...] = ()  # where it sits
+    excerpts: tuple[Excerpt, ...] = ()  # a token in its context, a line or two each
+    next: Facts = ()  # what to type, and what it shows
+
+
 def with_figures(sections: Iterable[Section], figures: Sequence[FigureView]) -> tuple[Section, ...]:
     """The sections that show something: each figure in the first one that its plot names, else in a last one."""
     sections = (*sections, Section("More figures"))
@@ -133,6 +170,7 @@ class ReportView:
     about: Facts  # models, dtypes, versions, temperature, number of tokens, responses and prompts
     headline: str  # one sentence
     outline: Sequence[Section]  # all that it may have; those without content are left out
+    screen: Screen | None = None  # where there is none, everything is printed
     notes: tuple[str, ...] = ()  # what was left out, and why
     leading: tuple[MetricRow, ...] = ()  # the three or four numbers of the headline
     settings: tuple[tuple[str, Facts], ...] = ()  # how it was measured: tables of settings with their titles

@@ -36,7 +36,15 @@ def assess(summary: Mapping[str, Any]) -> dict[str, Any]:
         "bars": bars,
         "measured": _nearest(main["metrics"], kind),
     }
-    return {"sentences": list(sentences(verdict)), **verdict}
+    return {"sentences": list(sentences(verdict)), "status": status(bars), **verdict}
+
+
+def status(bars: Sequence[Mapping[str, Any]]) -> str:
+    """Where a number stands among all limits: `healthy`, `mixed` or `above`; `undecided`, or empty without any."""
+    found = {row["standing"] for row in bars}
+    if not found & {ABOVE, BETWEEN}:
+        return next((word for word in (UNDECIDED, HEALTHY) if word in found), "")
+    return MIXED if HEALTHY in found else ABOVE
 
 
 @dataclass(frozen=True)
@@ -156,7 +164,7 @@ def _distance(row: Measured, value: float) -> float:
     return min(abs(log(distance / end)) for end in distances if end > 0)
 
 
-HEALTHY, BETWEEN, ABOVE, UNDECIDED = "healthy", "between", "above", "undecided"
+HEALTHY, BETWEEN, ABOVE, UNDECIDED, MIXED = "healthy", "between", "above", "undecided", "mixed"
 _LARGEST_FACTOR = 1000
 _WORDS = {
     ABOVE: "Above",

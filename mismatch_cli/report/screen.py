@@ -1,0 +1,68 @@
+"""The answer on a terminal: a screen that says what was measured, which numbers decide, where the gap sits, and ends
+with the verdict and what to type next."""
+
+from collections.abc import Iterable, Iterator
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from mismatch_cli import numbers
+from mismatch_cli.report.terminal import excerpt_line, table_grid
+from mismatch_cli.report.view import Facts, Profile, Screen, Verdict
+from mismatch_cli.text import for_terminal, visible
+
+STATUS_STYLES = {"good": "bold green", "mixed": "bold yellow", "bad": "bold red", "": "bold"}
+_SIGNS = {"good": "✔ ", "mixed": "! ", "bad": "✘ ", "": ""}
+
+
+def print_screen(screen: Screen, console: Console) -> None:
+    """Print a screen; token text in it is escaped, colours follow the console."""
+    for number, line in enumerate(screen.subject):
+        console.print(Text(visible(line), style="dim" if number else "bold"))
+    for note in screen.notes:
+        console.print(Text.assemble(("! ", "yellow"), for_terminal(note)))
+    for block in filter(None, _blocks(screen, console)):
+        console.print()
+        console.print(Group(*block))
+
+
+def _blocks(screen: Screen, console: Console) -> Iterator[list[RenderableType]]:
+    """What stands together; a blank line comes between."""
+    for table in screen.tables:
+        yield [table_grid(table, console)]
+    yield _labelled(screen.remarks)
+    yield _profiles(screen.profiles)
+    yield [line for excerpt in screen.excerpts for line in excerpt_line(excerpt, console)]
+    yield [_verdict(screen.verdict)]
+    yield _labelled(screen.next, "cyan")
+
+
+def _labelled(facts: Facts, style: str = "dim") -> list[RenderableType]:
+    """Labels, and what belongs to each beside it."""
+    return [_grid(((label, value) for label, value in facts), style)] if facts else []
+
+
+def _grid(rows: Iterable[tuple[str, str]], style: str) -> RenderableType:
+    grid = RichTable.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style=style, overflow="fold")
+    grid.add_column(overflow="fold")
+    for label, value in rows:
+        grid.add_row(for_terminal(label), for_terminal(value))
+    return grid
+
+
+def _profiles(profiles: Iterable[Profile]) -> list[RenderableType]:
+    rows = [(profile.title, f"{_curve(profile)}  {profile.note}") for profile in profiles]
+    return [_grid(rows, "dim")] if rows else []
+
+
+def _curve(profile: Profile) -> str:
+    """`0 ▂▁█ 128`, from 0 to the largest value."""
+    most = max((value for value in profile.values if value is not None), default=0.0)
+    return f"{profile.first} {numbers.sparkline(profile.values, 0, most)} {profile.last}"
+
+
+def _verdict(verdict: Verdict) -> RenderableType:
+    style = STATUS_STYLES[verdict.status]
+    return Text.assemble((_SIGNS[verdict.status] + visible(verdict.words), style), "  ", visible(verdict.text))
