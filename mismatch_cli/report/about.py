@@ -12,7 +12,6 @@ from mismatch_cli.errors import suggest
 from mismatch_cli.places import bundled_trace
 from mismatch_cli.report.view import Facts
 from mismatch_cli.studies.study import imported_fact, notes_of
-from mismatch_cli.trace.manifest import run_folder_of
 
 if TYPE_CHECKING:
     from mismatch_cli.trace.reader import Trace
@@ -70,7 +69,7 @@ def subject_lines(about: Mapping[str, Any], counts: Mapping[str, Any], what: str
 def run_named(traces: Sequence[Trace], command: str, *flags: str) -> str:
     """A command on these traces, as it is typed: runs by their folders, the bundled trace by nothing."""
     folders = [trace.folder for trace in traces]
-    named = [] if folders == [bundled_trace()] else [_near(run_folder_of(folder)) for folder in folders]
+    named = [] if folders == [bundled_trace()] else [_near(trace.run_folder) for trace in traces]
     return suggest(command, *named, *flags)
 
 
