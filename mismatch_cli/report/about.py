@@ -1,20 +1,14 @@
 """Who was compared, how, and what was left out: the first lines of every report, from the manifest."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mismatch_cli import numbers
 from mismatch_cli.attention import warning
 from mismatch_cli.errors import suggest
-from mismatch_cli.places import bundled_trace
 from mismatch_cli.report.view import Facts
 from mismatch_cli.studies.study import imported_fact, notes_of
-
-if TYPE_CHECKING:
-    from mismatch_cli.trace.reader import Trace
 
 _SKIPPED_SHOWN = 3
 LEADING = ("tv_binary_mean", "abs_d_mean", "k3", "ratio_outside_0.8_1.28")  # metrics beside the headline
@@ -64,17 +58,6 @@ def subject_lines(about: Mapping[str, Any], counts: Mapping[str, Any], what: str
     temperature = about.get("config", {}).get("sampling", {}).get("temperature")
     told = measured(counts, numbers.things(counts["tokens"], what))
     return " against ".join(filter(None, sides)), _joined(told, None if temperature is None else f"T = {temperature:g}")
-
-
-def run_named(traces: Sequence[Trace], command: str, *flags: str) -> str:
-    """A command on these traces, as it is typed: runs by their folders, the bundled trace by nothing."""
-    folders = [trace.folder for trace in traces]
-    named = [] if folders == [bundled_trace()] else [_near(trace.run_folder) for trace in traces]
-    return suggest(command, *named, *flags)
-
-
-def _near(folder: Path) -> Path:
-    return folder.relative_to(Path.cwd()) if folder.is_absolute() and folder.is_relative_to(Path.cwd()) else folder
 
 
 def _joined(*parts: str | None) -> str:

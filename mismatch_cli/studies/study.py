@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.places import shown
+from mismatch_cli.places import bundled_trace, shown
 from mismatch_cli.trace.manifest import remedy
 
 if TYPE_CHECKING:
@@ -41,6 +42,15 @@ class Study(ABC):
     def plot_data(self) -> Any:
         """What its plots draw."""
         return self
+
+
+def typed(traces: Sequence[Trace]) -> tuple[Path, ...]:
+    """What one types for these traces: their runs' folders, seen from here; nothing for the bundled trace."""
+    if [trace.folder for trace in traces] == [bundled_trace()]:
+        return ()
+    here = Path.cwd()
+    folders = (trace.run_folder for trace in traces)
+    return tuple(folder.relative_to(here) if folder.is_relative_to(here) else folder for folder in folders)
 
 
 def imported_fact(about: Mapping[str, Any]) -> str:

@@ -5,11 +5,13 @@ from typing import Any
 
 from mismatch_cli import numbers
 from mismatch_cli.dialects import logged_as
+from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.gap_table import METRICS
-from mismatch_cli.report.about import left_out, run_named, subject_lines
+from mismatch_cli.report.about import left_out, subject_lines
 from mismatch_cli.report.tables import Row, col, in_words, table, text
 from mismatch_cli.report.view import Excerpt, Facts, Profile, Screen, Status, Table, Verdict
 from mismatch_cli.studies.mismatch import MismatchAnalysis
+from mismatch_cli.studies.study import typed
 from mismatch_cli.verdict.assess import ABOVE, BETWEEN, HEALTHY, MIXED, UNDECIDED
 
 _DECIDING = ("tv_binary_mean", "abs_d_mean", "abs_d_p99", "k3", "ratio_outside_0.8_1.28", "sequence_d_sd")
@@ -119,8 +121,9 @@ def _verdict(verdict: Mapping[str, Any]) -> Verdict:
 
 
 def _next(study: MismatchAnalysis) -> Facts:
+    runs = typed(study.traces)
     return (
-        (run_named(study.traces, "diagnose"), "which setting makes the gap"),
-        (run_named(study.traces, "clipstats"), "what PPO and DPPO would block"),
-        (run_named(study.traces, "report", "--full"), "every metric, bin and position"),
+        (suggest("diagnose", *runs), "which setting makes the gap"),
+        (suggest("clipstats", *runs), "what PPO and DPPO would block"),
+        (suggest("report", *runs, "--full"), "every metric, bin and position"),
     )
