@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -106,6 +106,20 @@ def _reason(algorithm: Algorithm, has: dict[str, Any], run: str) -> str:
 
 
 @dataclass(frozen=True)
+class OneMask:
+    """An algorithm, and those that decide alike on every judged token."""
+
+    row: Mapping[str, Any]
+    others: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """`ppo (+4 same mask)`."""
+        name: str = self.row["name"]
+        return f"{name} (+{len(self.others)} same mask)" if self.others else name
+
+
+@dataclass(frozen=True)
 class ClippingPlotData:
     """The numbers, and a sample of judged tokens; without advantages it holds each token once for either sign."""
 
@@ -126,6 +140,23 @@ class ClippingPlotData:
     def blocking(self) -> list[Mapping[str, Any]]:
         """Those that block at least one token."""
         return [row for row in self.rows if any(part and part["value"] for part in row["blocked"].values())]
+
+    def masks(self, rows: Iterable[Mapping[str, Any]], *also: str) -> list[OneMask]:
+        """One for each different mask: of algorithms that decide alike the compared ones, else the first of the rows.
+
+        `also` names keys under which those that stand for each other hold the same.
+        """
+        by_mask: dict[str, list[Mapping[str, Any]]] = {}
+        group_of = {name: place for place, names in enumerate(self.result.get("same_mask", ())) for name in names}
+        for row in rows:
+            key = repr([group_of.get(row["name"], row["name"]), *(row[key] for key in also)])
+            by_mask.setdefault(key, []).append(row)
+        return [one for alike in by_mask.values() for one in self._shown(alike)]
+
+    def _shown(self, alike: list[Mapping[str, Any]]) -> list[OneMask]:
+        shown = [row for row in alike if row["name"] in self.result["compared"]] or alike[:1]
+        others = tuple(row["name"] for row in alike if row not in shown)
+        return [OneMask(row, others) for row in shown]
 
     @property
     def has_advantages(self) -> bool:

@@ -248,3 +248,14 @@ def test_a_trace_of_one_token_and_one_of_none(tmp_path):
     found = analyse_clipping([write_trace(tmp_path / "none" / "trace", masked)], ALL, theory=True).to_json()
     assert found["counts"]["tokens"] == 0
     json.dumps(found, allow_nan=False)
+
+
+def test_one_row_for_each_mask_and_the_compared_ones_keep_theirs(trace):
+    """ppo-tis has the mask of ppo and another weight; a key in which they differ keeps them apart."""
+    judged = [find(name) for name in ("ppo", "ppo-tis", "minirl", "minirl-tis", "pg-tis", "pg-is")]
+    data = analyse_clipping([trace], judged, judged[2:4]).plot_data
+    assert [one.label for one in data.masks(data.rows)] == [
+        "ppo (+1 same mask)", "minirl", "minirl-tis", "pg-tis (+1 same mask)",
+    ]  # fmt: skip
+    assert [one.others for one in data.masks(data.rows)] == [("ppo-tis",), (), (), ("pg-is",)]
+    assert [one.label for one in data.masks(data.rows, "lost")][-2:] == ["pg-tis", "pg-is"]

@@ -126,6 +126,7 @@ class ClippingSummary(Accumulator):
         """The JSON of docs/clipstats.md, every number with its interval, and the most frequently blocked tokens."""
         prompts, advantages = self.prompts.result(), self.question.needs.advantages
         rows = [self._algorithm(place, blocked_tokens) for place in range(len(self.question.algorithms))]
+        names = [row["name"] for row in rows]
         return {
             "counts": {
                 **self.counts,
@@ -135,7 +136,8 @@ class ClippingSummary(Accumulator):
                 "lacking": dict(self.lacking),
             },
             "algorithms": rows,
-            "overlap": self.overlap.result([row["name"] for row in rows], prompts),
+            "same_mask": self.overlap.alike(names),
+            "overlap": self.overlap.result(names, prompts),
             "bad_updates": self.bad_updates.result(prompts, advantages=advantages),
             "sweeps": self.sweeps.result(prompts),
             "equivalents": [found for pair in enumerate(rows) for found in self._equivalents(*pair) if advantages],

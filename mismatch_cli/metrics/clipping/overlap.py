@@ -92,6 +92,13 @@ class Overlap(Accumulator):
             "examples": self._examples(names),
         }
 
+    def alike(self, names: list[str]) -> list[list[str]]:
+        """The algorithms, those together that block the same tokens: |i ∩ j| = |i| = |j|, counted, not estimated."""
+        both = self.both.sum(axis=0)
+        count = both.diagonal()
+        first_A = ((both == count) & (both == count[:, None])).argmax(axis=1)
+        return [[names[place] for place in np.flatnonzero(first_A == first)] for first in np.unique(first_A)]
+
     def _examples(self, names: list[str]) -> list[dict[str, Any]]:
         """For every ordered pair up to three tokens that the first one blocks and the second does not."""
         rows = self.examples[np.argsort(self.examples["hash"], kind="stable")]

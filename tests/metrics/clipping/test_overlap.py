@@ -28,6 +28,20 @@ def test_counts_and_jaccard_of_every_pair(judged_world):
             assert jaccard["note"] or jaccard["low"] <= jaccard["value"] <= jaccard["high"]
 
 
+def test_algorithms_that_block_the_same_tokens_stand_together(judged_world):
+    """Each algorithm in one group, in the order of the table; a single token tells two apart."""
+    judged, groups = judged_world.judged, judged_world.result["same_mask"]
+    names = [algorithm.name for algorithm in ALL]
+    assert sorted(name for group in groups for name in group) == sorted(names)
+    assert [group[0] for group in groups] == sorted((group[0] for group in groups), key=names.index)
+    place = {name: number for number, group in enumerate(groups) for name in group}
+    for first in names:
+        for second in names:
+            alike = bool((judged[first] == judged[second]).all())
+            assert alike == (place[first] == place[second]), (first, second)
+    assert ["minirl", "minirl-tis"] in groups and ["grpo-clip-higher"] in groups
+
+
 def test_jaccard_intervals_stay_in_the_unit_interval(judged_world):
     for row in judged_world.result["overlap"]["jaccard"]:
         for estimate in row:
