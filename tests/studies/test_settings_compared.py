@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from mismatch_cli.places import bundled_trace
-from mismatch_cli.studies.settings_compared import CAUSES, settings_diff
+from mismatch_cli.studies.settings_compared import settings_diff
+from mismatch_cli.verdict.causes import CAUSES
 from tests.studies.compared import FLOAT32
 
 

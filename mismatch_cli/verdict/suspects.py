@@ -1,0 +1,252 @@
+"""Settings of one trace that are known to make gaps, likeliest first, each with what to type to test it.
+
+A suspect is no finding: how much of the gap it makes is known once the same prompts were measured without it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mismatch_cli.errors import suggest
+from mismatch_cli.places import bundled, shown
+from mismatch_cli.verdict.causes import CAUSES, leaves, place
+from mismatch_cli.verdict.reference import family
+
+MODEL = "MODEL"  # stands in a command for what the manifest does not name
+_LOW = re.compile(r"(fp|int|float|nvfp|mxfp|turboquant)_?\d", re.IGNORECASE)  # of a cache: a format of its own
+_16_BITS = ("bfloat16", "float16", "half")
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A setting that is known to make gaps: why, where that was seen and how large, what to set instead, the test."""
+
+    setting: str  # as `compare` names it
+    value: Any
+    why: str
+    source: str
+    seen: str  # how large, where others had it; empty where nobody says
+    change: str  # what to set instead, a clause
+    test: tuple[str, ...]  # command lines, in their order
+
+    def to_json(self) -> dict[str, Any]:
+        """As `suspects` of a JSON document holds it."""
+        return asdict(self) | {"test": list(self.test)}
+
+
+def suspects(
+    manifest: Mapping[str, Any], trace: str = "", pair: str = "mismatch", cleared: Collection[str] = ()
+) -> tuple[Suspect, ...]:
+    """The settings of a trace that are known to make gaps, in the order of `causes.CAUSES`.
+
+    `manifest` is a trace's, or a part of one; `trace` what one types to name it, empty where there is none. `pair` is
+    the gap that is asked about: in `total` the weights differ. `cleared` names settings that a test has cleared.
+    """
+    settings = _Settings(manifest, trace, pair)
+    found = [(rule, rule.setting) for rule in _RULES if rule.setting not in cleared and rule.shows(settings)]
+    found.sort(key=lambda row: place(row[1]) or len(CAUSES))
+    named = {setting: rule for rule, setting in reversed(found)}  # one rule a setting, the first that shows
+    return tuple(rule.suspect(settings) for rule, setting in found if named[setting] is rule)
+
+
+class _Settings:
+    """What a manifest says by canonical names, of the trainer at the weights that sampled where there is one."""
+
+    def __init__(self, manifest: Mapping[str, Any], trace: str, pair: str) -> None:
+        self.trace, self.pair, self.manifest = trace, pair, manifest
+        trainer = manifest.get("recomputed") or manifest.get("trainer") or {}
+        self._values: dict[str, Any] = {}
+        for section in ({"rollout": manifest.get("rollout")}, {"trainer": trainer}, {"config": manifest.get("config")}):
+            for name, content in section.items():
+                for path, value in leaves(name, content or {}):
+                    self._values.setdefault(path, value)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values.get(name)
+
+    @property
+    def asked_of_engine(self) -> Mapping[str, Any]:
+        return self.manifest.get("config", {}).get("engine_args") or {}
+
+    @property
+    def truncates(self) -> bool:
+        off = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+        return any(self[f"config.sampling.{name}"] not in (None, value, -1) for name, value in off.items())
+
+    @property
+    def temperature(self) -> float:
+        told = self["config.sampling.temperature"]
+        return 1.0 if told is None else float(told)
+
+    @property
+    def model(self) -> tuple[str, ...]:
+        """What one types for the model that sampled: nothing for the bundled one."""
+        name = str(self["rollout.model"] or self["trainer.model"] or MODEL)
+        return () if name in ("sample_data/model", str(bundled("model"))) else (str(shown(name)),)
+
+    @property
+    def can_be_repeated(self) -> bool:
+        """Whether `probe --like` can sample as this trace was sampled."""
+        return bool(self.trace) and self.manifest.get("command", "probe") == "probe" and "flags" in self.manifest
+
+    @property
+    def is_served(self) -> bool:
+        return bool(self["rollout.engine"] == "server")
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """When a setting is a suspect, what to set instead, and the flags that do so.
+
+    `probe` are flags to sample again with, `as_it_is` those that say what there is; `rescore` are flags to score the
+    same tokens again with, `diagnose` looks at the trace as it stands.
+    """
+
+    setting: str
+    shows: Callable[[_Settings], bool]
+    change: str
+    probe: tuple[str, ...] = ()
+    as_it_is: Callable[[Any], tuple[str, ...]] = lambda _: ()
+    rescore: Callable[[_Settings], tuple[str, ...]] | None = None
+    value: Callable[[_Settings], Any] | None = None
+
+    def suspect(self, settings: _Settings) -> Suspect:
+        cause = CAUSES[(place(self.setting) or 1) - 1]
+        value = self.value(settings) if self.value else settings[self.setting]
+        return Suspect(
+            self.setting, shown(value), cause.why, cause.source, cause.seen, self.change, self._test(settings, value)
+        )
+
+    def _test(self, settings: _Settings, value: Any) -> tuple[str, ...]:
+        if self.rescore is not None and settings.trace:
+            return _scored_again(settings, self.rescore(settings))
+        if self.probe:
+            return _sampled_again(settings, self.probe, self.as_it_is(value))
+        return (suggest("diagnose", *filter(None, [settings.trace])),)
+
+
+def _scored_again(settings: _Settings, flags: tuple[str, ...]) -> tuple[str, ...]:
+    known = settings.manifest.get("command") in ("probe", "curate", "rescore") or not settings.model
+    named = () if known or "--trainer-model" in flags else ("--trainer-model", *settings.model)
+    folder = _folder(flags)
+    return (
+        suggest("rescore", Path(settings.trace), *named, *flags, "--output", folder),
+        suggest("compare", Path(settings.trace), folder),
+    )
+
+
+def _sampled_again(settings: _Settings, flags: tuple[str, ...], as_it_is: tuple[str, ...]) -> tuple[str, ...]:
+    """Both runs where the first cannot be repeated; a server's settings are its own, and are changed there."""
+    folder = _folder(flags)
+    flags = () if settings.is_served else flags
+    if settings.can_be_repeated:
+        again = suggest("probe", "--like", Path(settings.trace), *flags, "--output", folder)
+        return again, suggest("compare", Path(settings.trace), folder)
+    return (
+        suggest("probe", *settings.model, *as_it_is, "--output", "as-it-is"),
+        suggest("probe", *settings.model, *flags, "--output", folder),
+        suggest("compare", "as-it-is", folder),
+    )
+
+
+def _folder(flags: tuple[str, ...]) -> str:
+    """A run folder's name from flags: `kv-cache-dtype-auto`, `float32`."""
+    told = dict.fromkeys(Path(word).name for word in flags if word not in _UNTOLD)
+    return re.sub(r"[^a-z0-9]+", "-", "-".join(told).lower()).strip("-") or "other"
+
+
+def _flag(name: str) -> Callable[[Any], tuple[str, ...]]:
+    return lambda value: (name, str(value))
+
+
+def _argument(name: str, value: str) -> tuple[str, str]:
+    return "--engine-arg", f"{name}={value}"
+
+
+def _low_cache(s: _Settings) -> bool:
+    cache = str(s["rollout.kv_cache_dtype"] or "")
+    return cache not in ("", "auto", s["rollout.dtype"], "float32", *_16_BITS) and bool(_LOW.search(cache))
+
+
+def _on_gpu(s: _Settings) -> bool:
+    return s["rollout.engine"] == "vllm" and s["rollout.device"] not in (None, "cpu")
+
+
+def _dtypes(s: _Settings) -> tuple[Any, Any]:
+    return s["rollout.dtype"], s["trainer.dtype"]
+
+
+_UNTOLD = ("--engine-arg", "--rollout-dtype", "--trainer-dtype")  # in the names of folders
+_FLOAT32 = ("--rollout-dtype", "float32", "--trainer-dtype", "float32")
+_SIXTEEN = ("--rollout-dtype", "bfloat16", "--trainer-dtype", "bfloat16")
+# fmt: off
+_RULES = (
+    _Rule("rollout.logprobs_mode",
+          lambda s: str(s["rollout.logprobs_mode"]).startswith("raw") and (s.temperature != 1 or s.truncates),
+          "processed_logprobs", ("--temperature", "1", "--top-p", "1", "--top-k", "0", "--min-p", "0")),
+    _Rule("config.sampling.temperature", lambda s: s.temperature != 1 and s["rollout.logprobs_mode"] is None,
+          "the sampling temperature on both sides"),
+    _Rule("config.sampling.top_p", lambda s: s.truncates, "full support: top-p 1, top-k off, min-p 0",
+          ("--top-p", "1", "--top-k", "0", "--min-p", "0"),
+          value=lambda s: {name: s[f"config.sampling.{name}"] for name in ("top_p", "top_k", "min_p")}),
+    _Rule("rollout.adapter", lambda s: bool(s["rollout.adapter"]) and not s["trainer.adapter"],
+          "the adapter on both sides", rescore=lambda s: ("--trainer-adapter", str(shown(s["rollout.adapter"])))),
+    _Rule("trainer.adapter", lambda s: bool(s["trainer.adapter"]) and bool(s["rollout.engine"])
+          and not s["rollout.adapter"],
+          "the adapter on both sides, or on neither", rescore=lambda s: ("--trainer-model", *(s.model or (MODEL,)))),
+    _Rule("equal_weights", lambda s: s.pair == "total", "log π at the weights that sampled",
+          rescore=lambda s: ("--trainer-model", *(s.model or (str(shown(str(bundled("model")))),)), "--keep-trainer"),
+          value=lambda _: False),
+    _Rule("rollout.quantization", lambda s: bool(s.asked_of_engine.get("quantization")), "weights as they are trained",
+          _argument("quantization", "null"), lambda value: _argument("quantization", str(value))),
+    _Rule("rollout.quantization", lambda s: bool(s["rollout.quantization"]), "a checkpoint that is not quantised",
+          (), rescore=None),
+    _Rule("rollout.kv_cache_dtype", _low_cache, "auto: a cache in the dtype of the weights",
+          ("--kv-cache-dtype", "auto"), _flag("--kv-cache-dtype")),
+    _Rule("rollout.num_experts", lambda s: family(s.manifest) == "moe" and set(_dtypes(s)) & set(_16_BITS) != set(),
+          "the rollout's routes in the trainer (routing replay); float32 shows what flips make", _FLOAT32,
+          lambda _: _SIXTEEN, value=lambda s: s["rollout.num_experts"] or s["trainer.num_experts"] or "experts"),
+    _Rule("trainer.dtype", lambda s: None not in _dtypes(s) and len(set(_dtypes(s))) > 1, "one dtype on both sides",
+          rescore=lambda s: ("--trainer-dtype", str(s["rollout.dtype"]))),
+    _Rule("rollout.dtype", lambda s: s["rollout.dtype"] in _16_BITS, "float32 on both sides, or float16",
+          _FLOAT32, lambda value: ("--rollout-dtype", str(value), "--trainer-dtype", str(value))),
+    _Rule("trainer.head_dtype", lambda s: s["trainer.head_dtype"] in _16_BITS, "an LM head in float32 on both sides",
+          rescore=lambda _: ("--float32-head",)),
+    _Rule("trainer.attn_implementation", lambda s: bool(s["trainer.attention_leaves_out"]), "eager attention",
+          rescore=lambda _: ("--attn", "eager")),
+    _Rule("rollout.hf_overrides", lambda s: "rope" in str(s.asked_of_engine.get("hf_overrides")),
+          "the same RoPE on both sides", _argument("hf_overrides", "null"),
+          value=lambda s: str(s.asked_of_engine["hf_overrides"])),
+    _Rule("rollout.cascade_attention", lambda s: bool(s["rollout.cascade_attention"]) and _on_gpu(s),
+          "no cascade attention", _argument("disable_cascade_attn", "true")),
+    _Rule("rollout.attention_backend", lambda s: bool(s["rollout.attention_backend"]) and _on_gpu(s)
+          and s["rollout.attention_backend"] != "TRITON_ATTN",
+          "another attention backend", _argument("attention_backend", "TRITON_ATTN"),
+          lambda value: _argument("attention_backend", str(value))),
+    _Rule("rollout.prefix_caching", lambda s: bool(s["rollout.prefix_caching"])
+          and ("training" in s.manifest or s.manifest.get("command") == "train"),
+          "a prefix cache that is dropped after every update"),
+    _Rule("rollout.speculative_config", lambda s: bool(s.asked_of_engine.get("speculative_config")),
+          "no speculative decoding", _argument("speculative_config", "null"),
+          value=lambda s: str(s.asked_of_engine["speculative_config"])),
+    _Rule("rollout.chunked_prefill", lambda s: bool(s["rollout.chunked_prefill"]), "prefill in one piece",
+          _argument("enable_chunked_prefill", "false"), lambda _: _argument("enable_chunked_prefill", "true")),
+    _Rule("rollout.enforce_eager", lambda s: s["rollout.enforce_eager"] is False, "neither graphs nor compilation",
+          ("--eager",), lambda _: ("--compiled",)),
+    _Rule("trainer.adapter_merged", lambda s: bool(s["trainer.adapter_merged"]) and s["trainer.dtype"] in _16_BITS,
+          "the adapter beside the weights", rescore=lambda _: ("--no-merge-adapter",)),
+    _Rule("rollout.tensor_parallel_size", lambda s: (s["rollout.tensor_parallel_size"] or 1) > 1, "one GPU",
+          ("--tensor-parallel", "1"), _flag("--tensor-parallel")),
+    _Rule("rollout.max_num_seqs", lambda s: (s["rollout.max_num_seqs"] or 1) > 1 and _on_gpu(s),
+          "one response at a time, or batch-invariant kernels (VLLM_BATCH_INVARIANT=1)",
+          _argument("max_num_seqs", "1"), lambda value: _argument("max_num_seqs", str(value))),
+    _Rule("rollout.model", lambda s: s.pair != "total" and bool(s["rollout.model"] and s["trainer.model"])
+          and Path(str(s["rollout.model"])).name != Path(str(s["trainer.model"])).name,
+          "the weights that sampled in the trainer, too",
+          rescore=lambda s: ("--trainer-model", *(s.model or (MODEL,)))),
+)
+# fmt: on
