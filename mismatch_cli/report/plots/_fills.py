@@ -24,10 +24,10 @@ def thin(count: int, style: Style) -> slice:
 def draw_points(axes: Panel, x_N: np.ndarray, y_N: np.ndarray, colour: str) -> None:
     """Draw points inside the axes' limits, which must be final, as alpha-blended dots at the price of a histogram.
 
-    A point is a square of 1.4 CSS pixels, and larger where there are few; where many overlap it is more opaque.
+    A point is a square of 1.4 CSS pixels, and up to 4 where there are few; where many overlap it is more opaque.
     """
     columns, rows = image_size(axes)
-    side = 1.4 if len(x_N) > 30_000 else 2 if len(x_N) > 8_000 else 2.7
+    side = 1.4 if len(x_N) > 30_000 else 2 if len(x_N) > 8_000 else 2.7 if len(x_N) > 1000 else 4
     dot = max(2, round(axes.style.layout.image_scale * side))
     position_N2 = axes.transAxes.inverted().transform(axes.transData.transform(np.column_stack([x_N, y_N])))
     inside_N = np.isfinite(position_N2).all(axis=1) & (position_N2 >= 0).all(axis=1) & (position_N2 <= 1).all(axis=1)

@@ -213,10 +213,10 @@ def _scale(axes: Panel, chart: Chart) -> str:
     if chart.from_0 and low >= 0:
         bottom, top = 0, max(top, 1.05 * high)
     axes.set_ylim(bottom, top)
-    return _label_in_units(axes, 100 if chart.percent else 1)
+    return label_in_units(axes, 100 if chart.percent else 1)
 
 
-def _label_in_units(axes: Panel, factor: float) -> str:
+def label_in_units(axes: Panel, factor: float) -> str:
     """Few and short tick labels: small values in units of a power of ten, which is returned as a note."""
     low, high = axes.get_ylim()
     largest = factor * max(abs(low), abs(high))

@@ -171,7 +171,7 @@ class Panel(Axes):
         """An axis of bins of μ, one unit each: their edges, on a narrow one one in `every`."""
         edges = [*(row["mu_low"] for row in rows), rows[-1]["mu_high"]]
         every = self.style.pick(1, every)
-        labels = ["0" if edge == 0 else power_label(edge).removeprefix("0") for edge in edges]
+        labels = [f"{edge:g}".removeprefix("0") or "0" for edge in edges]
         labels = [label if index % every == len(labels) % every else "" for index, label in enumerate(labels)]
         self.set_xlim(0, len(rows))
         self.set_xticks(range(len(edges)), labels)

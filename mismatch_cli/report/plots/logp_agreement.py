@@ -1,4 +1,4 @@
-"""Log π against log μ, token by token, and what is left when the diagonal is taken away."""
+"""The difference of both log-probabilities of each token, against the one under which it was sampled."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mismatch_cli.report.plots._fills import draw_points, thin
-from mismatch_cli.report.plots._panels import Sheet
+from mismatch_cli.report.plots._panels import Panel, Sheet
+from mismatch_cli.report.plots._scales import stretch
 
 if TYPE_CHECKING:
     from mismatch_cli.studies.mismatch import PlotData
@@ -16,10 +17,13 @@ STUDY = "mismatch"
 SECTION = "The gap"
 TITLE = "Agreement of log-probabilities"
 CAPTION = (
-    "Each dot is a sampled token: log π against log μ, and their difference d = log π − log μ against log μ. "
-    "Healthy runs hug the line evenly; a tilt means another temperature, one side only means a truncated support, "
-    "and single dots far away mean wrong values."
+    "Each dot is a sampled token: d = log π − log μ against log μ. The vertical axis is linear around 0 and "
+    "logarithmic further out, so that single wrong values and the bulk are seen together. Healthy runs hug 0 evenly; a"
+    " tilt means another temperature, one side alone a truncated support. Dashed, where the data shows it: what logits"
+    " leave behind that were rounded in steps s, as by bfloat16: d = ±s − log(1 + μ(exp(±s) − 1))."
 )
+
+_BULK = 0.95  # of the tokens lie where the axis is linear
 
 
 def needs(data: PlotData) -> bool:
@@ -28,21 +32,31 @@ def needs(data: PlotData) -> bool:
 
 def draw(figure: Sheet, data: PlotData) -> None:
     chosen = thin(len(data.logq_N), figure.style)
-    logq_N, logp_N = data.logq_N[chosen].astype(np.float64), data.logp_N[chosen].astype(np.float64)
-    d_N = logp_N - logq_N
-    joint_N = np.concatenate([logq_N, logp_N])
-    lowest = float(min(-1.0, 1.04 * joint_N[np.isfinite(joint_N)].min()))
-    top, orange = -0.02 * lowest, figure.theme.orange
-    agreement, difference = figure.panels(2, height=(360, 270))
-    agreement.set_ylim(lowest, top)
-    reach = max(1e-6, 1.08 * float(np.abs(d_N[np.isfinite(d_N)]).max()))
-    difference.set_ylim(-reach, reach)
-    for axes, y_N in ((agreement, logp_N), (difference, d_N)):
-        axes.set_xlim(lowest, top)
-        axes.set_xlabel("log μ, nats")
-        draw_points(axes, logq_N, y_N, figure.theme.blue)
-    agreement.plot([lowest, 0], [lowest, 0], color=orange, linewidth=1.2, zorder=3)
-    agreement.text(0.97, 0.05, "line: π = μ", transform=agreement.transAxes, ha="right", color=orange)
-    agreement.headline("log π against log μ, nats")
-    difference.axhline(0, color=orange, linewidth=1.2, zorder=3)
-    difference.headline("Difference log π − log μ, nats")
+    logq_N = data.logq_N[chosen].astype(np.float64)
+    d_N = data.logp_N[chosen].astype(np.float64) - logq_N
+    finite_N = np.abs(d_N[np.isfinite(d_N)])
+    (axes,) = figure.panels(1, height=(320, 270))
+    lowest = float(min(-1.0, 1.04 * logq_N[np.isfinite(logq_N)].min()))
+    axes.set_xlim(lowest, -0.02 * lowest)
+    reach = max(1e-6, 1.3 * float(finite_N.max()))
+    stretch(axes, max(1e-7, float(np.quantile(finite_N, _BULK))), (-reach, reach))
+    draw_points(axes, logq_N, d_N, figure.theme.blue)
+    axes.axhline(0, color=figure.theme.muted, linewidth=0.9, zorder=3)
+    _draw_lattice(axes, data.lattice_steps)
+    outside = int(np.isneginf(d_N).sum())
+    axes.set_xlabel("log μ, nats")
+    axes.headline("d = log π − log μ, nats", note=f"{outside:,} with π = 0 not shown" if outside else "")
+
+
+def _draw_lattice(axes: Panel, steps: tuple[float, ...]) -> None:
+    """Where tokens lie whose own logit alone is off by ±s: their odds change by e^±s."""
+    theme, low = axes.theme, axes.get_xlim()[0]
+    log_mu = np.linspace(low, 0, 200)
+    for step in steps:
+        for signed in (step, -step):
+            d = signed - np.log1p(np.exp(log_mu) * np.expm1(signed))
+            axes.plot(log_mu, d, color=theme.orange, linewidth=1.1, linestyle=(0, (3, 2)), zorder=5)
+        axes.annotate(
+            f"rounded logits: s = 1/{round(1 / step)} nat", (low, step), xytext=(4, 2), textcoords="offset points",
+            color=theme.orange, fontsize=axes.style.small, va="bottom", zorder=6,
+        )  # fmt: skip

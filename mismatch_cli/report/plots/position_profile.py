@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mismatch_cli.report.plots._lines import draw_line, looks, parts_of
+from mismatch_cli.report.plots._lines import Look, looks, parts_of, values_of
 from mismatch_cli.report.plots._panels import Panel, Sheet, legend_height
 
 if TYPE_CHECKING:
@@ -17,16 +17,21 @@ if TYPE_CHECKING:
 STUDY = ("mismatch", "comparison")
 SECTION = "Along the response"
 TITLE = "Gap by position in the response"
+_BINS = (
+    "Mean |log π − log μ| over the tokens at each distance from the first token and from the last (0), in bins that "
+    "double in width, with 95 % intervals over prompts where a bin has enough of them. "
+)
 CAPTION = {
-    "mismatch": "Mean |log π − log μ| over the tokens at each distance from the first token and from the last, in "
-    "octaves, with 95 % intervals over prompts. A level line is healthy; a rise with position points to positional "
-    "encoding or caches, a jump at the last token to end-of-sequence handling.",
-    "comparison": "Mean |log π − log μ| at each distance from the first token and from the last, in octaves, with "
-    "95 % intervals over prompts. Curves that part with the distance point to caches and position encoding, curves "
-    "that part at the last token to end-of-sequence handling.",
+    "mismatch": _BINS + "A level line is healthy; a rise with position points to positional encoding or caches, a "
+    "jump at the last token to end-of-sequence handling.",
+    "comparison": _BINS + "Curves that part with the distance point to caches and position encoding, curves that part "
+    "at the last token to end-of-sequence handling.",
 }
 
 _SPAN = 20  # between the largest values of two traces
+_BEYOND = 2  # times the largest value: where bands are cut, or one would flatten the lines
+
+Rows = Sequence[Mapping[str, Any]]
 
 
 def needs(data: PlotData | ComparisonPlotData) -> bool:
@@ -38,41 +43,49 @@ def draw(figure: Sheet, data: PlotData | ComparisonPlotData) -> None:
     for axes, key, name in zip(panels, ("positions", "from_end"), ("first", "last"), strict=True):
         rows_of = {trace: _measured(rows) for trace, rows in data.by_trace(key).items()}
         for trace, look in looks(rows_of, figure.style).items():
-            estimates = [row["abs_d_mean"] for row in rows_of[trace]]
-            x_B = np.arange(len(estimates))
-            draw_line(axes, x_B, estimates, look.colour, band=0.2, marker="o", markersize=4.5, label=trace)
-        if found := [row["abs_d_mean"] for rows in rows_of.values() for row in rows]:
-            axes.set_ylim(0, 1.15 * float(np.nanmax(parts_of(found))) or 1.0)
+            if rows_of[trace]:
+                _draw_steps(axes, rows_of[trace], look, trace)
+        if any(rows_of.values()):
             _label_positions(axes, max(rows_of.values(), key=len))
-        axes.headline(f"Mean |log π − log μ| from the {name} token", f"Mean |d| from the {name} token, nats")
-        axes.set_xlabel(f"tokens from the {name} token")
-    _share_vertical(panels, alone=not panels[0].box.legend)
-    panels[1].invert_xaxis()
+        axes.headline(f"Mean |log π − log μ| from the {name} token, nats", f"Mean |d| from the {name} token, nats")
+        axes.set_xlabel(f"tokens from the {name} token, edges of the bins")
+    _share_vertical(panels, data)
 
 
-def _measured(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return [row for row in rows if row["abs_d_mean"]["value"] is not None]
+def _measured(rows: Rows) -> Rows:
+    """The rows up to the last one that has a value."""
+    last = max((place for place, row in enumerate(rows) if row["abs_d_mean"]["value"] is not None), default=-1)
+    return rows[: last + 1]
 
 
-def _label_positions(axes: Panel, rows: Sequence[Mapping[str, Any]]) -> None:
-    """A tick at each row, with its first distance."""
+def _draw_steps(axes: Panel, rows: Rows, look: Look, label: str) -> None:
+    """A step over each bin, in a band for its interval; each bin is as wide as the others."""
+    edges = np.arange(len(rows) + 1)
+    value_B, low_B, high_B = parts_of(row["abs_d_mean"] for row in rows).T
+    axes.stairs(value_B, edges, baseline=None, color=look.colour, linestyle=look.dash, linewidth=1.8, label=label)
+    axes.stairs(high_B, edges, baseline=low_B, fill=True, color=look.colour, alpha=0.2, linewidth=0)
+
+
+def _label_positions(axes: Panel, rows: Rows) -> None:
+    """The first distance of each row at its left edge, and at the end the one behind the last."""
     every = axes.style.pick(1, 2)
-    axes.set_xticks(range(len(rows)), [f"{row['first']}" if i % every == 0 else "" for i, row in enumerate(rows)])
-    axes.set_xlim(-0.4, max(len(rows) - 0.6, 0.6))
+    edges = [*(row["first"] for row in rows), rows[-1]["last"] + 1]
+    labels = [f"{edge}" if i % every == 0 else "" for i, edge in enumerate(edges)]
+    labels[-1] = labels[-1] if len(labels[-1]) <= 3 else ""  # it would reach out of the figure
+    axes.set_xticks(range(len(edges)), labels)
+    axes.set_xlim(0, len(rows))
 
 
-def _share_vertical(panels: Sequence[Panel], *, alone: bool) -> None:
+def _share_vertical(panels: Sequence[Panel], data: PlotData | ComparisonPlotData) -> None:
     """The same scale in both panels: from 0, or logarithmic where one trace would lie flat on the axis."""
-    lines = [np.asarray(line.get_ydata()) for axes in panels for line in axes.lines]
-    above_0 = [line for line in lines if line.max() > 0]
-    largest = [float(line.max()) for line in above_0]
-    top = max(axes.get_ylim()[1] for axes in panels)
+    values = [values_of(row["abs_d_mean"] for row in rows) for rows in data.by_trace("positions").values()]
+    above_0 = [value_B[value_B > 0] for value_B in values if (value_B > 0).any()]
+    largest = [value_B.max() for value_B in above_0]
+    apart = len(largest) > 1 and max(largest) >= _SPAN * min(largest)
+    top = max(float(axes.dataLim.y1) for axes in panels if axes.patches)
     for axes in panels:
-        axes.set_ylim(0, top)
-    if alone or not largest or max(largest) < _SPAN * min(largest):
-        return
-    lowest = min(float(line[line > 0].min()) for line in above_0)
-    for axes in panels:
-        axes.set_yscale("log")
-        axes.set_ylim(lowest / 2, 1.5 * top)
-        axes.logarithmic("y")
+        axes.set_ylim(0, 1.1 * min(top, _BEYOND * max(largest, default=1.0)) or 1.0)
+        if apart:
+            axes.set_yscale("log")
+            axes.set_ylim(min(value_B.min() for value_B in above_0) / 2, 1.5 * top)
+            axes.logarithmic("y")

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mismatch_cli.numbers import estimate
-from mismatch_cli.report.plots._fills import thin
+from mismatch_cli.report.plots._fills import draw_points, thin
+from mismatch_cli.report.plots._lines import DASHED, label_in_units
 from mismatch_cli.report.plots._panels import LEGEND, Panel, Sheet
 
 if TYPE_CHECKING:
@@ -18,42 +19,57 @@ STUDY = "mismatch"
 SECTION = "Whole responses"
 TITLE = "Log-ratio of whole responses by length"
 CAPTION = (
-    "Each dot is a response: Σd = Σ (log π − log μ) over its tokens, against its length T; the line through the "
-    "origin has the slope 1000 · E[T Σd] / E[T²], with its 95 % interval over prompts. Minus the slope estimates "
-    "KL(μ‖π) per 1,000 tokens: importance weights exp(Σd) shrink exponentially with length."
+    "Each dot is a response: Σd = Σ (log π − log μ) over its tokens, against its length T. The line has the slope "
+    "1000 · E[T Σd] / E[T²] and passes through the origin, with its 95 % interval over prompts; it is thin and dashed "
+    "where that interval holds 0 or is not known. Minus the slope estimates KL(μ‖π) per 1,000 tokens: importance "
+    "weights exp(Σd) shrink exponentially with length."
 )
+
+_FEWEST = 3  # responses
+_FROM_0 = 0.25  # of the longest response: a shortest one below that makes the axis begin at 0
 
 
 def needs(data: PlotData) -> bool:
-    return bool(np.isfinite(data.sequence_d_S).any())
+    return bool(np.isfinite(data.sequence_d_S).sum() >= _FEWEST)
 
 
 def draw(figure: Sheet, data: PlotData) -> None:
     chosen, theme = thin(len(data.length_S), figure.style), figure.theme
     length_S, d_S = data.length_S[chosen].astype(np.float64), data.sequence_d_S[chosen].astype(np.float64)
-    (axes,) = figure.panels(1, height=(340, 270), legend=LEGEND)
-    longest = 1.04 * float(length_S.max())
-    axes.set_xlim(0, longest)
+    (axes,) = figure.panels(1, height=(300, 270), legend=LEGEND)
+    axes.set_xlim(*_lengths(length_S))
     axes.axhline(0, color=theme.muted, linewidth=0.9)
     finite_S = np.isfinite(d_S)
-    alpha = float(np.clip(40 / np.sqrt(len(d_S)), 0.25, 0.8))
-    axes.scatter(
-        length_S[finite_S], d_S[finite_S], s=12, color=theme.blue, alpha=alpha, linewidths=0, rasterized=True,
-        label="response",
-    )  # fmt: skip
-    _draw_slope(axes, data.metric("sequence_slope"), longest)
+    low, high = min(d_S[finite_S].min(), 0), max(d_S[finite_S].max(), 0)
+    margin = 0.06 * (high - low) or 1.0
+    axes.set_ylim(low - margin, high + margin)
+    draw_points(axes, length_S[finite_S], d_S[finite_S], theme.blue)
+    axes.plot([], [], "o", color=theme.blue, markersize=4, markeredgewidth=0, label="response")
+    _draw_slope(axes, data.metric("sequence_slope"))
     axes.set_xlabel("length of the response, tokens")
-    axes.headline("Σ (log π − log μ), nats")
+    axes.headline("Σ (log π − log μ), nats", note=label_in_units(axes, 1))
 
 
-def _draw_slope(axes: Panel, slope: Mapping[str, Any], longest: float) -> None:
+def _lengths(length_S: np.ndarray) -> tuple[float, float]:
+    """The axis: from 0, or from the shortest response where a quarter of it would be empty."""
+    shortest, longest = float(length_S.min()), float(length_S.max())
+    if shortest < _FROM_0 * longest:
+        return 0, 1.04 * longest
+    margin = max(0.04 * (longest - shortest), 1.0)
+    return shortest - margin, longest + margin
+
+
+def _draw_slope(axes: Panel, slope: Mapping[str, Any]) -> None:
     if slope["value"] is None:
         return
     value, interval = estimate(slope["value"], slope["low"], slope["high"])
-    ends, orange = np.array([0, longest]), axes.theme.orange
-    label = f"slope {value} nats per 1,000 tokens"
-    if slope["low"] is not None and slope["high"] is not None:
-        label = f"slope {value} {interval}" + axes.style.pick(" nats per 1,000 tokens", "")
+    ends, orange = np.array(axes.get_xlim()), axes.theme.orange
+    sure = slope["low"] is not None and slope["high"] is not None
+    zero = not sure or slope["low"] <= 0 <= slope["high"]
+    if sure:
         wedge = [ends * slope[end] / 1000 for end in ("low", "high")]
-        axes.fill_between(ends, *wedge, color=orange, alpha=0.25, linewidth=0)
-    axes.plot(ends, ends * slope["value"] / 1000, color=orange, linewidth=2, label=label)
+        axes.fill_between(ends, *wedge, color=orange, alpha=0.15, linewidth=0)
+    unit = axes.style.pick(" nats per 1,000 tokens", "") + axes.style.pick(": it may be 0", "") * (sure and zero)
+    label = f"slope {value} {interval}" if len(interval) <= axes.style.pick(40, 16) else f"slope {value}"
+    look: dict[str, Any] = {"linewidth": 1.1, "linestyle": DASHED} if zero else {"linewidth": 2}
+    axes.plot(ends, ends * slope["value"] / 1000, color=orange, label=label + unit, **look)

@@ -18,14 +18,20 @@ if TYPE_CHECKING:
 STUDY = ("mismatch", "comparison")
 SECTION = ("Ratio against TV", "Ratio and TV by probability")
 TITLE = {"mismatch": "Volatility by rollout probability", "comparison": "Ratio and TV by probability"}
+_INTERVALS = (
+    "with 95 % intervals over prompts (an arrow: down to less than a tenth; a hollow mark: too few tokens for one). "
+)
 CAPTION = {
     "mismatch": "For the tokens in each bin of μ: standard deviation and 99th percentile of the ratio r = π/μ, of the "
-    "binary TV |π − μ| and of the top-K TV, with 95 % intervals over prompts; for the ratio the percentile of r − 1. "
-    "Where a line falls from left to right, a threshold on that quantity is hit by rare tokens first.",
-    "comparison": "For the tokens in each bin of μ, the standard deviation of the ratio r = π/μ and of the total "
-    "variation, with 95 % intervals over prompts. Curves of the same shape at another height speak for one cause, "
-    "stronger or weaker; another shape for another cause.",
+    f"binary TV |π − μ| and of the top-K TV, {_INTERVALS}Of the ratio the percentile of r − 1. Where a line falls from "
+    "left to right, a threshold on that quantity is hit by rare tokens first.",
+    "comparison": "For the tokens in each bin of μ, the standard deviation (SD) of the ratio r = π/μ and of the total "
+    f"variation, {_INTERVALS}Curves of the same shape at another height speak for one cause, stronger or weaker; "
+    "another shape for another cause.",
 }
+
+_FEWEST = 100  # tokens in a bin: one of them is beyond the 99th percentile
+_LONGEST = 10  # times smaller than its value: where a whisker is cut, with an arrow
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -62,29 +68,32 @@ def draw(figure: Sheet, data: PlotData | ComparisonPlotData) -> None:
 
 
 def _quantities(rows: Rows, style: Style) -> dict[str, list[_Line]]:
-    """Of one trace, the ratio beside the total variations: their spread, and their tails."""
+    """Of one trace, the ratio beside the total variations: their standard deviations, and their tails."""
     looks = (style.theme.blue, "o"), (style.theme.green, "s"), (style.theme.orange, "D")
     spread = (("ratio_sd", "ratio", 0.0), ("tv_binary_sd", "binary TV", 0.0), ("tv_topk_sd", "top-K TV", 0.0))
     tails = (("ratio_p99", "ratio − 1", 1.0), ("tv_binary_p99", "binary TV", 0.0), ("tv_topk_p99", "top-K TV", 0.0))
     return {
         words: [
-            _Line(label, [row.get(key) for row in rows], *look, shift)
+            _Line(label, [row.get(key) if row["tokens"] >= fewest else None for row in rows], *look, shift)
             for (key, label, shift), look in zip(series, looks, strict=True)
         ]
-        for words, series in (("Standard deviation in the bin", spread), ("99th percentile in the bin", tails))
+        for words, fewest, series in (
+            ("Standard deviation in the bin", 0, spread),
+            ("99th percentile in the bin", _FEWEST, tails),
+        )
     }
 
 
 def _traces(rows_of: Mapping[str, Rows], style: Style) -> dict[str, list[_Line]]:
     """Of several traces, the ratio of each, and its TV: the top-K one where all traces have it."""
     top_k = all(np.isfinite(values_of(row["tv_topk_sd"] for row in rows)).any() for rows in rows_of.values())
-    tv = ("tv_topk_sd", "Spread of top-K TV") if top_k else ("tv_binary_sd", "Spread of |π − μ|")
+    tv = ("tv_topk_sd", "SD of top-K TV") if top_k else ("tv_binary_sd", "SD of |π − μ|")
     return {
         words: [
             _Line(trace, [row[key] for row in rows_of[trace]], look.colour)
             for trace, look in looks(rows_of, style).items()
         ]
-        for key, words in (("ratio_sd", "Spread of the ratio π/μ"), tv)
+        for key, words in (("ratio_sd", "SD of the ratio π/μ"), tv)
     }
 
 
@@ -94,13 +103,16 @@ def _draw_line(axes: Panel, line: _Line) -> None:
     centre_B, drawn_B = np.arange(len(value_B)) + 0.5, value_B > 0
     if not drawn_B.any():
         return
-    axes.plot(
-        centre_B[drawn_B], value_B[drawn_B], color=line.colour, marker=line.marker, markersize=4.5, linewidth=1.5,
-        label=line.label,
-    )  # fmt: skip
-    whisker_B = drawn_B & (high_B > 0)
-    lowest_B = np.maximum(low_B[whisker_B], value_B[drawn_B].min() / 3)
-    axes.vlines(centre_B[whisker_B], lowest_B, high_B[whisker_B], color=line.colour, linewidth=1.2, alpha=0.8)
+    look: dict[str, Any] = {"color": line.colour, "marker": line.marker, "markersize": 4.5}
+    axes.plot(centre_B[drawn_B], value_B[drawn_B], linewidth=1.5, label=line.label, **look)
+    sure_B = drawn_B & np.isfinite(high_B)
+    unsure_B = drawn_B & ~sure_B
+    axes.plot(centre_B[unsure_B], value_B[unsure_B], linestyle="none", markerfacecolor=axes.theme.page, **look)
+    end_B = np.maximum(low_B, value_B / _LONGEST)
+    axes.vlines(centre_B[sure_B], end_B[sure_B], high_B[sure_B], color=line.colour, linewidth=1.2)
+    cut_B = sure_B & (low_B < end_B)
+    for at_B, marker, ends_B in ((high_B, "_", sure_B), (end_B, "_", sure_B & ~cut_B), (end_B, "v", cut_B)):
+        axes.plot(centre_B[ends_B], at_B[ends_B], marker, color=line.colour, markersize=5)
 
 
 def _set_vertical(filled: Sequence[Panel], *, shared: bool) -> None:

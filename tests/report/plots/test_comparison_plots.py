@@ -117,4 +117,4 @@ def test_a_trace_without_a_gap_leaves_the_others_their_scale(plot_data: Comparis
     for row in result["traces"][0]["summary"]["positions"]:
         row["abs_d_mean"] = {"value": 0.0, "low": None, "high": None, "note": None}
     axes = drawn(load("position-profile"), ComparisonPlotData(result, "", plot_data.exceedance[:2]), STYLES[0]).axes[0]
-    assert axes.get_ylim()[1] < 2 * np.nanmax(axes.lines[1].get_ydata())
+    assert axes.get_ylim()[1] < 2 * np.nanmax(axes.patches[2].get_data().values)

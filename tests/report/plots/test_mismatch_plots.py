@@ -92,17 +92,17 @@ def test_without_topk_the_binary_tv_is_labelled(measured: SimpleNamespace) -> No
     fields = {**vars(measured.plot_data), "tv_topk_N": None}
     plot = plots_of("mismatch")["ratio-and-tv"]
     titles = [axes.get_title(loc="left") for axes in draw(plot, PlotData(**fields), STYLES[0]).axes]
-    assert sum("small at low μ" in title for title in titles) == 2
+    assert sum("small at low μ" in title for title in titles) == 1
 
 
 def test_lattice_lines_are_drawn_only_where_the_data_shows_them(measured: SimpleNamespace) -> None:
-    plot = plots_of("mismatch")["ratio-and-tv"]
+    plot = plots_of("mismatch")["logp-agreement"]
 
     def labels(steps: tuple[float, ...]) -> list[str]:
         figure = draw(plot, PlotData(**{**vars(measured.plot_data), "lattice_steps": steps}), STYLES[0])
         return [text.get_text() for text in figure.axes[0].texts]
 
-    assert labels((0.125, 0.25)) == ["δ = 1/8", "δ = 1/4"]
+    assert labels((0.125, 0.25)) == ["rounded logits: s = 1/8 nat", "rounded logits: s = 1/4 nat"]
     assert labels(()) == []
 
 
@@ -110,16 +110,26 @@ def test_plots_for_leaves_out_what_has_no_data() -> None:
     assert list(plots_for(PlotData({}))) == []
 
 
-def test_percentiles_join_bins_that_are_too_small() -> None:
-    from mismatch_cli.report.plots.ratio_and_tv import _percentiles
+def test_a_percentile_is_drawn_over_bins_with_enough_tokens() -> None:
+    rows = [{"mu_low": low, "mu_high": high, "tokens": n} for low, high, n in ((0, 0.5, 199), (0.5, 0.9, 200))]
+    found = {"value": 0.25, "low": 0.2, "high": 0.3, "note": None}
+    keys = ("ratio_p01", "ratio_p99", "tv_binary_p99", "tv_topk_p99")
+    logq = np.log(np.linspace(0.1, 0.9, 50, dtype=np.float32))
+    data = PlotData({"volatility": [row | dict.fromkeys(keys, found) for row in rows]}, "", logq, logq - 0.01)
+    ratio, tv = draw(plots_of("mismatch")["ratio-and-tv"], data, STYLES[0]).axes
+    steps = [line.get_xydata().tolist() for axes in (ratio, tv) for line in axes.lines if len(line.get_xdata()) == 2]
+    assert [step for step in steps if step[0][1] == 0.25] == [[[0.5, 0.25], [0.9, 0.25]]] * 3
 
-    mu, y = np.repeat([0.05, 0.15, 0.95], [150, 20, 130]), np.arange(300.0)
-    y[0] = np.nan
-    centres, rows = _percentiles(mu, y, np.linspace(0, 1, 11))
-    assert centres.tolist() == [0.05, 0.95]  # 0.15 joins 0.95, nearest in order
-    assert rows[0].tolist() == pytest.approx(np.quantile(np.arange(1.0, 150), [0.01, 0.5, 0.99]))
-    assert rows[1].tolist() == pytest.approx(np.quantile(np.arange(150.0, 300), [0.01, 0.5, 0.99]))
-    assert len(_percentiles(mu[:50], y[:50], np.linspace(0, 1, 11))[0]) == 0
+
+def test_a_slope_that_may_be_0_is_no_fat_line(measured: SimpleNamespace) -> None:
+    plot = plots_of("mismatch")["sequence-log-ratio"]
+    looks = []
+    for high in (-0.1, 0.1):
+        slope = {"sequence_slope": {"value": -1.0, "low": -2.0, "high": high, "note": None}}
+        data = PlotData(**{**vars(measured.plot_data), "summary": {"metrics": slope}})
+        line = draw(plot, data, STYLES[0]).axes[0].lines[-1]
+        looks.append((line.get_linestyle(), "may be 0" in line.get_label()))
+    assert looks == [("-", False), ("--", True)]
 
 
 def test_points_land_where_they_belong() -> None:
@@ -131,7 +141,7 @@ def test_points_land_where_they_belong() -> None:
     draw_points(axes, x_N, y_N, "#0b66b5")
     image = np.asarray(axes.images[0].get_array())
     rows, columns = np.nonzero(image[..., 3])
-    assert len(rows) == 16  # one dot of 4 × 4 pixels, as there are so few
+    assert len(rows) == 36  # one dot of 6 × 6 pixels, as there are so few
     assert columns.mean() / image.shape[1] == pytest.approx(0.25, abs=0.01)
     assert rows.mean() / image.shape[0] == pytest.approx(0.5, abs=0.01)  # 0.1 is halfway on the logarithmic axis
     assert tuple(image[rows[0], columns[0], :3]) == (0x0B, 0x66, 0xB5)

@@ -1,0 +1,63 @@
+"""Axes that show both ends: probabilities near 0 and near 1, and sizes from 0 over several powers of ten."""
+
+from collections.abc import Sequence
+from math import floor, log10
+
+import numpy as np
+from matplotlib.ticker import NullLocator
+
+from mismatch_cli.report.plots._panels import Panel, plain_label, power_label
+
+HIGHEST = 0.9995  # of a probability: what is above stands at the edge
+_LABELS = {
+    1e-6: "10⁻⁶", 1e-5: "10⁻⁵", 1e-4: "10⁻⁴", 1e-3: "0.001", 0.01: "0.01", 0.1: "0.1", 0.5: "0.5",
+    0.9: "0.9", 0.99: "0.99", 0.999: "0.999",
+}  # fmt: skip
+_CROWDED = (1e-5, 1e-4, 0.01, 0.999)  # have no room for their label on a narrow axis
+_APART = 26  # pixels between two ticks of a stretched axis
+
+
+def lowest_of(log_mu_N: np.ndarray) -> float:
+    """Where an axis of probabilities begins: at a power of ten below nearly all of them."""
+    finite_N = log_mu_N[np.isfinite(log_mu_N)]
+    exponent = np.floor(np.quantile(finite_N, 2e-3) / np.log(10)) if len(finite_N) else -3
+    return float(10.0 ** np.clip(exponent, -6, -2))
+
+
+def spread_probability(axes: Panel, lowest: float) -> None:
+    """A horizontal axis of probabilities, stretched towards 0 and 1."""
+    axes.set(xscale="logit", xlim=(lowest, HIGHEST))
+    crowded = axes.style.pick((), _CROWDED)
+    ticks = [tick for tick in _LABELS if tick >= lowest and (tick == lowest or tick not in crowded)]
+    axes.set_xticks(ticks, [_LABELS[tick] for tick in ticks])
+    axes.minorticks_off()
+
+
+def stretch(axes: Panel, linear: float, limits: tuple[float, float]) -> None:
+    """A vertical axis that is linear up to `linear` on either side of 0 and logarithmic beyond: 0 has its place."""
+    axes.set_yscale("asinh", linear_width=linear)
+    axes.set_ylim(*limits)
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_yticks(_ticks(linear, limits, axes.box.height))
+    axes.yaxis.set_major_formatter(_label)
+
+
+def _ticks(linear: float, limits: tuple[float, float], height: float) -> Sequence[float]:
+    """0 and round values far enough apart, powers of ten before twos and fives."""
+    place_of = np.arcsinh(np.array(limits) / linear)
+    pixels = height / (place_of[1] - place_of[0])
+    lowest, highest = floor(log10(linear)) - 1, floor(log10(max(map(abs, limits))))
+    sizes = [digit * 10.0**power for digit in (1, 3, 5, 2) for power in range(highest, lowest - 1, -1)]
+    kept = [0.0] if limits[0] <= 0 <= limits[1] else []
+    for value in (signed for size in sizes for signed in (size, -size) if limits[0] <= signed <= limits[1]):
+        if all(abs(np.arcsinh(value / linear) - np.arcsinh(other / linear)) * pixels >= _APART for other in kept):
+            kept.append(value)
+    return sorted(kept)
+
+
+def _label(value: float, _position: float = 0) -> str:
+    if value and not 1e-3 <= abs(value) < 1e4:
+        digit = round(abs(value) / 10.0 ** floor(log10(abs(value))))
+        power = power_label(10.0 ** floor(log10(abs(value))))
+        return ("−" if value < 0 else "") + (power if digit == 1 else f"{digit}·{power}")
+    return plain_label(value)
