@@ -9,7 +9,7 @@ from math import floor, isfinite, log10
 MISSING = "—"
 _DIGITS = 3
 _LOPSIDED = 0.3  # a share near 0 or 1: half a width would reach where nothing can be
-_LARGEST_FACTOR = 1000  # beyond, the floor is too close to nothing to divide by
+_LARGEST_FACTOR = 1000  # beyond, the noise is too close to nothing to divide by
 _SMALLEST_FIXED, _LARGEST_FIXED = 1e-4, 1e6
 _MOST_DECIMALS = 6
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -70,9 +70,9 @@ def share(value: float | None, low: float | None = None, high: float | None = No
 
 
 def times(factor: float | str | None) -> str:
-    """A factor, as `3.1 ×`; a floor below resolution is named instead."""
+    """A factor, as `3.1 ×`; noise below resolution is named instead."""
     if isinstance(factor, str):
-        return "floor < 1e−7"  # the floor is below resolution, the value is not
+        return "noise ≈ 0"  # the noise is below resolution, the value is not
     if factor is not None and factor > _LARGEST_FACTOR:
         return f"> {_LARGEST_FACTOR:,} ×"
     text = number(None if factor is None else float(f"{factor:.2g}"), 2)

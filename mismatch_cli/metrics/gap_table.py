@@ -37,7 +37,7 @@ class Metric:
     """One number of a report.
 
     `agreement` is its value where the two policies are equal, None where it describes the responses and not a gap. A
-    `signed` metric can be near that value by chance, so a factor over the noise floor would mean nothing. `value` makes
+    `signed` metric can be near that value by chance, so a factor over the noise would mean nothing. `value` makes
     it of sums, None where an accumulator of its own does; its interval is formed on `scale`. On the page it stands in
     `group`, those of a lower `rank` first.
     """
@@ -126,12 +126,12 @@ METRICS = table(
     Metric("abs_d_p95", "p95 of |Δlog p|", "95 % quantile of |d|", "nats", _COMMON, _LOGS),
     Metric("abs_d_p99", "p99 of |Δlog p|", "99 % quantile of |d|", "nats", _COMMON, _LOGS),
     Metric("abs_d_max", "largest |Δlog p|", "max |d|", "nats", "TRL, SkyRL, open-instruct", _LOGS),
-    Metric("d_mean", "mean signed Δlog p", "E d", "nats", "AReaL behave_approx_kl", _LOGS, _mean("d"), signed=True),
-    Metric("d_sd", "spread of Δlog p", "√(E d² − (E d)²)", "nats", _COMMON, _LOGS,
+    Metric("d_mean", "mean Δlog p", "E d", "nats", "AReaL behave_approx_kl", _LOGS, _mean("d"), signed=True),
+    Metric("d_sd", "SD of Δlog p", "√(E d² − (E d)²)", "nats", _COMMON, _LOGS,
            _spread("d_d", "d", "supported"), POSITIVE),
     Metric("tv_binary_mean", "mean |π − μ|", "E |π − μ|", "probability",
            f"{DPPO}, App. F.2; verl rollout_probs_diff_mean", _TV, _mean("abs_dp", "n"), POSITIVE),
-    Metric("tv_binary_sd", "spread of |π − μ|", "√(E (π − μ)² − (E |π − μ|)²)", "probability",
+    Metric("tv_binary_sd", "SD of |π − μ|", "√(E (π − μ)² − (E |π − μ|)²)", "probability",
            "verl rollout_probs_diff_std", _TV, _spread("dp_dp", "abs_dp", "n"), POSITIVE),
     Metric("tv_binary_max", "largest |π − μ|", "max |π − μ|", "probability", "verl rollout_probs_diff_max", _TV),
     Metric("tv_signed_max", "largest π − μ", "max (π − μ)", "probability", f"{DPPO}, Fig. 3", _TV),
@@ -181,7 +181,7 @@ METRICS = table(
            "Kong (1992)", SEQUENCE, agreement=1.0, rank=2),
     Metric("sequence_kl", "KL(μ‖π) of a response", "E_y (−Σd)", "nats/response", f"{_FP16}, Fig. 5", SEQUENCE,
            lambda t: -t.mean("sequence_d", "sequences"), signed=True),
-    Metric("sequence_d_sd", "spread of Σd", "standard deviation of Σd over responses", "nats", _COMMON, SEQUENCE,
+    Metric("sequence_d_sd", "SD of Σd", "standard deviation of Σd over responses", "nats", _COMMON, SEQUENCE,
            _spread("sequence_d_d", "sequence_d", "sequences"), POSITIVE),
     Metric("sequence_slope", "Σd per 1000 tokens", "1000 · E_y[T Σd] / E_y[T²], a line through the origin",
            "nats/1000 tokens", f"{_FP16}, Fig. 5", SEQUENCE,
@@ -205,7 +205,7 @@ VOLATILITY = table(*(
         ("tv_topk", "probability", ("top-K TV", "top-K TV"), "top-K TV", "max of top-K TV"),
     )
     for statistic, label, formula in (
-        ("sd", f"spread of {name[0]}", f"standard deviation of {symbol}"),
+        ("sd", f"SD of {name[0]}", f"standard deviation of {symbol}"),
         ("p01", f"p1 of {name[0]}", f"1 % quantile of {symbol}"),
         ("p99", f"p99 of {name[0]}", f"99 % quantile of {symbol}"),
         ("max", f"largest {name[1]}", most),

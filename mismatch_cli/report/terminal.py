@@ -18,7 +18,7 @@ from mismatch_cli.text import for_terminal, visible
 _WEIGHT_STYLES = ("", "yellow", "bold yellow", "bold red", "bold white on red")
 _WITHOUT_HALF_WIDTH = re.compile(r" (± \S+|\[\S+ \S+\])")
 _UNLIMITED = 100_000  # columns
-_WITH_FACTOR, _WITH_FLOOR = 72, 100  # from these widths on the factor, and the floor itself, have room
+_WITH_FACTOR, _WITH_FLOOR = 72, 100  # from these widths on the factor, and the noise itself, have room
 
 
 def print_report(view: ReportView, console: Console) -> None:
@@ -60,8 +60,8 @@ def _metrics(groups: Sequence[MetricGroup], width: int) -> RenderableType:
     """One table for all groups of a section, so that their columns stand below each other."""
     floors, several = any(group.has_floor for group in groups), len(groups) > 1
     columns = {"value": "value", "95 % interval": "interval"}
-    columns |= {"floor": "floor"} if floors and width >= _WITH_FLOOR else {}
-    columns |= {"× floor": "times_floor"} if floors and width >= _WITH_FACTOR else {}
+    columns |= {"noise": "floor"} if floors and width >= _WITH_FLOOR else {}
+    columns |= {"× noise": "times_floor"} if floors and width >= _WITH_FACTOR else {}
     table = RichTable(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("", no_wrap=width >= _WITH_FACTOR)
     for title in columns:

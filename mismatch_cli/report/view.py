@@ -15,8 +15,8 @@ Facts = tuple[tuple[str, str], ...]  # label and value
 NOTATION = (
     "μ is the rollout’s probability of the sampled token and π the trainer’s; d = log π − log μ in nats, r = π/μ. "
     "E is the mean over the tokens that count, E_y over responses, Σd the sum over a response of T tokens. "
-    "Intervals cover 95 % over prompts. The noise floor is the same metric of the trainer against itself in another "
-    "batch shape."
+    "Intervals cover 95 % over prompts. Noise is the same metric of the trainer against itself in another batch "
+    "shape; × noise is the gap in multiples of it."
 )
 
 

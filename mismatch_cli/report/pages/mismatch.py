@@ -21,7 +21,7 @@ _FAMILIES = {
     "": "all models: whether this one is dense is not known",
 }
 _DIAGNOSE = (
-    "No bar is a universal tolerance, and they differ from each other by more than ten times. Most large gaps are "
+    "No limit is a universal tolerance, and they differ from each other by more than ten times. Most large gaps are "
     "bookkeeping, not arithmetic: `mismatch-cli diagnose` looks for that."
 )
 
@@ -82,7 +82,7 @@ def _gap_text(summary: Mapping[str, Any]) -> str:
     text = f"{_pair_title(pair)}. Intervals are 95 %, over prompts."
     if floor:
         text += (
-            f" The floor is the trainer (at its present weights) scored again in another micro-batch shape, on "
+            f" Noise is the trainer (at its present weights) scored again in another micro-batch shape, on "
             f"{floor['counts']['tokens']:,} sampled tokens; extremes grow with the number of tokens, so compare those "
             "with care. Signed means have no factor: they can be near zero by chance."
         )
@@ -123,7 +123,7 @@ def _volatility_section(pair: Mapping[str, Any]) -> Section:
         "Top-K TV compares the head of the distribution at that position: the fair one to hold beside the ratio."
     )
     tables = (
-        _volatility_table("Spread in each bin of μ, ± half its 95 % interval", pair, _SPREAD, plain),
+        _volatility_table("SD in each bin of μ, ± half its 95 % interval", pair, _SPREAD, plain),
         _volatility_table("Tails of the ratio", pair, _RATIO_TAILS, number),
         _volatility_table("Tails of TV", pair, _TV_TAILS, number),
     )
@@ -159,7 +159,7 @@ def _sequence_section(pair: Mapping[str, Any]) -> Section:
             col("tokens", span),
             keyed("responses", "sequences", numbers.count),
             keyed("mean Σd", "d_sum_mean", number),
-            keyed("spread of Σd", "d_sum_sd", number),
+            keyed("SD of Σd", "d_sum_sd", number),
         ],
     )
     text = "Per-token gaps add up: the ratio of a whole response is what sequence-level weights and masks act on."
@@ -198,11 +198,11 @@ def _verdict_section(summary: Mapping[str, Any]) -> Section:
 def _bars(verdict: Mapping[str, Any], pair: str) -> Table:
     with_staleness = ": the trainer as it is now, with staleness" if pair == "total" else ""
     return table(
-        f"Published bars{with_staleness}",
+        f"Published limits{with_staleness}",
         [row for row in verdict["bars"] if row["pair"] == pair],
         [
             text("published by", lambda row: f"{row['who']} ({row['source']})"),
-            named("standing", "standing"),  # second: what a phone still shows
+            named("status", "standing"),  # second: what a phone still shows
             text("healthy if", _limits),
             col("here", plain),
         ],
