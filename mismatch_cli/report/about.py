@@ -52,12 +52,25 @@ def who_facts(about: Mapping[str, Any]) -> Facts:
 
 
 def subject_lines(about: Mapping[str, Any], counts: Mapping[str, Any], what: str = "token") -> tuple[str, str]:
-    """What was measured, in two lines: both sides with the precision of each; how many tokens, at which temperature."""
+    """What was measured, in two lines: both sides with their precision; the model, how many tokens, the temperature."""
     engine, trainer = about.get("rollout", {}), about.get("trainer", {})
-    sides = [_engine(engine), _trainer(trainer)] if engine or trainer else [imported_fact(about)]
     temperature = about.get("config", {}).get("sampling", {}).get("temperature")
-    told = measured(counts, numbers.things(counts["tokens"], what))
-    return " against ".join(filter(None, sides)), _joined(told, None if temperature is None else f"T = {temperature:g}")
+    models = dict.fromkeys(side["model"] for side in (trainer, engine) if side)
+    tokens = measured(counts, numbers.things(counts["tokens"], what))
+    second = _joined(*models, tokens, None if temperature is None else f"T = {temperature:g}")
+    return _sides(engine, trainer) or imported_fact(about), second
+
+
+def _sides(engine: Mapping[str, Any], trainer: Mapping[str, Any]) -> str:
+    """`vllm 0.32.0 bfloat16 with KV cache fp8 against transformers 5.19.0 bfloat16`."""
+    sides = [_side(f"{engine['engine']} {engine['version'] or ''}", engine)] if engine else []
+    sides += [_side(f"transformers {trainer['transformers']}", trainer)] if trainer else []
+    return " against ".join(sides)
+
+
+def _side(name: str, side: Mapping[str, Any]) -> str:
+    dtype, cache = side["dtype"], side.get("kv_cache_dtype")
+    return " ".join(filter(None, (name.strip(), dtype, cache not in (dtype, None) and f"with KV cache {cache}")))
 
 
 def _joined(*parts: str | None) -> str:

@@ -1,6 +1,8 @@
 """The answer to "how far apart?": a screen of a trace's gap, with the verdict and what to type next."""
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from mismatch_cli import numbers
@@ -16,6 +18,9 @@ from mismatch_cli.verdict.assess import ABOVE, BETWEEN, HEALTHY, MIXED, UNDECIDE
 
 _DECIDING = ("tv_binary_mean", "abs_d_mean", "abs_d_p99", "k3", "ratio_outside_0.8_1.28", "sequence_d_sd")
 _SEEN = {HEALTHY: "✔", BETWEEN: "!", ABOVE: "✘", UNDECIDED: "?"}
+_SHORT = re.compile(r",| (?:FAQ|CI|blog|nightly|rollout_corr|Ascend)")
+_NOISE = "× noise: the gap in multiples of the trainer's gap to itself in another batch shape."
+_OF_PAIR = {"total": "With staleness, ", "staleness": "Of staleness, "}
 _WORDS: dict[str, tuple[str, Status]] = {
     HEALTHY: ("HEALTHY", "good"),
     UNDECIDED: ("UNDECIDED", "mixed"),
@@ -35,7 +40,7 @@ def screen(study: MismatchAnalysis, worst: Sequence[Excerpt]) -> Screen:
         tables=(_deciding(main, summary["verdict"]["bars"]),),
         remarks=_remarks(summary),
         profiles=_profiles(main),
-        excerpts=tuple(worst[:1]),
+        excerpts=tuple(replace(token, title=f"Worst token {token.title}") for token in worst[:1]),
         verdict=_verdict(summary["verdict"]),
         next=_next(study),
     )
@@ -44,38 +49,40 @@ def screen(study: MismatchAnalysis, worst: Sequence[Excerpt]) -> Screen:
 def _deciding(pair: Mapping[str, Any], limits: Sequence[Mapping[str, Any]]) -> Table:
     """A row for each metric that people act on, beside the strictest limit that somebody published for it."""
     rows = [
-        {"metric": METRICS[key], "found": found, "limit": _tightest(limits, key, pair["pair"])}
+        {"metric": METRICS[key], "found": found, "limit": _strictest(limits, key, pair["pair"])}
         for key in _DECIDING
         if (found := pair["metrics"][key])["value"] is not None
     ]
+    noise = any(row["found"].get("times_floor") is not None for row in rows)
     return table(
         "",
         rows,
         [
             text("", lambda row: row["metric"].label),
-            text("logged by", lambda row: ", ".join(_frameworks(row["metric"].key)[:2]), optional=True),
             col("value", lambda row: in_words(row["metric"], row["found"])[0]),
             col("95 % interval", lambda row: in_words(row["metric"], row["found"])[1], optional=True),
-            col("× noise", lambda row: numbers.times(row["found"].get("times_floor"))),
+            *([col("× noise", lambda row: numbers.times(row["found"].get("times_floor")))] if noise else []),
             text("strictest limit", _limit),
+            text("logged by", _frameworks, optional=True),
         ],
+        note=_NOISE if noise else "",
         shrinks=True,
     )
 
 
-def _frameworks(key: str) -> list[str]:
-    """Who logs a metric."""
-    return list(dict.fromkeys(framework for framework, _ in logged_as().get(key, ())))
+def _frameworks(row: Row) -> str:
+    return ", ".join(dict.fromkeys(framework for framework, _ in logged_as().get(row["metric"].key, ())))
 
 
-def _tightest(limits: Sequence[Mapping[str, Any]], key: str, pair: str) -> Mapping[str, Any] | None:
+def _strictest(limits: Sequence[Mapping[str, Any]], key: str, pair: str) -> Mapping[str, Any] | None:
     own = [row for row in limits if row["metric"] == key and row["pair"] == pair]
     return min(own, key=lambda row: float(row["healthy"]), default=None)
 
 
 def _limit(row: Row) -> str:
+    """`✔ 0.005 verl`: by whom, without what the name says beyond."""
     limit = row["limit"]
-    return f"{_SEEN[limit['standing']]} {limit['healthy']:g} {limit['who']}" if limit else ""
+    return "" if limit is None else f"{_SEEN[limit['standing']]} {limit['healthy']:g} {_SHORT.split(limit['who'])[0]}"
 
 
 def _remarks(summary: Mapping[str, Any]) -> Facts:
@@ -101,10 +108,10 @@ def _profiles(pair: Mapping[str, Any]) -> tuple[Profile, ...]:
     profiles = []
     if len(bins) > 1:
         ends = f"{bins[0]['mu_low']:g}", f"{bins[-1]['mu_high']:g}"
-        profiles.append(_profile("By μ", bins, "ratio_sd", *ends, "SD of the ratio"))
+        profiles.append(_profile("Where, by μ", bins, "ratio_sd", *ends, "SD of the ratio"))
     if len(positions := pair["positions"]) > 1:
         ends = str(positions[0]["first"]), str(positions[-1]["last"])
-        profiles.append(_profile("By position", positions, "abs_d_mean", *ends, "mean |Δlog p|"))
+        profiles.append(_profile("by position", positions, "abs_d_mean", *ends, "mean |Δlog p|"))
     return tuple(profiles)
 
 
@@ -116,8 +123,24 @@ def _profile(title: str, rows: Sequence[Row], key: str, first: str, last: str, w
 
 
 def _verdict(verdict: Mapping[str, Any]) -> Verdict:
+    """How many limits hold, for each pair that some speak of, and which do not."""
     words, status = _WORDS[verdict["status"]]
-    return Verdict(words, " ".join(verdict["sentences"][1:-1] or verdict["sentences"]), status)
+    pairs = dict.fromkeys(row["pair"] for row in verdict["bars"])
+    found = [_counted([row for row in verdict["bars"] if row["pair"] == pair]) for pair in pairs]
+    said = [f"{_OF_PAIR.get(pair, '')}{text}" for pair, text in zip(pairs, found, strict=True)]
+    return Verdict(words, " ".join(said) or "Nobody has published a limit for what was measured here.", status)
+
+
+def _counted(rows: Sequence[Mapping[str, Any]]) -> str:
+    """`7 of 9 published limits hold, 2 are undecided.`"""
+    by = {standing: [row for row in rows if row["standing"] == standing] for standing in _SEEN}
+    exceeded = [*by[ABOVE], *by[BETWEEN]]
+    parts = [f"{len(by[HEALTHY])} of {len(rows)} published limits hold"]
+    if by[UNDECIDED]:
+        parts.append(f"{len(by[UNDECIDED])} {'is' if len(by[UNDECIDED]) == 1 else 'are'} undecided")
+    if exceeded:
+        parts.append(f"exceeded: {'; '.join(row['who'] for row in exceeded)}")
+    return ", ".join(parts) + "."
 
 
 def _next(study: MismatchAnalysis) -> Facts:
@@ -125,5 +148,6 @@ def _next(study: MismatchAnalysis) -> Facts:
     return (
         (suggest("diagnose", *runs), "which setting makes the gap"),
         (suggest("clipstats", *runs), "what PPO and DPPO would block"),
+        (suggest("report", *runs, "--as", "all"), "the numbers of your framework's dashboard"),
         (suggest("report", *runs, "--full"), "every metric, bin and position"),
     )
