@@ -61,7 +61,7 @@ def test_share_is_in_percent() -> None:
 
 def test_times_and_count() -> None:
     assert [times(x) for x in (3.14, 29.4, 1037.2, "below resolution", None)] == [
-        "3.1 ×", "29 ×", "> 1,000 ×", "floor < 1e−7", MISSING,
+        "3.1 ×", "29 ×", "> 1,000 ×", "noise ≈ 0", MISSING,
     ]  # fmt: skip
     assert (count(1234567), count(None)) == ("1,234,567", MISSING)
 

@@ -3,7 +3,6 @@
 import typer
 
 from mismatch_cli.commands._show import Probing
-from mismatch_cli.errors import suggest
 from mismatch_cli.options import flags
 from mismatch_cli.recording.config import ProbeConfig
 
@@ -32,4 +31,3 @@ def command(context: typer.Context, *, common: Probing) -> None:
 
         record(config, folder, manifest, common.progress)
         common.study_mismatch([Trace.open(folder)], folder, common.worst)
-    common.progress.say(f"Next: {suggest('report', folder, '--worst', '10')}")

@@ -5,7 +5,6 @@ from pathlib import Path
 import typer
 
 from mismatch_cli.commands._show import Probing
-from mismatch_cli.errors import suggest
 from mismatch_cli.options import flags
 from mismatch_cli.recording.config import RescoreConfig
 
@@ -33,7 +32,6 @@ def command(context: typer.Context, *, common: Probing) -> None:
 
         rescore(config, folder, manifest, common.progress)
         common.study_mismatch([Trace.open(folder)], folder, common.worst)
-    common.progress.say(f"Next: {suggest('report', folder, '--worst', '10')}")
 
 
 def _check(config: RescoreConfig, folder: Path) -> None:

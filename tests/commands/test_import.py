@@ -46,7 +46,7 @@ def test_without_a_path_the_bundled_dump_is_imported_and_read_by_the_others(capf
     assert code == 0 and "17 responses" in out and "prime-rl token_exports" in out
     assert "Next: mismatch-cli diagnose import-dumps" in err
     assert Trace.open(Path("import-dumps")).vocabulary.decode([300]) not in ("", "⟨300⟩")
-    code, out, _ = command(capfd, "report", "import-dumps", "--quiet")
+    code, out, _ = command(capfd, "report", "import-dumps", "--quiet", "--full")
     assert code == 0 and "Imported from" in out and "Total: the trainer's present weights" in out
     metrics = json.loads((Path("import-dumps") / "summary.json").read_text())["pairs"]["total"]["metrics"]
     assert metrics["truncated_share"] == {"value": None, "low": None, "high": None, "note": FINISH_UNKNOWN}
@@ -101,7 +101,7 @@ def test_a_dump_without_a_policy_says_what_comes_next(capfd):
 def test_weights_and_sampling_of_the_user(capfd):
     code, _, _ = command(capfd, "import", "--weights", "equal", "--temperature", "0.6", "--top-p", "0.9", "-o", "run")
     assert code == 0
-    _, out, _ = command(capfd, "report", "run", "--quiet")
+    _, out, _ = command(capfd, "report", "run", "--quiet", "--full")
     assert "Mismatch: the same weights" in out and "temperature 0.6 · top-p 0.9" in out and "at most" not in out
 
 

@@ -47,8 +47,8 @@ def without_arguments(tmp_path_factory) -> tuple[Path, str, str]:
 def test_without_arguments_the_bundled_model_scores_the_control(without_arguments):
     folder, out, err = without_arguments
     words = " ".join(out.split())  # where a line wraps depends on how long the model's path is
-    assert "Mismatch: the same weights" in words and "bfloat16 · sdpa" in words
-    assert "Scoring: 96/96 responses" in err and "Next: mismatch-cli report rescore-float32 --worst 10" in err
+    assert "vllm 0.32.0 float32 against transformers 5.19.0 bfloat16" in words
+    assert "Scoring: 96/96 responses" in err and "mismatch-cli diagnose rescore-float32" in words
     for name in ("summary.json", "report.html", "plots/ratio-and-tv.png", "trace/vocab.parquet"):
         assert (folder / name).stat().st_size > 0
     manifest = json.loads((folder / "trace" / "manifest.json").read_text())

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from mismatch_cli.report.terminal import _table
+from mismatch_cli.report.terminal import table_grid
 from mismatch_cli.report.view import Column, Table
 
 
@@ -18,6 +18,6 @@ def test_a_narrow_table_gives_up_intervals_but_no_part_of_a_label():
         shrinks=True,
     )
     printed = Console(file=io.StringIO(), width=30)
-    printed.print(_table(table, printed))
+    printed.print(table_grid(table, printed))
     assert "outside [0.8, 1.25]  0.43 " in printed.file.getvalue()  # type: ignore[attr-defined]
     assert "0.9" not in printed.file.getvalue()  # type: ignore[attr-defined]

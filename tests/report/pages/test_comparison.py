@@ -109,7 +109,7 @@ def test_what_is_left_out_is_said(result):
 
 def test_values_difference_and_mark_stand_beside_each_other(result):
     text = on_terminal(first_two(result), 120)
-    (row,) = re.findall(r"^mean signed Δlog p .*$", text, re.M)[:1]
+    (row,) = re.findall(r"^mean Δlog p .*$", text, re.M)[:1]
     assert re.search(r"−0\.0201 +−0\.02005 ± 0\.00028 \* +—", row)
     (largest,) = re.findall(r"^largest \|Δlog p\| .*$", text, re.M)[:1]
     assert "±" not in largest and "*" not in largest
