@@ -35,26 +35,35 @@ def _blocks(screen: Screen, console: Console) -> Iterator[list[RenderableType]]:
     yield _profiles(screen.profiles)
     yield [line for excerpt in screen.excerpts for line in excerpt_line(excerpt, console)]
     yield [_verdict(screen.verdict)]
-    yield _labelled(screen.next, "cyan")
+    yield list(_commands(screen.next, console.width))
 
 
-def _labelled(facts: Facts, style: str = "dim") -> list[RenderableType]:
+def _labelled(facts: Iterable[tuple[str, str]]) -> list[RenderableType]:
     """Labels, and what belongs to each beside it."""
-    return [_grid(((label, value) for label, value in facts), style)] if facts else []
-
-
-def _grid(rows: Iterable[tuple[str, str]], style: str) -> RenderableType:
     grid = RichTable.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style=style, overflow="fold")
+    grid.add_column(style="dim", overflow="fold")
     grid.add_column(overflow="fold")
-    for label, value in rows:
+    for label, value in facts:
         grid.add_row(for_terminal(label), for_terminal(value))
-    return grid
+    return [grid] if grid.row_count else []
+
+
+def _commands(lines: Facts, width: int) -> Iterator[RenderableType]:
+    """What to type, as it can be pasted: what a line shows is a comment beside it, or above where it has no room."""
+    widest = max((len(line) for line, what in lines if what and len(line) + len(what) + 4 <= width), default=0)
+    for line, what in lines:
+        command = Text(visible(line), style="cyan", no_wrap=True, overflow="ignore")
+        if not what:
+            yield command
+        elif len(what) + 4 + max(widest, len(line)) <= width:
+            yield Text.assemble(command, " " * (max(widest, len(line)) - len(line)), (f"  # {visible(what)}", "dim"))
+        else:
+            yield Text(f"# {visible(what)}", style="dim")
+            yield command
 
 
 def _profiles(profiles: Iterable[Profile]) -> list[RenderableType]:
-    rows = [(profile.title, f"{_curve(profile)}  {profile.note}") for profile in profiles]
-    return [_grid(rows, "dim")] if rows else []
+    return _labelled((profile.title, f"{_curve(profile)}  {profile.note}") for profile in profiles)
 
 
 def _curve(profile: Profile) -> str:

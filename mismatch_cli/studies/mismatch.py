@@ -19,11 +19,12 @@ from mismatch_cli.metrics.lattice import Lattice
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.places import shown
-from mismatch_cli.studies.study import Study, about, check_poolable, who_is_compared, without_unknown
+from mismatch_cli.studies.study import Study, about, check_poolable, typed, who_is_compared, without_unknown
 from mismatch_cli.studies.workers import Portion, parts_of
 from mismatch_cli.trace.reader import RowGroup, Trace
 from mismatch_cli.trace.schema import TOPK_COLUMNS
 from mismatch_cli.verdict.assess import assess
+from mismatch_cli.verdict.suspects import Suspect, suspects
 
 COLUMNS = (
     "version_rollout", "version_trainer", "reward", "loss_mask", "logp_trainer", "logp_recomputed",
@@ -121,7 +122,12 @@ class MismatchAnalysis(Study):
             "lattice": [vars(line) for line in self.lattice.result()],
             "worst": _worst(self.worst),
         }
-        return summary | {"verdict": assess(summary)}
+        return summary | {"verdict": assess(summary), "suspects": [found.to_json() for found in self._suspects]}
+
+    @property
+    def _suspects(self) -> tuple[Suspect, ...]:
+        """Settings of the first trace that are known to make gaps; several traces agree in them."""
+        return suspects(self.manifest, " ".join(map(str, typed(self.traces)[:1])), self.main_pair.name)
 
     @cached_property
     def plot_data(self) -> PlotData:

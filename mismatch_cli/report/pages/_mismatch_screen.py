@@ -19,7 +19,7 @@ from mismatch_cli.verdict.assess import ABOVE, BETWEEN, HEALTHY, MIXED, UNDECIDE
 _DECIDING = ("tv_binary_mean", "abs_d_mean", "abs_d_p99", "k3", "ratio_outside_0.8_1.28", "sequence_d_sd")
 _SEEN = {HEALTHY: "✔", BETWEEN: "!", ABOVE: "✘", UNDECIDED: "?"}
 _SHORT = re.compile(r",| (?:FAQ|CI|blog|nightly|rollout_corr|Ascend)")
-_NOISE = "× noise: the gap in multiples of the trainer's gap to itself in another batch shape."
+_NOISE = "× noise: how many times the trainer's own gap to itself in another batch shape"
 _OF_PAIR = {"total": "With staleness, ", "staleness": "Of staleness, "}
 _WORDS: dict[str, tuple[str, Status]] = {
     HEALTHY: ("HEALTHY", "good"),
@@ -38,11 +38,11 @@ def screen(study: MismatchAnalysis, worst: Sequence[Excerpt]) -> Screen:
         subject=subject_lines(summary["about"], main["counts"]),
         notes=left_out(summary),
         tables=(_deciding(main, summary["verdict"]["bars"]),),
-        remarks=_remarks(summary),
+        remarks=(*_remarks(summary), *_suspect(summary["suspects"])),
         profiles=_profiles(main),
         excerpts=tuple(replace(token, title=f"Worst token {token.title}") for token in worst[:1]),
         verdict=_verdict(summary["verdict"]),
-        next=_next(study),
+        next=(*_test(summary["suspects"]), *_next(study)),
     )
 
 
@@ -90,8 +90,8 @@ def _remarks(summary: Mapping[str, Any]) -> Facts:
     main, total = next(iter(pairs.values())), pairs.get("total")
     responses = [f"reward {_value(main, 'reward_mean')}", f"length {_value(main, 'length_mean')}"]
     responses += [f"truncated {_value(main, 'truncated_share')}"]
-    responses += [f"groups without signal {_value(main, 'equal_rewards_share')}"]
-    remarks = [("Responses", " · ".join(part for part in responses if not part.endswith(numbers.MISSING)))]
+    responses += [f"no signal in {_value(main, 'equal_rewards_share')} of groups"]
+    remarks = [("Responses", " · ".join(part for part in responses if numbers.MISSING not in part))]
     if total is not None and total is not main:
         stale = f"mean |π − μ| {_value(total, 'tv_binary_mean')}"
         outside = f"{_value(total, 'ratio_outside_0.8_1.28')} outside [0.8, 1.28]"
@@ -141,6 +141,23 @@ def _counted(rows: Sequence[Mapping[str, Any]]) -> str:
     if exceeded:
         parts.append(f"exceeded: {'; '.join(row['who'] for row in exceeded)}")
     return ", ".join(parts) + "."
+
+
+def _suspect(suspects: Sequence[Mapping[str, Any]]) -> Facts:
+    """The first setting that is known to make gaps, by the name that `compare` gives it."""
+    return tuple(("Suspect", f"{_setting(first)}: {first['why']}") for first in suspects[:1])
+
+
+def _setting(suspect: Mapping[str, Any]) -> str:
+    return f"{suspect['setting'].rpartition('.')[2]} = {suspect['value']}"
+
+
+def _test(suspects: Sequence[Mapping[str, Any]]) -> Facts:
+    """The lines that measure how much of the gap the first suspect makes."""
+    if not suspects:
+        return ()
+    first, *rest = suspects[0]["test"]
+    return ((first, f"how much {_setting(suspects[0])} makes of the gap"), *((line, "") for line in rest))
 
 
 def _next(study: MismatchAnalysis) -> Facts:
