@@ -70,7 +70,8 @@ def _sides(engine: Mapping[str, Any], trainer: Mapping[str, Any]) -> str:
 
 def _side(name: str, side: Mapping[str, Any]) -> str:
     dtype, cache = side["dtype"], side.get("kv_cache_dtype")
-    return " ".join(filter(None, (name.strip(), dtype, cache not in (dtype, None) and f"with KV cache {cache}")))
+    said = "" if cache in (dtype, None) else f"with KV cache {cache}"
+    return " ".join(filter(None, (name.strip(), dtype, said)))
 
 
 def _joined(*parts: str | None) -> str:
