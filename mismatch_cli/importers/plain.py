@@ -54,7 +54,7 @@ MEANING = {
     "entropy_trainer": "entropy of π, nats",
     "rank_rollout": "1 = the engine's most probable token",
     "rank_trainer": "1 = the trainer's most probable token",
-    "logp_trainer_repeat": "log π once more, in other micro-batches: the noise floor",
+    "logp_trainer_repeat": "log π once more, in other micro-batches: the noise",
     "topk_ids": "the engine's K most probable ids, K per token, flat",
     "topk_logp_rollout": "log μ at these",
     "topk_logp_trainer": "log π at these",

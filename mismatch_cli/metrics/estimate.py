@@ -78,7 +78,7 @@ def student_t(degrees: float) -> float:
 
 
 def times_floor(value: float | None, floor: float | None) -> float | str | None:
-    """value / floor, the factor above the trainer's own noise; a floor below 1e-7 answers "below resolution"."""
+    """value / floor, the factor above the trainer's own noise; noise below 1e-7 answers "below resolution"."""
     if value is None or floor is None:
         return None
     if abs(floor) < FLOOR_RESOLUTION:

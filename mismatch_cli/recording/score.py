@@ -83,7 +83,7 @@ def score_shard(
     distributions: Distributions | None = None,
     first_response: int = 0,
 ) -> None:
-    """Add one pass's columns to a shard and rename it in; `repeat` says which rows are scored twice (noise floor).
+    """Add one pass's columns to a shard and rename it in; `repeat` says which rows are scored twice (noise).
 
     The full divergence, of the run's first responses, is that of the trainer's own pass; the shard's first response is
     number `first_response`.

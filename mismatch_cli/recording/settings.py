@@ -184,7 +184,7 @@ class ScorerSettings(Recorded):
     device_map: str | None = of_trainer(None, "Such as auto, cuda:1, cpu.", changeable=True)
     token_budget: int = of_trainer(8192, "Tokens per scoring micro-batch.", least=1, changeable=True)
     noise_responses: int = of_trainer(
-        128, "Responses scored twice for the noise floor; 0 = none.", least=0, changeable=True
+        128, "Responses scored twice to measure the noise; 0 = none.", least=0, changeable=True
     )
 
     def __post_init__(self) -> None:

@@ -140,7 +140,7 @@ def in_words(metric: Metric, found: Found) -> tuple[str, str]:
 
 
 def metric_row(metric: Metric, found: Found, name: str = "") -> MetricRow:
-    """A metric beside its value, a plain count as such; JSON of a measurement may hold the noise floor as well."""
+    """A metric beside its value, a plain count as such; JSON of a measurement may hold the noise as well."""
     value, interval = (numbers.count(found), numbers.MISSING) if isinstance(found, int) else in_words(metric, found)
     said = found if isinstance(found, Mapping) else {}
     floor, _ = in_words(metric, said.get("floor"))

@@ -149,7 +149,7 @@ class Trainer:
     def score_again(
         self, requests: Sequence[ScoreRequest], *, token_budget: int, rows: Sequence[int] | None = None
     ) -> list[ResponseScores]:
-        """Score the requests at `rows` (default: all) in another micro-batch shape than `score` did: the noise floor.
+        """Score the requests at `rows` (default: all) in another micro-batch shape than `score` did: the noise.
 
         `requests` and `token_budget` are those given to `score`: they decide which shape each response had.
         """

@@ -85,7 +85,7 @@ class PlotData:
 
 @dataclass
 class MismatchAnalysis(Study):
-    """What was found: summaries by pair name, the noise floor, and samples of the first pair."""
+    """What was found: summaries by pair name, the noise, and samples of the first pair."""
 
     STUDY, FORMAT = "mismatch", "mismatch-cli summary"
 
@@ -142,7 +142,7 @@ class MismatchAnalysis(Study):
 
 
 class Measurement(Accumulator):
-    """All that is kept of the tokens of some traces: summaries by pair name, the noise floor, samples, worst tokens."""
+    """All that is kept of the tokens of some traces: summaries by pair name, the noise, samples, worst tokens."""
 
     def __init__(self, pairs: Sequence[str]) -> None:
         self.pairs = {name: MismatchSummary(PAIRS[name]) for name in pairs}
