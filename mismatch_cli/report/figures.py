@@ -1,12 +1,10 @@
-"""From plots to pictures: every plot in both layouts and both themes for the page, and as files beside it."""
+"""From plots to pictures: every plot wide and narrow for the page, and as files beside it."""
 
 from __future__ import annotations
 
 import base64
 import ctypes
-import io
 import os
-import re
 import signal
 import sys
 import warnings
@@ -21,7 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from mismatch_cli import registry
-from mismatch_cli.report.plots._style import CSS_PX, DARK, LIGHT, NARROW, WIDE, Layout, Style
+from mismatch_cli.report.plots._style import CSS_PX, LIGHT, NARROW, WIDE, Style
 from mismatch_cli.trace.files import replacing
 
 if TYPE_CHECKING:
@@ -29,10 +27,7 @@ if TYPE_CHECKING:
 
 _PLOTS = "mismatch_cli.report.plots"
 _STUDY = "mismatch"  # of a plot that names none
-_FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Liberation Sans', Arial, sans-serif"
 _PNG_SCALE = 2  # pixels of a PNG file per CSS pixel
-_METADATA = re.compile(r"\s*<metadata>.*?</metadata>", re.DOTALL)
-_FONT_FAMILY = re.compile(r"'DejaVu Sans'(?:, sans-serif)?")
 _MOST_WORKERS = 8  # three pictures each, where a report has 24
 _PATIENCE = 60.0  # seconds; a copy draws for two
 _DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
@@ -62,16 +57,14 @@ class Picture:
 
 @dataclass(frozen=True)
 class FigureView:
-    """A plot as the page shows it: one picture for each layout and theme."""
+    """A plot as the page shows it: on a desk and on a phone; both follow the reader's light or dark."""
 
     name: str
     title: str
     caption: str
     sections: tuple[str, ...]  # titles; it stands in the first of them that the page has
-    wide_light: Picture
-    wide_dark: Picture
-    narrow_light: Picture
-    narrow_dark: Picture
+    wide: Picture
+    narrow: Picture
 
 
 def plots_of(study: str) -> dict[str, ModuleType]:
@@ -97,7 +90,7 @@ def plots_for(data: Drawable) -> Iterator[tuple[str, ModuleType]]:
 
 
 def figure_views(data: Drawable, folder: Path | None = None) -> list[FigureView]:
-    """Every plot that the data has enough for, in all variants for `report.html`; with a folder also NAME.png in it."""
+    """Every plot that the data has enough for, as `report.html` shows it; with a folder also NAME.png in it."""
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     plots = list(plots_for(data))
@@ -159,14 +152,12 @@ def _copy_drawing(draw: Callable[[_Plot], _Drawn], plots: Sequence[_Plot]) -> It
 
 
 def _figure_view(name: str, plot: ModuleType, data: Drawable, folder: Path | None) -> FigureView:
-    pictures = []
-    for style in (Style(layout, theme) for layout in (WIDE, NARROW) for theme in (LIGHT, DARK)):
-        figure = draw(plot, data, style)
-        pictures.append(picture(figure, style.layout))
-        if folder is not None and style == Style(WIDE, LIGHT):
-            _write_png(figure, folder / f"{name}.png")
+    wide, narrow = draw(plot, data, WIDE), draw(plot, data, NARROW)
     title, caption = said(plot, "TITLE", data.STUDY), said(plot, "CAPTION", data.STUDY)
-    return FigureView(name, title, caption, _listed(getattr(plot, "SECTION", ())), *pictures)
+    view = FigureView(name, title, caption, _listed(getattr(plot, "SECTION", ())), picture(wide), picture(narrow))
+    if folder is not None:
+        _write_png(wide, folder / f"{name}.png")
+    return view
 
 
 def draw(plot: ModuleType, data: Drawable, style: Style) -> Figure:
@@ -182,16 +173,13 @@ def draw(plot: ModuleType, data: Drawable, style: Style) -> Figure:
     return figure
 
 
-def picture(figure: Figure, layout: Layout) -> Picture:
+def picture(figure: Figure) -> Picture:
     """SVG with real text: as sharp as the page's, in its fonts, which are no wider than the one that was measured."""
-    from matplotlib import rc_context
+    from mismatch_cli.report.plots._svg import to_svg
 
-    buffer = io.StringIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "mismatch-cli"}):
-        figure.savefig(buffer, format="svg", dpi=layout.image_scale / CSS_PX, metadata={"Date": None})
-    svg = _FONT_FAMILY.sub(_FONTS, _METADATA.sub("", buffer.getvalue()))
     width, height = (round(inches / CSS_PX) for inches in figure.get_size_inches())
-    return Picture(f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}", width, height)
+    encoded = base64.b64encode(to_svg(figure).encode()).decode()
+    return Picture(f"data:image/svg+xml;base64,{encoded}", width, height)
 
 
 def _write_png(figure: Figure, path: Path) -> None:

@@ -1,24 +1,30 @@
 """Panels filled with colour: many points as one transparent picture, and heat maps of shares."""
 
+from dataclasses import asdict
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib.colors import Colormap, LinearSegmentedColormap, PowerNorm, to_rgb
-from matplotlib.patches import Patch
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_rgb, to_rgba
+from matplotlib.legend_handler import HandlerTuple
+from matplotlib.patches import Patch, PathPatch
+from matplotlib.path import Path
 
 from mismatch_cli.report.plots._panels import RIGHT, Panel, Sheet
-from mismatch_cli.report.plots._style import CSS_PX, Style, Theme
+from mismatch_cli.report.plots._style import CSS_PX, DARK, LIGHT, Style
 
-_LEVELS = 24  # few different alphas compress well, and more cannot be told apart
+_LEVELS = 15  # few different alphas compress well, and more cannot be told apart
 _FAINTEST, _STRONGEST = 0.45, 1.0
 _KEY = (1e-4, 1e-3, 0.01, 0.1, 0.5)  # the shares whose colours the key shows, and the highest
 _TITLE_PAD = 20  # points from a panel to its title, with one line for a key between them
 _FEWEST_PIXELS = 29  # of a cell that holds a number
+_GAP = 1  # pixel between two cells
 
 
 def thin(count: int, style: Style) -> slice:
     """Every k-th token of a sample, so that no more are drawn than the layout can show."""
-    return slice(None, None, max(1, -(-count // style.layout.dots)))
+    return slice(None, None, max(1, -(-count // style.dots)))
 
 
 def draw_points(axes: Panel, x_N: np.ndarray, y_N: np.ndarray, colour: str) -> None:
@@ -28,7 +34,7 @@ def draw_points(axes: Panel, x_N: np.ndarray, y_N: np.ndarray, colour: str) -> N
     """
     columns, rows = image_size(axes)
     side = 1.4 if len(x_N) > 30_000 else 2 if len(x_N) > 8_000 else 2.7 if len(x_N) > 1000 else 4
-    dot = max(2, round(axes.style.layout.image_scale * side))
+    dot = max(2, round(axes.style.image_scale * side))
     position_N2 = axes.transAxes.inverted().transform(axes.transData.transform(np.column_stack([x_N, y_N])))
     inside_N = np.isfinite(position_N2).all(axis=1) & (position_N2 >= 0).all(axis=1) & (position_N2 <= 1).all(axis=1)
     column_N, row_N = (position_N2[inside_N] * [columns - dot, rows - dot]).astype(np.int64).T
@@ -46,7 +52,7 @@ def lay_image(axes: Panel, image: np.ndarray, zorder: float) -> None:
 
 def image_size(axes: Panel) -> tuple[int, int]:
     """Columns and rows of pixels of a picture that fills the panel."""
-    box, scale = axes.get_window_extent(), axes.style.layout.image_scale / CSS_PX / axes.figure.dpi
+    box, scale = axes.get_window_extent(), axes.style.image_scale / CSS_PX / axes.figure.dpi
     return max(16, int(box.width * scale)), max(16, int(box.height * scale))
 
 
@@ -71,14 +77,14 @@ def _shade(counts: np.ndarray, colour: str) -> np.ndarray:
 
 
 class Scale(NamedTuple):
-    """From shares to colours: (share / reach) to the power of `gamma`, towards `colour`."""
+    """From shares to colours: (share / reach) to the power of `gamma` is the opacity of `colour` on the grid's."""
 
     colour: str
     reach: float
     gamma: float
 
-    def ramp(self, theme: Theme) -> Colormap:
-        return LinearSegmentedColormap.from_list("share", [theme.grid, self.colour])
+    def strength(self, share: np.ndarray) -> np.ndarray:
+        return (share / self.reach) ** self.gamma
 
 
 def reach_of(*shares: np.ndarray) -> float:
@@ -97,33 +103,47 @@ def draw_heat(axes: Panel, share_RC: np.ndarray, scale: Scale, title: str) -> No
     axes.grid(visible=False)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    theme, norm, colours = axes.theme, PowerNorm(scale.gamma, 0, scale.reach), scale.ramp(axes.theme)
-    axes.pcolormesh(
-        np.arange(columns + 1), np.arange(rows + 1), np.ma.masked_invalid(share_RC), cmap=colours, norm=norm,
-        edgecolors=theme.page, linewidth=0.8,
-    )  # fmt: skip
+    _draw_cells(axes, share_RC, scale)
     axes.set_title(title, x=axes.flush, pad=_TITLE_PAD)
     _draw_key(axes, scale)
     if axes.box.width / columns < _FEWEST_PIXELS:
         return
+    turns = _turns(scale.colour)
     for (row, column), share in np.ndenumerate(share_RC):
         if np.isfinite(share):
-            ink = theme.muted if share == 0 else _readable(theme, colours(norm(share)))
+            readable = axes.theme.ink if scale.strength(share) < turns else axes.theme.page
             axes.text(
-                column + 0.5, row + 0.52, percent(share), ha="center", va="center_baseline", color=ink,
-                fontsize=axes.style.small,
+                column + 0.5, row + 0.52, percent(share), ha="center", va="center_baseline",
+                color=readable if share else axes.theme.muted, fontsize=axes.style.small,
             )  # fmt: skip
+
+
+def _draw_cells(axes: Panel, share_RC: np.ndarray, scale: Scale) -> None:
+    """What is drawn in two layers follows the theme: first every cell in the colour of the grid."""
+    rows, columns = share_RC.shape
+    gap = np.array([axes.box.width / columns, axes.box.height / rows]) ** -1 * _GAP / 2
+    corners = np.array([[0, 0], [1, 0], [1, 1], [0, 1]]) * (1 - 2 * gap) + gap
+    (row_N, column_N), share_N = np.nonzero(np.isfinite(share_RC)), share_RC[np.isfinite(share_RC)]
+    cells_N42 = np.column_stack([column_N, row_N])[:, None] + corners
+    outline = Path(
+        np.pad(cells_N42, ((0, 0), (0, 1), (0, 0))).reshape(-1, 2), np.tile([1, 2, 2, 2, 79], len(cells_N42))
+    )
+    axes.add_patch(PathPatch(outline, facecolor=axes.theme.grid, linewidth=0))
+    opacity_N = np.round(scale.strength(share_N), 2)
+    colours = [to_rgba(scale.colour, alpha) for alpha in opacity_N[share_N > 0]]
+    axes.add_collection(PolyCollection(cells_N42[share_N > 0], facecolors=colours, linewidths=0), autolim=False)
 
 
 def _draw_key(axes: Panel, scale: Scale) -> None:
     """What the colours mean, in one line between title and panel."""
-    colours, reach = scale.ramp(axes.theme), scale.reach
-    shares = [0.0, *[share for share in _KEY if 1.5e-3 * reach < share < 0.8 * reach], reach]
-    patches = [Patch(color=colours((share / reach) ** scale.gamma), label=f"{100 * share:.3g}") for share in shares]
-    patches[-1].set_label(f"{100 * reach:.3g} %")
+    reach = scale.reach
+    shares = np.array([0.0, *[share for share in _KEY if 1.5e-3 * reach < share < 0.8 * reach], reach])
+    below = Patch(color=axes.theme.grid, linewidth=0)
     axes.legend(
-        handles=patches, loc="lower left", bbox_to_anchor=(axes.flush, 1.0), ncols=len(patches), borderaxespad=0.3,
-        borderpad=0.1, handlelength=1.1, handletextpad=0.35, columnspacing=0.9,
+        handles=[(below, Patch(color=scale.colour, alpha=alpha, linewidth=0)) for alpha in scale.strength(shares)],
+        labels=[*(f"{100 * share:.3g}" for share in shares[:-1]), f"{100 * reach:.3g} %"],
+        handler_map={tuple: HandlerTuple(ndivide=1)}, loc="lower left", bbox_to_anchor=(axes.flush, 1.0),
+        ncols=len(shares), borderaxespad=0.3, borderpad=0.1, handlelength=1.1, handletextpad=0.35, columnspacing=0.9,
     )  # fmt: skip
 
 
@@ -149,16 +169,25 @@ def percent(share: float) -> str:
     return f"{value:.{decimals}f}"
 
 
-def _readable(theme: Theme, background: tuple[float, ...]) -> str:
-    """Ink or page, whichever stands out more."""
+@cache
+def _turns(colour: str) -> float:
+    """From which opacity of a colour on the page's is read better than ink, in the theme where that is harder."""
+    name = next(name for name, light in asdict(LIGHT).items() if light == colour)
+    opacity_N = np.linspace(0, 1, 101)
+    contrasts = []
+    for theme in (LIGHT, DARK):
+        cell_N3 = np.outer(1 - opacity_N, to_rgb(theme.grid)) + np.outer(opacity_N, to_rgb(getattr(theme, name)))
+        contrasts.append([_contrast_N(np.array(to_rgb(text)), cell_N3) for text in (theme.ink, theme.page)])
+    ink_N, page_N = np.min(contrasts, axis=0)
+    return float(opacity_N[np.argmax(page_N > ink_N)])
 
-    def luminance(rgb: tuple[float, ...]) -> float:
-        channels = np.array(rgb[:3])
-        linear = np.where(channels <= 0.03928, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
-        return float(linear @ [0.2126, 0.7152, 0.0722])
 
-    def contrast(colour: str) -> float:
-        low, high = sorted((luminance(to_rgb(colour)), luminance(background)))
-        return (high + 0.05) / (low + 0.05)
+def _contrast_N(rgb: np.ndarray, background_N3: np.ndarray) -> np.ndarray:
+    """The contrast of WCAG 2."""
 
-    return max((theme.ink, theme.page), key=contrast)
+    def luminance(rgb: np.ndarray) -> np.ndarray:
+        linear = np.where(rgb <= 0.03928, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+        return np.asarray(linear @ [0.2126, 0.7152, 0.0722])
+
+    both = luminance(rgb) + 0.05, luminance(background_N3) + 0.05
+    return np.asarray(np.maximum(*both) / np.minimum(*both))

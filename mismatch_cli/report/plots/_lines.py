@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.report.plots._panels import BOTTOM, Panel, Sheet, legend_below_height, plain_label, power_label
-from mismatch_cli.report.plots._style import LIGHT, Style
+from mismatch_cli.report.plots._style import Style
 from mismatch_cli.studies.training import LEAST_SIGMA, SMOOTHED_FROM, Curve, envelope, smoothed, thinned
 
 Part = Mapping[str, Any] | None  # an estimate of a JSON: value, low, high
@@ -40,16 +40,9 @@ class Look(NamedTuple):
     dash: Any = "-"
 
 
-def palette(style: Style) -> tuple[str, ...]:
-    """Six hues after Okabe and Ito (2008) with a contrast of at least 3 against the page."""
-    theme = style.theme
-    accents = ("#a1378b", "#8a6a00", "#2f8fb8") if theme.name == LIGHT.name else ("#e48fce", "#e3c64a", "#9ad8f5")
-    return (theme.blue, theme.orange, theme.green, *accents)
-
-
 def looks(names: Iterable[str], style: Style) -> dict[str, Look]:
     """A colour for each name; every three of them the dashes change, so that eighteen stay apart."""
-    colours = palette(style)
+    colours = style.theme.accents
     return {
         name: Look(colours[place % len(colours)], _DASHES[place // 3 % len(_DASHES)])
         for place, name in enumerate(names)

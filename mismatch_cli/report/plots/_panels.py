@@ -63,7 +63,7 @@ class Sheet(Figure):
         one under it, `below` more under the lowest.
         """
         columns, high = self.style.pick(min(columns, count), 1), self.style.pick(*height)
-        cell, row = self.style.layout.width / columns, TOP + legend + high + between
+        cell, row = self.style.width / columns, TOP + legend + high + between
         boxes = [
             Box(LEFT + i % columns * cell, i // columns * row + TOP + legend, cell - LEFT - RIGHT, high, legend)
             for i in range(count)
@@ -73,7 +73,7 @@ class Sheet(Figure):
     def place(self, boxes: Sequence[Box], below: float = BOTTOM) -> list[Panel]:
         """Set the figure's size and add a panel for each box, with `below` pixels under the lowest, and the subject."""
         height = max(box.top + box.height for box in boxes) + below + _SUBJECT
-        self.set_size_inches(self.style.layout.width * CSS_PX, height * CSS_PX)
+        self.set_size_inches(self.style.width * CSS_PX, height * CSS_PX)
         panels = [Panel(self, box, height) for box in boxes]
         for axes in panels:
             self.add_axes(axes)
@@ -81,7 +81,7 @@ class Sheet(Figure):
 
     def add_subject(self, subject: str) -> None:
         """Print who is compared below all panels, so that a copied picture says what it shows."""
-        small, room = self.style.small, self.style.layout.width - self.flush - RIGHT
+        small, room = self.style.small, self.style.width - self.flush - RIGHT
         letters = int(room * CSS_PX * 72 / (0.6 * small))  # an average letter is 0.6 of the size wide
         text = for_mathtext(subject if len(subject) <= letters else subject[: letters - 1] + "…")
         self.text(*self._fraction(self.flush, 7), text, color=self.theme.muted, fontsize=small)
@@ -90,9 +90,7 @@ class Sheet(Figure):
         self, look_of: Mapping[str, Mapping[str, Any]], columns: int, *, beside: int = 62, **spacing: float
     ) -> None:
         """The names of all lines, too long to stand above a panel, below all; `beside` pixels are not theirs."""
-        names = short_names(
-            list(look_of), (self.style.layout.width - LEFT) / columns - beside, rcParams["legend.fontsize"]
-        )
+        names = short_names(list(look_of), (self.style.width - LEFT) / columns - beside, rcParams["legend.fontsize"])
         handles = [Line2D([], [], label=name, **look) for name, look in zip(names, look_of.values(), strict=True)]
         self.legend(
             handles=handles, loc="lower left", bbox_to_anchor=self._fraction(self.flush, 22), ncols=columns,
@@ -120,7 +118,7 @@ class Panel(Axes):
     """Axes in a sheet, with plain labels at their ticks."""
 
     def __init__(self, sheet: Sheet, box: Box, height: float) -> None:
-        width = sheet.style.layout.width
+        width = sheet.style.width
         bottom = height - box.top - box.height
         super().__init__(sheet, (box.left / width, bottom / height, box.width / width, box.height / height))
         self.style, self.theme, self.box = sheet.style, sheet.theme, box

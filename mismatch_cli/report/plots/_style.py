@@ -1,4 +1,4 @@
-"""How figures look: two layouts, two themes, one set of colours that also the colour-blind can tell apart."""
+"""How figures look: two styles, two themes, one set of colours that also the colour-blind can tell apart."""
 
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -20,15 +20,29 @@ class Theme:
     blue: str
     orange: str
     green: str
+    purple: str
+    gold: str
+    sky: str
+
+    @property
+    def accents(self) -> tuple[str, ...]:
+        """Of lines that have to be told apart, in their order."""
+        return self.blue, self.orange, self.green, self.purple, self.gold, self.sky
 
 
 # Hues after Okabe and Ito (2008), lighter or darker until the contrast holds.
-LIGHT = Theme("light", "#ffffff", "#1b1f24", "#57606a", "#e4e7eb", "#0b66b5", "#c04a00", "#00795a")
-DARK = Theme("dark", "#12151a", "#e8eaed", "#9aa4b0", "#2a3038", "#63b3ee", "#ff9950", "#3fc79a")
+LIGHT = Theme(
+    "light", "#ffffff", "#1b1f24", "#57606a", "#e4e7eb",
+    "#0b66b5", "#c04a00", "#00795a", "#a1378b", "#8a6a00", "#2f8fb8",
+)  # fmt: skip
+DARK = Theme(
+    "dark", "#12151a", "#e8eaed", "#9aa4b0", "#2a3038",
+    "#63b3ee", "#ff9950", "#3fc79a", "#e48fce", "#e3c64a", "#9ad8f5",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Layout:
+class Style:
     """A width in CSS pixels; text sizes are what the reader sees, because the figure is shown at this width."""
 
     name: str
@@ -37,30 +51,23 @@ class Layout:
     dots: int  # at most so many points are drawn
     image_scale: float  # pixels of a rasterised layer per CSS pixel
 
-
-WIDE = Layout("wide", 1080, 12.5, 100_000, 1.5)
-NARROW = Layout("narrow", 344, 12, 30_000, 2)
-
-
-@dataclass(frozen=True)
-class Style:
-    """A layout and a theme: what `draw` gets."""
-
-    layout: Layout
-    theme: Theme
+    @property
+    def theme(self) -> Theme:
+        """All is drawn in light colours; the page's picture puts the reader's in their place."""
+        return LIGHT
 
     def pick(self, wide: T, narrow: T) -> T:
-        """What the layout asks for."""
-        return wide if self.layout is WIDE else narrow
+        """What the width asks for."""
+        return wide if self.width >= WIDE.width else narrow
 
     @property
     def small(self) -> float:
         """The size of notes, in points."""
-        return 0.9 * self.layout.text * _PT
+        return 0.9 * self.text * _PT
 
     def rc(self) -> dict[str, Any]:
         """The matplotlib settings of this style, for `rc_context`."""
-        theme, size = self.theme, self.layout.text * _PT
+        theme, size = self.theme, self.text * _PT
         return {
             "figure.facecolor": "none",
             "savefig.facecolor": "none",
@@ -98,3 +105,7 @@ class Style:
             "lines.linewidth": 1.6,
             "lines.solid_capstyle": "round",
         }
+
+
+WIDE = Style("wide", 1080, 12.5, 100_000, 1.5)
+NARROW = Style("narrow", 344, 12, 30_000, 2)

@@ -1,6 +1,6 @@
 """An algorithm anchored at the rollout against its twin anchored at the recomputed policy (DPPO paper, figure 4)."""
 
-from mismatch_cli.report.plots._lines import AS_ABOVE, DASHED, Chart, Look, draw_charts, palette
+from mismatch_cli.report.plots._lines import AS_ABOVE, DASHED, Chart, Look, draw_charts
 from mismatch_cli.report.plots._panels import Sheet
 from mismatch_cli.studies.training import TrainingAnalysis
 
@@ -19,7 +19,7 @@ def needs(data: TrainingAnalysis) -> bool:
 
 
 def draw(figure: Sheet, data: TrainingAnalysis) -> None:
-    colours, look_of = palette(figure.style), {}
+    colours, look_of = figure.theme.accents, {}
     for place, pair in enumerate(_pairs(data)):
         for name, dash in zip(pair, ("-", DASHED), strict=True):
             look_of[name] = Look(colours[place % len(colours)], dash)

@@ -58,13 +58,13 @@ def _negative(data: ClippingPlotData) -> str:
 def _boxes(by_step: int, style: Style) -> list[Box]:
     """The panels by step one below the other; the sweep at their right when wide, below them when narrow."""
     beside = style.pick(bool(by_step), False)
-    width = style.layout.width / (2 if beside else 1) - LEFT - RIGHT
+    width = style.width / (2 if beside else 1) - LEFT - RIGHT
     height, between, single, alone = style.pick((165, 30, 270, 280), (150, 26, 190, 200))
     high = single if by_step == 1 else height
     steps = [Box(LEFT, TOP + index * (high + between + TOP), width, high) for index in range(by_step)]
     bottom = steps[-1].top + high if steps else 0
     if beside:
-        return [*steps, Box(style.layout.width / 2 + LEFT, TOP + LEGEND, width, bottom - TOP - LEGEND, LEGEND)]
+        return [*steps, Box(style.width / 2 + LEFT, TOP + LEGEND, width, bottom - TOP - LEGEND, LEGEND)]
     return [*steps, Box(LEFT, (bottom + BOTTOM if steps else 0) + TOP + LEGEND, width, alone, LEGEND)]
 
 

@@ -36,7 +36,7 @@ def draw(figure: Sheet, data: ClippingPlotData) -> None:
     names = short_names([row["name"] for row in rows], style.pick(280, 152), style.small)
     beside = max(LEFT, 14 + max(width_of(name, style.small) for name in names))
     columns, row_height, flush = style.pick((2, 21, 0.0), (1, 17, 8 - beside))
-    width = (style.layout.width - beside - RIGHT - (columns - 1) * _GAP) / columns
+    width = (style.width - beside - RIGHT - (columns - 1) * _GAP) / columns
     height = len(rows) * row_height
     places = [divmod(index, columns) for index in range(len(_SIGNS))]
     boxes = [Box(beside + j * (width + _GAP), _HEAD + i * (height + _HEAD + _BELOW), width, height) for i, j in places]

@@ -36,7 +36,7 @@ def draw(figure: Sheet, data: ComparisonPlotData) -> None:
     left = max(width_of(label, style.small) for label in factors) + 14
     legend = legend_height(data.names) if len(others) > 1 else 0
     height = len(factors) * (_ROW + 3 * (len(others) - 1))
-    (axes,) = figure.place([Box(left, TOP + legend, style.layout.width - left - RIGHT, height, legend)])
+    (axes,) = figure.place([Box(left, TOP + legend, style.width - left - RIGHT, height, legend)])
     look_of, step, factor_RC3 = looks(data.names, style), 0.7 / len(others), np.stack(list(factors.values()))
     for number, name in enumerate(others):
         place_R = np.arange(len(factors)) + step * (number - (len(others) - 1) / 2)

@@ -71,5 +71,5 @@ def _place(figure: Sheet, names: list[str]) -> Panel:
     """Cells as large as the names at the right of the diagonal allow."""
     style, left, count = figure.style, figure.flush, len(names)
     beyond = max(width_of(name, style.small) for name in names) + 10
-    cell = min(64.0, (style.layout.width - left - RIGHT - beyond) / (count - 1))
+    cell = min(64.0, (style.width - left - RIGHT - beyond) / (count - 1))
     return figure.place([Box(left, _HEAD, cell * (count - 1), count * style.pick(24, 17))], _BELOW)[0]

@@ -3,7 +3,6 @@
 import numpy as np
 
 from mismatch_cli import numbers
-from mismatch_cli.report.plots._lines import palette
 from mismatch_cli.report.plots._panels import LEFT, RIGHT, TOP, Box, Panel, Sheet, short_names
 from mismatch_cli.studies.training import OTHER, PHASES, TrainingAnalysis, mean_by_phase, phases_of, seconds_by_phase
 
@@ -28,7 +27,7 @@ def draw(figure: Sheet, data: TrainingAnalysis) -> None:
     rows, phases = list(found.values()), phases_of(found.values())
     left, row_height, columns = style.pick((LEFT + _NAMES, 24, len(phases)), (12, 42, 3))
     legend = _LEGEND * -(-len(phases) // columns)
-    box = Box(left, TOP + legend, style.layout.width - left - RIGHT, len(rows) * row_height, legend)
+    box = Box(left, TOP + legend, style.width - left - RIGHT, len(rows) * row_height, legend)
     (axes,) = figure.place([box], 40)
     _draw_bars(axes, rows, phases, _BAR / row_height)
     _write_names(axes, list(found))
@@ -40,7 +39,7 @@ def draw(figure: Sheet, data: TrainingAnalysis) -> None:
 def _draw_bars(axes: Panel, rows: list[dict[str, float]], phases: list[str], height: float) -> None:
     centre_N = np.arange(len(rows)) + axes.style.pick(0.5, 0.95 - height / 2)  # narrow: below the name
     end_N = np.zeros(len(rows))
-    colours = dict(zip((*PHASES, OTHER), (*palette(axes.style), axes.theme.muted), strict=True))
+    colours = dict(zip((*PHASES, OTHER), (*axes.theme.accents, axes.theme.muted), strict=True))
     for phase in phases:
         seconds_N = np.array([row.get(phase, 0.0) for row in rows])
         axes.barh(
@@ -63,7 +62,7 @@ def _write_names(axes: Panel, names: list[str]) -> None:
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     style = axes.style
-    room, place, shift, align = style.pick((_NAMES - 12, 0.5, -6, "right"), (style.layout.width - 40, 0.3, 1, "left"))
+    room, place, shift, align = style.pick((_NAMES - 12, 0.5, -6, "right"), (style.width - 40, 0.3, 1, "left"))
     for index, name in enumerate(short_names(names, room, style.small)):
         axes.annotate(
             name, (0, index + place), xytext=(shift, 0), textcoords="offset points", ha=align, va="center",

@@ -1,7 +1,8 @@
-"""How a test draws a plot and looks at it: no warning, and every text legible, inside the figure and apart."""
+"""How a test draws a plot and looks at it: no warning, every text legible, inside the figure and apart."""
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator
 from types import ModuleType
@@ -12,6 +13,7 @@ from matplotlib.text import Text
 
 from mismatch_cli.report.figures import draw
 from mismatch_cli.report.plots._style import Style
+from mismatch_cli.report.plots._svg import to_svg
 
 
 def drawn(plot: ModuleType, data: Any, style: Style) -> Any:
@@ -21,8 +23,15 @@ def drawn(plot: ModuleType, data: Any, style: Style) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         figure = draw(plot, data, style)
+        check_colours(to_svg(figure))
         FigureCanvasAgg(figure).draw()
     return figure
+
+
+def check_colours(svg: str) -> None:
+    """None but those of the theme, which have names: any other would look the same in light and dark."""
+    assert re.findall(r"(?:fill|stroke):(?!none|var\(--)[^;}]*", svg) == []
+    assert not re.search(r'(?:fill|stroke|style)="(?!image-rendering)', svg)
 
 
 def texts_of(figure: Any) -> Iterator[Text]:
@@ -40,7 +49,7 @@ def texts_of(figure: Any) -> Iterator[Text]:
 def check_texts(figure: Any, style: Style) -> None:
     """Legible, inside the figure, and none upon another."""
     width, height = figure.get_size_inches()
-    assert round(width * 96) == style.layout.width
+    assert round(width * 96) == style.width
     box = figure.get_tightbbox()  # of everything that is drawn, in inches
     assert min(box.x0, box.y0, width - box.x1, height - box.y1) >= -0.01
     texts = [text for text in texts_of(figure) if text.get_text().strip() and text.get_visible()]

@@ -18,12 +18,12 @@ from mismatch_cli.policies import ENGINE_GAP, Policies
 from mismatch_cli.report.figures import draw, picture, plots_for, plots_of
 from mismatch_cli.report.plots._fills import percent, reach_of
 from mismatch_cli.report.plots._panels import short_names, width_of
-from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
+from mismatch_cli.report.plots._style import NARROW, WIDE, Style
 from mismatch_cli.studies.clipping import ClippingPlotData
 from tests.report.plots.drawing import check_texts, drawn
 
 PLOTS = list(plots_of(ClippingPlotData.STUDY))
-STYLES = [Style(WIDE, LIGHT), Style(NARROW, DARK)]  # colours move no text
+STYLES = [WIDE, NARROW]
 CLIP, TV = TABLE["grpo-clip-higher"], TABLE["dppo-binary-tv"]
 LONG = "my_very_long_mask_name:max_tv=0.{:02},anchor=recomputed"
 
@@ -33,7 +33,7 @@ def plot(request: pytest.FixtureRequest) -> ModuleType:
     return load(request.param)
 
 
-@pytest.fixture(params=STYLES, ids=lambda style: f"{style.layout.name}-{style.theme.name}")
+@pytest.fixture(params=STYLES, ids=lambda style: style.name)
 def style(request: pytest.FixtureRequest) -> Style:
     return request.param
 
@@ -241,5 +241,5 @@ def test_pictures_stay_small(tokens: Any, data_of: Callable[..., ClippingPlotDat
     data = data_of(tokens, [CLIP, TV])
     drawn_plots = dict(plots_for(data))
     assert sorted(drawn_plots) == sorted(PLOTS)
-    uris = [picture(draw(plot, data, style), style.layout).uri for plot in drawn_plots.values() for style in STYLES]
+    uris = [picture(draw(plot, data, style)).uri for plot in drawn_plots.values() for style in STYLES]
     assert sum(map(len, uris)) < 2e6

@@ -17,7 +17,7 @@ from mismatch_cli.studies.mismatch import PlotData
 from tests.report.plots.drawing import check_texts, drawn
 
 PLOTS = list(plots_of("mismatch"))
-STYLES = [Style(WIDE, LIGHT), Style(NARROW, DARK)]  # colours move no text
+STYLES = [WIDE, NARROW]
 
 
 @pytest.fixture(params=PLOTS)
@@ -25,7 +25,7 @@ def plot(request: pytest.FixtureRequest) -> ModuleType:
     return plots_of("mismatch")[request.param]
 
 
-@pytest.fixture(params=STYLES, ids=lambda style: f"{style.layout.name}-{style.theme.name}")
+@pytest.fixture(params=STYLES, ids=lambda style: style.name)
 def style(request: pytest.FixtureRequest) -> Style:
     return request.param
 
