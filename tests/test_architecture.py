@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+from matplotlib.backend_bases import RendererBase
+
 PACKAGE = Path(__file__).parent.parent / "mismatch_cli"
 FILES = sorted(PACKAGE.rglob("*.py"))
 TEXTS = {path: path.read_text(encoding="utf-8") for path in FILES}
@@ -273,11 +275,8 @@ def test_start_up_is_close_to_a_bare_typer_program(tmp_path):
     assert ours <= 1.3 * theirs
 
 
-_CALLED_BY_OTHERS = {
-    "display",
-    "on_broken_pipe",
-    *vars(RendererBase),
-}  # vLLM's progress bar, rich's Console, matplotlib
+# By vLLM's progress bar, rich's Console and matplotlib.
+_CALLED_BY_OTHERS = {"display", "on_broken_pipe", *vars(RendererBase)}
 
 
 def test_nothing_is_defined_that_the_package_does_not_name_again():
