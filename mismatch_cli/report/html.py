@@ -1,9 +1,14 @@
-"""`report.html`: one file without network or script, legible on a phone and on a desk, in light and dark."""
+"""`report.html`: one file without network, legible on a phone and on a desk, in light and dark, and without script too.
+
+Scripts fold, sort and choose among what the page shows without them. A policy allows them by their hashes and no other.
+"""
 
 from __future__ import annotations
 
+import base64
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +22,10 @@ from mismatch_cli.trace.files import write_atomically
 if TYPE_CHECKING:
     from markupsafe import Markup
 
+_SCRIPTS = ("page.js",)
+_SIGNS = {"good": "✔ ", "mixed": "! ", "bad": "✘ ", "": ""}
+_FEWEST_CHOICES = 4  # of folds that are about the same thing; fewer are as quickly seen beside each other
+_CODE = re.compile(r"`([^`<>]+)`")
 _ABSOLUTE = re.compile(r"\|[^|<>&]{1,20}\|")
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -29,6 +38,7 @@ def write_html(path: Path, view: ReportView) -> None:
 def render_html(view: ReportView) -> str:
     """The page as text. Every value is escaped; control characters and the like are made visible."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
 
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
@@ -38,9 +48,23 @@ def render_html(view: ReportView) -> str:
         lstrip_blocks=True,
         finalize=_finalize,
     )
-    environment.globals |= {"definition_anchor": definition_anchor, "missing": MISSING, "light": LIGHT, "dark": DARK}
-    environment.filters |= {"math": _math, "tokens": _tokens, "folds": _folds}
+    scripts = [(_TEMPLATES / name).read_text(encoding="utf-8") for name in _SCRIPTS]
+    environment.globals |= {
+        "definition_anchor": definition_anchor,
+        "missing": MISSING,
+        "light": LIGHT,
+        "dark": DARK,
+        "signs": _SIGNS,
+        "scripts": list(map(Markup, scripts)),
+        "script_hashes": " ".join(map(_hash, scripts)),
+    }
+    environment.filters |= {"math": _math, "tokens": _tokens, "folds": _folds, "heights": _heights}
     return environment.get_template("report.html").render(view=view)
+
+
+def _hash(script: str) -> str:
+    """What a policy allows a script by."""
+    return f"'sha256-{base64.b64encode(sha256(script.encode()).digest()).decode()}'"
 
 
 def _finalize(value: object) -> object:
@@ -48,18 +72,35 @@ def _finalize(value: object) -> object:
     return visible(value) if type(value) is str else value  # markup that the template itself made is left alone
 
 
-def _folds(tables: Iterable[Table]) -> Iterator[tuple[str, list[Table]]]:
-    """Tables that follow each other under the same fold, together."""
-    for fold, together in groupby(tables, key=lambda table: table.fold):
-        yield fold, list(together)
+_Fold = tuple[str, list[Table]]  # what tables that follow each other are folded under; "" where they are not
+
+
+def _folds(tables: Iterable[Table]) -> Iterator[tuple[str, list[_Fold]]]:
+    """Folds with what many that follow each other are about, to choose one of them; "" before those that stand alone."""
+    folds = [(fold, list(together)) for fold, together in groupby(tables, key=lambda table: table.fold)]
+    for about, alike in groupby(folds, key=lambda fold: _about(fold[0])):
+        together = list(alike)
+        yield (about if len(together) >= _FEWEST_CHOICES else ""), together
+
+
+def _about(fold: str) -> str:
+    """`by step` of `ppo, by step`."""
+    return "".join(re.split(r"[:,] ", fold, maxsplit=1)[1:])
+
+
+def _heights(values: Sequence[float | None]) -> list[float]:
+    """Bars from 0 to the largest value, as parts of it."""
+    most = max((value for value in values if value is not None), default=0.0) or 1.0
+    return [round((value or 0.0) / most, 3) for value in values]
 
 
 def _math(text: str) -> Markup:
-    """Words with formulas among them: E_y has a subscript, and no line breaks inside |π − μ| or before a % sign."""
+    """Words with formulas and `code` among them: E_y has a subscript, no line breaks inside |π − μ| or before a %."""
     from markupsafe import Markup, escape
 
     subscripted = str(escape(visible(text))).replace("E_y", "E<sub>y</sub>").replace(" %", "\u00a0%")
-    return Markup(_ABSOLUTE.sub(r'<span class="whole">\g<0></span>', subscripted))
+    whole = _ABSOLUTE.sub(r'<span class="whole">\g<0></span>', subscripted)
+    return Markup(_CODE.sub(r"<code>\1</code>", whole))
 
 
 def _tokens(text: str) -> Markup:

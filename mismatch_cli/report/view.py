@@ -31,6 +31,7 @@ class MetricRow:
     times_floor: str = MISSING
     note: str = ""
     name: str = ""  # stands in the place of the metric's label where that does not say whose number it is
+    limit: str = ""  # the strictest that somebody published, and whether it holds
 
 
 @dataclass(frozen=True)
@@ -181,9 +182,19 @@ class ReportView:
     reload_seconds: int = 0  # after which the page looks for a newer one; 0: it is final
 
     @cached_property
+    def leading_figure(self) -> FigureView | None:
+        """The one beside the verdict: the first of those that stand where their plot wants them most."""
+        titles = {section.title for section in self.outline}
+
+        def wish(figure: FigureView) -> int:
+            return next((n for n, title in enumerate(figure.sections) if title in titles), len(figure.sections))
+
+        return min(self.figures, key=wish, default=None)
+
+    @cached_property
     def sections(self) -> tuple[Section, ...]:
-        """Those that show something, with their figures."""
-        return with_figures(self.outline, self.figures)
+        """Those that show something, with the figures that do not stand beside the verdict."""
+        return with_figures(self.outline, [figure for figure in self.figures if figure is not self.leading_figure])
 
     def definitions(self) -> list[Metric]:
         """Every metric on the page, once, in the order in which they appear."""

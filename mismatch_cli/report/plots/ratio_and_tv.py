@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 STUDY = "mismatch"
 SECTION = "Ratio against TV"
+PLACE = 1
 TITLE = "Ratio and total variation by rollout probability"
 CAPTION = (
     "Each dot is a sampled token at its rollout probability μ, on an axis stretched towards 0 and 1: the ratio r = "
