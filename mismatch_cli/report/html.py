@@ -76,7 +76,7 @@ _Fold = tuple[str, list[Table]]  # what tables that follow each other are folded
 
 
 def _folds(tables: Iterable[Table]) -> Iterator[tuple[str, list[_Fold]]]:
-    """Folds, and what many that follow each other are about, to choose one of them; "" before those that stand alone."""
+    """Folds, and what many that follow each other are about, to choose one of them; "" before single ones."""
     folds = [(fold, list(together)) for fold, together in groupby(tables, key=lambda table: table.fold)]
     for about, alike in groupby(folds, key=lambda fold: _about(fold[0])):
         together = list(alike)
