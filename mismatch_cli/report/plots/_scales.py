@@ -33,13 +33,13 @@ def spread_probability(axes: Panel, lowest: float) -> None:
     axes.minorticks_off()
 
 
-def stretch(axes: Panel, linear: float, limits: tuple[float, float]) -> None:
+def stretch(axes: Panel, linear: float, limits: tuple[float, float], *, percent: bool = False) -> None:
     """A vertical axis that is linear up to `linear` on either side of 0 and logarithmic beyond: 0 has its place."""
     axes.set_yscale("asinh", linear_width=linear)
     axes.set_ylim(*limits)
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_yticks(_ticks(linear, limits, axes.box.height))
-    axes.yaxis.set_major_formatter(_label)
+    axes.yaxis.set_major_formatter(lambda value, _position: _label(100 * value if percent else value))
 
 
 def _ticks(linear: float, limits: tuple[float, float], height: float) -> Sequence[float]:
@@ -55,9 +55,9 @@ def _ticks(linear: float, limits: tuple[float, float], height: float) -> Sequenc
     return sorted(kept)
 
 
-def _label(value: float, _position: float = 0) -> str:
+def _label(value: float) -> str:
     if value and not 1e-3 <= abs(value) < 1e4:
         digit = round(abs(value) / 10.0 ** floor(log10(abs(value))))
         power = power_label(10.0 ** floor(log10(abs(value))))
         return ("−" if value < 0 else "") + (power if digit == 1 else f"{digit}·{power}")
-    return plain_label(value)
+    return plain_label(float(f"{value:.3g}"))

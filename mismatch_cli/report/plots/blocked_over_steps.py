@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mismatch_cli.report.plots._lines import DASHED, any_above_0, draw_line, middle_of_steps, positive, values_of
-from mismatch_cli.report.plots._panels import Panel, Sheet, legend_below_height, power_label
+from mismatch_cli.report.plots._lines import DASHED, any_above_0, draw_line, middle_of_steps, parts_of
+from mismatch_cli.report.plots._masks import apart
+from mismatch_cli.report.plots._panels import Panel, Sheet, legend_below_height
+from mismatch_cli.report.plots._scales import stretch
 from mismatch_cli.report.plots._style import Style
 
 if TYPE_CHECKING:
@@ -18,11 +20,12 @@ STUDY = "clipping"
 SECTION = "What each algorithm throws away"
 TITLE = "Blocked tokens over the steps"
 CAPTION = (
-    "For each step the share of blocked tokens, and over the blocked tokens the mean rollout probability μ and the "
-    "mean entropy of π; dotted, the same over the tokens that the first algorithm keeps. Bands are 95 % intervals "
-    "over prompts, where a step has ten or more; a line is interrupted where nothing was blocked. At most six "
-    "algorithms are drawn: the compared ones, then those that block other tokens than the ones before (Jaccard index "
-    "up to 0.65). DPPO paper, figure 6."
+    "For each step the share of blocked tokens, on an axis that is logarithmic but for its lowest part, so that 0 has "
+    "a place; and over the blocked tokens the mean rollout probability μ and the mean entropy of π, interrupted where "
+    "nothing was blocked; dotted, the same over the tokens that the first algorithm keeps. Bands, for three algorithms"
+    " at most, are 95 % intervals over prompts; a step of fewer than ten prompts has none. At most six algorithms are "
+    "drawn: the compared ones, then those that block other tokens than the ones before (Jaccard index up to 0.65). "
+    "DPPO paper, figure 6."
 )
 
 _PANELS = (  # title, over blocked tokens, over kept tokens
@@ -31,7 +34,7 @@ _PANELS = (  # title, over blocked tokens, over kept tokens
     ("Mean entropy of blocked tokens, nats", "entropy_blocked", "entropy_kept"),
 )
 _MOST = 6
-_ALIKE = 0.65  # algorithms whose Jaccard index is higher draw nearly the same line
+_FAR_APART = 40  # times: from there on a linear axis hides the smaller shares
 _FEWEST_STEPS = 3
 
 
@@ -40,26 +43,28 @@ def needs(data: ClippingPlotData) -> bool:
 
 
 def draw(figure: Sheet, data: ClippingPlotData) -> None:
-    rows = _chosen(data)
+    masks = apart(data, [row for row in data.rows if _has(row, "blocked")], _MOST)
+    rows = [mask.row for mask in masks]
     shown = [panel for panel in _PANELS if any(_has(row, panel[1]) for row in rows)]
     columns = figure.style.pick(len(shown), 1)
     below = legend_below_height(len(rows) + 1, columns)
     panels = figure.panels(len(shown), height=(270, 190), columns=columns, below=below)
-    looks = {row["name"]: look for row, look in zip(rows, _looks(figure.style), strict=False)}
+    looks = {mask.label: look for mask, look in zip(masks, _looks(figure.style), strict=False)}
     x_B = middle_of_steps(rows[0]["by_step"])
     kept_line: dict[str, Any] = {"color": figure.theme.ink, "linestyle": ":", "linewidth": 1.8}
     for axes, (name, blocked, kept) in zip(panels, shown, strict=True):
-        for row in rows:
-            estimates = positive(_estimate(step, blocked) for step in row["by_step"])
-            band, line = looks[row["name"]]
+        for row, (band, line) in zip(rows, looks.values(), strict=True):
+            estimates = [_estimate(step, blocked) for step in row["by_step"]]
             draw_line(axes, middle_of_steps(row["by_step"]), estimates, band=band, **line)
         if kept:
             draw_line(axes, x_B, [step[kept] for step in rows[0]["by_step"]], **kept_line)
         # A step with a handful of blocked tokens has a band that would flatten the lines.
         axes.set_ylim(0, 1 if kept == "mu_kept" else 1.25 * np.nanmax(axes.drawn_values()))
         axes.whole_steps()
-        axes.headline(name)
-    _scale_share(panels[0])
+        part_N3 = parts_of(_estimate(step, blocked) for row in rows for step in row["by_step"])
+        axes.headline(name, note="" if np.isfinite(part_N3[:, 1]).any() or kept else "few prompts: no bands")
+    if shown[0][1] == "blocked":
+        _scale_share(panels[0])
     lines = {name: line for name, (_, line) in looks.items()} | {"kept by the first": kept_line}
     figure.legend_below(lines, columns, beside=75, handlelength=2.6, columnspacing=2.5)
 
@@ -74,24 +79,6 @@ def _estimate(step: Mapping[str, Any], key: str) -> Mapping[str, Any] | None:
     return found
 
 
-def _chosen(data: ClippingPlotData) -> list[Mapping[str, Any]]:
-    """The compared algorithms first, then those that block other tokens than the ones before."""
-    first = [algorithm.name for algorithm in data.compared]
-    rows = sorted((row for row in data.rows if _has(row, "blocked")), key=lambda row: row["name"] not in first)
-    overlap = data.result.get("overlap") or {"names": [], "jaccard": []}
-    jaccard_of = {
-        (name, other): estimate
-        for name, estimates in zip(overlap["names"], overlap["jaccard"], strict=True)
-        for other, estimate in zip(overlap["names"], estimates, strict=True)
-    }
-    chosen: list[Mapping[str, Any]] = []
-    for row in rows:
-        jaccard = values_of(jaccard_of.get((row["name"], before["name"])) for before in chosen)
-        if row["name"] in first or not (jaccard > _ALIKE).any():
-            chosen.append(row)
-    return chosen[:_MOST]
-
-
 def _looks(style: Style) -> list[tuple[float, dict[str, Any]]]:
     """Opacity of the band and look of each line: three solid ones with a band, then dashed."""
     colours, size = (style.theme.blue, style.theme.orange, style.theme.green), style.pick(4.5, 4)
@@ -103,10 +90,9 @@ def _looks(style: Style) -> list[tuple[float, dict[str, Any]]]:
 
 
 def _scale_share(axes: Panel) -> None:
-    """Shares in percent; on a logarithmic axis where the algorithms are far apart."""
+    """Shares in percent, from 0; nearly logarithmic where the algorithms are far apart."""
     values = axes.drawn_values()
     above_0 = values[values > 0]
-    if far_apart := above_0.max() > 40 * above_0.min():
-        axes.set_ylim(above_0.min() / 1.6, above_0.max() * 1.6)
-        axes.logarithmic("y")
-    axes.in_percent(power_label if far_apart else None)
+    axes.in_percent()
+    if above_0.max() > _FAR_APART * above_0.min():
+        stretch(axes, 0.5 * above_0.min(), (0, 1.6 * above_0.max()), percent=True)

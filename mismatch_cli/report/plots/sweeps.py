@@ -1,4 +1,4 @@
-"""What another threshold would block: blocked share and lost weight as functions of it."""
+"""What another threshold would block: blocked share and lost update as functions of it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mismatch_cli.report.plots._lines import DASHED, draw_line, positive, values_of
-from mismatch_cli.report.plots._panels import LEGEND, Panel, Sheet, power_label
+from mismatch_cli.report.plots._lines import DASHED, draw_line, values_of
+from mismatch_cli.report.plots._panels import LEGEND, Panel, Sheet, width_of
+from mismatch_cli.report.plots._scales import stretch
 
 if TYPE_CHECKING:
     from mismatch_cli.studies.clipping import ClippingPlotData
@@ -17,12 +18,14 @@ STUDY = "clipping"
 SECTION = "What if"
 TITLE = "What another threshold would block"
 CAPTION = (
-    "Share of tokens that a mask blocks and share of the update's weight that is lost with them, as functions of the "
-    "threshold, with 95 % intervals over prompts; for the cap, the share of tokens above it and the weight that it "
-    "takes away. Vertical lines: published thresholds."
+    "Share of tokens that a mask blocks and share of the update that is lost with them, as functions of the threshold,"
+    " with 95 % intervals over prompts where there are enough tokens; for the cap, the share of tokens above it and "
+    "the share of the update that it takes away. Dashed: the mask on top-K divergences. The vertical axis is "
+    "logarithmic but for its lowest part, so that 0 has a place. Vertical lines: published thresholds."
 )
 
-_DECADES = 4  # of the vertical axis, at most: below, there are hardly any tokens
+_LINEAR = 1e-3  # of the highest share: below, the vertical axis is linear
+_HEADROOM = 5  # times the highest share, for what is written at the thresholds
 
 
 class _Sweep(NamedTuple):
@@ -30,18 +33,27 @@ class _Sweep(NamedTuple):
     axis: str
     solid: str  # the sweep drawn with solid lines
     dashed: str  # another one on the same thresholds, if any
-    published: tuple[float, ...]
+    published: tuple[tuple[float, str], ...]
     threshold: str = "threshold"  # on the horizontal axis
     key: str = "blocked"
     counted: str = "tokens blocked"
 
 
 _SWEEPS = (
-    _Sweep("Ratio clip", "ε: A > 0 and r > 1 + ε, A < 0 and r < 1 − ε", "ratio_clip", "", (0.2, 0.28)),
-    _Sweep("Total variation", "δ of the TV mask", "binary_tv", "top_k_tv", (0.15, 0.2)),
-    _Sweep("KL divergence", "δ of the KL mask, nats", "binary_kl", "top_k_kl", (0.05,)),
-    _Sweep("Cap on the weight", "C: the weight is min(r, C)", "cap", "", (3, 5), "cap", "share", "tokens above C"),
-)
+    _Sweep(
+        "Ratio clip", "ε: A > 0 and r > 1 + ε, A < 0 and r < 1 − ε", "ratio_clip", "",
+        ((0.2, "PPO 0.2"), (0.28, "clip-higher 0.28")),
+    ),
+    _Sweep(
+        "Total variation", "δ of the TV mask", "binary_tv", "top_k_tv",
+        ((0.15, "DPPO 0.15"), (0.2, "DPPO top-K 0.2")),
+    ),
+    _Sweep("KL divergence", "δ of the KL mask, nats", "binary_kl", "top_k_kl", ((0.05, "DPPO 0.05"),)),
+    _Sweep(
+        "Cap on the weight", "C: the weight is min(r, C)", "cap", "",
+        ((3, "PG-TIS 3"), (5, "DPPO top-K 5")), "cap", "share", "tokens above C",
+    ),
+)  # fmt: skip
 
 
 def needs(data: ClippingPlotData) -> bool:
@@ -67,36 +79,35 @@ def _is_drawn(data: ClippingPlotData, sweep: _Sweep) -> bool:
 
 def _draw_sweep(axes: Panel, data: ClippingPlotData, sweep: _Sweep) -> None:
     solid, dashed = _rows(data, sweep.solid), _rows(data, sweep.dashed)
-    series = ((sweep.key, sweep.counted, axes.theme.orange), ("lost", "weight lost", axes.theme.blue))
+    series = ((sweep.key, sweep.counted, axes.theme.ink), ("lost", "update lost", axes.theme.green))
     for rows, line, band in ((solid, "-", 0.17), (dashed, DASHED, 0)):
         x_B = np.array([row[sweep.threshold] for row in rows])
         for key, name, colour in series:
             label = name if line == "-" or not solid else None
-            estimates = positive(row[key] for row in rows)
-            draw_line(axes, x_B, estimates, colour, band=band, linestyle=line, label=label)
+            draw_line(axes, x_B, [row[key] for row in rows], colour, band=band, linestyle=line, label=label)
     _set_scales(axes, sweep.published)
     _draw_published(axes, sweep.published)
     axes.set_xlabel(sweep.axis)
     axes.headline(f"{sweep.title}: share, %", note="dashed: top-K" if dashed else "")
 
 
-def _set_scales(axes: Panel, published: tuple[float, ...]) -> None:
+def _set_scales(axes: Panel, published: Sequence[tuple[float, str]]) -> None:
     """The horizontal axis goes on as long as anything is blocked, and to the published thresholds."""
     x, y = (np.concatenate(columns) for columns in zip(*(line.get_data() for line in axes.lines), strict=True))
-    x, y = x[np.isfinite(y)], y[np.isfinite(y)]
-    axes.set_xlim(min(x.min(), published[0] / 1.3), max(x.max(), 1.3 * published[-1]))
-    axes.set_ylim(max(y.min() / 1.5, 1.9 * y.max() * 10.0**-_DECADES), 1.9 * y.max())
+    x, highest = x[y > 0], np.nanmax(y)
+    axes.set_xlim(min(x.min(), published[0][0] / 1.3), max(x.max(), 1.3 * published[-1][0]))
     axes.logarithmic("x")
-    axes.logarithmic("y")
-    axes.in_percent(power_label)
+    stretch(axes, _LINEAR * highest, (0, min(_HEADROOM * highest, max(1.0, 1.5 * highest))), percent=True)
 
 
-def _draw_published(axes: Panel, thresholds: tuple[float, ...]) -> None:
-    for index, threshold in enumerate(thresholds):
-        axes.axvline(threshold, color=axes.theme.muted, linewidth=0.9, zorder=1)
-        left = index == 0 and len(thresholds) > 1
+def _draw_published(axes: Panel, thresholds: Sequence[tuple[float, str]]) -> None:
+    """Each with its name: the first of two at its left, the last one at its right where there is room."""
+    for row, (threshold, name) in enumerate(thresholds):
+        axes.axvline(threshold, color=axes.theme.muted, linewidth=0.9, linestyle=":", zorder=1)
+        place = axes.transAxes.inverted().transform(axes.transData.transform((threshold, 1)))[0]
+        right = row == len(thresholds) - 1 and (1 - place) * axes.box.width > width_of(name, axes.style.small) + 4
         axes.annotate(
-            f"{threshold:g}", (threshold, 1), xycoords=("data", "axes fraction"), xytext=(-2 if left else 2, -2),
-            textcoords="offset points", ha="right" if left else "left", va="top", color=axes.theme.muted,
+            name, (threshold, 1), xycoords=("data", "axes fraction"), xytext=(3 if right else -3, -2 - 11 * row),
+            textcoords="offset points", ha="left" if right else "right", va="top", color=axes.theme.muted,
             fontsize=axes.style.small, zorder=6,
         )  # fmt: skip

@@ -132,6 +132,12 @@ def overlap(names: Sequence[str], blocked_TA: np.ndarray) -> dict[str, Any]:
     }
 
 
+def same_mask(names: Sequence[str], blocked_TA: np.ndarray) -> list[list[str]]:
+    _, group_A = np.unique(blocked_TA, axis=1, return_inverse=True)
+    groups = [[name for name, own in zip(names, group_A, strict=True) if own == group] for group in np.unique(group_A)]
+    return [group for group in groups if len(group) > 1]
+
+
 def bad_updates(tokens: Tokens) -> dict[str, Any]:
     drop_T, advantage_T = tokens.mu_T - tokens.pi_T, tokens.advantage_T
     negative_T, judged_T = advantage_T < 0, advantage_T != 0
@@ -190,6 +196,8 @@ def make_data(
     blocked_TA = np.stack([~keep_T(a, tokens.policies, tokens.advantage_T) for a in algorithms], axis=1)
     result = {
         "has": {"advantages": advantages, "rewards": advantages, "entropy": True, "top_k": 0, "recomputed": "measured"},
+        "compared": [algorithm.name for algorithm in compared],
+        "same_mask": same_mask([a.name for a in algorithms], blocked_TA),
         "algorithms": [algorithm_row(a, blocked_TA[:, i], tokens) for i, a in enumerate(algorithms)],
         "overlap": overlap([a.name for a in algorithms], blocked_TA),
         "bad_updates": bad_updates(tokens),

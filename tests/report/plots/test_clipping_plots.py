@@ -123,11 +123,18 @@ def test_a_single_threshold_makes_no_line(many: ClippingPlotData) -> None:
     assert not plot.needs(replace(many, result={"sweeps": {"cap": cap}}))
 
 
-def test_rewards_stand_below_the_bad_updates(many: ClippingPlotData) -> None:
-    share, reward, _ = drawn(load("bad-updates"), many, STYLES[0]).axes
+def test_bad_updates_by_threshold_and_by_step_share_their_axis(many: ClippingPlotData) -> None:
+    sweep, share, reward = drawn(load("bad-updates"), many, STYLES[0]).axes
     assert reward.get_title(loc="left") == "Mean reward"
+    assert share.get_ylim() == sweep.get_ylim() != reward.get_ylim()
     assert reward.get_xlim() == share.get_xlim()
-    assert reward.get_position().y1 < share.get_position().y0
+
+
+def test_a_step_without_a_blocked_token_is_at_0(many: ClippingPlotData) -> None:
+    axes = drawn(load("blocked-over-steps"), many, STYLES[0]).axes[0]
+    shares = np.stack([line.get_ydata() for line in axes.lines])
+    assert (shares == 0).any() and axes.get_ylim()[0] == 0
+    assert axes.get_yticks()[0] == 0 and axes.get_yticks()[-1] > 100 * axes.get_yticks()[1]
 
 
 GRIPS = (  # algorithm, sign of A, μ, π, blocked
@@ -206,11 +213,13 @@ def test_without_advantages_each_sign_is_asked(tokens: Any, data_of: Callable[..
 
 
 def test_lines_that_would_coincide_are_left_out(many: ClippingPlotData) -> None:
-    from mismatch_cli.report.plots.blocked_over_steps import _chosen
+    from mismatch_cli.report.plots._masks import apart
 
-    names = [row["name"] for row in _chosen(many)]
+    masks = apart(many, many.blocking, 6)
+    names = [mask.row["name"] for mask in masks]
     assert names[:2] == [algorithm.name for algorithm in many.compared]
     assert len(names) == 6
+    assert not {name for mask in masks for name in mask.others} & set(names)
     assert "minirl-tis" not in names  # the same mask as minirl
 
 

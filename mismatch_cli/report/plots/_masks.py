@@ -1,0 +1,32 @@
+"""Which algorithms a figure shows where it has no room for all: those that block other tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from mismatch_cli.report.plots._lines import values_of
+
+if TYPE_CHECKING:
+    from mismatch_cli.studies.clipping import ClippingPlotData, OneMask
+
+_ALIKE = 0.65  # algorithms whose Jaccard index is higher draw nearly the same
+
+
+def apart(data: ClippingPlotData, rows: Iterable[Mapping[str, Any]], most: int) -> list[OneMask]:
+    """Of these rows the compared algorithms, then those that block other tokens than the ones before."""
+    compared = [algorithm.name for algorithm in data.compared]
+    masks = sorted(data.masks(rows), key=lambda mask: mask.row["name"] not in compared)
+    overlap = data.result.get("overlap") or {"names": [], "jaccard": []}
+    jaccard_of = {
+        (name, other): estimate
+        for name, estimates in zip(overlap["names"], overlap["jaccard"], strict=True)
+        for other, estimate in zip(overlap["names"], estimates, strict=True)
+    }
+    chosen: list[OneMask] = []
+    for mask in masks:
+        name = mask.row["name"]
+        jaccard = values_of(jaccard_of.get((name, before.row["name"])) for before in chosen)
+        if name in compared or not (jaccard > _ALIKE).any():
+            chosen.append(mask)
+    return chosen[:most]
