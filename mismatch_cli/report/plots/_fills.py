@@ -1,5 +1,6 @@
 """Panels filled with colour: many points as one transparent picture, and heat maps of shares."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import cache
 from typing import NamedTuple
@@ -11,14 +12,15 @@ from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
 
-from mismatch_cli.report.plots._panels import RIGHT, Panel, Sheet
+from mismatch_cli.report.plots._panels import RIGHT, Panel, Sheet, width_of
 from mismatch_cli.report.plots._style import CSS_PX, DARK, LIGHT, Style
 
 _LEVELS = 15  # few different alphas compress well, and more cannot be told apart
 _FAINTEST, _STRONGEST = 0.45, 1.0
 _KEY = (1e-4, 1e-3, 0.01, 0.1, 0.5)  # the shares whose colours the key shows, and the highest
 _TITLE_PAD = 20  # points from a panel to its title, with one line for a key between them
-_FEWEST_PIXELS = 29  # of a cell that holds a number
+_CELL, _NAME = 17, 15  # pixels of a row of cells and of the name above it
+_ROOT = {2: "square-root", 3: "cube-root"}
 _GAP = 1  # pixel between two cells
 
 
@@ -77,14 +79,14 @@ def _shade(counts: np.ndarray, colour: str) -> np.ndarray:
 
 
 class Scale(NamedTuple):
-    """From shares to colours: (share / reach) to the power of `gamma` is the opacity of `colour` on the grid's."""
+    """From shares to colours: a root of share / reach is the opacity of `colour` on the grid's."""
 
     colour: str
     reach: float
-    gamma: float
+    root: int
 
     def strength(self, share: np.ndarray) -> np.ndarray:
-        return (share / self.reach) ** self.gamma
+        return (share / self.reach) ** (1 / self.root)
 
 
 def reach_of(*shares: np.ndarray) -> float:
@@ -93,69 +95,6 @@ def reach_of(*shares: np.ndarray) -> float:
     return min(
         round_ for power in range(-4, 1) for digit in (1, 2, 5) if (round_ := digit * 10.0**power) >= min(highest, 1)
     )
-
-
-def draw_heat(axes: Panel, share_RC: np.ndarray, scale: Scale, title: str) -> None:
-    """Fill the panel with cells, first row on top; NaN stays empty. Above it a title, and what the colours mean."""
-    rows, columns = share_RC.shape
-    axes.set_xlim(0, columns)
-    axes.set_ylim(rows, 0)
-    axes.grid(visible=False)
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    _draw_cells(axes, share_RC, scale)
-    axes.set_title(title, x=axes.flush, pad=_TITLE_PAD)
-    _draw_key(axes, scale)
-    if axes.box.width / columns < _FEWEST_PIXELS:
-        return
-    turns = _turns(scale.colour)
-    for (row, column), share in np.ndenumerate(share_RC):
-        if np.isfinite(share):
-            readable = axes.theme.ink if scale.strength(share) < turns else axes.theme.page
-            axes.text(
-                column + 0.5, row + 0.52, percent(share), ha="center", va="center_baseline",
-                color=readable if share else axes.theme.muted, fontsize=axes.style.small,
-            )  # fmt: skip
-
-
-def _draw_cells(axes: Panel, share_RC: np.ndarray, scale: Scale) -> None:
-    """What is drawn in two layers follows the theme: first every cell in the colour of the grid."""
-    rows, columns = share_RC.shape
-    gap = np.array([axes.box.width / columns, axes.box.height / rows]) ** -1 * _GAP / 2
-    corners = np.array([[0, 0], [1, 0], [1, 1], [0, 1]]) * (1 - 2 * gap) + gap
-    (row_N, column_N), share_N = np.nonzero(np.isfinite(share_RC)), share_RC[np.isfinite(share_RC)]
-    cells_N42 = np.column_stack([column_N, row_N])[:, None] + corners
-    outline = Path(
-        np.pad(cells_N42, ((0, 0), (0, 1), (0, 0))).reshape(-1, 2), np.tile([1, 2, 2, 2, 79], len(cells_N42))
-    )
-    axes.add_patch(PathPatch(outline, facecolor=axes.theme.grid, linewidth=0))
-    opacity_N = np.round(scale.strength(share_N), 2)
-    colours = [to_rgba(scale.colour, alpha) for alpha in opacity_N[share_N > 0]]
-    axes.add_collection(PolyCollection(cells_N42[share_N > 0], facecolors=colours, linewidths=0), autolim=False)
-
-
-def _draw_key(axes: Panel, scale: Scale) -> None:
-    """What the colours mean, in one line between title and panel."""
-    reach = scale.reach
-    shares = np.array([0.0, *[share for share in _KEY if 1.5e-3 * reach < share < 0.8 * reach], reach])
-    below = Patch(color=axes.theme.grid, linewidth=0)
-    axes.legend(
-        handles=[(below, Patch(color=scale.colour, alpha=alpha, linewidth=0)) for alpha in scale.strength(shares)],
-        labels=[*(f"{100 * share:.3g}" for share in shares[:-1]), f"{100 * reach:.3g} %"],
-        handler_map={tuple: HandlerTuple(ndivide=1)}, loc="lower left", bbox_to_anchor=(axes.flush, 1.0),
-        ncols=len(shares), borderaxespad=0.3, borderpad=0.1, handlelength=1.1, handletextpad=0.35, columnspacing=0.9,
-    )  # fmt: skip
-
-
-def note_silent(figure: Sheet, count: int) -> None:
-    """Say at the upper right how many algorithms block nothing, and are not drawn."""
-    if count:
-        text = f"{count} block{'s' * (count == 1)} nothing" + figure.style.pick(": left out", "")
-        width, height = figure.get_size_inches() / CSS_PX
-        figure.text(
-            (width - RIGHT) / width, (height - 27) / height, text, ha="right", fontsize=figure.style.small,
-            color=figure.theme.muted,
-        )  # fmt: skip
 
 
 def percent(share: float) -> str:
@@ -167,6 +106,105 @@ def percent(share: float) -> str:
         return "<.01"
     decimals = 2 if value < 0.995 else 1 if value < 9.95 else 0
     return f"{value:.{decimals}f}"
+
+
+def heat_row(style: Style) -> int:
+    """Pixels of a row of a heat map: of cells with the name beside them, or above them where there is little room."""
+    return style.pick(21, _CELL + _NAME)
+
+
+def middle_of_cell(style: Style) -> float:
+    """How far down in its row the middle of a cell lies."""
+    return 1 - 0.48 * (1 - _above(style))
+
+
+def _above(style: Style) -> float:
+    """The part of a row that is above its cells."""
+    return style.pick(0.0, _NAME / heat_row(style))
+
+
+def draw_heat(
+    axes: Panel,
+    share_RC: np.ndarray,
+    scale: Scale,
+    title: str,
+    names: Sequence[str],
+    label: Callable[[float], str] = percent,
+) -> None:
+    """Fill the panel with cells, first row on top; NaN stays empty. Above it a title, and what the colours mean."""
+    rows, columns = share_RC.shape
+    axes.set_xlim(0, columns)
+    axes.set_ylim(rows, 0)
+    axes.grid(visible=False)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    _draw_cells(axes, share_RC, scale)
+    _write_names(axes, names)
+    axes.set_title(title, x=axes.flush, pad=_TITLE_PAD)
+    _draw_key(axes, scale)
+    words = {place: label(share) for place, share in np.ndenumerate(share_RC) if np.isfinite(share)}
+    if axes.box.width / columns < max((width_of(word, axes.style.small) for word in {*words.values()}), default=0):
+        return
+    turns = _turns(scale.colour)
+    for (row, column), word in words.items():
+        share = share_RC[row, column]
+        readable = axes.theme.ink if scale.strength(share) < turns else axes.theme.page
+        axes.text(
+            column + 0.5, row + middle_of_cell(axes.style), word, ha="center", va="center_baseline",
+            color=readable if share else axes.theme.muted, fontsize=axes.style.small,
+        )  # fmt: skip
+
+
+def _draw_cells(axes: Panel, share_RC: np.ndarray, scale: Scale) -> None:
+    """What is drawn in two layers follows the theme: first every cell in the colour of the grid."""
+    (rows, columns), above = share_RC.shape, _above(axes.style)
+    gap = np.array([axes.box.width / columns, axes.box.height / rows]) ** -1 * _GAP / 2
+    corners = np.array([[0, 0], [1, 0], [1, 1], [0, 1]]) * (1 - 2 * gap - [0, above]) + gap + [0, above]
+    (row_N, column_N), share_N = np.nonzero(np.isfinite(share_RC)), share_RC[np.isfinite(share_RC)]
+    cells_N42 = np.column_stack([column_N, row_N])[:, None] + corners
+    outline = Path(
+        np.pad(cells_N42, ((0, 0), (0, 1), (0, 0))).reshape(-1, 2), np.tile([1, 2, 2, 2, 79], len(cells_N42))
+    )
+    axes.add_patch(PathPatch(outline, facecolor=axes.theme.grid, linewidth=0))
+    opacity_N = np.round(scale.strength(share_N), 2)
+    colours = [to_rgba(scale.colour, alpha) for alpha in opacity_N[share_N > 0]]
+    axes.add_collection(PolyCollection(cells_N42[share_N > 0], facecolors=colours, linewidths=0), autolim=False)
+
+
+def _write_names(axes: Panel, names: Sequence[str]) -> None:
+    """Beside the rows, or above them."""
+    rows, small = len(names), axes.style.small
+    axes.set_yticks(np.arange(rows) + 0.5, axes.style.pick(names, [""] * rows), fontsize=small)
+    for row, name in enumerate(axes.style.pick((), names)):
+        axes.annotate(
+            name, (0, row), xytext=(1, -2), textcoords="offset points", va="top", fontsize=small, color=axes.theme.muted
+        )
+
+
+def _draw_key(axes: Panel, scale: Scale) -> None:
+    """What the colours mean, in one line between title and panel."""
+    reach = scale.reach
+    shares = np.array([0.0, *[share for share in _KEY if 1.5e-3 * reach < share < 0.8 * reach], reach])
+    below = Patch(color=axes.theme.grid, linewidth=0)
+    axes.legend(
+        handles=[(below, Patch(color=scale.colour, alpha=alpha, linewidth=0)) for alpha in scale.strength(shares)],
+        labels=[*(f"{100 * share:.3g}" for share in shares[:-1]), f"{100 * reach:.3g} %  ({_ROOT[scale.root]} scale)"],
+        handler_map={tuple: HandlerTuple(ndivide=1)}, loc="lower left", bbox_to_anchor=(axes.flush, 1.0),
+        ncols=len(shares), borderaxespad=0.3, borderpad=0.1, handlelength=1.1, handletextpad=0.35, columnspacing=0.9,
+    )  # fmt: skip
+
+
+def note_left_out(figure: Sheet, silent: int, alike: int = 0) -> None:
+    """Say at the upper right how many algorithms are not drawn: they block nothing, or what another one blocks."""
+    if silent or alike:
+        text = f"{silent + alike} left out"
+        if not alike:
+            text = f"{silent} block{'s' * (silent == 1)} nothing" + figure.style.pick(": left out", "")
+        width, height = figure.get_size_inches() / CSS_PX
+        figure.text(
+            (width - RIGHT) / width, (height - 27) / height, text, ha="right", fontsize=figure.style.small,
+            color=figure.theme.muted,
+        )  # fmt: skip
 
 
 @cache

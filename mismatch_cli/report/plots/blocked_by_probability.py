@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mismatch_cli.report.plots._fills import Scale, draw_heat, note_silent, reach_of
+from mismatch_cli.report.plots._fills import Scale, draw_heat, heat_row, note_left_out, reach_of
 from mismatch_cli.report.plots._lines import values_of
+from mismatch_cli.report.plots._masks import apart
 from mismatch_cli.report.plots._panels import LEFT, RIGHT, Box, Sheet, short_names, width_of
 
 if TYPE_CHECKING:
@@ -19,11 +20,14 @@ SECTION = "What each algorithm throws away"
 TITLE = "Blocked tokens by rollout probability"
 CAPTION = (
     "For each algorithm the share of tokens that it blocks, in percent, by bin of the rollout probability μ; empty "
-    "where there are no tokens. Algorithms that block nothing are left out. The limit of a ratio clip is the "
-    "narrower the smaller μ is; binary TV is below μ or π, so a limit on it cannot reach tokens that both call rare."
+    "where there are no tokens. Algorithms that decide alike on every token of this trace are one row; those that "
+    "block nothing are left out, and where there is little room those that block nearly what one above them blocks "
+    "(Jaccard index above 0.65). The limit of a ratio clip is the narrower the smaller μ is; binary TV is below μ or "
+    "π, so a limit on it cannot reach tokens that both call rare."
 )
 
 _HEAD, _GAP, _BELOW = 54, 26, 44
+_MOST = 10  # masks where there is little room
 _SIGNS = (("positive", ">"), ("negative", "<"))
 
 
@@ -32,23 +36,25 @@ def needs(data: ClippingPlotData) -> bool:
 
 
 def draw(figure: Sheet, data: ClippingPlotData) -> None:
-    rows, style = data.blocking, figure.style
-    names = short_names([row["name"] for row in rows], style.pick(280, 152), style.small)
-    beside = max(LEFT, 14 + max(width_of(name, style.small) for name in names))
-    columns, row_height, flush = style.pick((2, 21, 0.0), (1, 17, 8 - beside))
+    style = figure.style
+    masks = style.pick(data.masks(data.blocking), apart(data, data.blocking, _MOST))
+    rows = [mask.row for mask in masks]
+    names = short_names([mask.label for mask in masks], style.pick(280, style.width - 30), style.small)
+    beside = style.pick(max(LEFT, 14 + max(width_of(name, style.small) for name in names)), 8)
+    columns = style.pick(2, 1)
     width = (style.width - beside - RIGHT - (columns - 1) * _GAP) / columns
-    height = len(rows) * row_height
+    height = len(rows) * heat_row(style)
     places = [divmod(index, columns) for index in range(len(_SIGNS))]
     boxes = [Box(beside + j * (width + _GAP), _HEAD + i * (height + _HEAD + _BELOW), width, height) for i, j in places]
     shares = [_shares(rows, key) for key, _ in _SIGNS]
-    scale = Scale(style.theme.orange, reach_of(*shares), 0.38)  # a percent can be told from nothing below a hundred
+    scale = Scale(style.theme.orange, reach_of(*shares), 3)  # a percent can be told from nothing below a hundred
     for axes, (_, column), share_RC, (_, sign) in zip(figure.place(boxes, _BELOW), places, shares, _SIGNS, strict=True):
-        axes.flush = flush / width
-        draw_heat(axes, share_RC, scale, f"{data.when(sign)}: blocked, %")
-        axes.label_bins(rows[0]["by_mu"], every=3)
+        axes.flush = 0
+        draw_heat(axes, share_RC, scale, f"{data.when(sign)}: blocked, %", [""] * len(rows) if column else names)
+        axes.label_bins(rows[0]["by_mu"])
         axes.set_xlabel(style.pick("rollout probability μ, edges of the bins", "μ, edges of the bins"))
-        axes.set_yticks(np.arange(len(rows)) + 0.5, [""] * len(rows) if column else names, fontsize=style.small)
-    note_silent(figure, len(data.rows) - len(rows))
+    shown = sum(1 + len(mask.others) for mask in masks)
+    note_left_out(figure, len(data.rows) - len(data.blocking), len(data.blocking) - shown)
 
 
 def _shares(rows: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:
