@@ -1,84 +1,198 @@
-"""The page in a real browser: on a phone and on a desk, in light and dark."""
+"""The page in a real browser: on a phone and on a desk, in light and dark, with its script and without."""
 
 from __future__ import annotations
 
-import json
-import re
-import shutil
-import subprocess
+import io
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from mismatch_cli.report.html import render_html
 from mismatch_cli.report.plots._style import DARK, LIGHT, Theme
-from mismatch_cli.report.view import ReportView
+from mismatch_cli.report.view import Column, Profile, ReportView, Screen, Section, Table, Verdict
+from tests.report.browser import CHROMIUM, Browser
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update", "--force-device-scale-factor=1",
-)  # fmt: skip
-POLICY = re.compile('<meta http-equiv="Content-Security-Policy"[^>]*>')
-# A headless window is at least 500 pixels wide, a frame in it is not.
-FRAME = """<!doctype html><meta name="color-scheme" content="light dark">
-<iframe src="report.html" width="{width}" height="1600" style="border: 0"></iframe><pre id="measured"></pre>
-<script>addEventListener("message", e => {{ document.getElementById("measured").textContent = e.data; }});</script>"""
-MEASURE = """<script>addEventListener("load", () => {
-  const boxes = [...document.querySelectorAll("body *")].filter(e => !e.closest(".scroll, pre, thead, nav"));
-  const beyond = boxes.filter(e => e.getBoundingClientRect().right > innerWidth + 1);
-  const width = element => Math.round(element.getBoundingClientRect().width);
-  const images = [...document.images].map(i => [i.complete, i.naturalWidth, width(i)]);
-  parent.postMessage(JSON.stringify({
-    inner: innerWidth, scroll: document.documentElement.scrollWidth, beyond: beyond.length, images,
-    dark: matchMedia("(prefers-color-scheme: dark)").matches,
-  }), "*");
-});</script>"""
-
-CASES = [(375, LIGHT), (375, DARK), (1280, LIGHT), (1280, DARK)]
+NUMBERS = ("0.5 %", "—", "−3.1e−5 ± 2e−6", "12,300", "28 ×", "< 1e−7", "0.06 – 0.1", "", "0", ".25", "1e3", "7", "−2")
+ASCENDING = ["−2", "−3.1e−5 ± 2e−6", "0", "< 1e−7", "0.06 – 0.1", ".25", "0.5 %", "7", "28 ×", "1e3", "12,300", "—", ""]
+ALGORITHMS = ("ppo", "gspo", "dppo-binary-tv", "minirl", "relax-both:alpha=0.1")
+WITHIN = "document.querySelector('#sorted .grid')"
+SHOWN = f"[...{WITHIN}.tBodies[0].rows].filter(row => row.checkVisibility()).map(row => row.cells[1].textContent)"
 
 
-def browse(folder: Path, page: Path, width: int, theme: Theme, *extra: str) -> str:
-    profile = folder / "profile"
-    flags = [*FLAGS, f"--user-data-dir={profile}", f"--window-size={width},1600", *extra]
-    flags.append(f"--blink-settings=preferredColorScheme={0 if theme is DARK else 1}")
-    done = subprocess.run(
-        [str(BROWSER), *flags, page.as_uri()], capture_output=True, text=True, timeout=120, check=True
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    browser = Browser(tmp_path_factory.mktemp("chromium"))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory, view: ReportView) -> Path:
+    """A page with one of everything that the script makes something of."""
+    columns = (Column("name", kind="text"), Column("value"))
+    rows = tuple((f"row {n}", text) for n, text in enumerate(NUMBERS))
+    folds = tuple(replace(Table("", columns, rows[:2]), fold=f"{name}, by step") for name in ALGORITHMS)
+    profile = Profile("By μ", (0.1, None, 0.3), "0", "1", "mean |Δlog p|")
+    screen = Screen(
+        ("vllm against transformers", "T = 1"), Verdict("HEALTHY", "All hold.", "good"), profiles=(profile,)
     )
-    return done.stdout
+    outline = (
+        *view.outline,
+        Section("Sorted", tables=(Table("Values", columns, rows),)),
+        Section("Chosen", tables=folds),
+    )
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(render_html(replace(view, outline=outline, screen=screen)), encoding="utf-8")
+    return path
 
 
-@pytest.mark.parametrize(("width", "theme"), CASES[::3], ids=lambda value: getattr(value, "name", value))
-def test_nothing_sticks_out_and_the_right_pictures_are_shown(
-    tmp_path: Path, view: ReportView, width: int, theme: Theme
-) -> None:
-    page = POLICY.sub("", render_html(view)).replace("</body>", MEASURE + "</body>")
-    (tmp_path / "report.html").write_text(page, encoding="utf-8")
-    frame = tmp_path / "frame.html"
-    frame.write_text(FRAME.format(width=width), encoding="utf-8")
-    dom = browse(tmp_path, frame, width + 200, theme, "--dump-dom", "--virtual-time-budget=10000")
-    found = json.loads(dom.partition('<pre id="measured">')[2].partition("</pre>")[0])
-    shown = [True, 1080, 1032] if width > 900 else [True, 344, 343]
-    assert found == {
-        "inner": width, "scroll": width, "beyond": 0, "dark": theme is DARK, "images": [shown] * 5,
-    }  # fmt: skip
+LAYOUT = """(() => {
+  const boxes = [...document.querySelectorAll("body *")].filter(e => !e.closest(".scroll, pre, thead, nav, .unseen"));
+  const images = [...document.images].map(i => [i.complete, i.naturalWidth, Math.round(i.offsetWidth)]);
+  return {
+    scroll: document.documentElement.scrollWidth, images,
+    beyond: boxes.filter(e => e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 200)),
+  };
+})()"""
+CASES = [(400, LIGHT), (400, DARK), (1280, LIGHT), (1280, DARK)]
 
 
 @pytest.mark.parametrize(("width", "theme"), CASES, ids=lambda value: getattr(value, "name", value))
-def test_screenshot_has_ink_on_the_page_of_its_theme(
-    tmp_path: Path, view: ReportView, width: int, theme: Theme
+def test_nothing_sticks_out_and_the_theme_is_the_readers(
+    browser: Browser, page: Path, width: int, theme: Theme
 ) -> None:
     from PIL import Image
 
-    page, picture = tmp_path / "report.html", tmp_path / "page.png"
-    page.write_text(render_html(view), encoding="utf-8")
-    browse(tmp_path, page, width, theme, f"--screenshot={picture}")
-    with Image.open(picture) as image:
+    browser.open(page, width, 1600, dark=theme is DARK)
+    shown = [True, 1080, 1032] if width > 900 else [True, 344, 368]
+    found = browser.run(LAYOUT)
+    assert found == {"scroll": width, "beyond": [], "images": [shown] * len(found["images"])}
+    with Image.open(io.BytesIO(browser.screenshot())) as image:
         pixels = np.asarray(image.convert("RGB")).reshape(-1, 3)
     paper = np.array([int(theme.page[i : i + 2], 16) for i in (1, 3, 5)])
     share = np.mean(np.all(pixels == paper, axis=1))
     assert 0.6 < share < 0.97  # most of it is paper, and something is printed on it
     assert len(np.unique(pixels[::7], axis=0)) > 30
+
+
+CONTRASTS = """(() => {
+  const channels = color => {
+    const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+    canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data];
+  };
+  const light = color => {
+    const linear = c => (c <= 10 ? c / 3294 : ((c / 255 + 0.055) / 1.055) ** 2.4);
+    const [r, g, b] = channels(color).map(linear);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const paper = e => {
+    for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor; if (channels(c)[3]) return c; }
+    return "white";
+  };
+  const found = {};
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const e = texts.currentNode.parentElement;
+    if (!texts.currentNode.data.trim() || !e.checkVisibility()) continue;
+    const [a, b] = [light(getComputedStyle(e).color), light(paper(e))];
+    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (contrast < 4.5) found[`${e.tagName}.${e.className}`] = contrast;
+  }
+  return found;
+})()"""
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_text_can_be_read(browser: Browser, page: Path, dark: bool) -> None:
+    browser.open(page, 1280, dark=dark)
+    browser.run("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+    assert browser.run(CONTRASTS) == {}
+
+
+def test_the_answer_and_its_picture_come_first(browser: Browser, page: Path) -> None:
+    browser.open(page, 1280, 800)
+    bottom = (
+        "(selector => Math.max(...[...document.querySelectorAll(selector)].map(e => e.getBoundingClientRect().bottom)))"
+    )
+    assert browser.run(f"{bottom}('.verdict')") < browser.run(f"{bottom}('.leading li')") < 420
+    box = browser.run("document.querySelector('figure img').getBoundingClientRect().toJSON()")
+    assert (box["top"] + box["bottom"]) / 2 < 800  # most of it is seen
+
+
+def test_tables_sort_as_numbers_do(browser: Browser, page: Path) -> None:
+    browser.open(page, 1280)
+    assert browser.run(SHOWN) == list(NUMBERS[:8])  # folded
+    order = f"{WITHIN}.querySelectorAll('th[scope=col]')[1].getAttribute('aria-sort')"
+    assert browser.run(order) == "none"
+    browser.run(f"{WITHIN}.querySelectorAll('.sort')[1].focus()")
+    browser.press("Enter")
+    assert browser.run(order) == "descending"
+    assert browser.run(SHOWN) == ASCENDING[:11][::-1][:8]
+    browser.press("Enter")
+    assert browser.run(order) == "ascending"
+    browser.run("document.querySelector('#sorted .more').click()")
+    assert browser.run(SHOWN) == ASCENDING
+    browser.run(f"{WITHIN}.querySelectorAll('th[scope=col]')[1].click()")
+    assert (browser.run(order), browser.run(SHOWN)) == ("none", list(NUMBERS))
+
+
+def test_metrics_are_folded_after_six(browser: Browser, page: Path) -> None:
+    browser.open(page, 1280)
+    table = "document.querySelector('#the-gap .metrics')"
+    shown = f"[...{table}.rows].filter(row => row.cells.length > 1 && row.checkVisibility()).length - 1"
+    count = browser.run(f"{table}.querySelectorAll('tbody tr:not(.group)').length")
+    button = "document.querySelector('#the-gap .more')"
+    assert (browser.run(shown), browser.run(f"{button}.textContent")) == (6, f"Show all {count}")
+    browser.run(f"{button}.click()")
+    assert (browser.run(shown), browser.run(f"{button}.ariaExpanded")) == (count, "true")
+
+
+def test_one_of_many_folds_is_chosen(browser: Browser, page: Path) -> None:
+    browser.open(page, 1280)
+    choose = "document.querySelector('#chosen select')"
+    names = browser.run(f"[...{choose}.options].map(option => option.textContent)")
+    assert names == ["choose one of 5", *ALGORITHMS]
+    browser.run(f"{choose}.value = '3'; {choose}.dispatchEvent(new Event('change'))")
+    tables = "[...document.querySelectorAll('#chosen details')].map(each => each.checkVisibility())"
+    assert browser.run(tables) == [False, False, False, True, False]
+
+
+def test_contents_follow_the_reader_and_lead_to_what_is_folded(browser: Browser, page: Path) -> None:
+    browser.open(page, 1280)
+    arrived = "new Promise(done => setTimeout(done, 300))"
+    browser.run("document.querySelector('#sorted').scrollIntoView({ behavior: 'instant' })")
+    browser.run(arrived)
+    assert browser.run("document.querySelector('nav [aria-current]').textContent") == "Sorted"
+    assert browser.run("document.querySelector('nav').getBoundingClientRect().top") > 0  # it stays in sight
+    browser.run("document.querySelector('.leading a').click()")
+    browser.run(arrived)
+    assert browser.run("document.querySelector(':target').checkVisibility()")
+
+
+UNSEEN = """[...document.querySelectorAll("main td, main th, main figure img, main dd, main h2, main .excerpt, main p")]
+  .filter(e => !e.checkVisibility({ contentVisibilityAuto: true, visibilityProperty: true })).length"""
+
+
+def test_everything_is_there_without_script(browser: Browser, page: Path) -> None:
+    browser.open(page, 1280, scripts=False)
+    assert browser.run("document.querySelectorAll('button, select').length") == 0
+    for _ in range(2):  # a fold in a fold
+        browser.run("document.querySelectorAll('summary').forEach(each => { each.parentElement.open || each.click() })")
+    assert browser.run(UNSEEN) == 0
+
+
+@pytest.mark.parametrize("scripts", [False, True])
+def test_paper_folds_nothing_away(browser: Browser, page: Path, scripts: bool) -> None:
+    browser.open(page, 794, dark=True, media="print", scripts=scripts)
+    browser.run("dispatchEvent(new Event('beforeprint'))")
+    assert browser.run(UNSEEN) == 0
+    styles: dict[str, Any] = browser.run("({paper: getComputedStyle(document.body).backgroundColor})")
+    assert styles == {"paper": "rgb(255, 255, 255)"}
+    assert not browser.run("document.querySelector('nav').checkVisibility()")

@@ -1,0 +1,104 @@
+"""A headless Chromium that tests drive over its debugging pipe: any width, both themes, with scripts or without."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+_FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update", "--force-device-scale-factor=1",
+    "--remote-debugging-pipe",
+)  # fmt: skip
+
+
+class Browser:
+    """One window. `open` a page, then `run` JavaScript in it."""
+
+    def __init__(self, profile: Path) -> None:
+        to_browser, self._to = os.pipe()
+        self._from, from_browser = os.pipe()
+
+        def connect() -> None:  # Chromium reads from 3 and writes to 4
+            reading, writing = (os.dup(end) for end in (to_browser, from_browser))
+            os.dup2(reading, 3)
+            os.dup2(writing, 4)
+
+        self._process = subprocess.Popen(
+            [str(CHROMIUM), *_FLAGS, f"--user-data-dir={profile}", "about:blank"],
+            pass_fds=(3, 4, to_browser, from_browser),
+            preexec_fn=connect,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(to_browser)
+        os.close(from_browser)
+        self._unread, self._number, self._session, self._events = b"", 0, "", set[str]()
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.call("Page.enable")
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._to)
+        os.close(self._from)
+
+    def open(
+        self, page: Path, width: int, height: int = 800, *, dark: bool = False, scripts: bool = True, media: str = ""
+    ) -> None:
+        """Show a page once it has loaded."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        theme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
+        self.call("Emulation.setEmulatedMedia", media=media, features=[theme])
+        self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
+        for address in ("about:blank", page.as_uri()):  # a page that is still there would not be loaded again
+            self._events.clear()
+            self.call("Page.navigate", url=address)
+            while "Page.loadEventFired" not in self._events:
+                self._receive()
+
+    def run(self, script: str) -> Any:
+        """The value of an expression in the page, awaited; also where the page's own scripts are off."""
+        found = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in found, found["exceptionDetails"]["exception"]["description"]
+        return found["result"].get("value")
+
+    def press(self, key: str) -> None:
+        """A key, where the focus is."""
+        text = {"Enter": "\r"}.get(key, "")
+        for kind in ("keyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, text=text if kind == "keyDown" else "")
+
+    def screenshot(self) -> bytes:
+        """The window as PNG."""
+        return base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
+
+    def call(self, method: str, **parameters: Any) -> Any:
+        """A command of the DevTools protocol, and its answer."""
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._to, json.dumps(message).encode() + b"\0")
+        while (answer := self._receive()).get("id") != self._number:
+            pass
+        assert "error" not in answer, answer
+        return answer["result"]
+
+    def _receive(self) -> dict[str, Any]:
+        while b"\0" not in self._unread:
+            part = os.read(self._from, 1 << 20)
+            assert part, "Chromium has left"
+            self._unread += part
+        message, _, self._unread = self._unread.partition(b"\0")
+        answer: dict[str, Any] = json.loads(message)
+        self._events.add(answer.get("method", ""))
+        return answer
