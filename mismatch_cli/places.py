@@ -22,6 +22,16 @@ def bundled_trace() -> Path:
     return bundled("traces") / "fp8-kv"
 
 
+def bundled_names() -> tuple[str, ...]:
+    """What one types for a bundled trace."""
+    return tuple(sorted(path.name for path in bundled("traces").iterdir()))
+
+
+def is_bundled(folder: Path) -> bool:
+    """Whether a folder is a bundled trace, which is nobody's run."""
+    return folder.parent == bundled("traces")
+
+
 FLAG = "--full-paths"
 _ABSOLUTE = re.compile(r"(?<![^\s'\"(=:])(?:/[^\s/'\"():;,]+){2,}")  # in a sentence or a command
 _full = False

@@ -11,7 +11,7 @@ import argparse
 import os
 import shutil
 import tempfile
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,16 @@ TRAINING = replace(
     rollout_dtype="bfloat16",
     kv_cache_dtype="fp8",
 )
+
+
+def flags_of(config: ProbeConfig) -> dict[str, Any]:
+    """What `probe --like` takes over: all that is not its default; what is bundled it finds by itself."""
+    usual = ProbeConfig()
+    return {
+        known.name: getattr(config, known.name)
+        for known in fields(config)
+        if known.name not in ("model", "prompts") and getattr(config, known.name) != getattr(usual, known.name)
+    }
 
 
 def record_step(
@@ -139,6 +149,7 @@ def record_training(folder: Path, log: Path, manifest: dict[str, Any], progress:
         max_model_len=engine.max_model_len,
     )
     manifest = manifest | {
+        "flags": flags_of(TRAINING),
         "config": TRAINING.to_json(),
         "rollout": engine.describe(),
         "shards": STEPS,
@@ -166,7 +177,7 @@ def main() -> None:
     progress = TerminalProgress(quiet=False)
     with tempfile.TemporaryDirectory() as temporary:
         run = Path(temporary)
-        record(CONTROL, run, {}, progress)
+        record(CONTROL, run, {"flags": flags_of(CONTROL)}, progress)
         record_training(run / "training", run / "log" / "training.log", read_manifest(run / "trace"), progress)
         for name, recorded in (("float32", run / "trace"), ("fp8-kv", run / "training")):
             shutil.rmtree(output / name, ignore_errors=True)

@@ -21,7 +21,7 @@ from mismatch_cli.recording.folder import run_folder
 from mismatch_cli.tasks.grading import check_reward, gradable
 from mismatch_cli.tasks.prompts import is_local, load_problems
 from mismatch_cli.torch_settings import check_threads
-from mismatch_cli.trace.manifest import FILE_NAME, read_manifest
+from mismatch_cli.trace.manifest import FILE_NAME, read_manifest, trace_folder
 
 _ADAPTERS = ("engine_adapter", "scorer_adapter")
 _LOOKED_AT = (*_ADAPTERS, "model", "scorer", "attn", "threads", "device_map")
@@ -34,15 +34,21 @@ def prepared_run(
     common: Common,
     kind: type[_Config],
     check: Callable[[_Config, Path], None] = lambda _config, _folder: None,
+    like: Path | None = None,
 ) -> Iterator[tuple[_Config, Path, dict[str, Any]]]:
     """The configuration, the run folder, and the manifest to begin with: a new one, or that of the run to go on with.
 
     The folder is held until the end of the block. Nothing is deleted here: an old run goes when the new one has loaded
-    and is about to write. `check` may refuse the two before anything is created.
+    and is about to write. `check` may refuse the two before anything is created. `like` is a run whose settings hold
+    where nothing else was typed.
     """
     flags, command = context.params, str(context.info_name)
     if common.resume and common.force:
         raise UsageError("--resume goes on with a run, --force replaces it: use one of them.")
+    if like is not None:
+        if common.resume:
+            raise UsageError("--resume goes on with a run, --like begins one like it: use one of them.")
+        flags = flags | _as_recorded(like, command, set(flags) - _typed(context))
     paths = {known.name: known.metadata.get("path", False) for known in fields(kind)}
     recorded = {name: _resolved(value) if paths[name] else value for name, value in flags.items() if name in paths}
     if reward := recorded.get("reward"):
@@ -62,6 +68,17 @@ def prepared_run(
         manifest = _manifest_to_resume(folder, command)
         recorded = resumed(kind, recorded, _typed(context), manifest["flags"])
         yield kind.from_flags(recorded), folder, manifest | {"flags": recorded}
+
+
+def _as_recorded(run: Path, command: str, names: set[str]) -> dict[str, Any]:
+    """These flags as they were given to the run; a `MismatchError` for one of another command."""
+    manifest = read_manifest(trace_folder(run))
+    flags = manifest.get("flags")
+    if flags is None or manifest.get("command", command) != command:
+        raise MismatchError(
+            f"{run} was not recorded by `{command}`: there are no settings to take over. Leave out --like."
+        )
+    return {name: flags[name] for name in names & flags.keys()}
 
 
 def _check_inputs(config: ProbeConfig | CurateConfig | RescoreConfig, command: str) -> None:

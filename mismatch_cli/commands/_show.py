@@ -166,10 +166,11 @@ Probing = Annotated[Common, "trust_remote_code", "resume", "output", "worst", "f
 
 
 def folder_of(named: Sequence[Path] | None, name: str) -> Path:
-    """Where a report goes that was given no folder: into the run, if there is one alone, else here."""
+    """Where a report goes that was given no folder: into the run, if there is one alone, not bundled, or here."""
     from mismatch_cli.trace.manifest import run_folder_of, trace_folder
 
-    return (run_folder_of(trace_folder(named[0])) if named and len(named) == 1 else Path()) / name
+    own = trace_folder(named[0]) if named and len(named) == 1 else None
+    return (Path() if own is None or places.is_bundled(own) else run_folder_of(own)) / name
 
 
 def _write(study: Study, view: ReportView, folder: Path) -> None:

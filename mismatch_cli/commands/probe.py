@@ -1,14 +1,21 @@
 """`mismatch-cli probe`: sample with the rollout engine, score with the trainer, report the gap."""
 
+from pathlib import Path
+
 import typer
 
 from mismatch_cli.commands._show import Probing
-from mismatch_cli.options import flags
+from mismatch_cli.options import flags, setting
 from mismatch_cli.recording.config import ProbeConfig
 
 
 @flags(ProbeConfig)
-def command(context: typer.Context, *, common: Probing) -> None:
+def command(
+    context: typer.Context,
+    *,
+    like: Path | None = setting(None, "A run of `probe`: every setting that is not typed is as it was there."),
+    common: Probing,
+) -> None:
     """Sample with the rollout engine, recompute with the trainer, and report how far they disagree.
 
     Without arguments it runs on the bundled model.
@@ -22,10 +29,12 @@ def command(context: typer.Context, *, common: Probing) -> None:
       mismatch-cli probe ./checkpoint --trainer-dtype float32 --kv-cache-dtype fp8 --json
 
       mismatch-cli probe Qwen/Qwen2.5-0.5B-Instruct --adapter ./lora --merge-adapter
+
+      mismatch-cli probe --like probe-model --eager --output eager
     """
     from mismatch_cli.commands._prepared import prepared_run
 
-    with prepared_run(context, common, ProbeConfig) as (config, folder, manifest):
+    with prepared_run(context, common, ProbeConfig, like=like) as (config, folder, manifest):
         from mismatch_cli.recording.record import record
         from mismatch_cli.trace.reader import Trace
 

@@ -75,10 +75,12 @@ def _report_training(runs: list[Path], own: Path | None, common: Common) -> None
 
 def _report_traces(named: list[Path], worst: int, export: str | None, common: Common) -> None:
     """Into the folder of the run itself, unless another one is named."""
+    from mismatch_cli.places import is_bundled
     from mismatch_cli.recording.folder import report_folder
     from mismatch_cli.trace.manifest import run_folder_of, trace_folder
 
     own = run_folder_of(trace_folder(named[0])) if len(named) == 1 else None
+    own = None if own is None or is_bundled(own) else own
     folder, in_own = common.output or own or _REPORT, common.output is None and own is not None
     common.check(named, folder, own=in_own)
     from mismatch_cli.studies.mismatch import MismatchAnalysis

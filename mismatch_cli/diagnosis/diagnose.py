@@ -31,6 +31,15 @@ class Unexplained:
 
 
 @dataclass(frozen=True)
+class Shares:
+    """The gap in its parts: what goes with the faults that were found, what precisions usually make, and the rest."""
+
+    explained: float
+    usual: float
+    unexplained: float
+
+
+@dataclass(frozen=True)
 class Diagnosis:
     """Every finding in the order of the checks, and what they explain together."""
 
@@ -58,6 +67,30 @@ class Diagnosis:
         if not causes or (too_large and (causes[0].explains or 0.0) < _MOST):
             return None
         return causes[0]
+
+    @property
+    def is_minor(self) -> bool:
+        """Whether the first cause is a floor or a tail that leaves most of the gap: no advice to begin with."""
+        first = self.first_cause
+        return first is not None and _stage(first.check) >= PRECISION_STAGE and (first.explains or 0.0) < _MOST
+
+    @property
+    def shares(self) -> Shares:
+        """What all found faults explain, and what is left: up to the upper end of what is usual, and beyond."""
+        left, nats, high = min(1.0, self.unexplained.share), self.unexplained.nats, self.evidence.usual.high
+        usual = left if nats <= high else left * high / nats
+        return Shares(1 - left, usual, left - usual)
+
+    @property
+    def cleared(self) -> frozenset[str]:
+        """Settings, as manifests name them, that a check has looked at and found nothing."""
+        clear = (module(finding.check) for finding in self.findings if finding.status == "clear")
+        return frozenset(setting for check in clear for setting in getattr(check, "CLEARS", ()))
+
+    @property
+    def has_a_gap(self) -> bool:
+        """Whether there is anything to explain."""
+        return self.evidence.gap.value >= _NO_GAP
 
     @property
     def suspects(self) -> tuple[Finding, ...]:

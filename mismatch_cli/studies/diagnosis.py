@@ -1,7 +1,7 @@
 """From traces to a diagnosis, and from it to JSON and to what the figures draw."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -10,19 +10,22 @@ import numpy as np
 from mismatch_cli import custom_code
 from mismatch_cli.diagnosis.alignment import lag_scan
 from mismatch_cli.diagnosis.diagnose import Diagnosis, diagnose, module
-from mismatch_cli.diagnosis.evidence import Evidence, Gathering, Limits
+from mismatch_cli.diagnosis.evidence import Evidence, Finding, Gathering, Limits
 from mismatch_cli.diagnosis.grouped import estimate_over_prompts
 from mismatch_cli.diagnosis.model import ModelAtHand, model_at_hand
 from mismatch_cli.diagnosis.sample import Sample
-from mismatch_cli.errors import MismatchError
+from mismatch_cli.errors import MismatchError, suggest
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.places import shown
-from mismatch_cli.studies.study import Study, about, check_poolable, who_is_compared
+from mismatch_cli.studies.study import Study, about, check_poolable, name_of, who_is_compared
 from mismatch_cli.studies.workers import Portion, executor, portions
 from mismatch_cli.trace.reader import RowGroup, Trace
+from mismatch_cli.verdict.suspects import Suspect, suspects
 
 _BINS = 16
+_OF_CHECK, _OF_SETTING = ("check", "explains", "needs"), [known.name for known in fields(Suspect)]
+_SUSPECT: dict[str, Any] = dict.fromkeys((*_OF_CHECK, *_OF_SETTING))  # what a check, or a setting, has not is null
 _WORDS = ("TITLE", "CAUSE", "CHANGE", "SOURCE")
 
 
@@ -70,6 +73,22 @@ class DiagnosisAnalysis(Study):
         step_N = self.sample.step_S[self.sample.response_T[self.sample.kept]]
         return [(int(step), self._mean(self.sample.u_N, step_N == step)) for step in np.unique(step_N)]
 
+    @cached_property
+    def suspects(self) -> tuple[Suspect, ...]:
+        """Settings that are known to make gaps and that no check has cleared; none where there is no gap."""
+        diagnosis, first = self.diagnosis, self.traces[0]
+        if not diagnosis.has_a_gap:
+            return ()
+        return suspects(first.manifest, str(name_of(first)), diagnosis.evidence.pair.name, diagnosis.cleared)
+
+    def _untested(self, finding: Finding) -> dict[str, Any]:
+        test = self.line_that_tests(finding)
+        return {"check": finding.check, "explains": finding.explains, "needs": finding.needs, "test": [test] if test else []}
+
+    def line_that_tests(self, finding: Finding) -> str:
+        """What to type for a check that was not possible; empty where nothing makes it so."""
+        return suggest("diagnose", name_of(self.traces[0]), *finding.needs.split()) if finding.needs else ""
+
     def to_json(self) -> dict[str, Any]:
         """What `--json` prints and `summary.json` holds; documented in docs/diagnose.md."""
         diagnosis, sample = self.diagnosis, self.sample
@@ -90,9 +109,10 @@ class DiagnosisAnalysis(Study):
                 "share": diagnosis.unexplained.share,
                 "usual": {"who": usual.who, "low": usual.low, "high": usual.high},
             },
+            "shares": asdict(diagnosis.shares),
             "suspects": [
-                {"check": finding.check, "explains": finding.explains, "needs": finding.needs}
-                for finding in diagnosis.suspects
+                *(_SUSPECT | suspect.to_json() for suspect in self.suspects),
+                *(_SUSPECT | self._untested(finding) for finding in diagnosis.suspects),
             ],
             "findings": [
                 {name.lower(): getattr(module(finding.check), name) for name in _WORDS}

@@ -19,7 +19,7 @@ from mismatch_cli.metrics.lattice import Lattice
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.places import shown
-from mismatch_cli.studies.study import Study, about, check_poolable, typed, who_is_compared, without_unknown
+from mismatch_cli.studies.study import Study, about, check_poolable, name_of, who_is_compared, without_unknown
 from mismatch_cli.studies.workers import Portion, parts_of
 from mismatch_cli.trace.reader import RowGroup, Trace
 from mismatch_cli.trace.schema import TOPK_COLUMNS
@@ -127,7 +127,7 @@ class MismatchAnalysis(Study):
     @property
     def _suspects(self) -> tuple[Suspect, ...]:
         """Settings of the first trace that are known to make gaps; several traces agree in them."""
-        return suspects(self.manifest, " ".join(map(str, typed(self.traces)[:1])), self.main_pair.name)
+        return suspects(self.manifest, str(name_of(self.traces[0])), self.main_pair.name)
 
     @cached_property
     def plot_data(self) -> PlotData:

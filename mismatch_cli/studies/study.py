@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.places import bundled_trace, shown
+from mismatch_cli.places import bundled_trace, is_bundled, shown
 from mismatch_cli.trace.manifest import remedy
 
 if TYPE_CHECKING:
@@ -45,12 +45,16 @@ class Study(ABC):
 
 
 def typed(traces: Sequence[Trace]) -> tuple[Path, ...]:
-    """What one types for these traces: their runs' folders, seen from here; nothing for the bundled trace."""
-    if [trace.folder for trace in traces] == [bundled_trace()]:
-        return ()
-    here = Path.cwd()
-    folders = (trace.run_folder for trace in traces)
-    return tuple(folder.relative_to(here) if folder.is_relative_to(here) else folder for folder in folders)
+    """What one types for these traces: a name for each, and nothing for the bundled one that is read without."""
+    return () if [trace.folder for trace in traces] == [bundled_trace()] else tuple(map(name_of, traces))
+
+
+def name_of(trace: Trace) -> Path:
+    """What one types for a trace: its run's folder, seen from here; of a bundled one its name."""
+    folder, here = trace.run_folder, Path.cwd()
+    if is_bundled(folder):
+        return Path(folder.name)
+    return folder.relative_to(here) if folder.is_relative_to(here) else folder
 
 
 def imported_fact(about: Mapping[str, Any]) -> str:

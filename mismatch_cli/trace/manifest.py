@@ -15,6 +15,7 @@ from typing import Any
 
 from mismatch_cli import custom_code
 from mismatch_cli.errors import MismatchError, suggest
+from mismatch_cli.places import bundled, bundled_names
 from mismatch_cli.trace.files import write_atomically
 
 FILE_NAME = "manifest.json"
@@ -55,7 +56,12 @@ def write_manifest(folder: Path, content: dict[str, Any]) -> None:
 
 
 def trace_folder(path: Path) -> Path:
-    """Where the trace at a path lies, itself or in `trace/`; a `MismatchError` where it has no manifest or no shard."""
+    """Where the trace at a path lies, itself or in `trace/`; a `MismatchError` where it has no manifest or no shard.
+
+    The bundled traces go by their names, where nothing else does.
+    """
+    if not path.exists() and str(path) in bundled_names():
+        return bundled("traces") / path
     if not path.exists():
         raise MismatchError(f"{path} does not exist. Name a run folder that `mismatch-cli probe` wrote.")
     inner = path / "trace"

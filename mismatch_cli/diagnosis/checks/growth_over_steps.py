@@ -6,6 +6,7 @@ from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.grouped import mean_over_prompts
 
 NAME, STAGE = "growth-over-steps", 5
+CLEARS = ("rollout.prefix_caching",)  # settings that are no suspects where this finds nothing
 TITLE = "A gap that grows over the steps"
 CAUSE = (
     "Weights that are not, or not wholly, renewed in the engine; a float32 copy of the head or caches left from before."

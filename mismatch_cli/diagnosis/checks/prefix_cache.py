@@ -7,6 +7,7 @@ from mismatch_cli.diagnosis.grouped import mean_over_prompts
 from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "prefix-cache", 4
+CLEARS = ("rollout.prefix_caching",)  # settings that are no suspects where this finds nothing
 TITLE = "A stale prefix cache"
 CAUSE = "Keys and values of a prompt were computed with older weights and used again."
 CHANGE = "Call reset_prefix_cache after every weight update, or sample with --no-enable-prefix-caching."

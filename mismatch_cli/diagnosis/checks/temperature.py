@@ -10,6 +10,10 @@ from mismatch_cli.diagnosis.grouped import as_normal, slope_over_prompts
 from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "temperature", 3
+CLEARS = (
+    "config.sampling.temperature",
+    "rollout.logprobs_mode",
+)  # settings that are no suspects where this finds nothing
 TITLE = "Temperature on one side only"
 CAUSE = (
     "The sampling temperature was applied to one side's logits and not to the other's, or the engine reported raw "

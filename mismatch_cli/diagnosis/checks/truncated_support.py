@@ -11,6 +11,7 @@ from mismatch_cli.diagnosis.grouped import Mean, mean_over_prompts
 from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "truncated-support", 3
+CLEARS = ("config.sampling.top_p",)  # settings that are no suspects where this finds nothing
 TITLE = "Truncated support on one side only"
 CAUSE = "top-p, top-k or min-p renormalised the probabilities of one side, and the other side kept all tokens."
 CHANGE = (

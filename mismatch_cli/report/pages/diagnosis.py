@@ -39,11 +39,13 @@ def page(analysis: DiagnosisAnalysis) -> ReportView:
     """What is wrong first, then everything that was looked at."""
     diagnosis = analysis.diagnosis
     sections = [_finding_section(finding, finding is diagnosis.first_cause) for finding in diagnosis.found]
+    sections.insert(0 if diagnosis.is_minor or not diagnosis.first_cause else 1, _suspects_section(analysis))
     return ReportView(
         title="What is wrong with this trace?",
         about=(*who_facts(analysis.result["about"]), ("Looked at", _looked_at(analysis))),
         notes=left_out_of(analysis.result["about"], {}, {}),
         headline=_headline(analysis),
+        screen=screen(analysis),
         leading=_leading(analysis),
         outline=[*sections, _all_checks(analysis)],
         settings=settings_tables(analysis.result),
@@ -61,18 +63,29 @@ def _looked_at(analysis: DiagnosisAnalysis) -> str:
 
 
 def _headline(analysis: DiagnosisAnalysis) -> str:
+    """What was found and how much of the gap goes with it, then what is suspected."""
     diagnosis = analysis.diagnosis
     first = diagnosis.first_cause
     unexplained = next((f.sentence for f in diagnosis.faults if f.check == UNEXPLAINED.key), "")
-    if first is not None:
+    if first is not None and not (diagnosis.is_minor and analysis.suspects):
         explained = f" It explains {share(first.explains)} of the gap." if first.explains else ""
         return " ".join(filter(None, (f"{module(first.check).TITLE}. {first.sentence}{explained}", unexplained)))
+    suspected = suspected_first(analysis)
     if unexplained:
-        suspects = [_suspect(finding) for finding in diagnosis.suspects]
-        may_be = f" It may be {'; or '.join(suspects)}." if suspects else ""
-        return f"Most of the gap is not explained. {unexplained}{may_be}"
-    found = ("No fault was found in what was tested.", _against_usual(analysis), _not_tested(analysis))
+        others = [_suspect(finding) for finding in diagnosis.suspects]
+        may_be = f" It may be {'; or '.join(others)}." if others else ""
+        return " ".join(filter(None, (f"Most of the gap is not explained. {unexplained}{may_be}", suspected)))
+    also = f"{module(first.check).TITLE} explains {share(first.explains)} of the gap." if first else ""
+    found = ("No fault was found in what was tested.", against_usual(analysis), suspected, also, _not_tested(analysis))
     return " ".join(filter(None, found))
+
+
+def suspected_first(analysis: DiagnosisAnalysis) -> str:
+    """The first suspect in a sentence; empty where there is none."""
+    if not analysis.suspects:
+        return ""
+    first = analysis.suspects[0]
+    return f"First suspect: {first.setting} = {first.value} ({first.why}: {first.source})."
 
 
 def _suspect(finding: Finding) -> str:
@@ -82,7 +95,8 @@ def _suspect(finding: Finding) -> str:
     return f"{title}, which takes {share(finding.explains)} of it away"
 
 
-def _against_usual(analysis: DiagnosisAnalysis) -> str:
+def against_usual(analysis: DiagnosisAnalysis) -> str:
+    """Where the gap stands beside what its precisions usually make, in a sentence."""
     gap, usual = analysis.diagnosis.evidence.gap.value, analysis.diagnosis.evidence.usual
     where = "less than" if gap < usual.low else "within" if gap <= usual.high else "above, though not far above,"
     return f"The gap of {numbers.number(gap)} nats is {where} what is usual for {usual.who}, {usual.text} nats."
@@ -104,6 +118,29 @@ def _leading(analysis: DiagnosisAnalysis) -> tuple[MetricRow, ...]:
         MetricRow(UNEXPLAINED, numbers.number(diagnosis.unexplained.nats), note=f"usual: {usual.text}, {usual.who}"),
         metric_row(GAP, analysis.gap),
         MetricRow(MADE, f"{made} of {len(diagnosis.findings)}"),
+    )
+
+
+def _suspects_section(analysis: DiagnosisAnalysis) -> Section:
+    """Settings that are known to make gaps, the likeliest first, and what to type to learn how much each makes here."""
+    suspects = table(
+        "",
+        analysis.suspects,
+        [
+            text("setting", lambda suspect: suspect.setting),
+            text("value", lambda suspect: str(suspect.value)),
+            text("why it can make a gap", lambda suspect: suspect.why),
+            text("seen elsewhere", lambda suspect: suspect.seen, optional=True),
+            text("source", lambda suspect: suspect.source, optional=True),
+        ],
+        shrinks=True,
+    )
+    tests = ((f"{suspect.setting}: {suspect.change}", " && ".join(suspect.test)) for suspect in analysis.suspects)
+    return Section(
+        "Suspects",
+        "Settings of this trace that are known to make gaps, those first that have most often made large ones. None is "
+        "a finding: the line that tests one measures the same prompts without it.",
+        tables=filled(suspects, pairs_table("To test", tests, "instead", "type")),
     )
 
 
