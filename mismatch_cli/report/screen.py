@@ -24,7 +24,7 @@ def print_screen(screen: Screen, console: Console) -> None:
         console.print(Text.assemble(("! ", "yellow"), for_terminal(note)))
     for block in filter(None, _blocks(screen, console)):
         console.print()
-        console.print(Group(*block))
+        console.print(Group(*block), crop=False)  # what is to be typed stays whole
 
 
 def _blocks(screen: Screen, console: Console) -> Iterator[list[RenderableType]]:

@@ -83,7 +83,12 @@ class DiagnosisAnalysis(Study):
 
     def _untested(self, finding: Finding) -> dict[str, Any]:
         test = self.line_that_tests(finding)
-        return {"check": finding.check, "explains": finding.explains, "needs": finding.needs, "test": [test] if test else []}
+        return {
+            "check": finding.check,
+            "explains": finding.explains,
+            "needs": finding.needs,
+            "test": [test] if test else [],
+        }
 
     def line_that_tests(self, finding: Finding) -> str:
         """What to type for a check that was not possible; empty where nothing makes it so."""

@@ -154,9 +154,9 @@ def _sampled_again(settings: _Settings, flags: tuple[str, ...], as_it_is: tuple[
 
 
 def _folder(flags: tuple[str, ...]) -> str:
-    """A run folder's name from flags: `kv-cache-dtype-auto`, `float32`."""
-    told = dict.fromkeys(Path(word).name for word in flags if word not in _UNTOLD)
-    return re.sub(r"[^a-z0-9]+", "-", "-".join(told).lower()).strip("-") or "other"
+    """A run folder's name from flags: `kv-auto`, `float32`, `max-num-seqs-1`."""
+    words = (word for flag in flags for word in re.split(r"[^a-z0-9]+", Path(flag).name.lower()))
+    return "-".join(dict.fromkeys(word for word in words if word and word not in _UNTOLD)) or "other"
 
 
 def _flag(name: str) -> Callable[[Any], tuple[str, ...]]:
@@ -180,7 +180,7 @@ def _dtypes(s: _Settings) -> tuple[Any, Any]:
     return s["rollout.dtype"], s["trainer.dtype"]
 
 
-_UNTOLD = ("--engine-arg", "--rollout-dtype", "--trainer-dtype")  # in the names of folders
+_UNTOLD = ("engine", "arg", "cache", "dtype", "rollout", "trainer", "enable", "disable")  # in the names of folders
 _FLOAT32 = ("--rollout-dtype", "float32", "--trainer-dtype", "float32")
 _SIXTEEN = ("--rollout-dtype", "bfloat16", "--trainer-dtype", "bfloat16")
 # fmt: off

@@ -147,3 +147,28 @@ def test_masks_that_a_trace_cannot_support_say_what_to_type(typed, recorded):
     assert code == 1 and advised(error) == ["rescore", "later", "--keep-trainer", "--trainer-model", MODEL]
     assert typed(*advised(error), "-o", "filled", "-q")[0] == 0
     assert typed("clipstats", "filled", "-a", "minirl", "-q")[0] == 0
+
+
+def test_the_lines_that_test_a_suspect_work(typed):
+    """As `diagnose` prints them, on a run in bfloat16: a probe like it, a rescoring, and what compares them."""
+    both = ["--rollout-dtype", "bfloat16", "--trainer-dtype", "bfloat16"]
+    assert typed("probe", MODEL, *SMALL, *both, "-o", "my run", "-q")[0] == 0
+    assert typed("diagnose", "my run", "-q")[0] == 0
+    suspects = json.loads(Path("my run/diagnosis/summary.json").read_text())["suspects"]
+    found = {suspect["setting"]: [shlex.split(line)[1:] for line in suspect["test"]] for suspect in suspects}
+    assert found["rollout.dtype"][0][:3] == ["probe", "--like", "my run"]
+    assert found["trainer.head_dtype"][0][:2] == ["rescore", "my run"]
+    for setting in ("rollout.dtype", "trainer.head_dtype"):
+        for line in found[setting]:
+            assert typed(*line, "-q", "--force")[0] == 0, line
+    flags = read_manifest(Path("float32/trace"))["flags"]
+    assert (flags["num_prompts"], flags["max_tokens"], flags["rollout_dtype"]) == (2, 4, "float32")
+
+
+def test_a_run_like_another_takes_over_what_is_not_typed(typed):
+    code, error = typed("probe", "--like", "fp8-kv", "--kv-cache-dtype", "auto", "--resume")
+    assert code == 2 and "--like" in error
+    code, error = typed("rescore", "float32", "--noise-responses", "0", "-o", "scored", "-q")
+    assert code == 0, error
+    code, error = typed("probe", "--like", "scored")
+    assert code == 1 and "was not recorded by `probe`" in error

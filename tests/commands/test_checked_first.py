@@ -65,6 +65,8 @@ LIGHT = {
         ("--trainer-adapter ../files/merged", "holds whole modules (lm_head)"),
         ("--merge-adapter", "needs an adapter to merge"),
         ("--attn somebody/kernel", "is code on the hub"),
+        ("--like gone", NO_TRACE[1]),
+        ("--like ../files/damaged", "manifest.json is damaged"),
     ),
     "curate": (
         *SAMPLED,

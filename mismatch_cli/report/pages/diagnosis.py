@@ -7,6 +7,7 @@ from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.places import shown
 from mismatch_cli.report.about import left_out_of, settings_tables, who_facts
+from mismatch_cli.report.pages._diagnosis_screen import screen
 from mismatch_cli.report.tables import col, filled, metric_row, pairs_table, share, table, text
 from mismatch_cli.report.view import MetricRow, ReportView, Section, Table
 from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
@@ -44,8 +45,8 @@ def page(analysis: DiagnosisAnalysis) -> ReportView:
         title="What is wrong with this trace?",
         about=(*who_facts(analysis.result["about"]), ("Looked at", _looked_at(analysis))),
         notes=left_out_of(analysis.result["about"], {}, {}),
-        headline=_headline(analysis),
-        screen=screen(analysis),
+        headline=" ".join(filter(None, (_said(analysis), _not_tested(analysis)))),
+        screen=screen(analysis, _said(analysis)),
         leading=_leading(analysis),
         outline=[*sections, _all_checks(analysis)],
         settings=settings_tables(analysis.result),
@@ -62,7 +63,7 @@ def _looked_at(analysis: DiagnosisAnalysis) -> str:
     return text
 
 
-def _headline(analysis: DiagnosisAnalysis) -> str:
+def _said(analysis: DiagnosisAnalysis) -> str:
     """What was found and how much of the gap goes with it, then what is suspected."""
     diagnosis = analysis.diagnosis
     first = diagnosis.first_cause
@@ -70,17 +71,17 @@ def _headline(analysis: DiagnosisAnalysis) -> str:
     if first is not None and not (diagnosis.is_minor and analysis.suspects):
         explained = f" It explains {share(first.explains)} of the gap." if first.explains else ""
         return " ".join(filter(None, (f"{module(first.check).TITLE}. {first.sentence}{explained}", unexplained)))
-    suspected = suspected_first(analysis)
+    suspected = _suspected_first(analysis)
     if unexplained:
         others = [_suspect(finding) for finding in diagnosis.suspects]
         may_be = f" It may be {'; or '.join(others)}." if others else ""
         return " ".join(filter(None, (f"Most of the gap is not explained. {unexplained}{may_be}", suspected)))
     also = f"{module(first.check).TITLE} explains {share(first.explains)} of the gap." if first else ""
-    found = ("No fault was found in what was tested.", against_usual(analysis), suspected, also, _not_tested(analysis))
+    found = ("No fault was found in what was tested.", _against_usual(analysis), suspected, also)
     return " ".join(filter(None, found))
 
 
-def suspected_first(analysis: DiagnosisAnalysis) -> str:
+def _suspected_first(analysis: DiagnosisAnalysis) -> str:
     """The first suspect in a sentence; empty where there is none."""
     if not analysis.suspects:
         return ""
@@ -95,7 +96,7 @@ def _suspect(finding: Finding) -> str:
     return f"{title}, which takes {share(finding.explains)} of it away"
 
 
-def against_usual(analysis: DiagnosisAnalysis) -> str:
+def _against_usual(analysis: DiagnosisAnalysis) -> str:
     """Where the gap stands beside what its precisions usually make, in a sentence."""
     gap, usual = analysis.diagnosis.evidence.gap.value, analysis.diagnosis.evidence.usual
     where = "less than" if gap < usual.low else "within" if gap <= usual.high else "above, though not far above,"
@@ -103,7 +104,11 @@ def against_usual(analysis: DiagnosisAnalysis) -> str:
 
 
 def _not_tested(analysis: DiagnosisAnalysis) -> str:
-    missing = [f for f in analysis.diagnosis.findings if f.status == "untested" and f.needs]
+    """What was not tested and could be; nothing beside a finding, which comes first."""
+    diagnosis = analysis.diagnosis
+    if diagnosis.faults or (diagnosis.first_cause and not diagnosis.is_minor):
+        return ""
+    missing = [f for f in diagnosis.findings if f.status == "untested" and f.needs]
     return f"Not tested: {', '.join(f'{module(f.check).TITLE} ({f.needs})' for f in missing)}." if missing else ""
 
 

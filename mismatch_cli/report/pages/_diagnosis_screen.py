@@ -1,0 +1,139 @@
+"""The answer to "what is wrong?": how much of the gap is explained, what is suspected, and the line that tests it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mismatch_cli import numbers
+from mismatch_cli.diagnosis.diagnose import UNEXPLAINED_STAGE, Diagnosis, module
+from mismatch_cli.diagnosis.evidence import Finding
+from mismatch_cli.errors import suggest
+from mismatch_cli.metrics.estimate import Estimate
+from mismatch_cli.report.about import left_out_of, subject_lines
+from mismatch_cli.report.tables import col, share, table, text
+from mismatch_cli.report.view import Facts, Profile, Screen, Status, Table, Verdict
+from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
+from mismatch_cli.studies.study import typed
+from mismatch_cli.verdict.suspects import Suspect
+
+_MOST_FOUND, _MOST_SUSPECTS = 4, 4
+_Part = tuple[str, float, str]
+
+
+def screen(analysis: DiagnosisAnalysis, sentence: str) -> Screen:
+    """The gap in its parts, what was found, what is suspected; `sentence` says it all in words."""
+    diagnosis = analysis.diagnosis
+    words, status = _words(diagnosis)
+    found = [finding for finding in diagnosis.found if module(finding.check).STAGE != UNEXPLAINED_STAGE]
+    return Screen(
+        subject=subject_lines(analysis.result["about"], _counts(analysis)),
+        notes=left_out_of(analysis.result["about"], {}, {}),
+        tables=tuple(part for part in (_parts(analysis), _found(found), _suspects(analysis.suspects)) if part.rows),
+        remarks=_not_made(diagnosis),
+        profiles=_profiles(analysis),
+        verdict=Verdict(words, sentence, status),
+        next=_next(analysis),
+    )
+
+
+def _words(diagnosis: Diagnosis) -> tuple[str, Status]:
+    faults = len(diagnosis.faults)
+    if any(module(finding.check).STAGE == UNEXPLAINED_STAGE for finding in diagnosis.faults):
+        return "NOT EXPLAINED" if faults == 1 else f"{faults} FAULTS, NOT ALL EXPLAINED", "bad"
+    return ("NO FAULT FOUND", "good") if not faults else (numbers.things(faults, "FAULT") + " FOUND", "bad")
+
+
+def _counts(analysis: DiagnosisAnalysis) -> dict[str, int | bool]:
+    sample = analysis.sample
+    prompts = len(np.unique(sample.prompt_id_S))
+    responses = sample.num_responses
+    return {"tokens": len(sample.kept), "responses": responses, "prompts": prompts, "prompts_exact": True}
+
+
+def _parts(analysis: DiagnosisAnalysis) -> Table:
+    """What becomes of the gap: the parts add up to it."""
+    shares, usual = analysis.diagnosis.shares, analysis.diagnosis.evidence.usual
+    gap = analysis.gap.value or 0.0
+    rows: list[_Part] = [
+        ("mean |Δlog p|", 1.0, "all of it"),
+        ("  explained", shares.explained, "goes with the faults that were found"),
+        ("  usual", shares.usual, f"what {usual.who} makes: {usual.text} nats"),
+        ("  unexplained", shares.unexplained, "beyond what is usual, and no fault explains it"),
+    ]
+    return table(
+        "",
+        rows,
+        [
+            text("the gap", lambda row: row[0]),
+            col("nats", lambda row: numbers.number(row[1] * gap)),
+            col("share", lambda row: share(row[1])),
+            text("", lambda row: row[2]),
+        ],
+    )
+
+
+def _found(findings: Sequence[Finding]) -> Table:
+    return table(
+        "",
+        findings[:_MOST_FOUND],
+        [
+            text("found", lambda finding: module(finding.check).TITLE),
+            col("explains", lambda finding: share(finding.explains)),
+            text("what to change", lambda finding: _clause(finding.change or module(finding.check).CHANGE)),
+        ],
+        note=f"{len(findings) - _MOST_FOUND} more with --full." if len(findings) > _MOST_FOUND else "",
+    )
+
+
+def _clause(words: str) -> str:
+    """The first sentence, up to what stands in brackets or behind a semicolon."""
+    return words.partition(";")[0].partition(" (")[0].partition(". ")[0].rstrip(".")
+
+
+def _suspects(suspects: Sequence[Suspect]) -> Table:
+    return table(
+        "",
+        suspects[:_MOST_SUSPECTS],
+        [
+            text("suspects", lambda suspect: suspect.setting),
+            text("value", lambda suspect: str(suspect.value)),
+            text("why it can make a gap", lambda suspect: suspect.why),
+        ],
+        note=f"{len(suspects) - _MOST_SUSPECTS} more with --full." if len(suspects) > _MOST_SUSPECTS else "",
+    )
+
+
+def _not_made(diagnosis: Diagnosis) -> Facts:
+    """How many checks were made, and what the others need."""
+    missing = [finding for finding in diagnosis.findings if finding.status == "untested"]
+    needs = dict.fromkeys(finding.needs for finding in missing if finding.needs)
+    made = f"{len(diagnosis.findings) - len(missing)} of {len(diagnosis.findings)} made"
+    asks = (f"{need} makes {sum(finding.needs == need for finding in missing)} more possible" for need in needs)
+    return (("Checks", "; ".join((made, *asks))),)
+
+
+def _profiles(analysis: DiagnosisAnalysis) -> tuple[Profile, ...]:
+    what = "|Δlog p|, in typical gaps of the token's probability"
+    positions = analysis.by_position
+    ends = (f"{positions[0][0]:.0f}", f"{positions[-1][0]:.0f}") if positions else ("", "")
+    profiles = [_profile("By position", [found for _, found in positions], *ends, what)]
+    steps = analysis.by_step
+    if len(steps) > 1:
+        profiles.append(_profile("By step", [found for _, found in steps], str(steps[0][0]), str(steps[-1][0]), ""))
+    return tuple(profile for profile in profiles if len(profile.values) > 1)
+
+
+def _profile(title: str, found: Sequence[Estimate], first: str, last: str, what: str) -> Profile:
+    return Profile(title, tuple(estimate.value for estimate in found), first, last, what)
+
+
+def _next(analysis: DiagnosisAnalysis) -> Facts:
+    """What tests the first suspect, or else a check that was not possible."""
+    diagnosis = analysis.diagnosis
+    tests = analysis.suspects[0].test if analysis.suspects else ()
+    shows = f"how much {analysis.suspects[0].setting} makes of the gap" if analysis.suspects else ""
+    lines = [(line, shows if number == 0 else "") for number, line in enumerate(tests)]
+    missing = [finding for finding in diagnosis.findings if finding.status == "untested" and finding.needs]
+    if not lines:
+        lines = [(analysis.line_that_tests(finding), module(finding.check).TITLE) for finding in missing[:1]]
+    return ((suggest("diagnose", *typed(analysis.traces), "--full"), "every check, with its evidence"), *lines)
