@@ -32,10 +32,10 @@ def load(package: str, name: str, kind: str) -> ModuleType:
     return importlib.import_module(f"{package}.{name.replace('-', '_')}")
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """One sentence for a name that is not there: what was meant, perhaps, and what there is."""
+def unknown(kind: str, name: str, known: Iterable[str], listed: Iterable[str] = ()) -> str:
+    """One sentence for a name that is not there: what was meant, perhaps, and what there is, `listed` or known."""
     known = sorted(known)
     containing = [known_name for known_name in known if name and name.lower() in known_name]
     near = (containing or difflib.get_close_matches(name.lower(), known, n=2, cutoff=0.5))[:3]
     hint = f"Did you mean {' or '.join(near)}? " if near else ""
-    return f"Unknown {kind} '{name}'. {hint}Available: {', '.join(known)}."
+    return f"Unknown {kind} '{name}'. {hint}Available: {', '.join(sorted(listed) or known)}."

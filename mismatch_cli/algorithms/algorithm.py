@@ -43,9 +43,19 @@ class Mask:
 
     @property
     def formula(self) -> str:
-        """When a token is blocked."""
-        shown = {name: f"{value:g}" if isinstance(value, float) else value for name, value in self.thresholds.items()}
-        return getattr(self.module, "FORMULA", f"as {self.region} decides").format(**self.ratio.symbols, **shown)
+        """When a token is blocked, with the values of its letters behind it: `… > δ (δ = 0.15)`."""
+        values = {name: f"{value:g}" if isinstance(value, float) else value for name, value in self.thresholds.items()}
+        shown = values | trust_regions.symbols(self.module)
+        words = getattr(self.module, "FORMULA", f"as {self.region} decides").format(**self.ratio.symbols, **shown)
+        return f"{words} ({self.settings})" if self.settings else words
+
+    @property
+    def settings(self) -> str:
+        """The thresholds that have a letter, both sides of one together: `ε = 0.2 / 0.28`."""
+        sides: dict[str, list[str]] = {}
+        for name, symbol in trust_regions.symbols(self.module).items():
+            sides.setdefault(symbol.partition("_")[0], []).append(f"{self.thresholds[name]:g}")
+        return ", ".join(f"{letter} = {' / '.join(dict.fromkeys(values))}" for letter, values in sides.items())
 
     @silent
     def decide(self, policies: Policies, advantage_T: Array) -> Decision:

@@ -1,10 +1,11 @@
 """From `name:parameter=value,…` to an algorithm: of the table, a mask by its own name, or a user's mask file."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from math import isfinite
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,8 +24,9 @@ _BOUNDS = ("floor", "cap")
 def find(spec: str, *, training: bool = False) -> Algorithm:
     """An algorithm from `name` or `name:parameter=value,…`: of the table, of trust_regions/, or a user's mask file.
 
-    Parameters are the thresholds of the masks, `cap` and `floor` of the last factor, and `anchor` (rollout or
-    recomputed), from which masks and weight then both measure the trainer. A user's file is tried on numpy arrays,
+    Parameters are the thresholds of the masks by name or letter (`delta`, `δ`; `epsilon` sets both sides), `cap` (`C`)
+    and `floor` of the last factor, and `anchor` (rollout or recomputed), from which masks and weight then both measure
+    the trainer. A user's file is tried on numpy arrays,
     and for `training` on torch tensors too. A `UsageError` says what is wrong and what there is.
     """
     name, colon, given = spec.partition(":")
@@ -64,22 +66,66 @@ def _parse(spec: str, given: str) -> dict[str, str]:
     return parameters
 
 
-def _with_parameters(algorithm: Algorithm, given: Mapping[str, str]) -> Algorithm:
-    accepted = {name for mask in algorithm.masks for name in mask.thresholds}
-    accepted |= {"anchor"} if any(mask.ratio.current == "trainer" for mask in algorithm.masks) else set()
-    accepted |= {"cap", "floor"} if algorithm.weight else set()
-    for name in given:
-        if not accepted:
-            raise UsageError(f"{algorithm.name} takes no parameters. Write its name alone.")
-        if name not in accepted:
-            raise UsageError(registry.unknown(f"parameter of {algorithm.name}", name, accepted))
+def _with_parameters(algorithm: Algorithm, typed: Mapping[str, str]) -> Algorithm:
+    given = _resolved(algorithm, typed)
     masks = tuple(_tuned(mask, given) for mask in algorithm.masks)
     tuned = replace(algorithm, masks=masks, weight=_bounded(algorithm.weight, given))
-    return _anchored(tuned, given["anchor"]) if "anchor" in given else tuned
+    return _anchored(tuned, given["anchor"].text) if "anchor" in given else tuned
 
 
-def _tuned(mask: Mask, given: Mapping[str, str]) -> Mask:
-    chosen = {name: _like(default, given[name], name) for name, default in mask.thresholds.items() if name in given}
+class _Given(NamedTuple):
+    """What was typed for a parameter, and under which of its names."""
+
+    name: str
+    text: str
+
+
+def _resolved(algorithm: Algorithm, typed: Mapping[str, str]) -> dict[str, _Given]:
+    """Parameters by the names that masks and weights have for them: `delta` and `δ` are `max_tv` of binary-tv."""
+    accepted = _accepted(algorithm)
+    by_typing = {trust_regions.spelled(name): meant for name, meant in accepted.items()}
+    found: dict[str, _Given] = {}
+    for name, text in typed.items():
+        if not accepted:
+            raise UsageError(f"{algorithm.name} takes no parameters. Write its name alone.")
+        meant = by_typing.get(trust_regions.spelled(name))
+        if not meant:
+            raise UsageError(registry.unknown(f"parameter of {algorithm.name}", name, by_typing, _listed(accepted)))
+        for parameter in meant:
+            if parameter in found:
+                raise UsageError(f"{found[parameter].name} and {name} both set {parameter}. Give each one once.")
+            found[parameter] = _Given(name, text)
+    return found
+
+
+def _accepted(algorithm: Algorithm) -> dict[str, list[str]]:
+    """The parameters that each name sets: its own, that of its letter, or both sides of what ε bounds."""
+    letters = {name: symbol for mask in algorithm.masks for name, symbol in trust_regions.symbols(mask.module).items()}
+    letters |= {"cap": "C"} if algorithm.weight else {}
+    accepted: dict[str, list[str]] = {}
+    for name, symbol in letters.items():
+        for key in dict.fromkeys([symbol, symbol.partition("_")[0]]):
+            accepted.setdefault(key, []).append(name)
+    names = {name for mask in algorithm.masks for name in mask.thresholds}
+    names |= {"anchor"} if any(mask.ratio.current == "trainer" for mask in algorithm.masks) else set()
+    names |= set(_BOUNDS) if algorithm.weight else set()
+    return accepted | {name: [name] for name in names}
+
+
+def _listed(accepted: Mapping[str, Sequence[str]]) -> list[str]:
+    """The names to choose from, each with its other ones: `delta (δ, max_tv)`."""
+    letters = {key: names for key, names in accepted.items() if names != [key]}
+    named = {name for names in letters.values() for name in names}
+    listed = [name for name in accepted if name not in letters and name not in named]
+    for symbol, names in letters.items():
+        others = [symbol, names[0] if len(names) == 1 else "both sides"]
+        key = trust_regions.spelled(symbol)
+        listed.append(f"{key} ({', '.join(other for other in dict.fromkeys(others) if other != key)})")
+    return listed
+
+
+def _tuned(mask: Mask, given: Mapping[str, _Given]) -> Mask:
+    chosen = {name: _like(default, given[name]) for name, default in mask.thresholds.items() if name in given}
     return replace(mask, chosen=tuple((dict(mask.chosen) | chosen).items()))
 
 
@@ -112,8 +158,9 @@ def _from(anchor: str, ratio: Ratio) -> Ratio:
     return replace(ratio, anchor=anchor) if ratio.current == "trainer" else ratio  # type: ignore[arg-type]
 
 
-def _like(default: Threshold, text: str, name: str) -> Threshold:
+def _like(default: Threshold, given: _Given) -> Threshold:
     """The text as a value of the default's type."""
+    name, text = given
     if isinstance(default, str):
         return text
     if isinstance(default, bool):
@@ -130,11 +177,11 @@ def _like(default: Threshold, text: str, name: str) -> Threshold:
     return value
 
 
-def _bounded(weight: tuple[Factor, ...], given: Mapping[str, str]) -> tuple[Factor, ...]:
-    if not {"cap", "floor"} & set(given):
+def _bounded(weight: tuple[Factor, ...], given: Mapping[str, _Given]) -> tuple[Factor, ...]:
+    if not set(_BOUNDS) & set(given):
         return weight
     *others, last = weight
-    floor, cap = (float(_like(0.0, given[name], name)) if name in given else getattr(last, name) for name in _BOUNDS)
+    floor, cap = (float(_like(0.0, given[name])) if name in given else getattr(last, name) for name in _BOUNDS)
     if not 0 <= floor <= cap or cap == 0:
         raise UsageError(f"floor={floor:g}, cap={cap:g} makes no sense: choose 0 ≤ floor ≤ cap, and cap above 0.")
     return (*others, replace(last, floor=floor, cap=cap))

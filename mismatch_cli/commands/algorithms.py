@@ -53,6 +53,8 @@ def _parts(table: dict[str, list[dict[str, Any]]]) -> list[RenderableType]:
     from rich.padding import Padding
     from rich.text import Text
 
+    from mismatch_cli import trust_regions
+
     def below(text: str, style: str = "") -> Padding:
         return Padding(Text(text, style=style), (0, 0, 0, 2))
 
@@ -68,7 +70,9 @@ def _parts(table: dict[str, list[dict[str, Any]]]) -> list[RenderableType]:
         parts += [Text(""), names, below(lines), below(row["source"], "dim")]
     parts += [Text(""), Text("Masks by their own name (anchor rollout, weight r)", style="bold underline")]
     for mask in table["masks"]:
-        given = ",".join(f"{name}={value}" for name, value in mask["thresholds"].items())
+        letters = trust_regions.symbols(trust_regions.find(mask["name"]))
+        names = {name: trust_regions.spelled(letters.get(name, name)) for name in mask["thresholds"]}
+        given = ",".join(f"{names[name]}={value}" for name, value in mask["thresholds"].items())
         parts += [Text(mask["name"] + (f":{given}" if given else "")), below(mask["blocked_when"], "dim")]
     use = "Use: mismatch-cli clipstats --algorithm NAME:PARAMETER=VALUE --algorithm my_mask.py"
     return [*parts, Text(""), Text(use)]

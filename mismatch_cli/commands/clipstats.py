@@ -40,7 +40,7 @@ def command(
 
       mismatch-cli clipstats
 
-      mismatch-cli clipstats probe-model -a grpo-clip-higher -a dppo-binary-tv:max_tv=0.1
+      mismatch-cli clipstats probe-model -a grpo-clip-higher -a dppo-binary-tv:delta=0.1
 
       mismatch-cli clipstats probe-model -a my_mask.py --compare my_mask.py dppo-binary-tv
     """

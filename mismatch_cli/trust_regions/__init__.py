@@ -3,6 +3,7 @@
 A file holds
 
     FORMULA: str          when a token is blocked, with {r}, {p}, {q} and the thresholds in braces
+    SYMBOLS: dict         thresholds that have a letter in the literature: {"max_tv": "δ"}; typed δ or delta, printed δ
     NOT_ONE_SIDED: str    "" where the mask never blocks a move of p towards q; else why it may
     def trust_region(compared: Compared, advantage_T: Array, *, threshold: float = …) -> Decision
 
@@ -56,6 +57,19 @@ def thresholds(region: ModuleType) -> dict[str, Threshold]:
     """The keyword-only parameters of a trust region with their defaults."""
     parameters = inspect.signature(region.trust_region).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def symbols(region: ModuleType) -> dict[str, str]:
+    """The letters of those thresholds of a trust region that have one."""
+    return getattr(region, "SYMBOLS", {})
+
+
+def spelled(name: str) -> str:
+    """A name as it is typed where there are no Greek letters: `ε_low` is `epsilon_low`."""
+    return name.translate(_SPELLED)
+
+
+_SPELLED = str.maketrans({"δ": "delta", "ε": "epsilon", "ϵ": "epsilon", "α": "alpha"})
 
 
 def unusable(answer: object, advantage_T: Array) -> str:
@@ -139,5 +153,7 @@ def _check_signature(path: Path, module: Any) -> None:
         raise UsageError(f"{path}: the default of {others[0]} is no number and no text. Give it one.")
     if getattr(module, "READS_TOP_K", False) and type(defaults.get("k")) is not int:
         raise UsageError(f"{path} says READS_TOP_K = True. Name the number of ranks by a whole-number threshold k.")
+    if strange := sorted(set(symbols(module)) - set(defaults)):
+        raise UsageError(f"{path}: SYMBOLS names {strange[0]}, which is no threshold of trust_region. Repair it.")
     if taken := {"r", "p", "q"} & {p.name for p in keyword_only}:
         raise UsageError(f"{path}: {taken.pop()} is a letter of the formulas. Give that threshold another name.")

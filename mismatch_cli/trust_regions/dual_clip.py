@@ -6,6 +6,7 @@ from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
 
 FORMULA = "A < 0 and {r} > {max_ratio}"
+SYMBOLS = {"max_ratio": "c"}
 NOT_ONE_SIDED = (
     "It blocks negative samples whose p is far above q, where the update would bring p back, because the weight p/q "
     "makes that update very large."
@@ -18,6 +19,6 @@ def trust_region(compared: Compared, advantage_T: Array, *, max_ratio: float = 3
     Only the outer clip: combined with `ratio-clip` it is the published objective.
     """
     if not max_ratio >= 1:
-        raise UsageError(f"max_ratio={max_ratio:g} makes no sense: choose a number of at least 1.")
+        raise UsageError(f"c={max_ratio:g} makes no sense: choose a number of at least 1.")
     blocked_T = (advantage_T < 0) & (compared.ratio_less_1_T > max_ratio - 1)
     return Decision(~blocked_T, compared.ratio_less_1_T)

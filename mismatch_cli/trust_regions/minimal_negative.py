@@ -7,13 +7,14 @@ from mismatch_cli.trust_regions import Decision
 from mismatch_cli.trust_regions._rules import shares
 
 FORMULA = "A < 0 and {q} − {p} ≥ {max_drop}"
+SYMBOLS = {"max_drop": "δ"}
 NOT_ONE_SIDED = ""
 
 
 def trust_region(compared: Compared, advantage_T: Array, *, max_drop: float = 0.5) -> Decision:
     """Block A < 0 with q − p ≥ max_drop, a probability. The statistic is p − q."""
     if not max_drop > 0:
-        raise UsageError(f"max_drop={max_drop:g} makes no sense: choose a number above 0.")
-    shares(max_drop=max_drop)
+        raise UsageError(f"δ={max_drop:g} makes no sense: choose a number above 0.")
+    shares(δ=max_drop)
     blocked_T = (advantage_T < 0) & (compared.difference_T <= -max_drop)
     return Decision(~blocked_T, compared.difference_T)

@@ -6,11 +6,12 @@ from mismatch_cli.trust_regions import Decision
 from mismatch_cli.trust_regions._rules import not_negative
 
 FORMULA = "A < 0 and mean(log {q} − log {p}) > {max_kl}, over the response"
+SYMBOLS = {"max_kl": "δ"}
 NOT_ONE_SIDED = "It judges the response as a whole; a token whose p rose above q is dropped with the rest."
 
 
 def trust_region(compared: Compared, advantage_T: Array, *, max_kl: float = 1e-4) -> Decision:
     """Block A < 0 in a response whose mean of log q − log p exceeds max_kl, nats per token. The statistic is mean d."""
-    not_negative(max_kl=max_kl)
+    not_negative(δ=max_kl)
     statistic_T = compared.level_log_ratio_T("mean")
     return Decision(~((advantage_T < 0) & (statistic_T < -max_kl)), statistic_T)

@@ -6,6 +6,7 @@ from mismatch_cli.trust_regions import Decision
 from mismatch_cli.trust_regions._rules import not_negative, one_sided, shares
 
 FORMULA = "A > 0 and {r} > 1 + {ratio_high}, or A < 0 and {r} < 1 − {ratio_low}"
+SYMBOLS = {"ratio_low": "ε_low", "ratio_high": "ε_high"}
 NOT_ONE_SIDED = ""
 
 
@@ -16,6 +17,6 @@ def trust_region(
 
     The statistic is p/q − 1, dimensionless.
     """
-    shares(ratio_low=ratio_low)
-    not_negative(ratio_high=ratio_high)
+    shares(ε_low=ratio_low)
+    not_negative(ε_high=ratio_high)
     return one_sided(compared.ratio_less_1_T, advantage_T, low=ratio_low, high=ratio_high)

@@ -11,6 +11,7 @@ from mismatch_cli.trust_regions._rules import shares
 FORMULA = (
     "as ratio-clip ({r} > 1 + {ratio_high}, {r} < 1 − {ratio_low}), except where {q} < {alpha}; side relaxed: {relax}"
 )
+SYMBOLS = {"ratio_low": "ε_low", "ratio_high": "ε_high", "alpha": "α"}
 NOT_ONE_SIDED = ""
 _SIDES = ("both", "high", "low")
 
@@ -28,7 +29,7 @@ def trust_region(
 
     The statistic is p/q − 1, dimensionless; alpha is a probability, and alpha = 0 is plain ratio clipping.
     """
-    shares(alpha=alpha)
+    shares(α=alpha)
     if relax not in _SIDES:
         raise UsageError(f"relax={relax} is not known. Choose one of: {', '.join(_SIDES)}.")
     clipped = ratio_clip.trust_region(compared, advantage_T, ratio_low=ratio_low, ratio_high=ratio_high)

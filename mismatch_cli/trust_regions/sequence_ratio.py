@@ -6,6 +6,7 @@ from mismatch_cli.trust_regions import Decision
 from mismatch_cli.trust_regions._rules import not_negative, one_sided, shares
 
 FORMULA = "A > 0 and s > 1 + {ratio_high}, or A < 0 and s < 1 − {ratio_low}, with s = (Π{r})^(1/|y|)"
+SYMBOLS = {"ratio_low": "ε_low", "ratio_high": "ε_high"}
 NOT_ONE_SIDED = (
     "It is one-sided for the response as a whole; a token on the other side of its own anchor is blocked with the rest."
 )
@@ -15,6 +16,6 @@ def trust_region(
     compared: Compared, advantage_T: Array, *, ratio_low: float = 3e-4, ratio_high: float = 4e-4
 ) -> Decision:
     """Block a response with A > 0 and s > 1 + ratio_high, or A < 0 and s < 1 − ratio_low. The statistic is s − 1."""
-    shares(ratio_low=ratio_low)
-    not_negative(ratio_high=ratio_high)
+    shares(ε_low=ratio_low)
+    not_negative(ε_high=ratio_high)
     return one_sided(compared.level_ratio_less_1_T("mean"), advantage_T, low=ratio_low, high=ratio_high)

@@ -6,6 +6,7 @@ from mismatch_cli.trust_regions import Decision
 from mismatch_cli.trust_regions._rules import not_negative, one_sided, ranks, signed
 
 FORMULA = "top-{k} KL({q}‖{p}) > {max_kl} and A · ({p} − {q}) > 0"
+SYMBOLS = {"max_kl": "δ"}
 NOT_ONE_SIDED = ""
 READS_TOP_K = True
 
@@ -17,7 +18,7 @@ def trust_region(
 
     With `replace_last` a sampled token outside the top-K takes the place of the K-th, as in the published code.
     """
-    not_negative(max_kl=max_kl)
+    not_negative(δ=max_kl)
     ranks(k=k)
     _, kl_T = compared.topk(k, replace_last)
     return one_sided(signed(kl_T, compared.log_ratio_T), advantage_T, low=max_kl, high=max_kl)

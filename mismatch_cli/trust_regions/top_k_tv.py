@@ -6,6 +6,7 @@ from mismatch_cli.trust_regions import Decision
 from mismatch_cli.trust_regions._rules import one_sided, ranks, shares, signed
 
 FORMULA = "top-{k} TV({q}, {p}) > {max_tv} and A · ({p} − {q}) > 0"
+SYMBOLS = {"max_tv": "δ"}
 NOT_ONE_SIDED = ""
 READS_TOP_K = True
 
@@ -17,7 +18,7 @@ def trust_region(
 
     With `replace_last` a sampled token outside the top-K takes the place of the K-th, as in the published code.
     """
-    shares(max_tv=max_tv)
+    shares(δ=max_tv)
     ranks(k=k)
     tv_T, _ = compared.topk(k, replace_last)
     return one_sided(signed(tv_T, compared.log_ratio_T), advantage_T, low=max_tv, high=max_tv)

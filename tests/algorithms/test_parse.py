@@ -56,6 +56,30 @@ def test_parameters_reach_the_masks() -> None:
     assert TABLE["dppo-binary-tv"].masks[0].thresholds == {"max_tv": 0.15}  # the table stays as it is
 
 
+@pytest.mark.parametrize(
+    ("by_letter", "by_name"),
+    [
+        ("dppo-binary-tv:delta=0.1", "dppo-binary-tv:max_tv=0.1"),
+        ("dppo-binary-kl:δ=0.1", "dppo-binary-kl:max_kl=0.1"),
+        ("dppo-topk-tv-recompute:delta=0.1,C=3", "dppo-topk-tv-recompute:max_tv=0.1,cap=3"),
+        ("mask-0.5:delta=0.4", "mask-0.5:max_drop=0.4"),
+        ("ipo:delta=0.2", "ipo:max_tv=0.2"),
+        ("grpo-clip-higher:epsilon=0.1", "grpo-clip-higher:ratio_low=0.1,ratio_high=0.1"),
+        ("ppo:epsilon_high=0.28", "ppo:ratio_high=0.28"),
+        ("gspo:ε_low=0.1,ε_high=0.2", "gspo:ratio_low=0.1,ratio_high=0.2"),
+        ("relax-both:ϵ=0.1,α=0.3", "relax-both:ratio_low=0.1,ratio_high=0.1,alpha=0.3"),
+        ("ppo-dual-clip:c=5,C=2", "ppo-dual-clip:max_ratio=5,cap=2"),
+        ("ppo-opsm:delta=0.1,epsilon=0.3", "ppo-opsm:max_kl=0.1,ratio_low=0.3,ratio_high=0.3"),
+    ],
+)
+def test_a_threshold_by_its_letter(by_letter: str, by_name: str) -> None:
+    """ε without a side is both; the letter, spelled or not, is the name that it stands for."""
+    found, expected = find(by_letter), find(by_name)
+    assert found.name == by_letter
+    assert [mask.thresholds for mask in found.masks] == [mask.thresholds for mask in expected.masks]
+    assert found.weight == expected.weight != () and found.formulas == expected.formulas
+
+
 def test_a_row_keeps_its_other_thresholds() -> None:
     assert find("ppo:ratio_low=0.1").masks[0].thresholds == {"ratio_low": 0.1, "ratio_high": 0.2}
     relaxed = find("relax-low:alpha=0.3").masks[0].thresholds
@@ -139,20 +163,29 @@ MISTAKES = [
     ("ppo:ratio_low=", "is no algorithm with parameters"),
     ("ppo:=0.2", "is no algorithm with parameters"),
     ("ppo:ratio_low=0.1,", "is no algorithm with parameters"),
-    ("ppo:max_tv=0.1", r"Unknown parameter of ppo 'max_tv'\. .*Available: anchor, cap, floor, ratio_high, ratio_low"),
+    (
+        "ppo:delta=0.1",
+        r"Unknown parameter of ppo 'delta'\. .*Available: C \(cap\), anchor, epsilon \(ε, both sides\), "
+        r"epsilon_high \(ε_high, ratio_high\), epsilon_low \(ε_low, ratio_low\), floor\.",
+    ),
+    ("dppo-binary-tv:epsilon=0.1", r"Available: C \(cap\), anchor, delta \(δ, max_tv\), floor\."),
+    ("dppo-binary-tv:delta=0.1,max_tv=0.2", r"delta and max_tv both set max_tv\. Give each one once"),
+    ("ppo:epsilon=0.1,ε_low=0.2", r"epsilon and ε_low both set ratio_low\. Give each one once"),
+    ("dppo-binary-tv:delta=wide", r"delta=wide is no number\. Example: delta=0\.15"),
+    ("dppo-binary-tv:delta=15", "δ=15 makes no sense: choose a number from 0 to 1"),
     ("ppo:ratio_lo=0.1", "Did you mean ratio_low"),
     ("pg-is:anchor=rollout", r"Unknown parameter of pg-is 'anchor'\. Available: cap, floor"),
     ("ppo:ratio_low=wide", r"ratio_low=wide is no number\."),
     ("ppo:ratio_low=inf", r"ratio_low=inf is no finite number\."),
     ("ppo:ratio_low=nan", r"ratio_low=nan is no finite number\."),
-    ("ppo:ratio_low=-0.1", "ratio_low=-0.1 makes no sense: choose"),
+    ("ppo:ratio_low=-0.1", "ε_low=-0.1 makes no sense: choose"),
     ("icepop:band_low=2", "band_low=2, band_high=5 makes no sense"),
-    ("mask-0.5:max_drop=0", "max_drop=0 makes no sense: choose"),
-    ("mask-0.5:max_drop=50", "max_drop=50 makes no sense: choose a number from 0 to 1"),
-    ("dppo-binary-tv:max_tv=15", "max_tv=15 makes no sense: choose a number from 0 to 1"),
-    ("dppo-topk-tv:max_tv=1.5", "max_tv=1.5 makes no sense: choose a number from 0 to 1"),
-    ("ppo:ratio_low=1.2", "ratio_low=1.2 makes no sense: choose a number from 0 to 1"),
-    ("relax-both:alpha=10", "alpha=10 makes no sense: choose a number from 0 to 1"),
+    ("mask-0.5:max_drop=0", "δ=0 makes no sense: choose"),
+    ("mask-0.5:max_drop=50", "δ=50 makes no sense: choose a number from 0 to 1"),
+    ("dppo-binary-tv:max_tv=15", "δ=15 makes no sense: choose a number from 0 to 1"),
+    ("dppo-topk-tv:max_tv=1.5", "δ=1.5 makes no sense: choose a number from 0 to 1"),
+    ("ppo:ratio_low=1.2", "ε_low=1.2 makes no sense: choose a number from 0 to 1"),
+    ("relax-both:alpha=10", "α=10 makes no sense: choose a number from 0 to 1"),
     ("dppo-topk-tv:k=2.5", r"k=2\.5 is no whole number\."),
     ("dppo-topk-tv:k=0", "k=0 makes no sense: choose"),
     ("dppo-topk-tv:k=-3", "k=-3 makes no sense: choose"),
@@ -164,7 +197,7 @@ MISTAKES = [
     ("pg-tis:cap=-1", "cap=-1 makes no sense"),
     ("pg-tis:floor=4", "floor=4, cap=3 makes no sense"),
     ("pg-tis:cap=many", r"cap=many is no number\."),
-    ("ppo-dual-clip:max_ratio=0.5", "max_ratio=0.5 makes no sense"),
+    ("ppo-dual-clip:max_ratio=0.5", "c=0.5 makes no sense"),
     ("nowhere.py", r"nowhere\.py does not exist\. Name a Python file that defines trust_region"),
 ]
 

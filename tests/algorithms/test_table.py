@@ -46,12 +46,12 @@ def test_formulas_are_filled_in(spec: str) -> None:
     [
         ("reinforce", "never", "1"),
         ("pg-tis", "never", "min(r, 3)"),
-        ("minirl-tis", "A > 0 and r′ > 1 + 0.28, or A < 0 and r′ < 1 − 0.2", "min(r, 3)"),
-        ("dppo-binary-tv", "A > 0 and p − q > 0.15, or A < 0 and q − p > 0.15", "r"),
-        ("dppo-binary-tv-recompute", "A > 0 and p − p′ > 0.15, or A < 0 and p′ − p > 0.15", "r"),
-        ("mask-0.8", "A < 0 and q − p ≥ 0.8", "r"),
-        ("prime-rl", "A > 0 and p − q > 0.2, or A < 0 and q − p > 0.2", "r"),
-        ("ipo", "|p − q| > 0.1", "r"),
+        ("minirl-tis", "A > 0 and r′ > 1 + ε_high, or A < 0 and r′ < 1 − ε_low (ε = 0.2 / 0.28)", "min(r, 3)"),
+        ("dppo-binary-tv", "A > 0 and p − q > δ, or A < 0 and q − p > δ (δ = 0.15)", "r"),
+        ("dppo-binary-tv-recompute", "A > 0 and p − p′ > δ, or A < 0 and p′ − p > δ (δ = 0.15)", "r"),
+        ("mask-0.8", "A < 0 and q − p ≥ δ (δ = 0.8)", "r"),
+        ("prime-rl", "A > 0 and p − q > δ, or A < 0 and q − p > δ (δ = 0.2)", "r"),
+        ("ipo", "|p − q| > δ (δ = 0.1)", "r"),
     ],
 )
 def test_formulas_in_words(spec: str, blocked: str, weight: str) -> None:

@@ -167,7 +167,7 @@ def test_without_advantages_both_signs_are_asked(tmp_path, monkeypatch, capfd):
     ("arguments", "code", "message"),
     [
         (["-a", "grpo-clip-hihger"], 2, "Did you mean grpo-clip-higher"),
-        (["-a", "dppo-binary-tv:max_tv=-0.1"], 2, "max_tv=-0.1 makes no sense"),
+        (["-a", "dppo-binary-tv:max_tv=-0.1"], 2, "δ=-0.1 makes no sense"),
         (["-a", "icepop:band_low=3,band_high=2"], 2, "band_low=3, band_high=2 makes no sense"),
         (["-a", "dppo-binary-tv:max_vt=0.1"], 2, "Did you mean max_tv"),
         (["-a", "nowhere.py"], 2, "nowhere.py does not exist"),
@@ -199,7 +199,9 @@ def test_algorithms_are_printed_with_their_formulas(capfd):
     table = json.loads(capfd.readouterr().out)
     assert [row["name"] for row in table["algorithms"]] == list(TABLE)
     rows = {row["name"]: row for row in table["algorithms"]}
-    assert rows["grpo-clip-higher"]["blocked_when"] == "A > 0 and r > 1 + 0.28, or A < 0 and r < 1 − 0.2"
+    assert rows["grpo-clip-higher"]["blocked_when"] == (
+        "A > 0 and r > 1 + ε_high, or A < 0 and r < 1 − ε_low (ε = 0.2 / 0.28)"
+    )
     assert rows["ppo-tis"]["weight"] == "r′ · min(ρ, 2)" and rows["pg-tis"]["aliases"] == ["cispo"]
     assert run(["algorithms"]) == 0
     out = capfd.readouterr().out

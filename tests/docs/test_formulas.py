@@ -42,7 +42,8 @@ def masks() -> str:
     rows = []
     for name in registry.names(trust_regions.PACKAGE):
         mask = Mask(name)
-        given = ", ".join(f"`{threshold}` {value}" for threshold, value in mask.thresholds.items())
+        letters = trust_regions.symbols(mask.module)
+        given = ", ".join(f"{letters.get(t, '')} `{t}` {value}".strip() for t, value in mask.thresholds.items())
         source = inspect.getdoc(mask.module) or ""
         rows.append([f"`{name}`", mask.formula, given, " ".join(source.split())])
     return table("| mask | blocks when | thresholds | what it is, and from where |", rows)

@@ -26,6 +26,11 @@ NUMERIC = [
 ]
 
 
+def letter(name: str, threshold: str) -> str:
+    """What a threshold is called in messages: its letter, where it has one."""
+    return trust_regions.symbols(trust_regions.find(name)).get(threshold, threshold)
+
+
 @pytest.mark.parametrize("name", REGIONS)
 def test_signature_and_texts(name: str) -> None:
     region = trust_regions.find(name)
@@ -44,12 +49,17 @@ def test_signature_and_texts(name: str) -> None:
 def test_formula_shows_its_letters_and_every_number(name: str) -> None:
     region = trust_regions.find(name)
     fields = {field for _, field, _, _ in string.Formatter().parse(region.FORMULA) if field}
+    letters_of = trust_regions.symbols(region)
+    assert set(letters_of) <= set(trust_regions.thresholds(region))
     numeric = {threshold for of, threshold in NUMERIC if of == name}
     assert numeric <= fields <= SYMBOLS | set(trust_regions.thresholds(region))
     letters = {TRAINER_ROLLOUT: ("r", "p", "q"), TRAINER_RECOMPUTED: ("r′", "p", "p′"), ENGINE_GAP: ("ρ", "p′", "q")}
     for ratio, three in letters.items():
         formula = Mask(name, ratio).formula
         assert not set("{}") & set(formula)
+        for threshold, default in trust_regions.thresholds(region).items():
+            assert threshold not in letters_of or f"{letters_of[threshold].partition('_')[0]} = " in formula
+            assert threshold not in letters_of or f"{default:g}" in formula.rpartition("(")[2]
         assert all(letter in formula for symbol, letter in zip("rpq", three, strict=True) if symbol in fields)
 
 
@@ -142,7 +152,8 @@ def test_every_mask_blocks_something_and_keeps_something() -> None:
 @pytest.mark.parametrize(("name", "threshold"), NUMERIC)
 @pytest.mark.parametrize("value", [-1, -1e-9, float("nan")])
 def test_negative_thresholds_are_refused(name: str, threshold: str, value: float) -> None:
-    with pytest.raises(UsageError, match=f"{threshold}=.*choose|{threshold}=.*makes no sense"):
+    shown = letter(name, threshold)
+    with pytest.raises(UsageError, match=f"{shown}=.*choose|{shown}=.*makes no sense"):
         ask(
             name,
             random_policies(0, responses=2),
@@ -157,7 +168,9 @@ def test_a_threshold_that_nothing_can_reach_is_refused(name: str, threshold: str
     given = random_policies(0, responses=2)
     advantage_T = signs(len(given.trainer))
     for value in (1 + 1e-9, 15, INF):
-        with pytest.raises(UsageError, match=f"{threshold}=.* makes no sense: choose a number from 0 to 1"):
+        with pytest.raises(
+            UsageError, match=f"{letter(name, threshold)}=.* makes no sense: choose a number from 0 to 1"
+        ):
             ask(name, given, advantage_T, **{threshold: value})
     ask(name, given, advantage_T, **{threshold: 1.0})
 
