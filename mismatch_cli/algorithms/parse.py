@@ -113,14 +113,14 @@ def _accepted(algorithm: Algorithm) -> dict[str, list[str]]:
 
 
 def _listed(accepted: Mapping[str, Sequence[str]]) -> list[str]:
-    """The names to choose from, each with its other ones: `delta (δ, max_tv)`."""
+    """The names to choose from, each with its other ones: `delta (δ, max_tv)`, `cap (C)`."""
     letters = {key: names for key, names in accepted.items() if names != [key]}
     named = {name for names in letters.values() for name in names}
     listed = [name for name in accepted if name not in letters and name not in named]
     for symbol, names in letters.items():
-        others = [symbol, names[0] if len(names) == 1 else "both sides"]
-        key = trust_regions.spelled(symbol)
-        listed.append(f"{key} ({', '.join(other for other in dict.fromkeys(others) if other != key)})")
+        spelled, meant = trust_regions.spelled(symbol), names[0] if len(names) == 1 else "both sides"
+        first, *others = [meant, symbol] if spelled == symbol else dict.fromkeys([spelled, symbol, meant])
+        listed.append(f"{first} ({', '.join(other for other in others if other != first)})")
     return listed
 
 

@@ -65,14 +65,14 @@ def _parts(table: dict[str, list[dict[str, Any]]]) -> list[RenderableType]:
         )
     ]
     for row in table["algorithms"]:
-        names = Text.assemble((row["name"], "bold"), *(f", {alias}" for alias in row["aliases"]))
+        title = Text.assemble((row["name"], "bold"), *(f", {alias}" for alias in row["aliases"]))
         lines = f"blocked when  {row['blocked_when']}\nweight        {row['weight']}"
-        parts += [Text(""), names, below(lines), below(row["source"], "dim")]
+        parts += [Text(""), title, below(lines), below(row["source"], "dim")]
     parts += [Text(""), Text("Masks by their own name (anchor rollout, weight r)", style="bold underline")]
     for mask in table["masks"]:
         letters = trust_regions.symbols(trust_regions.find(mask["name"]))
-        names = {name: trust_regions.spelled(letters.get(name, name)) for name in mask["thresholds"]}
-        given = ",".join(f"{names[name]}={value}" for name, value in mask["thresholds"].items())
+        typed = {trust_regions.spelled(letters.get(name, name)): value for name, value in mask["thresholds"].items()}
+        given = ",".join(f"{name}={value}" for name, value in typed.items())
         parts += [Text(mask["name"] + (f":{given}" if given else "")), below(mask["blocked_when"], "dim")]
     use = "Use: mismatch-cli clipstats --algorithm NAME:PARAMETER=VALUE --algorithm my_mask.py"
     return [*parts, Text(""), Text(use)]

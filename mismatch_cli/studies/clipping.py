@@ -247,7 +247,12 @@ class ClippingAnalysis(Study):
             "has": self.support.has,
             "skipped": [{"algorithm": name, "reason": reason} for name, reason in self.support.skipped.items()],
             **result,
+            "same_strictness": self._same_strictness(),
         }
+
+    def _same_strictness(self) -> list[dict[str, Any]]:
+        found = (self.summary.same_strictness(self.algorithms.index(algorithm)) for algorithm in self.compared)
+        return [row for row in found if row]
 
     @cached_property
     def plot_data(self) -> ClippingPlotData:

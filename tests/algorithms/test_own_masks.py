@@ -51,7 +51,7 @@ def test_an_own_mask_takes_every_parameter_of_a_mask(tmp_path: Path) -> None:
     assert algorithm.weight == (Factor(TRAINER_RECOMPUTED, cap=4),)
     assert algorithm.formulas == ("p < 0.1 or r′ > 3", "min(r′, 4)")
     with pytest.raises(
-        UsageError, match=r"Unknown parameter of my_mask 'low'\. .*lowest.*Available: anchor, cap, floor"
+        UsageError, match=r"Unknown parameter of my_mask 'low'\. .*lowest.*Available: anchor, cap \(C\), floor"
     ):
         find(f"{path}:low=0.1")
 
@@ -105,6 +105,10 @@ BROKEN = {
     "a function without a signature": ("trust_region = dict\n", r"my_mask\.py fails \(ValueError"),
     "a default of None": (MINE.replace("0.05", "None"), r"my_mask\.py: the default of lowest is no number and no text"),
     "a default that can change": (MINE.replace("0.05", "[0.05]"), r"my_mask\.py: the default of lowest is no number"),
+    "a letter of nothing": (
+        MINE + "\nSYMBOLS = {'limit': 'δ'}\n",
+        r"my_mask\.py: SYMBOLS names limit, which is no thresh",
+    ),
     "top-K without ranks": ("READS_TOP_K = True\n" + MINE, r"my_mask\.py says READS_TOP_K = True\. Name the number"),
     "top-K of a text": ("READS_TOP_K = True\n" + MINE.replace("*, ", "*, k='all', "), r"whole-number threshold k"),
 }
@@ -115,6 +119,13 @@ def test_what_is_wrong_with_a_file(tmp_path: Path, source: str, message: str) ->
     with pytest.raises(UsageError, match=message) as caught:
         find(write(tmp_path, source))
     assert "my_mask.py" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_letter_of_its_own(tmp_path: Path) -> None:
+    path = write(tmp_path, MINE + "\nSYMBOLS = {'lowest': 'δ'}\n")
+    algorithm = find(f"{path}:delta=0.1")
+    assert algorithm.masks[0].thresholds["lowest"] == 0.1
+    assert algorithm.formulas[0] == "p < δ or r > 3 (δ = 0.1)"
 
 
 @pytest.mark.parametrize(("default", "given"), [('"both"', "high"), ("3", 7), ("2.5", 4.0), ("True", False)])

@@ -165,16 +165,16 @@ MISTAKES = [
     ("ppo:ratio_low=0.1,", "is no algorithm with parameters"),
     (
         "ppo:delta=0.1",
-        r"Unknown parameter of ppo 'delta'\. .*Available: C \(cap\), anchor, epsilon \(ε, both sides\), "
+        r"Unknown parameter of ppo 'delta'\. .*Available: anchor, cap \(C\), epsilon \(ε, both sides\), "
         r"epsilon_high \(ε_high, ratio_high\), epsilon_low \(ε_low, ratio_low\), floor\.",
     ),
-    ("dppo-binary-tv:epsilon=0.1", r"Available: C \(cap\), anchor, delta \(δ, max_tv\), floor\."),
+    ("dppo-binary-tv:epsilon=0.1", r"Available: anchor, cap \(C\), delta \(δ, max_tv\), floor\."),
     ("dppo-binary-tv:delta=0.1,max_tv=0.2", r"delta and max_tv both set max_tv\. Give each one once"),
     ("ppo:epsilon=0.1,ε_low=0.2", r"epsilon and ε_low both set ratio_low\. Give each one once"),
     ("dppo-binary-tv:delta=wide", r"delta=wide is no number\. Example: delta=0\.15"),
     ("dppo-binary-tv:delta=15", "δ=15 makes no sense: choose a number from 0 to 1"),
     ("ppo:ratio_lo=0.1", "Did you mean ratio_low"),
-    ("pg-is:anchor=rollout", r"Unknown parameter of pg-is 'anchor'\. Available: cap, floor"),
+    ("pg-is:anchor=rollout", r"Unknown parameter of pg-is 'anchor'\. Available: cap \(C\), floor"),
     ("ppo:ratio_low=wide", r"ratio_low=wide is no number\."),
     ("ppo:ratio_low=inf", r"ratio_low=inf is no finite number\."),
     ("ppo:ratio_low=nan", r"ratio_low=nan is no finite number\."),

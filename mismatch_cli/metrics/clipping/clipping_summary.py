@@ -201,17 +201,36 @@ class ClippingSummary(Accumulator):
 
     def _equivalents(self, place: int, row: dict[str, Any]) -> list[dict[str, Any]]:
         """Of a published one-sided mask on trainer/rollout: the threshold of each other family that blocks as much."""
-        masks, blocked = self.question.algorithms[place].masks, int(self.cells.by_mu[1 + place].sum())
-        families = {name: FAMILIES[name] for name in self.sweeps.sums if name in FAMILIES}
-        regions = [mask.region for mask in masks if mask.ratio == TRAINER_ROLLOUT]
-        if len(masks) != 1 or not set(regions) & set(FAMILIES.values()) or not blocked:
+        own = self._own_family(place)
+        if not own or not self.cells.by_mu[1 + place].any():
             return []  # where nothing is blocked, every high enough threshold blocks as little
         return [
-            {"algorithm": row["name"], "blocked": row["blocked"]["all"], "family": family}
-            | {"threshold": self.sweeps.threshold_for(family, blocked).to_dict()}
-            for family, region in families.items()
-            if region not in regions
+            {"algorithm": row["name"], "blocked": row["blocked"]["all"], "family": family, "threshold": threshold}
+            for family, threshold in self._as_strict(place).items()
+            if family != own
         ]
+
+    def same_strictness(self, place: int) -> dict[str, Any] | None:
+        """The threshold of every family that blocks as many tokens as an algorithm; None where that is no question."""
+        algorithm, own = self.question.algorithms[place], self._own_family(place)
+        if not self.question.needs.advantages or not self.cells.by_mu[1 + place].any():
+            return None
+        thresholds = {family: found for family, found in self._as_strict(place).items() if family != own}
+        settings = "; ".join(mask.settings for mask in algorithm.masks if mask.settings)
+        return {"algorithm": algorithm.name, "settings": settings, "family": own, "thresholds": thresholds}
+
+    def _own_family(self, place: int) -> str | None:
+        """The family of an algorithm that is one mask on trainer/rollout."""
+        masks = self.question.algorithms[place].masks
+        regions = [mask.region for mask in masks if mask.ratio == TRAINER_ROLLOUT]
+        if len(masks) != 1:
+            return None
+        return next((name for name in self.sweeps.sums if FAMILIES.get(name) in regions), None)
+
+    def _as_strict(self, place: int) -> dict[str, dict[str, Any]]:
+        blocked_G, prompts = self.cells.by_mu[1 + place].sum(axis=(0, 2)), self.prompts.result()
+        families = (name for name in self.sweeps.sums if name in FAMILIES)
+        return {name: self.sweeps.threshold_for(name, blocked_G, prompts).to_dict() for name in families}
 
 
 def sums_dtype(algorithms: int) -> np.dtype:

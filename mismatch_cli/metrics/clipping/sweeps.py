@@ -5,13 +5,14 @@ update moves π further away, is above the threshold. So one histogram answers f
 edges of its bins (3 % apart).
 """
 
+from bisect import bisect_left
 from typing import Any
 
 import numpy as np
 
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.masked import Masked
-from mismatch_cli.metrics.estimate import FEW_AT_EDGE, Estimate, grouped_share, point
+from mismatch_cli.metrics.estimate import FEW_AT_EDGE, SIGNED, Estimate, grouped_ratio, grouped_share, point
 from mismatch_cli.metrics.hashing import GROUPS
 from mismatch_cli.metrics.histograms import LogBins
 
@@ -70,9 +71,31 @@ class Sweeps(Accumulator):
             if lowest <= edges[b] <= highest
         ]
 
-    def threshold_for(self, name: str, blocked: float) -> Estimate:
-        """The threshold of a family that blocks as many tokens; benchmarks/coverage.py found no interval that holds."""
-        return point(_threshold(self.sums[name][0].sum(axis=0), blocked), FEW_AT_EDGE)
+    def threshold_for(self, name: str, blocked_G: np.ndarray, prompts: int) -> Estimate:
+        """The threshold of a family that blocks as many tokens as were blocked in each group of prompts.
+
+        Its interval holds every threshold at which the two shares may be the same: where the 95 % interval of their
+        difference holds 0 (Woodruff 1952, doi 10.1080/01621459.1952.10483443), to the next edge of a bin.
+        """
+        counts_GB = self.sums[name][0]
+        value = _threshold(counts_GB.sum(axis=0), blocked_G.sum())
+        if np.isnan(value):
+            return point(value, FEW_AT_EDGE)
+        more_GB = _from_bin_up(counts_GB) - blocked_G[:, None]
+
+        def difference(b: int) -> Estimate:
+            return grouped_ratio(more_GB[:, b], self.total[0], prompts, SIGNED)
+
+        middle = int(BINS.edges[0].searchsorted(value))
+        below = bisect_left(range(middle), True, key=lambda b: not _above_0(difference(b).low)) - 1
+        above = bisect_left(range(BINS.count), True, middle, key=lambda b: _above_0(difference(b).high, -1))
+        if below < 1 or above >= BINS.count - 1:
+            return point(value, FEW_AT_EDGE)
+        return Estimate(value, float(BINS.edges[0][below]), float(BINS.edges[0][above]))
+
+
+def _above_0(limit: float | None, sign: int = 1) -> bool:
+    return limit is not None and sign * limit > 0
 
 
 def _outward(judged: Masked, name: str, top_k: int) -> tuple[np.ndarray, np.ndarray]:

@@ -9,7 +9,7 @@ import pytest
 
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.metrics.clipping.sweeps import BINS, FAMILIES
-from mismatch_cli.metrics.estimate import FEWEST_PROMPTS, SHARE, interval
+from mismatch_cli.metrics.estimate import FEWEST_PROMPTS, SHARE, SIGNED, interval
 from mismatch_cli.metrics.hashing import GROUPS, prompt_groups
 from tests.metrics.clipping import brute
 from tests.metrics.clipping.world import EVERYTHING, PLAIN, plain_algorithms, result_of, simple, world
@@ -90,7 +90,6 @@ def test_equivalents_block_as_many_tokens(judged_world):
     found = 0
     for row in rows:
         assert row["blocked"] == shares[row["algorithm"]]  # with its interval
-        assert row["threshold"]["low"] is None and row["threshold"]["note"]
         count = int(judged[row["algorithm"]].sum())
         assert row["blocked"]["value"] == pytest.approx(count / len(judged))
         outward = brute.outward(judged, row["family"])
@@ -98,9 +97,34 @@ def test_equivalents_block_as_many_tokens(judged_world):
         if threshold is None:
             assert not 0 < count <= (outward >= LOWEST).sum()
             continue
+        low, high = row["threshold"]["low"], row["threshold"]["high"]
+        assert row["threshold"]["note"] if low is None else low < threshold < high
         found += 1
         assert (outward > threshold * 1.0321).sum() <= count <= (outward > threshold / 1.0321).sum(), row
     assert found > 15
+
+
+def test_an_interval_of_an_equal_threshold_is_where_the_shares_may_be_the_same(judged_world):
+    """By hand, group of prompts by group: at its ends the difference of the shares just parts from 0."""
+    judged, prompts = judged_world.judged, judged_world.judged["prompt_id"].nunique()
+    group = prompt_groups(judged["prompt_id"].to_numpy())
+
+    def difference(row, threshold):
+        more = (brute.outward(judged, row["family"]) > threshold).astype(float) - judged[row["algorithm"]]
+        left = np.array([more[group != g].mean() for g in np.unique(group)])
+        return interval(more.mean(), left, prompts, SIGNED)
+
+    found = 0
+    for row in judged_world.result["equivalents"]:
+        low, high = row["threshold"]["low"], row["threshold"]["high"]
+        if low is None or row["family"].startswith("top_k"):
+            continue
+        found += 1
+        assert difference(row, low * (1 - 1e-6)).low > 0 > difference(row, high * (1 + 1e-6)).high, row
+        inside = [difference(row, edge) for edge in (low * 1.0321, high / 1.0321)]
+        assert inside[0].low is None or inside[0].low <= 0
+        assert inside[1].high is None or inside[1].high >= 0
+    assert found > 5
 
 
 def test_without_advantages_there_are_no_equivalents(judged_world):
