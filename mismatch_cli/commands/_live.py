@@ -1,27 +1,16 @@
-"""What somebody sees of a training run while it goes on: where it stands, how it does, how long it will take.
-
-On the terminal a view of it is drawn here; its report is made anew now and then by another process, this file run as a
-program: training does not wait for it.
-"""
+"""What somebody sees of a training run while it goes on: where it stands, how it does, how long it will take."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mismatch_cli.commands._show import Common
-from mismatch_cli.errors import MismatchError
-from mismatch_cli.numbers import sparkline
+from mismatch_cli.metrics.update_table import LAST
+from mismatch_cli.numbers import number, sparkline
 from mismatch_cli.rl.train_config import TrainConfig
 from mismatch_cli.text import visible
-from mismatch_cli.trace.files import remove_unfinished
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -30,15 +19,26 @@ Record = Mapping[str, Any]
 
 STOPPING = "Finishing this step, then saving (Ctrl-C again: stop at once)"
 _RECENT = 20  # steps whose time says how long the next ones take
-_FIRST = 5  # steps with which the mismatch is compared
 _RARE = ("evaluate", "checkpoint")  # phases that not every step has
 _LEAST = 0.02  # of a step: what a phase takes to be named
 _LABEL, _BETWEEN = 10, " · "
-_NARROWEST_BAR = 12
-_SPARK = 40  # steps in the small curve, at most
-_SHARE = 0.02  # of the time, at most, is spent on drawing
-_LOWEST = 19  # the priority of whoever gets what others leave
-_RELOAD_SECONDS = 60  # after which an open page looks for a newer one
+_NARROWEST_BAR, _WIDEST_BAR = 12, 30
+_NARROWEST_CURVE, _WIDEST_CURVE = 8, 40
+_SMOOTHED_OVER = 256  # responses: of fewer the mean reward is noise
+_LEAST_REWARD, _LEAST_PART = 0.05, 0.1  # what an axis shows at least: of a reward, and of the value of others
+_DOING = {
+    "engine": "loading the model into {engine}",
+    "trainer": "loading the trainer",
+    "sample": "sampling {responses} responses",
+    "grade": "grading",
+    "recompute": "recomputing log π′",
+    "update": "updating the weights",
+    "sync": "giving the engine the new weights",
+    "record": "measuring",
+    "evaluate": "evaluating",
+    "checkpoint": "saving a checkpoint",
+    "model": "saving the model",
+}
 
 
 class Pace:
@@ -83,8 +83,40 @@ class Pace:
         return (self._steps // every - done // every if every else 0) + int(not every or self._steps % every > 0)
 
 
+class Curve(NamedTuple):
+    """A number over the steps: a row of the view. `least`: what its axis shows at least."""
+
+    label: str
+    value: float
+    values: Sequence[float]
+    least: float
+    note: str = ""
+    digits: int = 2
+
+    @property
+    def cells(self) -> tuple[str, str, str]:
+        """The last value, and the ends of the axis."""
+        low, high = self.ends
+        return tuple(number(value, self.digits) for value in (self.value, low, high))  # type: ignore[return-value]
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """From the lowest to the highest value, or as much around them as is more than noise."""
+        low, high = min(self.values), max(self.values)
+        short = max(0.0, self.least - (high - low))
+        low = max(0.0, low - short / 2) if low >= 0 else low - short / 2
+        return low, max(high, low + self.least)
+
+
+class Line(NamedTuple):
+    """A line of the view; where there is no room, lines of the highest `rank` are left out first."""
+
+    rank: int
+    text: Text
+
+
 class TrainingView:
-    """One run of several, as lines of text that fit into a width."""
+    """One run of several, as lines of text that fit into a terminal."""
 
     def __init__(self, config: TrainConfig, number: int = 1, runs: int = 1) -> None:
         self._config, self._number, self._runs = config, number, runs
@@ -92,6 +124,7 @@ class TrainingView:
         self.records: list[Record] = []
         self._began = self._last = time.monotonic()
         self._start = 0.0  # seconds before the first step
+        self._phases: list[tuple[str, float]] = []  # since the last step, and when each began
         self.stopping = False
 
     def add(self, record: Record, *, earlier: bool = False) -> None:
@@ -100,41 +133,69 @@ class TrainingView:
         if not earlier:
             self._last = time.monotonic()
             self._start = self._start or self._last - self._began - sum(record["seconds"].values())
+        self._phases = []
         self.records.append(record)  # last: another thread draws
+
+    def enter(self, phase: str) -> None:
+        """A phase begins."""
+        self._phases = [*self._phases, (phase, time.monotonic())]
 
     def line(self) -> str:
         """The last step in one line, for a log."""
         record, steps = self.records[-1], self._config.steps
-        measured = (
-            ("accuracy", record.get("eval_accuracy"), ".3f"),
-            ("|π−μ|", record["mismatch"].get("abs_dp_mean"), ".2g"),
-            ("blocked", record.get("blocked"), ".2g"),
-            ("bad", record.get("bad_over_negative"), ".2g"),
-        )
-        parts = [f"step {record['step']}/{steps}", f"reward {record['reward']:.3f}"]
-        parts += [f"{name} {value:{digits}}" for name, value, digits in measured if value is not None]
+        parts = [f"step {record['step']}/{steps}", f"reward {number(record['reward'])}"]
+        parts += _measured(record)
         parts.append(f"{sum(record['seconds'].values()):.1f} s")
         left = self._pace.left()
         return "  ".join([*parts, f"{duration(left)} left"] if record["step"] < steps else parts)
 
-    def lines(self, width: int) -> list[Text]:
+    def result(self, width: int) -> str:
+        """The whole run in one line: as much of it as has room."""
+        step, steps = self.records[-1]["step"], self._config.steps
+        rewards = [record["reward"] for record in self.records[-LAST:]]
+        accuracy = self._evaluated()[-1:]
+        pieces = [f"{visible(self._config.algorithm)} seed {self._config.seed}: "]
+        pieces[0] += f"reward {number(_mean(rewards))}" if step == steps else f"stopped at step {step} of {steps}"
+        pieces += [f"accuracy {number(record['eval_accuracy'])}" for record in accuracy]
+        pieces += [part for part in _measured(self.records[-1]) if not part.startswith("accuracy")]
+        return _flow([*pieces[:2], duration(time.monotonic() - self._began), *pieces[2:]], width)[0]
+
+    def lines(self, width: int, height: int) -> list[Text]:
         """What stands on the terminal."""
+        lines = [Line(0, self._title())]
+        if self.records:
+            lines += [Line(0, line) for line in self._bar(width)]
+            lines += [_blank(), *_curves(self._measures(), width), _blank(), *self._facts(width)]
+        else:
+            lines += [Line(1, line) for line in self._start_up(width)]
+        if self.stopping:
+            lines += [Line(0, _plain(line, "bold")) for line in _flow(STOPPING.split(), width, " ")]
+        return [line.text for line in _most_important(lines, height)]
+
+    def _title(self) -> Text:
         from rich.text import Text
 
         run_of_runs = f" · run {self._number} of {self._runs}" if self._runs > 1 else ""
-        lines = [Text.assemble((visible(self._config.algorithm), "bold"), f" · seed {self._config.seed}{run_of_runs}")]
-        if self.records:
-            lines += self._bar(width)
-            for label, pieces in self._rows(width - _LABEL):
-                for number, line in enumerate(_flow(pieces, width - _LABEL)):
-                    lines.append(Text.assemble((f"{'' if number else label:<{_LABEL}}", "dim"), line))
-        else:
-            words = f"Loading the model into {visible(self._config.engine)} and the trainer, then the first step:"
-            waited = duration(time.monotonic() - self._began)
-            lines += map(Text, _flow([*words.split(), waited], width, " "))
-        if self.stopping:
-            lines += [Text(line, style="bold") for line in _flow(STOPPING.split(), width, " ")]
+        return Text.assemble((visible(self._config.algorithm), "bold"), f" · seed {self._config.seed}{run_of_runs}")
+
+    def _start_up(self, width: int) -> list[Text]:
+        """What has been done before the first step is, each with its time."""
+        now = time.monotonic()
+        phases = self._phases or [("", self._began)]
+        ends = [began for _, began in phases[1:]] + [now]
+        times = [duration(end - began) for (_, began), end in zip(phases, ends, strict=True)]
+        rows = [(self._doing(phase), spent) for (phase, _), spent in zip(phases, times, strict=True)]
+        longest = max(len(doing) for doing, _ in rows)
+        lines = [_plain(f"{doing:<{longest}}  {spent:>6}"[:width], "dim") for doing, spent in rows]
+        lines[-1].stylize("not dim")
         return lines
+
+    def _doing(self, phase: str) -> str:
+        config = self._config
+        words = _DOING.get(phase, "reading problems and tokenizer")
+        return words.format(
+            engine=visible(config.engine), responses=config.prompts_per_step * config.samples_per_prompt
+        )
 
     def _bar(self, width: int) -> list[Text]:
         from rich.text import Text
@@ -146,46 +207,71 @@ class TrainingView:
         if runs_left := self._runs - self._number:
             pieces.append(f"all runs {duration(left + runs_left * (self._start + self._pace.whole()))}")
         words = _flow(pieces, width)
-        room = min(30, width - len(words[0]) - 2)
+        room = min(_WIDEST_BAR, width - len(words[0]) - 2)
         beside = room >= _NARROWEST_BAR
         room = room if beside else width
         bar = Text.assemble(("━" * (room * step // steps), "cyan"), ("─" * (room - room * step // steps), "dim"))
         return [bar.append("  " + words.pop(0)) if beside else bar, *map(Text, words)]
 
-    def _rows(self, width: int) -> list[tuple[str, list[str]]]:
-        records, now = self.records, self.records[-1]
-        rewards = [record["reward"] for record in records]
-        curve = sparkline(rewards[-max(1, min(_SPARK, width - 7)) :], min(rewards), max(rewards))
-        evaluated = [record for record in records if record.get("eval_accuracy") is not None][-1:]
-        accuracy = [f"accuracy {record['eval_accuracy']:.3f} at step {record['step']}" for record in evaluated]
-        rows = [("reward", [f"{rewards[-1]:.3f} {curve}", *accuracy])]
-        gap, bad, blocked = now["mismatch"].get("abs_dp_mean"), now.get("bad_over_negative"), now.get("blocked")
-        if gap is not None:
-            first = [record["mismatch"].get("abs_dp_mean") for record in records[:_FIRST]]
-            at_first = _number(_mean(value for value in first if value is not None))
-            pieces = [f"|π−μ| {_number(gap)}", *[f"{at_first} in the first steps"] * (len(records) > _FIRST)]
-            rows.append(("mismatch", pieces))
-        updates = [] if blocked is None else [f"blocked {_number(100 * blocked)} %"]
-        updates += [] if bad is None else [f"bad {_number(100 * bad)} % of A < 0"]
-        updates += [f"back-offs {now['back_offs']}"] * bool(now.get("back_offs"))
-        rows += [("updates", updates)] if updates else []
-        rows += [("sync", self._sync())] if now.get("sync") else []
-        return [*rows, ("time", self._times())]
+    def _evaluated(self) -> list[Record]:
+        return [record for record in self.records if record.get("eval_accuracy") is not None]
+
+    def _measures(self) -> list[tuple[int, Curve]]:
+        """What is drawn over the steps, each with its rank."""
+        config, rewards = self._config, [record["reward"] for record in self.records]
+        over = -(-_SMOOTHED_OVER // max(1, config.prompts_per_step * config.samples_per_prompt))
+        smooth = [_mean(rewards[max(0, end - over) : end]) for end in range(1, len(rewards) + 1)]
+        over = min(over, len(rewards))
+        note = f"mean of {over} steps" if over > 1 else ""
+        found = [(1, Curve("reward", smooth[-1], smooth, _LEAST_REWARD, note, 3))]
+        if evaluated := self._evaluated():
+            values = [record["eval_accuracy"] for record in evaluated]
+            note = f"at step {evaluated[-1]['step']}"
+            found.append((4, Curve("accuracy", values[-1], values, _LEAST_REWARD, note, 3)))
+        gap = [record["mismatch"].get("abs_dp_mean") for record in self.records]
+        of_key = {
+            "blocked": (3, "share of A ≠ 0", 2),
+            "bad": (5, "share of A < 0", 2),
+            "length": (6, "tokens", 3),
+            "entropy": (7, "nats", 3),
+        }
+        found += _curve(2, "|π − μ|", gap, "equal weights", 2)
+        for label, (rank, note, digits) in of_key.items():
+            key = "bad_over_negative" if label == "bad" else label
+            found += _curve(rank, label, [record.get(key) for record in self.records], note, digits)
+        return found
+
+    def _facts(self, width: int) -> list[Line]:
+        """Lines of words."""
+        now = self.records[-1]
+        found = [(8, "time", self._times())]
+        if now.get("sync"):
+            found.insert(0, (9, "sync", self._sync()))
+        wrong = {"back_offs": "loss-scale back-offs", "grading_timeouts": "grading timeouts"}
+        if said := [f"{words} {now[key]}" for key, words in wrong.items() if now.get(key)]:
+            found.insert(0, (2, "trouble", said))
+        if self._phases:
+            phase, began = self._phases[-1]
+            found.append((10, "now", [f"{self._doing(phase)}, {duration(time.monotonic() - began)}"]))
+        return [Line(rank, _labelled(label, _flow(pieces, width - _LABEL)[0])) for rank, label, pieces in found]
 
     def _sync(self) -> list[str]:
+        """The first step has no older weights to be told from: where it is undecidable, it does not count."""
         answers = [record.get("sync") for record in self.records]
-        timeouts = self.records[-1].get("grading_timeouts")
+        first = ["step 1 has no older weights to tell from"] * (answers[0] == "undecidable")
+        answers = answers[len(first) :]
+        if not answers:
+            return [*first]
         pieces = [f"proven at {answers.count('proven')} of {len(answers)} steps"]
-        pieces += [] if answers[-1] == "proven" else [f"last: {answers[-1]}"]
-        return pieces + [f"grading timeouts {timeouts}"] * bool(timeouts)
+        return pieces + ([] if answers[-1] == "proven" else [f"last: {answers[-1]}"]) + first
 
     def _times(self) -> list[str]:
         seconds = self._pace.of_step()
         rare = {name: seconds.pop(name) for name in _RARE if name in seconds}
         whole = sum(seconds.values())
         named = sorted((name for name in seconds if seconds[name] > _LEAST * whole), key=seconds.__getitem__)
-        pieces = [f"{_number(whole)} s a step", *(f"{name} {_number(seconds[name])}" for name in reversed(named))]
-        return pieces + [f"{name} {_number(value)}" for name, value in rare.items() if value > _LEAST * whole]
+        pieces = [f"{number(whole, 2)} s a step", *(f"{name} {number(seconds[name], 2)}" for name in reversed(named))]
+        return pieces + [f"{name} {number(value, 2)}" for name, value in rare.items() if value > _LEAST * whole]
 
 
 def duration(seconds: float) -> str:
@@ -194,6 +280,75 @@ def duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _measured(record: Record) -> list[str]:
+    """Numbers of a step, spelled as the view spells them: shares are shares, as in metrics.jsonl."""
+    values = {
+        "accuracy": (record.get("eval_accuracy"), 3),
+        "|π − μ|": (record["mismatch"].get("abs_dp_mean"), 2),
+        "blocked": (record.get("blocked"), 2),
+        "bad": (record.get("bad_over_negative"), 2),
+    }
+    return [f"{name} {number(value, digits)}" for name, (value, digits) in values.items() if value is not None]
+
+
+def _curve(rank: int, label: str, values: Sequence[float | None], note: str, digits: int) -> list[tuple[int, Curve]]:
+    """None where the last step did not measure it."""
+    if values[-1] is None:
+        return []
+    found = [value for value in values if value is not None]
+    return [(rank, Curve(label, found[-1], found, _LEAST_PART * max(found), note, digits))]
+
+
+def _curves(measures: Sequence[tuple[int, Curve]], width: int) -> list[Line]:
+    """A line each: value, curve between the ends of its axis, note; what has no room beside the value is left out."""
+    cells = [curve.cells for _, curve in measures]
+    value, low, high = (max(map(len, column)) for column in zip(*cells, strict=True))
+    note = max(len(curve.note) for _, curve in measures)
+    beside = _LABEL + value + 1
+    rooms = {"note": width - beside - low - high - note - 5, "ends": width - beside - low - high - 3}
+    shown = next((what for what, room in rooms.items() if room >= _NARROWEST_CURVE), "")
+    room = min(_WIDEST_CURVE, rooms.get(shown, width - beside - 1))
+    lines = []
+    for (rank, curve), (now, least, most) in zip(measures, cells, strict=True):
+        bars = sparkline(_means(curve.values, room), *curve.ends) if room >= _NARROWEST_CURVE else ""
+        drawn = f"{least:>{low}} {bars:<{room}} {most:<{high}}" if shown else bars
+        if len(curve.values) == 1:
+            drawn = " " * len(drawn)
+        words = f"{now:>{value}}  {drawn}" + f"  {curve.note}" * (shown == "note")
+        lines.append(Line(rank, _labelled(curve.label, words.rstrip())))
+    return lines
+
+
+def _means(values: Sequence[float], most: int) -> list[float]:
+    """At most so many values: of more, the means of stretches of nearly the same length."""
+    if len(values) <= most:
+        return list(values)
+    edges = [place * len(values) // most for place in range(most + 1)]
+    return [_mean(values[first:end]) for first, end in pairwise(edges)]
+
+
+def _most_important(lines: Sequence[Line], height: int) -> list[Line]:
+    """As many as fit, in their order: of equal rank the last ones go first."""
+    by_rank = sorted(range(len(lines)), key=lambda place: (lines[place].rank, place))
+    return [lines[place] for place in sorted(by_rank[: max(height, 1)])]
+
+
+def _labelled(label: str, words: str) -> Text:
+    from rich.text import Text
+
+    return Text.assemble((f"{label:<{_LABEL}}", "dim"), words)
+
+
+def _plain(words: str, style: str) -> Text:
+    from rich.text import Text
+
+    return Text(words, style=style)
+
+
+def _blank() -> Line:
+    return Line(11, _plain("", ""))
 
 
 def _flow(pieces: Iterable[str], width: int, between: str = _BETWEEN) -> list[str]:
@@ -210,94 +365,3 @@ def _flow(pieces: Iterable[str], width: int, between: str = _BETWEEN) -> list[st
 def _mean(values: Iterable[float]) -> float:
     found = list(values)
     return sum(found) / len(found) if found else 0.0
-
-
-def _number(value: float) -> str:
-    from mismatch_cli.numbers import number
-
-    return number(value, 2)
-
-
-class Refresher:
-    """Draws the report of these runs into `output`, no sooner than every so many seconds, one process at a time."""
-
-    def __init__(self, folders: Sequence[Path], output: Path, every: float, say: Callable[[str], None]) -> None:
-        self._command = [sys.executable, "-m", __name__, str(output), *map(str, folders)]
-        self._output, self._every, self._say, self._said = output, every, say, ""
-        self._next = time.monotonic() + every
-        self._child: subprocess.Popen[bytes] | None = None
-        # No pipe: nobody reads it before the process ends, and one that is full would hold it up.
-        self._errors = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - as long as this object
-
-    def step_done(self) -> None:
-        """Look after the process that draws, and start the next when it is time."""
-        if not self._every or not self._is_free() or time.monotonic() < self._next:
-            return
-        self._next = time.monotonic() + self._every
-        try:
-            self._errors.seek(0)
-            self._errors.truncate()
-            self._child = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._errors,
-                env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True,  # Ctrl-C is not for it
-            )  # fmt: skip
-            os.setpriority(os.PRIO_PROCESS, self._child.pid, _LOWEST)
-        except OSError as error:
-            self._complain(str(error))
-
-    def stop(self) -> None:
-        """End the process that draws, whatever it has done."""
-        if self._child is not None and self._child.poll() is None:
-            self._child.kill()  # what it writes is written under another name first
-            self._child.wait()
-            for folder in (self._output, self._output / "plots"):
-                remove_unfinished(folder)
-        self._child = None
-        self._errors.close()
-
-    def _is_free(self) -> bool:
-        if self._child is None:
-            return True
-        pid, status, usage = os.wait4(self._child.pid, os.WNOHANG)  # `poll` does not tell what it has cost
-        if pid == 0:
-            return False
-        self._child.returncode = os.waitstatus_to_exitcode(status)
-        self._next = max(self._next, time.monotonic() + (usage.ru_utime + usage.ru_stime) / _SHARE)
-        self._child = None
-        if status:
-            self._complain(self._read_errors())
-        return True
-
-    def _read_errors(self) -> str:
-        self._errors.seek(0)
-        return self._errors.read().decode(errors="replace")
-
-    def _complain(self, error: str) -> None:
-        """Say once why it failed: it will be tried again."""
-        reason = next((line.strip() for line in reversed(error.splitlines()) if line.strip()), "no reason given")
-        if reason != self._said:
-            self._said = reason
-            self._say(f"The report could not be refreshed, training goes on: {visible(reason)}")
-
-
-def _draw(output: Path, folders: Sequence[Path]) -> None:
-    """Draw the report of those runs that have begun."""
-    from mismatch_cli.studies.runs import read_runs
-    from mismatch_cli.studies.training import TrainingAnalysis
-
-    begun = [folder for folder in folders if (folder / "metrics.jsonl").is_file()]
-    Common(quiet=True).show(TrainingAnalysis.of(read_runs(begun)), output, reload_seconds=_RELOAD_SECONDS)
-
-
-def _end_with_parent() -> None:
-    """Whoever holds the folder holds the other end of stdin; when it is gone, another process may be writing there."""
-    os.read(0, 1)
-    os._exit(1)
-
-
-if __name__ == "__main__":
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    try:
-        _draw(Path(sys.argv[1]), list(map(Path, sys.argv[2:])))
-    except MismatchError as error:
-        sys.exit(str(error))

@@ -31,13 +31,21 @@ class TerminalProgress:
         self._console = Console(stderr=True, quiet=quiet, highlight=False)
         self.on_terminal = not quiet and self._console.is_interactive and sys.stderr.isatty()  # somebody watches
 
+    @property
+    def width(self) -> int:
+        """Columns of the terminal."""
+        return self._console.width
+
     def say(self, message: str) -> None:
         for line in message.splitlines():
             self._console.print(for_terminal(line), soft_wrap=True)
 
     @contextmanager
-    def view(self, lines: Callable[[int], list[Text]]) -> Iterator[None]:
-        """Keep these lines, for a width, on the terminal; what is said goes above them. In a log there is no view."""
+    def view(self, lines: Callable[[int, int], list[Text]]) -> Iterator[None]:
+        """Keep these lines, for a width and a height, on the terminal; what is said goes above them.
+
+        In a log there is no view.
+        """
         if not self.on_terminal:
             yield
             return
@@ -55,7 +63,7 @@ class TerminalProgress:
                 console.size = ConsoleDimensions(columns or 80, rows or 25)  # 0: it does not know
                 _take_back_broken_lines(console, drawn)
                 width = min(console.width, _WIDEST) - _ECHO
-                drawn[:] = lines(max(width, 1))
+                drawn[:] = lines(max(width, 1), console.height - 1)
                 for line in drawn:
                     line.truncate(max(width, 1), overflow="ellipsis")
                 return Group(*drawn)

@@ -14,11 +14,12 @@ from mismatch_cli.commands._progress import TerminalProgress
 from mismatch_cli.commands._show import Common
 from mismatch_cli.errors import MismatchError, UsageError, quoted
 from mismatch_cli.options import flags, setting
-from mismatch_cli.places import bundled
+from mismatch_cli.places import bundled, shown
 from mismatch_cli.rl.train_config import FILE_NAME, TrainConfig, load_config, presets
 
 if TYPE_CHECKING:
-    from mismatch_cli.commands._live import Refresher, TrainingView
+    from mismatch_cli.commands._live import TrainingView
+    from mismatch_cli.commands._refresher import Refresher
 
 # Flags with more to say than their setting.
 _OWN = {known.name: known.metadata["help"] for known in fields(TrainConfig) if known.name in ("algorithm", "seed")}
@@ -118,7 +119,8 @@ def _train(
     common: Common,
 ) -> None:
     """Train one after the other, and report on what there is, also where a run failed or the user stopped."""
-    from mismatch_cli.commands._live import Refresher, TrainingView
+    from mismatch_cli.commands._live import TrainingView
+    from mismatch_cli.commands._refresher import Refresher
 
     progress = common.progress
     refresher = Refresher(folders, output, report_every, progress.say)
@@ -199,18 +201,23 @@ def _run(
             progress.say(view.line())
         refresher.step_done()
 
-    progress.say(f"Training {config.model} with {config.algorithm}, seed {config.seed}, into {folder}")
+    if not progress.on_terminal:  # where the view says so
+        model, where = shown(config.model), shown(str(folder))
+        progress.say(f"Training {model} with {config.algorithm}, seed {config.seed}, into {where}")
     try:
         with _interruptible(progress, view), progress.view(view.lines):
-            done = train(config, folder, on_step, resume=resume, stop=lambda: view.stopping, say=progress.say)
+            done = train(
+                config, folder, on_step, resume=resume, stop=lambda: view.stopping, say=progress.say,
+                on_phase=view.enter,
+            )  # fmt: skip
     except KeyboardInterrupt:
         progress.say(
             "Stopped at once. The same command with --resume goes on from the last checkpoint, if there is one."
         )
         raise
     if progress.on_terminal and view.records:
-        progress.say(view.line())  # the view is gone
-    if done:
+        progress.say(view.result(progress.width))  # the view is gone
+    elif done:
         progress.say(f"Wrote {folder}/metrics.jsonl, checkpoints/, model/" + " and traces/" * bool(config.trace_every))
     return done
 

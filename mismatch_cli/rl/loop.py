@@ -22,14 +22,15 @@ def train(
     resume: bool = False,
     stop: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] = lambda _: None,
+    on_phase: Callable[[str], None] = lambda _: None,
 ) -> bool:
     """Run the loop, or go on with it; every step is a line of metrics.jsonl before `on_step` hears of it.
 
     `stop` is asked after every step: True saves a checkpoint there and ends. `say` is told what a person should know
-    before the first step. Answers whether all steps are done.
+    before the first step, `on_phase` the name of each phase that begins. Answers whether all steps are done.
     """
-    with _running(config, run_folder, say) as run:
-        done, seconds = run.restore() if resume else None, _Seconds()
+    with _running(config, run_folder, say, on_phase) as run:
+        done, seconds = run.restore() if resume else None, _Seconds(on_phase)
         run.sync.load()  # also at the start: the engine may have read the model in another precision than the trainer
         if done is None and config.eval_every:
             with seconds("evaluate"):
@@ -65,22 +66,25 @@ def train(
                     record["eval_accuracy"] = run.evaluate(step)
             run.write(record | {"seconds": seconds.spent})
             on_step(record | {"seconds": seconds.spent})
-            seconds, asked = _Seconds(), stop()
+            seconds, asked = _Seconds(on_phase), stop()
             if last or asked or step % config.checkpoint_every == 0:
                 with seconds("checkpoint"):  # after the line, so that no kill can lose it: on record with the next step
                     run.save(step)
             if asked and not last:
                 return False
+        on_phase("model")
         run.save_model()
         return True
 
 
 @contextmanager
-def _running(config: TrainConfig, run_folder: Path, say: Callable[[str], None]) -> Iterator[Run]:
+def _running(
+    config: TrainConfig, run_folder: Path, say: Callable[[str], None], on_phase: Callable[[str], None]
+) -> Iterator[Run]:
     """A run that is closed however it ends; what breaks in torch ends it with a sentence that says how to go on."""
     run = None
     try:
-        run = Run(config, run_folder, say)
+        run = Run(config, run_folder, say, on_phase)
         yield run
     except (RuntimeError, MemoryError) as error:  # torch says everything with these: no memory left, a lost device
         kind = type(error).__name__
@@ -95,13 +99,15 @@ def _running(config: TrainConfig, run_folder: Path, say: Callable[[str], None]) 
 
 
 class _Seconds:
-    """The wall time of every phase of a step."""
+    """The wall time of every phase of a step; who wants to know is told when one begins."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_phase: Callable[[str], None]) -> None:
         self.spent: dict[str, float] = {}
+        self._on_phase = on_phase
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
+        self._on_phase(phase)
         began = time.perf_counter()
         yield
         self.spent[phase] = self.spent.get(phase, 0.0) + time.perf_counter() - began

@@ -46,7 +46,13 @@ Record = dict[str, Any]
 class Run:
     """A run that is going on: `loop.train` asks it for one phase after the other."""
 
-    def __init__(self, config: TrainConfig, run_folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        run_folder: Path,
+        say: Callable[[str], None],
+        on_phase: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self.config, self.folder, self._say = config, run_folder, say
         self._threads = set_threads(config.threads or None, config.model)
         algorithm = find(config.algorithm, training=True)
@@ -54,8 +60,10 @@ class Run:
         self._sampling = SamplingSettings(temperature=config.temperature, max_tokens=config.max_tokens)
         self._tokenizer = load_tokenizer(config.model)
         self.task = Task(config, self._tokenizer)  # first: what is wrong with the data is told before a model is loaded
+        on_phase("engine")
         self.engine: Engine = create_engine(config.engine, self._engine_settings(algorithm.needs_top_k))
         try:
+            on_phase("trainer")
             self._load(algorithm)
             write_atomically(run_folder / FILE_NAME, config.to_toml())  # what has loaded can be resumed
         except BaseException:

@@ -1,4 +1,4 @@
-"""What training runs say: means over seeds, curves over steps with a band, and where the time goes."""
+"""What training runs say: means over seeds, who ends above whom, curves over steps, and where the time goes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from mismatch_cli.studies.runs import TrainingRun
 from mismatch_cli.studies.study import Study
 
 _TELLING = ("step", "reward", "grad_norm")  # two runs that agree in these have made the same updates
+ONE_SEED = "one seed: no interval"
 Spread = tuple[float | None, float | None, float | None]  # mean over seeds, lowest, highest
 
 
@@ -24,6 +25,20 @@ def spread(values: Iterable[float | None]) -> Spread:
         return None, None, None
     mean = float(np.mean(found))
     return (mean, min(found), max(found)) if len(found) > 1 else (mean, None, None)
+
+
+def over_seeds(values: Iterable[float | None]) -> Estimate:
+    """The mean over seeds with its 95 % interval, ± t · s.e. (Student's t), which one seed does not have."""
+    value_N = np.array([value for value in values if value is not None])
+    if len(value_N) < 2:
+        return Estimate(*(map(float, value_N) if len(value_N) else (None,)), note=ONE_SEED)
+    mean, half = float(value_N.mean()), t_quantile(len(value_N) - 1) * float(value_N.std(ddof=1) / len(value_N) ** 0.5)
+    return Estimate(mean, mean - half, mean + half)
+
+
+def _part(lower: Estimate, upper: Estimate) -> bool:
+    """Whether one interval lies wholly below the other."""
+    return lower.high is not None and upper.low is not None and lower.high < upper.low
 
 
 @dataclass(frozen=True)
@@ -65,6 +80,20 @@ class TrainingAnalysis(Study):
                 alike.setdefault(updates, []).append(name)
         return [names for names in alike.values() if len(names) > 1]
 
+    @cached_property
+    def final_rewards(self) -> dict[str, Estimate]:
+        """The final reward of each algorithm that recorded one, with its interval over seeds."""
+        found = {name: over_seeds(run.last("reward") for run in runs) for name, runs in self.algorithms.items()}
+        return {name: reward for name, reward in found.items() if reward.value is not None}
+
+    def above(self, name: str) -> list[str]:
+        """The algorithms whose interval of the final reward lies wholly below that of this one, the best first."""
+        own = self.final_rewards[name]
+        return sorted(
+            (other for other, reward in self.final_rewards.items() if _part(reward, own)),
+            key=lambda other: -(self.final_rewards[other].value or 0.0),
+        )
+
     def to_json(self) -> dict[str, Any]:
         """What summary.json holds: the settings and ends of each run; its steps are in metrics.jsonl."""
         return {
@@ -88,6 +117,15 @@ class TrainingAnalysis(Study):
                 }
                 for run in self.runs
             ],
+            "algorithms": [
+                {
+                    "algorithm": name,
+                    "seeds": len(self.algorithms[name]),
+                    "final_reward": reward.to_dict(),
+                    "above": self.above(name),
+                }
+                for name, reward in self.final_rewards.items()
+            ],
         }
 
     def curves(self, *keys: str, gaps: bool = True) -> dict[str, Curve]:
@@ -97,6 +135,10 @@ class TrainingAnalysis(Study):
 
     def has(self, *keys: str) -> bool:
         return any(len(run.measured(*keys)) for run in self.runs)
+
+    def occurs(self, *keys: str) -> bool:
+        """Whether it was ever other than 0."""
+        return any(run.measured(*keys).any() for run in self.runs)
 
 
 def settings_of(runs: Sequence[TrainingRun], key: str, shown: Callable[[str], str] = str) -> str:
@@ -195,7 +237,7 @@ class Curve:
 
 
 def curve_of(runs: Sequence[TrainingRun], *keys: str, gaps: bool = True) -> Curve:
-    """The mean over the runs that have a value at a step; the band is [min, max] of two, ± t · s.e. of more.
+    """The mean over the runs that have a value at a step; the band goes from the lowest to the highest of several.
 
     Without `gaps`, steps at which no run has a value are left out, for what is measured only now and then.
     """
@@ -204,27 +246,18 @@ def curve_of(runs: Sequence[TrainingRun], *keys: str, gaps: bool = True) -> Curv
     value_RN = np.full((len(found), len(step_N)), np.nan)
     for row_N, (step, value) in zip(value_RN, found, strict=True):
         row_N[np.searchsorted(step_N, step)] = value
-    curve = Curve(step_N, *_mean_and_band(value_RN))
+    curve = Curve(step_N, *_mean_and_range(value_RN))
     return curve if gaps else curve.only(np.isfinite(curve.value_N))
 
 
-def _mean_and_band(value_RN: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _mean_and_range(value_RN: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     finite_RN = np.isfinite(value_RN)
     count_N = finite_RN.sum(axis=0)
-    some_N, several_N = np.maximum(count_N, 1), count_N > 1
-    mean_N = np.where(finite_RN, value_RN, 0).sum(axis=0) / some_N
-    spread_N = np.where(finite_RN, (value_RN - mean_N) ** 2, 0).sum(axis=0)
-    half_N = _t_N(count_N - 1) * np.sqrt(spread_N / np.maximum(count_N - 1, 1) / some_N)
-    low_N = np.where(count_N > 2, mean_N - half_N, np.where(finite_RN, value_RN, np.inf).min(axis=0, initial=np.inf))
-    high_N = np.where(count_N > 2, mean_N + half_N, np.where(finite_RN, value_RN, -np.inf).max(axis=0, initial=-np.inf))
-    low_N, high_N = (np.where(several_N, end_N, np.nan) for end_N in (low_N, high_N))
+    mean_N = np.where(finite_RN, value_RN, 0).sum(axis=0) / np.maximum(count_N, 1)
+    low_N = np.where(finite_RN, value_RN, np.inf).min(axis=0, initial=np.inf)
+    high_N = np.where(finite_RN, value_RN, -np.inf).max(axis=0, initial=-np.inf)
+    low_N, high_N = (np.where(count_N > 1, end_N, np.nan) for end_N in (low_N, high_N))
     return np.where(count_N > 0, mean_N, np.nan), low_N, high_N
-
-
-def _t_N(degrees_N: np.ndarray) -> np.ndarray:
-    """The quantile at each step; a step with fewer than two values has none."""
-    t_D = np.array([np.nan, *map(t_quantile, range(1, int(degrees_N.max(initial=0)) + 1))])
-    return t_D[np.maximum(degrees_N, 0)]
 
 
 def t_quantile(degrees: int) -> float:
@@ -233,9 +266,15 @@ def t_quantile(degrees: int) -> float:
 
 
 def smoothed(curve: Curve) -> Curve:
-    """The same under a Gaussian whose σ is 1 % of its points, at least two; gaps stay gaps, and give nothing."""
-    sigma = max(_SIGMA * len(curve.step_N), LEAST_SIGMA)
-    return Curve(curve.step_N, *(_gaussian(part, sigma) for part in (curve.value_N, curve.low_N, curve.high_N)))
+    """The same under a Gaussian whose σ is 1 % of its points, at least two; gaps stay gaps, and give nothing.
+
+    It ends σ before the ends of the curve: nearer to them the Gaussian is one-sided, and says more of noise than of it.
+    """
+    points = len(curve.step_N)
+    sigma = max(_SIGMA * points, LEAST_SIGMA)
+    smooth = Curve(curve.step_N, *(_gaussian(part, sigma) for part in (curve.value_N, curve.low_N, curve.high_N)))
+    place_N = np.arange(points)
+    return smooth.only((place_N >= sigma) & (place_N < points - sigma))
 
 
 def _gaussian(value_N: np.ndarray, sigma: float) -> np.ndarray:

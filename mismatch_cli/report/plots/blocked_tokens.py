@@ -1,28 +1,41 @@
-"""Reward, and how probable and how uncertain the blocked tokens are (DPPO paper, figure 6)."""
+"""What is blocked, by sign, how probable and how uncertain it is, and bad updates (DPPO paper, figures 5 and 6)."""
 
-import numpy as np
-
-from mismatch_cli.report.plots._lines import AS_ABOVE, Chart, draw_charts, looks
+from mismatch_cli.report.plots._charts import AS_ABOVE, Chart, draw_charts
 from mismatch_cli.report.plots._panels import Sheet
 from mismatch_cli.studies.training import TrainingAnalysis
 
 STUDY = "training"
 SECTION = "Bad updates and blocked tokens"
-TITLE = "Blocked tokens over training"
+TITLE = "Blocked tokens and bad updates over training"
 CAPTION = (
-    "Mean reward; and over the tokens that the algorithm blocks, the mean rollout probability μ and the mean entropy "
-    f"of π. A line is interrupted where nothing was blocked. {AS_ABOVE} DPPO paper, figure 6."
+    "The share of blocked tokens by the sign of the advantage; over the tokens that the algorithm blocks, the mean "
+    "rollout probability μ and the mean entropy of π, interrupted where nothing was blocked; bad updates (A < 0 and "
+    f"μ − π ≥ 0.5 at the weights of the update), where there were any. {AS_ABOVE} DPPO paper, figures 5 and 6."
 )
 
 
 def needs(data: TrainingAnalysis) -> bool:
-    return data.has("mu_blocked") or data.has("entropy_blocked")
+    return any(any(chart.curves) for chart in _charts(data))
 
 
 def draw(figure: Sheet, data: TrainingAnalysis) -> None:
-    charts = [
-        Chart("Mean reward", [data.curves("reward")]),
+    draw_charts(figure, _charts(data), data.algorithms)
+
+
+def _charts(data: TrainingAnalysis) -> list[Chart]:
+    shares = {
+        "Blocked, % of A > 0": "blocked_positive",
+        "Blocked, % of A < 0": "blocked_negative",
+        "Bad updates, % of A < 0": "bad_over_negative",
+    }
+    positive, negative, bad = (
+        Chart(title, [data.curves(key)] if data.occurs(key) else [], from_0=True, percent=True)
+        for title, key in shares.items()
+    )
+    return [
+        positive,
+        negative,
         Chart("Mean μ of blocked tokens", [data.curves("mu_blocked")], from_0=True),
-        Chart("Entropy of blocked tokens, nats", [data.curves("entropy_blocked")], within=(0, np.inf), from_0=True),
+        Chart("Entropy of blocked tokens, nats", [data.curves("entropy_blocked")], from_0=True),
+        bad,
     ]
-    draw_charts(figure, charts, looks(data.algorithms, figure.style))

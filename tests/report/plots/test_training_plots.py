@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.collections import LineCollection
 
 from mismatch_cli.report.figures import figure_views, plots_for, plots_of
 from mismatch_cli.report.plots._lines import looks
@@ -17,7 +18,7 @@ from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
 from mismatch_cli.studies.runs import TrainingRun
 from mismatch_cli.studies.training import TrainingAnalysis
 from tests.report.plots.drawing import check_texts, drawn
-from tests.report.training_runs import make_run
+from tests.report.training_runs import EIGHT, NEVER_BLOCK, make_run
 
 PLOTS = list(plots_of(TrainingAnalysis.STUDY))
 STYLES = [WIDE, NARROW]
@@ -101,22 +102,40 @@ def test_what_was_not_measured_leaves_gaps(plot: ModuleType, share: float, eight
         drawn(plot, data, STYLES[1])
 
 
-def test_accuracy_is_left_out_where_nobody_evaluated() -> None:
-    run = make_run()
+def test_evaluations_are_marks_in_the_panel_of_the_reward() -> None:
+    run = make_run(steps=45)
     blind = replace(run, records=[{**record, "eval_accuracy": None} for record in run.records])
-    found = [titles(drawn(load("training-curves"), TrainingAnalysis.of([one]), STYLES[0])) for one in (run, blind)]
-    assert len(found[0]) == 4
-    assert [title for title in found[0] if title not in found[1]] == ["Evaluation accuracy"]
+    figures = [drawn(load("training-curves"), TrainingAnalysis.of([one]), STYLES[0]) for one in (run, blind)]
+    marks = [len(figure.axes[0].containers) for figure in figures]
+    notes = [figure.axes[0].get_title(loc="right") for figure in figures]
+    assert marks == [1, 0] and notes == ["◆ evaluation", ""]
+    assert figures[0].axes[0].containers[0][0].get_xdata().tolist() == [20, 40, 45]
 
 
-def test_the_line_is_the_mean_of_the_seeds() -> None:
-    runs = [make_run(seed=seed, steps=20) for seed in range(3)]
+def test_the_line_is_the_mean_of_the_seeds_and_the_band_no_wider_than_they_are() -> None:
+    runs = [make_run(seed=seed, steps=19) for seed in range(3)]
     figure = drawn(load("training-curves"), TrainingAnalysis.of(runs), STYLES[0])
-    (line,) = figure.axes[0].lines
-    np.testing.assert_allclose(line.get_ydata(), np.mean([run.series("reward") for run in runs], axis=0))
-    assert len(figure.axes[0].collections) == 1  # the band
-    assert len(figure.axes[3].lines) == 2  # largest and smallest
-    assert min(figure.axes[3].lines[0].get_ydata()) > 0 > max(figure.axes[3].lines[1].get_ydata())
+    rewards = np.array([run.series("reward") for run in runs])
+    np.testing.assert_allclose(figure.axes[0].lines[0].get_ydata(), rewards.mean(axis=0))
+    (band,) = [each for each in figure.axes[0].collections if not isinstance(each, LineCollection)]
+    y_N = band.get_paths()[0].vertices[:, 1]
+    assert (y_N.min(), y_N.max()) == (rewards.min(), rewards.max())
+
+
+def test_what_is_blocked_has_a_panel_unless_nothing_is(eight: list[TrainingRun]) -> None:
+    title = "Blocked, % of A ≠ 0"
+    some, none = (
+        drawn(load("training-curves"), TrainingAnalysis.of([run for run in eight if run.algorithm in names]), STYLES[0])
+        for names in (EIGHT, NEVER_BLOCK)
+    )
+    assert len(titles(some)) == 6 and title in titles(some)
+    assert [each for each in titles(some) if each not in titles(none)] == [title]
+
+
+def test_0_is_marked_between_the_largest_and_the_smallest_difference() -> None:
+    figure = drawn(load("training-curves"), TrainingAnalysis.of([make_run(steps=20)]), STYLES[0])
+    highest, lowest, zero = (line.get_ydata() for line in figure.axes[3].lines)
+    assert min(highest) > 0 > max(lowest) and list(zero) == [0, 0]
 
 
 def test_long_curves_are_smoothed_with_the_raw_one_behind() -> None:
@@ -127,37 +146,35 @@ def test_long_curves_are_smoothed_with_the_raw_one_behind() -> None:
     assert spread[1] < 0.3 * spread[0]
 
 
-def test_anchors_need_both_twins() -> None:
+def test_twins_share_a_colour_and_entropy_that_collapses_has_a_logarithmic_axis() -> None:
     names = ("dppo-binary-tv", "dppo-binary-tv-recompute", "mask-0.5:max_drop=0", "mask-0.5-recompute:max_drop=0")
-    runs = [make_run(name, steps=8) for name in names]
-    plot = load("anchors")
-    assert not plot.needs(TrainingAnalysis.of([runs[0], runs[3], make_run("pg-is")]))
-    figure = drawn(plot, TrainingAnalysis.of([*runs, make_run("pg-is")]), STYLES[0])
-    assert texts(figure)[:3] == list(names[:3])
-    assert texts(figure)[3].startswith("mask-0.5-rec")  # shortened
-    lines = figure.axes[0].lines
-    assert lines[0].get_color() == lines[1].get_color() != lines[2].get_color()
-    assert [line.is_dashed() for line in lines] == [False, True, False, True]
-
-
-def test_relaxations_need_two_of_them() -> None:
-    plot, runs = load("relaxations"), [make_run(name, steps=8) for name in ("relax-low", "pg-is", "grpo-clip-higher")]
-    assert not plot.needs(TrainingAnalysis.of(runs[:2]))
+    runs = [make_run(name, steps=8) for name in (*names, "pg-is")]
+    plot = load("training-curves")
     figure = drawn(plot, TrainingAnalysis.of(runs), STYLES[0])
-    assert texts(figure) == ["relax-low", "grpo-clip-higher"]
-    assert [axes.get_yscale() for axes in figure.axes] == ["linear", "log"]
+    assert texts(figure)[:3] == list(names[:3]) and texts(figure)[3].startswith("mask-0.5-rec")  # shortened
+    lines = figure.axes[1].lines
+    assert lines[0].get_color() == lines[1].get_color() != lines[2].get_color() == lines[3].get_color()
+    assert len({lines[1].get_linestyle(), lines[3].get_linestyle()}) == 1
+    assert [line.is_dashed() for line in lines] == [False, True, False, True, False]
+    collapsed = replace(runs[4], records=[{"step": i, "entropy": 10.0**-i} for i in range(5)])
+    scales = [drawn(plot, TrainingAnalysis.of([run]), STYLES[0]).axes[-1].get_yscale() for run in (runs[4], collapsed)]
+    assert scales == ["linear", "log"]
 
 
-def test_bad_updates_stand_below_the_reward_on_the_same_steps() -> None:
-    above, below = drawn(load("bad-updates-and-reward"), TrainingAnalysis.of([make_run()]), STYLES[0]).axes
-    assert above.get_xlim() == below.get_xlim()
-    assert below.get_position().y1 < above.get_position().y0
-    assert below.get_ylim()[0] == 0
+def test_bad_updates_have_a_panel_where_there_were_any() -> None:
+    run = make_run()
+    good = replace(run, records=[record | {"bad_over_negative": 0.0} for record in run.records])
+    some, none = (drawn(load("blocked-tokens"), TrainingAnalysis.of([one]), STYLES[0]) for one in (run, good))
+    assert [each for each in titles(some) if each not in titles(none)] == ["Bad updates, % of A < 0"]
+    assert some.axes[-1].get_ylim()[0] == 0
+    unseen = replace(good, records=[{"step": 1, "blocked": 0.0, "blocked_positive": 0.0, "bad_over_negative": 0.0}])
+    assert not load("blocked-tokens").needs(TrainingAnalysis.of([unseen]))
 
 
 def test_algorithms_that_never_block_have_no_line(eight: list[TrainingRun]) -> None:
     figure = drawn(load("blocked-tokens"), TrainingAnalysis.of(eight), STYLES[0])
-    assert [len(axes.lines) for axes in figure.axes] == [8, 6, 6]
+    count = dict(zip(titles(figure), (len(axes.lines) for axes in figure.axes), strict=True))
+    assert count["Mean μ of blocked tokens"] == count["Entropy of blocked tokens, nats"] == 6
 
 
 def test_bars_add_up_to_the_step() -> None:

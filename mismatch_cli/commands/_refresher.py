@@ -1,0 +1,109 @@
+"""The report of a training that goes on, made anew now and then by another process, this file run as a program.
+
+Training does not wait for it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mismatch_cli.commands._show import Common
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.text import visible
+from mismatch_cli.trace.files import remove_unfinished
+
+_SHARE = 0.02  # of the time, at most, is spent on drawing
+_LOWEST = 19  # the priority of whoever gets what others leave
+_RELOAD_SECONDS = 60  # after which an open page looks for a newer one
+
+
+class Refresher:
+    """Draws the report of these runs into `output`, no sooner than every so many seconds, one process at a time."""
+
+    def __init__(self, folders: Sequence[Path], output: Path, every: float, say: Callable[[str], None]) -> None:
+        self._command = [sys.executable, "-m", __name__, str(output), *map(str, folders)]
+        self._output, self._every, self._say, self._said = output, every, say, ""
+        self._next = time.monotonic() + every
+        self._child: subprocess.Popen[bytes] | None = None
+        # No pipe: nobody reads it before the process ends, and one that is full would hold it up.
+        self._errors = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - as long as this object
+
+    def step_done(self) -> None:
+        """Look after the process that draws, and start the next when it is time."""
+        if not self._every or not self._is_free() or time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + self._every
+        try:
+            self._errors.seek(0)
+            self._errors.truncate()
+            self._child = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._errors,
+                env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True,  # Ctrl-C is not for it
+            )  # fmt: skip
+            os.setpriority(os.PRIO_PROCESS, self._child.pid, _LOWEST)
+        except OSError as error:
+            self._complain(str(error))
+
+    def stop(self) -> None:
+        """End the process that draws, whatever it has done."""
+        if self._child is not None and self._child.poll() is None:
+            self._child.kill()  # what it writes is written under another name first
+            self._child.wait()
+            for folder in (self._output, self._output / "plots"):
+                remove_unfinished(folder)
+        self._child = None
+        self._errors.close()
+
+    def _is_free(self) -> bool:
+        if self._child is None:
+            return True
+        pid, status, usage = os.wait4(self._child.pid, os.WNOHANG)  # `poll` does not tell what it has cost
+        if pid == 0:
+            return False
+        self._child.returncode = os.waitstatus_to_exitcode(status)
+        self._next = max(self._next, time.monotonic() + (usage.ru_utime + usage.ru_stime) / _SHARE)
+        self._child = None
+        if status:
+            self._complain(self._read_errors())
+        return True
+
+    def _read_errors(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read().decode(errors="replace")
+
+    def _complain(self, error: str) -> None:
+        """Say once why it failed: it will be tried again."""
+        reason = next((line.strip() for line in reversed(error.splitlines()) if line.strip()), "no reason given")
+        if reason != self._said:
+            self._said = reason
+            self._say(f"The report could not be refreshed, training goes on: {visible(reason)}")
+
+
+def _draw(output: Path, folders: Sequence[Path]) -> None:
+    """Draw the report of those runs that have begun."""
+    from mismatch_cli.studies.runs import read_runs
+    from mismatch_cli.studies.training import TrainingAnalysis
+
+    begun = [folder for folder in folders if (folder / "metrics.jsonl").is_file()]
+    Common(quiet=True).show(TrainingAnalysis.of(read_runs(begun)), output, reload_seconds=_RELOAD_SECONDS)
+
+
+def _end_with_parent() -> None:
+    """Whoever holds the folder holds the other end of stdin; when it is gone, another process may be writing there."""
+    os.read(0, 1)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        _draw(Path(sys.argv[1]), list(map(Path, sys.argv[2:])))
+    except MismatchError as error:
+        sys.exit(str(error))
