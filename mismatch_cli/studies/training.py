@@ -29,9 +29,9 @@ def spread(values: Iterable[float | None]) -> Spread:
 
 def over_seeds(values: Iterable[float | None]) -> Estimate:
     """The mean over seeds with its 95 % interval, ± t · s.e. (Student's t), which one seed does not have."""
-    value_N = np.array([value for value in values if value is not None])
+    value_N = np.array([value for value in values if value is not None], dtype=np.float64)
     if len(value_N) < 2:
-        return Estimate(*(map(float, value_N) if len(value_N) else (None,)), note=ONE_SEED)
+        return Estimate(float(value_N[0]) if len(value_N) else None, note=ONE_SEED)
     mean, half = float(value_N.mean()), t_quantile(len(value_N) - 1) * float(value_N.std(ddof=1) / len(value_N) ** 0.5)
     return Estimate(mean, mean - half, mean + half)
 

@@ -21,7 +21,8 @@ import pytest
 from rich.cells import cell_len
 
 from mismatch_cli.cli import run
-from mismatch_cli.commands._live import Pace, Refresher, TrainingView, duration, sparkline
+from mismatch_cli.commands._live import Pace, TrainingView, duration
+from mismatch_cli.commands._refresher import Refresher
 from mismatch_cli.commands.train import _steps_before
 from mismatch_cli.rl.train_config import load_config
 from tests.commands.test_train import TRAIN
@@ -34,7 +35,7 @@ def record(step: int, **changes: Any) -> dict[str, Any]:
     return {
         "step": step, "reward": step / 100, "eval_accuracy": 0.5 if step % 10 == 0 else None, "seconds": seconds,
         "mismatch": {"abs_dp_mean": 0.001 * step}, "blocked": 0.002, "bad_over_negative": 0.0004, "sync": "proven",
-        "back_offs": 0, "grading_timeouts": 0,
+        "back_offs": 0, "grading_timeouts": 0, "length": 50 + step, "entropy": 0.6,
     } | changes  # fmt: skip
 
 
@@ -45,8 +46,8 @@ def view_of(steps: int, *changes: dict[str, Any], runs: int = 1, **config: Any) 
     return view
 
 
-def shown(view: TrainingView, width: int = 77) -> str:
-    return "\n".join(line.plain for line in view.lines(width))
+def shown(view: TrainingView, width: int = 77, height: int = 23) -> str:
+    return "\n".join(line.plain for line in view.lines(width, height))
 
 
 def test_an_evaluation_does_not_make_the_time_left_jump() -> None:
@@ -68,22 +69,64 @@ def test_rare_phases_come_as_often_as_the_loop_has_them(every: int, times: int) 
     assert round(pace.left() / 1000) == times  # 60, 70, … 100; 60, 90, 100; the last step alone
 
 
+def rows(view: TrainingView, width: int = 77, height: int = 23) -> dict[str, str]:
+    """Each labelled line by its label."""
+    lines = [line.plain for line in view.lines(width, height)]
+    return {line[:10].strip(): line[10:].strip() for line in lines if line and not line.startswith(("━", "─"))}
+
+
 def test_what_is_shown() -> None:
-    text = shown(view_of(30, runs=3))
+    view = view_of(30, runs=3, prompts_per_step=16, samples_per_prompt=8)
+    text, found = shown(view), rows(view)
     assert "run 1 of 3" in text and "30 of 100 steps · 7 min left · all runs 27 min" in text
-    assert "0.300 ▁" in text and "█ · accuracy 0.500 at step 30" in text
-    assert "|π−μ| 0.030 · 0.0030 in the first steps" in text
-    assert "blocked 0.20 % · bad 0.040 % of A < 0" in text and "back-offs" not in text
-    assert "proven at 30 of 30 steps" in text
-    assert "3.0 s a step · sample 2.0 · update 1.0 · evaluate 30" in text.replace("\n          ", " · ")
-    unsound = shown(view_of(1, {"sync": "undecidable", "back_offs": 2, "grading_timeouts": 1}))
-    assert "back-offs 2" in unsound and "last: undecidable" in unsound and "grading timeouts 1" in unsound
+    assert re.fullmatch(r"0\.295 +0\.0100 ▁\S+█ 0\.295 +mean of 2 steps", found["reward"])
+    assert re.fullmatch(r"0\.500 +0\.475 ▅▅▅ +0\.525 +at step 30", found["accuracy"])  # 0.05 at least
+    assert re.fullmatch(r"0\.030 +0\.0010 ▁\S+█ 0\.030 +equal weights", found["|π − μ|"])
+    assert found["blocked"].startswith("0.0020") and found["blocked"].endswith("share of A ≠ 0")
+    assert found["bad"].startswith("0.00040") and found["length"].startswith("80.0")
+    assert found["entropy"].endswith("nats") and "trouble" not in found
+    assert found["sync"] == "proven at 30 of 30 steps"
+    assert found["time"] == "3.0 s a step · sample 2.0 · update 1.0 · evaluate 30"
+    view.enter("sample")
+    assert rows(view)["now"] == "sampling 128 responses, 0 s"
     assert "saving" in shown(view_of(100))
+
+
+def test_a_first_step_that_cannot_prove_the_sync_is_counted_out() -> None:
+    first = {"sync": "undecidable"}
+    assert rows(view_of(1, first))["sync"] == "step 1 has no older weights to tell from"
+    assert rows(view_of(6, first))["sync"] == "proven at 5 of 5 steps · step 1 has no older weights to tell from"
+    assert "proven at 1 of 2 steps · last: newer" in rows(view_of(3, first, {}, {"sync": "newer"}))["sync"]
+    unsound = rows(view_of(1, {"back_offs": 2, "grading_timeouts": 1}))
+    assert unsound["trouble"] == "loss-scale back-offs 2 · grading timeouts 1"
+
+
+def test_a_number_is_spelled_alike_in_the_view_the_log_and_the_result() -> None:
+    view = view_of(100, runs=2)
+    gap, blocked = (rows(view)[label].split()[0] for label in ("|π − μ|", "blocked"))
+    for line in (view.line(), view.result(200)):
+        assert f"|π − μ| {gap}" in line and f"blocked {blocked}" in line
+    assert view.result(200).startswith("dppo-binary-tv seed 0: reward 0.955 · accuracy 0.500 · ")
+    assert view_of(12).result(80).startswith("dppo-binary-tv seed 0: stopped at step 12 of 100")
+    assert all(len(view.result(width)) <= width for width in (50, 80))
+
+
+@pytest.mark.parametrize(("width", "height", "kept"), [(77, 23, 9), (57, 19, 9), (57, 9, 6), (37, 9, 5), (37, 5, 1)])
+def test_a_small_terminal_loses_whole_lines_the_least_important_first(width: int, height: int, kept: int) -> None:
+    view = view_of(30, runs=2)
+    lines = [line.plain for line in view.lines(width, height)]
+    assert len(lines) <= height and max(map(len, lines)) <= width and "…" not in "".join(lines)
+    order = ("reward", "|π − μ|", "blocked", "accuracy", "bad", "length", "entropy", "time", "sync")
+    assert set(rows(view, width, height)) & set(order) == set(order[:kept])
 
 
 def test_before_the_first_step_it_says_what_it_waits_for() -> None:
     view = view_of(0)
-    assert "Loading the model into vllm and the trainer, then the first step: 0 s" in shown(view)
+    assert "reading problems and tokenizer" in shown(view)
+    for phase in ("engine", "trainer", "evaluate"):
+        view.enter(phase)
+    doing = [line.rsplit(maxsplit=2)[0].strip() for line in shown(view).splitlines()[1:]]
+    assert doing == ["loading the model into vllm", "loading the trainer", "evaluating"]
     view.stopping = True
     assert "Finishing this step, then saving (Ctrl-C again: stop at once)" in shown(view)
 
@@ -96,12 +139,11 @@ def test_nothing_is_wider_than_the_terminal_nor_taken_for_markup(width: int, ste
     text = shown(view, width)
     assert "[red]:cat:\\x1b[2J" in text and "\x1b" not in text
     if width >= 37:  # the name may be cut
-        assert max(cell_len(line.plain) for line in view.lines(width)[1:]) <= width
+        assert max(cell_len(line.plain) for line in view.lines(width, 23)[1:]) <= width
 
 
 def test_small_things() -> None:
     assert [duration(x) for x in (4.4, 99, 101, 5000, 40_000)] == ["4 s", "99 s", "2 min", "83 min", "11 h 7 min"]
-    assert sparkline([0, 1, 0.5], 0, 1) == "▁█▅" and sparkline([2, 2], 2, 2) == "▅▅"
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
@@ -235,10 +277,10 @@ def test_a_run_in_a_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
     train = [*TRAIN, "--steps", "500", "-o", str(folder)]
     terminal = Terminal([sys.executable, "-m", "mismatch_cli", *train, "--report-every", "0.1"], 100)
     try:
-        wait_for(lambda: terminal.shows("Loading the model into hf"))
+        wait_for(lambda: terminal.shows("loading the model into hf"))
         assert run([*TRAIN, "--steps", "500", "-o", str(folder)]) == 1
         assert "is being written by another process" in capfd.readouterr().err
-        wait_for(lambda: terminal.shows("of 500 steps") and terminal.shows("mismatch  "))
+        wait_for(lambda: terminal.shows("of 500 steps") and terminal.shows("|π − μ|"))
         wait_for(lambda: terminal.shows("") and (folder / "report.html").exists())
         assert 'http-equiv="refresh"' in (folder / "report.html").read_text(encoding="utf-8")
         assert run([*train, "--resume"]) == 1
@@ -268,7 +310,7 @@ from mismatch_cli.commands._progress import TerminalProgress
 from rich.text import Text
 progress = TerminalProgress(False)
 try:
-    with progress.view(lambda width: [Text("in view")]):
+    with progress.view(lambda width, height: [Text("in view")]):
         time.sleep(0.8)
         progress.say("said [red]above[/]")
         raise KeyboardInterrupt

@@ -140,7 +140,7 @@ def test_0_is_marked_between_the_largest_and_the_smallest_difference() -> None:
 
 def test_long_curves_are_smoothed_with_the_raw_one_behind() -> None:
     figure = drawn(load("training-curves"), TrainingAnalysis.of([make_run(steps=450)]), STYLES[0])
-    raw, smooth = figure.axes[0].lines
+    raw, smooth, _marks = figure.axes[0].lines
     assert raw.get_alpha() < 0.3
     spread = [np.abs(np.diff(line.get_ydata())).mean() for line in (raw, smooth)]
     assert spread[1] < 0.3 * spread[0]
