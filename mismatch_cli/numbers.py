@@ -4,6 +4,7 @@ Below 1e-4 and from 1e6 on a number is scientific (`4.2e−5`); what has no valu
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import floor, isfinite, log10
 
 MISSING = "—"
@@ -92,6 +93,15 @@ def things(value: int, noun: str) -> str:
 def sparkline(values: Sequence[float | None], low: float, high: float) -> str:
     """A curve in letters, one for each value between `low` and `high`; a blank where there is none."""
     return "".join(_block(value, low, high) for value in values)
+
+
+def stretches(values: Sequence[float | None], most: int) -> list[float | None]:
+    """At most so many values for a curve: of more, the means of stretches of nearly the same length."""
+    if len(values) <= most:
+        return list(values)
+    edges = [place * len(values) // most for place in range(most + 1)]
+    parts = [[value for value in values[low:high] if value is not None] for low, high in pairwise(edges)]
+    return [sum(part) / len(part) if part else None for part in parts]
 
 
 def _block(value: float | None, low: float, high: float) -> str:

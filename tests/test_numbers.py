@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mismatch_cli.numbers import MISSING, count, estimate, number, share, things, times
+from mismatch_cli.numbers import MISSING, count, estimate, number, share, stretches, things, times
 
 
 @pytest.mark.parametrize(
@@ -75,3 +75,9 @@ def test_a_number_reads_back_as_itself(value: float) -> None:
 
 def test_one_thing_is_not_in_the_plural():
     assert [things(n, "response") for n in (0, 1, 1234)] == ["0 responses", "1 response", "1,234 responses"]
+
+
+def test_a_long_curve_is_the_means_of_its_stretches() -> None:
+    assert stretches([1, None, 3], 3) == [1, None, 3]
+    assert stretches([1, 3, None, None, 5, None], 3) == [2, None, 5]
+    assert len(stretches(list(range(100)), 7)) == 7

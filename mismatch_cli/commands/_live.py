@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mismatch_cli.metrics.update_table import LAST
-from mismatch_cli.numbers import number, sparkline
+from mismatch_cli.numbers import number, sparkline, stretches
 from mismatch_cli.rl.train_config import TrainConfig
+from mismatch_cli.studies.runs import sync_proven
 from mismatch_cli.text import visible
 
 if TYPE_CHECKING:
@@ -257,13 +257,12 @@ class TrainingView:
 
     def _sync(self) -> list[str]:
         """The first step has no older weights to be told from: where it is undecidable, it does not count."""
-        answers = [record.get("sync") for record in self.records]
-        first = ["step 1 has no older weights to tell from"] * (answers[0] == "undecidable")
-        answers = answers[len(first) :]
-        if not answers:
-            return [*first]
-        pieces = [f"proven at {answers.count('proven')} of {len(answers)} steps"]
-        return pieces + ([] if answers[-1] == "proven" else [f"last: {answers[-1]}"]) + first
+        proven, tested = sync_proven(self.records)
+        last = self.records[-1].get("sync")
+        first = ["step 1 has no older weights to tell from"] * (tested < len(self.records))
+        if not tested:
+            return first
+        return [f"proven at {proven} of {tested} steps", *[f"last: {last}"] * (last != "proven"), *first]
 
     def _times(self) -> list[str]:
         seconds = self._pace.of_step()
@@ -312,21 +311,13 @@ def _curves(measures: Sequence[tuple[int, Curve]], width: int) -> list[Line]:
     room = min(_WIDEST_CURVE, rooms.get(shown, width - beside - 1))
     lines = []
     for (rank, curve), (now, least, most) in zip(measures, cells, strict=True):
-        bars = sparkline(_means(curve.values, room), *curve.ends) if room >= _NARROWEST_CURVE else ""
+        bars = sparkline(stretches(curve.values, room), *curve.ends) if room >= _NARROWEST_CURVE else ""
         drawn = f"{least:>{low}} {bars:<{room}} {most:<{high}}" if shown else bars
         if len(curve.values) == 1:
             drawn = " " * len(drawn)
         words = f"{now:>{value}}  {drawn}" + f"  {curve.note}" * (shown == "note")
         lines.append(Line(rank, _labelled(curve.label, words.rstrip())))
     return lines
-
-
-def _means(values: Sequence[float], most: int) -> list[float]:
-    """At most so many values: of more, the means of stretches of nearly the same length."""
-    if len(values) <= most:
-        return list(values)
-    edges = [place * len(values) // most for place in range(most + 1)]
-    return [_mean(values[first:end]) for first, end in pairwise(edges)]
 
 
 def _most_important(lines: Sequence[Line], height: int) -> list[Line]:

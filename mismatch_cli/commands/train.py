@@ -38,7 +38,7 @@ def command(
     report_every: float = setting(
         60, "Least time between two drawings of report.html; 0: at the end only.", min=0, metavar="SECONDS"
     ),
-    common: Annotated[Common, "trust_remote_code", "quiet", "debug"],
+    common: Annotated[Common, "trust_remote_code", "full", "quiet", "debug"],
     **chosen: Any,
 ) -> None:
     """Train a small set of problems towards full accuracy, with any algorithm, and record what its trust region does.

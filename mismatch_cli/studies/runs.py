@@ -82,6 +82,19 @@ class TrainingRun:
         return _or_none(np.mean, self.series("eval_accuracy")[self.step_N == 0])
 
     @property
+    def has_collapsed(self) -> bool:
+        """Whether less than half of the best reward is left at the end."""
+        final, best = self.last("reward"), self.best_reward
+        return final is not None and best is not None and final < best / 2
+
+    @property
+    def last_trace(self) -> Path | None:
+        """The newest of the steps that were kept as traces."""
+        folders = [] if self.folder is None else (self.folder / "traces").glob("step-*")
+        numbered = {int(step): folder for folder in folders if (step := folder.name.removeprefix("step-")).isdecimal()}
+        return numbered[max(numbered)] if numbered else None
+
+    @property
     def last_step(self) -> int:
         return int(self.step_N.max()) if self.records else 0
 
@@ -121,6 +134,15 @@ def _number(record: object, keys: Sequence[str]) -> float:
     if not isinstance(record, int | float):
         return np.nan
     return float(record) if abs(record) < _LARGEST else np.nan
+
+
+def sync_proven(records: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+    """At how many steps the engine was shown to have the new weights, of those that could show it.
+
+    The first step has no older weights to tell them from, unless the precision is that of the trainer.
+    """
+    answers = [record["sync"] for record in records if isinstance(record.get("sync"), str)]
+    return answers.count("proven"), len(answers) - (answers[:1] == ["undecidable"])
 
 
 def read_runs(folders: Iterable[Path | str]) -> list[TrainingRun]:

@@ -56,7 +56,7 @@ class TrainingAnalysis(Study):
         algorithms = cls(runs).algorithms
         seeds = max(map(len, algorithms.values()), default=0)
         parts = list(algorithms) if len(algorithms) == 1 else []
-        parts += [settings_of(runs, key, _short) for key in ("model", "dataset")]
+        parts += what_was_trained(runs)
         parts.append(f"{seeds} seeds" if seeds > 1 else "")
         dtypes = {policy: settings_of(runs, f"{policy}_dtype") for policy in ("trainer", "rollout")}
         parts += [f"{policy} {dtype}" for policy, dtype in dtypes.items() if dtype]
@@ -148,9 +148,21 @@ def settings_of(runs: Sequence[TrainingRun], key: str, shown: Callable[[str], st
     )
 
 
+def what_was_trained(runs: Sequence[TrainingRun]) -> list[str]:
+    """Model and problems, without the folders in which they lie."""
+    return [settings_of(runs, key, _short) for key in ("model", "dataset")]
+
+
+def steps_of(runs: Sequence[TrainingRun]) -> str:
+    """How many steps they have: `110 steps`, `20 to 110 steps`."""
+    steps = [run.last_step for run in runs]
+    low, high = min(steps), max(steps)
+    return f"{low:,} to {high:,} steps" if low != high else f"{low:,} step{'s' * (low != 1)}"
+
+
 def _short(name: str) -> str:
     """A model or data set without the folders in which it lies; `owner/name` of the hub stays."""
-    return name if name.count("/") < 2 else name.rsplit("/", 1)[-1]
+    return name if name.count("/") < 2 and not name.startswith("…/") else name.rsplit("/", 1)[-1]
 
 
 class Correlation(NamedTuple):

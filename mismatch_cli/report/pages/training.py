@@ -10,12 +10,14 @@ from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.gap_table import Metric
 from mismatch_cli.metrics.update_table import CLIPPING, LAST, TRAINING
 from mismatch_cli.places import shown
-from mismatch_cli.report.tables import Col, col, filled, interval_or_note, number, parts, percent, table, text
+from mismatch_cli.report.pages._training_screen import GAP, screen
+from mismatch_cli.report.tables import Col, col, filled, interval_or_note, number, parts, percent, plain, table, text
 from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table
-from mismatch_cli.studies.runs import TrainingRun
+from mismatch_cli.studies.runs import TrainingRun, sync_proven
 from mismatch_cli.studies.training import (
     TrainingAnalysis,
     correlations,
+    over_seeds,
     phases_of,
     seconds_by_phase,
     settings_of,
@@ -25,14 +27,19 @@ from mismatch_cli.studies.training import (
 _NOTATION = (
     "μ is the rollout’s probability of the sampled token and π the trainer’s, A the advantage. At equal weights π is "
     "taken before the first update of the step; the weights of an update are those that it changes. A blocked token is "
-    "one that the algorithm’s mask keeps out of the update. [low, high] after a mean over several seeds are the lowest "
-    "and the highest of them."
+    "one that the algorithm’s mask keeps out of the update. After a mean over several seeds, ± covers 95 % over seeds "
+    "(Student’s t), and [low, high] are the lowest and the highest of them."
 )
-_LEADING = 3  # algorithms whose numbers stand in the headline; of more, the highest and the lowest
+_NO_BAD_UPDATES = "There were no bad updates. "
+_BAD_UPDATES = (
+    "A bad update pushes down a token whose probability has already fallen by 0.5 or more from the rollout's: A < 0 "
+    "and μ − π ≥ 0.5. The paper does not name its denominator, so both are shown. A blocked token contributes nothing "
+    "to the update."
+)
+_LEADING = 3  # algorithms whose numbers stand beside the headline
 _NAMES_SHOWN = 3
 _IN_THE_TABLE = ("algorithm", "seed")  # of runs
 _CORRELATIONS = "Bad updates and reward over the steps"
-_GAP = ("mismatch", "abs_dp_mean")  # of a step
 _LONG = 0.1  # of a step
 _MANY = 12  # rows of correlations: more are folded away, and not shown on a terminal
 _RUN: Col[TrainingRun] = text("run", lambda run: run.name)
@@ -40,13 +47,15 @@ _RUN: Col[TrainingRun] = text("run", lambda run: run.name)
 
 def page(study: TrainingAnalysis, reload_seconds: int = 0) -> ReportView:
     """One run or several; a page that reloads itself is one of a training that goes on."""
-    runs = study.runs
+    runs, notes = study.runs, _notes(study)
+    answer = screen(study, notes)
     return ReportView(
         title="Training: does it stay stable?",
         about=_about(study),
-        notes=_notes(study) + ("Training goes on: this page looks for a newer one by itself.",) * bool(reload_seconds),
-        headline=_headline(study),
+        notes=notes + ("Training goes on: this page looks for a newer one by itself.",) * bool(reload_seconds),
+        headline=answer.verdict.text,
         leading=_leading(study),
+        screen=answer,
         outline=_sections(study),
         settings=_settings(runs),
         command=suggest("report", *(shown(run.folder or Path(run.name)) for run in runs)),
@@ -57,14 +66,13 @@ def page(study: TrainingAnalysis, reload_seconds: int = 0) -> ReportView:
 
 def _sections(study: TrainingAnalysis) -> tuple[Section, ...]:
     runs = study.runs
+    never_bad = study.has("bad_over_negative") and not study.occurs("bad_over_negative")
     rewards = (_algorithms_table(study.algorithms), _runs_table(runs), _trainer_table(runs))
     return (
         Section("Reward and mismatch", tables=filled(*rewards)),
         Section(
             "Bad updates and blocked tokens",
-            "A bad update pushes down a token whose probability has already fallen by 0.5 or more from the rollout's: "
-            "A < 0 and μ − π ≥ 0.5. The paper does not name its denominator, so both are shown. A blocked token "
-            "contributes nothing to the update.",
+            (_NO_BAD_UPDATES if never_bad else "") + _BAD_UPDATES,
             tables=filled(_blocked_table(runs), _correlation_table(runs)),
         ),
         Section("Where the time goes", _time_text(runs), tables=filled(_time_table(runs))),
@@ -131,32 +139,6 @@ def _notes(study: TrainingAnalysis) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _headline(study: TrainingAnalysis) -> str:
-    rewards = {name: spread(run.last("reward") for run in runs)[0] for name, runs in study.algorithms.items()}
-    known = {name: reward for name, reward in rewards.items() if reward is not None}
-    if not known:
-        return "No reward was recorded."
-    if len(known) <= _LEADING:
-        return " ".join(_in_words(name, study.algorithms[name]) for name in known)
-    ends = {"highest": max(known, key=known.__getitem__), "lowest": min(known, key=known.__getitem__)}
-    sentences = (_in_words(name, study.algorithms[name], which) for which, name in ends.items())
-    return f"Of {len(known)} algorithms, " + " ".join(sentences)
-
-
-def _in_words(name: str, runs: Sequence[TrainingRun], most: str = "") -> str:
-    """`NAME has a final reward of 0.932 [0.911, 0.953] and a final accuracy of 0.961, from 0.512 … (3 seeds).`"""
-    reward = _with_range(run.last("reward") for run in runs)
-    final = "final " if all(run.is_done for run in runs) else ""
-    words = f"{name} has the {most} {final}reward, {reward}," if most else f"{name} has a {final}reward of {reward}"
-    accuracy, before = ([getattr(run, key) for run in runs] for key in ("final_accuracy", "accuracy_before"))
-    if any(value is not None for value in accuracy):
-        words += f" and {'a' if final else 'an'} {final}accuracy of {_with_range(accuracy)}"
-        if final and any(value is not None for value in before):
-            words += f", from {_with_range(before)} before training"
-    words = words.rstrip(",") + (f" ({len(runs)} seeds)" if len(runs) > 1 else "")
-    return f"{words}." if final else f"{words} so far."
-
-
 def _with_range(values: Iterable[float | None], digits: int = 3) -> str:
     """A mean over seeds and their range: `0.932 [0.911, 0.953]`."""
     value, low, high = (numbers.number(part, digits) for part in spread(values))
@@ -170,14 +152,15 @@ def _leading(study: TrainingAnalysis) -> tuple[MetricRow, ...]:
     rows = []
     for metric in (TRAINING["reward"], TRAINING["eval_accuracy"]):
         for name, runs in study.algorithms.items():
-            found = spread(run.last("reward") if metric.key == "reward" else run.final_accuracy for run in runs)
+            found = over_seeds(run.last("reward") if metric.key == "reward" else run.final_accuracy for run in runs)
             label = (
                 metric.label if all(run.is_done for run in runs) else f"{metric.label.removeprefix('final ')} so far"
             )
             title = f"{label} · {name}" if len(study.algorithms) > 1 else label
-            if found[0] is not None:
-                note = "one seed" if found[1] is None else ""
-                rows.append(MetricRow(metric, *numbers.estimate(*found), note=note, name=title))
+            if found.value is not None:
+                value, _, half = plain(found).partition(" ")
+                interval = f"{half}, 95 % over {len(runs)} seeds" if half else numbers.MISSING
+                rows.append(MetricRow(metric, value, interval, note=found.note or "", name=title))
     return tuple(rows)
 
 
@@ -207,7 +190,7 @@ def _algorithms_table(algorithms: Mapping[str, Sequence[TrainingRun]]) -> Table:
             col("seeds", lambda item: str(len(item[1]))),
             _over_seeds("final reward", lambda run: run.last("reward"), TRAINING["reward"]),
             _over_seeds("final accuracy", lambda run: run.final_accuracy, TRAINING["eval_accuracy"]),
-            _over_seeds("|π − μ| at the end", lambda run: run.last(*_GAP), TRAINING["abs_dp_last"], 2),
+            _over_seeds("|π − μ| at the end", lambda run: run.last(*GAP), TRAINING["abs_dp_last"], 2),
             _share_over_seeds("bad updates, % of A < 0", "bad_over_negative"),
             _share_over_seeds("blocked, %", "blocked"),
         ],
@@ -247,8 +230,8 @@ def _runs_table(runs: Sequence[TrainingRun]) -> Table:
             col("final reward", lambda run: number(run.last("reward")), TRAINING["reward"]),
             col("best", lambda run: number(run.best_reward), TRAINING["best"], optional=True),
             col("final accuracy", lambda run: number(run.final_accuracy), TRAINING["eval_accuracy"]),
-            col("|π − μ| at first", lambda run: number(run.first(*_GAP)), TRAINING["abs_dp_first"], optional=True),
-            col("at the end", lambda run: number(run.last(*_GAP)), TRAINING["abs_dp_last"], optional=True),
+            col("|π − μ| at first", lambda run: number(run.first(*GAP)), TRAINING["abs_dp_first"], optional=True),
+            col("at the end", lambda run: number(run.last(*GAP)), TRAINING["abs_dp_last"], optional=True),
             col("s a step", _seconds, TRAINING["seconds"], optional=True),
         ],
         note=f"The final reward is the mean of the last {LAST} steps.",
@@ -328,7 +311,7 @@ def _trainer_table(runs: Sequence[TrainingRun]) -> Table:
             col("sync proven", _sync, TRAINING["sync"]),
         ],
         note="Where steps are too small to tell the new weights from the old by their log-probabilities, the sync of "
-        "a step is undecidable: it counts as not proven.",
+        "a step is undecidable: it counts as not proven, but for the first, which has no older weights to compare.",
         fold="The trainer by run",
         shrinks=True,
         terminal_rows=0,
@@ -341,8 +324,8 @@ def _ratios(run: TrainingRun) -> str:
 
 
 def _sync(run: TrainingRun) -> str:
-    answers = [record["sync"] for record in run.records if isinstance(record.get("sync"), str)]
-    return f"{answers.count('proven'):,} / {len(answers):,}" if answers else numbers.MISSING
+    proven, tested = sync_proven(run.records)
+    return f"{proven:,} / {tested:,}" if tested else numbers.MISSING
 
 
 def _time_table(runs: Sequence[TrainingRun]) -> Table:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,12 +10,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from mismatch_cli import numbers
 from mismatch_cli.metrics.correlation import series_correlation
 from mismatch_cli.metrics.update_table import TRAINING
 from mismatch_cli.report.figures import figure_views
 from mismatch_cli.report.html import render_html
 from mismatch_cli.report.pages.training import page as page_of
 from mismatch_cli.report.plots._style import Theme
+from mismatch_cli.report.screen import print_screen
 from mismatch_cli.report.terminal import print_report
 from mismatch_cli.report.view import ReportView, Table
 from mismatch_cli.studies.runs import TrainingRun
@@ -83,28 +84,91 @@ def test_algorithm_and_seed_have_columns_where_the_name_does_not_say_them() -> N
     assert [each.title for each in plain.columns][:2] == ["run", "steps"]
 
 
-def test_headline_and_leading_numbers() -> None:
-    runs = [make_run(name, seed) for name in ("pg-tis", "dppo-binary-tv") for seed in range(2)]
-    view = view_of(runs)
-    ends = [run.series("reward")[-10:].mean() for run in runs]
-    for name, (low, high) in (("pg-tis", sorted(ends[:2])), ("dppo-binary-tv", sorted(ends[2:]))):
-        assert f"{name} has a final reward of {(low + high) / 2:.3f} [{low:.3f}, {high:.3f}]" in view.headline
-    assert [row.name for row in view.leading][:2] == ["final reward · pg-tis", "final reward · dppo-binary-tv"]
-    assert column(tables(view)["By algorithm"], "seeds") == ["2", "2"]
-    (alone,) = {row.note for row in view_of(runs[:1]).leading}
-    assert alone == "one seed"
-
-
-def test_of_many_algorithms_the_highest_and_the_lowest_are_named(eight: list[TrainingRun]) -> None:
-    view = view_of(eight)
-    mean = {name: np.mean([r.series("reward")[-10:].mean() for r in eight if r.algorithm == name]) for name in EIGHT}
-    found = re.findall(r"(\S+) has the (highest|lowest) final reward, ([\d.]+)", view.headline)
-    assert found == [
-        (name, how, f"{mean[name]:.3f}")
-        for how, name in (("highest", max(mean, key=mean.__getitem__)), ("lowest", min(mean, key=mean.__getitem__)))
+def ending(ends: dict[str, tuple[float, ...]], **config: object) -> list[TrainingRun]:
+    """Runs of five steps with a constant reward."""
+    return [
+        TrainingRun(
+            f"{name}-seed-{seed}", name, seed, [{"step": step, "reward": end} for step in range(1, 6)], dict(config)
+        )
+        for name, values in ends.items()
+        for seed, end in enumerate(values)
     ]
-    assert "8 algorithms" in view.headline and not view.leading
-    assert ("Steps", "45 to 60") in view.about
+
+
+def test_one_algorithm_is_said_as_it_is() -> None:
+    runs = [make_run(seed=seed) for seed in range(3)]
+    ends = np.array([run.series("reward")[-10:].mean() for run in runs])
+    half = 4.303 * ends.std(ddof=1) / np.sqrt(3)
+    verdict = view_of(runs).screen.verdict
+    assert (verdict.words, verdict.status) == ("DONE", "good")
+    assert f"final reward of {numbers.plus_minus(ends.mean(), ends.mean() - half, ends.mean() + half)}" in verdict.text
+    assert verdict.text.endswith("(3 seeds).") and view_of(runs).headline == verdict.text
+    (alone,) = {row.note for row in view_of(runs[:1]).leading}
+    assert alone == "one seed: no interval"
+
+
+def test_algorithms_are_ranked_only_where_their_intervals_over_seeds_part() -> None:
+    part = {"good": (0.90, 0.92, 0.91), "bad": (0.50, 0.52, 0.51)}
+    verdict = view_of(ending(part)).screen.verdict
+    assert verdict.words == "good ENDS HIGHER"
+    assert verdict.text == "Final reward 0.910 ± 0.025 against 0.510 ± 0.025 of bad: 95 % intervals over seeds part."
+    near = view_of(ending(part | {"near": (0.90, 0.91, 0.89)})).screen.verdict
+    assert near.words == "good ENDS HIGHER" and near.text.endswith("Not told apart from it: near.")
+    overlap = view_of(ending({"a": (0.90, 0.6, 0.91), "b": (0.50, 0.72, 0.51)})).screen.verdict
+    assert (overlap.words, overlap.status) == ("NOT TOLD APART", "")
+    assert overlap.text.endswith("Their 95 % intervals over seeds overlap.")
+    lucky = view_of(ending({"a": (0.9,), "b": (0.5,)})).screen.verdict
+    assert lucky.words == "NOT TOLD APART" and "One seed each" in lucky.text
+    many = view_of(ending({name: (0.1 * place,) for place, name in enumerate("abcdefgh", start=1)})).screen.verdict
+    assert "of 8 algorithms: from 0.100 (a) to 0.800 (h)" in many.text
+
+
+def test_a_reward_that_is_lost_is_a_collapse(eight: list[TrainingRun]) -> None:
+    fallen = TrainingRun("a", "a", 0, [{"step": step, "reward": 0.9 if step < 20 else 0.1} for step in range(1, 41)])
+    verdict = view_of([fallen]).screen.verdict
+    assert (verdict.words, verdict.status) == ("COLLAPSED", "bad")
+    assert "Less than half of its best reward is left to a." in verdict.text
+    beside = view_of([fallen, make_run()]).screen.verdict
+    assert beside.status == "mixed" and beside.text.endswith("Less than half of its best reward is left to a.")
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_screen_fits(width: int, eight: list[TrainingRun]) -> None:
+    long = [make_run("my_mask_with_a_long_name:max_tv=0.123", seed) for seed in range(3)]
+    for runs in (eight, long, [make_run()], [make_run("pg-is", seed) for seed in range(14)]):
+        file = io.StringIO()
+        print_screen(view_of(runs).screen, Console(file=file, width=width))
+        lines = file.getvalue().splitlines()
+        assert len(lines) <= (40 if width >= 80 else 50) and max(map(len, lines)) <= width
+        names = {run.algorithm for run in runs} if len({run.algorithm for run in runs}) > 1 else {runs[0].name}
+        assert all(name in file.getvalue().replace("\n", "") for name in names)
+
+
+def test_the_screen_counts_out_what_cannot_be_proven_and_says_what_never_happened() -> None:
+    run = make_run("pg-is")
+    records = [record | {"sync": "proven", "bad_over_negative": 0.0} for record in run.records]
+    view = view_of([replace(run, records=[records[0] | {"sync": "undecidable"}, *records[1:]])])
+    remarks = dict(view.screen.remarks)
+    assert remarks["Weight sync"] == "proven at 59 of 59 steps that can tell"
+    assert remarks["Bad updates"] == "none" and remarks["Blocked"] == "nothing, at any step"
+    assert column(tables(view)["The trainer by run"], "sync proven") == ["59 / 59"]
+    text = next(section.text for section in view.sections if section.title.startswith("Bad"))
+    assert text.startswith("There were no bad updates.")
+
+
+def test_what_to_type_next(tmp_path: Path) -> None:
+    runs = [replace(make_run(seed=seed, steps=2), folder=tmp_path / "a b" / f"run-{seed}") for seed in range(2)]
+    for step in (2, 10):
+        (tmp_path / "a b" / "run-0" / "traces" / f"step-{step}").mkdir(parents=True)
+    lines = [line for line, _ in view_of(runs).screen.next]
+    assert lines == [
+        f"mismatch-cli clipstats '{tmp_path}/a b/run-0/traces/step-10'", f"mismatch-cli report '{tmp_path}/a b' --full"
+    ]  # fmt: skip
+
+
+def test_of_many_algorithms_no_number_stands_beside_the_headline(eight: list[TrainingRun]) -> None:
+    view = view_of(eight)
+    assert not view.leading and ("Steps", "45 to 60") in view.about
 
 
 def test_correlations_are_those_of_the_metric() -> None:
@@ -167,8 +231,9 @@ def test_a_run_that_goes_on_says_where_it_stands() -> None:
     going = replace(going, config={**going.config, "steps": 1200})
     view = view_of([going, done])
     assert view.notes == ("PARTIAL: dppo-binary-tv-seed-0 stands at step 20 of 1,200.",)
-    first, second = re.findall(r"(?:dppo|pg)-.*?\.(?= |$)", view.headline)
-    assert first.endswith(" so far.") and "final" not in first and "has a final reward" in second
+    assert view.headline.startswith("Rewards so far: ")
+    alone = view_of([going]).screen.verdict
+    assert (alone.words, alone.status) == ("NOT DONE", "mixed") and alone.text.endswith(" so far.")
     assert [row.name for row in view.leading][:2] == ["reward so far · dppo-binary-tv", "final reward · pg-is"]
     other = replace(done, config={**done.config, "model": "another"})
     assert "not comparable" in view_of([done, other]).notes[0]

@@ -1,0 +1,227 @@
+"""The answer to "does it stay stable?": a screen of training runs, with what ends above what, and what to type next."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from mismatch_cli import numbers
+from mismatch_cli.errors import suggest
+from mismatch_cli.metrics.update_table import LAST, TRAINING
+from mismatch_cli.report.tables import Col, col, number, percent, plain, table, text
+from mismatch_cli.report.view import Facts, Profile, Screen, Status, Table, Verdict
+from mismatch_cli.studies.runs import TrainingRun, sync_proven
+from mismatch_cli.studies.training import (
+    Curve,
+    TrainingAnalysis,
+    mean_by_phase,
+    over_seeds,
+    settings_of,
+    steps_of,
+    what_was_trained,
+)
+
+GAP = ("mismatch", "abs_dp_mean")  # of a step
+_NAMED = 3  # algorithms that a sentence names
+_ROWS = 10  # of the table; the page has all
+_DRAWN = 3  # algorithms whose curves stand on the screen
+_BARS = 32  # of a curve
+_LONG = 0.1  # of a step: phases that take as much are named
+_BATCH = (("prompts", "step"), ("samples", "prompt"))
+_Named = tuple[str, Sequence[TrainingRun]]
+
+
+def screen(study: TrainingAnalysis, notes: tuple[str, ...]) -> Screen:
+    """The end of each algorithm beside the others, its curves, and what can be said of it."""
+    return Screen(
+        subject=_subject(study),
+        notes=notes,
+        tables=(_ends(study),),
+        remarks=_remarks(study.runs),
+        profiles=_profiles(study),
+        verdict=verdict(study),
+        next=_next(study.runs),
+    )
+
+
+def _subject(study: TrainingAnalysis) -> tuple[str, str]:
+    runs, names = study.runs, list(study.algorithms)
+    who = " and ".join(names) if len(names) < _NAMED else f"{len(names)} algorithms"
+    dtypes = [settings_of(runs, f"{policy}_dtype") for policy in ("trainer", "rollout")]
+    engine = settings_of(runs, "engine")
+    facts = (
+        numbers.things(len(runs), "run"),
+        steps_of(runs),
+        " × ".join(filter(None, (settings_of(runs, f"{what}_per_{of}") for what, of in _BATCH))) + " responses",
+        f"trainer {dtypes[0]}" if dtypes[0] else "",
+        f"{engine} {dtypes[1]}" if dtypes[1] else "",
+    )
+    measured = " · ".join(fact for fact in facts if fact.strip() and fact != " responses")
+    return f"train  {' · '.join(filter(None, (who, *what_was_trained(runs))))}", measured
+
+
+def _ends(study: TrainingAnalysis) -> Table:
+    """A row for each algorithm; for each run where there is one algorithm alone."""
+    several = len(study.algorithms) > 1
+    rows: list[_Named] = list(study.algorithms.items()) if several else [(run.name, [run]) for run in study.runs]
+    rows.sort(key=lambda row: -(over_seeds(run.last("reward") for run in row[1]).value or 0.0))
+    left = len(rows) - _ROWS
+    bad = study.occurs("bad_over_negative")
+    return table(
+        "",
+        rows[:_ROWS],
+        [
+            text("algorithm" if several else "run", lambda row: row[0]),
+            col(
+                "final reward", lambda row: plain(over_seeds(run.last("reward") for run in row[1])), TRAINING["reward"]
+            ),
+            _mean("accuracy", lambda run: run.final_accuracy, number),
+            _mean("|π − μ|", lambda run: run.last(*GAP), lambda value: numbers.number(value, 2)),
+            _mean("blocked, %", lambda run: run.mean("blocked"), percent),
+            *[_mean("bad, % of A < 0", lambda run: run.mean("bad_over_negative"), percent)] * bad,
+        ],
+        note=(f"{left} more: --full. " if left > 0 else "")
+        + f"Reward and |π − μ|: last {LAST} steps"
+        + (", ± 95 % over seeds." if any(len(runs) > 1 for _, runs in rows) else "."),
+        shrinks=True,
+    )
+
+
+def _mean(title: str, value: Callable[[TrainingRun], float | None], show: Callable[[float | None], str]) -> Col[_Named]:
+    return col(title, lambda row: show(over_seeds(map(value, row[1])).value))
+
+
+def _remarks(runs: Sequence[TrainingRun]) -> Facts:
+    phases = mean_by_phase(runs)
+    whole = sum(phases.values())
+    long = [f"{phase} {100 * part / whole:.0f} %" for phase, part in phases.items() if part > _LONG * whole]
+    proven, tested = map(sum, zip(*(sync_proven(run.records) for run in runs), strict=True))
+    signal = [run.mean(key) for key in ("groups_all_right", "groups_all_wrong") for run in runs]
+    facts = (
+        ("Bad updates", "none" if _never(runs, "bad_over_negative") else ""),
+        ("Blocked", "nothing, at any step" if _never(runs, "blocked") else ""),
+        ("No signal", _no_signal(runs) if all(share is not None for share in signal) else ""),
+        ("Weight sync", f"proven at {proven:,} of {numbers.things(tested, 'step')} that can tell" if tested else ""),
+        ("A step takes", f"{numbers.number(whole, 2)} s: {', '.join(long)}" if whole else ""),
+    )
+    return tuple((label, words) for label, words in facts if words)
+
+
+def _never(runs: Iterable[TrainingRun], key: str) -> bool:
+    """Whether it was measured, and always 0."""
+    measured = [run.measured(key) for run in runs]
+    return any(len(value_N) for value_N in measured) and not any(value_N.any() for value_N in measured)
+
+
+def _no_signal(runs: Sequence[TrainingRun]) -> str:
+    means = (over_seeds(run.mean(f"groups_all_{how}") for run in runs).value for how in ("right", "wrong"))
+    right, wrong = (None if mean is None else 100 * mean for mean in means)
+    return f"{numbers.number(right, 2)} % of the groups all right, {numbers.number(wrong, 2)} % all wrong"
+
+
+def _profiles(study: TrainingAnalysis) -> tuple[Profile, ...]:
+    """Curves over the steps: of one algorithm more of them."""
+    drawn = _strongest(study)
+    keys: dict[str, tuple[str, ...]] = {"reward": ("reward",), "blocked, %": ("blocked",)}
+    if len(drawn) == 1:
+        keys |= {"|π − μ|": GAP, "length": ("length",), "entropy": ("entropy",)}
+    found = []
+    for title, key in keys.items():
+        curves = study.curves(*key)
+        for name in drawn:
+            if name in curves and (curves[name].value_N[curves[name].step_N > 0] > 0).any():
+                shown = f"{title} · {name}" if len(drawn) > 1 else title
+                found.append(_profile(shown, curves[name], 100 if "%" in title else 1))
+    return tuple(found)
+
+
+def _strongest(study: TrainingAnalysis) -> list[str]:
+    """The algorithms whose curves are drawn: those that end highest, and the lowest of more."""
+    final = study.final_rewards
+    names = sorted(final, key=lambda name: -(final[name].value or 0.0)) or list(study.algorithms)
+    return names if len(names) <= _DRAWN else [*names[: _DRAWN - 1], names[-1]]
+
+
+def _profile(title: str, curve: Curve, factor: float) -> Profile:
+    value_N = factor * curve.value_N[curve.step_N > 0]
+    known_N = value_N[np.isfinite(value_N)]
+    values = [float(value) if np.isfinite(value) else None for value in value_N]
+    ends = f"{numbers.number(float(known_N.min()), 2)} to {numbers.number(float(known_N.max()), 2)}"
+    first, last = (f"{curve.step_N[place]:.0f}" for place in (int((curve.step_N == 0).sum()), -1))
+    return Profile(title, tuple(numbers.stretches(values, _BARS)), first, last, ends)
+
+
+def verdict(study: TrainingAnalysis) -> Verdict:
+    """What can be said of the runs: of several algorithms, whether any ends above another."""
+    final = study.final_rewards
+    if not final:
+        return Verdict("NO REWARD", "No reward was recorded.")
+    done = all(run.is_done for run in study.runs)
+    fallen = [name for name in final if all(run.has_collapsed for run in study.algorithms[name])]
+    status: Status = "bad" if len(fallen) == len(final) else "mixed" if fallen or not done else "good"
+    collapsed = f" Less than half of its best reward is left to {_list(fallen)}." if fallen else ""
+    if len(final) == 1:
+        (name,) = final
+        words = "COLLAPSED" if fallen else "DONE" if done else "NOT DONE"
+        return Verdict(words, _alone(name, study.algorithms[name]) + collapsed, status)
+    above = {name: study.above(name) for name in final}
+    leader = max(final, key=lambda name: (len(above[name]), final[name].value or 0.0))
+    if not above[leader]:
+        return Verdict("NOT TOLD APART", _together(study) + collapsed, status if fallen or not done else "")
+    return Verdict(f"{leader} ENDS HIGHER", _above(study, leader) + collapsed, status)
+
+
+def _alone(name: str, runs: Sequence[TrainingRun]) -> str:
+    """`NAME has a final reward of 0.932 ± 0.021 and a final accuracy of 0.961, from 0.512 … (3 seeds).`"""
+    final = "final " if all(run.is_done for run in runs) else ""
+    words = f"{name} has a {final}reward of {plain(over_seeds(run.last('reward') for run in runs))}"
+    after, before = (over_seeds(getattr(run, key) for run in runs) for key in ("final_accuracy", "accuracy_before"))
+    if after.value is not None:
+        words += f" and {'a' if final else 'an'} {final}accuracy of {plain(after)}"
+        if final and before.value is not None:
+            words += f", from {plain(before)} before training"
+    words += f" ({len(runs)} seeds)" if len(runs) > 1 else ""
+    return f"{words}." if final else f"{words} so far."
+
+
+def _together(study: TrainingAnalysis) -> str:
+    """Rewards that no interval tells apart, and why."""
+    final, rewards = study.final_rewards, "Rewards so far" if _so_far(study.runs) else "Final rewards"
+    by_reward = sorted(final.items(), key=lambda item: -(item[1].value or 0.0))
+    if len(by_reward) <= _NAMED:
+        said = ", ".join(f"{name} {plain(reward)}" for name, reward in by_reward)
+        sentence = f"{rewards}: {said}."
+    else:
+        (best, high), (worst, low) = by_reward[0], by_reward[-1]
+        sentence = f"{rewards} of {len(final)} algorithms: from {plain(low)} ({worst}) to {plain(high)} ({best})."
+    if not any(reward.low is not None for reward in final.values()):
+        return f"{sentence} One seed each: whether that is more than luck, --seeds 3 tells."
+    return f"{sentence} Their 95 % intervals over seeds overlap."
+
+
+def _above(study: TrainingAnalysis, leader: str) -> str:
+    """Whose interval over seeds lies wholly below the leader's, and who cannot be told apart from it."""
+    final, below = study.final_rewards, study.above(leader)
+    others = ", ".join(f"{plain(final[name])} of {name}" for name in below[:_NAMED])
+    more = f" and {len(below) - _NAMED} more below" if len(below) > _NAMED else ""
+    kind = "Reward so far" if _so_far(study.runs) else "Final reward"
+    sentence = f"{kind} {plain(final[leader])} against {others}{more}: 95 % intervals over seeds part."
+    rest = [name for name in final if name not in (leader, *below)]
+    return sentence + (f" Not told apart from it: {_list(rest)}." if rest else "")
+
+
+def _so_far(runs: Iterable[TrainingRun]) -> bool:
+    return not all(run.is_done for run in runs)
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+
+
+def _next(runs: Sequence[TrainingRun]) -> Facts:
+    folders = [run.folder for run in runs if run.folder is not None]
+    traces = [trace for run in runs[:1] if (trace := run.last_trace) is not None]
+    found = [(suggest("clipstats", trace), "what other trust regions block") for trace in traces]
+    if len(folders) == len(runs):
+        where = [folders[0].parent] if len({run.parent for run in folders}) == 1 < len(folders) else folders
+        found.append((suggest("report", *where, "--full"), "every run and number"))
+    return tuple(found)
