@@ -129,7 +129,7 @@ def test_drawing_loads_no_torch():
     script = (
         "import sys; from mismatch_cli import registry; from mismatch_cli.report import plots; "
         "loaded = [registry.load(plots.__name__, name, 'plot') for name in registry.names(plots.__name__)]; "
-        "print(len(loaded) > 20, [m for m in ('torch', 'transformers', 'vllm', 'pandas') if m in sys.modules])"
+        "print(len(loaded) > 15, [m for m in ('torch', 'transformers', 'vllm', 'pandas') if m in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "True []"

@@ -72,7 +72,6 @@ def train(
                     run.save(step)
             if asked and not last:
                 return False
-        on_phase("model")
         run.save_model()
         return True
 

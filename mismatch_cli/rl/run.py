@@ -53,17 +53,17 @@ class Run:
         say: Callable[[str], None],
         on_phase: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.config, self.folder, self._say = config, run_folder, say
+        self.config, self.folder, self._say, self._on_phase = config, run_folder, say, on_phase
         self._threads = set_threads(config.threads or None, config.model)
         algorithm = find(config.algorithm, training=True)
         response_scale(config.aggregation, np.ones(1), config.max_tokens)  # an unknown name is told first
         self._sampling = SamplingSettings(temperature=config.temperature, max_tokens=config.max_tokens)
         self._tokenizer = load_tokenizer(config.model)
         self.task = Task(config, self._tokenizer)  # first: what is wrong with the data is told before a model is loaded
-        on_phase("engine")
+        self._on_phase("engine")
         self.engine: Engine = create_engine(config.engine, self._engine_settings(algorithm.needs_top_k))
         try:
-            on_phase("trainer")
+            self._on_phase("trainer")
             self._load(algorithm)
             write_atomically(run_folder / FILE_NAME, config.to_toml())  # what has loaded can be resumed
         except BaseException:
@@ -216,6 +216,7 @@ class Run:
         """What was learnt, as a model folder that `probe` can read; an adapter both by itself and merged."""
         from transformers.utils import logging
 
+        self._on_phase("model")
         logging.disable_progress_bar()
         learnt = self.learner.model
         if self.lora is not None:

@@ -24,7 +24,7 @@ GAP = ("mismatch", "abs_dp_mean")  # of a step
 _NAMED = 3  # algorithms that a sentence names
 _ROWS = 10  # of the table; the page has all
 _DRAWN = 3  # algorithms whose curves stand on the screen
-_BARS = 32  # of a curve
+_BARS = (24, 20)  # of a curve: of one algorithm, of several, whose names take room
 _LONG = 0.1  # of a step: phases that take as much are named
 _BATCH = (("prompts", "step"), ("samples", "prompt"))
 _Named = tuple[str, Sequence[TrainingRun]]
@@ -76,12 +76,13 @@ def _ends(study: TrainingAnalysis) -> Table:
             ),
             _mean("accuracy", lambda run: run.final_accuracy, number),
             _mean("|π − μ|", lambda run: run.last(*GAP), lambda value: numbers.number(value, 2)),
-            _mean("blocked, %", lambda run: run.mean("blocked"), percent),
-            *[_mean("bad, % of A < 0", lambda run: run.mean("bad_over_negative"), percent)] * bad,
+            _mean("blocked %", lambda run: run.mean("blocked"), percent),
+            *[_mean("bad %", lambda run: run.mean("bad_over_negative"), percent)] * bad,
         ],
         note=(f"{left} more: --full. " if left > 0 else "")
         + f"Reward and |π − μ|: last {LAST} steps"
-        + (", ± 95 % over seeds." if any(len(runs) > 1 for _, runs in rows) else "."),
+        + (", ± 95 % over seeds." if any(len(runs) > 1 for _, runs in rows) else ".")
+        + " Bad: updates that push down a token (A < 0) that has already lost 0.5." * bad,
         shrinks=True,
     )
 
@@ -121,7 +122,7 @@ def _no_signal(runs: Sequence[TrainingRun]) -> str:
 def _profiles(study: TrainingAnalysis) -> tuple[Profile, ...]:
     """Curves over the steps: of one algorithm more of them."""
     drawn = _strongest(study)
-    keys: dict[str, tuple[str, ...]] = {"reward": ("reward",), "blocked, %": ("blocked",)}
+    keys: dict[str, tuple[str, ...]] = {"reward": ("reward",), "blocked %": ("blocked",)}
     if len(drawn) == 1:
         keys |= {"|π − μ|": GAP, "length": ("length",), "entropy": ("entropy",)}
     found = []
@@ -130,7 +131,7 @@ def _profiles(study: TrainingAnalysis) -> tuple[Profile, ...]:
         for name in drawn:
             if name in curves and (curves[name].value_N[curves[name].step_N > 0] > 0).any():
                 shown = f"{title} · {name}" if len(drawn) > 1 else title
-                found.append(_profile(shown, curves[name], 100 if "%" in title else 1))
+                found.append(_profile(shown, curves[name], 100 if "%" in title else 1, _BARS[len(drawn) > 1]))
     return tuple(found)
 
 
@@ -141,13 +142,13 @@ def _strongest(study: TrainingAnalysis) -> list[str]:
     return names if len(names) <= _DRAWN else [*names[: _DRAWN - 1], names[-1]]
 
 
-def _profile(title: str, curve: Curve, factor: float) -> Profile:
+def _profile(title: str, curve: Curve, factor: float, bars: int) -> Profile:
     value_N = factor * curve.value_N[curve.step_N > 0]
     known_N = value_N[np.isfinite(value_N)]
     values = [float(value) if np.isfinite(value) else None for value in value_N]
     ends = f"{numbers.number(float(known_N.min()), 2)} to {numbers.number(float(known_N.max()), 2)}"
     first, last = (f"{curve.step_N[place]:.0f}" for place in (int((curve.step_N == 0).sum()), -1))
-    return Profile(title, tuple(numbers.stretches(values, _BARS)), first, last, ends)
+    return Profile(title, tuple(numbers.stretches(values, bars)), first, last, ends)
 
 
 def verdict(study: TrainingAnalysis) -> Verdict:
@@ -167,7 +168,8 @@ def verdict(study: TrainingAnalysis) -> Verdict:
     leader = max(final, key=lambda name: (len(above[name]), final[name].value or 0.0))
     if not above[leader]:
         return Verdict("NOT TOLD APART", _together(study) + collapsed, status if fallen or not done else "")
-    return Verdict(f"{leader} ENDS HIGHER", _above(study, leader) + collapsed, status)
+    below = above[leader][0] if len(final) == 2 else f"{len(above[leader])} OF {len(final) - 1}"
+    return Verdict(f"{leader} ABOVE {below}", _above(study, leader) + collapsed, status)
 
 
 def _alone(name: str, runs: Sequence[TrainingRun]) -> str:
