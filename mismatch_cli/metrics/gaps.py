@@ -94,6 +94,11 @@ class TokenGaps:
         """How many tokens count before each position of the slice."""
         return position if self.kept is None else np.searchsorted(self.kept, position)
 
+    @property
+    def index_N(self) -> np.ndarray:
+        """Where the counted tokens stand in the batch."""
+        return self._tokens.start + (np.arange(len(self.logq_N)) if self.kept is None else self.kept)
+
     @cached_property
     def offset_S1(self) -> np.ndarray:
         """Where each response's counted tokens begin and end."""

@@ -22,7 +22,7 @@ from mismatch_cli.trace.files import write_atomically
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-_SCRIPTS = ("page.js",)
+_SCRIPT, _EXPLORER_SCRIPT = "page.js", "explorer.js"
 _SIGNS = {"good": "✔ ", "mixed": "! ", "bad": "✘ ", "": ""}
 _FEWEST_CHOICES = 4  # of folds that are about the same thing; fewer are as quickly seen beside each other
 _CODE = re.compile(r"`([^`<>]+)`")
@@ -48,7 +48,8 @@ def render_html(view: ReportView) -> str:
         lstrip_blocks=True,
         finalize=_finalize,
     )
-    scripts = [(_TEMPLATES / name).read_text(encoding="utf-8") for name in _SCRIPTS]
+    names = [_SCRIPT] + [_EXPLORER_SCRIPT] * (view.explorer is not None)
+    scripts = [(_TEMPLATES / name).read_text(encoding="utf-8") for name in names]
     environment.globals |= {
         "definition_anchor": definition_anchor,
         "missing": MISSING,

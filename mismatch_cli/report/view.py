@@ -9,6 +9,7 @@ from typing import Literal
 from mismatch_cli import __version__
 from mismatch_cli.metrics.gap_table import Metric
 from mismatch_cli.numbers import MISSING
+from mismatch_cli.report.explorer import ExplorerView
 from mismatch_cli.report.figures import FigureView
 
 Facts = tuple[tuple[str, str], ...]  # label and value
@@ -177,6 +178,7 @@ class ReportView:
     settings: tuple[tuple[str, Facts], ...] = ()  # how it was measured: tables of settings with their titles
     command: str = ""  # what to type to get this report again
     figures: Sequence[FigureView] = ()
+    explorer: ExplorerView | None = None
     version: str = __version__  # of mismatch-cli
     notation: str = NOTATION  # what the letters in the definitions mean
     reload_seconds: int = 0  # after which the page looks for a newer one; 0: it is final

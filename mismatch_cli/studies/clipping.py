@@ -17,9 +17,10 @@ from mismatch_cli.errors import MismatchError, UsageError, quoted
 from mismatch_cli.metrics.clipping.breakdown import JUDGED_ROW
 from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary, Question
 from mismatch_cli.metrics.clipping.masked import Needs
-from mismatch_cli.metrics.pairs import weights_are_equal
+from mismatch_cli.metrics.pairs import PAIRS, weights_are_equal
 from mismatch_cli.places import shown
 from mismatch_cli.policies import Policies
+from mismatch_cli.studies.exploration import Exploration, explore
 from mismatch_cli.studies.study import Study, about, check_poolable, who_is_compared
 from mismatch_cli.studies.workers import Portion, parts_of
 from mismatch_cli.trace.reader import RowGroup, Trace
@@ -253,6 +254,11 @@ class ClippingAnalysis(Study):
     def _same_strictness(self) -> list[dict[str, Any]]:
         found = (self.summary.same_strictness(self.algorithms.index(algorithm)) for algorithm in self.compared)
         return [row for row in found if row]
+
+    def exploration(self, responses: int) -> Exploration | None:
+        """The tokens of the first responses, and what every algorithm blocks of them."""
+        needs, total = self.support.needs, PAIRS["total"]
+        return explore(self.traces, total, self.algorithms, needs, self.compared, responses)
 
     @cached_property
     def plot_data(self) -> ClippingPlotData:

@@ -13,6 +13,7 @@ from mismatch_cli.places import bundled_trace, is_bundled, shown
 from mismatch_cli.trace.manifest import remedy
 
 if TYPE_CHECKING:
+    from mismatch_cli.studies.exploration import Exploration
     from mismatch_cli.trace.reader import Trace
 
 FINISH_UNKNOWN = "the dump does not say why responses ended"
@@ -37,6 +38,10 @@ class Study(ABC):
     def result(self) -> dict[str, Any]:
         """The JSON, made once."""
         return self.to_json()
+
+    def exploration(self, responses: int) -> Exploration | None:
+        """The tokens of so many responses at most, to look at one by one; None where the study is not about tokens."""
+        return None
 
     @property
     def plot_data(self) -> Any:

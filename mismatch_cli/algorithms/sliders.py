@@ -1,0 +1,66 @@
+"""An algorithm with other thresholds, from strict to loose: the positions of a slider."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from mismatch_cli.algorithms.algorithm import Algorithm, Mask
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.policies import Policies, TopKLogProbs
+
+_DOUBLINGS, _EACH = 4, 8  # of the thresholds to either side of what they are, and positions in each
+_FIXED = ("alpha",)  # which tokens a mask looks at; not how far they may move
+_ABOUT_1 = ("band_low", "band_high", "max_ratio")  # ratios: equal policies are at 1
+
+Position = tuple[Algorithm, Mapping[str, float]]
+
+
+def sliders(algorithm: Algorithm) -> list[Position]:
+    """The algorithm with the thresholds of its trust region times 1/16 … 16, each with them; itself among them.
+
+    Bounds on a ratio are raised to that power. Thresholds have three digits, so that they can be typed. Only the first
+    mask that limits the trainer moves; factors that it refuses are left out.
+    """
+    moved = next((mask for mask in algorithm.masks if mask.ratio.current == "trainer"), None)
+    own = {} if moved is None else _movable(moved)
+    if moved is None or not own:
+        return [(algorithm, own)]
+    place = algorithm.masks.index(moved)
+    positions: list[Position] = []
+    for step in range(-_DOUBLINGS * _EACH, _DOUBLINGS * _EACH + 1):
+        if step == 0:
+            positions.append((algorithm, own))
+            continue
+        thresholds = {name: _scaled(name, value, 2 ** (step / _EACH)) for name, value in own.items()}
+        mask = replace(moved, chosen=tuple({**dict(moved.chosen), **thresholds}.items()))
+        if _is_accepted(mask):
+            masks = (*algorithm.masks[:place], mask, *algorithm.masks[place + 1 :])
+            positions.append((replace(algorithm, masks=masks), thresholds))
+    return positions
+
+
+def _movable(mask: Mask) -> dict[str, float]:
+    """The thresholds that say how far a token may move, above 0."""
+    numbers = {name: value for name, value in mask.thresholds.items() if isinstance(value, float)}
+    return {name: value for name, value in numbers.items() if name not in _FIXED and value > 0}
+
+
+def _scaled(name: str, value: float, factor: float) -> float:
+    if name in _ABOUT_1:
+        return float(f"{1 + float(f'{value**factor - 1:.3g}'):.9g}")
+    return float(f"{value * factor:.3g}")
+
+
+def _is_accepted(mask: Mask) -> bool:
+    """Whether the mask takes these thresholds: asked without a token."""
+    none_T = np.zeros(0, dtype=np.float32)
+    none_TK = np.zeros((0, int(mask.thresholds.get("k", 0))), dtype=np.float32)
+    topk = TopKLogProbs(none_T, none_TK, none_TK, none_TK, none_TK)
+    try:
+        mask.decide(Policies(none_T, none_T, none_T, np.zeros(1, dtype=np.int64), topk), none_T)
+    except MismatchError:
+        return False
+    return True

@@ -1,0 +1,138 @@
+"""The tokens of an exploration, packed for a page: columns as a script's typed arrays, compressed, as text.
+
+    4 bytes       how long the head is (little-endian)
+    head          JSON: responses, texts, algorithms, and where each column lies
+    columns       each from a multiple of 4 bytes on
+
+Log-probabilities are float16, which shows three digits; what is blocked is whole numbers, which nothing rounds.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mismatch_cli import numbers
+from mismatch_cli.studies.exploration import NOT_JUDGED, Exploration, Judged
+from mismatch_cli.text import for_html
+
+_LONGEST, _LONGEST_PROMPT = 120, 2_000  # characters of a token, and of a prompt
+_TYPES = {"uint8": "u1", "uint16": "u2", "uint32": "u4", "float16": "f2"}
+_LETTERS = {  # what the two policies of a pair are called
+    "mismatch": ("the same weights in the trainer", "log π − log μ"),
+    "total": ("the trainer as it is now", "log π − log μ"),
+    "staleness": ("the trainer as it is now, against the weights that sampled", "log π − log π′"),
+}
+
+
+@dataclass(frozen=True)
+class ExplorerView:
+    """What a page holds of an exploration: a sentence about it, and its tokens, packed."""
+
+    text: str
+    data: str  # base64
+
+
+def explorer_view(found: Exploration) -> ExplorerView:
+    """The view of some responses."""
+    return ExplorerView(_said(found), packed(found))
+
+
+def _said(found: Exploration) -> str:
+    tokens, responses = numbers.count(len(found.text_T)), numbers.things(len(found.responses), "response")
+    what, _ = _LETTERS[found.pair.name]
+    left = f" ({numbers.count(found.left_out)} more are not on this page: `--page-responses`)" if found.left_out else ""
+    return (
+        f"The {tokens} tokens of the first {responses}{left}: π is {what}. Point at a token, or step through them with "
+        "← and →; click a dot to find its token, or draw a frame around dots to see only theirs."
+    )
+
+
+def packed(found: Exploration) -> str:
+    """Everything that the script needs, as base64 of gzip."""
+    texts: dict[str, int] = {}
+
+    def number(text: str) -> int:
+        return texts.setdefault(text, len(texts))
+
+    columns: dict[str, np.ndarray] = {
+        "text": np.array([number(text) for text in found.text_T], dtype=np.uint32),
+        "logq": _half(found.logq_T),
+        "d": _half(found.logp_T - found.logq_T),
+    }
+    for name in ("entropy", "advantage"):
+        if (column_T := getattr(found, f"{name}_T")) is not None:
+            columns[name] = _half(column_T)
+    if found.ranks is not None:
+        columns["rank_token"] = found.ranks.token_U.astype(np.uint32)
+        columns["rank_text"] = np.array([[number(text) for text in row] for row in found.ranks.text_UK], dtype=np.uint32)
+        columns["rank_logq"] = _half(found.ranks.logq_UK)
+        columns["rank_logp"] = _half(found.ranks.logp_UK)
+    columns |= {f"level{place}": judged.level_T for place, judged in enumerate(found.judged)}
+    head = {
+        "responses": [
+            [each.step, each.prompt_id, each.sample_index, each.reward, each.length, each.tokens, _shown(each.prompt, _LONGEST_PROMPT)]
+            for each in found.responses
+        ],
+        "texts": [_shown(text, _LONGEST) for text in texts],
+        "ranks": 0 if found.ranks is None else found.ranks.logq_UK.shape[1],
+        "gap": _LETTERS[found.pair.name][1],
+        "algorithms": [_algorithm(judged) for judged in found.judged],
+        "compared": _compared(found),
+        "notJudged": NOT_JUDGED,
+    }
+    return base64.b64encode(gzip.compress(_laid_out(head, columns), mtime=0)).decode()
+
+
+def _shown(text: str, longest: int) -> str:
+    """Visible, with its line breaks; not longer than anybody reads."""
+    return for_html(text if len(text) <= longest else f"{text[:longest]}…")
+
+
+def _half(column: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return column.astype(np.float16)
+
+
+def _algorithm(judged: Judged) -> dict[str, Any]:
+    when = f", if A {judged.sign} 0" if judged.sign else ""
+    return {
+        "name": f"{judged.algorithm}{when}",
+        "thresholds": [_threshold(at) for at in judged.thresholds],
+        "published": judged.published,
+    }
+
+
+def _compared(found: Exploration) -> list[int]:
+    """The places of the two to begin with: without advantages those of one algorithm under either sign."""
+    places = [place for place, judged in enumerate(found.judged) if judged.algorithm in found.compared]
+    return places[:2]
+
+
+def _threshold(at: Mapping[str, float]) -> str:
+    """`max_tv = 0.15`, as it is typed."""
+    return ", ".join(f"{name} = {value:.9g}" for name, value in at.items())
+
+
+def _laid_out(head: Mapping[str, Any], columns: Mapping[str, np.ndarray]) -> bytes:
+    """The head, which says of each column its type, where it begins among them, and how many values it has."""
+    parts: list[bytes] = []
+    places: dict[str, Sequence[Any]] = {}
+    start = 0
+    for name, column in columns.items():
+        content = np.ascontiguousarray(column).astype(column.dtype.newbyteorder("<")).tobytes()
+        places[name] = [_TYPES[column.dtype.name], start, column.size]
+        parts.append(_padded(content))
+        start += len(parts[-1])
+    text = _padded(json.dumps({**head, "columns": places}, ensure_ascii=True, allow_nan=False).encode(), b" ")
+    return b"".join((len(text).to_bytes(4, "little"), text, *parts))
+
+
+def _padded(content: bytes, by: bytes = b"\0") -> bytes:
+    return content + by * (-len(content) % 4)
