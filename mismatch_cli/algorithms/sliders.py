@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from mismatch_cli import trust_regions
 from mismatch_cli.algorithms.algorithm import Algorithm, Mask
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.policies import Policies, TopKLogProbs
@@ -15,7 +16,7 @@ _DOUBLINGS, _EACH = 4, 8  # of the thresholds to either side of what they are, a
 _FIXED = ("alpha",)  # which tokens a mask looks at; not how far they may move
 _ABOUT_1 = ("band_low", "band_high", "max_ratio")  # ratios: equal policies are at 1
 
-Position = tuple[Algorithm, Mapping[str, float]]
+Position = tuple[Algorithm, Mapping[str, float]]  # thresholds by their letters where they have one
 
 
 def sliders(algorithm: Algorithm) -> list[Position]:
@@ -28,17 +29,19 @@ def sliders(algorithm: Algorithm) -> list[Position]:
     own = {} if moved is None else _movable(moved)
     if moved is None or not own:
         return [(algorithm, own)]
+    letters = trust_regions.symbols(moved.module)
     place = algorithm.masks.index(moved)
     positions: list[Position] = []
     for step in range(-_DOUBLINGS * _EACH, _DOUBLINGS * _EACH + 1):
         if step == 0:
-            positions.append((algorithm, own))
+            positions.append((algorithm, {letters.get(name, name): value for name, value in own.items()}))
             continue
         thresholds = {name: _scaled(name, value, 2 ** (step / _EACH)) for name, value in own.items()}
         mask = replace(moved, chosen=tuple({**dict(moved.chosen), **thresholds}.items()))
         if _is_accepted(mask):
             masks = (*algorithm.masks[:place], mask, *algorithm.masks[place + 1 :])
-            positions.append((replace(algorithm, masks=masks), thresholds))
+            named = {letters.get(name, name): value for name, value in thresholds.items()}
+            positions.append((replace(algorithm, masks=masks), named))
     return positions
 
 

@@ -50,6 +50,7 @@ class Common:
         None, "Run folder for the trace, summary.json, report.html, plots and log.", short="-o"
     )
     worst: int = of_output(0, WORST, min=0)
+    page_responses: int = of_output(200, "Responses whose tokens the page shows, as many as it holds; 0 = none.", min=0)
     force: bool = of_output(False, "Replace a run that is already there.")
     full: bool = of_output(False, "Print everything that was measured, not only what decides.")
     full_paths: bool = of_output(False, "Show absolute paths as they are, in place of …/NAME.")
@@ -139,7 +140,7 @@ class Common:
         except OSError as error:
             unread = error
         self.progress.say("Drawing")
-        _write(study, view, folder)
+        _write(study, view, folder, self.page_responses)
         self.progress.say(f"Wrote {folder / HTML_FILE}, {SUMMARY_FILE} and {PLOTS_FOLDER}/")
         if unread is not None:
             raise unread
@@ -162,7 +163,19 @@ class Common:
 
 Reading = Annotated[Common, "workers", "force", "full", "full_paths", "json", "quiet", "debug"]
 Recording = Annotated[Common, "trust_remote_code", "resume", "output", "force", "full", "json", "quiet", "debug"]
-Probing = Annotated[Common, "trust_remote_code", "resume", "output", "worst", "force", "full", "json", "quiet", "debug"]
+Probing = Annotated[
+    Common,
+    "trust_remote_code",
+    "resume",
+    "output",
+    "worst",
+    "page_responses",
+    "force",
+    "full",
+    "json",
+    "quiet",
+    "debug",
+]
 
 
 def folder_of(named: Sequence[Path] | None, name: str) -> Path:
@@ -173,13 +186,17 @@ def folder_of(named: Sequence[Path] | None, name: str) -> Path:
     return (Path() if own is None or places.is_bundled(own) else run_folder_of(own)) / name
 
 
-def _write(study: Study, view: ReportView, folder: Path) -> None:
+def _write(study: Study, view: ReportView, folder: Path, responses: int) -> None:
+    from mismatch_cli.report.explorer import explorer_view
     from mismatch_cli.report.figures import figure_views
     from mismatch_cli.report.html import write_html
     from mismatch_cli.trace.files import write_atomically
 
     write_atomically(folder / SUMMARY_FILE, json.dumps(study.result, indent=2) + "\n")
-    write_html(folder / HTML_FILE, replace(view, figures=figure_views(study.plot_data, folder / PLOTS_FOLDER)))
+    figures = figure_views(study.plot_data, folder / PLOTS_FOLDER)
+    explored = study.exploration(responses) if responses else None
+    explorer = None if explored is None else explorer_view(explored)
+    write_html(folder / HTML_FILE, replace(view, figures=figures, explorer=explorer))
 
 
 def print_json(content: Any) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from mismatch_cli.commands._show import BUNDLED, REPORT_FOLDER, TRACES, Reading, folder_of
+from mismatch_cli.commands._show import BUNDLED, REPORT_FOLDER, TRACES, Common, folder_of
 from mismatch_cli.errors import UsageError
 from mismatch_cli.options import flags, setting
 
@@ -32,7 +32,7 @@ def command(
     ),
     theory: bool = setting(False, "Also the paper's bounds on the improvement; needs rewards."),
     output: Path | None = REPORT_FOLDER,
-    common: Reading,
+    common: Annotated[Common, "workers", "page_responses", "force", "full", "full_paths", "json", "quiet", "debug"],
 ) -> None:
     """Show which tokens every trust region blocks, what they are, what is lost, and how many updates are bad.
 

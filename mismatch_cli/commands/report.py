@@ -30,7 +30,9 @@ def command(
         "--as",
         metavar="FRAMEWORK",
     ),
-    common: Annotated[Common, "workers", "output", "force", "full", "full_paths", "json", "quiet", "debug"],
+    common: Annotated[
+        Common, "workers", "output", "page_responses", "force", "full", "full_paths", "json", "quiet", "debug"
+    ],
 ) -> None:
     """Print and draw the report of a trace, or of training runs, again, without a model.
 

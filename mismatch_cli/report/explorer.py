@@ -71,13 +71,23 @@ def packed(found: Exploration) -> str:
             columns[name] = _half(column_T)
     if found.ranks is not None:
         columns["rank_token"] = found.ranks.token_U.astype(np.uint32)
-        columns["rank_text"] = np.array([[number(text) for text in row] for row in found.ranks.text_UK], dtype=np.uint32)
+        columns["rank_text"] = np.array(
+            [[number(text) for text in row] for row in found.ranks.text_UK], dtype=np.uint32
+        )
         columns["rank_logq"] = _half(found.ranks.logq_UK)
         columns["rank_logp"] = _half(found.ranks.logp_UK)
     columns |= {f"level{place}": judged.level_T for place, judged in enumerate(found.judged)}
     head = {
         "responses": [
-            [each.step, each.prompt_id, each.sample_index, each.reward, each.length, each.tokens, _shown(each.prompt, _LONGEST_PROMPT)]
+            [
+                each.step,
+                each.prompt_id,
+                each.sample_index,
+                each.reward,
+                each.length,
+                each.tokens,
+                _shown(each.prompt, _LONGEST_PROMPT),
+            ]
             for each in found.responses
         ],
         "texts": [_shown(text, _LONGEST) for text in texts],
@@ -85,6 +95,7 @@ def packed(found: Exploration) -> str:
         "gap": _LETTERS[found.pair.name][1],
         "algorithms": [_algorithm(judged) for judged in found.judged],
         "compared": _compared(found),
+        "colour": "d" if found.pair.name != "total" else "blocked",
         "notJudged": NOT_JUDGED,
     }
     return base64.b64encode(gzip.compress(_laid_out(head, columns), mtime=0)).decode()
@@ -116,7 +127,10 @@ def _compared(found: Exploration) -> list[int]:
 
 
 def _threshold(at: Mapping[str, float]) -> str:
-    """`max_tv = 0.15`, as it is typed."""
+    """`δ = 0.15`, or `ε = 0.2 / 0.28` of two sides."""
+    sides = {name.removesuffix(side) for name in at for side in ("_low", "_high") if name.endswith(side)}
+    if len(at) == 2 and len(sides) == 1:
+        return f"{sides.pop()} = {' / '.join(f'{value:.9g}' for value in at.values())}"
     return ", ".join(f"{name} = {value:.9g}" for name, value in at.items())
 
 

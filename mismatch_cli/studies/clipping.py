@@ -26,7 +26,7 @@ from mismatch_cli.studies.workers import Portion, parts_of
 from mismatch_cli.trace.reader import RowGroup, Trace
 
 _BLOCKED_TOKENS = 50
-_PAPER = ("grpo-clip-higher", "dppo-binary-tv")  # the two of its first figure
+PAPER = ("grpo-clip-higher", "dppo-binary-tv")  # the two of its first figure
 _COLUMNS = (
     "version_rollout", "version_trainer", "reward", "response_ids", "loss_mask", "logp_trainer", "entropy_trainer",
 )  # fmt: skip
@@ -225,7 +225,7 @@ class ClippingAnalysis(Study):
         if self.asked:
             return self.asked
         by_name = {algorithm.name: algorithm for algorithm in self.algorithms}
-        paper = [by_name[name] for name in _PAPER if name in by_name]
+        paper = [by_name[name] for name in PAPER if name in by_name]
         cells = self.summary.cells.by_mu[1:]
         blocking = [algorithm for algorithm, counts in zip(self.algorithms, cells, strict=True) if counts.any()]
         return tuple(dict.fromkeys([*paper, *blocking, *self.algorithms]))[:2]

@@ -22,7 +22,7 @@ from mismatch_cli.trace.reader import Trace, table_to_batch
 from mismatch_cli.trace.schema import PROMPT_COLUMN, REQUIRED
 from mismatch_cli.trace.vocabulary import Vocabulary
 
-RESPONSES, MOST_TOKENS = 200, 12_000  # of a page: about 300 KB
+MOST_TOKENS = 12_000  # of a page: about 300 KB
 NOT_JUDGED = 255  # the level of a token without an advantage, or without a column that an algorithm needs
 _RANKS = 5  # of the top-K that are shown
 _CERTAIN = 0.995  # μ from which on they tell nothing new
@@ -94,7 +94,7 @@ def explore(
     algorithms: Sequence[Algorithm],
     needs: Needs,
     compared: Sequence[Algorithm] = (),
-    responses: int = RESPONSES,
+    responses: int = 200,
 ) -> Exploration | None:
     """The first responses that were scored, as many as asked for and as a page holds; None where there are none.
 
@@ -153,8 +153,9 @@ def _word(vocabulary: Vocabulary, token: int) -> str:
 def _response(batch: TokenBatch, row: int, trace: int, prompt: str) -> ExploredResponse:
     first, end = (int(offset) for offset in batch.offset_S1[row : row + 2])
     reward = None if batch.reward_S is None or np.isnan(batch.reward_S[row]) else float(batch.reward_S[row])
-    keys = (int(column[row]) for column in (batch.step_S, batch.prompt_id_S, batch.sample_index_S))
-    return ExploredResponse(trace, *keys, reward, end - first, min(end, MOST_TOKENS) - first, prompt)
+    step, prompt_id, sample = (int(column[row]) for column in (batch.step_S, batch.prompt_id_S, batch.sample_index_S))
+    here = min(end, MOST_TOKENS) - first
+    return ExploredResponse(trace, step, prompt_id, sample, reward, end - first, here, prompt)
 
 
 def _ranks(batch: TokenBatch, pair: Pair, word_T: Sequence[Callable[[int], str]]) -> TopRanks | None:

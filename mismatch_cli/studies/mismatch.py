@@ -10,15 +10,19 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.accumulator import Accumulator
+from mismatch_cli.metrics.clipping.masked import Needs
 from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.metrics.kept_rows import ScatterSample, WorstTokens
 from mismatch_cli.metrics.lattice import Lattice
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.places import shown
+from mismatch_cli.studies.clipping import PAPER, Support
+from mismatch_cli.studies.exploration import Exploration, explore
 from mismatch_cli.studies.study import Study, about, check_poolable, name_of, who_is_compared, without_unknown
 from mismatch_cli.studies.workers import Portion, parts_of
 from mismatch_cli.trace.reader import RowGroup, Trace
@@ -123,6 +127,14 @@ class MismatchAnalysis(Study):
             "worst": _worst(self.worst),
         }
         return summary | {"verdict": assess(summary), "suspects": [found.to_json() for found in self._suspects]}
+
+    def exploration(self, responses: int) -> Exploration | None:
+        """The tokens of the first responses, and what two algorithms would block of them."""
+        try:
+            support = Support.of(self.traces, [TABLE[name] for name in PAPER])
+        except MismatchError:  # a trace that an algorithm cannot judge has tokens all the same
+            return explore(self.traces, self.main_pair, (), Needs(False, False, 0), (), responses)
+        return explore(self.traces, self.main_pair, support.judged, support.needs, support.judged, responses)
 
     @property
     def _suspects(self) -> tuple[Suspect, ...]:

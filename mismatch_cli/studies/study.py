@@ -39,7 +39,7 @@ class Study(ABC):
         """The JSON, made once."""
         return self.to_json()
 
-    def exploration(self, responses: int) -> Exploration | None:
+    def exploration(self, responses: int) -> Exploration | None:  # noqa: ARG002
         """The tokens of so many responses at most, to look at one by one; None where the study is not about tokens."""
         return None
 

@@ -202,23 +202,31 @@
       ui.said.textContent = `${tokens.toLocaleString("en")} of ${total.toLocaleString("en")} tokens in ${order.length} of ${responses.length} responses are shown.`;
     }
 
-    // ---- The plot ----
+    // ---- The plot: μ from 0 to 1, stretched towards both ends; what is far from agreement pressed together ----
     const AXES = {
-      ratio: ["ratio π/μ", t => d[t], value => number(Math.exp(value), 2)],
-      dp: ["π − μ", t => dp[t], value => number(value, 2)],
+      ratio: {
+        title: "ratio π/μ", at: t => Math.asinh(d[t] / 0.1),
+        ticks: [0.01, 0.1, 0.3, 0.6, 0.8, 0.9, 1, 1.1, 1.25, 1.6, 3, 10, 100].map(value => [value, Math.asinh(Math.log(value) / 0.1)]),
+      },
+      dp: {
+        title: "π − μ", at: t => Math.asinh(dp[t] / 0.02),
+        ticks: [-0.8, -0.4, -0.2, -0.1, -0.05, -0.02, 0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8].map(value => [value, Math.asinh(value / 0.02)]),
+      },
     };
+    const TICKS = [1e-6, 1e-5, 1e-4, 0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999, 0.9999];
     const plot = { left: 46, right: 8, top: 8, bottom: 34 };
-    const xOf = t => logq[t];
-    const yOf = t => AXES[ui.y.value][1](t);
+    const logit = value => Math.log(value / (1 - value));
+    const x = logq.map(value => value - Math.log(-Math.expm1(value)));
+    const xOf = t => x[t];
+    const yOf = t => AXES[ui.y.value].at(t);
     let view = null;
     function limits() {
-      const finite = [];
-      for (let t = 0; t < total; t++) if (Number.isFinite(yOf(t))) finite.push(Math.abs(yOf(t)));
-      finite.sort((a, b) => a - b);
-      const most = finite.length ? finite[Math.floor(0.998 * (finite.length - 1))] * 1.15 || 1e-6 : 1;
-      let low = 0;
-      for (let t = 0; t < total; t++) if (logq[t] < low && Number.isFinite(logq[t])) low = logq[t];
-      return { x: [Math.max(low, Math.log(1e-6)) - 0.2, 0.15], y: [-most, most] };
+      let [low, most] = [logit(0.01), 1];
+      for (let t = 0; t < total; t++) {
+        if (Number.isFinite(x[t])) low = Math.min(low, x[t]);
+        if (Number.isFinite(yOf(t))) most = Math.max(most, Math.abs(yOf(t)));
+      }
+      return { x: [Math.max(low, logit(1e-6)) - 0.3, logit(0.99995)], y: [-1.06 * most, 1.06 * most] };
     }
     const toX = value => plot.left + (clamp(value, ...view.x) - view.x[0]) / (view.x[1] - view.x[0]) * view.width;
     const toY = value => plot.top + (view.y[1] - clamp(value, ...view.y)) / (view.y[1] - view.y[0]) * view.height;
@@ -260,17 +268,19 @@
       pen.fillStyle = `rgb(${colours.muted})`;
       pen.strokeStyle = `rgb(${colours.line})`;
       pen.textAlign = "center";
-      for (let power = Math.ceil(view.x[0] / Math.LN10); power <= 0; power++) {
-        const x = toX(power * Math.LN10);
-        stroke(pen, x, plot.top, x, height - plot.bottom);
-        pen.fillText(power ? `1e${String(power).replace("-", "−")}` : "1", x, height - plot.bottom + 13);
+      let last = -Infinity;
+      for (const value of TICKS.filter(tick => logit(tick) > view.x[0])) {
+        const across = toX(logit(value));
+        stroke(pen, across, plot.top, across, height - plot.bottom);
+        if (across - last < 34) continue;
+        last = across;
+        pen.fillText(value < 1e-3 ? number(value, 1) : String(value), across, height - plot.bottom + 13);
       }
       pen.fillText("rollout probability μ", plot.left + view.width / 2, height - 5);
       pen.textAlign = "right";
-      for (const part of [-1, -0.5, 0, 0.5, 1]) {
-        const value = part * view.y[1] / 1.15, y = toY(value);
-        stroke(pen, plot.left, y, width - plot.right, y);
-        pen.fillText(AXES[ui.y.value][2](value), plot.left - 5, y + 4);
+      for (const [value, at] of AXES[ui.y.value].ticks.filter(([, up]) => Math.abs(up) < view.y[1])) {
+        stroke(pen, plot.left, toY(at), width - plot.right, toY(at));
+        pen.fillText(String(value).replace("-", "−"), plot.left - 5, toY(at) + 4);
       }
     }
     function stroke(pen, x0, y0, x1, y1) {
@@ -427,7 +437,7 @@
     options(ui.sign, advantage ? [["", "any"], [">", "A > 0"], ["<", "A < 0"]] : [["", ""]]);
     options(ui.reward, each("any", distinct(responses.map(response => response.reward).filter(reward => reward !== null)), "reward"));
     options(ui.step, each("all", distinct(responses.map(response => response.step)), "step"));
-    options(ui.y, Object.entries(AXES).map(([value, [words]]) => [value, words]));
+    options(ui.y, Object.entries(AXES).map(([value, axis]) => [value, axis.title]));
     for (const [side, place] of [["a", 0], ["b", 1]]) {
       options(ui[side], head.algorithms.map((algorithm, n) => [n, algorithm.name]));
       ui[side].closest(".x-mask").hidden = head.algorithms.length <= place;
@@ -436,7 +446,7 @@
       ui[side].addEventListener("change", () => { choose(side, Number(ui[side].value)); refresh(); });
       ui[`slide-${side}`].addEventListener("input", () => { masks[side].at = Number(ui[`slide-${side}`].value); refresh(); });
     }
-    ui.colour.value = head.compared.length && head.marked ? "blocked" : "d";
+    ui.colour.value = head.colour in MODES ? head.colour : "d";
     for (const name of ["colour", "sort", "show", "sign", "reward", "step", "y"]) {
       ui[name].addEventListener("change", () => { if (name === "y") frame = null; refresh(); });
     }
