@@ -5,6 +5,7 @@ And places on this machine as reports show them: a report is handed on, and wher
 
 import os
 import re
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +62,18 @@ def shown(value: Any) -> Any:
     return _short(value) if os.path.isabs(value) else _ABSOLUTE.sub(lambda found: _short(found.group()), value)
 
 
-def shown_apart(first: Any, other: Any) -> tuple[Any, Any]:
-    """Two values that differ, so that they still do where they are shown: of two paths as many names as it takes."""
-    pair = shown(first), shown(other)
-    if pair[0] != pair[1] or not (isinstance(first, str) and isinstance(other, str)):
-        return pair
-    names = max(len(Path(first).parts), len(Path(other).parts))
-    longer = ((_short(first, count), _short(other, count)) for count in range(2, names + 1))
-    return next((pair for pair in longer if pair[0] != pair[1]), (first, other))
+def shown_apart(*values: Any) -> tuple[Any, ...]:
+    """Values that differ, so that they still do where they are shown: of each path as many names as it takes."""
+    short = tuple(map(shown, values))
+    if _all_differ(short) or not all(isinstance(value, str) for value in values):
+        return short
+    names = max(len(Path(value).parts) for value in values)
+    longer = (tuple(_short(value, count) for value in values) for count in range(2, names + 1))
+    return next(filter(_all_differ, longer), short)
+
+
+def _all_differ(values: tuple[Any, ...]) -> bool:
+    return all(first != other for first, other in combinations(values, 2))
 
 
 def _short(path: str, names: int = 1) -> str:

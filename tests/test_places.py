@@ -11,6 +11,7 @@ import pytest
 from mismatch_cli.cli import run
 from mismatch_cli.places import bundled, show_full, shown, shown_apart
 from tests import pictures
+from tests.report.training_runs import make_run
 
 FLOAT32 = bundled("traces") / "float32"
 
@@ -44,6 +45,14 @@ def contents(folder: Path) -> str:
     return "".join(path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file())
 
 
+def write_training_run(folder: Path, secret: Path) -> None:
+    folder.mkdir(parents=True)
+    made = make_run(steps=3, model=f"{secret}/model", dataset=f"{secret}/data.jsonl", reward=f"{secret}/reward.py:f")
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in made.records))
+    settings = made.config | {"output": str(folder), "init_from": f"{secret}/other"}
+    (folder / "config.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
+
+
 def test_no_report_says_where_on_the_machine_things_lie(tmp_path, monkeypatch, capfd):
     pictures.leave_blank(monkeypatch)  # no figure names a folder
     secret = tmp_path / "home-of-alice"
@@ -56,6 +65,8 @@ def test_no_report_says_where_on_the_machine_things_lie(tmp_path, monkeypatch, c
         manifest["shards"] = manifest.get("shards", 1) + 1  # a trace that says how to go on, too
         path.write_text(json.dumps(manifest))
     one, other = (str(secret / name / "run") for name in ("one", "other"))
+    for name in ("one", "other"):
+        write_training_run(secret / name / "trained", secret)
     shutil.copy(bundled("model").parents[1] / "mismatch_cli" / "trust_regions" / "ratio_clip.py", secret / "mask.py")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -64,6 +75,7 @@ def test_no_report_says_where_on_the_machine_things_lie(tmp_path, monkeypatch, c
         "clipstats": ["clipstats", one, "-a", str(secret / "mask.py"), "-a", "pg-is"],
         "compare": ["compare", one, other],
         "diagnose": ["diagnose", one],
+        "training": ["report", *(str(secret / name / "trained") for name in ("one", "other"))],
     }
     for name, command in commands.items():
         for full in (False, True):

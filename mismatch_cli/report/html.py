@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mismatch_cli.numbers import MISSING
+from mismatch_cli.places import shown
 from mismatch_cli.report.plots._style import DARK, LIGHT
 from mismatch_cli.report.view import ReportView, Table, definition_anchor
 from mismatch_cli.text import for_html, visible
@@ -59,7 +60,7 @@ def render_html(view: ReportView) -> str:
         "scripts": list(map(Markup, scripts)),
         "script_hashes": " ".join(map(_hash, scripts)),
     }
-    environment.filters |= {"math": _math, "tokens": _tokens, "folds": _folds, "heights": _heights}
+    environment.filters |= {"math": _math, "tokens": _tokens, "folds": _folds, "heights": _heights, "shown": shown}
     return environment.get_template("report.html").render(view=view)
 
 

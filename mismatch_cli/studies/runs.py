@@ -11,7 +11,7 @@ import numpy as np
 
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.update_table import FIRST, LAST
-from mismatch_cli.places import shown
+from mismatch_cli.places import shown, shown_apart
 
 METRICS, CONFIG = "metrics.jsonl", "config.toml"
 _LARGEST = 1e300  # what is larger is no measurement
@@ -152,8 +152,9 @@ def read_runs(folders: Iterable[Path | str]) -> list[TrainingRun]:
     """
     paths = [Path(folder) for folder in folders]
     names = [path.resolve().name for path in paths]
-    alike = {name for name in names if names.count(name) > 1}
-    runs = [_read_run(path, str(path) if name in alike else name) for path, name in zip(paths, names, strict=True)]
+    apart = shown_apart(*map(str, paths)) if len(set(names)) < len(names) else names
+    names = [apart[n] if names.count(name) > 1 else name for n, name in enumerate(names)]
+    runs = [_read_run(path, name) for path, name in zip(paths, names, strict=True)]
     begun = [run for run in runs if run.records]
     if paths and not begun:
         raise MismatchError(f"{paths[0] / METRICS} holds no step yet. Wait until the first one is done.")

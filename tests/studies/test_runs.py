@@ -31,7 +31,7 @@ def test_reads_records_and_settings(tmp_path: Path) -> None:
 
 def test_without_settings_the_folder_names_the_algorithm(tmp_path: Path) -> None:
     runs = read_runs([write(tmp_path / "one" / "x", {"step": 1}), write(tmp_path / "two" / "x", {"step": 1})])
-    assert [run.name for run in runs] == [str(tmp_path / "one" / "x"), str(tmp_path / "two" / "x")]
+    assert [run.name for run in runs] == ["…/one/x", "…/two/x"]
     assert [(run.algorithm, run.seed) for run in runs] == [(run.name, None) for run in runs]
 
 
