@@ -13,6 +13,7 @@ from mismatch_cli.report.explorer import ExplorerView
 from mismatch_cli.report.figures import FigureView
 
 Facts = tuple[tuple[str, str], ...]  # label and value
+Status = Literal["good", "mixed", "bad", ""]  # how a verdict stands: its colour and its sign
 NOTATION = (
     "μ is the rollout’s probability of the sampled token and π the trainer’s; d = log π − log μ in nats, r = π/μ. "
     "E is the mean over the tokens that count, E_y over responses, Σd the sum over a response of T tokens. "
@@ -32,7 +33,8 @@ class MetricRow:
     times_floor: str = MISSING
     note: str = ""
     name: str = ""  # stands in the place of the metric's label where that does not say whose number it is
-    limit: str = ""  # the strictest that somebody published, and whether it holds
+    limit: str = ""  # the strictest that somebody published
+    status: Status = ""  # whether it holds
 
 
 @dataclass(frozen=True)
@@ -114,9 +116,6 @@ class Section:
     @property
     def anchor(self) -> str:
         return re.sub(r"\W+", "-", self.title.lower()).strip("-")
-
-
-Status = Literal["good", "mixed", "bad", ""]  # how a verdict stands: its colour and its sign
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,15 @@ _FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--force-device-scale-factor=1",
     "--remote-debugging-pipe",
 )  # fmt: skip
+# How wide the page is, which elements reach beyond the window, and how each picture is shown.
+LAYOUT = """(() => {
+  const boxes = [...document.querySelectorAll("body *")].filter(e => !e.closest(".scroll, pre, thead, nav, .unseen"));
+  const images = [...document.images].map(i => [i.complete, i.naturalWidth, Math.round(i.offsetWidth)]);
+  return {
+    scroll: document.documentElement.scrollWidth, images,
+    beyond: boxes.filter(e => e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 200)),
+  };
+})()"""
 
 
 class Browser:

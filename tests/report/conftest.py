@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -21,6 +21,7 @@ from mismatch_cli.report.figures import FigureView, figure_views
 from mismatch_cli.report.view import Column, Excerpt, MetricGroup, MetricRow, Piece, ReportView, Section, Table
 from mismatch_cli.studies.mismatch import PlotData
 from mismatch_cli.studies.runs import TrainingRun
+from tests.report.browser import CHROMIUM, Browser
 from tests.report.training_runs import EIGHT, make_run
 from tests.studies.compared import analysis, float32_rows, perturbed, plot_data, result, traces  # noqa: F401
 
@@ -218,3 +219,12 @@ def view(measured: SimpleNamespace, figures: list[FigureView]) -> ReportView:
 def eight() -> list[TrainingRun]:
     """Eight algorithms with three seeds each; some runs are shorter."""
     return [make_run(name, seed, 45 if seed == 2 else 60) for name in EIGHT for seed in range(3)]
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine")
+    browser = Browser(tmp_path_factory.mktemp("chromium"))
+    yield browser
+    browser.close()

@@ -9,15 +9,16 @@ from mismatch_cli import numbers
 from mismatch_cli.dialects import logged_as
 from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.gap_table import METRICS
-from mismatch_cli.report.about import left_out, subject_lines
-from mismatch_cli.report.tables import Row, col, in_words, table, text
-from mismatch_cli.report.view import Excerpt, Facts, Profile, Screen, Status, Table, Verdict
+from mismatch_cli.report.about import LEADING, left_out, subject_lines
+from mismatch_cli.report.tables import Row, col, in_words, metric_row, table, text
+from mismatch_cli.report.view import Excerpt, Facts, MetricRow, Profile, Screen, Status, Table, Verdict
 from mismatch_cli.studies.mismatch import MismatchAnalysis
 from mismatch_cli.studies.study import typed
 from mismatch_cli.verdict.assess import ABOVE, BETWEEN, HEALTHY, MIXED, UNDECIDED
 
 _DECIDING = ("tv_binary_mean", "abs_d_mean", "abs_d_p99", "k3", "ratio_outside_0.8_1.28", "sequence_d_sd")
 _SEEN = {HEALTHY: "✔", BETWEEN: "!", ABOVE: "✘", UNDECIDED: "?"}
+_STATUS: dict[str, Status] = {HEALTHY: "good", BETWEEN: "mixed", ABOVE: "bad", UNDECIDED: "mixed"}
 _SHORT = re.compile(r",| (?:FAQ|CI|blog|nightly|rollout_corr|Ascend)")
 _NOISE = "× noise: how many times the trainer's own gap to itself in another batch shape"
 _OF_PAIR = {"total": "With staleness, ", "staleness": "Of staleness, "}
@@ -44,6 +45,18 @@ def screen(study: MismatchAnalysis, worst: Sequence[Excerpt]) -> Screen:
         verdict=_verdict(summary["verdict"]),
         next=(*_test(summary["suspects"]), *_next(study)),
     )
+
+
+def leading(pair: Mapping[str, Any], limits: Sequence[Mapping[str, Any]]) -> tuple[MetricRow, ...]:
+    """The numbers beside the verdict, each with the strictest limit that somebody published for it."""
+
+    def row(key: str) -> MetricRow:
+        found, limit = metric_row(METRICS[key], pair["metrics"][key]), _strictest(limits, key, pair["pair"])
+        if limit is None:
+            return found
+        return replace(found, limit=f"limit {limit['healthy']:g}, {_by(limit)}", status=_STATUS[limit["standing"]])
+
+    return tuple(map(row, LEADING))
 
 
 def _deciding(pair: Mapping[str, Any], limits: Sequence[Mapping[str, Any]]) -> Table:
@@ -82,7 +95,11 @@ def _strictest(limits: Sequence[Mapping[str, Any]], key: str, pair: str) -> Mapp
 def _limit(row: Row) -> str:
     """`✔ 0.005 verl`: by whom, without what the name says beyond."""
     limit = row["limit"]
-    return "" if limit is None else f"{_SEEN[limit['standing']]} {limit['healthy']:g} {_SHORT.split(limit['who'])[0]}"
+    return "" if limit is None else f"{_SEEN[limit['standing']]} {limit['healthy']:g} {_by(limit)}"
+
+
+def _by(limit: Mapping[str, Any]) -> str:
+    return _SHORT.split(limit["who"])[0]
 
 
 def _remarks(summary: Mapping[str, Any]) -> Facts:

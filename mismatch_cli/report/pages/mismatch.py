@@ -5,9 +5,9 @@ from typing import Any
 
 from mismatch_cli import numbers
 from mismatch_cli.metrics.gap_table import GAP_GROUPS, METRICS, RESPONSES, SEQUENCE, VOLATILITY, in_group
-from mismatch_cli.report.about import GAPS, LEADING, about_facts, command_line, left_out, settings_tables
+from mismatch_cli.report.about import GAPS, about_facts, command_line, left_out, settings_tables
 from mismatch_cli.report.excerpts import worst_excerpts
-from mismatch_cli.report.pages._mismatch_screen import screen
+from mismatch_cli.report.pages._mismatch_screen import leading, screen
 from mismatch_cli.report.tables import col, filled, keyed, metric_row, mu_bin, named, number, plain, span, table, text
 from mismatch_cli.report.view import MetricGroup, MetricRow, ReportView, Section, Table
 from mismatch_cli.studies.mismatch import MismatchAnalysis
@@ -52,7 +52,7 @@ def page(study: MismatchAnalysis, worst: int = 0) -> ReportView:
         about=about_facts(summary),
         notes=left_out(summary),
         headline=_headline(summary["pairs"]),
-        leading=tuple(_row(main, key) for key in LEADING),
+        leading=leading(main, summary["verdict"]["bars"]),
         screen=screen(study, tokens),
         outline=sections,
         settings=settings_tables(summary),

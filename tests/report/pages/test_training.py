@@ -21,8 +21,7 @@ from mismatch_cli.report.terminal import print_report
 from mismatch_cli.report.view import ReportView, Table
 from mismatch_cli.studies.runs import TrainingRun
 from mismatch_cli.studies.training import TrainingAnalysis
-from tests.report.browser import CHROMIUM, Browser
-from tests.report.test_browser import LAYOUT
+from tests.report.browser import LAYOUT, Browser
 from tests.report.training_runs import EIGHT, make_run
 
 
@@ -286,15 +285,10 @@ def test_what_to_type_again() -> None:
     assert view_of(runs).command == "mismatch-cli report 'runs/a b'"
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-def test_nothing_sticks_out_in_a_browser(tmp_path: Path) -> None:
-    view = drawn([make_run(name, seed, 12) for name in EIGHT[:3] for seed in range(2)])
-    (tmp_path / "report.html").write_text(render_html(view), encoding="utf-8")
-    browser = Browser(tmp_path / "chromium")
-    try:
-        for width in (400, 1280):
-            browser.open(tmp_path / "report.html", width, 1600)
-            found = browser.run(LAYOUT)
-            assert (found["scroll"], found["beyond"]) == (width, [])
-    finally:
-        browser.close()
+@pytest.mark.parametrize("width", [400, 1280])
+def test_nothing_sticks_out_in_a_browser(tmp_path: Path, browser: Browser, width: int) -> None:
+    page = tmp_path / "report.html"
+    page.write_text(render_html(drawn([make_run(name, seed, 12) for name in EIGHT[:3] for seed in range(2)])))
+    browser.open(page, width)
+    found = browser.run(LAYOUT)
+    assert (found["scroll"], found["beyond"]) == (width, [])
