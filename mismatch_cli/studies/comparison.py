@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -55,11 +56,12 @@ class ComparisonPlotData:
 
     @property
     def names(self) -> list[str]:
-        return [row["name"] for row in self.result.get("traces", ())]
+        """What the figures call the traces."""
+        return [row["run"] for row in self.result.get("traces", ())]
 
     def by_trace(self, key: str) -> dict[str, Sequence[Row]]:
-        """A table of each trace's summary, such as `volatility`, by the trace's name."""
-        return {row["name"]: row["summary"][key] for row in self.result.get("traces", ())}
+        """A table of each trace's summary, such as `volatility`, by the run's name."""
+        return {row["run"]: row["summary"][key] for row in self.result.get("traces", ())}
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class Side:
     """One trace: what of it is compared, and what was measured on that."""
 
     name: str
+    run: str  # the name of its folder, with as many of those above as tell the traces apart
     trace: Trace
     responses: Responses
     kept_S: np.ndarray  # bool, in the order of the trace's files
@@ -126,7 +129,7 @@ class ComparisonAnalysis(Study):
     @cached_property
     def plot_data(self) -> ComparisonPlotData:
         """What the plots draw: the numbers of the JSON, and the distribution of |d| in each trace."""
-        who = [f"{side.name}: {who_is_compared(side.trace.manifest)}" for side in self.sides]
+        who = [f"{side.run}: {who_is_compared(side.trace.manifest)}" for side in self.sides]
         cells = [side.summary.exact.cells.d.total for side in self.sides]
         return ComparisonPlotData(self.result, " · ".join(who), tuple(exceedance(counts) for counts in cells))
 
@@ -152,7 +155,8 @@ def analyse_comparison(
         measuring = partial(_measuring, pair, found, kept)
         for portion, part in zip(every, reader.parts(every, measuring, on_responses), strict=True):
             summaries[portion.trace].merge(part)
-        sides = [Side(*side) for side in zip(NAMES, traces, found.responses, kept, summaries, strict=False)]
+        runs = run_names([trace.run_folder for trace in traces])
+        sides = [Side(*side) for side in zip(NAMES, runs, traces, found.responses, kept, summaries, strict=False)]
         first, measured = sides[0], sides[0].measured
         others = []
         for side, pairing in zip(sides[1:], pairings, strict=True):
@@ -242,10 +246,21 @@ def _pairs_in(trace: Trace) -> set[str]:
     return {"total", *pairs_in([trace])} | ({"floor"} if "logp_trainer_repeat" in columns else set())
 
 
+def run_names(folders: Sequence[Path]) -> list[str]:
+    """The last name of each folder, with as many of those above it as tell them apart; a letter where nothing does."""
+    parts = [folder.resolve().parts[1:] for folder in folders]
+    for count in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(part[-count:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{part[-1]} ({letter})" for letter, part in zip(NAMES, parts, strict=False)]
+
+
 def _side_json(side: Side) -> dict[str, Any]:
     unscored = int(np.count_nonzero(~side.responses.measured_S))
     return {
         "name": side.name,
+        "run": side.run,
         "folder": shown(str(side.trace.folder)),
         "about": about([side.trace], unscored),
         "responses": len(side.responses),

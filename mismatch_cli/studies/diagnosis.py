@@ -61,17 +61,22 @@ class DiagnosisAnalysis(Study):
 
     @cached_property
     def by_position(self) -> list[tuple[float, Estimate]]:
-        """The mean position and the mean normalised gap of each sixteenth of the tokens, in the order of positions."""
+        """The mean position and the mean relative gap of each sixteenth of the tokens, in the order of positions."""
         position_N = self.sample.position_T[self.sample.kept]
         order = np.argsort(position_N, kind="stable")
         parts = [part for part in np.array_split(order, _BINS) if len(part)]
-        return [(float(position_N[part].mean()), self._mean(self.sample.u_N, part)) for part in parts]
+        return [(float(position_N[part].mean()), self._mean(self._relative_N, part)) for part in parts]
 
     @cached_property
     def by_step(self) -> list[tuple[int, Estimate]]:
-        """Each step with its mean normalised gap."""
+        """Each step with its mean relative gap."""
         step_N = self.sample.step_S[self.sample.response_T[self.sample.kept]]
-        return [(int(step), self._mean(self.sample.u_N, step_N == step)) for step in np.unique(step_N)]
+        return [(int(step), self._mean(self._relative_N, step_N == step)) for step in np.unique(step_N)]
+
+    @property
+    def _relative_N(self) -> np.ndarray:
+        """|d| beside that of tokens with the same probability: on average 1."""
+        return self.sample.u_N / (self.sample.u_N.mean() or 1.0)
 
     @cached_property
     def suspects(self) -> tuple[Suspect, ...]:

@@ -168,5 +168,7 @@ def _shortfall(trace: Trace) -> dict[str, Any]:
 
 def who_is_compared(manifest: Mapping[str, Any]) -> str:
     """The line below every figure, so that a copied picture says what it shows."""
-    sides = (manifest.get("trainer"), manifest.get("rollout"))
-    return " against ".join(f"{s.get('engine') or 'transformers'} {s.get('dtype') or ''}".strip() for s in sides if s)
+    sides = [side for side in (manifest.get("trainer"), manifest.get("rollout")) if side]
+    models = dict.fromkeys(shown(str(side["model"])) for side in sides if side.get("model"))
+    programs = (f"{side.get('engine') or 'transformers'} {side.get('dtype') or ''}".strip() for side in sides)
+    return " · ".join(filter(None, (" against ".join(models), " against ".join(programs))))

@@ -11,7 +11,7 @@ import pytest
 
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.places import bundled_trace
-from mismatch_cli.studies.comparison import analyse_comparison
+from mismatch_cli.studies.comparison import analyse_comparison, run_names
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
 from tests.studies.compared import FLOAT32, Row, shifted, write_rows
@@ -185,6 +185,12 @@ def test_three_traces_are_compared_with_the_first(result):
         answers = [found["more_than_noise"] for found in each["metrics"].values()]
         assert each["more_than_noise"] == answers.count(True)
         assert each["tested"] == len(answers) - answers.count(None)
+
+
+def test_runs_are_called_by_what_tells_them_apart():
+    assert run_names([Path("/x/before"), Path("/x/after")]) == ["before", "after"]
+    assert run_names([Path("/x/1/probe"), Path("/x/2/probe")]) == ["1/probe", "2/probe"]
+    assert run_names([Path("/x/probe"), Path("/x/probe")]) == ["probe (A)", "probe (B)"]
 
 
 def test_every_key_is_documented(result):

@@ -8,13 +8,16 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from mismatch_cli.metrics.estimate import Estimate
-from mismatch_cli.report.plots._panels import Panel, Sheet, plain_label, power_label
+from mismatch_cli.report.plots._panels import Panel, Sheet, plain_label, power_label, short_names
 from mismatch_cli.report.plots._style import Style
 
 Part = Mapping[str, Any] | None  # an estimate of a JSON: value, low, high
 
 _DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1.2, 1.4)))
 DASHED = _DASHES[1]
+
+RUNS = 2  # names of runs in a line of a legend
+_LEVEL = 0.25  # around 1: what a profile shows at least, or noise would look like a pattern
 
 
 class Look(NamedTuple):
@@ -31,6 +34,11 @@ def looks(names: Iterable[str], style: Style) -> dict[str, Look]:
         name: Look(colours[place % len(colours)], _DASHES[place // 3 % len(_DASHES)])
         for place, name in enumerate(names)
     }
+
+
+def run_labels(names: Sequence[str], style: Style) -> dict[str, str]:
+    """What the legend of a panel calls each run, `RUNS` beside each other."""
+    return dict(zip(names, short_names(names, style.pick(185, 95), 0.94 * style.text * 0.75), strict=True))
 
 
 def parts_of(estimates: Iterable[Part]) -> np.ndarray:
@@ -69,13 +77,15 @@ def draw_bars(axes: Panel, x_B: Sequence[float], means: Iterable[Estimate], colo
 
 
 def draw_profile(figure: Sheet, points: Sequence[tuple[float, Estimate]], along: str) -> None:
-    """Means with their bars along an axis, in typical gaps."""
+    """Means with their bars along an axis, in typical gaps: around 1, so that a slope or a step can be seen."""
     (axes,) = figure.panels(1, height=(240, 190))
     x_B, means = zip(*points, strict=True)
     part_B3 = draw_bars(axes, x_B, means, axes.theme.blue, markersize=4.5, elinewidth=1)
-    axes.set_ylim(0, 1.15 * max(float(part_B3[:, 2].max()), 1e-6))
+    low, high = min(1 - _LEVEL, float(part_B3[:, 1].min())), max(1 + _LEVEL, float(part_B3[:, 2].max()))
+    axes.set_ylim(low - 0.08 * (high - low), high + 0.08 * (high - low))
+    axes.axhline(1, color=axes.theme.muted, linewidth=0.9, linestyle=":", zorder=1)
     axes.set_xlabel(along)
-    axes.headline("Mean gap, in typical gaps of the token’s probability", "Mean gap, typical = 1")
+    axes.headline("|Δlog p| relative to a typical token of the same probability (1 = typical)", "|Δlog p|, 1 = typical")
 
 
 def positive(estimates: Iterable[Part]) -> list[Part]:

@@ -109,9 +109,9 @@ def legend_below_height(entries: int, columns: int) -> int:
     return _LINE * -(-entries // columns)
 
 
-def legend_height(names: Collection[str]) -> int:
+def legend_height(names: Collection[str], columns: int = _NAMES) -> int:
     """Pixels above a panel for the names of its lines; a single one needs none."""
-    return LEGEND * -(-len(names) // _NAMES) if len(names) > 1 else 0
+    return LEGEND * -(-len(names) // columns) if len(names) > 1 else 0
 
 
 class Panel(Axes):

@@ -14,13 +14,16 @@ STUDY = "diagnosis"
 SECTION = ("A gap that grows with position", "A gap that begins at a fixed position", "Every check")
 TITLE = "The gap along the response"
 CAPTION = (
-    "Tokens in the order of their positions, in sixteen parts, with 95 % bars over prompts. Level is healthy; a steady "
-    "rise points to position encodings, a step at one position to a block, chunk or window of that size."
+    "How large |log π − log μ| is beside that of a typical token of the same probability, on average over the tokens "
+    "of each sixteenth, in the order of their positions, with 95 % bars over prompts. Level is healthy; a steady rise "
+    "points to position encodings, a step at one position to a block, chunk or window of that size."
 )
+
+_FEWEST = 320  # tokens: twenty in each part
 
 
 def needs(data: DiagnosisAnalysis) -> bool:
-    return len(data.by_position) > 1
+    return len(data.sample.kept) >= _FEWEST and len(data.by_position) > 1
 
 
 def draw(figure: Sheet, data: DiagnosisAnalysis) -> None:

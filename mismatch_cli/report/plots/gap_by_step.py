@@ -14,8 +14,9 @@ STUDY = "diagnosis"
 SECTION = ("A gap that grows over the steps", "A stale prefix cache", "Every check")
 TITLE = "The gap over the steps"
 CAPTION = (
-    "Mean over the tokens of each step, with 95 % bars over prompts. At equal weights it should be level: a rise "
-    "points to weights or caches that the engine does not renew."
+    "How large |log π − log μ| is beside that of a typical token of the same probability, on average over the tokens "
+    "of each step, with 95 % bars over prompts. At equal weights it should be level: a rise points to weights or "
+    "caches that the engine does not renew."
 )
 
 

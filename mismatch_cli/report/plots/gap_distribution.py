@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mismatch_cli.report.plots._lines import looks
+from mismatch_cli.report.plots._lines import RUNS, looks, run_labels
 from mismatch_cli.report.plots._panels import Sheet, legend_height
 
 if TYPE_CHECKING:
@@ -25,11 +25,12 @@ def needs(data: ComparisonPlotData) -> bool:
 
 
 def draw(figure: Sheet, data: ComparisonPlotData) -> None:
-    (axes,) = figure.panels(1, height=(320, 250), legend=legend_height(data.names))
+    (axes,) = figure.panels(1, height=(320, 250), legend=legend_height(data.names, RUNS))
+    labels = run_labels(data.names, figure.style)
     for (name, look), (abs_d, share) in zip(looks(data.names, figure.style).items(), data.exceedance, strict=True):
-        axes.plot(abs_d, share, color=look.colour, linestyle=look.dash, label=name, drawstyle="steps-pre")
+        axes.plot(abs_d, share, color=look.colour, linestyle=look.dash, label=labels[name], drawstyle="steps-pre")
     axes.margins(x=0.02)
     axes.logarithmic("x")
     axes.logarithmic("y")
     axes.set_xlabel("|log π − log μ|, nats")
-    axes.headline("Share of tokens with at least that gap", "Share of tokens")
+    axes.headline("Share of tokens with at least that gap", "Share of tokens", ncols=RUNS)

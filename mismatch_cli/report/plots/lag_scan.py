@@ -16,8 +16,11 @@ SECTION = ("Shifted by some tokens", "Retokenised text", "Every check")
 TITLE = "The gap at every shift"
 CAPTION = (
     "Mean gap between log π of token t + lag and log μ of token t, each token counting for at most 2 nats: over "
-    "the responses that are out of step, if there are any. The lowest bar belongs at 0."
+    "the responses that are out of step, if there are any. The axis is logarithmic; the lowest dot belongs at lag 0."
 )
+
+_BELOW = 3  # times below the smallest gap: where the axis begins
+_NOTHING = 1e-7  # nats: the smallest gap where both sides agree to the bit at every lag
 
 
 def needs(data: DiagnosisAnalysis) -> bool:
@@ -26,11 +29,22 @@ def needs(data: DiagnosisAnalysis) -> bool:
 
 def draw(figure: Sheet, data: DiagnosisAnalysis) -> None:
     (axes,) = figure.panels(1, height=(220, 180))
-    lags, gaps = list(data.lags), np.nan_to_num(list(data.lags.values()))
-    bars = axes.bar(lags, gaps, color=[axes.theme.blue if lag else axes.theme.orange for lag in lags], width=0.7)
-    labels = [f"{gap:.2g}".replace("-", "−") for gap in gaps]
-    axes.bar_label(bars, labels=labels, padding=3, fontsize=axes.style.small, color=axes.theme.ink)
-    axes.set_ylim(0, 1.2 * max(gaps.max(), 1e-6))
+    found = {lag: gap for lag, gap in data.lags.items() if np.isfinite(gap)}
+    lowest = min(gap for gap in found.values() if gap > 0) if any(found.values()) else _NOTHING
+    floor, theme = lowest / _BELOW, axes.theme
+    for lag, gap in found.items():
+        colour, shown = theme.blue if lag else theme.orange, max(gap, floor)
+        axes.vlines(lag, floor, shown, color=colour, linewidth=1.2, alpha=0.5)
+        axes.plot(lag, shown, "o", color=colour, markersize=7)
+        axes.annotate(
+            f"{gap:.2g}".replace("e-0", "e-").replace("-", "−"), (lag, shown), xytext=(0, 7),
+            textcoords="offset points", ha="center", fontsize=axes.style.small,
+        )  # fmt: skip
+    lags = list(data.lags)
+    axes.set_xlim(min(lags) - 0.6, max(lags) + 0.6)
+    highest = max(*found.values(), floor)
+    axes.set_ylim(floor, 2 * highest * (highest / floor) ** 0.15)
+    axes.logarithmic("y")
     axes.set_xticks(lags, [f"{lag:+d}".replace("-", "−") if lag else "0" for lag in lags])
     axes.set_xlabel("lag of the trainer, tokens")
     axes.grid(visible=False, axis="x")

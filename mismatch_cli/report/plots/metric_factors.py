@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from math import log10
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.ticker import LogLocator, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from mismatch_cli.metrics.gap_table import METRICS
-from mismatch_cli.report.plots._lines import looks, parts_of
-from mismatch_cli.report.plots._panels import RIGHT, TOP, Box, Panel, Sheet, legend_height, width_of
+from mismatch_cli.report.plots._lines import RUNS, looks, parts_of, run_labels
+from mismatch_cli.report.plots._panels import (
+    RIGHT,
+    TOP,
+    Box,
+    Panel,
+    Sheet,
+    legend_height,
+    plain_label,
+    power_label,
+    width_of,
+)
 
 if TYPE_CHECKING:
     from mismatch_cli.studies.comparison import ComparisonPlotData
@@ -18,45 +29,57 @@ STUDY = "comparison"
 SECTION = "What differs in the gap"
 TITLE = "How many times as far apart"
 CAPTION = (
-    "For each metric of the gap, its distance from agreement over that of the first trace, with 95 % intervals over "
-    "prompts; hollow: no interval. On the line both are the same. Signed metrics and those whose gap is "
-    "exactly 0 have no factor."
+    "For each metric of the gap, how many times as far from agreement it is as in the first run (÷: that many times "
+    "closer), with 95 % intervals over prompts; hollow: no interval. On the line both are the same. KL and effective "
+    "sample sizes change with the square of a gap. Not drawn where every gap is more than a hundred times larger, or "
+    "smaller: the table says that."
 )
-_ROW = 19  # pixels of a metric, and more for each trace
+_SHOWN = (
+    "tv_binary_mean", "tv_topk_mean", "abs_d_mean", "abs_d_p50", "abs_d_p99", "d_sd", "ratio_p99", "mult_prob_error",
+    "k3", "kl_reverse_k3", "ess_token", "ess_sequence", "sequence_d_sd",
+)  # fmt: skip
+_ROW = 20  # pixels of a metric, and more for each trace
 _DECADES = 100  # a range of factors from here on has ticks at powers of ten alone
 _LINEAR = 2.5  # a range of factors below this needs no logarithm
+_CONTROL = 100  # times: gaps that are all beyond it, on one side, are those of a control
 
 
 def needs(data: ComparisonPlotData) -> bool:
-    return bool(_factors(data))
+    factors = [factor_C3[:, 0] for factor_C3 in _factors(data).values()]
+    value_N = np.concatenate([factor_C[np.isfinite(factor_C)] for factor_C in factors]) if factors else np.zeros(0)
+    return bool((value_N < _CONTROL).any() and (value_N > 1 / _CONTROL).any())
 
 
 def draw(figure: Sheet, data: ComparisonPlotData) -> None:
     factors, (first, *others), style = _factors(data), data.names, figure.style
+    labels = run_labels(data.names, style)
     left = max(width_of(label, style.small) for label in factors) + 14
-    legend = legend_height(data.names) if len(others) > 1 else 0
+    legend = legend_height(others, RUNS)
     height = len(factors) * (_ROW + 3 * (len(others) - 1))
     (axes,) = figure.place([Box(left, TOP + legend, style.width - left - RIGHT, height, legend)])
+    axes.flush = (figure.flush - left) / axes.box.width
     look_of, step, factor_RC3 = looks(data.names, style), 0.7 / len(others), np.stack(list(factors.values()))
     for number, name in enumerate(others):
         place_R = np.arange(len(factors)) + step * (number - (len(others) - 1) / 2)
-        _draw_factors(axes, factor_RC3[:, number], place_R, look_of[name].colour, name)
+        _draw_factors(axes, factor_RC3[:, number], place_R, look_of[name].colour, labels[name])
     axes.set_yticks(range(len(factors)), factors, fontsize=style.small)
     axes.set_ylim(len(factors) - 0.4, -0.6)
-    _scale(axes, factor_RC3, ticks=style.pick(7, 3))
+    _scale(axes, factor_RC3, most=style.pick(8, 3))
     axes.axvline(1, color=style.theme.muted, linewidth=0.9, zorder=1)
-    axes.set_xlabel("factor")
-    axes.headline(f"{f'Gap of {others[0]}' if len(others) == 1 else 'Each gap'} over that of {first}")
+    axes.set_xlabel(style.pick(f"gap relative to that of {labels[first]}", ""))
+    axes.headline(
+        f"Gap of {labels[others[0]] if len(others) == 1 else 'each run'} relative to {labels[first]}", ncols=RUNS
+    )
 
 
 def _factors(data: ComparisonPlotData) -> dict[str, np.ndarray]:
     """Value, low and high of each comparison by the metric's label: metrics of which one at least is above 0."""
     found = {}
-    for metric in METRICS.values() if data.comparisons else ():
-        factor_C3 = parts_of(comparison["metrics"][metric.key]["factor"] for comparison in data.comparisons)
+    for key in _SHOWN if data.comparisons else ():
+        factor_C3 = parts_of(comparison["metrics"][key]["factor"] for comparison in data.comparisons)
         factor_C3[~(factor_C3[:, 0] > 0)] = np.nan
-        if metric.agreement is not None and np.isfinite(factor_C3[:, 0]).any():
-            found[metric.label] = factor_C3
+        if np.isfinite(factor_C3[:, 0]).any():
+            found[METRICS[key].label] = factor_C3
     return found
 
 
@@ -68,15 +91,32 @@ def _draw_factors(axes: Panel, factor_R3: np.ndarray, place_R: np.ndarray, colou
     axes.plot(factor_R3[~sure_R, 0], place_R[~sure_R], "o", markerfacecolor=axes.theme.page, **dots)
 
 
-def _scale(axes: Panel, factor_RC3: np.ndarray, ticks: int) -> None:
-    """Room for every value and for 1, logarithmic where the values span much."""
+def _scale(axes: Panel, factor_RC3: np.ndarray, most: int) -> None:
+    """Room for every value and for 1, logarithmic where the values span much, with `most` ticks at most."""
     reached = factor_RC3[factor_RC3 > 0]
     low, high = min(reached.min(), 0.95), max(reached.max(), 1.05)
     margin = (high / low) ** 0.03
     axes.set_xlim(low / margin, high * margin)
     if high / low < _LINEAR:
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=ticks))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=most))
+        axes.xaxis.set_major_formatter(lambda value, _position: f"×{plain_label(value)}")
         return
-    axes.logarithmic("x")
-    if high / low > _DECADES:
-        axes.xaxis.set_major_locator(LogLocator(numticks=ticks))
+    axes.set_xscale("log")
+    axes.minorticks_off()
+    axes.set_xticks(_ticks(low / margin, high * margin, most))
+    axes.xaxis.set_major_formatter(_times)
+
+
+def _ticks(low: float, high: float, most: int) -> list[float]:
+    """1, and what is as many times larger and smaller: powers of ten, or also 2 and 5 of each."""
+    powers = range(-int(log10(1 / low)) - 1, int(log10(high)) + 2)
+    every = next(n for n in range(1, 100) if len([p for p in powers if p % n == 0]) <= most)
+    fine = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
+    ticks = fine if high / low < _DECADES else [10.0**power for power in powers if power % every == 0]
+    return [tick for tick in ticks if low <= tick <= high]
+
+
+def _times(value: float, _position: float = 0) -> str:
+    """×2, or ÷2 for a half."""
+    size = max(value, 1 / value)
+    return f"{'×' if value > 0.999 else '÷'}{f'{size:,.0f}' if size < 1e4 else power_label(size)}"

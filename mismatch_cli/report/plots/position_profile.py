@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mismatch_cli.report.plots._lines import Look, looks, parts_of, values_of
+from mismatch_cli.report.plots._lines import RUNS, Look, looks, parts_of, run_labels, values_of
 from mismatch_cli.report.plots._panels import Panel, Sheet, legend_height
 
 if TYPE_CHECKING:
@@ -39,15 +39,21 @@ def needs(data: PlotData | ComparisonPlotData) -> bool:
 
 
 def draw(figure: Sheet, data: PlotData | ComparisonPlotData) -> None:
-    panels = figure.panels(2, height=(250, 200), legend=legend_height(data.by_trace("positions")))
+    traces = list(data.by_trace("positions"))
+    panels, labels = (
+        figure.panels(2, height=(250, 200), legend=legend_height(traces, RUNS)),
+        run_labels(traces, figure.style),
+    )
     for axes, key, name in zip(panels, ("positions", "from_end"), ("first", "last"), strict=True):
         rows_of = {trace: _measured(rows) for trace, rows in data.by_trace(key).items()}
         for trace, look in looks(rows_of, figure.style).items():
             if rows_of[trace]:
-                _draw_steps(axes, rows_of[trace], look, trace)
+                _draw_steps(axes, rows_of[trace], look, labels[trace])
         if any(rows_of.values()):
             _label_positions(axes, max(rows_of.values(), key=len))
-        axes.headline(f"Mean |log π − log μ| from the {name} token, nats", f"Mean |d| from the {name} token, nats")
+        axes.headline(
+            f"Mean |log π − log μ| from the {name} token, nats", f"Mean |d| from the {name} token, nats", ncols=RUNS
+        )
         axes.set_xlabel(f"tokens from the {name} token, edges of the bins")
     _share_vertical(panels, data)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mismatch_cli.report.plots._lines import Part, looks, parts_of, values_of
+from mismatch_cli.report.plots._lines import RUNS, Part, looks, parts_of, run_labels, values_of
 from mismatch_cli.report.plots._panels import LEGEND, Panel, Sheet, legend_height
 from mismatch_cli.report.plots._style import Style
 
@@ -56,14 +56,14 @@ def draw(figure: Sheet, data: PlotData | ComparisonPlotData) -> None:
     ]
     rows_of = {trace: [rows[place] for place in occupied] for trace, rows in rows_of.items()}
     first, alone = next(iter(rows_of.values())), len(rows_of) == 1
-    panels = figure.panels(2, height=(300, 240), legend=LEGEND if alone else legend_height(rows_of))
+    panels = figure.panels(2, height=(300, 240), legend=LEGEND if alone else legend_height(rows_of, RUNS))
     lines_of = _quantities(first, figure.style) if alone else _traces(rows_of, figure.style)
     for axes, (words, lines) in zip(panels, lines_of.items(), strict=True):
         for line in lines:
             _draw_line(axes, line)
         axes.label_bins(first)
         axes.set_xlabel("rollout probability μ, edges of the bins")
-        axes.headline(words)
+        axes.headline(words, ncols=len(lines) if alone else RUNS)
     _set_vertical([axes for axes in panels if axes.lines], shared=alone)
 
 
@@ -88,9 +88,10 @@ def _traces(rows_of: Mapping[str, Rows], style: Style) -> dict[str, list[_Line]]
     """Of several traces, the ratio of each, and its TV: the top-K one where all traces have it."""
     top_k = all(np.isfinite(values_of(row["tv_topk_sd"] for row in rows)).any() for rows in rows_of.values())
     tv = ("tv_topk_sd", "SD of top-K TV") if top_k else ("tv_binary_sd", "SD of |π − μ|")
+    labels = run_labels(list(rows_of), style)
     return {
         words: [
-            _Line(trace, [row[key] for row in rows_of[trace]], look.colour)
+            _Line(labels[trace], [row[key] for row in rows_of[trace]], look.colour)
             for trace, look in looks(rows_of, style).items()
         ]
         for key, words in (("ratio_sd", "SD of the ratio π/μ"), tv)

@@ -36,7 +36,10 @@ def many(data: ComparisonPlotData) -> ComparisonPlotData:
     """Six traces: the second one five times."""
     side, comparison = data.result["traces"][1], data.result["comparisons"][0]
     result = dict(data.result)
-    result["traces"] = [data.result["traces"][0], *(side | {"name": name} for name in "BCDEF")]
+    result["traces"] = [
+        data.result["traces"][0],
+        *(side | {"name": name, "run": f"a-run-with-a-long-name-{name}"} for name in "BCDEF"),
+    ]
     result["comparisons"] = [comparison | {"trace": name} for name in "BCDEF"]
     return ComparisonPlotData(result, data.subject, (data.exceedance[0], *[data.exceedance[1]] * 5))
 
@@ -70,13 +73,32 @@ def test_draws_any_number_of_traces(plot: ModuleType, made: Any, style: Style, p
     check_texts(drawn(plot, made(plot_data), style), style)
 
 
-@pytest.mark.parametrize(("value", "width"), [(1.0, 1.0), (1.1, 1.05), (3.0, 2.0), (1e-9, 3.0), (5e6, 1.5)])
+@pytest.mark.parametrize(("value", "width"), [(1.0, 1.0), (1.1, 1.05), (3.0, 2.0), (0.02, 5e3), (90, 1e5)])
 def test_factors_of_any_size(value: float, width: float, plot_data: ComparisonPlotData) -> None:
     for style in STYLES:
         figure = drawn(load("metric-factors"), with_factors(plot_data, value, width), style)
         low, high = figure.axes[0].get_xlim()
         assert low < min(value / width, 1) and high > max(value * width, 1)
         check_texts(figure, style)
+
+
+@pytest.mark.parametrize(("value", "drawn_at_all"), [(1e-9, False), (5e6, False), (0.5, True)])
+def test_a_control_needs_no_picture(value: float, drawn_at_all: bool, plot_data: ComparisonPlotData) -> None:
+    assert load("metric-factors").needs(with_factors(plot_data, value, 1.1)) is drawn_at_all
+
+
+def test_factors_are_read_as_times() -> None:
+    from mismatch_cli.report.plots.metric_factors import _times
+
+    assert [_times(10.0**power) for power in (-6, -3, 0, 2, 3, 7)] == ["÷10⁶", "÷1,000", "×1", "×100", "×1,000", "×10⁷"]
+
+
+def test_legends_name_the_runs(plot_data: ComparisonPlotData) -> None:
+    for name in PLOTS:
+        figure = drawn(load(name), of_two(plot_data), STYLES[0])
+        said = [text.get_text() for axes in figure.axes if axes.get_legend() for text in axes.get_legend().get_texts()]
+        said += [text for axes in figure.axes for text in (axes.get_title(loc="left"), axes.get_xlabel())]
+        assert any("float32" in text for text in said) and not {"A", "B"} & set(said)
 
 
 def test_what_has_no_gap_is_drawn_or_declined(plot_data: ComparisonPlotData) -> None:
@@ -89,7 +111,7 @@ def test_what_has_no_gap_is_drawn_or_declined(plot_data: ComparisonPlotData) -> 
     for found in result["comparisons"][0]["metrics"].values():
         found["factor"] = {"value": 0.0, "low": None, "high": None, "note": "no gap: no interval"}
     nothing = np.zeros((2, 0))
-    both = result | {"traces": [result["traces"][1] | {"name": "A"}, result["traces"][1]]}
+    both = result | {"traces": [result["traces"][1] | {"run": "same"}, result["traces"][1]]}
     for data in (
         ComparisonPlotData(result, "", (plot_data.exceedance[0], nothing)),
         ComparisonPlotData(both, "", (nothing, nothing)),
