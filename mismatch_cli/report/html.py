@@ -27,7 +27,7 @@ _SCRIPT, _EXPLORER_SCRIPT = "page.js", "explorer.js"
 _SIGNS = {"good": "✔ ", "mixed": "! ", "bad": "✘ ", "": ""}
 _FEWEST_CHOICES = 4  # of folds that are about the same thing; fewer are as quickly seen beside each other
 _CODE = re.compile(r"`([^`<>]+)`")
-_ABSOLUTE = re.compile(r"\|[^|<>&]{1,20}\|")
+_WHOLE = re.compile(r"\|[^|<>&]{1,20}\||(?<![\w-])--[a-z][\w-]*")  # an absolute value, a flag
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -97,12 +97,12 @@ def _heights(values: Sequence[float | None]) -> list[float]:
 
 
 def _math(text: str) -> Markup:
-    """Words with formulas and `code` among them: E_y has a subscript, no line breaks inside |π − μ| or before a %."""
+    """Words with formulas and `code` among them: E_y has a subscript, no line breaks inside |π − μ| or --flag."""
     from markupsafe import Markup, escape
 
     subscripted = str(escape(visible(text))).replace("E_y", "E<sub>y</sub>").replace(" %", "\u00a0%")
-    whole = _ABSOLUTE.sub(r'<span class="whole">\g<0></span>', subscripted)
-    return Markup(_CODE.sub(r"<code>\1</code>", whole))
+    code = _CODE.sub(r"<code>\1</code>", subscripted)
+    return Markup(_WHOLE.sub(r'<span class="whole">\g<0></span>', code))
 
 
 def _tokens(text: str) -> Markup:

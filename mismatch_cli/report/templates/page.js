@@ -73,7 +73,7 @@
     heads.forEach((head, column) => {
       const textual = head.matches(".text, .token") || (column === 0 && table.matches(".metrics"));
       const button = make("button", { type: "button", class: "sort", "aria-label": `Sort by ${said(head)}` });
-      head.append(button);
+      head.append("\u2060", button); // on the same line as the last word
       head.classList.add("sortable");
       head.setAttribute("aria-sort", "none");
       head.addEventListener("click", event => {
