@@ -7,26 +7,28 @@ slider. A token is blocked up to its level, so that a script compares two whole 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
+from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from mismatch_cli.algorithms.algorithm import Algorithm, keep_T
 from mismatch_cli.algorithms.sliders import sliders
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.clipping.masked import Masked, Needs, apply_masks
 from mismatch_cli.metrics.pairs import Pair
+from mismatch_cli.trace.foreign import single
 from mismatch_cli.trace.reader import Trace, table_to_batch
 from mismatch_cli.trace.schema import PROMPT_COLUMN, REQUIRED
 from mismatch_cli.trace.vocabulary import Vocabulary
 
 MOST_TOKENS = 12_000  # of a page: about 300 KB
 NOT_JUDGED = 255  # the level of a token without an advantage, or without a column that an algorithm needs
-_RANKS = 5  # of the top-K that are shown
+RANKS = 5  # of the top-K that are shown
 _CERTAIN = 0.995  # μ from which on they tell nothing new
 _PROMPT_TOKENS = 200
+_KEPT = slice(0, MOST_TOKENS)  # of a part
 _COLUMNS = (
     *REQUIRED, "version_rollout", "version_trainer", "reward", "loss_mask", "logp_trainer", "logp_recomputed",
     "entropy_trainer", "advantage", "topk_ids", "topk_logp_rollout", "topk_logp_trainer", "topk_logp_recomputed",
@@ -100,104 +102,144 @@ def explore(
 
     One that alone is too long for a page is cut, and judged as a whole.
     """
-    tables = list(_first_rows(traces, pair, responses))
-    if not tables:
+    parts = list(_first_parts(traces, pair, responses))
+    if not parts:
         return None
-    batch = table_to_batch(pa.concat_tables([table for _, table in tables], promote_options="default"))
-    trace_S = np.concatenate([np.full(len(table), number) for number, table in tables])
     words = [cache(partial(_word, trace.vocabulary)) for trace in traces]
-    kept = slice(0, min(batch.num_tokens, MOST_TOKENS))
-    word_T = [words[number] for number in np.repeat(trace_S, np.diff(batch.offset_S1))[kept].tolist()]
-    prompts = [ids for _, table in tables for ids in table.column(PROMPT_COLUMN).to_pylist()]
+    logq_T, logp_T = _column(parts, pair.reference), _column(parts, pair.current)
+    assert logq_T is not None and logp_T is not None  # `_first_parts` asked for them
     return Exploration(
-        tuple(
-            _response(batch, row, int(number), traces[number].vocabulary.decode(prompt[-_PROMPT_TOKENS:]))
-            for row, (number, prompt) in enumerate(zip(trace_S, prompts, strict=True))
-        ),
-        sum(trace.num_responses for trace in traces) - batch.num_responses,
+        tuple(response for part in parts for response in _responses(part, traces[part.trace].vocabulary)),
+        sum(trace.num_responses for trace in traces) - sum(part.batch.num_responses for part in parts),
         pair,
         tuple(algorithm.name for algorithm in compared),
-        [word(token) for word, token in zip(word_T, batch.response_ids_T[kept].tolist(), strict=True)],
-        getattr(batch, pair.reference)[kept],
-        getattr(batch, pair.current)[kept],
-        None if batch.entropy_trainer_T is None else batch.entropy_trainer_T[kept],
-        None if batch.advantage_T is None else batch.advantage_T[kept],
-        _ranks(batch, pair, word_T),
-        tuple(replace(judged, level_T=judged.level_T[kept]) for judged in _judged(batch, algorithms, needs)),
+        [words[part.trace](token) for part in parts for token in part.batch.response_ids_T[_KEPT].tolist()],
+        logq_T,
+        logp_T,
+        _column(parts, "entropy_trainer_T"),
+        _column(parts, "advantage_T"),
+        _ranks(parts, pair, words),
+        tuple(_judged(parts, algorithms, needs)),
     )
 
 
-def _first_rows(traces: Sequence[Trace], pair: Pair, responses: int) -> Iterator[tuple[int, pa.Table]]:
-    """Rows from the beginning, each with the number of its trace, until a page is full."""
-    room = MOST_TOKENS
+class _Part(NamedTuple):
+    """Rows of one row group: which trace they are from, where their tokens begin among all, and what was recorded.
+
+    They are laid flat group by group: each has the columns, and the ranks, that its shard has.
+    """
+
+    trace: int
+    start: int
+    prompts: Sequence[Sequence[int]]
+    batch: TokenBatch
+
+    @property
+    def shown(self) -> int:
+        """How many of its tokens a page shows: all but those of a response that is too long."""
+        return min(self.batch.num_tokens, MOST_TOKENS)
+
+
+def _first_parts(traces: Sequence[Trace], pair: Pair, responses: int) -> Iterator[_Part]:
+    """What was scored of the first rows of each trace, until a page is full."""
+    start = 0
     for number, trace in enumerate(traces):
         for table in trace.tables(_COLUMNS):
-            rows = table.slice(0, responses)
+            ends_S = start + np.diff(np.from_dlpack(single(table.column("response_ids")).offsets)).cumsum(
+                dtype=np.int64
+            )
+            room = int(np.searchsorted(ends_S, MOST_TOKENS, side="right")) or int(start == 0)
+            fitting = min(room, responses, len(table))
+            rows = table.slice(0, fitting)
             batch = table_to_batch(rows)
-            if not pair.measured_in(batch):
+            if fitting and not pair.measured_in(batch):
                 continue
-            fitting = int(np.searchsorted(batch.offset_S1[1:], room, side="right"))
-            if fitting == 0 and room == MOST_TOKENS:
-                fitting = 1
             if fitting:
-                yield number, rows.slice(0, fitting)
-            responses, room = responses - fitting, room - int(batch.offset_S1[fitting])
-            if responses == 0 or fitting < len(rows):
+                yield _Part(number, start, rows.column(PROMPT_COLUMN).to_pylist(), batch)
+            responses, start = responses - fitting, start + batch.num_tokens
+            if responses == 0 or fitting < len(table):
                 return
+
+
+def _column(parts: Sequence[_Part], name: str) -> np.ndarray | None:
+    """A column of every token that is shown, NaN in parts that lack it; None where all do."""
+    found = [getattr(part.batch, name) for part in parts]
+    if all(column_T is None for column_T in found):
+        return None
+    missing = [np.full(part.shown, np.nan, dtype=np.float32) for part in parts]
+    return np.concatenate(
+        [lacking if column_T is None else column_T[_KEPT] for column_T, lacking in zip(found, missing, strict=True)]
+    )
 
 
 def _word(vocabulary: Vocabulary, token: int) -> str:
     return vocabulary.decode([token])
 
 
-def _response(batch: TokenBatch, row: int, trace: int, prompt: str) -> ExploredResponse:
-    first, end = (int(offset) for offset in batch.offset_S1[row : row + 2])
-    reward = None if batch.reward_S is None or np.isnan(batch.reward_S[row]) else float(batch.reward_S[row])
-    step, prompt_id, sample = (int(column[row]) for column in (batch.step_S, batch.prompt_id_S, batch.sample_index_S))
-    here = min(end, MOST_TOKENS) - first
-    return ExploredResponse(trace, step, prompt_id, sample, reward, end - first, here, prompt)
+def _responses(part: _Part, vocabulary: Vocabulary) -> Iterator[ExploredResponse]:
+    batch = part.batch
+    for row, prompt in enumerate(part.prompts):
+        first, end = (int(offset) for offset in batch.offset_S1[row : row + 2])
+        reward = None if batch.reward_S is None or np.isnan(batch.reward_S[row]) else float(batch.reward_S[row])
+        yield ExploredResponse(
+            trace=part.trace,
+            step=int(batch.step_S[row]),
+            prompt_id=int(batch.prompt_id_S[row]),
+            sample_index=int(batch.sample_index_S[row]),
+            reward=reward,
+            length=end - first,
+            tokens=min(end, MOST_TOKENS) - first,
+            prompt=vocabulary.decode(list(prompt[-_PROMPT_TOKENS:])),
+        )
 
 
-def _ranks(batch: TokenBatch, pair: Pair, word_T: Sequence[Callable[[int], str]]) -> TopRanks | None:
+def _ranks(parts: Sequence[_Part], pair: Pair, words: Sequence[Callable[[int], str]]) -> TopRanks | None:
     """Where the sampled token was not all but certain."""
-    if not pair.topk_measured_in(batch):
+    found = [_ranks_of(part, pair, words[part.trace]) for part in parts if pair.topk_measured_in(part.batch)]
+    if not found:
         return None
-    assert batch.topk_ids_TK is not None
-    logq_TK, logp_TK = (getattr(batch, str(name)) for name in (pair.topk_reference, pair.topk_current))
-    uncertain_T = getattr(batch, pair.reference)[: len(word_T)] < np.log(_CERTAIN)
-    token_U = np.flatnonzero(uncertain_T & ~np.isnan(logq_TK[: len(word_T), 0]))
-    ids_UK = batch.topk_ids_TK[token_U, :_RANKS].tolist()
     return TopRanks(
-        token_U,
-        [[word_T[token](rank) for rank in ids] for token, ids in zip(token_U.tolist(), ids_UK, strict=True)],
-        logq_TK[token_U, :_RANKS],
-        logp_TK[token_U, :_RANKS],
+        np.concatenate([ranks.token_U for ranks in found]),
+        [row for ranks in found for row in ranks.text_UK],
+        np.concatenate([ranks.logq_UK for ranks in found]),
+        np.concatenate([ranks.logp_UK for ranks in found]),
     )
 
 
-def _judged(batch: TokenBatch, algorithms: Sequence[Algorithm], needs: Needs) -> list[Judged]:
+def _ranks_of(part: _Part, pair: Pair, word: Callable[[int], str]) -> TopRanks:
+    """A part that recorded fewer ranks has NaN for the rest."""
+    batch = part.batch
+    assert batch.topk_ids_TK is not None  # `topk_measured_in` was asked
+    logq_TK, logp_TK = (getattr(batch, str(name))[_KEPT, :RANKS] for name in (pair.topk_reference, pair.topk_current))
+    token_U = np.flatnonzero((getattr(batch, pair.reference)[_KEPT] < np.log(_CERTAIN)) & ~np.isnan(logq_TK[:, 0]))
+    missing = RANKS - logq_TK.shape[1]
+    wide = partial(np.pad, pad_width=((0, 0), (0, missing)), constant_values=np.nan)
+    ids_UK = batch.topk_ids_TK[token_U, :RANKS].tolist()
+    texts = [[*map(word, ids), *[""] * missing] for ids in ids_UK]
+    return TopRanks(part.start + token_U, texts, wide(logq_TK[token_U]), wide(logp_TK[token_U]))
+
+
+def _judged(parts: Sequence[_Part], algorithms: Sequence[Algorithm], needs: Needs) -> Iterator[Judged]:
     """Each algorithm on these tokens, with the slider of its threshold."""
-    if needs.missing_in(batch):
-        return []
-    slices = list(apply_masks(batch, needs, algorithms))
-    signs = ("",) if needs.advantages else (">", "<")
-    return [
-        _moved(algorithm, sign, [masked[place] for masked in slices], batch)
-        for algorithm in algorithms
-        for place, sign in enumerate(signs)
-    ]
+    judging = [part for part in parts if not needs.missing_in(part.batch)]
+    slices = [(part, masks) for part in judging for masks in apply_masks(part.batch, needs, algorithms)]
+    shown = sum(part.shown for part in parts)
+    for algorithm in algorithms if slices else ():
+        for place, sign in enumerate(("",) if needs.advantages else (">", "<")):
+            yield _moved(algorithm, sign, [(part, masks[place]) for part, masks in slices], shown)
 
 
-def _moved(algorithm: Algorithm, sign: str, slices: Sequence[Masked], batch: TokenBatch) -> Judged:
+def _moved(algorithm: Algorithm, sign: str, slices: Sequence[tuple[_Part, Masked]], shown: int) -> Judged:
     """An algorithm at every position of its slider; at its own alone where its blocked share does not fall."""
     positions = sliders(algorithm)
-    blocked = [np.stack([~keep_T(moved, m.policies, m.advantage_N) for moved, _ in positions]) for m in slices]
+    blocked = [np.stack([~keep_T(moved, m.policies, m.advantage_N) for moved, _ in positions]) for _, m in slices]
     published = next(place for place, (moved, _) in enumerate(positions) if moved is algorithm)
     if any((blocked_PN[:-1] < blocked_PN[1:]).any() for blocked_PN in blocked):
         positions, blocked = positions[published : published + 1], [b[published : published + 1] for b in blocked]
         published = 0
-    level_T = np.full(batch.num_tokens, NOT_JUDGED, dtype=np.uint8)
-    for masked, blocked_PN in zip(slices, blocked, strict=True):
-        judged_N = masked.judged_N
-        level_T[masked.gaps.index_N[judged_N]] = blocked_PN.sum(axis=0)[judged_N]
+    level_T = np.full(shown, NOT_JUDGED, dtype=np.uint8)
+    for (part, masked), blocked_PN in zip(slices, blocked, strict=True):
+        index_N = masked.gaps.index_N
+        here_N = masked.judged_N & (index_N < part.shown)
+        level_T[part.start + index_N[here_N]] = blocked_PN.sum(axis=0)[here_N]
     return Judged(algorithm.name, sign, tuple(thresholds for _, thresholds in positions), published, level_T)

@@ -1,0 +1,226 @@
+"""The first responses of traces, token by token: a page shows what `clipstats` decides on the same tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mismatch_cli.algorithms.algorithm import Algorithm, keep_T
+from mismatch_cli.algorithms.parse import find
+from mismatch_cli.algorithms.sliders import sliders
+from mismatch_cli.algorithms.table import TABLE
+from mismatch_cli.batch import TokenBatch
+from mismatch_cli.metrics.clipping.masked import Needs, apply_masks
+from mismatch_cli.metrics.pairs import PAIRS
+from mismatch_cli.studies.clipping import analyse_clipping
+from mismatch_cli.studies.exploration import MOST_TOKENS, NOT_JUDGED, Exploration, Judged, explore
+from mismatch_cli.trace.reader import Trace
+from tests.metrics.clipping.world import ALL, EVERYTHING, PLAIN, plain_algorithms, simple, without, world
+from tests.studies.written import TEXTS, write_trace
+
+NOTHING = Needs(advantages=False, recomputed=False, top_k=0)
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return write_trace(tmp_path_factory.mktemp("run") / "trace", world(0, 24), world(1, 24))
+
+
+@pytest.fixture(scope="module")
+def explored(trace: Trace) -> Exploration:
+    return existing(analyse_clipping([trace], ALL).exploration(48))
+
+
+def existing(found: Exploration | None) -> Exploration:
+    assert found is not None
+    return found
+
+
+def judged_by(found: Exploration, name: str, sign: str = "") -> Judged:
+    return next(each for each in found.judged if (each.algorithm, each.sign) == (name, sign))
+
+
+def share(judged: Judged, position: int | None = None) -> float:
+    """Blocked of those that are judged, as the script of the page counts them."""
+    level_T = judged.level_T[judged.level_T != NOT_JUDGED]
+    return float(np.mean(level_T > (judged.published if position is None else position)))
+
+
+def test_every_algorithm_blocks_the_tokens_that_its_masks_block(explored: Exploration) -> None:
+    assert [judged.algorithm for judged in explored.judged] == list(TABLE)
+    seen = 0
+    for seed in (0, 1):
+        batch = world(seed, 24)
+        for (masked,) in apply_masks(batch, EVERYTHING, ALL):
+            tokens = masked.gaps.index_N[masked.judged_N]
+            for judged, algorithm in zip(explored.judged, ALL, strict=True):
+                level_T = judged.level_T[seen : seen + batch.num_tokens]
+                assert np.array_equal(np.flatnonzero(level_T != NOT_JUDGED), tokens)
+                kept_N = keep_T(algorithm, masked.policies, masked.advantage_N)[masked.judged_N]
+                assert np.array_equal(level_T[tokens] <= judged.published, kept_N), algorithm.name
+        seen += batch.num_tokens
+    assert seen == len(explored.text_T)
+
+
+def test_the_share_is_what_clipstats_prints(trace: Trace, explored: Exploration) -> None:
+    rows = analyse_clipping([trace], ALL).to_json()["algorithms"]
+    assert {row["name"]: row["blocked"]["all"]["value"] for row in rows} == pytest.approx(
+        {judged.algorithm: share(judged) for judged in explored.judged}, abs=1e-12
+    )
+
+
+@pytest.mark.parametrize("place", [0, 5, -9, -1])
+def test_a_slider_moved_is_clipstats_with_these_thresholds(trace: Trace, explored: Exploration, place: int) -> None:
+    """Typed as they stand on the page, beside the algorithms that decide which tokens are judged."""
+    movable = [judged for judged in explored.judged if len(judged.thresholds) > 1]
+    assert len(movable) == len(ALL) - 3  # pg-is, pg-tis and reinforce have no mask
+    asked = {judged.algorithm: typed(judged, place) for judged in movable}
+    moved = tuple(find(spec) for spec in asked.values())
+    needy = tuple(algorithm for algorithm in ALL if algorithm.name.endswith("-recompute"))
+    rows = {row["name"]: row for row in analyse_clipping([trace], (*moved, *needy)).to_json()["algorithms"]}
+    for judged in movable:
+        at = range(len(judged.thresholds))[place]
+        expected = rows[asked[judged.algorithm]]["blocked"]["all"]["value"]
+        assert share(judged, at) == pytest.approx(expected, abs=1e-12), asked[judged.algorithm]
+
+
+def typed(judged: Judged, place: int) -> str:
+    return f"{judged.algorithm}:" + ",".join(f"{name}={value:.9g}" for name, value in judged.thresholds[place].items())
+
+
+def test_positions_go_from_strict_to_loose_through_the_published_one(explored: Exploration) -> None:
+    for judged, algorithm in zip(explored.judged, ALL, strict=True):
+        shares = [share(judged, at) for at in range(len(judged.thresholds))]
+        assert shares == sorted(shares, reverse=True), judged.algorithm
+        assert sliders(algorithm)[judged.published][0] is algorithm
+        for low, high in zip(judged.thresholds, judged.thresholds[1:], strict=False):
+            assert all(low[name] < high[name] for name in low), judged.algorithm
+
+
+def test_a_mask_whose_share_does_not_fall_is_shown_as_decided(tmp_path: Path, trace: Trace) -> None:
+    """A user's own: blocks what lies near its threshold."""
+    file = tmp_path / "near.py"
+    file.write_text(
+        "from mismatch_cli.trust_regions import Decision\n"
+        "def trust_region(compared, advantage_T, *, near: float = 1.0):\n"
+        "    away_T = abs(compared.ratio_T - near)\n"
+        "    return Decision(away_T > 0.1, away_T)\n",
+        encoding="utf-8",
+    )
+    own = find(str(file))
+    (judged,) = existing(analyse_clipping([trace], (own,)).exploration(48)).judged
+    assert (len(judged.thresholds), judged.published) == (1, 0)
+    assert 0 < share(judged) < 1
+    assert share(judged) == analyse_clipping([trace], (own,)).to_json()["algorithms"][0]["blocked"]["all"]["value"]
+
+
+def test_without_advantages_each_algorithm_is_asked_for_either_sign(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "trace", world(0, 40), without=("advantage",))
+    analysis = analyse_clipping([trace], ALL)
+    found, rows = existing(analysis.exploration(40)), analysis.to_json()["algorithms"]
+    assert found.advantage_T is None and len(found.judged) == 2 * len(ALL)
+    for row in rows:
+        for sign, key in ((">", "positive"), ("<", "negative")):
+            assert share(judged_by(found, row["name"], sign)) == pytest.approx(row["blocked"][key]["value"], abs=1e-12)
+
+
+def test_tokens_stand_with_their_numbers(trace: Trace, explored: Exploration) -> None:
+    batches = list(trace.batches())
+    ids_T = np.concatenate([batch.response_ids_T for batch in batches])
+    words = [TEXTS[token] if token < len(TEXTS) else f"⟨{token}⟩" for token in ids_T.tolist()]
+    assert list(explored.text_T) == words
+    for name, column in (("logq_T", "logp_rollout_T"), ("logp_T", "logp_trainer_T"), ("advantage_T", "advantage_T")):
+        expected = np.concatenate([getattr(batch, column) for batch in batches])
+        np.testing.assert_array_equal(getattr(explored, name), expected)
+    lengths = np.concatenate([np.diff(batch.offset_S1) for batch in batches]).tolist()
+    assert [response.tokens for response in explored.responses] == lengths
+    assert {response.prompt for response in explored.responses} == {"".join(TEXTS[1:5])}
+    graded = [response.reward for response in explored.responses]
+    assert graded.count(None) == 2 and set(graded) == {None, 0.0, 1.0}
+    ranks = explored.ranks
+    assert ranks is not None and ranks.logq_UK.shape == (len(ranks.token_U), 5)
+    topk = np.concatenate([batch.topk_logp_trainer_TK for batch in batches])
+    np.testing.assert_array_equal(ranks.logp_UK, topk[ranks.token_U, :5])
+
+
+def test_only_so_many_responses_of_the_first_shards(trace: Trace) -> None:
+    found = existing(analyse_clipping([trace], ALL[:3]).exploration(30))
+    assert (len(found.responses), found.left_out) == (30, 18)
+    assert [response.prompt_id for response in found.responses][-6:] == [100, 100, 100, 101, 101, 101]
+    assert explore([trace], PAIRS["total"], ALL[:3], PLAIN, responses=0) is None
+
+
+def test_several_traces_with_top_k_of_their_own(tmp_path: Path) -> None:
+    """Twenty ranks in one, five in the other, and a third without any: each token has what its trace has."""
+    recorded = [world(0, 12), world(1, 12, top_k=5), without_topk(world(2, 12))]
+    traces = [write_trace(tmp_path / str(n) / "trace", batch, seed=n) for n, batch in enumerate(recorded)]
+    found = existing(analyse_clipping(traces[:2], (find("dppo-topk-tv:k=5"), *ALL[:3])).exploration(100))
+    assert [response.trace for response in found.responses] == [0] * 12 + [1] * 12
+    row = analyse_clipping(traces[:2], (find("dppo-topk-tv:k=5"), *ALL[:3])).to_json()["algorithms"][0]
+    assert share(found.judged[0]) == pytest.approx(row["blocked"]["all"]["value"], abs=1e-12)
+    mixed = existing(explore(traces, PAIRS["total"], ALL[2:3], PLAIN))
+    assert mixed.ranks is not None and len(mixed.text_T) == sum(batch.num_tokens for batch in recorded)
+    assert mixed.ranks.token_U.max() < sum(batch.num_tokens for batch in recorded[:2])
+
+
+def without_topk(batch: TokenBatch) -> TokenBatch:
+    return without(batch, "topk_ids_TK", "topk_logp_rollout_TK", "topk_logp_trainer_TK", "topk_logp_recomputed_TK")
+
+
+def test_a_shard_that_lacks_a_column_is_shown_and_not_judged(tmp_path: Path) -> None:
+    batches = world(0, 12), without(world(1, 12), "logp_recomputed_T"), without(world(2, 12), "logp_trainer_T")
+    trace = write_trace(tmp_path / "trace", *batches)
+    analysis = analyse_clipping([trace], ALL)
+    found = existing(analysis.exploration(100))
+    assert (len(found.responses), found.left_out) == (24, 12)
+    first = batches[0].num_tokens
+    for judged, row in zip(found.judged, analysis.to_json()["algorithms"], strict=True):
+        assert (judged.level_T[first:] == NOT_JUDGED).all()
+        assert share(judged) == pytest.approx(row["blocked"]["all"]["value"], abs=1e-12)
+
+
+def test_what_no_policy_can_have_given(tmp_path: Path) -> None:
+    """Out of support, not measured, masked, of no advantage, and a response without a token."""
+    no = float("nan")
+    batch = simple(
+        [[-1.0, -1.0, -1.0, -1.0], [], [-0.5, -0.5]],
+        [[-np.inf, no, -3.0, -3.0], [], [-0.5, -9.0]],
+        [-1.0, 1.0, 0.0],
+        loss_mask_T=np.array([True, True, False, True, True, True]),
+    )
+    found = existing(explore([write_trace(tmp_path / "trace", batch)], PAIRS["total"], plain_algorithms(), PLAIN))
+    assert [response.tokens for response in found.responses] == [4, 0, 2]
+    clip = judged_by(found, "grpo-clip-higher")
+    assert [int(level > clip.published) for level in clip.level_T[[0, 3]]] == [1, 1]
+    assert (clip.level_T[[1, 2, 4, 5]] == NOT_JUDGED).all()
+    assert found.ranks is None and found.entropy_T is None
+
+
+def test_a_response_longer_than_a_page_is_cut_and_judged_as_a_whole(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    logq_T = -rng.exponential(1.0, 130_000).astype(np.float32)
+    logp_T = np.minimum(logq_T + rng.normal(0.0, 0.1, len(logq_T)).astype(np.float32), 0)
+    logp_T[:MOST_TOKENS] = logq_T[:MOST_TOKENS]  # where the page ends nothing has moved yet
+    batch = simple([logq_T.tolist()], [logp_T.tolist()], [-1.0])
+    batch = replace(batch, response_ids_T=batch.response_ids_T % 8, logp_recomputed_T=batch.logp_rollout_T)
+    algorithms: Sequence[Algorithm] = (find("gspo"), find("dppo-binary-tv"))
+    needs = replace(PLAIN, recomputed=True)
+    trace = write_trace(tmp_path / "trace", batch, batch)
+    found = existing(explore([trace], PAIRS["total"], algorithms, needs))
+    (response,) = found.responses
+    assert (response.length, response.tokens, len(found.text_T)) == (130_000, MOST_TOKENS, MOST_TOKENS)
+    assert found.left_out == 1
+    gspo, tv = found.judged
+    assert (share(gspo), share(tv)) == (1.0, 0.0)
+
+
+def test_an_unscored_trace_and_one_without_responses(tmp_path: Path) -> None:
+    unscored = write_trace(tmp_path / "a" / "trace", without(world(0, 12), "logp_trainer_T"))
+    assert explore([unscored], PAIRS["total"], ALL[:1], NOTHING) is None
+    scored = write_trace(tmp_path / "b" / "trace", world(1, 12))
+    found = existing(explore([unscored, scored], PAIRS["total"], (), NOTHING))
+    assert {response.trace for response in found.responses} == {1} and found.judged == ()
