@@ -40,10 +40,11 @@ def command(
         from mismatch_cli.studies.curation import CurationAnalysis
 
         curation = curate(config, folder, manifest, common.progress, confirm=confirm)
-        study = CurationAnalysis(curation, shown(config.to_json()), confirm, tuple(shown(sys.argv[1:])))
+        chosen = folder / PROBLEMS_FILE
+        training = suggest(*_training(config, chosen))
+        study = CurationAnalysis(curation, shown(config.to_json()), confirm, tuple(shown(sys.argv[1:])), training)
         common.show(study, folder)
-    chosen = folder / PROBLEMS_FILE
-    common.progress.say(f"Wrote {chosen}\nNext: {suggest(*_training(config, chosen))}")
+    common.progress.say(f"Wrote {chosen}")
 
 
 def _training(config: CurateConfig, problems: Path) -> list[str | Path]:

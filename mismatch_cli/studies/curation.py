@@ -12,6 +12,7 @@ from mismatch_cli.metrics.population import Curation
 from mismatch_cli.studies.study import Study
 
 _BINS = 6  # of the range that is kept
+_BARS = 21  # of a histogram, at most
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class CurationAnalysis(Study):
     config: Mapping[str, Any]  # as in the manifest of the traces
     confirm: bool = False  # whether only the confirmed problems are written
     command: tuple[str, ...] = ()  # what was typed
+    training: str = ""  # what to type to train on the problems that were written
 
     @property
     def model(self) -> str:
@@ -41,6 +43,13 @@ class CurationAnalysis(Study):
     def accuracy_P(self) -> np.ndarray:
         """Of every problem, on the samples that chose."""
         return np.array(list(self.curation.accuracy.values()))
+
+    @cached_property
+    def histogram(self) -> tuple[np.ndarray, np.ndarray]:
+        """How many problems have an accuracy between the edges: of 0, 1, … right answers, as many in each bin."""
+        samples = self.curation.samples
+        answers = -(-(samples + 1) // _BARS)
+        return np.histogram(self.accuracy_P, (np.arange(0, samples + answers + 1, answers) - 0.5) / samples)
 
     @cached_property
     def pairs_K2(self) -> np.ndarray:

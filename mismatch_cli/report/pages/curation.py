@@ -1,6 +1,7 @@
 """From a curation to what is shown: one `ReportView`, which terminal and HTML both print."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from mismatch_cli import DPPO, numbers
 from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.gap_table import Metric
 from mismatch_cli.report.tables import col, number, parts, plain, table, text
-from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table
+from mismatch_cli.report.view import Facts, MetricRow, Profile, ReportView, Screen, Section, Table, Verdict
 from mismatch_cli.studies.curation import CurationAnalysis, mean_over_problems
 
 _NOTATION = (
@@ -47,10 +48,29 @@ def page(analysis: CurationAnalysis) -> ReportView:
         notes=_notes(analysis),
         headline=_headline(analysis),
         leading=_leading(analysis),
+        screen=_screen(analysis),
         outline=[Section("Chosen and held out", _TEXT, tables=(_table(analysis),))],
         settings=(("Configuration", _settings(analysis.config)),),
         command=suggest(*analysis.command),
         notation=_NOTATION,
+    )
+
+
+def _screen(analysis: CurationAnalysis) -> Screen:
+    curation, count_B = analysis.curation, analysis.histogram[0]
+    samples = f"{curation.samples} samples each, {curation.held_out_samples} held out"
+    ends = f"problems; never solved {(analysis.accuracy_P == 0).sum():,}, always {(analysis.accuracy_P == 1).sum():,}"
+    return Screen(
+        subject=(f"curate  {analysis.subject}", f"{len(curation.accuracy):,} problems · {samples}"),
+        notes=_notes(analysis),
+        tables=(replace(_table(analysis), title=""),),
+        remarks=tuple(
+            (row.metric.label, row.value if row.interval == numbers.MISSING else f"{row.value} {row.interval}")
+            for row in _leading(analysis)
+        ),
+        profiles=(Profile("by accuracy", tuple(map(float, count_B)), "0", "1", ends),),
+        verdict=Verdict(f"{len(curation.kept):,} PROBLEMS KEPT", _headline(analysis), "good"),
+        next=((analysis.training, "train on them"),) if analysis.training else (),
     )
 
 

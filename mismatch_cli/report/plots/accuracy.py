@@ -21,7 +21,7 @@ CAPTION = (
     "interval. A line of means flatter than the diagonal is regression to the mean."
 )
 
-_BARS = 21  # at most
+_FEW = 100  # problems, whose dots are larger
 _JITTER = 0.35  # of the step between two accuracies: dots with the same numbers lie beside each other
 
 
@@ -36,14 +36,15 @@ def draw(figure: Sheet, data: CurationAnalysis) -> None:
 
 
 def _draw_all(axes: Panel, data: CurationAnalysis) -> None:
-    samples = data.curation.samples
-    values = -(-(samples + 1) // _BARS)  # in a bar: of 0, 1, … right answers, as many in each
-    edges = (np.arange(0, samples + values + 1, values) - 0.5) / samples
-    axes.hist(data.accuracy_P, bins=edges.tolist(), color=axes.theme.blue, edgecolor=axes.theme.page, linewidth=0.6)
+    count_B, edge_B = data.histogram
+    axes.bar(
+        edge_B[:-1], count_B, np.diff(edge_B), align="edge", color=axes.theme.blue, edgecolor=axes.theme.page,
+        linewidth=0.6,
+    )  # fmt: skip
     axes.axvspan(*data.curation.keep, color=axes.theme.orange, alpha=0.12, zorder=0, linewidth=0)
-    axes.set_xlim(-0.02, 1.02)
+    axes.set_xlim(min(edge_B[0], -0.02), max(edge_B[-1], 1.02))
     axes.set_xticks([0, 0.2, 0.4, 0.6, 0.8, 1])
-    axes.set_xlabel(f"accuracy on {samples} samples")
+    axes.set_xlabel(f"accuracy on {data.curation.samples} samples")
     axes.grid(visible=False, axis="x")
     axes.headline("Problems", note=f"{len(data.curation.kept):,} of {len(data.accuracy_P):,} kept")
 
@@ -56,7 +57,8 @@ def _draw_kept(axes: Panel, data: CurationAnalysis) -> None:
     dot_K2 = data.pairs_K2 + random.uniform(-_JITTER, _JITTER, data.pairs_K2.shape) * step_2
     axes.plot([0, 1], [0, 1], color=theme.muted, linewidth=0.9, linestyle=(0, (4, 2)), label="equal")
     axes.axhspan(*curation.keep, color=theme.orange, alpha=0.12, zorder=0, linewidth=0)
-    axes.plot(*dot_K2.T, ".", color=theme.blue, markersize=4, alpha=0.5, markeredgewidth=0, zorder=2)
+    size = 8 if len(dot_K2) <= _FEW else 4
+    axes.plot(*dot_K2.T, ".", color=theme.blue, markersize=size, alpha=0.5, markeredgewidth=0, zorder=2)
     x_B = [pairs[:, 0].mean() for _, _, pairs in data.bins]
     means = [mean_over_problems(pairs[:, 1]) for _, _, pairs in data.bins]
     draw_bars(axes, x_B, means, theme.orange, markersize=4, linewidth=1.6, label="mean of a sixth")
