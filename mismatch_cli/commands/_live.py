@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mismatch_cli.metrics.update_table import LAST
 from mismatch_cli.numbers import number, sparkline, stretches
 from mismatch_cli.rl.train_config import TrainConfig
-from mismatch_cli.studies.runs import sync_proven
+from mismatch_cli.studies.runs import sync_in_words, sync_proven
 from mismatch_cli.text import visible
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ _NARROWEST_CURVE, _WIDEST_CURVE = 8, 40
 _SMOOTHED_OVER = 256  # responses: of fewer the mean reward is noise
 _LEAST_REWARD, _LEAST_PART = 0.05, 0.1  # what an axis shows at least: of a reward, and of the value of others
 _DOING = {
+    "start": "loading libraries and problems",
     "engine": "loading the model into {engine}",
     "trainer": "loading the trainer",
     "sample": "sampling {responses} responses",
@@ -124,7 +125,7 @@ class TrainingView:
         self.records: list[Record] = []
         self._began = self._last = time.monotonic()
         self._start = 0.0  # seconds before the first step
-        self._phases: list[tuple[str, float]] = []  # since the last step, and when each began
+        self._phases = [("start", self._began)]  # since the last step, and when each began
         self.stopping = False
 
     def add(self, record: Record, *, earlier: bool = False) -> None:
@@ -167,7 +168,8 @@ class TrainingView:
             lines += [Line(0, line) for line in self._bar(width)]
             lines += [_blank(), *_curves(self._measures(), width), _blank(), *self._facts(width)]
         else:
-            lines += [Line(1, line) for line in self._start_up(width)]
+            started = self._start_up(width)
+            lines += [Line(len(started) - place, line) for place, line in enumerate(started)]  # the last ones stay
         if self.stopping:
             lines += [Line(0, _plain(line, "bold")) for line in _flow(STOPPING.split(), width, " ")]
         return [line.text for line in _most_important(lines, height)]
@@ -181,10 +183,10 @@ class TrainingView:
     def _start_up(self, width: int) -> list[Text]:
         """What has been done before the first step is, each with its time."""
         now = time.monotonic()
-        phases = self._phases or [("", self._began)]
-        ends = [began for _, began in phases[1:]] + [now]
-        times = [duration(end - began) for (_, began), end in zip(phases, ends, strict=True)]
-        rows = [(self._doing(phase), spent) for (phase, _), spent in zip(phases, times, strict=True)]
+        ends = [began for _, began in self._phases[1:]] + [now]
+        rows = [
+            (self._doing(phase), duration(end - began)) for (phase, began), end in zip(self._phases, ends, strict=True)
+        ]
         longest = max(len(doing) for doing, _ in rows)
         lines = [_plain(f"{doing:<{longest}}  {spent:>6}"[:width], "dim") for doing, spent in rows]
         lines[-1].stylize("not dim")
@@ -192,8 +194,7 @@ class TrainingView:
 
     def _doing(self, phase: str) -> str:
         config = self._config
-        words = _DOING.get(phase, "reading problems and tokenizer")
-        return words.format(
+        return _DOING[phase].format(
             engine=visible(config.engine), responses=config.prompts_per_step * config.samples_per_prompt
         )
 
@@ -256,13 +257,9 @@ class TrainingView:
         return [Line(rank, _labelled(label, _flow(pieces, width - _LABEL)[0])) for rank, label, pieces in found]
 
     def _sync(self) -> list[str]:
-        """The first step has no older weights to be told from: where it is undecidable, it does not count."""
-        proven, tested = sync_proven(self.records)
-        last = self.records[-1].get("sync")
-        first = ["step 1 has no older weights to tell from"] * (tested < len(self.records))
-        if not tested:
-            return first
-        return [f"proven at {proven} of {tested} steps", *[f"last: {last}"] * (last != "proven"), *first]
+        words = [sync_in_words([self.records])]
+        first = ["step 1 has no older weights to tell from"] * (sync_proven(self.records)[1] < len(self.records))
+        return [*filter(None, words), *first]
 
     def _times(self) -> list[str]:
         seconds = self._pace.of_step()

@@ -80,6 +80,17 @@ class TerminalProgress:
                 self._console = usual
 
     @contextmanager
+    def working(self, phase: str) -> Iterator[None]:
+        """A phase that counts nothing: on a terminal the time that it takes."""
+        from rich.text import Text
+
+        if not self.on_terminal:
+            self.say(phase)
+        began = time.monotonic()
+        with self.view(lambda *_: [Text(f"{phase}, {time.monotonic() - began:.0f} s")]):
+            yield
+
+    @contextmanager
     def counting(
         self, phase: str, total: int, done: int = 0, unit: str = "responses"
     ) -> Iterator[Callable[[int], None]]:

@@ -139,8 +139,8 @@ class Common:
             sys.stdout.flush()
         except OSError as error:
             unread = error
-        self.progress.say("Drawing")
-        _write(study, view, folder, self.page_responses)
+        with self.progress.working("Drawing"):
+            _write(study, view, folder, self.page_responses)
         self.progress.say(f"Wrote {folder / HTML_FILE}, {SUMMARY_FILE} and {PLOTS_FOLDER}/")
         if unread is not None:
             raise unread

@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -136,13 +137,26 @@ def _number(record: object, keys: Sequence[str]) -> float:
     return float(record) if abs(record) < _LARGEST else np.nan
 
 
-def sync_proven(records: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
-    """At how many steps the engine was shown to have the new weights, of those that could show it.
+_SYNC = {"proven": "proven at {}", "newer": "newer weights at {}", "undecidable": "too small a step to tell at {}"}
+
+
+def sync_proven(records: Sequence[Mapping[str, Any]]) -> tuple[Counter[str], int]:
+    """What the steps said of the weights that the engine has, and at how many of them that could be told.
 
     The first step has no older weights to tell them from, unless the precision is that of the trainer.
     """
     answers = [record["sync"] for record in records if isinstance(record.get("sync"), str)]
-    return answers.count("proven"), len(answers) - (answers[:1] == ["undecidable"])
+    told = answers[1:] if answers[:1] == ["undecidable"] else answers
+    return Counter(told), len(told)
+
+
+def sync_in_words(runs: Iterable[Sequence[Mapping[str, Any]]]) -> str:
+    """`proven at 2 of 10 steps, newer weights at 4, …` over the records of runs; empty where no step could tell."""
+    counts = [sync_proven(records) for records in runs]
+    told, steps = sum((count for count, _ in counts), Counter()), sum(steps for _, steps in counts)
+    words = [said.format(f"{told[answer]:,}") for answer, said in _SYNC.items() if told[answer] or answer == "proven"]
+    words[0] += f" of {steps:,} step{'s' * (steps != 1)}"
+    return ", ".join(words) if steps else ""
 
 
 def read_runs(folders: Iterable[Path | str]) -> list[TrainingRun]:

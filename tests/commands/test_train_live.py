@@ -96,7 +96,7 @@ def test_a_first_step_that_cannot_prove_the_sync_is_counted_out() -> None:
     first = {"sync": "undecidable"}
     assert rows(view_of(1, first))["sync"] == "step 1 has no older weights to tell from"
     assert rows(view_of(6, first))["sync"] == "proven at 5 of 5 steps · step 1 has no older weights to tell from"
-    assert "proven at 1 of 2 steps · last: newer" in rows(view_of(3, first, {}, {"sync": "newer"}))["sync"]
+    assert "proven at 1 of 2 steps, newer weights at 1" in rows(view_of(3, first, {}, {"sync": "newer"}))["sync"]
     unsound = rows(view_of(1, {"back_offs": 2, "grading_timeouts": 1}))
     assert unsound["trouble"] == "loss-scale back-offs 2 · grading timeouts 1"
 
@@ -122,11 +122,17 @@ def test_a_small_terminal_loses_whole_lines_the_least_important_first(width: int
 
 def test_before_the_first_step_it_says_what_it_waits_for() -> None:
     view = view_of(0)
-    assert "reading problems and tokenizer" in shown(view)
+    assert "loading libraries and problems" in shown(view)
     for phase in ("engine", "trainer", "evaluate"):
         view.enter(phase)
     doing = [line.rsplit(maxsplit=2)[0].strip() for line in shown(view).splitlines()[1:]]
-    assert doing == ["loading the model into vllm", "loading the trainer", "evaluating"]
+    assert doing == [
+        "loading libraries and problems",
+        "loading the model into vllm",
+        "loading the trainer",
+        "evaluating",
+    ]
+    assert "evaluating" in shown(view, 77, 2) and "trainer" not in shown(view, 77, 2)
     view.stopping = True
     assert "Finishing this step, then saving (Ctrl-C again: stop at once)" in shown(view)
 

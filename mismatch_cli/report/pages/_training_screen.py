@@ -9,7 +9,7 @@ from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.update_table import LAST, TRAINING
 from mismatch_cli.report.tables import Col, col, number, percent, plain, table, text
 from mismatch_cli.report.view import Facts, Profile, Screen, Status, Table, Verdict
-from mismatch_cli.studies.runs import TrainingRun, sync_proven
+from mismatch_cli.studies.runs import TrainingRun, sync_in_words
 from mismatch_cli.studies.training import (
     Curve,
     TrainingAnalysis,
@@ -95,13 +95,12 @@ def _remarks(runs: Sequence[TrainingRun]) -> Facts:
     phases = mean_by_phase(runs)
     whole = sum(phases.values())
     long = [f"{phase} {100 * part / whole:.0f} %" for phase, part in phases.items() if part > _LONG * whole]
-    proven, tested = map(sum, zip(*(sync_proven(run.records) for run in runs), strict=True))
     signal = [run.mean(key) for key in ("groups_all_right", "groups_all_wrong") for run in runs]
     facts = (
         ("Bad updates", "none" if _never(runs, "bad_over_negative") else ""),
         ("Blocked", "nothing, at any step" if _never(runs, "blocked") else ""),
         ("No signal", _no_signal(runs) if all(share is not None for share in signal) else ""),
-        ("Weight sync", f"proven at {proven:,} of {numbers.things(tested, 'step')} that can tell" if tested else ""),
+        ("Weight sync", sync_in_words(run.records for run in runs)),
         ("A step takes", f"{numbers.number(whole, 2)} s: {', '.join(long)}" if whole else ""),
     )
     return tuple((label, words) for label, words in facts if words)

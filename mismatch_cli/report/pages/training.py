@@ -324,8 +324,8 @@ def _ratios(run: TrainingRun) -> str:
 
 
 def _sync(run: TrainingRun) -> str:
-    proven, tested = sync_proven(run.records)
-    return f"{proven:,} / {tested:,}" if tested else numbers.MISSING
+    told, steps = sync_proven(run.records)
+    return f"{told['proven']:,} / {steps:,}" if steps else numbers.MISSING
 
 
 def _time_table(runs: Sequence[TrainingRun]) -> Table:
