@@ -88,16 +88,6 @@ def draw_profile(figure: Sheet, points: Sequence[tuple[float, Estimate]], along:
     axes.headline("|Δlog p| relative to a typical token of the same probability (1 = typical)", "|Δlog p|, 1 = typical")
 
 
-def positive(estimates: Iterable[Part]) -> list[Part]:
-    """For a logarithmic axis, which has no zero: the line ends there, and a band goes on to the lower edge."""
-    rows: list[Part] = []
-    for value, low, high in parts_of(estimates):
-        has_band = value > 0 and np.isfinite(low) and np.isfinite(high)
-        band = (max(low, 1e-4 * value), high) if has_band else (None, None)
-        rows.append({"value": value if value > 0 else None, "low": band[0], "high": band[1]})
-    return rows
-
-
 def middle_of_steps(rows: Iterable[Mapping[str, Any]]) -> np.ndarray:
     """Where each row of `by_step` stands on the axis of steps."""
     return np.array([(row["first"] + row["last"]) / 2 for row in rows])
