@@ -43,7 +43,7 @@ def test_without_an_argument_the_bundled_traces_are_compared(here, capfd):
     written = json.loads((here / "compare" / "summary.json").read_text())
     assert [Path(side["folder"]).name for side in written["traces"]] == ["fp8-kv", "float32"]
     plots = {path.stem for path in (here / "compare" / "plots").iterdir()}
-    assert plots == {"metric-factors", "gap-distribution", "volatility", "position-profile"}
+    assert plots == {"gap-distribution", "volatility", "position-profile"}  # of a control no factors
 
 
 def test_json_is_what_is_written_and_the_folder_is_renewed(here, capfd):
