@@ -1,24 +1,19 @@
 """From the JSON of `clipstats` to what is shown: one `ReportView`, which terminal and HTML both print."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from mismatch_cli import numbers
 from mismatch_cli.metrics.pairs import PAIRS
-from mismatch_cli.metrics.update_table import CLIPPING, THEORY
+from mismatch_cli.metrics.update_table import CLIPPING
 from mismatch_cli.report.about import MASKED, command_line, left_out_of, measured, settings_tables, who_facts
 from mismatch_cli.report.excerpts import token_excerpts
-from mismatch_cli.report.pages.clipping_blocked import (
-    SIGNS,
-    Subject,
-    algorithms_section,
-    counted,
-    overlap_section,
-    tokens_section,
-    when,
-)
+from mismatch_cli.report.pages._clipping_screen import screen
+from mismatch_cli.report.pages.clipping_blocked import algorithms_section, overlap_section, tokens_section
+from mismatch_cli.report.pages.clipping_subject import BAD_UPDATE, SIGNS, Subject, counted, when
+from mismatch_cli.report.pages.clipping_thresholds import approximation_section, theory_section, thresholds_section
 from mismatch_cli.report.tables import (
-    Found,
     Row,
     col,
     filled,
@@ -26,18 +21,16 @@ from mismatch_cli.report.tables import (
     keyed,
     metric_row,
     named,
-    number,
     parts,
-    percent,
     plain,
     share,
     span,
     table,
-    text,
     value_of,
 )
-from mismatch_cli.report.view import Excerpt, Facts, MetricGroup, MetricRow, ReportView, Section
+from mismatch_cli.report.view import Excerpt, Facts, MetricRow, ReportView, Section
 from mismatch_cli.studies.clipping import ClippingAnalysis
+from mismatch_cli.studies.study import typed
 
 _NOTATION = (
     "Where nothing else is said, over judged tokens: those with an advantage A other than 0; without advantages all, "
@@ -66,41 +59,12 @@ _RECOMPUTED = {
     "equal weights": "the trainer itself: its weights are those that sampled",
     "absent": "not measured",
 }
-_BAD_IN_WORDS = "one that pushes down a token whose probability has already fallen by δ = {delta:g} or more"
 _STEPS_SHOWN = 100
-_SWEEPS = {
-    "ratio_clip": "Ratio clip, by ε",
-    "binary_tv": "Binary TV, by δ",
-    "top_k_tv": "Top-K TV, by δ",
-    "binary_kl": "Binary KL, by δ in nats",
-    "top_k_kl": "Top-K KL, by δ in nats",
-    "cap": "Cap of the weight, by C",
-}
-_NARROW = 1e-4
-_APPROXIMATE = (
-    "Binary and top-K divergences look at the sampled token and at the K most probable ones and merge the rest; they "
-    "never exceed the divergence over the whole vocabulary. "
-)
-_AGAINST_FULL = (
-    "Here they stand beside it, on the {tokens} tokens whose full divergence was recorded: means, bias and rank "
-    "correlation over all of them, wrong masks over those with an advantage; with the same δ for all, so that only the "
-    "divergence differs."
-)
-_WITHOUT_FULL = (
-    "This trace does not hold that one, so the table says between which two values its mean certainly lies. Record it "
-    "with mismatch-cli probe --full-divergence N: bias, rank correlation and wrong masks stand here then, as they do "
-    "for the bundled trace."
-)
-_THEORY = (
-    "Sample values of the terms in the paper's bounds; no certificate: the bounds need the largest TV over all states, "
-    "and a sample knows only the largest that it saw ({tv_max_of}). L′ − Δ equals the importance-weighted difference "
-    "of rewards exactly, response by response."
-)
 
 
 def page(study: ClippingAnalysis) -> ReportView:
     """What every algorithm blocks, with tokens that only one of the two compared blocks."""
-    return page_of_result(study.result, example_excerpts(study))
+    return page_of_result(study.result, example_excerpts(study), typed(study.traces))
 
 
 def example_excerpts(study: ClippingAnalysis) -> list[Excerpt]:
@@ -114,8 +78,8 @@ def example_excerpts(study: ClippingAnalysis) -> list[Excerpt]:
     return token_excerpts(study.traces, PAIRS["total"], rows)
 
 
-def page_of_result(result: Mapping[str, Any], examples: Sequence[Excerpt]) -> ReportView:
-    """The whole page of a result (docs/clipstats.md)."""
+def page_of_result(result: Mapping[str, Any], examples: Sequence[Excerpt], runs: Sequence[Path] = ()) -> ReportView:
+    """The whole page of a result (docs/clipstats.md); `runs` is what one types for its traces."""
     subject = Subject(result)
     return ReportView(
         title="Trust regions: what do they throw away?",
@@ -128,10 +92,11 @@ def page_of_result(result: Mapping[str, Any], examples: Sequence[Excerpt]) -> Re
             overlap_section(subject, examples),
             tokens_section(subject),
             _updates_section(subject),
-            _thresholds_section(subject),
-            _approximation_section(subject),
-            _theory_section(subject),
+            thresholds_section(subject),
+            approximation_section(subject),
+            theory_section(subject),
         ),
+        screen=screen(subject, _left_out(result), examples, runs),
         settings=settings_tables(result),
         command=command_line(result, "clipstats", *result["arguments"]),
         notation=_NOTATION,
@@ -152,7 +117,8 @@ def _about(result: Row) -> Facts:
     )
 
 
-def _notes(result: Row) -> tuple[str, ...]:
+def _left_out(result: Row) -> list[str]:
+    """What the numbers do not hold."""
     notes = list(left_out_of(result["about"], result["counts"], _LEFT_OUT))
     notes += [
         _LACKING.format(number=numbers.count(n), column=name)
@@ -161,6 +127,11 @@ def _notes(result: Row) -> tuple[str, ...]:
     ]
     if "--theory" in result["arguments"] and not result["theory"]:
         notes.append("--theory needs rewards, and the trace has none: record it with --answer-field FIELD.")
+    return notes
+
+
+def _notes(result: Row) -> tuple[str, ...]:
+    notes = _left_out(result)
     if not result["has"]["advantages"]:
         notes.append(_NO_ADVANTAGES)
     by_reason: dict[str, list[str]] = {}
@@ -182,7 +153,7 @@ def _headline(subject: Subject) -> str:
     if value_of(bad["over_negative"]) is not None:
         sentences.append(
             f"{share(bad['over_negative'])} of the tokens with A < 0 ({share(bad['over_tokens'])} of those with A ≠ 0) "
-            f"get a bad update, {_BAD_IN_WORDS.format(delta=bad['delta'])}."
+            f"are bad updates: pushed down although their probability has already fallen by {bad['delta']:g} or more."
         )
     return " ".join(sentences)
 
@@ -194,12 +165,12 @@ def _hypothetical(row: Row) -> str:
 
 def _in_words(row: Row) -> str:
     name, blocked, lost = row["name"], row["blocked"]["all"], row["lost"]["all"]
-    weight = "the update weight" if row["weighs_by_ratio"] else "Σ |A|"
+    update = "the update" if row["weighs_by_ratio"] else "Σ |A|"
     if not value_of(blocked):
-        capped = f", but its cap takes {share(lost)} of {weight}" if value_of(lost) else ""
+        capped = f", but its cap takes {share(lost)} of {update}" if value_of(lost) else ""
         return f"{name} blocks no token{capped}."
     known = value_of(lost) is not None
-    loses = f" and loses {share(lost)} of {weight}." if known else f"; of {weight}, {lost['note']}."
+    loses = f" and loses {share(lost)} of {update}." if known else f"; of {update}, {lost['note']}."
     return f"{name} blocks {share(blocked)} of the tokens{loses}"
 
 
@@ -268,7 +239,7 @@ def _updates_section(subject: Subject) -> Section:
 def _updates_text(subject: Subject) -> str:
     bad = subject.result["bad_updates"]
     delta, over_tokens, over_negative = bad["delta"], share(bad["over_tokens"]), share(bad["over_negative"])
-    words = f"A bad update is {_BAD_IN_WORDS.format(delta=delta)}, measured from the rollout's: A < 0 and μ − π ≥ δ. "
+    words = f"Bad update: {BAD_UPDATE.format(delta=delta)} (μ − π ≥ δ). "
     if subject.has_advantages:
         words += (
             f"At δ = {delta:g} that is {over_tokens} of the tokens with A ≠ 0, and {over_negative} of the tokens with "
@@ -280,109 +251,3 @@ def _updates_text(subject: Subject) -> str:
     if not bad["correlations"]:
         words += "Whether bad updates go with the reward takes a training trace with several steps."
     return words.rstrip()
-
-
-def _thresholds_section(subject: Subject) -> Section:
-    """The sweeps, and which thresholds of two families block as much as each other."""
-    equivalents = table(
-        "Equal thresholds",
-        subject.result["equivalents"],
-        [
-            named("algorithm", "algorithm"),
-            counted("blocks, %", "blocked"),
-            text("as many as", lambda row: row["family"].replace("_", "-")),
-            keyed("at", "threshold", plain, CLIPPING["equivalents"]),
-        ],
-        note="The threshold of that family which blocks as many tokens as the algorithm does, at most 3 % off.",
-        shrinks=True,
-    )
-    threshold, lost = keyed("threshold", "threshold", number), counted("lost weight, %", "lost")
-    cap, capped = keyed("C", "cap", number), keyed("lost weight, %", "lost", percent, CLIPPING["capped"])
-    sweeps = (
-        table(
-            title,
-            subject.result["sweeps"].get(family) or (),
-            [cap, counted("tokens above, %", "share"), capped]
-            if family == "cap"
-            else [threshold, counted("blocked, %", "blocked"), lost],
-            fold="The sweeps in numbers",
-            terminal_rows=0,
-        )
-        for family, title in _SWEEPS.items()
-    )
-    return Section(
-        "What if",
-        "Blocked tokens and lost weight as the threshold moves. An equal threshold is the one of another family that "
-        "blocks as many tokens as the algorithm does; it need not block the same ones. The sweeps themselves stand in "
-        "the HTML report and in the JSON.",
-        tables=filled(equivalents, *sweeps),
-    )
-
-
-def _approximation_section(subject: Subject) -> Section:
-    """How good binary and top-K divergences are, against the full divergence or a bracket around it."""
-    found = subject.result["approximation"]
-    full = found["truth"] is not None
-
-    def partition(k: int) -> str:
-        return str(k) if k else "binary"
-
-    against_full = [
-        counted("bias", "bias", plain),
-        counted("rank correlation", "rank_correlation", _near_1),
-        counted("wrong mask, %", "wrong_mask"),
-    ]
-    threshold = keyed("threshold δ", "threshold", "{:g}".format, optional=True)
-    approximations = table(
-        "Approximations of TV and KL",
-        found["rows"],
-        [
-            text("divergence", lambda row: {"tv": "TV", "kl": "KL, nats"}[row["divergence"]]),
-            keyed("K", "k", partition),
-            threshold,
-            counted("mean", "mean", plain),
-            *(against_full if full else ()),
-        ],
-        shrinks=True,
-    )
-    bracket = table(
-        "Where the mean full TV certainly lies",
-        () if full else found["bracket"],
-        [
-            keyed("from K", "k", partition),
-            counted("at least", "low", plain),
-            counted("at most", "high", plain),
-            threshold,
-            counted("decided, %", "decided", _nearly_all),
-        ],
-        shrinks=True,
-    )
-    words = _AGAINST_FULL.format(tokens=numbers.count(found["tokens"])) if full else _WITHOUT_FULL
-    return Section("How good is the approximation", _APPROXIMATE + words, tables=filled(approximations, bracket))
-
-
-def _near_1(found: Found) -> str:
-    """A correlation with its half interval, as long as that is not lost beside a value that would read 1.00."""
-    value, low, high = parts(found)
-    narrow = low is None or high is None or (high - low) / 2 < _NARROW
-    return numbers.near(value, 1) if narrow else plain(found)
-
-
-def _nearly_all(found: Found) -> str:
-    """A share in percent that does not round to 100."""
-    value = value_of(found)
-    return numbers.near(None if value is None else 100 * value, 100)
-
-
-def _theory_section(subject: Subject) -> Section:
-    """Empty, and hence left out, without `--theory`."""
-    theory: dict[str, Any] = subject.result["theory"]
-    if not theory:
-        return Section("Theory")
-    words = _THEORY.format(tv_max_of=theory["tv_max_of"])
-    bounds = {"quadratic": theory["quadratic_bound"], "linear": theory["linear_bound"]}
-    vacuous = [name for name, found in bounds.items() if (value_of(found) or 0) < -theory["xi"]]
-    if vacuous:
-        words += f" Vacuous here, because no reward changes by more than ξ: the {' and the '.join(vacuous)} bound."
-    rows = tuple(metric_row(metric, theory[key]) for key, metric in THEORY.items())
-    return Section("Theory", words, groups=(MetricGroup("Terms of the bounds, over responses", rows),))

@@ -1,11 +1,12 @@
 """What each algorithm blocks: altogether, by probability, position and step, beside the others, and which tokens."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
-from typing import Any
 
 from mismatch_cli import numbers
 from mismatch_cli.metrics.update_table import CLIPPING
+from mismatch_cli.report.pages.clipping_subject import SIGNS, Subject, counted, when
+from mismatch_cli.report.pages.clipping_thresholds import same_strictness
 from mismatch_cli.report.tables import (
     Col,
     Row,
@@ -23,75 +24,37 @@ from mismatch_cli.report.tables import (
     value_of,
 )
 from mismatch_cli.report.view import Excerpt, Section, Table
-from mismatch_cli.studies.clipping import ClippingPlotData
+from mismatch_cli.studies.clipping import OneMask
 
-SIGNS = ("all", "positive", "negative")
 _ROWS_ON_TERMINAL = 12
 _PAIRS_ON_TERMINAL, _PAIRS_ON_PAGE = 10, 20
 _TOKENS_ON_TERMINAL, _TOKENS_ON_PAGE = 10, 50
-_NOT_BY_RATIO = "†"
-
-
-class Subject(ClippingPlotData):
-    """The result as its page tells it: the same mask on both anchors together, first on the rollout."""
-
-    @property
-    def rows(self) -> list[Row]:
-        first: dict[str, int] = {}
-        for place, row in enumerate(super().rows):
-            first.setdefault(_on_rollout(row), place)
-        return sorted(super().rows, key=lambda row: (first[_on_rollout(row)], row["anchor"] == "recomputed"))
-
-    @property
-    def signs(self) -> tuple[str, ...]:
-        """Signs of A under which blocked tokens are counted; without advantages there is no sum of both."""
-        return SIGNS if self.has_advantages else SIGNS[1:]
-
-    @property
-    def leading(self) -> list[Row]:
-        """The two that are compared, in pictures and in the headline."""
-        by_name = {row["name"]: row for row in self.rows}
-        return [by_name[name] for name in self.result["compared"]]
-
-
-def _on_rollout(row: Row) -> str:
-    """When the row's mask blocks, as if its anchor were the rollout's policy: p′ → q and r′ → r."""
-    blocked: str = row["blocked_when"]
-    return blocked.replace("p′", "q").replace("r′", "r")
-
-
-def when(sign: str, advantages: bool) -> str:
-    """How the tokens of a sign are called: without advantages the question is hypothetical."""
-    return ("" if advantages else "if ") + {"positive": "A > 0", "negative": "A < 0"}[sign]
-
-
-def counted(title: str, key: str, show: Callable[[Any], str] = percent, *, optional: bool = False) -> Col[Row]:
-    """A column whose key in the JSON is that of its metric."""
-    return keyed(title, key, show, CLIPPING[key], optional=optional)
+NOT_BY_RATIO = "†"
+ROW_KEYS = ("blocked", "lost", "weighs_by_ratio")  # in which algorithms of one row of a table agree
 
 
 def algorithms_section(subject: Subject) -> Section:
-    """Blocked tokens and lost weight of all algorithms, then one after the other."""
+    """Blocked tokens and lost update of all algorithms, what is as strict, then one algorithm after the other."""
     return Section(
         "What each algorithm throws away",
         _algorithms_text(subject),
         tables=filled(
             _overview(subject),
+            same_strictness(subject),
             _lost_in_parts(subject),
             _formulas(subject),
-            *(part for row in subject.blocking for part in _breakdown(subject, row)),
+            *(part for one in subject.masks(subject.blocking) for part in _breakdown(subject, one)),
         ),
     )
 
 
 def _algorithms_text(subject: Subject) -> str:
     words = (
-        "A blocked token contributes nothing to the update. Lost weight is the share of Σ r·|A| that no longer enters "
-        "the update: a weight, not the norm of a gradient, for which the directions of the updates would have to be "
-        "known. "
+        "A blocked token contributes nothing to the update. Lost update is the share of Σ r·|A| that no longer enters "
+        "it; not the norm of a gradient, for which the directions of the updates would have to be known. "
     )
     if not all(row["weighs_by_ratio"] for row in subject.rows):
-        words += f"Rows with {_NOT_BY_RATIO} weigh by something other than r: theirs is the share of Σ |A|, without r. "
+        words += f"Rows with {NOT_BY_RATIO} weigh by something other than r: theirs is the share of Σ |A|, without r. "
     if not subject.has_advantages:
         words += (
             "The trace has no advantages: every token is judged twice, as if its advantage were positive and as if it "
@@ -104,17 +67,39 @@ def _algorithms_text(subject: Subject) -> str:
 
 
 def _overview(subject: Subject) -> Table:
-    lost = [_lost(f"lost {when(sign, False)}, %", sign) for sign in SIGNS[1:]]
-    if subject.has_advantages:
-        lost = [_lost("lost weight, %", "all"), counted("responses, %", "responses_touched", optional=True)]
+    masks = subject.masks(subject.rows, *ROW_KEYS)
     return table(
-        "Blocked tokens and lost weight",
-        subject.rows,
-        [named("algorithm", "name"), named("anchor", "anchor", optional=True), *_blocked(subject), *lost],
+        "Blocked tokens and lost update",
+        masks,
+        [
+            text("algorithm", lambda one: one.label),
+            text("anchor", lambda one: str(one.row["anchor"]), optional=True),
+            *share_columns(subject),
+        ],
         note="± is half the 95 % interval over prompts; there is none for fewer than 10 prompts, or where all say the "
-        "same. When each algorithm blocks a token: mismatch-cli algorithms.",
+        f"same. {_same(masks)}When each algorithm blocks a token: mismatch-cli algorithms.",
         shrinks=True,
     )
+
+
+def share_columns(subject: Subject, *, fewest: bool = False) -> list[Col[OneMask]]:
+    """How much is blocked and lost, in percent; `fewest` leaves the share of responses out."""
+    lost = [_lost(f"lost {when(sign, False)}, %", sign) for sign in SIGNS[1:]]
+    if subject.has_advantages:
+        lost = [_lost("lost update, %", "all")]
+        lost += [] if fewest else [counted("responses hit, %", "responses_touched", optional=True)]
+    return list(map(_of_row, (*_blocked(subject), *lost)))
+
+
+def _of_row(column: Col[Row]) -> Col[OneMask]:
+    """A column of an algorithm in a table of masks."""
+    return Col(column.head, lambda one: column.cell(one.row))
+
+
+def _same(masks: Sequence[OneMask]) -> str:
+    """Who stands for whom, in words."""
+    stand = [f"{one.row['name']} for {', '.join(one.others)}" for one in masks if one.others]
+    return f"Same mask: on these tokens they decide alike; {'; '.join(stand)}. " if stand else ""
 
 
 def _blocked(subject: Subject) -> list[Col[Row]]:
@@ -129,29 +114,35 @@ def _blocked(subject: Subject) -> list[Col[Row]]:
 
 
 def _lost(title: str, key: str, metric: str = "lost", *, optional: bool = False) -> Col[Row]:
-    """A part of the lost weight in percent, marked where it is not that of r."""
+    """A part of the lost update in percent, marked where it is not that of r."""
 
     def cell(row: Row) -> str:
         found = percent(row["lost"][key])
-        return found if row["weighs_by_ratio"] or found == numbers.MISSING else f"{found} {_NOT_BY_RATIO}"
+        return found if row["weighs_by_ratio"] or found == numbers.MISSING else f"{found} {NOT_BY_RATIO}"
 
     return col(title, cell, CLIPPING[metric], optional=optional)
 
 
 def _lost_in_parts(subject: Subject) -> Table:
-    """Where the lost weight comes from; without advantages there is no sum over both signs to take apart."""
+    """Where the lost update comes from; without advantages there is no sum over both signs to take apart."""
+    lossy = [row for row in subject.rows if subject.has_advantages and value_of(row["lost"]["all"])]
     return table(
-        "The lost weight in its parts",
-        [row for row in subject.rows if subject.has_advantages and value_of(row["lost"]["all"])],
+        "The lost update in its parts",
+        subject.masks(lossy, *ROW_KEYS),
         [
-            named("algorithm", "name"),
-            _lost("A > 0, %", "positive", optional=True),
-            _lost("A < 0, %", "negative", optional=True),
-            _lost("by the mask, %", "masked", "masked"),
-            _lost("by the cap, %", "capped", "capped"),
+            text("algorithm", lambda one: one.label),
+            *map(
+                _of_row,
+                (
+                    _lost("A > 0, %", "positive", optional=True),
+                    _lost("A < 0, %", "negative", optional=True),
+                    _lost("by the mask, %", "masked", "masked"),
+                    _lost("by the cap, %", "capped", "capped"),
+                ),
+            ),
         ],
-        note="A > 0 and A < 0 are shares of the weight with that sign; mask and cap add up to the lost weight.",
-        fold="The lost weight in its parts",
+        note="A > 0 and A < 0 are shares of the update with that sign; mask and cap add up to the lost update.",
+        fold="The lost update in its parts",
         shrinks=True,
     )
 
@@ -172,15 +163,16 @@ def _formulas(subject: Subject) -> Table:
     )
 
 
-def _breakdown(subject: Subject, row: Row) -> list[Table]:
+def _breakdown(subject: Subject, one: OneMask) -> list[Table]:
     """One algorithm by μ, position and step; a terminal shows those of the leading ones."""
+    row = one.row
 
     def part(by: str, key: str, name: Callable[[Row], str], *means: Col[Row]) -> Table:
         return table(
-            f"{row['name']}, by {by}",
+            f"{one.label}, by {by}",
             [cell for cell in row[key] if cell["tokens"]],
             [col(by, name), keyed("tokens", "tokens", numbers.count), *_blocked(subject), *means],
-            fold=f"{row['name']}, by μ, position and step",
+            fold=f"{one.label}, by μ, position and step",
             shrinks=True,
             terminal_rows=_ROWS_ON_TERMINAL if row in subject.leading else 0,
         )
@@ -198,7 +190,8 @@ def overlap_section(subject: Subject, examples: Sequence[Excerpt]) -> Section:
     """Which tokens two algorithms block together, and which only one of them blocks."""
     overlap = subject.result["overlap"]
     place = {name: number for number, name in enumerate(overlap["names"])}
-    places = [place[row["name"]] for row in subject.blocking if row["name"] in place]
+    masks = [one for one in subject.masks(subject.blocking) if one.row["name"] in place]
+    places = {place[one.row["name"]]: one.label for one in masks}
     tables = (_pairs(subject, overlap, places), _jaccard(overlap, places)) if len(places) > 1 else ()
     return Section(
         "Overlap",
@@ -209,7 +202,7 @@ def overlap_section(subject: Subject, examples: Sequence[Excerpt]) -> Section:
     )
 
 
-def _pairs(subject: Subject, overlap: Row, places: Sequence[int]) -> Table:
+def _pairs(subject: Subject, overlap: Row, places: Mapping[int, str]) -> Table:
     names, only = overlap["names"], overlap["only_row"]
     leading = {row["name"] for row in subject.leading}
 
@@ -224,8 +217,8 @@ def _pairs(subject: Subject, overlap: Row, places: Sequence[int]) -> Table:
         "Pairs of algorithms, in tokens" + ("" if subject.has_advantages else ", each for both signs"),
         pairs[:_PAIRS_ON_PAGE],
         [
-            text("first", lambda pair: names[pair[0]]),
-            text("second", lambda pair: names[pair[1]]),
+            text("first", lambda pair: places[pair[0]]),
+            text("second", lambda pair: places[pair[1]]),
             col("both", lambda pair: numbers.count(overlap["both"][pair[0]][pair[1]]), CLIPPING["both"]),
             col("only first", lambda pair: numbers.count(only[pair[0]][pair[1]]), CLIPPING["only_row"]),
             col("only second", lambda pair: numbers.count(only[pair[1]][pair[0]]), CLIPPING["only_row"]),
@@ -238,14 +231,14 @@ def _pairs(subject: Subject, overlap: Row, places: Sequence[int]) -> Table:
     )
 
 
-def _jaccard(overlap: Row, places: Sequence[int]) -> Table:
+def _jaccard(overlap: Row, places: Mapping[int, str]) -> Table:
     def beside(other: int) -> Col[int]:
-        return col(overlap["names"][other], lambda place: number(overlap["jaccard"][place][other]), CLIPPING["jaccard"])
+        return col(places[other], lambda place: number(overlap["jaccard"][place][other]), CLIPPING["jaccard"])
 
     return table(
         "Jaccard index of every two algorithms",
         places,
-        [text("", lambda place: overlap["names"][place]), *map(beside, places)],
+        [text("", lambda place: places[place]), *map(beside, places)],
         note="Algorithms that block nothing are left out. Intervals are in the JSON.",
         fold="Jaccard index of every two algorithms",
         terminal_rows=0,
@@ -256,11 +249,12 @@ def tokens_section(subject: Subject) -> Section:
     """Who is blocked: how probable and how open blocked tokens are beside kept ones, and which tokens they are."""
     return Section(
         "Who is blocked",
-        "Rate is how often a token is blocked where it occurs, lift how many times the rate of all tokens with that "
-        "sign of A that is: a frequent token ranks high by count alone, a lift above 1 says that the mask singles it "
-        "out. Means of μ, π and r are over the blocked occurrences.",
+        "Rate: the share of a token's occurrences that are blocked. × over-represented: its rate ÷ the rate of all "
+        "tokens with that sign of A; above 1 the mask singles it out, while a frequent token ranks high by count "
+        "alone. μ, π and r are means over the blocked occurrences.",
         tables=filled(
-            _means(subject), *(_tokens(subject, row, sign) for row in subject.blocking for sign in SIGNS[1:])
+            _means(subject),
+            *(_tokens(subject, one, sign) for one in subject.masks(subject.blocking) for sign in SIGNS[1:]),
         ),
     )
 
@@ -273,29 +267,30 @@ def _means(subject: Subject) -> Table:
         columns.append(counted("entropy, kept", "entropy_kept", plain, optional=True))
     return table(
         "Mean probability and entropy",
-        subject.blocking,
-        [named("algorithm", "name"), *columns],
+        subject.masks(subject.blocking),
+        [text("algorithm", lambda one: one.label), *map(_of_row, columns)],
         note="Of blocked and of kept tokens: μ of the sampled token, entropy of π in nats."
         + ("" if entropy else " The trace has no entropy: probe records it."),
         shrinks=True,
     )
 
 
-def _tokens(subject: Subject, row: Row, sign: str) -> Table:
+def _tokens(subject: Subject, one: OneMask, sign: str) -> Table:
+    row = one.row
     return table(
-        f"{row['name']}, {when(sign, subject.has_advantages)}: the most frequently blocked tokens",
+        f"{one.label}, {when(sign, subject.has_advantages)}: the most frequently blocked tokens",
         row["blocked_tokens"][sign][:_TOKENS_ON_PAGE],
         [
             text("token", lambda token: f"“{token['text']}”", kind="token"),  # quoted, so that spaces at its ends show
             named("class", "class", optional=True),
             keyed("blocked", "blocked", numbers.count, CLIPPING["blocked_tokens"]),
             counted("rate, %", "rate"),
-            counted("lift", "lift", number),
+            counted("× over-represented", "lift", number),
             counted("μ", "mu", number),
             counted("π", "pi", number),
             counted("r", "ratio", number, optional=True),
         ],
-        fold=f"{row['name']}: the most frequently blocked tokens",
+        fold=f"{one.label}: the most frequently blocked tokens",
         shrinks=True,
         terminal_rows=_TOKENS_ON_TERMINAL if row in subject.leading else 0,
     )

@@ -77,6 +77,13 @@ class _Maker:
             },
         }  # fmt: skip
 
+    def as_strict(self, name: str) -> dict[str, Any]:
+        mask = TABLE[name].masks[0]
+        own = mask.region.replace("-", "_") if mask.region in ("ratio-clip", "binary-tv") else None
+        families = ("ratio_clip", "binary_tv", "binary_kl", "top_k_tv", "top_k_kl")
+        thresholds = {family: self.estimate(0.1) for family in families if family != own}
+        return {"algorithm": name, "settings": mask.settings, "family": own, "thresholds": thresholds}
+
     def token(self, number: int, text: str) -> dict[str, Any]:
         blocked = 200 - 19 * number
         rate = float(self.rng.uniform(0.01, 0.2))
@@ -170,7 +177,7 @@ def sample_result(
         "has": {
             "advantages": advantages, "rewards": advantages, "entropy": True, "top_k": 20, "recomputed": "measured",
         },
-        "skipped": [],
+        "skipped": [], "same_mask": [[name] for name in names],
         "algorithms": [make.algorithm(name, steps if steps > 1 else 0) for name in names],
         "overlap": make.overlap(names),
         "bad_updates": make.bad_updates(steps if steps > 1 else 0),
@@ -187,6 +194,7 @@ def sample_result(
         ],
         "approximation": make.approximation(),
         "theory": make.theory() if theory else None,
+        "same_strictness": [make.as_strict(name) for name in _compared(names) if advantages and TABLE[name].masks],
     }  # fmt: skip
 
 

@@ -55,7 +55,7 @@ def assert_shows(cells: list[str], estimates: list[Any], scale: float = 1.0) -> 
 
 def test_every_algorithm_with_its_numbers_and_both_anchors_together():
     result = sample_result()
-    table = tables(view_of(result))["Blocked tokens and lost weight"]
+    table = tables(view_of(result))["Blocked tokens and lost update"]
     names = column(table, "algorithm")
     assert sorted(names) == sorted(NAMES)
     assert names[names.index("dppo-binary-tv") + 1] == "dppo-binary-tv-recompute"
@@ -64,29 +64,29 @@ def test_every_algorithm_with_its_numbers_and_both_anchors_together():
     assert column(table, "anchor") == [row["anchor"] for row in ordered]
     for title, key in (("blocked, %", "all"), ("A > 0, %", "positive"), ("A < 0, %", "negative")):
         assert_shows(column(table, title), [row["blocked"][key] for row in ordered], 100)
-    assert_shows(column(table, "lost weight, %"), [row["lost"]["all"] for row in ordered], 100)
-    assert_shows(column(table, "responses, %"), [row["responses_touched"] for row in ordered], 100)
+    assert_shows(column(table, "lost update, %"), [row["lost"]["all"] for row in ordered], 100)
+    assert_shows(column(table, "responses hit, %"), [row["responses_touched"] for row in ordered], 100)
 
 
 def test_recomputed_anchors_stand_after_the_rollout_whatever_order_was_asked_for():
     view = view_of(sample_result(("minirl", "dppo-binary-tv-recompute", "grpo-clip-higher", "dppo-binary-tv")))
-    names = column(tables(view)["Blocked tokens and lost weight"], "algorithm")
+    names = column(tables(view)["Blocked tokens and lost update"], "algorithm")
     assert names == ["grpo-clip-higher", "minirl", "dppo-binary-tv", "dppo-binary-tv-recompute"]
 
 
 def test_rows_whose_weight_is_not_r_are_marked_and_explained():
     view = view_of(sample_result())
-    table = tables(view)["Blocked tokens and lost weight"]
-    marked = {row[0] for row, cell in zip(table.rows, column(table, "lost weight, %"), strict=True) if "†" in cell}
+    table = tables(view)["Blocked tokens and lost update"]
+    marked = {row[0] for row, cell in zip(table.rows, column(table, "lost update, %"), strict=True) if "†" in cell}
     assert marked == {"ppo-icepop", "gspo"}
     text = view.sections[0].text
     assert "†" in text and "Σ |A|" in text and "not the norm of a gradient" in text
     assert "†" not in all_text(view_of(sample_result(("dppo-binary-tv",)))) + str(table.note)
 
 
-def test_the_lost_weight_by_mask_and_by_cap():
+def test_the_lost_update_by_mask_and_by_cap():
     result = sample_result()
-    table = tables(view_of(result))["The lost weight in its parts"]
+    table = tables(view_of(result))["The lost update in its parts"]
     rows = {row["name"]: row for row in result["algorithms"]}
     assert "pg-is" not in column(table, "algorithm")  # it loses nothing
     ordered = [rows[name] for name in column(table, "algorithm")]
@@ -107,7 +107,7 @@ def test_headline_and_leading_numbers_compare_the_papers_pair():
     bad = result["bad_updates"]
     assert leading["over_negative"] == pytest.approx(100 * bad["over_negative"]["value"], rel=0.01)
     assert "tokens with A < 0" in view.headline and "A ≠ 0" in view.headline
-    assert "pushes down a token" in view.headline
+    assert "bad updates: pushed down although their probability" in view.headline
 
 
 def test_the_algorithms_that_were_asked_for_lead():
@@ -172,7 +172,7 @@ def test_the_jaccard_table_leaves_out_what_blocks_nothing():
         assert_shows(list(row[1:]), [overlap["jaccard"][place[row[0]]][place[name]] for name in names])
 
 
-def test_blocked_tokens_with_rate_and_lift():
+def test_blocked_tokens_with_rate_and_over_representation():
     result = sample_result()
     found = tables(view_of(result))
     row = next(row for row in result["algorithms"] if row["name"] == "grpo-clip-higher")
@@ -181,7 +181,13 @@ def test_blocked_tokens_with_rate_and_lift():
         tokens = row["blocked_tokens"][sign]
         assert column(table, "token") == [f"“{token['text']}”" for token in tokens]
         assert_shows(column(table, "rate, %"), [token["rate"] for token in tokens], 100)
-        for key, head in (("blocked", "blocked"), ("lift", "lift"), ("mu", "μ"), ("pi", "π"), ("ratio", "r")):
+        for key, head in (
+            ("blocked", "blocked"),
+            ("lift", "× over-represented"),
+            ("mu", "μ"),
+            ("pi", "π"),
+            ("ratio", "r"),
+        ):
             assert_shows(column(table, head), [token[key] for token in tokens])
         assert table.terminal_rows == 10
     assert found["gspo, A > 0: the most frequently blocked tokens"].terminal_rows == 0
@@ -205,8 +211,8 @@ def test_bad_updates_name_both_denominators():
 def test_equal_thresholds_and_sweeps():
     result = sample_result()
     found = tables(view_of(result))
-    assert_shows(column(found["Equal thresholds"], "at"), [row["threshold"] for row in result["equivalents"]])
-    assert column(found["Equal thresholds"], "as many as") == ["binary-tv", "ratio-clip"]
+    assert_shows(column(found["Equal thresholds"], "equal δ or ε"), [row["threshold"] for row in result["equivalents"]])
+    assert column(found["Equal thresholds"], "mask family") == ["binary TV", "ratio clip"]
     sweep = found["Ratio clip, by ε"]
     assert_shows(column(sweep, "threshold"), [row["threshold"] for row in result["sweeps"]["ratio_clip"]])
     assert_shows(column(sweep, "blocked, %"), [row["blocked"] for row in result["sweeps"]["ratio_clip"]], 100)
@@ -330,6 +336,6 @@ def test_a_trace_without_updates_and_one_with_an_infinite_ratio_say_so():
             "note": "a ratio is larger than a float can hold",
         }
     headline = view_of(result).headline
-    assert "of the tokens; of the update weight, a ratio is larger than a float can hold." in headline
+    assert "of the tokens; of the update, a ratio is larger than a float can hold." in headline
     result["counts"]["tokens"] = 0
     assert view_of(result).headline.startswith("No token has an advantage other than 0")

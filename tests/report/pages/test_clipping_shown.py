@@ -67,7 +67,7 @@ def test_no_line_is_wider_than_the_terminal(case, width):
 def test_a_narrow_terminal_keeps_every_number_on_one_line(width):
     result = sample_result()
     lines = on_terminal(result, width).splitlines()
-    start = lines.index(next(line for line in lines if line.startswith("Blocked tokens and lost weight")))
+    start = lines.index(next(line for line in lines if line.startswith("Blocked tokens and lost update")))
     (row,) = [line for line in lines[start : start + 24] if line.startswith("dppo-topk-tv ")]
     assert row.count("±") == 2  # the optional columns go before the half intervals
     assert ("rollout" in row) == (width == 80)
@@ -78,7 +78,7 @@ def test_a_wide_terminal_shows_intervals_and_every_column():
     text = on_terminal(sample_result(("grpo-clip-higher", "dppo-binary-tv")), 140)
     (row,) = re.findall(r"^dppo-binary-tv +rollout.*$", text, re.M)
     assert row.count("±") == 5
-    assert "responses, %" in text
+    assert "responses hit, %" in text
 
 
 def test_the_terminal_shows_the_beginning_and_says_what_is_left():

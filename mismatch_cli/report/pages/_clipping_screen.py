@@ -1,0 +1,186 @@
+"""The answer to "which threshold?": who blocks how much, which δ is as strict as which ε, and what to try next."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from mismatch_cli import numbers, registry, trust_regions
+from mismatch_cli.algorithms.table import TABLE
+from mismatch_cli.errors import suggest
+from mismatch_cli.metrics.update_table import THEORY
+from mismatch_cli.report.about import subject_lines
+from mismatch_cli.report.pages.clipping_blocked import NOT_BY_RATIO, ROW_KEYS, share_columns
+from mismatch_cli.report.pages.clipping_subject import SIGNS, Subject, when
+from mismatch_cli.report.pages.clipping_thresholds import same_strictness
+from mismatch_cli.report.tables import Row, filled, in_words, number, share, table, text, value_of
+from mismatch_cli.report.view import Excerpt, Facts, Screen, Table, Verdict
+
+_ROWS, _NOTES = 9, 1
+_MARKS = ("  ", "▸ ")
+_FAMILIES = {  # how each is called in a sentence, and typed
+    "ratio_clip": ("ε", "ratio-clip:epsilon"),
+    "binary_tv": ("TV δ", "dppo-binary-tv:delta"),
+    "binary_kl": ("KL δ", "dppo-binary-kl:delta"),
+    "top_k_tv": ("top-K TV δ", "top-k-tv:delta"),
+    "top_k_kl": ("top-K KL δ", "top-k-kl:delta"),
+}
+_LATER = "a later trainer, at whose weights masks have something to block"
+_ALIKE = 1.05  # times as many blocked tokens, or fewer, are not worth a word
+_TERMS = ("surrogate", "correction", "quadratic_bound")  # of the theory
+
+
+def screen(subject: Subject, notes: Sequence[str], examples: Sequence[Excerpt], runs: Sequence[Path]) -> Screen:
+    """The strictest masks with the compared pair among them, thresholds of the same strictness, overlap, a verdict."""
+    result, notes = subject.result, _notes(subject, notes)
+    rows = _ROWS - max(0, len(notes) - _NOTES) - bool(result["theory"])  # what else is said takes their place
+    return Screen(
+        subject=subject_lines(result["about"], result["counts"]),
+        notes=notes,
+        tables=filled(_strictest(subject, rows), same_strictness(subject, fewest=True)),
+        remarks=_remarks(subject),
+        excerpts=_one_each_way(subject, examples),
+        verdict=_verdict(subject),
+        next=_next(subject, runs),
+    )
+
+
+def _notes(subject: Subject, notes: Sequence[str]) -> tuple[str, ...]:
+    left, skipped = len(notes) - _NOTES, len(subject.result["skipped"])
+    shown = list(notes[:_NOTES])
+    if left > 0:
+        shown.append(f"{numbers.things(left, 'more note')}: --full")
+    if not subject.has_advantages:
+        shown.append("No advantages: tokens are judged for both signs. With them: probe --answer-field FIELD")
+    if skipped:
+        shown.append(f"{numbers.things(skipped, 'algorithm')} cannot be judged on this trace: --full says why")
+    return tuple(shown)
+
+
+def _strictest(subject: Subject, rows: int) -> Table:
+    """The masks that block most, always with the compared ones; the same mask on π′ is left to the page."""
+    masks = subject.masks(subject.rows, *ROW_KEYS)
+    ranked = sorted(masks, key=lambda one: -_strictness(subject, one.row))
+    own = [one for one in ranked if one.row in subject.leading]
+    others = [one for one in ranked if one not in own and _strictness(subject, one.row)]
+    others = [one for one in others if not subject.is_twin(one.row)][: rows - len(own)]
+    shown = [one for one in ranked if one in own or one in others]
+    left = len(masks) - len(shown)
+    notes = [f"… {left} more: --full"] * (left > 0)
+    if any(not one.row["weighs_by_ratio"] for one in shown):
+        notes.append(f"{NOT_BY_RATIO} share of Σ |A|: its weight is not r")
+    return table(
+        "",
+        shown,
+        [text("algorithm", lambda one: _MARKS[one in own] + one.label), *share_columns(subject, fewest=True)],
+        note="   ".join(notes),
+        shrinks=True,
+    )
+
+
+def _strictness(subject: Subject, row: Row) -> float:
+    """The share of tokens that an algorithm blocks; without advantages, of both signs together."""
+    return sum(value_of(row["blocked"][sign]) or 0.0 for sign in subject.signs[: 1 if subject.has_advantages else 2])
+
+
+def _remarks(subject: Subject) -> Facts:
+    found = (("Overlap", _overlap(subject)), ("Bad updates", _bad_updates(subject)), ("Theory", _theory(subject)))
+    guide = ("Guide", "docs/choosing-a-threshold.md: what ε and δ limit, and which to try")
+    return (*((label, words) for label, words in found if words), guide)
+
+
+def _overlap(subject: Subject) -> str:
+    overlap, compared = subject.result["overlap"], subject.result["compared"]
+    if len(compared) < 2 or not any(_strictness(subject, row) for row in subject.leading):
+        return ""
+    i, j = map(overlap["names"].index, compared)
+    alone = (overlap["only_row"][i][j], overlap["only_row"][j][i])
+    parts = (f"{numbers.count(n)} by {name} alone" for n, name in zip(alone, compared, strict=True))
+    jaccard = number(overlap["jaccard"][i][j])
+    return f"{numbers.things(overlap['both'][i][j], 'token')} blocked by both, {', '.join(parts)} (Jaccard {jaccard})"
+
+
+def _bad_updates(subject: Subject) -> str:
+    bad = subject.result["bad_updates"]
+    if value_of(bad["over_negative"]) is None:
+        return ""
+    where = "of tokens with A < 0" if subject.has_advantages else "of tokens, were A < 0"
+    return f"{share(bad['over_negative'])} {where}: fell by ≥ {bad['delta']:g} and pushed down further"
+
+
+def _theory(subject: Subject) -> str:
+    theory = subject.result["theory"]
+    if not theory:
+        return ""
+    return ", ".join(f"{THEORY[key].label} {in_words(THEORY[key], theory[key])[0]}" for key in _TERMS)
+
+
+def _one_each_way(subject: Subject, examples: Sequence[Excerpt]) -> tuple[Excerpt, ...]:
+    """A token that the first blocks and the second keeps, and one the other way round."""
+    names = subject.result["compared"]
+    of_each = ([each for each in examples if each.title.startswith(f"{name} blocks, ")] for name in names)
+    return tuple(_alone(found[0]) for found in of_each if found)
+
+
+def _alone(example: Excerpt) -> Excerpt:
+    return replace(example, title=f"Only {re.sub(', .*? keeps', '', example.title, count=1)}")
+
+
+def _verdict(subject: Subject) -> Verdict:
+    """How much stricter one is than the other, and the thresholds at which they would be equally strict."""
+    rows, names = subject.leading, " and ".join(subject.result["compared"])
+    if not rows:
+        return Verdict("NOTHING JUDGED", "No algorithm is applicable to this trace.")
+    if subject.has_advantages and not subject.result["counts"]["tokens"]:
+        return Verdict("NOTHING TO BLOCK", "No token has an advantage other than 0: no update would follow.")
+    ranked = sorted(rows, key=lambda row: -_strictness(subject, row))
+    high, low = (_strictness(subject, row) for row in (ranked[0], ranked[-1]))
+    if not high:
+        return Verdict("NOTHING BLOCKED", f"Every update of this trace passes {names}.")
+    text = f"{', '.join(_told(subject, row) for row in ranked)}. {_equal(subject)}".rstrip()
+    if high <= _ALIKE * low:
+        return Verdict("EQUALLY STRICT" if len(rows) > 1 else "STRICTNESS", text)
+    return Verdict(f"{numbers.number(high / low, 2)} × AS STRICT" if low else "ONE ALONE BLOCKS", text)
+
+
+def _told(subject: Subject, row: Row) -> str:
+    """`grpo-clip-higher blocks 3.30 % (mean μ 0.343)`."""
+    if subject.has_advantages:
+        shares = share(row["blocked"]["all"])
+    else:
+        shares = " and ".join(f"{share(row['blocked'][sign])} {when(sign, False)}" for sign in SIGNS[1:])
+    mean = number(row["mu_blocked"])
+    return f"{row['name']} blocks {shares}" + ("" if mean == numbers.MISSING else f" (mean μ {mean})")
+
+
+def _equal(subject: Subject) -> str:
+    """The threshold of another family for each of the compared algorithms."""
+    found = [
+        f"{row['algorithm']} and {_FAMILIES[family][0]} = {numbers.number(value)}"
+        for row, family, value in _equal_thresholds(subject)
+    ]
+    return f"Equally strict: {'; '.join(found)}." if found else ""
+
+
+def _equal_thresholds(subject: Subject) -> list[tuple[Row, str, float]]:
+    """Of each compared algorithm, TV for a ratio clip and for what is of no family, the ratio clip for the rest."""
+    rows = subject.result.get("same_strictness", ())
+    held = [(row, "binary_tv" if row["family"] in ("ratio_clip", None) else "ratio_clip") for row in rows]
+    found = [(row, family, value_of(row["thresholds"].get(family))) for row, family in held]
+    return [(row, family, value) for row, family, value in found if value is not None]
+
+
+def _next(subject: Subject, runs: Sequence[Path]) -> Facts:
+    """The first compared algorithm beside another family as strict as it is, and everything that was measured."""
+    typed = {*TABLE, *registry.names(trust_regions.PACKAGE)}  # of a user's file the name is no path
+    trials = [
+        (suggest("clipstats", *runs, "-a", row["algorithm"], "-a", f"{_FAMILIES[family][1]}={value:.3g}"),
+         "equally strict: which tokens differ?")
+        for row, family, value in _equal_thresholds(subject)
+        if row["algorithm"].partition(":")[0] in typed
+    ]  # fmt: skip
+    if subject.result["has"]["recomputed"] == "equal weights":
+        trials = [(suggest("rescore", *runs, "--trainer-model", "LATER", "--weights", "newer"), _LATER)]
+    elif not trials:
+        trials = [(suggest("clipstats", *runs, "-a", "dppo-binary-tv:delta=0.05"), "a stricter δ")]
+    return (trials[0], (suggest("clipstats", *runs, "--full"), "every algorithm, bin, step and token"))

@@ -1,0 +1,196 @@
+"""Which threshold: what is as strict as the compared algorithms, the sweeps, and what the approximations are worth."""
+
+from typing import Any
+
+from mismatch_cli import numbers
+from mismatch_cli.metrics.update_table import CLIPPING, THEORY
+from mismatch_cli.report.pages.clipping_subject import Subject, counted
+from mismatch_cli.report.tables import (
+    Col,
+    Found,
+    Row,
+    col,
+    filled,
+    keyed,
+    metric_row,
+    named,
+    number,
+    parts,
+    percent,
+    plain,
+    table,
+    text,
+    value_of,
+)
+from mismatch_cli.report.view import MetricGroup, Section, Table
+
+FAMILIES = {
+    "ratio_clip": "ratio clip, ε",
+    "binary_tv": "binary TV, δ",
+    "binary_kl": "binary KL, δ",
+    "top_k_tv": "top-K TV, δ",
+    "top_k_kl": "top-K KL, δ",
+}
+SAME_STRICTNESS = "In a row: the same share of tokens blocked, though not the same tokens."
+_SWEEPS = {
+    "ratio_clip": "Ratio clip, by ε",
+    "binary_tv": "Binary TV, by δ",
+    "top_k_tv": "Top-K TV, by δ",
+    "binary_kl": "Binary KL, by δ in nats",
+    "top_k_kl": "Top-K KL, by δ in nats",
+    "cap": "Cap of the weight, by C",
+}
+_NARROW = 1e-4
+_APPROXIMATE = (
+    "Binary and top-K divergences look at the sampled token and at the K most probable ones and merge the rest; they "
+    "never exceed the divergence over the whole vocabulary. "
+)
+_AGAINST_FULL = (
+    "Here they stand beside it, on the {tokens} tokens whose full divergence was recorded: means, bias and rank "
+    "correlation over all of them, wrong masks over those with an advantage; with the same δ for all, so that only the "
+    "divergence differs."
+)
+_WITHOUT_FULL = (
+    "The full divergence was not recorded; the table gives guaranteed bounds on its mean. For bias, rank correlation "
+    "and wrong masks record it with mismatch-cli probe --full-divergence N."
+)
+_THEORY = (
+    "Sample values of the terms in the paper's bounds; no certificate: the bounds need the largest TV over all states, "
+    "and a sample knows only the largest that it saw ({tv_max_of}). L′ − Δ equals the importance-weighted difference "
+    "of rewards exactly, response by response."
+)
+
+
+def same_strictness(subject: Subject, *, fewest: bool = False) -> Table:
+    """The compared algorithms, each with the threshold of every family that blocks the same share of tokens.
+
+    `fewest` leaves top-K divergences out, but for those of the algorithms themselves.
+    """
+    found: list[Row] = subject.result.get("same_strictness", [])
+    rows = [row for row in found if any(value_of(each) is not None for each in row["thresholds"].values())]
+    own = {row["family"] for row in rows}
+    families = [name for name in FAMILIES if name in own or any(name in row["thresholds"] for row in rows)]
+    if fewest:
+        families = [name for name in families if name in own or not name.startswith("top_k")]
+    return table(
+        "Same strictness",
+        rows,
+        [text("as strict as", lambda row: str(row["algorithm"])), *map(_threshold_of, families)],
+        note=SAME_STRICTNESS,
+        shrinks=True,
+    )
+
+
+def _threshold_of(family: str) -> Col[Row]:
+    """The equal threshold of a family; its own for an algorithm of that family."""
+
+    def cell(row: Row) -> str:
+        if family == row["family"]:
+            return str(row["settings"].partition(" = ")[2])
+        return plain(row["thresholds"][family])
+
+    return col(FAMILIES[family], cell, CLIPPING["equivalents"], optional=family.startswith("top_k"))
+
+
+def thresholds_section(subject: Subject) -> Section:
+    """The sweeps, and which thresholds of two families block as much as each other."""
+    equivalents = table(
+        "Equal thresholds",
+        subject.result["equivalents"],
+        [
+            named("algorithm", "algorithm"),
+            counted("blocked, %", "blocked"),
+            text("mask family", lambda row: FAMILIES[row["family"]].partition(",")[0]),
+            keyed("equal δ or ε", "threshold", plain, CLIPPING["equivalents"]),
+        ],
+        note="Where each mask family blocks the same share of tokens, at most 3 % off.",
+        shrinks=True,
+    )
+    threshold, lost = keyed("threshold", "threshold", number), counted("lost update, %", "lost")
+    cap, capped = keyed("C", "cap", number), keyed("lost update, %", "lost", percent, CLIPPING["capped"])
+    sweeps = (
+        table(
+            title,
+            subject.result["sweeps"].get(family) or (),
+            [cap, counted("tokens above, %", "share"), capped]
+            if family == "cap"
+            else [threshold, counted("blocked, %", "blocked"), lost],
+            fold="The sweeps in numbers",
+            terminal_rows=0,
+        )
+        for family, title in _SWEEPS.items()
+    )
+    return Section(
+        "What if",
+        "Blocked tokens and lost update as the threshold moves.",
+        tables=filled(equivalents, *sweeps),
+    )
+
+
+def approximation_section(subject: Subject) -> Section:
+    """How good binary and top-K divergences are, against the full divergence or a bracket around it."""
+    found = subject.result["approximation"]
+    full = found["truth"] is not None
+
+    def partition(k: int) -> str:
+        return str(k) if k else "binary"
+
+    against_full = [
+        counted("bias", "bias", plain),
+        counted("rank correlation", "rank_correlation", _near_1),
+        counted("wrong mask, %", "wrong_mask"),
+    ]
+    threshold = keyed("threshold δ", "threshold", "{:g}".format, optional=True)
+    approximations = table(
+        "Approximations of TV and KL",
+        found["rows"],
+        [
+            text("divergence", lambda row: {"tv": "TV", "kl": "KL, nats"}[row["divergence"]]),
+            keyed("K", "k", partition),
+            threshold,
+            counted("mean", "mean", plain),
+            *(against_full if full else ()),
+        ],
+        shrinks=True,
+    )
+    bracket = table(
+        "Where the mean full TV certainly lies",
+        () if full else found["bracket"],
+        [
+            keyed("from K", "k", partition),
+            counted("at least", "low", plain),
+            counted("at most", "high", plain),
+            threshold,
+            counted("decided, %", "decided", _nearly_all),
+        ],
+        shrinks=True,
+    )
+    words = _AGAINST_FULL.format(tokens=numbers.count(found["tokens"])) if full else _WITHOUT_FULL
+    return Section("How good is the approximation", _APPROXIMATE + words, tables=filled(approximations, bracket))
+
+
+def _near_1(found: Found) -> str:
+    """A correlation with its half interval, as long as that is not lost beside a value that would read 1.00."""
+    value, low, high = parts(found)
+    narrow = low is None or high is None or (high - low) / 2 < _NARROW
+    return numbers.near(value, 1) if narrow else plain(found)
+
+
+def _nearly_all(found: Found) -> str:
+    """A share in percent that does not round to 100."""
+    value = value_of(found)
+    return numbers.near(None if value is None else 100 * value, 100)
+
+
+def theory_section(subject: Subject) -> Section:
+    """Empty, and hence left out, without `--theory`."""
+    theory: dict[str, Any] = subject.result["theory"]
+    if not theory:
+        return Section("Theory")
+    words = _THEORY.format(tv_max_of=theory["tv_max_of"])
+    bounds = {"quadratic": theory["quadratic_bound"], "linear": theory["linear_bound"]}
+    vacuous = [name for name, found in bounds.items() if (value_of(found) or 0) < -theory["xi"]]
+    if vacuous:
+        words += f" Vacuous here, because no reward changes by more than ξ: the {' and the '.join(vacuous)} bound."
+    rows = tuple(metric_row(metric, theory[key]) for key, metric in THEORY.items())
+    return Section("Theory", words, groups=(MetricGroup("Terms of the bounds, over responses", rows),))

@@ -1,0 +1,140 @@
+"""The screen of `clipstats`: at most 40 lines of 80 columns that end with the verdict and what to type."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from mismatch_cli.report.pages.clipping import page_of_result
+from mismatch_cli.report.screen import print_screen
+from mismatch_cli.report.view import Excerpt, Piece, Screen
+from tests.report.pages.clipping_result import NAMES, equal_weights_result, nothing_blocked, sample_result
+
+CONTEXT = (Piece("We get 7*6="), Piece("43", 4), Piece(" ropes."))
+
+
+def screen_of(result: dict[str, Any]) -> Screen:
+    first, *others = result["compared"] or [""]
+    pairs = [(first, other) for other in others] + [(other, first) for other in others]
+    examples = [
+        Excerpt(f"{only} blocks, {kept} keeps (A > 0): “43”", (("μ", "0.1"), ("π", "0.2")), CONTEXT)
+        for only, kept in pairs
+        for _ in range(3)
+    ]
+    found = page_of_result(result, examples).screen
+    assert found is not None
+    return found
+
+
+def printed(screen: Screen, width: int = 80) -> list[str]:
+    console = Console(file=io.StringIO(), width=width)
+    print_screen(screen, console)
+    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+
+def blocked_nothing() -> dict[str, Any]:
+    result = nothing_blocked(sample_result(steps=1))
+    result["same_strictness"] = []
+    return result
+
+
+def without_top_k() -> dict[str, Any]:
+    result = equal_weights_result()
+    for row in result["same_strictness"]:
+        row["thresholds"] = {name: found for name, found in row["thresholds"].items() if not name.startswith("top")}
+    return result
+
+
+RESULTS = {
+    "everything": sample_result,
+    "without advantages": lambda: sample_result(advantages=False, steps=1),
+    "one algorithm": lambda: sample_result(("dppo-binary-tv",)),
+    "no family": lambda: sample_result(("ipo", "gspo", "mask-0.5")),
+    "one step, no theory": lambda: sample_result(steps=1, theory=False),
+    "equal weights, no top-K": without_top_k,
+    "nothing blocked": blocked_nothing,
+    "nothing judged": lambda: sample_result(()),
+}
+
+
+@pytest.mark.parametrize("make", RESULTS.values(), ids=RESULTS)
+def test_at_most_40_lines_that_end_with_what_to_type(make: Any) -> None:
+    screen = screen_of(make())
+    lines = printed(screen)
+    assert 10 <= len(lines) <= 40 and max(map(len, lines)) <= 80
+    assert lines[-1].startswith("mismatch-cli clipstats --full")
+    text = "\n".join(lines)
+    assert screen.verdict.words in text and "docs/choosing-a-threshold.md" in text
+    assert not [line for line in lines if "No room here for" in line and "algorithm" in line]
+
+
+def test_the_compared_pair_stands_among_the_strictest_and_is_marked() -> None:
+    result = sample_result()
+    lines = printed(screen_of(result))
+    marked = [line.split()[1] for line in lines if line.startswith("▸")]
+    assert sorted(marked) == ["dppo-binary-tv", "grpo-clip-higher"]
+    shares = {row["name"]: row["blocked"]["all"]["value"] for row in result["algorithms"]}
+    listed = [name for line in lines for name in NAMES if line[2:].startswith(f"{name} ") and line[:1] in " ▸"]
+    assert listed == sorted(listed, key=lambda name: -shares[name])
+    assert "dppo-binary-tv-recompute" not in listed  # the same mask on π′
+    left = len(NAMES) - len(listed)
+    assert any(line.startswith(f"… {left} more: --full") for line in lines)
+
+
+def test_algorithms_with_one_mask_are_one_row() -> None:
+    result = sample_result(("minirl", "gspo", "relax-both"))
+    twin = next(row for row in result["algorithms"] if row["name"] == "gspo") | {"name": "gspo-too"}
+    result["algorithms"].append(twin)
+    result["same_mask"] = [["minirl"], ["gspo", "gspo-too"], ["relax-both"]]
+    assert any("gspo (+1 same mask)" in line for line in printed(screen_of(result)))
+    twin["lost"] = result["algorithms"][0]["lost"]  # another weight: what it loses stands in a row of its own
+    lines = printed(screen_of(result))
+    assert any("gspo-too" in line for line in lines) and not any("same mask" in line for line in lines)
+
+
+def test_equal_thresholds_are_said_and_can_be_typed() -> None:
+    result = sample_result()
+    for row, family, value in zip(result["same_strictness"], ("binary_tv", "ratio_clip"), (0.0734, 0.39), strict=True):
+        row["thresholds"][family] |= {"value": value, "low": value - 0.01, "high": value + 0.01}
+    screen = screen_of(result)
+    assert "grpo-clip-higher and TV δ = 0.0734; dppo-binary-tv and ε = 0.390" in screen.verdict.text
+    assert screen.next[0][0] == "mismatch-cli clipstats -a grpo-clip-higher -a dppo-binary-tv:delta=0.0734"
+    (table,) = [table for table in screen.tables if table.title == "Same strictness"]
+    assert [column.title for column in table.columns] == [
+        "as strict as", "ratio clip, ε", "binary TV, δ", "binary KL, δ",
+    ]  # fmt: skip
+    assert table.rows[0][:3] == ("grpo-clip-higher", "0.2 / 0.28", "0.073 ± 0.010")
+    assert table.rows[1][:3] == ("dppo-binary-tv", "0.390 ± 0.010", "0.15")
+
+
+def test_a_file_is_no_name_to_type() -> None:
+    result = sample_result(("gspo", "ipo"))
+    result["same_strictness"][0]["algorithm"] = "my_mask"
+    result["same_strictness"] = result["same_strictness"][:1]
+    screen = screen_of(result)
+    assert "my_mask" in screen.verdict.text and "my_mask" not in screen.next[0][0]
+
+
+def test_a_token_of_each_that_the_other_keeps() -> None:
+    screen = screen_of(sample_result())
+    assert [each.title for each in screen.excerpts] == [
+        "Only grpo-clip-higher blocks (A > 0): “43”", "Only dppo-binary-tv blocks (A > 0): “43”",
+    ]  # fmt: skip
+
+
+def test_verdicts() -> None:
+    assert screen_of(blocked_nothing()).verdict.words == "NOTHING BLOCKED"
+    assert screen_of(sample_result(())).verdict.words == "NOTHING JUDGED"
+    assert screen_of(sample_result(("dppo-binary-tv",))).verdict.words == "STRICTNESS"
+    result = sample_result()
+    for row, share in zip(result["algorithms"][2:5:2], (0.04, 0.02), strict=True):
+        row["blocked"]["all"]["value"] = share
+    verdict = screen_of(result).verdict
+    assert verdict.words == "2.0 × AS STRICT" and "grpo-clip-higher blocks 4.00 % (mean μ" in verdict.text
+    result["counts"]["tokens"] = 0
+    assert screen_of(result).verdict.words == "NOTHING TO BLOCK"
+    hypothetical = screen_of(sample_result(advantages=False)).verdict
+    assert "% if A > 0 and" in hypothetical.text and "Equally strict" not in hypothetical.text
