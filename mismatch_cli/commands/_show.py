@@ -6,6 +6,7 @@ A study is printed and written as summary.json, plots and report.html. Numbers c
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 SUMMARY_FILE, HTML_FILE, PLOTS_FOLDER = "summary.json", "report.html", "plots"
 BUNDLED = "the bundled one, a short training run with an fp8 KV cache."
 _WORST_IN_HTML = 10
+_PIPE_WIDTH = 10_000  # characters: more than any table has
 
 of_output = partial(setting, panel="Output")
 TRACES = setting(None, "Run folders or trace folders, pooled; without one, the bundled trace.", argument=True)
@@ -211,11 +213,27 @@ def print_parts(*parts: RenderableType) -> None:
 
 
 def console() -> Any:
-    """A rich console on stdout that lets its reader stop early (`| head`)."""
+    """A rich console on stdout that lets its reader stop early (`| head`); a pipe has no width, and gets no padding."""
     from rich.console import Console
 
     class PipeableConsole(Console):
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError  # rich would exit with 1; for `| head` that is no failure
 
-    return PipeableConsole(highlight=False, emoji=False, markup=False)
+    piped = not sys.stdout.isatty()
+    width = _PIPE_WIDTH if piped and "COLUMNS" not in os.environ else None
+    file = _Unpadded(sys.stdout) if piped else None
+    return PipeableConsole(file=file, width=width, highlight=False, emoji=False, markup=False)
+
+
+class _Unpadded:
+    """A stream whose lines lose the blanks at their ends; whole lines are written to it."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        self._stream.write("\n".join(line.rstrip(" ") for line in text.split("\n")))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

@@ -8,7 +8,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from mismatch_cli import numbers
-from mismatch_cli.report.terminal import excerpt_line, table_grid
+from mismatch_cli.report.terminal import excerpt_line, print_table, prose_width
 from mismatch_cli.report.view import Facts, Profile, Screen, Verdict
 from mismatch_cli.text import for_terminal, visible
 
@@ -18,24 +18,29 @@ _SIGNS = {"good": "✔ ", "mixed": "! ", "bad": "✘ ", "": ""}
 
 def print_screen(screen: Screen, console: Console) -> None:
     """Print a screen; token text in it is escaped, colours follow the console."""
+    width = prose_width(console)
     for number, line in enumerate(screen.subject):
-        console.print(Text(visible(line), style="dim" if number else "bold"))
+        console.print(Text(visible(line), style="dim" if number else "bold"), width=width)
     for note in screen.notes:
-        console.print(Text.assemble(("! ", "yellow"), for_terminal(note)))
-    for block in filter(None, _blocks(screen, console)):
-        console.print()
-        console.print(Group(*block), crop=False)  # what is to be typed stays whole
-
-
-def _blocks(screen: Screen, console: Console) -> Iterator[list[RenderableType]]:
-    """What stands together; a blank line comes between."""
+        console.print(Text.assemble(("! ", "yellow"), for_terminal(note)), width=width)
     for table in screen.tables:
-        yield [table_grid(table, console)]
+        console.print()
+        print_table(table, console)
+    for block in filter(None, _blocks(screen, width)):
+        console.print()
+        console.print(Group(*block), width=width)
+    if screen.next:
+        console.print()
+        for line in _commands(screen.next, width):
+            console.print(line, soft_wrap=True)
+
+
+def _blocks(screen: Screen, width: int) -> Iterator[list[RenderableType]]:
+    """What stands together; a blank line comes between."""
     yield _labelled(screen.remarks)
     yield _profiles(screen.profiles)
-    yield [line for excerpt in screen.excerpts for line in excerpt_line(excerpt, console)]
+    yield [line for excerpt in screen.excerpts for line in excerpt_line(excerpt, width)]
     yield [_verdict(screen.verdict)]
-    yield list(_commands(screen.next, console.width))
 
 
 def _labelled(facts: Iterable[tuple[str, str]]) -> list[RenderableType]:
@@ -52,7 +57,7 @@ def _commands(lines: Facts, width: int) -> Iterator[RenderableType]:
     """What to type, as it can be pasted: what a line shows is a comment beside it, or above where it has no room."""
     widest = max((len(line) for line, what in lines if what and len(line) + len(what) + 4 <= width), default=0)
     for line, what in lines:
-        command = Text(visible(line), style="cyan", no_wrap=True, overflow="ignore")
+        command = Text(visible(line), style="cyan")
         if not what:
             yield command
         elif len(what) + 4 + max(widest, len(line)) <= width:

@@ -1,9 +1,12 @@
-"""The report on a terminal: the same view as the HTML page, as rich tables that fit the width there is."""
+"""The report on a terminal: the same view as the HTML page, as rich tables that fit the width there is.
+
+A table that is too wide gives up its optional columns, then intervals, then what stands at the right; never its names.
+What is hidden is named below it. A pipe has no width: there nothing is hidden, and prose keeps a width to read.
+"""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.measure import Measurement
@@ -12,39 +15,51 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from mismatch_cli.numbers import MISSING
-from mismatch_cli.report.view import Excerpt, Facts, MetricGroup, ReportView, Section, Table
+from mismatch_cli.report.view import Column, Excerpt, Facts, MetricGroup, Piece, ReportView, Section, Table
 from mismatch_cli.text import for_terminal, visible
 
+WIDEST_PROSE = 100  # characters of a line that is read
 _WEIGHT_STYLES = ("", "yellow", "bold yellow", "bold red", "bold white on red")
-_WITHOUT_HALF_WIDTH = re.compile(r" (± \S+|\[\S+ \S+\])")
+_HALF_WIDTH = re.compile(r" (± \S+|\[\S+ \S+\])")
+_INTERVAL = re.compile(r"\[\S+ \S+\]( %)?")
 _UNLIMITED = 100_000  # columns
-_WITH_FACTOR, _WITH_FLOOR = 72, 100  # from these widths on the factor, and the noise itself, have room
 
 
 def print_report(view: ReportView, console: Console) -> None:
     """Print a view; token text in it is escaped, colours follow the console."""
+    width = prose_width(console)
     console.print(Text(visible(view.title), style="bold"))
-    console.print(_facts(view.about))
+    console.print(_facts(view.about), width=width)
     for note in view.notes:
-        console.print(Text.assemble(("! ", "yellow"), for_terminal(note)))
+        console.print(Text.assemble(("! ", "yellow"), for_terminal(note)), width=width)
     console.print()
-    console.print(Text(visible(view.headline), style="bold"))
+    console.print(Text(visible(view.headline), style="bold"), width=width)
     for section in view.sections:
         shown = replace(section, excerpts=section.excerpts[: section.terminal_excerpts])
         if shown.has_content:
             console.print()
-            console.print(Group(*_section(shown, console)))
+            _print_section(shown, console)
 
 
-def _section(section: Section, console: Console) -> list[RenderableType]:
-    parts: list[RenderableType] = [Text(section.title, style="bold underline")]
+def prose_width(console: Console) -> int:
+    """Of what is no table: tables may be as wide as a console is."""
+    return min(console.width, WIDEST_PROSE)
+
+
+def _print_section(section: Section, console: Console) -> None:
+    width = prose_width(console)
+    console.print(Text(section.title, style="bold underline"))
     if section.text:
-        parts.append(Text(visible(section.text), style="dim"))
+        console.print(Text(visible(section.text), style="dim"), width=width)
     if section.groups:
-        parts.append(_metrics(section.groups, console.width))
-    parts += [Padding(table_grid(table, console), (1, 0, 0, 0)) for table in section.tables if table.terminal_rows != 0]
-    parts += [_excerpt(excerpt) for excerpt in section.excerpts]
-    return parts
+        print_table(_metrics(section.groups), console)
+    for table in section.tables:
+        if table.terminal_rows != 0:
+            console.print()
+            print_table(table, console)
+    for excerpt in section.excerpts:
+        console.print()
+        console.print(_excerpt(excerpt), width=width)
 
 
 def _facts(facts: Facts) -> RenderableType:
@@ -56,72 +71,102 @@ def _facts(facts: Facts) -> RenderableType:
     return grid
 
 
-def _metrics(groups: Sequence[MetricGroup], width: int) -> RenderableType:
+def _metrics(groups: Sequence[MetricGroup]) -> Table:
     """One table for all groups of a section, so that their columns stand below each other."""
-    floors, several = any(group.has_floor for group in groups), len(groups) > 1
-    columns = {"value": "value", "95 % interval": "interval"}
-    columns |= {"noise": "floor"} if floors and width >= _WITH_FLOOR else {}
-    columns |= {"× noise": "times_floor"} if floors and width >= _WITH_FACTOR else {}
-    table = RichTable(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("", no_wrap=width >= _WITH_FACTOR)
-    for title in columns:
-        table.add_column(title, justify="right", overflow="fold")
+    several = len(groups) > 1
+    columns = [Column("", kind="text"), Column("value"), Column("95 % interval")]
+    if any(group.has_floor for group in groups):
+        columns += [Column("× noise"), Column("noise", optional=True)]
+    return Table("", tuple(columns), tuple(_metric_rows(groups, len(columns), indent="  " * several)))
+
+
+def _metric_rows(groups: Sequence[MetricGroup], columns: int, indent: str) -> Iterator[tuple[str, ...]]:
     for group in groups:
-        if several:
-            table.add_row(Text(group.title, style="bold"))
+        if indent:
+            yield (group.title, *[""] * (columns - 1))
         for row in group.rows:
-            cells = (getattr(row, name) for name in columns.values())
-            label = "  " * several + (row.name or row.metric.label)
-            table.add_row(for_terminal(label), *("" if cell == MISSING else cell for cell in cells))
-    return table
+            cells = (row.value, row.interval, row.times_floor, row.floor)[: columns - 1]
+            yield (indent + (row.name or row.metric.label), *("" if cell == MISSING else cell for cell in cells))
 
 
-def table_grid(table: Table, console: Console) -> RenderableType:
-    """A table that fits the console; what had no room is named below it."""
-    rows = table.rows[: table.terminal_rows]
-    columns = list(range(len(table.columns)))
-    rich = _grid(table, columns, rows)
-    while table.shrinks and _too_wide(rich, console):
-        if given_up := [n for n in columns if table.columns[n].optional][-1:]:
-            columns.remove(*given_up)
-        elif rows != (bare := tuple(_without_half_widths(table, row) for row in rows)):
-            rows = bare
-        else:
-            break
-        rich = _grid(table, columns, rows)
-    left = len(table.rows) - len(rows)
-    missing = ", ".join(table.columns[n].title for n in range(len(table.columns)) if n not in columns)
-    note = [table.note] * bool(table.note) + [f"{left} more in the HTML report."] * (left > 0)
-    note += [f"No room here for: {missing}."] * bool(missing)
-    return Group(rich, *(Text(visible(line), style="dim") for line in note))
+def print_table(table: Table, console: Console) -> None:
+    """Print a table as far as it fits, and below it what did not, and its note."""
+    fitting, hidden = _fitted(replace(table, rows=table.rows[: table.terminal_rows]), console)
+    console.print(_grid(fitting))
+    left = len(table.rows) - len(fitting.rows)
+    notes = [table.note] * bool(table.note) + [f"{left} more rows in report.html."] * (left > 0)
+    if hidden:
+        notes.append(
+            f"Hidden at {console.width} characters: {', '.join(hidden)}. A wider terminal or a file shows them."
+        )
+    for note in notes:
+        console.print(Text(visible(note), style="dim"), width=prose_width(console))
 
 
-def _without_half_widths(table: Table, row: Sequence[str]) -> tuple[str, ...]:
-    """Numbers alone; a text such as `outside [0.8, 1.25]` stays whole."""
-    pairs = zip(table.columns, row, strict=True)
-    return tuple(cell if column.kind == "text" else _WITHOUT_HALF_WIDTH.sub("", cell) for column, cell in pairs)
+def _fitted(table: Table, console: Console) -> tuple[Table, list[str]]:
+    """The table with what has room in the console, and the names of what has none."""
+    hidden: list[str] = []
+    while _needed(table, console, wrapped=False) > console.width and (n := _last_optional(table)) is not None:
+        hidden.append(table.columns[n].title)
+        table = _without(table, n)
+    if _needed(table, console, wrapped=False) > console.width and table != (bare := _without_intervals(table)):
+        hidden.append("intervals")
+        table = bare
+    while _needed(table, console, wrapped=True) > console.width and len(table.columns) > 2:
+        hidden.append(table.columns[-1].title)
+        table = _without(table, len(table.columns) - 1)
+    return table, hidden
 
 
-def _too_wide(rich: RichTable, console: Console) -> bool:
-    needed = Measurement.get(console, console.options.update(max_width=_UNLIMITED), rich)
-    return needed.maximum > console.width
+def _needed(table: Table, console: Console, *, wrapped: bool) -> int:
+    """Characters of the widest line; `wrapped` where text may go on in the next one."""
+    unlimited = console.options.update(max_width=_UNLIMITED)
+    found = Measurement.get(console, unlimited, _grid(table))
+    return found.minimum if wrapped else found.maximum
 
 
-def _grid(table: Table, columns: Sequence[int], rows: Sequence[Sequence[str]]) -> RichTable:
+def _last_optional(table: Table) -> int | None:
+    return next((n for n in reversed(range(len(table.columns))) if table.columns[n].optional), None)
+
+
+def _without(table: Table, *gone: int) -> Table:
+    kept = [n for n in range(len(table.columns)) if n not in gone]
+    rows = tuple(tuple(row[n] for n in kept) for row in table.rows)
+    return replace(table, columns=tuple(table.columns[n] for n in kept), rows=rows)
+
+
+def _without_intervals(table: Table) -> Table:
+    """Numbers alone, and no column that holds intervals alone; a text such as `outside [0.8, 1.25]` stays whole."""
+    columns = range(1, len(table.columns))
+    alone = [n for n in columns if _holds_intervals([row[n] for row in table.rows])]
+    bare = _without(table, *alone)
+    rows = tuple(
+        tuple(
+            cell if column.kind == "text" else _HALF_WIDTH.sub("", cell)
+            for column, cell in zip(bare.columns, row, strict=True)
+        )
+        for row in bare.rows
+    )
+    return replace(bare, rows=rows)
+
+
+def _holds_intervals(cells: Sequence[str]) -> bool:
+    said = [cell for cell in cells if cell not in ("", MISSING)]
+    return bool(said) and all(_INTERVAL.fullmatch(cell) for cell in said)
+
+
+def _grid(table: Table) -> RichTable:
     rich = RichTable(
         title=for_terminal(table.title) if table.title else None, title_justify="left", title_style="bold",
         box=None, padding=(0, 1, 0, 0), header_style="dim",
     )  # fmt: skip
-    for number in columns:
-        column = table.columns[number]
-        rich.add_column(
-            for_terminal(column.title),
-            justify="right" if column.kind == "number" else "left",
-            overflow="fold",
-            no_wrap=number == 0 and column.kind == "number",
-        )
-    for row in rows:
-        rich.add_row(*(for_terminal(row[number]) for number in columns))
+    for column in table.columns:
+        is_number = column.kind == "number"
+        justify = "right" if is_number else "left"
+        rich.add_column(for_terminal(column.title), justify=justify, overflow="fold", no_wrap=is_number)
+    for row in table.rows:
+        heads = len(row) > 1 and not any(row[1:])  # the rows that follow
+        rich.add_row(*map(for_terminal, row), style="bold" if heads else None)
     return rich
 
 
@@ -137,18 +182,18 @@ def _excerpt(excerpt: Excerpt) -> RenderableType:
 _LINE_FACTS = 3  # of an excerpt in a line
 
 
-def excerpt_line(excerpt: Excerpt, console: Console) -> list[RenderableType]:
+def excerpt_line(excerpt: Excerpt, width: int) -> list[RenderableType]:
     """An excerpt in two lines: what it is, and its context, cut so that the marked token stands in the middle."""
     facts = "  ".join(f"{label} {value}" for label, value in excerpt.facts[:_LINE_FACTS])
     head = Text.assemble((visible(excerpt.title), "bold"), "  ", (visible(facts), "dim"))
     context = Text.assemble(*(_piece(piece) for piece in excerpt.pieces))
     marked = next((span for span in context.spans if span.style == _WEIGHT_STYLES[-1]), None)
-    room = console.width - 4
+    room = width - 4
     first = 0 if marked is None else max(0, min((marked.start + marked.end - room) // 2, len(context) - room))
     return [head, Text("  ").append_text(context[first : first + room])]
 
 
-def _piece(piece: Any) -> tuple[str, str]:
+def _piece(piece: Piece) -> tuple[str, str]:
     text = visible(piece.text)
     marked = f"»{text}«" if piece.weight == len(_WEIGHT_STYLES) - 1 else text  # seen without colours too
     return marked, _WEIGHT_STYLES[piece.weight]

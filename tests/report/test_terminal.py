@@ -6,18 +6,30 @@ import io
 
 from rich.console import Console
 
-from mismatch_cli.report.terminal import table_grid
+from mismatch_cli.report.terminal import print_table
 from mismatch_cli.report.view import Column, Table
 
 
-def test_a_narrow_table_gives_up_intervals_but_no_part_of_a_label():
-    table = Table(
-        "",
-        (Column("metric", kind="text"), Column("value")),
-        (("outside [0.8, 1.25]", "0.43 [0.1, 0.9]"),),
-        shrinks=True,
-    )
-    printed = Console(file=io.StringIO(), width=30)
-    printed.print(table_grid(table, printed))
-    assert "outside [0.8, 1.25]  0.43 " in printed.file.getvalue()  # type: ignore[attr-defined]
-    assert "0.9" not in printed.file.getvalue()  # type: ignore[attr-defined]
+def printed(width: int, *tables: Table) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    for table in tables:
+        print_table(table, console)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+COLUMNS = (Column("metric", kind="text"), Column("value"), Column("95 % interval"), Column("seen by", optional=True))
+ROW = ("outside [0.8, 1.25]", "0.43 ± 0.02", "[0.1, 0.9]", "12")
+
+
+def test_a_narrow_table_gives_up_optional_columns_then_intervals_and_no_part_of_a_name():
+    table = Table("", COLUMNS, (ROW,))
+    wide = printed(80, table)
+    assert all(cell in wide for cell in ROW) and "Hidden" not in wide
+    assert "Hidden at 45 characters: seen by." in " ".join(printed(45, table).split())
+    narrow = " ".join(printed(30, table).split())
+    assert "outside [0.8, 1.25] 0.43 Hidden at 30 characters: seen by, intervals." in narrow
+
+
+def test_names_stay_where_nothing_else_has_room():
+    narrow = " ".join(printed(12, Table("", COLUMNS, (ROW,))).split())
+    assert "outside [0.8, 1.25]" in narrow
