@@ -25,11 +25,11 @@ def test_a_narrow_table_gives_up_optional_columns_then_intervals_and_no_part_of_
     table = Table("", COLUMNS, (ROW,))
     wide = printed(80, table)
     assert all(cell in wide for cell in ROW) and "Hidden" not in wide
-    assert "Hidden at 45 characters: seen by." in " ".join(printed(45, table).split())
+    assert "Hidden at 48 characters: seen by." in " ".join(printed(48, table).split())
     narrow = " ".join(printed(30, table).split())
     assert "outside [0.8, 1.25] 0.43 Hidden at 30 characters: seen by, intervals." in narrow
 
 
 def test_names_stay_where_nothing_else_has_room():
-    narrow = " ".join(printed(12, Table("", COLUMNS, (ROW,))).split())
+    narrow = " ".join(printed(16, Table("", COLUMNS, (ROW,))).split())
     assert "outside [0.8, 1.25]" in narrow
