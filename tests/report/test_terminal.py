@@ -32,4 +32,4 @@ def test_a_narrow_table_gives_up_optional_columns_then_intervals_and_no_part_of_
 
 def test_names_stay_where_nothing_else_has_room():
     narrow = " ".join(printed(16, Table("", COLUMNS, (ROW,))).split())
-    assert "outside [0.8, 1.25]" in narrow
+    assert "outside 0.43 [0.8, 1.25]" in narrow
