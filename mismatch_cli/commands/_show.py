@@ -222,7 +222,7 @@ def console() -> Any:
 
     piped = not sys.stdout.isatty()
     width = _PIPE_WIDTH if piped and "COLUMNS" not in os.environ else None
-    file = _Unpadded(sys.stdout) if piped else None
+    file: Any = _Unpadded(sys.stdout) if piped else None
     return PipeableConsole(file=file, width=width, highlight=False, emoji=False, markup=False)
 
 

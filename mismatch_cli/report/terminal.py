@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from rich.console import Console, Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table as RichTable
@@ -23,6 +24,7 @@ _WEIGHT_STYLES = ("", "yellow", "bold yellow", "bold red", "bold white on red")
 _HALF_WIDTH = re.compile(r" (± \S+|\[\S+ \S+\])")
 _INTERVAL = re.compile(r"\[\S+ \S+\]( %)?")
 _UNLIMITED = 100_000  # columns
+_NAMES = 0.6  # of the width: what names may take
 
 
 def print_report(view: ReportView, console: Console) -> None:
@@ -92,7 +94,7 @@ def _metric_rows(groups: Sequence[MetricGroup], columns: int, indent: str) -> It
 def print_table(table: Table, console: Console) -> None:
     """Print a table as far as it fits, and below it what did not, and its note."""
     fitting, hidden = _fitted(replace(table, rows=table.rows[: table.terminal_rows]), console)
-    console.print(_grid(fitting))
+    console.print(_grid(fitting, console.width))
     left = len(table.rows) - len(fitting.rows)
     notes = [table.note] * bool(table.note) + [f"{left} more rows in report.html."] * (left > 0)
     if hidden:
@@ -121,7 +123,7 @@ def _fitted(table: Table, console: Console) -> tuple[Table, list[str]]:
 def _needed(table: Table, console: Console, *, wrapped: bool) -> int:
     """Characters of the widest line; `wrapped` where text may go on in the next one."""
     unlimited = console.options.update(max_width=_UNLIMITED)
-    found = Measurement.get(console, unlimited, _grid(table))
+    found = Measurement.get(console, unlimited, _grid(table, console.width))
     return found.minimum if wrapped else found.maximum
 
 
@@ -155,15 +157,17 @@ def _holds_intervals(cells: Sequence[str]) -> bool:
     return bool(said) and all(_INTERVAL.fullmatch(cell) for cell in said)
 
 
-def _grid(table: Table) -> RichTable:
+def _grid(table: Table, width: int) -> RichTable:
+    """Names that leave room for the rest stand in one line each."""
+    short_names = max((cell_len(row[0]) for row in table.rows), default=0) <= _NAMES * width
     rich = RichTable(
         title=for_terminal(table.title) if table.title else None, title_justify="left", title_style="bold",
         box=None, padding=(0, 1, 0, 0), header_style="dim",
     )  # fmt: skip
-    for column in table.columns:
-        is_number = column.kind == "number"
-        justify = "right" if is_number else "left"
-        rich.add_column(for_terminal(column.title), justify=justify, overflow="fold", no_wrap=is_number)
+    for n, column in enumerate(table.columns):
+        whole = column.kind == "number" or (n == 0 and short_names)
+        justify: JustifyMethod = "right" if column.kind == "number" else "left"
+        rich.add_column(for_terminal(column.title), justify=justify, overflow="fold", no_wrap=whole)
     for row in table.rows:
         heads = len(row) > 1 and not any(row[1:])  # the rows that follow
         rich.add_row(*map(for_terminal, row), style="bold" if heads else None)

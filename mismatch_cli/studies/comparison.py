@@ -31,7 +31,7 @@ from mismatch_cli.studies.pairing import (
     rows_of,
 )
 from mismatch_cli.studies.settings_compared import NAMES, SettingDifference, settings_diff
-from mismatch_cli.studies.study import Study, about, who_is_compared, without_unknown
+from mismatch_cli.studies.study import Study, about, name_of, who_is_compared, without_unknown
 from mismatch_cli.studies.workers import Executor, Portion, executor, portions
 from mismatch_cli.trace.reader import RowGroup, Trace
 
@@ -114,6 +114,11 @@ class ComparisonAnalysis(Study):
     @property
     def sides(self) -> tuple[Side, ...]:
         return (self.first, *(comparison.side for comparison in self.others))
+
+    @property
+    def typed(self) -> tuple[Path, ...]:
+        """What one types for each trace."""
+        return tuple(name_of(side.trace) for side in self.sides)
 
     def to_json(self) -> dict[str, Any]:
         """What `compare --json` prints, documented in docs/compare.md."""

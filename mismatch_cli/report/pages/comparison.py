@@ -2,16 +2,17 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from mismatch_cli import DPPO, numbers
 from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.report.about import GAPS, LEADING, MASKED, left_out_of, measured, settings_tables
+from mismatch_cli.report.pages._comparison_screen import screen, setting_in_words
 from mismatch_cli.report.tables import Col, Row, col, filled, in_words, named, percent, plain, table, text, value_of
 from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table
+from mismatch_cli.studies.comparison import ComparisonAnalysis
 from mismatch_cli.studies.pairing import METRICS_SHOWN
-from mismatch_cli.studies.study import Study, who_is_compared
+from mismatch_cli.studies.study import who_is_compared
 
 _NOTATION = (
     "μ is the reference’s probability of the sampled token and π that of the current policy, in most pairs the "
@@ -37,6 +38,12 @@ _POLICIES = {  # of a pair: its current policy and its reference
     "staleness": ("trainer", "trainer at the rollout's weights"),
     "floor": ("trainer, repeated", "trainer"),
 }
+_WHEN = {  # of a pair, in a word or two
+    "mismatch": "at equal weights",
+    "total": "with staleness",
+    "staleness": "staleness alone",
+    "floor": "noise alone",
+}
 CLIP_FLIPS = Metric(
     "clip_flips",
     "a clip decides otherwise",
@@ -46,9 +53,9 @@ CLIP_FLIPS = Metric(
 )
 
 
-def page(study: Study) -> ReportView:
+def page(study: ComparisonAnalysis) -> ReportView:
     """What differs between the first trace and each of the others (docs/compare.md)."""
-    result = study.result
+    result = _by_run(study.result)
     traces, comparisons = result["traces"], result["comparisons"]
     settings = [show(comparison) for show in (_settings_table, _harmless_table) for comparison in comparisons]
     on_tokens = [_on_tokens_table(result["pair"], comparison) for comparison in comparisons if comparison["on_tokens"]]
@@ -66,6 +73,7 @@ def page(study: Study) -> ReportView:
         notes=_notes(result),
         headline=_headline(result),
         leading=_leading(comparisons[0]),
+        screen=screen(result, _subject(result), _notes(result), study.typed),
         outline=sections,
         settings=tuple(
             (f"{side['name']}: {title}", facts) for side in traces for title, facts in settings_tables(side)
@@ -73,6 +81,27 @@ def page(study: Study) -> ReportView:
         command=suggest("compare", *(Path(side["folder"]) for side in traces), *result["arguments"]),
         notation=_NOTATION,
     )
+
+
+def _by_run(result: Row) -> Row:
+    """The same with the names of runs in the place of letters."""
+    run = {side["name"]: side["run"] for side in result["traces"]}
+    return {
+        **result,
+        "traces": [side | {"name": side["run"]} for side in result["traces"]],
+        "comparisons": [
+            found | {"trace": run[found["trace"]], "against": run[found["against"]]} for found in result["comparisons"]
+        ],
+    }
+
+
+def _subject(result: Row) -> tuple[str, str]:
+    """Which traces, and how they are paired."""
+    sides = (
+        f"{side['name']} ({numbers.things(side['summary']['counts']['tokens'], 'token')})" for side in result["traces"]
+    )
+    paired = dict.fromkeys(_paired(found) for found in result["comparisons"])
+    return f"{' against '.join(sides)}, {_WHEN[result['pair']]}", "; ".join(paired)
 
 
 def _compared(result: Row) -> Iterator[tuple[Row, Row, Row]]:
@@ -139,11 +168,11 @@ def _per_prompt(samples: float) -> str:
 def _headline(result: Row) -> str:
     """How far apart the policies are in each trace, and whether that is more than noise."""
     first, *_ = result["traces"]
-    gaps = [_mean_gap(first), *(_mean_gap(other) + _factor(found) for _, other, found in _compared(result))]
+    gaps = [_mean_gap(first), *(_mean_gap(other) for _, other, _ in _compared(result))]
     text = "On an average token the two policies differ in probability by "
     if len(gaps) == 2:
         (comparison,) = result["comparisons"]
-        return f"{text}{gaps[0]} and by {gaps[1]}. {_how_many(comparison)}{_first_setting(comparison)}"
+        return f"{text}{gaps[0]} and by {gaps[1]}.{_first_setting(comparison)}"
     marked = (f"{row['more_than_noise']} of {row['tested']} in {row['trace']}" for row in result["comparisons"])
     return (
         f"{text}{', '.join(gaps)}. Metrics that differ from {first['name']} by more than noise: {', '.join(marked)}; "
@@ -155,21 +184,6 @@ def _mean_gap(side: Row) -> str:
     return f"{numbers.number(side['summary']['metrics']['tv_binary_mean']['value'])} in {side['name']}"
 
 
-def _factor(comparison: Row) -> str:
-    factor = comparison["metrics"]["tv_binary_mean"]["factor"]["value"]
-    return f" ({numbers.times(factor)})" if factor is not None else ""
-
-
-def _how_many(comparison: Row) -> str:
-    if not comparison["tested"]:
-        values = [found["difference"]["value"] for found in comparison["metrics"].values()]
-        return "No number differs." if not any(values) else "There are too few prompts to tell this from noise."
-    return (
-        f"{comparison['more_than_noise']} of {comparison['tested']} metrics differ by more than noise; "
-        f"about {comparison['expected_by_chance']:.0f} would by chance."
-    )
-
-
 def _first_setting(comparison: Row) -> str:
     known = (row for row in comparison["settings"] if None not in (row["first"], row["other"]))
     likely = [row for row in known if row["likely"]]
@@ -177,8 +191,8 @@ def _first_setting(comparison: Row) -> str:
         return ""
     first = likely[0]
     return (
-        f" First among the settings that differ: {first['setting']} ({_words(first['first'])} in "
-        f"{comparison['against']}, {_words(first['other'])} in {comparison['trace']})."
+        f" First among the settings that differ: {first['setting']} ({setting_in_words(first['first'])} in "
+        f"{comparison['against']}, {setting_in_words(first['other'])} in {comparison['trace']})."
     )
 
 
@@ -233,18 +247,9 @@ def _against(comparison: Row) -> str:
 def _setting_columns(comparison: Row) -> list[Col[Row]]:
     return [
         named("setting", "setting"),
-        text(comparison["against"], lambda row: _words(row["first"])),
-        text(comparison["trace"], lambda row: _words(row["other"])),
+        text(comparison["against"], lambda row: setting_in_words(row["first"])),
+        text(comparison["trace"], lambda row: setting_in_words(row["other"])),
     ]
-
-
-def _words(value: Any) -> str:
-    """A setting as text; what a manifest does not have is a dash."""
-    if value is None:
-        return numbers.MISSING
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return str(value)
 
 
 def _difference_tables(result: Row) -> tuple[Table, ...]:

@@ -1,0 +1,128 @@
+"""The answer to "what differs?": a screen of traces beside each other."""
+
+from typing import Any
+
+from mismatch_cli import numbers
+from mismatch_cli.errors import suggest
+from mismatch_cli.metrics.gap_table import METRICS, Metric
+from mismatch_cli.report.tables import Col, Row, col, in_words, number, plain, table, text, value_of
+from mismatch_cli.report.view import Facts, Screen, Table, Verdict
+
+DECIDING = ("tv_binary_mean", "abs_d_mean", "abs_d_p99", "k3", "ratio_outside_0.8_1.28", "sequence_d_sd")
+_SETTINGS = 3  # of each comparison
+
+
+def screen(result: Row, subject: tuple[str, str], notes: tuple[str, ...], runs: tuple[Any, ...]) -> Screen:
+    """What decides whether traces differ, and the settings that may be why; `runs` are what is typed for the traces."""
+    comparisons = result["comparisons"]
+    return Screen(
+        subject=subject,
+        notes=notes,
+        tables=(_deciding(result), *(_settings(row) for row in comparisons if _suspicious(row))),
+        verdict=_verdict(comparisons),
+        next=_next(runs),
+    )
+
+
+def _deciding(result: Row) -> Table:
+    """The metrics that people act on, of every trace; a star says which differ from the first by more than noise."""
+    first, *others = result["traces"]
+    metrics = [METRICS[key] for key in DECIDING if first["summary"]["metrics"][key]["value"] is not None]
+    columns: list[Col[Metric]] = [
+        text("", lambda metric: metric.label),
+        col(first["name"], lambda metric: _value(metric, first)),
+        *map(_marked, others, result["comparisons"]),
+    ]
+    if len(others) == 1:
+        found = result["comparisons"][0]["metrics"]
+        columns.append(col("difference", lambda metric: _difference(metric, found[metric.key]["difference"])))
+    return table("", metrics, columns, note="* more than noise: the 95 % interval of the difference excludes 0")
+
+
+def _value(metric: Metric, side: Row) -> str:
+    return in_words(metric, value_of(side["summary"]["metrics"][metric.key]))[0]
+
+
+def _marked(side: Row, comparison: Row) -> Col[Metric]:
+    """The values of another trace, with a star where they differ by more than noise."""
+
+    def cell(metric: Metric) -> str:
+        return f"{_value(metric, side)} {'*' if comparison['metrics'][metric.key]['more_than_noise'] else ' '}"
+
+    return col(f"{side['name']} *", cell)
+
+
+def _difference(metric: Metric, found: Row) -> str:
+    if metric.unit != "share":
+        return plain(found)
+    value = value_of(found)
+    return numbers.MISSING if value is None else f"{number(100 * value)} %"
+
+
+def _suspicious(comparison: Row) -> list[Row]:
+    return [row for row in comparison["settings"] if not row["harmless"]][:_SETTINGS]
+
+
+def _settings(comparison: Row) -> Table:
+    """The settings that differ and touch a log-probability, likely causes first."""
+    return table(
+        "",
+        _suspicious(comparison),
+        [
+            text("settings that differ", lambda row: row["setting"]),
+            text(comparison["against"], lambda row: setting_in_words(row["first"])),
+            text(comparison["trace"], lambda row: setting_in_words(row["other"])),
+            text("why it can matter", lambda row: row["why"]),
+        ],
+    )
+
+
+def setting_in_words(value: Any) -> str:
+    """A setting as text; what a manifest does not have is a dash."""
+    if value is None:
+        return numbers.MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
+
+
+def _verdict(comparisons: list[Row]) -> Verdict:
+    differ = [row for row in comparisons if row["more_than_noise"] > row["expected_by_chance"]]
+    tested = any(row["tested"] for row in comparisons)
+    words = "THE GAP DIFFERS" if differ else "NO DIFFERENCE" if tested else "TOO FEW PROMPTS"
+    said = [f"{how_much(row)} {how_many(row)}" for row in comparisons]
+    if any(len(_suspicious(row)) > 1 for row in differ):
+        said.append("Change one setting at a time to see which one makes it.")
+    return Verdict(words, " ".join(said), "mixed" if differ else "good" if tested else "")
+
+
+def how_much(comparison: Row) -> str:
+    """How many times larger the gap of one trace is, whichever that is."""
+    factor, label = comparison["metrics"]["abs_d_mean"]["factor"]["value"], METRICS["abs_d_mean"].label
+    if not factor:
+        return ""
+    larger, smaller = comparison["trace"], comparison["against"]
+    if factor < 1:
+        factor, larger, smaller = 1 / factor, smaller, larger
+    times = numbers.times(factor).replace("> ", "more than ")
+    if times == "1.0 ×":
+        return f"{label[0].upper()}{label[1:]} is about the same in {larger} and {smaller}."
+    return f"{label[0].upper()}{label[1:]} is {times} larger in {larger} than in {smaller}."
+
+
+def how_many(comparison: Row) -> str:
+    """How many metrics differ by more than noise, beside how many would by chance."""
+    if not comparison["tested"]:
+        values = [found["difference"]["value"] for found in comparison["metrics"].values()]
+        return "No number differs." if not any(values) else "There are too few prompts to tell this from noise."
+    return (
+        f"{comparison['more_than_noise']} of {comparison['tested']} metrics differ by more than noise; "
+        f"about {comparison['expected_by_chance']:.0f} would by chance."
+    )
+
+
+def _next(runs: tuple[Any, ...]) -> Facts:
+    return (
+        (suggest("compare", *runs, "--full"), "every metric, its difference and factor"),
+        *((suggest("diagnose", run), f"what is wrong with {run}") for run in runs[:2]),
+    )
