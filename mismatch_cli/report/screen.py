@@ -31,8 +31,8 @@ def print_screen(screen: Screen, console: Console) -> None:
         console.print(Group(*block), width=width)
     if screen.next:
         console.print()
-        for line in _commands(screen.next, width):
-            console.print(line, soft_wrap=True)
+        for command in _commands(screen.next, width):
+            console.print(command, soft_wrap=True)
 
 
 def _blocks(screen: Screen, width: int) -> Iterator[list[RenderableType]]:
