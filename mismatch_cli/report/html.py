@@ -23,7 +23,7 @@ from mismatch_cli.trace.files import write_atomically
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-_SCRIPT, _EXPLORER_SCRIPT = "page.js", "explorer.js"
+_SCRIPT, _EXPLORER_SCRIPTS = "page.js", ("explorer_data.js", "explorer_plot.js", "explorer.js")
 _SIGNS = {"good": "✔ ", "mixed": "! ", "bad": "✘ ", "": ""}
 _FEWEST_CHOICES = 4  # of folds that are about the same thing; fewer are as quickly seen beside each other
 _CODE = re.compile(r"`([^`<>]+)`")
@@ -49,7 +49,7 @@ def render_html(view: ReportView) -> str:
         lstrip_blocks=True,
         finalize=_finalize,
     )
-    names = [_SCRIPT] + [_EXPLORER_SCRIPT] * (view.explorer is not None)
+    names = [_SCRIPT, *(_EXPLORER_SCRIPTS if view.explorer else ())]
     scripts = [(_TEMPLATES / name).read_text(encoding="utf-8") for name in names]
     environment.globals |= {
         "definition_anchor": definition_anchor,

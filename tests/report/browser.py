@@ -48,7 +48,8 @@ class Browser:
         )
         os.close(to_browser)
         os.close(from_browser)
-        self._unread, self._number, self._session, self._events = b"", 0, "", set[str]()
+        self._unread, self._number, self._session = b"", 0, ""
+        self.messages: list[dict[str, Any]] = []  # what was reported, besides answers
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         self.call("Page.enable")
@@ -60,18 +61,26 @@ class Browser:
         os.close(self._from)
 
     def open(
-        self, page: Path, width: int, height: int = 800, *, dark: bool = False, scripts: bool = True, media: str = ""
+        self,
+        page: Path,
+        width: int,
+        height: int = 800,
+        *,
+        dark: bool = False,
+        scripts: bool = True,
+        media: str = "",
+        fragment: str = "",
     ) -> None:
-        """Show a page once it has loaded."""
+        """Show a page, from what a fragment of its address names, once it has loaded."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         theme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         self.call("Emulation.setEmulatedMedia", media=media, features=[theme])
         self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
-        for address in ("about:blank", page.as_uri()):  # a page that is still there would not be loaded again
-            self._events.clear()
+        for address in ("about:blank", f"{page.as_uri()}#{fragment}"):  # one that is still there is not loaded again
+            before = len(self.messages)
             self.call("Page.navigate", url=address)
-            while "Page.loadEventFired" not in self._events:
+            while not any(message["method"] == "Page.loadEventFired" for message in self.messages[before:]):
                 self._receive()
 
     def run(self, script: str) -> Any:
@@ -85,6 +94,10 @@ class Browser:
         text = {"Enter": "\r"}.get(key, "")
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, text=text if kind == "keyDown" else "")
+
+    def mouse(self, kind: str, x: float, y: float) -> None:
+        """`mousePressed`, `mouseMoved` or `mouseReleased` at a place in the window."""
+        self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
 
     def screenshot(self) -> bytes:
         """The window as PNG."""
@@ -109,5 +122,6 @@ class Browser:
             self._unread += part
         message, _, self._unread = self._unread.partition(b"\0")
         answer: dict[str, Any] = json.loads(message)
-        self._events.add(answer.get("method", ""))
+        if "method" in answer:
+            self.messages.append(answer)
         return answer

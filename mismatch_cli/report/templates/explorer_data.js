@@ -1,0 +1,39 @@
+// What the explorer's scripts share: the tokens as they are packed, and numbers as the report writes them.
+"use strict";
+const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
+
+// A head in JSON, then columns.
+const ARRAYS = { u1: Uint8Array, u2: Uint16Array, u4: Uint32Array };
+function halves(buffer, start, count) {
+  const bits = new Uint16Array(buffer, start, count), values = new Float32Array(count);
+  for (let n = 0; n < count; n++) {
+    const sign = bits[n] & 0x8000 ? -1 : 1, exponent = (bits[n] >> 10) & 31, fraction = bits[n] & 1023;
+    values[n] = exponent === 0 ? sign * fraction * 2 ** -24
+      : exponent === 31 ? (fraction ? NaN : sign * Infinity)
+      : sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
+  }
+  return values;
+}
+async function unpack(text) {
+  const bytes = Uint8Array.from(atob(text.trim()), letter => letter.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const buffer = await new Response(stream).arrayBuffer();
+  const length = new DataView(buffer).getUint32(0, true);
+  const head = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
+  const column = name => {
+    if (!(name in head.columns)) return null;
+    const [type, start, count] = head.columns[name];
+    return type === "f2" ? halves(buffer, 4 + length + start, count) : new ARRAYS[type](buffer, 4 + length + start, count);
+  };
+  return { head, column };
+}
+
+function number(value, digits = 3) {
+  if (value === null || Number.isNaN(value)) return "—";
+  if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
+  const size = Math.abs(value);
+  const text = size !== 0 && (size < 1e-4 || size >= 1e6) ? value.toExponential(digits - 1)
+    : value.toFixed(size === 0 ? 0 : Math.max(0, digits - 1 - Math.floor(Math.log10(size))));
+  return text.replace("e+", "e").replaceAll("-", "−");
+}
+const percent = share => `${number(100 * share)} %`;

@@ -1,0 +1,139 @@
+// The explorer's plot: a dot for each token, a click that leads to it, and a frame that holds several. Both axes are
+// stretched: μ from 0 to 1 towards both ends, and what is far from agreement pressed together.
+"use strict";
+const WIDEST_TAP = 12; // pixels from a dot
+const MARGIN = { left: 46, right: 8, top: 8, bottom: 34 };
+const MU_TICKS = [1e-6, 1e-5, 1e-4, 0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999, 0.9999];
+const AXES = {
+  ratio: {
+    title: "ratio π/μ", bend: value => Math.asinh(Math.log(value) / 0.1),
+    ticks: [0.01, 0.1, 0.3, 0.6, 0.8, 0.9, 1, 1.1, 1.25, 1.6, 3, 10, 100],
+  },
+  dp: {
+    title: "π − μ", bend: value => Math.asinh(value / 0.02),
+    ticks: [-0.8, -0.4, -0.2, -0.1, -0.05, -0.02, 0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8],
+  },
+};
+
+// `tokens` has the columns, each of an axis' name among them, and says which tokens are `drawn` and `shown`, `here`, and
+// their `colour`; `onToken` is told who was clicked, `onFrame` that the frame is another.
+function explorerPlot(canvas, axis, tokens, { onToken, onFrame }) {
+  const logit = value => Math.log(value / (1 - value)), { total, logq } = tokens;
+  const x = logq.map(value => value - Math.log(-Math.expm1(value)));
+  const bent = Object.fromEntries(Object.entries(AXES).map(([name, { bend }]) => [name, tokens[name].map(bend)]));
+  let frame = null, view = null;
+
+  function limits() {
+    const y = bent[axis.value];
+    let [low, most] = [logit(0.01), 1];
+    for (let t = 0; t < total; t++) {
+      if (Number.isFinite(x[t])) low = Math.min(low, x[t]);
+      if (Number.isFinite(y[t])) most = Math.max(most, Math.abs(y[t]));
+    }
+    return { x: [Math.max(low, logit(1e-6)) - 0.3, logit(0.99995)], y: [-1.06 * most, 1.06 * most] };
+  }
+  const across = value => MARGIN.left + (clamp(value, ...view.x) - view.x[0]) / (view.x[1] - view.x[0]) * view.width;
+  const down = value => MARGIN.top + (view.y[1] - clamp(value, ...view.y)) / (view.y[1] - view.y[0]) * view.height;
+  const fromX = pixel => clamp(view.x[0] + (pixel - MARGIN.left) / view.width * (view.x[1] - view.x[0]), ...view.x);
+  const fromY = pixel => clamp(view.y[1] - (pixel - MARGIN.top) / view.height * (view.y[1] - view.y[0]), ...view.y);
+  const measured = t => !Number.isNaN(x[t]) && !Number.isNaN(bent[axis.value][t]);
+  const within = (value, [low, high], ends) => clamp(value, ...ends) >= low && clamp(value, ...ends) <= high;
+  const holds = t => frame === null || (within(x[t], frame.x, view.x) && within(bent[axis.value][t], frame.y, view.y));
+
+  function draw() {
+    const scale = devicePixelRatio || 1, { clientWidth: width, clientHeight: height } = canvas;
+    if (!width) return;
+    [canvas.width, canvas.height] = [width * scale, height * scale];
+    view = { ...limits(), width: width - MARGIN.left - MARGIN.right, height: height - MARGIN.top - MARGIN.bottom };
+    const pen = canvas.getContext("2d"), y = bent[axis.value], colours = tokens.colours;
+    pen.scale(scale, scale);
+    axes(pen, width, height);
+    const dots = [[], []]; // those that are shown lie above
+    for (let t = 0; t < total; t++) if (measured(t) && tokens.drawn(t)) dots[tokens.shown(t) ? 1 : 0].push(t);
+    for (const [kind, some] of dots.entries()) {
+      for (const t of some) {
+        const painted = kind && tokens.colour(t), size = painted ? 3 : 2;
+        pen.fillStyle = kind ? painted || `rgb(${colours.muted} / .45)` : `rgb(${colours.muted} / .13)`;
+        pen.fillRect(across(x[t]) - size / 2, down(y[t]) - size / 2, size, size);
+      }
+    }
+    pen.strokeStyle = `rgb(${colours.ink})`;
+    const here = tokens.here();
+    if (here !== null && measured(here)) {
+      pen.lineWidth = 2;
+      pen.beginPath();
+      pen.arc(across(x[here]), down(y[here]), 6, 0, 7);
+      pen.stroke();
+    }
+    if (frame) {
+      const [left, right, bottom, top] = [...frame.x.map(across), ...frame.y.map(down)];
+      pen.lineWidth = 1;
+      pen.strokeRect(left, top, right - left, bottom - top);
+    }
+  }
+
+  function axes(pen, width, height) {
+    pen.font = "11px system-ui, sans-serif";
+    pen.lineWidth = 1;
+    pen.fillStyle = `rgb(${tokens.colours.muted})`;
+    pen.strokeStyle = `rgb(${tokens.colours.line})`;
+    pen.textAlign = "center";
+    let last = -Infinity;
+    for (const value of MU_TICKS.filter(tick => logit(tick) > view.x[0])) {
+      const at = across(logit(value));
+      line(pen, at, MARGIN.top, at, height - MARGIN.bottom);
+      if (at - last < 34) continue;
+      last = at;
+      pen.fillText(value < 1e-3 ? number(value, 1) : String(value), at, height - MARGIN.bottom + 13);
+    }
+    pen.fillText("rollout probability μ", MARGIN.left + view.width / 2, height - 5);
+    pen.textAlign = "right";
+    const { bend, ticks } = AXES[axis.value];
+    for (const value of ticks.filter(tick => Math.abs(bend(tick)) < view.y[1])) {
+      const at = down(bend(value));
+      line(pen, MARGIN.left, at, width - MARGIN.right, at);
+      pen.fillText(String(value).replace("-", "−"), MARGIN.left - 5, at + 4);
+    }
+  }
+  function line(pen, x0, y0, x1, y1) {
+    pen.beginPath();
+    pen.moveTo(x0, y0);
+    pen.lineTo(x1, y1);
+    pen.stroke();
+  }
+
+  function nearest([left, top]) {
+    let best = null, least = WIDEST_TAP ** 2;
+    for (let t = 0; t < total; t++) {
+      if (!measured(t) || !tokens.shown(t)) continue;
+      const away = (across(x[t]) - left) ** 2 + (down(bent[axis.value][t]) - top) ** 2;
+      if (away < least) [best, least] = [t, away];
+    }
+    return best;
+  }
+  let pressed = null;
+  const place = event => {
+    const box = canvas.getBoundingClientRect();
+    return [event.clientX - box.left, event.clientY - box.top];
+  };
+  const moved = at => Math.hypot(at[0] - pressed[0], at[1] - pressed[1]) >= 4;
+  const between = (from, a, b) => [from(a), from(b)].sort((one, other) => one - other);
+  canvas.addEventListener("pointerdown", event => { pressed = place(event); });
+  addEventListener("pointermove", event => {
+    if (!pressed || event.pointerType === "touch" || !moved(place(event))) return; // a finger scrolls the page
+    const at = place(event);
+    frame = { x: between(fromX, pressed[0], at[0]), y: between(fromY, pressed[1], at[1]) };
+    draw();
+  });
+  addEventListener("pointerup", event => {
+    if (!pressed) return;
+    const at = place(event), framed = event.pointerType !== "touch" && moved(at);
+    pressed = null;
+    if (framed) return onFrame();
+    const token = nearest(at);
+    if (token !== null) onToken(token);
+  });
+  addEventListener("pointercancel", () => { pressed = null; });
+  new ResizeObserver(draw).observe(canvas);
+  return { draw, holds, framed: () => frame !== null, clear() { frame = null; } };
+}
