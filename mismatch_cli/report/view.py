@@ -136,6 +136,7 @@ class Profile:
     first: str
     last: str
     note: str = ""  # what the bars are
+    drawn: bool = False  # in the page's first picture, so that the page does without
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,7 @@ def _profile(title: str, curve: Curve, factor: float, bars: int) -> Profile:
     values = [float(value) if np.isfinite(value) else None for value in value_N]
     ends = f"{numbers.number(float(known_N.min()), 2)} to {numbers.number(float(known_N.max()), 2)}"
     first, last = (f"{curve.step_N[place]:.0f}" for place in (int((curve.step_N == 0).sum()), -1))
-    return Profile(title, tuple(numbers.stretches(values, bars)), first, last, ends)
+    return Profile(title, tuple(numbers.stretches(values, bars)), first, last, ends, drawn=True)
 
 
 def verdict(study: TrainingAnalysis) -> Verdict:

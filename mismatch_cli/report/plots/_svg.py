@@ -86,12 +86,17 @@ class SvgRenderer(RendererBase):
     def draw_markers(
         self, gc: Any, marker_path: Path, marker_trans: Any, path: Path, trans: Any, rgbFace: Any = None
     ) -> None:
+        places = trans.transform(path.vertices)
+        if len(places) == 1:  # so a surface of one piece comes too, such as the band of a line
+            place = marker_trans + Affine2D().translate(*places[0])
+            self.draw_path(gc, marker_path, place, rgbFace)
+            return
         look = self._look(gc, rgbFace)
         marker = self._define(f'<path id="{{id}}" d="{_d(marker_path, marker_trans + Affine2D().scale(1, -1))}"/>')
         left, top, right, bottom = self._corners(gc)
         uses = [
             f'<use href="#{marker}" x="{_short(x)}" y="{_short(y)}"/>'
-            for x, y in (trans + self._flip).transform(path.vertices)
+            for x, y in self._flip.transform(places)
             if left - 0.5 <= x <= right + 0.5 and top - 0.5 <= y <= bottom + 0.5
         ]
         if look and uses:

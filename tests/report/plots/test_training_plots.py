@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +16,7 @@ from matplotlib.collections import LineCollection
 from mismatch_cli.report.figures import figure_views, plots_for, plots_of
 from mismatch_cli.report.plots._lines import looks
 from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
+from mismatch_cli.report.plots._svg import to_svg
 from mismatch_cli.studies.runs import TrainingRun
 from mismatch_cli.studies.training import TrainingAnalysis
 from tests.report.plots.drawing import check_texts, drawn
@@ -120,6 +122,13 @@ def test_the_line_is_the_mean_of_the_seeds_and_the_band_no_wider_than_they_are()
     (band,) = [each for each in figure.axes[0].collections if not isinstance(each, LineCollection)]
     y_N = band.get_paths()[0].vertices[:, 1]
     assert (y_N.min(), y_N.max()) == (rewards.min(), rewards.max())
+
+
+def test_the_page_shows_the_bands_too() -> None:
+    runs = [make_run(name, seed, 19) for name in EIGHT[2:4] for seed in range(3)]
+    svg = to_svg(drawn(load("training-curves"), TrainingAnalysis.of(runs), STYLES[0]))
+    faint = re.findall(r"\.(c\d+)\{[^}]*fill-opacity", svg)
+    assert len(faint) == 2 and all(svg.count(f'<path class="{look}"') == 7 for look in faint)
 
 
 def test_what_is_blocked_has_a_panel_unless_nothing_is(eight: list[TrainingRun]) -> None:
