@@ -80,15 +80,24 @@ class TerminalProgress:
                 self._console = usual
 
     @contextmanager
-    def working(self, phase: str) -> Iterator[None]:
-        """A phase that counts nothing: on a terminal the time that it takes."""
+    def working(self, phase: str, total: int = 0) -> Iterator[Callable[[int], None]]:
+        """A phase on a terminal: the time that it takes, and how much of it is done where what it yields is told so."""
         from rich.text import Text
 
         if not self.on_terminal:
             self.say(phase)
-        began = time.monotonic()
-        with self.view(lambda *_: [Text(f"{phase}, {time.monotonic() - began:.0f} s")]):
-            yield
+        began, done = time.monotonic(), 0
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+
+        def line(*_: int) -> list[Text]:
+            counted = f" {done}/{total}" if total else ""
+            return [Text(f"{phase}{counted}, {time.monotonic() - began:.0f} s")]
+
+        with self.view(line):
+            yield advance
 
     @contextmanager
     def counting(

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,11 +17,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from mismatch_cli import custom_code, places
 from mismatch_cli.commands._progress import TerminalProgress
+from mismatch_cli.errors import UsageError
 from mismatch_cli.options import setting
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from mismatch_cli.report.picture_files import PictureFiles
     from mismatch_cli.report.view import ReportView
     from mismatch_cli.studies.study import Study
     from mismatch_cli.trace.reader import Trace
@@ -32,10 +35,6 @@ _PIPE_WIDTH = 10_000  # characters: more than any table has
 
 of_output = partial(setting, panel="Output")
 TRACES = setting(None, "Run folders or trace folders, pooled; without one, the bundled trace.", argument=True)
-REPORT_FOLDER = of_output(
-    None, "Folder for summary.json, report.html and plots.", "--output", short="-o",
-    show_default="in the run, or here; named after the command",
-)  # fmt: skip
 WORST = "Show the N worst tokens and responses in their context."
 
 
@@ -51,8 +50,20 @@ class Common:
     output: Path | None = of_output(  # noqa: RUF009
         None, "Run folder for the trace, summary.json, report.html, plots and log.", short="-o"
     )
+    into: Path | None = of_output(  # noqa: RUF009
+        None, "Folder for summary.json, report.html and plots.", "--output", short="-o",
+        show_default="in the run, or here; named after the command",
+    )  # fmt: skip
     worst: int = of_output(0, WORST, min=0)
     page_responses: int = of_output(200, "Responses whose tokens the page shows, as many as it holds; 0 = none.", min=0)
+    plots: str | None = of_output(
+        None, "Files in plots/: png, svg, pdf; several with commas.", metavar="FORMATS", show_default="png"
+    )
+    plot_width: str | None = of_output(
+        None, "Width of these files, for a paper: 3.25in, 8.5cm, 234pt.", metavar="WIDTH", show_default="as on the page"
+    )
+    plot_panels: bool = of_output(False, "Write each panel into a file of its own.")
+    no_plots: bool = of_output(False, "Draw nothing: a page without pictures, and no plots/.")
     force: bool = of_output(False, "Replace a run that is already there.")
     full: bool = of_output(False, "Print everything that was measured, not only what decides.")
     full_paths: bool = of_output(False, "Show absolute paths as they are, in place of …/NAME.")
@@ -63,6 +74,22 @@ class Common:
     def __post_init__(self) -> None:
         custom_code.allow(self.trust_remote_code)  # never by what a folder to resume says
         places.show_full(self.full_paths)
+        for flag, asked in (("plots", self.plots), ("plot-width", self.plot_width), ("plot-panels", self.plot_panels)):
+            if self.no_plots and asked:
+                raise UsageError(f"--no-plots draws nothing: leave out --{flag}.")
+        _ = self.files  # what cannot be drawn is said before anything is read
+
+    @cached_property
+    def files(self) -> PictureFiles:
+        """What is written of every picture."""
+        from mismatch_cli.report.picture_files import PictureFiles
+
+        return PictureFiles.asked(self.plots, self.plot_width, self.plot_panels)
+
+    @property
+    def only_numbers(self) -> bool:
+        """Whoever takes the JSON and names no folder waits for no pictures."""
+        return self.json and self.output is None and self.into is None
 
     @cached_property
     def progress(self) -> TerminalProgress:
@@ -82,6 +109,15 @@ class Common:
         if folder is not None:
             check_report_folder(folder, force=own or self.force)
 
+    def report_folder(self, named: Sequence[Path] | None, name: str) -> Path | None:
+        """Where a report goes: as asked, else into the run that is named alone, or here; None for numbers alone."""
+        from mismatch_cli.trace.manifest import run_folder_of, trace_folder
+
+        if self.into is not None or self.only_numbers:
+            return self.into
+        own = trace_folder(named[0]) if named and len(named) == 1 else None
+        return (Path() if own is None or places.is_bundled(own) else run_folder_of(own)) / name
+
     def opened(self, named: Sequence[Path] | None, said: str, *names: str) -> list[Trace]:
         """The traces that were named; where there are none, those of the package by their `names`, as is `said`."""
         from mismatch_cli.places import bundled, bundled_trace
@@ -98,21 +134,21 @@ class Common:
         analyse: Callable[..., Study],
         study_format: str,
         traces: Sequence[Trace],
-        folder: Path,
+        folder: Path | None,
         phase: str,
         **how: Any,
     ) -> None:
-        """Study traces into the folder of a report, as `study` does."""
+        """Study traces into the folder of a report, as `study` does; without one, they are printed alone."""
         from mismatch_cli.recording.folder import report_folder
 
-        with report_folder(folder, study_format, force=self.force):
+        with nullcontext() if folder is None else report_folder(folder, study_format, force=self.force):
             self.study(analyse, traces, folder, phase, **how)
 
     def study(
         self,
         analyse: Callable[..., Study],
         traces: Sequence[Trace],
-        folder: Path,
+        folder: Path | None,
         phase: str,
         passes: int = 1,
         **page: Any,
@@ -122,30 +158,53 @@ class Common:
             study = analyse(traces, workers=self.workers, on_responses=advance)
         self.show(study, folder, **page)
 
-    def study_mismatch(self, traces: Sequence[Trace], folder: Path, worst: int) -> None:
+    def study_mismatch(self, traces: Sequence[Trace], folder: Path | None, worst: int) -> None:
         """What `probe`, `rescore` and `report` end with; the page shows some of the worst tokens in any case."""
         from mismatch_cli.studies.mismatch import analyse
 
         self.study(partial(analyse, worst=max(worst, _WORST_IN_HTML)), traces, folder, "Measuring", worst=worst)
 
-    def show(self, study: Study, folder: Path, **page: Any) -> None:
+    def show(self, study: Study, folder: Path | None, **page: Any) -> None:
         """Print a study, or its JSON, on stdout, and write everything into a folder; `page` is for its page alone.
 
-        Files are written also where whoever read the numbers has left (`| head`).
+        Files are written also where whoever read the numbers has left (`| head`). Where only numbers are wanted, the
+        folder of a run gets its summary.json, and a report none.
         """
         from mismatch_cli.report.pages import page_of
+        from mismatch_cli.trace.files import write_atomically
 
-        view, unread = page_of(study, **page), None
+        view, unread = None if self.only_numbers else page_of(study, **page), None
         try:
             self.print(study, view)
             sys.stdout.flush()
         except OSError as error:
             unread = error
-        with self.progress.working("Drawing"):
-            _write(study, view, folder, self.page_responses)
-        self.progress.say(f"Wrote {folder / HTML_FILE}, {SUMMARY_FILE} and {PLOTS_FOLDER}/")
+        if folder is not None:
+            write_atomically(folder / SUMMARY_FILE, json.dumps(study.result, indent=2) + "\n")
+            if view is None:
+                self.progress.say(f"Wrote {folder / SUMMARY_FILE}")
+            else:
+                self._write_page(study, view, folder)
         if unread is not None:
             raise unread
+
+    def _write_page(self, study: Study, view: ReportView, folder: Path) -> None:
+        from mismatch_cli.recording.ours import remove_pictures
+        from mismatch_cli.report.explorer import explorer_view
+        from mismatch_cli.report.figures import figure_views, plots_for
+        from mismatch_cli.report.html import write_html
+
+        plots = folder / PLOTS_FOLDER
+        if self.no_plots:
+            remove_pictures(plots)
+        elif count := len(list(plots_for(study.plot_data))):
+            with self.progress.working("Drawing", count) as on_drawn:
+                view = replace(view, figures=figure_views(study.plot_data, plots, self.files, on_drawn))
+        if self.page_responses and (explored := study.exploration(self.page_responses)) is not None:
+            view = replace(view, explorer=explorer_view(explored))
+        write_html(folder / HTML_FILE, view)
+        more = f", {SUMMARY_FILE} and {PLOTS_FOLDER}/" if view.figures else f" and {SUMMARY_FILE}"
+        self.progress.say(f"Wrote {folder / HTML_FILE}{more}")
 
     def print(self, study: Study, view: ReportView | None = None) -> None:
         """The numbers of a study on stdout, as JSON or as its page; `view` is that page where it is already made."""
@@ -163,42 +222,13 @@ class Common:
             print_screen(view.screen, console())
 
 
-Reading = Annotated[Common, "workers", "force", "full", "full_paths", "json", "quiet", "debug"]
-Recording = Annotated[Common, "trust_remote_code", "resume", "output", "force", "full", "json", "quiet", "debug"]
-Probing = Annotated[
-    Common,
-    "trust_remote_code",
-    "resume",
-    "output",
-    "worst",
-    "page_responses",
-    "force",
-    "full",
-    "json",
-    "quiet",
-    "debug",
-]
-
-
-def folder_of(named: Sequence[Path] | None, name: str) -> Path:
-    """Where a report goes that was given no folder: into the run, if there is one alone, not bundled, or here."""
-    from mismatch_cli.trace.manifest import run_folder_of, trace_folder
-
-    own = trace_folder(named[0]) if named and len(named) == 1 else None
-    return (Path() if own is None or places.is_bundled(own) else run_folder_of(own)) / name
-
-
-def _write(study: Study, view: ReportView, folder: Path, responses: int) -> None:
-    from mismatch_cli.report.explorer import explorer_view
-    from mismatch_cli.report.figures import figure_views
-    from mismatch_cli.report.html import write_html
-    from mismatch_cli.trace.files import write_atomically
-
-    write_atomically(folder / SUMMARY_FILE, json.dumps(study.result, indent=2) + "\n")
-    figures = figure_views(study.plot_data, folder / PLOTS_FOLDER)
-    explored = study.exploration(responses) if responses else None
-    explorer = None if explored is None else explorer_view(explored)
-    write_html(folder / HTML_FILE, replace(view, figures=figures, explorer=explorer))
+DRAWING = ("plots", "plot_width", "plot_panels", "no_plots")
+_SHOWING = (*DRAWING, "force", "full")
+_TALKING = ("json", "quiet", "debug")
+Reading = Annotated[Common, "workers", "into", *_SHOWING, "full_paths", *_TALKING]
+Judging = Annotated[Common, "workers", "into", "page_responses", *_SHOWING, "full_paths", *_TALKING]
+Recording = Annotated[Common, "trust_remote_code", "resume", "output", *_SHOWING, *_TALKING]
+Probing = Annotated[Common, "trust_remote_code", "resume", "output", "worst", "page_responses", *_SHOWING, *_TALKING]
 
 
 def print_json(content: Any) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from mismatch_cli.commands._show import BUNDLED, REPORT_FOLDER, TRACES, Common, folder_of
+from mismatch_cli.commands._show import BUNDLED, TRACES, Judging
 from mismatch_cli.errors import UsageError
 from mismatch_cli.options import flags, setting
 
@@ -31,8 +31,7 @@ def command(
         show_default="grpo-clip-higher dppo-binary-tv",
     ),
     theory: bool = setting(False, "Also the paper's bounds on the improvement; needs rewards."),
-    output: Path | None = REPORT_FOLDER,
-    common: Annotated[Common, "workers", "page_responses", "force", "full", "full_paths", "json", "quiet", "debug"],
+    common: Judging,
 ) -> None:
     """Show which tokens every trust region blocks, what they are, what is lost, and how many updates are bad.
 
@@ -46,7 +45,7 @@ def command(
     """
     from functools import partial
 
-    folder = output or folder_of(traces, "clipstats")
+    folder = common.report_folder(traces, "clipstats")
     common.check(traces, folder)
     judged, compared = _algorithms(algorithm, compare)
     from mismatch_cli.studies.clipping import ClippingAnalysis, analyse_clipping

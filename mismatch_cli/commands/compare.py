@@ -21,7 +21,6 @@ def command(
         "Which gap: mismatch, total, staleness or floor.",
         show_default="the first of mismatch and total that all traces have",
     ),
-    output: Path = setting(Path("compare"), "Folder for summary.json, report.html and plots.", short="-o"),
     common: Reading,
 ) -> None:
     """Show how traces differ: in every metric, with intervals, on the same tokens, and in their settings.
@@ -51,10 +50,11 @@ def command(
         raise UsageError(f"{len(traces)} traces are too many at once: name at most {len(NAMES)}.")
     if pair is not None and pair not in PAIRS:
         raise UsageError(registry.unknown("pair", pair, PAIRS))
-    common.check(traces, output)
+    folder = common.report_folder(None, "compare")
+    common.check(traces, folder)
     from mismatch_cli.studies.comparison import ComparisonAnalysis, analyse_comparison
 
     said = "No traces named: comparing the two bundled ones, an fp8 KV cache and float32."
     found = common.opened(traces, said, "fp8-kv", "float32")
     analyse = partial(analyse_comparison, pair_name=pair, arguments=["--pair", pair] if pair else [])
-    common.report(analyse, ComparisonAnalysis.FORMAT, found, output, "Comparing", passes=2)
+    common.report(analyse, ComparisonAnalysis.FORMAT, found, folder, "Comparing", passes=2)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from mismatch_cli.commands._show import BUNDLED, REPORT_FOLDER, TRACES, Common, folder_of
+from mismatch_cli.commands._show import BUNDLED, DRAWING, TRACES, Common
 from mismatch_cli.options import flags, setting
 
 
@@ -17,8 +17,19 @@ def command(
     trainer_model: str | None = setting(
         None, "Trainer's model at the weights that sampled: it reads responses again and tells which side differs."
     ),
-    output: Path | None = REPORT_FOLDER,
-    common: Annotated[Common, "trust_remote_code", "workers", "force", "full", "full_paths", "json", "quiet", "debug"],
+    common: Annotated[
+        Common,
+        "trust_remote_code",
+        "workers",
+        "into",
+        *DRAWING,
+        "force",
+        "full",
+        "full_paths",
+        "json",
+        "quiet",
+        "debug",
+    ],
 ) -> None:
     """Look for faults that no precision explains: shifts, temperature, placeholders, stale weights, and more.
 
@@ -40,7 +51,7 @@ def command(
     for model in filter(None, (earlier_model, trainer_model)):
         check_model_folder(model)
         require("hf", "`diagnose` with a model")
-    folder = output or folder_of(traces, "diagnosis")
+    folder = common.report_folder(traces, "diagnosis")
     common.check(traces, folder)
     from mismatch_cli.studies.diagnosis import DiagnosisAnalysis, analyse_diagnosis
 

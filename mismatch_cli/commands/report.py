@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 from mismatch_cli import registry
-from mismatch_cli.commands._show import WORST, Common, of_output
+from mismatch_cli.commands._show import DRAWING, WORST, Common, of_output
 from mismatch_cli.errors import UsageError
 from mismatch_cli.options import flags, setting
 
@@ -31,7 +31,7 @@ def command(
         metavar="FRAMEWORK",
     ),
     common: Annotated[
-        Common, "workers", "output", "page_responses", "force", "full", "full_paths", "json", "quiet", "debug"
+        Common, "workers", "output", "page_responses", *DRAWING, "force", "full", "full_paths", "json", "quiet", "debug"
     ],
 ) -> None:
     """Print and draw the report of a trace, or of training runs, again, without a model.
@@ -67,6 +67,9 @@ def _report_training(runs: list[Path], own: Path | None, common: Common) -> None
     from mismatch_cli.studies.training import TrainingAnalysis
 
     folder, in_own = common.output or own or _REPORT, common.output is None and own is not None
+    if common.only_numbers:
+        common.show(TrainingAnalysis.of(read_runs(runs)), None)
+        return
     if in_own and runs != [own]:
         held = folder_of_trainings(folder)
     else:
@@ -76,7 +79,7 @@ def _report_training(runs: list[Path], own: Path | None, common: Common) -> None
 
 
 def _report_traces(named: list[Path], worst: int, export: str | None, common: Common) -> None:
-    """Into the folder of the run itself, unless another one is named."""
+    """Into the folder of the run itself, unless another one is named; for numbers alone, nowhere."""
     from mismatch_cli.places import is_bundled
     from mismatch_cli.recording.folder import report_folder
     from mismatch_cli.trace.manifest import run_folder_of, trace_folder
@@ -84,17 +87,21 @@ def _report_traces(named: list[Path], worst: int, export: str | None, common: Co
     own = run_folder_of(trace_folder(named[0])) if len(named) == 1 else None
     own = None if own is None or is_bundled(own) else own
     folder, in_own = common.output or own or _REPORT, common.output is None and own is not None
-    common.check(named, folder, own=in_own)
+    printed = common.only_numbers and export is None
+    common.check(named, None if printed else folder, own=in_own)
     from mismatch_cli.studies.mismatch import MismatchAnalysis
 
     found = common.opened(named, _NO_RUN)
+    if printed:
+        common.study_mismatch(found, None, worst)
+        return
     files: tuple[str, ...] = ()
     if export is not None:
         from mismatch_cli.trace.export import export_responses, export_tokens, file_name
 
         files = (file_name(export),)
     with report_folder(folder, MismatchAnalysis.FORMAT, force=common.force, own=in_own, files=files):
-        common.study_mismatch(found, folder, worst)
+        common.study_mismatch(found, None if common.only_numbers else folder, worst)
         if export is not None:
             wrote = export_responses(found, folder) if export == "jsonl" else export_tokens(found, folder, export)
             common.progress.say(f"Wrote {wrote}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from mismatch_cli.commands._progress import TerminalProgress
-from mismatch_cli.commands._show import Common
+from mismatch_cli.commands._show import DRAWING, Common
 from mismatch_cli.errors import MismatchError, UsageError, quoted
 from mismatch_cli.options import flags, setting
 from mismatch_cli.places import bundled, shown
@@ -38,7 +38,7 @@ def command(
     report_every: float = setting(
         60, "Least time between two drawings of report.html; 0: at the end only.", min=0, metavar="SECONDS"
     ),
-    common: Annotated[Common, "trust_remote_code", "full", "quiet", "debug"],
+    common: Annotated[Common, "trust_remote_code", *DRAWING, "full", "quiet", "debug"],
     **chosen: Any,
 ) -> None:
     """Train a small set of problems towards full accuracy, with any algorithm, and record what its trust region does.

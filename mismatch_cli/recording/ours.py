@@ -5,7 +5,7 @@ A name alone says nothing: people have a `plots/` and a `summary.json` of their 
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
@@ -16,7 +16,8 @@ LOCK = ".lock"
 LOG = "log"
 REPORT = ("summary.json", "report.html", "plots")
 _FORMAT = "mismatch-cli "  # how the format of every JSON file of ours begins
-_IN_PICTURE, _IN_PAGE = b"Software\x00mismatch-cli", b'<meta name="generator" content="mismatch-cli">'
+_IN_PNG, _IN_SVG, _IN_PDF = b"Software\x00mismatch-cli", b"<!-- mismatch-cli -->", b"/Creator (mismatch-cli)"
+_IN_PAGE = b'<meta name="generator" content="mismatch-cli">'
 _HEAD = 4096  # bytes in which a mark stands
 _EXPORTED = {"step", "prompt_id", "sample_index", "response_ids", "logp_rollout"}
 _TOKEN = {"step", "prompt_id", "sample_index", "position", "token_id", "token"}
@@ -76,6 +77,15 @@ def remove_trace(folder: Path) -> None:
     found = [(path, test) for name, test in _TRACE.items() for path in folder.glob(name)]
     for path in [path for path, test in found if not path.is_symlink() and _holds(test, path)]:
         path.unlink()
+
+
+def remove_pictures(folder: Path, kept: Collection[Path] = ()) -> None:
+    """Remove pictures of an earlier report from its `plots/`, and the folder if nothing else is in it."""
+    for path in folder.glob("*"):
+        if path not in kept and is_ours(path, folder.parent):
+            path.unlink()
+    if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def _walk(root: Path) -> Iterator[tuple[Path, bool]]:
@@ -153,7 +163,9 @@ _REPORTS: dict[str, Callable[[Path], bool]] = {
     LOCK: _is_empty,
     "summary.json": _is_json,
     "report.html": _has(_IN_PAGE),
-    "plots/*.png": _has(_IN_PICTURE),
+    "plots/*.png": _has(_IN_PNG),
+    "plots/*.svg": _has(_IN_SVG),
+    "plots/*.pdf": lambda path: _IN_PDF in path.read_bytes(),
 }
 _EXPORTS: dict[str, Callable[[Path], bool]] = {
     "tokens.csv": _is_token_list,

@@ -11,23 +11,24 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from math import inf
 from multiprocessing import Pipe
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 from mismatch_cli import registry
-from mismatch_cli.report.plots._style import CSS_PX, LIGHT, NARROW, WIDE, Style
-from mismatch_cli.trace.files import replacing
+from mismatch_cli.recording.ours import remove_pictures
+from mismatch_cli.report.picture_files import PictureFiles
+from mismatch_cli.report.plots._style import CSS_PX, NARROW, WIDE, Style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _PLOTS = "mismatch_cli.report.plots"
 _STUDY = "mismatch"  # of a plot that names none
-_PNG_SCALE = 2  # pixels of a PNG file per CSS pixel
 _MOST_WORKERS = 8  # three pictures each, where a report has 24
 _PATIENCE = 60.0  # seconds; a copy draws for two
 _DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
@@ -89,22 +90,45 @@ def plots_for(data: Drawable) -> Iterator[tuple[str, ModuleType]]:
     yield from ((name, plot) for name, plot in plots_of(data.STUDY).items() if plot.needs(data))
 
 
-def figure_views(data: Drawable, folder: Path | None = None) -> list[FigureView]:
-    """Every plot that the data has enough for, as `report.html` shows it; with a folder also NAME.png in it."""
+def figure_views(
+    data: Drawable,
+    folder: Path | None = None,
+    files: PictureFiles = PictureFiles(),
+    on_drawn: Callable[[int], None] = lambda _count: None,
+) -> list[FigureView]:
+    """Every plot that the data has enough for, as `report.html` shows it; with a folder also the files in it.
+
+    They take the place of all pictures of ours there. `on_drawn` is told how many more are drawn.
+    """
+
+    def draw_all(named: tuple[str, ModuleType]) -> tuple[FigureView, list[Path]]:
+        return _figure_view(*named, data, folder, files)
+
+    drawn = _shared_out(draw_all, list(plots_for(data)), on_drawn)
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-    plots = list(plots_for(data))
-    return _shared_out(lambda named: _figure_view(*named, data, folder), plots)
+        remove_pictures(folder, {path for _, written in drawn for path in written})
+    return [view for view, _ in drawn]
 
 
-def _shared_out(draw: Callable[[_Plot], _Drawn], plots: Sequence[_Plot]) -> list[_Drawn]:
+def _shared_out(
+    draw: Callable[[_Plot], _Drawn], plots: Sequence[_Plot], on_drawn: Callable[[int], None]
+) -> list[_Drawn]:
     """`draw` of each, by as many processes as there are cores: copies of this one, which have read and imported all."""
+
+    def draw_here(plot: _Plot) -> _Drawn:
+        view = draw(plot)
+        on_drawn(1)
+        return view
+
     workers = min(_MOST_WORKERS, len(os.sched_getaffinity(0)), len(plots)) if sys.platform == "linux" else 1
     shares = [plots[first :: max(1, workers)] for first in range(max(1, workers))]
     with ExitStack() as stack:
         others = [stack.enter_context(_copy_drawing(draw, share)) for share in shares[1:]]
-        parts = [list(map(draw, shares[0]))]
-        parts += [other() or list(map(draw, share)) for other, share in zip(others, shares[1:], strict=True)]
+        parts = [list(map(draw_here, shares[0]))]
+        for other, share in zip(others, shares[1:], strict=True):
+            parts.append(other())
+            on_drawn(len(parts[-1]))
+            parts[-1] = parts[-1] or list(map(draw_here, share))
     return [view for row in zip_longest(*parts) for view in row if view is not None]
 
 
@@ -151,23 +175,25 @@ def _copy_drawing(draw: Callable[[_Plot], _Drawn], plots: Sequence[_Plot]) -> It
         os.waitpid(pid, 0)
 
 
-def _figure_view(name: str, plot: ModuleType, data: Drawable, folder: Path | None) -> FigureView:
+def _figure_view(
+    name: str, plot: ModuleType, data: Drawable, folder: Path | None, files: PictureFiles
+) -> tuple[FigureView, list[Path]]:
+    """A figure on the page, and its files."""
     wide, narrow = draw(plot, data, WIDE), draw(plot, data, NARROW)
     title, caption = said(plot, "TITLE", data.STUDY), said(plot, "CAPTION", data.STUDY)
     view = FigureView(name, title, caption, _listed(getattr(plot, "SECTION", ())), picture(wide), picture(narrow))
-    if folder is not None:
-        _write_png(wide, folder / f"{name}.png")
-    return view
+    written = files.write(folder, name, partial(draw, plot, data), wide) if folder is not None else []
+    return view, written
 
 
-def draw(plot: ModuleType, data: Drawable, style: Style) -> Figure:
-    """Draw one plot; its figure belongs to no window and to no global state."""
+def draw(plot: ModuleType, data: Drawable, style: Style, only: int | None = None) -> Figure:
+    """Draw one plot, or one panel of it; its figure belongs to no window and to no global state."""
     from matplotlib import rc_context
 
     from mismatch_cli.report.plots._panels import Sheet
 
     with rc_context(style.rc()):
-        figure = Sheet(style)
+        figure = Sheet(style, only)
         plot.draw(figure, data)
         figure.add_subject(data.subject)
     return figure
@@ -180,14 +206,3 @@ def picture(figure: Figure) -> Picture:
     width, height = (round(inches / CSS_PX) for inches in figure.get_size_inches())
     encoded = base64.b64encode(to_svg(figure).encode()).decode()
     return Picture(f"data:image/svg+xml;base64,{encoded}", width, height)
-
-
-def _write_png(figure: Figure, path: Path) -> None:
-    """Twice the size, on white; who looks at a run that goes on never sees half a picture."""
-    settings: dict[str, Any] = {
-        "dpi": _PNG_SCALE / CSS_PX,
-        "facecolor": LIGHT.page,
-        "metadata": {"Software": "mismatch-cli"},
-    }
-    with replacing(path) as temporary:
-        figure.savefig(temporary, format="png", **settings)

@@ -16,7 +16,7 @@ from mismatch_cli.report.plots._panels import RIGHT, Panel, Sheet, width_of
 from mismatch_cli.report.plots._style import CSS_PX, DARK, LIGHT, Style
 
 _LEVELS = 15  # few different alphas compress well, and more cannot be told apart
-_FAINTEST, _STRONGEST = 0.45, 1.0
+_FAINTEST = 0.45
 _KEY = (1e-4, 1e-3, 0.01, 0.1, 0.5)  # the shares whose colours the key shows, and the highest
 _TITLE_PAD = 20  # points from a panel to its title, with one line for a key between them
 _CELL, _NAME = 17, 15  # pixels of a row of cells and of the name above it
@@ -29,30 +29,28 @@ def thin(count: int, style: Style) -> slice:
     return slice(None, None, max(1, -(-count // style.dots)))
 
 
-def draw_points(axes: Panel, x_N: np.ndarray, y_N: np.ndarray, colour: str) -> None:
+def draw_points(
+    axes: Panel, x_N: np.ndarray, y_N: np.ndarray, colour: str, side: float = 0, faintest: float = _FAINTEST
+) -> None:
     """Draw points inside the axes' limits, which must be final, as alpha-blended dots at the price of a histogram.
 
-    A point is a square of 1.4 CSS pixels, and up to 4 where there are few; where many overlap it is more opaque.
+    A point is a square of `side` CSS pixels: by default 1.4, and up to 4 where there are few. Alone it is as opaque as
+    `faintest` says, and more where many overlap.
     """
-    columns, rows = image_size(axes)
-    side = 1.4 if len(x_N) > 30_000 else 2 if len(x_N) > 8_000 else 2.7 if len(x_N) > 1000 else 4
+    columns, rows = _image_size(axes)
+    side = side or (1.4 if len(x_N) > 30_000 else 2 if len(x_N) > 8_000 else 2.7 if len(x_N) > 1000 else 4)
     dot = max(2, round(axes.style.image_scale * side))
     position_N2 = axes.transAxes.inverted().transform(axes.transData.transform(np.column_stack([x_N, y_N])))
     inside_N = np.isfinite(position_N2).all(axis=1) & (position_N2 >= 0).all(axis=1) & (position_N2 <= 1).all(axis=1)
     column_N, row_N = (position_N2[inside_N] * [columns - dot, rows - dot]).astype(np.int64).T
     counts = np.bincount(row_N * columns + column_N, minlength=rows * columns).reshape(rows, columns)
-    lay_image(axes, _shade(_spread(_spread(counts, dot).T, dot).T, colour), zorder=2)
-
-
-def lay_image(axes: Panel, image: np.ndarray, zorder: float) -> None:
-    """Fill the panel with a picture, its first row at the bottom."""
     axes.imshow(
-        image, extent=(0, 1, 0, 1), transform=axes.transAxes, origin="lower", aspect="auto", interpolation="none",
-        zorder=zorder,
+        _shade(_spread(_spread(counts, dot).T, dot).T, colour, faintest), extent=(0, 1, 0, 1),
+        transform=axes.transAxes, origin="lower", aspect="auto", interpolation="none", zorder=2,
     )  # fmt: skip
 
 
-def image_size(axes: Panel) -> tuple[int, int]:
+def _image_size(axes: Panel) -> tuple[int, int]:
     """Columns and rows of pixels of a picture that fills the panel."""
     box, scale = axes.get_window_extent(), axes.style.image_scale / CSS_PX / axes.figure.dpi
     return max(16, int(box.width * scale)), max(16, int(box.height * scale))
@@ -66,12 +64,12 @@ def _spread(counts: np.ndarray, dot: int) -> np.ndarray:
     return spread
 
 
-def _shade(counts: np.ndarray, colour: str) -> np.ndarray:
+def _shade(counts: np.ndarray, colour: str, faintest: float) -> np.ndarray:
     """RGBA, uint8: opacity grows with the logarithm of the number of points."""
     densest = np.percentile(counts[counts > 0], 99.5) if counts.any() else 1
     strength = np.log1p(counts) / np.log1p(max(densest, 8))
     levels = np.ceil(np.clip(strength, 0, 1) * _LEVELS) / _LEVELS
-    alpha = np.where(counts > 0, _FAINTEST + (_STRONGEST - _FAINTEST) * levels, 0)
+    alpha = np.where(counts > 0, faintest + (1 - faintest) * levels, 0)
     image = np.empty((*counts.shape, 4), dtype=np.uint8)
     image[..., :3] = np.round(np.array(to_rgb(colour)) * 255)
     image[..., 3] = np.round(alpha * 255)

@@ -26,6 +26,8 @@ LEGEND = 20  # pixels for a line of names between title and panel
 _SUBJECT = 22  # pixels for the line below all panels
 _NAMES = 4  # in a line of the legend above a panel
 _LINE = 18  # pixels of a line of the legend below all panels
+_CELL = 300  # pixels that a panel beside another one needs where text is small
+_LABEL = 20  # pixels of a turned label of two lines
 
 
 class Box(NamedTuple):
@@ -39,11 +41,11 @@ class Box(NamedTuple):
 
 
 class Sheet(Figure):
-    """A figure in a style, still without panels."""
+    """A figure in a style, still without panels; of those it may show `only` one, by its number."""
 
-    def __init__(self, style: Style) -> None:
+    def __init__(self, style: Style, only: int | None = None) -> None:
         super().__init__()
-        self.style, self.theme = style, style.theme
+        self.style, self.theme, self._only = style, style.theme, only
         # Titles begin above the panel when wide, above its labels when narrow, which gives more room.
         self.flush = style.pick(LEFT, 8)
 
@@ -56,34 +58,43 @@ class Sheet(Figure):
         columns: int = 2,
         between: int = BOTTOM,
         below: int = 0,
+        label: int = 0,
     ) -> list[Panel]:
         """Panels in `columns` when wide, one below the other when narrow, `height` pixels high, wide and narrow.
 
         `legend` pixels are kept free above each panel, below its title; `between` those below a panel that has another
-        one under it, `below` more under the lowest.
+        one under it, `below` more under the lowest, `label` at its left for the turned name of its axis.
         """
-        columns, high = self.style.pick(min(columns, count), 1), self.style.pick(*height)
+        fitting = self.style.pick(columns, int(self.style.width // _CELL) if self._only is None else 1)
+        columns, high = max(1, min(columns, count, fitting)), self.style.pick(*height)
+        left = LEFT + (0 if self.style.labelled else label)
         cell, row = self.style.width / columns, TOP + legend + high + between
         boxes = [
-            Box(LEFT + i % columns * cell, i // columns * row + TOP + legend, cell - LEFT - RIGHT, high, legend)
+            Box(left + i % columns * cell, i // columns * row + TOP + legend, cell - left - RIGHT, high, legend)
             for i in range(count)
         ]
         return self.place(boxes, BOTTOM + below)
 
     def place(self, boxes: Sequence[Box], below: float = BOTTOM) -> list[Panel]:
         """Set the figure's size and add a panel for each box, with `below` pixels under the lowest, and the subject."""
+        if self._only is not None:
+            chosen = boxes[self._only]
+            boxes = [chosen._replace(top=TOP + chosen.legend)] * len(boxes)
+        if self.style.labelled:
+            boxes = [box._replace(left=box.left + _LABEL, width=box.width - _LABEL) for box in boxes]
         height = max(box.top + box.height for box in boxes) + below + _SUBJECT
         self.set_size_inches(self.style.width * CSS_PX, height * CSS_PX)
         panels = [Panel(self, box, height) for box in boxes]
-        for axes in panels:
+        for number, axes in enumerate(panels):
             self.add_axes(axes)
+            axes.set_visible(self._only in (None, number))
         return panels
 
     def add_subject(self, subject: str) -> None:
         """Print who is compared below all panels, so that a copied picture says what it shows."""
-        small, room = self.style.small, self.style.width - self.flush - RIGHT
-        letters = int(room * CSS_PX * 72 / (0.6 * small))  # an average letter is 0.6 of the size wide
-        text = for_mathtext(subject if len(subject) <= letters else subject[: letters - 1] + "…")
+        small, room, text = self.style.small, self.style.width - self.flush - RIGHT, for_mathtext(subject)
+        while width_of(text, small) > room:
+            text = text.rstrip("…")[:-1] + "…"
         self.text(*self._fraction(self.flush, 7), text, color=self.theme.muted, fontsize=small)
 
     def legend_below(
@@ -126,13 +137,16 @@ class Panel(Axes):
         self.xaxis.set_major_formatter(plain_label)
         self.yaxis.set_major_formatter(plain_label)
 
-    def headline(self, text: str, short: str = "", note: str = "", **legend: Any) -> None:
-        """The title, the short one when narrow: it names the vertical axis, which needs no turned label then.
+    def headline(self, text: str, short: str = "", note: str = "", *, is_axis: bool = True, **legend: Any) -> None:
+        """The title, the short one when narrow: where it is the name of the vertical axis, that has no label then.
 
         A note stands at its right; below it the names of the lines that have been drawn, if room was kept for them.
         """
         pad = (7 + self.box.legend) * 0.75
-        self.set_title(self.style.pick(text, short or text), pad=pad, x=self.flush)
+        if is_axis and self.style.labelled:
+            self.set_ylabel(self._in_lines(text, short), linespacing=1.1)
+        else:
+            self.set_title(self.style.pick(text, short or text), pad=pad, x=self.flush)
         self.set_title(
             note, loc="right", pad=pad, fontsize=self.style.small, fontweight="normal", color=self.theme.muted
         )
@@ -142,6 +156,20 @@ class Panel(Axes):
                 loc="lower left", bbox_to_anchor=(self.flush, 1.0), borderpad=0.1,
                 **{"ncols": _NAMES} | spacing | legend,
             )  # fmt: skip
+
+    def set_xlabel(self, xlabel: str, *args: Any, **text: Any) -> Any:
+        """Below the middle of the panel; what is wider than the panel ends with it."""
+        loc = "center" if width_of(xlabel, rcParams["axes.labelsize"]) <= self.box.width else "right"
+        return super().set_xlabel(xlabel, *args, **{"loc": loc} | text)
+
+    def _in_lines(self, text: str, short: str) -> str:
+        """As a label beside the panel: in one line or two, the short text where even they are too long."""
+        points, label = rcParams["axes.labelsize"], text
+        for label in (text, short or text):
+            lines = wrapped(label, self.box.height, points)
+            if len(lines) <= 2:
+                return "\n".join(lines)
+        return label
 
     def drawn_values(self) -> np.ndarray:
         """The values of every line."""
@@ -196,6 +224,17 @@ def width_of(text: str, points: float, *, bold: bool = False) -> float:
     font.set_size(points, 96)
     font.set_text(text, 0)
     return float(1.07 * font.get_width_height()[0] / 64)
+
+
+def wrapped(text: str, room: float, points: float) -> list[str]:
+    """Lines of whole words, each at most `room` CSS pixels wide if its words are."""
+    lines: list[str] = []
+    for word in text.split():
+        if lines and width_of(f"{lines[-1]} {word}", points) <= room:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines
 
 
 def short_names(names: Sequence[str], room: float, points: float, *, bold: bool = False) -> list[str]:

@@ -46,10 +46,11 @@ class Style:
     """A width in CSS pixels; text sizes are what the reader sees, because the figure is shown at this width."""
 
     name: str
-    width: int
+    width: float
     text: float
     dots: int  # at most so many points are drawn
     image_scale: float  # pixels of a rasterised layer per CSS pixel
+    labelled: bool = False  # what names a vertical axis is turned and stands at it, as papers have it
 
     @property
     def theme(self) -> Theme:
@@ -109,3 +110,8 @@ class Style:
 
 WIDE = Style("wide", 1080, 12.5, 100_000, 1.5)
 NARROW = Style("narrow", 344, 12, 30_000, 2)
+
+
+def paper(width: float) -> Style:
+    """For a column of a paper, in CSS pixels: the smallest text has 7 points, a layer of dots 300 dots per inch."""
+    return Style("paper", width, 10.7, 30_000, 3, labelled=True)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from contourpy import contour_generator
 from matplotlib import rcParams
-from matplotlib.colors import to_rgba_array
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path
 
 from mismatch_cli.numbers import share
-from mismatch_cli.report.plots._fills import draw_points, image_size, lay_image, thin
-from mismatch_cli.report.plots._panels import LEGEND, Panel, Sheet, short_names
+from mismatch_cli.report.plots._fills import draw_points, thin
+from mismatch_cli.report.plots._panels import LEGEND, Panel, Sheet, short_names, width_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mismatch_cli.algorithms.algorithm import Algorithm
     from mismatch_cli.studies.clipping import ClippingPlotData
 
@@ -32,6 +37,9 @@ _TICKS = (1e-5, 1e-4, 1e-3, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
 _LABELS = ("10⁻⁵", "10⁻⁴", "0.001", "0.01", "0.1", "0.5", "0.9", "0.99", "0.999")
 _CROWDED = (1e-4, 0.01, 0.999)  # have no room for their label on a narrow axis
 _HIGHEST = 0.9995
+_NODES = 128  # of the grid, along each axis
+_HALVINGS = 8  # of the step between two nodes
+_LABEL = 18  # pixels for the name of the vertical axis
 
 
 def needs(data: ClippingPlotData) -> bool:
@@ -39,12 +47,12 @@ def needs(data: ClippingPlotData) -> bool:
 
 
 def draw(figure: Sheet, data: ClippingPlotData) -> None:
-    panels = figure.panels(2 * len(data.compared), height=(400, 270), legend=LEGEND)
+    panels = figure.panels(2 * len(data.compared), height=(400, 270), legend=LEGEND, label=_LABEL)
     lowest = _lowest(data)
     cells = [(sign, algorithm) for sign in ("><") for algorithm in data.compared]
     for axes, (sign, algorithm) in zip(panels, cells, strict=True):
         _set_scales(axes, lowest)
-        region = _draw_region(axes, data, algorithm, sign)
+        region = _draw_region(axes, data, algorithm, sign, lowest)
         axes.plot([lowest, _HIGHEST], [lowest, _HIGHEST], color=axes.theme.muted, linewidth=0.8, zorder=3)
         _draw_tokens(axes, data, algorithm, sign)
         _write(axes, data, algorithm, sign, region)
@@ -67,19 +75,52 @@ def _set_scales(axes: Panel, lowest: float) -> None:
     axes.minorticks_off()
 
 
-def _draw_region(axes: Panel, data: ClippingPlotData, algorithm: Algorithm, sign: str) -> bool:
-    """Shade where the masks block, on a grid as fine as the picture; whether there is such a region to ask for."""
-    columns, rows = image_size(axes)
-    place_x, place_y = np.meshgrid((np.arange(columns) + 0.5) / columns, (np.arange(rows) + 0.5) / rows)
-    grid = axes.transAxes.transform(np.column_stack([place_x.ravel(), place_y.ravel()]))
-    logp_anchor_N, logp_N = np.log(axes.transData.inverted().transform(grid)).T
-    blocked_N = data.blocked_at(algorithm, logp_anchor_N, logp_N, sign)
+def _draw_region(axes: Panel, data: ClippingPlotData, algorithm: Algorithm, sign: str, lowest: float) -> bool:
+    """Shade where the masks block; whether there is such a region to ask for."""
+    region = _region(data.blocked_at, algorithm, sign, lowest)
+    if region is not None:
+        axes.add_patch(
+            PathPatch(
+                region, transform=axes.transAxes, facecolor=axes.theme.orange, alpha=0.17, linewidth=0, zorder=1.5
+            )
+        )
+    return region is not None
+
+
+@lru_cache(maxsize=8)
+def _region(blocked_at: Callable[..., Any], algorithm: Algorithm, sign: str, lowest: float) -> Path | None:
+    """The outline of what the masks block, in the panel's own coordinates: found on a grid, then to the pixel.
+
+    Every point of an outline on a grid lies between a node that is blocked and one that is not, and moves there by
+    bisection to where the mask decides.
+    """
+
+    def blocked(node_N2: np.ndarray) -> Any:
+        low, high = (np.log(end / (1 - end)) for end in (lowest, _HIGHEST))
+        logp_anchor_N, logp_N = -np.log1p(np.exp(-(low + (high - low) * node_N2.T / (_NODES - 1))))
+        return blocked_at(algorithm, logp_anchor_N, logp_N, sign)
+
+    grid_N2 = np.stack(np.meshgrid(np.arange(_NODES), np.arange(_NODES)), axis=-1).reshape(-1, 2)
+    blocked_N = blocked(grid_N2)
     if blocked_N is None:
-        return False
-    colours = to_rgba_array([axes.theme.orange, axes.theme.orange], [0.0, 0.17])
-    image = np.round(255 * colours[blocked_N.astype(int)]).astype(np.uint8).reshape(rows, columns, 4)
-    lay_image(axes, image, zorder=1.5)
-    return True
+        return None
+    outlines: Any = contour_generator(z=blocked_N.reshape(_NODES, _NODES).astype(float), fill_type="OuterOffset")
+    rings = []
+    for point_N2, offset_R1 in zip(*outlines.filled(0.5, 1.5), strict=True):
+        one_N2, other_N2 = np.floor(point_N2), np.ceil(point_N2)
+        as_one_N = blocked(one_N2)
+        for _ in range(_HALVINGS):
+            middle_N2 = (one_N2 + other_N2) / 2
+            alike_N = (blocked(middle_N2) == as_one_N)[:, None]
+            one_N2, other_N2 = np.where(alike_N, middle_N2, one_N2), np.where(alike_N, other_N2, middle_N2)
+        rings += [_simple(ring_N2 / (_NODES - 1)) for ring_N2 in np.split(one_N2, offset_R1[1:-1])]
+    return Path.make_compound_path(*rings) if rings else Path(np.zeros((0, 2)))
+
+
+def _simple(ring_N2: np.ndarray) -> Path:
+    """A closed outline without points that lie on a line between others, to a ten thousandth of the panel."""
+    kept: Any = Path(1000 * ring_N2).cleaned(simplify=True).vertices
+    return Path(kept[:-1] / 1000, closed=True)  # the last one says that the path ends
 
 
 def _draw_tokens(axes: Panel, data: ClippingPlotData, algorithm: Algorithm, sign: str) -> None:
@@ -87,7 +128,7 @@ def _draw_tokens(axes: Panel, data: ClippingPlotData, algorithm: Algorithm, sign
     x_N, y_N = (np.clip(np.exp(logp_N), *axes.get_xlim()) for logp_N in data.coordinates(algorithm))
     for is_blocked, colour in ((False, axes.theme.blue), (True, axes.theme.orange)):
         shown = np.flatnonzero(chosen_N & (blocked_N == is_blocked))[thin(int(chosen_N.sum()), axes.style)]
-        draw_points(axes, x_N[shown], y_N[shown], colour)
+        draw_points(axes, x_N[shown], y_N[shown], colour, *((2.7, 0.7) if is_blocked else (1.4, 0.3)))
 
 
 def _write(axes: Panel, data: ClippingPlotData, algorithm: Algorithm, sign: str, region: bool) -> None:
@@ -100,10 +141,13 @@ def _write(axes: Panel, data: ClippingPlotData, algorithm: Algorithm, sign: str,
         axes.plot([], [], color=theme.orange, label=style.pick("the mask blocks", "mask"), **dots | area)
     if note := _left_out(algorithm, region):
         axes.text(0.03, 0.97, note, transform=axes.transAxes, va="top", color=theme.muted, fontsize=style.small)
-    (name,) = short_names([algorithm.name], style.pick(390, 240), rcParams["axes.titlesize"], bold=True)
-    axes.headline(f"{data.when(sign)}:  {name}")
-    anchor = "recomputed probability π′" if algorithm.limiting.anchor == "recomputed" else "rollout probability μ"
-    axes.set_xlabel(f"→ {anchor}" + style.pick("      ↑ trainer probability π", "    ↑ π"))
+    settings = ", ".join(mask.settings for mask in algorithm.limiting.masks if mask.settings)
+    room = axes.box.width - width_of(f"{data.when(sign)}:     {settings}", rcParams["axes.titlesize"], bold=True)
+    (name,) = short_names([algorithm.name.partition(":")[0]], room, rcParams["axes.titlesize"], bold=True)
+    axes.headline(f"{data.when(sign)}:  {name}  {settings}", is_axis=False)
+    recomputed = algorithm.limiting.anchor == "recomputed"
+    axes.set_xlabel("recomputed probability π′" if recomputed else "rollout probability μ")
+    axes.set_ylabel("trainer probability π")
 
 
 def _left_out(algorithm: Algorithm, region: bool) -> str:

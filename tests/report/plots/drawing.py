@@ -12,8 +12,10 @@ import numpy as np
 from matplotlib.text import Text
 
 from mismatch_cli.report.figures import draw
-from mismatch_cli.report.plots._style import Style
+from mismatch_cli.report.plots._style import Style, paper
 from mismatch_cli.report.plots._svg import to_svg
+
+PAPER = paper(3.25 * 96)  # the column of most conferences
 
 
 def drawn(plot: ModuleType, data: Any, style: Style) -> Any:
@@ -49,12 +51,12 @@ def texts_of(figure: Any) -> Iterator[Text]:
 def check_texts(figure: Any, style: Style) -> None:
     """Legible, inside the figure, and none upon another."""
     width, height = figure.get_size_inches()
-    assert round(width * 96) == style.width
+    assert round(width * 96, 3) == style.width
     box = figure.get_tightbbox()  # of everything that is drawn, in inches
     assert min(box.x0, box.y0, width - box.x1, height - box.y1) >= -0.01
     texts = [text for text in texts_of(figure) if text.get_text().strip() and text.get_visible()]
     for text in texts:
-        assert text.get_fontsize() / 0.75 >= 10.5, text.get_text()  # CSS pixels
+        assert text.get_fontsize() >= (7 if style.labelled else 7.8), text.get_text()
     x0, y0, x1, y1 = np.array([text.get_window_extent().extents for text in texts]).T
     across = np.minimum(x1[:, None], x1) - np.maximum(x0[:, None], x0)
     up = np.minimum(y1[:, None], y1) - np.maximum(y0[:, None], y0)

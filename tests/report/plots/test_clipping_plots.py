@@ -20,7 +20,7 @@ from mismatch_cli.report.plots._fills import percent, reach_of
 from mismatch_cli.report.plots._panels import short_names, width_of
 from mismatch_cli.report.plots._style import NARROW, WIDE, Style
 from mismatch_cli.studies.clipping import ClippingPlotData
-from tests.report.plots.drawing import check_texts, drawn
+from tests.report.plots.drawing import PAPER, check_texts, drawn
 
 PLOTS = list(plots_of(ClippingPlotData.STUDY))
 STYLES = [WIDE, NARROW]
@@ -33,7 +33,7 @@ def plot(request: pytest.FixtureRequest) -> ModuleType:
     return load(request.param)
 
 
-@pytest.fixture(params=STYLES, ids=lambda style: style.name)
+@pytest.fixture(params=[*STYLES, PAPER], ids=lambda style: style.name)
 def style(request: pytest.FixtureRequest) -> Style:
     return request.param
 
@@ -155,15 +155,30 @@ GRIPS = (  # algorithm, sign of A, μ, π, blocked
 
 def test_the_shaded_region_is_where_the_mask_blocks(many: ClippingPlotData) -> None:
     figure = drawn(load("mask-regions"), many, STYLES[0])
-    panels = {axes.get_title(loc="left").replace(":  ", " "): axes for axes in figure.axes}
+    panels = {" ".join(axes.get_title(loc="left").split()[:4]): axes for axes in figure.axes}
     for algorithm, sign, mu, pi, blocked in GRIPS:
         logp = np.log(np.array([mu, pi], dtype=np.float64))
         policies = Policies(logp[:1], logp[1:], logp[:1], np.array([0, 1]))
         assert keep_T(algorithm, policies, np.array([float(sign)])).item() is not blocked
-        axes = panels[f"A {'>' if sign > 0 else '<'} 0 {algorithm.name}"]
-        image = np.asarray(axes.images[0].get_array())
-        x, y = axes.transAxes.inverted().transform(axes.transData.transform((mu, pi)))
-        assert bool(image[int(y * image.shape[0]), int(x * image.shape[1]), 3]) is blocked, (algorithm.name, mu, pi)
+        axes = panels[f"A {'>' if sign > 0 else '<'} 0: {algorithm.name}"]
+        place = axes.transAxes.inverted().transform(axes.transData.transform((mu, pi)))
+        assert axes.patches[0].get_path().contains_point(place) is blocked, (algorithm.name, mu, pi)
+
+
+@pytest.mark.parametrize("name", ["relax-both", "ipo", "ppo-icepop", "dppo-binary-kl"])
+def test_the_outline_is_drawn_to_the_pixel(name: str) -> None:
+    """Of two tokens on both sides of an outline, a thousandth of the panel from it, one is blocked."""
+    module = load("mask-regions")
+    for sign in "><":
+        region = module._region(ClippingPlotData.blocked_at, TABLE[name], sign, 1e-5)
+        corner_N2 = region.vertices[region.codes != region.CLOSEPOLY]
+        inner_N2 = corner_N2[((corner_N2 > 0.01) & (corner_N2 < 0.99)).all(axis=1)]
+        around_N42 = inner_N2[:, None] + 1e-3 * np.array([[1, 0], [-1, 0], [0, 1], [0, -1]])
+        low, high = (np.log(end / (1 - end)) for end in (1e-5, module._HIGHEST))
+        logp_2N = -np.log1p(np.exp(-(low + (high - low) * around_N42.reshape(-1, 2).T)))
+        blocked_N4 = ClippingPlotData.blocked_at(TABLE[name], *logp_2N, sign).reshape(-1, 4)
+        assert len(inner_N2) > 10
+        assert (blocked_N4.any(axis=1) & ~blocked_N4.all(axis=1)).all()
 
 
 def on_grid(algorithm: Algorithm, sign: str = ">") -> np.ndarray | None:

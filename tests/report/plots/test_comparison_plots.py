@@ -12,7 +12,7 @@ import pytest
 from mismatch_cli.report.figures import plots_for, plots_of, said
 from mismatch_cli.report.plots._style import NARROW, WIDE, Style
 from mismatch_cli.studies.comparison import ComparisonPlotData, exceedance
-from tests.report.plots.drawing import check_texts, drawn
+from tests.report.plots.drawing import PAPER, check_texts, drawn
 from tests.studies.compared import Row, first_two
 
 PLOTS = list(plots_of(ComparisonPlotData.STUDY))
@@ -59,7 +59,7 @@ def test_contract(plot: ModuleType) -> None:
     assert plot.needs(ComparisonPlotData({})) is False
 
 
-@pytest.mark.parametrize("style", STYLES, ids=lambda style: style.name)
+@pytest.mark.parametrize("style", [*STYLES, PAPER], ids=lambda style: style.name)
 def test_text_is_legible_inside_the_figure_and_apart(
     plot: ModuleType, style: Style, plot_data: ComparisonPlotData
 ) -> None:

@@ -12,7 +12,7 @@ from mismatch_cli.report.figures import plots_of
 from mismatch_cli.report.plots._style import NARROW, WIDE
 from mismatch_cli.studies.diagnosis import DiagnosisAnalysis, analyse_diagnosis
 from mismatch_cli.trace.reader import Trace
-from tests.report.plots.drawing import check_texts, drawn
+from tests.report.plots.drawing import PAPER, check_texts, drawn
 
 PLOTS = list(plots_of(DiagnosisAnalysis.STUDY))
 STYLES = [WIDE, NARROW]
@@ -36,7 +36,7 @@ def test_contract(name, healthy):
     assert plot.needs(healthy)
 
 
-@pytest.mark.parametrize("style", STYLES, ids=lambda style: style.name)
+@pytest.mark.parametrize("style", [*STYLES, PAPER], ids=lambda style: style.name)
 @pytest.mark.parametrize("name", PLOTS)
 @pytest.mark.parametrize("broken", [False, True])
 def test_text_is_legible_inside_the_figure_and_apart(name, style, healthy, broken):

@@ -14,7 +14,7 @@ from mismatch_cli.report.plots._fills import draw_points
 from mismatch_cli.report.plots._panels import Box, Sheet
 from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
 from mismatch_cli.studies.mismatch import PlotData
-from tests.report.plots.drawing import check_texts, drawn
+from tests.report.plots.drawing import PAPER, check_texts, drawn
 
 PLOTS = list(plots_of("mismatch"))
 STYLES = [WIDE, NARROW]
@@ -25,7 +25,7 @@ def plot(request: pytest.FixtureRequest) -> ModuleType:
     return plots_of("mismatch")[request.param]
 
 
-@pytest.fixture(params=STYLES, ids=lambda style: style.name)
+@pytest.fixture(params=[*STYLES, PAPER], ids=lambda style: style.name)
 def style(request: pytest.FixtureRequest) -> Style:
     return request.param
 

@@ -19,7 +19,7 @@ from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
 from mismatch_cli.report.plots._svg import to_svg
 from mismatch_cli.studies.runs import TrainingRun
 from mismatch_cli.studies.training import TrainingAnalysis
-from tests.report.plots.drawing import check_texts, drawn
+from tests.report.plots.drawing import PAPER, check_texts, drawn
 from tests.report.training_runs import EIGHT, NEVER_BLOCK, make_run
 
 PLOTS = list(plots_of(TrainingAnalysis.STUDY))
@@ -51,7 +51,7 @@ def test_contract(plot: ModuleType) -> None:
     assert plot.needs(TrainingAnalysis.of([TrainingRun("x", "x", None, [{"step": 1}])])) is False
 
 
-@pytest.mark.parametrize("style", STYLES, ids=lambda style: style.name)
+@pytest.mark.parametrize("style", [*STYLES, PAPER], ids=lambda style: style.name)
 def test_text_is_legible_inside_the_figure_and_apart(plot: ModuleType, style: Style, eight: list[TrainingRun]) -> None:
     data = TrainingAnalysis.of(eight)
     assert plot.needs(data)

@@ -1,0 +1,108 @@
+"""The files in `plots/`: in which formats, how wide, and how each is written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mismatch_cli import registry
+from mismatch_cli.errors import UsageError
+from mismatch_cli.report.plots._style import CSS_PX, LIGHT, WIDE, Style, paper
+from mismatch_cli.trace.files import replacing, write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72}  # inches; a point of PDF, as editors count
+_NARROWEST, _WIDEST = 2.5, 12.0  # inches
+_PANEL = 5.5  # inches of a panel alone where no width is named: half the page
+_PNG_DPI, _PAPER_DPI = 192, 300  # twice the page's pixels; what printers ask for
+_CREATOR = "mismatch-cli"
+
+
+@dataclass(frozen=True)
+class PictureFiles:
+    """What is written of every figure."""
+
+    formats: tuple[str, ...] = ("png",)
+    width: float | None = None  # inches
+    panels: bool = False  # each in a file of its own
+
+    @classmethod
+    def asked(cls, formats: str | None, width: str | None, panels: bool) -> PictureFiles:
+        """From what was typed; a `UsageError` for what cannot be drawn."""
+        names = tuple(dict.fromkeys(name.strip().lower() for name in (formats or "png").split(",")))
+        for name in names:
+            if name not in _WRITERS:
+                raise UsageError(f"--plots: {registry.unknown('format', name, _WRITERS)}")
+        return cls(names, None if width is None else _inches(width), panels)
+
+    @property
+    def style(self) -> Style:
+        """As on the page, or for a paper: narrower, with a label on each axis."""
+        if self.width is None and not self.panels:
+            return WIDE
+        return paper((self.width or _PANEL) / CSS_PX)
+
+    def write(self, folder: Path, name: str, draw: Callable[[Style, int | None], Figure], wide: Figure) -> list[Path]:
+        """Draw a figure, which `draw` does in a style, alone with one of its panels or with all; `wide` is the page's.
+
+        Whoever looks at a run that goes on never sees half a picture.
+        """
+        written = []
+        for path, figure in self._figures(folder / name, draw, wide):
+            for format_ in self.formats:
+                written.append(path.with_name(f"{path.name}.{format_}"))
+                _WRITERS[format_](figure, written[-1], _PNG_DPI if self.style is WIDE else _PAPER_DPI)
+        return written
+
+    def _figures(
+        self, path: Path, draw: Callable[[Style, int | None], Figure], wide: Figure
+    ) -> Iterator[tuple[Path, Figure]]:
+        if self.style is WIDE:
+            yield path, wide
+            return
+        count = len(wide.axes)
+        if not self.panels or count == 1:
+            yield path, draw(self.style, None)
+            return
+        for number in range(count):
+            yield path.with_name(f"{path.name}-{number + 1}"), draw(self.style, number)
+
+
+def _inches(width: str) -> float:
+    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(in|cm|mm|pt)\s*", width.lower())
+    if match is None:
+        raise UsageError(f"--plot-width {width} is no width. Type a number with in, cm, mm or pt, as 3.25in.")
+    inches = float(match[1]) * _UNITS[match[2]]
+    if not _NARROWEST <= inches <= _WIDEST:
+        raise UsageError(f"--plot-width {width} cannot be drawn. Choose {_NARROWEST:g}in to {_WIDEST:g}in.")
+    return inches
+
+
+def _write_png(figure: Figure, path: Path, dpi: float) -> None:
+    with replacing(path) as temporary:
+        figure.savefig(
+            temporary, format="png", dpi=dpi, facecolor=LIGHT.page, metadata={"Software": _CREATOR},
+            pil_kwargs={"compress_level": 4},
+        )  # fmt: skip
+
+
+def _write_svg(figure: Figure, path: Path, dpi: float) -> None:  # noqa: ARG001 - it has no pixels
+    from mismatch_cli.report.plots._svg import to_svg
+
+    write_atomically(path, to_svg(figure, themed=False))
+
+
+def _write_pdf(figure: Figure, path: Path, dpi: float) -> None:  # noqa: ARG001
+    from matplotlib import rc_context
+
+    about = {"Creator": _CREATOR, "Producer": _CREATOR, "CreationDate": None}
+    with replacing(path) as temporary, rc_context({"pdf.fonttype": 42}):  # TrueType: what journals take
+        figure.savefig(temporary, format="pdf", facecolor=LIGHT.page, metadata=about)
+
+
+_WRITERS: dict[str, Callable[[Figure, Path, float], None]] = {"png": _write_png, "svg": _write_svg, "pdf": _write_pdf}
