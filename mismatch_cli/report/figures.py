@@ -111,7 +111,7 @@ def figure_views(
 
 
 def _shared_out(
-    draw: Callable[[_Plot], _Drawn], plots: Sequence[_Plot], on_drawn: Callable[[int], None]
+    draw: Callable[[_Plot], _Drawn], plots: Sequence[_Plot], on_drawn: Callable[[int], None] = lambda _count: None
 ) -> list[_Drawn]:
     """`draw` of each, by as many processes as there are cores: copies of this one, which have read and imported all."""
 

@@ -67,8 +67,8 @@ def test_without_an_argument_the_bundled_trace_is_judged_by_the_whole_table(tmp_
 
 def test_a_run_gets_its_own_clipstats_and_they_are_renewed(here, capfd):
     for _ in range(2):
-        code, out, _ = clipstats(capfd, "run", *PAIR, "--json", "--quiet")
-        assert code == 0
+        assert clipstats(capfd, "run", *PAIR, "--quiet")[0] == 0
+    _, out, _ = clipstats(capfd, "run", *PAIR, "--json", "--quiet")
     assert json.loads(out) == written(here / "run" / "clipstats")
     assert len(json.loads(out)["algorithms"]) == 2
 

@@ -64,12 +64,17 @@ class SvgRenderer(RendererBase):
 
     def finish(self) -> str:
         """All that was drawn."""
-        width, height = round(self._width), round(self._height)
         rules = [_variables() if self._themed else "", f"text{{font-family:{_FONTS};white-space:pre}}"]
         rules += [f".{name}{{{look}}}" for look, name in self._class_of.items()]
         definitions = "".join(content.format(id=name) for content, name in self._defined.items())
+        width, height = _short(self._width), _short(self._height)
+        size = str(round(self._width)), str(round(self._height))
+        if not self._themed:
+            size = f"{self._width / _DPI:g}in", f"{self._height / _DPI:g}in"
+            self._body.insert(0, f'<rect width="{width}" height="{height}" fill="{LIGHT.page}"/>')
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{size[0]}" height="{size[1]}"'
+            f' viewBox="0 0 {width} {height}">'
             f"{MARK}<style>{''.join(rules)}</style><defs>{definitions}</defs>{''.join(self._body)}</svg>"
         )
 
