@@ -27,8 +27,10 @@ _RELOAD_SECONDS = 60  # after which an open page looks for a newer one
 class Refresher:
     """Draws the report of these runs into `output`, no sooner than every so many seconds, one process at a time."""
 
-    def __init__(self, folders: Sequence[Path], output: Path, every: float, say: Callable[[str], None]) -> None:
-        self._command = [sys.executable, "-m", __name__, str(output), *map(str, folders)]
+    def __init__(
+        self, folders: Sequence[Path], output: Path, every: float, say: Callable[[str], None], *, draws: bool = True
+    ) -> None:
+        self._command = [sys.executable, "-m", __name__, "pictures" if draws else "", str(output), *map(str, folders)]
         self._output, self._every, self._say, self._said = output, every, say, ""
         self._next = time.monotonic() + every
         self._child: subprocess.Popen[bytes] | None = None
@@ -86,13 +88,14 @@ class Refresher:
             self._say(f"The report could not be refreshed, training goes on: {visible(reason)}")
 
 
-def _draw(output: Path, folders: Sequence[Path]) -> None:
+def _draw(output: Path, folders: Sequence[Path], *, pictures: bool) -> None:
     """Draw the report of those runs that have begun."""
     from mismatch_cli.studies.runs import read_runs
     from mismatch_cli.studies.training import TrainingAnalysis
 
     begun = [folder for folder in folders if (folder / "metrics.jsonl").is_file()]
-    Common(quiet=True).show(TrainingAnalysis.of(read_runs(begun)), output, reload_seconds=_RELOAD_SECONDS)
+    common = Common(quiet=True, no_plots=not pictures)
+    common.show(TrainingAnalysis.of(read_runs(begun)), output, reload_seconds=_RELOAD_SECONDS)
 
 
 def _end_with_parent() -> None:
@@ -104,6 +107,6 @@ def _end_with_parent() -> None:
 if __name__ == "__main__":
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        _draw(Path(sys.argv[1]), list(map(Path, sys.argv[2:])))
+        _draw(Path(sys.argv[2]), list(map(Path, sys.argv[3:])), pictures=bool(sys.argv[1]))
     except MismatchError as error:
         sys.exit(str(error))

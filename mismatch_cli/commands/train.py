@@ -123,7 +123,7 @@ def _train(
     from mismatch_cli.commands._refresher import Refresher
 
     progress = common.progress
-    refresher = Refresher(folders, output, report_every, progress.say)
+    refresher = Refresher(folders, output, report_every, progress.say, draws=not common.no_plots)
     begun: list[Path] = []
     failed: list[str] = []
     stopped = False
