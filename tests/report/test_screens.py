@@ -1,0 +1,123 @@
+"""The screen of every study: an answer in 40 lines, whole names, and at the end the verdict and what to type."""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+
+import pytest
+import typer
+from rich.cells import cell_len
+from rich.console import Console
+
+from mismatch_cli.algorithms.table import TABLE
+from mismatch_cli.cli import build_app
+from mismatch_cli.places import bundled, bundled_trace
+from mismatch_cli.report.pages import page_of
+from mismatch_cli.report.screen import print_screen
+from mismatch_cli.report.view import Screen
+from mismatch_cli.studies import clipping, comparison, diagnosis, gate, limits, mismatch, training
+from mismatch_cli.trace.reader import Trace
+from tests.report.training_runs import make_run
+
+WIDTHS = (60, 80, 120, 10_000)
+
+
+@pytest.fixture(scope="module")
+def screens() -> dict[str, Screen]:
+    trace, control = Trace.open(bundled_trace()), Trace.open(bundled("traces") / "float32")
+    runs = [make_run(name, seed=seed, steps=12) for name in ("ppo", "dppo-binary-tv") for seed in (0, 1)]
+    studies = {
+        "report": mismatch.analyse([trace], worst=3),
+        "clipstats": clipping.analyse_clipping([trace], list(TABLE.values())),
+        "clipstats of one": clipping.analyse_clipping([trace], [TABLE["dppo-binary-tv"]]),
+        "compare": comparison.analyse_comparison([trace, control]),
+        "diagnose": diagnosis.analyse_diagnosis([trace]),
+        "gate": gate.GateResult.of([limits.load_limits("verl"), limits.load_limits("prime-rl")], [trace], []),
+        "train": training.TrainingAnalysis(runs),
+    }
+    return {name: screen for name, study in studies.items() if (screen := page_of(study).screen)}
+
+
+def printed(screen: Screen, width: int, **terminal: bool) -> str:
+    console = Console(file=io.StringIO(), width=width, highlight=False, emoji=False, markup=False, **terminal)
+    print_screen(screen, console)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def in_words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_every_study_has_a_screen(screens):
+    assert list(screens) == ["report", "clipstats", "clipstats of one", "compare", "diagnose", "gate", "train"]
+
+
+def test_it_is_forty_lines_of_eighty_characters_at_most(screens):
+    for name, screen in screens.items():
+        assert printed(screen, 80).count("\n") <= 40, name
+        assert len(screen.subject) <= 2, name
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_line_is_wider_than_the_terminal_but_what_is_typed(screens, width):
+    for name, screen in screens.items():
+        typed = [command for command, _ in screen.next]
+        for line in printed(screen, width).splitlines():
+            assert cell_len(line) <= width or any(line.startswith(command) for command in typed), (name, line)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_name_is_cut_and_what_is_hidden_is_named(screens, width):
+    for name, screen in screens.items():
+        text = printed(screen, width)
+        words = in_words(text)
+        for table in screen.tables:
+            for row in table.rows:
+                if cell_len(row[0]) <= 0.6 * width:
+                    assert row[0].strip() in text, (name, row[0])
+            heads = [column.title for column in table.columns if column.title]
+            hidden = re.findall(r"Hidden at \d+ characters: (.*?)\. A wider terminal", words)
+            named = {title.strip() for part in hidden for title in part.split(",")}
+            for head in heads:
+                assert head in words or head in " ".join(hidden) or {"intervals"} <= named, (name, head)
+        for label, _ in (*screen.remarks, *((profile.title, "") for profile in screen.profiles)):
+            assert label in words, (name, label)
+        if width == WIDTHS[-1]:
+            assert "Hidden at" not in text, name
+
+
+def test_a_narrow_screen_gives_up_intervals_before_names(screens):
+    narrow = printed(screens["report"], 60)
+    assert "[0.00225, 0.00425]" not in narrow and "[0.00225, 0.00425]" in printed(screens["report"], 80)
+    assert all(row[0] in narrow for table in screens["report"].tables for row in table.rows)
+
+
+def test_the_verdict_and_what_to_type_come_last(screens):
+    for name, screen in screens.items():
+        lines = printed(screen, 80).splitlines()
+        verdict = next(place for place, line in enumerate(lines) if screen.verdict.words in line)
+        after = in_words("\n".join(lines[verdict:]))
+        assert screen.next or name == "train", name  # runs that no folder holds
+        assert all(command in after for command, _ in screen.next), name
+        assert not any(row[0] in after for table in screen.tables for row in table.rows if len(row[0]) > 25), name
+
+
+def test_what_to_type_is_understood(screens):
+    root = typer.main.get_command(build_app())
+    for name, screen in screens.items():
+        for line, _ in screen.next:
+            program, command, *arguments = shlex.split(line)
+            assert program == "mismatch-cli", (name, line)
+            known = root.get_command(None, command)  # type: ignore[attr-defined,arg-type]
+            known.make_context(command, [*arguments])  # a flag or a value that is not known raises
+
+
+def test_the_verdict_has_the_colour_of_its_status(screens):
+    colours = {"good": "32", "mixed": "33", "bad": "31"}
+    for name, screen in screens.items():
+        if screen.verdict.status:
+            shown = printed(screen, 80, force_terminal=True, legacy_windows=False)
+            assert f"\x1b[1;{colours[screen.verdict.status]}m" in shown, name
+        assert "\x1b" not in printed(screen, 80, no_color=True), name
