@@ -14,6 +14,7 @@ _LABELS = {
     0.9: "0.9", 0.99: "0.99", 0.999: "0.999",
 }  # fmt: skip
 _CROWDED = (1e-5, 1e-4, 0.01, 0.999)  # have no room for their label on a narrow axis
+_SHORT = -3  # the smallest power of ten of which 3, 2 and 5 have labels that are short enough
 _APART = 26  # pixels between two ticks of a stretched axis
 
 
@@ -47,7 +48,8 @@ def _ticks(linear: float, limits: tuple[float, float], height: float) -> Sequenc
     place_of = np.arcsinh(np.array(limits) / linear)
     pixels = height / (place_of[1] - place_of[0])
     lowest, highest = floor(log10(linear)) - 1, floor(log10(max(map(abs, limits))))
-    sizes = [digit * 10.0**power for digit in (1, 3, 5, 2) for power in range(highest, lowest - 1, -1)]
+    powers = range(highest, lowest - 1, -1)
+    sizes = [digit * 10.0**power for digit in (1, 3, 5, 2) for power in powers if digit == 1 or power >= _SHORT]
     kept = [0.0] if limits[0] <= 0 <= limits[1] else []
     for value in (signed for size in sizes for signed in (size, -size) if limits[0] <= signed <= limits[1]):
         if all(abs(np.arcsinh(value / linear) - np.arcsinh(other / linear)) * pixels >= _APART for other in kept):
@@ -57,7 +59,5 @@ def _ticks(linear: float, limits: tuple[float, float], height: float) -> Sequenc
 
 def _label(value: float) -> str:
     if value and not 1e-3 <= abs(value) < 1e4:
-        digit = round(abs(value) / 10.0 ** floor(log10(abs(value))))
-        power = power_label(10.0 ** floor(log10(abs(value))))
-        return ("−" if value < 0 else "") + (power if digit == 1 else f"{digit}·{power}")
+        return ("−" if value < 0 else "") + power_label(abs(value))
     return plain_label(float(f"{value:.3g}"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mismatch_cli.report.plots._fills import draw_points, thin
-from mismatch_cli.report.plots._lines import DASHED, parts_of
+from mismatch_cli.report.plots._lines import DASHED, label_in_units, parts_of
 from mismatch_cli.report.plots._panels import LEGEND, Panel, Sheet
 from mismatch_cli.report.plots._scales import HIGHEST, lowest_of, spread_probability
 
@@ -27,7 +27,8 @@ CAPTION = (
     "rare tokens; binary TV |π − μ| is small at low μ by construction."
 )
 
-_BINARY = "Binary TV |π − μ|, small at low μ by definition"
+_BINARY = "Binary TV |π − μ|, small at low μ by definition", "Binary TV |π − μ|"
+_CLOSE = 1e-3  # to 1: a ratio that stays within is drawn as its distance from there
 _FEWEST = 200  # tokens of a bin: two of them are beyond the percentile
 
 Rows = Sequence[Mapping[str, Any]]
@@ -49,17 +50,19 @@ def draw(figure: Sheet, data: PlotData) -> None:
         spread_probability(axes, lowest_of(logq_N))
         axes.set_xlabel("rollout probability μ")
     reach = _reach(np.abs(ratio_N - 1), parts_of(row[f"ratio_{end}"] for row in rows for end in ("p01", "p99")) - 1, 2)
-    ratio.set_ylim(max(0, 1 - reach), 1 + reach)
-    ratio.axhline(1, color=figure.theme.muted, linewidth=0.9, zorder=3)
-    _draw_percentile(ratio, rows, "ratio_p01", ratio.theme.orange, label="1st and 99th percentile")
-    _draw_percentile(ratio, rows, "ratio_p99", ratio.theme.orange)
-    _draw_tokens(ratio, logq_N, ratio_N, "Ratio π/μ")
+    middle, title = (1.0, "Ratio π/μ") if reach >= _CLOSE else (0.0, "Ratio π/μ − 1")
+    ratio.set_ylim(max(0.0, 1 - reach) - 1 + middle, reach + middle)
+    ratio.axhline(middle, color=figure.theme.muted, linewidth=0.9, zorder=3)
+    percentiles, shift = "1st and 99th percentile", middle - 1
+    _draw_percentile(ratio, rows, "ratio_p01", ratio.theme.orange, label=percentiles, shift=shift)
+    _draw_percentile(ratio, rows, "ratio_p99", ratio.theme.orange, shift=shift)
+    _draw_tokens(ratio, logq_N, ratio_N + shift, title)
     tv.set_ylim(0, _reach(tv_N, parts_of(row[key] for row in rows for key in ("tv_binary_p99", "tv_topk_p99")), 1))
     if has_topk:
         _draw_percentile(tv, rows, "tv_topk_p99", tv.theme.orange, label=figure.style.pick("99th percentile", "99 %"))
     binary = figure.style.pick("99th percentile of binary TV |π − μ|", "99 % of binary TV")
     _draw_percentile(tv, rows, "tv_binary_p99", tv.theme.green, label=binary, linestyle=DASHED if has_topk else "-")
-    _draw_tokens(tv, logq_N, tv_N, "Total variation, top-K" if has_topk else _BINARY)
+    _draw_tokens(tv, logq_N, tv_N, *(("Total variation, top-K",) if has_topk else _BINARY))
 
 
 def _is_drawn(row: Mapping[str, Any]) -> bool:
@@ -69,23 +72,26 @@ def _is_drawn(row: Mapping[str, Any]) -> bool:
 def _reach(distance_N: np.ndarray, lines_B3: np.ndarray, most: float) -> float:
     """How far an axis goes: over every percentile line, and over all but one token in a thousand."""
     finite_N, lines_B = distance_N[np.isfinite(distance_N)], np.abs(lines_B3[np.isfinite(lines_B3)])
-    return float(np.clip(1.08 * max(np.quantile(finite_N, 0.999), lines_B.max(initial=0)), 1e-5, most))
+    return float(np.clip(1.08 * max(np.quantile(finite_N, 0.999), lines_B.max(initial=0)), 1e-7, most))
 
 
-def _draw_tokens(axes: Panel, logq_N: np.ndarray, y_N: np.ndarray, title: str) -> None:
+def _draw_tokens(axes: Panel, logq_N: np.ndarray, y_N: np.ndarray, title: str, short: str = "") -> None:
     """The dots, and how many of them are off the scale; limits must be final."""
     low, high = axes.get_ylim()
     beyond = int(np.count_nonzero((y_N < low) | (y_N > high)))
     draw_points(axes, np.clip(np.exp(logq_N), axes.get_xlim()[0], HIGHEST), y_N, axes.theme.blue)
-    axes.headline(title, note=f"{beyond:,} dot{'s' if beyond > 1 else ''} off the scale" if beyond else "")
+    off = f"{beyond:,} dot{'s' if beyond > 1 else ''} off the scale" if beyond else ""
+    axes.headline(title, short, note=" · ".join(filter(None, (off, label_in_units(axes, 1)))))
 
 
-def _draw_percentile(axes: Panel, rows: Rows, key: str, colour: str, label: str = "", linestyle: Any = "-") -> None:
+def _draw_percentile(
+    axes: Panel, rows: Rows, key: str, colour: str, *, label: str = "", shift: float = 0.0, linestyle: Any = "-"
+) -> None:
     """A step over each bin of μ, in a band for its interval."""
     low, high = axes.get_xlim()
     for row in rows:
         ends = np.clip([row["mu_low"], row["mu_high"]], low, high)
-        value, *interval = parts_of([row[key]])[0]
+        value, *interval = parts_of([row[key]])[0] + shift
         if np.isfinite(interval).all():
             axes.fill_between(ends, *interval, color=colour, alpha=0.2, linewidth=0, zorder=3)
         axes.plot(ends, [value, value], color=colour, linestyle=linestyle, linewidth=1.8, zorder=4, label=label or None)
