@@ -39,17 +39,17 @@ def stretch(axes: Panel, linear: float, limits: tuple[float, float], *, percent:
     axes.set_yscale("asinh", linear_width=linear)
     axes.set_ylim(*limits)
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.set_yticks(_ticks(linear, limits, axes.box.height))
+    axes.set_yticks(_ticks(linear, limits, axes.box.height, _SHORT - 2 * percent))
     axes.yaxis.set_major_formatter(lambda value, _position: _label(100 * value if percent else value))
 
 
-def _ticks(linear: float, limits: tuple[float, float], height: float) -> Sequence[float]:
+def _ticks(linear: float, limits: tuple[float, float], height: float, short: int) -> Sequence[float]:
     """0 and round values far enough apart, powers of ten before twos and fives."""
     place_of = np.arcsinh(np.array(limits) / linear)
     pixels = height / (place_of[1] - place_of[0])
     lowest, highest = floor(log10(linear)) - 1, floor(log10(max(map(abs, limits))))
     powers = range(highest, lowest - 1, -1)
-    sizes = [digit * 10.0**power for digit in (1, 3, 5, 2) for power in powers if digit == 1 or power >= _SHORT]
+    sizes = [digit * 10.0**power for digit in (1, 3, 5, 2) for power in powers if digit == 1 or power >= short]
     kept = [0.0] if limits[0] <= 0 <= limits[1] else []
     for value in (signed for size in sizes for signed in (size, -size) if limits[0] <= signed <= limits[1]):
         if all(abs(np.arcsinh(value / linear) - np.arcsinh(other / linear)) * pixels >= _APART for other in kept):
