@@ -218,7 +218,7 @@ def _place(phase: str) -> int:
     return PHASES.index(phase) if phase in PHASES else len(PHASES)
 
 
-SMOOTHED_FROM = 100  # curves with more points are smoothed
+SMOOTHED_FROM = 100  # curves with more steps are smoothed
 LEAST_SIGMA = 2  # points
 _SIGMA = 0.01  # of the number of points
 _REACH = 4  # standard deviations
@@ -240,8 +240,8 @@ class Curve:
 
     @property
     def is_long(self) -> bool:
-        """Whether the curve is smoothed."""
-        return bool(np.isfinite(self.value_N).sum() > SMOOTHED_FROM)
+        """Whether the curve is smoothed; gaps in it do not make it short."""
+        return len(self.step_N) > SMOOTHED_FROM and self.has_values
 
     def only(self, keep_N: np.ndarray) -> Curve:
         """Some of its points."""

@@ -108,3 +108,4 @@ def test_long_curves_become_small_pictures_without_losing_extremes() -> None:
 def test_only_long_curves_are_smoothed() -> None:
     assert [plain(np.ones(count)).is_long for count in (1, 100, 101)] == [False, False, True]
     assert not plain(np.full(500, np.nan)).is_long
+    assert plain(np.where(np.arange(101) % 2, 1.0, np.nan)).is_long  # beside others of the same run
