@@ -48,9 +48,11 @@ def _said(found: Exploration) -> str:
     tokens, responses = numbers.count(len(found.text_T)), numbers.things(len(found.responses), "response")
     what, _ = _LETTERS[found.pair.name]
     left = f" ({numbers.count(found.left_out)} more are not on this page: `--page-responses`)" if found.left_out else ""
+    behind = found.judged and not found.judged_alike
+    ahead = " A and B judge the trainer as it is now, some optimiser steps ahead." if behind else ""
     return (
-        f"The {tokens} tokens of the first {responses}{left}: π is {what}. Point at a token, or step through them with "
-        "← and →; click a dot to find its token, or draw a frame around dots to see only theirs."
+        f"The {tokens} tokens of the first {responses}{left}: π is {what}.{ahead} Point at a token, or step through "
+        "them with ← and →; click a dot to find its token, or draw a frame around dots to see only theirs."
     )
 
 
@@ -61,10 +63,12 @@ def packed(found: Exploration) -> str:
     def number(text: str) -> int:
         return texts.setdefault(text, len(texts))
 
+    with np.errstate(invalid="ignore"):  # −∞ − (−∞)
+        d_T = found.logp_T - found.logq_T
     columns: dict[str, np.ndarray] = {
         "text": np.array([number(text) for text in found.text_T], dtype=np.uint32),
         "logq": _half(found.logq_T),
-        "d": _half(found.logp_T - found.logq_T),
+        "d": _half(d_T),
     }
     for name in ("entropy", "advantage"):
         if (column_T := getattr(found, f"{name}_T")) is not None:

@@ -80,6 +80,7 @@ class Exploration:
     responses: tuple[ExploredResponse, ...]
     left_out: int  # responses of the traces that are not here
     pair: Pair
+    judged_alike: bool  # π is the trainer that masks judge, which may be some steps ahead
     compared: tuple[str, ...]  # the algorithms to begin with: two at most
     text_T: Sequence[str]  # raw
     logq_T: np.ndarray
@@ -112,6 +113,7 @@ def explore(
         tuple(response for part in parts for response in _responses(part, traces[part.trace].vocabulary)),
         sum(trace.num_responses for trace in traces) - sum(part.batch.num_responses for part in parts),
         pair,
+        all(_judged_alike(part.batch, pair) for part in parts),
         tuple(algorithm.name for algorithm in compared),
         [words[part.trace](token) for part in parts for token in part.batch.response_ids_T[_KEPT].tolist()],
         logq_T,
@@ -159,6 +161,11 @@ def _first_parts(traces: Sequence[Trace], pair: Pair, responses: int) -> Iterato
             responses, start = responses - fitting, start + batch.num_tokens
             if responses == 0 or fitting < len(table):
                 return
+
+
+def _judged_alike(batch: TokenBatch, pair: Pair) -> bool:
+    trainer_T = batch.logp_trainer_T
+    return trainer_T is None or np.array_equal(getattr(batch, pair.current), trainer_T, equal_nan=True)
 
 
 def _column(parts: Sequence[_Part], name: str) -> np.ndarray | None:

@@ -18,6 +18,7 @@ from mismatch_cli.metrics.clipping.masked import Needs, apply_masks
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.studies.clipping import analyse_clipping
 from mismatch_cli.studies.exploration import MOST_TOKENS, NOT_JUDGED, Exploration, Judged, explore
+from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
 from tests.metrics.clipping.world import ALL, EVERYTHING, PLAIN, plain_algorithms, simple, without, world
 from tests.studies.written import TEXTS, write_trace
@@ -126,6 +127,18 @@ def test_without_advantages_each_algorithm_is_asked_for_either_sign(tmp_path: Pa
     for row in rows:
         for sign, key in ((">", "positive"), ("<", "negative")):
             assert share(judged_by(found, row["name"], sign)) == pytest.approx(row["blocked"][key]["value"], abs=1e-12)
+
+
+def test_a_gap_is_explored_at_equal_weights_and_judged_where_the_trainer_is(tmp_path: Path, trace: Trace) -> None:
+    """`report` speaks of the mismatch; a mask, of the trainer as it is now."""
+    found = existing(analyse([trace], worst=3).exploration(48))
+    assert (found.pair.name, found.judged_alike) == ("mismatch", False)
+    pair = (find("grpo-clip-higher"), find("dppo-binary-tv"))
+    rows = analyse_clipping([trace], pair).to_json()["algorithms"]
+    assert [share(judged) for judged in found.judged] == pytest.approx([row["blocked"]["all"]["value"] for row in rows])
+    absent = ("logp_recomputed", "topk_logp_recomputed")
+    equal = write_trace(tmp_path / "trace", world(0, 40), without=absent, equal_weights=True)
+    assert existing(analyse([equal], worst=3).exploration(48)).judged_alike
 
 
 def test_tokens_stand_with_their_numbers(trace: Trace, explored: Exploration) -> None:

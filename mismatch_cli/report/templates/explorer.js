@@ -88,7 +88,7 @@
     };
     const MODES = {
       blocked: {
-        title: "blocked by A, by B",
+        title: "blocked by A, B",
         strength: t => blocks(masks.a, t) || blocks(masks.b, t) ? 1 : 0,
         hue: t => blocks(masks.a, t) ? (blocks(masks.b, t) ? "both" : "down") : "up",
         legend: () => [["down", "by A alone"], ["up", "by B alone"], ["both", "by both"]],
@@ -213,8 +213,10 @@
       row(head.gap, number(d[t]));
       if (advantage) row("advantage", number(advantage[t]));
       if (entropy) row("entropy of π", number(entropy[t]));
-      for (const side of ["a", "b"]) if (masks[side].level) row(side.toUpperCase(), judgement(masks[side], t));
-      row("position", `${t - response.first} of ${response.length}${response.reward === null ? "" : `, reward ${number(response.reward)}`}`);
+      for (const side of ["a", "b"]) if (masks[side].level) row(masks[side].name, judgement(masks[side], t));
+      row("position", `${t - response.first} of ${response.length}`);
+      row("step", String(response.step));
+      if (response.reward !== null) row("reward", number(response.reward));
       ui.card.replaceChildren(make("h4", "", `“${head.texts[text[t]]}”`), list);
       if (ranksOf.has(t)) ui.card.append(rankTable(ranksOf.get(t)));
       carded = span;
@@ -235,10 +237,10 @@
     }
     function judgement(mask, t) {
       if (mask.level[t] === head.notJudged) return advantage?.[t] === 0 ? "not judged: A = 0" : "not judged";
-      const kept = mask.thresholds[mask.level[t]], word = blocks(mask, t) ? "blocked" : "kept";
-      if (mask.thresholds.length < 2) return `${word} by ${mask.name}`;
-      if (mask.level[t] === 0) return `${word} by ${mask.name}, at any threshold here`;
-      return kept ? `${word} by ${mask.name}; kept from ${kept} on` : `${word} by ${mask.name} at every threshold here`;
+      const level = mask.level[t], positions = mask.thresholds.length, word = blocks(mask, t) ? "blocked" : "kept";
+      if (positions < 2) return word;
+      if (level === 0 || level === positions) return `${word} wherever the slider is`;
+      return `${word}; blocked up to ${mask.thresholds[level - 1]}`;
     }
     function rankTable(row) {
       const table = make("table"), headings = table.createTHead().insertRow(), body = table.createTBody();

@@ -2,7 +2,7 @@
 // stretched: μ from 0 to 1 towards both ends, and what is far from agreement pressed together.
 "use strict";
 const WIDEST_TAP = 12; // pixels from a dot
-const MARGIN = { left: 46, right: 8, top: 8, bottom: 34 };
+const MARGIN = { left: 46, right: 20, top: 8, bottom: 34 };
 const MU_TICKS = [1e-6, 1e-5, 1e-4, 0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999, 0.9999];
 const AXES = {
   ratio: {
