@@ -5,11 +5,14 @@ the gap between rollout and trainer, and `WHEN`, when it does. Everything is mea
 once; a dashboard shows the mean over micro-batches, ranks or steps of such numbers.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 from math import isfinite
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,9 +24,11 @@ from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.sums import COLUMNS, evaluate, token_sums
-from mismatch_cli.trace.reader import Trace
 
-__all__ = ["Line", "Reading", "Readings", "lines", "logged_as", "names", "readings", "when"]
+if TYPE_CHECKING:
+    from mismatch_cli.trace.reader import Trace
+
+__all__ = ["UPDATE", "Line", "Reading", "Readings", "lines", "logged_as", "metric_of", "names", "readings", "when"]
 
 
 def names() -> list[str]:
@@ -43,18 +48,23 @@ def when(framework: str) -> str:
     return found
 
 
+def metric_of(line: Line) -> str:
+    """Our metric that has the same definition; empty where there is none, or the trainer is compared with itself."""
+    return "" if line.pair == UPDATE else line.metric or _by_formula().get(line.formula, "")
+
+
+@cache
+def _by_formula() -> Mapping[str, str]:
+    return {metric.formula: metric.key for metric in METRICS.values()}
+
+
 @cache
 def logged_as() -> Mapping[str, tuple[tuple[str, str], ...]]:
-    """For each metric of ours that frameworks log by the same formula: framework, and name on its dashboard.
-
-    Not what compares the trainer with itself (`UPDATE`).
-    """
-    by_formula = {metric.formula: metric.key for metric in METRICS.values()}
+    """For each metric of ours that frameworks log by the same formula: framework, and name on its dashboard."""
     found: dict[str, tuple[tuple[str, str], ...]] = {}
     for framework in names():
         for line in lines(framework):
-            key = line.metric or by_formula.get(line.formula)
-            if key and line.pair != UPDATE:
+            if key := metric_of(line):
                 found[key] = (*found.get(key, ()), (framework, line.name))
     return found
 

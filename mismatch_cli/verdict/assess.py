@@ -1,6 +1,6 @@
-"""From a summary to where it stands: the trainer's own noise, published bars, and what others measured.
+"""From a summary to where it stands: the trainer's own noise, published limits, and what others measured.
 
-The bars disagree with each other by an order of magnitude, so they are never merged into one: each keeps its source.
+The limits disagree with each other by an order of magnitude, so they are never merged into one: each keeps its source.
 """
 
 from __future__ import annotations
@@ -167,9 +167,9 @@ def _distance(row: Measured, value: float) -> float:
 HEALTHY, BETWEEN, ABOVE, UNDECIDED, MIXED = "healthy", "between", "above", "undecided", "mixed"
 _LARGEST_FACTOR = 1000
 _WORDS = {
-    ABOVE: "Above",
+    ABOVE: "Exceeded",
     BETWEEN: "Between healthy and broken",
-    UNDECIDED: "Undecided, because the interval reaches over the bar",
+    UNDECIDED: "Undecided, because the interval reaches over the limit",
 }
 
 
@@ -200,8 +200,7 @@ def _of_bars(bars: Sequence[Mapping[str, Any]], pair: str) -> Iterator[str]:
     by: dict[str, list[str]] = {}
     for row in bars:
         by.setdefault(row["standing"], []).append(row["who"])
-    verb = "calls" if len(by.get(HEALTHY, [])) == 1 else "call"
-    yield f"{len(by.get(HEALTHY, []))} of {len(bars)} published bars {verb} this healthy."
+    yield f"{len(by.get(HEALTHY, []))} of {len(bars)} published limits hold."
     for name, word in _WORDS.items():
         if name in by:
             yield f"{word}: {'; '.join(by[name])}."

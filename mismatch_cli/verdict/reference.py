@@ -46,6 +46,7 @@ class Measured:
     high: float
     family: Family = ""
     precision: str = ""
+    name: str = ""  # in their words, where theirs averages otherwise
     state: str = ""
     derived: str = ""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +48,23 @@ def suspects(
     """
     settings = _Settings(manifest, trace, pair)
     found = [(rule, rule.setting) for rule in _RULES if rule.setting not in cleared and rule.shows(settings)]
-    found.sort(key=lambda row: place(row[1]) or len(CAUSES))
+    found.sort(key=lambda row: _rank(row[1]))
     named = {setting: rule for rule, setting in reversed(found)}  # one rule a setting, the first that shows
     return tuple(rule.suspect(settings) for rule, setting in found if named[setting] is rule)
+
+
+def untold(manifest: Mapping[str, Any], pair: str = "mismatch") -> tuple[Suspect, ...]:
+    """Settings that a manifest does not name and that have made gaps elsewhere, in the same order; without a test."""
+    settings = _Settings(manifest, "", pair)
+    told = {suspect.setting for suspect in suspects(manifest, pair=pair)}
+    rules = {
+        rule.setting: rule for rule in reversed(_RULES) if rule.setting not in told and settings.lacks(rule.setting)
+    }
+    return tuple(replace(rules[name].suspect(settings), value=None, test=()) for name in sorted(rules, key=_rank))
+
+
+def _rank(setting: str) -> int:
+    return place(setting) or len(CAUSES)
 
 
 class _Settings:
@@ -67,6 +81,12 @@ class _Settings:
 
     def __getitem__(self, name: str) -> Any:
         return self._values.get(name)
+
+    def lacks(self, name: str) -> bool:
+        """Whether nothing is said of it; what only a trace tells, which weights there are, is asked of nobody."""
+        if name == "rollout.logprobs_mode" and self["config.sampling.temperature"] == 1 and not self.truncates:
+            return False  # raw and processed are one
+        return name not in ("equal_weights", "rollout.model") and self[name] is None
 
     @property
     def asked_of_engine(self) -> Mapping[str, Any]:
@@ -115,18 +135,19 @@ class _Rule:
     value: Callable[[_Settings], Any] | None = None
 
     def suspect(self, settings: _Settings) -> Suspect:
-        cause = CAUSES[(place(self.setting) or 1) - 1]
+        cause = CAUSES[_rank(self.setting) - 1]
         value = self.value(settings) if self.value else settings[self.setting]
         return Suspect(
             self.setting, shown(value), cause.why, cause.source, cause.seen, self.change, self._test(settings, value)
         )
 
     def _test(self, settings: _Settings, value: Any) -> tuple[str, ...]:
-        if self.rescore is not None and settings.trace:
-            return _scored_again(settings, self.rescore(settings))
+        if self.rescore is not None:
+            flags = self.rescore(settings)
+            return _scored_again(settings, flags) if settings.trace else _probed(settings, flags)
         if self.probe:
             return _sampled_again(settings, self.probe, self.as_it_is(value))
-        return (suggest("diagnose", *filter(None, [settings.trace])),)
+        return (suggest("diagnose", settings.trace),) if settings.trace else ()
 
 
 def _scored_again(settings: _Settings, flags: tuple[str, ...]) -> tuple[str, ...]:
@@ -137,6 +158,11 @@ def _scored_again(settings: _Settings, flags: tuple[str, ...]) -> tuple[str, ...
         suggest("rescore", Path(settings.trace), *named, *flags, "--output", folder),
         suggest("compare", Path(settings.trace), folder),
     )
+
+
+def _probed(settings: _Settings, flags: tuple[str, ...]) -> tuple[str, ...]:
+    """The same flags in runs of our own, where no trace is there to score again."""
+    return () if "--trainer-model" in flags else _sampled_again(settings, flags, ())
 
 
 def _sampled_again(settings: _Settings, flags: tuple[str, ...], as_it_is: tuple[str, ...]) -> tuple[str, ...]:
@@ -209,7 +235,7 @@ _RULES = (
           ("--kv-cache-dtype", "auto"), _flag("--kv-cache-dtype")),
     _Rule("rollout.num_experts", lambda s: family(s.manifest) == "moe" and set(_dtypes(s)) & set(_16_BITS) != set(),
           "the rollout's routes in the trainer (routing replay); float32 shows what flips make", _FLOAT32,
-          lambda _: _SIXTEEN, value=lambda s: s["rollout.num_experts"] or s["trainer.num_experts"] or "experts"),
+          lambda _: _SIXTEEN, value=lambda s: s["rollout.num_experts"] or s["trainer.num_experts"] or "moe"),
     _Rule("trainer.dtype", lambda s: None not in _dtypes(s) and len(set(_dtypes(s))) > 1, "one dtype on both sides",
           rescore=lambda s: ("--trainer-dtype", str(s["rollout.dtype"]))),
     _Rule("rollout.dtype", lambda s: s["rollout.dtype"] in _16_BITS, "float32 on both sides, or float16",
@@ -220,7 +246,7 @@ _RULES = (
           rescore=lambda _: ("--attn", "eager")),
     _Rule("rollout.hf_overrides", lambda s: "rope" in str(s.asked_of_engine.get("hf_overrides")),
           "the same RoPE on both sides", _argument("hf_overrides", "null"),
-          value=lambda s: str(s.asked_of_engine["hf_overrides"])),
+          value=lambda s: str(s.asked_of_engine.get("hf_overrides"))),
     _Rule("rollout.cascade_attention", lambda s: bool(s["rollout.cascade_attention"]) and _on_gpu(s),
           "no cascade attention", _argument("disable_cascade_attn", "true")),
     _Rule("rollout.attention_backend", lambda s: bool(s["rollout.attention_backend"]) and _on_gpu(s)
@@ -232,7 +258,7 @@ _RULES = (
           "a prefix cache that is dropped after every update"),
     _Rule("rollout.speculative_config", lambda s: bool(s.asked_of_engine.get("speculative_config")),
           "no speculative decoding", _argument("speculative_config", "null"),
-          value=lambda s: str(s.asked_of_engine["speculative_config"])),
+          value=lambda s: str(s.asked_of_engine.get("speculative_config"))),
     _Rule("rollout.chunked_prefill", lambda s: bool(s["rollout.chunked_prefill"]), "prefill in one piece",
           _argument("enable_chunked_prefill", "false"), lambda _: _argument("enable_chunked_prefill", "true")),
     _Rule("rollout.enforce_eager", lambda s: s["rollout.enforce_eager"] is False, "neither graphs nor compilation",

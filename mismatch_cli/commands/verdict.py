@@ -1,0 +1,144 @@
+"""`mismatch-cli verdict`: is this number normal? Without a trace, for a metric off any framework's dashboard."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import partial
+from math import isfinite
+from typing import TYPE_CHECKING, Annotated, Any
+
+from mismatch_cli import registry
+from mismatch_cli.commands._show import Common, print_json, print_parts
+from mismatch_cli.errors import UsageError, suggest
+from mismatch_cli.options import flags, setting
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_OWN, _EXAMPLE = "mismatch", "trl sampling/sampling_logp_difference/mean=0.02"
+_BUNDLED = "abs_d_mean=0.0083", "bf16", "fp8"  # the mean |Δlog p| of the bundled trace, its dtype and its KV cache
+_FULL_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "half": "float16"}
+_DTYPES = ("bf16", "fp16", "fp32", "fp8", "int8", "fp4", "bfloat16", "float16", "float32")
+_WIDE = ("bfloat16", "float16", "float32")
+of_run = partial(setting, panel="The run that it is from")
+
+
+@flags()
+def command(
+    *,
+    numbers: list[str] | None = setting(
+        None, "A framework (without one: our names, or a name that only one has), then NAME=VALUE, several at once.",
+        argument=True, metavar="[FRAMEWORK] NAME=VALUE…",
+    ),
+    list_names: bool = setting(False, "Show the names there are, of one framework or of all.", "--list"),
+    model: str | None = of_run(None, "dense or moe, or a kind that begins so, such as dense-7b."),
+    dtype: str | None = of_run(None, "Of the weights that sampled: bf16, fp16, fp32, fp8, int8 or fp4."),
+    trainer_dtype: str | None = of_run(None, "The trainer's, if it differs."),
+    kv_cache_dtype: str | None = of_run(None, "Such as fp8."),
+    temperature: float | None = of_run(None, "Of sampling."),
+    top_p: float | None = of_run(None, "Of sampling."),
+    common: Annotated[Common, "json", "quiet", "debug"],
+) -> None:  # fmt: skip
+    """Say whether a number is normal: the limits it keeps, what others measured, what to check first.
+
+    It needs no trace. The exit code is 0 whether limits hold or not (`gate` is for that).
+
+    Examples:
+
+      mismatch-cli verdict trl sampling/sampling_logp_difference/mean=0.02 --model dense-7b --dtype bf16
+
+      mismatch-cli verdict verl training/rollout_probs_diff_mean=0.007 rollout_corr/kl=0.002
+
+      mismatch-cli verdict k3=0.0015 --model moe
+
+      mismatch-cli verdict --list trl
+    """
+    framework, values = _parsed(numbers or [], list_names)
+    if not numbers and not list_names:
+        words, dtype, kv_cache_dtype = [_BUNDLED[0]], dtype or _BUNDLED[1], kv_cache_dtype or _BUNDLED[2]
+        framework, values = _parsed(words, list_names)
+        common.progress.say("No number was named: judging the mean |Δlog p| of the bundled trace.")
+    about = _about(model, dtype, trainer_dtype, kv_cache_dtype, {"temperature": temperature, "top_p": top_p})
+    from mismatch_cli.studies.dashboard import DashboardNumbers, Quoted, listed
+
+    if list_names:
+        _show_names(listed(framework), common.json)
+        return
+    quoted = [Quoted.of(framework, name, value) for name, value in values]
+    common.print(DashboardNumbers(quoted, about))
+
+
+def _parsed(words: Sequence[str], without_numbers: bool) -> tuple[str, list[tuple[str, float]]]:
+    """The framework, empty where none was named, and each name with its number."""
+    framework = words[0] if words and "=" not in words[0] else ""
+    if framework and framework != _OWN:
+        registry.check("mismatch_cli.dialects", framework, "framework")
+    rest = words[bool(framework) :]
+    if framework and not rest and not without_numbers:
+        raise UsageError(
+            f"Which number of {framework}? Give NAME=VALUE. Names: {suggest('verdict', '--list', framework)}"
+        )
+    if rest and without_numbers:
+        raise UsageError(f"--list shows names and judges none: leave out {rest[0]}.")
+    return framework, [_number(word) for word in rest]
+
+
+def _number(word: str) -> tuple[str, float]:
+    name, separator, text = word.rpartition("=")
+    if not separator or not name:
+        raise UsageError(f"'{word}' is not NAME=VALUE. Example: mismatch-cli verdict {_EXAMPLE}")
+    if text.endswith("%"):
+        raise UsageError(f"{word}: give a number, not a percentage. A share of 2 % is 0.02.")
+    if not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", text):
+        raise UsageError(f"{word}: '{text}' is no number that can be judged. Write it as 0.02 or 2e-2.")
+    if not isfinite(value := float(text)):
+        raise UsageError(f"{word} is too large for a number.")
+    return name, value
+
+
+def _about(
+    model: str | None, dtype: str | None, trainer_dtype: str | None, cache: str | None, sampling: dict[str, Any]
+) -> dict[str, Any]:
+    """What was told of the run, as a manifest has it; a `UsageError` for what is not known."""
+    if model is not None and not re.match(r"(dense|moe)\b", model):
+        raise UsageError(f"--model {model} is no kind of model. Use dense or moe, or a kind such as dense-7b.")
+    for flag, name in (("--dtype", dtype), ("--trainer-dtype", trainer_dtype)):
+        if name is not None and name not in _DTYPES:
+            raise UsageError(f"{flag}: {registry.unknown('dtype', name, _DTYPES)}")
+    for name, value, valid in (
+        ("temperature", sampling["temperature"], (0, 100)),
+        ("top-p", sampling["top_p"], (0, 1)),
+    ):
+        if value is not None and not valid[0] < value <= valid[1]:
+            raise UsageError(f"--{name} {value:g} makes no sense: it is above 0 and at most {valid[1]}.")
+    rollout = {"architecture": model, **_stored(dtype), "kv_cache_dtype": cache}
+    trainer = {"architecture": model, **_stored(trainer_dtype or (dtype if _full(dtype) in _WIDE else None))}
+    return {"rollout": rollout, "trainer": trainer, "config": {"sampling": sampling}}
+
+
+def _full(dtype: str | None) -> str | None:
+    return _FULL_NAMES.get(dtype, dtype) if dtype else dtype
+
+
+def _stored(dtype: str | None) -> dict[str, str | None]:
+    """Weights of fewer than 16 bits are quantised ones."""
+    full = _full(dtype)
+    return {"dtype": full} if full is None or full in _WIDE else {"quantization": full}
+
+
+def _show_names(rows: Sequence[dict[str, str | None]], as_json: bool) -> None:
+    if as_json:
+        print_json(rows)
+        return
+    from rich.text import Text
+
+    parts: list[RenderableType] = []
+    for framework in dict.fromkeys(row["framework"] for row in rows):
+        own = [row for row in rows if row["framework"] == framework]
+        widest = max(len(str(row["name"])) for row in own)
+        parts.append(Text(str(framework), style="bold"))
+        for row in own:
+            ours = f"  = {row['metric']}" if row["metric"] and framework != _OWN else ""
+            parts.append(Text.assemble(f"  {row['name']:<{widest}}  ", (f"{row['formula']}{ours}", "dim")))
+    print_parts(*parts, Text("Use: mismatch-cli verdict FRAMEWORK NAME=VALUE"))

@@ -1,0 +1,169 @@
+"""Quoted numbers as a screen: the limits, what others measured nearest to them, what to check first, the verdict."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from mismatch_cli import numbers, registry
+from mismatch_cli.dialects import UPDATE
+from mismatch_cli.errors import suggest
+from mismatch_cli.metrics.gap_table import METRICS
+from mismatch_cli.report.pages._mismatch_screen import SIGNS, STATUS_WORDS, counted
+from mismatch_cli.report.tables import Col, Row, col, filled, table, text
+from mismatch_cli.report.view import Facts, ReportView, Screen, Status, Table, Verdict
+from mismatch_cli.studies.dashboard import OWN, DashboardNumbers
+from mismatch_cli.verdict.assess import HEALTHY
+
+_MOST_LIMITS, _MOST_MEASURED, _MOST_SUSPECTS = 8, 4, 4
+_FEW = 3  # limits
+_COMPARES = {
+    "mismatch": "trainer at the weights that sampled against the engine",
+    "total": "trainer as it is now against the engine: staleness is in it",
+    UPDATE: "trainer now against itself before the update: not the engine",
+}
+
+
+def page(study: DashboardNumbers) -> ReportView:
+    """Nothing but the screen: there is no trace to say more of."""
+    found = study.result
+    words, status = _words(found)
+    said = " ".join(_sentences(found))
+    screen = Screen(
+        subject=_subject(found),
+        tables=filled(_limits(found["numbers"]), _measured(found["numbers"]), _suspects(found["suspects"])),
+        remarks=tuple(_remarks(found["numbers"])),
+        verdict=Verdict(words, said, status),
+        next=_next(study),
+    )
+    return ReportView(title="Is this number normal?", about=(), headline=said, outline=(), screen=screen)
+
+
+def _subject(found: Mapping[str, Any]) -> tuple[str, ...]:
+    rows = found["numbers"]
+    quoted = (f"{_whose(row)}{row['name']} = {row['value']:g}" for row in rows)
+    kind = [found["family"] or "dense or MoE: not told", found["precision"] or "precision: not told"]
+    return " · ".join(quoted), " · ".join([*(_definition(row) for row in rows if len(rows) == 1), *kind])
+
+
+def _whose(row: Row) -> str:
+    return "" if row["framework"] == OWN else f"{row['framework']} "
+
+
+def _definition(row: Row) -> str:
+    ours = f" (ours: {row['metric']})" if row["metric"] and row["framework"] != OWN else ""
+    return f"{row['formula']}{ours}, {_COMPARES[row['pair']]}"
+
+
+def _limits(found: Sequence[Row]) -> Table:
+    """Every published limit with its status; the strictest stand first."""
+    rows = [(row, limit) for row in found for limit in sorted(row["bars"], key=lambda limit: float(limit["healthy"]))]
+    columns: list[Col[tuple[Row, Row]]] = [
+        text("whose limit", lambda pair: pair[1]["who"]),
+        text("metric", lambda pair: pair[0]["name"].rpartition("/")[2]),
+        col("limit", lambda pair: f"{pair[1]['healthy']:g}"),
+        text("status", lambda pair: f"{SIGNS[pair[1]['standing']]} {_status(pair[1])}"),
+        text("source", lambda pair: pair[1]["source"], optional=True),
+    ]
+    return table("", rows[:_MOST_LIMITS], [columns[0], *columns[1 + (len(found) == 1) :]], shrinks=True)
+
+
+def _status(limit: Row) -> str:
+    return "holds" if limit["standing"] == HEALTHY else f"{limit['standing']}: {limit['says']}"
+
+
+def _measured(found: Sequence[Row]) -> Table:
+    rows = [case for row in found for case in row["measured"][: max(1, _MOST_MEASURED // len(found))]]
+    return table(
+        "",
+        rows[:_MOST_MEASURED],
+        [
+            text("measured by others", lambda case: case["model"]),
+            text("setup", lambda case: f"{case['setup']}{f' ({state})' if (state := case['state']) else ''}"),
+            col("value", lambda case: _span(case["low"], case["high"])),
+            text("source", lambda case: case["source"]),
+        ],
+    )
+
+
+def _span(low: float, high: float) -> str:
+    return f"{low:g}" if low == high else f"{low:g}–{high:g}"
+
+
+def _remarks(found: Sequence[Row]) -> Iterator[tuple[str, str]]:
+    """What makes values of this size, and what the definition has of its own."""
+    for row in found:
+        name = f"{row['name'].rpartition('/')[2]}: " if len(found) > 1 else ""
+        for label, fault in (("Usual in", False), ("As broken as", True)):
+            cases = (case for case in row["made_by"] if case["fault"] is fault)
+            if said := "; ".join(f"{case['what']}, {_span(case['low'], case['high'])}" for case in cases):
+                yield label, name + said
+        if row["note"]:
+            yield "Note", f"{name}{row['note']}"
+
+
+def _suspects(suspects: Sequence[Row]) -> Table:
+    return table(
+        "",
+        suspects[:_MOST_SUSPECTS],
+        [
+            text("check first", lambda suspect: suspect["setting"]),
+            text("here", lambda suspect: "not told" if suspect["value"] is None else str(suspect["value"])),
+            text("why it can make a gap", lambda suspect: suspect["why"]),
+        ],
+    )
+
+
+def _words(found: Mapping[str, Any]) -> tuple[str, Status]:
+    if not found["status"] and all(row["metric"] is None for row in found["numbers"]):
+        return "ANOTHER QUANTITY", ""
+    places = {row["usual"]["where"] for row in found["numbers"] if row["usual"]}
+    for place in ("far above", "above"):
+        if found["status"] == HEALTHY and place in places:
+            return f"WITHIN LIMITS, {place.upper()} THE USUAL", "mixed"
+    if found["status"] == HEALTHY and sum(len(row["bars"]) for row in found["numbers"]) < _FEW:
+        return "WITHIN LIMITS", "good"  # one or two loose ones make nothing healthy
+    return STATUS_WORDS[found["status"]]
+
+
+def _sentences(found: Mapping[str, Any]) -> Iterator[str]:
+    for row in found["numbers"]:
+        name = f"{row['name']}: " if len(found["numbers"]) > 1 else ""
+        yield name + " ".join(_of_number(row))
+
+
+def _of_number(row: Row) -> Iterator[str]:
+    limits, usual = row["bars"], row["usual"]
+    if row["pair"] == UPDATE:
+        yield "It compares the trainer with itself, what an update changed: no limit for the engine's gap applies."
+        return
+    if limits:
+        yield counted(limits)
+    elif row["metric"] is None:
+        yield f"It is {row['formula']}, for which nobody has published a limit; its definition is none of ours."
+    else:
+        yield f"Nobody has published a limit for {METRICS[row['metric']].label} alone."
+    if row["metric"] is None and limits:
+        yield "It is another average than ours: only what speaks of this very metric is shown."
+    if usual:
+        span = _span(usual["low"], usual["high"])
+        where = "above, though not far above," if usual["where"] == "above" else usual["where"]
+        yield f"{numbers.number(row['value'])} is {where} what is usual for {usual['who']}, {span} nats."
+    if any(case["fault"] for case in row["made_by"]):
+        yield "Faults have made values of this size: look for one first."
+
+
+def _next(study: DashboardNumbers) -> Facts:
+    """From a number to a trace, which says why."""
+    frameworks = [number.framework for number in study.numbers if number.framework != OWN]
+    known = [name for name in frameworks if name in registry.names("mismatch_cli.importers")]
+    form = ("--format", known[0]) if known else ()
+    shows = ("--as", frameworks[0]) if frameworks else ()
+    first = next((row for row in study.result["suspects"] if row["test"]), None)
+    lines = [
+        (suggest("import", "DUMP", *form, "--output", "run"), "a dump of the run as a trace"),
+        (suggest("diagnose", "run"), "a mistake, or which setting?"),
+        (suggest("report", "run", *shows), "the same number, and where the gap sits"),
+    ]
+    if first is not None:
+        shows_first = f"or without a dump: how much {first['setting']} makes"
+        lines += [(line, "" if number else shows_first) for number, line in enumerate(first["test"])]
+    return tuple(lines)

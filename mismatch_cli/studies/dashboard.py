@@ -1,0 +1,236 @@
+"""Numbers off a dashboard, without a trace: which limits hold, what others measured, what makes such values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from math import inf
+from typing import Any
+
+from mismatch_cli import dialects
+from mismatch_cli.dialects import Line
+from mismatch_cli.errors import UsageError, suggest
+from mismatch_cli.metrics.estimate import ABOVE_1, ABOVE_MINUS_1, CORRELATION, POSITIVE, SAMPLE_SIZE, SHARE, Scale
+from mismatch_cli.metrics.gap_table import METRICS, Metric
+from mismatch_cli.studies.study import Study
+from mismatch_cli.verdict.assess import assess, status
+from mismatch_cli.verdict.reference import family, precision, reference, usual_gap
+from mismatch_cli.verdict.suspects import suspects, untold
+
+OWN = "mismatch"  # the framework whose names are those of `report`
+_KEY = "abs_d_mean"  # what precisions usually make is known of this one
+_FACTOR = 2.0  # how near a value that a fault made has to be, to be named
+_BOUNDS: dict[Scale, tuple[float, float]] = {
+    POSITIVE: (0, inf), ABOVE_1: (1, inf), ABOVE_MINUS_1: (-1, inf), SHARE: (0, 1), SAMPLE_SIZE: (0, 1),
+    CORRELATION: (-1, 1),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Quoted:
+    """A number as somebody's dashboard shows it; `metric` is ours where that has the same definition."""
+
+    framework: str
+    name: str
+    value: float
+    formula: str
+    pair: str
+    metric: str = ""
+    note: str = ""
+
+    @classmethod
+    def of(cls, framework: str, name: str, value: float) -> Quoted:
+        """Find the metric by its name on the dashboard, or by ours; a `UsageError` where it cannot have this value."""
+        if framework == OWN or (not framework and name in METRICS):
+            metric = _own(name)
+            _check(name, value, *bounds(metric))
+            return cls(OWN, name, value, metric.formula, "mismatch", name)
+        framework, line = _line(framework, name)
+        key = dialects.metric_of(line)
+        _check(line.name, value, *(bounds(METRICS[key]) if key else _bounds_by_words(line.formula)))
+        return cls(framework, line.name, value, line.formula, line.pair, key, line.note)
+
+    @property
+    def is_of_the_update(self) -> bool:
+        """Whether it compares the trainer with itself, and says nothing about the engine."""
+        return self.pair == dialects.UPDATE
+
+    def to_json(self, about: Mapping[str, Any]) -> dict[str, Any]:
+        """The number, where it stands, and what others measured nearest to it."""
+        found = self._assessed(about)
+        return {
+            **vars(self),
+            "metric": self.metric or None,
+            "status": status(found["bars"]),
+            "bars": found["bars"],
+            "measured": found["measured"],
+            "usual": self._usual(about),
+            "made_by": list(self._made_by(about)),
+        }
+
+    def _assessed(self, about: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+        """The bars and measured values for its metric; for another average, those of the framework's own name alone."""
+        nothing: dict[str, list[dict[str, Any]]] = {"bars": [], "measured": []}
+        key = self.metric or self._own_bar
+        if not key:
+            return nothing
+        pair = {"pair": self.pair, "metrics": {key: {"value": self.value}}, "counts": {"tokens": 0}}
+        found = assess({"about": about, "pairs": {self.pair: pair}})
+        if self.metric:
+            return {name: found[name] for name in nothing}
+        return {name: [row for row in found[name] if row["name"] and self._is_called(row["name"])] for name in nothing}
+
+    @property
+    def _own_bar(self) -> str:
+        """Our metric that the framework's own bar is held against, though its average is another; empty without one."""
+        own = (bar.metric for bar in reference().bars if self._is_called(bar.name))
+        return "" if self.is_of_the_update else next(own, "")
+
+    def _is_called(self, name: str) -> bool:
+        return self.name == name or self.name.endswith(f"/{name}")
+
+    def _usual(self, about: Mapping[str, Any]) -> dict[str, Any] | None:
+        """What the precisions usually make, and where the number stands beside it; known of the mean |d| alone."""
+        if self.metric != _KEY:
+            return None
+        usual = usual_gap(about)
+        where = "below" if self.value < usual.low else "within" if self.value <= usual.high else "above"
+        where = "far above" if self.value > usual.far_above else where
+        return {"who": usual.who, "low": usual.low, "high": usual.high, "where": where, "source": usual.source}
+
+    def _made_by(self, about: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """What makes values of this size: precisions whose usual range holds it, and faults that made one near it."""
+        if not self.metric:
+            return
+        if self.metric == _KEY and (self._usual(about) or {}).get("where") != "within":
+            for row in reference().usual:
+                if row.precision and row.low <= self.value <= row.high:
+                    yield {"what": row.who, "low": row.low, "high": row.high, "fault": False, "source": row.source}
+        ideal = METRICS[self.metric].agreement or 0.0
+        distance = abs(self.value - ideal)
+        for case in reference().measured:
+            ends = sorted((abs(case.low - ideal), abs(case.high - ideal)))
+            if case.state and case.metric == self.metric and ends[0] / _FACTOR <= distance <= ends[1] * _FACTOR:
+                what = f"{case.setup} ({case.model})"
+                yield {"what": what, "low": case.low, "high": case.high, "fault": True, "source": case.source}
+
+
+@dataclass(frozen=True)
+class DashboardNumbers(Study):
+    """Quoted numbers with what is known of the run that they are from."""
+
+    STUDY, FORMAT = "dashboard", "mismatch-cli verdict"
+
+    numbers: Sequence[Quoted]
+    about: Mapping[str, Any]  # as a manifest has it, as far as it was told
+
+    @cached_property
+    def result(self) -> dict[str, Any]:
+        return self.to_json()
+
+    def to_json(self) -> dict[str, Any]:
+        """What `verdict --json` prints; documented in docs/verdict.md."""
+        pair = next((number.pair for number in self.numbers if not number.is_of_the_update), dialects.UPDATE)
+        numbers = [number.to_json(self.about) for number in self.numbers]
+        suspected = [] if pair == dialects.UPDATE else [*suspects(self.about, pair=pair), *untold(self.about, pair)]
+        return {
+            "format": self.FORMAT,
+            "version": self.VERSION,
+            "family": family(self.about),
+            "precision": precision(self.about),
+            "status": status([row for number in numbers for row in number["bars"]]),
+            "numbers": numbers,
+            "suspects": [suspect.to_json() for suspect in suspected],
+        }
+
+
+def listed(framework: str = "") -> list[dict[str, str | None]]:
+    """Every name that can be judged, of one framework or of all; `metric` is ours where it has the same definition."""
+    rows: list[dict[str, str | None]] = []
+    for name in [framework] if framework else [OWN, *dialects.names()]:
+        if name == OWN:
+            rows += [
+                {"framework": OWN, "name": metric.key, "formula": metric.formula, "metric": metric.key}
+                for metric in METRICS.values()
+                if metric.agreement is not None
+            ]
+        else:
+            rows += [
+                {
+                    "framework": name,
+                    "name": line.name,
+                    "formula": line.formula,
+                    "metric": dialects.metric_of(line) or None,
+                }
+                for line in dialects.lines(name)
+            ]
+    return rows
+
+
+def bounds(metric: Metric) -> tuple[float, float]:
+    """Between which values a metric can lie."""
+    if metric.scale in _BOUNDS:
+        low, high = _BOUNDS[metric.scale]
+    elif metric.key == "spearman":
+        low, high = -1, 1
+    else:
+        low, high = (-inf if metric.signed or "signed" in metric.key else 0), 1 if metric.unit == "share" else inf
+    return (max(low, -1), 1) if metric.unit == "probability" else (low, high)
+
+
+def _bounds_by_words(formula: str) -> tuple[float, float]:
+    """What a formula itself says of its sign."""
+    if "share" in formula:
+        return 0, 1
+    return (0 if formula.startswith(("standard deviation", "√", "E_y mean |", "E_y |", "min |", "1 /")) else -inf), inf
+
+
+def _check(name: str, value: float, low: float, high: float) -> None:
+    if low <= value <= high:
+        return
+    span = f"from {low:g} to {high:g}" if high < inf else f"{low:g} or above"
+    hint = " Give a share, not a percentage." if (low, high) == (0, 1) and value > 1 else ""
+    raise UsageError(f"{name}={value:g} makes no sense: it is {span}.{hint}")
+
+
+def _own(name: str) -> Metric:
+    metric = METRICS.get(name)
+    if metric is None:
+        raise UsageError(_unknown(name, OWN, [key for key, row in METRICS.items() if row.agreement is not None]))
+    if metric.agreement is None:
+        raise UsageError(f"{name} describes responses, not a gap: nothing says how large it may be.")
+    return metric
+
+
+def _line(framework: str, name: str) -> tuple[str, Line]:
+    """The line of a framework's dashboard by its name, with or without what stands before a slash."""
+    among = [framework] if framework else dialects.names()
+    found = [(known, line) for known in among for line in dialects.lines(known) if _same_name(line.name, name)]
+    exact = [(known, line) for known, line in found if line.name == name] or found
+    if len(exact) == 1:
+        return exact[0]
+    if exact:
+        who = " and ".join(dict.fromkeys(f"{known} ({line.name})" for known, line in exact))
+        raise UsageError(
+            f"{name} may be of {who}. Name the framework first: {suggest('verdict', exact[0][0], f'{name}=VALUE')}"
+        )
+    every = [line.name for known in among for line in dialects.lines(known)] + ([] if framework else [*METRICS])
+    raise UsageError(_unknown(name, framework, every))
+
+
+def _same_name(known: str, given: str) -> bool:
+    return known == given or known.endswith(f"/{given}") or given.endswith(f"/{known}")
+
+
+def _unknown(name: str, framework: str, known: Sequence[str]) -> str:
+    names = list(dict.fromkeys(known))
+    near = [other for other in names if name.lower() in other.lower()] or get_close_matches(name, names, 3, 0.5)
+    hint = f"Did you mean {' or '.join(near[:3])}? " if near else ""
+    of = f" of {framework}" if framework else ""
+    if framework not in ("", OWN) and name in METRICS:
+        hint = f"It is a name of ours: leave out {framework}. "
+    return (
+        f"Unknown metric '{name}'{of}. {hint}All there are: {suggest('verdict', '--list', *filter(None, [framework]))}"
+    )
