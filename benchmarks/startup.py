@@ -46,6 +46,7 @@ _STARTS = (
     Start("train -a dppo-binary-tv:max_tv=-1", 1.2, 2),
     Start("probe --temperature 0", 1.2, 2),
     Start("algorithms", 1.5),
+    Start("verdict k3=0.0015", 2.0),
     Start("gate", 4.0, 3),
     Start("report --json", 8.0, draws=True),
     Start("compare --json", 8.0, draws=True),

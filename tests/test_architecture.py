@@ -210,6 +210,8 @@ def test_help_imports_nothing_heavy():
 # Typed in a folder with a training run; pictures stay blank, for they are drawn by what is imported for them alone.
 READING = """
 algorithms
+verdict
+verdict --list
 gate
 report --json
 report --as all

@@ -1,16 +1,20 @@
 """What a report shows, as plain values and finished text: the page formats nothing and computes nothing."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from mismatch_cli import __version__
 from mismatch_cli.metrics.gap_table import Metric
 from mismatch_cli.numbers import MISSING
-from mismatch_cli.report.explorer import ExplorerView
 from mismatch_cli.report.figures import FigureView
+
+if TYPE_CHECKING:
+    from mismatch_cli.report.explorer import ExplorerView
 
 Facts = tuple[tuple[str, str], ...]  # label and value
 Status = Literal["good", "mixed", "bad", ""]  # how a verdict stands: its colour and its sign

@@ -56,11 +56,9 @@ def suspects(
 def untold(manifest: Mapping[str, Any], pair: str = "mismatch") -> tuple[Suspect, ...]:
     """Settings that a manifest does not name and that have made gaps elsewhere, in the same order; without a test."""
     settings = _Settings(manifest, "", pair)
-    told = {suspect.setting for suspect in suspects(manifest, pair=pair)}
-    rules = {
-        rule.setting: rule for rule in reversed(_RULES) if rule.setting not in told and settings.lacks(rule.setting)
-    }
-    return tuple(replace(rules[name].suspect(settings), value=None, test=()) for name in sorted(rules, key=_rank))
+    known = {_rank(suspect.setting) for suspect in suspects(manifest, pair=pair)}
+    rules = {_rank(rule.setting): rule for rule in reversed(_RULES) if settings.lacks(rule.setting)}
+    return tuple(replace(rules[n].suspect(settings), value=None, test=()) for n in sorted(rules.keys() - known))
 
 
 def _rank(setting: str) -> int:

@@ -141,6 +141,19 @@ LIGHT = {
         (TAKEN, "taken is no run folder: it holds precious.txt"),
     ),
     "algorithms": (("pg-is", "unexpected extra argument"),),
+    "verdict": (
+        ("verll k3=1", "Unknown framework 'verll'. Did you mean verl"),
+        ("trl", "Which number of trl?"),
+        ("k3=0.1 kl", "'kl' is not NAME=VALUE"),
+        ("k3=nan", "'nan' is no number that can be judged"),
+        ("k3=1e400", "is too large for a number"),
+        ("k3=2%", "not a percentage"),
+        ("k3=0,02", "Write it as 0.02"),
+        ("k3=1 --model qwen", "is no kind of model"),
+        ("k3=1 --dtype bf17", "Did you mean bf16"),
+        ("k3=1 --top-p 2", "--top-p 2 makes no sense"),
+        ("--list trl k3=1", "leave out k3=1"),
+    ),
 }
 ALGORITHMS = (
     ("-a pg-is -a dpo-binary-tv", "Unknown algorithm 'dpo-binary-tv'. Did you mean"),
@@ -161,6 +174,15 @@ WITH_NUMPY = {
         (TAKEN, "holds no training run"),
     ),
     "clipstats": (*ALGORITHMS, ("--compare pg-is dpo", "Unknown algorithm 'dpo'")),
+    "verdict": (
+        ("mismatch abs_d_maen=1", "Did you mean abs_d_mean"),
+        ("trl logp_diffrence/mean=1", "All there are: mismatch-cli verdict --list trl"),
+        ("verl k3=1", "It is a name of ours: leave out verl"),
+        ("kl=0.1", "Name the framework first"),
+        ("reward_mean=1", "describes responses, not a gap"),
+        ("k3=-1", "it is 0 or above"),
+        ("pearson=1.5", "from -1 to 1"),
+    ),
 }
 # And these ask Arrow: what is in a file, or which metrics a framework has.
 WITH_ARROW = {

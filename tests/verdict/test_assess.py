@@ -93,8 +93,8 @@ def test_bars_are_never_merged():
         "Miles blog, dense": "above",
     }
     text = " ".join(verdict["sentences"])
-    assert "1 of 4 published bars calls this healthy." in text
-    assert "Above: NeMo-RL, GRPO guide; prime-rl nightly; Miles blog, dense." in text
+    assert "1 of 4 published limits hold." in text
+    assert "Exceeded: NeMo-RL, GRPO guide; prime-rl nightly; Miles blog, dense." in text
 
 
 def test_each_bar_reads_the_pair_it_speaks_of():

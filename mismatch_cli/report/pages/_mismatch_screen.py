@@ -10,25 +10,18 @@ from mismatch_cli.dialects import logged_as
 from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.report.about import LEADING, left_out, subject_lines
+from mismatch_cli.report.pages._status import SIGNS, STATUS_WORDS, counted
 from mismatch_cli.report.tables import Row, col, in_words, metric_row, table, text
 from mismatch_cli.report.view import Excerpt, Facts, MetricRow, Profile, Screen, Status, Table, Verdict
 from mismatch_cli.studies.mismatch import MismatchAnalysis
 from mismatch_cli.studies.study import typed
-from mismatch_cli.verdict.assess import ABOVE, BETWEEN, HEALTHY, MIXED, UNDECIDED
+from mismatch_cli.verdict.assess import ABOVE, BETWEEN, HEALTHY, UNDECIDED
 
 _DECIDING = ("tv_binary_mean", "abs_d_mean", "abs_d_p99", "k3", "ratio_outside_0.8_1.28", "sequence_d_sd")
-_SEEN = {HEALTHY: "✔", BETWEEN: "!", ABOVE: "✘", UNDECIDED: "?"}
 _STATUS: dict[str, Status] = {HEALTHY: "good", BETWEEN: "mixed", ABOVE: "bad", UNDECIDED: "mixed"}
 _SHORT = re.compile(r",| (?:FAQ|CI|blog|nightly|rollout_corr|Ascend)")
 _NOISE = "× noise: how many times the trainer's own gap to itself in another batch shape"
 _OF_PAIR = {"total": "With staleness, ", "staleness": "Of staleness, "}
-_WORDS: dict[str, tuple[str, Status]] = {
-    HEALTHY: ("HEALTHY", "good"),
-    UNDECIDED: ("UNDECIDED", "mixed"),
-    MIXED: ("ABOVE SOME LIMITS", "mixed"),
-    ABOVE: ("ABOVE EVERY LIMIT", "bad"),
-    "": ("NO LIMIT APPLIES", ""),
-}
 
 
 def screen(study: MismatchAnalysis, worst: Sequence[Excerpt]) -> Screen:
@@ -95,7 +88,7 @@ def _strictest(limits: Sequence[Mapping[str, Any]], key: str, pair: str) -> Mapp
 def _limit(row: Row) -> str:
     """`✔ 0.005 verl`: by whom, without what the name says beyond."""
     limit = row["limit"]
-    return "" if limit is None else f"{_SEEN[limit['standing']]} {limit['healthy']:g} {_by(limit)}"
+    return "" if limit is None else f"{SIGNS[limit['standing']]} {limit['healthy']:g} {_by(limit)}"
 
 
 def _by(limit: Mapping[str, Any]) -> str:
@@ -141,23 +134,11 @@ def _profile(title: str, rows: Sequence[Row], key: str, first: str, last: str, w
 
 def _verdict(verdict: Mapping[str, Any]) -> Verdict:
     """How many limits hold, for each pair that some speak of, and which do not."""
-    words, status = _WORDS[verdict["status"]]
+    words, status = STATUS_WORDS[verdict["status"]]
     pairs = dict.fromkeys(row["pair"] for row in verdict["bars"])
-    found = [_counted([row for row in verdict["bars"] if row["pair"] == pair]) for pair in pairs]
+    found = [counted([row for row in verdict["bars"] if row["pair"] == pair]) for pair in pairs]
     said = [f"{_OF_PAIR.get(pair, '')}{text}" for pair, text in zip(pairs, found, strict=True)]
     return Verdict(words, " ".join(said) or "Nobody has published a limit for what was measured here.", status)
-
-
-def _counted(rows: Sequence[Mapping[str, Any]]) -> str:
-    """`7 of 9 published limits hold, 2 are undecided.`"""
-    by = {standing: [row for row in rows if row["standing"] == standing] for standing in _SEEN}
-    exceeded = [*by[ABOVE], *by[BETWEEN]]
-    parts = [f"{len(by[HEALTHY])} of {len(rows)} published limits hold"]
-    if by[UNDECIDED]:
-        parts.append(f"{len(by[UNDECIDED])} {'is' if len(by[UNDECIDED]) == 1 else 'are'} undecided")
-    if exceeded:
-        parts.append(f"exceeded: {'; '.join(row['who'] for row in exceeded)}")
-    return ", ".join(parts) + "."
 
 
 def _suspect(suspects: Sequence[Mapping[str, Any]]) -> Facts:

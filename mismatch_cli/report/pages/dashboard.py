@@ -7,14 +7,14 @@ from mismatch_cli import numbers, registry
 from mismatch_cli.dialects import UPDATE
 from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.gap_table import METRICS
-from mismatch_cli.report.pages._mismatch_screen import SIGNS, STATUS_WORDS, counted
+from mismatch_cli.report.pages._status import SIGNS, STATUS_WORDS, counted
 from mismatch_cli.report.tables import Col, Row, col, filled, table, text
 from mismatch_cli.report.view import Facts, ReportView, Screen, Status, Table, Verdict
 from mismatch_cli.studies.dashboard import OWN, DashboardNumbers
 from mismatch_cli.verdict.assess import HEALTHY
 
 _MOST_LIMITS, _MOST_MEASURED, _MOST_SUSPECTS = 8, 4, 4
-_FEW = 3  # limits
+_FEW = 3  # limits that make something healthy; numbers of which each has room for a note
 _COMPARES = {
     "mismatch": "trainer at the weights that sampled against the engine",
     "total": "trainer as it is now against the engine: staleness is in it",
@@ -29,7 +29,7 @@ def page(study: DashboardNumbers) -> ReportView:
     said = " ".join(_sentences(found))
     screen = Screen(
         subject=_subject(found),
-        tables=filled(_limits(found["numbers"]), _measured(found["numbers"]), _suspects(found["suspects"])),
+        tables=filled(_limits(found["numbers"]), _measured(found["numbers"]), _suspects(found)),
         remarks=tuple(_remarks(found["numbers"])),
         verdict=Verdict(words, said, status),
         next=_next(study),
@@ -74,7 +74,7 @@ def _measured(found: Sequence[Row]) -> Table:
     rows = [case for row in found for case in row["measured"][: max(1, _MOST_MEASURED // len(found))]]
     return table(
         "",
-        rows[:_MOST_MEASURED],
+        rows[: _MOST_MEASURED - (len(found) > 2)],
         [
             text("measured by others", lambda case: case["model"]),
             text("setup", lambda case: f"{case['setup']}{f' ({state})' if (state := case['state']) else ''}"),
@@ -96,14 +96,15 @@ def _remarks(found: Sequence[Row]) -> Iterator[tuple[str, str]]:
             cases = (case for case in row["made_by"] if case["fault"] is fault)
             if said := "; ".join(f"{case['what']}, {_span(case['low'], case['high'])}" for case in cases):
                 yield label, name + said
-        if row["note"]:
+        if row["note"] and len(found) < _FEW:
             yield "Note", f"{name}{row['note']}"
 
 
-def _suspects(suspects: Sequence[Row]) -> Table:
+def _suspects(found: Mapping[str, Any]) -> Table:
+    """The likeliest; the more numbers there are, the fewer have room."""
     return table(
         "",
-        suspects[:_MOST_SUSPECTS],
+        found["suspects"][: max(1, _MOST_SUSPECTS + 1 - len(found["numbers"]))],
         [
             text("check first", lambda suspect: suspect["setting"]),
             text("here", lambda suspect: "not told" if suspect["value"] is None else str(suspect["value"])),
