@@ -61,13 +61,13 @@ def _limits(found: Sequence[Row]) -> Table:
         text("metric", lambda pair: pair[0]["name"].rpartition("/")[2]),
         col("limit", lambda pair: f"{pair[1]['healthy']:g}"),
         text("status", lambda pair: f"{SIGNS[pair[1]['standing']]} {_status(pair[1])}"),
-        text("source", lambda pair: pair[1]["source"], optional=True),
+        text("source", lambda pair: pair[1]["source"]),
     ]
-    return table("", rows[:_MOST_LIMITS], [columns[0], *columns[1 + (len(found) == 1) :]], shrinks=True)
+    return table("", rows[:_MOST_LIMITS], [columns[0], *columns[1 + (len(found) == 1) :]])
 
 
 def _status(limit: Row) -> str:
-    return "holds" if limit["standing"] == HEALTHY else f"{limit['standing']}: {limit['says']}"
+    return "holds" if limit["standing"] == HEALTHY else str(limit["standing"])
 
 
 def _measured(found: Sequence[Row]) -> Table:
