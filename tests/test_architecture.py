@@ -190,7 +190,7 @@ def test_no_room_outgrows_the_house():
     for module, path in MODULES.items():
         lines[room_of(module)] += TEXTS[path].count("\n")
     room, most = lines.most_common(1)[0]
-    assert most <= 0.21 * lines.total(), f"{room} holds {most} of {lines.total()} lines"
+    assert most <= 0.22 * lines.total(), f"{room} holds {most} of {lines.total()} lines"
 
 
 def test_every_module_says_what_it_is_for():
