@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import takewhile
 from math import log10
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from mismatch_cli.text import for_mathtext
 
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 30, 44  # pixels around a panel with ordinary labels
 LEGEND = 20  # pixels for a line of names between title and panel
-_SUBJECT = 22  # pixels for the line below all panels
+_SUBJECT, _SUBJECT_LINE = 22, 15  # pixels for the line below all panels, and for each more of them
 _NAMES = 4  # in a line of the legend above a panel
 _LINE = 18  # pixels of a line of the legend below all panels
 _CELL = 300  # pixels that a panel beside another one needs where text is small
@@ -48,6 +49,8 @@ class Sheet(Figure):
         self.style, self.theme, self._only = style, style.theme, only
         # Titles begin above the panel when wide, above its labels when narrow, which gives more room.
         self.flush = style.pick(LEFT, 8)
+        self.subject_lines = style.pick(1, 2)
+        self.subject_height = _SUBJECT + (self.subject_lines - 1) * _SUBJECT_LINE
 
     def panels(
         self,
@@ -82,7 +85,7 @@ class Sheet(Figure):
             boxes = [chosen._replace(top=TOP + chosen.legend)] * len(boxes)
         if self.style.labelled:
             boxes = [box._replace(left=box.left + _LABEL, width=box.width - _LABEL) for box in boxes]
-        height = max(box.top + box.height for box in boxes) + below + _SUBJECT
+        height = max(box.top + box.height for box in boxes) + below + self.subject_height
         self.set_size_inches(self.style.width * CSS_PX, height * CSS_PX)
         panels = [Panel(self, box, height) for box in boxes]
         for number, axes in enumerate(panels):
@@ -104,7 +107,8 @@ class Sheet(Figure):
         names = short_names(list(look_of), (self.style.width - LEFT) / columns - beside, rcParams["legend.fontsize"])
         handles = [Line2D([], [], label=name, **look) for name, look in zip(names, look_of.values(), strict=True)]
         self.legend(
-            handles=handles, loc="lower left", bbox_to_anchor=self._fraction(self.flush, 22), ncols=columns,
+            handles=handles, loc="lower left", ncols=columns,
+            bbox_to_anchor=self._fraction(self.flush, self.subject_height),
             **{"borderaxespad": 0, "borderpad": 0.2, "handlelength": 2.4, "columnspacing": 1.8, "labelspacing": 0.35}
             | spacing,
         )  # fmt: skip
