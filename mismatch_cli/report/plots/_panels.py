@@ -96,8 +96,9 @@ class Sheet(Figure):
     def add_subject(self, subject: str) -> None:
         """Print who is compared below all panels, so that a copied picture says what it shows."""
         small, room, text = self.style.small, self.style.width - self.flush - RIGHT, for_mathtext(subject)
-        while width_of(text, small) > room:
-            text = text.rstrip("…")[:-1] + "…"
+        if (width := width_of(text, small)) > room:
+            letters = int(0.95 * len(text) * room / width)  # some lines are of wider ones
+            text = "\n".join(wrap(text, letters, max_lines=self.subject_lines, placeholder="…"))
         self.text(*self._fraction(self.flush, 7), text, color=self.theme.muted, fontsize=small)
 
     def legend_below(
