@@ -4,6 +4,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, field, fields, is_dataclass
 from functools import wraps
+from pathlib import Path
+from types import NoneType
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from mismatch_cli import registry
@@ -138,11 +140,28 @@ def _parameters(kind: type, names: Sequence[str], **shown: Any) -> list[inspect.
     return [_parameter(name, hints[name], known[name], **shown) for name in names]
 
 
+_METAVARS = {bool: "", int: "N", float: "X", str: "TEXT", Path: "PATH"}
+_MOST_NAMED = 28  # characters of a list of choices beside a flag
+
+
+def _metavar(hint: Any, about: Mapping[str, Any]) -> str | None:
+    """What stands for a value in `--help`: the choices where they are few, else a letter for its type."""
+    if "choices" in about:
+        _, names = about["choices"]
+        choices = "|".join(names() if callable(names) else names)
+        if len(choices) <= _MOST_NAMED:
+            return choices
+    kinds = {kind for part in get_args(hint) or (hint,) for kind in get_args(part) or (part,)} - {NoneType}
+    return _METAVARS.get(kinds.pop()) if len(kinds) == 1 else None
+
+
 def _parameter(name: str, hint: Any, setting: Field[Any], **shown: Any) -> inspect.Parameter:
     import typer
 
     about = setting.metadata
     taken = {known: about[known] for known in ("min", "max", "metavar", "show_default") if known in about}
+    if not about.get("argument"):
+        taken.setdefault("metavar", _metavar(hint, about))
     typed = {"help": about["help"], "rich_help_panel": about.get("panel"), **taken, **shown}
     if about.get("argument"):
         option = typer.Argument(show_default=False, **typed)
