@@ -10,6 +10,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any, NoReturn
 
 import typer
@@ -26,6 +27,7 @@ _ClickError = typer.BadParameter.__mro__[2]  # ClickException: newer versions of
 
 
 _COMMANDS = "mismatch_cli.commands"
+_PANELS = ("Measure", "Explain", "Use elsewhere", "Train")  # in `--help`; the first where a command names none
 _SPELLED_OUT = "mismatch_cli.spelled_out"
 # New objects before Python looks for cycles, and how often it looks further back. Its own 700 is for small programs:
 # imports of torch and vLLM make two million objects that stay, and walking them again and again takes seconds.
@@ -47,16 +49,27 @@ class _Commands(typer.core.TyperGroup):
         """The command with its flags; in the list of all, its help alone."""
         if cmd_name not in self.commands:
             return None
-        function = registry.load(_COMMANDS, cmd_name, "command").command
+        module = registry.load(_COMMANDS, cmd_name, "command")
+        function = module.command
         if self._listing:
-            return typer.core.TyperCommand(cmd_name, help=inspect.getdoc(function))
+            return typer.core.TyperCommand(cmd_name, help=inspect.getdoc(function), rich_help_panel=_panel(module))
         app = typer.Typer(add_completion=False)
         app.command(cmd_name)(function)
         return typer.main.get_command(app)
 
+    def list_commands(self, ctx: Any) -> list[str]:
+        """In the order of their panels; by name within each."""
+        names = super().list_commands(ctx)
+        return sorted(names, key=lambda name: _PANELS.index(_panel(registry.load(_COMMANDS, name, "command"))))
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         self._listing = True
         super().format_help(ctx, formatter)
+
+
+def _panel(command: ModuleType) -> str:
+    panel: str = getattr(command, "PANEL", _PANELS[0])
+    return panel
 
 
 def build_app() -> typer.Typer:

@@ -35,7 +35,6 @@ _PIPE_WIDTH = 10_000  # characters: more than any table has
 
 of_output = partial(setting, panel="Output")
 TRACES = setting(None, "Run folders or trace folders, pooled; without one, the bundled trace.", argument=True)
-WORST = "Show the N worst tokens and responses in their context."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +53,10 @@ class Common:
         None, "Folder for summary.json, report.html and plots.", "--output", short="-o",
         show_default="in the run, or here; named after the command",
     )  # fmt: skip
-    worst: int = of_output(0, WORST, min=0)
+    worst: int | None = of_output(
+        None, "Show the N worst tokens and responses in their context.", min=0,
+        show_default="1 on the screen, else 10",
+    )  # fmt: skip
     page_responses: int = of_output(200, "Responses whose tokens the page shows, as many as it holds; 0 = none.", min=0)
     plots: str | None = of_output(
         None, "Files in plots/: png, svg, pdf; several with commas.", metavar="FORMATS", show_default="png"
@@ -67,8 +69,8 @@ class Common:
     force: bool = of_output(False, "Replace a run that is already there.")
     full: bool = of_output(False, "Print everything that was measured, not only what decides.")
     full_paths: bool = of_output(False, "Show absolute paths as they are, in place of …/NAME.")
-    json: bool = of_output(False, "Print JSON on stdout instead of tables (schemas: docs/).")
-    quiet: bool = of_output(False, "No talk on stderr, only errors.", short="-q")
+    json: bool = of_output(False, "Print JSON on stdout instead of tables (described in the guide).")
+    quiet: bool = of_output(False, "Hide progress and notices; print errors only.", short="-q")
     debug: bool = of_output(False, "Show the traceback of an error.")  # read by cli.run, which catches the error
 
     def __post_init__(self) -> None:
@@ -158,11 +160,12 @@ class Common:
             study = analyse(traces, workers=self.workers, on_responses=advance)
         self.show(study, folder, **page)
 
-    def study_mismatch(self, traces: Sequence[Trace], folder: Path | None, worst: int) -> None:
+    def study_mismatch(self, traces: Sequence[Trace], folder: Path | None) -> None:
         """What `probe`, `rescore` and `report` end with; the page shows some of the worst tokens in any case."""
         from mismatch_cli.studies.mismatch import analyse
 
-        self.study(partial(analyse, worst=max(worst, _WORST_IN_HTML)), traces, folder, "Measuring", worst=worst)
+        kept = max(self.worst or 0, _WORST_IN_HTML)
+        self.study(partial(analyse, worst=kept), traces, folder, "Measuring", worst=self.worst)
 
     def show(self, study: Study, folder: Path | None, **page: Any) -> None:
         """Print a study, or its JSON, on stdout, and write everything into a folder; `page` is for its page alone.

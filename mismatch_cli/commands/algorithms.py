@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from mismatch_cli.commands._show import Common, print_parts
 from mismatch_cli.options import flags
 
+PANEL = "Explain"
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 

@@ -9,6 +9,8 @@ from mismatch_cli.commands._show import BUNDLED, TRACES, Judging
 from mismatch_cli.errors import UsageError
 from mismatch_cli.options import flags, setting
 
+PANEL = "Explain"
+
 if TYPE_CHECKING:
     from mismatch_cli.algorithms.algorithm import Algorithm
 

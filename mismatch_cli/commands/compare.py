@@ -6,6 +6,8 @@ from mismatch_cli.commands._show import Reading
 from mismatch_cli.errors import UsageError, suggest
 from mismatch_cli.options import flags, setting
 
+PANEL = "Measure"
+
 
 @flags()
 def command(

@@ -11,6 +11,8 @@ from mismatch_cli.options import flags, setting
 from mismatch_cli.places import bundled
 from mismatch_cli.recording.config import CurateConfig
 
+PANEL = "Train"
+
 
 @flags(CurateConfig)
 def command(

@@ -6,6 +6,8 @@ from typing import Annotated
 from mismatch_cli.commands._show import BUNDLED, DRAWING, TRACES, Common
 from mismatch_cli.options import flags, setting
 
+PANEL = "Explain"
+
 
 @flags()
 def command(

@@ -15,6 +15,8 @@ from mismatch_cli.commands._show import TRACES, Common, console, print_json, pri
 from mismatch_cli.errors import UsageError
 from mismatch_cli.options import flags, setting
 
+PANEL = "Use elsewhere"
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 

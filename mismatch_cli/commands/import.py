@@ -16,6 +16,8 @@ from mismatch_cli.options import flags, setting
 from mismatch_cli.places import bundled, bundled_trace
 from mismatch_cli.sampling import SamplingSettings
 
+PANEL = "Use elsewhere"
+
 if TYPE_CHECKING:
     from mismatch_cli.importers._driver import Import
 

@@ -8,6 +8,8 @@ from mismatch_cli.commands._show import Probing
 from mismatch_cli.options import flags, setting
 from mismatch_cli.recording.config import ProbeConfig
 
+PANEL = "Measure"
+
 
 @flags(ProbeConfig)
 def command(
@@ -39,4 +41,4 @@ def command(
         from mismatch_cli.trace.reader import Trace
 
         record(config, folder, manifest, common.progress)
-        common.study_mismatch([Trace.open(folder)], folder, common.worst)
+        common.study_mismatch([Trace.open(folder)], folder)

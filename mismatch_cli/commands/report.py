@@ -4,9 +4,11 @@ from pathlib import Path
 from typing import Annotated
 
 from mismatch_cli import registry
-from mismatch_cli.commands._show import DRAWING, WORST, Common, of_output
+from mismatch_cli.commands._show import DRAWING, Common
 from mismatch_cli.errors import UsageError
 from mismatch_cli.options import flags, setting
+
+PANEL = "Measure"
 
 _REPORT = Path("report")  # the folder where no run is named
 _NO_RUN = "There is no run in this folder: reporting on the bundled trace."
@@ -20,7 +22,6 @@ def command(
         "Run folders or trace folders, pooled; without one, the latest run here, else the bundled trace.",
         argument=True,
     ),
-    worst: int = of_output(10, WORST, min=0),
     export: str | None = setting(
         None, "Write one row per token (csv, parquet), or per response as `import` reads it (jsonl)."
     ),
@@ -57,7 +58,7 @@ def command(
     if training:
         _report_training(training, traces[0] if traces and len(traces) == 1 else None, common)
     else:
-        _report_traces(traces or _latest_run(common), worst, export, common)
+        _report_traces(traces or _latest_run(common), export, common)
 
 
 def _report_training(runs: list[Path], own: Path | None, common: Common) -> None:
@@ -78,7 +79,7 @@ def _report_training(runs: list[Path], own: Path | None, common: Common) -> None
         common.show(TrainingAnalysis.of(read_runs(runs)), folder)
 
 
-def _report_traces(named: list[Path], worst: int, export: str | None, common: Common) -> None:
+def _report_traces(named: list[Path], export: str | None, common: Common) -> None:
     """Into the folder of the run itself, unless another one is named; for numbers alone, nowhere."""
     from mismatch_cli.places import is_bundled
     from mismatch_cli.recording.folder import report_folder
@@ -93,7 +94,7 @@ def _report_traces(named: list[Path], worst: int, export: str | None, common: Co
 
     found = common.opened(named, _NO_RUN)
     if printed:
-        common.study_mismatch(found, None, worst)
+        common.study_mismatch(found, None)
         return
     files: tuple[str, ...] = ()
     if export is not None:
@@ -101,7 +102,7 @@ def _report_traces(named: list[Path], worst: int, export: str | None, common: Co
 
         files = (file_name(export),)
     with report_folder(folder, MismatchAnalysis.FORMAT, force=common.force, own=in_own, files=files):
-        common.study_mismatch(found, None if common.only_numbers else folder, worst)
+        common.study_mismatch(found, None if common.only_numbers else folder)
         if export is not None:
             wrote = export_responses(found, folder) if export == "jsonl" else export_tokens(found, folder, export)
             common.progress.say(f"Wrote {wrote}")

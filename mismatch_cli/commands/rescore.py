@@ -8,6 +8,8 @@ from mismatch_cli.commands._show import Probing
 from mismatch_cli.options import flags
 from mismatch_cli.recording.config import RescoreConfig
 
+PANEL = "Use elsewhere"
+
 
 @flags(RescoreConfig)
 def command(context: typer.Context, *, common: Probing) -> None:
@@ -31,7 +33,7 @@ def command(context: typer.Context, *, common: Probing) -> None:
         from mismatch_cli.trace.reader import Trace
 
         rescore(config, folder, manifest, common.progress)
-        common.study_mismatch([Trace.open(folder)], folder, common.worst)
+        common.study_mismatch([Trace.open(folder)], folder)
 
 
 def _check(config: RescoreConfig, folder: Path) -> None:

@@ -17,6 +17,8 @@ from mismatch_cli.options import flags, setting
 from mismatch_cli.places import bundled, shown
 from mismatch_cli.rl.train_config import FILE_NAME, TrainConfig, load_config, presets
 
+PANEL = "Train"
+
 if TYPE_CHECKING:
     from mismatch_cli.commands._live import TrainingView
     from mismatch_cli.commands._refresher import Refresher

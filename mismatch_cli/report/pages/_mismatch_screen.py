@@ -25,7 +25,7 @@ _OF_PAIR = {"total": "With staleness, ", "staleness": "Of staleness, "}
 
 
 def screen(study: MismatchAnalysis, worst: Sequence[Excerpt]) -> Screen:
-    """What decides whether the gap is normal, where it sits, and the worst token."""
+    """What decides whether the gap is normal, where it sits, and the worst tokens."""
     summary = study.result
     main = next(iter(summary["pairs"].values()))
     return Screen(
@@ -34,7 +34,7 @@ def screen(study: MismatchAnalysis, worst: Sequence[Excerpt]) -> Screen:
         tables=(_deciding(main, summary["verdict"]["bars"]),),
         remarks=(*_remarks(summary), *_suspect(summary["suspects"])),
         profiles=_profiles(main),
-        excerpts=tuple(replace(token, title=f"Worst token {token.title}") for token in worst[:1]),
+        excerpts=tuple(replace(token, title=f"Worst token {token.title}") for token in worst),
         verdict=_verdict(summary["verdict"]),
         next=(*_test(summary["suspects"]), *_next(study)),
     )

@@ -26,8 +26,8 @@ _DIAGNOSE = (
 )
 
 
-def page(study: MismatchAnalysis, worst: int = 0) -> ReportView:
-    """The whole report of traces (docs/summary.md); a terminal shows as many of the worst as were asked for."""
+def page(study: MismatchAnalysis, worst: int | None = None) -> ReportView:
+    """The whole report of traces (docs/summary.md), with as many of the worst tokens as were asked for."""
     summary = study.result
     tokens, responses = worst_excerpts(study.traces, study.main_pair, summary["worst"])
     main, *others = summary["pairs"].values()
@@ -53,7 +53,7 @@ def page(study: MismatchAnalysis, worst: int = 0) -> ReportView:
         notes=left_out(summary),
         headline=_headline(summary["pairs"]),
         leading=leading(main, summary["verdict"]["bars"]),
-        screen=screen(study, tokens),
+        screen=screen(study, tokens[: 1 if worst is None else worst]),
         outline=sections,
         settings=settings_tables(summary),
         command=command_line(summary),
