@@ -96,7 +96,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
         stdout, sys.stdout = sys.stdout, nowhere
         with watch.running("all"):
             recording.record(config, Path(folder), {}, quiet)
-            _show.Common(quiet=True).study_mismatch([Trace.open(Path(folder))], Path(folder), worst=0)
+            _show.Common(quiet=True).study_mismatch([Trace.open(Path(folder))], Path(folder))
         sys.stdout = stdout
     return dict(watch.seconds)
 
