@@ -10,28 +10,30 @@ from mismatch_cli.report.plots._panels import Panel, plain_label, power_label
 
 HIGHEST = 0.9995  # of a probability: what is above stands at the edge
 _LABELS = {
-    1e-6: "10⁻⁶", 1e-5: "10⁻⁵", 1e-4: "10⁻⁴", 1e-3: "0.001", 0.01: "0.01", 0.1: "0.1", 0.5: "0.5",
+    1e-5: "10⁻⁵", 1e-4: "10⁻⁴", 1e-3: "0.001", 0.01: "0.01", 0.1: "0.1", 0.5: "0.5",
     0.9: "0.9", 0.99: "0.99", 0.999: "0.999",
 }  # fmt: skip
-_CROWDED = (1e-5, 1e-4, 0.01, 0.999)  # have no room for their label on a narrow axis
+_CROWDED = (1e-4, 0.01, 0.999)  # have no room for their label on a narrow axis
 _SHORT = -3  # the smallest power of ten of which 3, 2 and 5 have labels that are short enough
 _APART = 26  # pixels between two ticks of a stretched axis
 
 
 def lowest_of(log_mu_N: np.ndarray) -> float:
-    """Where an axis of probabilities begins: at a power of ten below nearly all of them."""
+    """Where an axis of probabilities begins: at a power of ten below nearly all of them, 10⁻⁵ at the least."""
     finite_N = log_mu_N[np.isfinite(log_mu_N)]
     exponent = np.floor(np.quantile(finite_N, 2e-3) / np.log(10)) if len(finite_N) else -3
-    return float(10.0 ** np.clip(exponent, -6, -2))
+    return float(10.0 ** np.clip(exponent, -5, -3))
 
 
-def spread_probability(axes: Panel, lowest: float) -> None:
-    """A horizontal axis of probabilities, stretched towards 0 and 1."""
-    axes.set(xscale="logit", xlim=(lowest, HIGHEST))
+def spread_probability(axes: Panel, lowest: float, which: str = "x") -> None:
+    """Axes of probabilities, `x` or `xy`, stretched towards 0 and 1."""
+    ticks = {tick: label for tick, label in _LABELS.items() if tick >= lowest}
     crowded = axes.style.pick((), _CROWDED)
-    ticks = [tick for tick in _LABELS if tick >= lowest and (tick == lowest or tick not in crowded)]
-    axes.set_xticks(ticks, [_LABELS[tick] for tick in ticks])
-    axes.minorticks_off()
+    for name in which:
+        shown = [tick for tick in ticks if name == "y" or tick == lowest or tick not in crowded]
+        axes.set(**{f"{name}scale": "logit", f"{name}lim": (lowest, HIGHEST)})
+        axes.set(**{f"{name}ticks": shown, f"{name}ticklabels": [ticks[tick] for tick in shown]})
+        getattr(axes, f"{name}axis").set_minor_locator(NullLocator())
 
 
 def stretch(axes: Panel, linear: float, limits: tuple[float, float], *, percent: bool = False) -> None:

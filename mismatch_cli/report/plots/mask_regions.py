@@ -14,6 +14,7 @@ from matplotlib.path import Path
 from mismatch_cli.numbers import share
 from mismatch_cli.report.plots._fills import draw_points, thin
 from mismatch_cli.report.plots._panels import LEGEND, Panel, Sheet, short_names, width_of
+from mismatch_cli.report.plots._scales import HIGHEST, lowest_of, spread_probability
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,10 +34,6 @@ CAPTION = (
     "leaves improbable tokens alone, and stops those that move much probability."
 )
 
-_TICKS = (1e-5, 1e-4, 1e-3, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
-_LABELS = ("10⁻⁵", "10⁻⁴", "0.001", "0.01", "0.1", "0.5", "0.9", "0.99", "0.999")
-_CROWDED = (1e-4, 0.01, 0.999)  # have no room for their label on a narrow axis
-_HIGHEST = 0.9995
 _NODES = 128  # of the grid, along each axis
 _HALVINGS = 8  # of the step between two nodes
 _LABEL = 18  # pixels for the name of the vertical axis
@@ -48,31 +45,14 @@ def needs(data: ClippingPlotData) -> bool:
 
 def draw(figure: Sheet, data: ClippingPlotData) -> None:
     panels = figure.panels(2 * len(data.compared), height=(400, 270), legend=LEGEND, label=_LABEL)
-    lowest = _lowest(data)
+    lowest = lowest_of(np.concatenate([data.sample["logp_rollout"], data.sample["logp_trainer"]]))
     cells = [(sign, algorithm) for sign in ("><") for algorithm in data.compared]
     for axes, (sign, algorithm) in zip(panels, cells, strict=True):
-        _set_scales(axes, lowest)
+        spread_probability(axes, lowest, "xy")
         region = _draw_region(axes, data, algorithm, sign, lowest)
-        axes.plot([lowest, _HIGHEST], [lowest, _HIGHEST], color=axes.theme.muted, linewidth=0.8, zorder=3)
+        axes.plot([lowest, HIGHEST], [lowest, HIGHEST], color=axes.theme.muted, linewidth=0.8, zorder=3)
         _draw_tokens(axes, data, algorithm, sign)
         _write(axes, data, algorithm, sign, region)
-
-
-def _lowest(data: ClippingPlotData) -> float:
-    """Where the axes begin: at a power of ten below nearly all tokens."""
-    logp_N = np.concatenate([data.sample["logp_rollout"], data.sample["logp_trainer"]])
-    exponent = np.floor(np.quantile(logp_N[np.isfinite(logp_N)], 2e-3) / np.log(10))
-    return float(10.0 ** np.clip(exponent, -5, -3))
-
-
-def _set_scales(axes: Panel, lowest: float) -> None:
-    ticks = {tick: label for tick, label in zip(_TICKS, _LABELS, strict=True) if tick >= lowest}
-    crowded = axes.style.pick((), _CROWDED)
-    axes.set(xscale="logit", yscale="logit", xlim=(lowest, _HIGHEST), ylim=(lowest, _HIGHEST))
-    axes.set_yticks(list(ticks), ticks.values())
-    ticks = {tick: label for tick, label in ticks.items() if tick == lowest or tick not in crowded}
-    axes.set_xticks(list(ticks), ticks.values())
-    axes.minorticks_off()
 
 
 def _draw_region(axes: Panel, data: ClippingPlotData, algorithm: Algorithm, sign: str, lowest: float) -> bool:
@@ -96,7 +76,7 @@ def _region(blocked_at: Callable[..., Any], algorithm: Algorithm, sign: str, low
     """
 
     def blocked(node_N2: np.ndarray) -> Any:
-        low, high = (np.log(end / (1 - end)) for end in (lowest, _HIGHEST))
+        low, high = (np.log(end / (1 - end)) for end in (lowest, HIGHEST))
         logp_anchor_N, logp_N = -np.log1p(np.exp(-(low + (high - low) * node_N2.T / (_NODES - 1))))
         return blocked_at(algorithm, logp_anchor_N, logp_N, sign)
 

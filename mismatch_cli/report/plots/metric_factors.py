@@ -68,7 +68,9 @@ def draw(figure: Sheet, data: ComparisonPlotData) -> None:
     axes.axvline(1, color=style.theme.muted, linewidth=0.9, zorder=1)
     axes.set_xlabel(style.pick(f"gap relative to that of {labels[first]}", ""))
     axes.headline(
-        f"Gap of {labels[others[0]] if len(others) == 1 else 'each run'} relative to {labels[first]}", ncols=RUNS
+        f"Gap of {labels[others[0]] if len(others) == 1 else 'each run'} relative to {labels[first]}",
+        is_axis=False,
+        ncols=RUNS,
     )
 
 
