@@ -83,6 +83,13 @@ class TrainingRun:
         return _or_none(np.mean, self.series("eval_accuracy")[self.step_N == 0])
 
     @property
+    def has_gained(self) -> bool:
+        """Whether it ends higher than it began: in accuracy where that was measured before training, else in reward."""
+        accuracy = self.accuracy_before, self.final_accuracy
+        first, last = (self.first("reward"), self.last("reward")) if None in accuracy else accuracy
+        return first is not None and last is not None and last > first
+
+    @property
     def has_collapsed(self) -> bool:
         """Whether less than half of the best reward is left at the end."""
         final, best = self.last("reward"), self.best_reward

@@ -161,8 +161,10 @@ def verdict(study: TrainingAnalysis) -> Verdict:
     collapsed = f" Less than half of its best reward is left to {_list(fallen)}." if fallen else ""
     if len(final) == 1:
         (name,) = final
-        words = "COLLAPSED" if fallen else "DONE" if done else "NOT DONE"
-        return Verdict(words, _alone(name, study.algorithms[name]) + collapsed, status)
+        if done and not fallen:
+            gained = all(run.has_gained for run in study.runs)
+            return Verdict("DONE", _alone(name, study.runs), "good" if gained else "mixed")
+        return Verdict("COLLAPSED" if fallen else "NOT DONE", _alone(name, study.runs) + collapsed, status)
     above = {name: study.above(name) for name in final}
     leader = max(final, key=lambda name: (len(above[name]), final[name].value or 0.0))
     if not above[leader]:

@@ -156,6 +156,15 @@ def test_the_screen_counts_out_what_cannot_be_proven_and_says_what_never_happene
     assert text.startswith("There were no bad updates.")
 
 
+def test_a_run_that_ends_no_higher_than_it_began_is_not_said_to_be_good() -> None:
+    run = make_run(steps=20)
+    ends = (run.records[-1]["eval_accuracy"] + sign * 0.1 for sign in (-1, 1))
+    began = [replace(run, records=[{"step": 0, "eval_accuracy": end}, *run.records]) for end in ends]
+    statuses = [view_of([each]).screen.verdict.status for each in began]
+    assert statuses == ["good", "mixed"]
+    assert view_of(ending({"a": (0.5,)})).screen.verdict.status == "mixed"
+
+
 def test_what_to_type_next(tmp_path: Path) -> None:
     runs = [replace(make_run(seed=seed, steps=2), folder=tmp_path / "a b" / f"run-{seed}") for seed in range(2)]
     for step in (2, 10):
