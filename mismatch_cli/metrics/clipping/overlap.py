@@ -96,8 +96,10 @@ class Overlap(Accumulator):
         """The algorithms, those together that block the same tokens: |i ∩ j| = |i| = |j|, counted, not estimated."""
         both = self.both.sum(axis=0)
         count = both.diagonal()
-        first_A = ((both == count) & (both == count[:, None])).argmax(axis=1)
-        return [[names[place] for place in np.flatnonzero(first_A == first)] for first in np.unique(first_A)]
+        groups: dict[int, list[str]] = {}
+        for name, same in zip(names, (both == count) & (both == count[:, None]), strict=True):
+            groups.setdefault(int(same.argmax()), []).append(name)
+        return list(groups.values())
 
     def _examples(self, names: list[str]) -> list[dict[str, Any]]:
         """For every ordered pair up to three tokens that the first one blocks and the second does not."""
