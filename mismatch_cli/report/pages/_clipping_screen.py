@@ -26,6 +26,7 @@ _FAMILIES = {  # how each is called in a sentence, and typed
     "top_k_kl": ("top-K KL δ", "top-k-kl:delta"),
 }
 _LATER = "a later trainer, at whose weights masks have something to block"
+_SAME = "EQUALLY STRICT"
 _ALIKE = 1.05  # times as many blocked tokens, or fewer, are not worth a word
 _TERMS = ("surrogate", "correction", "quadratic_bound")  # of the theory
 
@@ -139,7 +140,7 @@ def _verdict(subject: Subject) -> Verdict:
         return Verdict("NOTHING BLOCKED", f"Every update of this trace passes {names}.")
     text = f"{', '.join(_told(subject, row) for row in ranked)}. {_equal(subject)}".rstrip()
     if high <= _ALIKE * low:
-        return Verdict("EQUALLY STRICT" if len(rows) > 1 else "STRICTNESS", text)
+        return Verdict(_SAME if len(rows) > 1 else "STRICTNESS", text)
     return Verdict(f"{numbers.number(high / low, 2)} × AS STRICT" if low else "ONE ALONE BLOCKS", text)
 
 
@@ -172,6 +173,7 @@ def _equal_thresholds(subject: Subject) -> list[tuple[Row, str, float]]:
 
 def _next(subject: Subject, runs: Sequence[Path]) -> Facts:
     """The first compared algorithm beside another family as strict as it is, and everything that was measured."""
+    names = subject.result["compared"]
     typed = {*TABLE, *registry.names(trust_regions.PACKAGE)}  # of a user's file the name is no path
     trials = [
         (suggest("clipstats", *runs, "-a", row["algorithm"], "-a", f"{_FAMILIES[family][1]}={value:.3g}"),
@@ -181,6 +183,10 @@ def _next(subject: Subject, runs: Sequence[Path]) -> Facts:
     ]  # fmt: skip
     if subject.result["has"]["recomputed"] == "equal weights":
         trials = [(suggest("rescore", *runs, "--trainer-model", "LATER", "--weights", "newer"), _LATER)]
+    elif _verdict(subject).words == _SAME and all(name.partition(":")[0] in typed for name in names):
+        trials = [
+            (suggest("train", *(word for name in names for word in ("-a", name))), "as strict: does it learn as well?")
+        ]
     elif not trials:
         trials = [(suggest("clipstats", *runs, "-a", "dppo-binary-tv:delta=0.05"), "a stricter δ")]
     return (trials[0], (suggest("clipstats", *runs, "--full"), "every algorithm, bin, step and token"))
