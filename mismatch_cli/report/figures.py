@@ -179,10 +179,14 @@ def _figure_view(
     name: str, plot: ModuleType, data: Drawable, folder: Path | None, files: PictureFiles
 ) -> tuple[FigureView, list[Path]]:
     """A figure on the page, and its files."""
+    from mismatch_cli.report.plots._svg import to_svg
+
     wide, narrow = draw(plot, data, WIDE), draw(plot, data, NARROW)
+    svg, pixels = (to_svg(wide), None) if folder is None else files.for_page(wide)
+    pictures = _picture(wide, svg), _picture(narrow, to_svg(narrow))
     title, caption = said(plot, "TITLE", data.STUDY), said(plot, "CAPTION", data.STUDY)
-    view = FigureView(name, title, caption, _listed(getattr(plot, "SECTION", ())), picture(wide), picture(narrow))
-    written = files.write(folder, name, partial(draw, plot, data), wide) if folder is not None else []
+    view = FigureView(name, title, caption, _listed(getattr(plot, "SECTION", ())), *pictures)
+    written = files.write(folder, name, partial(draw, plot, data), wide, pixels) if folder is not None else []
     return view, written
 
 
@@ -199,10 +203,7 @@ def draw(plot: ModuleType, data: Drawable, style: Style, only: int | None = None
     return figure
 
 
-def picture(figure: Figure) -> Picture:
+def _picture(figure: Figure, svg: str) -> Picture:
     """SVG with real text: as sharp as the page's, in its fonts, which are no wider than the one that was measured."""
-    from mismatch_cli.report.plots._svg import to_svg
-
     width, height = (round(inches / CSS_PX) for inches in figure.get_size_inches())
-    encoded = base64.b64encode(to_svg(figure).encode()).decode()
-    return Picture(f"data:image/svg+xml;base64,{encoded}", width, height)
+    return Picture(f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}", width, height)

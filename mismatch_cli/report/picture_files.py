@@ -15,11 +15,13 @@ from mismatch_cli.trace.files import replacing, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from PIL.Image import Image
 
 _UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72}  # inches; a point of PDF, as editors count
 _NARROWEST, _WIDEST = 2.5, 12.0  # inches
 _PANEL = 5.5  # inches of a panel alone where no width is named: half the page
 _PNG_DPI, _PAPER_DPI = 192, 300  # twice the page's pixels; what printers ask for
+_COMPRESSED = 3  # of 9: the rest takes five times as long for a tenth
 _CREATOR = "mismatch-cli"
 
 
@@ -47,7 +49,23 @@ class PictureFiles:
             return WIDE
         return paper((self.width or _PANEL) / CSS_PX)
 
-    def write(self, folder: Path, name: str, draw: Callable[[Style, int | None], Figure], wide: Figure) -> list[Path]:
+    def for_page(self, wide: Figure) -> tuple[str, Image | None]:
+        """The page's picture as SVG, and its pixels where they are to be written: both are drawn at once."""
+        from mismatch_cli.report.plots._both import to_svg_and_pixels
+        from mismatch_cli.report.plots._svg import to_svg
+
+        if self.style is WIDE and "png" in self.formats:
+            return to_svg_and_pixels(wide, _PNG_DPI)
+        return to_svg(wide), None
+
+    def write(
+        self,
+        folder: Path,
+        name: str,
+        draw: Callable[[Style, int | None], Figure],
+        wide: Figure,
+        pixels: Image | None,
+    ) -> list[Path]:
         """Draw a figure, which `draw` does in a style, alone with one of its panels or with all; `wide` is the page's.
 
         Whoever looks at a run that goes on never sees half a picture.
@@ -56,7 +74,7 @@ class PictureFiles:
         for path, figure in self._figures(folder / name, draw, wide):
             for format_ in self.formats:
                 written.append(path.with_name(f"{path.name}.{format_}"))
-                _WRITERS[format_](figure, written[-1], _PNG_DPI if self.style is WIDE else _PAPER_DPI)
+                _WRITERS[format_](figure, written[-1], pixels)
         return written
 
     def _figures(
@@ -83,21 +101,26 @@ def _inches(width: str) -> float:
     return inches
 
 
-def _write_png(figure: Figure, path: Path, dpi: float) -> None:
+def _write_png(figure: Figure, path: Path, pixels: Image | None) -> None:
+    from PIL.PngImagePlugin import PngInfo
+
+    from mismatch_cli.report.plots._both import to_svg_and_pixels
+
+    about = PngInfo()
+    about.add_text("Software", _CREATOR)
+    dpi = _PAPER_DPI if pixels is None else _PNG_DPI
+    pixels = pixels or to_svg_and_pixels(figure, dpi)[1]
     with replacing(path) as temporary:
-        figure.savefig(
-            temporary, format="png", dpi=dpi, facecolor=LIGHT.page, metadata={"Software": _CREATOR},
-            pil_kwargs={"compress_level": 4},
-        )  # fmt: skip
+        pixels.save(temporary, format="png", dpi=(dpi, dpi), pnginfo=about, compress_level=_COMPRESSED)
 
 
-def _write_svg(figure: Figure, path: Path, dpi: float) -> None:  # noqa: ARG001 - it has no pixels
+def _write_svg(figure: Figure, path: Path, _pixels: Image | None) -> None:
     from mismatch_cli.report.plots._svg import to_svg
 
     write_atomically(path, to_svg(figure, themed=False))
 
 
-def _write_pdf(figure: Figure, path: Path, dpi: float) -> None:  # noqa: ARG001
+def _write_pdf(figure: Figure, path: Path, _pixels: Image | None) -> None:
     from matplotlib import rc_context
 
     about = {"Creator": _CREATOR, "Producer": _CREATOR, "CreationDate": None}
@@ -105,4 +128,8 @@ def _write_pdf(figure: Figure, path: Path, dpi: float) -> None:  # noqa: ARG001
         figure.savefig(temporary, format="pdf", facecolor=LIGHT.page, metadata=about)
 
 
-_WRITERS: dict[str, Callable[[Figure, Path, float], None]] = {"png": _write_png, "svg": _write_svg, "pdf": _write_pdf}
+_WRITERS: dict[str, Callable[[Figure, Path, Image | None], None]] = {
+    "png": _write_png,
+    "svg": _write_svg,
+    "pdf": _write_pdf,
+}

@@ -242,7 +242,7 @@ def _png(alpha: np.ndarray) -> str:
     image = Image.fromarray(shade, "P")
     image.putpalette([grey for level in range(_SHADES) for grey in [round(255 * level / (_SHADES - 1))] * 3])
     buffer = io.BytesIO()
-    image.save(buffer, format="png", bits=4, compress_level=9)
+    image.save(buffer, format="png", bits=4, compress_level=7)
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 

@@ -15,10 +15,11 @@ from mismatch_cli.algorithms.algorithm import Algorithm, Mask, keep_T
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.policies import ENGINE_GAP, Policies
-from mismatch_cli.report.figures import draw, picture, plots_for, plots_of
+from mismatch_cli.report.figures import draw, plots_for, plots_of
 from mismatch_cli.report.plots._fills import percent, reach_of
 from mismatch_cli.report.plots._panels import short_names, width_of
 from mismatch_cli.report.plots._style import NARROW, WIDE, Style
+from mismatch_cli.report.plots._svg import to_svg
 from mismatch_cli.studies.clipping import ClippingPlotData
 from tests.report.plots.drawing import PAPER, check_texts, drawn
 
@@ -265,5 +266,5 @@ def test_pictures_stay_small(tokens: Any, data_of: Callable[..., ClippingPlotDat
     data = data_of(tokens, [CLIP, TV])
     drawn_plots = dict(plots_for(data))
     assert sorted(drawn_plots) == sorted(PLOTS)
-    uris = [picture(draw(plot, data, style)).uri for plot in drawn_plots.values() for style in STYLES]
-    assert sum(map(len, uris)) < 2e6
+    pictures = [to_svg(draw(plot, data, style)) for plot in drawn_plots.values() for style in STYLES]
+    assert sum(map(len, pictures)) < 1e6
