@@ -117,7 +117,7 @@ def _write(axes: Panel, data: ClippingPlotData, algorithm: Algorithm, sign: str,
     axes.plot([], [], color=theme.blue, label="kept", **dots)
     axes.plot([], [], color=theme.orange, label=_blocked_label(data, algorithm, sign), **dots)
     if region:
-        area = {"marker": "s", "markersize": 10.0, "alpha": 0.3}
+        area = {"marker": "s", "markersize": 10.0, "alpha": 0.17}
         axes.plot([], [], color=theme.orange, label=style.pick("the mask blocks", "mask"), **dots | area)
     if note := _left_out(algorithm, region):
         axes.text(0.03, 0.97, note, transform=axes.transAxes, va="top", color=theme.muted, fontsize=style.small)
