@@ -197,15 +197,24 @@ def _first_setting(comparison: Row) -> str:
 
 
 def _leading(comparison: Row) -> tuple[MetricRow, ...]:
-    """How the gap of the second trace compares with that of the first."""
-    rows = []
-    for key in LEADING:
-        metric, factor = METRICS[key], comparison["metrics"][key]["factor"]
-        ends = ", ".join(numbers.number(factor[end], 2) for end in ("low", "high"))
-        interval = numbers.MISSING if factor["low"] is None else f"[{ends}]"
-        name = f"{metric.label}, {comparison['trace']} / {comparison['against']}"
-        rows.append(MetricRow(metric, numbers.times(factor["value"]), interval, note=factor["note"] or "", name=name))
-    return tuple(rows)
+    """How many times larger the gap of one trace is, whichever that is."""
+    return tuple(_times_larger(comparison, key) for key in LEADING)
+
+
+def _times_larger(comparison: Row, key: str) -> MetricRow:
+    metric, factor = METRICS[key], comparison["metrics"][key]["factor"]
+    value, low, high = factor["value"], factor["low"], factor["high"]
+    larger, smaller = comparison["trace"], comparison["against"]
+    if value is not None and 0 < value < 1 and low != 0:
+        value, larger, smaller = 1 / value, smaller, larger
+        low, high = (None, None) if low is None else (1 / high, 1 / low)
+    interval = numbers.MISSING if low is None else f"[{_two_digits(low)}, {_two_digits(high)}]"
+    shown = numbers.MISSING if value is None else f"{_two_digits(value)} ×"
+    return MetricRow(metric, shown, interval, note=factor["note"] or "", name=f"{metric.label}, {larger} / {smaller}")
+
+
+def _two_digits(value: float) -> str:
+    return numbers.number(float(f"{value:.2g}"), 2)
 
 
 def _settings_text(comparisons: list[Row]) -> str:
