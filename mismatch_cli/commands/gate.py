@@ -107,7 +107,7 @@ def _show(result: GateResult, common: Common) -> None:
 
     try:
         common.print(result)
-        if not common.json:
+        if common.full and not common.json:  # the screen ends with it anyway
             out = console()
             out.print()
             out.print(for_terminal(result.verdict), style="bold green" if result.passed else "bold red")

@@ -245,9 +245,9 @@ def measured_text(check: Check) -> str:
 
 def limit_text(check: Check) -> str:
     """The bound in words; a relative one also with what it starts from."""
-    name = "floor" if "floor" in check.limit.bound else "baseline"
+    name = "noise" if "floor" in check.limit.bound else "baseline"
     start = "" if check.reference is None else f"; {name} {_number(check, check.reference)}"
-    return f"{check.limit.text}{start}{' (surely)' if check.limit.decide == SURELY else ''}"
+    return f"{check.limit.text.replace('floor', 'noise')}{start}{' (surely)' if check.limit.decide == SURELY else ''}"
 
 
 def _number(check: Check, value: float | None) -> str:

@@ -54,11 +54,11 @@ def test_exit_codes_and_the_last_line(gate, tmp_path):
     kept = write(tmp_path / "kept.toml", "[limits.k3]\nmax = 0.01\n")
     broken = write(tmp_path / "broken.toml", "[limits.k3]\nmax = 1e-9\n")
     code, out, err = gate(FP8, "--limits", kept)
-    assert code == 0 and out.splitlines()[-1] == "Passed: the limit holds."
+    assert code == 0 and out.splitlines()[-1] == "✔ PASSED  The limit holds."
     code, out, err = gate(FP8, "--limits", kept, "--limits", broken, "--quiet")
     assert code == 3 and err == ""
-    assert out.splitlines()[-1] == "Failed: 1 limit of 2 does not hold: k3 (mismatch) ≤ 1e−09."
-    assert "0.000756307 is above 1e-09" in out
+    assert "✘ FAILED  1 limit of 2 does not hold: k3 (mismatch) ≤ 1e−09." in " ".join(out.splitlines())
+    assert "0.000756307 is above 1e-09" in gate(FP8, "--limits", broken, "--full")[1]
 
 
 def test_without_arguments_the_bundled_trace_by_the_default(gate):
@@ -71,7 +71,7 @@ def test_without_arguments_the_bundled_trace_by_the_default(gate):
 def test_every_preset_runs_and_the_control_keeps_them_all(gate):
     flags = [flag for name in presets() for flag in ("--limits", name)]
     code, out, _ = gate(FLOAT32, *flags)
-    assert code == 0 and f"all {sum(len(load_limits(n).limits) for n in presets())} limits hold" in out
+    assert code == 0 and f"All {sum(len(load_limits(n).limits) for n in presets())} limits hold" in out
 
 
 def test_json_says_everything(gate, limits):
@@ -261,3 +261,15 @@ def test_a_check_that_is_not_possible_does_not_pass(gate, tmp_path):
     limits = write(tmp_path / "typo.toml", '[limits."diagnosis:index-shfit"]\nmax = 0\n')
     code, _, err = gate("--limits", limits)
     assert code == 2 and "index-shift" in err
+
+
+def test_the_screen_says_why_one_set_holds_and_another_does_not(gate, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = gate(FP8, "--limits", "verl", "--limits", "nemo-rl", "--limits", "prime-rl")
+    text = " ".join(out.split())
+    assert code == 3 and len(out.splitlines()) <= 40
+    assert "The limits of verl and nemo-rl hold, although others do not" in text and "with staleness in it" in text
+    assert out.index("✘ EXCEEDED") < out.index("✔ holds"), "what does not hold stands first"
+    every = [flag for name in presets() for flag in ("--limits", name)]
+    assert len(gate(FP8, *every)[1].splitlines()) <= 40
+    assert "Sources" in gate(FP8, "--full")[1]

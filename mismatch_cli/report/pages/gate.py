@@ -4,15 +4,19 @@ import re
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
+from mismatch_cli.errors import suggest
 from mismatch_cli.places import shown
-from mismatch_cli.report.about import about_facts, command_line, left_out, partial_notes
+from mismatch_cli.report.about import about_facts, command_line, left_out, partial_notes, subject_lines
 from mismatch_cli.report.tables import filled, pairs_table, table, text
-from mismatch_cli.report.view import ReportView, Section
+from mismatch_cli.report.view import Facts, ReportView, Screen, Section, Verdict
 from mismatch_cli.studies.gate import Check, GateResult, limit_text, measured_text, source_text, subject
 from mismatch_cli.studies.limits import LimitSet
+from mismatch_cli.studies.study import typed
 from mismatch_cli.text import visible
 
 _SUITES, _WHOLE = "mismatch-cli gate", "the traces are whole"
+_MOST = 12  # limits on a screen
+_SIGNS = {"holds": "✔", "EXCEEDED": "✘", "UNKNOWN": "?"}
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~#&@])")  # of Markdown
 
 
@@ -27,7 +31,7 @@ def page(result: GateResult) -> ReportView:
             text("metric", subject),
             text("measured, 95 %", measured_text),
             text("limit", limit_text),
-            text("", lambda check: "holds" if check.holds else "EXCEEDED" if check.known else "UNKNOWN"),
+            text("status", _status),
         ],
     )
     reasons = ((f"{check.limit.metric} {check.limit.text}", check.reason) for check in result.failed)
@@ -38,9 +42,64 @@ def page(result: GateResult) -> ReportView:
         about=about_facts(summary),
         notes=(*left_out(summary), *_notes(result)),
         headline="Judged by " + ", ".join(limit_set.name for limit_set in result.sets),
+        screen=_screen(result),
         outline=(Section("Checks", tables=(limits, *filled(failed, said))),),
         command=command_line(summary, "gate"),
     )
+
+
+def _status(check: Check) -> str:
+    return "holds" if check.holds else "EXCEEDED" if check.known else "UNKNOWN"
+
+
+def _screen(result: GateResult) -> Screen:
+    """Every limit, those that do not hold first, and why several sets come to several answers."""
+    counts = next(iter(result.measured.summary["pairs"].values()))["counts"]
+    checks = sorted(result.checks, key=lambda check: check.holds)
+    limits = table(
+        "",
+        checks[:_MOST],
+        [
+            text("metric", subject),
+            text("measured, 95 %", measured_text),
+            text("limit", limit_text),
+            text("status", lambda check: f"{_SIGNS[_status(check)]} {_status(check)}"),
+        ],
+        note=f"{len(checks) - _MOST} more with --full." if len(checks) > _MOST else "",
+    )
+    unknown = ((check.limit.metric, check.reason) for check in result.failed if not check.known)
+    words, _, said = result.verdict.partition(": ")
+    return Screen(
+        subject=subject_lines(result.measured.summary["about"], counts),
+        notes=(*left_out(result.measured.summary), *_notes(result)),
+        tables=(limits,),
+        remarks=(*unknown, *_reconciled(result)),
+        verdict=Verdict(words.upper(), said[:1].upper() + said[1:], "good" if result.passed else "bad"),
+        next=_next(result),
+    )
+
+
+def _reconciled(result: GateResult) -> Facts:
+    """Why one set of limits holds where another does not; nothing where all agree."""
+    failed = {check.limits for check in result.failed}
+    held = [limits.name for limits in result.sets if limits.name not in failed]
+    if not failed or not held:
+        return ()
+    pairs = [{check.found.pair for check in result.checks if check.holds is holds} for holds in (False, True)]
+    stale = pairs[0] == {"total"} and "total" not in pairs[1]
+    why = (
+        "what fails speaks of the trainer as it is now, with staleness in it; what holds, of equal weights"
+        if stale
+        else "each publisher limits other metrics, for other models, and their limits differ by more than ten times"
+    )
+    return (("Why both", f"The limits of {' and '.join(held)} hold, although others do not: {why}."),)
+
+
+def _next(result: GateResult) -> Facts:
+    """What to look at where a limit does not hold."""
+    if result.passed:
+        return ()
+    return ((suggest("diagnose", *typed(result.measured.traces)), "a mistake, or which setting?"),)
 
 
 def _notes(result: GateResult) -> tuple[str, ...]:
