@@ -19,7 +19,8 @@ SECTION = "Along the response"
 TITLE = "Gap by position in the response"
 _BINS = (
     "Mean |log π − log μ| over the tokens at each distance from the first token and from the last (0), in bins that "
-    "double in width, with 95 % intervals over prompts where a bin has enough of them. "
+    "double in width, with 95 % intervals over prompts where a bin has enough of them; one that reaches the top goes "
+    "on. "
 )
 CAPTION = {
     "mismatch": _BINS + "A level line is healthy; a rise with position points to positional encoding or caches, a "
