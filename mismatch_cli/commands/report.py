@@ -32,7 +32,18 @@ def command(
         metavar="FRAMEWORK",
     ),
     common: Annotated[
-        Common, "workers", "output", "page_responses", *DRAWING, "force", "full", "full_paths", "json", "quiet", "debug"
+        Common,
+        "workers",
+        "output",
+        "worst",
+        "page_responses",
+        *DRAWING,
+        "force",
+        "full",
+        "full_paths",
+        "json",
+        "quiet",
+        "debug",
     ],
 ) -> None:
     """Print and draw the report of a trace, or of training runs, again, without a model.

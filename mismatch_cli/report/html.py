@@ -97,7 +97,7 @@ def _heights(values: Sequence[float | None]) -> list[float]:
 
 
 def _math(text: str) -> Markup:
-    """Words with formulas and `code` among them: E_y has a subscript, no line breaks in |π − μ| or --flag."""
+    """Words with formulas and `code` among them: E_y has a subscript, no line breaks in |π − μ| or a flag."""
     from markupsafe import Markup, escape
 
     subscripted = str(escape(visible(text))).replace("E_y", "E<sub>y</sub>").replace(" %", "\u00a0%")

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mismatch_cli.algorithms.parse import find
+from mismatch_cli.cli import run
 from mismatch_cli.report.explorer import explorer_view
 from mismatch_cli.report.html import render_html
 from mismatch_cli.report.view import ReportView, Section
@@ -319,3 +320,10 @@ def test_it_fits_a_phone_and_a_desk(browser: Browser, explored: Explored, width:
     assert browser.run("document.documentElement.scrollWidth") == width
     card: dict[str, Any] = browser.run("document.querySelector('[data-x=card]').getBoundingClientRect().toJSON()")
     assert card["left"] >= 0 and card["right"] <= width and card["top"] >= 0 and card["height"] > 50
+
+
+def test_a_command_puts_as_many_responses_on_its_page_as_are_asked_for(tmp_path: Path) -> None:
+    for asked, said in (("0", None), ("3", "of the first 3 responses (189 more")):
+        assert run(["report", "--no-plots", "--quiet", "--page-responses", asked, "-o", str(tmp_path / asked)]) == 0
+        page = (tmp_path / asked / "report.html").read_text(encoding="utf-8")
+        assert ("explorer" in page) is (said is not None) and (said or "") in page
