@@ -71,7 +71,7 @@ def test_a_narrow_terminal_keeps_every_number_on_one_line(width):
     (row,) = [line for line in lines[start : start + 24] if line.startswith("dppo-topk-tv ")]
     assert row.count("±") == 2  # the optional columns go before the half intervals
     assert ("rollout" in row) == (width == 80)
-    assert "No room here for: A > 0, %" in " ".join(on_terminal(result, width).split())
+    assert f"Hidden at {width} characters: " in " ".join(on_terminal(result, width).split())
 
 
 def test_a_wide_terminal_shows_intervals_and_every_column():
@@ -86,7 +86,7 @@ def test_the_terminal_shows_the_beginning_and_says_what_is_left():
     start = text.index("Pairs of algorithms")
     pairs = text[start : text.index("blocks, dppo-binary-tv keeps", start)]
     assert len(re.findall(r"^[a-z0-9.-]+ +[a-z0-9.-]+ +[\d,]+ +[\d,]+ +[\d,]+ ", pairs, re.M)) == 10
-    assert "10 more in the HTML report." in pairs
+    assert "10 more rows in report.html." in pairs
     assert "grpo-clip-higher, by μ" in text and "ipo, by μ" not in text
     assert "When a token is blocked" not in text and "mismatch-cli algorithms" in text
 
