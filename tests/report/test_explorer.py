@@ -322,6 +322,31 @@ def test_it_fits_a_phone_and_a_desk(browser: Browser, explored: Explored, width:
     assert card["left"] >= 0 and card["right"] <= width and card["top"] >= 0 and card["height"] > 50
 
 
+LEAST_CONTRAST = """(() => {
+  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const light = (...layers) => {
+    for (const colour of layers) { canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1); }
+    const linear = c => (c <= 10 ? c / 3294 : ((c / 255 + 0.055) / 1.055) ** 2.4);
+    const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].map(linear);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const paper = getComputedStyle(document.querySelector("[data-x=texts]")).backgroundColor;
+  const contrasts = [...document.querySelectorAll("[data-t]")].map(token => {
+    const style = getComputedStyle(token), ends = [light(style.color), light(paper, style.backgroundColor)];
+    return (Math.max(...ends) + 0.05) / (Math.min(...ends) + 0.05);
+  });
+  return Math.min(...contrasts);
+})()"""
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_letters_stay_legible_on_their_colours(browser: Browser, explored: Explored, dark: bool) -> None:
+    look(browser, explored, dark=dark)
+    for mode in ("blocked", "d", "dp", "entropy", "advantage"):
+        choose(browser, "colour", mode)
+        assert browser.run(LEAST_CONTRAST) >= 4.5, mode
+
+
 def test_a_command_puts_as_many_responses_on_its_page_as_are_asked_for(tmp_path: Path) -> None:
     for asked, said in (("0", None), ("3", "of the first 3 responses (189 more")):
         assert run(["report", "--no-plots", "--quiet", "--page-responses", asked, "-o", str(tmp_path / asked)]) == 0

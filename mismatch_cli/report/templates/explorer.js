@@ -64,9 +64,11 @@
 
     // ---- Colours ----
     const colours = {};
+    let shade = 0; // how dark a token's paper gets at most: its letters stay legible
     function readColours() {
       const style = getComputedStyle(section);
       for (const name of ["up", "down", "both", "ink", "muted", "line", "page"]) colours[name] = rgb(style.getPropertyValue(`--${name}`));
+      shade = Number(style.getPropertyValue("--shade"));
     }
     const rgb = hex => { // `#0b63b5`, as the theme has them
       const digits = hex.trim().slice(1), wide = digits.length === 3 ? [...digits].map(each => each + each).join("") : digits;
@@ -100,9 +102,9 @@
       ...(advantage && { advantage: scaled(advantage, "advantage", "A < 0", "A > 0") }),
     };
     if (!head.algorithms.length) delete MODES.blocked;
-    const colour = t => {
+    const colour = (t, most) => {
       const mode = MODES[ui.colour.value], strength = mode.strength(t);
-      return strength < 0.04 ? "" : `rgb(${colours[mode.hue(t)]} / ${(0.1 + 0.65 * strength).toFixed(2)})`;
+      return strength < 0.04 ? "" : `rgb(${colours[mode.hue(t)]} / ${(0.1 + (most - 0.1) * strength).toFixed(2)})`;
     };
 
     // ---- The text: responses are filled when they come near ----
@@ -142,7 +144,7 @@
     }, { root: ui.texts, rootMargin: "400px" });
     articles.forEach(article => near.observe(article));
     function paint(t, span) {
-      span.style.backgroundColor = colour(t);
+      span.style.backgroundColor = colour(t, shade);
       span.classList.toggle("dim", !shown(t));
     }
     const SORTS = {
@@ -170,7 +172,8 @@
     // ---- The plot ----
     let here = null;
     const tokens = {
-      total, logq, ratio, dp, colours, colour, shown, here: () => here, drawn: t => responseShown(responses[owner[t]]),
+      total, logq, ratio, dp, colours, shown, here: () => here,
+      colour: t => colour(t, 0.75), drawn: t => responseShown(responses[owner[t]]),
     };
     const plot = explorerPlot(ui.plot, ui.y, tokens, { onToken: t => go(t), onFrame: () => refresh() });
     ui.clear.addEventListener("click", () => { plot.clear(); refresh(); });
@@ -276,7 +279,7 @@
     function legend() {
       ui.legend.replaceChildren(...MODES[ui.colour.value].legend().map(([hue, words]) => {
         const item = make("li"), box = make("i");
-        box.style.backgroundColor = `rgb(${colours[hue]} / .75)`;
+        box.style.backgroundColor = `rgb(${colours[hue]} / ${shade})`;
         item.append(box, words);
         return item;
       }));
