@@ -4,8 +4,8 @@
 
 Every command runs in a process of its own, in an empty folder, in turn with `python -c "import numpy,
 pyarrow.parquet"`; user and system time of both, medians. Bytecode is compiled before the first round, as it is once a
-program has run twice. The commands that draw are ended when they say so: all numbers have been printed by then. With
-`--check` a median above its target is exit code 1; `--python` and `--checkout` measure another one.
+program has run twice. With `--check` a median above its target is exit code 1; `--python` and `--checkout`
+measure another one. What a page costs beside the numbers: `page.py`.
 """
 
 from __future__ import annotations
@@ -21,17 +21,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _FLOOR = ("-c", "import numpy, pyarrow.parquet")
-_DRAWING = b"Drawing"
 
 
 @dataclass(frozen=True)
 class Start:
-    """A command line, the most that it may cost, and how it ends."""
+    """A command line, the most that it may cost, and its exit code."""
 
     line: str
     target: float
     code: int = 0
-    draws: bool = False
 
 
 _STARTS = (
@@ -48,24 +46,21 @@ _STARTS = (
     Start("algorithms", 1.5),
     Start("verdict k3=0.0015", 2.0),
     Start("gate", 4.0, 3),
-    Start("report --json", 8.0, draws=True),
-    Start("compare --json", 8.0, draws=True),
-    Start("diagnose --json", 8.0, draws=True),
-    Start("clipstats --json", 8.0, draws=True),
+    Start("report --json", 8.0),
+    Start("compare --json", 8.0),
+    Start("diagnose --json", 8.0),
+    Start("clipstats --json", 8.0),
 )
 
 
-def seconds(command: Sequence[str], environment: dict[str, str], folder: Path, start: Start | None = None) -> float:
-    """User and system time of a process and its children; one that draws is ended at that point."""
+def seconds(command: Sequence[str], environment: dict[str, str], folder: Path, code: int = 0) -> float:
+    """User and system time of a process and its children, which has to end with this code."""
     process = subprocess.Popen(command, env=environment, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     assert process.stderr
-    said = b""
-    for said in process.stderr:
-        if start and start.draws and said.startswith(_DRAWING):
-            process.kill()
+    said = process.stderr.read()
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode != (-9 if start and start.draws else start.code if start else 0):
+    if process.returncode != code:
         raise SystemExit(f"{' '.join(command)} ended with {process.returncode}: {said.decode().strip()}")
     return usage.ru_utime + usage.ru_stime
 
@@ -80,7 +75,7 @@ def measure(python: str, checkout: Path, starts: Sequence[Start], rounds: int) -
             for start in (None, *starts):
                 folder = Path(tempfile.mkdtemp(dir=temporary))
                 line = _FLOOR if start is None else ("-m", "mismatch_cli", *start.line.split())
-                taken = seconds([python, *line], environment | compiled, folder, start)
+                taken = seconds([python, *line], environment | compiled, folder, start.code if start else 0)
                 if number:  # the first one compiles
                     times[_FLOOR[1] if start is None else start.line].append(taken)
     return times
