@@ -4,8 +4,8 @@
 
 Each round runs the command with `--json` (the numbers: no page, no pictures), without pictures, and with everything
 that it writes by default, each in a process of its own, in an empty folder; user and system time, children included,
-medians of the rounds, and the ratio of each round to its own numbers. Bytecode is compiled before the first round, as it
-is once a program has run twice. With `--check` a ratio above its target is exit code 1.
+medians of the rounds, and the ratio of each round to its own numbers. Bytecode is compiled before the first round, as
+it is once a program has run twice. With `--check` a ratio above its target is exit code 1.
 """
 
 from __future__ import annotations
