@@ -60,7 +60,8 @@ def test_json_is_what_is_written_and_the_folder_is_renewed(here, capfd):
 
 
 def test_the_pair_asked_for_is_compared_and_kept_in_the_command(here, capfd):
-    code, out, _ = compare(capfd, str(bundled_trace()), str(bundled_trace()), "--pair", "staleness", "--quiet")
+    twice = [str(bundled_trace())] * 2
+    code, out, _ = compare(capfd, *twice, "--pair", "staleness", "--full", "--quiet")
     assert code == 0 and "staleness: the trainer's present weights" in " ".join(out.split())
     page = (here / "compare" / "report.html").read_text()
     assert "fp8-kv&#39; --pair staleness" in page
