@@ -70,7 +70,7 @@ class Diagnosis:
 
     @property
     def is_minor(self) -> bool:
-        """Whether the first cause is a floor or a tail that leaves most of the gap: no advice to begin with."""
+        """Whether the first cause is noise or a tail, and leaves most of the gap: no advice to begin with."""
         first = self.first_cause
         return first is not None and _stage(first.check) >= PRECISION_STAGE and (first.explains or 0.0) < _MOST
 

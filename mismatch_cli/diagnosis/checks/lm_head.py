@@ -29,7 +29,7 @@ _ROUNDED_BITS = np.uint32(0xFFFF)  # of a float32, that a bfloat16 has not
 def check(evidence: Evidence) -> Finding:
     """Per side: do log-probabilities end in zero bits, or differ within one position by multiples of a bfloat16 step?
 
-    That both sides have rounded logits is the floor of bfloat16 and no finding; one side alone is.
+    That both sides have rounded logits is the noise of bfloat16 and no finding; one side alone is.
     """
     sample, temperature_rollout = evidence.sample, float(evidence.sampling.get("temperature", 1.0))
     sides = {"rollout": (sample.logq_T, sample.topk_logq_TK), "trainer": (sample.logp_T, sample.topk_logp_TK)}

@@ -20,8 +20,8 @@ _NOTATION = (
 _OWN = "mismatch-cli"
 GAP = METRICS["abs_d_mean"]
 EXPLAINED = Metric("explained", "explained by the first cause", "part of Σ|d| that goes with it", "share", _OWN)
-UNEXPLAINED = Metric("unexplained-gap", "unexplained", "mean |d| with every found cause undone", "nats", _OWN)
-FAULTS = Metric("faults", "faults found", "checks that answer “found”, floors and tails apart", "checks", _OWN)
+UNEXPLAINED = Metric("unexplained-gap", "left over", "mean |d| with every found cause undone", "nats", _OWN)
+FAULTS = Metric("faults", "faults found", "checks that answer “found”, noise and tails apart", "checks", _OWN)
 MADE = Metric("made", "checks made", "checks that the trace allows, of all there are", "checks", _OWN)
 _STAGES = {
     1: "values",
@@ -152,7 +152,7 @@ def _suspects_section(analysis: DiagnosisAnalysis) -> Section:
 def _finding_section(finding: Finding, is_first: bool) -> Section:
     check = module(finding.check)
     order = "First cause" if is_first else "Also found"
-    kind = " (a floor or a tail, no bookkeeping)" if check.STAGE in (PRECISION_STAGE, FLOOR_STAGE) else ""
+    kind = " (noise of a precision, or a tail: no bookkeeping)" if check.STAGE in (PRECISION_STAGE, FLOOR_STAGE) else ""
     explains = f" It explains about {share(finding.explains)} of the gap." if finding.explains else ""
     if check.STAGE == UNEXPLAINED_STAGE:
         order, explains = "What is left", ""
