@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,7 @@ CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud8
 
 
 def page_of_result(result: Row) -> ReportView:
-    return page(SimpleNamespace(result=result))
+    return page(SimpleNamespace(result=result, typed=(Path("one"), Path("other"))))
 
 
 def on_terminal(result: Row, width: int) -> str:
