@@ -212,17 +212,18 @@ class Common:
     def print(self, study: Study, view: ReportView | None = None) -> None:
         """The numbers of a study on stdout, as JSON or as its page; `view` is that page where it is already made."""
         from mismatch_cli.report.pages import page_of
-        from mismatch_cli.report.screen import print_screen
+        from mismatch_cli.report.screen import print_ending, print_screen
         from mismatch_cli.report.terminal import print_report
 
         if self.json:
             print_json(study.result)
             return
         view = view or page_of(study)
+        out = console()
         if self.full or view.screen is None:
-            print_report(view, console())
-        else:
-            print_screen(view.screen, console())
+            print_report(view, out)
+        if view.screen is not None:
+            (print_ending if self.full else print_screen)(view.screen, out)
 
 
 DRAWING = ("plots", "plot_width", "plot_panels", "no_plots")

@@ -29,6 +29,14 @@ def print_screen(screen: Screen, console: Console) -> None:
     for block in filter(None, _blocks(screen, width)):
         console.print()
         console.print(Group(*block), width=width)
+    print_ending(screen, console)
+
+
+def print_ending(screen: Screen, console: Console) -> None:
+    """The verdict and what to type next: what stands last, whatever was printed above."""
+    width = prose_width(console)
+    console.print()
+    console.print(_verdict(screen.verdict), width=width)
     if screen.next:
         console.print()
         for command in _commands(screen.next, width):
@@ -40,7 +48,6 @@ def _blocks(screen: Screen, width: int) -> Iterator[list[RenderableType]]:
     yield _labelled(screen.remarks)
     yield _profiles(screen.profiles)
     yield [line for excerpt in screen.excerpts for line in excerpt_line(excerpt, width)]
-    yield [_verdict(screen.verdict)]
 
 
 def _labelled(facts: Iterable[tuple[str, str]]) -> list[RenderableType]:

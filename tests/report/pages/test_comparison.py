@@ -14,6 +14,7 @@ from rich.console import Console
 
 from mismatch_cli.report.html import render_html
 from mismatch_cli.report.pages.comparison import page
+from mismatch_cli.report.screen import print_ending
 from mismatch_cli.report.terminal import print_report
 from mismatch_cli.report.view import ReportView
 from tests.studies.compared import Row, first_two
@@ -29,8 +30,15 @@ def page_of_result(result: Row) -> ReportView:
 def on_terminal(result: Row, width: int) -> str:
     text = io.StringIO()
     console = Console(file=text, width=width, highlight=False, emoji=False, markup=False)
-    print_report(page_of_result(result), console)
+    view = page_of_result(result)
+    print_report(view, console)
+    assert view.screen is not None
+    print_ending(view.screen, console)
     return text.getvalue()
+
+
+def runs_of(result: Row) -> list[str]:
+    return [side["run"] for side in result["traces"]]
 
 
 def words(text: str) -> str:
@@ -59,11 +67,11 @@ def test_no_line_is_wider_than_the_terminal(result, count, width):
 
 
 def test_the_first_lines_say_how_the_traces_are_paired(result):
-    text = words(on_terminal(result, 120))
-    assert "B with A on the same tokens: both hold the same 96 responses" in text
-    assert "C with A by prompt: both hold responses to the same 24 prompts; 40 responses are the same" in text
+    text, (a, b, c) = words(on_terminal(result, 120)), runs_of(result)
+    assert f"{b} with {a} on the same tokens: both hold the same 96 responses" in text
+    assert f"{c} with {a} by prompt: both hold responses to the same 24 prompts; 40 responses are the same" in text
     assert "Paired on the same tokens" in words(on_terminal(first_two(result), 120))
-    assert text.index("B with A") < text.index("What differs in the settings")
+    assert text.index(f"{b} with {a}") < text.index("What differs in the settings")
 
 
 def test_the_headline_says_what_chance_would_bring(result):
@@ -71,9 +79,11 @@ def test_the_headline_says_what_chance_would_bring(result):
     comparison = result["comparisons"][0]
     assert (
         f"{comparison['more_than_noise']} of {comparison['tested']} metrics differ by more than noise; "
-        "about 1 would by chance. First among the settings that differ: libraries.torch "
-        "(2.13.0+cpu in A, 2.14.0+cpu in B)." in text
+        "about 1 would by chance." in text
     )
+    a, b, _ = runs_of(result)
+    first = f"First among the settings that differ: libraries.torch (2.13.0+cpu in {a}, 2.14.0+cpu in {b})."
+    assert first in text
     assert "one in twenty would by chance" in words(on_terminal(result, 120))
     unknown = {"setting": "rollout.dtype", "first": None, "other": "float16", "likely": 8, "harmless": False}
     made = with_differences(result, 0.1, 20, settings=[unknown | {"why": "", "source": ""}])
@@ -102,10 +112,11 @@ def test_what_is_left_out_is_said(result):
     made["traces"][0]["compared_responses"] -= 20
     made["comparisons"][0]["on_tokens"]["masked_in_one"] = 7
     text = words(on_terminal(made, 120))
-    assert "A: 20 of 96 responses are left out, because another trace holds no partner for them" in text
-    assert "7 tokens are masked in only one of A and B" in text
+    a, b, c = runs_of(result)
+    assert f"{a}: 20 of 96 responses are left out, because another trace holds no partner for them" in text
+    assert f"7 tokens are masked in only one of {a} and {b}" in text
     assert "responses to a prompt" not in text
-    assert "A has 4 responses to a prompt and C 8" in words(on_terminal(result, 120))
+    assert f"{a} has 4 responses to a prompt and {c} 8" in words(on_terminal(result, 120))
 
 
 def test_values_difference_and_mark_stand_beside_each_other(result):
@@ -128,7 +139,7 @@ def test_the_page_is_whole_and_every_metric_is_defined(result):
     assert "metric-ess_sequence" in links and "metric-clip_flips" in links
     for tag in ("details", "table", "div", "section", "bdi"):
         assert len(re.findall(f"<{tag}[ >]", html)) == html.count(f"</{tag}>"), tag
-    assert "C against A: every difference" in html
+    assert "{2} against {0}: every difference".format(*runs_of(result)) in html
 
 
 def test_neither_obeys_names_and_settings(result):
