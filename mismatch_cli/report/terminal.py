@@ -162,7 +162,7 @@ def _grid(table: Table, width: int) -> RichTable:
     short_names = max((cell_len(row[0]) for row in table.rows), default=0) <= _NAMES * width
     rich = RichTable(
         title=for_terminal(table.title) if table.title else None, title_justify="left", title_style="bold",
-        box=None, padding=(0, 1, 0, 0), header_style="dim",
+        box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim",
     )  # fmt: skip
     for n, column in enumerate(table.columns):
         whole = column.kind == "number" or (n == 0 and short_names)

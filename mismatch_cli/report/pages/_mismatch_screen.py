@@ -27,16 +27,17 @@ _OF_PAIR = {"total": "With staleness, ", "staleness": "Of staleness, "}
 def screen(study: MismatchAnalysis, worst: Sequence[Excerpt]) -> Screen:
     """What decides whether the gap is normal, where it sits, and the worst tokens."""
     summary = study.result
-    main = next(iter(summary["pairs"].values()))
+    main, verdict = next(iter(summary["pairs"].values())), summary["verdict"]
+    suspects = summary["suspects"] if verdict["status"] != HEALTHY else []
     return Screen(
         subject=subject_lines(summary["about"], main["counts"]),
         notes=left_out(summary),
-        tables=(_deciding(main, summary["verdict"]["bars"]),),
-        remarks=(*_remarks(summary), *_suspect(summary["suspects"])),
+        tables=(_deciding(main, verdict["bars"]),),
+        remarks=(*_remarks(summary), *_suspect(suspects)),
         profiles=_profiles(main),
         excerpts=tuple(replace(token, title=f"Worst token {token.title}") for token in worst),
-        verdict=_verdict(summary["verdict"]),
-        next=(*_test(summary["suspects"]), *_next(study)),
+        verdict=_verdict(verdict),
+        next=(*_test(suspects), *_next(study)),
     )
 
 
