@@ -60,7 +60,6 @@ def _print_section(section: Section, console: Console) -> None:
             console.print()
             print_table(table, console)
     for excerpt in section.excerpts:
-        console.print()
         console.print(_excerpt(excerpt), width=width)
 
 
