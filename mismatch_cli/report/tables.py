@@ -57,7 +57,6 @@ def table(
     *,
     note: str = "",
     fold: str = "",
-    shrinks: bool = False,
     terminal_rows: int | None = None,
     row_metrics: tuple[Metric, ...] = (),
 ) -> Table:
@@ -65,7 +64,7 @@ def table(
     columns = tuple(columns)
     cells = tuple(tuple(column.cell(row) for column in columns) for row in rows)
     heads = tuple(column.head for column in columns)
-    return Table(title, heads, cells, note, fold, shrinks, terminal_rows, row_metrics)
+    return Table(title, heads, cells, note, fold, terminal_rows, row_metrics)
 
 
 def pairs_table(title: str, pairs: Iterable[tuple[str, str]], *heads: str) -> Table:

@@ -60,15 +60,14 @@ class Column:
     title: str
     metric: Metric | None = None
     kind: Literal["number", "text", "token"] = "number"  # text may wrap, a token keeps its spaces
-    optional: bool = False  # in a table that shrinks: left out where the terminal has no room
+    optional: bool = False  # the first to go where a terminal has no room
 
 
 @dataclass(frozen=True)
 class Table:
     """A table of finished text; the first column names the rows.
 
-    Tables that follow each other with the same `fold` are folded away together on the page, under that name. On a
-    terminal a table that `shrinks` first gives up what follows ±, then its optional columns.
+    Tables that follow each other with the same `fold` are folded away together on the page, under that name.
     """
 
     title: str
@@ -76,7 +75,6 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
     fold: str = ""
-    shrinks: bool = False
     terminal_rows: int | None = None  # how many a terminal shows; 0 leaves the table to the page
     row_metrics: tuple[Metric, ...] = ()  # what each row is about, where rows are metrics
 

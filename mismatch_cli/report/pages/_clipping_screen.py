@@ -75,7 +75,6 @@ def _strictest(subject: Subject, rows: int) -> Table:
         shown,
         [text("algorithm", lambda one: _MARKS[one in own] + one.label), *share_columns(subject, fewest=True)],
         note="   ".join(notes),
-        shrinks=True,
     )
 
 

@@ -73,7 +73,6 @@ def _deciding(pair: Mapping[str, Any], limits: Sequence[Mapping[str, Any]]) -> T
             text("logged by", _frameworks, optional=True),
         ],
         note=_NOISE if noise else "",
-        shrinks=True,
     )
 
 

@@ -83,7 +83,6 @@ def _ends(study: TrainingAnalysis) -> Table:
         + f"Reward and |π − μ|: last {LAST} steps"
         + (", ± 95 % over seeds." if any(len(runs) > 1 for _, runs in rows) else ".")
         + " Bad: updates that push down a token (A < 0) that has already lost 0.5." * bad,
-        shrinks=True,
     )
 
 

@@ -203,7 +203,6 @@ def _updates_section(subject: Subject) -> Section:
         "By the threshold δ",
         bad["sweep"],
         [keyed("δ", "delta", "{:g}".format), counted("bad updates", "bad", count), *shares],
-        shrinks=True,
     )
     by_step = table(
         f"By step, δ = {bad['delta']:g}",

@@ -78,7 +78,6 @@ def _overview(subject: Subject) -> Table:
         ],
         note="± is half the 95 % interval over prompts; there is none for fewer than 10 prompts, or where all say the "
         f"same. {_same(masks)}When each algorithm blocks a token: mismatch-cli algorithms.",
-        shrinks=True,
     )
 
 
@@ -143,7 +142,6 @@ def _lost_in_parts(subject: Subject) -> Table:
         ],
         note="A > 0 and A < 0 are shares of the update with that sign; mask and cap add up to the lost update.",
         fold="The lost update in its parts",
-        shrinks=True,
     )
 
 
@@ -173,7 +171,6 @@ def _breakdown(subject: Subject, one: OneMask) -> list[Table]:
             [cell for cell in row[key] if cell["tokens"]],
             [col(by, name), keyed("tokens", "tokens", numbers.count), *_blocked(subject), *means],
             fold=f"{one.label}, by μ, position and step",
-            shrinks=True,
             terminal_rows=_ROWS_ON_TERMINAL if row in subject.leading else 0,
         )
 
@@ -226,7 +223,6 @@ def _pairs(subject: Subject, overlap: Row, places: Mapping[int, str]) -> Table:
         ],
         note="The compared pair first, then pairs with one of the two, then the others, each by disagreement"
         + (f"; {left} more pairs are in the JSON." if left > 0 else "."),
-        shrinks=True,
         terminal_rows=_PAIRS_ON_TERMINAL,
     )
 
@@ -271,7 +267,6 @@ def _means(subject: Subject) -> Table:
         [text("algorithm", lambda one: one.label), *map(_of_row, columns)],
         note="Of blocked and of kept tokens: μ of the sampled token, entropy of π in nats."
         + ("" if entropy else " The trace has no entropy: probe records it."),
-        shrinks=True,
     )
 
 
@@ -291,6 +286,5 @@ def _tokens(subject: Subject, one: OneMask, sign: str) -> Table:
             counted("r", "ratio", number, optional=True),
         ],
         fold=f"{one.label}: the most frequently blocked tokens",
-        shrinks=True,
         terminal_rows=_TOKENS_ON_TERMINAL if row in subject.leading else 0,
     )

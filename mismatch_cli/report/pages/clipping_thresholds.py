@@ -77,7 +77,6 @@ def same_strictness(subject: Subject, *, fewest: bool = False) -> Table:
         rows,
         [text("as strict as", lambda row: str(row["algorithm"])), *map(_threshold_of, families)],
         note=SAME_STRICTNESS,
-        shrinks=True,
     )
 
 
@@ -104,7 +103,6 @@ def thresholds_section(subject: Subject) -> Section:
             keyed("equal δ or ε", "threshold", plain, CLIPPING["equivalents"]),
         ],
         note="Where each mask family blocks the same share of tokens, at most 3 % off.",
-        shrinks=True,
     )
     threshold, lost = keyed("threshold", "threshold", number), counted("lost update, %", "lost")
     cap, capped = keyed("C", "cap", number), keyed("lost update, %", "lost", percent, CLIPPING["capped"])
@@ -151,7 +149,6 @@ def approximation_section(subject: Subject) -> Section:
             counted("mean", "mean", plain),
             *(against_full if full else ()),
         ],
-        shrinks=True,
     )
     bracket = table(
         "Where the mean full TV certainly lies",
@@ -163,7 +160,6 @@ def approximation_section(subject: Subject) -> Section:
             threshold,
             counted("decided, %", "decided", _nearly_all),
         ],
-        shrinks=True,
     )
     words = _AGAINST_FULL.format(tokens=numbers.count(found["tokens"])) if full else _WITHOUT_FULL
     return Section("How good is the approximation", _APPROXIMATE + words, tables=filled(approximations, bracket))

@@ -235,7 +235,7 @@ def _settings_table(comparison: Row) -> Table:
     """What touches a log-probability, likely causes first."""
     why = [named("why it can matter", "why"), named("seen in", "source", optional=True)]
     rows = [row for row in comparison["settings"] if not row["harmless"]]
-    return table(_against(comparison), rows, [*_setting_columns(comparison), *why], shrinks=True)
+    return table(_against(comparison), rows, [*_setting_columns(comparison), *why])
 
 
 def _harmless_table(comparison: Row) -> Table:
@@ -284,7 +284,6 @@ def _differences_table(first: Row, other: Row, comparison: Row, *, folded: bool 
         ],
         note=_MARKED,
         fold=f"{_against(comparison)}: every difference" if folded else "",
-        shrinks=True,
         terminal_rows=0 if folded else None,
         row_metrics=metrics,
     )
@@ -303,7 +302,6 @@ def _side_by_side_table(result: Row) -> Table:
             *map(_marked_column, others, result["comparisons"]),
         ],
         note=f"{_MARKED} Differences are from {first['name']}.",
-        shrinks=True,
         row_metrics=metrics,
     )
 
@@ -331,7 +329,6 @@ def _on_tokens_table(pair: str, comparison: Row) -> Table:
             *([] if same else [_policy_column(reference, found["reference"])]),
         ],
         note=f"Both traces hold the same log-probabilities of the {reference}." if same else "",
-        shrinks=True,
         row_metrics=metrics,
     )
 

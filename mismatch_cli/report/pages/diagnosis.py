@@ -138,7 +138,6 @@ def _suspects_section(analysis: DiagnosisAnalysis) -> Section:
             text("seen elsewhere", lambda suspect: suspect.seen, optional=True),
             text("source", lambda suspect: suspect.source, optional=True),
         ],
-        shrinks=True,
     )
     tests = ((f"{suspect.setting}: {suspect.change}", " && ".join(suspect.test)) for suspect in analysis.suspects)
     return Section(
@@ -199,7 +198,6 @@ def _all_checks(analysis: DiagnosisAnalysis) -> Section:
             col("effect", lambda finding: numbers.number(finding.effect)),
             text("measured as, or why not", _measured_as),
         ],
-        shrinks=True,
     )
     evidence = (
         _evidence(finding, module(finding.check).TITLE, fold="Evidence of the checks that found nothing")

@@ -195,7 +195,6 @@ def _algorithms_table(algorithms: Mapping[str, Sequence[TrainingRun]]) -> Table:
             _share_over_seeds("bad updates, % of A < 0", "bad_over_negative"),
         ],
         note="Means over seeds, with the lowest and the highest of them.",
-        shrinks=True,
     )
 
 
@@ -235,7 +234,6 @@ def _runs_table(runs: Sequence[TrainingRun]) -> Table:
             col("s a step", _seconds, TRAINING["seconds"], optional=True),
         ],
         note=f"The final reward is the mean of the last {LAST} steps.",
-        shrinks=True,
     )
 
 
@@ -263,7 +261,6 @@ def _blocked_table(runs: Sequence[TrainingRun]) -> Table:
         [run for run in runs if any(column.cell(run) != numbers.MISSING for column in columns)],
         [_RUN, *columns],
         note="Means over steps.",
-        shrinks=True,
     )
 
 
@@ -313,7 +310,6 @@ def _trainer_table(runs: Sequence[TrainingRun]) -> Table:
         note="Where steps are too small to tell the new weights from the old by their log-probabilities, the sync of "
         "a step is undecidable: it counts as not proven, but for the first, which has no older weights to compare.",
         fold="The trainer by run",
-        shrinks=True,
         terminal_rows=0,
     )
 
@@ -340,7 +336,6 @@ def _time_table(runs: Sequence[TrainingRun]) -> Table:
             *_phase_columns([seconds for _, seconds in rows]),
         ],
         note="What takes less than half a percent is counted as other.",
-        shrinks=True,
     )
 
 

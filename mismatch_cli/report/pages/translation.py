@@ -70,7 +70,7 @@ def _words(frameworks: Mapping[str, Any]) -> list[Section]:
 def _by_pair(rows: Sequence[Row], columns: Sequence[Col[Row]]) -> tuple[Table, ...]:
     """A table for each two policies that are compared."""
     pairs = dict.fromkeys(row["compares"] for row in rows)
-    return tuple(table(pair, [row for row in rows if row["compares"] == pair], columns, shrinks=True) for pair in pairs)
+    return tuple(table(pair, [row for row in rows if row["compares"] == pair], columns) for pair in pairs)
 
 
 def _value(row: Mapping[str, Any]) -> str:
