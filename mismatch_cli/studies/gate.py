@@ -205,16 +205,23 @@ class GateResult(Study):
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
+        """Whether it passed, and why."""
+        return f"{'Passed' if self.passed else 'Failed'}: {self.reason}"
+
+    @property
+    def reason(self) -> str:
+        """How many limits hold, or which do not and what refuses the traces."""
         total = len(self.checks)
         if self.passed:
-            return "Passed: the limit holds." if total == 1 else f"Passed: all {total} limits hold."
-        refused = f"Failed: {self.refused}" if self.refused else ""
-        if not self.failed:
-            return f"{refused}."
-        named = "; ".join(f"{subject(check)} {check.limit.text}" for check in self.failed)
-        many = f"{len(self.failed)} limits of {total} do" if len(self.failed) > 1 else f"1 limit of {total} does"
-        return f"Failed: {many} not hold: {named}." + (f" {refused}." if refused else "")
+            return f"{total} of {total} limits hold." if total > 1 else "1 of 1 limits holds."
+        said = []
+        if self.failed:
+            named = "; ".join(f"{subject(check)} {check.limit.text}" for check in self.failed)
+            many = f"{len(self.failed)} limits of {total} do" if len(self.failed) > 1 else f"1 limit of {total} does"
+            said.append(f"{many} not hold: {named}.")
+        if self.refused:
+            said.append(f"{self.refused}.")
+        return " ".join(said)
 
     def to_json(self) -> dict[str, Any]:
         """What `--json` prints; documented in docs/gate.md."""

@@ -64,7 +64,7 @@ def test_a_gate_does_not_let_a_partial_trace_pass(lost, capfd):
     files = ("--junit", "gate.xml", "--markdown", "gate.md", "--force")
     assert command(capfd, "gate", str(FP8), "--limits", "limits.toml")[0] == 0
     code, out = command(capfd, "gate", "lost", "--limits", "limits.toml", *files)
-    assert code == 3 and SAYS in out and f"Failed: lost: {WHY}." in out and "--allow-partial" in out
+    assert code == 3 and SAYS in out and f"✘ FAILED lost: {WHY}." in out and "--allow-partial" in out
     root = ElementTree.parse("gate.xml").getroot()
     assert (root.get("tests"), root.get("failures")) == ("2", "1")
     assert [one.get("type") for one in root.iter("failure")] == ["PartialTrace"]
@@ -73,7 +73,7 @@ def test_a_gate_does_not_let_a_partial_trace_pass(lost, capfd):
     result = json.loads(out)
     assert code == 3 and not result["passed"] and result["partial"][0]["reasons"] == [WHY]
     code, out = command(capfd, "gate", "lost", "--limits", "limits.toml", "--allow-partial", *files)
-    assert code == 0 and SAYS in out and "Passed: the limit holds." in out
+    assert code == 0 and SAYS in out and "✔ PASSED 1 of 1 limits holds." in out
     assert ElementTree.parse("gate.xml").getroot().get("failures") == "0"
     limits.write_text("[limits.k3]\nmax_times_baseline = 100\n")
     baseline = ("gate", str(FP8), "--limits", "limits.toml", "--baseline", "lost")

@@ -76,7 +76,6 @@ def test_a_finished_run_is_shown_again_and_never_overwritten(without_arguments, 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ((FLOAT32,), 2, "Name the model that is to score: --trainer-model"),
         (("--weights", "older"), 2, "--weights older is not known. Use equal, newer, or a version such as 40."),
         (("--trainer-dtype", "bf16"), 2, "Did you mean bfloat16"),
         (("--token-budget", "0"), 2, "--token-budget 0 is too small"),

@@ -68,13 +68,12 @@ def _screen(result: GateResult) -> Screen:
         note=f"{len(checks) - _MOST} more with --full." if len(checks) > _MOST else "",
     )
     unknown = ((check.limit.metric, check.reason) for check in result.failed if not check.known)
-    words, _, said = result.verdict.partition(": ")
     return Screen(
         subject=subject_lines(result.measured.summary["about"], counts),
         notes=(*left_out(result.measured.summary), *_notes(result)),
         tables=(limits,),
         remarks=(*unknown, *_reconciled(result)),
-        verdict=Verdict(words.upper(), said[:1].upper() + said[1:], "good" if result.passed else "bad"),
+        verdict=Verdict("PASSED", result.reason, "good") if result.passed else Verdict("FAILED", result.reason, "bad"),
         next=_next(result),
     )
 
