@@ -222,8 +222,11 @@ class Common:
         out = console()
         if self.full or view.screen is None:
             print_report(view, out)
-        if view.screen is not None:
-            (print_ending if self.full else print_screen)(view.screen, out)
+        if view.screen is not None and self.full:
+            others = tuple((line, what) for line, what in view.screen.next if not line.endswith(" --full"))
+            print_ending(replace(view.screen, next=others), out)
+        elif view.screen is not None:
+            print_screen(view.screen, out)
 
 
 DRAWING = ("plots", "plot_width", "plot_panels", "no_plots")

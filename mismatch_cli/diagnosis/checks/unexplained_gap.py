@@ -25,5 +25,5 @@ def check(evidence: Evidence) -> Finding:
     measure = "nats that are left on an average token"
     if not evidence.gap_is_too_large:
         return Finding(NAME, "clear", gap.value, measure, evidence=rows)
-    sentence = f"{gap.value:.2g} nats are unexplained on an average token; {usual.who} is usually {usual.text}."
+    sentence = f"{gap.value:.2g} nats are left on an average token; {usual.who} is usually {usual.text}."
     return Finding(NAME, "found", gap.value, measure, sentence, rows, left_N=0 * evidence.sample.d_N)

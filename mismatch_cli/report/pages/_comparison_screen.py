@@ -89,7 +89,7 @@ def setting_in_words(value: Any) -> str:
 def _verdict(comparisons: list[Row]) -> Verdict:
     differ = [row for row in comparisons if row["more_than_noise"] > row["expected_by_chance"]]
     tested = any(row["tested"] for row in comparisons)
-    words = "THE GAP DIFFERS" if differ else "NO DIFFERENCE" if tested else "TOO FEW PROMPTS"
+    words = "THE GAP DIFFERS" if differ else "NO DIFFERENCE" if tested else "UNDECIDED"
     said = [f"{how_much(row)} {how_many(row)}" for row in comparisons]
     if any(len(_suspicious(row)) > 1 for row in differ):
         said.append("Change one setting at a time to see which one makes it.")

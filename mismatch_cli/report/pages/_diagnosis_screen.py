@@ -20,8 +20,8 @@ _MOST_FOUND, _MOST_SUSPECTS = 4, 4
 _Part = tuple[str, float, str]
 
 
-def screen(analysis: DiagnosisAnalysis, sentence: str) -> Screen:
-    """The gap in its parts, what was found, what is suspected; `sentence` says it all in words."""
+def screen(analysis: DiagnosisAnalysis, reasons: str) -> Screen:
+    """The gap in its parts, what was found, what is suspected; `reasons` stand behind the verdict."""
     diagnosis = analysis.diagnosis
     words, status = _words(diagnosis)
     found = [finding for finding in diagnosis.found if module(finding.check).STAGE != UNEXPLAINED_STAGE]
@@ -31,7 +31,7 @@ def screen(analysis: DiagnosisAnalysis, sentence: str) -> Screen:
         tables=tuple(part for part in (_parts(analysis), _found(found), _suspects(analysis.suspects)) if part.rows),
         remarks=_not_made(diagnosis),
         profiles=_profiles(analysis),
-        verdict=Verdict(words, sentence, status),
+        verdict=Verdict(words, reasons, status),
         next=_next(analysis),
     )
 
@@ -57,8 +57,8 @@ def _parts(analysis: DiagnosisAnalysis) -> Table:
     rows: list[_Part] = [
         ("mean |Δlog p|", 1.0, "all of it"),
         ("  explained", shares.explained, "goes with the faults that were found"),
-        ("  usual", shares.usual, f"what {usual.who} makes: {usual.text} nats"),
-        ("  unexplained", shares.unexplained, "beyond what is usual, and no fault explains it"),
+        ("  usual, not attributed", shares.usual, f"what {usual.who} makes: {usual.text} nats"),
+        ("  unexplained", shares.unexplained, "beyond what is usual, and without a cause"),
     ]
     return table(
         "",

@@ -153,7 +153,7 @@ def verdict(study: TrainingAnalysis) -> Verdict:
     """What can be said of the runs: of several algorithms, whether any ends above another."""
     final = study.final_rewards
     if not final:
-        return Verdict("NO REWARD", "No reward was recorded.")
+        return Verdict("NOT MEASURED", "No reward was recorded.")
     done = all(run.is_done for run in study.runs)
     fallen = [name for name in final if all(run.has_collapsed for run in study.algorithms[name])]
     status: Status = "bad" if len(fallen) == len(final) else "mixed" if fallen or not done else "good"

@@ -69,7 +69,7 @@ def _screen(analysis: CurationAnalysis) -> Screen:
             for row in _leading(analysis)
         ),
         profiles=(Profile("by accuracy", tuple(map(float, count_B)), "0", "1", ends),),
-        verdict=Verdict(f"{len(curation.kept):,} PROBLEMS KEPT", _headline(analysis), "good"),
+        verdict=_verdict(analysis),
         next=((analysis.training, "train on them"),) if analysis.training else (),
     )
 
@@ -100,14 +100,25 @@ def _settings(config: Mapping[str, Any]) -> Facts:
     return tuple((name, numbers.MISSING if value in (None, "") else str(value)) for name, value in flat.items())
 
 
+def _verdict(analysis: CurationAnalysis) -> Verdict:
+    count = f"{len(analysis.curation.kept):,} OF {len(analysis.curation.accuracy):,} PROBLEMS KEPT"
+    return Verdict(count, f"They are solved in {_range(analysis)} of the samples. {_held_out(analysis)}", "good")
+
+
 def _headline(analysis: CurationAnalysis) -> str:
-    curation, held_out_K = analysis.curation, analysis.pairs_K2[:, 1]
-    low, high = (f"{100 * end:g} %" for end in curation.keep)
-    return (
-        f"{len(curation.kept):,} of {len(curation.accuracy):,} problems are solved in {low} to {high} of the samples. "
-        f"On held-out samples their mean accuracy is {numbers.number(held_out_K.mean())}, and "
-        f"{len(curation.confirmed):,} of them are in the range again."
-    )
+    curation = analysis.curation
+    solved = f"{len(curation.kept):,} of {len(curation.accuracy):,} problems are solved"
+    return f"{solved} in {_range(analysis)} of the samples. {_held_out(analysis)}"
+
+
+def _range(analysis: CurationAnalysis) -> str:
+    return " to ".join(f"{100 * end:g} %" for end in analysis.curation.keep)
+
+
+def _held_out(analysis: CurationAnalysis) -> str:
+    mean = numbers.number(analysis.pairs_K2[:, 1].mean())
+    again = f"{len(analysis.curation.confirmed):,} of them are in the range again"
+    return f"On held-out samples their mean accuracy is {mean}, and {again}."
 
 
 def _leading(analysis: CurationAnalysis) -> tuple[MetricRow, ...]:

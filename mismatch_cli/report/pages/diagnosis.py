@@ -38,15 +38,15 @@ _ANSWERS = {"found": "FOUND", "clear": "clear", "untested": "not tested"}
 
 def page(analysis: DiagnosisAnalysis) -> ReportView:
     """What is wrong first, then everything that was looked at."""
-    diagnosis = analysis.diagnosis
+    diagnosis, (answer, reasons) = analysis.diagnosis, _said(analysis)
     sections = [_finding_section(finding, finding is diagnosis.first_cause) for finding in diagnosis.found]
     sections.insert(0 if diagnosis.is_minor or not diagnosis.first_cause else 1, _suspects_section(analysis))
     return ReportView(
         title="What is wrong with this trace?",
         about=(*who_facts(analysis.result["about"]), ("Looked at", _looked_at(analysis))),
         notes=left_out_of(analysis.result["about"], {}, {}),
-        headline=" ".join(filter(None, (_said(analysis), _not_tested(analysis)))),
-        screen=screen(analysis, _said(analysis)),
+        headline=" ".join(filter(None, (answer, reasons, _not_tested(analysis)))),
+        screen=screen(analysis, reasons),
         leading=_leading(analysis),
         outline=[*sections, _all_checks(analysis)],
         settings=settings_tables(analysis.result),
@@ -63,22 +63,22 @@ def _looked_at(analysis: DiagnosisAnalysis) -> str:
     return text
 
 
-def _said(analysis: DiagnosisAnalysis) -> str:
-    """What was found and how much of the gap goes with it, then what is suspected."""
+def _said(analysis: DiagnosisAnalysis) -> tuple[str, str]:
+    """The answer, where it is not the name of a fault; then how much of the gap goes with what, and what is suspected."""
     diagnosis = analysis.diagnosis
     first = diagnosis.first_cause
     unexplained = next((f.sentence for f in diagnosis.faults if f.check == UNEXPLAINED.key), "")
     if first is not None and not (diagnosis.is_minor and analysis.suspects):
         explained = f" It explains {share(first.explains)} of the gap." if first.explains else ""
-        return " ".join(filter(None, (f"{module(first.check).TITLE}. {first.sentence}{explained}", unexplained)))
+        return "", " ".join(filter(None, (f"{module(first.check).TITLE}. {first.sentence}{explained}", unexplained)))
     suspected = _suspected_first(analysis)
     if unexplained:
         others = [_suspect(finding) for finding in diagnosis.suspects]
-        may_be = f" It may be {'; or '.join(others)}." if others else ""
-        return " ".join(filter(None, (f"Most of the gap is not explained. {unexplained}{may_be}", suspected)))
+        may_be = f"It may be {'; or '.join(others)}." if others else ""
+        return "Most of the gap is not explained.", " ".join(filter(None, (unexplained, may_be, suspected)))
     also = f"{module(first.check).TITLE} explains {share(first.explains)} of the gap." if first else ""
-    found = ("No fault was found in what was tested.", _against_usual(analysis), suspected, also)
-    return " ".join(filter(None, found))
+    reasons = " ".join(filter(None, (_against_usual(analysis), suspected, also)))
+    return "No fault was found in what was tested.", reasons
 
 
 def _suspected_first(analysis: DiagnosisAnalysis) -> str:
