@@ -64,7 +64,7 @@ def _looked_at(analysis: DiagnosisAnalysis) -> str:
 
 
 def _said(analysis: DiagnosisAnalysis) -> tuple[str, str]:
-    """The answer, where it is not the name of a fault; then how much of the gap goes with what, and what is suspected."""
+    """The answer, where it is not the name of a fault; then what the gap goes with, and what is suspected."""
     diagnosis = analysis.diagnosis
     first = diagnosis.first_cause
     unexplained = next((f.sentence for f in diagnosis.faults if f.check == UNEXPLAINED.key), "")
