@@ -13,7 +13,12 @@ from mismatch_cli.extras import EXTRAS, not_installed, require
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-COMES_WITH = {"markupsafe": "jinja2", "tqdm": "vllm"}  # what is imported from under a library that is declared
+COMES_WITH = {
+    "markupsafe": "jinja2",
+    "tqdm": "vllm",
+    "contourpy": "matplotlib",
+    "PIL": "matplotlib",
+}  # what is imported from under a library that is declared
 
 
 def modules(requirements: list[str]) -> set[str]:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.text import for_terminal
 
@@ -22,13 +22,18 @@ _WIDEST = 80  # columns of a view: longer lines are hard to read, and a terminal
 _ECHO = 3  # columns that stay free for the ^C that a terminal prints
 
 
+def colour_system() -> Any:
+    """What a rich console writes styles in: nothing under NO_COLOR, where rich itself would go on with bold and dim."""
+    return None if os.environ.get("NO_COLOR") else "auto"
+
+
 class TerminalProgress:
     """Phases that count responses, each with its rate and the time left."""
 
     def __init__(self, quiet: bool) -> None:
         from rich.console import Console
 
-        self._console = Console(stderr=True, quiet=quiet, highlight=False)
+        self._console = Console(stderr=True, quiet=quiet, color_system=colour_system(), highlight=False)
         self.on_terminal = not quiet and self._console.is_interactive and sys.stderr.isatty()  # somebody watches
 
     @property
@@ -55,7 +60,7 @@ class TerminalProgress:
         usual = self._console
         # Not on descriptor 2: an engine that loads sends that one to its log.
         with open(os.dup(sys.stderr.fileno()), "w", encoding="utf-8", errors="replace") as terminal:
-            console = Console(file=terminal, highlight=False)
+            console = Console(file=terminal, color_system=colour_system(), highlight=False)
             drawn: list[Text] = []
 
             def draw() -> Group:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from mismatch_cli import custom_code, places
-from mismatch_cli.commands._progress import TerminalProgress
+from mismatch_cli.commands._progress import TerminalProgress, colour_system
 from mismatch_cli.errors import UsageError
 from mismatch_cli.options import setting
 
@@ -250,27 +251,31 @@ def print_parts(*parts: RenderableType) -> None:
 
 
 def console() -> Any:
-    """A rich console on stdout that lets its reader stop early (`| head`); a pipe has no width, and gets no padding."""
+    """A rich console on stdout that lets its reader stop early (`| head`); a pipe has no width, and no line blanks at
+    its end. Under NO_COLOR there is no style at all."""
     from rich.console import Console
 
     class PipeableConsole(Console):
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError  # rich would exit with 1; for `| head` that is no failure
 
-    piped = not sys.stdout.isatty()
-    width = _PIPE_WIDTH if piped and "COLUMNS" not in os.environ else None
-    file: Any = _Unpadded(sys.stdout) if piped else None
-    return PipeableConsole(file=file, width=width, highlight=False, emoji=False, markup=False)
+    width = _PIPE_WIDTH if not sys.stdout.isatty() and "COLUMNS" not in os.environ else None
+    file: Any = _Unpadded(sys.stdout)
+    return PipeableConsole(
+        file=file, width=width, color_system=colour_system(), highlight=False, emoji=False, markup=False
+    )
 
 
 class _Unpadded:
-    """A stream whose lines lose the blanks at their ends; whole lines are written to it."""
+    """A stream whose lines lose the blanks at their ends, also those inside a style; whole lines are written to it."""
+
+    _ENDS = re.compile(r"(?: |\x1b\[[\d;]*m)+$", re.MULTILINE)
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
     def write(self, text: str) -> None:
-        self._stream.write("\n".join(line.rstrip(" ") for line in text.split("\n")))
+        self._stream.write(self._ENDS.sub(lambda end: end.group().replace(" ", ""), text))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

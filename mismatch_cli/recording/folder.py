@@ -151,7 +151,13 @@ def claimed(folder: Path, check: Callable[[], None]) -> Iterator[None]:
     """
     if os.path.lexists(folder) and not folder.is_dir():
         raise MismatchError(f"{folder} is a file. Choose another --output.")
-    check()  # nothing is created in a folder that is refused
+    try:
+        check()  # nothing is created in a folder that is refused
+    except MismatchError:
+        if (folder / LOCK).is_file():
+            with _locked(folder, fcntl.LOCK_EX):
+                pass  # nobody writes it: what is in it is the reason
+        raise
     with ExitStack() as stack:
         stack.callback(_remove_empty, _make(folder))
         outer = folder.resolve().parent

@@ -69,8 +69,8 @@ def _sides(engine: Mapping[str, Any], trainer: Mapping[str, Any]) -> str:
 
 
 def _side(name: str, side: Mapping[str, Any]) -> str:
-    dtype, cache = side["dtype"], side.get("kv_cache_dtype")
-    said = "" if cache in (dtype, None) else f"with KV cache {cache}"
+    dtype, cache = side["dtype"] or "dtype not told", side.get("kv_cache_dtype")
+    said = "" if cache in (dtype, None, "auto") else f"with KV cache {cache}"
     return " ".join(filter(None, (name.strip(), dtype, said)))
 
 

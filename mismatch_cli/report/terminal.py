@@ -157,20 +157,38 @@ def _holds_intervals(cells: Sequence[str]) -> bool:
 
 
 def _grid(table: Table, width: int) -> RichTable:
-    """Names that leave room for the rest stand in one line each."""
-    short_names = max((cell_len(row[0]) for row in table.rows), default=0) <= _NAMES * width
+    """Names leave room for the rest: a long one goes on in the next line."""
     rich = RichTable(
         title=for_terminal(table.title) if table.title else None, title_justify="left", title_style="bold",
         box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim",
     )  # fmt: skip
+    rows = [[_name(row[0], int(_NAMES * width)), *map(for_terminal, row[1:])] for row in table.rows]
     for n, column in enumerate(table.columns):
-        whole = column.kind == "number" or (n == 0 and short_names)
+        head, whole = for_terminal(column.title), column.kind == "number" or n == 0
+        lines = [line for cell in (head, *(row[n] for row in rows)) for line in cell.plain.split("\n")]
         justify: JustifyMethod = "right" if column.kind == "number" else "left"
-        rich.add_column(for_terminal(column.title), justify=justify, overflow="fold", no_wrap=whole)
-    for row in table.rows:
+        least = max(map(cell_len, lines)) if whole else None
+        rich.add_column(head, justify=justify, overflow="fold", no_wrap=whole, min_width=least)
+    for row in rows:
         heads = len(row) > 1 and not any(row[1:])  # the rows that follow
-        rich.add_row(*map(for_terminal, row), style="bold" if heads else None)
+        rich.add_row(*row, style="bold" if heads else None)
     return rich
+
+
+def _name(name: str, room: int) -> Text:
+    """A name in as many lines as it needs, broken where its parts meet."""
+    parts = re.findall(rf".{{1,{room}}}?(?:[ /:_]+|$)|.{{{room}}}", name)
+    return Text("\n").join(map(for_terminal, _lines(parts, room)))
+
+
+def _lines(parts: Sequence[str], room: int) -> list[str]:
+    """Parts one after the other, and in the next line where the room ends."""
+    lines = [""]
+    for part in parts:
+        if lines[-1] and cell_len(lines[-1] + part.rstrip()) > room:
+            lines.append("")
+        lines[-1] += part
+    return [line.rstrip() for line in lines]
 
 
 def _excerpt(excerpt: Excerpt) -> RenderableType:
@@ -186,9 +204,10 @@ _LINE_FACTS = 3  # of an excerpt in a line
 
 
 def excerpt_line(excerpt: Excerpt, width: int) -> list[RenderableType]:
-    """An excerpt in two lines: what it is, and its context, cut so that the marked token stands in the middle."""
-    facts = "  ".join(f"{label} {value}" for label, value in excerpt.facts[:_LINE_FACTS])
-    head = Text.assemble((visible(excerpt.title), "bold"), "  ", (visible(facts), "dim"))
+    """What an excerpt is, and a line of its context, cut so that the marked token stands in the middle."""
+    title, facts = visible(excerpt.title), (f"{label} {value}  " for label, value in excerpt.facts[:_LINE_FACTS])
+    head = Text("\n".join(_lines([f"{title}  ", *map(visible, facts)], width)), "dim")
+    head.stylize("not dim bold", 0, len(title))
     context = Text.assemble(*(_piece(piece) for piece in excerpt.pieces))
     marked = next((span for span in context.spans if span.style == _WEIGHT_STYLES[-1]), None)
     room = width - 4

@@ -243,11 +243,16 @@ def subject(check: Check) -> str:
     return f"{check.limit.metric} ({check.found.pair})"
 
 
-def measured_text(check: Check) -> str:
-    """The value with its interval, or a dash."""
+def measured_parts(check: Check) -> tuple[str, str]:
+    """The value and its 95 % interval, each a dash where there is none."""
     found = check.found
     value, interval = numbers.estimate(found.value, found.low, found.high)
-    return _number(check, found.value) if interval == numbers.MISSING else f"{value} {interval}"
+    return (_number(check, found.value), interval) if interval == numbers.MISSING else (value, interval)
+
+
+def measured_text(check: Check) -> str:
+    """The value with its interval, or alone."""
+    return " ".join(part for part in measured_parts(check) if part != numbers.MISSING) or numbers.MISSING
 
 
 def limit_text(check: Check) -> str:

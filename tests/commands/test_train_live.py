@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import pty
 import re
 import signal
-import struct
-import subprocess
 import sys
-import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +21,7 @@ from mismatch_cli.commands._refresher import Refresher
 from mismatch_cli.commands.train import _steps_before
 from mismatch_cli.rl.train_config import load_config
 from tests.commands.test_train import TRAIN
+from tests.terminal import Terminal
 
 HOSTILE = "[red]:cat:\x1b[2J漢字\n" + "x" * 90
 
@@ -210,47 +206,6 @@ def test_a_drawing_with_much_to_say_ends(tmp_path: Path) -> None:
         wait_for(lambda: refresher.step_done() or refresher._child is None)
     refresher.stop()
     assert [each.rpartition(": ")[2] for each in said] == ["first", "second"]
-
-
-class Terminal:
-    """A command in a terminal of its own."""
-
-    def __init__(self, command: list[str], columns: int) -> None:
-        self._end, inside = pty.openpty()
-        fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-        self.process = subprocess.Popen(
-            command, stdin=inside, stdout=inside, stderr=inside, env=environment | {"TERM": "xterm"},
-            preexec_fn=lambda: (os.setsid(), fcntl.ioctl(0, termios.TIOCSCTTY, 0)),
-        )  # fmt: skip
-        os.close(inside)
-        os.set_blocking(self._end, False)
-        self.text = ""
-
-    def resize(self, columns: int) -> None:
-        fcntl.ioctl(self._end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-
-    def type(self, text: str) -> None:
-        os.write(self._end, text.encode())
-
-    def shows(self, what: str) -> bool:
-        try:
-            self.text += os.read(self._end, 1 << 20).decode(errors="replace")
-        except BlockingIOError:
-            assert self.process.poll() is None, self.text
-        except OSError:  # nobody is left at the other end
-            assert what in self.text, self.text
-        return what in self.text
-
-    def finish(self) -> int:
-        code = None
-        while code is None:
-            code = self.process.poll()
-            try:
-                self.text += os.read(self._end, 1 << 20).decode(errors="replace")
-            except OSError:
-                time.sleep(0.05)
-        return code
 
 
 def test_a_stop_in_the_last_step_of_a_run_begins_no_other(

@@ -193,12 +193,12 @@ def smaller(arguments: str) -> str:
 def type_line(line: str, *, quick: bool = True, checkout: Path | None = None) -> Ran:
     """Run a line in the present folder; `| jq …` and its like get what it prints on stdout.
 
-    In this process, for speed, or with the package of a `checkout`.
+    In this process, for speed; in a shell where it writes to a file, or with the package of a `checkout`.
     """
     command, *pipes = line.split(" | ")
     arguments = without_comment(command.removeprefix("mismatch-cli"))
     more = smaller(arguments) if quick else ""
-    if not command.startswith("mismatch-cli") or checkout is not None:
+    if not command.startswith("mismatch-cli") or " > " in command or checkout is not None:
         return _shell(" | ".join([f"{command} {more}".strip(), *pipes]), None, checkout)
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err if pipes else out):

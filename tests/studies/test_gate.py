@@ -172,7 +172,7 @@ def test_a_baseline_is_asked_for_the_pair_that_was_measured(training, control):
 
 def test_numbers_read_as_people_need_them(training, control):
     found = check(training, "spearman", "max_times_floor", 10.0)
-    assert limit_text(found).startswith("distance from 1 ≤ 10 × that of the floor; floor 0.999")
+    assert limit_text(found).startswith("distance from 1 ≤ 10 × that of the noise; noise 0.999")
     assert measured_text(found) == "0.9992 [0.9990, 0.9993]"
     assert measured_text(check(training, "pearson", "max_times_floor", 10.0)) == "0.99909"  # one prompt decides it
     assert limit_text(check(training, "k3", "max_above_baseline", 0.5, control)).startswith(

@@ -5,7 +5,7 @@ from typing import Any
 from mismatch_cli import numbers
 from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.gap_table import METRICS, Metric
-from mismatch_cli.report.tables import Col, Row, col, in_words, number, plain, table, text, value_of
+from mismatch_cli.report.tables import Col, Row, col, in_words, percent, plain, table, text, value_of
 from mismatch_cli.report.view import Facts, Screen, Table, Verdict
 
 DECIDING = ("tv_binary_mean", "abs_d_mean", "abs_d_p99", "k3", "ratio_outside_0.8_1.28", "sequence_d_sd")
@@ -19,6 +19,7 @@ def screen(result: Row, subject: tuple[str, str], notes: tuple[str, ...], runs: 
         subject=subject,
         notes=notes,
         tables=(_deciding(result), *(_settings(row) for row in comparisons if _suspicious(row))),
+        remarks=_untested(result),
         verdict=_verdict(comparisons),
         next=_next(runs),
     )
@@ -55,8 +56,18 @@ def _marked(side: Row, comparison: Row) -> Col[Metric]:
 def _difference(metric: Metric, found: Row) -> str:
     if metric.unit != "share":
         return plain(found)
-    value = value_of(found)
-    return numbers.MISSING if value is None else f"{number(100 * value)} %"
+    return numbers.MISSING if value_of(found) is None else f"{percent(found)} %"
+
+
+def _untested(result: Row) -> Facts:
+    """The deciding metrics whose difference has no interval, and why: by reason."""
+    labels: dict[str, list[str]] = {}
+    for key in DECIDING if len(result["comparisons"]) == 1 else ():
+        found = result["comparisons"][0]["metrics"][key]["difference"]
+        if found["value"] is not None and found["low"] is None:
+            labels.setdefault(found["note"].removesuffix(": no interval"), []).append(METRICS[key].label)
+    said = "; ".join(f"{' and '.join(names)} ({reason})" for reason, names in labels.items())
+    return (("Not tested", f"{said}."),) if said else ()
 
 
 def _suspicious(comparison: Row) -> list[Row]:
@@ -77,6 +88,19 @@ def _settings(comparison: Row) -> Table:
     )
 
 
+def first_setting(comparison: Row) -> str:
+    """The likeliest cause among the settings that both traces tell; nothing where there is none, or no difference."""
+    known = (row for row in comparison["settings"] if None not in (row["first"], row["other"]))
+    likely = [row for row in known if row["likely"]]
+    if not likely or not comparison["more_than_noise"]:
+        return ""
+    first = likely[0]
+    return (
+        f" First among the settings that differ: {first['setting']} ({setting_in_words(first['first'])} in "
+        f"{comparison['against']}, {setting_in_words(first['other'])} in {comparison['trace']})."
+    )
+
+
 def setting_in_words(value: Any) -> str:
     """A setting as text; what a manifest does not have is a dash."""
     if value is None:
@@ -90,9 +114,7 @@ def _verdict(comparisons: list[Row]) -> Verdict:
     differ = [row for row in comparisons if row["more_than_noise"] > row["expected_by_chance"]]
     tested = any(row["tested"] for row in comparisons)
     words = "THE GAP DIFFERS" if differ else "NO DIFFERENCE" if tested else "UNDECIDED"
-    said = [f"{how_much(row)} {how_many(row)}" for row in comparisons]
-    if any(len(_suspicious(row)) > 1 for row in differ):
-        said.append("Change one setting at a time to see which one makes it.")
+    said = [f"{how_much(row)} {how_many(row)}{first_setting(row)}" for row in comparisons]
     return Verdict(words, " ".join(said), "mixed" if differ else "good" if tested else "")
 
 

@@ -7,7 +7,7 @@ from mismatch_cli import DPPO, numbers
 from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.report.about import GAPS, LEADING, MASKED, left_out_of, measured, settings_tables
-from mismatch_cli.report.pages._comparison_screen import screen, setting_in_words
+from mismatch_cli.report.pages._comparison_screen import first_setting, screen, setting_in_words
 from mismatch_cli.report.tables import Col, Row, col, filled, in_words, named, percent, plain, table, text, value_of
 from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table
 from mismatch_cli.studies.comparison import ComparisonAnalysis
@@ -172,7 +172,7 @@ def _headline(result: Row) -> str:
     text = "On an average token the two policies differ in probability by "
     if len(gaps) == 2:
         (comparison,) = result["comparisons"]
-        return f"{text}{gaps[0]} and by {gaps[1]}.{_first_setting(comparison)}"
+        return f"{text}{gaps[0]} and by {gaps[1]}.{first_setting(comparison)}"
     marked = (f"{row['more_than_noise']} of {row['tested']} in {row['trace']}" for row in result["comparisons"])
     return (
         f"{text}{', '.join(gaps)}. Metrics that differ from {first['name']} by more than noise: {', '.join(marked)}; "
@@ -182,18 +182,6 @@ def _headline(result: Row) -> str:
 
 def _mean_gap(side: Row) -> str:
     return f"{numbers.number(side['summary']['metrics']['tv_binary_mean']['value'])} in {side['name']}"
-
-
-def _first_setting(comparison: Row) -> str:
-    known = (row for row in comparison["settings"] if None not in (row["first"], row["other"]))
-    likely = [row for row in known if row["likely"]]
-    if not likely or not comparison["more_than_noise"]:
-        return ""
-    first = likely[0]
-    return (
-        f" First among the settings that differ: {first['setting']} ({setting_in_words(first['first'])} in "
-        f"{comparison['against']}, {setting_in_words(first['other'])} in {comparison['trace']})."
-    )
 
 
 def _leading(comparison: Row) -> tuple[MetricRow, ...]:

@@ -7,9 +7,17 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from mismatch_cli.errors import suggest
 from mismatch_cli.places import shown
 from mismatch_cli.report.about import about_facts, command_line, left_out, partial_notes, subject_lines
-from mismatch_cli.report.tables import filled, pairs_table, table, text
+from mismatch_cli.report.tables import col, filled, pairs_table, table, text
 from mismatch_cli.report.view import Facts, ReportView, Screen, Section, Verdict
-from mismatch_cli.studies.gate import Check, GateResult, limit_text, measured_text, source_text, subject
+from mismatch_cli.studies.gate import (
+    Check,
+    GateResult,
+    limit_text,
+    measured_parts,
+    measured_text,
+    source_text,
+    subject,
+)
 from mismatch_cli.studies.limits import LimitSet
 from mismatch_cli.studies.study import typed
 from mismatch_cli.text import visible
@@ -29,7 +37,8 @@ def page(result: GateResult) -> ReportView:
         result.checks,
         [
             text("metric", subject),
-            text("measured, 95 %", measured_text),
+            col("measured", lambda check: measured_parts(check)[0]),
+            col("95 % interval", lambda check: measured_parts(check)[1]),
             text("limit", limit_text),
             text("status", _status),
         ],
@@ -61,7 +70,8 @@ def _screen(result: GateResult) -> Screen:
         checks[:_MOST],
         [
             text("metric", subject),
-            text("measured, 95 %", measured_text),
+            col("measured", lambda check: measured_parts(check)[0]),
+            col("95 % interval", lambda check: measured_parts(check)[1]),
             text("limit", limit_text),
             text("status", lambda check: f"{_SIGNS[_status(check)]} {_status(check)}"),
         ],

@@ -35,7 +35,7 @@ def test_the_terminal_shows_every_bar_with_its_source(studies, width):
     study = studies["fp8-kv"]
     text = on_terminal(study, width)
     assert all(len(line) <= width for line in text.splitlines())
-    assert text.index("the trainer's own noise") < text.index("published bars")
+    assert text.index("the trainer's own noise") < text.index("published limits")
     assert "mismatch-cli diagnose" in " ".join(text.split())
     if width == 120:
         for row in study.result["verdict"]["bars"]:
@@ -63,7 +63,7 @@ def test_the_bundled_traces_stand_where_they_should(studies):
     assert (fine["family"], fine["precision"]) == ("dense", "fp32")
     assert {row["standing"] for row in fine["bars"]} == {"healthy"}
     assert {row["pair"] for row in fine["bars"]} == {"mismatch"}
-    assert any(re.match(r"12 of 12 published bars", sentence) for sentence in fine["sentences"])
+    assert any(re.match(r"12 of 12 published limits hold", sentence) for sentence in fine["sentences"])
 
 
 def test_it_is_json(studies):

@@ -18,6 +18,7 @@ from mismatch_cli.policies import ENGINE_GAP, Policies
 from mismatch_cli.report.figures import draw, plots_for, plots_of
 from mismatch_cli.report.plots._fills import percent, reach_of
 from mismatch_cli.report.plots._panels import short_names, width_of
+from mismatch_cli.report.plots._scales import HIGHEST
 from mismatch_cli.report.plots._style import NARROW, WIDE, Style
 from mismatch_cli.report.plots._svg import to_svg
 from mismatch_cli.studies.clipping import ClippingPlotData
@@ -175,7 +176,7 @@ def test_the_outline_is_drawn_to_the_pixel(name: str) -> None:
         corner_N2 = region.vertices[region.codes != region.CLOSEPOLY]
         inner_N2 = corner_N2[((corner_N2 > 0.01) & (corner_N2 < 0.99)).all(axis=1)]
         around_N42 = inner_N2[:, None] + 1e-3 * np.array([[1, 0], [-1, 0], [0, 1], [0, -1]])
-        low, high = (np.log(end / (1 - end)) for end in (1e-5, module._HIGHEST))
+        low, high = (np.log(end / (1 - end)) for end in (1e-5, HIGHEST))
         logp_2N = -np.log1p(np.exp(-(low + (high - low) * around_N42.reshape(-1, 2).T)))
         blocked_N4 = ClippingPlotData.blocked_at(TABLE[name], *logp_2N, sign).reshape(-1, 4)
         assert len(inner_N2) > 10

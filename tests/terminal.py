@@ -1,0 +1,55 @@
+"""A command in a terminal of its own: a real one, with a width that can change and keys that can be pressed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import termios
+import time
+from pathlib import Path
+
+
+class Terminal:
+    """What it has shown so far is `text`."""
+
+    def __init__(self, command: list[str], columns: int, folder: Path | None = None, **variables: str) -> None:
+        self._end, inside = pty.openpty()
+        fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+        ours = ("COLUMNS", "LINES", "NO_COLOR")
+        environment = {name: value for name, value in os.environ.items() if name not in ours}
+        self.process = subprocess.Popen(
+            command, stdin=inside, stdout=inside, stderr=inside, cwd=folder,
+            env=environment | {"TERM": "xterm"} | variables,
+            preexec_fn=lambda: (os.setsid(), fcntl.ioctl(0, termios.TIOCSCTTY, 0)),
+        )  # fmt: skip
+        os.close(inside)
+        os.set_blocking(self._end, False)
+        self.text = ""
+
+    def resize(self, columns: int) -> None:
+        fcntl.ioctl(self._end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+
+    def type(self, text: str) -> None:
+        os.write(self._end, text.encode())
+
+    def shows(self, what: str) -> bool:
+        try:
+            self.text += os.read(self._end, 1 << 20).decode(errors="replace")
+        except BlockingIOError:
+            assert self.process.poll() is None, self.text
+        except OSError:  # nobody is left at the other end
+            assert what in self.text, self.text
+        return what in self.text
+
+    def finish(self) -> int:
+        code = None
+        while code is None:
+            code = self.process.poll()
+            try:
+                self.text += os.read(self._end, 1 << 20).decode(errors="replace")
+            except OSError:
+                time.sleep(0.05)
+        return code
