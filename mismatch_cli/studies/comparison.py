@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate
+from math import comb
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -36,6 +37,7 @@ from mismatch_cli.studies.workers import Executor, Portion, executor, portions
 from mismatch_cli.trace.reader import RowGroup, Trace
 
 Row = Mapping[str, Any]
+_GAP = ("abs_d_mean", "tv_binary_mean")  # whose difference says whether the gap differs
 CHANCE = 0.05  # of the metrics differ by more than noise where nothing differs
 
 
@@ -279,8 +281,8 @@ def _comparison_json(analysis: ComparisonAnalysis, comparison: Comparison) -> di
     first, found = analysis.first, comparison.differences
     manifests = (first.trace.manifest, comparison.side.trace.manifest)
     settings = settings_diff(*manifests, at_equal_weights=analysis.pair.name == "mismatch")
-    answers = [difference.more_than_noise for difference in found.values()]
-    tested = sum(answer is not None for answer in answers)
+    answers = {key: difference.more_than_noise for key, difference in found.items()}
+    tested = sum(answer is not None for answer in answers.values())
     return {
         "trace": comparison.side.name,
         "against": first.name,
@@ -288,12 +290,24 @@ def _comparison_json(analysis: ComparisonAnalysis, comparison: Comparison) -> di
         "shared_responses": comparison.pairing.shared_responses,
         "shared_prompts": len(comparison.pairing.shared_prompts),
         "tested": tested,
-        "more_than_noise": sum(answer is True for answer in answers),
+        "more_than_noise": sum(answer is True for answer in answers.values()),
         "expected_by_chance": CHANCE * tested,
+        "differs": _what_differs(answers),
         "metrics": {key: difference.to_dict() for key, difference in found.items()},
         "on_tokens": comparison.on_tokens and comparison.on_tokens.to_dict(),
         "settings": [_shown(row) for row in settings],
     }
+
+
+def _what_differs(answers: Mapping[str, bool | None]) -> str:
+    """`gap` where its mean differs by more than noise, `metrics` where more of them do than 19 comparisons in 20 of
+    equal traces would show, were metrics independent; `noise` else, and `untested` where nothing has an interval."""
+    marked = sum(answer is True for answer in answers.values())
+    tested = sum(answer is not None for answer in answers.values())
+    if any(answers.get(key) for key in _GAP):
+        return "gap"
+    at_least = sum(comb(tested, k) * CHANCE**k * (1 - CHANCE) ** (tested - k) for k in range(marked, tested + 1))
+    return "metrics" if marked and at_least < CHANCE else "noise" if tested else "untested"
 
 
 def _shown(row: SettingDifference) -> dict[str, Any]:

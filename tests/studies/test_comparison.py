@@ -11,7 +11,7 @@ import pytest
 
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.places import bundled_trace
-from mismatch_cli.studies.comparison import analyse_comparison, run_names
+from mismatch_cli.studies.comparison import _what_differs, analyse_comparison, run_names
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
 from tests.studies.compared import FLOAT32, Row, shifted, write_rows
@@ -215,3 +215,14 @@ def test_every_key_is_documented(result):
     undocumented = {key for key in keys if f"`{key}`" not in text}
     assert undocumented == set()
     assert (result["format"], result["version"]) == ("mismatch-cli comparison", 1)
+
+
+def test_the_gap_differs_where_its_mean_does_and_metrics_where_chance_does_not_bring_so_many():
+    quiet: dict[str, bool | None] = dict.fromkeys(map(str, range(20)), False)
+    some = {key: int(key) < 3 or answer for key, answer in quiet.items()}  # three of twenty: in 1 of 13 comparisons
+    many = {key: int(key) < 4 or answer for key, answer in quiet.items()}  # four: in 1 of 63
+    for answers, expected in ((quiet, "noise"), (some, "noise"), (many, "metrics"), ({}, "untested")):
+        assert _what_differs(answers) == expected
+        assert _what_differs(answers | {"abs_d_mean": True}) == "gap"
+        assert _what_differs(answers | {"tv_binary_mean": True, "abs_d_mean": False}) == "gap"
+    assert _what_differs({"abs_d_mean": None, "k3": None}) == "untested"

@@ -6,9 +6,17 @@ from mismatch_cli import numbers
 from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.report.tables import Col, Row, col, in_words, percent, plain, table, text, value_of
-from mismatch_cli.report.view import Facts, Screen, Table, Verdict
+from mismatch_cli.report.view import Facts, Screen, Status, Table, Verdict
 
 DECIDING = ("tv_binary_mean", "abs_d_mean", "abs_d_p99", "k3", "ratio_outside_0.8_1.28", "sequence_d_sd")
+DIFFERENT = ("gap", "metrics")
+_WORDS = {
+    "gap": "THE GAP DIFFERS",
+    "metrics": "SOME METRICS DIFFER",
+    "noise": "NO DIFFERENCE",
+    "untested": "UNDECIDED",
+}  # the strongest first
+_STATUS: dict[str, Status] = {"gap": "mixed", "metrics": "mixed", "noise": "good", "untested": ""}
 _SETTINGS = 3  # of each comparison
 
 
@@ -65,7 +73,9 @@ def _untested(result: Row) -> Facts:
     for key in DECIDING if len(result["comparisons"]) == 1 else ():
         found = result["comparisons"][0]["metrics"][key]["difference"]
         if found["value"] is not None and found["low"] is None:
-            labels.setdefault(found["note"].removesuffix(": no interval"), []).append(METRICS[key].label)
+            labels.setdefault((found["note"] or "too few prompts").removesuffix(": no interval"), []).append(
+                METRICS[key].label
+            )
     said = "; ".join(f"{' and '.join(names)} ({reason})" for reason, names in labels.items())
     return (("Not tested", f"{said}."),) if said else ()
 
@@ -92,7 +102,7 @@ def first_setting(comparison: Row) -> str:
     """The likeliest cause among the settings that both traces tell; nothing where there is none, or no difference."""
     known = (row for row in comparison["settings"] if None not in (row["first"], row["other"]))
     likely = [row for row in known if row["likely"]]
-    if not likely or not comparison["more_than_noise"]:
+    if not likely or comparison["differs"] not in DIFFERENT:
         return ""
     first = likely[0]
     return (
@@ -111,11 +121,9 @@ def setting_in_words(value: Any) -> str:
 
 
 def _verdict(comparisons: list[Row]) -> Verdict:
-    differ = [row for row in comparisons if row["more_than_noise"] > row["expected_by_chance"]]
-    tested = any(row["tested"] for row in comparisons)
-    words = "THE GAP DIFFERS" if differ else "NO DIFFERENCE" if tested else "UNDECIDED"
+    found = min((row["differs"] for row in comparisons), key=list(_WORDS).index)
     said = [f"{how_much(row)} {how_many(row)}{first_setting(row)}" for row in comparisons]
-    return Verdict(words, " ".join(said), "mixed" if differ else "good" if tested else "")
+    return Verdict(_WORDS[found], " ".join(said), _STATUS[found])
 
 
 def how_much(comparison: Row) -> str:

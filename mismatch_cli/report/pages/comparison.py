@@ -7,7 +7,7 @@ from mismatch_cli import DPPO, numbers
 from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.report.about import GAPS, LEADING, MASKED, left_out_of, measured, settings_tables
-from mismatch_cli.report.pages._comparison_screen import first_setting, screen, setting_in_words
+from mismatch_cli.report.pages._comparison_screen import DIFFERENT, first_setting, screen, setting_in_words
 from mismatch_cli.report.tables import Col, Row, col, filled, in_words, named, percent, plain, table, text, value_of
 from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table
 from mismatch_cli.studies.comparison import ComparisonAnalysis
@@ -212,7 +212,7 @@ def _settings_text(comparisons: list[Row]) -> str:
             "does not show which of them it was: change one at a time."
         )
     text = "No recorded setting differs that touches a log-probability."
-    if any(comparison["more_than_noise"] > comparison["expected_by_chance"] for comparison in comparisons):
+    if any(comparison["differs"] in DIFFERENT for comparison in comparisons):
         text += (
             " What is left is what no manifest records: the hardware, the weights themselves, how a library was built."
         )

@@ -50,6 +50,7 @@ def with_differences(result: Row, value: float, marked: int, settings: list[Any]
     made = copy.deepcopy(first_two(result))
     comparison = made["comparisons"][0]
     comparison |= {"tested": 40, "more_than_noise": marked, "expected_by_chance": 2.0}
+    comparison["differs"] = "metrics" if marked > 4 else "noise"
     comparison["settings"] = comparison["settings"] if settings is None else settings
     for found in comparison["metrics"].values():
         found["difference"] = {"value": value, "low": None, "high": None, "note": None}
@@ -100,10 +101,10 @@ def test_where_no_setting_differs_the_hardware_is_named(result):
 
 def test_nothing_differs_and_too_few_prompts(result):
     nothing = with_differences(result, 0.0, 0)
-    nothing["comparisons"][0]["tested"] = 0
+    nothing["comparisons"][0] |= {"tested": 0, "differs": "untested"}
     assert "No number differs." in words(on_terminal(nothing, 120))
     few = with_differences(result, 0.1, 0)
-    few["comparisons"][0]["tested"] = 0
+    few["comparisons"][0] |= {"tested": 0, "differs": "untested"}
     assert "There are too few prompts to tell this from noise." in words(on_terminal(few, 120))
 
 
