@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from mismatch_cli.numbers import MISSING
 from mismatch_cli.places import shown
 from mismatch_cli.report.plots._style import DARK, LIGHT
+from mismatch_cli.report.tables import logged_by
 from mismatch_cli.report.view import ReportView, Table, definition_anchor
 from mismatch_cli.text import for_html, visible
 from mismatch_cli.trace.files import write_atomically
@@ -53,6 +54,7 @@ def render_html(view: ReportView) -> str:
     scripts = [(_TEMPLATES / name).read_text(encoding="utf-8") for name in names]
     environment.globals |= {
         "definition_anchor": definition_anchor,
+        "logged_by": logged_by,
         "missing": MISSING,
         "light": LIGHT,
         "dark": DARK,

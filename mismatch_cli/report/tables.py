@@ -9,8 +9,9 @@ from operator import itemgetter
 from typing import Any, Generic, Literal, TypeVar
 
 from mismatch_cli import numbers
+from mismatch_cli.dialects import logged_as
 from mismatch_cli.metrics.estimate import Estimate
-from mismatch_cli.metrics.gap_table import Metric
+from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.report.view import Column, MetricRow, Table
 
 R = TypeVar("R")
@@ -126,6 +127,16 @@ def interval_or_note(found: Found) -> str:
     """An interval of its own column, or why there is none."""
     interval = numbers.estimate(*parts(found))[1]
     return _note(found) or interval if interval == numbers.MISSING else interval
+
+
+def logged_by(metric: Metric) -> tuple[tuple[str, str], ...]:
+    """The frameworks that log a metric of the gap by the same formula, and what each calls it."""
+    return logged_as().get(metric.key, ()) if METRICS.get(metric.key) is metric else ()
+
+
+def frameworks(metric: Metric) -> str:
+    """Those that log it, by name."""
+    return ", ".join(dict.fromkeys(framework for framework, _ in logged_by(metric)))
 
 
 def in_words(metric: Metric, found: Found) -> tuple[str, str]:

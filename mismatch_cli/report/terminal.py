@@ -9,13 +9,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from rich.cells import cell_len
-from rich.console import Console, Group, JustifyMethod, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from mismatch_cli.numbers import MISSING
+from mismatch_cli.report.tables import frameworks, logged_by
 from mismatch_cli.report.view import Column, Excerpt, Facts, MetricGroup, Piece, ReportView, Section, Table
 from mismatch_cli.text import for_terminal, visible
 
@@ -78,16 +79,25 @@ def _metrics(groups: Sequence[MetricGroup]) -> Table:
     columns = [Column("", kind="text"), Column("value"), Column("95 % interval")]
     if any(group.has_floor for group in groups):
         columns += [Column("× noise"), Column("noise", optional=True)]
-    return Table("", tuple(columns), tuple(_metric_rows(groups, len(columns), indent="  " * several)))
+    if any(logged_by(row.metric) for group in groups for row in group.rows):
+        columns += [Column("logged by", kind="text", optional=True)]
+    return Table("", tuple(columns), tuple(_metric_rows(groups, columns, indent="  " * several)))
 
 
-def _metric_rows(groups: Sequence[MetricGroup], columns: int, indent: str) -> Iterator[tuple[str, ...]]:
+def _metric_rows(groups: Sequence[MetricGroup], columns: Sequence[Column], indent: str) -> Iterator[tuple[str, ...]]:
     for group in groups:
         if indent:
-            yield (group.title, *[""] * (columns - 1))
+            yield (group.title, *[""] * (len(columns) - 1))
         for row in group.rows:
-            cells = (row.value, row.interval, row.times_floor, row.floor)[: columns - 1]
-            yield (indent + (row.name or row.metric.label), *("" if cell == MISSING else cell for cell in cells))
+            cells = {
+                "value": row.value,
+                "95 % interval": row.interval,
+                "× noise": row.times_floor,
+                "noise": row.floor,
+                "logged by": frameworks(row.metric),
+            }
+            shown = (cells[column.title] for column in columns[1:])
+            yield (indent + (row.name or row.metric.label), *("" if cell == MISSING else cell for cell in shown))
 
 
 def print_table(table: Table, console: Console) -> None:
@@ -162,17 +172,26 @@ def _grid(table: Table, width: int) -> RichTable:
         title=for_terminal(table.title) if table.title else None, title_justify="left", title_style="bold",
         box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim",
     )  # fmt: skip
-    rows = [[_name(row[0], int(_NAMES * width)), *map(for_terminal, row[1:])] for row in table.rows]
+    heads = [for_terminal(column.title) for column in table.columns]
+    cells = [[for_terminal(cell) for cell in row[1:]] for row in table.rows]
+    widths = [max(map(_width, column)) for column in zip(heads[1:], *cells, strict=True)]
+    room = max(int(_NAMES * width), width - sum(widths) - len(widths))
+    rows = [[_name(row[0], room), *rest] for row, rest in zip(table.rows, cells, strict=True)]
+    widths.insert(0, max(map(_width, [heads[0], *(row[0] for row in rows)])))
     for n, column in enumerate(table.columns):
-        head, whole = for_terminal(column.title), column.kind == "number" or n == 0
-        lines = [line for cell in (head, *(row[n] for row in rows)) for line in cell.plain.split("\n")]
-        justify: JustifyMethod = "right" if column.kind == "number" else "left"
-        least = max(map(cell_len, lines)) if whole else None
-        rich.add_column(head, justify=justify, overflow="fold", no_wrap=whole, min_width=least)
+        whole = column.kind == "number" or n == 0
+        rich.add_column(
+            heads[n], justify="right" if column.kind == "number" else "left", overflow="fold", no_wrap=whole,
+            min_width=widths[n] if whole else None,
+        )  # fmt: skip
     for row in rows:
-        heads = len(row) > 1 and not any(row[1:])  # the rows that follow
-        rich.add_row(*row, style="bold" if heads else None)
+        of_group = len(row) > 1 and not any(row[1:])  # the name of the rows that follow
+        rich.add_row(*row, style="bold" if of_group else None)
     return rich
+
+
+def _width(text: Text) -> int:
+    return max(map(cell_len, text.plain.split("\n")))
 
 
 def _name(name: str, room: int) -> Text:

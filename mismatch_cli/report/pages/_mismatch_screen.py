@@ -6,12 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from mismatch_cli import numbers
-from mismatch_cli.dialects import logged_as
 from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.report.about import LEADING, left_out, subject_lines
 from mismatch_cli.report.pages._status import SIGNS, STATUS_WORDS, counted
-from mismatch_cli.report.tables import Row, col, in_words, metric_row, table, text
+from mismatch_cli.report.tables import Row, col, frameworks, in_words, metric_row, table, text
 from mismatch_cli.report.view import Excerpt, Facts, MetricRow, Profile, Screen, Status, Table, Verdict
 from mismatch_cli.studies.mismatch import MismatchAnalysis
 from mismatch_cli.studies.study import typed
@@ -70,14 +69,10 @@ def _deciding(pair: Mapping[str, Any], limits: Sequence[Mapping[str, Any]]) -> T
             col("95 % interval", lambda row: in_words(row["metric"], row["found"])[1], optional=True),
             *([col("× noise", lambda row: numbers.times(row["found"].get("times_floor")))] if noise else []),
             text("strictest limit", _limit),
-            text("logged by", _frameworks, optional=True),
+            text("logged by", lambda row: frameworks(row["metric"]), optional=True),
         ],
         note=_NOISE if noise else "",
     )
-
-
-def _frameworks(row: Row) -> str:
-    return ", ".join(dict.fromkeys(framework for framework, _ in logged_as().get(row["metric"].key, ())))
 
 
 def _strictest(limits: Sequence[Mapping[str, Any]], key: str, pair: str) -> Mapping[str, Any] | None:
