@@ -35,8 +35,9 @@ def print_report(view: ReportView, console: Console) -> None:
     console.print(_facts(view.about), width=width)
     for note in view.notes:
         console.print(Text.assemble(("! ", "yellow"), for_terminal(note)), width=width)
-    console.print()
-    console.print(Text(visible(view.headline), style="bold"), width=width)
+    if view.headline:
+        console.print()
+        console.print(Text(visible(view.headline), style="bold"), width=width)
     for section in view.sections:
         shown = replace(section, excerpts=section.excerpts[: section.terminal_excerpts])
         if shown.has_content:

@@ -172,8 +172,8 @@ class ReportView:
 
     title: str
     about: Facts  # models, dtypes, versions, temperature, number of tokens, responses and prompts
-    headline: str  # one sentence
     outline: Sequence[Section]  # all that it may have; those without content are left out
+    headline: str = ""  # what the verdict of the screen does not say
     screen: Screen | None = None  # where there is none, everything is printed
     notes: tuple[str, ...] = ()  # what was left out, and why
     leading: tuple[MetricRow, ...] = ()  # the three or four numbers of the headline

@@ -142,13 +142,11 @@ def _notes(result: Row) -> tuple[str, ...]:
 
 
 def _headline(subject: Subject) -> str:
-    if not subject.rows:
-        return "No algorithm is applicable to this trace."
     if not subject.has_advantages:
-        return "; ".join(map(_hypothetical, subject.leading)) + "."
+        return "; ".join(map(_hypothetical, subject.leading)) + "." * bool(subject.leading)
     if not subject.result["counts"]["tokens"]:
-        return "No token has an advantage other than 0: no update would follow, and there is nothing to block."
-    sentences = [_in_words(row) for row in subject.leading]
+        return ""
+    sentences = [_lost(row) for row in subject.leading]
     bad = subject.result["bad_updates"]
     if value_of(bad["over_negative"]) is not None:
         sentences.append(
@@ -163,15 +161,14 @@ def _hypothetical(row: Row) -> str:
     return f"{row['name']} would block {shares}"
 
 
-def _in_words(row: Row) -> str:
-    name, blocked, lost = row["name"], row["blocked"]["all"], row["lost"]["all"]
+def _lost(row: Row) -> str:
+    name, lost = row["name"], row["lost"]["all"]
     update = "the update" if row["weighs_by_ratio"] else "Σ |A|"
-    if not value_of(blocked):
-        capped = f", but its cap takes {share(lost)} of {update}" if value_of(lost) else ""
-        return f"{name} blocks no token{capped}."
-    known = value_of(lost) is not None
-    loses = f" and loses {share(lost)} of {update}." if known else f"; of {update}, {lost['note']}."
-    return f"{name} blocks {share(blocked)} of the tokens{loses}"
+    if value_of(lost) is None:
+        return f"What {name} loses of {update} is not known: {lost['note']}."
+    if not value_of(row["blocked"]["all"]):
+        return f"{name} blocks no token{f', but its cap takes {share(lost)} of {update}' if value_of(lost) else ''}."
+    return f"{name} loses {share(lost)} of {update}."
 
 
 def _leading(subject: Subject) -> tuple[MetricRow, ...]:

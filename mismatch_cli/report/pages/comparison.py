@@ -7,7 +7,7 @@ from mismatch_cli import DPPO, numbers
 from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.report.about import GAPS, LEADING, MASKED, left_out_of, measured, settings_tables
-from mismatch_cli.report.pages._comparison_screen import DIFFERENT, first_setting, screen, setting_in_words
+from mismatch_cli.report.pages._comparison_screen import DIFFERENT, screen, setting_in_words
 from mismatch_cli.report.tables import Col, Row, col, filled, in_words, named, percent, plain, table, text, value_of
 from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table
 from mismatch_cli.studies.comparison import ComparisonAnalysis
@@ -171,8 +171,7 @@ def _headline(result: Row) -> str:
     gaps = [_mean_gap(first), *(_mean_gap(other) for _, other, _ in _compared(result))]
     text = "On an average token the two policies differ in probability by "
     if len(gaps) == 2:
-        (comparison,) = result["comparisons"]
-        return f"{text}{gaps[0]} and by {gaps[1]}.{first_setting(comparison)}"
+        return f"{text}{gaps[0]} and by {gaps[1]}."
     marked = (f"{row['more_than_noise']} of {row['tested']} in {row['trace']}" for row in result["comparisons"])
     return (
         f"{text}{', '.join(gaps)}. Metrics that differ from {first['name']} by more than noise: {', '.join(marked)}; "
@@ -196,6 +195,8 @@ def _times_larger(comparison: Row, key: str) -> MetricRow:
     if value is not None and 0 < value < 1 and low != 0:
         value, larger, smaller = 1 / value, smaller, larger
         low, high = (None, None) if low is None else (1 / high, 1 / low)
+    if value == 0:
+        return MetricRow(metric, numbers.MISSING, note=f"no gap in {comparison['trace']}")
     interval = numbers.MISSING if low is None else f"[{_two_digits(low)}, {_two_digits(high)}]"
     shown = numbers.MISSING if value is None else f"{_two_digits(value)} ×"
     return MetricRow(metric, shown, interval, note=factor["note"] or "", name=f"{metric.label}, {larger} / {smaller}")

@@ -46,7 +46,6 @@ def page(analysis: CurationAnalysis) -> ReportView:
         title="Which problems can be perfected?",
         about=about,
         notes=_notes(analysis),
-        headline=_headline(analysis),
         leading=_leading(analysis),
         screen=_screen(analysis),
         outline=[Section("Chosen and held out", _TEXT, tables=(_table(analysis),))],
@@ -103,12 +102,6 @@ def _settings(config: Mapping[str, Any]) -> Facts:
 def _verdict(analysis: CurationAnalysis) -> Verdict:
     count = f"{len(analysis.curation.kept):,} OF {len(analysis.curation.accuracy):,} PROBLEMS KEPT"
     return Verdict(count, f"They are solved in {_range(analysis)} of the samples. {_held_out(analysis)}", "good")
-
-
-def _headline(analysis: CurationAnalysis) -> str:
-    curation = analysis.curation
-    solved = f"{len(curation.kept):,} of {len(curation.accuracy):,} problems are solved"
-    return f"{solved} in {_range(analysis)} of the samples. {_held_out(analysis)}"
 
 
 def _range(analysis: CurationAnalysis) -> str:

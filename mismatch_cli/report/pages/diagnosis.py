@@ -38,15 +38,15 @@ _ANSWERS = {"found": "FOUND", "clear": "clear", "untested": "not tested"}
 
 def page(analysis: DiagnosisAnalysis) -> ReportView:
     """What is wrong first, then everything that was looked at."""
-    diagnosis, (answer, reasons) = analysis.diagnosis, _said(analysis)
+    diagnosis = analysis.diagnosis
     sections = [_finding_section(finding, finding is diagnosis.first_cause) for finding in diagnosis.found]
     sections.insert(0 if diagnosis.is_minor or not diagnosis.first_cause else 1, _suspects_section(analysis))
     return ReportView(
         title="What is wrong with this trace?",
         about=(*who_facts(analysis.result["about"]), ("Looked at", _looked_at(analysis))),
         notes=left_out_of(analysis.result["about"], {}, {}),
-        headline=" ".join(filter(None, (answer, reasons, _not_tested(analysis)))),
-        screen=screen(analysis, reasons),
+        headline=_not_tested(analysis),
+        screen=screen(analysis, _reasons(analysis)),
         leading=_leading(analysis),
         outline=[*sections, _all_checks(analysis)],
         settings=settings_tables(analysis.result),
@@ -63,22 +63,21 @@ def _looked_at(analysis: DiagnosisAnalysis) -> str:
     return text
 
 
-def _said(analysis: DiagnosisAnalysis) -> tuple[str, str]:
-    """The answer, where it is not the name of a fault; then what the gap goes with, and what is suspected."""
+def _reasons(analysis: DiagnosisAnalysis) -> str:
+    """The fault, or what the gap goes with; then what is suspected."""
     diagnosis = analysis.diagnosis
     first = diagnosis.first_cause
     unexplained = next((f.sentence for f in diagnosis.faults if f.check == UNEXPLAINED.key), "")
     if first is not None and not (diagnosis.is_minor and analysis.suspects):
         explained = f" It explains {share(first.explains)} of the gap." if first.explains else ""
-        return "", " ".join(filter(None, (f"{module(first.check).TITLE}. {first.sentence}{explained}", unexplained)))
+        return " ".join(filter(None, (f"{module(first.check).TITLE}. {first.sentence}{explained}", unexplained)))
     suspected = _suspected_first(analysis)
     if unexplained:
         others = [_suspect(finding) for finding in diagnosis.suspects]
         may_be = f"It may be {'; or '.join(others)}." if others else ""
-        return "Most of the gap is not explained.", " ".join(filter(None, (unexplained, may_be, suspected)))
+        return " ".join(filter(None, (unexplained, may_be, suspected)))
     also = f"{module(first.check).TITLE} explains {share(first.explains)} of the gap." if first else ""
-    reasons = " ".join(filter(None, (_against_usual(analysis), suspected, also)))
-    return "No fault was found in what was tested.", reasons
+    return " ".join(filter(None, (_against_usual(analysis), suspected, also)))
 
 
 def _suspected_first(analysis: DiagnosisAnalysis) -> str:

@@ -53,7 +53,6 @@ def page(study: TrainingAnalysis, reload_seconds: int = 0) -> ReportView:
         title="Training: does it stay stable?",
         about=_about(study),
         notes=notes + ("Training goes on: this page looks for a newer one by itself.",) * bool(reload_seconds),
-        headline=answer.verdict.text,
         leading=_leading(study),
         screen=answer,
         outline=_sections(study),

@@ -118,7 +118,7 @@ def test_the_algorithms_that_were_asked_for_lead():
 
 def test_the_compared_pair_leads():
     headline = view_of(sample_result(("ipo", "gspo", "mask-0.5"))).headline
-    assert headline.startswith("ipo blocks") and "gspo blocks" in headline and "mask-0.5" not in headline
+    assert headline.startswith("ipo loses") and "gspo loses" in headline and "mask-0.5" not in headline
     assert "Σ |A|" in headline  # gspo does not weigh by r
 
 
@@ -307,7 +307,7 @@ def test_no_algorithm_at_all():
     result = sample_result(())
     result["skipped"] = [{"algorithm": "minirl", "reason": "nobody recomputed π′"}]
     view = view_of(result)
-    assert view.headline == "No algorithm is applicable to this trace."
+    assert view.screen.verdict.text == "No algorithm is applicable to this trace."
     assert "minirl: nobody recomputed π′." in view.notes
 
 
@@ -336,6 +336,6 @@ def test_a_trace_without_updates_and_one_with_an_infinite_ratio_say_so():
             "note": "a ratio is larger than a float can hold",
         }
     headline = view_of(result).headline
-    assert "of the tokens; of the update, a ratio is larger than a float can hold." in headline
+    assert "loses of the update is not known: a ratio is larger than a float can hold." in headline
     result["counts"]["tokens"] = 0
-    assert view_of(result).headline.startswith("No token has an advantage other than 0")
+    assert view_of(result).screen.verdict.text.startswith("No token has an advantage other than 0")

@@ -40,6 +40,13 @@ def view_of(runs: list[TrainingRun], reload_seconds: int = 0) -> ReportView:
     return page_of(TrainingAnalysis(runs), reload_seconds)
 
 
+def said(runs: list[TrainingRun]) -> str:
+    """The text of the verdict."""
+    screen = view_of(runs).screen
+    assert screen is not None
+    return screen.verdict.text
+
+
 def drawn(runs: list[TrainingRun]) -> ReportView:
     study = TrainingAnalysis.of(runs)
     return replace(page_of(study), figures=figure_views(study))
@@ -102,7 +109,7 @@ def test_one_algorithm_is_said_as_it_is() -> None:
     verdict = view_of(runs).screen.verdict
     assert (verdict.words, verdict.status) == ("DONE", "good")
     assert f"final reward of {numbers.plus_minus(ends.mean(), ends.mean() - half, ends.mean() + half)}" in verdict.text
-    assert verdict.text.endswith("(3 seeds).") and view_of(runs).headline == verdict.text
+    assert verdict.text.endswith("(3 seeds).") and said(runs) == verdict.text
     (alone,) = {row.note for row in view_of(runs[:1]).leading}
     assert alone == "one seed: no interval"
 
@@ -214,9 +221,9 @@ def test_an_evaluation_before_the_first_step_is_no_step() -> None:
     run = make_run(steps=20)
     before = replace(run, records=[{"step": 0, "eval_accuracy": 0.1}, *run.records])
     assert tables(view_of([before])) == tables(view_of([run]))
-    assert "accuracy" in view_of([run]).headline and ", from 0.100 before training" in view_of([before]).headline
+    assert "accuracy" in said([run]) and ", from 0.100 before training" in said([before])
     unfinished = replace(before, records=before.records[:1], config=dict(run.config) | {"steps": 20})
-    assert "0.100" not in view_of([unfinished]).headline
+    assert "0.100" not in said([unfinished])
 
 
 def test_lines_that_lie_on_each_other_are_named() -> None:
@@ -240,7 +247,7 @@ def test_a_run_that_goes_on_says_where_it_stands() -> None:
     going = replace(going, config={**going.config, "steps": 1200})
     view = view_of([going, done])
     assert view.notes == ("PARTIAL: dppo-binary-tv-seed-0 stands at step 20 of 1,200.",)
-    assert view.headline.startswith("Rewards so far: ")
+    assert view.screen.verdict.text.startswith("Rewards so far: ")
     alone = view_of([going]).screen.verdict
     assert (alone.words, alone.status) == ("NOT DONE", "mixed") and alone.text.endswith(" so far.")
     assert [row.name for row in view.leading][:2] == ["reward so far · dppo-binary-tv", "final reward · pg-is"]
@@ -273,7 +280,7 @@ NOTHING = {"step": 1, "reward": None, "mismatch": None, "seconds": {}}
 def test_next_to_nothing_is_recorded(records: list[dict[str, object]]) -> None:
     runs = [TrainingRun("a", "a", None, records)]
     view = drawn(runs)
-    assert view.headline == "No reward was recorded."
+    assert view.screen.verdict.text == "No reward was recorded."
     assert tables(view).keys() == {"By run", "The trainer by run"}
     assert "nan" not in printed(view)
     render_html(view)
