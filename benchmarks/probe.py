@@ -3,7 +3,7 @@
     python benchmarks/probe.py [--engine vllm] [--num-prompts 512] [--samples-per-prompt 8]
 
 Wall time of one probe of the bundled model, imports and the loading of models left out, as a ratio to the time inside
-the engine's `sample` and the trainer's `score` (the noise floor included). Target: at most 1.1.
+the engine's `sample` and the trainer's `score` (the noise included). Target: at most 1.1.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def command(
 ) -> None:
     """Judge a trace by limits: exit code 0 if they hold, 3 if one is exceeded or cannot be measured.
 
-    Limits are absolute, relative to the trainer's noise floor, or relative to another trace (--baseline). A partial
+    Limits are absolute, relative to the trainer's noise, or relative to another trace (--baseline). A partial
     trace fails, too.
 
     Examples:

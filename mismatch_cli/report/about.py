@@ -55,10 +55,16 @@ def subject_lines(about: Mapping[str, Any], counts: Mapping[str, Any], what: str
     """What was measured, in two lines: both sides with their precision; the model, how many tokens, the temperature."""
     engine, trainer = about.get("rollout", {}), about.get("trainer", {})
     temperature = about.get("config", {}).get("sampling", {}).get("temperature")
-    models = dict.fromkeys(side["model"] for side in (trainer, engine) if side)
+    models = list(dict.fromkeys(side["model"] for side in (trainer, engine) if side))
+    models = [name for name in models if not any(_names_the_end(name, other) for other in models)]
     tokens = measured(counts, numbers.things(counts["tokens"], what))
     second = _joined(*models, tokens, None if temperature is None else f"T = {temperature:g}")
     return _sides(engine, trainer) or imported_fact(about), second
+
+
+def _names_the_end(model: str, other: str) -> bool:
+    """Whether a path whose beginning is not shown may be that of the other: `…/model` of `sample_data/model`."""
+    return model.startswith("…/") and other != model and other.endswith(model.removeprefix("…"))
 
 
 def _sides(engine: Mapping[str, Any], trainer: Mapping[str, Any]) -> str:

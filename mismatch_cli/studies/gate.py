@@ -20,7 +20,7 @@ from mismatch_cli.trace.reader import Trace
 
 @dataclass(frozen=True)
 class Found:
-    """What was measured of a metric: a value with its interval and noise floor, or why there is none."""
+    """What was measured of a metric: a value with its interval and noise, or why there is none."""
 
     value: float | None = None
     low: float | None = None
@@ -118,7 +118,7 @@ def _reference(limit: Limit, found: Found, baseline: Measurement | None) -> tupl
         before = baseline.find(replace(limit, pair=found.pair))  # the same two policies, whatever comes first there
         return before.value, f"in the baseline: {before.why}" if before.value is None else ""
     if limit.bound == OF_FLOOR:
-        return found.floor, "the trace has no noise floor (--noise-responses)" if found.floor is None else ""
+        return found.floor, "the trace has no noise (--noise-responses)" if found.floor is None else ""
     return None, ""
 
 

@@ -165,9 +165,9 @@ def _check_bound(metric: str, bound: str, threshold: Any, where: str) -> None:
     of_catalog = METRICS.get(metric)
     if of_catalog is None:
         if bound == OF_FLOOR:
-            raise UsageError(f"{where}: a framework's metric has no noise floor. Use one of docs/summary.md.")
+            raise UsageError(f"{where}: a framework's metric has no noise. Use one of docs/summary.md.")
     elif bound == OF_FLOOR and of_catalog.agreement is None:
-        raise UsageError(f"{where}: {metric} measures no gap, so it has no noise floor. Use max or min.")
+        raise UsageError(f"{where}: {metric} measures no gap, so it has no noise. Use max or min.")
     elif bound in FACTORS and of_catalog.signed:
         raise UsageError(f"{where}: {metric} is signed and near 0 by chance: a factor says nothing. Use max and min.")
 

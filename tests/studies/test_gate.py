@@ -144,7 +144,7 @@ def poor(tmp_path) -> Measurement:
     ("metric", "bound", "pair", "reason"),
     [
         ("tv_topk_mean", "max", "", "not measured, and what is not measured does not pass"),
-        ("k3", "max_times_floor", "", "has no noise floor"),
+        ("k3", "max_times_floor", "", "has no noise"),
         ("k3", "max", "total", "does not tell total (it has: mismatch)"),
         ("verl:actor/pg_clipfrac", "max", "", "not measured: needs"),
         ("tv_topk_mean", "max_times_baseline", "", "not measured"),

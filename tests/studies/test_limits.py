@@ -86,7 +86,7 @@ def test_a_file_says_what_it_says(tmp_path):
             '[limits."verl:rollout_corr/kll"]\nmax = 1',
             "Unknown metric of verl 'rollout_corr/kll'. Did you mean rollout_",
         ),
-        ('[limits."verl:rollout_corr/kl"]\nmax_times_floor = 1', "a framework's metric has no noise floor"),
+        ('[limits."verl:rollout_corr/kl"]\nmax_times_floor = 1', "a framework's metric has no noise"),
         ('[limits."verl:rollout_corr/kl"]\nmax = 1\npair = "total"', "says itself what it compares"),
         ("decide = 1\n[limits.k3]\nmax = 1", "decide is 1"),
     ],

@@ -31,7 +31,7 @@ def tables() -> str:
         )
     usual = ["| precision | nats | source |", "|---|---|---|"]
     usual += [f"| {row.who} | {row.low:g} – {row.high:g} | {row.source} |" for row in reference().usual]
-    sections = {"Published bars": bars, "Measured by others": measured, USUAL: usual}
+    sections = {"Published limits": bars, "Measured by others": measured, USUAL: usual}
     return "\n".join(line for title, rows in sections.items() for line in (f"\n## {title}\n", *rows)).lstrip() + "\n"
 
 

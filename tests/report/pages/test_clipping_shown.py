@@ -130,5 +130,5 @@ def test_long_tables_are_folded_together_by_algorithm():
 def test_the_letters_are_explained_for_this_report():
     html = render_html(page_of_result(sample_result(), ()))
     definitions = html[html.index('<section id="definitions">') :]
-    assert "r′ = π/π′" in definitions and "noise floor" not in definitions
+    assert "r′ = π/π′" in definitions and "noise" not in definitions
     assert "1 − Σ keep·weight·|A| / Σ r·|A|" in re.sub(r"</?span[^>]*>", "", definitions)
