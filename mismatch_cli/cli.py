@@ -3,20 +3,19 @@
 import atexit
 import codecs
 import gc
-import inspect
 import io
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any, NoReturn
 
 import typer
 import typer.core
 
 from mismatch_cli import __version__, registry
+from mismatch_cli.commands._help import Command, Row, panels, print_help, summary
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.extras import not_installed
 from mismatch_cli.text import is_whole, visible
@@ -27,7 +26,14 @@ _ClickError = typer.BadParameter.__mro__[2]  # ClickException: newer versions of
 
 
 _COMMANDS = "mismatch_cli.commands"
-_PANELS = ("Measure", "Explain", "Use elsewhere", "Train")  # in `--help`; the first where a command names none
+_PANELS = {  # of `--help`, in the order in which one needs them
+    "Measure": ("probe", "report", "compare", "verdict"),
+    "Explain": ("diagnose", "clipstats", "algorithms"),
+    "Use elsewhere": ("import", "rescore", "gate"),
+    "Train": ("curate", "train"),
+}
+_OTHERS = "More"
+_GUIDE = "The guide, a page for each command, is the folder docs/ of the source code: docs/README.md leads through it."
 _SPELLED_OUT = "mismatch_cli.spelled_out"
 # New objects before Python looks for cycles, and how often it looks further back. Its own 700 is for small programs:
 # imports of torch and vLLM make two million objects that stay, and walking them again and again takes seconds.
@@ -43,33 +49,36 @@ class _Commands(typer.core.TyperGroup):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = dict.fromkeys(registry.names(_COMMANDS))  # type: ignore[assignment]
-        self._listing = False
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
-        """The command with its flags; in the list of all, its help alone."""
+        """The command with its flags."""
         if cmd_name not in self.commands:
             return None
-        module = registry.load(_COMMANDS, cmd_name, "command")
-        function = module.command
-        if self._listing:
-            return typer.core.TyperCommand(cmd_name, help=inspect.getdoc(function), rich_help_panel=_panel(module))
         app = typer.Typer(add_completion=False)
-        app.command(cmd_name)(function)
+        app.command(cmd_name, cls=Command)(_function(cmd_name))
         return typer.main.get_command(app)
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        """In the order of their panels; by name within each."""
-        names = super().list_commands(ctx)
-        return sorted(names, key=lambda name: _PANELS.index(_panel(registry.load(_COMMANDS, name, "command"))))
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        """In the order of their panels."""
+        return [name for names in self._panels().values() for name in names]
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        self._listing = True
-        super().format_help(ctx, formatter)
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        """Print it: of each command the first sentence of its help."""
+        listed = {title: [_row(name) for name in names] for title, names in self._panels().items()}
+        print_help(self, ctx, panels(self.get_params(ctx)) | listed)
+
+    def _panels(self) -> dict[str, tuple[str, ...]]:
+        known = {name for names in _PANELS.values() for name in names}
+        others = tuple(name for name in self.commands if name not in known)
+        return _PANELS | ({_OTHERS: others} if others else {})
 
 
-def _panel(command: ModuleType) -> str:
-    panel: str = getattr(command, "PANEL", _PANELS[0])
-    return panel
+def _function(name: str) -> Any:
+    return registry.load(_COMMANDS, name, "command").command
+
+
+def _row(name: str) -> Row:
+    return Row(name, "", summary(_function(name)))
 
 
 def build_app() -> typer.Typer:
@@ -78,6 +87,7 @@ def build_app() -> typer.Typer:
         name="mismatch-cli",
         cls=_Commands,
         help="Measure the gap between the rollout engine and the trainer of a language model.",
+        epilog=_GUIDE,
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -124,14 +134,14 @@ def run(arguments: Sequence[str]) -> int:
             "There is not enough memory for this. Close other programs, or give it less at a time: fewer --workers, "
             "a smaller --token-budget, fewer prompts.", 1, debug,
         )  # fmt: skip
+    except _ClickError as error:  # type: ignore[misc]
+        error.show()
+        return error.exit_code
     except Exception as error:
         if sentence := not_installed(error, f"`{arguments[0]}`"):
             return _fail(sentence, 1, debug)
         if isinstance(error, UnicodeEncodeError) and not is_whole(error.object):
             return _fail(f"{error.object[:300]} is not UTF-8. Rename what is called so, or mend that text.", 1, debug)
-        if isinstance(error, _ClickError):
-            error.show()  # type: ignore[attr-defined]
-            return error.exit_code  # type: ignore[attr-defined]
         what = f"{type(error).__name__}: {error}".splitlines()[0]
         return _fail(
             f"Unexpected error ({what}). This is a bug: please report it with the output of --debug.", 1, debug

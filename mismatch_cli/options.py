@@ -6,7 +6,7 @@ from dataclasses import Field, field, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from mismatch_cli import registry
 from mismatch_cli.errors import UsageError
@@ -61,11 +61,15 @@ def check(settings: Any, *, typed: bool) -> None:
             raise UsageError(f"{said} is too small. Use at least {limits['least']}{limits.get('why', '')}.")
         if "valid" in limits and not limits["valid"](value):
             raise UsageError(f"{said} makes no sense. Use {limits['wanted']}.")
-        if "choices" in limits:
-            kind, names = limits["choices"]
-            names = names() if callable(names) else names
-            if value not in names:
-                raise UsageError(f"{name}: {registry.unknown(kind, value, names)}")
+        _check_choice(name, value, limits)
+
+
+def _check_choice(name: str, value: Any, limits: Mapping[str, Any]) -> None:
+    if "choices" in limits and value is not None:
+        kind, names = limits["choices"]
+        names = names() if callable(names) else names
+        if value not in names:
+            raise UsageError(f"{name}: {registry.unknown(kind, value, names)}")
 
 
 def build(kind: type[_Settings], given: Mapping[str, Any]) -> _Settings:
@@ -90,39 +94,59 @@ def resumed(kind: type, asked: Mapping[str, Any], typed: set[str], recorded: Map
     return {**asked, **recorded, **{name: asked[name] for name in changeable & typed}}
 
 
+class Saying(NamedTuple):
+    """A setting by its name, about which a command has something else to say."""
+
+    name: str
+    changes: Mapping[str, Any]
+
+
+def saying(name: str, **changes: Any) -> Saying:
+    """In the `Annotated` of a command: this setting too, with what `setting` takes where it is another one here."""
+    return Saying(name, changes)
+
+
 def flags(
-    kind: type | None = None, without: Sequence[str] = (), **shown: Any
+    kind: type | None = None, without: Sequence[str] = (), defaults: Mapping[str, str] | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A command whose parameters are settings.
 
     A `setting` as the default of a parameter makes it a flag. A dataclass of settings as its type makes it an object
     that is built from a flag for each field, or for those that an `Annotated` names.
-    The fields of `kind` are flags too, before all others, which reach the command if it takes `**settings`; with
-    `shown`, which Typer takes, they stand behind and none has a default: something else says what holds.
+    The fields of `kind` are flags too, before all others, which reach the command if it takes `**settings`. With
+    `defaults`, the words of `--help` for each, none of them has one: something else says what holds.
     """
 
     def with_flags(function: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(function, eval_str=True)
         parameters: list[inspect.Parameter] = []
         built: dict[str, tuple[type, list[str]]] = {}
+        own: dict[str, Field[Any]] = {}
+        if kind is not None:
+            names = [known.name for known in fields(kind) if known.name not in without]
+            parameters += _parameters(kind, {name: _elsewhere(name, defaults) for name in names})
         for name, declared in signature.parameters.items():
             is_part = get_origin(declared.annotation) is Annotated
-            group, *names = get_args(declared.annotation) if is_part else [declared.annotation]
+            group, *named = get_args(declared.annotation) if is_part else [declared.annotation]
             if is_dataclass(group):
-                names = names or [known.name for known in fields(group)]
-                built[name] = group, names  # type: ignore[assignment]
-                parameters += _parameters(group, names)  # type: ignore[arg-type]
+                named = named or [known.name for known in fields(group)]
+                parts: dict[str, dict[str, Any]] = {}
+                for part in named:
+                    part_name, changes = part if isinstance(part, Saying) else (part, {})
+                    parts[part_name] = {**parts.get(part_name, {}), **changes}
+                built[name] = group, list(parts)  # type: ignore[assignment]
+                parameters += _parameters(group, parts)  # type: ignore[arg-type]
             elif isinstance(declared.default, Field):
-                parameters.append(_parameter(name, declared.annotation, declared.default))
+                own[name] = declared.default
+                parameters.append(_parameter(name, declared.annotation, declared.default.metadata))
             elif declared.kind is not declared.VAR_KEYWORD:
                 parameters.append(declared.replace(kind=declared.KEYWORD_ONLY))
-        if kind is not None:
-            made = _parameters(kind, [known.name for known in fields(kind) if known.name not in without], **shown)
-            parameters = parameters + made if shown else made + parameters
         takes_all = any(declared.kind is declared.VAR_KEYWORD for declared in signature.parameters.values())
 
         @wraps(function)
         def command(**given: Any) -> None:
+            for name, known in own.items():
+                _check_choice(known.metadata["flag"] or _flag(name), given[name], known.metadata)
             objects: dict[str, Any] = {
                 name: build(group, {part: given.pop(part) for part in names}) for name, (group, names) in built.items()
             }
@@ -135,13 +159,18 @@ def flags(
     return with_flags
 
 
-def _parameters(kind: type, names: Sequence[str], **shown: Any) -> list[inspect.Parameter]:
-    hints, known = get_type_hints(kind), {field.name: field for field in fields(kind)}
-    return [_parameter(name, hints[name], known[name], **shown) for name in names]
+def _elsewhere(name: str, defaults: Mapping[str, str] | None) -> dict[str, Any]:
+    """The changes to a setting whose default something else has, as `--help` shows it."""
+    return {} if defaults is None else {"unset": True, "show_default": defaults.get(name, "") or False}
+
+
+def _parameters(kind: type, named: Mapping[str, Mapping[str, Any]]) -> list[inspect.Parameter]:
+    hints, known = get_type_hints(kind), {field.name: field.metadata for field in fields(kind)}
+    return [_parameter(name, hints[name], {**known[name], **changes}) for name, changes in named.items()]
 
 
 _METAVARS = {bool: "", int: "N", float: "X", str: "TEXT", Path: "PATH"}
-_MOST_NAMED = 28  # characters of a list of choices beside a flag
+_MOST_NAMED = 60  # characters of a list of choices beside a flag
 
 
 def _metavar(hint: Any, about: Mapping[str, Any]) -> str | None:
@@ -155,22 +184,20 @@ def _metavar(hint: Any, about: Mapping[str, Any]) -> str | None:
     return _METAVARS.get(kinds.pop()) if len(kinds) == 1 else None
 
 
-def _parameter(name: str, hint: Any, setting: Field[Any], **shown: Any) -> inspect.Parameter:
+def _parameter(name: str, hint: Any, about: Mapping[str, Any]) -> inspect.Parameter:
     import typer
 
-    about = setting.metadata
     taken = {known: about[known] for known in ("min", "max", "metavar", "show_default") if known in about}
-    if not about.get("argument"):
-        taken.setdefault("metavar", _metavar(hint, about))
-    typed = {"help": about["help"], "rich_help_panel": about.get("panel"), **taken, **shown}
+    typed = {"help": about["help"], "rich_help_panel": about.get("panel"), **taken}
     if about.get("argument"):
-        option = typer.Argument(show_default=False, **typed)
+        option = typer.Argument(**{"show_default": False, **typed})
     else:
+        typed.setdefault("metavar", _metavar(hint, about))
         option = typer.Option(about["flag"] or _flag(name), *filter(None, [about.get("short")]), **typed)
-    unset = bool(shown) or about["unset"]
+    unset = about["unset"]
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
-        default=None if unset else default_of(setting),
+        default=None if unset else about["default"](),
         annotation=Annotated[hint | None if unset else hint, option],
     )

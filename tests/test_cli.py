@@ -10,11 +10,13 @@ import pytest
 MAIN = "import atexit, sys; atexit.register(print, 'registered'); from mismatch_cli.cli import main; main()"
 
 
-@pytest.mark.parametrize(("arguments", "code"), [(["--version"], 0), (["report", "/nowhere"], 1), (["nonsense"], 2)])
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(["--version"], 0), (["report", "/nowhere"], 1), (["nonsense"], 2), ([], 2)]
+)
 def test_it_ends_with_its_code_and_does_what_was_registered(arguments, code):
     ended = subprocess.run([sys.executable, "-c", MAIN, *arguments], capture_output=True, text=True)
     assert ended.returncode == code, ended.stderr
-    assert ended.stdout.endswith("registered\n")
+    assert ended.stdout.endswith("registered\n") and "Traceback" not in ended.stderr
     assert ("mismatch-cli 0." in ended.stdout) == (code == 0) and bool(ended.stderr) == (code != 0)
 
 

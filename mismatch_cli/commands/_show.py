@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from mismatch_cli import custom_code, places
 from mismatch_cli.commands._progress import TerminalProgress, colour_system
 from mismatch_cli.errors import UsageError
-from mismatch_cli.options import setting
+from mismatch_cli.options import saying, setting
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -35,42 +35,45 @@ _WORST_IN_HTML = 10
 _PIPE_WIDTH = 10_000  # characters: more than any table has
 
 of_output = partial(setting, panel="Output")
-TRACES = setting(None, "Run folders or trace folders, pooled; without one, the bundled trace.", argument=True)
+TRACES = setting(
+    None, "Run folders or trace folders; several are pooled.", argument=True, show_default="the bundled trace"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Common:
     """Flags that look and read the same in every command that has them, and what is shown as they want it."""
 
-    trust_remote_code: bool = setting(False, "Run the code that a model brings; it is refused without.")
-    resume: bool = setting(False, "Go on with the run in --output where it was stopped.")
-    workers: int = setting(
-        1, "Processes that read 32 MB of shards at a time; the numbers stay the same to the bit.", min=1
-    )
+    trust_remote_code: bool = setting(False, "Run code that comes with a model; without this it is refused.")
+    resume: bool = setting(False, "Go on with the run in --output where it stopped.")
+    workers: int = setting(1, "Processes to read with, 32 MB of shards at a time; every number stays the same.", min=1)
     output: Path | None = of_output(  # noqa: RUF009
-        None, "Run folder for the trace, summary.json, report.html, plots and log.", short="-o"
-    )
-    into: Path | None = of_output(  # noqa: RUF009
-        None, "Folder for summary.json, report.html and plots.", "--output", short="-o",
-        show_default="in the run, or here; named after the command",
+        None, "Folder for summary.json, report.html and plots/.", short="-o",
+        show_default="in the run or here, named after the command",
     )  # fmt: skip
     worst: int | None = of_output(
         None, "Show the N worst tokens and responses in their context.", min=0,
-        show_default="1 on the screen, else 10",
+        show_default="1 on the screen, 10 on the page",
     )  # fmt: skip
-    page_responses: int = of_output(200, "Responses whose tokens the page shows, as many as it holds; 0 = none.", min=0)
+    page_responses: int = of_output(200, "Most responses that the page shows token by token; 0 for none.", min=0)
     plots: str | None = of_output(
-        None, "Files in plots/: png, svg, pdf; several with commas.", metavar="FORMATS", show_default="png"
+        None,
+        "Formats of the files in plots/: png, svg, pdf; several with commas.",
+        metavar="FORMATS",
+        show_default="png",
     )
     plot_width: str | None = of_output(
-        None, "Width of these files, for a paper: 3.25in, 8.5cm, 234pt.", metavar="WIDTH", show_default="as on the page"
+        None,
+        "Width of these files, for a paper: 3.25in, 8.5cm or 234pt.",
+        metavar="WIDTH",
+        show_default="as on the page",
     )
     plot_panels: bool = of_output(False, "Write each panel into a file of its own.")
-    no_plots: bool = of_output(False, "Draw nothing: a page without pictures, and no plots/.")
-    force: bool = of_output(False, "Replace a run that is already there.")
+    no_plots: bool = of_output(False, "Draw nothing: no plots/, and a page without pictures.")
+    force: bool = of_output(False, "Replace earlier results.")
     full: bool = of_output(False, "Print everything that was measured, not only what decides.")
-    full_paths: bool = of_output(False, "Show absolute paths as they are, in place of …/NAME.")
-    json: bool = of_output(False, "Print JSON on stdout instead of tables (described in the guide).")
+    full_paths: bool = of_output(False, "Show absolute paths in full, not as …/NAME.")
+    json: bool = of_output(False, "Print JSON in place of tables.")
     quiet: bool = of_output(False, "Hide progress and notices; print errors only.", short="-q")
     debug: bool = of_output(False, "Show the traceback of an error.")  # read by cli.run, which catches the error
 
@@ -92,7 +95,7 @@ class Common:
     @property
     def only_numbers(self) -> bool:
         """Whoever takes the JSON and names no folder waits for no pictures."""
-        return self.json and self.output is None and self.into is None
+        return self.json and self.output is None
 
     @cached_property
     def progress(self) -> TerminalProgress:
@@ -116,8 +119,8 @@ class Common:
         """Where a report goes: as asked, else into the run that is named alone, or here; None for numbers alone."""
         from mismatch_cli.trace.manifest import run_folder_of, trace_folder
 
-        if self.into is not None or self.only_numbers:
-            return self.into
+        if self.output is not None or self.only_numbers:
+            return self.output
         own = trace_folder(named[0]) if named and len(named) == 1 else None
         return (Path() if own is None or places.is_bundled(own) else run_folder_of(own)) / name
 
@@ -233,10 +236,11 @@ class Common:
 DRAWING = ("plots", "plot_width", "plot_panels", "no_plots")
 _SHOWING = (*DRAWING, "force", "full")
 _TALKING = ("json", "quiet", "debug")
-Reading = Annotated[Common, "workers", "into", *_SHOWING, "full_paths", *_TALKING]
-Judging = Annotated[Common, "workers", "into", "page_responses", *_SHOWING, "full_paths", *_TALKING]
-Recording = Annotated[Common, "trust_remote_code", "resume", "output", *_SHOWING, *_TALKING]
-Probing = Annotated[Common, "trust_remote_code", "resume", "output", "worst", "page_responses", *_SHOWING, *_TALKING]
+Reading = Annotated[Common, "workers", "output", *_SHOWING, "full_paths", *_TALKING]
+Judging = Annotated[Common, "workers", "output", "page_responses", *_SHOWING, "full_paths", *_TALKING]
+_RUN = saying("output", help="Run folder: trace/, summary.json, report.html, plots/ and log/.")
+Recording = Annotated[Common, "trust_remote_code", "resume", _RUN, *_SHOWING, *_TALKING]
+Probing = Annotated[Common, "trust_remote_code", "resume", _RUN, "worst", "page_responses", *_SHOWING, *_TALKING]
 
 
 def print_json(content: Any) -> None:

@@ -8,20 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 from mismatch_cli.commands._show import Common, print_parts
 from mismatch_cli.options import flags
 
-PANEL = "Explain"
-
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
 @flags()
 def command(*, common: Annotated[Common, "json", "debug"]) -> None:
-    """Print every algorithm that clipstats can judge: when a token is blocked, and the weight of one that is not.
+    """List the algorithms that clipstats judges: when each blocks a token, and how it weights the others.
 
     Examples:
-
       mismatch-cli algorithms
-
       mismatch-cli algorithms --json | jq '.algorithms[].name'
     """
     table = _table()

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from mismatch_cli.commands._show import BUNDLED, TRACES, Judging
 from mismatch_cli.errors import UsageError
-from mismatch_cli.options import flags, setting
-
-PANEL = "Explain"
+from mismatch_cli.options import flags, saying, setting
 
 if TYPE_CHECKING:
     from mismatch_cli.algorithms.algorithm import Algorithm
@@ -21,28 +19,25 @@ def command(
     traces: list[Path] | None = TRACES,
     algorithm: list[str] | None = setting(
         None,
-        "Judge only this one; repeatable. NAME, NAME:PARAMETER=VALUE,… or a file my_mask.py. Without it, the whole "
-        "table of `mismatch-cli algorithms`.",
+        "Judge only this one: NAME, NAME:PARAMETER=VALUE,… or a file such as my_mask.py. Repeatable.",
         short="-a",
-        show_default=False,
+        metavar="ALGORITHM",
+        show_default="all that `mismatch-cli algorithms` lists",
     ),
     compare: tuple[str, str] | None = setting(
         None,
-        "The two algorithms to draw as regions and to show examples of.",
+        "Two algorithms to draw as regions and to show examples of.",
         metavar="NAME NAME",
         show_default="grpo-clip-higher dppo-binary-tv",
     ),
-    theory: bool = setting(False, "Also the paper's bounds on the improvement; needs rewards."),
-    common: Judging,
+    theory: bool = setting(False, "Add the paper's bounds on the improvement, which need rewards."),
+    common: Annotated[Judging, saying("output", show_default="clipstats, in the run or here")],
 ) -> None:
     """Show which tokens every trust region blocks, what they are, what is lost, and how many updates are bad.
 
     Examples:
-
       mismatch-cli clipstats
-
       mismatch-cli clipstats probe-model -a grpo-clip-higher -a dppo-binary-tv:delta=0.1
-
       mismatch-cli clipstats probe-model -a my_mask.py --compare my_mask.py dppo-binary-tv
     """
     from functools import partial

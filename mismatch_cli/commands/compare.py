@@ -1,12 +1,17 @@
 """`mismatch-cli compare`: two traces or more beside each other, paired on what they share."""
 
 from pathlib import Path
+from typing import Annotated
 
 from mismatch_cli.commands._show import Reading
 from mismatch_cli.errors import UsageError, suggest
-from mismatch_cli.options import flags, setting
+from mismatch_cli.options import flags, saying, setting
 
-PANEL = "Measure"
+
+def _pairs() -> list[str]:
+    from mismatch_cli.metrics.pairs import PAIRS
+
+    return list(PAIRS)
 
 
 @flags()
@@ -14,16 +19,17 @@ def command(
     *,
     traces: list[Path] | None = setting(
         None,
-        "Run folders or trace folders; the first is what the others, up to five, are compared with. Without any, the "
-        "two bundled traces.",
+        "Run folders or trace folders: the first is compared with each of the others, up to five.",
         argument=True,
+        show_default="the two bundled traces",
     ),
     pair: str | None = setting(
         None,
-        "Which gap: mismatch, total, staleness or floor.",
-        show_default="the first of mismatch and total that all traces have",
+        "Gap to compare: at equal weights, with staleness, staleness alone, or the trainer's own noise.",
+        choices=("pair", _pairs),
+        show_default="mismatch, or total where a trace lacks that",
     ),
-    common: Reading,
+    common: Annotated[Reading, saying("output", show_default="compare")],
 ) -> None:
     """Show how traces differ: in every metric, with intervals, on the same tokens, and in their settings.
 
@@ -31,17 +37,12 @@ def command(
     traces of the same prompts prompt by prompt.
 
     Examples:
-
       mismatch-cli compare
-
       mismatch-cli compare probe-before probe-after
-
       mismatch-cli compare probe-bf16 probe-fp16 probe-fp32 --json
     """
     from functools import partial
 
-    from mismatch_cli import registry
-    from mismatch_cli.metrics.pairs import PAIRS
     from mismatch_cli.studies.settings_compared import NAMES
 
     if traces and len(traces) == 1:
@@ -50,8 +51,6 @@ def command(
         )
     if traces and len(traces) > len(NAMES):
         raise UsageError(f"{len(traces)} traces are too many at once: name at most {len(NAMES)}.")
-    if pair is not None and pair not in PAIRS:
-        raise UsageError(registry.unknown("pair", pair, PAIRS))
     folder = common.report_folder(None, "compare")
     common.check(traces, folder)
     from mismatch_cli.studies.comparison import ComparisonAnalysis, analyse_comparison

@@ -2,36 +2,39 @@
 
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from mismatch_cli.commands._show import Recording
 from mismatch_cli.errors import suggest
-from mismatch_cli.options import flags, setting
+from mismatch_cli.options import flags, saying, setting
 from mismatch_cli.places import bundled
 from mismatch_cli.recording.config import CurateConfig
-
-PANEL = "Train"
 
 
 @flags(CurateConfig)
 def command(
     context: typer.Context,
     *,
-    confirm: bool = setting(False, "Leave out what the held-out samples put outside the range.", panel="Choice"),
-    common: Recording,
+    confirm: bool = setting(False, "Leave out problems whose held-out accuracy is outside the range.", panel="Choice"),
+    common: Annotated[
+        Recording,
+        saying(
+            "output",
+            help="Run folder: perfectible.jsonl, trace/, held-out/, summary.json, report.html, plots/ and log/.",
+            show_default="curate-MODEL",
+        ),
+    ],
 ) -> None:
-    """Find the problems that a model solves sometimes: on them a sound algorithm must reach full accuracy.
+    """Find the problems that a model solves only sometimes: on them a sound algorithm must reach full accuracy.
 
-    Every problem is sampled, those within --keep are kept, and measured again with samples that did not choose them:
-    accuracies near an end of the range are partly luck, and regress to the mean.
+    It samples every problem, keeps those whose accuracy is within --keep, and measures these again with samples that
+    did not choose them: an accuracy near an end of the range is partly luck, and regresses to the mean.
 
     Examples:
-
       mismatch-cli curate --num-prompts 64
-
       mismatch-cli curate Qwen/Qwen2.5-Math-1.5B --prompts math.jsonl --max-tokens 3000
-
       mismatch-cli train --dataset curate-model/perfectible.jsonl
     """
     from mismatch_cli.commands._prepared import prepared_run

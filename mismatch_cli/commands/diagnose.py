@@ -4,9 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 from mismatch_cli.commands._show import BUNDLED, DRAWING, TRACES, Common
-from mismatch_cli.options import flags, setting
-
-PANEL = "Explain"
+from mismatch_cli.options import flags, saying, setting
 
 
 @flags()
@@ -14,16 +12,18 @@ def command(
     *,
     traces: list[Path] | None = TRACES,
     earlier_model: str | None = setting(
-        None, "An earlier checkpoint, or the base model: does the engine agree with that one better?"
+        None, "Earlier checkpoint, or the base model: does the engine agree better with that one?", metavar="MODEL"
     ),
     trainer_model: str | None = setting(
-        None, "Trainer's model at the weights that sampled: it reads responses again and tells which side differs."
+        None,
+        "The trainer's model at the weights that sampled: it scores responses again, which tells the side at fault.",
+        metavar="MODEL",
     ),
     common: Annotated[
         Common,
         "trust_remote_code",
         "workers",
-        "into",
+        saying("output", show_default="diagnosis, in the run or here"),
         *DRAWING,
         "force",
         "full",
@@ -38,11 +38,8 @@ def command(
     Each finding comes with its evidence, its size, the likely cause and the setting to change.
 
     Examples:
-
       mismatch-cli diagnose
-
       mismatch-cli diagnose probe-model
-
       mismatch-cli diagnose import-prime-rl --earlier-model ./step-90
     """
     from functools import partial

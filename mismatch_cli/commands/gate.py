@@ -15,8 +15,6 @@ from mismatch_cli.commands._show import TRACES, Common, console, print_json, pri
 from mismatch_cli.errors import UsageError
 from mismatch_cli.options import flags, setting
 
-PANEL = "Use elsewhere"
-
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -33,30 +31,27 @@ def command(
     traces: list[Path] | None = TRACES,
     limits: list[str] | None = of_limits(
         None,
-        "A TOML file (docs/gate.md), or the name of published limits: see --list. May be given several times; without "
-        "it, prime-rl.",
-        show_default=False,
+        "Published limits by their name, which --list shows, or a TOML file of your own. Repeatable.",
+        metavar="NAME|FILE.toml",
+        show_default="prime-rl",
     ),
-    baseline: list[Path] | None = of_limits(None, "The trace that relative limits start from."),
-    list_presets: bool = of_limits(False, "Show the published limits and where they stand.", "--list"),
+    baseline: list[Path] | None = of_limits(None, "Trace that relative limits start from.", metavar="TRACE"),
+    list_presets: bool = of_limits(False, "List the published limits with their sources.", "--list"),
     allow_partial: bool = of_limits(
-        False, "Judge a trace that lacks shards, responses or scores by what is there; without it, it fails."
+        False, "Judge a trace that lacks shards, responses or scores by what is there, in place of failing it."
     ),
-    junit: Path | None = for_ci(None, "Write a JUnit XML file: a test case per limit."),
-    markdown: Path | None = for_ci(None, "Write a table for a job's summary or a comment."),
+    junit: Path | None = for_ci(None, "Write JUnit XML with a test case per limit.", metavar="FILE"),
+    markdown: Path | None = for_ci(None, "Write a Markdown table, for a job's summary or a comment.", metavar="FILE"),
     common: Annotated[Common, "force", "full", "full_paths", "json", "quiet", "debug"],
 ) -> None:
-    """Judge a trace by limits: exit code 0 if they hold, 3 if one is exceeded or cannot be measured.
+    """Judge a trace by limits: exit code 0 if all hold, 3 if one is exceeded or cannot be measured.
 
-    Limits are absolute, relative to the trainer's noise, or relative to another trace (--baseline). A partial
-    trace fails, too.
+    Limits are absolute, relative to the trainer's noise, or relative to another trace (--baseline). A partial trace
+    fails too.
 
     Examples:
-
       mismatch-cli gate run --limits limits.toml
-
       mismatch-cli gate run --limits verl --limits nemo-rl --junit gate.xml --markdown gate.md
-
       mismatch-cli gate run --limits limits.toml --baseline last-release
     """
     from mismatch_cli.recording.folder import check_file

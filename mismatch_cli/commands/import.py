@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from mismatch_cli import registry
 from mismatch_cli.commands._progress import TerminalProgress
 from mismatch_cli.commands._show import Common, print_json, print_parts
-from mismatch_cli.errors import UsageError, suggest
-from mismatch_cli.options import flags, setting
+from mismatch_cli.errors import suggest
+from mismatch_cli.options import flags, saying, setting
 from mismatch_cli.places import bundled, bundled_trace
 from mismatch_cli.sampling import SamplingSettings
-
-PANEL = "Use elsewhere"
 
 if TYPE_CHECKING:
     from mismatch_cli.importers._driver import Import
@@ -29,44 +27,52 @@ of_sampling = partial(setting, panel="Sampling")
 def command(
     *,
     paths: list[Path] | None = setting(
-        None, "Files of a dump, or the folder of a run; without one, a small bundled dump.", argument=True
+        None, "Files of a dump, or the folder of a run.", argument=True, show_default="a small bundled dump"
     ),
-    format: str | None = setting(None, "How the dump is laid out (--formats lists them); detected."),
-    formats: bool = setting(False, "List the formats, and what each holds."),
-    schema: bool = setting(False, "Print the plain schema, and how to write it."),
+    format: str | None = setting(
+        None,
+        "Format of the dump.",
+        choices=("format", partial(registry.names, _PACKAGE)),
+        show_default="detected",
+    ),
+    formats: bool = setting(False, "List the formats and what each holds."),
+    schema: bool = setting(False, "Print the plain schema and how to write it."),
     weights: str | None = setting(
-        None, "Whether the dump's π has the weights that sampled: equal or newer. By default as the format has it."
+        None,
+        "Whether the dump's π is at the weights that sampled, or at newer ones.",
+        choices=("kind of weights", ("equal", "newer")),
+        show_default="as the format has it",
     ),
     tokenizer: str | None = setting(
-        None, "So that reports show text in place of numbers: a model, or a trace of it.", metavar="MODEL"
+        None, "Model, or a trace of it, whose tokenizer turns ids into the text of reports.", metavar="MODEL"
     ),
-    temperature: float | None = of_sampling(None, "As sampled; kept for `rescore`."),
-    top_p: float | None = of_sampling(None, "The same; 1 = off."),
-    top_k: int | None = of_sampling(None, "The same; 0 = off."),
-    min_p: float | None = of_sampling(None, "The same; 0 = off."),
-    common: Annotated[Common, "trust_remote_code", "output", "force", "json", "quiet", "debug"],
+    temperature: float | None = of_sampling(None, "Temperature that sampled, which `rescore` asks for."),
+    top_p: float | None = of_sampling(None, "Top-p that sampled; 1 if none."),
+    top_k: int | None = of_sampling(None, "Top-k that sampled; 0 if none."),
+    min_p: float | None = of_sampling(None, "Min-p that sampled; 0 if none."),
+    common: Annotated[
+        Common,
+        "trust_remote_code",
+        saying("output", help="Run folder; the trace goes into its trace/.", show_default="import-NAME"),
+        "force",
+        "json",
+        "quiet",
+        "debug",
+    ],
 ) -> None:
     """Turn the dump of an RL framework into a trace: prime-rl, NeMo-RL, slime, miles, open-instruct, or plain JSONL.
 
-    Nothing is ever unpickled, and nothing is left out silently. See docs/import.md.
+    Nothing is ever unpickled, and nothing is left out silently.
 
     Examples:
-
       mismatch-cli import
-
       mismatch-cli import runs/math/token_exports --output math
-
       mismatch-cli import dump.jsonl --tokenizer Qwen/Qwen2.5-0.5B --temperature 1
-
       mismatch-cli import --schema
     """
     if formats or schema:
         (_print_formats if formats else _print_schema)(common.json)
         return
-    if weights not in (None, "equal", "newer"):
-        raise UsageError(f"--weights {weights} is not known. Choose one of: equal, newer.")
-    if format is not None:
-        registry.check(_PACKAGE, format, "format")
     given = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
     sampling: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     SamplingSettings(**sampling)  # checked as `probe` checks them

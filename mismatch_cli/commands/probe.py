@@ -1,37 +1,31 @@
 """`mismatch-cli probe`: sample with the rollout engine, score with the trainer, report the gap."""
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from mismatch_cli.commands._show import Probing
-from mismatch_cli.options import flags, setting
+from mismatch_cli.options import flags, saying, setting
 from mismatch_cli.recording.config import ProbeConfig
-
-PANEL = "Measure"
 
 
 @flags(ProbeConfig)
 def command(
     context: typer.Context,
     *,
-    like: Path | None = setting(None, "A run of `probe`: every setting that is not typed is as it was there."),
-    common: Probing,
+    like: Path | None = setting(None, "Take every setting that is not typed from this run of `probe`.", metavar="RUN"),
+    common: Annotated[Probing, saying("output", show_default="probe-MODEL")],
 ) -> None:
     """Sample with the rollout engine, recompute with the trainer, and report how far they disagree.
 
     Without arguments it runs on the bundled model.
 
     Examples:
-
       mismatch-cli probe
-
       mismatch-cli probe Qwen/Qwen2.5-0.5B-Instruct --prompts problems.jsonl --num-prompts 128
-
       mismatch-cli probe ./checkpoint --trainer-dtype float32 --kv-cache-dtype fp8 --json
-
       mismatch-cli probe Qwen/Qwen2.5-0.5B-Instruct --adapter ./lora --merge-adapter
-
       mismatch-cli probe --like probe-model --eager --output eager
     """
     from mismatch_cli.commands._prepared import prepared_run

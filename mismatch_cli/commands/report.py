@@ -6,9 +6,7 @@ from typing import Annotated
 from mismatch_cli import registry
 from mismatch_cli.commands._show import DRAWING, Common
 from mismatch_cli.errors import UsageError
-from mismatch_cli.options import flags, setting
-
-PANEL = "Measure"
+from mismatch_cli.options import flags, saying, setting
 
 _REPORT = Path("report")  # the folder where no run is named
 _NO_RUN = "There is no run in this folder: reporting on the bundled trace."
@@ -19,22 +17,25 @@ def command(
     *,
     traces: list[Path] | None = setting(
         None,
-        "Run folders or trace folders, pooled; without one, the latest run here, else the bundled trace.",
+        "Run folders or trace folders, of which several are pooled, or folders of training runs.",
         argument=True,
+        show_default="the latest run here, else the bundled trace",
     ),
     export: str | None = setting(
-        None, "Write one row per token (csv, parquet), or per response as `import` reads it (jsonl)."
+        None,
+        "Also write a row per token (csv, parquet), or per response (jsonl, which `import` reads).",
+        choices=("format", ("csv", "parquet", "jsonl")),
     ),
     dialect: str | None = setting(
         None,
-        "Only print what this framework's dashboard would show: verl, nemo-rl, trl, … or all.",
+        "Only print what this framework's dashboard would show: verl, nemo-rl, trl, …, or all.",
         "--as",
         metavar="FRAMEWORK",
     ),
     common: Annotated[
         Common,
         "workers",
-        "output",
+        saying("output", show_default="the run itself; for several, or the bundled trace, report"),
         "worst",
         "page_responses",
         *DRAWING,
@@ -46,20 +47,14 @@ def command(
         "debug",
     ],
 ) -> None:
-    """Print and draw the report of a trace, or of training runs, again, without a model.
+    """Print and draw the report of a trace or of training runs again, without a model.
 
     Examples:
-
       mismatch-cli report probe-model
-
       mismatch-cli report probe-model --worst 20 --export parquet
-
       mismatch-cli report train-miniature
-
       mismatch-cli report probe-model --as verl
     """
-    if export not in (None, "csv", "parquet", "jsonl"):
-        raise UsageError(f"--export {export} is not known. Choose one of: csv, parquet, jsonl.")
     if dialect is not None:
         if export is not None or common.output is not None:
             raise UsageError(f"--as {dialect} only prints: leave out {'--export' if export else '--output'}.")

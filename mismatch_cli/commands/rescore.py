@@ -1,29 +1,27 @@
 """`mismatch-cli rescore`: log π of a recorded trace by another model, dtype or checkpoint, into a new run folder."""
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from mismatch_cli.commands._show import Probing
-from mismatch_cli.options import flags
+from mismatch_cli.options import flags, saying
 from mismatch_cli.recording.config import RescoreConfig
-
-PANEL = "Use elsewhere"
 
 
 @flags(RescoreConfig)
-def command(context: typer.Context, *, common: Probing) -> None:
-    """Score the responses of a trace anew, and report the gap.
+def command(
+    context: typer.Context, *, common: Annotated[Probing, saying("output", show_default="rescore-RUN")]
+) -> None:
+    """Score the responses of a trace with another model, dtype or checkpoint, and report the gap.
 
-    The trace is only read; the new one goes into its own run folder. Without arguments the bundled model scores the
-    bundled float32 trace in its own dtype. See docs/rescore.md.
+    The new trace goes into a run folder of its own. Without arguments the bundled model scores the bundled float32
+    trace in its own dtype.
 
     Examples:
-
       mismatch-cli rescore
-
       mismatch-cli rescore run --trainer-model ./model --trainer-dtype float32
-
       mismatch-cli rescore run --trainer-model ./checkpoint-40 --weights newer
     """
     from mismatch_cli.commands._prepared import prepared_run

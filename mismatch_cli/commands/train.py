@@ -15,9 +15,7 @@ from mismatch_cli.commands._show import DRAWING, Common
 from mismatch_cli.errors import MismatchError, UsageError, quoted
 from mismatch_cli.options import flags, setting
 from mismatch_cli.places import bundled, shown
-from mismatch_cli.rl.train_config import FILE_NAME, TrainConfig, load_config, presets
-
-PANEL = "Train"
+from mismatch_cli.rl.train_config import FILE_NAME, TrainConfig, load_config, presets, shown_defaults
 
 if TYPE_CHECKING:
     from mismatch_cli.commands._live import TrainingView
@@ -25,35 +23,51 @@ if TYPE_CHECKING:
 
 # Flags with more to say than their setting.
 _OWN = {known.name: known.metadata["help"] for known in fields(TrainConfig) if known.name in ("algorithm", "seed")}
+_PRESET = "miniature"
+_SHOWN = shown_defaults(_PRESET)
 
 
-@flags(TrainConfig, without=tuple(_OWN), show_default=False, rich_help_panel="Settings")
+@flags(TrainConfig, without=tuple(_OWN), defaults=_SHOWN)
 def command(
     *,
-    algorithm: list[str] | None = setting(None, f"{_OWN['algorithm']} Repeatable.", short="-a", show_default=False),
-    preset: str = setting("miniature", f"{', '.join(presets())}, or a TOML file."),
-    seed: int | None = setting(None, _OWN["seed"], show_default="0"),
+    algorithm: list[str] | None = setting(
+        None, f"{_OWN['algorithm']} Repeatable.", short="-a", metavar="ALGORITHM", show_default=_SHOWN["algorithm"]
+    ),
+    preset: str = setting(
+        _PRESET,
+        "Where every setting starts.",
+        metavar="|".join((*presets(), "FILE.toml")),
+    ),
+    seed: int | None = setting(None, _OWN["seed"], show_default=_SHOWN["seed"]),
     seeds: int = setting(1, "Runs of each algorithm, with seeds counting up.", min=1),
-    output: Path | None = setting(None, "Folder of the runs.", short="-o", show_default="train-PRESET"),
+    output: Path | None = setting(
+        None,
+        "Folder of the runs: traces/, checkpoints/, model/, report.html and more.",
+        short="-o",
+        show_default="train-PRESET",
+        panel="Output",
+    ),
     resume: bool = setting(False, "Go on with the runs in --output from their checkpoints."),
-    show_config: bool = setting(False, "Check the settings, print them resolved as TOML, and stop."),
+    show_config: bool = setting(False, "Check the settings, print them all as TOML, and stop."),
     report_every: float = setting(
-        60, "Least time between two drawings of report.html; 0: at the end only.", min=0, metavar="SECONDS"
+        60,
+        "Least time between two drawings of report.html; 0 to draw it at the end only.",
+        min=0,
+        metavar="SECONDS",
+        panel="Output",
     ),
     common: Annotated[Common, "trust_remote_code", *DRAWING, "full", "quiet", "debug"],
     **chosen: Any,
 ) -> None:
     """Train a small set of problems towards full accuracy, with any algorithm, and record what its trust region does.
 
+    Every setting of a preset is a flag too. The defaults below are those of the preset miniature; --preset paper
+    --show-config prints those of paper.
+
     Examples:
-
       mismatch-cli train
-
       mismatch-cli train -a dppo-binary-tv -a pg-is -a grpo-clip-higher --seeds 3
-
       mismatch-cli train --model ./checkpoint --dataset problems.jsonl --steps 200
-
-    Every setting of a preset is a flag too.
     """
     from mismatch_cli.extras import require
     from mismatch_cli.recording.folder import folder_of_trainings, training_folder
@@ -104,7 +118,7 @@ def _run_name(config: TrainConfig) -> str:
 
 
 def _say_whose_rate(config: TrainConfig, preset: str, changes: dict[str, Any], common: Common) -> None:
-    chosen = preset != "miniature" or "learning_rate" in changes
+    chosen = preset != _PRESET or "learning_rate" in changes
     if not chosen and Path(config.model).resolve() != bundled("model").resolve():
         common.progress.say(
             f"The learning rate of the preset miniature, {config.learning_rate:g}, was chosen for the bundled model: "

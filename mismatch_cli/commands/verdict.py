@@ -21,23 +21,23 @@ _BUNDLED = "abs_d_mean=0.0083", "bf16", "fp8"  # the mean |Δlog p| of the bundl
 _FULL_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "half": "float16"}
 _DTYPES = ("bf16", "fp16", "fp32", "fp8", "int8", "fp4", "bfloat16", "float16", "float32")
 _WIDE = ("bfloat16", "float16", "float32")
-of_run = partial(setting, panel="The run that it is from")
+of_run = partial(setting, panel="The run behind the number")
 
 
 @flags()
 def command(
     *,
     numbers: list[str] | None = setting(
-        None, "A framework (without one: our names, or a name that only one has), then NAME=VALUE, several at once.",
-        argument=True, metavar="[FRAMEWORK] NAME=VALUE…",
+        None, "A framework and its numbers by name; without one, names of mismatch-cli or of a single framework.",
+        argument=True, metavar="[FRAMEWORK] [NAME=VALUE]...", show_default="the mean |Δlog p| of the bundled trace",
     ),
-    list_names: bool = setting(False, "Show the names there are, of one framework or of all.", "--list"),
-    model: str | None = of_run(None, "dense or moe, or a kind that begins so, such as dense-7b."),
-    dtype: str | None = of_run(None, "Of the weights that sampled: bf16, fp16, fp32, fp8, int8 or fp4."),
-    trainer_dtype: str | None = of_run(None, "The trainer's, if it differs."),
-    kv_cache_dtype: str | None = of_run(None, "Such as fp8."),
-    temperature: float | None = of_run(None, "Of sampling."),
-    top_p: float | None = of_run(None, "Of sampling."),
+    list_names: bool = setting(False, "List the names, of one framework or of all.", "--list"),
+    model: str | None = of_run(None, "dense or moe, or a kind of these, such as dense-7b.", metavar="KIND"),
+    dtype: str | None = of_run(None, "Dtype of the weights that sampled.", choices=("dtype", _DTYPES)),
+    trainer_dtype: str | None = of_run(None, "Dtype of the trainer, if it differs.", choices=("dtype", _DTYPES)),
+    kv_cache_dtype: str | None = of_run(None, "Dtype of the KV cache, such as fp8.", metavar="DTYPE"),
+    temperature: float | None = of_run(None, "Temperature of sampling."),
+    top_p: float | None = of_run(None, "Top-p of sampling."),
     common: Annotated[Common, "json", "quiet", "debug"],
 ) -> None:  # fmt: skip
     """Say whether a number is normal: the limits it keeps, what others measured, what to check first.
@@ -45,13 +45,9 @@ def command(
     It needs no trace. The exit code is 0 whether limits hold or not (`gate` is for that).
 
     Examples:
-
       mismatch-cli verdict trl sampling/sampling_logp_difference/mean=0.02 --model dense-7b --dtype bf16
-
       mismatch-cli verdict verl training/rollout_probs_diff_mean=0.007 rollout_corr/kl=0.002
-
       mismatch-cli verdict k3=0.0015 --model moe
-
       mismatch-cli verdict --list trl
     """
     framework, values = _parsed(numbers or [], list_names)
@@ -103,9 +99,6 @@ def _about(
     """What was told of the run, as a manifest has it; a `UsageError` for what is not known."""
     if model is not None and not re.match(r"(dense|moe)\b", model):
         raise UsageError(f"--model {model} is no kind of model. Use dense or moe, or a kind such as dense-7b.")
-    for flag, name in (("--dtype", dtype), ("--trainer-dtype", trainer_dtype)):
-        if name is not None and name not in _DTYPES:
-            raise UsageError(f"{flag}: {registry.unknown('dtype', name, _DTYPES)}")
     for name, value, valid in (
         ("temperature", sampling["temperature"], (0, 100)),
         ("top-p", sampling["top_p"], (0, 1)),

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mismatch_cli.batch import TokenBatch
-
 if TYPE_CHECKING:
+    from mismatch_cli.batch import TokenBatch
     from mismatch_cli.trace.reader import Trace
 
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _RESPONSES_PER_SHARD = 256
 _TOKENS_PER_SHARD = 2**20
+_OF_TRACE: dict[str, Any] = {"show_default": "what the trace says"}
 
 
 class RolloutConfig(RolloutSettings, SamplerSettings, PromptSettings):
@@ -184,7 +185,7 @@ class ProbeConfig(
 class CurateConfig(RolloutConfig, ThreadSettings, RolloutSettings, SamplerSettings, ChoiceSettings, PromptSettings):
     """Everything that decides which problems `curate` keeps."""
 
-    num_prompts: int | None = of_prompts(None, "How many to look at; by default all.", min=1)
+    num_prompts: int | None = of_prompts(None, "How many problems to sample.", min=1, show_default="all")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -200,10 +201,10 @@ class CurateConfig(RolloutConfig, ThreadSettings, RolloutSettings, SamplerSettin
 class RescoreConfig(ThreadSettings, ScorerSettings, ScoredSettings):
     """Everything that decides what a rescored trace holds."""
 
-    temperature: float | None = of_sampling(None, "As sampled; by default what the trace says.")
-    top_p: float | None = of_sampling(None, "The same; 1 = off.")
-    top_k: int | None = of_sampling(None, "The same; 0 = off.")
-    min_p: float | None = of_sampling(None, "The same; 0 = off.")
+    temperature: float | None = of_sampling(None, "Temperature that sampled.", **_OF_TRACE)
+    top_p: float | None = of_sampling(None, "Top-p that sampled; 1 if none.", **_OF_TRACE)
+    top_k: int | None = of_sampling(None, "Top-k that sampled; 0 if none.", **_OF_TRACE)
+    min_p: float | None = of_sampling(None, "Min-p that sampled; 0 if none.", **_OF_TRACE)
 
     def __post_init__(self) -> None:
         super().__post_init__()

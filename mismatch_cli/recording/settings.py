@@ -9,10 +9,12 @@ from mismatch_cli import registry
 from mismatch_cli.errors import UsageError
 from mismatch_cli.options import build, check, setting
 from mismatch_cli.places import bundled
+from mismatch_cli.tasks.prompts import TEMPLATE_HELP, TEMPLATES
 from mismatch_cli.torch_settings import DTYPES
 
 EQUAL, NEWER = "equal", "newer"
 _DTYPE: dict[str, Any] = {"choices": ("dtype", DTYPES)}
+_FIELD: dict[str, Any] = {"metavar": "FIELD", "show_default": "the first with a usual name"}
 of_prompts, of_sampling, of_choice = (partial(setting, panel=title) for title in ("Prompts", "Sampling", "Choice"))
 of_engine, of_trainer, of_weights = (
     partial(setting, panel=title) for title in ("Rollout engine", "Trainer", "Weights")
@@ -21,12 +23,6 @@ of_engine, of_trainer, of_weights = (
 
 def _engine_names() -> list[str]:
     return registry.names("mismatch_cli.engines")
-
-
-def _templates() -> tuple[str, ...]:
-    from mismatch_cli.tasks.prompts import TEMPLATES
-
-    return TEMPLATES
 
 
 class Recorded:
@@ -51,25 +47,26 @@ class PromptSettings(Recorded):
 
     model: str = setting(
         lambda: str(bundled("model")),
-        "Model folder or hub name; without one, the bundled model.",
+        "Model folder or hub name.",
         argument=True,
         path=True,
+        show_default="the bundled model",
     )
     prompts: str = of_prompts(
         lambda: str(bundled("problems.jsonl")),
         "A .jsonl, .json, .parquet or .csv file, or a data set on the hub.",
         path=True,
+        metavar="FILE|NAME",
+        show_default="the bundled problems",
     )
-    prompt_field: str | None = of_prompts(None, "Field that holds the prompt.")
-    answer_field: str | None = of_prompts(None, "Field that holds the answer.")
-    split: str = of_prompts("train", "Split of a hub data set.")
-    subset: str | None = of_prompts(None, "Configuration of a hub data set.")
+    prompt_field: str | None = of_prompts(None, "Field that holds the prompt.", **_FIELD)
+    answer_field: str | None = of_prompts(None, "Field that holds the answer.", **_FIELD)
+    split: str = of_prompts("train", "Split of a data set on the hub.", metavar="NAME")
+    subset: str | None = of_prompts(None, "Configuration of a data set on the hub.", metavar="NAME")
     num_prompts: int | None = of_prompts(64, "How many prompts to take.", min=1)
-    shuffle: bool = of_prompts(False, "Take them in an order shuffled by --seed.")
-    prompt_template: str = of_prompts(
-        "chat", "How a problem is put: chat, raw, or r1-distill.", choices=("template", _templates)
-    )
-    reward: str = of_prompts(str, "A reward of your own, path/to/file.py:function, in place of math-verify.")
+    shuffle: bool = of_prompts(False, "Shuffle the prompts by --seed before taking them.")
+    prompt_template: str = of_prompts("chat", TEMPLATE_HELP, choices=("template", TEMPLATES))
+    reward: str = of_prompts(str, "A reward of your own, in place of math-verify.", metavar="FILE.py:FUNCTION")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,20 +80,22 @@ class SampleCount(Recorded):
 class ChoiceSettings(Recorded):
     """Which problems `curate` keeps."""
 
-    keep: tuple[float, float] = of_choice((0.2, 0.8), "Keep problems from this accuracy to that.", changeable=True)
-    samples_per_prompt: int = of_choice(40, "Responses that decide about a problem.", least=1)
-    held_out_samples: int = of_choice(40, "Other responses that measure the kept ones again.", least=1)
+    keep: tuple[float, float] = of_choice(
+        (0.2, 0.8), "Keep problems whose accuracy lies in this range.", changeable=True, metavar="LOW HIGH"
+    )
+    samples_per_prompt: int = of_choice(40, "Responses that decide whether a problem is kept.", least=1)
+    held_out_samples: int = of_choice(40, "Further responses that measure the kept problems again.", least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerSettings(Recorded):
     """What the sampler does."""
 
-    max_tokens: int = of_sampling(256, "Longest response.")
-    temperature: float = of_sampling(1.0, "Above 0.")
-    top_p: float = of_sampling(1.0, "Nucleus; 1 = off.")
-    top_k: int = of_sampling(0, "The sampler's top-k; 0 = off.")
-    min_p: float = of_sampling(0.0, "0 = off.")
+    max_tokens: int = of_sampling(256, "Longest response, in tokens.")
+    temperature: float = of_sampling(1.0, "Sampling temperature, above 0.")
+    top_p: float = of_sampling(1.0, "Nucleus sampling; 1 turns it off.")
+    top_k: int = of_sampling(0, "Top-k sampling; 0 turns it off.")
+    min_p: float = of_sampling(0.0, "Min-p sampling; 0 turns it off.")
     seed: int = of_sampling(0, "Seed of sampling and shuffling.", min=0, max=2**32 - 1)
 
 
@@ -104,41 +103,52 @@ class SamplerSettings(Recorded):
 class RolloutSettings(Recorded):
     """What samples."""
 
-    engine: str = of_engine("vllm", "vllm, hf, or server: a vLLM server by its URL.", choices=("engine", _engine_names))
+    engine: str = of_engine(
+        "vllm", "What samples: Hugging Face, a running vLLM server, or vLLM.", choices=("engine", _engine_names)
+    )
     engine_url: str | None = of_engine(
-        None, "The server, such as http://localhost:8000; key: VLLM_API_KEY.", changeable=True
+        None,
+        "The server, such as http://localhost:8000; its key is taken from VLLM_API_KEY.",
+        changeable=True,
+        metavar="URL",
     )
-    served_model: str | None = of_engine(None, "MODEL's name on the server, if it differs.")
-    rollout_dtype: str = of_engine("auto", "auto, float32, bfloat16 or float16.", **_DTYPE)
-    kv_cache_dtype: str | None = of_engine(None, "Such as fp8; a strong source of mismatch.")
-    tensor_parallel: int | None = of_engine(None, "GPUs to shard over.", min=1)
-    eager: bool | None = of_engine(None, "Without or with compilation and CUDA graphs.", "--eager/--compiled")
+    served_model: str | None = of_engine(None, "The model's name on the server, if it differs.", metavar="NAME")
+    rollout_dtype: str = of_engine("auto", "Dtype of the engine; auto is the checkpoint's own.", **_DTYPE)
+    kv_cache_dtype: str | None = of_engine(
+        None, "Dtype of the KV cache, such as fp8, a strong source of mismatch.", metavar="DTYPE"
+    )
+    tensor_parallel: int | None = of_engine(None, "GPUs to shard the engine over.", min=1)
+    eager: bool | None = of_engine(None, "Run without or with compilation and CUDA graphs.", "--eager/--compiled")
     prefix_caching: bool | None = of_engine(
-        None, "Share the prompts' KV cache.", "--prefix-caching/--no-prefix-caching"
+        None, "Whether prompts share their KV cache.", "--prefix-caching/--no-prefix-caching"
     )
-    max_model_len: int | None = of_engine(None, "Context of the engine.", min=2)
-    engine_arg: list[str] | None = of_engine(None, "Any other engine setting, as key=value.")  # noqa: RUF009
+    max_model_len: int | None = of_engine(None, "Context length of the engine.", min=2)
+    engine_arg: list[str] | None = of_engine(  # noqa: RUF009
+        None, "Any other setting of the engine. Repeatable.", metavar="KEY=VALUE"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeSettings(Recorded):
     """What `probe` records beyond the samples, and with which weights."""
 
-    top_logprobs: int = of_engine(20, "Ranks of μ recorded per token, for the top-K divergences.", least=0)
+    top_logprobs: int = of_engine(20, "Ranks of μ to record per token, for the top-K divergences.", least=0)
     full_divergence: int = of_engine(
         0,
-        "Also the exact TV and KL over the whole vocabulary, on the first N responses. For one at a time vllm takes "
-        "132 bytes × vocabulary × --max-tokens of memory, hf only one token's.",
+        "Record the exact TV and KL over the whole vocabulary for the first N responses. For one response vllm needs "
+        "132 bytes × vocabulary × --max-tokens of memory, hf that of a single token.",
         min=0,
     )
     full_divergence_memory: float | None = of_engine(
-        None, "GiB for it; by default half of what is free.", min=0, changeable=True
+        None, "Most memory for that, in GiB.", min=0, changeable=True, show_default="half of what is free"
     )
     trainer_model: str | None = of_trainer(
-        None, "Score with other weights too: mismatch and staleness apart.", path=True
+        None, "Score with these weights too, to tell mismatch from staleness.", path=True, metavar="MODEL"
     )
-    adapter: str | None = setting(None, "A LoRA adapter on both sides: folder or hub name.", path=True)
-    rollout_adapter: str | None = of_engine(None, "A LoRA adapter on the engine alone.", path=True)
+    adapter: str | None = setting(
+        None, "LoRA adapter for both sides: folder or hub name.", path=True, metavar="ADAPTER"
+    )
+    rollout_adapter: str | None = of_engine(None, "LoRA adapter for the engine alone.", path=True, metavar="ADAPTER")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,19 +157,23 @@ class ScoredSettings(Recorded):
 
     trace: str = setting(
         lambda: str(bundled("traces") / "float32"),
-        "Run folder or trace folder, only read; without one, the bundled float32 trace.",
+        "Run folder or trace folder; it is only read.",
         argument=True,
         path=True,
+        show_default="the bundled float32 trace",
     )
     trainer_model: str = of_trainer(
         lambda: str(bundled("model")),
-        "The model that scores: a folder or a hub name; by default the trace's own.",
+        "Model that scores: folder or hub name.",
         path=True,
+        metavar="MODEL",
+        show_default="the trace's own",
     )
     weights: str = of_weights(
         EQUAL,
-        "What it holds: equal, the weights that sampled; newer, a checkpoint from after them; or the version of its "
-        "weights as the trace counts, such as 40.",
+        "Weights of --trainer-model: equal, those that sampled; newer, a later checkpoint; or their version, as the "
+        "trace counts, such as 40.",
+        metavar="equal|newer|VERSION",
     )
     keep_trainer: bool = of_weights(
         False, "Keep the trace's trainer, which has later weights, and fill in log π at the weights that sampled."
@@ -171,20 +185,22 @@ class ScorerSettings(Recorded):
     """How the trainer scores."""
 
     trainer_adapter: str | None = of_trainer(
-        None, "A LoRA adapter on the trainer alone: folder or hub name.", path=True
+        None, "LoRA adapter for the trainer alone: folder or hub name.", path=True, metavar="ADAPTER"
     )
     merge_adapter: bool = of_trainer(
         False,
-        "Add the trainer's adapter to its weights, which rounds in their dtype, or run it beside them.",
+        "Merge the trainer's adapter into its weights, which rounds in their dtype, or run it beside them.",
         "--merge-adapter/--no-merge-adapter",
     )
-    trainer_dtype: str = of_trainer("auto", "auto, float32, bfloat16 or float16.", **_DTYPE)
-    attn: str | None = of_trainer(None, "sdpa, eager, flash_attention_2, …")
-    float32_head: bool = of_trainer(False, "The LM head in float32.")
-    device_map: str | None = of_trainer(None, "Such as auto, cuda:1, cpu.", changeable=True)
-    token_budget: int = of_trainer(8192, "Tokens per scoring micro-batch.", least=1, changeable=True)
+    trainer_dtype: str = of_trainer("auto", "Dtype of the trainer; auto is the checkpoint's own.", **_DTYPE)
+    attn: str | None = of_trainer(None, "Attention of the trainer: sdpa, eager, flash_attention_2, …", metavar="NAME")
+    float32_head: bool = of_trainer(False, "Compute the LM head in float32.")
+    device_map: str | None = of_trainer(
+        None, "Where the trainer runs: auto, cuda:1, cpu, …", changeable=True, metavar="DEVICE"
+    )
+    token_budget: int = of_trainer(8192, "Tokens to score at a time.", least=1, changeable=True)
     noise_responses: int = of_trainer(
-        128, "Responses scored twice to measure the noise; 0 = none.", least=0, changeable=True
+        128, "Responses to score a second time, which measures the noise; 0 for none.", least=0, changeable=True
     )
 
     def __post_init__(self) -> None:
@@ -219,5 +235,5 @@ class ThreadSettings(Recorded):
     """How much of the machine is used."""
 
     threads: int | None = setting(
-        None, "CPU threads; by default 1 for a small model, else all.", min=1, changeable=True
+        None, "CPU threads.", min=1, changeable=True, show_default="1 for a small model, else all"
     )

@@ -16,7 +16,7 @@ from mismatch_cli.models import check_attention, check_model_folder, known_vocab
 from mismatch_cli.rl.train_config import TrainConfig
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.tasks.grading import Grader, check_reward, gradable
-from mismatch_cli.tasks.prompts import Problem, PromptSource, check_template, encode_prompts, is_local, load_problems
+from mismatch_cli.tasks.prompts import Problem, PromptSource, encode_prompts, is_local, load_problems
 from mismatch_cli.torch_settings import check_threads
 
 
@@ -56,7 +56,6 @@ class Task:
         self.left_out: list[str] = []  # sentences about problems that are not used
         self.posed: list[Posed] = []
         self.evaluation: list[Posed] = []
-        check_template(config.prompt_template)
         self.grader = Grader(tokenizer.decode, reward=config.reward, template=config.prompt_template)
         self._problems = self._loaded(config.dataset, config.split, config.num_problems)
         _check_number(config, len(self._problems))
@@ -115,7 +114,6 @@ def check_runs(configs: Sequence[TrainConfig]) -> None:
     check_model_folder(first.model)
     check_attention(first.attn or None)
     check_threads(first.threads)
-    check_template(first.prompt_template)
     if is_local(first.dataset):
         _check_number(first, len(_load(first, first.dataset, first.split, first.num_problems)[0]))
     if is_local(first.eval_dataset):

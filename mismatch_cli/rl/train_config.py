@@ -2,6 +2,7 @@
 
 import tomllib
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from mismatch_cli import registry
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.options import ABOVE_0, BELOW_1, FROM_0, SHARE, check, default_of, setting
 from mismatch_cli.places import bundled
+from mismatch_cli.tasks.prompts import TEMPLATE_HELP, TEMPLATES
 from mismatch_cli.torch_settings import DTYPES
 
 _PRESETS = Path(__file__).parent.parent / "presets"
@@ -17,75 +19,104 @@ FILE_NAME = "config.toml"
 
 AGGREGATIONS = ("sequence-sum", "sequence-mean", "token-mean")
 _DTYPE: dict[str, Any] = {"choices": ("dtype", DTYPES)}
+_FIELD: dict[str, Any] = {"metavar": "FIELD", "show_default": "the first with a usual name"}
+
+of_problems, of_evaluation, of_algorithm, of_steps, of_optimiser, of_lora, of_compute, of_files = (
+    partial(setting, panel=title)
+    for title in (
+        "Model and problems", "Evaluation", "Algorithm", "Steps", "Optimiser", "LoRA", "Engine and trainer", "Records",
+    )
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """Every field can stand in a preset file and on the command line; the defaults are the sanity test's."""
 
-    model: str = setting(lambda: str(bundled("model")), "Folder or hub name of the model.")
-    dataset: str = setting(
-        lambda: str(bundled("perfectible.jsonl")), "Problems with answers: a file, or a data set on the hub."
+    model: str = of_problems(
+        lambda: str(bundled("model")), "Model folder or hub name.", metavar="MODEL", show_default="the bundled model"
     )
-    prompt_field: str = setting("", "Field of the problem; empty: the first of the usual names.")
-    answer_field: str = setting("", "Field of the answer; empty: the first of the usual names.")
-    split: str = setting("train", "Split of a data set on the hub.")
-    num_problems: int = setting(0, "Take only the first N problems; 0: all.", least=0)
-    eval_dataset: str = setting("", "Problems of the evaluations, like --dataset; empty: the problems of the training.")
-    eval_split: str = setting("test", "Split of the evaluations' data set on the hub.")
-    prompt_template: str = setting("chat", "How a problem is put: chat, raw or r1-distill.")
-    reward: str = setting("", "A reward of your own, path/to/file.py:function; empty: math-verify on the last box.")
-    algorithm: str = setting(
-        "dppo-binary-tv", "NAME, NAME:PARAMETER=VALUE,… or my_mask.py; see `mismatch-cli algorithms`."
+    dataset: str = of_problems(
+        lambda: str(bundled("perfectible.jsonl")),
+        "Problems with answers: a file, or a data set on the hub.",
+        metavar="FILE|NAME",
+        show_default="the bundled problems",
     )
-    aggregation: str = setting(
+    prompt_field: str = of_problems("", "Field that holds the problem.", **_FIELD)
+    answer_field: str = of_problems("", "Field that holds the answer.", **_FIELD)
+    split: str = of_problems("train", "Split of a data set on the hub.", metavar="NAME")
+    num_problems: int = of_problems(0, "Take only the first N problems; 0 for all.", least=0)
+    eval_dataset: str = of_evaluation(
+        "", "Problems to evaluate on.", metavar="FILE|NAME", show_default="those of the training"
+    )
+    eval_split: str = of_evaluation("test", "Split of that data set on the hub.", metavar="NAME")
+    prompt_template: str = of_problems("chat", TEMPLATE_HELP, choices=("template", TEMPLATES))
+    reward: str = of_problems(
+        "",
+        "A reward of your own.",
+        metavar="FILE.py:FUNCTION",
+        show_default="math-verify, on what stands in the last box",
+    )
+    algorithm: str = of_algorithm(
+        "dppo-binary-tv",
+        "NAME, NAME:PARAMETER=VALUE,… or a file such as my_mask.py; see `mismatch-cli algorithms`.",
+    )
+    aggregation: str = of_algorithm(
         "sequence-sum",
-        "sequence-sum (by the longest allowed), sequence-mean or token-mean.",
+        "How the loss of tokens becomes that of a batch; sequence-sum divides by the longest allowed response.",
         choices=("aggregation", AGGREGATIONS),
     )
-    recompute: bool = setting(
-        False, "Score every batch at the weights that sampled, also where the algorithm does not ask."
+    recompute: bool = of_algorithm(
+        False, "Score every batch at the weights that sampled, even where the algorithm does not need it."
     )
-    seed: int = setting(0, "Seed of sampling and shuffling.")
-    steps: int = setting(100, "Policy iterations.", least=1)
-    prompts_per_step: int = setting(64, "Problems sampled in a step.", least=1)
-    samples_per_prompt: int = setting(
-        8, "Responses to each: the group of the advantage.", least=2, why=": a group of one response has no advantage"
+    seed: int = of_steps(0, "Seed of sampling and shuffling.")
+    steps: int = of_steps(100, "Policy iterations.", least=1)
+    prompts_per_step: int = of_steps(64, "Problems sampled in a step.", least=1)
+    samples_per_prompt: int = of_steps(
+        8, "Responses to each, the group of its advantages.", least=2,
+        why=": a group of one response has no advantage",
+    )  # fmt: skip
+    minibatches: int = of_steps(4, "Optimiser steps on the responses of a step, in each epoch.", least=1)
+    epochs: int = of_steps(1, "Passes over the responses of a step.", least=1)
+    max_tokens: int = of_steps(1024, "Longest response, in tokens.", least=1)
+    temperature: float = of_steps(1.0, "Sampling temperature.")
+    learning_rate: float = of_optimiser(1e-6, "Learning rate of AdamW; it stays constant.", **ABOVE_0)
+    beta1: float = of_optimiser(0.9, "β₁ of AdamW.", **BELOW_1)
+    beta2: float = of_optimiser(0.999, "β₂ of AdamW.", **BELOW_1)
+    adam_eps: float = of_optimiser(1e-8, "ε of AdamW.", **FROM_0)
+    weight_decay: float = of_optimiser(0.0, "Weight decay of AdamW.", **FROM_0)
+    max_grad_norm: float = of_optimiser(1.0, "Clip gradients to this norm.", **ABOVE_0)
+    lora: bool = of_lora(
+        False, "Train a LoRA adapter: the model's own weights stay frozen, and the engine gets the sum."
     )
-    minibatches: int = setting(4, "Optimiser steps on the responses of a step, in each epoch.", least=1)
-    epochs: int = setting(1, "Passes over the responses of a step.", least=1)
-    max_tokens: int = setting(1024, "Longest response.", least=1)
-    temperature: float = setting(1.0, "Sampling temperature.")
-    learning_rate: float = setting(1e-6, "AdamW, constant.", **ABOVE_0)
-    beta1: float = setting(0.9, "AdamW.", **BELOW_1)
-    beta2: float = setting(0.999, "AdamW.", **BELOW_1)
-    adam_eps: float = setting(1e-8, "AdamW.", **FROM_0)
-    weight_decay: float = setting(0.0, "AdamW.", **FROM_0)
-    max_grad_norm: float = setting(1.0, "Gradients are clipped to this norm.", **ABOVE_0)
-    lora: bool = setting(
-        False, "Train a LoRA adapter; the model's own weights are frozen, and the engine gets the sum."
+    lora_rank: int = of_lora(32, "Rank of the adapter.", least=1)
+    lora_alpha: float = of_lora(64.0, "The product B A is scaled by alpha / rank.", **ABOVE_0)
+    lora_targets: str = of_lora(
+        "all-linear",
+        "Modules or experts' parameters to adapt, such as q_proj,gate_up_proj; not the LM head.",
+        metavar="NAMES",
     )
-    lora_rank: int = setting(32, "With --lora: rank of the adapter.", least=1)
-    lora_alpha: float = setting(64.0, "With --lora: the product B A is scaled by alpha / rank.", **ABOVE_0)
-    lora_targets: str = setting(
-        "all-linear", "With --lora: modules or experts' parameters, such as q_proj,gate_up_proj; not the LM head."
+    engine: str = of_compute("vllm", "What samples: vLLM or Hugging Face.", metavar="vllm|hf")
+    trainer_dtype: str = of_compute(
+        "bfloat16", "Dtype in which the trainer computes; AdamW's own copy of the weights is float32.", **_DTYPE
     )
-    engine: str = setting("vllm", "vllm or hf.")
-    trainer_dtype: str = setting(
-        "bfloat16", "Of the weights that compute; the ones that AdamW changes are float32.", **_DTYPE
+    rollout_dtype: str = of_compute("bfloat16", "Dtype of the engine.", **_DTYPE)
+    kv_cache_dtype: str = of_compute(
+        "auto", "Dtype of the engine's KV cache; fp8 makes a large mismatch.", metavar="DTYPE"
     )
-    rollout_dtype: str = setting("bfloat16", "Of the engine.", **_DTYPE)
-    kv_cache_dtype: str = setting("auto", "Of the engine's KV cache; fp8 makes a large mismatch.")
-    engine_memory: float = setting(0.4, "Share of a GPU's memory for vLLM; the trainer needs the rest.", **SHARE)
-    attn: str = setting("", "Attention implementation of the trainer; empty: one that the model allows.")
-    token_budget: int = setting(8192, "Padded tokens in a micro-batch of the trainer.", least=1)
-    threads: int = setting(0, "CPU threads of torch; 0: chosen for the model.", least=0)
-    eval_every: int = setting(
-        0, "Steps between evaluations, and one before the first step; 0: one at the end only.", least=0
+    engine_memory: float = of_compute(0.4, "Share of a GPU's memory for vLLM; the trainer needs the rest.", **SHARE)
+    attn: str = of_compute(
+        "", "Attention of the trainer: sdpa, eager, flash_attention_2, …", metavar="NAME",
+        show_default="one that the model allows",
+    )  # fmt: skip
+    token_budget: int = of_compute(8192, "Tokens in a micro-batch of the trainer, padding included.", least=1)
+    threads: int = of_compute(0, "CPU threads of torch; 0 to choose by the model.", least=0)
+    eval_every: int = of_evaluation(
+        0, "Steps between evaluations, the first before training; 0 for one at the end only.", least=0
     )
-    eval_samples: int = setting(4, "Samples of each problem in an evaluation: the k of avg@k.", least=1)
-    trace_every: int = setting(0, "Steps between traces for `clipstats`; 0: none.", least=0)
-    checkpoint_every: int = setting(50, "Steps between checkpoints.", least=1)
+    eval_samples: int = of_evaluation(4, "Responses to each problem in an evaluation: the k of avg@k.", least=1)
+    trace_every: int = of_files(0, "Steps between traces for `clipstats`; 0 for none.", least=0)
+    checkpoint_every: int = of_files(50, "Steps between checkpoints.", least=1)
 
     def __post_init__(self) -> None:
         check(self, typed=False)
@@ -102,6 +133,13 @@ class TrainConfig:
 def presets() -> list[str]:
     """The names of the preset files."""
     return sorted(path.stem for path in _PRESETS.glob("*.toml"))
+
+
+def shown_defaults(preset: str) -> dict[str, str]:
+    """What `--help` shows as the value of each setting in a preset: words where the setting has some."""
+    values, words = vars(load_config(preset, {})), {known.name: known.metadata for known in fields(TrainConfig)}
+    shown = {name: words[name].get("show_default", value) for name, value in values.items()}
+    return {name: str(value) for name, value in shown.items() if value is not False}
 
 
 def load_config(preset: str, changes: dict[str, Any]) -> TrainConfig:

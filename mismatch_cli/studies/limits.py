@@ -99,7 +99,7 @@ def load_limits(name: str) -> LimitSet:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise MismatchError(f"{path} is no TOML file that can be read ({error}). See docs/gate.md.") from error
+        raise MismatchError(f"{path} is no TOML file that can be read ({error}). See the guide on gate.") from error
     shown = name if name in presets() else str(path)
     return LimitSet(shown, _limits(content, shown), _text(content, "about", shown))
 
@@ -165,7 +165,9 @@ def _check_bound(metric: str, bound: str, threshold: Any, where: str) -> None:
     of_catalog = METRICS.get(metric)
     if of_catalog is None:
         if bound == OF_FLOOR:
-            raise UsageError(f"{where}: a framework's metric has no noise. Use one of docs/summary.md.")
+            raise UsageError(
+                f"{where}: a framework's metric has no noise. Use one of ours: mismatch-cli verdict --list mismatch"
+            )
     elif bound == OF_FLOOR and of_catalog.agreement is None:
         raise UsageError(f"{where}: {metric} measures no gap, so it has no noise. Use max or min.")
     elif bound in FACTORS and of_catalog.signed:

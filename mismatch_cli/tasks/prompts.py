@@ -18,6 +18,7 @@ from mismatch_cli.text import is_whole
 _PROMPT_FIELDS = ("problem", "prompt", "question", "instruction", "input", "text", "messages")
 _ANSWER_FIELDS = ("answer", "ground_truth", "reward_model.ground_truth", "target", "solution")
 TEMPLATES = ("chat", "raw", "r1-distill")
+TEMPLATE_HELP = "What is put around a problem: the model's chat template, nothing, or that of R1-Distill models."
 # The prompt for DeepSeek-R1-Distill models in the code of the sanity test (sail-sg/Precision-RL, by oat): the response
 # begins inside the thought.
 _R1_DISTILL = (

@@ -132,7 +132,8 @@ def _load_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     if not callable(getattr(module, "trust_region", None)):
         raise UsageError(
-            f"{path} defines no trust_region(compared, advantage_T, *, threshold=…) -> Decision. See docs/clipstats.md."
+            f"{path} defines no trust_region(compared, advantage_T, *, threshold=…) -> Decision. See the guide on "
+            "clipstats."
         )
     with own_file(path):
         _check_signature(path, module)
@@ -146,7 +147,7 @@ def _check_signature(path: Path, module: Any) -> None:
     if len(parameters) - len(keyword_only) != 2 or without_default:
         raise UsageError(
             f"{path}: trust_region must take (compared, advantage_T) and keyword-only thresholds with defaults. "
-            "See docs/clipstats.md."
+            "See the guide on clipstats."
         )
     defaults = {p.name: p.default for p in keyword_only}
     if others := [name for name, default in defaults.items() if not isinstance(default, float | int | str)]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +10,12 @@ import typer
 
 from mismatch_cli import registry
 from mismatch_cli.cli import build_app
-from mismatch_cli.rl.train_config import load_config
+from mismatch_cli.commands._help import Row, panels, summary
 from tests.docs.pages import DOCS, is_renewed, marked, renewed
 
 COMMANDS = registry.names("mismatch_cli.commands")
 CONTENTS = DOCS / "README.md"
-_MACHINE = {"model": "the bundled model", "dataset": "the bundled problems"}
+IN_ORDER = typer.main.get_command(build_app()).list_commands(None)  # type: ignore[attr-defined]
 
 
 def the_command(name: str) -> Any:
@@ -25,42 +23,27 @@ def the_command(name: str) -> Any:
     return group.get_command(None, name)  # type: ignore[attr-defined]
 
 
-def options(name: str) -> str:
-    """The arguments and options of a command as a table, in the order and under the titles of its help."""
+def rows_of(name: str) -> dict[str, list[Row]]:
+    """The panels of the help of a command."""
     command = the_command(name)
+    return panels(command.get_params(command.make_context(name, [], resilient_parsing=True)))
+
+
+def options(name: str) -> str:
+    """The arguments and options of a command as tables, in the order and under the titles of its help."""
+    shown = rows_of(name)
+    tables = {"": [*shown.pop("Arguments", []), *shown.pop("Options", [])]} | shown
     parts = []
-    shown = [p for p in command.params if p.name != "help"]
-    panel = {p.name: getattr(p, "rich_help_panel", None) or "" for p in shown}
-    order = list(dict.fromkeys(panel.values()))
-    for title, rows in itertools.groupby(
-        sorted(shown, key=lambda p: order.index(panel[p.name])), lambda p: panel[p.name]
-    ):
-        if title:
-            parts.append(f"\n**{title}**\n")
-        parts += ["| | default | |", "|---|---|---|"]
-        parts += [f"| {_names(p)} | {_default(name, p)} | {_escaped(p.help or '')} |" for p in rows]
+    for title, rows in tables.items():
+        cells = [_cells(row) for row in rows if "--help" not in row.names]
+        if cells:
+            parts += [f"\n**{title}**\n"] * bool(title) + ["| | default | |", "|---|---|---|", *cells]
     return "\n".join(parts).strip() + "\n"
 
 
-def _names(parameter: Any) -> str:
-    if parameter.param_type_name == "argument":
-        return f"`{parameter.name.upper()}`" + (" …" if parameter.nargs == -1 else "")
-    return ", ".join(f"`{name}`" for name in [*parameter.opts, *parameter.secondary_opts])
-
-
-def _default(command: str, parameter: Any) -> str:
-    """What holds where the option is not given; a setting of `train` has the value of the default preset."""
-    value = parameter.default() if callable(parameter.default) else parameter.default
-    if command == "train" and value is None:
-        settings = vars(load_config("miniature", {}))
-        value = _MACHINE.get(parameter.name) or settings.get(parameter.name)
-    if isinstance(parameter.show_default, str):
-        return _escaped(parameter.show_default)
-    if value is None or value == "" or value == () or value is False:
-        return ""
-    if value is True:
-        return "on"
-    return " ".join(str(one) for one in value) if isinstance(value, (tuple, list)) else f"{value}"
+def _cells(row: Row) -> str:
+    typed = f"{row.names} {row.value}".strip()
+    return f"| `{_escaped(typed)}` | {_escaped(row.default)} | {_escaped(row.does)} |"
 
 
 def _escaped(text: str) -> str:
@@ -69,12 +52,8 @@ def _escaped(text: str) -> str:
 
 def contents() -> str:
     """The commands with the first sentence of their help, each linked to its page."""
-    rows = [f"| [{name}]({name}.md) | {_first_sentence(the_command(name).help)} |" for name in COMMANDS]
+    rows = [f"| [{name}]({name}.md) | {summary(the_command(name).callback)} |" for name in IN_ORDER]
     return "\n".join(["| command | |", "|---|---|", *rows]) + "\n"
-
-
-def _first_sentence(text: str) -> str:
-    return " ".join(inspect.cleandoc(text).split("\n\n")[0].split())
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -85,7 +85,7 @@ def _strictness(subject: Subject, row: Row) -> float:
 
 def _remarks(subject: Subject) -> Facts:
     found = (("Overlap", _overlap(subject)), ("Bad updates", _bad_updates(subject)), ("Theory", _theory(subject)))
-    guide = ("Guide", "docs/choosing-a-threshold.md: what ε and δ limit, and which to try")
+    guide = ("Guide", "choosing-a-threshold: what ε and δ limit, and which to try")
     return (*((label, words) for label, words in found if words), guide)
 
 

@@ -206,7 +206,7 @@ def _all_checks(analysis: DiagnosisAnalysis) -> Section:
     return Section(
         "Every check",
         "What spoils tokens comes first; causes are then weighed by what they explain of the gap, each once the "
-        "stronger ones are undone. How surely each fault is found, and how small it may be: docs/diagnose.md.",
+        "stronger ones are undone. How surely each fault is found, and how small it may be: see the guide on diagnose.",
         tables=(checks, *filled(*evidence)),
     )
 

@@ -1,0 +1,150 @@
+"""What `--help` prints: panels of two columns, in which names, choices and defaults stand in full on any terminal."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import typer.core
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.text import Text
+
+_WIDEST = 100  # characters: longer lines of prose read worse
+_COLUMN = 28  # for what is typed; what is longer has a line of its own
+_FRAME = 4
+_NO_BREAK = "\N{NO-BREAK SPACE}"
+
+
+class Row(NamedTuple):
+    """A line of a panel: what is typed, what stands for its value, what it does, and what holds without it."""
+
+    names: str
+    value: str
+    does: str
+    default: str = ""
+
+
+class Command(typer.core.TyperCommand):
+    """A subcommand with this help."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        """What stands behind the name of the command in the line of its usage."""
+        return ["[OPTIONS]", *(row_of(known).names for known in self.params if _is_argument(known))]
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        """Print it, as Typer does: nothing is left for the formatter."""
+        print_help(self, ctx, panels(self.get_params(ctx)))
+
+
+def panels(parameters: Iterable[Any]) -> dict[str, list[Row]]:
+    """Arguments and options under their titles: those without one first, what is printed last, `--help` at the end."""
+    found: dict[str, list[Row]] = {"Arguments": [], "Options": []}
+    *others, asks = sorted(parameters, key=lambda known: known.name == "help")
+    for known in others:
+        title = getattr(known, "rich_help_panel", None) or ("Arguments" if _is_argument(known) else "Options")
+        found.setdefault(title, []).append(row_of(known))
+    found |= {"Output": found.pop("Output", [])}
+    found = {title: rows for title, rows in found.items() if rows}
+    found.setdefault(next(reversed(found), "Options"), []).append(row_of(asks))
+    return found
+
+
+def row_of(parameter: Any) -> Row:
+    """What is typed for a parameter, as `[TRACES]...` or `--output, -o PATH`, and the rest of its line."""
+    value, does = parameter.metavar or "", parameter.help or ""
+    if _is_argument(parameter):
+        name = value or f"[{parameter.name.upper()}]" + "..." * (parameter.nargs == -1)
+        return Row(name, "", does, _default(parameter))
+    names = (", ".join(sorted(names, key=len, reverse=True)) for names in (parameter.opts, parameter.secondary_opts))
+    return Row(" / ".join(filter(None, names)), value, does, _default(parameter))
+
+
+def _default(parameter: Any) -> str:
+    shown, value = parameter.show_default, parameter.default
+    if isinstance(shown, str) or shown is False:
+        return shown or ""
+    if isinstance(value, bool):
+        return "".join((parameter.opts if value else parameter.secondary_opts)[:1])
+    if value is None or value in ("", ()):
+        return ""
+    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def summary(described: Any) -> str:
+    """What a command does, in the first sentence of its help."""
+    return " ".join((inspect.getdoc(described) or "").split("\n\n")[0].split())
+
+
+def print_help(command: Any, ctx: Any, rows: Mapping[str, Sequence[Row]]) -> None:
+    """Print the usage of a command, what it does, and its panels."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, emoji=False, markup=False)
+    console.width = min(console.width, _WIDEST)
+    lengths = [len(_typed(row)) for members in rows.values() for row in members]
+    column = 2 + max((length for length in lengths if length + 2 <= _COLUMN), default=0)
+    console.print(Text(command.get_usage(ctx), style="bold"))
+    console.print(*_prose(command.help, console.width), "", sep="\n")
+    for title, members in rows.items():
+        console.print(_panel(title, members, column, console))
+    for line in _prose(command.epilog, console.width):
+        console.print(line)
+
+
+def _is_argument(parameter: Any) -> bool:
+    return bool(parameter.param_type_name == "argument")
+
+
+def _typed(row: Row) -> Text:
+    from rich.text import Text
+
+    return Text.assemble((row.names, "bold cyan"), (f" {row.value}" if row.value else "", "yellow"))
+
+
+def _prose(text: str | None, width: int) -> Iterator[Text]:
+    """Paragraphs; an indented line is one to type, which a shell takes as one wherever it is broken."""
+    from rich.text import Text
+
+    for paragraph in inspect.cleandoc(text or "").split("\n\n"):
+        lines = paragraph.splitlines()
+        if said := " ".join(line for line in lines if not line.startswith(" ")):
+            yield Text("\n" + textwrap.fill(said, width))
+        for line in (line.strip() for line in lines if line.startswith(" ")):
+            command, dash, flags = line.partition(" -")
+            whole = command + dash + re.sub(" (?!-)", _NO_BREAK, flags)  # a flag stays beside its values
+            broken = textwrap.wrap(whole, width - 6, break_long_words=False, break_on_hyphens=False)
+            yield Text("  " + " \\\n      ".join(broken).replace(_NO_BREAK, " "), style="cyan")
+
+
+def _panel(title: str, rows: Iterable[Row], column: int, console: Console) -> RenderableType:
+    from rich.panel import Panel
+    from rich.text import Text
+
+    lines = Text("\n").join(line for row in rows for line in _lines(row, column, console))
+    return Panel(lines, title=title, title_align="left", border_style="dim")
+
+
+def _lines(row: Row, column: int, console: Console) -> Iterator[Text]:
+    """What it does beside what is typed, or below where that is long; then the default, in one piece if it has room."""
+    from rich.text import Text
+
+    typed, room = _typed(row), console.width - _FRAME - column
+    does = list(Text(row.does).wrap(console, room))
+    if row.default:
+        default = Text(f"[default: {row.default}]", style="dim")
+        if does[-1].cell_len + 1 + default.cell_len <= room:
+            does[-1] = Text.assemble(does[-1], " ", default)
+        else:
+            does += default.wrap(console, room)
+    if typed.cell_len + 2 > column:
+        yield typed
+        typed = Text()
+    for line in does:
+        yield Text.assemble(typed, " " * (column - typed.cell_len), line)
+        typed = Text()
