@@ -1,12 +1,13 @@
 """Who was compared, how, and what was left out: the first lines of every report, from the manifest."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mismatch_cli import numbers
 from mismatch_cli.attention import warning
 from mismatch_cli.errors import suggest
+from mismatch_cli.places import shown
 from mismatch_cli.report.view import Facts
 from mismatch_cli.studies.study import imported_fact, notes_of
 
@@ -110,9 +111,9 @@ def _adapter(side: Mapping[str, Any]) -> str:
 def _sampling(sampling: Mapping[str, Any], engine: Mapping[str, Any]) -> str:
     if not sampling:
         return ""
-    shown = {"temperature": None, "top_p": 1.0, "top_k": 0, "min_p": 0.0}  # of an import only what was named is known
+    usual = {"temperature": None, "top_p": 1.0, "top_k": 0, "min_p": 0.0}  # of an import only what was named is known
     return _joined(
-        *(f"{key.replace('_', '-')} {sampling[key]:g}" for key, off in shown.items() if sampling.get(key, off) != off),
+        *(f"{key.replace('_', '-')} {sampling[key]:g}" for key, off in usual.items() if sampling.get(key, off) != off),
         f"at most {sampling['max_tokens']} tokens" if "max_tokens" in sampling else None,
         f"context {engine['max_model_len']}" if engine.get("max_model_len") else None,
     )
@@ -184,6 +185,6 @@ def _facts(settings: Mapping[str, Any]) -> Facts:
     return tuple((name.replace("_", " "), "—" if value is None else str(value)) for name, value in settings.items())
 
 
-def command_line(summary: Mapping[str, Any], command: str = "report", *flags: str) -> str:
-    """What to type to see this report again."""
-    return suggest(command, *map(Path, summary["traces"]), *flags)
+def command_line(command: str, runs: Sequence[Path], *flags: str) -> str:
+    """What to type to see this report again; `runs` is what one types for its traces."""
+    return suggest(command, *shown(list(runs)), *shown(list(flags)))

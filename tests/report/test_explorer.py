@@ -66,7 +66,7 @@ def explored(tmp_path_factory: pytest.TempPathFactory) -> Explored:
     trace = Trace.open(folder)
     found = analyse_clipping([trace], ALGORITHMS).exploration(40)
     assert found is not None
-    view = ReportView("Tokens", (), "What is blocked.", (Section("More", text="Words.", stays=True),))
+    view = ReportView("Tokens", (), (Section("More", text="Words.", stays=True),), "What is blocked.")
     (folder / "report.html").write_text(render_html(replace(view, explorer=explorer_view(found))), encoding="utf-8")
     return Explored(folder / "report.html", trace, found)
 

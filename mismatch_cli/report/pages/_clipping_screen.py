@@ -61,9 +61,9 @@ def _notes(subject: Subject, notes: Sequence[str]) -> tuple[str, ...]:
 def _strictest(subject: Subject, rows: int) -> Table:
     """The masks that block most, always with the compared ones; the same mask on π′ is left to the page."""
     masks = subject.masks(subject.rows, *ROW_KEYS)
-    ranked = sorted(masks, key=lambda one: -_strictness(subject, one.row))
+    ranked = sorted(masks, key=lambda one: -subject.strictness(one.row))
     own = [one for one in ranked if one.row in subject.leading]
-    others = [one for one in ranked if one not in own and _strictness(subject, one.row)]
+    others = [one for one in ranked if one not in own and subject.strictness(one.row)]
     others = [one for one in others if not subject.is_twin(one.row)][: rows - len(own)]
     shown = [one for one in ranked if one in own or one in others]
     left = len(masks) - len(shown)
@@ -78,11 +78,6 @@ def _strictest(subject: Subject, rows: int) -> Table:
     )
 
 
-def _strictness(subject: Subject, row: Row) -> float:
-    """The share of tokens that an algorithm blocks; without advantages, of both signs together."""
-    return sum(value_of(row["blocked"][sign]) or 0.0 for sign in subject.signs[: 1 if subject.has_advantages else 2])
-
-
 def _remarks(subject: Subject) -> Facts:
     found = (("Overlap", _overlap(subject)), ("Bad updates", _bad_updates(subject)), ("Theory", _theory(subject)))
     guide = ("Guide", "choosing-a-threshold: what ε and δ limit, and which to try")
@@ -91,7 +86,7 @@ def _remarks(subject: Subject) -> Facts:
 
 def _overlap(subject: Subject) -> str:
     overlap, compared = subject.result["overlap"], subject.result["compared"]
-    if len(compared) < 2 or not any(_strictness(subject, row) for row in subject.leading):
+    if len(compared) < 2 or not any(subject.strictness(row) for row in subject.leading):
         return ""
     i, j = map(overlap["names"].index, compared)
     alone = (overlap["only_row"][i][j], overlap["only_row"][j][i])
@@ -133,8 +128,8 @@ def _verdict(subject: Subject) -> Verdict:
         return Verdict("NOTHING JUDGED", "No algorithm is applicable to this trace.")
     if subject.has_advantages and not subject.result["counts"]["tokens"]:
         return Verdict("NOTHING TO BLOCK", "No token has an advantage other than 0: no update would follow.")
-    ranked = sorted(rows, key=lambda row: -_strictness(subject, row))
-    high, low = (_strictness(subject, row) for row in (ranked[0], ranked[-1]))
+    ranked = sorted(rows, key=lambda row: -subject.strictness(row))
+    high, low = (subject.strictness(row) for row in (ranked[0], ranked[-1]))
     if not high:
         return Verdict("NOTHING BLOCKED", f"Every update of this trace passes {names}.")
     text = f"{', '.join(_told(subject, row) for row in ranked)}. {_equal(subject)}".rstrip()

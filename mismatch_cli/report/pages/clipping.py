@@ -98,7 +98,7 @@ def page_of_result(result: Mapping[str, Any], examples: Sequence[Excerpt], runs:
         ),
         screen=screen(subject, _left_out(result), examples, runs),
         settings=settings_tables(result),
-        command=command_line(result, "clipstats", *result["arguments"]),
+        command=command_line("clipstats", runs, *result["arguments"]),
         notation=_NOTATION,
     )
 

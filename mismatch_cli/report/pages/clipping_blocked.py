@@ -68,6 +68,7 @@ def _algorithms_text(subject: Subject) -> str:
 
 def _overview(subject: Subject) -> Table:
     masks = subject.masks(subject.rows, *ROW_KEYS)
+    masks.sort(key=lambda one: (one.row not in subject.leading, -subject.strictness(one.row)))
     return table(
         "Blocked tokens and lost update",
         masks,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mismatch_cli.metrics.update_table import CLIPPING
-from mismatch_cli.report.tables import Col, Row, keyed, percent
+from mismatch_cli.report.tables import Col, Row, keyed, percent, value_of
 from mismatch_cli.studies.clipping import ClippingPlotData
 
 SIGNS = ("all", "positive", "negative")
@@ -25,6 +25,10 @@ class Subject(ClippingPlotData):
     def signs(self) -> tuple[str, ...]:
         """Signs of A under which blocked tokens are counted; without advantages there is no sum of both."""
         return SIGNS if self.has_advantages else SIGNS[1:]
+
+    def strictness(self, row: Row) -> float:
+        """The share of tokens that an algorithm blocks; without advantages, of both signs together."""
+        return sum(value_of(row["blocked"][sign]) or 0.0 for sign in self.signs[: 1 if self.has_advantages else 2])
 
     def is_twin(self, row: Row) -> bool:
         """Whether the row is another one's mask with π′ in the place of μ."""

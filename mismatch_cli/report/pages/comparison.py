@@ -1,12 +1,10 @@
 """From a comparison to what is shown: one `ReportView`, which terminal and HTML both print."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from mismatch_cli import DPPO, numbers
-from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.gap_table import METRICS, Metric
-from mismatch_cli.report.about import GAPS, LEADING, MASKED, left_out_of, measured, settings_tables
+from mismatch_cli.report.about import GAPS, LEADING, MASKED, command_line, left_out_of, measured, settings_tables
 from mismatch_cli.report.pages._comparison_screen import DIFFERENT, screen, setting_in_words
 from mismatch_cli.report.tables import Col, Row, col, filled, in_words, named, percent, plain, table, text, value_of
 from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table
@@ -78,7 +76,7 @@ def page(study: ComparisonAnalysis) -> ReportView:
         settings=tuple(
             (f"{side['name']}: {title}", facts) for side in traces for title, facts in settings_tables(side)
         ),
-        command=suggest("compare", *(Path(side["folder"]) for side in traces), *result["arguments"]),
+        command=command_line("compare", study.typed, *result["arguments"]),
         notation=_NOTATION,
     )
 

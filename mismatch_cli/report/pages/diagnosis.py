@@ -3,14 +3,13 @@
 from mismatch_cli import numbers
 from mismatch_cli.diagnosis.diagnose import FLOOR_STAGE, PRECISION_STAGE, UNEXPLAINED_STAGE, module
 from mismatch_cli.diagnosis.evidence import Finding
-from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.gap_table import METRICS, Metric
-from mismatch_cli.places import shown
-from mismatch_cli.report.about import left_out_of, settings_tables, who_facts
+from mismatch_cli.report.about import command_line, left_out_of, settings_tables, who_facts
 from mismatch_cli.report.pages._diagnosis_screen import screen
 from mismatch_cli.report.tables import col, filled, metric_row, pairs_table, share, table, text
 from mismatch_cli.report.view import MetricRow, ReportView, Section, Table
 from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
+from mismatch_cli.studies.study import typed
 
 _NOTATION = (
     "μ is the rollout’s probability of the sampled token and π the trainer’s; d = log π − log μ in nats. A typical gap "
@@ -50,7 +49,7 @@ def page(analysis: DiagnosisAnalysis) -> ReportView:
         leading=_leading(analysis),
         outline=[*sections, _all_checks(analysis)],
         settings=settings_tables(analysis.result),
-        command=_command(analysis),
+        command=command_line("diagnose", typed(analysis.traces), *_given(analysis)),
         notation=_NOTATION,
     )
 
@@ -217,7 +216,6 @@ def _measured_as(finding: Finding) -> str:
     return "; ".join(filter(None, (finding.measure or finding.sentence, finding.reason)))
 
 
-def _command(analysis: DiagnosisAnalysis) -> str:
+def _given(analysis: DiagnosisAnalysis) -> list[str]:
     models = {"--earlier-model": analysis.earlier_model, "--trainer-model": analysis.trainer_model}
-    given = [word for flag, model in models.items() if model for word in (flag, model)]
-    return suggest("diagnose", *(shown(trace.folder) for trace in analysis.traces), *shown(given))
+    return [word for flag, model in models.items() if model for word in (flag, model)]

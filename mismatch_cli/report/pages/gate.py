@@ -53,7 +53,7 @@ def page(result: GateResult) -> ReportView:
         headline="Judged by " + ", ".join(limit_set.name for limit_set in result.sets),
         screen=_screen(result),
         outline=(Section("Checks", tables=(limits, *filled(failed, said))),),
-        command=command_line(summary, "gate"),
+        command=command_line("gate", typed(result.measured.traces)),
     )
 
 

@@ -11,6 +11,7 @@ from mismatch_cli.report.pages._mismatch_screen import leading, screen
 from mismatch_cli.report.tables import col, filled, keyed, metric_row, mu_bin, named, number, plain, span, table, text
 from mismatch_cli.report.view import MetricGroup, MetricRow, ReportView, Section, Table
 from mismatch_cli.studies.mismatch import MismatchAnalysis
+from mismatch_cli.studies.study import typed
 
 _SPREAD = ("ratio_sd", "tv_binary_sd", "tv_topk_sd")
 _RATIO_TAILS = ("ratio_p01", "ratio_p99", "ratio_max")
@@ -56,7 +57,7 @@ def page(study: MismatchAnalysis, worst: int | None = None) -> ReportView:
         screen=screen(study, tokens[: 1 if worst is None else worst]),
         outline=sections,
         settings=settings_tables(summary),
-        command=command_line(summary),
+        command=command_line("report", typed(study.traces)),
     )
 
 

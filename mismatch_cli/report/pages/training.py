@@ -6,10 +6,9 @@ from functools import partial
 from pathlib import Path
 
 from mismatch_cli import numbers
-from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.gap_table import Metric
 from mismatch_cli.metrics.update_table import CLIPPING, LAST, TRAINING
-from mismatch_cli.places import shown
+from mismatch_cli.report.about import command_line
 from mismatch_cli.report.pages._training_screen import GAP, screen
 from mismatch_cli.report.tables import Col, col, filled, interval_or_note, number, parts, percent, plain, table, text
 from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table
@@ -57,7 +56,7 @@ def page(study: TrainingAnalysis, reload_seconds: int = 0) -> ReportView:
         screen=answer,
         outline=_sections(study),
         settings=_settings(runs),
-        command=suggest("report", *(shown(run.folder or Path(run.name)) for run in runs)),
+        command=command_line("report", [run.folder or Path(run.name) for run in runs]),
         notation=_NOTATION,
         reload_seconds=reload_seconds,
     )
