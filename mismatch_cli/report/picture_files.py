@@ -14,14 +14,13 @@ from mismatch_cli.report.plots._style import CSS_PX, LIGHT, WIDE, Style, paper
 from mismatch_cli.trace.files import replacing, write_atomically
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.figure import Figure
-    from PIL.Image import Image
 
 _UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72}  # inches; a point of PDF, as editors count
 _NARROWEST, _WIDEST = 2.5, 12.0  # inches
 _PANEL = 5.5  # inches of a panel alone where no width is named: half the page
 _PNG_DPI, _PAPER_DPI = 192, 300  # twice the page's pixels; what printers ask for
-_COMPRESSED = 3  # of 9: the rest takes five times as long for a tenth
 _CREATOR = "mismatch-cli"
 
 
@@ -49,7 +48,7 @@ class PictureFiles:
             return WIDE
         return paper((self.width or _PANEL) / CSS_PX)
 
-    def for_page(self, wide: Figure) -> tuple[str, Image | None]:
+    def for_page(self, wide: Figure) -> tuple[str, np.ndarray | None]:
         """The page's picture as SVG, and its pixels where they are to be written: both are drawn at once."""
         from mismatch_cli.report.plots._both import to_svg_and_pixels
         from mismatch_cli.report.plots._svg import to_svg
@@ -64,7 +63,7 @@ class PictureFiles:
         name: str,
         draw: Callable[[Style, int | None], Figure],
         wide: Figure,
-        pixels: Image | None,
+        pixels: np.ndarray | None,
     ) -> list[Path]:
         """Draw a figure, which `draw` does in a style, alone with one of its panels or with all; `wide` is the page's.
 
@@ -101,26 +100,22 @@ def _inches(width: str) -> float:
     return inches
 
 
-def _write_png(figure: Figure, path: Path, pixels: Image | None) -> None:
-    from PIL.PngImagePlugin import PngInfo
+def _write_png(figure: Figure, path: Path, pixels: np.ndarray | None) -> None:
+    from mismatch_cli.report.plots._both import to_png, to_svg_and_pixels
 
-    from mismatch_cli.report.plots._both import to_svg_and_pixels
-
-    about = PngInfo()
-    about.add_text("Software", _CREATOR)
     dpi = _PAPER_DPI if pixels is None else _PNG_DPI
-    pixels = pixels or to_svg_and_pixels(figure, dpi)[1]
+    pixels = to_svg_and_pixels(figure, dpi)[1] if pixels is None else pixels
     with replacing(path) as temporary:
-        pixels.save(temporary, format="png", dpi=(dpi, dpi), pnginfo=about, compress_level=_COMPRESSED)
+        temporary.write_bytes(to_png(pixels, dpi, _CREATOR))
 
 
-def _write_svg(figure: Figure, path: Path, _pixels: Image | None) -> None:
+def _write_svg(figure: Figure, path: Path, _pixels: np.ndarray | None) -> None:
     from mismatch_cli.report.plots._svg import to_svg
 
     write_atomically(path, to_svg(figure, themed=False))
 
 
-def _write_pdf(figure: Figure, path: Path, _pixels: Image | None) -> None:
+def _write_pdf(figure: Figure, path: Path, _pixels: np.ndarray | None) -> None:
     from matplotlib import rc_context
 
     about = {"Creator": _CREATOR, "Producer": _CREATOR, "CreationDate": None}
@@ -128,7 +123,7 @@ def _write_pdf(figure: Figure, path: Path, _pixels: Image | None) -> None:
         figure.savefig(temporary, format="pdf", facecolor=LIGHT.page, metadata=about)
 
 
-_WRITERS: dict[str, Callable[[Figure, Path, Image | None], None]] = {
+_WRITERS: dict[str, Callable[[Figure, Path, np.ndarray | None], None]] = {
     "png": _write_png,
     "svg": _write_svg,
     "pdf": _write_pdf,

@@ -1,5 +1,6 @@
 """Panels filled with colour: many points as one transparent picture, and heat maps of shares."""
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import cache
@@ -12,6 +13,7 @@ from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
 
+from mismatch_cli.report.plots._axis import Words
 from mismatch_cli.report.plots._panels import RIGHT, Panel, Sheet, width_of
 from mismatch_cli.report.plots._style import CSS_PX, DARK, LIGHT, Style
 
@@ -67,12 +69,13 @@ def _spread(counts: np.ndarray, dot: int) -> np.ndarray:
 def _shade(counts: np.ndarray, colour: str, faintest: float) -> np.ndarray:
     """RGBA, uint8: opacity grows with the logarithm of the number of points."""
     densest = np.percentile(counts[counts > 0], 99.5) if counts.any() else 1
-    strength = np.log1p(counts) / np.log1p(max(densest, 8))
+    strength = np.log1p(np.arange(counts.max() + 1)) / np.log1p(max(densest, 8))  # of each count that occurs
     levels = np.ceil(np.clip(strength, 0, 1) * _LEVELS) / _LEVELS
-    alpha = np.where(counts > 0, faintest + (1 - faintest) * levels, 0)
+    opacity = faintest + (1 - faintest) * levels
+    opacity[0] = 0
     image = np.empty((*counts.shape, 4), dtype=np.uint8)
     image[..., :3] = np.round(np.array(to_rgb(colour)) * 255)
-    image[..., 3] = np.round(alpha * 255)
+    image[..., 3] = np.round(opacity * 255).astype(np.uint8)[counts]
     return image
 
 
@@ -143,14 +146,13 @@ def draw_heat(
     words = {place: label(share) for place, share in np.ndenumerate(share_RC) if np.isfinite(share)}
     if axes.box.width / columns < max((width_of(word, axes.style.small) for word in {*words.values()}), default=0):
         return
-    turns = _turns(scale.colour)
+    theme, turns, written = axes.theme, _turns(scale.colour), defaultdict(list)
     for (row, column), word in words.items():
         share = share_RC[row, column]
-        readable = axes.theme.ink if scale.strength(share) < turns else axes.theme.page
-        axes.text(
-            column + 0.5, row + middle_of_cell(axes.style), word, ha="center", va="center_baseline",
-            color=readable if share else axes.theme.muted, fontsize=axes.style.small,
-        )  # fmt: skip
+        colour = (theme.ink if scale.strength(share) < turns else theme.page) if share else theme.muted
+        written[colour].append((column + 0.5, row + middle_of_cell(axes.style), word))
+    for colour, placed in written.items():
+        axes.add_artist(Words(placed, ha="center", va="center_baseline", color=colour, fontsize=axes.style.small))
 
 
 def _draw_cells(axes: Panel, share_RC: np.ndarray, scale: Scale) -> None:
@@ -163,7 +165,7 @@ def _draw_cells(axes: Panel, share_RC: np.ndarray, scale: Scale) -> None:
     outline = Path(
         np.pad(cells_N42, ((0, 0), (0, 1), (0, 0))).reshape(-1, 2), np.tile([1, 2, 2, 2, 79], len(cells_N42))
     )
-    axes.add_patch(PathPatch(outline, facecolor=axes.theme.grid, linewidth=0))
+    axes.add_artist(PathPatch(outline, facecolor=axes.theme.grid, linewidth=0))
     opacity_N = np.round(scale.strength(share_N), 2)
     colours = [to_rgba(scale.colour, alpha) for alpha in opacity_N[share_N > 0]]
     axes.add_collection(PolyCollection(cells_N42[share_N > 0], facecolors=colours, linewidths=0), autolim=False)

@@ -6,6 +6,7 @@ No layout engine: it would draw everything twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
 from itertools import takewhile
 from math import log10
 from textwrap import wrap
@@ -19,6 +20,7 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
+from mismatch_cli.report.plots._axis import PanelXAxis, PanelYAxis
 from mismatch_cli.report.plots._style import CSS_PX, Style
 from mismatch_cli.text import for_mathtext
 
@@ -139,8 +141,15 @@ class Panel(Axes):
         super().__init__(sheet, (box.left / width, bottom / height, box.width / width, box.height / height))
         self.style, self.theme, self.box = sheet.style, sheet.theme, box
         self.flush = (sheet.flush - LEFT) / box.width  # where its title begins, in its own coordinates
+        for side in ("left", "bottom"):  # as the first tick of matplotlib's would do
+            self.spines[side].set_position(("outward", 0))
         self.xaxis.set_major_formatter(plain_label)
         self.yaxis.set_major_formatter(plain_label)
+
+    def _init_axis(self) -> None:
+        self.xaxis, self.yaxis = PanelXAxis(self, clear=False), PanelYAxis(self, clear=False)
+        for side, spine in self.spines.items():
+            spine.register_axis(self.xaxis if side in ("bottom", "top") else self.yaxis)
 
     def headline(self, text: str, short: str = "", note: str = "", *, is_axis: bool = True, **legend: Any) -> None:
         """The title, the short one when narrow: where it is the name of the vertical axis, that has no label then.
@@ -223,6 +232,7 @@ def power_label(value: float, _position: float = 0) -> str:
     return "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
+@cache
 def width_of(text: str, points: float, *, bold: bool = False) -> float:
     """How wide a text may be, in CSS pixels: letters are fitted to the dots of the output, which takes some percent."""
     font = get_font(findfont(FontProperties(family="DejaVu Sans", weight="bold" if bold else "normal")))

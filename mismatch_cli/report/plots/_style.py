@@ -66,6 +66,11 @@ class Style:
         """The size of notes, in points."""
         return 0.9 * self.text * _PT
 
+    @property
+    def tick_label(self) -> float:
+        """The size of what is written at ticks, in points."""
+        return 0.94 * self.text * _PT
+
     def rc(self) -> dict[str, Any]:
         """The matplotlib settings of this style, for `rc_context`."""
         theme, size = self.theme, self.text * _PT

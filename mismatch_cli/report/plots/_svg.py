@@ -144,6 +144,10 @@ class SvgRenderer(RendererBase):
     def get_text_width_height_descent(self, s: str, prop: FontProperties, ismath: Any) -> tuple[float, float, float]:  # noqa: ARG002
         return _measured(s, prop.get_size_in_points(), prop.get_weight() in ("bold", 700))
 
+    def _get_font_height_metrics(self, prop: FontProperties) -> tuple[float, float, float]:
+        """matplotlib looks for the font, and into its tables, for each text, unless a renderer has this."""
+        return _heights(prop.get_size_in_points(), prop.get_weight() in ("bold", 700))
+
     def get_canvas_width_height(self) -> tuple[float, float]:
         return self._width, self._height
 
@@ -247,9 +251,23 @@ def _png(alpha: np.ndarray) -> str:
 
 
 @cache
+def font_file(bold: bool) -> str:
+    return str(findfont(FontProperties(family="DejaVu Sans", weight="bold" if bold else "normal")))
+
+
+@cache
+def _heights(points: float, bold: bool) -> tuple[float, float, float]:
+    """How far letters reach above and below their line, and what lies between two lines, in pixels."""
+    font = get_font(font_file(bold))
+    table: Any = font.get_sfnt_table("OS/2")
+    scale = points * _PX / font.units_per_EM
+    return table["sTypoAscender"] * scale, -table["sTypoDescender"] * scale, table["sTypoLineGap"] * scale
+
+
+@cache
 def _measured(text: str, points: float, bold: bool) -> tuple[float, float, float]:
     """Width, height and descent of a text in pixels."""
-    font = get_font(findfont(FontProperties(family="DejaVu Sans", weight="bold" if bold else "normal")))
+    font = get_font(font_file(bold))
     font.set_size(points, _DPI)
     font.set_text(text, 0, flags=LoadFlags.NO_HINTING)
     width, height = font.get_width_height()

@@ -59,7 +59,7 @@ def _draw_region(axes: Panel, data: ClippingPlotData, algorithm: Algorithm, sign
     """Shade where the masks block; whether there is such a region to ask for."""
     region = _region(data.blocked_at, algorithm, sign, lowest)
     if region is not None:
-        axes.add_patch(
+        axes.add_artist(
             PathPatch(
                 region, transform=axes.transAxes, facecolor=axes.theme.orange, alpha=0.17, linewidth=0, zorder=1.5
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator
+from copy import copy
 from types import ModuleType
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from matplotlib.text import Text
 
 from mismatch_cli.report.figures import draw
+from mismatch_cli.report.plots._axis import Words
 from mismatch_cli.report.plots._style import Style, paper
 from mismatch_cli.report.plots._svg import to_svg
 
@@ -37,15 +39,15 @@ def check_colours(svg: str) -> None:
 
 
 def texts_of(figure: Any) -> Iterator[Text]:
-    """Every text that is drawn; an axis also holds labels of ticks outside its limits."""
+    """Every text that is drawn."""
     yield from figure.texts
     for legend in (*figure.legends, *(axes.get_legend() for axes in figure.axes if axes.get_legend())):
         yield from legend.get_texts()
     for axes in figure.axes:
         yield from (axes.title, axes._left_title, axes._right_title, axes.xaxis.label, axes.yaxis.label, *axes.texts)
-        for axis in (axes.xaxis, axes.yaxis):
-            low, high = sorted(axis.get_view_interval())
-            yield from (t.label1 for t in axis.get_major_ticks() if low <= t.get_loc() <= high)
+        cells = [artist for artist in axes.get_children() if isinstance(artist, Words)]
+        for words in (*cells, axes.xaxis.labels(), axes.yaxis.labels()):
+            yield from map(copy, words.each())
 
 
 def check_texts(figure: Any, style: Style) -> None:

@@ -1,0 +1,132 @@
+"""Axes that draw their ticks, grid and labels at once: matplotlib makes five artists for each tick."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import compress
+from typing import Any
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axis import Axis, XAxis, YAxis
+from matplotlib.path import Path
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox, IdentityTransform
+
+_LENGTH, _PAD = 3.5, 3.5  # points of a tick, and from it to its label
+_CLOSE = 1e-9  # of an axis: what rounding may take a tick beyond its end
+_WIDTH = 0.7  # points of ticks and of the grid
+
+
+class Words(Artist):
+    """Short texts that look alike, each with its x and y, in pixels where nothing else is set: one text that moves."""
+
+    zorder = Text.zorder
+
+    def __init__(self, words: Sequence[tuple[float, float, str]], **look: Any) -> None:
+        super().__init__()
+        self._words, self._text = words, Text(fontfamily="DejaVu Sans", **look)
+
+    def each(self) -> Iterator[Text]:
+        """The text at each place in turn."""
+        figure: Any = self.get_figure()
+        self._text.set_figure(figure)
+        self._text.set_transform(self.get_transform())
+        for x, y, word in self._words:
+            self._text.set_position((x, y))
+            self._text.set_text(word)
+            yield self._text
+
+    def draw(self, renderer: Any) -> None:
+        for text in self.each():
+            text.draw(renderer)
+
+
+class _DrawnAtOnce(Axis):
+    """Major ticks alone; what `tick_params` can change is their `length` and `labelsize`, and the grid."""
+
+    axes: Any
+    major: Any
+    majorTicks: Any = ()
+    minorTicks: Any = ()
+    _update_label_position: Any
+    across: int  # the coordinate that is the same for all ticks: 0 for x
+    aligned: Mapping[str, str]  # labels, to their ticks
+
+    def get_major_ticks(self, numticks: int | None = None) -> list[Any]:  # noqa: ARG002
+        return []
+
+    get_minor_ticks = get_major_ticks
+
+    def set_ticklabels(self, labels: Any, *, fontsize: float | None = None, **text: Any) -> Any:
+        if fontsize is not None:
+            self.set_tick_params(labelsize=fontsize)
+        return super().set_ticklabels(labels, **text)
+
+    def labels(self) -> Words:
+        """What is written at the ticks."""
+        style, looks = self.axes.style, self.get_tick_params()
+        across = self._start() - (looks.get("length", _LENGTH) + _PAD) * self.axes.figure.dpi / 72
+        words = Words(
+            [(*self._point(place, across), text) for place, text in self._ticks()],
+            color=style.theme.muted, fontsize=looks.get("labelsize", style.tick_label), **self.aligned,
+        )  # fmt: skip
+        words.set_figure(self.axes.figure)
+        return words
+
+    def draw(self, renderer: Any) -> None:
+        looks, theme, start = self.get_tick_params(), self.axes.style.theme, self._start()
+        length = looks.get("length", _LENGTH) * self.axes.figure.dpi / 72
+        places = [place for place, _ in self._ticks()]
+        if looks["gridOn"]:
+            self._draw_lines(renderer, places, (start, self.axes.bbox.max[self.across]), theme.grid, self.axes.bbox)
+        if length:
+            self._draw_lines(renderer, places, (start - length, start), theme.muted)
+        self.labels().draw(renderer)
+        if self.label.get_text():
+            self._update_label_position(renderer)
+            self.label.draw(renderer)
+
+    def _draw_lines(
+        self, renderer: Any, places: Sequence[float], ends: tuple[float, float], colour: str, clip: Bbox | None = None
+    ) -> None:
+        if not places:
+            return
+        gc = renderer.new_gc()
+        gc.set_foreground(colour)
+        gc.set_linewidth(_WIDTH)
+        gc.set_clip_rectangle(clip)
+        points = [self._point(place, end) for place in places for end in ends]
+        renderer.draw_path(gc, Path(points, [Path.MOVETO, Path.LINETO] * len(places)), IdentityTransform())
+        gc.restore()
+
+    def _ticks(self) -> list[tuple[float, str]]:
+        """Where a tick stands along the axis in pixels, and what is written there."""
+        values = self.get_majorticklocs()
+        labels = self.major.formatter.format_ticks(values)
+        low, high = self.get_transform().transform(self.get_view_interval())
+        share = (self.get_transform().transform(np.asarray(values, dtype=np.float64)) - low) / (high - low)
+        first, last = self.axes.bbox.min[1 - self.across], self.axes.bbox.max[1 - self.across]
+        inside = (share > -_CLOSE) & (share < 1 + _CLOSE)
+        places = (first + share[inside] * (last - first)).tolist()
+        return list(zip(places, compress(labels, inside), strict=True))
+
+    def _start(self) -> float:
+        """Where the axis lies, in pixels."""
+        return float(self.axes.bbox.min[self.across])
+
+    def _point(self, along: float, across: float) -> tuple[float, float]:
+        return (across, along) if self.across == 0 else (along, across)
+
+    def _update_ticks(self) -> list[Any]:
+        return []
+
+    def _get_ticklabel_bboxes(self, _ticks: Any, renderer: Any) -> tuple[list[Bbox], list[Bbox]]:
+        """What matplotlib places the name of the axis by."""
+        return [label.get_window_extent(renderer) for label in self.labels().each()], []
+
+
+class PanelXAxis(_DrawnAtOnce, XAxis):
+    across, aligned = 1, {"ha": "center", "va": "top"}
+
+
+class PanelYAxis(_DrawnAtOnce, YAxis):
+    across, aligned = 0, {"ha": "right", "va": "center_baseline"}
