@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _WIDEST = 100  # characters: longer lines of prose read worse
 _COLUMN = 28  # for what is typed; what is longer has a line of its own
-_FRAME = 4
+_FRAME = 4  # characters that a panel takes of a line
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
@@ -88,13 +88,14 @@ def print_help(command: Any, ctx: Any, rows: Mapping[str, Sequence[Row]]) -> Non
     console = Console(highlight=False, emoji=False, markup=False)
     console.width = min(console.width, _WIDEST)
     lengths = [len(_typed(row)) for members in rows.values() for row in members]
-    column = 2 + max((length for length in lengths if length + 2 <= _COLUMN), default=0)
+    column = min(console.width // 2, 2 + max((length for length in lengths if length + 2 <= _COLUMN), default=0))
     console.print(Text(command.get_usage(ctx), style="bold"))
-    console.print(*_prose(command.help, console.width), "", sep="\n")
+    for line in (*_prose(command.help, console.width), Text()):
+        console.print(line, soft_wrap=True)  # a line to type is not broken
     for title, members in rows.items():
         console.print(_panel(title, members, column, console))
     for line in _prose(command.epilog, console.width):
-        console.print(line)
+        console.print(line, soft_wrap=True)
 
 
 def _is_argument(parameter: Any) -> bool:
@@ -119,7 +120,8 @@ def _prose(text: str | None, width: int) -> Iterator[Text]:
             command, dash, flags = line.partition(" -")
             whole = command + dash + re.sub(" (?!-)", _NO_BREAK, flags)  # a flag stays beside its values
             broken = textwrap.wrap(whole, width - 6, break_long_words=False, break_on_hyphens=False)
-            yield Text("  " + " \\\n      ".join(broken).replace(_NO_BREAK, " "), style="cyan")
+            shown = "  " + " \\\n      ".join(broken).replace(_NO_BREAK, " ")
+            yield Text(shown, style="cyan")
 
 
 def _panel(title: str, rows: Iterable[Row], column: int, console: Console) -> RenderableType:
