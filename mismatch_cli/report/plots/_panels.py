@@ -151,6 +151,11 @@ class Panel(Axes):
         for side, spine in self.spines.items():
             spine.register_axis(self.xaxis if side in ("bottom", "top") else self.yaxis)
 
+    @property
+    def headline_room(self) -> float:
+        """Pixels from where the title begins to the right end of the panel."""
+        return float(self.box.width * (1 - self.flush))
+
     def headline(self, text: str, short: str = "", note: str = "", *, is_axis: bool = True, **legend: Any) -> None:
         """The title, the short one when narrow: where it is the name of the vertical axis, that has no label then.
 

@@ -121,13 +121,21 @@ def _write(axes: Panel, data: ClippingPlotData, algorithm: Algorithm, sign: str,
         axes.plot([], [], color=theme.orange, label=style.pick("the mask blocks", "mask"), **dots | area)
     if note := _left_out(algorithm, region):
         axes.text(0.03, 0.97, note, transform=axes.transAxes, va="top", color=theme.muted, fontsize=style.small)
-    settings = ", ".join(mask.settings for mask in algorithm.limiting.masks if mask.settings)
-    room = axes.box.width - width_of(f"{data.when(sign)}:     {settings}", rcParams["axes.titlesize"], bold=True)
-    (name,) = short_names([algorithm.name.partition(":")[0]], room, rcParams["axes.titlesize"], bold=True)
-    axes.headline(f"{data.when(sign)}:  {name}  {settings}", is_axis=False)
+    axes.headline(_title(axes, data.when(sign), algorithm), is_axis=False)
     recomputed = algorithm.limiting.anchor == "recomputed"
     axes.set_xlabel("recomputed probability π′" if recomputed else "rollout probability μ")
     axes.set_ylabel("trainer probability π")
+
+
+def _title(axes: Panel, when: str, algorithm: Algorithm) -> str:
+    """The sign, the algorithm's name, and its thresholds where they have room beside it."""
+    points, name = rcParams["axes.titlesize"], algorithm.name.partition(":")[0]
+    settings = ", ".join(mask.settings for mask in algorithm.limiting.masks if mask.settings)
+    title = f"{when}:  {name}  {settings}"
+    if width_of(title, points, bold=True) <= axes.headline_room:
+        return title
+    (name,) = short_names([name], axes.headline_room - width_of(f"{when}:  ", points, bold=True), points, bold=True)
+    return f"{when}:  {name}"
 
 
 def _left_out(algorithm: Algorithm, region: bool) -> str:
