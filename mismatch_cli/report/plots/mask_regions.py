@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -130,12 +131,11 @@ def _write(axes: Panel, data: ClippingPlotData, algorithm: Algorithm, sign: str,
 def _title(axes: Panel, when: str, algorithm: Algorithm) -> str:
     """The sign, the algorithm's name, and its thresholds where they have room beside it."""
     points, name = rcParams["axes.titlesize"], algorithm.name.partition(":")[0]
-    settings = ", ".join(mask.settings for mask in algorithm.limiting.masks if mask.settings)
-    title = f"{when}:  {name}  {settings}"
-    if width_of(title, points, bold=True) <= axes.headline_room:
-        return title
-    (name,) = short_names([name], axes.headline_room - width_of(f"{when}:  ", points, bold=True), points, bold=True)
-    return f"{when}:  {name}"
+    settings = "  " + ", ".join(mask.settings for mask in algorithm.limiting.masks if mask.settings)
+    room = axes.headline_room - width_of(f"{when}:  ", points, bold=True)
+    rooms = (inf, room - width_of(settings, points, bold=True), room)
+    whole, beside, alone = (short_names([name], each, points, bold=True)[0] for each in rooms)
+    return f"{when}:  {whole}{settings}" if beside == whole else f"{when}:  {alone}"
 
 
 def _left_out(algorithm: Algorithm, region: bool) -> str:
