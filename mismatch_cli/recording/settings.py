@@ -193,10 +193,12 @@ class ScorerSettings(Recorded):
         "--merge-adapter/--no-merge-adapter",
     )
     trainer_dtype: str = of_trainer("auto", "Dtype of the trainer; auto is the checkpoint's own.", **_DTYPE)
-    attn: str | None = of_trainer(None, "Attention of the trainer: sdpa, eager, flash_attention_2, …", metavar="NAME")
+    attn: str | None = of_trainer(
+        None, "Attention of the trainer, such as sdpa, eager or flash_attention_2.", metavar="NAME"
+    )
     float32_head: bool = of_trainer(False, "Compute the LM head in float32.")
     device_map: str | None = of_trainer(
-        None, "Where the trainer runs: auto, cuda:1, cpu, …", changeable=True, metavar="DEVICE"
+        None, "Where the trainer runs, such as auto, cuda:1 or cpu.", changeable=True, metavar="DEVICE"
     )
     token_budget: int = of_trainer(8192, "Tokens to score at a time.", least=1, changeable=True)
     noise_responses: int = of_trainer(

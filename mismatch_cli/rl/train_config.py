@@ -106,7 +106,7 @@ class TrainConfig:
     )
     engine_memory: float = of_compute(0.4, "Share of a GPU's memory for vLLM; the trainer needs the rest.", **SHARE)
     attn: str = of_compute(
-        "", "Attention of the trainer: sdpa, eager, flash_attention_2, …", metavar="NAME",
+        "", "Attention of the trainer, such as sdpa, eager or flash_attention_2.", metavar="NAME",
         show_default="one that the model allows",
     )  # fmt: skip
     token_budget: int = of_compute(8192, "Tokens in a micro-batch of the trainer, padding included.", least=1)

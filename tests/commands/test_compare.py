@@ -64,7 +64,7 @@ def test_the_pair_asked_for_is_compared_and_kept_in_the_command(here, capfd):
     code, out, _ = compare(capfd, *twice, "--pair", "staleness", "--full", "--quiet")
     assert code == 0 and "staleness: the trainer's present weights" in " ".join(out.split())
     page = (here / "compare" / "report.html").read_text()
-    assert "fp8-kv&#39; --pair staleness" in page
+    assert "mismatch-cli compare fp8-kv fp8-kv --pair staleness" in page
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,10 @@ def test_nothing_is_cut(helps):
         assert in_words(f"{row.does} [default: {row.default}]" if row.default else row.does) in text, (name, row.names)
 
 
+def test_every_line_is_a_sentence():
+    assert [(name, row.names) for name, row in rows() if not re.match(r"\S.*[.?]$", row.does, re.S)] == []
+
+
 def test_no_line_is_wider_than_the_terminal_or_than_one_reads(helps):
     for (name, width), text in helps.items():
         assert max(map(cell_len, text.splitlines())) <= min(width, 100), name
