@@ -26,7 +26,7 @@ def is_whole(text: str) -> bool:
 
 def visible(text: str) -> str:
     """The same text with every character that has no glyph, or that moves its neighbours, spelled out."""
-    if text.isascii() and text.isprintable():
+    if text.isprintable():
         return text
     return "".join(map(_visible_character, text))
 

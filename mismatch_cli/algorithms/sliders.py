@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from mismatch_cli.policies import Policies, TopKLogProbs
 _DOUBLINGS, _EACH = 4, 8  # of the thresholds to either side of what they are, and positions in each
 _FIXED = ("alpha",)  # which tokens a mask looks at; not how far they may move
 _ABOUT_1 = ("band_low", "band_high", "max_ratio")  # ratios: equal policies are at 1
+_NONE_T = np.zeros(0, dtype=np.float32)
 
 Position = tuple[Algorithm, Mapping[str, float]]  # thresholds by their letters where they have one
 
@@ -59,11 +61,15 @@ def _scaled(name: str, value: float, factor: float) -> float:
 
 def _is_accepted(mask: Mask) -> bool:
     """Whether the mask takes these thresholds: asked without a token."""
-    none_T = np.zeros(0, dtype=np.float32)
-    none_TK = np.zeros((0, int(mask.thresholds.get("k", 0))), dtype=np.float32)
-    topk = TopKLogProbs(none_T, none_TK, none_TK, none_TK, none_TK)
     try:
-        mask.decide(Policies(none_T, none_T, none_T, np.zeros(1, dtype=np.int64), topk), none_T)
+        mask.decide(_no_token(int(mask.thresholds.get("k", 0))), _NONE_T)
     except MismatchError:
         return False
     return True
+
+
+@cache
+def _no_token(k: int) -> Policies:
+    none_TK = np.zeros((0, k), dtype=np.float32)
+    topk = TopKLogProbs(_NONE_T, none_TK, none_TK, none_TK, none_TK)
+    return Policies(_NONE_T, _NONE_T, _NONE_T, np.zeros(1, dtype=np.int64), topk)

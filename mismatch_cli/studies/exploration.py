@@ -229,7 +229,7 @@ def _ranks_of(part: _Part, pair: Pair, word: Callable[[int], str]) -> TopRanks:
 def _judged(parts: Sequence[_Part], algorithms: Sequence[Algorithm], needs: Needs) -> Iterator[Judged]:
     """Each algorithm on these tokens, with the slider of its threshold."""
     judging = [part for part in parts if not needs.missing_in(part.batch)]
-    slices = [(part, masks) for part in judging for masks in apply_masks(part.batch, needs, algorithms)]
+    slices = [(part, masks) for part in judging for masks in apply_masks(part.batch, needs, ())]
     shown = sum(part.shown for part in parts)
     for algorithm in algorithms if slices else ():
         for place, sign in enumerate(("",) if needs.advantages else (">", "<")):

@@ -53,6 +53,7 @@ def find(name: str) -> ModuleType:
     return registry.load(PACKAGE, name, "trust region")
 
 
+@cache
 def thresholds(region: ModuleType) -> dict[str, Threshold]:
     """The keyword-only parameters of a trust region with their defaults."""
     parameters = inspect.signature(region.trust_region).parameters.values()

@@ -6,7 +6,6 @@ No layout engine: it would draw everything twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cache
 from itertools import takewhile
 from math import log10
 from textwrap import wrap
@@ -16,12 +15,12 @@ import numpy as np
 from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from mismatch_cli.report.plots._axis import PanelXAxis, PanelYAxis
 from mismatch_cli.report.plots._style import CSS_PX, Style
+from mismatch_cli.report.plots._svg import measured
 from mismatch_cli.text import for_mathtext
 
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 30, 44  # pixels around a panel with ordinary labels
@@ -237,13 +236,9 @@ def power_label(value: float, _position: float = 0) -> str:
     return "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
-@cache
 def width_of(text: str, points: float, *, bold: bool = False) -> float:
     """How wide a text may be, in CSS pixels: letters are fitted to the dots of the output, which takes some percent."""
-    font = get_font(findfont(FontProperties(family="DejaVu Sans", weight="bold" if bold else "normal")))
-    font.set_size(points, 96)
-    font.set_text(text, 0)
-    return float(1.07 * font.get_width_height()[0] / 64)
+    return 1.07 * measured(text, points, bold)[0]
 
 
 def wrapped(text: str, room: float, points: float) -> list[str]:
