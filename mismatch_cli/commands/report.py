@@ -17,7 +17,7 @@ def command(
     *,
     traces: list[Path] | None = setting(
         None,
-        "Run folders or trace folders, of which several are pooled, or folders of training runs.",
+        "Run folders or trace folders, several of which are pooled; or folders of training runs.",
         argument=True,
         show_default="the latest run here, else the bundled trace",
     ),
@@ -35,7 +35,7 @@ def command(
     common: Annotated[
         Common,
         "workers",
-        saying("output", show_default="the run itself; for several, or the bundled trace, report"),
+        saying("output", show_default="the run itself, else report"),
         "worst",
         "page_responses",
         *DRAWING,
