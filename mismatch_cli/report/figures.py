@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import base64
-import ctypes
-import os
-import signal
-import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import zip_longest
 from math import inf
-from multiprocessing import Pipe
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from mismatch_cli import registry
 from mismatch_cli.recording.ours import remove_pictures
@@ -29,12 +22,6 @@ if TYPE_CHECKING:
 
 _PLOTS = "mismatch_cli.report.plots"
 _STUDY = "mismatch"  # of a plot that names none
-_MOST_WORKERS = 8  # three pictures each, where a report has 24
-_PATIENCE = 60.0  # seconds; a copy draws for two
-_DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
-
-_Plot = TypeVar("_Plot")
-_Drawn = TypeVar("_Drawn")
 
 
 class Drawable(Protocol):
@@ -113,79 +100,13 @@ def figure_views(
 
     They take the place of all pictures of ours there. `on_drawn` is told how many more are drawn.
     """
-
-    def draw_all(named: tuple[str, ModuleType]) -> tuple[FigureView, list[Path]]:
-        return _figure_view(*named, data, folder, files)
-
-    drawn = _shared_out(draw_all, list(plots_for(data)), on_drawn)
+    drawn = []
+    for name, plot in plots_for(data):
+        drawn.append(_figure_view(name, plot, data, folder, files))
+        on_drawn(1)
     if folder is not None:
         remove_pictures(folder, {path for _, written in drawn for path in written})
     return [view for view, _ in drawn]
-
-
-def _shared_out(
-    draw: Callable[[_Plot], _Drawn], plots: Sequence[_Plot], on_drawn: Callable[[int], None] = lambda _count: None
-) -> list[_Drawn]:
-    """`draw` of each, by as many processes as there are cores: copies of this one, which have read and imported all."""
-
-    def draw_here(plot: _Plot) -> _Drawn:
-        view = draw(plot)
-        on_drawn(1)
-        return view
-
-    workers = min(_MOST_WORKERS, len(os.sched_getaffinity(0)), len(plots)) if sys.platform == "linux" else 1
-    shares = [plots[first :: max(1, workers)] for first in range(max(1, workers))]
-    with ExitStack() as stack:
-        others = [stack.enter_context(_copy_drawing(draw, share)) for share in shares[1:]]
-        parts = [list(map(draw_here, shares[0]))]
-        for other, share in zip(others, shares[1:], strict=True):
-            parts.append(other())
-            on_drawn(len(parts[-1]))
-            parts[-1] = parts[-1] or list(map(draw_here, share))
-    return [view for row in zip_longest(*parts) for view in row if view is not None]
-
-
-@contextmanager
-def _copy_drawing(draw: Callable[[_Plot], _Drawn], plots: Sequence[_Plot]) -> Iterator[Callable[[], list[_Drawn]]]:
-    """A copy of this process that draws; asked for its views it gives none if it failed, died or is stuck.
-
-    Whoever asked then draws them, and meets the error. It does not outlive this process, or it might write an old
-    picture over the new one of a run that follows.
-    """
-    receiver, sender = Pipe(duplex=False)
-    system, parent = ctypes.CDLL(None), os.getpid()
-    with warnings.catch_warnings():  # copying a process with threads is safe for one that needs none of their locks
-        warnings.simplefilter("ignore", DeprecationWarning)
-        try:
-            pid = os.fork()
-        except OSError:  # no room for a copy
-            for end in (receiver, sender):
-                end.close()
-            yield list
-            return
-    if pid == 0:  # it leaves without flushing what this process had still to print
-        try:
-            receiver.close()  # or nothing would tell it that nobody listens any more
-            system.prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-            if os.getppid() == parent:
-                sender.send([draw(plot) for plot in plots])
-        finally:  # also of Ctrl-C, which reaches every process of a terminal
-            os._exit(0)
-    sender.close()
-
-    def answer() -> list[_Drawn]:
-        with suppress(EOFError, OSError):
-            if receiver.poll(_PATIENCE):
-                views: list[_Drawn] = receiver.recv()
-                return views
-        os.kill(pid, signal.SIGKILL)
-        return []
-
-    try:
-        yield answer
-    finally:
-        receiver.close()
-        os.waitpid(pid, 0)
 
 
 def _figure_view(

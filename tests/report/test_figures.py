@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
-import subprocess
-import sys
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
@@ -13,9 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import matplotlib as mpl
-import pytest
 
-from mismatch_cli.report.figures import FigureView, _shared_out, figure_views
+from mismatch_cli.report.figures import FigureView, figure_views
 
 VARIANTS = ("wide", "narrow")
 
@@ -52,45 +48,6 @@ def test_the_same_data_gives_the_same_bytes_and_files(
         with Image.open(path) as image:
             assert image.width == 2160
             assert image.convert("RGB").getpixel((2, 2)) == (255, 255, 255)
-
-
-def test_copies_of_the_process_draw_too_and_what_one_leaves_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(3))
-    parent = os.getpid()
-
-    def draw(number: int) -> tuple[int, bool]:
-        if number == 4 and os.getpid() != parent:
-            os._exit(1)
-        return number, os.getpid() != parent
-
-    found = _shared_out(draw, range(8))
-    assert [number for number, _ in found] == list(range(8))  # in order
-    assert [elsewhere for _, elsewhere in found] == [False, False, True, False, False, True, False, False]
-    with pytest.raises(ZeroDivisionError):
-        _shared_out(lambda number: 1 // (number - 1), range(8))
-
-
-def test_where_there_is_no_room_for_a_copy_this_process_draws_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full() -> int:
-        raise OSError(12, "Cannot allocate memory")
-
-    monkeypatch.setattr(os, "fork", full)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
-    assert _shared_out(str, range(9)) == [str(number) for number in range(9)]
-
-
-def test_a_copy_ends_with_the_process_that_it_draws_for() -> None:
-    """Else a report that is killed could still write a picture over that of the next."""
-    program = (
-        "import os, time\nfrom mismatch_cli.report.figures import _shared_out\n"
-        "os.sched_getaffinity = lambda _: range(2)\n"
-        "_shared_out(lambda number: (os.write(1, b'%d\\n' % number), time.sleep(120)), range(2))"
-    )
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert process.stdout
-    assert {process.stdout.readline(), process.stdout.readline()} == {"0\n", "1\n"}  # both are drawing
-    process.kill()
-    process.communicate(timeout=30)  # the pipe ends when both have
 
 
 def test_a_hundred_thousand_tokens_stay_small_and_quick(
