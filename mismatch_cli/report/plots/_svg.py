@@ -242,8 +242,8 @@ def _line_style(gc: Any) -> list[str]:
 
 def _png(alpha: np.ndarray) -> str:
     """How much of a colour is seen where, in as many greys as can be told apart, as a URI."""
-    shade = np.ceil(alpha * ((_SHADES - 1) / 255)).astype(np.uint8)
-    image = Image.fromarray(shade, "P")
+    shades = np.ceil(np.arange(256) * ((_SHADES - 1) / 255)).astype(np.uint8)
+    image = Image.fromarray(shades[alpha], "P")
     image.putpalette([grey for level in range(_SHADES) for grey in [round(255 * level / (_SHADES - 1))] * 3])
     buffer = io.BytesIO()
     image.save(buffer, format="png", bits=4, compress_level=7)
