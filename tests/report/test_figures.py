@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
@@ -12,6 +13,9 @@ from types import SimpleNamespace
 import matplotlib as mpl
 
 from mismatch_cli.report.figures import FigureView, figure_views
+from mismatch_cli.report.plots._panels import Sheet
+from mismatch_cli.report.plots._style import WIDE
+from mismatch_cli.report.plots._svg import to_svg
 
 VARIANTS = ("wide", "narrow")
 
@@ -48,6 +52,16 @@ def test_the_same_data_gives_the_same_bytes_and_files(
         with Image.open(path) as image:
             assert image.width == 2160
             assert image.convert("RGB").getpixel((2, 2)) == (255, 255, 255)
+
+
+def test_a_logarithmic_axis_shows_powers_and_no_markup() -> None:
+    sheet = Sheet(WIDE)
+    (axes,) = sheet.panels(1)
+    axes.set_xscale("log")
+    axes.set_xlim(1e-6, 1)
+    shown = re.findall(r">([^<>]*)</text>", to_svg(sheet))
+    assert {"10⁻⁶", "10⁻⁴", "0.01", "1"} <= {*shown}
+    assert not any("$" in text for text in shown)
 
 
 def test_a_hundred_thousand_tokens_stay_small_and_quick(

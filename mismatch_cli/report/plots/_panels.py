@@ -175,6 +175,16 @@ class Panel(Axes):
                 **{"ncols": _NAMES} | spacing | legend,
             )  # fmt: skip
 
+    def set_xscale(self, value: Any, **how: Any) -> None:
+        super().set_xscale(value, **how)
+        if value == "log":
+            self.xaxis.set_major_formatter(power_label)  # matplotlib's writes markup
+
+    def set_yscale(self, value: Any, **how: Any) -> None:
+        super().set_yscale(value, **how)
+        if value == "log":
+            self.yaxis.set_major_formatter(power_label)
+
     def set_xlabel(self, xlabel: str, *args: Any, **text: Any) -> Any:
         """Below the middle of the panel; what is wider than the panel ends with it."""
         loc = "center" if width_of(xlabel, rcParams["axes.labelsize"]) <= self.box.width else "right"
