@@ -107,7 +107,7 @@ def stretches(values: Sequence[float | None], most: int) -> list[float | None]:
 def _block(value: float | None, low: float, high: float) -> str:
     if value is None or not isfinite(value):
         return " "
-    part = (value - low) / (high - low) if high > low else 0.5
+    part = (value - low) / (high - low) if high > low else 0.5 * bool(value)
     return _BLOCKS[round(min(1.0, max(0.0, part)) * (len(_BLOCKS) - 1))]
 
 

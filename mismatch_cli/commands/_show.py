@@ -83,6 +83,8 @@ class Common:
         for flag, asked in (("plots", self.plots), ("plot-width", self.plot_width), ("plot-panels", self.plot_panels)):
             if self.no_plots and asked:
                 raise UsageError(f"--no-plots draws nothing: leave out --{flag}.")
+            if self.only_numbers and asked:
+                raise UsageError(f"--json without --output draws nothing: leave out --{flag}, or name --output.")
         _ = self.files  # what cannot be drawn is said before anything is read
 
     @cached_property

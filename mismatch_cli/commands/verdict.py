@@ -69,6 +69,8 @@ def _parsed(words: Sequence[str], without_numbers: bool) -> tuple[str, list[tupl
     """The framework, empty where none was named, and each name with its number."""
     framework = words[0] if words and "=" not in words[0] else ""
     if framework and framework != _OWN:
+        if len(words) == 1 and not without_numbers and framework not in registry.names("mismatch_cli.dialects"):
+            _number(framework)  # a number that lacks its value, rather than a framework
         registry.check("mismatch_cli.dialects", framework, "framework")
     rest = words[bool(framework) :]
     if framework and not rest and not without_numbers:

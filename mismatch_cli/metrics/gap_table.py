@@ -79,7 +79,13 @@ def _mean(name: str, count: str = "supported") -> Callable[[Sums], np.ndarray]:
 
 
 def _spread(square: str, name: str, count: str) -> Callable[[Sums], np.ndarray]:
-    return lambda t: np.sqrt(np.maximum(t.mean(square, count) - t.mean(name, count) ** 2, 0))
+    """The standard deviation; of a single value there is none."""
+
+    def spread(t: Sums) -> np.ndarray:
+        found: np.ndarray = np.sqrt(np.maximum(t.mean(square, count) - t.mean(name, count) ** 2, 0))
+        return np.where(t[count] > 1, found, np.nan)
+
+    return spread
 
 
 def _kl_reverse_k3(t: Sums) -> np.ndarray:

@@ -60,7 +60,7 @@ def subject_lines(about: Mapping[str, Any], counts: Mapping[str, Any], what: str
     models = [name for name in models if not any(_names_the_end(name, other) for other in models)]
     tokens = measured(counts, numbers.things(counts["tokens"], what))
     second = _joined(*models, tokens, None if temperature is None else f"T = {temperature:g}")
-    return _sides(engine, trainer) or imported_fact(about), second
+    return _sides(engine, trainer) or imported_fact(about) or "engine, trainer and precision not recorded", second
 
 
 def _names_the_end(model: str, other: str) -> bool:
@@ -137,8 +137,11 @@ def measured(counts: Mapping[str, Any], tokens: str) -> str:
 
 
 def left_out(summary: Mapping[str, Any]) -> tuple[str, ...]:
-    """What is not in the numbers, and why."""
-    return left_out_of(summary["about"], next(iter(summary["pairs"].values()))["counts"], _LEFT_OUT)
+    """What is not in the numbers, and why; of the trainer as it is now, where more is missing there."""
+    first, total = next(iter(summary["pairs"].values()))["counts"], summary["pairs"].get("total", {}).get("counts", {})
+    more = {name: total[name] for name in _LEFT_OUT if total and total[name] != first[name]}
+    of_total = (f"With staleness, {numbers.count(count)} {_LEFT_OUT[name]}." for name, count in more.items() if count)
+    return (*left_out_of(summary["about"], first, _LEFT_OUT), *of_total)
 
 
 def left_out_of(about: Mapping[str, Any], counts: Mapping[str, Any], words: Mapping[str, str]) -> tuple[str, ...]:

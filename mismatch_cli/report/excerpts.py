@@ -52,7 +52,7 @@ def worst_excerpts(
 
 
 def token_excerpts(traces: Sequence[Trace], pair: Pair, rows: Sequence[Mapping[str, Any]]) -> list[Excerpt]:
-    """Tokens in their context; a row with a `title` stands below it."""
+    """Tokens in their context; a row with a `title`, and a `short` one, stands below it."""
     found = _look_up(traces, pair, {_key(row) for row in rows})
     return [_token_excerpt(row, found[_key(row)]) for row in rows if _key(row) in found]
 
@@ -115,8 +115,8 @@ def _token_excerpt(row: Mapping[str, Any], response: _Response) -> Excerpt:
         *_plain(response, position + 1, stop),
         *_ellipsis(stop < len(response.ids_T)),
     )
-    title = f"{row['title']}: “{token}”" if "title" in row else f"“{token}”"
-    return Excerpt(title, facts, pieces, _prompt(response))
+    title, short = (f"{row[name]}: “{token}”" if name in row else f"“{token}”" for name in ("title", "short"))
+    return Excerpt(title, facts, pieces, _prompt(response), short)
 
 
 def _response_excerpt(row: Mapping[str, Any], response: _Response) -> Excerpt:

@@ -103,7 +103,7 @@ def _metric_rows(groups: Sequence[MetricGroup], columns: Sequence[Column], inden
 
 def print_table(table: Table, console: Console) -> None:
     """Print a table as far as it fits, and below it what did not, and its note."""
-    fitting, hidden = _fitted(replace(table, rows=table.rows[: table.terminal_rows]), console)
+    fitting, hidden = _fitted(_filled(replace(table, rows=table.rows[: table.terminal_rows])), console)
     console.print(_grid(fitting, console.width))
     left = len(table.rows) - len(fitting.rows)
     notes = [table.note] * bool(table.note) + [f"{left} more rows in report.html."] * (left > 0)
@@ -113,6 +113,12 @@ def print_table(table: Table, console: Console) -> None:
         )
     for note in notes:
         console.print(Text(visible(note), style="dim"), width=prose_width(console))
+
+
+def _filled(table: Table) -> Table:
+    """Without the columns in which no row says anything."""
+    columns = range(1, len(table.columns))
+    return _without(table, *(n for n in columns if table.rows and all(row[n] in ("", MISSING) for row in table.rows)))
 
 
 def _fitted(table: Table, console: Console) -> tuple[Table, list[str]]:

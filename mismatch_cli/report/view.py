@@ -96,6 +96,7 @@ class Excerpt:
     facts: Facts
     pieces: tuple[Piece, ...]
     prompt: str = ""  # raw
+    short: str = ""  # the title on a screen, where that is another one
 
 
 @dataclass(frozen=True)

@@ -115,9 +115,9 @@ class OneMask:
 
     @property
     def label(self) -> str:
-        """`ppo (+4 same mask)`."""
+        """`ppo (+4 alike)`."""
         name: str = self.row["name"]
-        return f"{name} (+{len(self.others)} same mask)" if self.others else name
+        return f"{name} (+{len(self.others)} alike)" if self.others else name
 
 
 @dataclass(frozen=True)

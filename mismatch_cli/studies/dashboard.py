@@ -42,11 +42,11 @@ class Quoted:
 
     @classmethod
     def of(cls, framework: str, name: str, value: float) -> Quoted:
-        """Find the metric by its name on the dashboard, or by ours; a `UsageError` where it cannot have this value."""
-        if framework == OWN or (not framework and name in METRICS):
+        """Find the metric by its name on the dashboard, by our key or our label; a `UsageError` if it cannot be so."""
+        if framework == OWN or (not framework and _is_own(name)):
             metric = _own(name)
             _check(name, value, *bounds(metric))
-            return cls(OWN, name, value, metric.formula, "mismatch", name)
+            return cls(OWN, metric.key, value, metric.formula, "mismatch", metric.key)
         framework, line = _line(framework, name)
         key = dialects.metric_of(line)
         _check(line.name, value, *(bounds(METRICS[key]) if key else _bounds_by_words(line.formula)))
@@ -195,8 +195,13 @@ def _check(name: str, value: float, low: float, high: float) -> None:
     raise UsageError(f"{name}={value:g} makes no sense: it is {span}.{hint}")
 
 
+def _is_own(name: str) -> bool:
+    return name in METRICS or any(name == metric.label for metric in METRICS.values())
+
+
 def _own(name: str) -> Metric:
-    metric = METRICS.get(name)
+    """One of ours by its key, or by its label as reports print it."""
+    metric = METRICS.get(name) or next((metric for metric in METRICS.values() if metric.label == name), None)
     if metric is None:
         raise UsageError(_unknown(name, OWN, [key for key, row in METRICS.items() if row.agreement is not None]))
     if metric.agreement is None:

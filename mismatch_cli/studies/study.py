@@ -104,8 +104,10 @@ def without_unknown(result: dict[str, Any], imported: Mapping[str, Any] | None) 
 
 
 def check_poolable(traces: Sequence[Trace]) -> None:
-    """Numbers of different models or settings must not be averaged, and nothing may count twice."""
+    """Numbers of different models or settings must not be averaged, nothing may count twice, and there is something."""
     first = traces[0]
+    if not any(trace.num_responses for trace in traces):
+        raise MismatchError(f"{first.folder} holds no response: there is nothing to measure. Record it again.")
     seeds = set()
     for trace in traces:
         differing = [name for name, value in _identity(trace).items() if value != _identity(first)[name]]

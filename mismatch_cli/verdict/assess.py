@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import log
 from typing import Any
 
-from mismatch_cli.metrics.estimate import BELOW_RESOLUTION, FEW_DECIDE
+from mismatch_cli.metrics.estimate import BELOW_RESOLUTION, FEW_DECIDE, FEW_PROMPTS
 from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.verdict.reference import Bar, Measured, family, precision, reference
 
@@ -19,6 +19,7 @@ _NORMAL_P95 = 1.959964  # of |x| for a normal distribution of spread 1
 _TAIL = 3.0  # a KL this many times what the bulk would give comes from the tail
 _FEWEST_TOKENS = 200  # ten of them beyond p95
 _NEAREST = 5
+_ROUNDED = 1 + 1e-6  # float32 log-probabilities that differ by 0.1 differ by 0.1 × this at most
 _WHERE_FEW_DECIDE = 3.5  # times, either way: fewer than five groups of prompts decide, and t(4) / √5 is log 3.5
 
 
@@ -40,11 +41,11 @@ def assess(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def status(bars: Sequence[Mapping[str, Any]]) -> str:
-    """Where a number stands among all limits: `healthy`, `mixed` or `above`; `undecided`, or empty without any."""
+    """Where a number stands among all limits: `above` all, `mixed`: some, else the least sure; empty without any."""
     found = {row["standing"] for row in bars}
-    if not found & {ABOVE, BETWEEN}:
-        return next((word for word in (UNDECIDED, HEALTHY) if word in found), "")
-    return MIXED if HEALTHY in found else ABOVE
+    if ABOVE in found:
+        return ABOVE if found == {ABOVE} else MIXED
+    return next((word for word in (BETWEEN, UNDECIDED, HEALTHY) if word in found), "")
 
 
 @dataclass(frozen=True)
@@ -68,11 +69,11 @@ class _Number:
                 low, high = (0.0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
             value = abs(value)
         agreement = 0.0 if absolute else METRICS[key].agreement or 0.0
-        return cls(value, low, high, found.get("note") == FEW_DECIDE, agreement)
+        return cls(value, low, high, found.get("note") in (FEW_DECIDE, FEW_PROMPTS), agreement)
 
     @property
     def range(self) -> tuple[float, float]:
-        """What the value may be; where a few prompts decide it, its distance from agreement times or by 3.5."""
+        """What the value may be; where few prompts decide it, its distance from agreement times or by 3.5."""
         if self.few_decide:
             distance = self.value - self.agreement
             low, high = sorted((distance / _WHERE_FEW_DECIDE, distance * _WHERE_FEW_DECIDE))
@@ -103,11 +104,11 @@ def _held_against(bar: Bar, pairs: Mapping[str, Any], of_family: str) -> dict[st
 
 def standing(low: float, high: float, healthy: float, broken: float) -> str:
     """Where an interval lies; one that reaches over a bound is undecided."""
-    if high <= healthy:
+    if high <= healthy * _ROUNDED:
         return HEALTHY
-    if low > broken:
+    if low > broken * _ROUNDED:
         return ABOVE
-    return BETWEEN if low > healthy and high <= broken else UNDECIDED
+    return BETWEEN if low > healthy and high <= broken * _ROUNDED else UNDECIDED
 
 
 def _above_floor(metrics: Mapping[str, Any], floor: Mapping[str, Any] | None) -> dict[str, Any] | None:

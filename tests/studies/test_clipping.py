@@ -255,7 +255,7 @@ def test_one_row_for_each_mask_and_the_compared_ones_keep_theirs(trace):
     judged = [find(name) for name in ("ppo", "ppo-tis", "minirl", "minirl-tis", "pg-tis", "pg-is")]
     data = analyse_clipping([trace], judged, judged[2:4]).plot_data
     assert [one.label for one in data.masks(data.rows)] == [
-        "ppo (+1 same mask)", "minirl", "minirl-tis", "pg-tis (+1 same mask)",
+        "ppo (+1 alike)", "minirl", "minirl-tis", "pg-tis (+1 alike)",
     ]  # fmt: skip
     assert [one.others for one in data.masks(data.rows)] == [("ppo-tis",), (), (), ("pg-is",)]
     assert [one.label for one in data.masks(data.rows, "lost")][-2:] == ["pg-tis", "pg-is"]

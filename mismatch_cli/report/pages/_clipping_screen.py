@@ -1,6 +1,5 @@
 """The answer to "which threshold?": who blocks how much, which δ is as strict as which ε, and what to try next."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,10 +34,11 @@ def screen(subject: Subject, notes: Sequence[str], examples: Sequence[Excerpt], 
     """The strictest masks with the compared pair among them, thresholds of the same strictness, overlap, a verdict."""
     result, notes = subject.result, _notes(subject, notes)
     rows = _ROWS - max(0, len(notes) - _NOTES) - bool(result["theory"])  # what else is said takes their place
+    tables = filled(_strictest(subject, rows), same_strictness(subject, fewest=True))
     return Screen(
         subject=subject_lines(result["about"], result["counts"]),
         notes=notes,
-        tables=filled(_strictest(subject, rows), same_strictness(subject, fewest=True)),
+        tables=() if _nothing_to_block(subject) else tables,
         remarks=_remarks(subject),
         excerpts=_one_each_way(subject, examples),
         verdict=_verdict(subject),
@@ -112,13 +112,14 @@ def _theory(subject: Subject) -> str:
 
 def _one_each_way(subject: Subject, examples: Sequence[Excerpt]) -> tuple[Excerpt, ...]:
     """A token that the first blocks and the second keeps, and one the other way round."""
-    names = subject.result["compared"]
-    of_each = ([each for each in examples if each.title.startswith(f"{name} blocks, ")] for name in names)
-    return tuple(_alone(found[0]) for found in of_each if found)
+    beginnings = map(only_blocked_by, subject.result["compared"])
+    of_each = ([each for each in examples if each.short.startswith(beginning)] for beginning in beginnings)
+    return tuple(replace(found[0], title=found[0].short) for found in of_each if found)
 
 
-def _alone(example: Excerpt) -> Excerpt:
-    return replace(example, title=f"Only {re.sub(', .*? keeps', '', example.title, count=1)}")
+def only_blocked_by(name: str) -> str:
+    """How the title of a token begins that this algorithm alone blocks."""
+    return f"Only {name} blocks "
 
 
 def _verdict(subject: Subject) -> Verdict:
@@ -126,7 +127,7 @@ def _verdict(subject: Subject) -> Verdict:
     rows, names = subject.leading, " and ".join(subject.result["compared"])
     if not rows:
         return Verdict("NOTHING JUDGED", "No algorithm is applicable to this trace.")
-    if subject.has_advantages and not subject.result["counts"]["tokens"]:
+    if _nothing_to_block(subject):
         return Verdict("NOTHING TO BLOCK", "No token has an advantage other than 0: no update would follow.")
     ranked = sorted(rows, key=lambda row: -subject.strictness(row))
     high, low = (subject.strictness(row) for row in (ranked[0], ranked[-1]))
@@ -134,8 +135,12 @@ def _verdict(subject: Subject) -> Verdict:
         return Verdict("NOTHING BLOCKED", f"Every update of this trace passes {names}.")
     text = f"{', '.join(_told(subject, row) for row in ranked)}. {_equal(subject)}".rstrip()
     if high <= _ALIKE * low:
-        return Verdict(_SAME if len(rows) > 1 else "STRICTNESS", text)
-    return Verdict(f"{numbers.number(high / low, 2)} × AS STRICT" if low else "ONE ALONE BLOCKS", text)
+        return Verdict(_SAME if len(rows) > 1 else f"{numbers.share(high)[0]} BLOCKED", text)
+    return Verdict(f"{numbers.number(high / low, 2)} × AS STRICT" if low else "ONLY ONE BLOCKS", text)
+
+
+def _nothing_to_block(subject: Subject) -> bool:
+    return subject.has_advantages and not subject.result["counts"]["tokens"]
 
 
 def _told(subject: Subject, row: Row) -> str:
@@ -181,6 +186,8 @@ def _next(subject: Subject, runs: Sequence[Path]) -> Facts:
         trials = [
             (suggest("train", *(word for name in names for word in ("-a", name))), "as strict: does it learn as well?")
         ]
+    elif _nothing_to_block(subject):
+        trials = [(suggest("curate", "MODEL", "--prompts", "FILE"), "problems that are solved only sometimes")]
     elif not trials:
-        trials = [(suggest("clipstats", *runs, "-a", "dppo-binary-tv:delta=0.05"), "a stricter δ")]
+        trials = [(suggest("clipstats", *runs, "-a", "dppo-binary-tv:delta=0.05"), "another δ")]
     return (trials[0], (suggest("clipstats", *runs, "--full"), "every algorithm, bin, step and token"))

@@ -154,5 +154,5 @@ def how_many(comparison: Row) -> str:
 def _next(runs: tuple[Any, ...]) -> Facts:
     return (
         (suggest("compare", *runs, "--full"), "every metric, its difference and factor"),
-        *((suggest("diagnose", run), f"what is wrong with {run}") for run in runs[:2]),
+        *((suggest("diagnose", run), f"a mistake in {run}, or which setting?") for run in dict.fromkeys(runs[:2])),
     )

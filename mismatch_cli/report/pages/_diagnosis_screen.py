@@ -40,7 +40,9 @@ def _words(diagnosis: Diagnosis) -> tuple[str, Status]:
     faults = len(diagnosis.faults)
     if any(module(finding.check).STAGE == UNEXPLAINED_STAGE for finding in diagnosis.faults):
         return "NOT EXPLAINED" if faults == 1 else f"{faults} FAULTS, NOT ALL EXPLAINED", "bad"
-    return ("NO FAULT FOUND", "good") if not faults else (numbers.things(faults, "FAULT") + " FOUND", "bad")
+    if not faults:
+        return "NO FAULT FOUND", "good" if diagnosis.evidence.usual.precision else "mixed"
+    return f"{numbers.things(faults, 'fault').upper()} FOUND", "bad"
 
 
 def _counts(analysis: DiagnosisAnalysis) -> dict[str, int | bool]:
@@ -127,6 +129,13 @@ def _profile(title: str, found: Sequence[Estimate], first: str, last: str, what:
     return Profile(title, tuple(estimate.value for estimate in found), first, last, what)
 
 
+def _tests(missing: Sequence[Finding], first: Finding) -> str:
+    """`tests 4 more causes, such as another prompt on one side`."""
+    title = module(first.check).TITLE
+    count = sum(finding.needs == first.needs for finding in missing)
+    return f"tests {numbers.things(count, 'more cause')}, such as {title[0].lower()}{title[1:]}"
+
+
 def _next(analysis: DiagnosisAnalysis) -> Facts:
     """What tests the first suspect, or else a check that was not possible."""
     diagnosis = analysis.diagnosis
@@ -135,5 +144,5 @@ def _next(analysis: DiagnosisAnalysis) -> Facts:
     lines = [(line, shows if number == 0 else "") for number, line in enumerate(tests)]
     missing = [finding for finding in diagnosis.findings if finding.status == "untested" and finding.needs]
     if not lines:
-        lines = [(analysis.line_that_tests(finding), module(finding.check).TITLE) for finding in missing[:1]]
+        lines = [(analysis.line_that_tests(finding), _tests(missing, finding)) for finding in missing[:1]]
     return ((suggest("diagnose", *typed(analysis.traces), "--full"), "every check, with its evidence"), *lines)

@@ -130,9 +130,12 @@ def _profile(title: str, rows: Sequence[Row], key: str, first: str, last: str, w
 def _verdict(verdict: Mapping[str, Any]) -> Verdict:
     """How many limits hold, for each pair that some speak of, and which do not."""
     words, status = STATUS_WORDS[verdict["status"]]
-    pairs = dict.fromkeys(row["pair"] for row in verdict["bars"])
+    exceeded = {row["pair"] for row in verdict["bars"] if row["standing"] == ABOVE}
+    pairs = sorted(dict.fromkeys(row["pair"] for row in verdict["bars"]), key=lambda pair: pair not in exceeded)
     found = [counted([row for row in verdict["bars"] if row["pair"] == pair]) for pair in pairs]
     said = [f"{_OF_PAIR.get(pair, '')}{text}" for pair, text in zip(pairs, found, strict=True)]
+    if any(row["low"] is None and row["standing"] == UNDECIDED for row in verdict["bars"]):
+        said.append("Few prompts decide these numbers: they may be 3.5 times as large, or as small.")
     return Verdict(words, " ".join(said) or "Nobody has published a limit for what was measured here.", status)
 
 

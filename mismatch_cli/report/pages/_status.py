@@ -12,6 +12,7 @@ STATUS_WORDS: dict[str, tuple[str, Status]] = {
     UNDECIDED: ("UNDECIDED", "mixed"),
     MIXED: ("ABOVE SOME LIMITS", "mixed"),
     ABOVE: ("ABOVE EVERY LIMIT", "bad"),
+    BETWEEN: ("BETWEEN HEALTHY AND BROKEN", "mixed"),
     "": ("NO LIMIT APPLIES", ""),
 }
 
@@ -19,10 +20,10 @@ STATUS_WORDS: dict[str, tuple[str, Status]] = {
 def counted(rows: Sequence[Mapping[str, Any]]) -> str:
     """`7 of 9 published limits hold, 2 are undecided.`"""
     by = {standing: [row for row in rows if row["standing"] == standing] for standing in SIGNS}
-    exceeded = [*by[ABOVE], *by[BETWEEN]]
     parts = [f"{len(by[HEALTHY])} of {len(rows)} published limits hold"]
     if by[UNDECIDED]:
         parts.append(f"{len(by[UNDECIDED])} {'is' if len(by[UNDECIDED]) == 1 else 'are'} undecided")
-    if exceeded:
-        parts.append(f"exceeded: {'; '.join(row['who'] for row in exceeded)}")
+    for standing, words in ((BETWEEN, "between healthy and broken"), (ABOVE, "exceeded")):
+        if by[standing]:
+            parts.append(f"{words}: {'; '.join(row['who'] for row in by[standing])}")
     return ", ".join(parts) + "."

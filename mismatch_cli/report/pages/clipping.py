@@ -9,7 +9,7 @@ from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.update_table import CLIPPING
 from mismatch_cli.report.about import MASKED, command_line, left_out_of, measured, settings_tables, who_facts
 from mismatch_cli.report.excerpts import token_excerpts
-from mismatch_cli.report.pages._clipping_screen import screen
+from mismatch_cli.report.pages._clipping_screen import only_blocked_by, screen
 from mismatch_cli.report.pages.clipping_blocked import algorithms_section, overlap_section, tokens_section
 from mismatch_cli.report.pages.clipping_subject import BAD_UPDATE, SIGNS, Subject, counted, when
 from mismatch_cli.report.pages.clipping_thresholds import approximation_section, theory_section, thresholds_section
@@ -70,12 +70,17 @@ def page(study: ClippingAnalysis) -> ReportView:
 def example_excerpts(study: ClippingAnalysis) -> list[Excerpt]:
     """Tokens that one of the pair blocks and the other keeps, both ways, in their context."""
     result, names = study.result, study.result["compared"]
-    rows = [
-        row | {"title": f"{row['only']} blocks, {row['not']} keeps (A {'>' if row['advantage'] == '+' else '<'} 0)"}
-        for row in result["overlap"]["examples"]
-        if row["only"] in names and row["not"] in names
-    ]
-    return token_excerpts(study.traces, PAIRS["total"], rows)
+    chosen = [row for row in result["overlap"]["examples"] if row["only"] in names and row["not"] in names]
+    return token_excerpts(study.traces, PAIRS["total"], list(map(_titled, chosen)))
+
+
+def _titled(row: Row) -> Row:
+    sign = f"(A {'>' if row['advantage'] == '+' else '<'} 0)"
+    return {
+        **row,
+        "title": f"{row['only']} blocks, {row['not']} keeps {sign}",
+        "short": f"{only_blocked_by(row['only'])}{sign}",
+    }
 
 
 def page_of_result(result: Mapping[str, Any], examples: Sequence[Excerpt], runs: Sequence[Path] = ()) -> ReportView:

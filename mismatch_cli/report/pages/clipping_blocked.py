@@ -99,7 +99,7 @@ def _of_row(column: Col[Row]) -> Col[OneMask]:
 def _same(masks: Sequence[OneMask]) -> str:
     """Who stands for whom, in words."""
     stand = [f"{one.row['name']} for {', '.join(one.others)}" for one in masks if one.others]
-    return f"Same mask: on these tokens they decide alike; {'; '.join(stand)}. " if stand else ""
+    return f"Alike: on these tokens they block the same; {'; '.join(stand)}. " if stand else ""
 
 
 def _blocked(subject: Subject) -> list[Col[Row]]:

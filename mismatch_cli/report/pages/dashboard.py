@@ -29,7 +29,7 @@ def page(study: DashboardNumbers) -> ReportView:
     said = " ".join(_sentences(found))
     screen = Screen(
         subject=_subject(found),
-        tables=filled(_limits(found["numbers"]), _measured(found["numbers"]), _suspects(found)),
+        tables=filled(_limits(found["numbers"]), _measured(found["numbers"]), *[_suspects(found)] * (status != "good")),
         remarks=tuple(_remarks(found["numbers"])),
         verdict=Verdict(words, said, status),
         next=_next(study),

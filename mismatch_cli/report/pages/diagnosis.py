@@ -72,8 +72,13 @@ def _reasons(analysis: DiagnosisAnalysis) -> str:
         return " ".join(filter(None, (f"{module(first.check).TITLE}. {first.sentence}{explained}", unexplained)))
     suspected = _suspected_first(analysis)
     if unexplained:
-        others = [_suspect(finding) for finding in diagnosis.suspects]
-        may_be = f"It may be {'; or '.join(others)}." if others else ""
+        tested = [_suspect(finding) for finding in diagnosis.suspects if finding.status != "untested"]
+        untested = [_suspect(finding) for finding in diagnosis.suspects if finding.status == "untested"]
+        may_be = " ".join(
+            f"{words} {'; or '.join(each)}."
+            for words, each in (("It may be", tested), ("Not tested:", untested))
+            if each
+        )
         return " ".join(filter(None, (unexplained, may_be, suspected)))
     also = f"{module(first.check).TITLE} explains {share(first.explains)} of the gap." if first else ""
     return " ".join(filter(None, (_against_usual(analysis), suspected, also)))
@@ -84,13 +89,14 @@ def _suspected_first(analysis: DiagnosisAnalysis) -> str:
     if not analysis.suspects:
         return ""
     first = analysis.suspects[0]
-    return f"First suspect: {first.setting} = {first.value} ({first.why}: {first.source})."
+    seen = f" Seen: {first.seen}." if first.seen else ""
+    return f"First suspect: {first.setting} = {first.value} ({first.why}: {first.source}).{seen}"
 
 
 def _suspect(finding: Finding) -> str:
     title = f"“{module(finding.check).TITLE}”"
     if finding.status == "untested":
-        return f"{title}, not tested ({finding.needs})"
+        return f"{title} ({finding.needs})"
     return f"{title}, which takes {share(finding.explains)} of it away"
 
 
@@ -98,6 +104,11 @@ def _against_usual(analysis: DiagnosisAnalysis) -> str:
     """Where the gap stands beside what its precisions usually make, in a sentence."""
     gap, usual = analysis.diagnosis.evidence.gap.value, analysis.diagnosis.evidence.usual
     where = "less than" if gap < usual.low else "within" if gap <= usual.high else "above, though not far above,"
+    if not usual.precision:
+        return (
+            f"The gap of {numbers.number(gap)} nats cannot be judged: the trace does not name its precisions, and from "
+            f"one to another {usual.text} nats are usual."
+        )
     return f"The gap of {numbers.number(gap)} nats is {where} what is usual for {usual.who}, {usual.text} nats."
 
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
+from mismatch_cli import numbers
 from mismatch_cli.errors import suggest
 from mismatch_cli.places import shown
 from mismatch_cli.report.about import about_facts, command_line, left_out, partial_notes, subject_lines
@@ -82,10 +83,17 @@ def _screen(result: GateResult) -> Screen:
         subject=subject_lines(result.measured.summary["about"], counts),
         notes=(*left_out(result.measured.summary), *_notes(result)),
         tables=(limits,),
-        remarks=(*unknown, *_reconciled(result)),
+        remarks=(*unknown, *_by_value_alone(result), *_reconciled(result)),
         verdict=Verdict("PASSED", result.reason, "good") if result.passed else Verdict("FAILED", result.reason, "bad"),
         next=_next(result),
     )
+
+
+def _by_value_alone(result: GateResult) -> Facts:
+    """The limits that do not hold, of metrics without an interval: another sample could keep them."""
+    alone = [check for check in result.failed if check.known and measured_parts(check)[1] == numbers.MISSING]
+    metrics = " and ".join(dict.fromkeys(check.limit.metric for check in alone))
+    return (("No interval", f"{metrics}: judged by the value alone, which a few prompts may decide."),) if alone else ()
 
 
 def _reconciled(result: GateResult) -> Facts:

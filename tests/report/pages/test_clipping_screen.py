@@ -13,6 +13,7 @@ from mismatch_cli.report.screen import print_screen
 from mismatch_cli.report.view import Excerpt, Piece, Screen
 from tests.report.pages.clipping_result import NAMES, equal_weights_result, nothing_blocked, sample_result
 
+FACTS = (("μ", "0.1"), ("π", "0.2"))
 CONTEXT = (Piece("We get 7*6="), Piece("43", 4), Piece(" ropes."))
 
 
@@ -20,7 +21,7 @@ def screen_of(result: dict[str, Any]) -> Screen:
     first, *others = result["compared"] or [""]
     pairs = [(first, other) for other in others] + [(other, first) for other in others]
     examples = [
-        Excerpt(f"{only} blocks, {kept} keeps (A > 0): “43”", (("μ", "0.1"), ("π", "0.2")), CONTEXT)
+        Excerpt(f"{only} blocks, {kept} keeps", FACTS, CONTEXT, short=f"Only {only} blocks (A > 0): “43”")
         for only, kept in pairs
         for _ in range(3)
     ]
@@ -89,10 +90,10 @@ def test_algorithms_with_one_mask_are_one_row() -> None:
     twin = next(row for row in result["algorithms"] if row["name"] == "gspo") | {"name": "gspo-too"}
     result["algorithms"].append(twin)
     result["same_mask"] = [["minirl"], ["gspo", "gspo-too"], ["relax-both"]]
-    assert any("gspo (+1 same mask)" in line for line in printed(screen_of(result)))
+    assert any("gspo (+1 alike)" in line for line in printed(screen_of(result)))
     twin["lost"] = result["algorithms"][0]["lost"]  # another weight: what it loses stands in a row of its own
     lines = printed(screen_of(result))
-    assert any("gspo-too" in line for line in lines) and not any("same mask" in line for line in lines)
+    assert any("gspo-too" in line for line in lines) and not any("alike)" in line for line in lines)
 
 
 def test_equal_thresholds_are_said_and_can_be_typed() -> None:
@@ -128,7 +129,7 @@ def test_a_token_of_each_that_the_other_keeps() -> None:
 def test_verdicts() -> None:
     assert screen_of(blocked_nothing()).verdict.words == "NOTHING BLOCKED"
     assert screen_of(sample_result(())).verdict.words == "NOTHING JUDGED"
-    assert screen_of(sample_result(("dppo-binary-tv",))).verdict.words == "STRICTNESS"
+    assert screen_of(sample_result(("dppo-binary-tv",))).verdict.words == "0.458 % BLOCKED"
     result = sample_result()
     for row, share in zip(result["algorithms"][2:5:2], (0.04, 0.02), strict=True):
         row["blocked"]["all"]["value"] = share
