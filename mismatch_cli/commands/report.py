@@ -57,7 +57,10 @@ def command(
     """
     if dialect is not None:
         if export is not None or common.output is not None:
-            raise UsageError(f"--as {dialect} only prints: leave out {'--export' if export else '--output'}.")
+            raise UsageError(
+                f"--as {dialect} only prints: leave out {'--export' if export else '--output'}. "
+                f"Into a file: --as {dialect} --json > FILE"
+            )
         _print_as(dialect, traces, common)
         return
     training = [run for path in traces or [] for run in _training_runs(path)]

@@ -1,6 +1,7 @@
 """The report on a terminal: the same view as the HTML page, as rich tables that fit the width there is.
 
-A table that is too wide gives up its optional columns, then intervals, then what stands at the right; never its names.
+A table that is too wide gives up columns that say nothing, the optional ones, intervals, then what stands at the right;
+never its names.
 What is hidden is named below it. A pipe has no width: there nothing is hidden, and prose keeps a width to read.
 """
 
@@ -103,7 +104,7 @@ def _metric_rows(groups: Sequence[MetricGroup], columns: Sequence[Column], inden
 
 def print_table(table: Table, console: Console) -> None:
     """Print a table as far as it fits, and below it what did not, and its note."""
-    fitting, hidden = _fitted(_filled(replace(table, rows=table.rows[: table.terminal_rows])), console)
+    fitting, hidden = _fitted(replace(table, rows=table.rows[: table.terminal_rows]), console)
     console.print(_grid(fitting, console.width))
     left = len(table.rows) - len(fitting.rows)
     notes = [table.note] * bool(table.note) + [f"{left} more rows in report.html."] * (left > 0)
@@ -124,6 +125,8 @@ def _filled(table: Table) -> Table:
 def _fitted(table: Table, console: Console) -> tuple[Table, list[str]]:
     """The table with what has room in the console, and the names of what has none."""
     hidden: list[str] = []
+    if _needed(table, console, wrapped=False) > console.width:
+        table = _filled(table)
     while _needed(table, console, wrapped=False) > console.width and (n := _last_optional(table)) is not None:
         hidden.append(table.columns[n].title)
         table = _without(table, n)

@@ -54,6 +54,25 @@ def test_the_exit_code_is_0_whether_limits_hold_or_not(typed):
     assert "HEALTHY" in typed("k3=1e-5", "--model", "dense")[0]
 
 
+def test_a_metric_is_known_by_the_label_that_reports_print(judged):
+    for metric in METRICS.values():
+        if metric.agreement is not None:
+            value = 1.0 if metric.agreement == 1 else 0.0
+            (row,) = judged(f"{metric.label}={value}")["numbers"]
+            assert row["name"] == metric.key
+
+
+def test_between_healthy_and_broken_is_not_above(typed):
+    text = " ".join(typed("verl", "training/rollout_probs_diff_mean=0.007")[0].split())
+    assert "BETWEEN HEALTHY AND BROKEN 1 of 2 published limits hold, between healthy and broken: verl FAQ." in text
+    assert "exceeded" not in text
+
+
+def test_a_name_without_a_number_is_no_framework(capfd):
+    assert run(["verdict", "kl3"]) == 2
+    assert "'kl3' is not NAME=VALUE" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     "words",
     [

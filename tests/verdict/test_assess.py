@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 
+import numpy as np
 import pytest
 
-from mismatch_cli.metrics.estimate import BELOW_RESOLUTION, FEW_DECIDE
+from mismatch_cli.metrics.estimate import BELOW_RESOLUTION, FEW_DECIDE, FEW_PROMPTS
 from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.metrics.pairs import PAIRS
-from mismatch_cli.verdict.assess import assess, standing
+from mismatch_cli.verdict.assess import assess, standing, status
 from mismatch_cli.verdict.reference import Bar, family, precision, reference
 
 BARS = reference().bars
@@ -36,12 +38,27 @@ def row_of(verdict: dict, bar: Bar) -> dict:
 
 def test_a_number_that_a_few_prompts_decide_is_no_certainty():
     (bar,) = [bar for bar in BARS if bar.metric == "k3"][:1]
-    for times, expected in ((0.2, "healthy"), (0.5, "undecided")):
-        found = estimate(times * bar.bounds[0]) | {"note": FEW_DECIDE}
+    for note, (times, expected) in product((FEW_DECIDE, FEW_PROMPTS), ((0.2, "healthy"), (0.5, "undecided"))):
+        found = estimate(times * bar.bounds[0]) | {"note": note}
         row = row_of(
             assess(summary({"k3": found}, architecture={"moe": "Qwen3MoeForCausalLM"}.get(bar.family, ""))), bar
         )
         assert (row["standing"], row["low"]) == (expected, None)
+
+
+def test_all_limits_together_are_above_only_where_each_is():
+    expected = {
+        "above": ("above",), "mixed": ("above", "undecided"), "between": ("between", "healthy", "undecided"),
+        "undecided": ("undecided", "healthy"), "healthy": ("healthy",), "": (),
+    }  # fmt: skip
+    for word, standings in expected.items():
+        assert status([{"standing": standing} for standing in standings]) == word
+
+
+def test_what_float32_rounds_does_not_exceed_a_limit():
+    rounded = float(np.float32(0.1))
+    assert rounded > 0.1 and standing(rounded, rounded, 0.1, 0.2) == "healthy"
+    assert standing(0.10001, 0.10001, 0.1, 0.2) == "between"
 
 
 @pytest.mark.parametrize("bar", BARS, ids=lambda bar: bar.who)
