@@ -135,7 +135,7 @@ def _verdict(verdict: Mapping[str, Any]) -> Verdict:
     found = [counted([row for row in verdict["bars"] if row["pair"] == pair]) for pair in pairs]
     said = [f"{_OF_PAIR.get(pair, '')}{text}" for pair, text in zip(pairs, found, strict=True)]
     if any(row["low"] is None and row["standing"] == UNDECIDED for row in verdict["bars"]):
-        said.append("Few prompts decide these numbers: they may be 3.5 times as large, or as small.")
+        said.append("A few prompts decide what is undecided: it may be 3.5 times as large, or as small.")
     return Verdict(words, " ".join(said) or "Nobody has published a limit for what was measured here.", status)
 
 

@@ -104,7 +104,7 @@ def _against_usual(analysis: DiagnosisAnalysis) -> str:
     """Where the gap stands beside what its precisions usually make, in a sentence."""
     gap, usual = analysis.diagnosis.evidence.gap.value, analysis.diagnosis.evidence.usual
     where = "less than" if gap < usual.low else "within" if gap <= usual.high else "above, though not far above,"
-    if not usual.precision:
+    if not usual.precision and gap <= usual.high:
         return (
             f"The gap of {numbers.number(gap)} nats cannot be judged: the trace does not name its precisions, and from "
             f"one to another {usual.text} nats are usual."
