@@ -4,7 +4,7 @@
     head          JSON: responses, texts, algorithms, and where each column lies
     columns       each from a multiple of 4 bytes on
 
-Log-probabilities are float16, which shows three digits; what is blocked is whole numbers, which nothing rounds.
+Log-probabilities keep their float32; what is blocked is whole numbers.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import gzip
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from mismatch_cli.text import for_html
 
 _LONGEST, _LONGEST_PROMPT = 120, 2_000  # characters of a token, and of a prompt
 _COMPRESSED = 6  # of 9: the rest takes eight times as long for a fiftieth
-_TYPES = {"uint8": "u1", "uint16": "u2", "uint32": "u4", "float16": "f2"}
+_TYPES = {"uint8": "u1", "uint16": "u2", "uint32": "u4", "float32": "f4"}
 _LETTERS = {  # what the two policies of a pair are called
     "mismatch": ("the same weights in the trainer", "log π − log μ"),
     "total": ("the trainer as it is now", "log π − log μ"),
@@ -46,15 +47,25 @@ def explorer_view(found: Exploration) -> ExplorerView:
 
 
 def _said(found: Exploration) -> str:
-    tokens, responses = numbers.count(len(found.text_T)), numbers.things(len(found.responses), "response")
     what, _ = _LETTERS[found.pair.name]
-    left = f" ({numbers.count(found.left_out)} more are not on this page: `--page-responses`)" if found.left_out else ""
     behind = found.judged and not found.judged_alike
     ahead = " A and B judge the trainer as it is now, some optimiser steps ahead." if behind else ""
     return (
-        f"The {tokens} tokens of the first {responses}{left}: π is {what}.{ahead} Point at a token, or step through "
-        "them with ← and →; click a dot to find its token, or draw a frame around dots to see only theirs."
+        f"The {numbers.count(len(found.text_T))} tokens of {_which(found)}: π is {what}.{ahead} Point at a token, or "
+        "step through them with ← and →; click a dot to find its token, or draw a frame around dots to see only theirs."
     )
+
+
+def _which(found: Exploration) -> str:
+    """The responses that are here, and how many are not."""
+    which = f"the first {numbers.things(len(found.responses), 'response')}"
+    if len(found.traces) > 1:
+        which += f" of {len(found.traces)} traces"
+    if not found.left_out:
+        return which
+    steps = sorted({response.step for response in found.responses})
+    span = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+    return f"{which}, of {span} ({numbers.count(found.left_out)} more are not on this page: `--page-responses`)"
 
 
 def packed(found: Exploration) -> str:
@@ -68,19 +79,19 @@ def packed(found: Exploration) -> str:
         d_T = found.logp_T - found.logq_T
     columns: dict[str, np.ndarray] = {
         "text": np.array([number(text) for text in found.text_T], dtype=np.uint32),
-        "logq": _half(found.logq_T),
-        "d": _half(d_T),
+        "logq": found.logq_T.astype(np.float32),
+        "d": d_T.astype(np.float32),
     }
     for name in ("entropy", "advantage"):
         if (column_T := getattr(found, f"{name}_T")) is not None:
-            columns[name] = _half(column_T)
+            columns[name] = column_T.astype(np.float32)
     if found.ranks is not None:
         columns["rank_token"] = found.ranks.token_U.astype(np.uint32)
         columns["rank_text"] = np.array(
             [[number(text) for text in row] for row in found.ranks.text_UK], dtype=np.uint32
         )
-        columns["rank_logq"] = _half(found.ranks.logq_UK)
-        columns["rank_logp"] = _half(found.ranks.logp_UK)
+        columns["rank_logq"] = found.ranks.logq_UK.astype(np.float32)
+        columns["rank_logp"] = found.ranks.logp_UK.astype(np.float32)
     columns |= {f"level{place}": judged.level_T for place, judged in enumerate(found.judged)}
     head = {
         "responses": [
@@ -88,14 +99,16 @@ def packed(found: Exploration) -> str:
                 each.step,
                 each.prompt_id,
                 each.sample_index,
-                each.reward,
+                _finite(each.reward),
                 each.length,
                 each.tokens,
                 _shown(each.prompt, _LONGEST_PROMPT),
+                each.trace,
             ]
             for each in found.responses
         ],
         "texts": [_shown(text, _LONGEST) for text in texts],
+        "traces": [_shown(name, _LONGEST) for name in found.traces],
         "ranks": 0 if found.ranks is None else found.ranks.logq_UK.shape[1],
         "gap": _LETTERS[found.pair.name][1],
         "algorithms": [_algorithm(judged) for judged in found.judged],
@@ -111,9 +124,9 @@ def _shown(text: str, longest: int) -> str:
     return for_html(text if len(text) <= longest else f"{text[:longest]}…")
 
 
-def _half(column: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore", invalid="ignore"):
-        return column.astype(np.float16)
+def _finite(value: float | None) -> float | str | None:
+    """A number as JSON has it: what is infinite is a word, which the script takes for a number again."""
+    return value if value is None or isfinite(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def _algorithm(judged: Judged) -> dict[str, Any]:
@@ -122,6 +135,7 @@ def _algorithm(judged: Judged) -> dict[str, Any]:
         "name": f"{judged.algorithm}{when}",
         "thresholds": [_threshold(at) for at in judged.thresholds],
         "published": judged.published,
+        "unmoved": judged.unmoved,
     }
 
 

@@ -18,6 +18,8 @@ from mismatch_cli.algorithms.sliders import sliders
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.clipping.masked import Masked, Needs, apply_masks
 from mismatch_cli.metrics.pairs import Pair
+from mismatch_cli.places import shown
+from mismatch_cli.studies.study import name_of
 from mismatch_cli.trace.foreign import single
 from mismatch_cli.trace.reader import Trace, table_to_batch
 from mismatch_cli.trace.schema import PROMPT_COLUMN, REQUIRED
@@ -61,6 +63,7 @@ class Judged:
     thresholds: tuple[Mapping[str, float], ...]  # at each position; one position where none can be moved
     published: int  # the position of the algorithm as it was asked for
     level_T: np.ndarray  # uint8; `NOT_JUDGED`
+    unmoved: str = ""  # why no threshold can be moved
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,7 @@ class Exploration:
     advantage_T: np.ndarray | None
     ranks: TopRanks | None
     judged: tuple[Judged, ...]
+    traces: tuple[str, ...] = ("",)  # what each is called
 
 
 def explore(
@@ -122,6 +126,7 @@ def explore(
         _column(parts, "advantage_T"),
         _ranks(parts, pair, words),
         tuple(_judged(parts, algorithms, needs)),
+        tuple(shown(str(name_of(trace))) for trace in traces),
     )
 
 
@@ -143,24 +148,33 @@ class _Part(NamedTuple):
 
 
 def _first_parts(traces: Sequence[Trace], pair: Pair, responses: int) -> Iterator[_Part]:
-    """What was scored of the first rows of each trace, until a page is full."""
+    """What was scored of the first rows of each trace, until a page is full; each has an equal part of what is left."""
     start = 0
     for number, trace in enumerate(traces):
-        for table in trace.tables(_COLUMNS):
-            ends_S = start + np.diff(np.from_dlpack(single(table.column("response_ids")).offsets)).cumsum(
-                dtype=np.int64
-            )
-            room = int(np.searchsorted(ends_S, MOST_TOKENS, side="right")) or int(start == 0)
-            fitting = min(room, responses, len(table))
-            rows = table.slice(0, fitting)
-            batch = table_to_batch(rows)
-            if fitting and not pair.measured_in(batch):
-                continue
-            if fitting:
-                yield _Part(number, start, rows.column(PROMPT_COLUMN).to_pylist(), batch)
-            responses, start = responses - fitting, start + batch.num_tokens
-            if responses == 0 or fitting < len(table):
-                return
+        left = len(traces) - number
+        quota, last = -(-responses // left), start + (MOST_TOKENS - start) // left
+        for part in _first_of(trace, number, pair, quota, start, last):
+            yield part
+            responses, start = responses - part.batch.num_responses, start + part.batch.num_tokens
+
+
+def _first_of(trace: Trace, number: int, pair: Pair, responses: int, start: int, last: int) -> Iterator[_Part]:
+    """At most so many responses of a trace, up to a last token; a single one that is too long stands there alone."""
+    for table in trace.tables(_COLUMNS):
+        lengths_S = np.diff(np.from_dlpack(single(table.column("response_ids")).offsets))
+        ends_S = start + lengths_S.cumsum(dtype=np.int64)
+        room = int(np.searchsorted(ends_S, last, side="right")) or int(start == 0)
+        fitting = min(room, responses, len(table))
+        if fitting == 0:
+            return
+        rows = table.slice(0, fitting)
+        batch = table_to_batch(rows)
+        if not pair.measured_in(batch):
+            continue
+        yield _Part(number, start, rows.column(PROMPT_COLUMN).to_pylist(), batch)
+        responses, start = responses - fitting, start + batch.num_tokens
+        if fitting < len(table):
+            return
 
 
 def _judged_alike(batch: TokenBatch, pair: Pair) -> bool:
@@ -230,23 +244,24 @@ def _judged(parts: Sequence[_Part], algorithms: Sequence[Algorithm], needs: Need
     """Each algorithm on these tokens, with the slider of its threshold."""
     judging = [part for part in parts if not needs.missing_in(part.batch)]
     slices = [(part, masks) for part in judging for masks in apply_masks(part.batch, needs, ())]
-    shown = sum(part.shown for part in parts)
+    size = sum(part.shown for part in parts)
     for algorithm in algorithms if slices else ():
         for place, sign in enumerate(("",) if needs.advantages else (">", "<")):
-            yield _moved(algorithm, sign, [(part, masks[place]) for part, masks in slices], shown)
+            yield _moved(algorithm, sign, [(part, masks[place]) for part, masks in slices], size)
 
 
-def _moved(algorithm: Algorithm, sign: str, slices: Sequence[tuple[_Part, Masked]], shown: int) -> Judged:
+def _moved(algorithm: Algorithm, sign: str, slices: Sequence[tuple[_Part, Masked]], size: int) -> Judged:
     """An algorithm at every position of its slider; at its own alone where its blocked share does not fall."""
     positions = sliders(algorithm)
+    unmoved = "" if len(positions) > 1 else "no threshold to move"
     blocked = [np.stack([~keep_T(moved, m.policies, m.advantage_N) for moved, _ in positions]) for _, m in slices]
     published = next(place for place, (moved, _) in enumerate(positions) if moved is algorithm)
     if any((blocked_PN[:-1] < blocked_PN[1:]).any() for blocked_PN in blocked):
         positions, blocked = positions[published : published + 1], [b[published : published + 1] for b in blocked]
-        published = 0
-    level_T = np.full(shown, NOT_JUDGED, dtype=np.uint8)
+        published, unmoved = 0, "not ordered by its threshold"
+    level_T = np.full(size, NOT_JUDGED, dtype=np.uint8)
     for (part, masked), blocked_PN in zip(slices, blocked, strict=True):
         index_N = masked.gaps.index_N
         here_N = masked.judged_N & (index_N < part.shown)
         level_T[part.start + index_N[here_N]] = blocked_PN.sum(axis=0)[here_N]
-    return Judged(algorithm.name, sign, tuple(thresholds for _, thresholds in positions), published, level_T)
+    return Judged(algorithm.name, sign, tuple(thresholds for _, thresholds in positions), published, level_T, unmoved)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -271,6 +275,46 @@ def test_a_card_shows_what_both_sides_preferred(browser: Browser, explored: Expl
     assert browser.run("document.querySelector('.x-card h4').textContent").strip("“”")
 
 
+def test_what_a_page_holds_is_what_was_recorded(explored: Explored) -> None:
+    """To the bit, so that every digit of a card is right; also a reward that is infinite."""
+    odd = replace(explored.found.responses[0], reward=float("-inf"))
+    found = replace(explored.found, responses=(odd, *explored.found.responses[1:]))
+    head, column = unpacked(explorer_view(found).data)
+    assert head["responses"][0][3] == "-Infinity"
+    np.testing.assert_array_equal(column("logq"), found.logq_T)
+    np.testing.assert_array_equal(column("d"), found.logp_T - found.logq_T)
+    np.testing.assert_array_equal(column("advantage"), found.advantage_T)
+    assert found.ranks is not None
+    np.testing.assert_array_equal(column("rank_logq").reshape(-1, head["ranks"]), found.ranks.logq_UK)
+
+
+def unpacked(data: str) -> tuple[dict[str, Any], Callable[[str], np.ndarray]]:
+    content = gzip.decompress(base64.b64decode(data))
+    first = 4 + int.from_bytes(content[:4], "little")
+    head = json.loads(content[4:first])
+
+    def column(name: str) -> np.ndarray:
+        kind, start, count = head["columns"][name]
+        return np.frombuffer(content, f"<{kind}", count, first + start)
+
+    return head, column
+
+
+def test_pooled_traces_are_told_apart(browser: Browser, explored: Explored, tmp_path: Path) -> None:
+    both = tuple(replace(each, trace=number % 2) for number, each in enumerate(explored.found.responses))
+    first = replace(both[0], reward=float("inf"))
+    found = replace(explored.found, responses=(first, *both[1:]), traces=("runs/<b>a", "runs/b"))
+    view = ReportView("Tokens", (), (), explorer=explorer_view(found))
+    (tmp_path / "report.html").write_text(render_html(view), encoding="utf-8")
+    look(browser, replace(explored, page=tmp_path / "report.html"))
+    heads = "[...document.querySelectorAll('#explorer article h3')].map(each => each.textContent)"
+    shown = browser.run(heads)
+    assert [head.split(" · ")[0] for head in shown] == ["runs/<b>a", "runs/b"] * (len(both) // 2)
+    assert "reward ∞" in shown[0]
+    choose(browser, "trace", "1")
+    assert {head.split(" · ")[0] for head in browser.run(heads)} == {"runs/b"}
+
+
 def test_hostile_texts_are_texts(browser: Browser, explored: Explored) -> None:
     look(browser, explored)
     fill(browser)
@@ -348,7 +392,7 @@ def test_letters_stay_legible_on_their_colours(browser: Browser, explored: Explo
 
 
 def test_a_command_puts_as_many_responses_on_its_page_as_are_asked_for(tmp_path: Path) -> None:
-    for asked, said in (("0", None), ("3", "of the first 3 responses (189 more")):
+    for asked, said in (("0", None), ("3", "of the first 3 responses, of step 0 (189 more")):
         assert run(["report", "--no-plots", "--quiet", "--page-responses", asked, "-o", str(tmp_path / asked)]) == 0
         page = (tmp_path / asked / "report.html").read_text(encoding="utf-8")
         assert ("explorer" in page) is (said is not None) and (said or "") in page

@@ -115,6 +115,7 @@ def test_a_mask_whose_share_does_not_fall_is_shown_as_decided(tmp_path: Path, tr
     own = find(str(file))
     (judged,) = existing(analyse_clipping([trace], (own,)).exploration(48)).judged
     assert (len(judged.thresholds), judged.published) == (1, 0)
+    assert judged.unmoved == "not ordered by its threshold"
     assert 0 < share(judged) < 1
     assert share(judged) == analyse_clipping([trace], (own,)).to_json()["algorithms"][0]["blocked"]["all"]["value"]
 
@@ -178,6 +179,15 @@ def test_several_traces_with_top_k_of_their_own(tmp_path: Path) -> None:
     mixed = existing(explore(traces, PAIRS["total"], ALL[2:3], PLAIN))
     assert mixed.ranks is not None and len(mixed.text_T) == sum(batch.num_tokens for batch in recorded)
     assert mixed.ranks.token_U.max() < sum(batch.num_tokens for batch in recorded[:2])
+
+
+def test_several_traces_share_the_page(tmp_path: Path) -> None:
+    traces = [write_trace(tmp_path / str(n) / "trace", world(n, 24), seed=n) for n in range(3)]
+    found = existing(explore(traces, PAIRS["total"], (), PLAIN, responses=10))
+    assert [response.trace for response in found.responses] == [0] * 4 + [1] * 3 + [2] * 3
+    assert [Path(name).name for name in found.traces] == ["0", "1", "2"] and found.left_out == 62
+    tokens = sum(response.tokens for response in found.responses)
+    assert len(found.text_T) == tokens == len(found.logq_T)
 
 
 def without_topk(batch: TokenBatch) -> TokenBatch:

@@ -16,8 +16,9 @@
     const text = column("text"), logq = column("logq"), d = column("d"), total = text.length;
     const entropy = column("entropy"), advantage = column("advantage");
     const mu = logq.map(Math.exp), ratio = d.map(Math.exp), dp = mu.map((value, t) => value * Math.expm1(d[t]));
-    const responses = head.responses.map(([step, prompt, sample, reward, length, tokens, words]) => (
-      { step, prompt, sample, reward, length, tokens, words }));
+    const responses = head.responses.map(([step, prompt, sample, reward, length, tokens, words, trace]) => (
+      { step, prompt, sample, reward: reward === null ? null : Number(reward), length, tokens, words, trace }));
+    const pooled = head.traces.length > 1;
     const owner = new Uint32Array(total);
     let first = 0;
     for (const [n, response] of responses.entries()) {
@@ -57,7 +58,8 @@
       "b-a": ["by B and not by A", t => blocks(masks.b, t) && !blocks(masks.a, t)],
     };
     const responseShown = response => (ui.reward.value === "" || String(response.reward) === ui.reward.value)
-      && (ui.step.value === "" || String(response.step) === ui.step.value);
+      && (ui.step.value === "" || String(response.step) === ui.step.value)
+      && (ui.trace.value === "" || String(response.trace) === ui.trace.value);
     const signShown = t => ui.sign.value === "" || (ui.sign.value === ">" ? advantage[t] > 0 : advantage[t] < 0);
     const counted = t => responseShown(responses[owner[t]]) && signShown(t);
     const shown = t => counted(t) && SHOW[ui.show.value][1](t) && plot.holds(t);
@@ -114,6 +116,7 @@
       const article = make("article");
       const told = [`prompt ${response.prompt}`, `sample ${response.sample}`];
       if (responses.some(each => each.step)) told.unshift(`step ${response.step}`);
+      if (pooled) told.unshift(head.traces[response.trace]);
       if (response.reward !== null) told.push(`reward ${number(response.reward)}`);
       told.push(`${response.length} tokens${response.tokens < response.length ? `, the first ${response.tokens} here` : ""}`);
       told.push(`Σ|d| ${number(response.absolute)}`);
@@ -219,6 +222,7 @@
       for (const side of ["a", "b"]) if (masks[side].level) row(masks[side].name, judgement(masks[side], t));
       row("position", `${t - response.first} of ${response.length}`);
       row("step", String(response.step));
+      if (pooled) row("trace", head.traces[response.trace]);
       if (response.reward !== null) row("reward", number(response.reward));
       ui.card.replaceChildren(make("h4", "", `“${head.texts[text[t]]}”`), list);
       if (ranksOf.has(t)) ui.card.append(rankTable(ranksOf.get(t)));
@@ -265,7 +269,7 @@
     // ---- All together ----
     function share(side) {
       const mask = masks[side], out = ui[`share-${side}`];
-      ui[`at-${side}`].textContent = mask.level ? mask.thresholds[mask.at] : "";
+      ui[`at-${side}`].textContent = mask.level ? [mask.thresholds[mask.at], mask.unmoved].filter(Boolean).join(" · ") : "";
       if (!mask.level) { out.textContent = ""; return; }
       let judged = 0, blocked = 0;
       for (let t = 0; t < total; t++) {
@@ -304,6 +308,7 @@
     options(ui.sign, advantage ? [["", "any"], [">", "A > 0"], ["<", "A < 0"]] : [["", ""]]);
     options(ui.reward, each("any", distinct(responses.map(response => response.reward).filter(reward => reward !== null)), "reward"));
     options(ui.step, each("all", distinct(responses.map(response => response.step)), "step"));
+    options(ui.trace, pooled ? [["", "all"], ...head.traces.map((name, n) => [String(n), name])] : [["", ""]]);
     options(ui.y, Object.entries(AXES).map(([value, axis]) => [value, axis.title]));
     for (const [side, place] of [["a", 0], ["b", 1]]) {
       options(ui[side], head.algorithms.map((algorithm, n) => [n, algorithm.name]));
@@ -314,7 +319,7 @@
       ui[`slide-${side}`].addEventListener("input", () => { masks[side].at = Number(ui[`slide-${side}`].value); refresh(); });
     }
     ui.colour.value = head.colour in MODES ? head.colour : "d";
-    for (const name of ["colour", "sort", "show", "sign", "reward", "step", "y"]) {
+    for (const name of ["colour", "sort", "show", "sign", "reward", "step", "trace", "y"]) {
       ui[name].addEventListener("change", () => { if (name === "y") plot.clear(); refresh(); });
     }
     section.hidden = false;

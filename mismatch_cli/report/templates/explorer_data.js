@@ -3,17 +3,7 @@
 const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
 
 // A head in JSON, then columns.
-const ARRAYS = { u1: Uint8Array, u2: Uint16Array, u4: Uint32Array };
-function halves(buffer, start, count) {
-  const bits = new Uint16Array(buffer, start, count), values = new Float32Array(count);
-  for (let n = 0; n < count; n++) {
-    const sign = bits[n] & 0x8000 ? -1 : 1, exponent = (bits[n] >> 10) & 31, fraction = bits[n] & 1023;
-    values[n] = exponent === 0 ? sign * fraction * 2 ** -24
-      : exponent === 31 ? (fraction ? NaN : sign * Infinity)
-      : sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
-  }
-  return values;
-}
+const ARRAYS = { u1: Uint8Array, u2: Uint16Array, u4: Uint32Array, f4: Float32Array };
 async function unpack(text) {
   const bytes = Uint8Array.from(atob(text.trim()), letter => letter.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
@@ -23,7 +13,7 @@ async function unpack(text) {
   const column = name => {
     if (!(name in head.columns)) return null;
     const [type, start, count] = head.columns[name];
-    return type === "f2" ? halves(buffer, 4 + length + start, count) : new ARRAYS[type](buffer, 4 + length + start, count);
+    return new ARRAYS[type](buffer, 4 + length + start, count);
   };
   return { head, column };
 }
