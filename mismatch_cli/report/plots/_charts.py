@@ -12,9 +12,9 @@ from mismatch_cli.report.plots._style import Style
 from mismatch_cli.studies.training import SMOOTHED_FROM, Curve, envelope, smoothed, thinned
 
 BANDS = (
-    "Colours are algorithms, with a dash-dotted line where the mask measures from π′, the trainer recomputed at the "
-    "weights that sampled. Of several seeds the line is the mean, and the band goes from the lowest to the highest. "
-    f"Curves of more than {SMOOTHED_FROM} steps are smoothed by a Gaussian, the raw ones faint behind."
+    "Colours are algorithms; a dash-dotted line is the mask of its colour, measured from π′ (the trainer recomputed at "
+    "the weights that sampled) in place of μ. Of several seeds the line is the mean, and the band goes from the lowest "
+    f"to the highest. Curves of more than {SMOOTHED_FROM} steps are smoothed by a Gaussian, the raw ones faint behind."
 )
 AS_ABOVE = "Lines and bands are those of the training curves."
 
