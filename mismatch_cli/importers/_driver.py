@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 from mismatch_cli import registry
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.importers._rows import Completer
-from mismatch_cli.importers._sources import CUT_OFF, Source, Tally, find, peek
+from mismatch_cli.importers._sources import CUT_OFF, Source, find, peek
+from mismatch_cli.importers._tally import Tally
 from mismatch_cli.memory import allowance, bounded, too_large
 from mismatch_cli.trace.manifest import library_versions, recorded, write_manifest
 from mismatch_cli.trace.writer import shard_path, write_shard

@@ -1,5 +1,6 @@
 """Rows of a trace from what a format yields: checked, counted and completed, or cut out of whole sequences."""
 
+import hashlib
 from collections.abc import Mapping
 
 import numpy as np
@@ -7,13 +8,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mismatch_cli.importers import _lists
-from mismatch_cli.importers._sources import Tally
+from mismatch_cli.importers._tally import Tally
 from mismatch_cli.metrics.hashing import hash_keys
 from mismatch_cli.trace import foreign
 from mismatch_cli.trace.schema import (
     ID_COLUMNS,
     PROMPT_COLUMN,
     ROW_COLUMNS,
+    ROW_KEY,
     TOKEN_COLUMNS,
     TOPK_COLUMNS,
     arrow_type,
@@ -48,6 +50,10 @@ class Completer:
         self.steps: set[int] = set()
         self.scored = self.newer = 0  # rows with log π, and those of them whose trainer has newer weights
         self.unfinished = 0  # rows of which nobody knows why they ended
+
+    def remember(self, table: pa.Table) -> None:
+        """Rows that the trace holds already: a row with the key of one of them is left out."""
+        self._seen.update(_keys(table).tolist())
 
     def complete(self, table: pa.Table, where: str) -> pa.Table:
         """The rows that can be used, with every column that a trace requires."""
@@ -152,8 +158,7 @@ class Completer:
 
     def _first_of_its_key(self, table: pa.Table, where: str) -> np.ndarray:
         """A response that a dump holds twice (two ranks, a resumed run) would count twice."""
-        names = ("step", "epoch", "minibatch", "prompt_id", "sample_index")
-        keys = hash_keys(*(foreign.single(table.column(name)).to_numpy() for name in names)).tolist()
+        keys = _keys(table).tolist()
         new_S = np.zeros(len(keys), dtype=bool)
         for row, key in enumerate(keys):
             new_S[row] = key not in self._seen
@@ -172,6 +177,10 @@ class Completer:
             self.scored += int(scored_S.sum())
             self.newer += int((scored_S & np.not_equal(*versions)).sum())
         self.steps |= set(np.unique(foreign.single(table.column("step")).to_numpy()).tolist())
+
+
+def _keys(table: pa.Table) -> np.ndarray:
+    return hash_keys(*(foreign.single(table.column(name)).to_numpy() for name in ROW_KEY))
 
 
 def _known_columns(table: pa.Table) -> pa.Table:
@@ -213,6 +222,11 @@ def _filled(column: pa.Array | None, value: int | str, rows: int, kind: pa.DataT
     if column is None:
         return pa.array([value] * rows, kind)
     return column.fill_null(pa.scalar(value, kind)) if column.null_count else column
+
+
+def text_key(text: str) -> int:
+    """63 bits of a text, the same in every file and on every rank: what a prompt is called that has a name."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
 def prompt_hash(prompts: pa.Array) -> np.ndarray:

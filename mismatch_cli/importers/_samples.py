@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.importers import _lists
 from mismatch_cli.importers._rows import NO_IDS, NOTE
-from mismatch_cli.importers._sources import Source, Tally
+from mismatch_cli.importers._sources import Source
+from mismatch_cli.importers._tally import Tally
 from mismatch_cli.importers._torch_file import check_memory
 from mismatch_cli.trace import foreign
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,16 +10,16 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.importers import _torch_file, files_at
+from mismatch_cli.importers._tally import Tally
 from mismatch_cli.importers._torch_file import NeedsItsFramework
 from mismatch_cli.memory import allowance, decoded_bytes, too_large
-from mismatch_cli.text import is_whole, visible
+from mismatch_cli.text import is_whole
 from mismatch_cli.trace import foreign
 
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pt": "pt", ".pth": "pt"}
@@ -149,38 +148,6 @@ def lines_of(path: Path) -> Iterator[bytes]:
                     "Write one response a line, or name other files only."
                 )
             yield line
-
-
-@dataclass
-class Tally:
-    """Reasons read after a count: "12 responses without log-probabilities of the rollout engine"."""
-
-    left_out: Counter[str] = field(default_factory=Counter)
-    noted: Counter[str] = field(default_factory=Counter)
-    first: dict[str, str] = field(default_factory=dict)  # where a reason was met first
-
-    def leave_out(self, reason: str, count: int = 1, where: str = "") -> None:
-        if count:
-            reason = visible(reason)  # it may quote the file
-            self.left_out[reason] += int(count)
-            if where:
-                self.first.setdefault(reason, visible(where))
-
-    def note(self, what: str, count: int) -> None:
-        if count:
-            self.noted[what] += int(count)
-
-    def sift(self, bad_S: dict[str, np.ndarray], where: str = "") -> np.ndarray:
-        """Which rows stay; every other one counts once, under the first reason that holds for it."""
-        keep_S = np.ones(len(next(iter(bad_S.values()))), dtype=bool)
-        for reason, failed_S in bad_S.items():
-            self.leave_out(reason, int((keep_S & failed_S).sum()), where)
-            keep_S &= ~failed_S
-        return keep_S
-
-    def left_out_lines(self) -> list[str]:
-        wheres = {reason: f" (first: {where})" for reason, where in self.first.items()}
-        return [f"{count:,} {reason}{wheres.get(reason, '')}" for reason, count in self.left_out.most_common()]
 
 
 def parquet_tables(

@@ -20,7 +20,8 @@ import pyarrow as pa
 
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.importers import _lists, _samples, _torch_file
-from mismatch_cli.importers._sources import Peek, Source, Tally, parquet_tables
+from mismatch_cli.importers._sources import Peek, Source, parquet_tables
+from mismatch_cli.importers._tally import Tally
 from mismatch_cli.importers.slime import EVALUATION, SAME_SAMPLES, with_raw_rewards
 from mismatch_cli.trace import foreign
 

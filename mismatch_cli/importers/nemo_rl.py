@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 
 from mismatch_cli.importers import _lists
 from mismatch_cli.importers._rows import NO_IDS, NOTE, split
-from mismatch_cli.importers._sources import Peek, Source, Tally, jsonl_tables
+from mismatch_cli.importers._sources import Peek, Source, jsonl_tables
+from mismatch_cli.importers._tally import Tally
 from mismatch_cli.trace import foreign
 
 TITLE = "NeMo-RL train_data"

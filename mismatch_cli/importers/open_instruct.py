@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 
 from mismatch_cli.importers import _lists
 from mismatch_cli.importers._rows import NOTE
-from mismatch_cli.importers._sources import Peek, Source, Tally, jsonl_tables
+from mismatch_cli.importers._sources import Peek, Source, jsonl_tables
+from mismatch_cli.importers._tally import Tally
 from mismatch_cli.trace import foreign
 
 TITLE = "open-instruct --save_traces"

@@ -4,7 +4,6 @@ A trace's own shards are plain Parquet. Numbers may be of any width; `loss_mask`
 one number per response or one per token, `prompt_id` (or `group_id`) a number or a text.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,7 +13,9 @@ import pyarrow.compute as pc
 
 from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.importers import _lists
-from mismatch_cli.importers._sources import Peek, Source, Tally, jsonl_tables, open_parquet, parquet_tables, peek
+from mismatch_cli.importers._rows import text_key
+from mismatch_cli.importers._sources import Peek, Source, jsonl_tables, open_parquet, parquet_tables, peek
+from mismatch_cli.importers._tally import Tally
 from mismatch_cli.importers.open_instruct import per_token
 from mismatch_cli.trace import foreign
 from mismatch_cli.trace.schema import arrow_type, column_order
@@ -159,6 +160,5 @@ def _is_text(kind: pa.DataType) -> bool:
 def _hashed(names: pa.Array) -> pa.Array:
     """63 bits of each text, the same in every file."""
     coded = pc.dictionary_encode(names.cast(pa.string()))
-    digests = [hashlib.blake2b(str(name).encode(), digest_size=8).digest() for name in coded.dictionary.to_pylist()]
-    numbers = np.array([int.from_bytes(digest) >> 1 for digest in digests] or [0], dtype=np.int64)
+    numbers = np.array([text_key(str(name)) for name in coded.dictionary.to_pylist()] or [0], dtype=np.int64)
     return pa.array(numbers[coded.indices.fill_null(0).to_numpy(zero_copy_only=False)], mask=_lists.is_null(names))

@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 from mismatch_cli.importers import _samples, _torch_file
-from mismatch_cli.importers._sources import Peek, Source, Tally
+from mismatch_cli.importers._sources import Peek, Source
+from mismatch_cli.importers._tally import Tally
 from mismatch_cli.trace import foreign
 
 TITLE = "slime debug data"

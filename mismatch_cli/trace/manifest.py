@@ -14,7 +14,7 @@ from types import NoneType
 from typing import Any
 
 from mismatch_cli import custom_code
-from mismatch_cli.errors import MismatchError, suggest
+from mismatch_cli.errors import MismatchError, first_line, suggest
 from mismatch_cli.places import bundled, bundled_names
 from mismatch_cli.trace.files import write_atomically
 
@@ -22,6 +22,8 @@ FILE_NAME = "manifest.json"
 FORMAT_NAME = "mismatch-cli trace"
 FORMAT_VERSION = 1
 VOCABULARY = "vocab.parquet"
+RECORD = "record"  # the command of a manifest that a recorder wrote
+RECORDER_NOTE = "recorder-{:05d}.json"  # what a rank of it has written
 _MOST_SHARDS = 10**6
 _NUMBER, _TEXT = (int, float), (str, NoneType)
 # What readers compute with or look into, by its path: where it is there, it has one of these types.
@@ -203,7 +205,9 @@ def completeness(
     A `MismatchError` for what contradicts it: a shard that it does not know, or more rows than were written. Those may
     be of another recording, and would count as this one's.
     """
-    promised = promised_rows(manifest)
+    notes = _notes(folder) if manifest.get("command") == RECORD else []
+    manifest = {**manifest, **_of_ranks(notes)} if notes else manifest
+    promised = promised_rows(manifest) if all(note["closed"] for note in notes) else None
     extra = [] if promised is None else sorted(rows.keys() - promised.keys())
     if promised is not None and "rescored" in manifest and "shard_rows" not in manifest:
         extra = extra[: max(0, len(rows) - len(promised))]  # a trace of old, whose shards may have had other numbers
@@ -229,6 +233,23 @@ def completeness(
         unscored=_unscored(manifest, rows, columns),
         cut_short=str(manifest.get("cut_short", "")),
     )
+
+
+def _notes(folder: Path) -> list[dict[str, Any]]:
+    """What each rank of a recorder says that it has written."""
+    paths = sorted(folder.glob(RECORDER_NOTE.replace("{:05d}", "*")))
+    try:
+        return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    except (OSError, ValueError) as error:
+        raise MismatchError(f"{folder} is damaged ({first_line(error)}). Restore its recorder files.") from error
+
+
+def _of_ranks(notes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the notes of all ranks say, as a manifest says it; while a rank records, its shards are no promise."""
+    growing = [str(note["rank"]) for note in notes if not note["closed"]]
+    why = f"it is still being recorded, or was ended without a word (rank {', '.join(growing)})"
+    rows = {name: count for note in notes for name, count in note["shard_rows"].items()}
+    return {**recorded(rows), **({"cut_short": why} if growing else {})}
 
 
 def promised_rows(manifest: Mapping[str, Any]) -> dict[str, int | None] | None:
