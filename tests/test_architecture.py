@@ -68,7 +68,8 @@ def folder_of(path: Path) -> str:
 
 
 def is_found_by_its_name(path: Path) -> bool:
-    return folder_of(path) in REGISTRIES and not path.name.startswith("_")
+    """A registry finds it, or the user of a framework: what records in a run is called after it."""
+    return folder_of(path) in (*REGISTRIES, "record") and not path.name.startswith("_")
 
 
 def imports_of(path: Path) -> set[str]:

@@ -55,6 +55,16 @@ class Completer:
         """Rows that the trace holds already: a row with the key of one of them is left out."""
         self._seen.update(_keys(table).tolist())
 
+    def facts(self) -> dict[str, int]:
+        """How many rows and tokens were complete so far, and of how many rows something is not known or newer."""
+        return {
+            "rows": self.rows,
+            "tokens": self.tokens,
+            "rows_with_trainer": self.scored,
+            "rows_with_newer_trainer": self.newer,
+            "rows_with_unknown_finish": self.unfinished,
+        }
+
     def complete(self, table: pa.Table, where: str) -> pa.Table:
         """The rows that can be used, with every column that a trace requires."""
         table = _known_columns(table)

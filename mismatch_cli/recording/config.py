@@ -251,7 +251,7 @@ def _scorer_of(flags: Mapping[str, Any]) -> dict[str, Any]:
     if is_bundled(folder):
         return {}
     scorer = _named_scorer(read_manifest(folder), flags["weights"])
-    if scorer is None:
+    if scorer is None or scorer["model"] is None:
         raise UsageError("Name the model that is to score: --trainer-model, a folder or a hub name.")
     found = {"trainer_model": scorer["model"]}
     if scorer.get("adapter") and not flags.get("trainer_adapter"):

@@ -9,7 +9,8 @@ from mismatch_cli.attention import warning
 from mismatch_cli.errors import suggest
 from mismatch_cli.places import shown
 from mismatch_cli.report.view import Facts
-from mismatch_cli.studies.study import imported_fact, notes_of
+from mismatch_cli.studies.study import imported_fact, notes_of, program
+from mismatch_cli.trace.recorder_notes import RECORD
 
 _SKIPPED_SHOWN = 3
 LEADING = ("tv_binary_mean", "abs_d_mean", "k3", "ratio_outside_0.8_1.28")  # metrics beside the headline
@@ -42,7 +43,7 @@ def about_facts(summary: Mapping[str, Any]) -> Facts:
 def who_facts(about: Mapping[str, Any]) -> Facts:
     """Models, dtypes, versions, temperature and prompts, as far as the manifest knows them."""
     facts = [
-        ("Imported from", imported_fact(about)),
+        ("Recorded by" if _is_recorded(about) else "Imported from", imported_fact(about)),
         ("Rollout engine", _engine(about.get("rollout", {}))),
         ("Trainer", _trainer(about.get("trainer", {}))),
         ("Trainer at the rollout's weights", _trainer(about.get("recomputed", {}))),
@@ -52,11 +53,15 @@ def who_facts(about: Mapping[str, Any]) -> Facts:
     return tuple((label, value) for label, value in facts if value)
 
 
+def _is_recorded(about: Mapping[str, Any]) -> bool:
+    return bool(about.get("imported", {}).get("format") == RECORD)
+
+
 def subject_lines(about: Mapping[str, Any], counts: Mapping[str, Any], what: str = "token") -> tuple[str, str]:
     """What was measured, in two lines: both sides with their precision; the model, how many tokens, the temperature."""
     engine, trainer = about.get("rollout", {}), about.get("trainer", {})
     temperature = about.get("config", {}).get("sampling", {}).get("temperature")
-    models = list(dict.fromkeys(side["model"] for side in (trainer, engine) if side))
+    models = list(dict.fromkeys(side["model"] for side in (trainer, engine) if side and side["model"]))
     models = [name for name in models if not any(_names_the_end(name, other) for other in models)]
     tokens = measured(counts, numbers.things(counts["tokens"], what))
     second = _joined(*models, tokens, None if temperature is None else f"T = {temperature:g}")
@@ -70,15 +75,18 @@ def _names_the_end(model: str, other: str) -> bool:
 
 def _sides(engine: Mapping[str, Any], trainer: Mapping[str, Any]) -> str:
     """`vllm 0.32.0 bfloat16 with KV cache fp8 against transformers 5.19.0 bfloat16`."""
-    sides = [_side(f"{engine['engine']} {engine['version'] or ''}", engine)] if engine else []
-    sides += [_side(f"transformers {trainer['transformers']}", trainer)] if trainer else []
-    return " against ".join(sides)
+    return " against ".join(_side(_name(side), side) for side in (engine, trainer) if side)
 
 
 def _side(name: str, side: Mapping[str, Any]) -> str:
     dtype, cache = side["dtype"] or "dtype not told", side.get("kv_cache_dtype")
     said = "" if cache in (dtype, None, "auto") else f"with KV cache {cache}"
-    return " ".join(filter(None, (name.strip(), dtype, said)))
+    return " ".join(filter(None, (name, dtype, said)))
+
+
+def _name(side: Mapping[str, Any]) -> str:
+    """`vllm 0.32.0`, `transformers 5.19.0`."""
+    return " ".join(filter(None, (program(side), side.get("transformers") or side.get("version")))) or "not named"
 
 
 def _joined(*parts: str | None) -> str:
@@ -88,17 +96,22 @@ def _joined(*parts: str | None) -> str:
 def _engine(engine: Mapping[str, Any]) -> str:
     if not engine:
         return ""
-    name, dtype, cache = f"{engine['engine']} {engine['version'] or ''}", engine["dtype"], engine["kv_cache_dtype"]
+    dtype, cache = engine["dtype"], engine["kv_cache_dtype"]
     cache = None if cache in (dtype, None) else f"KV cache {cache}"
-    return _joined(name.strip(), engine["model"] + _adapter(engine), dtype or "dtype not told", cache, engine["device"])
+    return _joined(_name(engine), _model(engine), dtype or "dtype not told", cache, engine["device"])
 
 
 def _trainer(trainer: Mapping[str, Any]) -> str:
     if not trainer:
         return ""
-    dtype = trainer["dtype"] + ("" if trainer["head_dtype"] == trainer["dtype"] else f", head {trainer['head_dtype']}")
-    name, attention = f"transformers {trainer['transformers']}", f"{trainer['attn_implementation']} attention"
-    return _joined(name, trainer["model"] + _adapter(trainer), dtype, attention, trainer["device"])
+    dtype, head, kind = trainer["dtype"], trainer["head_dtype"], trainer["attn_implementation"]
+    precision = (dtype or "dtype not told") + ("" if head in (dtype, None) else f", head {head}")
+    attention = f"{kind} attention" if kind else None
+    return _joined(_name(trainer), _model(trainer), precision, attention, trainer["device"])
+
+
+def _model(side: Mapping[str, Any]) -> str:
+    return (side["model"] or "") + _adapter(side)
 
 
 def _adapter(side: Mapping[str, Any]) -> str:

@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.numbers import things
 from mismatch_cli.places import bundled_trace, is_bundled, shown
 from mismatch_cli.trace.manifest import remedy
+from mismatch_cli.trace.recorder_notes import RECORD
 
 if TYPE_CHECKING:
     from mismatch_cli.studies.exploration import Exploration
     from mismatch_cli.trace.reader import Trace
 
-FINISH_UNKNOWN = "the dump does not say why responses ended"
+FINISH_UNKNOWN = "nothing says why responses ended"
 
 
 class Study(ABC):
@@ -67,8 +69,8 @@ def imported_fact(about: Mapping[str, Any]) -> str:
     imported = about.get("imported")
     if not imported:
         return ""
-    files = imported["file_count"]
-    fact = f"{imported['title']} · {files:,} {'file' if files == 1 else 'files'}"
+    what = "rank" if imported.get("format") == RECORD else "file"
+    fact = f"{imported['title']} · {things(imported['file_count'], what)}"
     return f"{fact} · π: {pi_of(imported)}" if "holds" in imported else fact  # `rescore` replaces π
 
 
@@ -89,7 +91,7 @@ def notes_of(imported: Mapping[str, Any] | None) -> tuple[str, ...]:
         return ()
     first = imported["left_out_first"]
     left_out = (
-        f"Left out on import: {count:,} {reason}" + (f" (first: {first[reason]})." if reason in first else ".")
+        f"Left out: {count:,} {reason}" + (f" (first: {first[reason]})." if reason in first else ".")
         for reason, count in imported["left_out"].items()
     )
     return (*left_out, *(f"{count:,} {what}." for what, count in imported["noted"].items()))
@@ -168,9 +170,14 @@ def _shortfall(trace: Trace) -> dict[str, Any]:
     return {"trace": str(trace.folder), **found.to_json(), "remedy": advice}
 
 
+def program(side: Mapping[str, Any]) -> str:
+    """What samples or scores: an engine, transformers, or how a recorded run calls its trainer; empty if not told."""
+    return side.get("engine") or side.get("name") or ("transformers" if side.get("transformers") else "")
+
+
 def who_is_compared(manifest: Mapping[str, Any]) -> str:
     """The line below every figure, so that a copied picture says what it shows."""
     sides = [side for side in (manifest.get("trainer"), manifest.get("rollout")) if side]
     models = dict.fromkeys(shown(str(side["model"])) for side in sides if side.get("model"))
-    programs = (f"{side.get('engine') or 'transformers'} {side.get('dtype') or ''}".strip() for side in sides)
+    programs = (f"{program(side)} {side.get('dtype') or ''}".strip() for side in sides)
     return " · ".join(filter(None, (" against ".join(models), " against ".join(programs))))

@@ -132,12 +132,15 @@ def open_to_append(path: Path) -> BinaryIO:
     return open(os.open(path, flags, 0o666), "ab")
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Remove what a killed process was writing directly in this folder; whoever calls it holds the folder."""
+def remove_unfinished(folder: Path, beginning: str = "") -> None:
+    """Remove what a killed process was writing directly in this folder; whoever calls it holds the folder.
+
+    Or only what has a name with this `beginning`, where others write beside it.
+    """
     if folder.is_symlink() or not folder.is_dir():
         return
     for path in folder.iterdir():
-        if UNFINISHED.fullmatch(path.name) and not path.is_symlink():
+        if path.name.startswith(f".{beginning}") and UNFINISHED.fullmatch(path.name) and not path.is_symlink():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 

@@ -14,7 +14,7 @@ from types import NoneType
 from typing import Any
 
 from mismatch_cli import custom_code
-from mismatch_cli.errors import MismatchError, first_line, suggest
+from mismatch_cli.errors import MismatchError, suggest
 from mismatch_cli.places import bundled, bundled_names
 from mismatch_cli.trace.files import write_atomically
 
@@ -22,8 +22,6 @@ FILE_NAME = "manifest.json"
 FORMAT_NAME = "mismatch-cli trace"
 FORMAT_VERSION = 1
 VOCABULARY = "vocab.parquet"
-RECORD = "record"  # the command of a manifest that a recorder wrote
-RECORDER_NOTE = "recorder-{:05d}.json"  # what a rank of it has written
 _MOST_SHARDS = 10**6
 _NUMBER, _TEXT = (int, float), (str, NoneType)
 # What readers compute with or look into, by its path: where it is there, it has one of these types.
@@ -42,7 +40,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 # What reports show of a section, where there is one.
 _SIDE = ("model", "dtype", "device")
-_NEEDED = {
+NEEDED = {
     "rollout": (*_SIDE, "engine", "version", "kv_cache_dtype"),
     **dict.fromkeys(("trainer", "recomputed"), (*_SIDE, "transformers", "head_dtype", "attn_implementation")),
     "prompts": ("count", "source", "template"),
@@ -111,19 +109,24 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"{folder} has trace format {version}, and this mismatch-cli reads up to {FORMAT_VERSION}. "
             "Upgrade with: pip install --upgrade mismatch-cli"
         )
-    for name, types in _TYPES.items():
-        value = _at(content, name)
-        if value is not _ABSENT and not isinstance(value, types):
-            raise _damaged(path, name, f"is {shorten(repr(value), 60, placeholder=' …')}")
+    check_contents(path, content)
     if not 0 <= content.get("shards", 0) <= _MOST_SHARDS:
         raise _damaged(path, "shards", f"is {content['shards']}")
     for name, rows in content.get("shard_rows", {}).items():
         if rows is not None and (type(rows) is not int or rows < 0):
             raise _damaged(path, f"shard_rows.{name}", f"is {shorten(repr(rows), 60, placeholder=' …')}")
-    for section, names in _NEEDED.items():
+    return content
+
+
+def check_contents(path: Path, content: dict[str, Any]) -> None:
+    """A `MismatchError` where something that readers compute with or show has another type, or is missing."""
+    for name, types in _TYPES.items():
+        value = _at(content, name)
+        if value is not _ABSENT and not isinstance(value, types):
+            raise _damaged(path, name, f"is {shorten(repr(value), 60, placeholder=' …')}")
+    for section, names in NEEDED.items():
         if section in content and (missing := set(names) - set(content[section])):
             raise _damaged(path, f"{section}.{min(missing)}", "is missing")
-    return content
 
 
 _ABSENT = object()
@@ -205,9 +208,7 @@ def completeness(
     A `MismatchError` for what contradicts it: a shard that it does not know, or more rows than were written. Those may
     be of another recording, and would count as this one's.
     """
-    notes = _notes(folder) if manifest.get("command") == RECORD else []
-    manifest = {**manifest, **_of_ranks(notes)} if notes else manifest
-    promised = promised_rows(manifest) if all(note["closed"] for note in notes) else None
+    promised = promised_rows(manifest)
     extra = [] if promised is None else sorted(rows.keys() - promised.keys())
     if promised is not None and "rescored" in manifest and "shard_rows" not in manifest:
         extra = extra[: max(0, len(rows) - len(promised))]  # a trace of old, whose shards may have had other numbers
@@ -233,23 +234,6 @@ def completeness(
         unscored=_unscored(manifest, rows, columns),
         cut_short=str(manifest.get("cut_short", "")),
     )
-
-
-def _notes(folder: Path) -> list[dict[str, Any]]:
-    """What each rank of a recorder says that it has written."""
-    paths = sorted(folder.glob(RECORDER_NOTE.replace("{:05d}", "*")))
-    try:
-        return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-    except (OSError, ValueError) as error:
-        raise MismatchError(f"{folder} is damaged ({first_line(error)}). Restore its recorder files.") from error
-
-
-def _of_ranks(notes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the notes of all ranks say, as a manifest says it; while a rank records, its shards are no promise."""
-    growing = [str(note["rank"]) for note in notes if not note["closed"]]
-    why = f"it is still being recorded, or was ended without a word (rank {', '.join(growing)})"
-    rows = {name: count for note in notes for name, count in note["shard_rows"].items()}
-    return {**recorded(rows), **({"cut_short": why} if growing else {})}
 
 
 def promised_rows(manifest: Mapping[str, Any]) -> dict[str, int | None] | None:

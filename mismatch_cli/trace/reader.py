@@ -32,6 +32,7 @@ from mismatch_cli.trace.manifest import (
     shards_in,
     trace_folder,
 )
+from mismatch_cli.trace.recorder_notes import manifest_of
 from mismatch_cli.trace.schema import (
     ID_COLUMNS,
     REQUIRED,
@@ -73,7 +74,7 @@ class Trace:
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
-        return read_manifest(self.folder)
+        return manifest_of(self.folder)
 
     @cached_property
     def completeness(self) -> Completeness:

@@ -86,7 +86,7 @@ def test_what_was_left_out_is_said_everywhere(capfd):
     }
     assert (imported["format"], imported["rows"], imported["output"]) == ("plain", 12, "import-dump")
     _, out, _ = command(capfd, "report", "import-dump", "--quiet")
-    assert "Left out on import: 1 last lines" in " ".join(out.split())
+    assert "Left out: 1 last lines" in " ".join(out.split())
 
 
 def test_a_dump_without_a_policy_says_what_comes_next(capfd):

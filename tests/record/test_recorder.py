@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import shutil
 import subprocess
 import sys
+import threading
+import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +18,8 @@ import numpy as np
 import pytest
 import torch
 
+from mismatch_cli.cli import run
+from mismatch_cli.places import bundled_trace
 from mismatch_cli.record import Recorder
 from mismatch_cli.trace.reader import Trace
 
@@ -24,6 +31,10 @@ def response(rng: np.random.Generator, step: int = 0, prompt: int = 0, sample: i
         "response_ids": rng.integers(0, 500, 5), "logp_rollout": logq_T, "logp_trainer": logq_T - 0.01,
         "advantage": 0.5, "reward": 1.0, "finish_reason": "stop",
     }  # fmt: skip
+
+
+def counts(**found: int) -> dict[str, int]:
+    return dict.fromkeys(("given", "not sampled", "written", "refused", "lost"), 0) | found
 
 
 def recorded(folder: Path) -> list[dict[str, Any]]:
@@ -38,7 +49,7 @@ def test_what_is_added_is_a_trace(tmp_path):
         recorder.add(**row)
     recorder.close()
     found = recorded(tmp_path / "run")
-    assert len(found) == len(given) and recorder.counts == {"given": 12, "left to chance": 0, "lost": 0}
+    assert len(found) == len(given) and recorder.counts == counts(given=12, written=12)
     for row, expected in zip(found, given, strict=True):
         assert row["response_ids"] == expected["response_ids"].tolist() and row["advantage"] == [0.5] * 5
         np.testing.assert_array_equal(np.float32(row["logp_rollout"]), expected["logp_rollout"])
@@ -70,17 +81,113 @@ def test_what_cannot_be_recorded_is_counted_and_the_run_goes_on(tmp_path, caplog
     rng = np.random.default_rng(0)
     recorder = Recorder(tmp_path / "run", vocabulary=500)
     good = response(rng)
-    for change in (
+    refused = (
         {"logp_rollout": [-0.1]}, {"response_ids": [1.5] * 5}, {"response_ids": [900] * 5}, {"nonsense": 1},
-        {"prompt_ids": None}, {"logp_rollout": "text"}, {"step": "one"},
-    ):  # fmt: skip
-        recorder.add(**good | change)
-    recorder.add(**good)
-    recorder.close()
-    recorder.add(**good)
-    assert len(recorded(tmp_path / "run")) == 1 and recorder.counts["lost"] == 1
+        {"prompt_ids": None}, {"logp_rollout": "text"}, {"step": "one"}, {"step": 2**40}, {"prompt_id": [1, 2]},
+        {"response_ids": []}, {"advantage": [1.0, 2.0]}, {"loss_mask": [2] * 5}, {"reward": "good"},
+        {"logp_trainer": object()}, {"sample_index": np.nan}, {"topk_ids": [1, 2, 3]}, {"prompt_ids": [[1], "a"]},
+    )  # fmt: skip
+    with caplog.at_level(logging.WARNING):
+        for change in refused:
+            recorder.add(**good | change)
+        recorder.add(**{name: value for name, value in good.items() if name != "step"})
+        recorder.add_padded(prompt_ids=3, response_ids=[[1, 2]], prompt_mask=None, response_mask=[[1, 1]], step=0)
+        recorder.add(**good)
+        recorder.add(**good | {"reward": np.inf, "sample_index": 1})
+        recorder.close()
+        recorder.add(**good)
+    first, second = recorded(tmp_path / "run")
+    assert first["reward"] == 1.0 and second["reward"] is None  # no number: left empty, as in an import
+    assert recorder.counts == counts(given=len(refused) + 5, written=2, refused=len(refused) + 1, lost=2)
+    assert len(caplog.records) == 1 and "step is missing" in caplog.text
     note = json.loads((tmp_path / "run" / "recorder-00000.json").read_text())
-    assert sum(note["left_out"].values()) == 7 and note["closed"]
+    assert sum(note["left_out"].values()) == len(refused) + 1 and note["closed"]
+
+
+def test_what_was_not_measured_is_no_number(tmp_path):
+    logp_T = [np.nan, -0.5, None, 0.0, -np.inf]
+    recorder = Recorder(tmp_path / "run")
+    recorder.add(**response(np.random.default_rng(0)) | {"logp_trainer": logp_T, "advantage": np.nan})
+    recorder.close()
+    (row,) = recorded(tmp_path / "run")
+    np.testing.assert_array_equal(np.float32(row["logp_trainer"]), np.float32([np.nan, -0.5, np.nan, 0.0, -np.inf]))
+    imported = Trace.open(tmp_path / "run").manifest["imported"]
+    assert "that is no number: not measured" in " ".join(imported["noted"])
+
+
+@pytest.mark.parametrize("command", ["report", "clipstats", "compare", "diagnose", "gate"])
+def test_every_command_reads_it_whatever_the_run_told(tmp_path, command, capsys):
+    told = (
+        {},
+        {"rollout": {"engine": "sglang"}, "trainer": {"name": "megatron", "dtype": torch.bfloat16}},
+        {"rollout": {"model": "m", "dtype": None}, "trainer": {}, "sampling": {"temperature": 0.7}},
+        {"rollout": {"dtype": 16}},  # no name of a type: the trace is recorded without what it was told
+    )
+    rng = np.random.default_rng(0)
+    for number, manifest in enumerate(told):
+        folder = tmp_path / str(number)
+        recorder = Recorder(folder, manifest=manifest)
+        for prompt, sample in np.ndindex(4, 4):
+            recorder.add(**response(rng, 0, prompt, sample) | {"advantage": sample - 1.5, "finish_reason": None})
+        recorder.close()
+        named = [folder, folder] if command == "compare" else [folder]
+        code = run([command, *map(str, named), "--full", *["--limits", "slime"] * (command == "gate")])
+        said = " ".join(capsys.readouterr().out.split()).replace("None is a finding", "")
+        assert code in (0, 3) and "None" not in said, said
+        assert number != 1 or command == "gate" or ("sglang" in said and "megatron" in said and "bfloat16" in said)
+
+
+def test_a_folder_of_another_run_is_left_alone(tmp_path, caplog):
+    of_probe, of_run = shutil.copytree(bundled_trace(), tmp_path / "probe"), tmp_path / "run"
+    Recorder(of_run, manifest={"rollout": {"engine": "vllm"}}).close()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for folder, rank, said in ((of_probe, 0, "holds another trace"), (of_probe, 1, "holds another trace"),
+                               (of_run, 0, "another rollout")):  # fmt: skip
+        caplog.clear()
+        recorder = Recorder(folder, rank=rank, manifest={"rollout": {"engine": "sglang"}})
+        recorder.add(**response(np.random.default_rng(0)))
+        recorder.close()
+        assert said in caplog.text and recorder.counts == counts(given=1, lost=1)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_disk_that_is_full_costs_responses_and_not_the_run(tmp_path):
+    """Files may not grow beyond 64 KiB: a real refusal by the system, until the limit is lifted again."""
+    script = (
+        "import json, resource, signal, sys, numpy as np; from mismatch_cli.record import Recorder\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "recorder, rng = Recorder(sys.argv[1]), np.random.default_rng(0)\n"
+        "for step, limit in ((0, -1), (1, 2**16), (2, 2**16), (3, -1)):\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, -1))\n"
+        "    logp_T = -rng.exponential(size=50_000).astype('f')\n"
+        "    recorder.add(step=step, prompt_ids=[1], response_ids=rng.integers(0, 9, 50_000), logp_rollout=logp_T)\n"
+        "    recorder.flush()\n"
+        "recorder.close(); print(json.dumps(recorder.counts))\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", script, tmp_path / "run"], capture_output=True, text=True, check=True)
+    assert json.loads(ran.stdout) == counts(given=4, written=2, lost=2)
+    assert ran.stderr.count("responses are lost") == 1 and "File too large" in ran.stderr
+    trace = Trace.open(tmp_path / "run")
+    assert [row["step"] for row in recorded(tmp_path / "run")] == [0, 3] and not trace.completeness.partial
+    assert trace.manifest["imported"]["left_out"] == {"responses that could not be written": 2}
+    assert not [*(tmp_path / "run").glob("*.part")]
+
+
+def test_a_disk_that_hangs_costs_responses_and_not_the_run(tmp_path, monkeypatch, caplog):
+    """A mock: no disk here takes longer than the run would wait."""
+    slow = threading.Event()
+    monkeypatch.setattr("mismatch_cli.record._rank.write_shard", lambda *_: slow.wait(20))
+    monkeypatch.setattr("mismatch_cli.record._thread._PATIENCE", 0.2)
+    monkeypatch.setattr("mismatch_cli.record._thread._SHARD_TOKENS", 1)
+    recorder = Recorder(tmp_path / "run")
+    began = time.monotonic()
+    for step in range(8):  # one is being written, four wait, and nobody takes the rest
+        recorder.add(**response(np.random.default_rng(0), step))
+    recorder.flush()
+    assert time.monotonic() - began < 10 and recorder.counts["lost"] == 3
+    assert "the disk has taken nothing in 0.2 seconds" in caplog.text
+    slow.set()
+    recorder.close()
 
 
 def test_a_folder_that_cannot_be_written_warns_once(tmp_path, caplog):
@@ -105,6 +212,15 @@ def test_all_ranks_choose_the_same_prompts(tmp_path):
         recorder.close()
         chosen.append({(row["step"], row["prompt_id"]) for row in recorded(tmp_path / str(rank))})
         assert len(recorded(tmp_path / str(rank))) == 2 * len(chosen[-1])  # whole groups
+    padded = Recorder(tmp_path / "padded", every=4)
+    for step in range(20):
+        at_step = [row for row in rows if row["step"] == step]
+        mask = np.ones((len(at_step), 5))
+        matrices = {name: [row[name] for row in at_step] for name in at_step[0] if name != "step"}
+        padded.add_padded(step=step, prompt_mask=mask[:, :3], response_mask=mask, **matrices)
+    padded.close()
+    assert recorded(tmp_path / "padded") == recorded(tmp_path / "0")
+    assert padded.counts["written"] + padded.counts["not sampled"] == padded.counts["given"] == len(rows)
     assert chosen[0] == chosen[1] and 70 <= len(chosen[0]) <= 130
 
 
@@ -114,7 +230,7 @@ def test_two_recorders_of_one_rank_do_not_mix(tmp_path, caplog):
         recorder.add(**response(np.random.default_rng(0)))
         recorder.close()
     assert "being recorded by another process" in caplog.text
-    assert len(recorded(tmp_path / "run")) == 1 and second.counts["lost"] == 2
+    assert len(recorded(tmp_path / "run")) == 1 and second.counts == counts(given=1, lost=1)
 
 
 def test_ranks_share_a_folder(tmp_path):
@@ -125,17 +241,43 @@ def test_ranks_share_a_folder(tmp_path):
     assert sorted(row["prompt_id"] for row in recorded(tmp_path / "run")) == [0, 1, 2]
 
 
-def test_a_killed_run_keeps_what_was_flushed(tmp_path):
-    script = (
-        "import os, sys, numpy as np; from mismatch_cli.record import Recorder\n"
-        "recorder = Recorder(sys.argv[1])\n"
-        "for step in range(3):\n"
-        "    recorder.add(step=step, prompt_ids=[1], response_ids=[2, 3], logp_rollout=[-0.1, -0.2])\n"
-        "    if step < 2: recorder.flush()\n"
-        "os.kill(os.getpid(), 9)\n"
-    )
-    subprocess.run([sys.executable, "-c", script, str(tmp_path / "run")], check=False)
-    assert [row["step"] for row in recorded(tmp_path / "run")] == [0, 1]
+_STEPS, _RANKS = 60, 2
+_KILLED = f"""
+import sys, numpy as np; from mismatch_cli.record import Recorder
+folder, rank = sys.argv[1], int(sys.argv[2])
+recorder = Recorder(folder, rank=rank)
+for step in range({_STEPS}):
+    for sample in range(3):
+        logp_T = np.full(2000, -0.001 * (1 + step), dtype="f")
+        recorder.add(step=step, prompt_id=rank, prompt_ids=[1], response_ids=[step] * 2000, logp_rollout=logp_T)
+    if step % 2: recorder.flush()
+    if step % 2: print(step, flush=True)
+recorder.close()
+"""
+
+
+def test_kills_at_any_moment_lose_nothing_that_was_flushed_and_nothing_counts_twice(tmp_path):
+    """Two ranks are killed and begin again from the start until each has come through."""
+    folder, delays = tmp_path / "run", np.random.default_rng(7).uniform(0.35, 0.8, (4, _RANKS))
+    flushed = [-1] * _RANKS
+    for seconds in (*delays, (None,) * _RANKS):
+        ranks = [
+            subprocess.Popen([sys.executable, "-c", _KILLED, folder, str(rank)], stdout=subprocess.PIPE, text=True)
+            for rank in range(_RANKS)
+        ]
+        for rank, process in enumerate(ranks):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(seconds[rank])
+            process.kill()
+            flushed[rank] = max([flushed[rank], *map(int, process.communicate()[0].split())])
+        if (folder / "manifest.json").exists() and [*folder.glob("shard-*")]:
+            steps = [{row["step"] for row in recorded(folder) if row["prompt_id"] == rank} for rank in range(_RANKS)]
+            assert all({*range(flushed[rank] + 1)} <= steps[rank] for rank in range(_RANKS))
+    rows = recorded(folder)
+    assert all({*row["response_ids"]} == {row["step"]} for row in rows)
+    found = Counter((row["prompt_id"], row["step"]) for row in rows)
+    assert found == dict.fromkeys(np.ndindex(_RANKS, _STEPS), 3) and not Trace.open(folder).completeness.partial
+    assert not [*folder.glob("*.part")]
 
 
 def test_samples_of_a_prompt_are_numbered_where_nobody_does(tmp_path):
@@ -160,7 +302,9 @@ def test_a_run_that_is_restarted_counts_nothing_twice(tmp_path):
         recorder.close()
     assert [row["step"] for row in recorded(tmp_path / "run")] == [0, 1, 2, 3, 4, 5]
     note = json.loads((tmp_path / "run" / "recorder-00000.json").read_text())
-    assert list(note["shard_rows"].values()) == [1] * 6 and "there before" in " ".join(note["left_out"])
+    assert [facts["rows"] for facts in note["shards"].values()] == [1] * 6 and "there before" in " ".join(
+        note["left_out"]
+    )
 
 
 def test_a_trace_that_grows_is_read_and_said_to_be_unfinished(tmp_path):

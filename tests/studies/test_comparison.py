@@ -139,7 +139,7 @@ def test_what_a_dump_does_not_say_is_not_compared(tmp_path, float32_rows):
 
     found = compared(FLOAT32, write_rows(tmp_path / "a", float32_rows, FLOAT32, manifest=imported))
     difference = found["comparisons"][0]["metrics"]["truncated_share"]["difference"]
-    assert difference["value"] is None and difference["note"] == "the dump does not say why responses ended"
+    assert difference["value"] is None and difference["note"] == "nothing says why responses ended"
     assert found["traces"][1]["summary"]["metrics"]["truncated_share"]["value"] is None
 
 

@@ -1,0 +1,181 @@
+"""The files of one rank in a trace folder: whole shards, and a note beside them of what was written and refused."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mismatch_cli.errors import MismatchError, first_line
+from mismatch_cli.importers._rows import Completer
+from mismatch_cli.importers._tally import Tally
+from mismatch_cli.record._columns import as_table, in_types
+from mismatch_cli.record._responses import Padded, Row, responses_in
+from mismatch_cli.trace.files import remove_unfinished, write_atomically
+from mismatch_cli.trace.manifest import FILE_NAME, library_versions, read_manifest, write_manifest
+from mismatch_cli.trace.recorder_notes import NOTE, RECORD, SECTIONS, sections
+from mismatch_cli.trace.schema import ROW_KEY
+from mismatch_cli.trace.vocabulary import write_vocabulary
+from mismatch_cli.trace.writer import write_shard
+
+_SAMPLES = 2**16  # that a rank numbers of one prompt at most
+
+
+class RankFolder:
+    """What a rank has written, before it was restarted too, and where its next shard goes.
+
+    A `MismatchError` where the folder is held by a process of the same rank, or holds another run.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        manifest: Mapping[str, Any],
+        tokenizer: Any,
+        vocabulary: int | None,
+        warn: Callable[[str, int], None],
+    ) -> None:
+        self._folder, self._rank, self._warn = folder, rank, warn
+        self.written = self.refused = 0  # responses, of this process
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = _held(folder / f".recorder-{rank:05d}.lock")
+        try:
+            self._begin(manifest, tokenizer)
+            for beginning in (f"shard-{rank:05d}-", NOTE.format(rank)):
+                remove_unfinished(folder, beginning)
+            self._tally = Tally()
+            self._completer = Completer(self._tally, newer_trainer=False, vocabulary=vocabulary)
+            self._samples: Counter[tuple[Any, Any]] = Counter()  # so far, of each prompt of a step
+            self._shards = self._before()
+            self._note()
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def write(self, given: list[Row | Padded]) -> None:
+        """A shard of these responses; where it cannot be written they are lost, and the next ones are tried again."""
+        refused = self._tally.left_out.total()
+        try:
+            table, facts = self._complete(given)
+            if table.num_rows:
+                self._write_shard(table, facts)
+        except Exception as error:  # the disk is full, the folder is gone: the run goes on
+            lost = sum(map(responses_in, given)) - (self._tally.left_out.total() - refused)
+            self._tally.leave_out("responses that could not be written", lost)
+            self._warn(f"{first_line(error)}: {lost} responses are lost", lost)
+            refused += lost
+        if refused := self._tally.left_out.total() - refused:
+            self.refused += refused
+            reason = "; ".join(self._tally.left_out)
+            self._warn(f"{reason}: not recorded", 0)
+
+    def close(self) -> None:
+        """Say that this is all, and let the folder go."""
+        try:
+            self._note(closed=True)
+        except MismatchError as error:
+            self._warn(f"{first_line(error)}: the end of the recording is not noted", 0)
+        os.close(self._lock)
+
+    def _begin(self, told: Mapping[str, Any], tokenizer: Any) -> None:
+        """The manifest of a new trace; a recording of the same run goes on, and anybody else's trace is left alone."""
+        try:
+            known = sections(told)
+        except (MismatchError, TypeError, ValueError) as error:
+            self._warn(f"{first_line(error)}: the manifest says nothing of the run", 0)
+            known = {}
+        if (self._folder / FILE_NAME).exists():
+            manifest = read_manifest(self._folder)
+            if manifest.get("command") != RECORD:
+                raise MismatchError(f"{self._folder} holds another trace: give the recorder a folder of its own")
+            differing = [name for name in SECTIONS if manifest.get(name) != known.get(name)]
+            if self._rank == 0 and differing:
+                raise MismatchError(f"{self._folder} holds another run, with another {differing[0]}: name a new folder")
+        elif self._rank == 0:
+            self._write_vocabulary(tokenizer)
+            write_manifest(self._folder, {"command": RECORD, "libraries": library_versions(), **known})
+
+    def _write_vocabulary(self, tokenizer: Any) -> None:
+        if tokenizer is None:
+            return
+        try:
+            write_vocabulary(self._folder, tokenizer)
+        except Exception as error:  # it is the run's own: whatever it lacks, ids are recorded
+            self._warn(f"{first_line(error)}: tokens are shown by their ids", 0)
+
+    def _before(self) -> dict[str, dict[str, int]]:
+        """The shards that this rank wrote before it was restarted; the rows in them are not recorded again."""
+        path = self._folder / NOTE.format(self._rank)
+        note = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"shards": {}}
+        self._tally.left_out.update(note.get("left_out", {}))
+        self._tally.noted.update(note.get("noted", {}))
+        there = sorted(self._folder.glob(f"shard-{self._rank:05d}-*.parquet"))
+        for shard in there:
+            with pq.ParquetFile(shard) as file:  # `read_table` would import pandas where it is
+                self._completer.remember(file.read(list(ROW_KEY)))
+        if unknown := {shard.name for shard in there} - note["shards"].keys():
+            raise MismatchError(f"{self._folder / min(unknown)} is not of this recording")
+        newest = max(note["shards"], default="")  # noted and then not written: a kill came between
+        return {
+            name: facts for name, facts in note["shards"].items() if name != newest or (self._folder / name).exists()
+        }
+
+    def _write_shard(self, table: pa.Table, facts: dict[str, int]) -> None:
+        """Note it first: a shard that is noted and missing is one that a kill prevented, one unknown is a stranger."""
+        number = 1 + max((int(name[len("shard-00000-") : -len(".parquet")]) for name in self._shards), default=-1)
+        name = f"shard-{self._rank:05d}-{number:06d}.parquet"
+        self._shards[name] = facts
+        try:
+            self._note()
+            write_shard(self._folder / name, table)
+        except BaseException:
+            del self._shards[name]
+            raise
+        self.written += table.num_rows
+
+    def _complete(self, given: list[Row | Padded]) -> tuple[pa.Table, dict[str, int]]:
+        """The responses as a trace has them, and what readers want to know without opening the shard."""
+        before = self._completer.facts()
+        table = as_table([self._numbered(row) for row in in_types(given, self._tally)])
+        table = self._completer.complete(table, f"rank {self._rank}")
+        return table, {name: count - before[name] for name, count in self._completer.facts().items()}
+
+    def _numbered(self, row: Row) -> Row:
+        """A response with its number among those to its prompt; where nobody gave one, ranks must not give the same."""
+        if "sample_index" in row:
+            return row
+        prompt = row.get("prompt_id")
+        key = (row["step"], hash(np.asarray(row.get("prompt_ids", ())).tobytes()) if prompt is None else prompt)
+        self._samples[key] += 1
+        return row | {"sample_index": self._rank * _SAMPLES + self._samples[key] - 1}
+
+    def _note(self, *, closed: bool = False) -> None:
+        """Beside the shards: what this rank wrote and refused, so that a reader knows what belongs to the trace."""
+        found = {
+            "rank": self._rank,
+            "closed": closed,
+            "shards": self._shards,
+            "left_out": dict(self._tally.left_out),
+            "noted": dict(self._tally.noted),
+        }
+        write_atomically(self._folder / NOTE.format(self._rank), json.dumps(found, indent=2) + "\n")
+
+
+def _held(lock: Path) -> int:
+    """The lock of a rank: two recorders of one rank would give their shards the same names."""
+    file = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(file)
+        raise MismatchError(f"{lock.parent} is being recorded by another process with this rank") from error
+    return file

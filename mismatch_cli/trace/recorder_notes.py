@@ -1,0 +1,77 @@
+"""Traces that a `Recorder` writes inside a run: what it is told of the run, and what each of its ranks notes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mismatch_cli.errors import MismatchError, first_line
+from mismatch_cli.trace.manifest import NEEDED, check_contents, read_manifest, recorded
+
+RECORD = "record"  # the command of such a manifest
+NOTE = "recorder-{:05d}.json"  # what a rank has written so far
+SECTIONS = ("rollout", "trainer", "recomputed", "config")
+_COUNTS = ("rows", "tokens", "rows_with_trainer", "rows_with_newer_trainer", "rows_with_unknown_finish")
+
+
+def sections(told: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run tells of itself, as a manifest holds it: `sampling` in its place, and None for what is not told.
+
+    A `MismatchError` names a section that no manifest has, or a value of another type than readers expect.
+    """
+    sides = {name: dict(section) for name, section in told.items() if name != "sampling"}
+    if strange := sorted(sides.keys() - {*SECTIONS}):
+        raise MismatchError(f"manifest has no section {strange[0]}: it has {', '.join(SECTIONS[:3])} and sampling")
+    if sampling := dict(told.get("sampling", {})):
+        sides["config"] = sides.get("config", {}) | {"sampling": sampling}
+    for name, needed in NEEDED.items():
+        if name in sides:
+            sides[name] = dict.fromkeys(needed) | sides[name]
+    found = dict(json.loads(json.dumps(sides, default=_name)))
+    check_contents(Path("what the recorder was told"), found)
+    return found
+
+
+def _name(value: Any) -> str:
+    """Of what JSON does not know: a torch.dtype is called `bfloat16`."""
+    return str(value).removeprefix("torch.")
+
+
+def manifest_of(folder: Path) -> dict[str, Any]:
+    """The manifest of any trace; of a recorded one with what its ranks have noted since it was begun."""
+    manifest = read_manifest(folder)
+    return {**manifest, **_of_ranks(_notes(folder))} if manifest.get("command") == RECORD else manifest
+
+
+def _notes(folder: Path) -> list[dict[str, Any]]:
+    paths = sorted(folder.glob(NOTE.replace("{:05d}", "*")))
+    try:
+        return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    except (OSError, ValueError) as error:
+        raise MismatchError(f"{folder} is damaged ({first_line(error)}). Restore its recorder files.") from error
+
+
+def _of_ranks(notes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the notes say, as a manifest says it; while a rank records, its shards are no promise."""
+    shards = {name: facts for note in notes for name, facts in note["shards"].items()}
+    growing = ", ".join(str(note["rank"]) for note in notes if not note["closed"])
+    found = {
+        "format": RECORD,
+        "title": "a recorder in the run",
+        "holds": "logp_trainer",
+        "file_count": len(notes),
+        **{name: sum(facts[name] for facts in shards.values()) for name in _COUNTS},
+        **{name: _added(note[name] for note in notes) for name in ("left_out", "noted")},
+        "left_out_first": {},
+    }
+    if growing:
+        why = f"it is still being recorded, or was ended without a word (rank {growing})"
+        return {"imported": found, "cut_short": why}
+    return {"imported": found, **recorded({name: facts["rows"] for name, facts in shards.items()})}
+
+
+def _added(counts: Any) -> dict[str, int]:
+    return dict(sum(map(Counter, counts), Counter[str]()))
