@@ -12,9 +12,11 @@ EXTRAS = {
         *("datasets", "math_verify", "aiohttp"),
     ),
     "vllm": ("vllm",),
+    "pandas": ("pandas",),
 }
 _LINES = {
     "hf": "pip install 'mismatch-cli[hf]'",
+    "pandas": "pip install 'mismatch-cli[pandas]'",
     "vllm": "pip install 'mismatch-cli[cpu]' (no GPU) or pip install 'mismatch-cli[vllm]' (CUDA), or sample with the "
     "Hugging Face model: --engine hf",
 }

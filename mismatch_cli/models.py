@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mismatch_cli import custom_code
 from mismatch_cli.attention import SAFE, attention_facts
 from mismatch_cli.errors import MismatchError, UsageError, first_line
+from mismatch_cli.extras import require
 from mismatch_cli.torch_settings import DTYPES, prepare_imports
 
 if TYPE_CHECKING:
@@ -50,6 +51,13 @@ def load_causal_lm(
         raise MismatchError(_why(model, error)) from error
     _check_complete(model, info)
     return loaded.eval()
+
+
+def check_models(models: Sequence[str | None], who: str) -> None:
+    """A `MismatchError` for a folder that holds no model, or where what scores with one is not installed."""
+    for model in filter(None, models):
+        check_model_folder(model)
+        require("hf", who)
 
 
 def _device(device_map: str | None) -> torch.device | None:

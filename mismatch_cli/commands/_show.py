@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     from mismatch_cli.studies.study import Study
     from mismatch_cli.trace.reader import Trace
 
-SUMMARY_FILE, HTML_FILE, PLOTS_FOLDER = "summary.json", "report.html", "plots"
 BUNDLED = "the bundled one, a short training run with an fp8 KV cache."
-_WORST_IN_HTML = 10
 _PIPE_WIDTH = 10_000  # characters: more than any table has
 
 of_output = partial(setting, panel="Output")
@@ -168,9 +166,9 @@ class Common:
 
     def study_mismatch(self, traces: Sequence[Trace], folder: Path | None) -> None:
         """What `probe`, `rescore` and `report` end with; the page shows some of the worst tokens in any case."""
-        from mismatch_cli.studies.mismatch import analyse
+        from mismatch_cli.studies.mismatch import WORST, analyse
 
-        kept = max(self.worst or 0, _WORST_IN_HTML)
+        kept = max(self.worst or 0, WORST)
         self.study(partial(analyse, worst=kept), traces, folder, "Measuring", worst=self.worst)
 
     def show(self, study: Study, folder: Path | None, **page: Any) -> None:
@@ -180,7 +178,6 @@ class Common:
         folder of a run gets its summary.json, and a report none.
         """
         from mismatch_cli.report.pages import page_of
-        from mismatch_cli.trace.files import write_atomically
 
         view, unread = None if self.only_numbers else page_of(study, **page), None
         try:
@@ -189,50 +186,33 @@ class Common:
         except OSError as error:
             unread = error
         if folder is not None:
-            write_atomically(folder / SUMMARY_FILE, json.dumps(study.result, indent=2) + "\n")
+            from mismatch_cli.report.written import write_numbers
+
+            summary = write_numbers(study, folder)
             if view is None:
-                self.progress.say(f"Wrote {folder / SUMMARY_FILE}")
+                self.progress.say(f"Wrote {summary}")
             else:
                 self._write_page(study, view, folder)
         if unread is not None:
             raise unread
 
     def _write_page(self, study: Study, view: ReportView, folder: Path) -> None:
-        from mismatch_cli.recording.ours import remove_pictures
-        from mismatch_cli.report.explorer import explorer_view
-        from mismatch_cli.report.figures import figure_views, plots_for
-        from mismatch_cli.report.html import write_html
+        from mismatch_cli.report.written import HTML_FILE, PLOTS_FOLDER, SUMMARY_FILE, write_page
 
-        plots = folder / PLOTS_FOLDER
-        if self.no_plots:
-            remove_pictures(plots)
-        elif count := len(list(plots_for(study.plot_data))):
-            with self.progress.working("Drawing", count) as on_drawn:
-                view = replace(view, figures=figure_views(study.plot_data, plots, self.files, on_drawn))
-        if self.page_responses and (explored := study.exploration(self.page_responses)) is not None:
-            view = replace(view, explorer=explorer_view(explored))
-        write_html(folder / HTML_FILE, view)
-        more = f", {SUMMARY_FILE} and {PLOTS_FOLDER}/" if view.figures else f" and {SUMMARY_FILE}"
+        files, drawing = None if self.no_plots else self.files, partial(self.progress.working, "Drawing")
+        drawn = write_page(study, view, folder, files, self.page_responses, drawing)
+        more = f", {SUMMARY_FILE} and {PLOTS_FOLDER}/" if drawn else f" and {SUMMARY_FILE}"
         self.progress.say(f"Wrote {folder / HTML_FILE}{more}")
 
     def print(self, study: Study, view: ReportView | None = None) -> None:
         """The numbers of a study on stdout, as JSON or as its page; `view` is that page where it is already made."""
         from mismatch_cli.report.pages import page_of
-        from mismatch_cli.report.screen import print_ending, print_screen
-        from mismatch_cli.report.terminal import print_report
+        from mismatch_cli.report.screen import print_view
 
         if self.json:
             print_json(study.result)
-            return
-        view = view or page_of(study)
-        out = console()
-        if self.full or view.screen is None:
-            print_report(view, out)
-        if view.screen is not None and self.full:
-            others = tuple((line, what) for line, what in view.screen.next if not line.endswith(" --full"))
-            print_ending(replace(view.screen, next=others), out)
-        elif view.screen is not None:
-            print_screen(view.screen, out)
+        else:
+            print_view(view or page_of(study), console(), full=self.full)
 
 
 DRAWING = ("plots", "plot_width", "plot_panels", "no_plots")

@@ -43,14 +43,13 @@ def command(
     """
     from functools import partial
 
-    from mismatch_cli.studies.settings_compared import NAMES
+    from mismatch_cli.studies.settings_compared import check_number
 
     if traces and len(traces) == 1:
         raise UsageError(
             f"One trace has nothing to be compared with. Name a second: {suggest('compare', traces[0], 'OTHER')}"
         )
-    if traces and len(traces) > len(NAMES):
-        raise UsageError(f"{len(traces)} traces are too many at once: name at most {len(NAMES)}.")
+    check_number(len(traces or ()))
     folder = common.report_folder(None, "compare")
     common.check(traces, folder)
     from mismatch_cli.studies.comparison import ComparisonAnalysis, analyse_comparison

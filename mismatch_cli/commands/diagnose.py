@@ -44,12 +44,9 @@ def command(
     """
     from functools import partial
 
-    from mismatch_cli.extras import require
-    from mismatch_cli.models import check_model_folder
+    from mismatch_cli.models import check_models
 
-    for model in filter(None, (earlier_model, trainer_model)):
-        check_model_folder(model)
-        require("hf", "`diagnose` with a model")
+    check_models((earlier_model, trainer_model), "`diagnose` with a model")
     folder = common.report_folder(traces, "diagnosis")
     common.check(traces, folder)
     from mismatch_cli.studies.diagnosis import DiagnosisAnalysis, analyse_diagnosis

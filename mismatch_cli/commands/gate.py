@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mismatch_cli.commands._show import TRACES, Common, console, print_json, print_parts
-from mismatch_cli.errors import UsageError
 from mismatch_cli.options import flags, setting
 
 if TYPE_CHECKING:
@@ -54,6 +53,7 @@ def command(
       mismatch-cli gate run --limits verl --limits nemo-rl --junit gate.xml --markdown gate.md
       mismatch-cli gate run --limits limits.toml --baseline last-release
     """
+    from mismatch_cli.library.asked import limit_sets
     from mismatch_cli.recording.folder import check_file
     from mismatch_cli.studies.limits import DEFAULT, load_limits, presets
     from mismatch_cli.trace.files import write_named
@@ -64,7 +64,7 @@ def command(
     common.check([*(traces or ()), *(baseline or ())])
     for summary in filter(None, (junit, markdown)):
         check_file(summary, common.force)
-    sets = _limit_sets(limits or [DEFAULT], has_baseline=bool(baseline))
+    sets = limit_sets(limits or (), has_baseline=bool(baseline))
     from mismatch_cli.report.pages import gate as forms
     from mismatch_cli.studies.gate import GateResult
     from mismatch_cli.trace.reader import Trace
@@ -83,17 +83,6 @@ def command(
     _show(result, common)
     if not result.passed:
         raise typer.Exit(_EXCEEDED)
-
-
-def _limit_sets(names: Sequence[str], *, has_baseline: bool) -> list[LimitSet]:
-    """The sets that were named, each once; a `UsageError` for a relative limit where there is no baseline."""
-    from mismatch_cli.studies.limits import OF_BASELINE, load_limits
-
-    sets = [load_limits(name) for name in dict.fromkeys(names)]
-    relative = [limit for limit_set in sets for limit in limit_set.limits if limit.bound in OF_BASELINE]
-    if relative and not has_baseline:
-        raise UsageError(f"{relative[0].metric} {relative[0].text} needs a trace to start from: give --baseline TRACE.")
-    return sets
 
 
 def _show(result: GateResult, common: Common) -> None:

@@ -1,12 +1,17 @@
 """`mismatch-cli report`: everything that `probe` printed and drew, again, from traces alone."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from mismatch_cli import registry
 from mismatch_cli.commands._show import DRAWING, Common
 from mismatch_cli.errors import UsageError
 from mismatch_cli.options import flags, saying, setting
+
+if TYPE_CHECKING:
+    from mismatch_cli.trace.reader import Trace
 
 _REPORT = Path("report")  # the folder where no run is named
 _NO_RUN = "There is no run in this folder: reporting on the bundled trace."
@@ -107,14 +112,21 @@ def _report_traces(named: list[Path], export: str | None, common: Common) -> Non
         return
     files: tuple[str, ...] = ()
     if export is not None:
-        from mismatch_cli.trace.export import export_responses, export_tokens, file_name
+        from mismatch_cli.trace.export import file_name
 
         files = (file_name(export),)
     with report_folder(folder, MismatchAnalysis.FORMAT, force=common.force, own=in_own, files=files):
         common.study_mismatch(found, None if common.only_numbers else folder)
         if export is not None:
-            wrote = export_responses(found, folder) if export == "jsonl" else export_tokens(found, folder, export)
+            wrote = _exported(found, folder, export)
             common.progress.say(f"Wrote {wrote}")
+
+
+def _exported(traces: list[Trace], folder: Path, kind: str) -> Path:
+    from mismatch_cli.studies.tokens import token_tables
+    from mismatch_cli.trace.export import export_responses, export_tokens
+
+    return export_responses(traces, folder) if kind == "jsonl" else export_tokens(token_tables(traces), folder, kind)
 
 
 def _print_as(name: str, traces: list[Path] | None, common: Common) -> None:

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from mismatch_cli import registry
+from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.recording.ours import remove_pictures
 from mismatch_cli.report.picture_files import PictureFiles
 from mismatch_cli.report.plots._style import CSS_PX, NARROW, WIDE, Style
@@ -107,6 +108,17 @@ def figure_views(
     if folder is not None:
         remove_pictures(folder, {path for _, written in drawn for path in written})
     return [view for view, _ in drawn]
+
+
+def figure_of(data: Drawable, name: str) -> Figure:
+    """One plot of a study; a `UsageError` that names the nearest, a `MismatchError` where there is nothing to draw."""
+    plots = plots_of(data.STUDY)
+    if name not in plots:
+        raise UsageError(registry.unknown(f"plot of {data.STUDY}", name, plots))
+    if not plots[name].needs(data):
+        has = ", ".join(found for found, _ in plots_for(data)) or "none"
+        raise MismatchError(f"There is nothing to draw for {name}. This has enough for: {has}.")
+    return draw(plots[name], data, WIDE)
 
 
 def _figure_view(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
@@ -16,8 +17,9 @@ from typing import TYPE_CHECKING
 from mismatch_cli.numbers import MISSING
 from mismatch_cli.places import shown
 from mismatch_cli.report.plots._style import DARK, LIGHT
+from mismatch_cli.report.screen import curve
 from mismatch_cli.report.tables import logged_by
-from mismatch_cli.report.view import ReportView, Table, definition_anchor
+from mismatch_cli.report.view import ReportView, Screen, Table, definition_anchor
 from mismatch_cli.text import for_html, visible
 from mismatch_cli.trace.files import write_atomically
 
@@ -39,8 +41,36 @@ def write_html(path: Path, view: ReportView) -> None:
 
 def render_html(view: ReportView) -> str:
     """The page as text. Every value is escaped; control characters and the like are made visible."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
+
+    names = [_SCRIPT, *(_EXPLORER_SCRIPTS if view.explorer else ())]
+    scripts = [(_TEMPLATES / name).read_text(encoding="utf-8") for name in names]
+    return _rendered(
+        "report.html",
+        view=view,
+        scripts=list(map(Markup, scripts)),
+        script_hashes=" ".join(map(_hash, scripts)),
+    )
+
+
+def render_screen(screen: Screen) -> str:
+    """A screen as a part of somebody else's page, a notebook for one: the answer first, no script and no picture.
+
+    It has the colours of what it stands in, light or dark.
+    """
+    curves = [(profile.title, f"{curve(profile)}  {profile.note}") for profile in screen.profiles]
+    remarks = [*screen.remarks, *curves]
+    return _rendered("screen.html", screen=screen, tables=map(_without_links, screen.tables), remarks=remarks)
+
+
+def _without_links(table: Table) -> Table:
+    """Definitions stand on the page."""
+    columns = tuple(replace(column, metric=None) for column in table.columns)
+    return replace(table, columns=columns, row_metrics=())
+
+
+def _rendered(template: str, **values: object) -> str:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
@@ -50,8 +80,6 @@ def render_html(view: ReportView) -> str:
         lstrip_blocks=True,
         finalize=_finalize,
     )
-    names = [_SCRIPT, *(_EXPLORER_SCRIPTS if view.explorer else ())]
-    scripts = [(_TEMPLATES / name).read_text(encoding="utf-8") for name in names]
     environment.globals |= {
         "definition_anchor": definition_anchor,
         "logged_by": logged_by,
@@ -59,11 +87,9 @@ def render_html(view: ReportView) -> str:
         "light": LIGHT,
         "dark": DARK,
         "signs": _SIGNS,
-        "scripts": list(map(Markup, scripts)),
-        "script_hashes": " ".join(map(_hash, scripts)),
     }
     environment.filters |= {"math": _math, "tokens": _tokens, "folds": _folds, "heights": _heights, "shown": shown}
-    return environment.get_template("report.html").render(view=view)
+    return environment.get_template(template).render(**values)
 
 
 def _hash(script: str) -> str:

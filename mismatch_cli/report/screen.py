@@ -2,18 +2,41 @@
 with the verdict and what to type next."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from io import StringIO
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from mismatch_cli import numbers
-from mismatch_cli.report.terminal import excerpt_line, print_table, prose_width
-from mismatch_cli.report.view import Facts, Profile, Screen, Verdict
+from mismatch_cli.report.terminal import excerpt_line, print_report, print_table, prose_width
+from mismatch_cli.report.view import Facts, Profile, ReportView, Screen, Verdict
 from mismatch_cli.text import for_terminal, visible
 
 STATUS_STYLES = {"good": "bold green", "mixed": "bold yellow", "bad": "bold red", "": "bold"}
 _SIGNS = {"good": "✔ ", "mixed": "! ", "bad": "✘ ", "": ""}
+
+
+_WIDTH = 100  # characters of a text that no terminal bounds
+
+
+def print_view(view: ReportView, console: Console, *, full: bool = False) -> None:
+    """Print the screen of a page, or all of the page where it has none; `full` prints all, and ends as a screen."""
+    if full or view.screen is None:
+        print_report(view, console)
+    if view.screen is not None and full:
+        others = tuple((line, what) for line, what in view.screen.next if not line.endswith(" --full"))
+        print_ending(replace(view.screen, next=others), console)
+    elif view.screen is not None:
+        print_screen(view.screen, console)
+
+
+def as_text(screen: Screen) -> str:
+    """What `print_screen` prints, without colours."""
+    out = StringIO()
+    print_screen(screen, Console(file=out, width=_WIDTH, color_system=None, highlight=False, emoji=False, markup=False))
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
 def print_screen(screen: Screen, console: Console) -> None:
@@ -75,10 +98,10 @@ def _commands(lines: Facts, width: int) -> Iterator[RenderableType]:
 
 
 def _profiles(profiles: Iterable[Profile]) -> list[RenderableType]:
-    return _labelled((profile.title, f"{_curve(profile)}  {profile.note}") for profile in profiles)
+    return _labelled((profile.title, f"{curve(profile)}  {profile.note}") for profile in profiles)
 
 
-def _curve(profile: Profile) -> str:
+def curve(profile: Profile) -> str:
     """`0 ▂▁█ 128`, from 0 to the largest value."""
     most = max((value for value in profile.values if value is not None), default=0.0)
     return f"{profile.first} {numbers.sparkline(profile.values, 0, most)} {profile.last}"

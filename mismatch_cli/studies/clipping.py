@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mismatch_cli.algorithms.algorithm import Algorithm, keep_T
+from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.errors import MismatchError, UsageError, quoted
 from mismatch_cli.metrics.clipping.breakdown import JUDGED_ROW
 from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary, Question
@@ -72,6 +73,14 @@ class Support:
             topk_recomputed=any(a.needs_top_k and a.needs_recomputed for a in judged),
         )
         return cls(judged, needs, skipped, has)
+
+    @classmethod
+    def of_paper(cls, traces: Sequence[Trace]) -> Support | None:
+        """The two algorithms of the paper, or the one of them that can be judged; None where neither can."""
+        try:
+            return cls.of(traces, [TABLE[name] for name in PAPER])
+        except MismatchError:
+            return None
 
 
 def _what_is_there(traces: Sequence[Trace], columns: set[str]) -> dict[str, Any]:

@@ -100,8 +100,12 @@ def load_limits(name: str) -> LimitSet:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise MismatchError(f"{path} is no TOML file that can be read ({error}). See the guide on gate.") from error
-    shown = name if name in presets() else str(path)
-    return LimitSet(shown, _limits(content, shown), _text(content, "about", shown))
+    return limits_in(content, name if name in presets() else str(path))
+
+
+def limits_in(content: Mapping[str, Any], name: str) -> LimitSet:
+    """What a file holds, under the name by which errors call it."""
+    return LimitSet(name, _limits(content, name), _text(content, "about", name))
 
 
 def _limits(content: Mapping[str, Any], file: str) -> tuple[Limit, ...]:

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.accumulator import Accumulator
@@ -21,7 +20,7 @@ from mismatch_cli.metrics.lattice import Lattice
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.places import shown
-from mismatch_cli.studies.clipping import PAPER, Support
+from mismatch_cli.studies.clipping import Support
 from mismatch_cli.studies.exploration import Exploration, explore
 from mismatch_cli.studies.study import Study, about, check_poolable, name_of, who_is_compared, without_unknown
 from mismatch_cli.studies.workers import Portion, parts_of
@@ -34,6 +33,7 @@ COLUMNS = (
     "version_rollout", "version_trainer", "reward", "loss_mask", "logp_trainer", "logp_recomputed",
     "logp_trainer_repeat", "entropy_trainer", *TOPK_COLUMNS,
 )  # fmt: skip
+WORST = 10  # tokens and responses that a page shows
 _NONE = np.zeros(0, dtype=np.float32)
 
 
@@ -130,9 +130,8 @@ class MismatchAnalysis(Study):
 
     def exploration(self, responses: int) -> Exploration | None:
         """The tokens of the first responses, and what two algorithms would block of them."""
-        try:
-            support = Support.of(self.traces, [TABLE[name] for name in PAPER])
-        except MismatchError:  # a trace that an algorithm cannot judge has tokens all the same
+        support = Support.of_paper(self.traces)
+        if support is None:  # a trace that an algorithm cannot judge has tokens all the same
             return explore(self.traces, self.main_pair, (), Needs(False, False, 0), (), responses)
         return explore(self.traces, self.main_pair, support.judged, support.needs, support.judged, responses)
 
@@ -191,7 +190,7 @@ class _Measuring:
 
 
 def analyse(
-    traces: Sequence[Trace], worst: int, workers: int = 1, on_responses: Callable[[int], None] = lambda _: None
+    traces: Sequence[Trace], worst: int = WORST, workers: int = 1, on_responses: Callable[[int], None] = lambda _: None
 ) -> MismatchAnalysis:
     """Read traces once, in bounded memory, and keep the `worst` worst tokens; several traces are one measurement."""
     check_poolable(traces)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mismatch_cli.errors import UsageError
 from mismatch_cli.verdict.causes import CAUSES, leaves, place
 
 NAMES = "ABCDEF"  # of the traces, as many as there are colours that can be told apart
@@ -20,6 +21,12 @@ _HARMLESS = re.compile(
     r"|imported\.(rows\w*|tokens|steps|file_count|left_out.*|noted.*|libraries.*)"
     r"|config\.sampling\.max_tokens|rollout\.max_model_len|top_logprobs|config\.reward.*"
 )
+
+
+def check_number(traces: int) -> None:
+    """A `UsageError` for more traces than can be told apart."""
+    if traces > len(NAMES):
+        raise UsageError(f"{traces} traces are too many at once: name at most {len(NAMES)}.")
 
 
 @dataclass(frozen=True)

@@ -157,13 +157,17 @@ def about(traces: Sequence[Trace], unscored_responses: int) -> dict[str, Any]:
     told = {name: manifest[name] for name in names if name in manifest} | {
         "unscored_responses": unscored_responses,
         "grading_timeouts": sum(trace.count("grading_timeouts") for trace in traces),
-        "partial": [_shortfall(trace) for trace in traces if trace.completeness.partial],
+        "partial": shortfalls(traces),
     }
     return dict(shown(told))
 
 
+def shortfalls(traces: Sequence[Trace]) -> list[dict[str, Any]]:
+    """What each partial trace lacks that its manifest promises, and how it becomes whole."""
+    return [_shortfall(trace) for trace in traces if trace.completeness.partial]
+
+
 def _shortfall(trace: Trace) -> dict[str, Any]:
-    """What a trace lacks that its manifest promises, and how it becomes whole."""
     found = trace.completeness
     unscored = found.unscored > 0 and len(found.reasons) == 1
     advice = remedy(trace.folder, trace.manifest, unscored=unscored)

@@ -1,24 +1,18 @@
 """Traces for whoever has tools of their own, a row per token or a line per response; streamed, so any length fits."""
 
-import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TypeAlias
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from mismatch_cli.batch import TokenBatch
-from mismatch_cli.text import visible
 from mismatch_cli.trace.files import replacing
 from mismatch_cli.trace.reader import Trace
-from mismatch_cli.trace.schema import TOKEN_COLUMNS
 
 _ROWS_AT_A_TIME = 64
-_Columns: TypeAlias = dict[str, np.ndarray | list[str]]  # the tokens of a batch
 
 
 def file_name(kind: str) -> str:
@@ -42,71 +36,14 @@ def export_responses(traces: list[Trace], folder: Path) -> Path:
     return path
 
 
-def export_tokens(traces: list[Trace], folder: Path, kind: str) -> Path:
-    """Write `tokens.csv` or `tokens.parquet`; control characters in token text are spelled out, missing is empty."""
+def export_tokens(tables: Iterable[pa.Table], folder: Path, kind: str) -> Path:
+    """Write tables of one schema as `tokens.csv` or `tokens.parquet`, one after the other; missing is empty."""
     path = folder / file_name(kind)
-    with replacing(path) as temporary:
-        (_write_csv if kind == "csv" else _write_parquet)(temporary, _token_tables(traces))
-    return path
-
-
-def _write_csv(path: Path, tables: Iterator[_Columns]) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        for number, columns in enumerate(tables):
-            if number == 0:
-                writer.writerow(columns)
-            writer.writerows(zip(*map(_cells, columns.values()), strict=True))
-
-
-def _cells(values: np.ndarray | list[str]) -> list[Any]:
-    """What the cells of a column say: as few digits as give a number back, nothing where it is NaN."""
-    if isinstance(values, list) or values.dtype.kind != "f":
-        return list(values)
-    return np.where(np.isnan(values), "", values.astype(str)).tolist()
-
-
-def _write_parquet(path: Path, tables: Iterator[_Columns]) -> None:
-    with ExitStack() as stack:
+    with replacing(path) as temporary, ExitStack() as stack:
         writer = None
-        for columns in tables:
-            arrays = {name: pa.array(values, from_pandas=True) for name, values in columns.items()}  # NaN is null
-            table = pa.table(arrays, schema=writer and writer.schema)
-            writer = writer or stack.enter_context(pq.ParquetWriter(path, table.schema, compression="zstd"))
+        for table in tables:
+            if writer is None:
+                made = pa_csv.CSVWriter if kind == "csv" else pq.ParquetWriter
+                writer = stack.enter_context(made(temporary, table.schema))
             writer.write_table(table)
-
-
-def _token_tables(traces: list[Trace]) -> Iterator[_Columns]:
-    measured = set().union(*(trace.columns() for trace in traces))
-    columns = [name for name in TOKEN_COLUMNS if name in measured and name != "response_ids"]
-    for trace in traces:
-        texts: dict[int, str] = {}
-        for batch in trace.batches():
-            yield _keys(batch, trace, texts) | {name: _values(batch, name) for name in columns}
-
-
-def _keys(batch: TokenBatch, trace: Trace, texts: dict[int, str]) -> _Columns:
-    offset_S1 = batch.offset_S1
-    lengths_S = np.diff(offset_S1)
-    ids_T = batch.response_ids_T
-    for token_id in np.unique(ids_T).tolist():
-        texts.setdefault(token_id, visible(trace.vocabulary.decode([token_id])))
-    reward_S = np.full(len(lengths_S), np.nan, np.float32) if batch.reward_S is None else batch.reward_S
-    rows_S = {
-        "step": batch.step_S,
-        "prompt_id": batch.prompt_id_S,
-        "sample_index": batch.sample_index_S,
-        "truncated": batch.truncated_S,
-        "reward": reward_S,
-    }
-    return {
-        **{name: np.repeat(values_S, lengths_S) for name, values_S in rows_S.items()},
-        "position": np.arange(len(ids_T)) - np.repeat(offset_S1[:-1], lengths_S),
-        "token_id": ids_T,
-        "token": [texts[i] for i in ids_T.tolist()],
-    }
-
-
-def _values(batch: TokenBatch, name: str) -> np.ndarray:
-    column = getattr(batch, f"{name}_T")
-    return np.full(batch.num_tokens, np.nan) if column is None else column
+    return path

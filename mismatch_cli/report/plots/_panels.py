@@ -5,6 +5,7 @@ No layout engine: it would draw everything twice.
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import takewhile
 from math import log10
@@ -20,7 +21,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from mismatch_cli.report.plots._axis import PanelXAxis, PanelYAxis
 from mismatch_cli.report.plots._style import CSS_PX, Style
-from mismatch_cli.report.plots._svg import measured
+from mismatch_cli.report.plots._svg import measured, to_svg
 from mismatch_cli.text import for_mathtext
 
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 30, 44  # pixels around a panel with ordinary labels
@@ -52,6 +53,11 @@ class Sheet(Figure):
         self.flush = style.pick(LEFT, 8)
         self.subject_lines = style.pick(1, 2)
         self.subject_height = _SUBJECT + (self.subject_lines - 1) * _SUBJECT_LINE
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the picture on white, whatever the notebook's colours are."""
+        svg = b64encode(to_svg(self, themed=False).encode()).decode()
+        return f'<img src="data:image/svg+xml;base64,{svg}" style="max-width: 100%" alt="Plot">'
 
     def panels(
         self,

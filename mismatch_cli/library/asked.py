@@ -1,0 +1,64 @@
+"""What commands and the library are asked for by name, checked before anything reads a trace: algorithms and limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mismatch_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from mismatch_cli.algorithms.algorithm import Algorithm
+    from mismatch_cli.studies.limits import LimitSet
+
+
+def algorithms(asked: Sequence[str], compared: Sequence[str]) -> tuple[list[Algorithm], list[Algorithm]]:
+    """The algorithms to judge, each once, and those to compare: as asked, else all of the table and none.
+
+    A `UsageError` names an unknown algorithm or parameter, two of one name, and more than can be told apart.
+    """
+    from mismatch_cli.algorithms.parse import find
+    from mismatch_cli.algorithms.table import TABLE
+
+    chosen = [find(spec) for spec in compared]
+    listed = [find(spec) for spec in asked] if asked else list(TABLE.values())
+    judged = list(dict.fromkeys([*listed, *chosen]))
+    names = [algorithm.name for algorithm in judged]
+    if repeated := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"Two different algorithms are called {repeated}. Rename one of the mask files.")
+    from mismatch_cli.metrics.clipping.overlap import MOST_ALGORITHMS
+
+    if len(judged) > MOST_ALGORITHMS:
+        raise UsageError(f"{len(judged)} algorithms are too many at once: name at most {MOST_ALGORITHMS}.")
+    return judged, chosen
+
+
+def with_parameters(names: Sequence[str], parameters: Mapping[str, Any]) -> list[str]:
+    """`name:parameter=value,…` of one name and its parameters; a `UsageError` where they could belong to several."""
+    if parameters and len(names) != 1:
+        example = ",".join(f"{name}={value}" for name, value in parameters.items())
+        raise UsageError(f"Parameters go with one algorithm. Of several, write them behind each name: NAME:{example}")
+    typed = [f"{name}={value}" for name, value in parameters.items()]
+    return [name + ("," if ":" in name else ":") * bool(typed) + ",".join(typed) for name in names]
+
+
+def clipping_arguments(specs: Sequence[str], compare: Sequence[str] | None, *, theory: bool) -> list[str]:
+    """What one types after `clipstats` and the traces to ask the same."""
+    arguments = [part for spec in specs for part in ("--algorithm", spec)]
+    return arguments + (["--compare", *compare] if compare else []) + ["--theory"] * theory
+
+
+def limit_sets(named: Sequence[str | Mapping[str, Any]], *, has_baseline: bool) -> list[LimitSet]:
+    """Sets of limits, each once: published ones, TOML files, or the `limits` table of one as a mapping.
+
+    A `UsageError` for a relative limit where there is no baseline.
+    """
+    from mismatch_cli.studies.limits import DEFAULT, OF_BASELINE, limits_in, load_limits
+
+    names = dict.fromkeys(name for name in named or [DEFAULT] if isinstance(name, str))
+    sets = [load_limits(name) for name in names]
+    sets += [limits_in({"limits": table}, "limits") for table in named if not isinstance(table, str)]
+    relative = [limit for limit_set in sets for limit in limit_set.limits if limit.bound in OF_BASELINE]
+    if relative and not has_baseline:
+        raise UsageError(f"{relative[0].metric} {relative[0].text} needs a trace to start from: give --baseline TRACE.")
+    return sets

@@ -1,0 +1,180 @@
+"""`mismatch_cli.open`: a recorded run, and everything that the commands say about it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from functools import cached_property
+from html import escape
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.extras import require
+from mismatch_cli.library import asked
+from mismatch_cli.library.results import Clipping, Comparison, Diagnosis, Gate, Report, Result, frame_of
+from mismatch_cli.places import bundled_trace
+from mismatch_cli.studies.study import check_poolable, name_of, shortfalls
+from mismatch_cli.trace.reader import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+_Path: TypeAlias = str | PathLike[str]
+_Limits: TypeAlias = str | PathLike[str] | Mapping[str, Any]
+_LARGE = 2**23  # tokens: about 2 GB of columns
+_BYTES = 240  # of memory for each token, while the frame is made
+
+
+class Run:
+    """A recorded run, or several that are pooled as one measurement; whatever is asked of it reads the files then."""
+
+    def __init__(self, paths: Sequence[_Path] = (), workers: int = 1) -> None:
+        self._traces = [Trace.open(Path(path).expanduser()) for path in paths or [bundled_trace()]]
+        self._workers = workers
+        check_poolable(self._traces)
+        for lacking in shortfalls(self._traces):
+            warnings.warn(
+                f"{lacking['trace']} is partial: {', '.join(lacking['reasons'])}. {lacking['remedy']}", stacklevel=3
+            )
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The folder of each trace."""
+        return tuple(trace.folder for trace in self._traces)
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """How the (first) trace was made: models, engines, settings, versions."""
+        return deepcopy(self._traces[0].manifest)
+
+    @cached_property
+    def tokens(self) -> pd.DataFrame:
+        """A row per token: keys, text, recorded columns, `d`, `ratio`, divergences, and what two algorithms block.
+
+        docs/library.md lists the columns. All tokens are in memory: of a large run take `token_frames()`.
+        """
+        require("pandas", "`tokens`")
+        from mismatch_cli.studies.tokens import number_of_tokens, token_tables
+
+        if (count := number_of_tokens(self._traces)) > _LARGE:
+            size = f"{count:,} tokens take about {count * _BYTES / 1e9:.0f} GB as one frame"
+            warnings.warn(f"{size}. Go through token_frames(), which holds some of them at a time.", stacklevel=2)
+        return frame_of(list(token_tables(self._traces)))
+
+    def token_frames(self) -> Iterator[pd.DataFrame]:
+        """The rows of `tokens` in their order, a frame of at most about a million at a time: any length fits."""
+        require("pandas", "`token_frames`")
+        from mismatch_cli.studies.tokens import token_tables
+
+        return (frame_of([table]) for table in token_tables(self._traces))
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """The metrics of `report()`: a row per pair and metric with value, 95 % interval, noise, unit and formula."""
+        return self._report.metrics
+
+    def report(self) -> Report:
+        """How far trainer and rollout disagree, as `mismatch-cli report` says it."""
+        return self._report
+
+    @cached_property
+    def _report(self) -> Report:
+        from mismatch_cli.studies.mismatch import analyse
+
+        return Report(analyse(self._traces, workers=self._workers))
+
+    def clip(
+        self,
+        *algorithms: str,
+        compare: tuple[str, str] | None = None,
+        theory: bool = False,
+        **parameters: float | str,
+    ) -> Clipping:
+        """What algorithms block, as `mismatch-cli clipstats` says it: all that are known, or those that are named.
+
+        A name is what `clipstats -a` takes: `"dppo-binary-tv"`, `"dppo-binary-tv:delta=0.1"`, `"my_mask.py:limit=2"`.
+        Parameters of a single one can stand behind it: `clip("dppo-binary-tv", delta=0.1)`.
+        """
+        specs = asked.with_parameters(algorithms, parameters)
+        judged, compared = asked.algorithms(specs, compare or ())
+        from mismatch_cli.studies.clipping import analyse_clipping
+
+        typed = asked.clipping_arguments(specs, compare, theory=theory)
+        return Clipping(
+            analyse_clipping(self._traces, judged, compared, theory=theory, workers=self._workers, arguments=typed)
+        )
+
+    def diagnose(self, *, earlier_model: str | None = None, trainer_model: str | None = None) -> Diagnosis:
+        """What is wrong with the run, as `mismatch-cli diagnose` says it; the models are those of its flags."""
+        from mismatch_cli.models import check_models
+
+        check_models((earlier_model, trainer_model), "`diagnose` with a model")
+        from mismatch_cli.studies.diagnosis import analyse_diagnosis
+
+        return Diagnosis(analyse_diagnosis(self._traces, earlier_model, trainer_model, workers=self._workers))
+
+    def compare(self, *others: Run | _Path, pair: str | None = None) -> Comparison:
+        """How up to five other runs differ from this one, as `mismatch-cli compare` says it; each is a single trace."""
+        from mismatch_cli.studies.settings_compared import check_number
+
+        if not others:
+            raise UsageError("One run has nothing to be compared with. Name a second: run.compare('OTHER')")
+        check_number(1 + len(others))
+        runs = [self, *(other if isinstance(other, Run) else Run([other]) for other in others)]
+        if pooled := next((run for run in runs if len(run.paths) > 1), None):
+            raise UsageError(f"{pooled!r} pools traces, and those that are compared stand alone. Open one of them.")
+        from mismatch_cli.studies.comparison import analyse_comparison
+
+        typed = ["--pair", pair] if pair else []
+        traces = [run._traces[0] for run in runs]
+        return Comparison(analyse_comparison(traces, pair, arguments=typed, workers=self._workers))
+
+    def gate(
+        self,
+        *limits: _Limits,
+        baseline: Run | _Path | None = None,
+        allow_partial: bool = False,
+    ) -> Gate:
+        """Whether limits hold, as `mismatch-cli gate` says it; without any those of prime-rl.
+
+        A set of limits is the name of a published one, a TOML file, or a mapping: `{"k3": {"max": 0.01}}`.
+        """
+        named = [limit if isinstance(limit, Mapping) else str(limit) for limit in limits]
+        sets = asked.limit_sets(named, has_baseline=baseline is not None)
+        before = baseline if isinstance(baseline, Run) or baseline is None else Run([baseline])
+        from mismatch_cli.studies.gate import GateResult
+
+        return Gate(GateResult.of(sets, self._traces, before._traces if before else [], allow_partial=allow_partial))
+
+    def plot(self, name: str) -> Figure:
+        """A figure of `report()`, of `clip()` or of `diagnose()` by its name; a `UsageError` names the nearest."""
+        from mismatch_cli.registry import unknown
+        from mismatch_cli.report.figures import plots_of
+
+        makers: dict[str, Callable[[], Result]] = {
+            "mismatch": self.report,
+            "clipping": self.clip,
+            "diagnosis": self.diagnose,
+        }
+        studies = {study: plots_of(study) for study in makers}
+        study = next((study for study, plots in studies.items() if name in plots), None)
+        if study is None:
+            raise UsageError(unknown("plot", name, [plot for plots in studies.values() for plot in plots]))
+        return makers[study]().plot(name)
+
+    def __repr__(self) -> str:
+        names = ", ".join(str(name_of(trace)) for trace in self._traces)
+        responses = sum(trace.num_responses for trace in self._traces)
+        return (
+            f"<Run {names}: {responses:,} responses; tokens, metrics, report(), clip(), diagnose(), compare(), gate()>"
+        )
+
+    def _repr_html_(self) -> str:
+        try:
+            return self._report._repr_html_()
+        except MismatchError as error:  # a run that nobody scored is a run all the same
+            return f"<p>{escape(repr(self))}</p><p>{escape(str(error))}</p>"

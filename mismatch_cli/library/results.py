@@ -1,0 +1,213 @@
+"""What a run answers with: a screen in a notebook and in print, the numbers of `--json`, frames, figures, a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mismatch_cli.extras import require
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+    from matplotlib.figure import Figure
+
+    from mismatch_cli.report.view import Screen
+    from mismatch_cli.studies.clipping import ClippingAnalysis
+    from mismatch_cli.studies.gate import GateResult
+    from mismatch_cli.studies.study import Study
+
+_ESTIMATE = ("value", "low", "high")
+
+
+class Result:
+    """What was found. A notebook shows its screen, `print` the same as text; `repr` is the verdict alone."""
+
+    def __init__(self, study: Study) -> None:
+        self._study = study
+
+    def to_json(self) -> dict[str, Any]:
+        """What the command prints with `--json`, to the bit."""
+        return deepcopy(self._study.result)
+
+    @property
+    def plots(self) -> list[str]:
+        """The names of the figures for which there is enough to draw."""
+        from mismatch_cli.report.figures import plots_for
+
+        return [name for name, _ in plots_for(self._study.plot_data)]
+
+    def plot(self, name: str) -> Figure:
+        """Draw one of `plots`: a matplotlib figure, which a notebook shows. A `UsageError` names the nearest."""
+        from mismatch_cli.report.figures import figure_of
+
+        return figure_of(self._study.plot_data, name)
+
+    def save(self, folder: str | PathLike[str], *, force: bool = False) -> Path:
+        """Write `summary.json`, `report.html` and `plots/` into a folder, as the command does; `force` as its flag."""
+        from mismatch_cli.recording.folder import report_folder
+        from mismatch_cli.report.pages import page_of
+        from mismatch_cli.report.written import HTML_FILE, write_numbers, write_page
+
+        path = Path(folder)
+        with report_folder(path, self._study.FORMAT, force=force):
+            write_numbers(self._study, path)
+            write_page(self._study, page_of(self._study), path)
+        return path / HTML_FILE
+
+    @cached_property
+    def _screen(self) -> Screen:
+        from mismatch_cli.report.pages import page_of
+
+        screen = page_of(self._study).screen
+        assert screen is not None  # studies of traces have one
+        return screen
+
+    def __repr__(self) -> str:
+        verdict = self._screen.verdict
+        return f"<{type(self).__name__}: {verdict.words}. {verdict.text}>"
+
+    def __str__(self) -> str:
+        from mismatch_cli.report.screen import as_text
+
+        return as_text(self._screen)
+
+    def _repr_html_(self) -> str:
+        from mismatch_cli.report.html import render_screen
+
+        return render_screen(self._screen)
+
+
+class Report(Result):
+    """How far trainer and rollout disagree: what `mismatch-cli report` shows."""
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """A row per pair and metric: value, 95 % interval, noise (the trainer against itself), unit, formula, note."""
+        from mismatch_cli.metrics.gap_table import METRICS
+
+        rows = {}
+        for pair, found in self._study.result["pairs"].items():
+            for key, estimate in found["metrics"].items():
+                words = {name: getattr(METRICS[key], name) for name in ("unit", "label", "formula")}
+                noise = {"noise": estimate.get("floor"), "times_noise": estimate.get("times_floor")}
+                told = {name: estimate[name] for name in _ESTIMATE}
+                rows[pair, key] = told | noise | words | {"note": estimate["note"]}
+        return _frame(rows, ("pair", "metric"))
+
+
+class Clipping(Result):
+    """What trust regions block: what `mismatch-cli clipstats` shows."""
+
+    _study: ClippingAnalysis
+
+    @cached_property
+    def shares(self) -> pd.DataFrame:
+        """A row per algorithm, a column per number of `--json`, such as `blocked_all`, with `…_low` and `…_high`."""
+        rows = {row["name"]: dict(_flat(row)) for row in self._study.result["algorithms"]}
+        return _frame(rows, ("algorithm",))
+
+    @cached_property
+    def skipped(self) -> dict[str, str]:
+        """Why an algorithm could not be judged on this run, by its name."""
+        return dict(self._study.support.skipped)
+
+    @cached_property
+    def blocked(self) -> pd.DataFrame:
+        """A row per row of the run's `tokens`, a column per algorithm: whether it blocks the token.
+
+        Missing (`pd.NA`) is a token that is not judged: without an advantage, out of the loss, or not measured. In a
+        run without advantages there are two columns for each, `NAME_if_positive` and `NAME_if_negative`.
+        """
+        from mismatch_cli.studies.tokens import blocked_tables
+
+        return frame_of(list(blocked_tables(self._study.traces, self._study.support)))
+
+
+class Diagnosis(Result):
+    """What is wrong with a run: what `mismatch-cli diagnose` shows."""
+
+    @property
+    def faults(self) -> list[str]:
+        """The checks that found a fault, the first cause first."""
+        return list(self._study.result["faults"])
+
+
+class Comparison(Result):
+    """How runs differ: what `mismatch-cli compare` shows."""
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """A row per other run and metric: both values, their difference and factor, each with its interval."""
+        result = self._study.result
+        sides = {side["name"]: side for side in result["traces"]}
+        rows = {}
+        for found in result["comparisons"]:
+            first, other = sides[found["against"]], sides[found["trace"]]
+            for key, row in found["metrics"].items():
+                values = {
+                    name: side["summary"]["metrics"][key]["value"]
+                    for name, side in (("first", first), ("other", other))
+                }
+                rows[other["run"], key] = values | dict(_flat(row))
+        return _frame(rows, ("run", "metric"))
+
+
+class Gate(Result):
+    """Whether limits hold: what `mismatch-cli gate` shows."""
+
+    _study: GateResult
+
+    @property
+    def passed(self) -> bool:
+        """Whether every limit holds and no part of the run is missing: where the command ends with exit code 0."""
+        return self._study.passed
+
+    @cached_property
+    def checks(self) -> pd.DataFrame:
+        """A row per limit: what was measured, what is allowed, whether it holds, and the limit's source."""
+        rows = dict(enumerate(self._study.result["checks"]))
+        return _frame(rows, ("check",))
+
+
+def frame_of(tables: Sequence[pa.Table]) -> pd.DataFrame:
+    """Tables of one schema as a frame: missing numbers are NaN, flags may be missing, text is categorical."""
+    require("pandas", "A frame")
+    import pandas as pd
+    import pyarrow as pa
+
+    types = {pa.bool_(): pd.BooleanDtype()}
+    frame: pd.DataFrame = pa.concat_tables(tables).unify_dictionaries().to_pandas(types_mapper=types.get)
+    return frame
+
+
+def _frame(rows: Mapping[Any, Mapping[str, Any]], index: Sequence[str]) -> pd.DataFrame:
+    """A row per key; a column of numbers is one of floats, with NaN where there is none."""
+    require("pandas", "A frame")
+    import pandas as pd
+
+    frame = pd.DataFrame(list(rows.values()))
+    keys = [key if isinstance(key, tuple) else (key,) for key in rows]
+    named = pd.MultiIndex.from_tuples(keys, names=list(index))
+    frame.index = named if len(index) > 1 else named.get_level_values(0)
+    return frame.astype({name: float for name in frame if all(map(_is_number, frame[name]))})
+
+
+def _is_number(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _flat(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The numbers and words of a row by the path to them: of an estimate the value has the path itself.
+
+    Lists, and the notes on intervals that are not there, stand in the JSON.
+    """
+    for key, value in row.items():
+        if isinstance(value, Mapping):
+            yield from ((path.removesuffix("_value"), found) for path, found in _flat(value, f"{prefix}{key}_"))
+        elif not isinstance(value, list) and key not in ("name", "note"):
+            yield prefix + key, value

@@ -1,0 +1,53 @@
+"""What is left of a study in a folder: its numbers at once, then its page with the pictures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+from mismatch_cli.report.picture_files import PictureFiles
+from mismatch_cli.report.view import ReportView
+from mismatch_cli.studies.study import Study
+from mismatch_cli.trace.files import write_atomically
+
+SUMMARY_FILE, HTML_FILE, PLOTS_FOLDER = "summary.json", "report.html", "plots"
+PAGE_RESPONSES = 200
+_Drawing = Callable[[int], AbstractContextManager[Callable[[int], None]]]
+
+
+def write_numbers(study: Study, folder: Path) -> Path:
+    """Write `summary.json`: what `--json` prints."""
+    write_atomically(folder / SUMMARY_FILE, json.dumps(study.result, indent=2) + "\n")
+    return folder / SUMMARY_FILE
+
+
+def write_page(
+    study: Study,
+    view: ReportView,
+    folder: Path,
+    files: PictureFiles | None = PictureFiles(),
+    responses: int = PAGE_RESPONSES,
+    drawing: _Drawing = lambda _count: nullcontext(lambda _drawn: None),
+) -> bool:
+    """Write `report.html` with at most so many responses token by token, and `plots/`; whether there are any.
+
+    Without `files` nothing is drawn. `drawing` is told how many figures there are; what it gives, how many more.
+    """
+    from mismatch_cli.recording.ours import remove_pictures
+    from mismatch_cli.report.explorer import explorer_view
+    from mismatch_cli.report.figures import figure_views, plots_for
+    from mismatch_cli.report.html import write_html
+
+    plots = folder / PLOTS_FOLDER
+    if files is None:
+        remove_pictures(plots)
+    elif count := len(list(plots_for(study.plot_data))):
+        with drawing(count) as on_drawn:
+            view = replace(view, figures=figure_views(study.plot_data, plots, files, on_drawn))
+    if responses and (explored := study.exploration(responses)) is not None:
+        view = replace(view, explorer=explorer_view(explored))
+    write_html(folder / HTML_FILE, view)
+    return bool(view.figures)

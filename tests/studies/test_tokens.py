@@ -1,0 +1,93 @@
+"""A row per token: what stands in it is what plain numpy makes of the recorded columns, and what clipstats counts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from mismatch_cli.algorithms.parse import find
+from mismatch_cli.studies.clipping import analyse_clipping
+from mismatch_cli.studies.tokens import blocked_tables, number_of_tokens, token_tables
+from tests.metrics.clipping.world import without, world
+from tests.studies.written import write_trace
+
+SPECS = ("grpo-clip-higher", "dppo-binary-tv:delta=0.05", "dppo-topk-kl", "gspo")
+
+
+def columns(tables) -> dict[str, np.ndarray]:
+    """NaN for a missing number, None for a missing flag."""
+    whole = pa.concat_tables(tables)
+    return {name: np.array(whole[name].to_pylist()) for name in whole.column_names} | {"rows": whole.num_rows}
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    """The second shard lacks what the first one has."""
+    batches = world(0, 24), without(world(1, 12), "logp_recomputed_T", "entropy_trainer_T")
+    return write_trace(tmp_path_factory.mktemp("run") / "trace", *batches)
+
+
+def test_a_row_per_token_and_its_gap(trace):
+    found = columns(list(token_tables([trace])))
+    batches = list(trace.batches())
+    assert found["rows"] == number_of_tokens([trace]) == sum(batch.num_tokens for batch in batches)
+    rollout, trainer = (
+        np.concatenate([getattr(batch, f"logp_{side}_T") for batch in batches]) for side in ("rollout", "trainer")
+    )
+    counts = np.concatenate([batch.loss_mask_T for batch in batches]) & ~np.isnan(trainer)
+    with np.errstate(invalid="ignore"):
+        d = trainer - rollout
+    assert counts.any() and not counts.all()
+    np.testing.assert_array_equal(found["d"][counts].astype(np.float32), d[counts])
+    assert all(value is None for value in found["d"][~counts])
+    np.testing.assert_allclose(found["ratio"][counts].astype(float), np.exp(d[counts]), rtol=1e-6)
+    tv = np.abs(np.exp(trainer.astype(float)) - np.exp(rollout.astype(float)))
+    np.testing.assert_allclose(found["tv_binary"][counts].astype(float), tv[counts], rtol=1e-4, atol=1e-7)
+    assert all(found[name][counts][0] is not None for name in ("kl_binary", "k3", "tv_topk", "kl_topk"))
+    assert (found["position"] == np.concatenate([np.arange(n) for b in batches for n in np.diff(b.offset_S1)])).all()
+
+
+def test_mismatch_and_staleness_add_up_where_both_were_measured(trace):
+    found = columns(list(token_tables([trace])))
+    measured = np.array([value is not None for value in found["d_staleness"]])
+    assert measured.any() and not measured.all()  # the second shard has no recomputed log-probs
+    parts = found["d_mismatch"][measured].astype(float) + found["d_staleness"][measured].astype(float)
+    finite = np.isfinite(parts)
+    np.testing.assert_allclose(parts[finite], found["d"][measured].astype(float)[finite], atol=1e-5)
+
+
+def test_blocked_tokens_are_those_that_clipstats_counts(trace):
+    study = analyse_clipping([trace], [find(spec) for spec in SPECS])
+    found = columns(list(blocked_tables([trace], study.support)))
+    for row in study.result["algorithms"]:
+        judged = [flag for flag in found[row["name"]] if flag is not None]
+        assert len(judged) == study.result["counts"]["tokens"]
+        assert np.mean(judged) == row["blocked"]["all"]["value"] > 0, row["name"]
+
+
+def test_without_advantages_each_sign_has_a_column(tmp_path):
+    trace = write_trace(tmp_path / "trace", world(0, 24), without=("advantage",))
+    study = analyse_clipping([trace], [find(SPECS[0])])
+    found, (row,) = columns(list(blocked_tables([trace], study.support))), study.result["algorithms"]
+    for sign in ("positive", "negative"):
+        judged = [flag for flag in found[f"{SPECS[0]}_if_{sign}"] if flag is not None]
+        assert np.mean(judged) == row["blocked"][sign]["value"]
+
+
+def test_a_trace_that_nobody_scored_has_its_tokens(tmp_path):
+    absent = ("logp_trainer", "logp_recomputed", "topk_logp_trainer", "topk_logp_recomputed", "advantage")
+    (table,) = token_tables([write_trace(tmp_path / "trace", world(0, 6), without=absent)])
+    assert "logp_rollout" in table.column_names
+    assert not [name for name in table.column_names if name.startswith(("d", "ratio", "blocked", "logp_trainer"))]
+
+
+def test_pooled_traces_are_told_apart_and_share_their_columns(tmp_path):
+    traces = [
+        write_trace(tmp_path / "0" / "trace", world(0, 6)),
+        write_trace(tmp_path / "1" / "trace", without(world(1, 6), "entropy_trainer_T"), seed=1),
+    ]
+    tables = list(token_tables(traces))
+    assert tables[0].schema == tables[1].schema
+    assert [table["trace"].unique().to_pylist() for table in tables] == [[0], [1]]
+    assert tables[1]["entropy_trainer"].null_count == len(tables[1])
