@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer.core
 
+from mismatch_cli.commands._progress import colour_system
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.text import Text
@@ -85,7 +87,7 @@ def print_help(command: Any, ctx: Any, rows: Mapping[str, Sequence[Row]]) -> Non
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(highlight=False, emoji=False, markup=False)
+    console = Console(color_system=colour_system(), highlight=False, emoji=False, markup=False)
     console.width = min(console.width, _WIDEST)
     lengths = [len(_typed(row)) for members in rows.values() for row in members]
     column = min(console.width // 2, 2 + max((length for length in lengths if length + 2 <= _COLUMN), default=0))

@@ -23,7 +23,7 @@ _ECHO = 3  # columns that stay free for the ^C that a terminal prints
 
 
 def colour_system() -> Any:
-    """What a rich console writes styles in: nothing under NO_COLOR, where rich itself would go on with bold and dim."""
+    """The `color_system` of a rich console: None under NO_COLOR, where rich alone would keep bold and dim."""
     return None if os.environ.get("NO_COLOR") else "auto"
 
 

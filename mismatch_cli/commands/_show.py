@@ -218,8 +218,11 @@ class Common:
 DRAWING = ("plots", "plot_width", "plot_panels", "no_plots")
 _SHOWING = (*DRAWING, "force", "full")
 _TALKING = ("json", "quiet", "debug")
-Reading = Annotated[Common, "workers", "output", *_SHOWING, "full_paths", *_TALKING]
-Judging = Annotated[Common, "workers", "output", "page_responses", *_SHOWING, "full_paths", *_TALKING]
+_LOOKING = (*_SHOWING, "full_paths", *_TALKING)
+Reading = Annotated[Common, "workers", "output", *_LOOKING]
+Judging = Annotated[Common, "workers", "output", "page_responses", *_LOOKING]
+Reporting = Annotated[Common, "workers", "output", "worst", "page_responses", *_LOOKING]
+Diagnosing = Annotated[Common, "trust_remote_code", "workers", "output", *_LOOKING]
 _RUN = saying("output", help="Run folder: trace/, summary.json, report.html, plots/ and log/.")
 Recording = Annotated[Common, "trust_remote_code", "resume", _RUN, *_SHOWING, *_TALKING]
 Probing = Annotated[Common, "trust_remote_code", "resume", _RUN, "worst", "page_responses", *_SHOWING, *_TALKING]
@@ -237,8 +240,10 @@ def print_parts(*parts: RenderableType) -> None:
 
 
 def console() -> Any:
-    """A rich console on stdout that lets its reader stop early (`| head`); a pipe has no width, and no line blanks at
-    its end. Under NO_COLOR there is no style at all."""
+    """A rich console on stdout whose reader may stop early (`| head`).
+
+    A pipe has no width, and no line ends with blanks. Under NO_COLOR there is no style at all.
+    """
     from rich.console import Console
 
     class PipeableConsole(Console):

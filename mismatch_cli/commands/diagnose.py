@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from mismatch_cli.commands._show import BUNDLED, DRAWING, TRACES, Common
+from mismatch_cli.commands._show import BUNDLED, TRACES, Diagnosing
 from mismatch_cli.options import flags, saying, setting
 
 
@@ -19,19 +19,7 @@ def command(
         "The trainer's model at the weights that sampled: it scores responses again, which tells the side at fault.",
         metavar="MODEL",
     ),
-    common: Annotated[
-        Common,
-        "trust_remote_code",
-        "workers",
-        saying("output", show_default="diagnosis, in the run or here"),
-        *DRAWING,
-        "force",
-        "full",
-        "full_paths",
-        "json",
-        "quiet",
-        "debug",
-    ],
+    common: Annotated[Diagnosing, saying("output", show_default="diagnosis, in the run or here")],
 ) -> None:
     """Look for faults that no precision explains: shifts, temperature, placeholders, stale weights, and more.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mismatch_cli.commands._show import TRACES, Common, console, print_json, print_parts
+from mismatch_cli.commands._show import TRACES, Common, print_json, print_parts
 from mismatch_cli.options import flags, setting
 
 if TYPE_CHECKING:
@@ -87,14 +87,8 @@ def command(
 
 def _show(result: GateResult, common: Common) -> None:
     """Print; a reader that stops early (`| head`) does not turn a failure into a success."""
-    from mismatch_cli.text import for_terminal
-
     try:
         common.print(result)
-        if common.full and not common.json:  # the screen ends with it anyway
-            out = console()
-            out.print()
-            out.print(for_terminal(result.verdict), style="bold green" if result.passed else "bold red")
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

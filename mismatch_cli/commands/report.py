@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from mismatch_cli import registry
-from mismatch_cli.commands._show import DRAWING, Common
+from mismatch_cli.commands._show import Common, Reporting
 from mismatch_cli.errors import UsageError
 from mismatch_cli.options import flags, saying, setting
 
@@ -37,20 +37,7 @@ def command(
         "--as",
         metavar="FRAMEWORK",
     ),
-    common: Annotated[
-        Common,
-        "workers",
-        saying("output", show_default="the run itself, else report"),
-        "worst",
-        "page_responses",
-        *DRAWING,
-        "force",
-        "full",
-        "full_paths",
-        "json",
-        "quiet",
-        "debug",
-    ],
+    common: Annotated[Reporting, saying("output", show_default="the run itself, else report")],
 ) -> None:
     """Print and draw the report of a trace or of training runs again, without a model.
 

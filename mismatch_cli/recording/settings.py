@@ -9,12 +9,11 @@ from mismatch_cli import registry
 from mismatch_cli.errors import UsageError
 from mismatch_cli.options import build, check, setting
 from mismatch_cli.places import bundled
-from mismatch_cli.tasks.prompts import TEMPLATE_HELP, TEMPLATES
+from mismatch_cli.tasks.prompts import A_FIELD, TEMPLATE_HELP, TEMPLATES
 from mismatch_cli.torch_settings import DTYPES
 
 EQUAL, NEWER = "equal", "newer"
 _DTYPE: dict[str, Any] = {"choices": ("dtype", DTYPES)}
-_FIELD: dict[str, Any] = {"metavar": "FIELD", "show_default": "the first with a usual name"}
 of_prompts, of_sampling, of_choice = (partial(setting, panel=title) for title in ("Prompts", "Sampling", "Choice"))
 of_engine, of_trainer, of_weights = (
     partial(setting, panel=title) for title in ("Rollout engine", "Trainer", "Weights")
@@ -59,8 +58,8 @@ class PromptSettings(Recorded):
         metavar="FILE|NAME",
         show_default="the bundled problems",
     )
-    prompt_field: str | None = of_prompts(None, "Field that holds the prompt.", **_FIELD)
-    answer_field: str | None = of_prompts(None, "Field that holds the answer.", **_FIELD)
+    prompt_field: str | None = of_prompts(None, "Field that holds the prompt.", **A_FIELD)
+    answer_field: str | None = of_prompts(None, "Field that holds the answer.", **A_FIELD)
     split: str = of_prompts("train", "Split of a data set on the hub.", metavar="NAME")
     subset: str | None = of_prompts(None, "Configuration of a data set on the hub.", metavar="NAME")
     num_prompts: int | None = of_prompts(64, "How many prompts to take.", min=1)

@@ -14,6 +14,7 @@ from mismatch_cli.trace.recorder_notes import RECORD
 
 _SKIPPED_SHOWN = 3
 LEADING = ("tv_binary_mean", "abs_d_mean", "k3", "ratio_outside_0.8_1.28")  # metrics beside the headline
+DECIDING = ("tv_binary_mean", "abs_d_mean", "abs_d_p99", "k3", "ratio_outside_0.8_1.28", "sequence_d_sd")  # on screens
 GAPS = {  # what each pair of policies tells
     "mismatch": "the same weights in the trainer (π) and in the rollout engine (μ)",
     "total": "the trainer's present weights (π) against the rollout engine (μ)",
@@ -152,8 +153,11 @@ def measured(counts: Mapping[str, Any], tokens: str) -> str:
 def left_out(summary: Mapping[str, Any]) -> tuple[str, ...]:
     """What is not in the numbers, and why; of the trainer as it is now, where more is missing there."""
     first, total = next(iter(summary["pairs"].values()))["counts"], summary["pairs"].get("total", {}).get("counts", {})
-    more = {name: total[name] for name in _LEFT_OUT if total and total[name] != first[name]}
-    of_total = (f"With staleness, {numbers.count(count)} {_LEFT_OUT[name]}." for name, count in more.items() if count)
+    of_total = (
+        f"With staleness, {numbers.count(count)} {text}."
+        for name, text in _LEFT_OUT.items()
+        if (count := total.get(name)) and count != first[name]
+    )
     return (*left_out_of(summary["about"], first, _LEFT_OUT), *of_total)
 
 

@@ -1,8 +1,8 @@
 """The report on a terminal: the same view as the HTML page, as rich tables that fit the width there is.
 
 A table that is too wide gives up columns that say nothing, the optional ones, intervals, then what stands at the right;
-never its names.
-What is hidden is named below it. A pipe has no width: there nothing is hidden, and prose keeps a width to read.
+never its names. What is hidden is named below it. A pipe has no width: there nothing is hidden, and prose keeps a width
+to read.
 """
 
 import re

@@ -10,7 +10,7 @@ from mismatch_cli import registry
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.options import ABOVE_0, BELOW_1, FROM_0, SHARE, check, default_of, setting
 from mismatch_cli.places import bundled
-from mismatch_cli.tasks.prompts import TEMPLATE_HELP, TEMPLATES
+from mismatch_cli.tasks.prompts import A_FIELD, TEMPLATE_HELP, TEMPLATES
 from mismatch_cli.torch_settings import DTYPES
 
 _PRESETS = Path(__file__).parent.parent / "presets"
@@ -19,7 +19,6 @@ FILE_NAME = "config.toml"
 
 AGGREGATIONS = ("sequence-sum", "sequence-mean", "token-mean")
 _DTYPE: dict[str, Any] = {"choices": ("dtype", DTYPES)}
-_FIELD: dict[str, Any] = {"metavar": "FIELD", "show_default": "the first with a usual name"}
 
 of_problems, of_evaluation, of_algorithm, of_steps, of_optimiser, of_lora, of_compute, of_files = (
     partial(setting, panel=title)
@@ -42,8 +41,8 @@ class TrainConfig:
         metavar="FILE|NAME",
         show_default="the bundled problems",
     )
-    prompt_field: str = of_problems("", "Field that holds the problem.", **_FIELD)
-    answer_field: str = of_problems("", "Field that holds the answer.", **_FIELD)
+    prompt_field: str = of_problems("", "Field that holds the problem.", **A_FIELD)
+    answer_field: str = of_problems("", "Field that holds the answer.", **A_FIELD)
     split: str = of_problems("train", "Split of a data set on the hub.", metavar="NAME")
     num_problems: int = of_problems(0, "Take only the first N problems; 0 for all.", least=0)
     eval_dataset: str = of_evaluation(

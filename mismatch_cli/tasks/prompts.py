@@ -17,6 +17,10 @@ from mismatch_cli.text import is_whole
 
 _PROMPT_FIELDS = ("problem", "prompt", "question", "instruction", "input", "text", "messages")
 _ANSWER_FIELDS = ("answer", "ground_truth", "reward_model.ground_truth", "target", "solution")
+A_FIELD: dict[str, Any] = {
+    "metavar": "FIELD",
+    "show_default": "the first with a usual name",
+}  # of a flag that names one
 TEMPLATES = ("chat", "raw", "r1-distill")
 TEMPLATE_HELP = "What is put around a problem: the model's chat template, nothing, or that of R1-Distill models."
 # The prompt for DeepSeek-R1-Distill models in the code of the sanity test (sail-sg/Precision-RL, by oat): the response

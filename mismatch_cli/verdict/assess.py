@@ -20,7 +20,7 @@ _TAIL = 3.0  # a KL this many times what the bulk would give comes from the tail
 _FEWEST_TOKENS = 200  # ten of them beyond p95
 _NEAREST = 5
 _ROUNDED = 1 + 1e-6  # float32 log-probabilities that differ by 0.1 differ by 0.1 × this at most
-_WHERE_FEW_DECIDE = 3.5  # times, either way: fewer than five groups of prompts decide, and t(4) / √5 is log 3.5
+WHERE_FEW_DECIDE = 3.5  # times, either way: fewer than five groups of prompts decide, and t(4) / √5 is log 3.5
 
 
 def assess(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,10 +73,10 @@ class _Number:
 
     @property
     def range(self) -> tuple[float, float]:
-        """What the value may be; where few prompts decide it, its distance from agreement times or by 3.5."""
+        """What the value may be; where few prompts decide it, some times its distance from agreement."""
         if self.few_decide:
             distance = self.value - self.agreement
-            low, high = sorted((distance / _WHERE_FEW_DECIDE, distance * _WHERE_FEW_DECIDE))
+            low, high = sorted((distance / WHERE_FEW_DECIDE, distance * WHERE_FEW_DECIDE))
             return self.agreement + low, self.agreement + high
         return self.value if self.low is None else self.low, self.value if self.high is None else self.high
 

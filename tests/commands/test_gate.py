@@ -273,4 +273,5 @@ def test_the_screen_says_why_one_set_holds_and_another_does_not(gate, monkeypatc
     assert out.index("✘ EXCEEDED") < out.index("✔ holds"), "what does not hold stands first"
     every = [flag for name in presets() for flag in ("--limits", name)]
     assert len(gate(FP8, *every)[1].splitlines()) <= 40
-    assert "Sources" in gate(FP8, "--full")[1]
+    full = gate(FP8, "--full")[1]
+    assert "Sources" in full and full.count("FAILED") == 1

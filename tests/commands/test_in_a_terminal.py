@@ -38,15 +38,15 @@ def outputs(text: str) -> dict[str, list[str]]:
     return {line: out.strip("\n").split("\n") for line, out in zip(parts[::2], parts[1::2], strict=True)}
 
 
-def in_terminal(folder: Path, width: int, **variables: str) -> str:
-    terminal = Terminal([sys.executable, "-c", _SCRIPT, *_LINES], width, folder, **variables)
+def in_terminal(folder: Path, width: int, *lines: str, **variables: str) -> str:
+    terminal = Terminal([sys.executable, "-c", _SCRIPT, *lines], width, folder, **variables)
     assert terminal.finish() == 0, terminal.text
     return terminal.text
 
 
 @pytest.mark.parametrize("width", [60, 80])
 def test_a_terminal_gets_lines_that_fit_and_a_verdict_in_colour(tmp_path, width):
-    for command, lines in outputs(in_terminal(tmp_path, width)).items():
+    for command, lines in outputs(in_terminal(tmp_path, width, *_LINES)).items():
         judged = "--as" not in command and "clipstats" not in command  # which ask for no verdict
         assert any(re.search(r"\x1b\[1;3[123]m", line) for line in lines) or not judged, command
         assert len(lines) <= 40 or width < 80 or "--full" in command, command
@@ -57,8 +57,8 @@ def test_a_terminal_gets_lines_that_fit_and_a_verdict_in_colour(tmp_path, width)
 
 
 def test_no_color_leaves_no_style(tmp_path):
-    text = in_terminal(tmp_path, 80, NO_COLOR="1")
-    assert "\x1b" not in text and "✘ FAILED" in text
+    text = in_terminal(tmp_path, 80, *_LINES, "gate --help", NO_COLOR="1")
+    assert "\x1b" not in text and "✘ FAILED" in text and "Usage:" in text
 
 
 def test_a_pipe_gets_every_column_and_no_padding(tmp_path):

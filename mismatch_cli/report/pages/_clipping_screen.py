@@ -34,15 +34,16 @@ def screen(subject: Subject, notes: Sequence[str], examples: Sequence[Excerpt], 
     """The strictest masks with the compared pair among them, thresholds of the same strictness, overlap, a verdict."""
     result, notes = subject.result, _notes(subject, notes)
     rows = _ROWS - max(0, len(notes) - _NOTES) - bool(result["theory"])  # what else is said takes their place
-    tables = filled(_strictest(subject, rows), same_strictness(subject, fewest=True))
+    tables = () if subject.nothing_to_block else (_strictest(subject, rows), same_strictness(subject, fewest=True))
+    verdict = _verdict(subject)
     return Screen(
         subject=subject_lines(result["about"], result["counts"]),
         notes=notes,
-        tables=() if _nothing_to_block(subject) else tables,
+        tables=filled(*tables),
         remarks=_remarks(subject),
         excerpts=_one_each_way(subject, examples),
-        verdict=_verdict(subject),
-        next=_next(subject, runs),
+        verdict=verdict,
+        next=_next(subject, verdict, runs),
     )
 
 
@@ -127,7 +128,7 @@ def _verdict(subject: Subject) -> Verdict:
     rows, names = subject.leading, " and ".join(subject.result["compared"])
     if not rows:
         return Verdict("NOTHING JUDGED", "No algorithm is applicable to this trace.")
-    if _nothing_to_block(subject):
+    if subject.nothing_to_block:
         return Verdict("NOTHING TO BLOCK", "No token has an advantage other than 0: no update would follow.")
     ranked = sorted(rows, key=lambda row: -subject.strictness(row))
     high, low = (subject.strictness(row) for row in (ranked[0], ranked[-1]))
@@ -137,10 +138,6 @@ def _verdict(subject: Subject) -> Verdict:
     if high <= _ALIKE * low:
         return Verdict(_SAME if len(rows) > 1 else f"{numbers.share(high)[0]} BLOCKED", text)
     return Verdict(f"{numbers.number(high / low, 2)} × AS STRICT" if low else "ONLY ONE BLOCKS", text)
-
-
-def _nothing_to_block(subject: Subject) -> bool:
-    return subject.has_advantages and not subject.result["counts"]["tokens"]
 
 
 def _told(subject: Subject, row: Row) -> str:
@@ -170,7 +167,7 @@ def _equal_thresholds(subject: Subject) -> list[tuple[Row, str, float]]:
     return [(row, family, value) for row, family, value in found if value is not None]
 
 
-def _next(subject: Subject, runs: Sequence[Path]) -> Facts:
+def _next(subject: Subject, verdict: Verdict, runs: Sequence[Path]) -> Facts:
     """The first compared algorithm beside another family as strict as it is, and everything that was measured."""
     names = subject.result["compared"]
     typed = {*TABLE, *registry.names(trust_regions.PACKAGE)}  # of a user's file the name is no path
@@ -182,11 +179,11 @@ def _next(subject: Subject, runs: Sequence[Path]) -> Facts:
     ]  # fmt: skip
     if subject.result["has"]["recomputed"] == "equal weights":
         trials = [(suggest("rescore", *runs, "--trainer-model", "LATER", "--weights", "newer"), _LATER)]
-    elif _verdict(subject).words == _SAME and all(name.partition(":")[0] in typed for name in names):
+    elif verdict.words == _SAME and all(name.partition(":")[0] in typed for name in names):
         trials = [
             (suggest("train", *(word for name in names for word in ("-a", name))), "as strict: does it learn as well?")
         ]
-    elif _nothing_to_block(subject):
+    elif subject.nothing_to_block:
         trials = [(suggest("curate", "MODEL", "--prompts", "FILE"), "problems that are solved only sometimes")]
     elif not trials:
         trials = [(suggest("clipstats", *runs, "-a", "dppo-binary-tv:delta=0.05"), "another δ")]

@@ -5,10 +5,10 @@ from typing import Any
 from mismatch_cli import numbers
 from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.gap_table import METRICS, Metric
+from mismatch_cli.report.about import DECIDING
 from mismatch_cli.report.tables import Col, Row, col, in_words, percent, plain, table, text, value_of
 from mismatch_cli.report.view import Facts, Screen, Status, Table, Verdict
 
-DECIDING = ("tv_binary_mean", "abs_d_mean", "abs_d_p99", "k3", "ratio_outside_0.8_1.28", "sequence_d_sd")
 DIFFERENT = ("gap", "metrics")
 _WORDS = {
     "gap": "THE GAP DIFFERS",
@@ -98,7 +98,7 @@ def _settings(comparison: Row) -> Table:
     )
 
 
-def first_setting(comparison: Row) -> str:
+def _first_setting(comparison: Row) -> str:
     """The likeliest cause among the settings that both traces tell; nothing where there is none, or no difference."""
     known = (row for row in comparison["settings"] if None not in (row["first"], row["other"]))
     likely = [row for row in known if row["likely"]]
@@ -122,11 +122,11 @@ def setting_in_words(value: Any) -> str:
 
 def _verdict(comparisons: list[Row]) -> Verdict:
     found = min((row["differs"] for row in comparisons), key=list(_WORDS).index)
-    said = [f"{how_much(row)} {how_many(row)}{first_setting(row)}" for row in comparisons]
+    said = [f"{_how_much(row)} {_how_many(row)}{_first_setting(row)}" for row in comparisons]
     return Verdict(_WORDS[found], " ".join(said), _STATUS[found])
 
 
-def how_much(comparison: Row) -> str:
+def _how_much(comparison: Row) -> str:
     """How many times larger the gap of one trace is, whichever that is."""
     factor, label = comparison["metrics"]["abs_d_mean"]["factor"]["value"], METRICS["abs_d_mean"].label
     if not factor:
@@ -140,7 +140,7 @@ def how_much(comparison: Row) -> str:
     return f"{label[0].upper()}{label[1:]} is {times} larger in {larger} than in {smaller}."
 
 
-def how_many(comparison: Row) -> str:
+def _how_many(comparison: Row) -> str:
     """How many metrics differ by more than noise, beside how many would by chance."""
     if not comparison["tested"]:
         values = [found["difference"]["value"] for found in comparison["metrics"].values()]

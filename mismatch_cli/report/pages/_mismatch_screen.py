@@ -8,15 +8,14 @@ from typing import Any
 from mismatch_cli import numbers
 from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.gap_table import METRICS
-from mismatch_cli.report.about import LEADING, left_out, subject_lines
+from mismatch_cli.report.about import DECIDING, LEADING, left_out, subject_lines
 from mismatch_cli.report.pages._status import SIGNS, STATUS_WORDS, counted
 from mismatch_cli.report.tables import Row, col, frameworks, in_words, metric_row, table, text
 from mismatch_cli.report.view import Excerpt, Facts, MetricRow, Profile, Screen, Status, Table, Verdict
 from mismatch_cli.studies.mismatch import MismatchAnalysis
 from mismatch_cli.studies.study import typed
-from mismatch_cli.verdict.assess import ABOVE, BETWEEN, HEALTHY, UNDECIDED
+from mismatch_cli.verdict.assess import ABOVE, BETWEEN, HEALTHY, UNDECIDED, WHERE_FEW_DECIDE
 
-_DECIDING = ("tv_binary_mean", "abs_d_mean", "abs_d_p99", "k3", "ratio_outside_0.8_1.28", "sequence_d_sd")
 _STATUS: dict[str, Status] = {HEALTHY: "good", BETWEEN: "mixed", ABOVE: "bad", UNDECIDED: "mixed"}
 _SHORT = re.compile(r",| (?:FAQ|CI|blog|nightly|rollout_corr|Ascend)")
 _NOISE = "× noise: how many times the trainer's own gap to itself in another batch shape"
@@ -56,7 +55,7 @@ def _deciding(pair: Mapping[str, Any], limits: Sequence[Mapping[str, Any]]) -> T
     """A row for each metric that people act on, beside the strictest limit that somebody published for it."""
     rows = [
         {"metric": METRICS[key], "found": found, "limit": _strictest(limits, key, pair["pair"])}
-        for key in _DECIDING
+        for key in DECIDING
         if (found := pair["metrics"][key])["value"] is not None
     ]
     noise = any(row["found"].get("times_floor") is not None for row in rows)
@@ -135,7 +134,9 @@ def _verdict(verdict: Mapping[str, Any]) -> Verdict:
     found = [counted([row for row in verdict["bars"] if row["pair"] == pair]) for pair in pairs]
     said = [f"{_OF_PAIR.get(pair, '')}{text}" for pair, text in zip(pairs, found, strict=True)]
     if any(row["low"] is None and row["standing"] == UNDECIDED for row in verdict["bars"]):
-        said.append("A few prompts decide what is undecided: it may be 3.5 times as large, or as small.")
+        said.append(
+            f"A few prompts decide what is undecided: it may be {WHERE_FEW_DECIDE:g} times as large, or as small."
+        )
     return Verdict(words, " ".join(said) or "Nobody has published a limit for what was measured here.", status)
 
 

@@ -147,10 +147,10 @@ def _notes(result: Row) -> tuple[str, ...]:
 
 
 def _headline(subject: Subject) -> str:
+    if subject.nothing_to_block:
+        return ""
     if not subject.has_advantages:
         return "; ".join(map(_hypothetical, subject.leading)) + "." * bool(subject.leading)
-    if not subject.result["counts"]["tokens"]:
-        return ""
     sentences = [_lost(row) for row in subject.leading]
     bad = subject.result["bad_updates"]
     if value_of(bad["over_negative"]) is not None:

@@ -26,6 +26,11 @@ class Subject(ClippingPlotData):
         """Signs of A under which blocked tokens are counted; without advantages there is no sum of both."""
         return SIGNS if self.has_advantages else SIGNS[1:]
 
+    @property
+    def nothing_to_block(self) -> bool:
+        """Whether no token has an advantage other than 0."""
+        return self.has_advantages and not self.result["counts"]["tokens"]
+
     def strictness(self, row: Row) -> float:
         """The share of tokens that an algorithm blocks; without advantages, of both signs together."""
         return sum(value_of(row["blocked"][sign]) or 0.0 for sign in self.signs[: 1 if self.has_advantages else 2])

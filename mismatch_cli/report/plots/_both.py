@@ -52,7 +52,7 @@ def to_png(pixels: np.ndarray, dpi: float, creator: str) -> bytes:
 
 
 class _Both(SvgRenderer):
-    """What is drawn as SVG goes on to Agg, larger."""
+    """Draws everything twice: as SVG, and enlarged by Agg as pixels."""
 
     def __init__(self, figure: Figure, dpi: float) -> None:
         super().__init__(figure, themed=True)
@@ -111,9 +111,9 @@ class _Both(SvgRenderer):
 
 @cache
 def _inked(text: str, size: float, bold: bool) -> tuple[np.ndarray, int, int]:
-    """A text of so many pixels: how much of each is inked, and how far right and below its origin the picture begins.
+    """The ink of a text, 0 to 255 per pixel, and how far right of and below its origin the picture begins; in pixels.
 
-    By Pillow, a text at once: matplotlib renders every letter anew wherever it stands.
+    Pillow renders a text at once, where matplotlib renders every letter anew at each place.
     """
     font = font_of(size, bold)
     left, top, right, bottom = font.getbbox(text, anchor="ls")
