@@ -31,10 +31,12 @@ def open(run: str | PathLike[str] | Sequence[str | PathLike[str]] = (), *, worke
     return Run([run] if isinstance(run, str) or hasattr(run, "__fspath__") else run, workers)
 
 
-def __getattr__(name: str) -> object:
-    """What is imported when it is asked for, so that a program which only starts pays for none of it."""
-    from importlib import import_module
+if not TYPE_CHECKING:  # or any name would be known
 
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
+    def __getattr__(name: str) -> object:
+        """What is imported when it is asked for, so that a program which only starts pays for none of it."""
+        from importlib import import_module
+
+        if name not in _WHERE:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)

@@ -162,6 +162,8 @@ class Run:
         }
         studies = {study: plots_of(study) for study in makers}
         study = next((study for study, plots in studies.items() if name in plots), None)
+        if study is None and name in plots_of("comparison"):
+            raise UsageError(f"{name} draws a comparison: run.compare('OTHER').plot({name!r})")
         if study is None:
             raise UsageError(unknown("plot", name, [plot for plots in studies.values() for plot in plots]))
         return makers[study]().plot(name)

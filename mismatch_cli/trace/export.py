@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -43,7 +44,7 @@ def export_tokens(tables: Iterable[pa.Table], folder: Path, kind: str) -> Path:
         writer = None
         for table in tables:
             if writer is None:
-                made = pa_csv.CSVWriter if kind == "csv" else pq.ParquetWriter
+                made = pa_csv.CSVWriter if kind == "csv" else partial(pq.ParquetWriter, compression="zstd")
                 writer = stack.enter_context(made(temporary, table.schema))
             writer.write_table(table)
     return path

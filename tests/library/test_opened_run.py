@@ -164,6 +164,7 @@ def test_mistakes_are_one_sentence(run, tmp_path):
         "Unknown parameter of dppo-binary-tv 'delt'": lambda: run.clip("dppo-binary-tv", delt=1),
         "Parameters go with one algorithm": lambda: run.clip("ppo", "minirl", delta=1),
         "Did you mean mask-regions": lambda: run.plot("mask-region"),
+        "run.compare.'OTHER'..plot.'metric-factors'": lambda: run.plot("metric-factors"),
         "Unknown plot of diagnosis 'mask-regions'": lambda: run.diagnose().plot("mask-regions"),
         "nothing to draw for gap-by-step": lambda: mismatch_cli.open(FLOAT32).plot("gap-by-step"),
         "Did you mean prime-rl": lambda: run.gate("prime"),
