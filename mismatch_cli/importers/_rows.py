@@ -196,8 +196,25 @@ def _keys(table: pa.Table) -> np.ndarray:
 def _known_columns(table: pa.Table) -> pa.Table:
     """The columns of a trace that are there, in its types, and the notes; one of nothing but nulls is not there."""
     names = [n for n in column_order() if n in table.column_names and table.column(n).type != pa.null()]
-    columns = {name: foreign.exact(foreign.single(table.column(name)), arrow_type(name)) for name in names}
+    given = {name: foreign.single(table.column(name)) for name in names}
+    if "advantage" in given and "response_ids" in given:
+        given["advantage"] = _advantages(given["advantage"], given["response_ids"])
+    columns = {name: foreign.exact(column, arrow_type(name)) for name, column in given.items()}
     return pa.table(columns | {name: table.column(name) for name in _notes(table)})
+
+
+def _advantages(column: pa.Array, tokens: pa.Array) -> pa.Array:
+    """A value per token; a number, or a list of one, is the advantage of the whole response."""
+    wanted_S = _lists.lengths_of(tokens)
+    if not foreign.is_list(column.type):
+        null_S = _lists.is_null(column)
+        column = _lists.from_flat(column.drop_null(), (~null_S).astype(np.int64), null_S)
+    given_S = _lists.lengths_of(column)
+    lengths_S = np.where(given_S == 1, wanted_S, given_S)
+    if np.array_equal(lengths_S, given_S):
+        return column
+    times_T = np.repeat(np.where(given_S == 1, wanted_S, 1), given_S)
+    return _lists.from_flat(np.repeat(_lists.flat(column), times_T), lengths_S, _lists.is_null(column))
 
 
 def _notes(table: pa.Table) -> list[str]:

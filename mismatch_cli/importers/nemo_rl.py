@@ -113,9 +113,7 @@ def _numbers(column: pa.Array) -> np.ndarray:
 def _finished(found: dict[str, pa.Array], rows: dict[str, pa.Array], step: int) -> pa.Table:
     lengths_S = _lists.lengths_of(found["response_ids"])
     if "advantage" not in found and rows["advantages"].null_count < len(lengths_S):
-        found["advantage"] = _lists.from_flat(
-            np.repeat(_numbers(rows["advantages"]).astype(np.float32), lengths_S), lengths_S
-        )
+        found["advantage"] = rows["advantages"]
     weight_S = np.nan_to_num(_numbers(rows["sample_loss_mask"]), nan=1.0) != 0
     found["loss_mask"] = _lists.from_flat(_lists.flat(found["loss_mask"]) & np.repeat(weight_S, lengths_S), lengths_S)
     found |= _without_placeholders(found["logp_trainer"], lengths_S)

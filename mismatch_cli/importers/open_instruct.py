@@ -61,19 +61,10 @@ def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], Non
 def _block(table: pa.Table) -> pa.Table:
     columns = {_NAMES.get(name, name): foreign.single(table.column(name)) for name in table.column_names}
     called = pc.struct_field(columns.pop("request_info"), "tool_calleds")
-    columns["advantage"] = per_token(columns["advantage"], columns["response_ids"])
     called_S = np.asarray(pc.fill_null(called, False))
     if called_S.any():
         columns |= _mask(columns["logp_rollout"], called_S)
     return pa.table(columns)
-
-
-def per_token(value: pa.Array, tokens: pa.Array) -> pa.Array:
-    """One number per response at each of its tokens; null where there is none."""
-    lengths_S, null_S = _lists.lengths_of(tokens), _lists.is_null(value)
-    known_S = np.where(null_S, 0, lengths_S)
-    numbers_S = pc.fill_null(value, 0).to_numpy(zero_copy_only=False)
-    return _lists.from_flat(np.repeat(numbers_S, known_S), known_S, null_S)
 
 
 def _mask(logp: pa.Array, called_S: np.ndarray) -> dict[str, pa.Array]:

@@ -1,7 +1,7 @@
 """The plain schema: a response per line or row, under the names that a trace has. Any program can write it.
 
 A trace's own shards are plain Parquet. Numbers may be of any width; `loss_mask` may be true/false or 1/0, `advantage`
-one number per response or one per token, `prompt_id` (or `group_id`) a number or a text.
+one number per response (or a list of it) or one per token, `prompt_id` (or `group_id`) a number or a text.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,6 @@ from mismatch_cli.importers import _lists
 from mismatch_cli.importers._rows import text_key
 from mismatch_cli.importers._sources import Peek, Source, jsonl_tables, open_parquet, parquet_tables, peek
 from mismatch_cli.importers._tally import Tally
-from mismatch_cli.importers.open_instruct import per_token
 from mismatch_cli.trace import foreign
 from mismatch_cli.trace.schema import arrow_type, column_order
 
@@ -42,7 +41,7 @@ MEANING = {
     "logp_trainer": "log π by the trainer, same tokens, at the temperature that sampled",
     "logp_recomputed": "log π at the weights that sampled, where logp_trainer has newer ones",
     "loss_mask": "false (or 0) where the trainer learns nothing: tool output; default: all true",
-    "advantage": "one number per response, or one per token",
+    "advantage": "one number, or a list of one: that of the whole response; else one per token",
     "reward": "one number",
     "prompt_id": "which prompt: a number or a text; also read from group_id; default: a hash of prompt_ids",
     "sample_index": "which response to it; default: the number of the row",
@@ -129,15 +128,15 @@ def _in_the_trace_s_types(table: pa.Table, source: Source) -> pa.Table:
     if "group_id" in columns:
         group = columns.pop("group_id")
         columns.setdefault("prompt_id", group)
-    advantage = columns.get("advantage")
-    if advantage is not None and not foreign.is_list(advantage.type) and "response_ids" in columns:
-        columns["advantage"] = per_token(_cast("advantage", advantage, pa.float32(), source), columns["response_ids"])
     if "prompt_id" in columns and _is_text(columns["prompt_id"].type):
         columns["prompt_id"] = _hashed(columns["prompt_id"])
-    return pa.table({name: _cast(name, column, arrow_type(name), source) for name, column in columns.items()})
+    return pa.table({name: _cast(name, column, source) for name, column in columns.items()})
 
 
-def _cast(name: str, column: pa.Array, kind: pa.DataType, source: Source) -> pa.Array:
+def _cast(name: str, column: pa.Array, source: Source) -> pa.Array:
+    kind = arrow_type(name)
+    if name == "advantage" and not foreign.is_list(column.type):
+        kind = kind.value_type  # one number for the response
     if column.type.equals(kind):
         return column
     try:

@@ -39,11 +39,7 @@ def as_table(rows: Sequence[Row]) -> pa.Table:
 def _in_types(row: Row) -> Row:
     if strange := sorted(row.keys() - {*column_order()}):
         raise ValueError(f"a trace has no column {strange[0]}")
-    found = {name: _value(name, value) for name, value in row.items()}
-    advantage = found.get("advantage")
-    if advantage is not None and advantage.size == 1 and "response_ids" in found:
-        found["advantage"] = np.repeat(advantage, found["response_ids"].size)
-    return found
+    return {name: _value(name, value) for name, value in row.items()}
 
 
 def _value(name: str, value: Any) -> Any:

@@ -211,3 +211,19 @@ def test_the_schema_names_every_column_and_its_lines_run(tmp_path, monkeypatch):
     ]
     table, _ = imported(tmp_path / "dump.jsonl", into=tmp_path / "trace")
     assert table.num_rows == 2 and pq.ParquetFile(tmp_path / "trace" / "shard-00000.parquet").metadata.num_rows == 2
+
+
+@pytest.mark.parametrize("way", ["jsonl", "parquet"])
+def test_a_list_of_one_advantage_is_that_of_the_response(tmp_path, way):
+    records = [plain_record(row) for row in real_rows(5)]
+    for name in ("response_ids", "logp_rollout", "logp_trainer"):
+        records[1][name] = records[1][name][:1]  # where it is one per token, too
+    lengths = [len(record["response_ids"]) for record in records]
+    advantages = [[0.3], [0.5], None, [0.25] * lengths[3], [0.1, 0.2]]
+    records = [record | {"advantage": given} for record, given in zip(records, advantages, strict=True)]
+    path = tmp_path / f"d.{way}"
+    write_lines(path, records) if way == "jsonl" else write_parquet(path, pa.Table.from_pylist(records))
+    table, about = imported(path, into=tmp_path / "trace")
+    assert about["left_out"] == {WRONG_LENGTH.format(name="advantage"): 1}
+    expected = [[0.3] * lengths[0], [0.5], None, [0.25] * lengths[3]]
+    assert same_bits(table, "advantage", expected)
