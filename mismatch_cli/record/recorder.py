@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ class Recorder:
         self._given = self._not_sampled = self._lost = 0
         self._files: RankFolder | None = None
         self._writer: Writer | None = None
-        with self._guarded("nothing is recorded"):
+        with self.guarded("nothing is recorded"):
             self._files = RankFolder(Path(folder), int(rank), dict(manifest or {}), tokenizer, vocabulary, self._warn)
             self._writer = Writer(self._files, self._warn)
             atexit.register(self.close)
@@ -69,7 +69,7 @@ class Recorder:
         is None was not measured.
         """
         self._given += 1
-        with self._guarded("a response is not recorded", lost=1):
+        with self.guarded("a response is not recorded", lost=1):
             self._put({name: copied(value) for name, value in columns.items() if value is not None})
 
     def add_padded(
@@ -83,20 +83,32 @@ class Recorder:
         """
         given = len(response_ids) if hasattr(response_ids, "__len__") else 1
         self._given += given
-        with self._guarded("a batch is not recorded", lost=given):
+        with self.guarded("a batch is not recorded", lost=given):
             batch = {"prompt_ids": prompt_ids, "response_ids": response_ids, **columns}
             held = {name: copied(value) for name, value in batch.items() if value is not None}
             self._put(Padded(held, copied(prompt_mask), copied(response_mask)))
 
+    def after(self, function: Callable[..., Any], columns: Callable[[Any], Mapping[str, Any]]) -> Callable[..., Any]:
+        """The same function, whose results are recorded too: `columns` makes of one what `add_padded` takes, or {}."""
+
+        def recorded(*given: Any, **named: Any) -> Any:
+            result = function(*given, **named)
+            with self.guarded():
+                if found := columns(result):
+                    self.add_padded(**found)
+            return result
+
+        return recorded
+
     def flush(self) -> None:
         """Return once everything that was added is on disk, or after half a minute."""
-        with self._guarded("it may take longer until everything is on disk"):
+        with self.guarded("it may take longer until everything is on disk"):
             if self._writer is not None:
                 self._writer.flush()
 
     def close(self) -> None:
         """The same, and end: what is added later is lost, and counted."""
-        with self._guarded("the end of the recording is not noted"):
+        with self.guarded("the end of the recording is not noted"):
             writer, self._writer = self._writer, None
             if writer is not None:
                 atexit.unregister(self.close)
@@ -115,8 +127,8 @@ class Recorder:
             self._writer.put(given)
 
     @contextmanager
-    def _guarded(self, consequence: str, lost: int = 0) -> Iterator[None]:
-        """Whatever goes wrong inside is a warning: not even memory that runs out ends the run that is recorded."""
+    def guarded(self, consequence: str = "a batch is not recorded", lost: int = 0) -> Iterator[None]:
+        """What goes wrong inside is a warning that names the consequence: no fault here ends the run."""
         try:
             yield
         except Exception as error:

@@ -25,7 +25,7 @@ def sections(told: Mapping[str, Any]) -> dict[str, Any]:
     sides = {name: dict(section) for name, section in told.items() if name != "sampling"}
     if strange := sorted(sides.keys() - {*SECTIONS}):
         raise MismatchError(f"manifest has no section {strange[0]}: it has {', '.join(SECTIONS[:3])} and sampling")
-    if sampling := dict(told.get("sampling", {})):
+    if sampling := {name: value for name, value in dict(told.get("sampling", {})).items() if value is not None}:
         sides["config"] = sides.get("config", {}) | {"sampling": sampling}
     for name, needed in NEEDED.items():
         if name in sides:
