@@ -114,6 +114,20 @@ class TokenGaps:
         """The counted tokens cut by response."""
         return Segments(self.offset_S1)
 
+    @cached_property
+    def later_turns(self) -> np.ndarray:
+        """Where in the slice turns (runs that the loss mask has) begin, but for the first of each response."""
+        if not self.num_masked:
+            return np.zeros(0, dtype=np.int64)
+        mask_T, offset_S1 = self.batch.loss_mask_T[self._tokens], self.response_offset_S1
+        begins_T = mask_T.copy()
+        begins_T[1:] &= ~mask_T[:-1]
+        first = offset_S1[:-1][np.diff(offset_S1) > 0]
+        begins_T[first] = mask_T[first]
+        begin = np.flatnonzero(begins_T)
+        response = np.searchsorted(offset_S1, begin, side="right")
+        return begin[1:][response[1:] == response[:-1]]
+
     def column(self, name: str) -> np.ndarray | None:
         """Another column of the batch at the counted tokens; None where it was not measured."""
         column = getattr(self.batch, name)

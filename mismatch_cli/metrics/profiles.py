@@ -1,4 +1,4 @@
-"""The gap along a response: by position, by length, and the largest and smallest values over all tokens."""
+"""The gap along a response: by position, by turn, by length, and the largest and smallest values over all tokens."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -24,41 +24,54 @@ from mismatch_cli.metrics.hashing import GROUPS
 # bin b ≥ 1 holds distances 2^(b−1) … 2^b − 1; bin 0 the first (or the last) token alone
 POSITION_BINS = 24
 _EDGES = np.concatenate([[0], 1 << np.arange(POSITION_BINS - 1)])
+TURN_BINS = 24  # a turn each; the last one holds all that come later too
 _QUANTITIES = {"abs_d_mean": POSITIVE, "tv_binary_mean": POSITIVE, "d_mean": SIGNED}
 
 
-class PositionProfile(Accumulator):
-    """Mean |d|, mean binary TV and mean signed d by distance from the beginning and from the end of the response.
+class ResponseProfile(Accumulator):
+    """Mean |d|, mean binary TV and mean signed d by distance from the beginning and end of the response, and by turn.
 
-    Distances count every token of the response, also those that the loss mask leaves out. Sums by prompt group,
-    float64: [2 directions, groups, bins, 5 (Σ|d|, Σ|Δp|, Σd, tokens, tokens in support)].
+    Distances count every token of the response, also those that the loss mask leaves out. A turn is a run of tokens
+    that the loss mask has. Sums by prompt group, float64: [2 directions, groups, bins, 5 (Σ|d|, Σ|Δp|, Σd, tokens,
+    tokens in support)] and [groups, turns, 6 (the same, how many turns)].
     """
 
     def __init__(self) -> None:
-        self.sums = np.zeros((2, GROUPS, POSITION_BINS, 5))
+        self.by_distance = np.zeros((2, GROUPS, POSITION_BINS, 5))
+        self.by_turn = np.zeros((GROUPS, TURN_BINS, 6))
 
     def update(self, gaps: TokenGaps) -> None:
-        starts, response, from_start, from_end = _cut_what_counts(gaps)
-        pieces = Segments(gaps.kept_before(starts))
-        sums = np.empty((len(starts) - 1, 5))
+        starts, response, *distances = _cut_at(gaps.later_turns, _cut_what_counts(gaps))
+        pieces, group = Segments(gaps.kept_before(starts)), gaps.group_S[response]
+        sums = np.empty((len(group), 5))
         for column, values_N in enumerate((gaps.abs_d_N, gaps.abs_dp_N, gaps.d_N)):
             sums[:, column] = pieces.sum(values_N)
         sums[:, 3] = sums[:, 4] = pieces.length_S
         if gaps.out_of_support_N is not None:
             sums[:, 4] -= pieces.sum(gaps.out_of_support_N)
-        first = (gaps.group_S * (POSITION_BINS * 5))[response]
-        for cells, bin_ in zip(self.sums, (from_start, from_end), strict=True):
-            place = (first + bin_ * 5)[:, None] + np.arange(5)
-            np.add.at(cells.reshape(-1), place.reshape(-1), sums.reshape(-1))
+        for cells, bin_ in zip(self.by_distance, distances, strict=True):
+            _add(cells, group, bin_, sums)
+        turn = _turns(gaps, starts[:-1], response)
+        begin = np.flatnonzero(np.diff(response, prepend=-1) | np.diff(turn, prepend=-1))
+        sums = np.add.reduceat(sums, begin, axis=0)
+        sums = np.column_stack([sums, sums[:, 3] > 0])
+        _add(self.by_turn, group[begin], np.minimum(turn[begin], TURN_BINS - 1), sums)
 
     def result(self, prompts: int) -> dict[str, list[dict[str, Any]]]:
-        return {
-            name: [
-                dict(zip(("first", "last", "tokens"), (*bin_bounds(b), count), strict=True)) | row
-                for b, count, row in _bins(sums_GBx, _means, 3, _QUANTITIES, prompts)
-            ]
-            for name, sums_GBx in zip(("positions", "from_end"), self.sums, strict=True)
+        rows = {
+            name: _rows(sums_GBx, _means, bin_bounds, _QUANTITIES, prompts)
+            for name, sums_GBx in zip(("positions", "from_end"), self.by_distance, strict=True)
         }
+        turns_B = self.by_turn[..., 5].sum(axis=0).astype(int).tolist()
+        by_turn = _rows(self.by_turn, _means_and_length, turn_bounds, _QUANTITIES | {"length_mean": POSITIVE}, prompts)
+        return rows | {"turns": [row | {"turns": turns_B[row["first"] - 1]} for row in by_turn]}
+
+
+def _add(cells_GBx: np.ndarray, group: np.ndarray, bin_: np.ndarray, sums: np.ndarray) -> None:
+    """Add rows of sums to the cells of their groups and bins."""
+    _, bins, width = cells_GBx.shape
+    place = ((group * bins + bin_) * width)[:, None] + np.arange(width)
+    np.add.at(cells_GBx.reshape(-1), place.reshape(-1), sums.reshape(-1))
 
 
 def position_cells(gaps: TokenGaps) -> np.ndarray:
@@ -78,6 +91,22 @@ def _cut_what_counts(gaps: TokenGaps) -> tuple[np.ndarray, ...]:
     starts[:-1] += moved_S[response]
     starts[-1] = gaps.response_offset_S1[-1]
     return starts, counting[response], *bins
+
+
+def _cut_at(places: np.ndarray, cut: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
+    """Pieces as `_cut_what_counts` gives them, cut once more at some places of the slice."""
+    starts, *facts = cut
+    places = np.setdiff1d(places, starts, assume_unique=True)
+    piece = np.searchsorted(starts, places) - 1
+    inside = (piece >= 0) & (piece < len(starts) - 1)
+    places, piece = places[inside], piece[inside]
+    return np.insert(starts, piece + 1, places), *(np.insert(fact, piece + 1, fact[piece]) for fact in facts)
+
+
+def _turns(gaps: TokenGaps, begin: np.ndarray, response: np.ndarray) -> np.ndarray:
+    """How many turns of its response lie before the one that each piece is of, by where the piece begins."""
+    later = gaps.later_turns
+    return np.searchsorted(later, begin, side="right") - np.searchsorted(later, gaps.response_offset_S1[response])
 
 
 def cut_by_position(offset_S1: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -106,6 +135,25 @@ def bin_bounds(position_bin: int) -> tuple[int, int]:
     return first, 2 * first - 1 if first else 0
 
 
+def turn_bounds(turn_bin: int) -> tuple[int, int | None]:
+    """The first and the last turn of a bin, from 1; the last bin has no end."""
+    return turn_bin + 1, turn_bin + 1 if turn_bin < TURN_BINS - 1 else None
+
+
+def _rows(
+    sums_GBx: np.ndarray,
+    evaluate: Callable[[np.ndarray], np.ndarray],
+    bounds: Callable[[int], tuple[int, int | None]],
+    scales: Mapping[str, Scale],
+    prompts: int,
+) -> list[dict[str, Any]]:
+    """A row for each bin with tokens, whose number stands in column 3 of the sums."""
+    return [
+        dict(zip(("first", "last", "tokens"), (*bounds(b), count), strict=True)) | row
+        for b, count, row in _bins(sums_GBx, evaluate, 3, scales, prompts)
+    ]
+
+
 def _bins(
     sums_GBx: np.ndarray,
     evaluate: Callable[[np.ndarray], np.ndarray],
@@ -125,6 +173,10 @@ def _bins(
 
 def _means(sums_x5: np.ndarray) -> np.ndarray:
     return sums_x5[..., :3] / sums_x5[..., [4, 3, 4]]
+
+
+def _means_and_length(sums_x6: np.ndarray) -> np.ndarray:
+    return np.concatenate([_means(sums_x6), sums_x6[..., 3:4] / sums_x6[..., 5:]], axis=-1)
 
 
 _BINS = 32  # bin b holds lengths 2^(b−1) … 2^b − 1

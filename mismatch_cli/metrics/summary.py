@@ -16,7 +16,7 @@ from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
 from mismatch_cli.metrics.hashing import prompt_groups
 from mismatch_cli.metrics.pairs import Pair
 from mismatch_cli.metrics.population import DistinctPrompts, RewardGroups, TokenCounts
-from mismatch_cli.metrics.profiles import Extremes, LengthProfile, PositionProfile
+from mismatch_cli.metrics.profiles import Extremes, LengthProfile, ResponseProfile
 from mismatch_cli.metrics.sums import (
     COLUMNS,
     INDEX,
@@ -75,7 +75,7 @@ class MismatchSummary(Accumulator):
         cells = Cells.of(gaps)
         self.exact.update(gaps, cells)
         part.moments.update(gaps, cells)
-        part.positions.update(gaps)
+        part.profile.update(gaps)
         for observer in observers:
             observer.update(gaps)
         return token_sums(gaps)
@@ -112,7 +112,7 @@ class MismatchSummary(Accumulator):
             "counts": vars(exact.counts) | {"prompts": prompts, "prompts_exact": exact.prompts.exact},
             "metrics": {key: estimates[key].to_dict() for key in METRICS},
             "volatility": volatility_rows(exact.cells, rounded.moments, prompts),
-            **rounded.positions.result(prompts),
+            **rounded.profile.result(prompts),
             "sequence": {"by_length": rounded.lengths.result(prompts)},
         }
 
@@ -139,7 +139,7 @@ class _RoundedState(Accumulator):
 
     def __init__(self) -> None:
         self.sums, self.weights = GroupSums(len(COLUMNS)), SequenceWeights()
-        self.moments, self.positions, self.lengths = CellMoments(), PositionProfile(), LengthProfile()
+        self.moments, self.profile, self.lengths = CellMoments(), ResponseProfile(), LengthProfile()
 
     def update_responses(self, group_S: np.ndarray, sums_SM: np.ndarray) -> None:
         d_S, length_S = sums_SM[:, INDEX["d"]], sums_SM[:, INDEX["supported"]]

@@ -114,7 +114,9 @@ def share(found: Found) -> str:
 
 
 def span(row: Row) -> str:
-    """`first`–`last`, or one number where they are equal."""
+    """`first`–`last`, one number where they are equal, and `first and later` where there is no last."""
+    if row["last"] is None:
+        return f"{row['first']} and later"
     return f"{row['first']}" if row["first"] == row["last"] else f"{row['first']} – {row['last']}"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -37,6 +39,81 @@ def test_positions_against_a_loop(random_batch) -> None:
             assert rows[number]["d_mean"]["value"] == pytest.approx(np.mean(values), rel=1e-6, abs=1e-9)
             assert rows[number]["abs_d_mean"]["value"] == pytest.approx(np.mean(np.abs(values)), rel=1e-6)
             assert rows[number]["last"] == max(2 * rows[number]["first"] - 1, 0)
+
+
+def test_turns_by_hand(make_batch) -> None:
+    """Three responses of 3, 1 and 2 turns; in the second one the mask has all but what was not measured."""
+    masks = ["0110110001", "111", "10011"]
+    gaps = [[9, 0.1, 0.3, 9, -0.5, 0.7, 9, 9, 9, 2.0], [0.2, np.nan, 0.4], [1.0, 9, 9, 0.0, -0.2]]
+    mu = [[-12.0] * len(mask) for mask in masks]
+    pi = [[-12.0 + d for d in row] for row in gaps]
+    batch = make_batch(mu, logp_recomputed=pi, loss_mask=[[c == "1" for c in mask] for mask in masks])
+    summary = MismatchSummary(PAIRS["mismatch"])
+    summary.update(batch)
+    rows = summary.result()["turns"]
+    assert [[row[key] for key in ("first", "last", "turns", "tokens")] for row in rows] == [
+        [1, 1, 3, 5], [2, 2, 2, 4], [3, 3, 1, 1],
+    ]  # fmt: skip
+    assert [row["abs_d_mean"]["value"] for row in rows] == pytest.approx([2.0 / 5, 1.4 / 4, 2.0], rel=1e-5)
+    assert [row["d_mean"]["value"] for row in rows] == pytest.approx([2.0 / 5, 0.0, 2.0], rel=1e-5, abs=1e-6)
+    assert [row["length_mean"]["value"] for row in rows] == pytest.approx([5 / 3, 2, 1])
+    first = np.array([0.1, 0.3, 0.2, 0.4, 1.0])
+    assert rows[0]["tv_binary_mean"]["value"] == pytest.approx(np.mean(np.exp(-12) * np.expm1(first)), rel=1e-4)
+
+
+def test_turns_against_a_loop(random_batch) -> None:
+    """Masks at random: turns of any length, more of them than there are bins, responses without a trained or a
+    measured token; what the positions say of the tokens that count stays the same."""
+    for seed, longest in ((7, 20), (8, 300)):
+        batch, rng = random_batch(seed, responses=60, longest=longest), np.random.default_rng(seed)
+        mask_T = rng.random(batch.num_tokens) < 0.6
+        logp_T = batch.logp_recomputed_T.copy()
+        logp_T[rng.random(batch.num_tokens) < 0.1] = np.nan
+        logp_T[rng.random(batch.num_tokens) < 0.05] = -np.inf
+        for begin, end in pairwise(batch.offset_S1[::7].tolist()):
+            mask_T[begin : begin + (end - begin) // 7] = False
+            logp_T[(begin + end) // 2 : (begin + end) // 2 + (end - begin) // 6] = np.nan
+        batch = replace(batch, loss_mask_T=mask_T, logp_recomputed_T=logp_T)
+        found: dict[int, list[float]] = {}
+        turns: Counter[int] = Counter()
+        by_octave: dict[int, list[float]] = {}
+        d_T = (logp_T - batch.logp_rollout_T).astype(np.float64)
+        for first, end in pairwise(batch.offset_S1.tolist()):
+            turn, before, counted = -1, False, set()
+            for token in range(first, end):
+                turn += mask_T[token] and not before
+                before = mask_T[token]
+                if before and not np.isnan(d_T[token]):
+                    counted.add(turn)
+                    found.setdefault(min(turn, 23), []).append(d_T[token])
+                    by_octave.setdefault(_octave(token - first), []).append(d_T[token])
+            turns.update(min(turn, 23) for turn in counted)
+        summary = MismatchSummary(PAIRS["mismatch"])
+        summary.update(batch)
+        result = summary.result()
+        rows = {row["first"] - 1: row for row in result["turns"]}
+        assert rows.keys() == found.keys()
+        assert [row["last"] for row in rows.values()] == [None if turn == 23 else turn + 1 for turn in rows]
+        for turn, values in found.items():
+            row, inside = rows[turn], [d for d in values if np.isfinite(d)]
+            assert (row["tokens"], row["turns"]) == (len(values), turns[turn])
+            assert row["length_mean"]["value"] == pytest.approx(len(values) / turns[turn])
+            assert row["d_mean"]["value"] == pytest.approx(np.mean(inside), rel=1e-5, abs=1e-8)
+        assert {_octave(row["first"]): row["tokens"] for row in result["positions"]} == {
+            octave: len(values) for octave, values in by_octave.items()
+        }
+
+
+def test_a_response_without_masked_tokens_is_one_turn(random_batch) -> None:
+    summary = MismatchSummary(PAIRS["mismatch"])
+    summary.update(random_batch(1, responses=40))
+    result = summary.result()
+    (row,) = result["turns"]
+    assert (row["first"], row["last"], row["turns"], row["tokens"]) == (1, 1, 40, result["counts"]["tokens"])
+    for key in ("abs_d_mean", "tv_binary_mean", "d_mean"):
+        assert row[key]["value"] == pytest.approx(result["metrics"][key]["value"], rel=1e-12)
+        assert row[key]["low"] == pytest.approx(result["metrics"][key]["low"], rel=1e-9)
+    assert row["length_mean"]["value"] == pytest.approx(result["metrics"]["length_mean"]["value"])
 
 
 def test_lengths_and_slope(make_batch) -> None:

@@ -202,7 +202,12 @@ def measurer() -> Callable[..., SimpleNamespace]:
 
 @pytest.fixture(scope="session")
 def measured() -> SimpleNamespace:
-    return measure(make_batch(240, 120))
+    """One response in three has turns, with tool output between them."""
+    batch = make_batch(240, 120)
+    mask_T = np.ones(batch.num_tokens, dtype=bool)
+    for first, end in zip(batch.offset_S1[:-1:3].tolist(), batch.offset_S1[1::3].tolist(), strict=True):
+        mask_T[first:end] = np.arange(end - first) % 50 < 40
+    return measure(replace(batch, loss_mask_T=mask_T))
 
 
 @pytest.fixture(scope="session")

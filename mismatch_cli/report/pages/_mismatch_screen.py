@@ -10,7 +10,7 @@ from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.report.about import DECIDING, LEADING, left_out, subject_lines
 from mismatch_cli.report.pages._status import SIGNS, STATUS_WORDS, counted
-from mismatch_cli.report.tables import Row, col, frameworks, in_words, metric_row, table, text
+from mismatch_cli.report.tables import Row, col, frameworks, in_words, metric_row, span, table, text
 from mismatch_cli.report.view import Excerpt, Facts, MetricRow, Profile, Screen, Status, Table, Verdict
 from mismatch_cli.studies.mismatch import MismatchAnalysis
 from mismatch_cli.studies.study import typed
@@ -116,6 +116,8 @@ def _profiles(pair: Mapping[str, Any]) -> tuple[Profile, ...]:
     if len(positions := pair["positions"]) > 1:
         ends = str(positions[0]["first"]), str(positions[-1]["last"])
         profiles.append(_profile("by position", positions, "abs_d_mean", *ends, "mean |Δlog p|"))
+    if len(turns := pair["turns"]) > 1:
+        profiles.append(_profile("by turn", turns, "abs_d_mean", "1", span(turns[-1]), "mean |Δlog p|"))
     return tuple(profiles)
 
 

@@ -8,7 +8,21 @@ from mismatch_cli.metrics.gap_table import GAP_GROUPS, METRICS, RESPONSES, SEQUE
 from mismatch_cli.report.about import GAPS, about_facts, command_line, left_out, settings_tables
 from mismatch_cli.report.excerpts import worst_excerpts
 from mismatch_cli.report.pages._mismatch_screen import leading, screen
-from mismatch_cli.report.tables import col, filled, keyed, metric_row, mu_bin, named, number, plain, span, table, text
+from mismatch_cli.report.tables import (
+    Col,
+    Row,
+    col,
+    filled,
+    keyed,
+    metric_row,
+    mu_bin,
+    named,
+    number,
+    plain,
+    span,
+    table,
+    text,
+)
 from mismatch_cli.report.view import MetricGroup, MetricRow, ReportView, Section, Table
 from mismatch_cli.studies.mismatch import MismatchAnalysis
 from mismatch_cli.studies.study import typed
@@ -21,6 +35,10 @@ _FAMILIES = {
     "moe": "mixtures of experts",
     "": "all models: whether this one is dense is not known",
 }
+_TURNS = (
+    "A turn is a run of trained tokens; what tools and users say between two turns is not trained. A jump at the "
+    "second turn points to how the conversation is put together again: chat template, tool output, dropped thoughts."
+)
 _DIAGNOSE = (
     "No limit is a universal tolerance, and they differ from each other by more than ten times. Most large gaps are "
     "bookkeeping, not arithmetic: `mismatch-cli diagnose` looks for that."
@@ -142,14 +160,23 @@ def _position_section(pair: Mapping[str, Any]) -> Section:
     tables = (
         _position_table("From the beginning", "position", pair["positions"]),
         _position_table("From the end", "tokens before the last", pair["from_end"]),
+        _turn_table(pair["turns"]),
     )
     text = "Drift with position points to the position encoding, a jump at the last token to the stop token."
+    if len(pair["turns"]) > 1:
+        text += f" {_TURNS}"
     return Section("Along the response", text, tables=filled(*tables))
 
 
-def _position_table(title: str, what: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+def _position_table(title: str, what: str, rows: Sequence[Row], *columns: Col[Row]) -> Table:
     shown = (keyed(METRICS[key].label, key, plain, METRICS[key]) for key in ("abs_d_mean", "d_mean", "tv_binary_mean"))
-    return table(title, rows, [col(what, span), keyed("tokens", "tokens", numbers.count), *shown])
+    return table(title, rows, [col(what, span), *columns, keyed("tokens", "tokens", numbers.count), *shown])
+
+
+def _turn_table(rows: Sequence[Row]) -> Table:
+    """Nothing where every response is one turn."""
+    turns = keyed("turns", "turns", numbers.count), keyed("mean length", "length_mean", plain)
+    return _position_table("By turn", "turn", rows if len(rows) > 1 else (), *turns)
 
 
 def _sequence_section(pair: Mapping[str, Any]) -> Section:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -11,12 +12,25 @@ import pytest
 
 from mismatch_cli.report.figures import plots_for, plots_of, said
 from mismatch_cli.report.plots._style import NARROW, WIDE, Style
-from mismatch_cli.studies.comparison import ComparisonPlotData, exceedance
+from mismatch_cli.studies.comparison import ComparisonAnalysis, ComparisonPlotData, exceedance
 from tests.report.plots.drawing import PAPER, check_texts, drawn
 from tests.studies.compared import Row, first_two
 
 PLOTS = list(plots_of(ComparisonPlotData.STUDY))
 STYLES = [WIDE, NARROW]
+
+
+@pytest.fixture(scope="module")
+def plot_data(analysis: ComparisonAnalysis) -> ComparisonPlotData:
+    """As measured, but for turns, which the bundled traces have none of: stretches of positions stand for them."""
+    result: Row = copy.deepcopy(analysis.plot_data.result)
+    for side in result["traces"]:
+        positions = side["summary"]["positions"]
+        side["summary"]["turns"] = [
+            row | {"first": turn, "last": turn, "turns": row["tokens"], "length_mean": row["abs_d_mean"]}
+            for turn, row in enumerate(positions, start=1)
+        ]
+    return replace(analysis.plot_data, result=result)
 
 
 @pytest.fixture(params=PLOTS)
@@ -104,9 +118,9 @@ def test_legends_name_the_runs(plot_data: ComparisonPlotData) -> None:
 def test_what_has_no_gap_is_drawn_or_declined(plot_data: ComparisonPlotData) -> None:
     """A trace whose policies agree to the bit, beside one whose do not, and beside itself."""
     result: Row = copy.deepcopy(first_two(plot_data.result))
-    for key in ("volatility", "positions", "from_end"):
+    for key in ("volatility", "positions", "from_end", "turns"):
         for row in result["traces"][1]["summary"][key]:
-            for name in row.keys() & {"ratio_sd", "tv_topk_sd", "tv_binary_sd", "abs_d_mean"}:
+            for name in row.keys() & {"ratio_sd", "tv_topk_sd", "tv_binary_sd", "abs_d_mean", "length_mean"}:
                 row[name] = {"value": 0.0, "low": None, "high": None, "note": None}
     for found in result["comparisons"][0]["metrics"].values():
         found["factor"] = {"value": 0.0, "low": None, "high": None, "note": "no gap: no interval"}

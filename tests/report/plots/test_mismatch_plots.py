@@ -80,6 +80,10 @@ def test_draws_or_declines_poor_data(plot: ModuleType, name: str) -> None:
         ],
         "positions": [{"first": 0, "last": 0, "abs_d_mean": gap}, {"first": 1, "last": 1, "abs_d_mean": nothing}],
         "from_end": [],
+        "turns": [
+            {"first": 1, "last": 1, "abs_d_mean": gap, "length_mean": gap},
+            {"first": 24, "last": None, "abs_d_mean": gap | {"value": 0.0}, "length_mean": nothing},
+        ],
     }
     lengths, sums = np.array([len(logq)]), np.array([float(np.sum(logp - logq))])
     data = PlotData(summary, "$\\frac{1}{2}$ 漢字 \x1b", logq, logp, topk, lengths, sums, lattice_steps=(0.5,))

@@ -1,0 +1,56 @@
+"""The gap in each turn of the responses of each trace, and how long the turns are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mismatch_cli.report.plots._lines import RUNS
+from mismatch_cli.report.plots._panels import Panel, Sheet, legend_height
+from mismatch_cli.report.plots._steps import Rows, draw_steps, measured, share_vertical
+
+if TYPE_CHECKING:
+    from mismatch_cli.studies.comparison import ComparisonPlotData
+    from mismatch_cli.studies.mismatch import PlotData
+
+STUDY = ("mismatch", "comparison")
+SECTION = "Along the response"
+TITLE = "Gap by turn"
+_TURNS = (
+    "Mean |log π − log μ| over the tokens of each turn, and how many tokens a turn has on average, with 95 % intervals "
+    "over prompts where enough of them have such a turn. A turn is a run of trained tokens; what tools and users say "
+    "between two turns is not trained. "
+)
+_POINTS = (
+    "at the second turn to how the conversation is put together again (chat template, tool output, dropped thoughts), "
+)
+CAPTION = {
+    "mismatch": f"{_TURNS}A level line is healthy; a jump points {_POINTS}a steady rise to the length of the context.",
+    "comparison": f"{_TURNS}Curves that part point {_POINTS}curves that part slowly to the length of the context.",
+}
+
+_PANELS = {
+    "abs_d_mean": ("Mean |log π − log μ| of the turn, nats", "Mean |d| of the turn, nats"),
+    "length_mean": ("Mean length of the turn, tokens", "Mean length, tokens"),
+}
+
+
+def needs(data: PlotData | ComparisonPlotData) -> bool:
+    return any(len(rows) > 1 for rows in measured(data.by_trace("turns"), "abs_d_mean").values())
+
+
+def draw(figure: Sheet, data: PlotData | ComparisonPlotData) -> None:
+    rows_of = measured(data.by_trace("turns"), "abs_d_mean")
+    panels = figure.panels(2, height=(250, 200), legend=legend_height(list(rows_of), RUNS))
+    for axes, (key, titles) in zip(panels, _PANELS.items(), strict=True):
+        draw_steps(axes, rows_of, key)
+        _label_turns(axes, max(rows_of.values(), key=len))
+        axes.headline(*titles, ncols=RUNS)
+        axes.set_xlabel("turn")
+        share_vertical([axes], rows_of, key)
+
+
+def _label_turns(axes: Panel, rows: Rows) -> None:
+    """The number of each turn below the middle of its step, of many turns every other one."""
+    every = 1 + len(rows) // axes.style.pick(13, 9)
+    labels = [f"{row['first']}" + "+" * (row["last"] is None) for row in rows]
+    axes.set_xticks([place + 0.5 for place in range(0, len(rows), every)], labels[::every])
