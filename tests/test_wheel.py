@@ -108,7 +108,7 @@ def test_the_wheel_says_what_it_is(wheel):
     assert {"mismatch_cli/py.typed", "mismatch_cli/sample_data/model/model.safetensors"} <= names
     assert {Path(name).parts[0] for name in names} == {"mismatch_cli", info}
     assert metadata["Requires-Python"] == ">=3.11" and metadata["License-Expression"] == "MIT"
-    assert set(metadata.get_all("Provides-Extra")) == {"hf", "cpu", "vllm", "dev"}
+    assert set(metadata.get_all("Provides-Extra")) == {"hf", "cpu", "vllm", "pandas", "dev"}
     classifiers = metadata.get_all("Classifier")
     assert {"Typing :: Typed", *(f"Programming Language :: Python :: 3.{n}" for n in (11, 12, 13))} <= set(classifiers)
     needed = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
@@ -173,6 +173,21 @@ def test_a_report_with_its_pictures(typed, tmp_path, words):
     wrote = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"report.html", "summary.json", "plots"} <= wrote and any((tmp_path / "out" / "plots").iterdir())
     assert ("tokens.parquet" in wrote) == ("parquet" in words)
+
+
+def test_the_library_does_without_pandas_but_for_frames(core, tmp_path):
+    lines = (
+        "import mismatch_cli\nrun = mismatch_cli.open()\n"
+        "print(run.gate('verl').passed, 'BLOCKED' in str(run.clip('ppo')), 'verdict' in run._repr_html_())\n"
+        "try: run.tokens\nexcept mismatch_cli.MismatchError as error: print(error)"
+    )
+    done = subprocess.run(
+        [core / "python", "-c", lines], cwd=tmp_path, env=without_python_path(), capture_output=True, text=True
+    )
+    assert done.stdout.splitlines() == [
+        "True True True",
+        "`tokens` needs pandas, which is not installed. Install it with: pip install 'mismatch-cli[pandas]'",
+    ], done.stderr
 
 
 def test_a_dump_is_imported_and_read(typed, tmp_path):
