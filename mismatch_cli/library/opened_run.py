@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 _Path: TypeAlias = str | PathLike[str]
 _Limits: TypeAlias = str | PathLike[str] | Mapping[str, Any]
-_LARGE = 2**23  # tokens: about 2 GB of columns
-_BYTES = 240  # of memory for each token, while the frame is made
+_LARGE = 2**23  # tokens: 2.4 GB
+_BYTES = 290  # of memory for each token, while the frame is made (benchmarks/token_rows.py)
 
 
 class Run:
