@@ -60,7 +60,7 @@ def command(
         "debug",
     ],
 ) -> None:
-    """Turn the dump of an RL framework into a trace: prime-rl, NeMo-RL, slime, miles, open-instruct, or plain JSONL.
+    """Turn a dump of TRL, prime-rl, NeMo-RL, slime, miles or open-instruct, or plain JSONL, into a trace.
 
     Nothing is ever unpickled, and nothing is left out silently.
 
@@ -199,10 +199,9 @@ def _print_formats(as_json: bool) -> None:
 
 
 def _print_schema(as_json: bool) -> None:
-    from mismatch_cli.importers.plain import MEANING, WRITER
-    from mismatch_cli.trace.schema import arrow_type
+    from mismatch_cli.importers.plain import MEANING, WRITER, kind_of
 
-    kinds = {name: str(arrow_type(name)).replace("item: ", "") for name in MEANING}
+    kinds = {name: str(kind_of(name)).replace("item: ", "") for name in MEANING}
     if as_json:
         print_json({name: {"type": kinds[name], "meaning": meaning} for name, meaning in MEANING.items()})
         return

@@ -1,6 +1,7 @@
 """List columns of Arrow as flat numpy values and offsets, and back: nothing here runs once per token in Python."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -54,3 +55,37 @@ def from_rows(rows: Sequence[np.ndarray | None], kind: pa.DataType) -> pa.Array:
 def rows_of(lengths_S: np.ndarray) -> np.ndarray:
     """The row of each value."""
     return np.repeat(np.arange(len(lengths_S)), lengths_S)
+
+
+def ends_of(mask_T: np.ndarray, total_S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The first and the last position of the mask in each row; -1 where there is none."""
+    offset_S1 = offsets_of(total_S)
+    inside = np.flatnonzero(mask_T)
+    low, high = np.searchsorted(inside, offset_S1[:-1]), np.searchsorted(inside, offset_S1[1:])
+    any_S = high > low
+    padded = np.append(inside, 0)
+    first_S = np.where(any_S, padded[low] - offset_S1[:-1], -1)
+    last_S = np.where(any_S, padded[high - 1] - offset_S1[:-1], -1)
+    return first_S, last_S
+
+
+def ranges(begin_S: np.ndarray, end_S: np.ndarray) -> np.ndarray:
+    """The positions begin … end − 1 of all rows, one after the other."""
+    lengths_S = end_S - begin_S
+    offset_S1 = offsets_of(lengths_S)
+    return np.arange(offset_S1[-1]) + np.repeat(begin_S - offset_S1[:-1], lengths_S)
+
+
+def first_of_each(lists: pa.Array, lengths_S: np.ndarray) -> pa.Array:
+    """So many of the first values of each row."""
+    start_S = offsets_of(lengths_of(lists))[:-1]
+    kept = lists.flatten().take(pa.array(ranges(start_S, start_S + lengths_S)))
+    return from_flat(kept, lengths_S, is_null(lists))
+
+
+def depth_of(value: Any) -> int:
+    """How many lists a Python value is nested in: 2 for a matrix."""
+    depth = 0
+    while isinstance(value, list):
+        depth, value = depth + 1, value[0] if value else None
+    return depth

@@ -127,7 +127,7 @@ class Completer:
         lengths_S = _lists.lengths_of(columns["response_ids"])
         mask = columns.get("loss_mask")
         if mask is None or mask.null_count:
-            columns["loss_mask"] = mask = _all_true_where_null(mask, lengths_S)
+            columns["loss_mask"] = mask = all_true_where_null(mask, lengths_S)
         for name in (TOKEN_COLUMNS | TOPK_COLUMNS).keys() & columns.keys():
             column = columns[name]
             if pa.types.is_floating(column.type.value_type) and column.flatten().null_count:
@@ -238,7 +238,8 @@ def _ragged_top_k(columns: dict[str, pa.Array], lengths_S: np.ndarray) -> np.nda
     return bad_S
 
 
-def _all_true_where_null(mask: pa.Array | None, lengths_S: np.ndarray) -> pa.Array:
+def all_true_where_null(mask: pa.Array | None, lengths_S: np.ndarray) -> pa.Array:
+    """A mask of these lengths, true throughout in rows that have none."""
     values_T = np.ones(int(lengths_S.sum()), dtype=bool)
     if mask is not None:
         values_T[np.repeat(~_lists.is_null(mask), lengths_S)] = _lists.flat(mask)
@@ -290,7 +291,7 @@ def split(
     columns = {name: column.filter(pa.array(keep_S)) for name, column in columns.items()}
 
     total_S = _lists.lengths_of(ids)
-    first_S, last_S = _ends_of_mask(_lists.flat(mask), total_S)
+    first_S, last_S = _lists.ends_of(_lists.flat(mask), total_S)
     fits_S = tally.sift({NO_MASK: first_S < 0, BEYOND: last_S >= stop_S}, where)
     keep_S[np.flatnonzero(keep_S)[~fits_S]] = False
     cutter = _Cutter(total_S, np.where(fits_S, first_S, 0), np.where(fits_S, stop_S, 0), fits_S)
@@ -301,18 +302,6 @@ def split(
     return found, keep_S
 
 
-def _ends_of_mask(mask_T: np.ndarray, total_S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The first and the last position of the mask in each row; -1 where there is none."""
-    offset_S1 = _lists.offsets_of(total_S)
-    inside = np.flatnonzero(mask_T)
-    low, high = np.searchsorted(inside, offset_S1[:-1]), np.searchsorted(inside, offset_S1[1:])
-    any_S = high > low
-    padded = np.append(inside, 0)
-    first_S = np.where(any_S, padded[low] - offset_S1[:-1], -1)
-    last_S = np.where(any_S, padded[high - 1] - offset_S1[:-1], -1)
-    return first_S, last_S
-
-
 class _Cutter:
     """Which positions of sequences laid flat are prompt, and which response."""
 
@@ -320,8 +309,8 @@ class _Cutter:
         start_S = _lists.offsets_of(total_S)[:-1]
         self._total_S, self._keep_S = total_S, keep_S
         self._first_S, self._start_S, self._stop_S = first_S, start_S, stop_S
-        self._prompt_T = _ranges(start_S, start_S + first_S)
-        self._response_T = _ranges(start_S + first_S, start_S + stop_S)
+        self._prompt_T = _lists.ranges(start_S, start_S + first_S)
+        self._response_T = _lists.ranges(start_S + first_S, start_S + stop_S)
 
     def prompt(self, column: pa.Array) -> pa.Array:
         return _lists.from_flat(_lists.flat(column)[self._prompt_T], self._first_S[self._keep_S])
@@ -351,10 +340,3 @@ class _Cutter:
             last = values_T[(self._start_S + self._stop_S - 1)[sure_S]]
             found_S[sure_S] = (before != 0) & (last == 0)
         return found_S[self._keep_S]
-
-
-def _ranges(begin_S: np.ndarray, end_S: np.ndarray) -> np.ndarray:
-    """The positions begin … end − 1 of all rows, one after the other."""
-    lengths_S = end_S - begin_S
-    offset_S1 = _lists.offsets_of(lengths_S)
-    return np.arange(offset_S1[-1]) + np.repeat(begin_S - offset_S1[:-1], lengths_S)

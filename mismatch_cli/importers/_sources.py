@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby, islice
@@ -25,7 +26,7 @@ from mismatch_cli.trace import foreign
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pt": "pt", ".pth": "pt"}
 _PICKLES = (".pkl", ".pickle", ".dp")
 _LONGEST_LINE = 3 * 2**24  # bytes; as Python objects they can take 35 times as much
-_FIRST_LINES = 64
+_FIRST_LINES, _FIRST_BYTES, _FIRST_ROWS = 64, 2**24, 16  # what a file is known by
 _READ_BYTES = 2**20
 _TOKENS_PER_BLOCK = 2**19  # of Parquet, whatever its row groups are
 _BYTES_PER_BLOCK = 2**27  # where other columns are longer
@@ -42,10 +43,11 @@ _Row = tuple[int, list[Any]]  # the number of the line, and its values in the or
 
 @dataclass(frozen=True)
 class Source:
-    """One file of a dump; `name` is its path below what the user named."""
+    """One file of a dump; `name` is its path below what the user named, `columns` what it calls columns (ours: its)."""
 
     path: Path
     name: str
+    columns: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def kind(self) -> str:
@@ -60,14 +62,18 @@ class Source:
     def size(self) -> int:
         return self.path.stat().st_size
 
+    def renamed(self, names: Iterable[str]) -> dict[str, str]:
+        """Names of the file, each under ours; a name of ours that another column goes by is not read."""
+        ours = {its: name for name, its in self.columns.items()}
+        return {ours.get(name, name): name for name in names if name in ours or name not in self.columns}
+
 
 @dataclass(frozen=True)
 class Peek:
-    """What can be seen of a file at first sight: its keys or columns, and of JSONL the first record."""
+    """What can be seen of a file at first sight: its keys or columns, in our names."""
 
     source: Source
     keys: frozenset[str] = frozenset()
-    record: dict[str, Any] = field(default_factory=dict)
 
     def has(self, *keys: str) -> bool:
         return self.keys.issuperset(keys)
@@ -110,11 +116,21 @@ def _refuse_pickle(path: Path) -> None:
 def peek(source: Source) -> Peek:
     """Look into one file; a `MismatchError` for one that is broken or would have to be unpickled."""
     if source.kind == "parquet":
-        return Peek(source, frozenset(open_parquet(source).schema_arrow.names))
+        return Peek(source, frozenset(source.renamed(open_parquet(source).schema_arrow.names)))
     if source.kind == "pt":
         return Peek(source, _torch_file.keys_of(_torch_file.load(source.path)))
-    record = _first_record(source.path)
-    return Peek(source, frozenset(record), record)
+    return Peek(source, frozenset(source.renamed(next(records_of(source.path), {}))))
+
+
+def first_rows(source: Source) -> list[dict[str, Any]]:
+    """The first few lines or rows of a file, as Python values in its own names."""
+    if source.kind == "jsonl":
+        return list(records_of(source.path))
+    if source.kind == "parquet":
+        batches = open_parquet(source).iter_batches(_FIRST_ROWS, use_threads=False)
+        with readable(source):
+            return next((batch.to_pylist() for batch in batches), [])
+    return []
 
 
 def open_parquet(source: Source) -> pq.ParquetFile:
@@ -126,16 +142,19 @@ def open_parquet(source: Source) -> pq.ParquetFile:
         ) from error
 
 
-def _first_record(path: Path) -> dict[str, Any]:
-    """The first line that is a JSON object; empty where there is none among the first few."""
+def records_of(path: Path) -> Iterator[dict[str, Any]]:
+    """The JSON objects among the first lines."""
+    size = 0
     for line in islice(lines_of(path), _FIRST_LINES):
+        size += len(line)
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(record, dict):
-            return record
-    return {}
+            yield record
+        if size > _FIRST_BYTES:
+            return
 
 
 def lines_of(path: Path) -> Iterator[bytes]:
@@ -155,16 +174,25 @@ def parquet_tables(
 ) -> Iterator[pa.Table]:
     """Some 500,000 tokens at a time, of the columns that the file has; `tokens` names the list that sets the pace."""
     file = open_parquet(source)
-    names = [name for name in columns if name in file.schema_arrow.names]
+    its = source.renamed(file.schema_arrow.names)
+    ours = [name for name in columns if name in its]
+    names = [its[name] for name in ours]
     rows, size = file.metadata.num_rows, decoded_bytes(file.metadata, names)
     if size > allowance(source.size):
         raise too_large(source.path, source.size)
-    try:
-        by_tokens = _TOKENS_PER_BLOCK * rows // max(1, _values_in(file.metadata, tokens))
+    with readable(source):
+        by_tokens = _TOKENS_PER_BLOCK * rows // max(1, _values_in(file.metadata, its.get(tokens, tokens)))
         batch = max(1, min(by_tokens, _BYTES_PER_BLOCK * rows // max(1, size)))
         for found in file.iter_batches(batch, columns=names, use_threads=False):
-            yield pa.Table.from_batches([found])
+            yield pa.Table.from_batches([found]).select(names).rename_columns(ours)
             advance(source.size * found.num_rows // max(1, rows))
+
+
+@contextmanager
+def readable(source: Source) -> Iterator[None]:
+    """Inside, what Arrow says of a damaged file is a `MismatchError` about it."""
+    try:
+        yield
     except MemoryError:
         raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -201,6 +229,8 @@ def jsonl_tables(
         record = _record(line, f"{source.name}, line {number}", tally)
         if record is None:
             continue
+        if source.columns:
+            record = {ours: record[its] for ours, its in source.renamed(record).items()}
         schema = schema or schema_for(record)
         rows.append((number, [record.get(name) for name in schema.names]))
         if batch_size < _BATCH_BYTES:

@@ -51,10 +51,10 @@ def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], Non
 
 
 def _schema(record: dict[str, Any]) -> pa.Schema:
-    wrapped = _depth(record.get("token_loss_mask")) == 2
+    wrapped = _lists.depth_of(record.get("token_loss_mask")) == 2
     lists = {"token_ids": pa.int32(), "token_loss_mask": pa.bool_()}
     lists |= dict.fromkeys(_FLOATS.values(), pa.float32())
-    if _depth(record.get("advantages")) == 1 + wrapped:
+    if _lists.depth_of(record.get("advantages")) == 1 + wrapped:
         lists["advantages"] = pa.float32()
     kinds = {name: pa.list_(kind) for name, kind in lists.items()}
     kinds |= {name: pa.int64() if name in _WHOLE else pa.float64() for name in _SCALARS}
@@ -62,13 +62,6 @@ def _schema(record: dict[str, Any]) -> pa.Schema:
     if wrapped:
         kinds = {name: kind if name == "idx" else pa.list_(kind) for name, kind in kinds.items()}
     return pa.schema(kinds)
-
-
-def _depth(value: Any) -> int:
-    depth = 0
-    while isinstance(value, list):
-        depth, value = depth + 1, value[0] if value else None
-    return depth
 
 
 def _block(table: pa.Table, step: int, tally: Tally, where: str) -> pa.Table:

@@ -13,8 +13,9 @@ import pyarrow.compute as pc
 
 from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.importers import _lists
+from mismatch_cli.importers._padded import LISTS, MASKS, apart, is_batch, without_padding
 from mismatch_cli.importers._rows import text_key
-from mismatch_cli.importers._sources import Peek, Source, jsonl_tables, open_parquet, parquet_tables, peek
+from mismatch_cli.importers._sources import Peek, Source, jsonl_tables, parquet_tables, peek
 from mismatch_cli.importers._tally import Tally
 from mismatch_cli.trace import foreign
 from mismatch_cli.trace.schema import arrow_type, column_order
@@ -61,6 +62,8 @@ MEANING = {
     "topk_logp_recomputed": "log π at these, at the weights that sampled",
     "tv_full": "TV over the vocabulary",
     "kl_full": "KL(μ‖π) over the vocabulary, nats",
+    "prompt_mask": "of padded prompts: where there are tokens",
+    "response_mask": "of padded lists: where there are tokens; a 0 before the last 1 is one without loss",
 }
 
 WRITER = """import json
@@ -76,20 +79,27 @@ def recognises(peek: Peek) -> bool:
 
 
 def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]) -> Iterator[tuple[pa.Table, str]]:
-    known, unknown = [*column_order(), "group_id"], set()
+    known = [*column_order(), *MASKS, "group_id"]
+    unknown: set[str] = set()
     for source in sources:
+        unknown |= peek(source).keys - {*known}
         if source.kind == "parquet":
-            unknown |= {*open_parquet(source).schema_arrow.names} - {*known}
             tables = parquet_tables(source, known, "response_ids", advance)
         else:
-            unknown |= peek(source).keys - {*known}
             tables = jsonl_tables(source, _schema, tally, advance)
         for table in tables:
-            for readable in _readable(table, source, tally):
-                yield readable, source.name
+            for readable in _readable(_responses(table, source, tally), source, tally):
+                yield without_padding(readable, tally, source.name), source.name
     if unknown:
         named = ", ".join(sorted(unknown)[:_NAMED]) + (", …" if len(unknown) > _NAMED else "")
         tally.leave_out(_FOREIGN.format(named), len(unknown))
+
+
+def _responses(table: pa.Table, source: Source, tally: Tally) -> pa.Table:
+    """A response per row, where a row holds a batch."""
+    if "response_ids" not in table.column_names or not is_batch(table.schema.field("response_ids").type):
+        return table
+    return apart(table, tally, source.name)
 
 
 def _readable(table: pa.Table, source: Source, tally: Tally) -> Iterator[pa.Table]:
@@ -108,17 +118,28 @@ def _readable(table: pa.Table, source: Source, tally: Tally) -> Iterator[pa.Tabl
         yield found
 
 
+def kind_of(name: str) -> pa.DataType:
+    """The type of a column of this schema: that of the trace, and masks of padding."""
+    return pa.list_(pa.bool_()) if name in MASKS else arrow_type(name)
+
+
 def _schema(record: dict[str, Any]) -> pa.Schema:
     """The types in which JSON is read: those of the trace, but where a record shows another spelling of the same."""
-    kinds = {name: arrow_type(name) for name in column_order()} | {"group_id": pa.int64()}
+    kinds = {name: kind_of(name) for name in (*column_order(), *MASKS)} | {"group_id": pa.int64()}
+    in_batches = _lists.depth_of(record.get("response_ids")) > 1
+    shown = {name: value[0] if in_batches and isinstance(value, list) and value else value
+             for name, value in record.items()}  # fmt: skip
     for name in ("prompt_id", "group_id"):
-        if isinstance(record.get(name), str):
+        if isinstance(shown.get(name), str):
             kinds[name] = pa.string()
-    advantage, reward = record.get("advantage"), record.get("reward")
+    advantage, reward = shown.get("advantage"), shown.get("reward")
     if advantage is not None and not isinstance(advantage, list):
         kinds["advantage"] = pa.float32()
     if isinstance(reward, bool):
         kinds["reward"] = pa.bool_()
+    if in_batches:
+        kinds = {name: pa.list_(kind) if name in LISTS or isinstance(record.get(name), list) else kind
+                 for name, kind in kinds.items()}  # fmt: skip
     return pa.schema(kinds)
 
 
@@ -134,7 +155,7 @@ def _in_the_trace_s_types(table: pa.Table, source: Source) -> pa.Table:
 
 
 def _cast(name: str, column: pa.Array, source: Source) -> pa.Array:
-    kind = arrow_type(name)
+    kind = kind_of(name)
     if name == "advantage" and not foreign.is_list(column.type):
         kind = kind.value_type  # one number for the response
     if column.type.equals(kind):
@@ -144,8 +165,9 @@ def _cast(name: str, column: pa.Array, source: Source) -> pa.Array:
             return column.cast(pa.uint8()).cast(kind)
         return foreign.exact(column, kind)
     except (foreign.WRONG_TYPE, pa.ArrowNotImplementedError) as error:
+        called = f"{name} ({source.columns[name]} of the file)" if name in source.columns else name
         raise MismatchError(
-            f"{source.path}: column {name} is {column.type}, and cannot be read as {kind} ({first_line(error)}). "
+            f"{source.path}: column {called} is {column.type}, and cannot be read as {kind} ({first_line(error)}). "
             "What each column holds: mismatch-cli import --schema"
         ) from error
 

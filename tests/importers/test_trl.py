@@ -1,0 +1,157 @@
+"""TRL's names: batches as `_generate_and_score_completions` pads them, and single responses, in JSONL and Parquet."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.importers._padded import HIDDEN, OTHER_SIZE, PADDED, WRONG_PROMPT
+from mismatch_cli.importers._rows import NO_ROLLOUT, WRONG_LENGTH
+from tests.importers.layouts import Row, imported, real_rows, same_bits, write_lines, write_parquet
+
+PAD = 0
+
+
+def batch(rows: list[Row]) -> Row:
+    """What the trainer's method returns for these responses, as lists; tool output at their second token."""
+    before, after = (max(len(row[name]) for row in rows) + 2 for name in ("prompt_ids", "response_ids"))
+
+    def right(values, fill):
+        return [*values, *[fill] * (after - len(values))]
+
+    def left(values, fill):
+        return [*[fill] * (before - len(values)), *values]
+
+    return {
+        "prompt_ids": [left(row["prompt_ids"], PAD) for row in rows],
+        "prompt_mask": [left([1] * len(row["prompt_ids"]), 0) for row in rows],
+        "completion_ids": [right(row["response_ids"], PAD) for row in rows],
+        "completion_mask": [right([1] * len(row["response_ids"]), 0) for row in rows],
+        "tool_mask": [right([1, 0, *[1] * (len(row["response_ids"]) - 2)], 1) for row in rows],
+        "sampling_per_token_logps": [right(row["logp_rollout"], 0.0) for row in rows],
+        "old_per_token_logps": [right(row["logp_recomputed"], -7.0) for row in rows],
+        "advantages": [row["advantage"][0] for row in rows],
+        "num_items_in_batch": sum(len(row["response_ids"]) for row in rows),
+    }
+
+
+def single(row: Row) -> Row:
+    """The same of one response, without padding."""
+    found = {name: value[0] for name, value in batch([row]).items() if isinstance(value, list)}
+    sizes = {True: len(row["prompt_ids"]), False: len(row["response_ids"])}
+    return {
+        name: value if not isinstance(value, list)
+        else value[-sizes[True] :] if name.startswith("prompt") else value[: sizes[False]]
+        for name, value in found.items()
+    }  # fmt: skip
+
+
+def write(path, records: list[Row]):
+    if path.suffix == ".parquet":
+        return write_parquet(path, pa.Table.from_pylist(records))
+    return write_lines(path, records)
+
+
+def assert_are(table: pa.Table, rows: list[Row]) -> None:
+    names = {"prompt_ids": "prompt_ids", "response_ids": "response_ids", "logp_rollout": "logp_rollout"}
+    for name, its in (names | {"logp_trainer": "logp_recomputed", "advantage": "advantage"}).items():
+        assert same_bits(table, name, [row[its] for row in rows]), name
+    assert all(mask[:3] == [True, False, True] for mask in table.column("loss_mask").to_pylist())
+
+
+@pytest.mark.parametrize("way", ["jsonl", "parquet"])
+def test_batches_and_single_responses_are_the_same_responses(tmp_path, way):
+    rows = real_rows(8)
+    batches = [batch(rows[:5]) | {"step": 3}, batch(rows[5:]) | {"step": 4}]
+    table, about = imported(write(tmp_path / f"b.{way}", batches), into=tmp_path / "batches")
+    assert_are(table, rows)
+    assert about["format"] == "trl" and table.column("step").to_pylist() == [3] * 5 + [4] * 3
+    assert about["left_out"] == {"columns that no trace has (num_items_in_batch)": 1} and not about["noted"]
+    singles = [single(row) | {"step": 3 + (i > 4)} for i, row in enumerate(rows)]
+    assert imported(write(tmp_path / f"s.{way}", singles), into=tmp_path / "singles")[0].equals(table)
+    padded = [{name: value[i] if isinstance(value, list) else value for name, value in batches[0].items()}
+              for i in range(5)]  # fmt: skip
+    assert imported(write(tmp_path / f"p.{way}", padded), into=tmp_path / "padded")[0].equals(table.slice(0, 5))
+
+
+def test_what_else_people_write(tmp_path):
+    """Rewards, names of prompts, advantages per token or in a list of one, the present log π, other types."""
+    rows = real_rows(4)
+    found = batch(rows) | {"rewards": [1, 0, 1, 0], "prompt_id": ["a", "a", "b", "b"], "global_step": 7}
+    found["per_token_logps"] = [[-1.0] * len(ids) for ids in found["completion_ids"]]
+    found["advantages"] = [[value] for value in found["advantages"]]
+    found["completion_mask"] = [[float(value) for value in mask] for mask in found["completion_mask"]]
+    found["prompt"] = [[{"role": "user", "content": "What is 1 + 1?"}]] * 4
+    table, about = imported(write_lines(tmp_path / "d.jsonl", [found]), into=tmp_path / "trace")
+    assert same_bits(table, "advantage", [row["advantage"] for row in rows])
+    assert same_bits(table, "logp_recomputed", [row["logp_recomputed"] for row in rows])
+    assert table.column("logp_trainer").to_pylist()[0] == [-1.0] * len(rows[0]["response_ids"])
+    assert table.column("reward").to_pylist() == [1, 0, 1, 0] and table.column("version_trainer").to_pylist() == [1] * 4
+    a, b, c, d = table.column("prompt_id").to_pylist()
+    assert a == b != c == d and table.column("step").to_pylist() == [7] * 4
+    assert about["left_out"] == {"columns that no trace has (num_items_in_batch, prompt)": 2}
+    wide = {name: pa.array([value], pa.large_list(pa.list_(pa.int64(), len(value[0]))))
+            for name, value in batch(rows).items() if "mask" in name or "ids" in name}  # fmt: skip
+    wide["sampling_per_token_logps"] = pa.array([found["sampling_per_token_logps"]], pa.list_(pa.list_(pa.float64())))
+    table, _ = imported(write_parquet(tmp_path / "d.parquet", pa.table(wide)), into=tmp_path / "wide")
+    assert same_bits(table, "logp_rollout", [row["logp_rollout"] for row in rows])
+
+
+def test_hostile_batches(tmp_path):
+    rows = real_rows(6)
+    batches = [batch(rows[:3]), batch(rows[3:])]
+    nothing = batches[0]["completion_mask"]
+    nothing[0] = [0] * len(nothing[0])  # mask_truncated_completions
+    batches[0]["sampling_per_token_logps"][1][0] = None  # vLLM had NaN
+    batches[0]["prompt_mask"][2].pop()
+    batches[1]["tool_mask"][0].pop()
+    batches[1]["completion_mask"][1][0] = None
+    batches[1]["completion_ids"][2][0] = 2**31 - 1
+    more = [batch(rows[:2]), batch(rows[:2]), batch(rows[:2]), batch(rows[:2])]
+    more[0]["advantages"].append(1.0)
+    more[1]["completion_ids"] = None
+    more[2]["completion_ids"] = [["a"]] * 2
+    more[3]["completion_mask"][0][0] = 2
+    path = write_lines(tmp_path / "d.jsonl", [*batches, *more])
+    table, about = imported(path, into=tmp_path / "trace", vocabulary=10**6)
+    assert same_bits(table, "response_ids", [rows[1]["response_ids"]])
+    first = table.column("logp_rollout").to_pylist()[0]
+    assert first[0] != first[0] and first[1:] == pytest.approx(rows[1]["logp_rollout"][1:])
+    assert about["left_out"] == {
+        HIDDEN: 1,
+        WRONG_PROMPT: 1,
+        WRONG_LENGTH.format(name="loss_mask"): 1,
+        "responses whose response_mask holds a null": 1,
+        "responses whose response_ids holds a number that is no token id": 1,
+        OTHER_SIZE.format(name="advantage"): 1,
+        "lines with values of other types than the layout has": 3,
+        "columns that no trace has (num_items_in_batch)": 1,
+    }
+
+
+def test_prompts_without_a_mask_are_taken_as_they_stand_and_it_is_said(tmp_path):
+    rows = real_rows(2)
+    found = batch(rows)
+    del found["prompt_mask"]
+    table, about = imported(write_lines(tmp_path / "d.jsonl", [found]), into=tmp_path / "trace")
+    assert [len(ids) for ids in table.column("prompt_ids").to_pylist()] == [len(found["prompt_ids"][0])] * 2
+    assert about["noted"] == {PADDED: 2}
+
+
+def test_what_cannot_be_measured_is_one_sentence(tmp_path):
+    found = batch(real_rows(2))
+    del found["sampling_per_token_logps"]
+    with pytest.raises(MismatchError, match=r"no sampling_per_token_logps: TRL.*only where vLLM.*guide on record"):
+        imported(write_lines(tmp_path / "d.jsonl", [found]), into=tmp_path / "trace")
+    table = pa.table({"prompt_ids": [["a"]], "completion_ids": [[1]], "logprobs": [[-1.0]]})
+    with pytest.raises(MismatchError, match=r"column prompt_ids is list<.*string>, and cannot be read as list"):
+        imported(write_parquet(tmp_path / "d.parquet", table), into=tmp_path / "trace")
+    record = single(real_rows(1)[0]) | {"sampling_per_token_logps": None}
+    lines = [single(real_rows(1)[0]), record]
+    assert imported(write_lines(tmp_path / "e.jsonl", lines), into=tmp_path / "trace")[1]["left_out"][NO_ROLLOUT] == 1
+    (tmp_path / "f.jsonl").write_text(json.dumps({"prompt_ids": [], "completion_ids": [], "logprobs": []}))
+    with pytest.raises(MismatchError, match="1 responses without a token"):
+        imported(tmp_path / "f.jsonl", into=tmp_path / "trace")
