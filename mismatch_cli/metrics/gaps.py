@@ -42,6 +42,15 @@ def token_gaps(
         first = last
 
 
+def turns_begin(mask_T: np.ndarray, offset_S1: np.ndarray) -> np.ndarray:
+    """Where a turn begins, bool: a run of tokens of a response that the loss mask has."""
+    begins_T = mask_T.copy()
+    begins_T[1:] &= ~mask_T[:-1]
+    first = offset_S1[:-1][np.diff(offset_S1) > 0]
+    begins_T[first] = mask_T[first]
+    return begins_T
+
+
 def _measured_before(batch: TokenBatch, pair: Pair) -> np.ndarray:
     """Tokens before each response for which the current policy was measured."""
     offset_S1, current_T = batch.offset_S1, getattr(batch, pair.current)
@@ -119,12 +128,8 @@ class TokenGaps:
         """Where in the slice turns (runs that the loss mask has) begin, but for the first of each response."""
         if not self.num_masked:
             return np.zeros(0, dtype=np.int64)
-        mask_T, offset_S1 = self.batch.loss_mask_T[self._tokens], self.response_offset_S1
-        begins_T = mask_T.copy()
-        begins_T[1:] &= ~mask_T[:-1]
-        first = offset_S1[:-1][np.diff(offset_S1) > 0]
-        begins_T[first] = mask_T[first]
-        begin = np.flatnonzero(begins_T)
+        offset_S1 = self.response_offset_S1
+        begin = np.flatnonzero(turns_begin(self.batch.loss_mask_T[self._tokens], offset_S1))
         response = np.searchsorted(offset_S1, begin, side="right")
         return begin[1:][response[1:] == response[:-1]]
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.clipping.masked import SIGNS, apply_masks
-from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
+from mismatch_cli.metrics.gaps import TokenGaps, token_gaps, turns_begin
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.studies.clipping import Support
 from mismatch_cli.text import visible
@@ -98,7 +98,16 @@ def _keys(group: RowGroup, trace: Trace, words: dict[int, str]) -> _Columns:
         "position": pa.array(np.arange(batch.num_tokens) - np.repeat(batch.offset_S1[:-1], lengths_S)),
         "token_id": pa.array(batch.response_ids_T),
         "token": pa.DictionaryArray.from_arrays(pa.array(place_T.astype(np.int32)), texts),
+        "turn": _turn(batch),
     }
+
+
+def _turn(batch: TokenBatch) -> pa.Array:
+    """From 1 in each response; 0 outside of the loss."""
+    offset_S1, mask_T = batch.offset_S1, batch.loss_mask_T
+    begun = np.concatenate([[0], np.cumsum(turns_begin(mask_T, offset_S1))])
+    before_T = np.repeat(begun[offset_S1[:-1]], np.diff(offset_S1))
+    return pa.array(np.where(mask_T, begun[1:] - before_T, 0).astype(np.int32))
 
 
 def _recorded(batch: TokenBatch, name: str) -> pa.Array:

@@ -8,6 +8,7 @@ import pytest
 
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.studies.clipping import analyse_clipping
+from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.studies.tokens import blocked_tables, number_of_tokens, token_tables
 from tests.metrics.clipping.world import without, world
 from tests.studies.written import write_trace
@@ -55,6 +56,18 @@ def test_mismatch_and_staleness_add_up_where_both_were_measured(trace):
     parts = found["d_mismatch"][measured].astype(float) + found["d_staleness"][measured].astype(float)
     finite = np.isfinite(parts)
     np.testing.assert_allclose(parts[finite], found["d"][measured].astype(float)[finite], atol=1e-5)
+
+
+def test_turns_are_those_of_the_report(trace):
+    found, study = columns(list(token_tables([trace]))), analyse([trace])
+    counted = np.array([value is not None for value in found["d"]])
+    turns = found["turn"][counted].astype(int)
+    rows = study.result["pairs"]["total"]["turns"]
+    assert len(rows) > 2
+    for row in rows[:-1]:
+        of_turn = np.abs(found["d"][counted][turns == row["first"]].astype(float))
+        assert len(of_turn) == row["tokens"]
+        assert of_turn[np.isfinite(of_turn)].mean() == pytest.approx(row["abs_d_mean"]["value"], rel=1e-5)
 
 
 def test_blocked_tokens_are_those_that_clipstats_counts(trace):
