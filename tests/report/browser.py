@@ -25,6 +25,33 @@ LAYOUT = """(() => {
     beyond: boxes.filter(e => e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 200)),
   };
 })()"""
+# Texts that stand out too little from what is behind them, by their elements.
+CONTRASTS = """(() => {
+  const channels = color => {
+    const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+    canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data];
+  };
+  const light = color => {
+    const linear = c => (c <= 10 ? c / 3294 : ((c / 255 + 0.055) / 1.055) ** 2.4);
+    const [r, g, b] = channels(color).map(linear);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const paper = e => {
+    for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor; if (channels(c)[3]) return c; }
+    return "white";
+  };
+  const found = {};
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const e = texts.currentNode.parentElement;
+    if (!texts.currentNode.data.trim() || !e.checkVisibility()) continue;
+    const [a, b] = [light(getComputedStyle(e).color), light(paper(e))];
+    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (contrast < 4.5) found[`${e.tagName}.${e.className}`] = contrast;
+  }
+  return found;
+})()"""
 
 
 class Browser:

@@ -13,7 +13,7 @@ import pytest
 from mismatch_cli.report.html import render_html
 from mismatch_cli.report.plots._style import DARK, LIGHT, Theme
 from mismatch_cli.report.view import Column, Profile, ReportView, Screen, Section, Table, Verdict
-from tests.report.browser import LAYOUT, Browser
+from tests.report.browser import CONTRASTS, LAYOUT, Browser
 
 NUMBERS = ("0.5 %", "—", "−3.1e−5 ± 2e−6", "12,300", "28 ×", "< 1e−7", "0.06 – 0.1", "", "0", ".25", "1e3", "7", "−2")
 ASCENDING = ["−2", "−3.1e−5 ± 2e−6", "0", "< 1e−7", "0.06 – 0.1", ".25", "0.5 %", "7", "28 ×", "1e3", "12,300", "—", ""]
@@ -61,34 +61,6 @@ def test_nothing_sticks_out_and_the_theme_is_the_readers(
     share = np.mean(np.all(pixels == paper, axis=1))
     assert 0.6 < share < 0.97  # most of it is paper, and something is printed on it
     assert len(np.unique(pixels[::7], axis=0)) > 30
-
-
-CONTRASTS = """(() => {
-  const channels = color => {
-    const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-    canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1);
-    return [...canvas.getImageData(0, 0, 1, 1).data];
-  };
-  const light = color => {
-    const linear = c => (c <= 10 ? c / 3294 : ((c / 255 + 0.055) / 1.055) ** 2.4);
-    const [r, g, b] = channels(color).map(linear);
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const paper = e => {
-    for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor; if (channels(c)[3]) return c; }
-    return "white";
-  };
-  const found = {};
-  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  while (texts.nextNode()) {
-    const e = texts.currentNode.parentElement;
-    if (!texts.currentNode.data.trim() || !e.checkVisibility()) continue;
-    const [a, b] = [light(getComputedStyle(e).color), light(paper(e))];
-    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    if (contrast < 4.5) found[`${e.tagName}.${e.className}`] = contrast;
-  }
-  return found;
-})()"""
 
 
 @pytest.mark.parametrize("dark", [False, True])
