@@ -37,7 +37,7 @@ _FAMILIES = {
 }
 _TURNS = (
     "A turn is a run of trained tokens; what tools and users say between two turns is not trained. A jump at the "
-    "second turn points to how the conversation is put together again: chat template, tool output, dropped thoughts."
+    "second turn points to how the conversation is rebuilt between turns: chat template, tool output, dropped thoughts."
 )
 _DIAGNOSE = (
     "No limit is a universal tolerance, and they differ from each other by more than ten times. Most large gaps are "

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_cli.report.plots._lines import Look, looks, parts_of, run_labels, values_of
+from mismatch_cli.report.plots._lines import Look, label_in_units, looks, parts_of, run_labels, values_of
 from mismatch_cli.report.plots._panels import Panel
 
 Rows = Sequence[Mapping[str, Any]]
@@ -39,16 +39,23 @@ def _draw(axes: Panel, rows: Rows, key: str, look: Look, label: str) -> None:
     axes.stairs(high_B, edges, baseline=low_B, fill=True, color=look.colour, alpha=0.2, linewidth=0)
 
 
-def share_vertical(panels: Sequence[Panel], rows_of: Mapping[str, Rows], key: str) -> None:
-    """One scale for all panels: from 0, or logarithmic where one of these traces would lie flat on the axis."""
+def share_vertical(panels: Sequence[Panel], rows_of: Mapping[str, Rows], key: str) -> str:
+    """One scale for all panels: from 0, or logarithmic where one of these traces would lie flat on the axis.
+
+    Answers with the unit of its labels as a note, which is empty where it is 1.
+    """
     values = [values_of(row[key] for row in rows) for rows in rows_of.values()]
     above_0 = [value_B[value_B > 0] for value_B in values if (value_B > 0).any()]
     largest = [value_B.max() for value_B in above_0]
     apart = len(largest) > 1 and max(largest) >= _SPAN * min(largest)
     top = max(float(axes.dataLim.y1) for axes in panels if axes.patches)
+    unit = ""
     for axes in panels:
-        axes.set_ylim(0, 1.1 * min(top, _BEYOND * max(largest, default=1.0)) or 1.0)
         if apart:
             axes.set_yscale("log")
             axes.set_ylim(min(value_B.min() for value_B in above_0) / 2, 1.5 * top)
             axes.logarithmic("y")
+        else:
+            axes.set_ylim(0, 1.1 * min(top, _BEYOND * max(largest, default=1.0)) or 1.0)
+            unit = label_in_units(axes, 1)
+    return unit

@@ -42,11 +42,11 @@ def draw(figure: Sheet, data: PlotData | ComparisonPlotData) -> None:
         draw_steps(axes, rows_of, _GAP)
         if any(rows_of.values()):
             _label_positions(axes, max(rows_of.values(), key=len))
-        axes.headline(
-            f"Mean |log π − log μ| from the {name} token, nats", f"Mean |d| from the {name} token, nats", ncols=RUNS
-        )
         axes.set_xlabel(f"tokens from the {name} token, edges of the bins")
-    share_vertical(panels, data.by_trace("positions"), _GAP)
+    unit = share_vertical(panels, data.by_trace("positions"), _GAP)
+    for axes, name in zip(panels, ("first", "last"), strict=True):
+        title, short = (f"{gap} from the {name} token, nats" for gap in ("Mean |log π − log μ|", "Mean |d|"))
+        axes.headline(title, short, note=unit, ncols=RUNS)
 
 
 def _label_positions(axes: Panel, rows: Rows) -> None:

@@ -20,12 +20,12 @@ _TURNS = (
     "over prompts where enough of them have such a turn. A turn is a run of trained tokens; what tools and users say "
     "between two turns is not trained. "
 )
-_POINTS = (
-    "at the second turn to how the conversation is put together again (chat template, tool output, dropped thoughts), "
-)
+_REBUILT = "how the conversation is rebuilt between turns (chat template, tool output, dropped thoughts)"
 CAPTION = {
-    "mismatch": f"{_TURNS}A level line is healthy; a jump points {_POINTS}a steady rise to the length of the context.",
-    "comparison": f"{_TURNS}Curves that part point {_POINTS}curves that part slowly to the length of the context.",
+    "mismatch": f"{_TURNS}A level line is healthy; a jump at the second turn points to {_REBUILT}, a steady rise to "
+    "the length of the context.",
+    "comparison": f"{_TURNS}Curves that part at the second turn point to {_REBUILT}, curves that part slowly to the "
+    "length of the context.",
 }
 
 _PANELS = {
@@ -44,13 +44,14 @@ def draw(figure: Sheet, data: PlotData | ComparisonPlotData) -> None:
     for axes, (key, titles) in zip(panels, _PANELS.items(), strict=True):
         draw_steps(axes, rows_of, key)
         _label_turns(axes, max(rows_of.values(), key=len))
-        axes.headline(*titles, ncols=RUNS)
+        axes.headline(*titles, note=share_vertical([axes], rows_of, key), ncols=RUNS)
         axes.set_xlabel("turn")
-        share_vertical([axes], rows_of, key)
 
 
 def _label_turns(axes: Panel, rows: Rows) -> None:
-    """The number of each turn below the middle of its step, of many turns every other one."""
+    """The number of each turn below the middle of its step; of many turns some, and always the last."""
     every = 1 + len(rows) // axes.style.pick(13, 9)
-    labels = [f"{row['first']}" + "+" * (row["last"] is None) for row in rows]
-    axes.set_xticks([place + 0.5 for place in range(0, len(rows), every)], labels[::every])
+    last = len(rows) - 1
+    places = [*range(0, last + 1 - every, every), last]
+    labels = [f"{rows[place]['first']}" + "+" * (rows[place]["last"] is None) for place in places]
+    axes.set_xticks([place + 0.5 for place in places], labels)
