@@ -42,9 +42,9 @@ def test_a_screen_keeps_its_form_and_takes_the_colours_of_its_notebook(
 ) -> None:
     shown = "".join(screen(status) for status in ("good", "mixed", "bad", ""))
     page = tmp_path / "notebook.html"
-    page.write_text(  # without a doctype, where tables have colours of their own
+    page.write_text(  # without a doctype, where tables take the colour of the body
         f'<meta charset="utf-8"><style>{NOTEBOOK}</style>'
-        f'<body style="background: {paper}; color: {ink}"><div class="jp out">{shown}</div><dl id="mine"><dt>a</dl>',
+        f'<div class="jp out" style="background: {paper}; color: {ink}">{shown}</div><dl id="mine"><dt>a</dl>',
         encoding="utf-8",
     )
     browser.open(page, 900, dark=paper == "#fff")  # what the system prefers is not asked
