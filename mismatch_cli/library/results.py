@@ -53,7 +53,7 @@ class Result:
         from mismatch_cli.report.pages import page_of
         from mismatch_cli.report.written import HTML_FILE, write_numbers, write_page
 
-        path = Path(folder)
+        path = Path(folder).expanduser()
         with report_folder(path, self._study.FORMAT, force=force):
             write_numbers(self._study, path)
             write_page(self._study, page_of(self._study), path)

@@ -307,6 +307,12 @@ def analyse_clipping(
     return ClippingAnalysis(traces, support, summary, tuple(asked), tuple(arguments))
 
 
+def columns_for(needs: Needs) -> list[str]:
+    """What is read of a trace to judge its tokens, beside what always comes along."""
+    columns = [*_COLUMNS, *(name.rsplit("_", 1)[0] for name in needs.columns)]
+    return columns + ["topk_ids"] * (needs.top_k > 0) + ["tv_full", "kl_full"] * needs.full
+
+
 @dataclass(frozen=True)
 class _Judging:
     """The pass: a summary of each portion, whose examples bear the number of their trace."""
@@ -315,9 +321,7 @@ class _Judging:
 
     @property
     def columns(self) -> Sequence[str]:
-        needs = self.question.needs
-        columns = [*_COLUMNS, *(name.rsplit("_", 1)[0] for name in needs.columns)]
-        return columns + ["topk_ids"] * (needs.top_k > 0) + ["tv_full", "kl_full"] * needs.full
+        return columns_for(self.question.needs)
 
     def read(self, portion: Portion, groups: Iterator[RowGroup]) -> ClippingSummary:
         summary = ClippingSummary(self.question)

@@ -15,13 +15,13 @@ from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.clipping.masked import SIGNS, apply_masks
 from mismatch_cli.metrics.gaps import TokenGaps, token_gaps, turns_begin
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
-from mismatch_cli.studies.clipping import Support
+from mismatch_cli.studies.clipping import Support, columns_for
 from mismatch_cli.text import visible
 from mismatch_cli.trace.foreign import single
 from mismatch_cli.trace.reader import RowGroup, Trace, open_shard
 from mismatch_cli.trace.schema import ROW_KEY, TOKEN_COLUMNS
 
-BLOCKED = "blocked_"  # before the name of an algorithm
+_BLOCKED = "blocked_"  # before the name of an algorithm
 _TOPK = ("tv_topk", "kl_topk")
 _Columns = dict[str, pa.Array]
 
@@ -52,7 +52,7 @@ def token_tables(traces: Sequence[Trace]) -> Iterator[pa.Table]:
             for names, pair in gaps:
                 columns |= _gap(group.batch, pair, names)
             flags = _blocked(group.batch, support) if support else {}
-            yield pa.table(columns | {BLOCKED + name: flags_T for name, flags_T in flags.items()})
+            yield pa.table(columns | {_BLOCKED + name: flags_T for name, flags_T in flags.items()})
 
 
 def blocked_tables(traces: Sequence[Trace], support: Support) -> Iterator[pa.Table]:
@@ -60,8 +60,9 @@ def blocked_tables(traces: Sequence[Trace], support: Support) -> Iterator[pa.Tab
 
     Without advantages there are two columns for each, `NAME_if_positive` and `NAME_if_negative`.
     """
+    columns = columns_for(support.needs)
     for trace in traces:
-        yield from (pa.table(_blocked(batch, support)) for batch in trace.batches())
+        yield from (pa.table(_blocked(batch, support)) for batch in trace.batches(columns))
 
 
 def _number_in(footer: pq.FileMetaData) -> int:
