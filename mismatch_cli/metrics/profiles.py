@@ -95,6 +95,8 @@ def _cut_what_counts(gaps: TokenGaps) -> tuple[np.ndarray, ...]:
 
 def _cut_at(places: np.ndarray, cut: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
     """Pieces as `_cut_what_counts` gives them, cut once more at some places of the slice."""
+    if not len(places):
+        return cut
     starts, *facts = cut
     places = np.setdiff1d(places, starts, assume_unique=True)
     piece = np.searchsorted(starts, places) - 1
