@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from mismatch_cli import registry
 from mismatch_cli.commands._progress import TerminalProgress
 from mismatch_cli.commands._show import Common, print_json, print_parts
-from mismatch_cli.errors import suggest
+from mismatch_cli.errors import UsageError, suggest
 from mismatch_cli.options import flags, saying, setting
 from mismatch_cli.places import bundled, bundled_trace
 from mismatch_cli.sampling import SamplingSettings
@@ -37,6 +37,9 @@ def command(
     ),
     formats: bool = setting(False, "List the formats and what each holds."),
     schema: bool = setting(False, "Print the plain schema and how to write it."),
+    columns: str | None = setting(
+        None, "What files of another layout call the columns of the plain schema.", metavar="OURS=THEIRS,…"
+    ),
     weights: str | None = setting(
         None,
         "Whether the dump's π is at the weights that sampled, or at newer ones.",
@@ -68,6 +71,7 @@ def command(
       mismatch-cli import
       mismatch-cli import runs/math/token_exports --output math
       mismatch-cli import dump.jsonl --tokenizer Qwen/Qwen2.5-0.5B --temperature 1
+      mismatch-cli import mine.jsonl --columns response_ids=output_tokens,logp_rollout=logprobs
       mismatch-cli import --schema
     """
     if formats or schema:
@@ -76,15 +80,27 @@ def command(
     given = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
     sampling: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     SamplingSettings(**sampling)  # checked as `probe` checks them
+    names = _named(columns, format)
     _check_places(paths, tokenizer, common)
     if not paths:
         common.progress.say("No dump named: importing the bundled one.")
         paths, tokenizer = [bundled("dumps")], tokenizer or str(bundled_trace())
     from mismatch_cli.importers._driver import Import
 
-    what = Import(paths, format, None if weights is None else weights == "newer", sampling)
+    what = Import(paths, format, None if weights is None else weights == "newer", sampling, columns=names)
     folder, imported = _import(what, tokenizer, common)
     _tell(imported, folder, common)
+
+
+def _named(columns: str | None, format: str | None) -> dict[str, str]:
+    """The columns as they were typed; a `UsageError` where they, or the format beside them, make no sense."""
+    if columns is None:
+        return {}
+    if format not in (None, "plain"):
+        raise UsageError(f"--columns is for files of no known layout, --format {format} for its own: leave out one.")
+    from mismatch_cli.importers._naming import named
+
+    return named(columns)
 
 
 def _check_places(paths: list[Path] | None, tokenizer: str | None, common: Common) -> None:
@@ -199,7 +215,8 @@ def _print_formats(as_json: bool) -> None:
 
 
 def _print_schema(as_json: bool) -> None:
-    from mismatch_cli.importers.plain import MEANING, WRITER, kind_of
+    from mismatch_cli.importers._padded import kind_of
+    from mismatch_cli.importers.plain import MEANING, WRITER
 
     kinds = {name: str(kind_of(name)).replace("item: ", "") for name in MEANING}
     if as_json:

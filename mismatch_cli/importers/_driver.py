@@ -1,10 +1,11 @@
 """The import itself: find the files, know their format, stream their blocks into shards, and say what was left out."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
@@ -13,11 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mismatch_cli import registry
-from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.errors import MismatchError, UsageError, suggest
+from mismatch_cli.importers._guess import guessed, text_only
+from mismatch_cli.importers._naming import OPEN, check
 from mismatch_cli.importers._rows import Completer
-from mismatch_cli.importers._sources import CUT_OFF, Source, find, peek
+from mismatch_cli.importers._sources import CUT_OFF, Source, find, first_rows, peek
 from mismatch_cli.importers._tally import Tally
 from mismatch_cli.memory import allowance, bounded, too_large
+from mismatch_cli.text import visible
 from mismatch_cli.trace.manifest import library_versions, recorded, write_manifest
 from mismatch_cli.trace.writer import shard_path, write_shard
 
@@ -26,7 +30,7 @@ FACTS = ("title", "files", "enable", "pi", "holds", "shift", "padding", "averagi
 _WRITERS, _LARGE = 2, 2**26  # threads, for dumps of at least so many bytes
 _MEGABYTE = 2**20
 _SHARD_TOKENS, _SHARD_BYTES = 2**21, 2**27
-_REASONS_IN_ERROR = 3
+_REASONS_IN_ERROR, _KEYS_IN_ERROR = 3, 8
 _FILES_IN_MANIFEST = 1000
 
 
@@ -47,6 +51,7 @@ class Import:
     newer_trainer: bool | None = None  # whether π has newer weights than μ; None: as the format usually has it
     sampling: dict[str, float] = field(default_factory=dict)
     vocabulary: int | None = None  # how many token ids there are, where it is known
+    columns: Mapping[str, str] = field(default_factory=dict)  # what the files call columns of the plain schema
 
 
 def facts(name: str) -> dict[str, str | None]:
@@ -152,19 +157,24 @@ def _recognised(what: Import, files: list[Source], tally: Tally) -> tuple[str, l
     names = registry.names(PACKAGE)
     if what.format is not None and what.format not in names:
         raise UsageError(registry.unknown("format", what.format, names))
+    asked = "plain" if what.columns else what.format
+    files = [replace(source, columns=what.columns) for source in files]
     groups: dict[tuple[str, str], list[Source]] = {}
     for source in files:
         groups.setdefault(source.group, []).append(source)
     by_format: dict[str, list[Source]] = {}
     unknown: list[Source] = []
     for group in groups.values():
-        known = _format_of(group, [what.format] if what.format else names)
+        known = _format_of(group, [asked] if asked else names)
         (unknown if known is None else by_format.setdefault(known, [])).extend(group)
-    if not by_format and what.format is None:
-        raise MismatchError(_unknown_layout(unknown[0]))
+    first = next(chain(by_format.get("plain", ()), unknown), None)
+    if what.columns and first and (rows := first_rows(first)):
+        check(what.columns, rows, str(first.path))
+    if not by_format:
+        _refuse(unknown, what)
     if len(by_format) > 1:
         raise UsageError(f"There are dumps of {' and '.join(sorted(by_format))} here. {_choose(sorted(by_format))}")
-    name, sources = next(iter(by_format.items()), (str(what.format), unknown))
+    name, sources = next(iter(by_format.items()), (str(asked), unknown))
     if by_format:
         tally.leave_out("files of another layout", len(unknown), unknown[0].name if unknown else "")
     module = registry.load(PACKAGE, name, "format")
@@ -190,14 +200,30 @@ def _choose(names: Sequence[str]) -> str:
     return f"Choose one with {' or '.join(f'--format {name}' for name in names)}."
 
 
-def _unknown_layout(source: Source) -> str:
-    keys = sorted(key for key in peek(source).keys if "." not in key)
-    shown = ", ".join(keys[:8]) + (", …" if len(keys) > 8 else "")
+def _refuse(unknown: Sequence[Source], what: Import) -> None:
+    """A `MismatchError` for files of no known layout: what they are, or the line that names their columns."""
+    for source in unknown:
+        if why := text_only(first_rows(source)):
+            raise MismatchError(f"{source.path} {why}")
+    if what.format is not None and not what.columns:
+        return  # it was asked for: what is missing is counted
+    source, rows = unknown[0], first_rows(unknown[0])
+    names = {name for row in rows for name in row} or peek(source).keys
+    keys = sorted(visible(name) for name in names if "." not in name)
+    shown = ", ".join(keys[:_KEYS_IN_ERROR]) + (", …" if len(keys) > _KEYS_IN_ERROR else "")
     holds = f"it has {shown}" if keys else "no line of it is a JSON object"
-    return (
-        f"{source.path} has no layout that is known ({holds}). Formats: mismatch-cli import --formats; "
-        "how to write one from any program: mismatch-cli import --schema"
-    )
+    begin = f"{source.path} has no layout that is known ({holds})."
+    if not rows:
+        raise MismatchError(
+            f"{begin} Formats: mismatch-cli import --formats; "
+            "how to write one from any program: mismatch-cli import --schema"
+        )
+    columns = guessed(rows, what.columns)
+    line = suggest("import", *what.paths, "--columns", ",".join(f"{ours}={its}" for ours, its in columns.items()))
+    told = "By its names, this reads it" if OPEN not in columns.values() else (
+        "Put its names for ? (what each column of ours holds: mismatch-cli import --schema)"
+    )  # fmt: skip
+    raise MismatchError(f"{begin} {told}: {line}")
 
 
 def _description(

@@ -8,7 +8,7 @@ from mismatch_cli.importers import _lists
 from mismatch_cli.importers._rows import HOLES, NO_IDS, WRONG_LENGTH, all_true_where_null
 from mismatch_cli.importers._tally import Tally
 from mismatch_cli.trace import foreign
-from mismatch_cli.trace.schema import PROMPT_COLUMN, TOKEN_COLUMNS, TOPK_COLUMNS
+from mismatch_cli.trace.schema import PROMPT_COLUMN, TOKEN_COLUMNS, TOPK_COLUMNS, arrow_type
 
 MASKS = {"prompt_mask": PROMPT_COLUMN, "response_mask": "response_ids"}  # true where there is a token
 LISTS = {PROMPT_COLUMN, *TOKEN_COLUMNS, *TOPK_COLUMNS, *MASKS}  # a list per response, so a matrix per batch
@@ -17,6 +17,11 @@ OTHER_SIZE = "batches whose {name} has another number of rows than their token i
 HIDDEN = "responses whose mask of tokens is 0 throughout: nothing says how long they are"
 WRONG_PROMPT = "responses whose prompt_mask has another length than their prompt"
 PADDED = "prompts begin with a token twice or more, and no prompt_mask says what is padding: it counts as prompt"
+
+
+def kind_of(name: str) -> pa.DataType:
+    """The type of a column of this schema: that of the trace, and masks of padding."""
+    return pa.list_(pa.bool_()) if name in MASKS else arrow_type(name)
 
 
 def is_batch(ids: pa.DataType) -> bool:

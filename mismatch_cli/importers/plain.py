@@ -13,12 +13,13 @@ import pyarrow.compute as pc
 
 from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.importers import _lists
-from mismatch_cli.importers._padded import LISTS, MASKS, apart, is_batch, without_padding
+from mismatch_cli.importers._naming import REQUIRED, known
+from mismatch_cli.importers._padded import LISTS, MASKS, apart, is_batch, kind_of, without_padding
 from mismatch_cli.importers._rows import text_key
 from mismatch_cli.importers._sources import Peek, Source, jsonl_tables, parquet_tables, peek
 from mismatch_cli.importers._tally import Tally
 from mismatch_cli.trace import foreign
-from mismatch_cli.trace.schema import arrow_type, column_order
+from mismatch_cli.trace.schema import column_order
 
 TITLE = "plain JSONL or Parquet"
 FILES = "*.jsonl, *.parquet"
@@ -29,7 +30,6 @@ SHIFT = "none: index i describes response_ids[i]"
 PADDING = "none: prompt_ids and response_ids are apart"
 AVERAGING = "none assumed: tokens that the loss does not see have loss_mask false"
 
-REQUIRED = ("prompt_ids", "response_ids", "logp_rollout")
 OTHER_VALUES = "rows with values that the columns of a trace cannot hold"
 _FOREIGN = "columns that no trace has ({})"
 _NAMED = 10
@@ -79,12 +79,11 @@ def recognises(peek: Peek) -> bool:
 
 
 def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]) -> Iterator[tuple[pa.Table, str]]:
-    known = [*column_order(), *MASKS, "group_id"]
     unknown: set[str] = set()
     for source in sources:
-        unknown |= peek(source).keys - {*known}
+        unknown |= peek(source).keys - {*known()}
         if source.kind == "parquet":
-            tables = parquet_tables(source, known, "response_ids", advance)
+            tables = parquet_tables(source, known(), "response_ids", advance)
         else:
             tables = jsonl_tables(source, _schema, tally, advance)
         for table in tables:
@@ -116,11 +115,6 @@ def _readable(table: pa.Table, source: Source, tally: Tally) -> Iterator[pa.Tabl
             tally.leave_out(OTHER_VALUES, 1, f"{source.name}: {first_line(error)}")
             continue
         yield found
-
-
-def kind_of(name: str) -> pa.DataType:
-    """The type of a column of this schema: that of the trace, and masks of padding."""
-    return pa.list_(pa.bool_()) if name in MASKS else arrow_type(name)
 
 
 def _schema(record: dict[str, Any]) -> pa.Schema:

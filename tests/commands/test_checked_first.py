@@ -138,6 +138,7 @@ LIGHT = {
         ("--tokenizer /no/such/model", NO_MODEL[1]),
         ("--weights older", "--weights: Unknown kind of weights 'older'"),
         ("--top-k -1", "--top-k -1 is negative"),
+        ("--columns response_ids=tokens --format trl", "leave out one"),
         (TAKEN, "taken is no run folder: it holds precious.txt"),
     ),
     "algorithms": (("pg-is", "unexpected extra argument"),),
@@ -162,7 +163,7 @@ ALGORITHMS = (
     ("-a gone.py", "gone.py does not exist"),
     ("-a ../files/broken.py", "cannot be imported"),
 )
-# These look into tables of formulas, which are numpy's.
+# These look into tables of formulas, which are numpy's, or of columns, which are Arrow's.
 WITH_NUMPY = {
     "train": (
         *ALGORITHMS,
@@ -191,6 +192,8 @@ WITH_ARROW = {
         ("--limits ../files/negative.toml", "cannot be negative"),
     ),
     "import": (
+        ("--columns respons_ids=tokens", "Did you mean response_ids"),
+        ("--columns tokens", "'tokens' is not ours=theirs"),
         ("../files/few.jsonl", "has no layout that is known"),
         ("../files/empty.jsonl", "has no layout that is known"),
     ),

@@ -1,0 +1,197 @@
+"""What a file of no known layout calls the columns of the plain schema, as far as names, types and lengths tell."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from mismatch_cli.importers._naming import OPEN, REQUIRED, RETOKENISED, Row, fits, known, responses
+from mismatch_cli.text import visible
+
+# Words of names, as `_words` spells them.
+PROMPT = ("prompt", "query", "context", "question", "input")
+RESPONSE = ("response", "completion", "output", "generated", "generation", "answer", "action")
+_ROLLOUT = {
+    *("rollout", "sampling", "sampler", "sampled", "inference", "infer", "generation", "generated", "generator"),
+    *("behav", "behavior", "behaviour", "vllm", "sglang", "engine", "server", "mu"),
+}
+_OLD, _RECOMPUTED = {"old", "prev", "previous"}, {"recomputed", "recompute", "prox", "proximal"}
+_TRAINER = {
+    *("trainer", "train", "training", "learner", "policy", "actor", "action", "current", "new", "pi"),
+    *("hf", "fsdp", "megatron"),
+}
+_SPELLINGS = {
+    **dict.fromkeys(("logprob", "lp"), "logp"),
+    **dict.fromkeys(("token", "tok", "idx", "index", "tokenid"), "id"),
+    "adv": "advantage",
+    "entropie": "entropy",
+}
+_LOG_PROBABILITY = re.compile(r"\blog (p|prob|probability|probabilitie|likelihood)\b")
+_FILLERS = {"per", "list", "array", "tensor", "the", "of"}
+
+# Logs that hold text alone: what they are, keys that tell, and what to record in their place.
+_RECORDER = "mismatch_cli.record.Recorder in the training loop"
+_TEXT_LOGS = (
+    ("TRL's table of completions", {"step", "prompt", "completion", "advantage"},
+     "mismatch_cli.record.trl.record(trainer, folder) before trainer.train()"),
+    ("verl's rollout data", {"input", "output", "score", "step"},
+     "VERL_USE_EXTERNAL_MODULES=mismatch_cli.record.verl and trainer.v1.trainer_mode=sync_recorded"),
+    ("AReaL's rollout dump", {"task_id", "prompt", "completion", "head_version"}, _RECORDER),
+    ("ms-swift's log of completions", {"prompt", "completion", "advantages"}, _RECORDER),
+)  # fmt: skip
+_OTHER_TEXTS = ("a log of prompts and responses", _RECORDER)
+
+# What a column is called that is not called like ours: the first line that any goes by tells, if only one does.
+_NAMES: dict[str, tuple[str, ...]] = {
+    "response_mask": ("|".join(f"{word} mask" for word in RESPONSE),),
+    "prompt_mask": ("|".join(f"{word} mask" for word in PROMPT),),
+    "loss_mask": ("loss mask", "id mask|train mask|assistant mask", "mask"),
+    "advantage": ("advantage|id advantage",),
+    "reward": ("reward", "score"),
+    "prompt_id": ("prompt id", "group id|group|uid|problem id|question id|query id|example id"),
+    "sample_index": ("sample id", "|".join(["sample", *(f"{word} id" for word in RESPONSE)])),
+    "step": ("step", "global step|train step|training step", "iteration"),
+    "epoch": ("epoch",),
+    "minibatch": ("minibatch|mini batch",),
+    "finish_reason": ("finish reason|stop reason",),
+    "version_rollout": ("version rollout", "weight version|policy version"),
+    "version_trainer": ("version trainer",),
+    "entropy_trainer": ("entropy trainer", "entropy"),
+}
+
+
+def guessed(rows: Sequence[Row], given: Mapping[str, str]) -> dict[str, str]:
+    """What columns are called that are not called like ours; what is `given` stays.
+
+    `OPEN` for one that several columns may be, and for one that is not found and without which nothing can be imported.
+    """
+    guess = _Guess(rows, {ours: its for ours, its in given.items() if its != OPEN})
+    guess.take("response_ids", guess.called("response_ids", [*_with_ids(*RESPONSE), "id"]))
+    guess.rows = responses(rows, guess.found.get("response_ids", ""))
+    for ours in known():
+        guess.take(ours, guess.called(ours))
+    guess.take("prompt_ids", guess.called("prompt_ids", _with_ids(*PROMPT)))
+    guess.take_log_probabilities()
+    for ours, names in _NAMES.items():
+        guess.take(ours, guess.called(ours, names))
+    asked = dict.fromkeys(REQUIRED, OPEN) | guess.found
+    in_order = dict.fromkeys([*REQUIRED, *known()])
+    return {ours: asked[ours] for ours in in_order if asked.get(ours, ours) != ours}
+
+
+class _Guess:
+    """The columns that are known so far, and those that could be one more."""
+
+    def __init__(self, rows: Sequence[Row], found: dict[str, str]) -> None:
+        self.rows, self.found = list(rows), found
+        there = dict.fromkeys(name for row in rows for name in row)
+        self.names = {name: _words(name) for name in there if _can_be_typed(name)}
+
+    def take(self, ours: str, candidates: Sequence[str]) -> None:
+        if candidates and ours not in self.found:
+            self.found[ours] = candidates[0] if len(candidates) == 1 else OPEN
+
+    def called(self, ours: str, lines: Iterable[str] = ()) -> list[str]:
+        """The column that is called like ours, or those that go by the first line of names that any goes by."""
+        if ours in self.names and self._could_be(ours, ours):
+            return [ours]
+        for line in lines:
+            wanted = {frozenset(name.split()) for name in line.split("|")}
+            if found := [its for its, words in self.names.items() if words in wanted and self._could_be(ours, its)]:
+                return found
+        return []
+
+    def _could_be(self, ours: str, its: str) -> bool:
+        if its in self.found.values():
+            return False
+        ids = self.found.get("response_ids", "")
+        rows = [row for row in self.rows if row.get(its) is not None]
+        if ours == "response_ids":
+            rows = [row for row in responses(rows, its) if row.get(its) is not None]
+        if ours == "prompt_ids" and any(_ends_with(row[its], row.get(ids)) for row in rows):
+            return False  # prompt and response in one
+        return bool(rows) and all(fits(ours, row[its], row.get(ids)) for row in rows)
+
+    def take_log_probabilities(self) -> None:
+        """μ goes by a word of engines, or by none; the others are the trainer's, now or at the weights that sampled."""
+        roles: dict[str, list[str]] = {role: [] for role in ("rollout", "old", "recomputed", "trainer", "plain")}
+        for its, words in self.names.items():
+            if (role := _role(words)) and self._could_be("logp_rollout", its):
+                roles[role].append(its)
+        rollout, plain, old, recomputed = (roles[role] for role in ("rollout", "plain", "old", "recomputed"))
+        trainer = roles["trainer"]
+        if "logp_rollout" in self.found or rollout:
+            trainer = trainer + plain
+        elif plain and not old:
+            rollout = plain
+        elif old and recomputed:
+            rollout, old = old, []  # as where there is a proximal policy beside the one that sampled
+        elif plain:
+            rollout = trainer = plain + old  # now and before the update, or the engine's and the trainer's
+            old = []
+        self.take("logp_rollout", rollout)
+        anchors = old + recomputed
+        self.take("logp_trainer", trainer or anchors)
+        if trainer:
+            self.take("logp_recomputed", anchors)
+
+
+def _role(words: frozenset[str]) -> str | None:
+    """Whose log-probabilities a column of this name holds; None where it holds something else."""
+    rest = words - {"logp"}
+    if "logp" not in words or rest - {*RESPONSE, *_ROLLOUT, *_OLD, *_RECOMPUTED, *_TRAINER}:
+        return None
+    roles = {"old": _OLD, "recomputed": _RECOMPUTED, "rollout": _ROLLOUT - {*RESPONSE}, "trainer": _TRAINER}
+    found = next((role for role, its in roles.items() if rest & its), "plain")
+    return "rollout" if found == "plain" and rest & _ROLLOUT else found
+
+
+def _with_ids(own: str, *others: str) -> list[str]:
+    """First the names that speak of tokens, and of these that with our own word."""
+    return [f"{own} id", "|".join(f"{word} id" for word in others), own, "|".join(others)]
+
+
+def _words(name: str) -> frozenset[str]:
+    """The words of a name in one spelling: `perTokenLogProbs` is {logp}, `output_tokens` {output, id}."""
+    parts = [part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)]
+    singular = [part[:-1] if part.endswith("s") and not part.endswith(("ss", "us")) else part for part in parts]
+    spelled = _LOG_PROBABILITY.sub("logp", " ".join(singular)).split()
+    words = {_SPELLINGS.get(word, word) for word in spelled} - _FILLERS
+    return frozenset(words - {"id"} if "logp" in words else words)
+
+
+def _can_be_typed(name: str) -> bool:
+    return bool(name) and not set(name) & {",", "="} and visible(name) == name.strip() and name != OPEN
+
+
+def _ends_with(ids: object, response: object) -> bool:
+    both = isinstance(ids, list) and isinstance(response, list)
+    return both and 0 < len(response) < len(ids) and ids[-len(response) :] == response  # type: ignore[arg-type, index]
+
+
+def text_only(rows: Sequence[Row]) -> str | None:
+    """Why a log of texts is no dump, and what to record instead; None for anything that holds token ids."""
+    words = {name: _words(name) for row in rows for name in row}
+    if any(_speaks_of_tokens(words[name], value) for row in rows for name, value in row.items()):
+        return None
+    said = {word for row in rows for name, value in row.items() if _is_text(value) for word in words[name]}
+    if not (said & {*PROMPT} and said & {*RESPONSE}):
+        return None
+    title, instead = next(
+        ((title, instead) for title, keys, instead in _TEXT_LOGS if keys <= rows[0].keys()), _OTHER_TEXTS
+    )
+    return (
+        f"is {title}: text, without token ids and log-probabilities. {RETOKENISED}, so nothing in it can be compared. "
+        f"Record the run instead: {instead}; see the guide on record."
+    )
+
+
+def _speaks_of_tokens(words: frozenset[str], value: object) -> bool:
+    while isinstance(value, list) and value and isinstance(value[0], list):
+        value = value[0]
+    return "logp" in words or bool(words & {*PROMPT, *RESPONSE, "id"} and value and fits("response_ids", value))
+
+
+def _is_text(value: object) -> bool:
+    """A text, chat messages, or lists of these."""
+    if isinstance(value, list):
+        return bool(value) and all(map(_is_text, value))
+    return isinstance(value, str) or (isinstance(value, Mapping) and "content" in value)

@@ -1,0 +1,130 @@
+"""What a file calls the columns of the plain schema: as `import --columns ours=theirs,…` says, checked against it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.importers import _lists
+from mismatch_cli.importers._padded import MASKS, kind_of
+from mismatch_cli.registry import unknown
+from mismatch_cli.text import visible
+from mismatch_cli.trace.schema import TOKEN_COLUMNS, column_order
+
+Row = Mapping[str, Any]
+OPEN = "?"  # stands for a name that nobody knows yet
+REQUIRED = ("prompt_ids", "response_ids", "logp_rollout")
+RETOKENISED = "Text that is tokenised again is not what was sampled"
+_EXAMPLE = "--columns response_ids=output_tokens,logp_rollout=logprobs"
+
+
+def named(text: str) -> dict[str, str]:
+    """`ours=theirs,…` as it was typed; a `UsageError` for a column that we have not, or one that is there twice."""
+    columns: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        ours, equals, theirs = (piece.strip() for piece in part.partition("="))
+        if not (equals and ours and theirs):
+            raise UsageError(f"--columns: '{part}' is not ours=theirs. Write it like {_EXAMPLE}.")
+        if ours not in known():
+            swapped = f" Ours stands first: {theirs}={ours}." if theirs in known() else ""
+            raise UsageError(f"--columns: {unknown('column', ours, known())}{swapped}")
+        if ours in columns:
+            raise UsageError(f"--columns names {ours} twice, {columns[ours]} and {theirs}. Name it once.")
+        if theirs != OPEN and theirs in columns.values():
+            other = next(name for name, its in columns.items() if its == theirs)
+            raise UsageError(f"--columns says that {theirs} is {other} and {ours}. A column is one of them.")
+        columns[ours] = theirs
+    if not columns:
+        raise UsageError(f"--columns names no column. Write it like {_EXAMPLE}.")
+    return columns
+
+
+def known() -> list[str]:
+    """The columns of the plain schema."""
+    return [*column_order(), *MASKS, "group_id"]
+
+
+def check(columns: Mapping[str, str], rows: Sequence[Row], where: str) -> None:
+    """A sentence for a name that is open or that the file has not, and for values that are not what they are named."""
+    there = sorted({visible(name) for row in rows for name in row})
+    for ours, its in columns.items():
+        if its == OPEN:
+            raise UsageError(
+                f"--columns leaves open what {where} calls {ours}: put one of its columns for ?"
+                f"{'' if ours in REQUIRED else f', or leave {ours} out'}. Available: {', '.join(there)}."
+            )
+        if visible(its) not in there:
+            raise UsageError(f"--columns: {unknown(f'column of {where}', its, there)}")
+    for row in responses(rows, columns.get("response_ids", "response_ids")):
+        for ours, its in columns.items():
+            if not fits(ours, row.get(its)):
+                retokenised = f" {RETOKENISED}: see the guide on record." if isinstance(row[its], str) else ""
+                raise MismatchError(
+                    f"--columns: {its} of {where} is {_said(row[its])}, and {ours} is "
+                    f"{_kind(ours)[0]}.{retokenised if ours in REQUIRED else ''}"
+                )
+
+
+def responses(rows: Sequence[Row], ids: str) -> list[Row]:
+    """A row per response: where the token ids, which are called `ids`, are a matrix, each of its rows."""
+    found: list[Row] = []
+    for row in rows:
+        if _lists.depth_of(row.get(ids)) < 2:
+            found.append(row)
+            continue
+        size = len(row[ids])
+        for i in range(size):
+            of_each = {name: isinstance(value, list) and len(value) == size for name, value in row.items()}
+            found.append({name: value[i] if of_each[name] else value for name, value in row.items()})
+    return found
+
+
+def fits(ours: str, value: Any, tokens: Any = None) -> bool:
+    """Whether a value can be one of this column; where the response's `tokens` are given, also as long as they are."""
+    if value is None:
+        return True
+    if ours in ("prompt_id", "group_id") and isinstance(value, str):
+        return True
+    if ours == "advantage" and not isinstance(value, list):
+        return _is_number(value)
+    if ours in TOKEN_COLUMNS and isinstance(tokens, list) and isinstance(value, list):
+        return _kind(ours)[1](value) and (len(value) == len(tokens) or (ours == "advantage" and len(value) == 1))
+    return _kind(ours)[1](value)
+
+
+def _kind(ours: str) -> tuple[str, Callable[[Any], bool]]:
+    """What a column holds, in words, and whether a value of JSON or Parquet is that."""
+    kind = kind_of("prompt_id" if ours == "group_id" else ours)
+    if not pa.types.is_list(kind):
+        if pa.types.is_integer(kind):
+            return "a whole number", _is_whole
+        if pa.types.is_floating(kind):
+            return "a number", lambda value: isinstance(value, bool) or _is_number(value)
+        return "text", lambda value: isinstance(value, str)
+    leaf = kind.value_type
+    if pa.types.is_integer(leaf):
+        return "a list of whole numbers", lambda value: _all_are(value, lambda v: _is_whole(v) and v >= 0)
+    if pa.types.is_boolean(leaf):
+        return "a list of 0 and 1", lambda value: _all_are(value, lambda v: v in (0, 1))
+    return "a list of numbers", lambda value: _all_are(value, _is_number)
+
+
+def _all_are(value: Any, is_right: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(v is None or is_right(v) for v in value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_whole(value: Any) -> bool:
+    return _is_number(value) and value == value and abs(value) < 2**63 and int(value) == value
+
+
+def _said(value: Any) -> str:
+    """The kind of a value, in words."""
+    if isinstance(value, list):
+        return f"a list with {_said(next((v for v in value if v is not None), None))}"
+    names = {bool: "true or false", str: "text", int: "a number", float: "a number", dict: "an object"}
+    return names.get(type(value), "nothing")

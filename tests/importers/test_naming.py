@@ -1,0 +1,131 @@
+"""`--columns ours=theirs,…`: what makes no sense is one sentence, and what does is read as under our own names."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.importers._naming import named
+from mismatch_cli.importers._rows import WRONG_LENGTH
+from tests.importers.layouts import imported, plain_record, real_rows, same_bits, write_lines, write_parquet
+
+THEIRS = {"prompt_ids": "ctx", "response_ids": "out", "logp_rollout": "lp engine", "logp_trainer": "step"}
+
+
+def records(count: int = 4):
+    return [{THEIRS[name]: value for name, value in plain_record(row).items()} for row in real_rows(count)]
+
+
+@pytest.mark.parametrize("way", ["jsonl", "parquet"])
+def test_named_columns_are_read_as_ours(tmp_path, way):
+    """One of them is called like another of ours, which is then not read under that name."""
+    rows = real_rows(4)
+    path = tmp_path / f"d.{way}"
+    given = [record | {"reward": i, "logp_recomputed": "a note"} for i, record in enumerate(records())]
+    write_lines(path, given) if way == "jsonl" else write_parquet(path, pa.Table.from_pylist(given))
+    columns = THEIRS | {"logp_recomputed": "reward"}  # wrong on purpose
+    with pytest.raises(MismatchError, match=r"reward of .* is a number, and logp_recomputed is a list of numbers"):
+        imported(path, into=tmp_path / "trace", columns=columns)
+    table, about = imported(path, into=tmp_path / "trace", columns=THEIRS | {"finish_reason": "logp_recomputed"})
+    for ours in THEIRS:
+        assert same_bits(table, ours, [row[ours] for row in rows]), ours
+    assert table.column("step").to_pylist() == [0] * 4 and table.column("reward").to_pylist() == [0, 1, 2, 3]
+    assert set(table.column("finish_reason").to_pylist()) == {"a note"} and about["left_out"] == {}
+
+
+def test_batches_and_padding_under_other_names(tmp_path):
+    rows = real_rows(3)
+    width = max(len(row["response_ids"]) for row in rows) + 1
+
+    def padded(values):
+        return [*values, *[0] * (width - len(values))]
+
+    batch = {
+        "x": [row["prompt_ids"] for row in rows],
+        "y": [padded(row["response_ids"]) for row in rows],
+        "z": [padded(row["logp_rollout"]) for row in rows],
+        "m": [padded([1] * len(row["response_ids"])) for row in rows],
+    }
+    columns = {"prompt_ids": "x", "response_ids": "y", "logp_rollout": "z", "response_mask": "m"}
+    table, _ = imported(write_lines(tmp_path / "d.jsonl", [batch]), into=tmp_path / "trace", columns=columns)
+    assert same_bits(table, "response_ids", [row["response_ids"] for row in rows])
+    assert same_bits(table, "logp_rollout", [row["logp_rollout"] for row in rows])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "names no column"),
+        ("response_ids", "'response_ids' is not ours=theirs"),
+        ("response_ids=", "is not ours=theirs"),
+        ("respons_ids=out", "Did you mean response_ids"),
+        ("out=response_ids", "Ours stands first: response_ids=out"),
+        ("response_ids=out,response_ids=ctx", "names response_ids twice, out and ctx"),
+        ("response_ids=out,prompt_ids=out", "says that out is response_ids and prompt_ids"),
+    ],
+)
+def test_what_makes_no_sense_is_told_without_a_file(text, message):
+    with pytest.raises(UsageError, match=message):
+        named(text)
+
+
+def test_spaces_and_equal_signs_in_names():
+    assert named(" response_ids = my tokens , logp_rollout=a=b") == {"response_ids": "my tokens", "logp_rollout": "a=b"}
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"reward": "scor"}, UsageError, "Unknown column of .*d.jsonl 'scor'. Did you mean score"),
+        (
+            {"reward": "?"},
+            UsageError,
+            "leaves open what .* calls reward: put .* for [?], or leave reward out",
+        ),
+        (
+            {"response_ids": "?"},
+            UsageError,
+            "what .* calls response_ids.*Available: ctx, fractions, lp engine",
+        ),
+        ({"response_ids": "text"}, MismatchError, "text of .* is text, and response_ids .*not what was sampled"),
+        ({"response_ids": "nested"}, MismatchError, "nested of .* is a list with a list with a number"),
+        ({"response_ids": "fractions"}, MismatchError, "is a list with a number, and response_ids is a list of whole"),
+        ({"loss_mask": "lp engine"}, MismatchError, "and loss_mask is a list of 0 and 1"),
+        ({"step": "nan"}, MismatchError, "nan of .* is a number, and step is a whole number"),
+        ({"reward": "odd"}, MismatchError, "odd of .* is an object, and reward is a number"),
+    ],
+)
+def test_what_the_file_does_not_hold(tmp_path, change, error, message):
+    odd = {"score": 1, "text": "yes", "nested": [[[1]]], "fractions": [0.5], "nan": float("nan"), "odd": {"a": 1}}
+    path = write_lines(tmp_path / "d.jsonl", [record | odd for record in records()])
+    with pytest.raises(error, match=message):
+        imported(path, into=tmp_path / "trace", columns=THEIRS | change)
+
+
+def test_later_lines_may_be_worse_and_are_counted(tmp_path):
+    found = records(6)
+    found[1]["lp engine"][0] = float("nan")
+    found[2]["lp engine"].append(-1.0)
+    found[3]["out"][0] = 10**7
+    found[4]["out"] = None
+    found += [found[5] | {"out": ["a"]} for _ in range(70)]
+    path = write_lines(tmp_path / "d.jsonl", [*found[:6], *found[:1] * 60, *found[6:]])
+    table, about = imported(path, into=tmp_path / "trace", columns=THEIRS, vocabulary=10**6)
+    assert table.num_rows == 3 + 60
+    assert about["left_out"] == {
+        WRONG_LENGTH.format(name="logp_rollout"): 1,
+        "responses whose response_ids holds a number that is no token id": 1,
+        "responses without token ids": 1,
+        "lines with values of other types than the layout has": 70,
+    }
+
+
+def test_an_empty_file_and_other_files_beside_it(tmp_path):
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(MismatchError, match="no line of it is a JSON object"):
+        imported(tmp_path / "empty.jsonl", into=tmp_path / "trace", columns=THEIRS)
+    write_lines(tmp_path / "run" / "dump.jsonl", records())
+    write_lines(tmp_path / "run" / "notes.jsonl", [{"a": 1}])
+    table, about = imported(tmp_path / "run", into=tmp_path / "trace", columns=THEIRS)
+    assert table.num_rows == 4 and about["left_out"] == {"files of another layout": 1}
