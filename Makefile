@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2  # of the tests; each may hold a vLLM engine, about 3 GB
 
-.PHONY: help setup probe test test-trl lint audit browser
+.PHONY: help setup probe test test-trl test-verl lint audit browser
 help:  ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/'
 
@@ -28,6 +28,15 @@ test-trl: setup .trl/.installed  ## Record a training of TRL's own trainer with 
 .trl/.installed: benchmarks/rivals/requirements.txt
 	rm -rf .trl
 	$(BIN)/pip install --quiet --no-deps --target .trl -r $<
+	touch $@
+
+test-verl: setup .verl/.installed  ## Record batches of verl's own trainer and queue on Ray, which CI's tests replay
+	PYTHONPATH=.verl $(BIN)/python -m pytest tests/record/real_verl.py
+
+.verl/.installed: tests/record/real_verl.txt
+	rm -rf .verl
+	$(BIN)/pip install --quiet --no-deps --target .verl -r $<
+	rm -rf .verl/tests .verl/scripts  # of packages that take these names, which are ours
 	touch $@
 
 lint: setup  ## Check style and types

@@ -29,6 +29,9 @@ from mismatch_cli.trace.writer import write_shard
 _SAMPLES = 2**16  # that a rank numbers of one prompt at most
 
 
+Told = Mapping[str, Any] | Callable[[], Mapping[str, Any]]  # of the run: sections of a manifest, or what makes them
+
+
 class RankFolder:
     """What a rank has written, before it was restarted too, and where its next shard goes.
 
@@ -39,13 +42,14 @@ class RankFolder:
         self,
         folder: Path,
         rank: int,
-        manifest: Mapping[str, Any],
+        manifest: Told,
         tokenizer: Any,
         vocabulary: int | None,
         warn: Callable[[str, int], None],
     ) -> None:
         self._folder, self._rank, self._warn = folder, rank, warn
         self.written = self.refused = 0  # responses, of this process
+        self.last_step = -1  # of the processes before it
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = _held(folder / f".recorder-{rank:05d}.lock")
         try:
@@ -86,11 +90,11 @@ class RankFolder:
             self._warn(f"{first_line(error)}: the end of the recording is not noted", 0)
         os.close(self._lock)
 
-    def _begin(self, told: Mapping[str, Any], tokenizer: Any) -> None:
+    def _begin(self, told: Told, tokenizer: Any) -> None:
         """The manifest of a new trace; a recording of the same run goes on, and anybody else's trace is left alone."""
         try:
-            known = sections(told)
-        except (MismatchError, TypeError, ValueError) as error:
+            known = sections(told() if callable(told) else told)
+        except Exception as error:  # a run's own objects may lack what an adapter reads of them
             self._warn(f"{first_line(error)}: the manifest says nothing of the run", 0)
             known = {}
         if (self._folder / FILE_NAME).exists():
@@ -121,7 +125,9 @@ class RankFolder:
         there = sorted(self._folder.glob(f"shard-{self._rank:05d}-*.parquet"))
         for shard in there:
             with pq.ParquetFile(shard) as file:  # `read_table` would import pandas where it is
-                self._completer.remember(file.read(list(ROW_KEY)))
+                rows = file.read(list(ROW_KEY))
+            self._completer.remember(rows)
+            self.last_step = max(self.last_step, *rows["step"].to_pylist())
         if unknown := {shard.name for shard in there} - note["shards"].keys():
             raise MismatchError(f"{self._folder / min(unknown)} is not of this recording")
         newest = max(note["shards"], default="")  # noted and then not written: a kill came between

@@ -24,9 +24,9 @@ class Recorder:
     `every` above 1 only one in so many prompts of a step is recorded, the same on all ranks, with all of its responses.
 
     `manifest` says what cannot be seen in the tokens: sections `rollout` (engine, version, model, dtype,
-    kv_cache_dtype), `trainer` (name, version, model, dtype) and `sampling` (temperature, top_p, top_k). `tokenizer`
-    (anything with `decode`) gives the tokens their text. `vocabulary` is how many token ids there are: what is beyond
-    is refused.
+    kv_cache_dtype), `trainer` (name, version, model, dtype) and `sampling` (temperature, top_p, top_k), or what makes
+    it. `tokenizer`, one of Hugging Face, gives the tokens their text. `vocabulary` is how many token ids there are:
+    what is beyond is refused.
 
     Nothing here raises into the run: the first fault is logged as a warning, each is counted in `counts`.
     """
@@ -36,7 +36,7 @@ class Recorder:
         folder: str | Path,
         every: int = 1,
         rank: int = 0,
-        manifest: Mapping[str, Any] | None = None,
+        manifest: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
         *,
         tokenizer: Any = None,
         vocabulary: int | None = None,
@@ -46,7 +46,7 @@ class Recorder:
         self._files: RankFolder | None = None
         self._writer: Writer | None = None
         with self.guarded("nothing is recorded"):
-            self._files = RankFolder(Path(folder), int(rank), dict(manifest or {}), tokenizer, vocabulary, self._warn)
+            self._files = RankFolder(Path(folder), int(rank), manifest or {}, tokenizer, vocabulary, self._warn)
             self._writer = Writer(self._files, self._warn)
             atexit.register(self.close)
 
@@ -60,6 +60,11 @@ class Recorder:
             "refused": self._files.refused if self._files else 0,
             "lost": self._lost,
         }
+
+    @property
+    def next_step(self) -> int:
+        """The step after the last one that was there before: where a run goes on that has no number for its steps."""
+        return 1 + self._files.last_step if self._files else 0
 
     def add(self, **columns: Any) -> None:
         """Record one response: `step`, `prompt_ids`, `response_ids`, `logp_rollout`, and any other column of a trace.

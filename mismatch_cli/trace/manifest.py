@@ -263,6 +263,8 @@ def remedy(folder: Path, manifest: Mapping[str, Any], *, unscored: bool = False)
         return f"Score it with: {suggest('rescore', trace, '--trainer-model', 'MODEL')}"
     if command == "train":
         return "Restore it from a copy; a run that has not ended goes on with the command that began it and --resume."
+    if command == "record":
+        return "Read it again when the run has gone on, or has ended."
     return "Import the dump again." if "imported" in manifest else "Restore it from a copy, or record it again."
 
 

@@ -26,7 +26,7 @@ OTHERS = {
     "--no-enable-prefix-caching --no-enable-chunked-prefill --enforce-eager",
     "SGLang": "--enable-fp32-lm-head",
     "slime": "--use-tis --get-mismatch-metrics --calculate-per-token-loss --save-debug-train-data "
-    "--save-debug-rollout-data",
+    "--save-debug-rollout-data --rollout-data-postprocess-path",
     "miles": "--dump-details --use-rollout-logprobs",
     "open-instruct": "--save_traces --rollouts_save_path --loss_denominator",
     "ms-swift": "--log_rollout_offpolicy_metrics",

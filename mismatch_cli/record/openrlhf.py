@@ -1,0 +1,42 @@
+"""OpenRLHF: `record` as Ray's `worker_process_setup_hook`, into the folder `$MISMATCH_RECORD`."""
+
+import os
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from mismatch_cli.record._responses import copied
+from mismatch_cli.record.recorder import Recorder
+
+
+def record() -> None:
+    """Record in whichever process makes experiences; steps are counted, on from those of before a restart."""
+    from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
+
+    make, told = RemoteExperienceMaker.compute_advantages_and_returns, {"trainer": {"name": "OpenRLHF"}}
+
+    def recorded(maker: Any, samples: Any) -> Any:
+        experiences = make(maker, samples)
+        if not hasattr(maker, "recorder"):
+            folder = os.environ.get("MISMATCH_RECORD", "recorded")
+            maker.recorder = Recorder(folder, manifest=told, tokenizer=maker.tokenizer)
+            maker.steps = count(maker.recorder.next_step)
+        with maker.recorder.guarded():
+            step = next(maker.steps)
+            for experience in experiences:
+                maker.recorder.add_padded(step=step, **columns(experience))
+        return experiences
+
+    RemoteExperienceMaker.compute_advantages_and_returns = recorded
+
+
+def columns(experience: Any) -> dict[str, Any]:
+    """An Experience for `add_padded`: what it holds of actions begins with the second token, masks leave tools out."""
+    ids, real, actions = (copied(getattr(experience, name)) for name in ("sequences", "attention_mask", "action_mask"))
+    first_S, place_T = (actions > 0).argmax(1)[:, None], np.arange(ids.shape[1])
+    masks = {"prompt_mask": real * (place_T <= first_S), "response_mask": (real * (place_T > first_S))[:, 1:]}
+    names = {"logp_rollout": "rollout_log_probs", "logp_trainer": "action_log_probs", "advantage": "advantages"}
+    found = {ours: getattr(experience, name) for ours, name in (names | {"reward": "rewards"}).items()}
+    ended = ["length" if cut else "stop" for cut in copied(experience.truncated)]
+    return dict(prompt_ids=ids, response_ids=ids[:, 1:], loss_mask=actions, finish_reason=ended, **masks, **found)

@@ -1,0 +1,42 @@
+"""SkyRL: `trainer.add_callback(Recording("recorded"))`, or `RayPPOTrainer(…, callbacks=[Recording("recorded")])`."""
+
+from typing import Any
+
+from skyrl.train.utils.callbacks import TrainingCallback
+
+from mismatch_cli.record._responses import copied
+from mismatch_cli.record.recorder import Recorder
+
+
+class Recording(TrainingCallback):
+    """Records each batch that was trained on, with log μ of the engine and log π of the pass before the update."""
+
+    def __init__(self, folder: str, every: int = 1) -> None:
+        self.recorder: Recorder | None = None
+        self._folder, self._every = folder, every
+
+    def on_step_end(self, trainer: Any, callback_input: Any, _: Any) -> None:
+        if self.recorder is None:
+            manifest, tokenizer = lambda: told(trainer.cfg), trainer.tokenizer
+            self.recorder = Recorder(self._folder, self._every, manifest=manifest, tokenizer=tokenizer)
+        with self.recorder.guarded():
+            self.recorder.add_padded(step=callback_input.global_step, **columns(callback_input.batch))
+
+    def on_train_end(self, *_: Any) -> None:
+        if self.recorder is not None:
+            self.recorder.close()
+
+
+def told(cfg: Any) -> dict[str, Any]:
+    """What SkyRL's configuration says."""
+    model, sampling = cfg.trainer.policy.model.path, {"temperature": cfg.generator.sampling_params.temperature}
+    return {"rollout": {"model": model}, "trainer": {"name": "SkyRL", "model": model}, "sampling": sampling}
+
+
+def columns(batch: Any) -> dict[str, Any]:
+    """A batch of SkyRL's for `add_padded`: everything is padded on the left, what is of responses to their width."""
+    ids, prompt, response = (copied(batch[name]) for name in ("sequences", "attention_mask", "response_mask"))
+    prompt[:, (width := ids.shape[1] - response.shape[1]) :] *= response == 0
+    names = {"logp_rollout": "rollout_logprobs", "logp_trainer": "action_log_probs", "advantage": "advantages"}
+    found = {ours: batch.get(name) for ours, name in (names | {"loss_mask": "loss_mask"}).items()}
+    return dict(prompt_ids=ids, prompt_mask=prompt, response_ids=ids[:, width:], response_mask=response, **found)

@@ -1,0 +1,39 @@
+"""slime: `--rollout-data-postprocess-path mismatch_cli.record.slime.record`, into the folder `$MISMATCH_RECORD`."""
+
+import os
+from typing import Any
+
+from mismatch_cli.record.recorder import Recorder
+
+_FIELDS = {"logp_rollout": "rollout_log_probs", "logp_trainer": "log_probs", "advantage": "advantages",
+           "loss_mask": "loss_masks", "reward": "local_raw_reward", "sample_index": "sample_indices"}  # fmt: skip
+_RECORDERS: dict[int, Recorder] = {}  # of this process, which is one rank
+
+
+def record(args: Any, rollout_id: int | None = None, rollout_data: dict[str, Any] | None = None) -> None:
+    """Called on every rank before it trains; of a data-parallel group the rank that holds the log-probs records."""
+    from megatron.core import mpu
+
+    if not mpu.is_pipeline_last_stage() or mpu.get_tensor_model_parallel_rank():
+        return
+    rank = mpu.get_data_parallel_rank(with_context_parallel=True)
+    if rank not in _RECORDERS:
+        folder = os.environ.get("MISMATCH_RECORD", "recorded")
+        _RECORDERS[rank] = Recorder(folder, rank=rank, manifest=lambda: told(args))
+    recorder = _RECORDERS[rank]
+    with recorder.guarded("no batch is recorded: this hook is called without the data (use --dump-details and import)"):
+        data = dict(rollout_data or ())
+        for number, tokens in enumerate(data["tokens"]):
+            length = data["response_lengths"][number]
+            row = {ours: data[name][number] for ours, name in _FIELDS.items() if data.get(name) is not None}
+            ended = "length" if data["truncated"][number] else "stop"
+            ids = {"prompt_ids": tokens[:-length], "response_ids": tokens[-length:]}
+            recorder.add(step=rollout_id, finish_reason=ended, **ids, **row)
+
+
+def told(args: Any) -> dict[str, Any]:
+    """What slime's own flags say."""
+    model, sampling = args.hf_checkpoint, {"temperature": args.rollout_temperature, "top_p": args.rollout_top_p}
+    dtype = "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32"
+    trainer = {"name": "Megatron", "model": model, "dtype": dtype}
+    return {"rollout": {"engine": "sglang", "model": model}, "trainer": trainer, "sampling": sampling}

@@ -1,0 +1,44 @@
+"""verl V1: `VERL_USE_EXTERNAL_MODULES=mismatch_cli.record.verl` and `trainer.v1.trainer_mode=sync_recorded`."""
+
+from functools import cached_property
+from typing import Any
+
+import transfer_queue
+from verl.trainer.ppo.v1 import trainer_base
+
+from mismatch_cli.record.recorder import Recorder
+
+_FIELDS = {"prompt_ids": "prompts", "response_ids": "responses", "loss_mask": "loss_mask", "reward": "rm_scores",
+           "logp_rollout": "rollout_log_probs", "logp_trainer": "old_log_probs", "advantage": "advantages"}  # fmt: skip
+
+
+class Recorded:
+    """Any trainer of V1: records a batch when its advantages are known, into `recorded` beside the checkpoints."""
+
+    @cached_property
+    def _recorder(self: Any) -> Recorder:
+        folder = f"{self.config.trainer.default_local_dir}/recorded"
+        return Recorder(folder, manifest=lambda: told(self.config.actor_rollout_ref), tokenizer=self.tokenizer)
+
+    def _compute_advantage(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
+        done, recorder, step = super()._compute_advantage(batch, metrics), self._recorder, self.global_steps  # type: ignore[misc]
+        with recorder.guarded():
+            bypassed = (self.config.algorithm.get("rollout_correction") or {}).get("bypass_mode") and "old_log_probs"
+            data = transfer_queue.kv_batch_get(batch.keys, batch.partition_id, [*_FIELDS.values()])
+            found = {ours: data[name].unbind() for ours, name in _FIELDS.items() if name in data.keys() - {bypassed}}
+            found["reward"] = [scores.sum() for scores in found["reward"]]
+            for tag, *row in zip(batch.tags, *found.values(), strict=True):
+                named = dict(zip(found, row, strict=True)) | {"version_rollout": tag.get("max_global_steps")}
+                _ = tag.get("is_padding") or recorder.add(step=step, version_trainer=step - 1, **named)
+        return done
+
+
+def told(config: Any) -> dict[str, Any]:
+    """What verl's configuration says."""
+    rollout, trainer = config.rollout, {"name": "verl", "model": config.model.path}
+    engine = {"engine": rollout.name, "model": config.model.path, "dtype": rollout.dtype}
+    return {"rollout": engine, "trainer": trainer, "sampling": {"temperature": rollout.temperature}}
+
+
+for mode, trainer in [*trainer_base.TRAINER_REGISTRY.items()]:
+    trainer_base.register_trainer(f"{mode}_recorded")(type(f"Recorded{trainer.__name__}", (Recorded, trainer), {}))

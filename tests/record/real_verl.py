@@ -1,0 +1,144 @@
+"""verl's own classes, recorded: `make test-verl`, which installs them, beside the tests of CI.
+
+The trainer is verl's, with its TransferQueue on Ray; what a GPU would have computed stands in the queue.
+`python -m tests.record.real_verl` renews the batch that tests/record/test_frameworks.py replays.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mismatch_cli.cli import run
+from tests.record.test_frameworks import VERL, verl_metrics
+
+os.environ["VERL_USE_EXTERNAL_MODULES"] = "mismatch_cli.record.verl"  # as a user sets it, before verl is imported
+SAMPLES, TURN = 12, (2, 5)
+
+
+@pytest.fixture(scope="module")
+def queue():
+    import ray
+    import transfer_queue
+
+    ray.init(num_cpus=32, include_dashboard=False, log_to_driver=False)  # it asks for more than there are here
+    transfer_queue.init()
+    yield transfer_queue
+    ray.shutdown()
+
+
+def samples() -> list[dict[str, Any]]:
+    """What verl's agent loop puts into its queue, one response each, with a turn of a tool in every third."""
+    rng, found = np.random.default_rng(0), []
+    for number in range(SAMPLES):
+        length = int(rng.integers(8, 20))
+        mask = torch.ones(length, dtype=torch.int64)
+        if number % 3 == 0:
+            mask[TURN[0] : TURN[1]] = 0
+        rollout = torch.from_numpy(-0.1 - rng.exponential(0.5, length).astype("f"))
+        scores = torch.zeros(length)
+        scores[-1] = float(number % 2)
+        found.append(
+            {
+                "uid": f"prompt-{number // 4}", "prompts": torch.arange(1, 4 + number // 4),
+                "responses": torch.from_numpy(rng.integers(0, 1000, length)), "response_mask": mask, "loss_mask": mask,
+                "rollout_log_probs": rollout, "rm_scores": scores,
+                "old_log_probs": rollout + torch.from_numpy(rng.normal(0, 0.02, length).astype("f")),
+            }
+        )  # fmt: skip
+    return found
+
+
+def trainer(folder: Path, **correction: Any) -> Any:
+    """verl's synchronous trainer, recorded, without the workers that it would start on GPUs."""
+    from omegaconf import OmegaConf
+    from verl.trainer.ppo.v1 import get_trainer_cls
+
+    made = object.__new__(get_trainer_cls("sync_recorded"))
+    algorithm = {"adv_estimator": "grpo", "gamma": 1.0, "lam": 1.0, "use_kl_in_reward": False}
+    model, rollout = {"path": "some-model"}, {"name": "vllm", "dtype": "bfloat16", "temperature": 1.0, "n": 4}
+    made.config = OmegaConf.create(
+        {
+            "trainer": {"default_local_dir": str(folder)},
+            "algorithm": algorithm | ({"rollout_correction": correction} if correction else {}),
+            "actor_rollout_ref": {"model": model, "rollout": rollout},
+        }
+    )
+    made.tokenizer, made.global_steps = None, 7
+    return made
+
+
+def recorded(queue: Any, folder: Path, **correction: Any) -> Any:
+    """The advantages of a batch computed by verl, as its step does it; answers the batch as verl has it then."""
+    from transfer_queue import KVBatchMeta
+    from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+    made, rows = trainer(folder, **correction), samples()
+    keys = [f"{folder.name}-{number // 4}_{number % 4}_0" for number in range(SAMPLES)]
+    tags = [{"is_padding": number == 5, "min_global_steps": 6, "max_global_steps": 6} for number in range(SAMPLES)]
+    queue.kv_batch_put(keys=keys, partition_id="train", fields=list_of_dict_to_tensordict(rows), tags=tags)
+    metrics: dict[str, Any] = {}
+    made._compute_advantage(KVBatchMeta(keys=keys, tags=tags, partition_id="train"), metrics)
+    made._recorder.close()
+    assert made._recorder.counts["written"] == SAMPLES - 1
+    names = ["prompts", "responses", "loss_mask", "rollout_log_probs", "old_log_probs", "advantages", "rm_scores"]
+    return queue.kv_batch_get(keys, "train", names), metrics
+
+
+def test_every_mode_has_a_recorded_twin():
+    from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
+
+    own = {name for name in TRAINER_REGISTRY if not name.endswith("_recorded")}
+    assert {"sync", "colocate_async", "separate_async"} <= own
+    assert {name for name in TRAINER_REGISTRY if name not in own} == {f"{name}_recorded" for name in own}
+
+
+def test_verls_own_metrics_are_those_of_the_trace(queue, tmp_path):
+    from verl.protocol import DataProto
+    from verl.trainer.ppo.rollout_corr_helper import compute_offpolicy_metrics
+    from verl.utils.debug.metrics import calculate_debug_metrics
+
+    data, _ = recorded(queue, tmp_path / "run")
+    keep = torch.tensor([number for number in range(SAMPLES) if number != 5])
+    batch = {name: value[keep] for name, value in data.to_padded_tensor().items()}
+    mask = batch["loss_mask"]
+    logged = calculate_debug_metrics(DataProto.from_dict(tensors=batch | {"response_mask": mask}))
+    correction = compute_offpolicy_metrics(batch["old_log_probs"], batch["rollout_log_probs"], mask)
+    logged |= {f"rollout_corr/{name}": value for name, value in correction.items()}
+    found = verl_metrics(tmp_path / "run/recorded")
+    shared = found.keys() & logged.keys()
+    assert len(shared) >= 12
+    assert {name: found[name] for name in shared} == pytest.approx({n: float(logged[n]) for n in shared}, abs=1e-6)
+
+
+def test_bypassed_log_probs_are_not_the_trainers(queue, tmp_path, capsys):
+    recorded(queue, tmp_path / "bypass", bypass_mode=True, rollout_is=None, rollout_rs=None)
+    assert run(["report", str(tmp_path / "bypass/recorded")]) == 1
+    assert "rescore" in capsys.readouterr().err
+
+
+def main() -> None:
+    import tempfile
+
+    import ray
+    import transfer_queue
+
+    ray.init(num_cpus=32, include_dashboard=False, log_to_driver=False)
+    transfer_queue.init()
+    with tempfile.TemporaryDirectory() as folder:
+        data, _ = recorded(transfer_queue, Path(folder))
+    lists = {name: data[name].unbind() for name in data.keys()}  # noqa: SIM118 - a TensorDict
+    arrays = {
+        f"{name}/{number}": value.numpy() for name, values in lists.items() for number, value in enumerate(values)
+    }
+    np.savez_compressed(VERL, **arrays)
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()
