@@ -19,7 +19,7 @@ from mismatch_cli.options import resumed
 from mismatch_cli.recording.config import CurateConfig, ProbeConfig, RescoreConfig, RolloutConfig
 from mismatch_cli.recording.folder import run_folder
 from mismatch_cli.tasks.grading import check_reward, gradable
-from mismatch_cli.tasks.prompts import is_local, load_problems
+from mismatch_cli.tasks.prompts import check_prompts, is_local, load_problems
 from mismatch_cli.torch_settings import check_threads
 from mismatch_cli.trace.manifest import FILE_NAME, read_manifest, trace_folder
 
@@ -110,6 +110,7 @@ def _check_sampled(config: RolloutConfig) -> None:
         config.check_vocabulary(tokens)
     if is_local(config.prompts):
         problems = load_problems(config.prompt_source)
+        check_prompts(problems, config.prompt_template)
         if isinstance(config, CurateConfig):
             gradable(problems, config.reward, config.prompts)
     check_reward(config.reward)

@@ -16,7 +16,7 @@ from mismatch_cli.models import check_attention, check_model_folder, known_vocab
 from mismatch_cli.rl.train_config import TrainConfig
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.tasks.grading import Grader, check_reward, gradable
-from mismatch_cli.tasks.prompts import Problem, PromptSource, encode_prompts, is_local, load_problems
+from mismatch_cli.tasks.prompts import Problem, PromptSource, check_prompts, encode_prompts, is_local, load_problems
 from mismatch_cli.torch_settings import check_threads
 
 
@@ -34,6 +34,7 @@ def _load(config: TrainConfig, location: str, split: str, limit: int) -> tuple[l
         location, config.prompt_field or None, config.answer_field or None, split, limit=limit or None
     )
     found = load_problems(source)
+    check_prompts(found, config.prompt_template)
     return gradable(found, config.reward, location), len(found)
 
 

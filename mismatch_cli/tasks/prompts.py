@@ -29,7 +29,7 @@ _R1_DISTILL = (
     "<｜begin▁of▁sentence｜><｜User｜>{problem} Please reason step by step, "
     "and put your final answer within \\boxed{{}}.\n<｜Assistant｜><think>\n"
 )
-_ROWS_AT_A_TIME = 64
+_ROWS_AT_A_TIME, _ROLES = 64, 4
 _LOCAL_FORMATS = (".jsonl", ".json", ".parquet", ".csv")
 
 
@@ -182,8 +182,13 @@ def _get(row: Mapping[str, Any], dotted: str) -> Any:
 
 def _to_problem(index: int, row: Mapping[str, Any], prompt_field: str, answer_field: str | None, where: str) -> Problem:
     prompt = _get(row, prompt_field)
-    if isinstance(prompt, list) and all(_is_message(message) for message in prompt):
+    if isinstance(prompt, list) and prompt and all(_is_message(message) for message in prompt):
         prompt = [{"role": message["role"], "content": message["content"]} for message in prompt]
+        if prompt[-1]["role"] == "assistant":
+            raise MismatchError(
+                f"{where}, row {index}: the messages of field '{prompt_field}' end with the assistant's, which is what "
+                "the model is to write. Leave that one out, or name another field with --prompt-field."
+            )
     elif not isinstance(prompt, str):
         raise MismatchError(
             f"{where}, row {index}: field '{prompt_field}' is neither text nor a list of chat messages. "
@@ -221,6 +226,14 @@ def check_template(template: str) -> None:
         raise UsageError(f"--prompt-template: {unknown('template', template, TEMPLATES)}")
 
 
+def check_prompts(problems: list[Problem], template: str) -> None:
+    """A `MismatchError` for a conversation where a template takes one text."""
+    check_template(template)
+    if template != "chat":
+        for problem in problems:
+            _as_text(problem, template)
+
+
 def encode_prompts(
     problems: list[Problem], tokenizer: Any, *, template: str = "chat", max_model_len: int
 ) -> EncodedPrompts:
@@ -228,9 +241,9 @@ def encode_prompts(
 
     "chat" is the tokenizer's own template; a tokenizer that has none gets the prompts raw.
     """
-    check_template(template)
     if template == "chat" and getattr(tokenizer, "chat_template", None) is None:
         template = "raw"
+    check_prompts(problems, template)
     kept, ids, skipped = [], [], []
     for problem, prompt_ids in zip(problems, _encoded(problems, tokenizer, template), strict=True):
         reason = _unusable(prompt_ids, max_model_len)
@@ -270,8 +283,20 @@ def _texts(problems: list[Problem], tokenizer: Any, template: str) -> Iterable[s
         prompts = {problem.prompt_id: problem.prompt for problem in problems}
         chats = {i: [{"role": "user", "content": p}] if isinstance(p, str) else p for i, p in prompts.items()}
         return rendered(tokenizer, chats)
-    plain = (
-        p.prompt if isinstance(p.prompt, str) else "\n".join(message["content"] for message in p.prompt)
-        for p in problems
-    )
+    plain = (_as_text(problem, template) for problem in problems)
     return plain if template == "raw" else (_R1_DISTILL.format(problem=text) for text in plain)
+
+
+def _as_text(problem: Problem, template: str) -> str:
+    """What is put where no chat template is: a text, or the one message of a user."""
+    if isinstance(problem.prompt, str):
+        return problem.prompt
+    roles = [message["role"] for message in problem.prompt]
+    if roles == ["user"]:
+        return problem.prompt[0]["content"]
+    shown = ", ".join(roles[:_ROLES])
+    raise MismatchError(
+        f"Prompt {problem.prompt_id} is a conversation ({shown}) that only a chat template can put, "
+        f"and prompts are put {template}. Use --prompt-template chat with a model that has a template, or name a field "
+        "of text with --prompt-field."
+    )

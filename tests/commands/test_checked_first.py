@@ -19,6 +19,7 @@ FILES = {
     "preset.toml": 'algorithm = "dppo-binary-tv:max_tv=-1"\n',
     "few.jsonl": '{"problem": "1 + 1", "answer": "2"}\n',
     "unanswered.jsonl": '{"problem": "1 + 1"}\n',
+    "chat.jsonl": '{"prompt": [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}], "answer": "2"}\n',
     "bad.jsonl": "{}\n[1]\n",
     "empty.jsonl": "",
     "unknown.toml": "[limits.kk]\nmax = 1\n",
@@ -44,6 +45,7 @@ SAMPLED = (
     ("--prompts ../files/empty.jsonl", "holds no prompts"),
     ("--prompt-field problm", "Did you mean problem?"),
     ("--prompt-template chatt", "Did you mean chat?"),
+    ("--prompts ../files/chat.jsonl --prompt-template raw", "that only a chat template can put"),
     ("--temperature 0", "Temperature 0 cannot be measured"),
     ("--top-p 1.5", "--top-p 1.5 is not in (0, 1]"),
     ("--threads 100000", "more than any machine has"),
@@ -85,6 +87,7 @@ LIGHT = {
         (f"--output {FLOAT32}/new", "are not apart"),
     ),
     "train": (
+        ("--dataset ../files/chat.jsonl --prompt-template raw", "that only a chat template can put"),
         ("--preset miniatur", "Unknown preset 'miniatur'. Did you mean miniature"),
         ("--engine vlm", "Unknown engine 'vlm'. Did you mean vllm"),
         ("--aggregation token", "Unknown aggregation 'token'. Did you mean token-mean"),

@@ -53,6 +53,54 @@ def test_fields_can_be_named_nested_and_chat_messages(tmp_path):
     assert problem == Problem(0, messages, "7")
 
 
+SYSTEM, USER, ASSISTANT = (
+    {"role": role, "content": text} for role, text in (("system", "Be brief."), ("user", "1 + 1?"), ("assistant", "2"))
+)
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_chat_messages_are_put_by_the_model_s_template(tmp_path, ending):
+    """As TRL and verl have them in `prompt`, from files, and as the tokenizer itself would put them."""
+    rows = [{"prompt": [USER | {"name": None}]}, {"prompt": [SYSTEM, USER, ASSISTANT, USER]}]
+    found = load_problems(PromptSource(write(tmp_path / f"p.{ending}", rows)))
+    assert [p.prompt for p in found] == [[USER], [SYSTEM, USER, ASSISTANT, USER]]
+    tokenizer = load_tokenizer(str(bundled("model")))
+    encoded = encode_prompts(found, tokenizer, max_model_len=1000)
+    for ids, problem in zip(encoded.prompt_ids, found, strict=True):
+        text = tokenizer.apply_chat_template(problem.prompt, add_generation_prompt=True, tokenize=False)
+        assert ids == tokenizer.encode(text, add_special_tokens=False)
+
+
+def test_a_conversation_needs_a_chat_template():
+    alone, more = Problem(0, [USER], None), Problem(1, [SYSTEM, USER], None)
+    for template in ("raw", "r1-distill"):
+        texts = encode_prompts(problems(USER["content"]), WordTokenizer(), template=template, max_model_len=99)
+        found = encode_prompts([alone], WordTokenizer(), template=template, max_model_len=99)
+        assert found.prompt_ids == texts.prompt_ids  # one message of a user is a text
+        with pytest.raises(MismatchError, match=rf"Prompt 1 is a conversation .system, user. that .*put {template}"):
+            encode_prompts([alone, more], WordTokenizer(), template=template, max_model_len=99)
+    bare = WordTokenizer()
+    bare.chat_template = None
+    with pytest.raises(MismatchError, match="only a chat template can put, and prompts are put raw"):
+        encode_prompts([more], bare, max_model_len=99)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ([], "is neither text nor a list of chat messages"),
+        ([{"role": "user"}], "is neither"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "is neither"),
+        ([USER, None], "is neither"),
+        ({"role": "user", "content": "hi"}, "is neither"),
+        ([USER, ASSISTANT], "end with the assistant's"),
+    ],
+)
+def test_what_is_no_conversation(tmp_path, prompt, said):
+    with pytest.raises(MismatchError, match=said):
+        load_problems(PromptSource(write(tmp_path / "p.jsonl", [{"prompt": prompt}])))
+
+
 def test_leading_zeros_of_an_answer_survive(tmp_path):
     rows = [{"problem": "a", "answer": "007"}]
     assert load_problems(PromptSource(write(tmp_path / "p.csv", rows)))[0].answer == "007"
