@@ -202,7 +202,7 @@ def _choose(names: Sequence[str]) -> str:
 
 def _refuse(unknown: Sequence[Source], what: Import) -> None:
     """A `MismatchError` for files of no known layout: what they are, or the line that names their columns."""
-    for source in unknown:
+    for source in {source.group: source for source in reversed(unknown)}.values():
         if why := text_only(first_rows(source)):
             raise MismatchError(f"{source.path} {why}")
     if what.format is not None and not what.columns:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from mismatch_cli.importers import _lists
 from mismatch_cli.importers._naming import OPEN, REQUIRED, RETOKENISED, Row, fits, known, responses
 from mismatch_cli.text import visible
 
@@ -37,6 +38,7 @@ _TEXT_LOGS = (
     ("AReaL's rollout dump", {"task_id", "prompt", "completion", "head_version"}, _RECORDER),
     ("ms-swift's log of completions", {"prompt", "completion", "advantages"}, _RECORDER),
 )  # fmt: skip
+_CHATS = 3  # the depth of a batch of conversations, and one more
 _OTHER_TEXTS = ("a log of prompts and responses", _RECORDER)
 
 # What a column is called that is not called like ours: the first line that any goes by tells, if only one does.
@@ -193,5 +195,5 @@ def _speaks_of_tokens(words: frozenset[str], value: object) -> bool:
 def _is_text(value: object) -> bool:
     """A text, chat messages, or lists of these."""
     if isinstance(value, list):
-        return bool(value) and all(map(_is_text, value))
+        return 0 < _lists.depth_of(value) < _CHATS and bool(value) and all(map(_is_text, value))
     return isinstance(value, str) or (isinstance(value, Mapping) and "content" in value)

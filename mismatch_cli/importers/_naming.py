@@ -125,6 +125,7 @@ def _is_whole(value: Any) -> bool:
 def _said(value: Any) -> str:
     """The kind of a value, in words."""
     if isinstance(value, list):
-        return f"a list with {_said(next((v for v in value if v is not None), None))}"
+        depth, found = _lists.depth_of(value), next((v for v in value if v is not None), None)
+        return "a list of lists" if depth > 1 else f"a list with {_said(found)}" if found is not None else "a list"
     names = {bool: "true or false", str: "text", int: "a number", float: "a number", dict: "an object"}
     return names.get(type(value), "nothing")

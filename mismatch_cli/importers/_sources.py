@@ -26,7 +26,7 @@ from mismatch_cli.trace import foreign
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pt": "pt", ".pth": "pt"}
 _PICKLES = (".pkl", ".pickle", ".dp")
 _LONGEST_LINE = 3 * 2**24  # bytes; as Python objects they can take 35 times as much
-_FIRST_LINES, _FIRST_BYTES, _FIRST_ROWS = 64, 2**24, 16  # what a file is known by
+_FIRST_LINES, _FIRST_BYTES, _FIRST_VALUES = 64, 2**24, 2**20  # that tell what a file holds
 _READ_BYTES = 2**20
 _TOKENS_PER_BLOCK = 2**19  # of Parquet, whatever its row groups are
 _BYTES_PER_BLOCK = 2**27  # where other columns are longer
@@ -126,11 +126,15 @@ def first_rows(source: Source) -> list[dict[str, Any]]:
     """The first few lines or rows of a file, as Python values in its own names."""
     if source.kind == "jsonl":
         return list(records_of(source.path))
-    if source.kind == "parquet":
-        batches = open_parquet(source).iter_batches(_FIRST_ROWS, use_threads=False)
-        with readable(source):
-            return next((batch.to_pylist() for batch in batches), [])
-    return []
+    if source.kind != "parquet":
+        return []
+    file = open_parquet(source)
+    if decoded_bytes(file.metadata) > allowance(source.size):
+        raise too_large(source.path, source.size)
+    rows = file.metadata.num_rows * _FIRST_VALUES // max(1, _values_in(file.metadata))
+    with readable(source):
+        batches = file.iter_batches(max(1, min(rows, _FIRST_LINES)), use_threads=False)
+        return next((batch.to_pylist() for batch in batches), [])
 
 
 def open_parquet(source: Source) -> pq.ParquetFile:
@@ -201,14 +205,14 @@ def readable(source: Source) -> Iterator[None]:
         ) from error
 
 
-def _values_in(metadata: object, tokens: str) -> int:
-    """How many values the list column holds, from the footer."""
+def _values_in(metadata: object, tokens: str | None = None) -> int:
+    """How many values the list column holds, or all of them do, from the footer."""
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]  # type: ignore[attr-defined]
     return sum(
         group.column(i).num_values
         for group in groups
         for i in range(group.num_columns)
-        if group.column(i).path_in_schema.split(".")[0] == tokens
+        if tokens is None or group.column(i).path_in_schema.split(".")[0] == tokens
     )
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.importers import plain
-from mismatch_cli.importers._sources import Peek, Source, first_rows
+from mismatch_cli.importers._sources import Peek, Source, peek, records_of
 from mismatch_cli.importers._tally import Tally
 
 TITLE = "TRL's GRPO batches"
@@ -48,12 +48,13 @@ def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], Non
 
 
 def _columns(source: Source) -> dict[str, str]:
-    rows = first_rows(source)
-    there = {name for row in rows for name, value in row.items() if value is not None}
+    there = set(peek(source).keys)
+    if source.kind == "jsonl":
+        there = {name for record in records_of(source.path) for name, value in record.items() if value is not None}
     columns = {ours: name for ours, names in _NAMES.items() for name in names[::-1] if name in there}
     if columns.get("logp_trainer") == "per_token_logps" and "old_per_token_logps" in there:
         columns["logp_recomputed"] = "old_per_token_logps"
-    if rows and "logp_rollout" not in columns and "logp_rollout" not in there:
+    if there and not there & {"logp_rollout", *_NAMES["logp_rollout"]}:
         raise MismatchError(
             f"{source.path} holds no sampling_per_token_logps: TRL has log-probabilities of the rollout engine only "
             "where vLLM samples. Train with use_vllm=True, and see the guide on record."

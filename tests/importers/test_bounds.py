@@ -134,6 +134,10 @@ def test_json_of_any_depth_is_a_line_that_is_left_out_or_read(tmp_path, capfd, d
         path.write_text(f'{{{fields}, "{key}": {nested}}}\n')
         assert run(["import", str(path), "-o", str(tmp_path / "out"), "--force"]) in (0, 1)
         assert "Unexpected" not in capfd.readouterr().err
+    path.write_text(f'{{"prompt": {nested}, "completion": "a", "tokens": {nested}}}\n')
+    for more in ([], ["--columns", "response_ids=tokens"]):
+        assert run(["import", str(path), "-o", str(tmp_path / "none"), *more]) in (1, 2)
+        assert "Unexpected" not in capfd.readouterr().err
 
 
 def test_half_a_character_in_a_dump_is_left_out_or_named(tmp_path, capfd):

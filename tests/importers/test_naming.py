@@ -89,7 +89,7 @@ def test_spaces_and_equal_signs_in_names():
             "what .* calls response_ids.*Available: ctx, fractions, lp engine",
         ),
         ({"response_ids": "text"}, MismatchError, "text of .* is text, and response_ids .*not what was sampled"),
-        ({"response_ids": "nested"}, MismatchError, "nested of .* is a list with a list with a number"),
+        ({"response_ids": "nested"}, MismatchError, "nested of .* is a list of lists, and"),
         ({"response_ids": "fractions"}, MismatchError, "is a list with a number, and response_ids is a list of whole"),
         ({"loss_mask": "lp engine"}, MismatchError, "and loss_mask is a list of 0 and 1"),
         ({"step": "nan"}, MismatchError, "nan of .* is a number, and step is a whole number"),

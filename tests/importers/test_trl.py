@@ -11,6 +11,8 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.importers._padded import HIDDEN, OTHER_SIZE, PADDED, WRONG_PROMPT
 from mismatch_cli.importers._rows import NO_ROLLOUT, WRONG_LENGTH
 from tests.importers.layouts import Row, imported, real_rows, same_bits, write_lines, write_parquet
+from tests.record.test_trl import batches as real_batches
+from tests.record.test_trl import recorded
 
 PAD = 0
 
@@ -75,6 +77,21 @@ def test_batches_and_single_responses_are_the_same_responses(tmp_path, way):
     padded = [{name: value[i] if isinstance(value, list) else value for name, value in batches[0].items()}
               for i in range(5)]  # fmt: skip
     assert imported(write(tmp_path / f"p.{way}", padded), into=tmp_path / "padded")[0].equals(table.slice(0, 5))
+
+
+@pytest.mark.parametrize("way", ["jsonl", "parquet"])
+def test_batches_of_a_real_run_are_what_its_recorder_wrote(tmp_path, way):
+    batches = real_batches()
+    records = [{name: value.tolist() for name, value in batch.items()} | {"step": step}
+               for step, batch in enumerate(batches)]  # fmt: skip
+    table, about = imported(write(tmp_path / f"d.{way}", records), into=tmp_path / "trace")
+    expected = pa.concat_tables(recorded(tmp_path / "recorded", batches)[0].tables(), promote_options="default")
+    assert table.num_rows == expected.num_rows == 32
+    for name in ("prompt_ids", "response_ids", "logp_rollout", "logp_trainer", "advantage", "loss_mask"):
+        assert table.column(name).to_pylist() == expected.column(name).to_pylist(), name
+    for name in ("step", "prompt_id"):
+        assert table.column(name).equals(expected.column(name)), name
+    assert about["left_out"] == {"columns that no trace has (importance_sampling_ratio, num_items_in_batch)": 2}
 
 
 def test_what_else_people_write(tmp_path):
