@@ -152,7 +152,7 @@ def records_of(path: Path) -> Iterator[dict[str, Any]]:
     for line in islice(lines_of(path), _FIRST_LINES):
         size += len(line)
         try:
-            record = json.loads(line)
+            record = _parsed(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(record, dict):
@@ -259,18 +259,22 @@ def _joined(tables: list[pa.Table]) -> Iterator[pa.Table]:
 def _record(line: bytes, where: str, tally: Tally) -> dict[str, Any] | None:
     """The object of a line; None, and a count, for anything else but an empty line."""
     try:
-        record = orjson.loads(line)
-    except orjson.JSONDecodeError:  # NaN and −Infinity are no JSON, but Python writes them
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            if line.strip():
-                tally.leave_out(NO_JSON if line.endswith(b"\n") else CUT_OFF, 1, where)
-            return None
+        record = _parsed(line)
+    except (ValueError, RecursionError):
+        if line.strip():
+            tally.leave_out(NO_JSON if line.endswith(b"\n") else CUT_OFF, 1, where)
+        return None
     if not isinstance(record, dict):
         tally.leave_out(NO_JSON, 1, where)
         return None
     return record
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError:  # NaN and −Infinity are no JSON, but Python writes them
+        return json.loads(line)
 
 
 def _tables(rows: list[_Row], schema: pa.Schema, schema_for: SchemaFor, name: str, tally: Tally) -> Iterator[pa.Table]:
