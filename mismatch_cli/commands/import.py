@@ -37,7 +37,7 @@ def command(
     ),
     formats: bool = setting(False, "List the formats and what each holds."),
     schema: bool = setting(False, "Print the plain schema and how to write it."),
-    columns: str | None = setting(
+    columns: list[str] | None = setting(
         None, "What files of another layout call the columns of the plain schema.", metavar="OURS=THEIRS,…"
     ),
     weights: str | None = setting(
@@ -92,15 +92,15 @@ def command(
     _tell(imported, folder, common)
 
 
-def _named(columns: str | None, format: str | None) -> dict[str, str]:
+def _named(columns: list[str] | None, format: str | None) -> dict[str, str]:
     """The columns as they were typed; a `UsageError` where they, or the format beside them, make no sense."""
-    if columns is None:
+    if not columns:
         return {}
     if format not in (None, "plain"):
         raise UsageError(f"--columns is for files of no known layout, --format {format} for its own: leave out one.")
     from mismatch_cli.importers._naming import named
 
-    return named(columns)
+    return named(",".join(columns))
 
 
 def _check_places(paths: list[Path] | None, tokenizer: str | None, common: Common) -> None:

@@ -27,7 +27,7 @@ ENABLE = "five lines of Python: mismatch-cli import --schema"
 PI = "recomputed"
 HOLDS = "logp_trainer, of the weights that version_trainer states"
 SHIFT = "none: index i describes response_ids[i]"
-PADDING = "none: prompt_ids and response_ids are apart"
+PADDING = "none, or what prompt_mask and response_mask cut"
 AVERAGING = "none assumed: tokens that the loss does not see have loss_mask false"
 
 OTHER_VALUES = "rows with values that the columns of a trace cannot hold"

@@ -21,7 +21,7 @@ ENABLE = "mismatch_cli.record.trl writes a trace; TRL itself saves no token ids 
 PI = "recomputed"
 HOLDS = "old_per_token_logps, recomputed before the update; with per_token_logps the current ones too"
 SHIFT = "none: index i describes completion_ids[i]"
-PADDING = "cut: prompts by prompt_mask, completions behind the last 1 of completion_mask"
+PADDING = "prompts are cut by prompt_mask, completions behind the last 1 of completion_mask"
 AVERAGING = (
     "mean over tokens of the batch (loss_type dapo, the default); with grpo the mean of the means over responses"
 )
