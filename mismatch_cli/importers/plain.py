@@ -16,7 +16,7 @@ from mismatch_cli.importers import _lists
 from mismatch_cli.importers._naming import REQUIRED, known
 from mismatch_cli.importers._padded import LISTS, MASKS, apart, is_batch, kind_of, without_padding
 from mismatch_cli.importers._rows import text_key
-from mismatch_cli.importers._sources import Peek, Source, jsonl_tables, parquet_tables, peek
+from mismatch_cli.importers._sources import Peek, Source, jsonl_tables, parquet_tables, peek, readable
 from mismatch_cli.importers._tally import Tally
 from mismatch_cli.trace import foreign
 from mismatch_cli.trace.schema import column_order
@@ -87,8 +87,8 @@ def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], Non
         else:
             tables = jsonl_tables(source, _schema, tally, advance)
         for table in tables:
-            for readable in _readable(_responses(table, source, tally), source, tally):
-                yield without_padding(readable, tally, source.name), source.name
+            for rows in _in_types(_responses(table, source, tally), source, tally):
+                yield without_padding(rows, tally, source.name), source.name
     if unknown:
         named = ", ".join(sorted(unknown)[:_NAMED]) + (", …" if len(unknown) > _NAMED else "")
         tally.leave_out(_FOREIGN.format(named), len(unknown))
@@ -98,10 +98,11 @@ def _responses(table: pa.Table, source: Source, tally: Tally) -> pa.Table:
     """A response per row, where a row holds a batch."""
     if "response_ids" not in table.column_names or not is_batch(table.schema.field("response_ids").type):
         return table
-    return apart(table, tally, source.name)
+    with readable(source):
+        return apart(table, tally, source.name)
 
 
-def _readable(table: pa.Table, source: Source, tally: Tally) -> Iterator[pa.Table]:
+def _in_types(table: pa.Table, source: Source, tally: Tally) -> Iterator[pa.Table]:
     """The table in the trace's types; where a value does not fit, row by row without those that hold one."""
     try:
         yield _in_the_trace_s_types(table, source)

@@ -48,6 +48,16 @@ BOMBS = {
     "expanded.pt": lambda path: write_saved(path, [sample(10**7)]),
     "repeated.pt": lambda path: write_saved(path, [sample(10**5)] * 200),
     "packed.pt": write_packed,
+    "strangers.parquet": lambda path: pq.write_table(
+        responses(1, 2 * 10**7).rename_columns(["mine", "yours", "others"]), path, compression="zstd"
+    ),
+    "batch.jsonl": lambda path: layouts.write_lines(
+        path,
+        [
+            dict.fromkeys(("prompt_ids", "logp_rollout"), [[1]] * 10**4)
+            | {"response_ids": [[1]] * 10**4, "prompt_id": "x" * 5 * 10**5}
+        ],
+    ),
     "line.jsonl": lambda path: path.write_text('{"prompt_ids":[1],"response_ids":[' + "[]," * 10**6 + "1]}\n"),
 }
 
