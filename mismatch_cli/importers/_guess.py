@@ -115,8 +115,8 @@ class _Guess:
     def take_log_probabilities(self) -> None:
         """μ goes by a word of engines, or by none; the others are the trainer's, now or at the weights that sampled."""
         roles: dict[str, list[str]] = {role: [] for role in ("rollout", "old", "recomputed", "trainer", "plain")}
-        for its, words in self.names.items():
-            if (role := _role(words)) and self._could_be("logp_rollout", its):
+        for its in self.names:
+            if (role := whose(its)) and self._could_be("logp_rollout", its):
                 roles[role].append(its)
         rollout, plain, old, recomputed = (roles[role] for role in ("rollout", "plain", "old", "recomputed"))
         trainer = roles["trainer"]
@@ -136,8 +136,9 @@ class _Guess:
             self.take("logp_recomputed", anchors)
 
 
-def _role(words: frozenset[str]) -> str | None:
-    """Whose log-probabilities a column of this name holds; None where it holds something else."""
+def whose(name: str) -> str | None:
+    """Whose log-probabilities a column of this name holds, "plain" if it does not say; None where they are no such."""
+    words = _words(name)
     rest = words - {"logp"}
     if "logp" not in words or rest - {*RESPONSE, *_ROLLOUT, *_OLD, *_RECOMPUTED, *_TRAINER}:
         return None

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.importers import plain
+from mismatch_cli.importers._guess import whose
 from mismatch_cli.importers._sources import Peek, Source, peek, records_of
 from mismatch_cli.importers._tally import Tally
 
@@ -39,8 +40,15 @@ _NAMES = {
 }
 
 
+_ROLLOUT = {"logp_rollout", *_NAMES["logp_rollout"]}
+
+
 def recognises(peek: Peek) -> bool:
-    return peek.source.kind in ("jsonl", "parquet") and peek.has("prompt_ids", "completion_ids")
+    """Token ids under TRL's names, unless log μ goes by a name that TRL has not."""
+    if peek.source.kind not in ("jsonl", "parquet") or not peek.has("prompt_ids", "completion_ids"):
+        return False
+    others = peek.keys - {name for names in _NAMES.values() for name in names}
+    return bool(peek.keys & _ROLLOUT) or not any(whose(name) in ("rollout", "plain") for name in others)
 
 
 def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]) -> Iterator[tuple[pa.Table, str]]:
@@ -54,7 +62,7 @@ def _columns(source: Source) -> dict[str, str]:
     columns = {ours: name for ours, names in _NAMES.items() for name in names[::-1] if name in there}
     if columns.get("logp_trainer") == "per_token_logps" and "old_per_token_logps" in there:
         columns["logp_recomputed"] = "old_per_token_logps"
-    if there and not there & {"logp_rollout", *_NAMES["logp_rollout"]}:
+    if there and not there & _ROLLOUT:
         raise MismatchError(
             f"{source.path} holds no sampling_per_token_logps: TRL has log-probabilities of the rollout engine only "
             "where vLLM samples. Train with use_vllm=True, and see the guide on record."

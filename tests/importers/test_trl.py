@@ -163,6 +163,9 @@ def test_what_cannot_be_measured_is_one_sentence(tmp_path):
     del found["sampling_per_token_logps"]
     with pytest.raises(MismatchError, match=r"no sampling_per_token_logps: TRL.*only where vLLM.*guide on record"):
         imported(write_lines(tmp_path / "d.jsonl", [found]), into=tmp_path / "trace")
+    found["vllm_logps"] = batch(real_rows(2))["sampling_per_token_logps"]  # by hand: no name of TRL's
+    with pytest.raises(MismatchError, match=r"reads it: .*response_ids=completion_ids,logp_rollout=vllm_logps,.*"):
+        imported(write_lines(tmp_path / "d.jsonl", [found]), into=tmp_path / "trace")
     table = pa.table({"prompt_ids": [["a"]], "completion_ids": [[1]], "logprobs": [[-1.0]]})
     with pytest.raises(MismatchError, match=r"column prompt_ids is list<.*string>, and cannot be read as list"):
         imported(write_parquet(tmp_path / "d.parquet", table), into=tmp_path / "trace")
