@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mismatch_cli.errors import MismatchError, first_line
-from mismatch_cli.importers import _torch_file, files_at
+from mismatch_cli.importers import _proto_file, _torch_file, files_at
 from mismatch_cli.importers._tally import Tally
 from mismatch_cli.importers._torch_file import NeedsItsFramework
 from mismatch_cli.memory import allowance, decoded_bytes, too_large
@@ -51,7 +51,8 @@ class Source:
 
     @property
     def kind(self) -> str:
-        return KINDS.get(self.path.suffix.lower(), "jsonl")
+        suffix = self.path.suffix.lower()
+        return "proto" if suffix in _PICKLES else KINDS.get(suffix, "jsonl")
 
     @property
     def group(self) -> tuple[str, str]:
@@ -96,7 +97,7 @@ def _below(path: Path) -> list[Source]:
     if files == [path]:
         _refuse_pickle(path)
         return [Source(path, path.name)]
-    sources = [Source(p, str(p.relative_to(root))) for p in files if p.suffix.lower() in KINDS]
+    sources = [Source(p, str(p.relative_to(root))) for p in files if p.suffix.lower() in KINDS or _is_proto(p)]
     if not sources:
         for file in sorted(files):
             _refuse_pickle(file)
@@ -109,14 +110,20 @@ def _numbers_by_value(source: Source) -> list[tuple[int, int, str]]:
 
 
 def _refuse_pickle(path: Path) -> None:
-    if path.suffix.lower() in _PICKLES:
+    if path.suffix.lower() in _PICKLES and not _is_proto(path):
         raise NeedsItsFramework(path, "is a pickle, which could run any code when it is opened")
+
+
+def _is_proto(path: Path) -> bool:
+    return path.suffix.lower() in _PICKLES and _proto_file.is_saved(path)
 
 
 def peek(source: Source) -> Peek:
     """Look into one file; a `MismatchError` for one that is broken or would have to be unpickled."""
     if source.kind == "parquet":
         return Peek(source, frozenset(source.renamed(open_parquet(source).schema_arrow.names)))
+    if source.kind == "proto":
+        return Peek(source, frozenset(_proto_file.load(source.path)))
     if source.kind == "pt":
         return Peek(source, _torch_file.keys_of(_torch_file.load(source.path)))
     return Peek(source, frozenset(source.renamed(next(records_of(source.path), {}))))

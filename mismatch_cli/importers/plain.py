@@ -87,14 +87,19 @@ def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], Non
         else:
             tables = jsonl_tables(source, _schema, tally, advance)
         for table in tables:
-            for rows in _in_types(_responses(table, source, tally), source, tally):
-                yield without_padding(rows, tally, source.name), source.name
+            yield from responses(table, source, tally)
     if unknown:
         named = ", ".join(sorted(unknown)[:_NAMED]) + (", …" if len(unknown) > _NAMED else "")
         tally.leave_out(_FOREIGN.format(named), len(unknown))
 
 
-def _responses(table: pa.Table, source: Source, tally: Tally) -> pa.Table:
+def responses(table: pa.Table, source: Source, tally: Tally) -> Iterator[tuple[pa.Table, str]]:
+    """The rows of a table in the names of this schema, without padding, and the name of their file."""
+    for rows in _in_types(_rows(table, source, tally), source, tally):
+        yield without_padding(rows, tally, source.name), source.name
+
+
+def _rows(table: pa.Table, source: Source, tally: Tally) -> pa.Table:
     """A response per row, where a row holds a batch."""
     if "response_ids" not in table.column_names or not is_batch(table.schema.field("response_ids").type):
         return table

@@ -1,7 +1,8 @@
 """verl's own classes, recorded: `make test-verl`, which installs them, beside the tests of CI.
 
 The trainer is verl's, with its TransferQueue on Ray; what a GPU would have computed stands in the queue.
-`python -m tests.record.real_verl` renews the batch that tests/record/test_frameworks.py replays.
+`python -m tests.record.real_verl` renews the batch that tests/record/test_frameworks.py replays, and what
+tests/importers/test_verl.py reads.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from mismatch_cli.cli import run
+from mismatch_cli.trace.reader import Trace
 from tests.record.test_frameworks import VERL, verl_metrics
 
 os.environ["VERL_USE_EXTERNAL_MODULES"] = "mismatch_cli.record.verl"  # as a user sets it, before verl is imported
@@ -122,6 +124,38 @@ def test_bypassed_log_probs_are_not_the_trainers(queue, tmp_path, capsys):
     assert "rescore" in capsys.readouterr().err
 
 
+def saved(folder: Path) -> list[Path]:
+    """The same samples padded into a DataProto, saved both ways that verl knows."""
+    from torch.nn.utils.rnn import pad_sequence
+    from verl.protocol import DataProto
+
+    rows = samples()
+    tensors = {name: pad_sequence([row[name] for row in rows], batch_first=True) for name in rows[0]
+               if name not in ("uid", "prompts")}  # fmt: skip
+    tensors["prompts"] = pad_sequence([row["prompts"] for row in rows], batch_first=True, padding_side="left")
+    real = [pad_sequence([torch.ones(len(row[name])) for row in rows], batch_first=True, padding_side=side)
+            for name, side in (("prompts", "left"), ("responses", "right"))]  # fmt: skip
+    tensors["attention_mask"], scores = torch.cat(real, 1).long(), tensors.pop("rm_scores")
+    uids = np.array([row["uid"] for row in rows], dtype=object)
+    batch = DataProto.from_dict(
+        tensors=tensors | {"token_level_scores": scores},
+        non_tensors={"uid": uids, "reward_model": np.array([{"ground_truth": "1"}] * SAMPLES, dtype=object)},
+        meta_info={"global_steps": 7, "temperature": 1.0},
+    )
+    paths = [folder / "verl_batch.dp", folder / "verl_batch_numpy.dp"]
+    batch.save_to_disk(paths[0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VERL_DATAPROTO_SERIALIZATION_METHOD", "numpy")
+        batch.save_to_disk(paths[1])
+    return paths
+
+
+def test_a_dataproto_of_this_verl_is_read(tmp_path):
+    for path in saved(tmp_path):
+        assert run(["import", str(path), "--output", str(tmp_path / path.stem)]) == 0
+        assert Trace.open(tmp_path / path.stem).num_responses == SAMPLES
+
+
 def main() -> None:
     import tempfile
 
@@ -137,6 +171,7 @@ def main() -> None:
         f"{name}/{number}": value.numpy() for name, values in lists.items() for number, value in enumerate(values)
     }
     np.savez_compressed(VERL, **arrays)
+    saved(Path(__file__).parents[1] / "importers")
     ray.shutdown()
 
 

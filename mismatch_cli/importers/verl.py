@@ -1,0 +1,128 @@
+"""verl's batches: a saved `DataProto` (`DataProto.save_to_disk`), or its columns in a `.pt`, JSONL or Parquet file.
+
+The names are those of `verl/trainer/ppo/ray_trainer.py`; read at 0.9.1. Prompts are padded on the left and responses
+on the right; `attention_mask` covers both, and `response_mask` is 0 at tool output too. In bypass mode `old_log_probs`
+are a copy of `rollout_log_probs`, and no π.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mismatch_cli.importers import _lists, _proto_file, _torch_file, plain
+from mismatch_cli.importers._sources import Peek, Source, jsonl_tables, parquet_tables
+from mismatch_cli.importers._tally import Tally
+from mismatch_cli.trace import foreign
+
+TITLE = "verl's batches"
+FILES = "*.dp, *.pkl, *.pt, *.jsonl, *.parquet"
+ENABLE = "batch.save_to_disk(PATH) in a trainer, or record it: VERL_USE_EXTERNAL_MODULES=mismatch_cli.record.verl"
+PI = "recomputed"
+HOLDS = "old_log_probs, recomputed before the update"
+SHIFT = "none: index i describes responses[i]"
+PADDING = "cut: prompts and responses by attention_mask, or responses behind the last 1 of response_mask"
+AVERAGING = "mean over tokens of the batch (loss_agg_mode token-mean, the default)"
+BYPASSED = "responses have old_log_probs equal to rollout_log_probs (bypass mode): they are not log π"
+
+_NUMBERS = {  # the column of a trace: what verl calls it, the first that is there
+    "logp_rollout": ("rollout_log_probs",),
+    "logp_trainer": ("old_log_probs",),
+    "advantage": ("advantages",),
+    "entropy_trainer": ("entropys", "entropy"),
+}
+_REWARDS = ("token_level_scores", "rm_scores", "token_level_rewards")  # one per token, summed
+_FLAGS = ("attention_mask", "response_mask", "loss_mask")
+_NAMES = ("prompts", "responses", *_FLAGS, *_REWARDS, *(name for names in _NUMBERS.values() for name in names), "uid")
+
+
+def recognises(peek: Peek) -> bool:
+    return peek.has("prompts", "responses", "rollout_log_probs")
+
+
+def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]) -> Iterator[tuple[pa.Table, str]]:
+    for source in sources:
+        for table, step in _tables(source, tally, advance):
+            columns = {name: foreign.single(table.column(name)) for name in table.column_names}
+            yield from plain.responses(_in_our_names(columns, step, tally), source, tally)
+
+
+def _tables(source: Source, tally: Tally, advance: Callable[[int], None]) -> Iterator[tuple[pa.Table, int | None]]:
+    """Tables in verl's names and types, and the step that a batch tells."""
+    if source.kind == "parquet":
+        tables = parquet_tables(source, _NAMES, "responses", advance)
+        yield from ((pa.table({name: _typed(name, t.column(name)) for name in t.column_names}), None) for t in tables)
+    elif source.kind == "jsonl":
+        yield from ((table, None) for table in jsonl_tables(source, _schema, tally, advance))
+    else:
+        with _torch_file.laid_out(source.path, TITLE):
+            content = (_proto_file.load if source.kind == "proto" else _torch_file.load)(source.path)
+            step = dict(content.get("meta_info") or {}).get("global_steps")
+            found = {name: _typed(name, _arrow(content[name])) for name in _NAMES if content.get(name) is not None}
+            yield pa.table(found), None if step is None else foreign.whole_number(step)
+        advance(source.size)
+
+
+def _schema(record: Mapping[str, Any]) -> pa.Schema:
+    return pa.schema({name: _kind(name, isinstance(record.get("uid"), str)) for name in _NAMES})
+
+
+def _kind(name: str, text: bool = True) -> pa.DataType:
+    if name == "uid":
+        return pa.string() if text else pa.int64()
+    return pa.list_(pa.bool_() if name in _FLAGS else pa.int32() if name in ("prompts", "responses") else pa.float32())
+
+
+def _typed(name: str, column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    column = foreign.single(column)
+    return column if name == "uid" else foreign.exact(column, _kind(name))
+
+
+def _arrow(values: Any) -> pa.Array:
+    """A matrix as lists of one length, a list of tensors as lists of their own, objects as their texts."""
+    if hasattr(values, "detach"):
+        values = (values.float() if values.is_floating_point() else values).numpy()
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        width = values.shape[1] if values.ndim > 1 else 1
+        return _lists.from_flat(values.ravel(), np.full(len(values), width)) if values.ndim > 1 else pa.array(values)
+    if len(values) and hasattr(values[0], "detach"):
+        rows = [(row.float() if row.is_floating_point() else row).numpy() for row in values]
+        return _lists.from_flat(np.concatenate(rows), np.array([len(row) for row in rows]))
+    return pa.array([str(value) for value in values])
+
+
+def _in_our_names(columns: dict[str, pa.Array], step: int | None, tally: Tally) -> pa.Table:
+    found = {"prompt_ids": columns["prompts"], "response_ids": columns["responses"]}
+    found |= {ours: columns[name] for ours, names in _NUMBERS.items() for name in names[::-1] if name in columns}
+    loss = next((columns[name] for name in ("response_mask", "loss_mask") if name in columns), None)
+    if "attention_mask" in columns:
+        prompts_S, total_S = (_lists.lengths_of(columns[name]) for name in ("prompts", "attention_mask"))
+        place_T = np.arange(total_S.sum()) - np.repeat(_lists.offsets_of(total_S)[:-1], total_S)
+        in_prompt_T, mask_T = place_T < np.repeat(prompts_S, total_S), _lists.flat(columns["attention_mask"])
+        found["prompt_mask"] = _lists.from_flat(mask_T[in_prompt_T], np.minimum(prompts_S, total_S))
+        found["response_mask"] = _lists.from_flat(mask_T[~in_prompt_T], np.maximum(total_S - prompts_S, 0))
+        found |= {"loss_mask": loss} if loss is not None else {}
+    elif loss is not None:
+        found["response_mask"] = loss
+    if rewards := [columns[name] for name in _REWARDS if name in columns]:
+        found["reward"] = _sums(rewards[0])
+    if "uid" in columns:
+        found["prompt_id"] = columns["uid"]
+    if step is not None:
+        found["step"] = pa.array(np.full(len(columns["responses"]), step, np.int32))
+    return pa.table(_without_copies(found, tally))
+
+
+def _sums(scores: pa.Array) -> pa.Array:
+    """The reward of each response: all of it stands at its last token."""
+    sums = np.bincount(_lists.rows_of(_lists.lengths_of(scores)), _lists.flat(scores), minlength=len(scores))
+    return pc.if_else(scores.is_null(), None, pa.array(sums, pa.float32()))
+
+
+def _without_copies(found: dict[str, pa.Array], tally: Tally) -> dict[str, pa.Array]:
+    """In bypass mode log π is a copy of log μ, which would measure as no gap at all."""
+    if "logp_trainer" in found and found["logp_trainer"].equals(found.get("logp_rollout")):
+        tally.note(BYPASSED, len(found.pop("logp_trainer")))
+    return found

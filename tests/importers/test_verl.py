@@ -1,0 +1,138 @@
+"""verl's batches: the DataProto files of tests/record/real_verl.py, and the same columns in other files."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from mismatch_cli.cli import run
+from mismatch_cli.importers import _proto_file
+from mismatch_cli.trace.reader import Trace
+from tests.record.real_verl import samples
+
+SAVED = [Path(__file__).parent / name for name in ("verl_batch.dp", "verl_batch_numpy.dp")]
+
+
+def imported(path: Path, tmp_path: Path) -> Trace:
+    assert run(["import", str(path), "--output", str(tmp_path / "out"), "--quiet"]) == 0
+    return Trace.open(tmp_path / "out")
+
+
+def check(trace: Trace) -> None:
+    """The rows are verl's samples, to the bit."""
+    rows = [row for table in trace.tables() for row in table.to_pylist()]
+    for row, sample in zip(rows, samples(), strict=True):
+        assert row["prompt_ids"] == sample["prompts"].tolist() and row["response_ids"] == sample["responses"].tolist()
+        assert row["loss_mask"] == sample["loss_mask"].bool().tolist()
+        for name, theirs in (("logp_rollout", "rollout_log_probs"), ("logp_trainer", "old_log_probs")):
+            np.testing.assert_array_equal(np.float32(row[name]), sample[theirs].numpy())
+        assert row["reward"] == sample["rm_scores"].sum()
+    groups = [row["prompt_id"] for row in rows]
+    assert [groups.index(group) for group in groups] == [0] * 4 + [4] * 4 + [8] * 4
+
+
+@pytest.mark.parametrize("path", SAVED, ids=lambda path: path.stem)
+def test_a_saved_dataproto(path, tmp_path):
+    trace = imported(path, tmp_path)
+    check(trace)
+    assert {row["step"] for table in trace.tables() for row in table.to_pylist()} == {7}
+    assert "old_log_probs" in trace.manifest["imported"]["holds"]
+
+
+def test_pickles_go_by_what_they_hold(tmp_path):
+    for name in ("batch.pkl", "run/step_7.pickle"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(SAVED[0].read_bytes())
+    check(imported(tmp_path / "batch.pkl", tmp_path / "1"))
+    check(imported(tmp_path / "run", tmp_path / "2"))
+
+
+@pytest.mark.parametrize("kind", ["pt", "jsonl", "parquet"])
+def test_its_columns_in_other_files(kind, tmp_path):
+    content = _proto_file.load(SAVED[0])
+    path = tmp_path / f"batch.{kind}"
+    tensors = {name: value for name, value in content.items() if isinstance(value, torch.Tensor)}
+    lists = {name: value.tolist() for name, value in tensors.items()} | {"uid": content["uid"].tolist()}
+    if kind == "pt":
+        torch.save(tensors | {"uid": content["uid"].tolist()}, path)
+    elif kind == "jsonl":
+        rows = (dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True))
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        pq.write_table(pa.table(lists), path)
+    check(imported(path, tmp_path))
+
+
+def test_copied_log_probs_are_not_those_of_the_trainer(tmp_path):
+    content = _proto_file.load(SAVED[0])
+    names = ("prompts", "responses", "response_mask", "attention_mask", "rollout_log_probs")
+    torch.save(
+        {name: content[name] for name in names} | {"old_log_probs": content["rollout_log_probs"]}, tmp_path / "b.pt"
+    )
+    trace = imported(tmp_path / "b.pt", tmp_path)
+    assert "logp_trainer" not in trace.columns()
+    assert "bypass mode" in " ".join(trace.manifest["imported"]["noted"])
+
+
+class Bomb:
+    def __reduce__(self) -> Any:
+        return (Path.touch, (Path("touched"),))
+
+
+def hostile(name: str, whole: bytes) -> bytes:
+    """A file that begins as verl's does and ends as something else."""
+    head = b"\x80\x04\x8c\x0dverl.protocol\x8c\x09DataProto\x93)\x81"
+    state = {"callable": pickle.dumps(Bomb())[2:-1], "nothing": b"N", "numbers": pickle.dumps((1, 2, 3))[2:-1]}
+    return {"half": whole[: len(whole) // 2], "flipped": whole[:40] + bytes(b ^ 255 for b in whole[40:80]) + whole[80:],
+            "empty": head[:30]}.get(name) or head + state[name] + b"b."  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["half", "flipped", "empty", "callable", "nothing", "numbers"])
+def test_what_is_no_dataproto_is_told_and_runs_nothing(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "batch.dp").write_bytes(hostile(name, SAVED[0].read_bytes()))
+    assert run(["import", "batch.dp"]) == 1
+    said = capsys.readouterr().err
+    assert "batch.dp" in said and "Traceback" not in said
+    assert not (tmp_path / "touched").exists() and not (tmp_path / "import-batch").exists()
+
+
+def test_objects_of_other_classes_are_refused_with_the_lines_to_run(tmp_path, capsys):
+    """As verl has them for images: what would have to be imported is named."""
+    content = pickle.dumps((b"", {"multi_modal_data": np.array([Bomb()], dtype=object)}, {}))
+    (tmp_path / "batch.dp").write_bytes(
+        b"\x80\x04\x8c\x0dverl.protocol\x8c\x09DataProto\x93)\x81" + content[2:-1] + b"b."
+    )
+    assert run(["import", str(tmp_path / "batch.dp")]) == 1
+    said = capsys.readouterr()
+    assert "could run code" in said.err and "from verl import DataProto" in said.out + said.err
+
+
+def test_values_that_make_no_sense(tmp_path, capsys):
+    content = _proto_file.load(SAVED[0])
+    names = ("prompts", "responses", "response_mask", "attention_mask", "rollout_log_probs", "old_log_probs")
+    good = {name: content[name] for name in names}
+    for change, said in (
+        ({"responses": good["responses"][:, :3]}, "another length"),
+        ({"responses": good["responses"].float() + 0.5}, "laid out otherwise"),
+        ({"attention_mask": good["attention_mask"] * 2}, "laid out otherwise"),
+        ({"response_mask": good["response_mask"] * 0, "attention_mask": good["attention_mask"] * 0}, "0 throughout"),
+        ({"responses": -good["responses"] - 1}, "no token id"),
+    ):
+        torch.save(good | change, tmp_path / "b.pt")
+        assert run(["import", str(tmp_path / "b.pt"), "--output", str(tmp_path / "out")]) == 1
+        assert said in capsys.readouterr().err, said
+    nan = good["old_log_probs"].clone()
+    nan[0, 0] = torch.nan
+    torch.save(good | {"old_log_probs": nan}, tmp_path / "b.pt")
+    noted = imported(tmp_path / "b.pt", tmp_path).manifest["imported"]["noted"]
+    assert any("no number: not measured" in reason for reason in noted)
