@@ -286,7 +286,7 @@ def test_start_up_is_close_to_a_bare_typer_program(tmp_path):
 
 # By vLLM's progress bar, rich's Console, matplotlib, and by whoever records a run or opens one.
 _CALLED_BY_OTHERS = {
-    "add_padded", "on_step_end", "on_train_end",
+    "add_padded", "on_step_end", "on_train_end", "find_class",
     *(name for kind in (Run, *Result.__subclasses__()) for name in vars(kind) if not name.startswith("_")),
     "display", "on_broken_pipe", "collect_usage_pieces", "list_commands", "_get_font_height_metrics",
     *vars(RendererBase), *dir(Axes), *dir(Axis),

@@ -63,7 +63,7 @@ def command(
         "debug",
     ],
 ) -> None:
-    """Turn a dump of TRL, prime-rl, NeMo-RL, slime, miles or open-instruct, or plain JSONL, into a trace.
+    """Turn a dump of TRL, verl, prime-rl, NeMo-RL, slime, miles or open-instruct, or plain JSONL, into a trace.
 
     Nothing is ever unpickled, and nothing is left out silently.
 

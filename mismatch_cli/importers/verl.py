@@ -23,7 +23,7 @@ ENABLE = "batch.save_to_disk(PATH) in a trainer, or record it: VERL_USE_EXTERNAL
 PI = "recomputed"
 HOLDS = "old_log_probs, recomputed before the update"
 SHIFT = "none: index i describes responses[i]"
-PADDING = "cut: prompts and responses by attention_mask, or responses behind the last 1 of response_mask"
+PADDING = "prompts and responses are cut by attention_mask, or responses behind the last 1 of response_mask"
 AVERAGING = "mean over tokens of the batch (loss_agg_mode token-mean, the default)"
 BYPASSED = "responses have old_log_probs equal to rollout_log_probs (bypass mode): they are not log π"
 
