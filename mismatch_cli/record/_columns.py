@@ -39,7 +39,7 @@ def as_table(rows: Sequence[Row]) -> pa.Table:
 def _in_types(row: Row) -> Row:
     if strange := sorted(row.keys() - {*column_order()}):
         raise ValueError(f"a trace has no column {strange[0]}")
-    return {name: _value(name, value) for name, value in row.items()}
+    return {name: _value(name, value) for name, value in row.items() if value is not None}
 
 
 def _value(name: str, value: Any) -> Any:
@@ -51,7 +51,7 @@ def _value(name: str, value: Any) -> Any:
     if name == "finish_reason":
         return str(value)
     if name == "reward":  # what is no finite number is emptied with a note, as in an import
-        return float(value)
+        return float(np.asarray(value).item())
     number = foreign.whole_number(value)
     return pa.scalar(number, kind).as_py()  # beyond the type: refused here, where it is this row's fault
 

@@ -20,14 +20,13 @@ from mismatch_cli.importers._tally import Tally
 from mismatch_cli.record._columns import as_table, in_types
 from mismatch_cli.record._responses import Padded, Row, responses_in
 from mismatch_cli.trace.files import remove_unfinished, write_atomically
-from mismatch_cli.trace.manifest import FILE_NAME, library_versions, read_manifest, write_manifest
+from mismatch_cli.trace.manifest import FILE_NAME, VOCABULARY, library_versions, read_manifest, write_manifest
 from mismatch_cli.trace.recorder_notes import NOTE, RECORD, SECTIONS, sections
 from mismatch_cli.trace.schema import ROW_KEY
 from mismatch_cli.trace.vocabulary import write_vocabulary
 from mismatch_cli.trace.writer import write_shard
 
 _SAMPLES = 2**16  # that a rank numbers of one prompt at most
-
 
 Told = Mapping[str, Any] | Callable[[], Mapping[str, Any]]  # of the run: sections of a manifest, or what makes them
 
@@ -54,7 +53,7 @@ class RankFolder:
         self._lock = _held(folder / f".recorder-{rank:05d}.lock")
         try:
             self._begin(manifest, tokenizer)
-            for beginning in (f"shard-{rank:05d}-", NOTE.format(rank)):
+            for beginning in (f"shard-{rank:05d}-", NOTE.format(rank), *((FILE_NAME, VOCABULARY) if rank == 0 else ())):
                 remove_unfinished(folder, beginning)
             self._tally = Tally()
             self._completer = Completer(self._tally, newer_trainer=False, vocabulary=vocabulary)
@@ -67,20 +66,20 @@ class RankFolder:
 
     def write(self, given: list[Row | Padded]) -> None:
         """A shard of these responses; where it cannot be written they are lost, and the next ones are tried again."""
-        refused = self._tally.left_out.total()
+        before = Counter(self._tally.left_out)
         try:
             table, facts = self._complete(given)
             if table.num_rows:
                 self._write_shard(table, facts)
+            refused = self._tally.left_out - before
         except Exception as error:  # the disk is full, the folder is gone: the run goes on
-            lost = sum(map(responses_in, given)) - (self._tally.left_out.total() - refused)
+            refused = self._tally.left_out - before
+            lost = sum(map(responses_in, given)) - refused.total()
             self._tally.leave_out("responses that could not be written", lost)
             self._warn(f"{first_line(error)}: {lost} responses are lost", lost)
-            refused += lost
-        if refused := self._tally.left_out.total() - refused:
-            self.refused += refused
-            reason = "; ".join(self._tally.left_out)
-            self._warn(f"{reason}: not recorded", 0)
+        if refused:
+            self.refused += refused.total()
+            self._warn(f"{'; '.join(refused)}: not recorded", 0)
 
     def close(self) -> None:
         """Say that this is all, and let the folder go."""
@@ -101,8 +100,7 @@ class RankFolder:
             manifest = read_manifest(self._folder)
             if manifest.get("command") != RECORD:
                 raise MismatchError(f"{self._folder} holds another trace: give the recorder a folder of its own")
-            differing = [name for name in SECTIONS if manifest.get(name) != known.get(name)]
-            if self._rank == 0 and differing:
+            if differing := _differing(manifest, known, self._rank):
                 raise MismatchError(f"{self._folder} holds another run, with another {differing[0]}: name a new folder")
         elif self._rank == 0:
             self._write_vocabulary(tokenizer)
@@ -185,3 +183,11 @@ def _held(lock: Path) -> int:
         os.close(file)
         raise MismatchError(f"{lock.parent} is being recorded by another process with this rank") from error
     return file
+
+
+def _differing(manifest: Mapping[str, Any], known: Mapping[str, Any], rank: int) -> list[str]:
+    """Sections that speak of another run; of a rank whose manifest nobody keeps only the models count."""
+    if rank == 0:
+        return [name for name in SECTIONS if manifest.get(name) != known.get(name)]
+    models = {name: section.get("model") for name, section in known.items() if section.get("model")}
+    return [name for name, model in models.items() if manifest.get(name, {}).get("model") not in (None, model)]

@@ -97,16 +97,18 @@ def copied(value: Any) -> Any:
         return np.array((value.float() if value.is_floating_point() else value).cpu().numpy())
     if isinstance(value, np.ndarray):
         return value.copy()
-    return list(value) if isinstance(value, list | tuple) else value
+    if not isinstance(value, list | tuple):
+        return value
+    return [copied(item) for item in value] if value and _has_rows(value[0]) else list(value)
 
 
 def _cut(value: Any, number: int, mask_T: np.ndarray) -> Any:
     if not _has_rows(value):
         return value
     found = value[number]
-    has_padding = isinstance(found, np.ndarray | list) and len(found) == len(mask_T)
+    has_padding = _has_rows(found) and len(found) == len(mask_T)
     return np.asarray(found)[mask_T] if has_padding else found
 
 
 def _has_rows(value: Any) -> bool:
-    return isinstance(value, list) or (isinstance(value, np.ndarray) and value.ndim > 0)
+    return isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0

@@ -37,11 +37,12 @@ class Writer:
 
     def put(self, given: Row | Padded) -> None:
         """Hand over responses; where the disk is slower than the run, wait for it, though not for ever."""
+        tokens = tokens_in(given)
         with self._gathering:
             if not self._given:
                 self._since = time.monotonic()
             self._given.append(given)
-            self._tokens += tokens_in(given)
+            self._tokens += tokens
             if self._tokens >= _SHARD_TOKENS:
                 self._hand_over()
 

@@ -41,11 +41,12 @@ class Recorder:
         tokenizer: Any = None,
         vocabulary: int | None = None,
     ) -> None:
-        self._every, self._warned, self._lock = max(1, int(every)), False, threading.Lock()
+        self._every, self._warned, self._lock = 1, False, threading.Lock()
         self._given = self._not_sampled = self._lost = 0
         self._files: RankFolder | None = None
         self._writer: Writer | None = None
         with self.guarded("nothing is recorded"):
+            self._every = max(1, int(every))
             self._files = RankFolder(Path(folder), int(rank), manifest or {}, tokenizer, vocabulary, self._warn)
             self._writer = Writer(self._files, self._warn)
             atexit.register(self.close)
@@ -78,7 +79,13 @@ class Recorder:
             self._put({name: copied(value) for name, value in columns.items() if value is not None})
 
     def add_padded(
-        self, *, prompt_ids: Any, response_ids: Any, prompt_mask: Any, response_mask: Any, **columns: Any
+        self,
+        *,
+        prompt_ids: Any = None,
+        response_ids: Any = None,
+        prompt_mask: Any = None,
+        response_mask: Any = None,
+        **columns: Any,
     ) -> None:
         """Record a batch of padded matrices: [S, P] of prompts and [S, T] of responses, each with a mask of its tokens.
 
@@ -86,9 +93,11 @@ class Recorder:
         for each response, or one for the whole batch, is handed on as such. `loss_mask`, where given, says which of the
         response's tokens are trained.
         """
-        given = len(response_ids) if hasattr(response_ids, "__len__") else 1
+        given = _number_of(response_ids)
         self._given += given
         with self.guarded("a batch is not recorded", lost=given):
+            if prompt_mask is None or response_mask is None:
+                raise ValueError("prompt_mask or response_mask is missing: which tokens are padding?")
             batch = {"prompt_ids": prompt_ids, "response_ids": response_ids, **columns}
             held = {name: copied(value) for name, value in batch.items() if value is not None}
             self._put(Padded(held, copied(prompt_mask), copied(response_mask)))
@@ -145,3 +154,10 @@ class Recorder:
             first, self._warned = not self._warned, True
         if first:
             _LOG.warning("%s. Training goes on; later faults are only counted (Recorder.counts).", fault)
+
+
+def _number_of(responses: Any) -> int:
+    try:
+        return len(responses)
+    except TypeError:  # no matrix at all: it counts as one that is lost
+        return 1

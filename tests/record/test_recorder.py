@@ -77,6 +77,27 @@ def test_padded_matrices_on_either_side_lose_their_padding(tmp_path, kind):
     assert first["advantage"] == [1.0] * 3 and second["advantage"] == [-1.0] and first["step"] == 3
 
 
+def test_a_batch_may_be_lists_of_anything_and_is_copied(tmp_path):
+    ids, logp = [torch.tensor([1, 2, 3]), torch.tensor([9, 0, 0])], [[-0.1, -0.2, -0.3], [-0.4, 0.0, 0.0]]
+    recorder = Recorder(tmp_path / "run")
+    recorder.add_padded(
+        step=[3, 4], prompt_ids=((7, 8), (5, 6)), response_ids=ids, prompt_mask=[[1, 1], [0, 1]],
+        response_mask=np.array([[1, 1, 1], [1, 0, 0]]), logp_rollout=logp, logp_trainer=np.array(logp),
+        advantage=torch.tensor([[0.5], [-0.5]], dtype=torch.bfloat16), finish_reason=["stop", None], reward=[None, 1],
+        topk_ids=np.arange(12).reshape(2, 3, 2), topk_logp_rollout=np.full((2, 3, 2), -1.0), loss_mask=None,
+    )  # fmt: skip
+    ids[0][:], logp[0][0] = 0, -9.0  # the run goes on with its own
+    recorder.add_padded(step=5, prompt_ids=np.zeros((0, 2)), response_ids=[], prompt_mask=[], response_mask=[])
+    recorder.close()
+    first, second = recorded(tmp_path / "run")
+    assert recorder.counts == counts(given=2, written=2)
+    assert (first["prompt_ids"], second["prompt_ids"], first["response_ids"]) == ([7, 8], [6], [1, 2, 3])
+    np.testing.assert_allclose(first["logp_rollout"], [-0.1, -0.2, -0.3])
+    assert (first["advantage"], second["advantage"]) == ([0.5] * 3, [-0.5])
+    assert (first["finish_reason"], second["finish_reason"]) == ("stop", "unknown")
+    assert (first["reward"], second["reward"], second["topk_ids"]) == (None, 1, [6, 7])
+
+
 def test_what_cannot_be_recorded_is_counted_and_the_run_goes_on(tmp_path, caplog):
     rng = np.random.default_rng(0)
     recorder = Recorder(tmp_path / "run", vocabulary=500)
@@ -91,14 +112,16 @@ def test_what_cannot_be_recorded_is_counted_and_the_run_goes_on(tmp_path, caplog
         for change in refused:
             recorder.add(**good | change)
         recorder.add(**{name: value for name, value in good.items() if name != "step"})
-        recorder.add_padded(prompt_ids=3, response_ids=[[1, 2]], prompt_mask=None, response_mask=[[1, 1]], step=0)
+        recorder.add_padded(prompt_ids=3, response_ids=[[1, 2]], prompt_mask=[[1]], response_mask=[[1, 1]], step=0)
+        recorder.add_padded(prompt_ids=[[1]], response_ids=torch.tensor([[1, 2], [3, 4]]), prompt_mask=[[1]], step=0)
+        recorder.add_padded(response_ids=torch.tensor(1))
         recorder.add(**good)
         recorder.add(**good | {"reward": np.inf, "sample_index": 1})
         recorder.close()
         recorder.add(**good)
     first, second = recorded(tmp_path / "run")
     assert first["reward"] == 1.0 and second["reward"] is None  # no number: left empty, as in an import
-    assert recorder.counts == counts(given=len(refused) + 5, written=2, refused=len(refused) + 1, lost=2)
+    assert recorder.counts == counts(given=len(refused) + 8, written=2, refused=len(refused) + 1, lost=5)
     assert len(caplog.records) == 1 and "step is missing" in caplog.text
     note = json.loads((tmp_path / "run" / "recorder-00000.json").read_text())
     assert sum(note["left_out"].values()) == len(refused) + 1 and note["closed"]
@@ -139,12 +162,12 @@ def test_every_command_reads_it_whatever_the_run_told(tmp_path, command, capsys)
 
 def test_a_folder_of_another_run_is_left_alone(tmp_path, caplog):
     of_probe, of_run = shutil.copytree(bundled_trace(), tmp_path / "probe"), tmp_path / "run"
-    Recorder(of_run, manifest={"rollout": {"engine": "vllm"}}).close()
+    Recorder(of_run, manifest={"rollout": {"engine": "vllm", "model": "a"}}).close()
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for folder, rank, said in ((of_probe, 0, "holds another trace"), (of_probe, 1, "holds another trace"),
-                               (of_run, 0, "another rollout")):  # fmt: skip
+                               (of_run, 0, "another rollout"), (of_run, 1, "another rollout")):  # fmt: skip
         caplog.clear()
-        recorder = Recorder(folder, rank=rank, manifest={"rollout": {"engine": "sglang"}})
+        recorder = Recorder(folder, rank=rank, manifest={"rollout": {"engine": "vllm", "model": "b"}})
         recorder.add(**response(np.random.default_rng(0)))
         recorder.close()
         assert said in caplog.text and recorder.counts == counts(given=1, lost=1)

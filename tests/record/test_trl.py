@@ -13,7 +13,6 @@ import torch
 from transformers import AutoTokenizer
 
 from mismatch_cli.dialects import trl as dialect
-from mismatch_cli.record import Recorder
 from mismatch_cli.record.trl import columns, record
 from mismatch_cli.studies.translation import Translation
 from mismatch_cli.trace.reader import Trace
@@ -114,7 +113,7 @@ def test_a_batch_is_recorded_as_it_was(tmp_path):
 
 
 def test_each_rank_takes_its_own_rewards(tmp_path):
-    Recorder(tmp_path / "run").close()  # of rank 0
+    record(trainer([]), str(tmp_path / "run")).close()  # of rank 0
     trace, _ = recorded(tmp_path / "run", batches()[:1], accelerator=SimpleNamespace(process_index=1))
     rows = [row for table in trace.tables() for row in table.to_pylist()]
     assert [row["reward"] for row in rows] == [1.5 * place for place in range(8, 16)]
