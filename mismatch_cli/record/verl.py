@@ -32,6 +32,10 @@ class Recorded:
                 _ = tag.get("is_padding") or recorder.add(step=step, version_trainer=step - 1, **named)
         return done
 
+    def on_train_end(self: Any) -> None:
+        super().on_train_end()  # type: ignore[misc]
+        self._recorder.close()  # Ray may end this process without a word
+
 
 def told(config: Any) -> dict[str, Any]:
     """What verl's configuration says."""

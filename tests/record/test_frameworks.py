@@ -20,6 +20,7 @@ import torch
 
 from mismatch_cli.studies.translation import Translation
 from mismatch_cli.trace.reader import Trace
+from tests.record.test_trl import run_the_lines_of_the_page
 
 RECORD = Path(__file__).parents[2] / "mismatch_cli/record"
 VERL = Path(__file__).parent / "verl_batch.npz"
@@ -69,6 +70,9 @@ class FakeTrainer:
         metrics["done"] = True
         return batch
 
+    def on_train_end(self) -> None:
+        self.ended = True
+
 
 def verl_trainer(monkeypatch: pytest.MonkeyPatch, folder: Path, **algorithm: Any) -> tuple[Any, Any]:
     """The recorded twin of a stand-in trainer, and a batch of verl's, whose sixth response is padding."""
@@ -102,7 +106,8 @@ def test_verl(monkeypatch, tmp_path):
     made, batch = verl_trainer(monkeypatch, tmp_path)
     metrics: dict[str, Any] = {}
     assert made._compute_advantage(batch, metrics) is batch and metrics["done"]
-    made._recorder.close()
+    made.on_train_end()
+    assert made.ended and not Trace.open(tmp_path / "recorded").completeness.partial
     rows = rows_of(tmp_path / "recorded")
     assert made._recorder.counts["written"] == len(rows) == 11
     with np.load(VERL) as arrays:
@@ -153,17 +158,21 @@ def test_skyrl(monkeypatch, tmp_path):
         trainer=SimpleNamespace(policy=SimpleNamespace(model=SimpleNamespace(path="some-model"))),
         generator=SimpleNamespace(sampling_params=sampling),
     )
-    recording = adapter(monkeypatch, "skyrl").Recording(str(tmp_path / "run"))
+    recordings: list[Any] = []
+    adapter(monkeypatch, "skyrl")
+    monkeypatch.chdir(tmp_path)
+    run_the_lines_of_the_page("SkyRL", trainer=SimpleNamespace(add_callback=recordings.append))
+    (recording,) = recordings
     recording.on_train_end(None, None, None)  # a run without a step
     step = SimpleNamespace(global_step=3, batch=batch)
     recording.on_step_end(SimpleNamespace(cfg=cfg, tokenizer=None), step, None)
     recording.on_train_end(None, None, None)
-    first, second = rows_of(tmp_path / "run")
+    first, second = rows_of(tmp_path / "recorded")
     assert {name: first[name] for name in TWO_TURNS} == TWO_TURNS
     assert {name: second[name] for name in ONE_TURN} == ONE_TURN
     assert close(first["logp_rollout"], [-0.1, -0.2, 0, 0, -0.3]) and close(second["logp_trainer"], [-0.41, -0.51])
     assert second["advantage"] == [-1, -1] and first["step"] == 3
-    assert Trace.open(tmp_path / "run").manifest["config"]["sampling"] == {"temperature": 0.7}
+    assert Trace.open(tmp_path / "recorded").manifest["config"]["sampling"] == {"temperature": 0.7}
 
 
 @pytest.mark.parametrize(("last_stage", "tensor_rank"), [(True, 0), (False, 0), (True, 1)])
