@@ -1,7 +1,7 @@
 """Reading a saved `DataProto` of verl as data: a pickle of which nothing is called but what rebuilds arrays.
 
 `DataProto.save_to_disk` pickles a pair of dicts: tensors, as `torch.save` or numpy packed them, and arrays of objects.
-Here each name in the pickle must be one of a few, which stand for containers of data; any other is refused unopened.
+Here each name in the pickle must be one of a few, which stand for containers of data; any other is refused.
 """
 
 import io
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.errors import MismatchError, first_line
-from mismatch_cli.importers import _torch_file
+from mismatch_cli.importers import _pickled_numpy, _torch_file
 
 _BEGINNING = 256  # bytes, which name the class
 _NESTED = ("<NJT_VALUES>", "<NJT_OFFSETS>", "<NJT_LENGTHS>")
@@ -35,7 +35,7 @@ def load(path: Path) -> dict[str, Any]:
             saved = _Reader(file, path).load()
         if not isinstance(saved, _Saved):
             raise ValueError("it is no DataProto")
-        packed, arrays, meta = saved.state
+        packed, arrays, meta = _pickled_numpy.with_arrays(saved.state)
         tensors = _of_torch(packed, path) if isinstance(packed, bytes) else _of_numpy(packed)
         return {**dict(arrays), **tensors, "meta_info": meta}
     except MismatchError:
@@ -71,22 +71,9 @@ class _Reader(pickle.Unpickler):
             return _Saved
         if (module, name) == ("torch", "Size"):
             return tuple
-        if module in ("numpy", "numpy.core.multiarray", "numpy._core.multiarray"):
-            known = {"ndarray": np.ndarray, "dtype": np.dtype, "_reconstruct": _reconstruct, "scalar": _scalar}
-            if name in known:
-                return known[name]
+        if found := _pickled_numpy.NAMES.get(f"{module}.{name}"):
+            return found
         raise _torch_file.NeedsItsFramework(self._path, f"is a pickle that names {module}.{name}, which could run code")
-
-
-def _reconstruct(kind: Any, shape: tuple[int, ...], letter: bytes) -> np.ndarray:
-    """An empty array, which numpy then fills with what the pickle holds."""
-    if kind is not np.ndarray or tuple(shape) != (0,):
-        raise ValueError("an array that numpy would not pickle so")
-    return np.ndarray(shape, np.dtype(letter.decode()))
-
-
-def _scalar(kind: np.dtype, data: bytes) -> Any:
-    return np.frombuffer(data, kind)[0].item()
 
 
 def _of_torch(data: bytes, path: Path) -> dict[str, Any]:

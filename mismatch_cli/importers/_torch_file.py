@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_cli.errors import MismatchError, first_line
+from mismatch_cli.importers import _pickled_numpy
 
 
 def load(path: Path) -> Any:
@@ -30,8 +31,10 @@ def load(path: Path) -> Any:
                     f"{path} is cut off: the end of the file is missing. Copy it again, or name other files only."
                 )
     try:
-        with torch.serialization.safe_globals(_numpy_data()):
-            return torch.load(path, weights_only=True, map_location="cpu", mmap=whole or None)
+        with torch.serialization.safe_globals([(kind, name) for name, kind in _pickled_numpy.NAMES.items()]):
+            return _pickled_numpy.with_arrays(
+                torch.load(path, weights_only=True, map_location="cpu", mmap=whole or None)
+            )
     except pickle.UnpicklingError as error:
         reason = "needs more than weights-only loading, which could run any code"
         raise NeedsItsFramework(path, reason) from error
@@ -88,20 +91,6 @@ def keys_of(content: Any) -> frozenset[str]:
     if isinstance(columns, dict):
         keys |= {f"rollout_data.{key}" for key in columns}
     return frozenset(keys)
-
-
-def _numpy_data() -> list[Any]:
-    """What the unpickler may build besides tensors: arrays and scalars of numpy, which are data."""
-    import numpy as np
-    from numpy._core import multiarray
-
-    kinds = [getattr(np.dtypes, name) for name in np.dtypes.__all__]
-    names = [
-        (getattr(multiarray, name), f"numpy.{core}.multiarray.{name}")
-        for name in ("_reconstruct", "scalar")
-        for core in ("core", "_core")
-    ]
-    return [np.ndarray, np.dtype, *kinds, *names]
 
 
 class NeedsItsFramework(MismatchError):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +63,9 @@ def test_its_columns_in_other_files(kind, tmp_path):
     content = _proto_file.load(SAVED[0])
     path = tmp_path / f"batch.{kind}"
     tensors = {name: value for name, value in content.items() if isinstance(value, torch.Tensor)}
-    lists = {name: value.tolist() for name, value in tensors.items()} | {"uid": content["uid"].tolist()}
+    lists = {name: value.tolist() for name, value in tensors.items()} | {"uid": list(content["uid"])}
     if kind == "pt":
-        torch.save(tensors | {"uid": content["uid"].tolist()}, path)
+        torch.save(tensors | {"uid": list(content["uid"])}, path)
     elif kind == "jsonl":
         rows = (dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True))
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -104,6 +106,24 @@ def test_what_is_no_dataproto_is_told_and_runs_nothing(name, tmp_path, monkeypat
     said = capsys.readouterr().err
     assert "batch.dp" in said and "Traceback" not in said
     assert not (tmp_path / "touched").exists() and not (tmp_path / "import-batch").exists()
+
+
+def test_no_array_is_made_of_pointers(tmp_path, capsys):
+    """numpy would take these eight bytes for the address of an object, and read there: in a `.pt` file, too."""
+    array = b"cnumpy._core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01bt\x52"
+    kind = b"cnumpy\ndtype\n(U\x02O8I00\nI01\ntR(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    pointers = array + b"(K\x01(K\x01t" + kind + b"I00\nU\x08AAAAAAAAtb"
+    content = b"\x80\x02}U\x07samples](}U\x06tokens" + pointers + b"saU\x0arollout_id" + b"K\x01s."
+    saved = b"\x80\x02cverl.protocol\nDataProto\n)\x81(}}U\x03uid" + pointers + b"s}tb."
+    (tmp_path / "batch.dp").write_bytes(saved)
+    buffer = io.BytesIO()
+    torch.save({}, buffer)
+    with zipfile.ZipFile(buffer) as whole, zipfile.ZipFile(tmp_path / "3.pt", "w") as archive:
+        for name in whole.namelist():
+            archive.writestr(name, content if name.endswith("data.pkl") else whole.read(name))
+    for name in ("batch.dp", "3.pt"):
+        assert run(["import", str(tmp_path / name)]) == 1
+        assert name in capsys.readouterr().err
 
 
 def test_objects_of_other_classes_are_refused_with_the_lines_to_run(tmp_path, capsys):
