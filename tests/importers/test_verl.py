@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -108,22 +110,40 @@ def test_what_is_no_dataproto_is_told_and_runs_nothing(name, tmp_path, monkeypat
     assert not (tmp_path / "touched").exists() and not (tmp_path / "import-batch").exists()
 
 
-def test_no_array_is_made_of_pointers(tmp_path, capsys):
-    """numpy would take these eight bytes for the address of an object, and read there: in a `.pt` file, too."""
-    array = b"cnumpy._core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01bt\x52"
-    kind = b"cnumpy\ndtype\n(U\x02O8I00\nI01\ntR(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-    pointers = array + b"(K\x01(K\x01t" + kind + b"I00\nU\x08AAAAAAAAtb"
-    content = b"\x80\x02}U\x07samples](}U\x06tokens" + pointers + b"saU\x0arollout_id" + b"K\x01s."
-    saved = b"\x80\x02cverl.protocol\nDataProto\n)\x81(}}U\x03uid" + pointers + b"s}tb."
-    (tmp_path / "batch.dp").write_bytes(saved)
+def name_of(text: str) -> bytes:
+    return b"c" + text.replace(" ", "\n").encode() + b"\n"
+
+
+def plain(value: Any) -> bytes:
+    return pickle.dumps(value, 2)[2:-1]
+
+
+def pointers(data: bytes, letter: bytes) -> bytes:
+    """An array of one object, of a type that says that it holds none, so that numpy takes bytes for an address."""
+    kind = name_of("numpy dtype") + b"(" + plain("O8") + plain(False) + plain(True) + b"tR"
+    kind += b"(" + b"".join(map(plain, (3, "|", None, None, None, -1, -1, 0))) + b"tb"
+    empty = name_of("numpy.core.multiarray _reconstruct") + b"("
+    empty += name_of("numpy ndarray") + plain((0,)) + letter + b"tR"
+    return empty + b"(" + plain(1) + plain((1,)) + kind + plain(False) + data + b"tb"
+
+
+def test_no_array_is_made_of_pointers(tmp_path):
+    """Neither here nor in `.pt` files; in a process of its own, which would die."""
+    arrays = b"}" + plain("uid") + pointers(b"C\x08" + b"A" * 8, b"C\x01b") + b"s"
+    state = b"((" + plain(None) + plain(None) + b"}t" + arrays + plain({}) + b"tb"
+    (tmp_path / "batch.dp").write_bytes(b"\x80\x02" + name_of("verl.protocol DataProto") + b"(tR" + state + b".")
+    address = name_of("_codecs encode") + b"(" + plain("A" * 8) + plain("latin1") + b"tR"
+    tokens = plain("tokens") + pointers(address, plain("b"))
+    samples = b"}" + plain("rollout_id") + plain(1) + b"s" + plain("samples") + b"]" + b"}" + tokens + b"s" + b"as"
     buffer = io.BytesIO()
     torch.save({}, buffer)
     with zipfile.ZipFile(buffer) as whole, zipfile.ZipFile(tmp_path / "3.pt", "w") as archive:
         for name in whole.namelist():
-            archive.writestr(name, content if name.endswith("data.pkl") else whole.read(name))
+            archive.writestr(name, b"\x80\x02" + samples + b"." if name.endswith("data.pkl") else whole.read(name))
     for name in ("batch.dp", "3.pt"):
-        assert run(["import", str(tmp_path / name)]) == 1
-        assert name in capsys.readouterr().err
+        typed = [sys.executable, "-m", "mismatch_cli", "import", tmp_path / name]
+        ran = subprocess.run(typed, capture_output=True, text=True)
+        assert ran.returncode == 1 and name in ran.stderr, ran.stderr
 
 
 def test_objects_of_other_classes_are_refused_with_the_lines_to_run(tmp_path, capsys):
