@@ -93,12 +93,14 @@ def _keys(group: RowGroup, trace: Trace, words: dict[int, str]) -> _Columns:
     for token_id in ids.tolist():
         if token_id not in words:
             words[token_id] = visible(trace.vocabulary.decode([token_id]))
-    texts = pa.array([words[token_id] for token_id in ids.tolist()], pa.string())
+    texts = pa.array(
+        [words[token_id] for token_id in ids.tolist()], pa.string()
+    ).dictionary_encode()  # � is of many ids
     return {
         **{name: _array(np.repeat(values_S, lengths_S)) for name, values_S in rows_S.items()},
         "position": pa.array(np.arange(batch.num_tokens) - np.repeat(batch.offset_S1[:-1], lengths_S)),
         "token_id": pa.array(batch.response_ids_T),
-        "token": pa.DictionaryArray.from_arrays(pa.array(place_T.astype(np.int32)), texts),
+        "token": texts.take(pa.array(place_T)),
         "turn": _turn(batch),
     }
 

@@ -226,6 +226,7 @@ def test_token_text_is_escaped(tmp_path):
     page = run._repr_html_()
     assert "<script" not in page and "&lt;script&gt;" in page and "\x1b" not in page
     assert "\x1b" not in run.tokens["token"].iloc[0]
+    assert next(run.token_frames())["token"].nunique() == 1  # one text of many ids, as \ufffd is
 
 
 def test_a_run_that_nobody_scored_is_shown_with_what_to_do(tmp_path):
