@@ -2,44 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from mismatch_cli.errors import first_line
-from mismatch_cli.importers._lists import from_rows
 from mismatch_cli.importers._rows import text_key
 from mismatch_cli.importers._tally import Tally
 from mismatch_cli.record._responses import Padded, Row, rows_in
 from mismatch_cli.trace import foreign
 from mismatch_cli.trace.schema import arrow_type, column_order
+from mismatch_cli.trace.writer import rows_to_table
 
-REFUSED = "responses with values that the columns of a trace cannot hold ({})"
+REFUSED = "responses whose {} is not what a trace holds"
+STRANGE = "responses with a column that no trace has ({})"
+_LONGEST = 40  # characters of a name in a reason, which is counted and kept
 
 
-def in_types(given: Iterable[Row | Padded], tally: Tally) -> list[Row]:
-    """The responses with values of a trace's types; one with a value that does not fit is left out and counted."""
+class _Refusal(Exception):
+    """Why a response is left out, and what exactly was wrong with it."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(reason)
+        self.reason, self.detail = reason, detail
+
+
+def as_table(given: Iterable[Row | Padded], number: Callable[[Row], Row], tally: Tally) -> pa.Table:
+    """The responses as columns, each with its number; one with a value that does not fit is left out and counted."""
     kept = []
     for row in rows_in(given):
         try:
-            kept.append(_in_types(row()))
+            kept.append(number(_in_types(row())))
+        except _Refusal as refusal:
+            tally.leave_out(refusal.reason, 1, refusal.detail)
         except Exception as error:  # whatever a run hands over: its own arrays may raise anything
-            tally.leave_out(REFUSED.format(first_line(error)))
-    return kept
-
-
-def as_table(rows: Sequence[Row]) -> pa.Table:
-    """The same as columns."""
-    names = [name for name in column_order() if any(name in row for row in rows)]
-    return pa.table({name: _column(name, [row.get(name) for row in rows]) for name in names})
+            tally.leave_out("responses that could not be cut out of their batch", 1, first_line(error))
+    names = [name for name in column_order() if any(name in row for row in kept)]
+    return rows_to_table({name: [row.get(name) for row in kept] for name in names})
 
 
 def _in_types(row: Row) -> Row:
     if strange := sorted(row.keys() - {*column_order()}):
-        raise ValueError(f"a trace has no column {strange[0]}")
-    return {name: _value(name, value) for name, value in row.items() if value is not None}
+        raise _Refusal(STRANGE.format(strange[0][:_LONGEST]), "")
+    found: Row = {}
+    for name, value in row.items():
+        try:
+            found |= {} if value is None else {name: _value(name, value)}
+        except Exception as error:
+            raise _Refusal(REFUSED.format(name), first_line(error)) from error
+    return found
 
 
 def _value(name: str, value: Any) -> Any:
@@ -54,8 +67,3 @@ def _value(name: str, value: Any) -> Any:
         return float(np.asarray(value).item())
     number = foreign.whole_number(value)
     return pa.scalar(number, kind).as_py()  # beyond the type: refused here, where it is this row's fault
-
-
-def _column(name: str, values: list[Any]) -> pa.Array:
-    kind = arrow_type(name)
-    return from_rows(values, kind.value_type) if pa.types.is_list(kind) else pa.array(values, kind)

@@ -17,15 +17,23 @@ import pyarrow.parquet as pq
 from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.importers._rows import Completer
 from mismatch_cli.importers._tally import Tally
-from mismatch_cli.record._columns import as_table, in_types
+from mismatch_cli.record._columns import as_table
 from mismatch_cli.record._responses import Padded, Row, responses_in
 from mismatch_cli.trace.files import remove_unfinished, write_atomically
-from mismatch_cli.trace.manifest import FILE_NAME, VOCABULARY, library_versions, read_manifest, write_manifest
-from mismatch_cli.trace.recorder_notes import NOTE, RECORD, SECTIONS, sections
+from mismatch_cli.trace.manifest import (
+    FILE_NAME,
+    VOCABULARY,
+    library_versions,
+    read_manifest,
+    shards_in,
+    write_manifest,
+)
+from mismatch_cli.trace.recorder_notes import NOTE, RECORD, SECTIONS, read_note, sections
 from mismatch_cli.trace.schema import ROW_KEY
 from mismatch_cli.trace.vocabulary import write_vocabulary
 from mismatch_cli.trace.writer import write_shard
 
+_REASONS = 3  # in a warning
 _SAMPLES = 2**16  # that a rank numbers of one prompt at most
 
 Told = Mapping[str, Any] | Callable[[], Mapping[str, Any]]  # of the run: sections of a manifest, or what makes them
@@ -49,6 +57,9 @@ class RankFolder:
         self._folder, self._rank, self._warn = folder, rank, warn
         self.written = self.refused = 0  # responses, of this process
         self.last_step = -1  # of the processes before it
+        self._manifest: dict[str, Any] = {}  # of a new trace, of which rank 0 takes care
+        if rank < 0:
+            raise ValueError(f"rank is {rank}: ranks count from 0")
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = _held(folder / f".recorder-{rank:05d}.lock")
         try:
@@ -61,7 +72,7 @@ class RankFolder:
             self._shards = self._before()
             self._note()
         except BaseException:
-            os.close(self._lock)
+            _let_go(self._lock)
             raise
 
     def write(self, given: list[Row | Padded]) -> None:
@@ -79,7 +90,7 @@ class RankFolder:
             self._warn(f"{first_line(error)}: {lost} responses are lost", lost)
         if refused:
             self.refused += refused.total()
-            self._warn(f"{'; '.join(refused)}: not recorded", 0)
+            self._warn(f"{'; '.join(self._tally.left_out_lines()[:_REASONS])}: not recorded", 0)
 
     def close(self) -> None:
         """Say that this is all, and let the folder go."""
@@ -87,7 +98,7 @@ class RankFolder:
             self._note(closed=True)
         except MismatchError as error:
             self._warn(f"{first_line(error)}: the end of the recording is not noted", 0)
-        os.close(self._lock)
+        _let_go(self._lock)
 
     def _begin(self, told: Told, tokenizer: Any) -> None:
         """The manifest of a new trace; a recording of the same run goes on, and anybody else's trace is left alone."""
@@ -96,6 +107,8 @@ class RankFolder:
         except Exception as error:  # a run's own objects may lack what an adapter reads of them
             self._warn(f"{first_line(error)}: the manifest says nothing of the run", 0)
             known = {}
+        if (self._folder / "trace" / FILE_NAME).exists():
+            raise MismatchError(f"{self._folder} holds a run in its trace/: give the recorder a folder of its own")
         if (self._folder / FILE_NAME).exists():
             manifest = read_manifest(self._folder)
             if manifest.get("command") != RECORD:
@@ -103,8 +116,10 @@ class RankFolder:
             if differing := _differing(manifest, known, self._rank):
                 raise MismatchError(f"{self._folder} holds another run, with another {differing[0]}: name a new folder")
         elif self._rank == 0:
+            if shards_in(self._folder) and not any(self._folder.glob(NOTE.replace("{:05d}", "*"))):
+                raise MismatchError(f"{self._folder} holds shards of something else: give the recorder a new folder")
             self._write_vocabulary(tokenizer)
-            write_manifest(self._folder, {"command": RECORD, "libraries": library_versions(), **known})
+            self._manifest = {"command": RECORD, "libraries": library_versions(), **known}
 
     def _write_vocabulary(self, tokenizer: Any) -> None:
         if tokenizer is None:
@@ -117,9 +132,10 @@ class RankFolder:
     def _before(self) -> dict[str, dict[str, int]]:
         """The shards that this rank wrote before it was restarted; the rows in them are not recorded again."""
         path = self._folder / NOTE.format(self._rank)
-        note = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"shards": {}}
+        note = read_note(path) if path.exists() else {"shards": {}}
         self._tally.left_out.update(note.get("left_out", {}))
         self._tally.noted.update(note.get("noted", {}))
+        self._tally.first.update(note.get("left_out_first", {}))
         there = sorted(self._folder.glob(f"shard-{self._rank:05d}-*.parquet"))
         for shard in there:
             with pq.ParquetFile(shard) as file:  # `read_table` would import pandas where it is
@@ -149,8 +165,7 @@ class RankFolder:
     def _complete(self, given: list[Row | Padded]) -> tuple[pa.Table, dict[str, int]]:
         """The responses as a trace has them, and what readers want to know without opening the shard."""
         before = self._completer.facts()
-        table = as_table([self._numbered(row) for row in in_types(given, self._tally)])
-        table = self._completer.complete(table, f"rank {self._rank}")
+        table = self._completer.complete(as_table(given, self._numbered, self._tally), f"rank {self._rank}")
         return table, {name: count - before[name] for name, count in self._completer.facts().items()}
 
     def _numbered(self, row: Row) -> Row:
@@ -169,8 +184,11 @@ class RankFolder:
             "closed": closed,
             "shards": self._shards,
             "left_out": dict(self._tally.left_out),
+            "left_out_first": self._tally.first,
             "noted": dict(self._tally.noted),
         }
+        if self._manifest and not (self._folder / FILE_NAME).exists():  # new, or somebody removed the folder
+            write_manifest(self._folder, self._manifest)
         write_atomically(self._folder / NOTE.format(self._rank), json.dumps(found, indent=2) + "\n")
 
 
@@ -181,8 +199,26 @@ def _held(lock: Path) -> int:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(file)
-        raise MismatchError(f"{lock.parent} is being recorded by another process with this rank") from error
+        raise MismatchError(f"{lock.parent} is being recorded by another recorder of this rank") from error
+    _HELD.add(file)
     return file
+
+
+def _let_go(lock: int) -> None:
+    """For everybody: a child that was forked meanwhile has the same lock, and may live on."""
+    _HELD.discard(lock)
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    os.close(lock)
+
+
+def _close_in_child() -> None:
+    for lock in _HELD:
+        os.close(lock)
+    _HELD.clear()
+
+
+_HELD: set[int] = set()  # locks of this process, which a forked child does not keep
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _differing(manifest: Mapping[str, Any], known: Mapping[str, Any], rank: int) -> list[str]:

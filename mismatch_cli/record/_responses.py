@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from mismatch_cli.metrics.hashing import hash_keys
 
 Row = dict[str, Any]
 _SEED = 2  # of the hash that chooses prompts
+_REMEMBERED = 2**12  # prompts: the responses to one come close together
 
 
 @dataclass
@@ -29,25 +30,30 @@ class Padded:
         self.prompt_SP, self.response_ST = (
             np.asarray(mask).astype(bool) for mask in (self.prompt_SP, self.response_ST)
         )
+        for name, value in {"prompt_mask": self.prompt_SP, **self.columns}.items():
+            if _has_rows(value) and len(value) != len(self):
+                raise ValueError(f"{name} has {len(value)} rows, and response_mask {len(self)}")
 
     def __len__(self) -> int:
         return len(self.response_ST)
 
     def row(self, number: int) -> Row:
         """A response without padding; a number or a text for all of them is each one's."""
-        masks = {"prompt_ids": self.prompt_SP[number]}
-        return {
-            name: _cut(value, number, masks.get(name, self.response_ST[number])) for name, value in self.columns.items()
-        }
+        return {name: _cut(value, number, self._masks_of(name)[number]) for name, value in self.columns.items()}
 
     def only(self, keep_S: np.ndarray) -> Padded:
         """Some of the responses."""
-        columns = {
-            name: [item for item, keep in zip(value, keep_S, strict=True) if keep] if isinstance(value, list)
-            else value[keep_S] if _has_rows(value) else value
-            for name, value in self.columns.items()
-        }  # fmt: skip
+        columns = {name: _some(value, keep_S) for name, value in self.columns.items()}
         return Padded(columns, self.prompt_SP[keep_S], self.response_ST[keep_S])
+
+    def column(self, name: str) -> list[Any]:
+        """One column, a value or an array without padding for each response."""
+        value = self.columns.get(name)
+        return [_cut(value, number, mask_T) for number, mask_T in enumerate(self._masks_of(name))]
+
+    def _masks_of(self, name: str) -> np.ndarray:
+        masks: np.ndarray = self.prompt_SP if name == "prompt_ids" else self.response_ST
+        return masks
 
 
 def responses_in(given: Row | Padded) -> int:
@@ -72,22 +78,33 @@ def rows_in(given: Iterable[Row | Padded]) -> Iterator[Callable[[], Row]]:
 def chosen(given: Row | Padded, every: int) -> Row | Padded:
     """Those whose prompt is one of those that are recorded in their step: a hash, the same on every rank."""
     if not isinstance(given, Padded):
-        return given if _are_chosen([given], every)[0] else {}
-    return given.only(_are_chosen([given.row(number) for number in range(len(given))], every))
+        return (
+            given
+            if _is_chosen(int(given["step"]), _prompt_key(given["prompt_ids"], given.get("prompt_id")), every)
+            else {}
+        )
+    steps, names, prompts = map(given.column, ("step", "prompt_id", "prompt_ids"))
+    keys = (_prompt_key(ids, name) for ids, name in zip(prompts, names, strict=True))
+    return given.only(
+        np.array([_is_chosen(int(step), key, every) for step, key in zip(steps, keys, strict=True)], bool)
+    )
 
 
-def _are_chosen(rows: list[Row], every: int) -> np.ndarray:
-    step_S = np.array([int(row["step"]) for row in rows], dtype=np.int64)
-    key_S = np.array([_prompt_key(row) for row in rows], dtype=np.int64)
-    return np.asarray(hash_keys(step_S, key_S, seed=_SEED) % np.uint64(every) == 0)
+@lru_cache(_REMEMBERED)
+def _is_chosen(step: int, key: int, every: int) -> bool:
+    return bool(hash_keys(np.array([step]), np.array([key]), seed=_SEED)[0] % np.uint64(every) == 0)
 
 
-def _prompt_key(row: Row) -> int:
+def _prompt_key(prompt_ids: Any, name: Any) -> int:
     """The prompt's own id, or the hash of its tokens that an import gives it, too."""
-    prompt = row.get("prompt_id")
-    if prompt is None:
-        return int(prompt_hash(pa.array([np.ravel(row["prompt_ids"])], pa.list_(pa.int32())))[0])
-    return text_key(prompt) if isinstance(prompt, str) else int(prompt)
+    if name is None:
+        return _hash(np.asarray(prompt_ids, dtype=np.int32).tobytes())
+    return text_key(name) if isinstance(name, str) else int(name)
+
+
+@lru_cache(_REMEMBERED)
+def _hash(prompt: bytes) -> int:
+    return int(prompt_hash(pa.array([np.frombuffer(prompt, np.int32)], pa.list_(pa.int32())))[0])
 
 
 def copied(value: Any) -> Any:
@@ -103,11 +120,21 @@ def copied(value: Any) -> Any:
 
 
 def _cut(value: Any, number: int, mask_T: np.ndarray) -> Any:
+    """A response's part of a column. A matrix is as wide as its mask, or has one value for each response."""
     if not _has_rows(value):
         return value
     found = value[number]
-    has_padding = _has_rows(found) and len(found) == len(mask_T)
-    return np.asarray(found)[mask_T] if has_padding else found
+    if _has_rows(found) and len(found) == len(mask_T):
+        return np.asarray(found)[mask_T]
+    if isinstance(value, np.ndarray) and value.ndim > 1 and value.shape[1] != 1:
+        raise ValueError(f"a matrix of width {value.shape[1]} beside a mask of width {len(mask_T)}")
+    return found
+
+
+def _some(value: Any, keep_S: np.ndarray) -> Any:
+    if isinstance(value, np.ndarray) and value.ndim:
+        return value[keep_S]
+    return [item for item, keep in zip(value, keep_S, strict=True) if keep] if _has_rows(value) else value
 
 
 def _has_rows(value: Any) -> bool:

@@ -7,28 +7,27 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.record._responses import copied
-from mismatch_cli.record.recorder import Recorder
+from mismatch_cli.record.recorder import Recorder, after, never_raises
 
 
 def record() -> None:
     """Record in whichever process makes experiences; steps are counted, on from those of before a restart."""
     from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 
-    make, told = RemoteExperienceMaker.compute_advantages_and_returns, {"trainer": {"name": "OpenRLHF"}}
-
-    def recorded(maker: Any, samples: Any) -> Any:
-        experiences = make(maker, samples)
+    @never_raises
+    def keep(maker: Any, experiences: Any) -> None:
         if not hasattr(maker, "recorder"):
-            folder = os.environ.get("MISMATCH_RECORD", "recorded")
-            maker.recorder = Recorder(folder, manifest=told, tokenizer=maker.tokenizer)
+            folder, tokenizer = os.environ.get("MISMATCH_RECORD", "recorded"), getattr(maker, "tokenizer", None)
+            maker.recorder = Recorder(folder, manifest={"trainer": {"name": "OpenRLHF"}}, tokenizer=tokenizer)
             maker.steps = count(maker.recorder.next_step)
-        with maker.recorder.guarded():
-            step = next(maker.steps)
-            for experience in experiences:
-                maker.recorder.add_padded(step=step, **columns(experience))
-        return experiences
+        step = next(maker.steps)
+        for experience in experiences:
+            maker.recorder.add_padded(step=step, **columns(experience))
 
-    RemoteExperienceMaker.compute_advantages_and_returns = recorded
+    make = RemoteExperienceMaker.compute_advantages_and_returns
+    RemoteExperienceMaker.compute_advantages_and_returns = lambda maker, samples: after(
+        make, lambda experiences: keep(maker, experiences)
+    )(maker, samples)
 
 
 def columns(experience: Any) -> dict[str, Any]:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
+from mismatch_cli.errors import first_line
 from mismatch_cli.record._rank import RankFolder
 from mismatch_cli.record._responses import Padded, Row, chosen, copied, responses_in
 from mismatch_cli.record._thread import Writer
 
 _LOG = logging.getLogger("mismatch_cli.record")
+Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
 class Recorder:
@@ -43,6 +47,7 @@ class Recorder:
     ) -> None:
         self._every, self._warned, self._lock = 1, False, threading.Lock()
         self._given = self._not_sampled = self._lost = 0
+        self._process = os.getpid()
         self._files: RankFolder | None = None
         self._writer: Writer | None = None
         with self.guarded("nothing is recorded"):
@@ -102,18 +107,6 @@ class Recorder:
             held = {name: copied(value) for name, value in batch.items() if value is not None}
             self._put(Padded(held, copied(prompt_mask), copied(response_mask)))
 
-    def after(self, function: Callable[..., Any], columns: Callable[[Any], Mapping[str, Any]]) -> Callable[..., Any]:
-        """The same function, whose results are recorded too: `columns` makes of one what `add_padded` takes, or {}."""
-
-        def recorded(*given: Any, **named: Any) -> Any:
-            result = function(*given, **named)
-            with self.guarded():
-                if found := columns(result):
-                    self.add_padded(**found)
-            return result
-
-        return recorded
-
     def flush(self) -> None:
         """Return once everything that was added is on disk, or after half a minute."""
         with self.guarded("it may take longer until everything is on disk"):
@@ -121,14 +114,22 @@ class Recorder:
                 self._writer.flush()
 
     def close(self) -> None:
-        """The same, and end: what is added later is lost, and counted."""
+        """The same, and end: what is added later is lost, and counted, as is what the disk has not taken by then."""
+        writer, self._writer = self._writer, None
+        if writer is None or os.getpid() != self._process:
+            return
         with self.guarded("the end of the recording is not noted"):
-            writer, self._writer = self._writer, None
-            if writer is not None:
-                atexit.unregister(self.close)
+            atexit.unregister(self.close)
+            try:
                 writer.close()
+            finally:
+                self._lost += self._given - sum(count for name, count in self.counts.items() if name != "given")
 
     def _put(self, given: Row | Padded) -> None:
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "this process was forked from the one that records: give it a recorder with a rank of its own"
+            )
         if self._writer is None:
             raise RuntimeError("the recorder is closed" if self._files else "the recorder could not begin")
         if "step" not in (given.columns if isinstance(given, Padded) else given):
@@ -146,7 +147,7 @@ class Recorder:
         try:
             yield
         except Exception as error:
-            self._warn(f"{type(error).__name__}: {error}: {consequence}", lost)
+            self._warn(f"{_told(error)}: {consequence}", lost)
 
     def _warn(self, fault: str, lost: int = 0) -> None:
         with self._lock:
@@ -154,6 +155,39 @@ class Recorder:
             first, self._warned = not self._warned, True
         if first:
             _LOG.warning("%s. Training goes on; later faults are only counted (Recorder.counts).", fault)
+
+
+def never_raises(hook: Hook) -> Hook:
+    """What an adapter does inside somebody's run: a fault is a warning, the first one, and answers None."""
+    warned: list[str] = []
+
+    @wraps(hook)
+    def guarded(*given: Any, **named: Any) -> Any:
+        try:
+            return hook(*given, **named)
+        except Exception as error:
+            if not warned:
+                warned.append(_told(error))
+                _LOG.warning("%s: what this run samples is not recorded. Training goes on.", warned[0])
+
+    return cast("Hook", guarded)
+
+
+def after(function: Hook, keep: Callable[[Any], Any]) -> Hook:
+    """The same function, whose answers are shown to `keep`, which never raises into who called it."""
+    shown = never_raises(keep)
+
+    @wraps(function)
+    def recorded(*given: Any, **named: Any) -> Any:
+        answer = function(*given, **named)
+        shown(answer)
+        return answer
+
+    return cast("Hook", recorded)
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def _number_of(responses: Any) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 from skyrl.train.utils.callbacks import TrainingCallback
 
 from mismatch_cli.record._responses import copied
-from mismatch_cli.record.recorder import Recorder
+from mismatch_cli.record.recorder import Recorder, never_raises
 
 
 class Recording(TrainingCallback):
@@ -15,12 +15,12 @@ class Recording(TrainingCallback):
         self.recorder: Recorder | None = None
         self._folder, self._every = folder, every
 
+    @never_raises
     def on_step_end(self, trainer: Any, callback_input: Any, _: Any) -> None:
         if self.recorder is None:
-            manifest, tokenizer = lambda: told(trainer.cfg), trainer.tokenizer
+            manifest, tokenizer = lambda: told(trainer.cfg), getattr(trainer, "tokenizer", None)
             self.recorder = Recorder(self._folder, self._every, manifest=manifest, tokenizer=tokenizer)
-        with self.recorder.guarded():
-            self.recorder.add_padded(step=callback_input.global_step, **columns(callback_input.batch))
+        self.recorder.add_padded(step=callback_input.global_step, **columns(callback_input.batch))
 
     def on_train_end(self, *_: Any) -> None:
         if self.recorder is not None:
@@ -35,8 +35,10 @@ def told(cfg: Any) -> dict[str, Any]:
 
 def columns(batch: Any) -> dict[str, Any]:
     """A batch of SkyRL's for `add_padded`: everything is padded on the left, what is of responses to their width."""
-    ids, prompt, response = (copied(batch[name]) for name in ("sequences", "attention_mask", "response_mask"))
+    real = len(batch["sequences"]) - (getattr(batch, "metadata", None) or {}).get("pad_size", 0)  # copies of a response
+    ids, prompt, response = (copied(batch[name][:real]) for name in ("sequences", "attention_mask", "response_mask"))
     prompt[:, (width := ids.shape[1] - response.shape[1]) :] *= response == 0
     names = {"logp_rollout": "rollout_logprobs", "logp_trainer": "action_log_probs", "advantage": "advantages"}
-    found = {ours: batch.get(name) for ours, name in (names | {"loss_mask": "loss_mask"}).items()}
+    there = {ours: name for ours, name in (names | {"loss_mask": "loss_mask"}).items() if batch.get(name) is not None}
+    found = {ours: batch[name][:real] for ours, name in there.items()}
     return dict(prompt_ids=ids, prompt_mask=prompt, response_ids=ids[:, width:], response_mask=response, **found)

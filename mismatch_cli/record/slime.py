@@ -3,32 +3,32 @@
 import os
 from typing import Any
 
-from mismatch_cli.record.recorder import Recorder
+from mismatch_cli.record.recorder import Recorder, never_raises
 
 _FIELDS = {"logp_rollout": "rollout_log_probs", "logp_trainer": "log_probs", "advantage": "advantages",
            "loss_mask": "loss_masks", "reward": "local_raw_reward", "sample_index": "sample_indices"}  # fmt: skip
 _RECORDERS: dict[int, Recorder] = {}  # of this process, which is one rank
 
 
+@never_raises
 def record(args: Any, rollout_id: int | None = None, rollout_data: dict[str, Any] | None = None) -> None:
     """Called on every rank before it trains; of a data-parallel group the rank that holds the log-probs records."""
     from megatron.core import mpu
 
     if not mpu.is_pipeline_last_stage() or mpu.get_tensor_model_parallel_rank():
         return
-    rank = mpu.get_data_parallel_rank(with_context_parallel=True)
+    rank, data = mpu.get_data_parallel_rank(with_context_parallel=True), rollout_data or {}
+    if "tokens" not in data:
+        raise ValueError("this hook is called without the data: use --dump-details, and import that")
     if rank not in _RECORDERS:
         folder = os.environ.get("MISMATCH_RECORD", "recorded")
         _RECORDERS[rank] = Recorder(folder, rank=rank, manifest=lambda: told(args))
-    recorder = _RECORDERS[rank]
-    with recorder.guarded("no batch is recorded: this hook is called without the data (use --dump-details and import)"):
-        data = dict(rollout_data or ())
-        for number, tokens in enumerate(data["tokens"]):
-            length = data["response_lengths"][number]
-            row = {ours: data[name][number] for ours, name in _FIELDS.items() if data.get(name) is not None}
-            ended = "length" if data["truncated"][number] else "stop"
-            ids = {"prompt_ids": tokens[:-length], "response_ids": tokens[-length:]}
-            recorder.add(step=rollout_id, finish_reason=ended, **ids, **row)
+    for number, tokens in enumerate(data["tokens"]):
+        length = data["response_lengths"][number]
+        row = {ours: data[name][number] for ours, name in _FIELDS.items() if data.get(name) is not None}
+        ended = "length" if data["truncated"][number] else "stop"
+        ids = {"prompt_ids": tokens[:-length], "response_ids": tokens[-length:]}
+        _RECORDERS[rank].add(step=rollout_id, finish_reason=ended, **ids, **row)
 
 
 def told(args: Any) -> dict[str, Any]:

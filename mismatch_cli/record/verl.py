@@ -6,7 +6,7 @@ from typing import Any
 import transfer_queue
 from verl.trainer.ppo.v1 import trainer_base
 
-from mismatch_cli.record.recorder import Recorder
+from mismatch_cli.record.recorder import Recorder, after
 
 _FIELDS = {"prompt_ids": "prompts", "response_ids": "responses", "loss_mask": "loss_mask", "reward": "rm_scores",
            "logp_rollout": "rollout_log_probs", "logp_trainer": "old_log_probs", "advantage": "advantages"}  # fmt: skip
@@ -17,20 +17,21 @@ class Recorded:
 
     @cached_property
     def _recorder(self: Any) -> Recorder:
-        folder = f"{self.config.trainer.default_local_dir}/recorded"
-        return Recorder(folder, manifest=lambda: told(self.config.actor_rollout_ref), tokenizer=self.tokenizer)
+        folder, sides = f"{self.config.trainer.default_local_dir}/recorded", self.config.actor_rollout_ref
+        return Recorder(folder, manifest=lambda: told(sides), tokenizer=getattr(self, "tokenizer", None))
 
     def _compute_advantage(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
-        done, recorder, step = super()._compute_advantage(batch, metrics), self._recorder, self.global_steps  # type: ignore[misc]
-        with recorder.guarded():
-            bypassed = (self.config.algorithm.get("rollout_correction") or {}).get("bypass_mode") and "old_log_probs"
-            data = transfer_queue.kv_batch_get(batch.keys, batch.partition_id, [*_FIELDS.values()])
-            found = {ours: data[name].unbind() for ours, name in _FIELDS.items() if name in data.keys() - {bypassed}}
-            found["reward"] = [scores.sum() for scores in found["reward"]]
-            for tag, *row in zip(batch.tags, *found.values(), strict=True):
-                named = dict(zip(found, row, strict=True)) | {"version_rollout": tag.get("max_global_steps")}
-                _ = tag.get("is_padding") or recorder.add(step=step, version_trainer=step - 1, **named)
-        return done
+        return after(super()._compute_advantage, lambda _: self._keep(batch))(batch, metrics)  # type: ignore[misc]
+
+    def _keep(self: Any, batch: Any) -> None:
+        bypassed = (self.config.algorithm.get("rollout_correction") or {}).get("bypass_mode") and "old_log_probs"
+        data = transfer_queue.kv_batch_get(batch.keys, batch.partition_id, [*_FIELDS.values()])
+        found = {ours: data[name].unbind() for ours, name in _FIELDS.items() if name in data.keys() - {bypassed}}
+        found["reward"] = [scores.sum() for scores in found["reward"]]
+        for tag, *row in zip(batch.tags, *found.values(), strict=True):
+            if not tag.get("is_padding"):
+                named = dict(zip(found, row, strict=True)) | {"version_rollout": tag.get("min_global_steps")}
+                self._recorder.add(step=self.global_steps, version_trainer=self.global_steps - 1, **named)
 
     def on_train_end(self: Any) -> None:
         super().on_train_end()  # type: ignore[misc]

@@ -47,11 +47,21 @@ def manifest_of(folder: Path) -> dict[str, Any]:
 
 
 def _notes(folder: Path) -> list[dict[str, Any]]:
-    paths = sorted(folder.glob(NOTE.replace("{:05d}", "*")))
+    return [read_note(path) for path in sorted(folder.glob(NOTE.replace("{:05d}", "*")))]
+
+
+def read_note(path: Path) -> dict[str, Any]:
+    """What a rank has noted; a `MismatchError` for a file that no recorder wrote."""
     try:
-        return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-    except (OSError, ValueError) as error:
-        raise MismatchError(f"{folder} is damaged ({first_line(error)}). Restore its recorder files.") from error
+        note = json.loads(path.read_text(encoding="utf-8"))
+        facts = note["shards"].values()
+        counts = [note["rank"], *(shard[name] for shard in facts for name in _COUNTS)]
+        counts += [*note["left_out"].values(), *note["noted"].values()]
+        if not all(type(count) is int for count in counts) or type(note["closed"]) is not bool:
+            raise ValueError("it holds other types")
+        return dict(note)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise MismatchError(f"{path} is damaged ({first_line(error)}). Restore it from a copy.") from error
 
 
 def _of_ranks(notes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -65,7 +75,7 @@ def _of_ranks(notes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "file_count": len(notes),
         **{name: sum(facts[name] for facts in shards.values()) for name in _COUNTS},
         **{name: _added(note[name] for note in notes) for name in ("left_out", "noted")},
-        "left_out_first": {},
+        "left_out_first": {reason: str(first) for note in notes for reason, first in _first(note).items()},
     }
     if growing:
         why = f"it is still being recorded, or was ended without a word (rank {growing})"
@@ -75,3 +85,8 @@ def _of_ranks(notes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _added(counts: Any) -> dict[str, int]:
     return dict(sum(map(Counter, counts), Counter[str]()))
+
+
+def _first(note: Mapping[str, Any]) -> dict[str, Any]:
+    found = note.get("left_out_first", {})
+    return found if isinstance(found, dict) else {}

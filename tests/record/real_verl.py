@@ -82,7 +82,7 @@ def recorded(queue: Any, folder: Path, **correction: Any) -> Any:
 
     made, rows = trainer(folder, **correction), samples()
     keys = [f"{folder.name}-{number // 4}_{number % 4}_0" for number in range(SAMPLES)]
-    tags = [{"is_padding": number == 5, "min_global_steps": 6, "max_global_steps": 6} for number in range(SAMPLES)]
+    tags = [{"is_padding": number == 5, "min_global_steps": 5, "max_global_steps": 6} for number in range(SAMPLES)]
     queue.kv_batch_put(keys=keys, partition_id="train", fields=list_of_dict_to_tensordict(rows), tags=tags)
     metrics: dict[str, Any] = {}
     made._compute_advantage(KVBatchMeta(keys=keys, tags=tags, partition_id="train"), metrics)

@@ -98,7 +98,7 @@ def verl_trainer(monkeypatch: pytest.MonkeyPatch, folder: Path, **algorithm: Any
         trainer=SimpleNamespace(default_local_dir=str(folder)), algorithm=algorithm,
         actor_rollout_ref=SimpleNamespace(rollout=rollout, model=SimpleNamespace(path="some-model")),
     )  # fmt: skip
-    tags = [{"is_padding": number == 5, "max_global_steps": 6} for number in range(12)]
+    tags = [{"is_padding": number == 5, "min_global_steps": 6, "max_global_steps": 7} for number in range(12)]
     return made, SimpleNamespace(tags=tags, keys=[], partition_id="train")
 
 
@@ -134,11 +134,17 @@ def test_a_verl_that_lacks_something_trains_on(monkeypatch, tmp_path, caplog):
     del made.config.actor_rollout_ref.rollout.dtype
     batch.tags = batch.tags[:3]
     assert made._compute_advantage(batch, {}) is batch
-    assert caplog.text.count("Training goes on") == 1 and "dtype" in caplog.text
+    assert "dtype" in caplog.text and "zip()" in caplog.text  # the manifest does without, and the batch is lost
 
 
 TWO_TURNS = {"prompt_ids": [5, 6], "response_ids": [11, 12, 90, 91, 13], "loss_mask": [True, True, False, False, True]}
 ONE_TURN = {"prompt_ids": [7, 8, 9], "response_ids": [14, 15], "loss_mask": [True, True]}
+
+
+class Batch(dict[str, Any]):
+    """SkyRL's TensorBatch as far as it is read: a dict with metadata."""
+
+    metadata: dict[str, Any]
 
 
 def test_skyrl(monkeypatch, tmp_path):
@@ -153,6 +159,8 @@ def test_skyrl(monkeypatch, tmp_path):
         "advantages": torch.tensor([[2.0, 2, 2, 2, 2], [0, 0, 0, -1, -1]]),
         "values": None,
     }  # fmt: skip
+    batch = Batch({name: None if value is None else torch.cat([value, value[:1]]) for name, value in batch.items()})
+    batch.metadata = {"pad_size": 1}  # a copy of the first response, which fills up the batch
     sampling = SimpleNamespace(temperature=0.7)
     cfg = SimpleNamespace(
         trainer=SimpleNamespace(policy=SimpleNamespace(model=SimpleNamespace(path="some-model"))),
@@ -224,7 +232,7 @@ def test_the_hook_of_miles_brings_no_data(monkeypatch, tmp_path, caplog):
     record = adapter(monkeypatch, "slime")
     record.record(SimpleNamespace())
     record.record(SimpleNamespace())
-    assert caplog.text.count("Training goes on") == 1
+    assert caplog.text.count("Training goes on") == 1 and "--dump-details" in caplog.text
 
 
 def test_openrlhf(monkeypatch, tmp_path):

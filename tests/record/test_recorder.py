@@ -174,6 +174,97 @@ def test_a_folder_of_another_run_is_left_alone(tmp_path, caplog):
     assert {path: path.read_bytes() for path in before} == before
 
 
+def batch(**changes: Any) -> dict[str, Any]:
+    ids = np.arange(1, 13).reshape(4, 3)
+    given = {"step": 0, "prompt_ids": ids, "response_ids": ids, "logp_rollout": -ids / 10, "prompt_id": range(4)}
+    given["prompt_id"] = list(given["prompt_id"])
+    return given | {"prompt_mask": ids > 0, "response_mask": ids > 0} | changes
+
+
+def test_a_batch_whose_columns_do_not_belong_together_is_not_recorded(tmp_path, caplog):
+    recorder = Recorder(tmp_path / "run")
+    for change in (
+        {"response_mask": np.ones((3, 3))}, {"advantage": np.ones(8)}, {"prompt_mask": np.ones((3, 3))},
+        {"reward": [1.0] * 3}, {"finish_reason": ["stop"] * 5},
+    ):  # fmt: skip
+        recorder.add_padded(**batch(**change))
+    assert recorder.counts["lost"] == 4 * 5 and "rows, and response_mask" in caplog.text
+    short = np.tile([0, 1, 1], (4, 1))  # two tokens each, so that a matrix of width 2 looks as if it was cut
+    recorder.add_padded(**batch(response_mask=short, logp_rollout=np.full((4, 2), -1.0)))
+    recorder.add_padded(**batch(response_mask=short, step=1))
+    recorder.close()
+    assert recorder.counts == counts(given=28, written=4, refused=4, lost=20)
+
+
+def test_places_that_hold_something_else_are_left_alone(tmp_path, caplog):
+    shutil.copytree(bundled_trace(), tmp_path / "inner/trace")
+    shutil.copytree(bundled_trace(), tmp_path / "shards")
+    (tmp_path / "shards/manifest.json").unlink()
+    for folder, rank, said in (
+        ("inner", 0, "in its trace/"),
+        ("shards", 0, "of something else"),
+        ("new", -1, "rank is -1"),
+    ):
+        caplog.clear()
+        recorder = Recorder(tmp_path / folder, rank=rank)
+        recorder.add(**response(np.random.default_rng(0)))
+        recorder.close()
+        assert said in caplog.text and recorder.counts == counts(given=1, lost=1)
+
+
+def test_a_folder_that_somebody_removes_is_made_again(tmp_path):
+    recorder, rng = Recorder(tmp_path / "run"), np.random.default_rng(0)
+    recorder.add(**response(rng))
+    recorder.flush()
+    shutil.rmtree(tmp_path / "run")
+    recorder.add(**response(rng, 1))
+    recorder.close()
+    assert [row["step"] for row in recorded(tmp_path / "run")] == [1]
+    assert "1 of 2 shards are there" in " ".join(Trace.open(tmp_path / "run").completeness.reasons)
+
+
+def test_a_forked_child_neither_records_nor_keeps_the_folder(tmp_path):
+    script = (
+        "import os, sys, time; from mismatch_cli.record import Recorder\n"
+        "recorder = Recorder(sys.argv[1])\n"
+        "if not os.fork():\n"
+        "    recorder.add(step=1, prompt_ids=[1], response_ids=[2], logp_rollout=[-0.1])\n"
+        "    print(recorder.counts['lost'], flush=True); recorder.close(); time.sleep(20); os._exit(0)\n"
+        "time.sleep(0.5); os.kill(os.getpid(), 9)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, tmp_path / "run"], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None and parent.stdout.readline() == "1\n"
+        parent.wait()
+        again = Recorder(tmp_path / "run")  # while the child lives on
+        again.add(**response(np.random.default_rng(0)))
+        again.close()
+        assert again.counts == counts(given=1, written=1)
+
+
+@pytest.mark.parametrize("note", ["{}", "[]", '{"shards": {"a": 1}}', "no JSON", '{"shards": {}, "rank": "0"}'])
+def test_a_note_that_is_damaged_is_told(tmp_path, note, capsys, caplog):
+    recorder = Recorder(tmp_path / "run")
+    recorder.add(**response(np.random.default_rng(0)))
+    recorder.close()
+    (tmp_path / "run/recorder-00000.json").write_text(note)
+    assert run(["report", str(tmp_path / "run")]) == 1
+    assert "recorder-00000.json is damaged" in capsys.readouterr().err
+    Recorder(tmp_path / "run").close()
+    assert "is damaged" in caplog.text
+
+
+def test_reasons_do_not_grow_with_what_was_refused(tmp_path):
+    recorder = Recorder(tmp_path / "run")
+    for number in range(50):
+        recorder.add(**response(np.random.default_rng(0)) | {"reward": f"text {number}"})
+    recorder.close()
+    note = json.loads((tmp_path / "run/recorder-00000.json").read_text())
+    assert note["left_out"] == {"responses whose reward is not what a trace holds": 50}
+    assert "text 0" in str(note["left_out_first"])
+
+
 def test_a_disk_that_is_full_costs_responses_and_not_the_run(tmp_path):
     """Files may not grow beyond 64 KiB: a real refusal by the system, until the limit is lifted again."""
     script = (
@@ -252,7 +343,7 @@ def test_two_recorders_of_one_rank_do_not_mix(tmp_path, caplog):
     for recorder in (first, second):
         recorder.add(**response(np.random.default_rng(0)))
         recorder.close()
-    assert "being recorded by another process" in caplog.text
+    assert "being recorded by another recorder" in caplog.text
     assert len(recorded(tmp_path / "run")) == 1 and second.counts == counts(given=1, lost=1)
 
 

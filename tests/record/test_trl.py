@@ -131,6 +131,14 @@ def test_what_is_not_trained_does_not_count(tmp_path):
     assert [place for place, trained in enumerate(rows[3]["loss_mask"]) if not trained] == [4, 5, 6, 7, 8]
 
 
+def test_a_reward_that_is_not_known_is_none(tmp_path):
+    """What no function could score, and functions of one name, whose values TRL mixes."""
+    unscored = {"rewards": {"a": deque([np.nan] * 8), "b": deque([np.nan] * 8)}}
+    for name, logs in (("unscored", unscored), ("same", {"rewards": {"a": deque(range(16))}})):
+        trace, _ = recorded(tmp_path / name, batches()[:1], _logs=logs)
+        assert all(row["reward"] is None for table in trace.tables() for row in table.to_pylist())
+
+
 def test_an_evaluation_is_not_recorded(tmp_path):
     stand_in = trainer(batches())
     recorder = record(stand_in, str(tmp_path / "run"))
