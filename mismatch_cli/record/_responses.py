@@ -28,7 +28,7 @@ class Padded:
 
     def __post_init__(self) -> None:
         self.prompt_SP, self.response_ST = (
-            np.asarray(mask).astype(bool) for mask in (self.prompt_SP, self.response_ST)
+            np.asarray(mask).astype(bool, copy=False) for mask in (self.prompt_SP, self.response_ST)
         )
         for name, value in {"prompt_mask": self.prompt_SP, **self.columns}.items():
             if _has_rows(value) and len(value) != len(self):
