@@ -46,6 +46,7 @@ class Completer:
     def __init__(self, tally: Tally, *, newer_trainer: bool, vocabulary: int | None = None) -> None:
         self._tally, self._newer_trainer, self._vocabulary = tally, newer_trainer, vocabulary
         self._seen: set[int] = set()
+        self._numbers = 0  # of rows so far, those included that were there before
         self.rows = self.tokens = 0
         self.steps: set[int] = set()
         self.scored = self.newer = 0  # rows with log π, and those of them whose trainer has newer weights
@@ -152,19 +153,21 @@ class Completer:
         self._tally.note(f"{tokens} that is no number: not measured", int(np.isnan(counted).sum()))
 
     def _fill_keys(self, columns: dict[str, pa.Array], rows: int) -> None:
-        newer = self._newer_trainer or "logp_recomputed" in columns
-        defaults = {"step": 0, "epoch": 0, "minibatch": 0, "version_rollout": 0}
+        """What a row does not say of itself, whatever its neighbours say."""
+        defaults = {"step": 0, "epoch": 0, "minibatch": 0, "version_rollout": 0, "finish_reason": UNKNOWN}
         for name, value in defaults.items():
-            columns[name] = _filled(columns.get(name), value, rows, ROW_COLUMNS[name])
-        if "version_trainer" not in columns:
-            later_S = columns["version_rollout"].to_numpy() + int(newer)
-            columns["version_trainer"] = pa.array(later_S, ROW_COLUMNS["version_trainer"])
-        columns["version_trainer"] = _filled(columns["version_trainer"], int(newer), rows, pa.int32())
-        columns["finish_reason"] = _filled(columns.get("finish_reason"), UNKNOWN, rows, pa.string())
+            columns[name] = _filled(columns.get(name), pa.scalar(value, ROW_COLUMNS[name]), rows)
+        newer_S = np.full(rows, self._newer_trainer)
+        if "logp_recomputed" in columns:
+            newer_S |= ~_lists.is_null(columns["logp_recomputed"])
+        later = pa.array(columns["version_rollout"].to_numpy() + newer_S, pa.int32())
+        columns["version_trainer"] = _filled(columns.get("version_trainer"), later, rows)
         if "prompt_id" not in columns or columns["prompt_id"].null_count:
-            columns["prompt_id"] = pa.array(prompt_hash(columns[PROMPT_COLUMN]))
-        if "sample_index" not in columns or columns["sample_index"].null_count:
-            columns["sample_index"] = pa.array(np.arange(self.rows, self.rows + rows, dtype=np.int32))
+            columns["prompt_id"] = _filled(
+                columns.get("prompt_id"), pa.array(prompt_hash(columns[PROMPT_COLUMN])), rows
+            )
+        columns["sample_index"] = _numbered(columns.get("sample_index"), self._numbers, rows)
+        self._numbers += rows
 
     def _first_of_its_key(self, table: pa.Table, where: str) -> np.ndarray:
         """A response that a dump holds twice (two ranks, a resumed run) would count twice."""
@@ -246,10 +249,20 @@ def all_true_where_null(mask: pa.Array | None, lengths_S: np.ndarray) -> pa.Arra
     return _lists.from_flat(values_T, lengths_S)
 
 
-def _filled(column: pa.Array | None, value: int | str, rows: int, kind: pa.DataType) -> pa.Array:
+def _filled(column: pa.Array | None, values: pa.Array | pa.Scalar, rows: int) -> pa.Array:
+    """A column with these values, or this one, in the rows that have none."""
+    return pc.coalesce(pa.nulls(rows, values.type) if column is None else column, values)
+
+
+def _numbered(column: pa.Array | None, first: int, rows: int) -> pa.Array:
+    """Rows without a number get that of their place, counted from `first`; another one where a neighbour has it."""
+    number_S = np.arange(first, first + rows, dtype=np.int32)
     if column is None:
-        return pa.array([value] * rows, kind)
-    return column.fill_null(pa.scalar(value, kind)) if column.null_count else column
+        return pa.array(number_S)
+    missing_S, given = _lists.is_null(column), column.drop_null().to_numpy()
+    taken_S = missing_S & np.isin(number_S, given)
+    number_S[taken_S] = np.setdiff1d(number_S[~missing_S], given)[: taken_S.sum()]
+    return _filled(column, pa.array(number_S), rows)
 
 
 def text_key(text: str) -> int:

@@ -228,3 +228,33 @@ def test_a_list_of_one_advantage_is_that_of_the_response(tmp_path, way):
     assert about["left_out"] == {WRONG_LENGTH.format(name="advantage"): 1}
     expected = [[0.3] * lengths[0], [0.5], None, [0.25] * lengths[3]]
     assert same_bits(table, "advantage", expected)
+
+
+def imported_beside(tmp_path, records):
+    """The rows as they are imported together; each is the same as it is alone, but for its number."""
+    table, about = imported(write_lines(tmp_path / "d.jsonl", records), into=tmp_path / "together")
+    for i, record in enumerate(records):
+        alone, _ = imported(write_lines(tmp_path / f"{i}.jsonl", [record]), into=tmp_path / f"alone-{i}")
+        for name in set(alone.column_names) - {"sample_index"}:
+            assert alone.column(name).to_pylist() == table.slice(i, 1).column(name).to_pylist(), (i, name)
+    assert not about["left_out"]
+    return table
+
+
+def test_a_row_without_a_key_leaves_its_neighbours_theirs(tmp_path):
+    records = [plain_record(row) | {"prompt_id": 7, "sample_index": i} for i, row in enumerate(real_rows(4))]
+    del records[1]["prompt_id"]
+    records = [records[0], records[1], records[2] | {"sample_index": 3}, records[3] | {"sample_index": None}]
+    table = imported_beside(tmp_path, records)
+    first, hashed, *rest = table.column("prompt_id").to_pylist()
+    assert [first, *rest] == [7, 7, 7] and hashed != 7
+    assert table.column("sample_index").to_pylist() == [0, 1, 3, 2]  # its place, 3, is taken
+
+
+def test_the_version_of_a_row_depends_on_no_neighbour(tmp_path):
+    rows = real_rows(5)
+    more = [{}, {"logp_recomputed": rows[1]["logp_recomputed"]}, {"version_rollout": 5}, {"version_trainer": 9},
+            {"version_rollout": 5, "logp_recomputed": rows[4]["logp_recomputed"]}]  # fmt: skip
+    table = imported_beside(tmp_path, [plain_record(row) | said for row, said in zip(rows, more, strict=True)])
+    assert table.column("version_rollout").to_pylist() == [0, 0, 5, 0, 5]
+    assert table.column("version_trainer").to_pylist() == [0, 1, 5, 9, 6]
