@@ -1,7 +1,7 @@
 """Rows of a trace from what a format yields: checked, counted and completed, or cut out of whole sequences."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -46,6 +46,7 @@ class Completer:
     def __init__(self, tally: Tally, *, newer_trainer: bool, vocabulary: int | None = None) -> None:
         self._tally, self._newer_trainer, self._vocabulary = tally, newer_trainer, vocabulary
         self._seen: set[int] = set()
+        self._k = 0  # of the top-K columns, once there are any
         self._numbers = 0  # of rows so far, those included that were there before
         self.rows = self.tokens = 0
         self.steps: set[int] = set()
@@ -104,8 +105,18 @@ class Completer:
             if pa.types.is_list(column.type) and not pa.types.is_floating(column.type.value_type):
                 bad_S[HOLES.format(name=name)] = _lists.holds_null(column) & ~_lists.is_null(column)
                 bad_S[STRANGE_IDS.format(name=name)] = self._strange_ids(name, column)
-        bad_S |= {WRONG_LENGTH.format(name="top-K columns"): _ragged_top_k(columns, lengths_S)}
+        good_S = ~np.logical_or.reduce([*bad_S.values()])
+        bad_S |= {WRONG_LENGTH.format(name="top-K columns"): self._ragged_top_k(columns, lengths_S, good_S)}
         return self._tally.sift(bad_S, where)
+
+    def _ragged_top_k(self, columns: dict[str, pa.Array], lengths_S: np.ndarray, good_S: np.ndarray) -> np.ndarray:
+        """Rows whose top-K columns are not K values per token; K is that of most good rows of the first block."""
+        lists = [columns[name] for name in TOPK_COLUMNS if name in columns]
+        self._k = self._k or _usual_width([column.filter(pa.array(good_S)) for column in lists], lengths_S[good_S])
+        bad_S = np.zeros(len(lengths_S), dtype=bool)
+        for column in lists:
+            bad_S |= ~_lists.is_null(column) & (_lists.lengths_of(column) != lengths_S * self._k)
+        return bad_S
 
     def _strange_ids(self, name: str, column: pa.Array) -> np.ndarray:
         """Rows with an id that no token has."""
@@ -228,17 +239,15 @@ def _only(table: pa.Table, keep_S: np.ndarray) -> pa.Table:
     return table if keep_S.all() else table.filter(pa.array(keep_S))
 
 
-def _ragged_top_k(columns: dict[str, pa.Array], lengths_S: np.ndarray) -> np.ndarray:
-    """Rows whose top-K columns are not K values per token, with one K for the whole block."""
-    bad_S = np.zeros(len(lengths_S), dtype=bool)
-    widths: set[int] = set()
-    for name in TOPK_COLUMNS.keys() & columns.keys():
-        entries_S, known_S = _lists.lengths_of(columns[name]), ~_lists.is_null(columns[name])
-        whole_S = known_S & (lengths_S > 0) & (entries_S % np.maximum(lengths_S, 1) == 0)
-        widths |= set((entries_S[whole_S] // lengths_S[whole_S]).tolist())
-        k = max(widths, default=0)
-        bad_S |= known_S & (entries_S != lengths_S * k)
-    return bad_S
+def _usual_width(lists: Sequence[pa.Array], lengths_S: np.ndarray) -> int:
+    """The K that most rows have per token, the smallest of several; 0 where no row has any."""
+    widths = [np.empty(0, np.int64)]
+    for column in lists:
+        entries_S = _lists.lengths_of(column)
+        whole_S = (entries_S > 0) & (lengths_S > 0) & (entries_S % np.maximum(lengths_S, 1) == 0)
+        widths.append(entries_S[whole_S] // lengths_S[whole_S])
+    found, counts = np.unique(np.concatenate(widths), return_counts=True)
+    return int(found[counts.argmax()]) if len(found) else 0
 
 
 def all_true_where_null(mask: pa.Array | None, lengths_S: np.ndarray) -> pa.Array:

@@ -258,3 +258,20 @@ def test_the_version_of_a_row_depends_on_no_neighbour(tmp_path):
     table = imported_beside(tmp_path, [plain_record(row) | said for row, said in zip(rows, more, strict=True)])
     assert table.column("version_rollout").to_pylist() == [0, 0, 5, 0, 5]
     assert table.column("version_trainer").to_pylist() == [0, 1, 5, 9, 6]
+
+
+def test_a_row_with_another_k_goes_alone(tmp_path):
+    """Be it the larger one, as frequent, or the only one of its file."""
+
+    def records(*widths):
+        for row, k in zip(real_rows(len(widths)), widths, strict=True):
+            size = k * len(row["response_ids"])
+            yield plain_record(row) | {"topk_ids": [1] * size, "topk_logp_rollout": [-1.0] * size}
+
+    for i, widths in enumerate([(2, 3, 2), (2, 2, 3, 3)]):
+        one = write_lines(tmp_path / f"{i}" / "a.jsonl", records(*widths))
+        other = write_lines(tmp_path / f"{i}" / "b.jsonl", records(3))
+        table, about = imported(one, other, into=tmp_path / f"trace-{i}")
+        assert table.num_rows == 2 and about["left_out"] == {WRONG_LENGTH.format(name="top-K columns"): len(widths) - 1}
+        lists = zip(table.column("topk_ids").to_pylist(), table.column("response_ids").to_pylist(), strict=True)
+        assert all(len(ids) == 2 * len(tokens) for ids, tokens in lists)
