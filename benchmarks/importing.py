@@ -127,7 +127,7 @@ def by_pyarrow(path: Path) -> None:
     from mismatch_cli.importers import plain, prime_rl
 
     record = json.loads(next(path.open("rb")))
-    schema = prime_rl._SCHEMA if "token_ids" in record else plain._schema(record)
+    schema = prime_rl._SCHEMA if "token_ids" in record else plain._schema(record, {})
     options = paj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
     for block in blocks_of(path):
         paj.read_json(

@@ -43,11 +43,15 @@ _Row = tuple[int, list[Any]]  # the number of the line, and its values in the or
 
 @dataclass(frozen=True)
 class Source:
-    """One file of a dump; `name` is its path below what the user named, `columns` what it calls columns (ours: its)."""
+    """One file of a dump; `name` is its path below what the user named, `columns` what it calls columns (ours: its).
+
+    `also` are more names of columns (its: ours), of which the first counts under which a row has a value.
+    """
 
     path: Path
     name: str
     columns: Mapping[str, str] = field(default_factory=dict, hash=False)
+    also: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def kind(self) -> str:

@@ -4,7 +4,8 @@ A trace's own shards are plain Parquet. Numbers may be of any width; `loss_mask`
 one number per response (or a list of it) or one per token, `prompt_id` (or `group_id`) a number or a text.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,11 @@ import pyarrow.compute as pc
 from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.importers import _lists
 from mismatch_cli.importers._naming import REQUIRED, known
-from mismatch_cli.importers._padded import LISTS, MASKS, apart, is_batch, kind_of, without_padding
+from mismatch_cli.importers._padded import LISTS, apart, is_batch, kind_of, without_padding
 from mismatch_cli.importers._rows import text_key
 from mismatch_cli.importers._sources import Peek, Source, jsonl_tables, parquet_tables, peek, readable
 from mismatch_cli.importers._tally import Tally
 from mismatch_cli.trace import foreign
-from mismatch_cli.trace.schema import column_order
 
 TITLE = "plain JSONL or Parquet"
 FILES = "*.jsonl, *.parquet"
@@ -81,11 +81,12 @@ def recognises(peek: Peek) -> bool:
 def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]) -> Iterator[tuple[pa.Table, str]]:
     unknown: set[str] = set()
     for source in sources:
-        unknown |= peek(source).keys - {*known()}
+        names = [*known(), *source.also]
+        unknown |= peek(source).keys - {*names}
         if source.kind == "parquet":
-            tables = parquet_tables(source, known(), "response_ids", advance)
+            tables = parquet_tables(source, names, "response_ids", advance)
         else:
-            tables = jsonl_tables(source, _schema, tally, advance)
+            tables = jsonl_tables(source, partial(_schema, also=source.also), tally, advance)
         for table in tables:
             yield from responses(table, source, tally)
     if unknown:
@@ -123,24 +124,24 @@ def _in_types(table: pa.Table, source: Source, tally: Tally) -> Iterator[pa.Tabl
         yield found
 
 
-def _schema(record: dict[str, Any]) -> pa.Schema:
+def _schema(record: dict[str, Any], also: Mapping[str, str]) -> pa.Schema:
     """The types in which JSON is read: those of the trace, but where a record shows another spelling of the same."""
-    kinds = {name: kind_of(name) for name in (*column_order(), *MASKS)} | {"group_id": pa.int64()}
     in_batches = _lists.depth_of(record.get("response_ids")) > 1
-    shown = {name: value[0] if in_batches and isinstance(value, list) and value else value
-             for name, value in record.items()}  # fmt: skip
-    for name in ("prompt_id", "group_id"):
-        if isinstance(shown.get(name), str):
-            kinds[name] = pa.string()
-    advantage, reward = shown.get("advantage"), shown.get("reward")
-    if advantage is not None and not isinstance(advantage, list):
-        kinds["advantage"] = pa.float32()
-    if isinstance(reward, bool):
-        kinds["reward"] = pa.bool_()
-    if in_batches:
-        kinds = {name: pa.list_(kind) if name in LISTS or isinstance(record.get(name), list) else kind
-                 for name, kind in kinds.items()}  # fmt: skip
+    kinds: dict[str, pa.DataType] = {}
+    for name, ours in {**{name: name for name in known()}, **also}.items():
+        value = record.get(name)
+        matrix = in_batches and (ours in LISTS or isinstance(value, list))
+        kind = _kind_shown(ours, value[0] if in_batches and isinstance(value, list) and value else value)
+        kinds[name] = pa.list_(kind) if matrix else kind
     return pa.schema(kinds)
+
+
+def _kind_shown(ours: str, value: Any) -> pa.DataType:
+    if ours in ("prompt_id", "group_id"):
+        return pa.string() if isinstance(value, str) else pa.int64()
+    if ours == "advantage" and value is not None and not isinstance(value, list):
+        return pa.float32()
+    return pa.bool_() if ours == "reward" and isinstance(value, bool) else kind_of(ours)
 
 
 def _in_the_trace_s_types(table: pa.Table, source: Source) -> pa.Table:
@@ -151,17 +152,27 @@ def _in_the_trace_s_types(table: pa.Table, source: Source) -> pa.Table:
         columns.setdefault("prompt_id", group)
     if "prompt_id" in columns and _is_text(columns["prompt_id"].type):
         columns["prompt_id"] = _hashed(columns["prompt_id"])
-    return pa.table({name: _cast(name, column, source) for name, column in columns.items()})
+    return pa.table(_merged({name: _cast(name, column, source) for name, column in columns.items()}, source.also))
+
+
+def _merged(columns: dict[str, pa.Array], also: Mapping[str, str]) -> dict[str, pa.Array]:
+    """Each column under our name, with the first value that a row has under any of its names."""
+    for ours in {*also.values()}:
+        names = [*(name for name, its in also.items() if its == ours), ours]
+        if found := [columns.pop(name) for name in names if name in columns]:
+            columns[ours] = pc.coalesce(*found) if found[0].null_count else found[0]
+    return columns
 
 
 def _cast(name: str, column: pa.Array, source: Source) -> pa.Array:
-    kind = kind_of(name)
-    if name == "advantage" and not foreign.is_list(column.type):
+    ours = source.also.get(name, name)
+    kind = kind_of(ours)
+    if ours == "advantage" and not foreign.is_list(column.type):
         kind = kind.value_type  # one number for the response
     if column.type.equals(kind):
         return column
     try:
-        if name == "reward" and pa.types.is_boolean(column.type):
+        if ours == "reward" and pa.types.is_boolean(column.type):
             return column.cast(pa.uint8()).cast(kind)
         return foreign.exact(column, kind)
     except (foreign.WRONG_TYPE, pa.ArrowNotImplementedError) as error:

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.importers import plain
 from mismatch_cli.importers._guess import whose
-from mismatch_cli.importers._sources import Peek, Source, peek, records_of
+from mismatch_cli.importers._sources import Peek, Source
 from mismatch_cli.importers._tally import Tally
 
 TITLE = "TRL's GRPO batches"
@@ -27,44 +28,51 @@ AVERAGING = (
     "mean over tokens of the batch (loss_type dapo, the default); with grpo the mean of the means over responses"
 )
 
-# the column of a trace: what TRL or its users call it, the first that is there
+# what TRL or its users call the columns of a trace; of several names the first counts under which a row has a value
 _NAMES = {
-    "response_ids": ("completion_ids",),
-    "response_mask": ("completion_mask",),
-    "loss_mask": ("tool_mask", "env_mask"),
-    "logp_rollout": ("sampling_per_token_logps", "logprobs"),
-    "logp_trainer": ("per_token_logps", "old_per_token_logps"),
-    "advantage": ("advantages",),
-    "reward": ("rewards",),
-    "step": ("global_step",),
+    "completion_mask": "response_mask",
+    "tool_mask": "loss_mask",
+    "env_mask": "loss_mask",
+    "sampling_per_token_logps": "logp_rollout",
+    "logprobs": "logp_rollout",
+    "per_token_logps": "logp_trainer",
+    "old_per_token_logps": "logp_recomputed",
+    "advantages": "advantage",
+    "rewards": "reward",
+    "global_step": "step",
 }
-
-
-_ROLLOUT = {"logp_rollout", *_NAMES["logp_rollout"]}
+_ROLLOUT = {"logp_rollout", *(name for name, ours in _NAMES.items() if ours == "logp_rollout")}
 
 
 def recognises(peek: Peek) -> bool:
     """Token ids under TRL's names, unless log μ goes by a name that TRL has not."""
     if peek.source.kind not in ("jsonl", "parquet") or not peek.has("prompt_ids", "completion_ids"):
         return False
-    others = peek.keys - {name for names in _NAMES.values() for name in names}
+    others = peek.keys - {*_NAMES, "completion_ids"}
     return bool(peek.keys & _ROLLOUT) or not any(whose(name) in ("rollout", "plain") for name in others)
 
 
 def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]) -> Iterator[tuple[pa.Table, str]]:
-    return plain.blocks([replace(source, columns=_columns(source)) for source in sources], tally, advance)
-
-
-def _columns(source: Source) -> dict[str, str]:
-    there = set(peek(source).keys)
-    if source.kind == "jsonl":
-        there = {name for record in records_of(source.path) for name, value in record.items() if value is not None}
-    columns = {ours: name for ours, names in _NAMES.items() for name in names[::-1] if name in there}
-    if columns.get("logp_trainer") == "per_token_logps" and "old_per_token_logps" in there:
-        columns["logp_recomputed"] = "old_per_token_logps"
-    if there and not there & _ROLLOUT:
+    named = [replace(source, columns={"response_ids": "completion_ids"}, also=_NAMES) for source in sources]
+    rows = sampled = 0
+    for table, where in plain.blocks(named, tally, advance):
+        rows += table.num_rows
+        if "logp_rollout" in table.column_names:
+            sampled += table.num_rows - table.column("logp_rollout").null_count
+        yield _with_log_pi(table), where
+    if rows and not sampled:
         raise MismatchError(
-            f"{source.path} holds no sampling_per_token_logps: TRL has log-probabilities of the rollout engine only "
-            "where vLLM samples. Train with use_vllm=True, and see the guide on record."
+            f"{sources[0].path} holds no sampling_per_token_logps: TRL has log-probabilities of the rollout engine "
+            "only where vLLM samples. Train with use_vllm=True, and see the guide on record."
         )
-    return columns
+
+
+def _with_log_pi(table: pa.Table) -> pa.Table:
+    """Where a response has no log-probabilities of the present weights, the old ones are log π."""
+    columns = {name: table.column(name) for name in table.column_names}
+    if (old := columns.pop("logp_recomputed", None)) is None:
+        return table
+    now = columns.get("logp_trainer", pa.nulls(len(old), old.type))
+    columns["logp_trainer"] = pc.coalesce(now, old)
+    columns["logp_recomputed"] = pc.if_else(pc.is_valid(now), old, pa.scalar(None, old.type))
+    return pa.table(columns)

@@ -143,7 +143,7 @@ def test_hostile_batches(tmp_path):
         WRONG_LENGTH.format(name="loss_mask"): 1,
         "responses whose response_mask holds a null": 1,
         "responses whose response_ids holds a number that is no token id": 1,
-        OTHER_SIZE.format(name="advantage"): 1,
+        OTHER_SIZE.format(name="advantages"): 1,
         "lines with values of other types than the layout has": 3,
         "columns that no trace has (num_items_in_batch)": 1,
     }
@@ -175,3 +175,34 @@ def test_what_cannot_be_measured_is_one_sentence(tmp_path):
     (tmp_path / "f.jsonl").write_text(json.dumps({"prompt_ids": [], "completion_ids": [], "logprobs": []}))
     with pytest.raises(MismatchError, match="1 responses without a token"):
         imported(tmp_path / "f.jsonl", into=tmp_path / "trace")
+
+
+@pytest.mark.parametrize("way", ["jsonl", "parquet"])
+def test_every_response_has_the_columns_that_it_shows(tmp_path, way):
+    """Names that begin after many lines, or are there with nothing in them; log μ that the first lines lack."""
+    rows = real_rows(8) * 10
+    records = [single(row) | {"step": i, "per_token_logps": None, "logprobs": None} for i, row in enumerate(rows)]
+    for record in records[:70]:
+        record["sampling_per_token_logps"] = None
+    for record, row in zip(records[70:], rows[70:], strict=True):
+        record["per_token_logps"] = row["logp_trainer"]
+    records[79]["logprobs"] = records[79].pop("sampling_per_token_logps")
+    table, about = imported(write(tmp_path / f"a.{way}", records), into=tmp_path / "a")
+    assert about["left_out"] == {NO_ROLLOUT: 70}
+    for name in ("logp_rollout", "logp_trainer", "logp_recomputed"):
+        assert same_bits(table, name, [row[name] for row in rows[70:]]), name
+    for record, row in zip(records, rows, strict=True):
+        record["sampling_per_token_logps"] = row["logp_rollout"]
+    table, about = imported(write(tmp_path / f"b.{way}", records), into=tmp_path / "b")
+    assert not about["left_out"]
+    now = [row["logp_recomputed" if i < 70 else "logp_trainer"] for i, row in enumerate(rows)]
+    assert same_bits(table, "logp_trainer", now)
+    assert same_bits(table, "logp_recomputed", [None] * 70 + [row["logp_recomputed"] for row in rows[70:]])
+    assert table.column("version_trainer").to_pylist() == [0] * 70 + [1] * 10
+    path = write(tmp_path / f"c.{way}", [record | {"per_token_logps": None} for record in records])
+    table, _ = imported(path, into=tmp_path / "c")
+    assert same_bits(table, "logp_trainer", [row["logp_recomputed"] for row in rows])
+    path = write(tmp_path / f"d.{way}", [record | dict.fromkeys(("sampling_per_token_logps", "logprobs"))
+                                         for record in records])  # fmt: skip
+    with pytest.raises(MismatchError, match="no sampling_per_token_logps"):
+        imported(path, into=tmp_path / "d")
