@@ -83,7 +83,7 @@ def _as_arrays(sample: Sample) -> Sample:
     for key in NUMBERS:
         if sample.get(key) is not None:
             value = sample[key]
-            found[key] = int(np.int32(value if isinstance(value, bool) else foreign.whole_number(value)))
+            found[key] = int(value) if isinstance(value, bool) else foreign.whole_number(value, np.int32)
     return found
 
 

@@ -98,7 +98,7 @@ def _torch_tables(source: Source, tally: Tally, seen: _Losses | None) -> Iterato
     if columns is not None and int(content.get("cp_size") or 1) > 1:
         tally.leave_out(SPLIT, 1, source.name)
         return
-    step = foreign.whole_number(content.get("rollout_id") or 0)
+    step = foreign.whole_number(content.get("rollout_id") or 0, np.int32)
     if columns is None:
         samples = _samples.samples_of(content, source)
     else:

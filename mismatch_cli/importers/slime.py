@@ -9,6 +9,7 @@ update.
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from mismatch_cli.importers import _samples, _torch_file
@@ -49,7 +50,7 @@ def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], Non
         with _torch_file.laid_out(source.path, TITLE):
             content = _torch_file.load(source.path)
             samples = with_raw_rewards(_samples.samples_of(content, source), content.get("raw_reward"))
-            step = foreign.whole_number(content.get("rollout_id") or 0)
+            step = foreign.whole_number(content.get("rollout_id") or 0, np.int32)
             for table in _samples.tables(samples, step, tally, source.name):
                 yield table, source.name
         advance(source.size)

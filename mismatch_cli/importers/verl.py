@@ -61,7 +61,7 @@ def _tables(source: Source, tally: Tally, advance: Callable[[int], None]) -> Ite
             content = (_proto_file.load if source.kind == "proto" else _torch_file.load)(source.path)
             step = dict(content.get("meta_info") or {}).get("global_steps")
             found = {name: _typed(name, _arrow(content[name])) for name in _NAMES if content.get(name) is not None}
-            yield pa.table(found), None if step is None else foreign.whole_number(step)
+            yield pa.table(found), None if step is None else foreign.whole_number(step, np.int32)
         advance(source.size)
 
 
@@ -85,8 +85,9 @@ def _arrow(values: Any) -> pa.Array:
     if hasattr(values, "detach"):
         values = (values.float() if values.is_floating_point() else values).numpy()
     if isinstance(values, np.ndarray) and values.dtype != object:
-        width = values.shape[1] if values.ndim > 1 else 1
-        return _lists.from_flat(values.ravel(), np.full(len(values), width)) if values.ndim > 1 else pa.array(values)
+        if values.ndim > 2:
+            raise foreign.WRONG_VALUE(f"a tensor of {values.ndim} dimensions where a matrix belongs")
+        return pa.array(values) if values.ndim < 2 else _lists.from_flat(values.ravel(), np.full(*values.shape))
     if len(values) and hasattr(values[0], "detach"):
         rows = [(row.float() if row.is_floating_point() else row).numpy() for row in values]
         return _lists.from_flat(np.concatenate(rows), np.array([len(row) for row in rows]))

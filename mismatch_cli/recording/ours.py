@@ -3,6 +3,7 @@
 A name alone says nothing: people have a `plots/` and a `summary.json` of their own.
 """
 
+import csv
 import json
 import os
 from collections.abc import Callable, Collection, Iterator
@@ -140,7 +141,7 @@ def _is_of_trace(path: Path) -> bool:
 
 def _is_token_list(path: Path) -> bool:
     with path.open(encoding="utf-8") as file:
-        return file.readline(_HEAD).startswith("step,prompt_id,sample_index,truncated,reward,position,token_id,token,")
+        return {*next(csv.reader([file.readline(_HEAD)]))} >= _TOKEN
 
 
 def _columns(path: Path) -> set[str]:

@@ -83,11 +83,13 @@ def flat_array(values: Any, kind: pa.DataType) -> np.ndarray:
     return np.asarray(found.to_numpy(zero_copy_only=False))
 
 
-def whole_number(value: Any) -> int:
-    """An integer from what may be an array's or a tensor's scalar; a `WRONG_VALUE` for anything else."""
+def whole_number(value: Any, kind: type[np.signedinteger] = np.int64) -> int:
+    """An integer from what may be an array's or a tensor's scalar; a `WRONG_VALUE` for what is none or beyond `kind`."""
     number = value.item() if hasattr(value, "item") else value
     if isinstance(number, bool) or not isinstance(number, int | float) or number != number // 1:
         raise WRONG_VALUE(f"{str(number)[:40]!r} where a whole number belongs")
+    if not np.iinfo(kind).min <= number <= np.iinfo(kind).max:
+        raise WRONG_VALUE(f"{str(number)[:40]} is beyond {kind.__name__}")
     return int(number)
 
 

@@ -167,6 +167,8 @@ def test_values_that_make_no_sense(tmp_path, capsys):
         ({"attention_mask": good["attention_mask"] * 2}, "laid out otherwise"),
         ({"response_mask": good["response_mask"] * 0, "attention_mask": good["attention_mask"] * 0}, "0 throughout"),
         ({"responses": -good["responses"] - 1}, "no token id"),
+        ({"old_log_probs": good["old_log_probs"][..., None]}, "3 dimensions where a matrix belongs"),
+        ({"meta_info": {"global_steps": 10**30}}, "is beyond int32"),
     ):
         torch.save(good | change, tmp_path / "b.pt")
         assert run(["import", str(tmp_path / "b.pt"), "--output", str(tmp_path / "out")]) == 1
