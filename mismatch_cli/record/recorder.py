@@ -50,7 +50,7 @@ class Recorder:
         self._process = os.getpid()
         self._files: RankFolder | None = None
         self._writer: Writer | None = None
-        with self.guarded("nothing is recorded"):
+        with self._guarded("nothing is recorded"):
             self._every = max(1, int(every))
             self._files = RankFolder(Path(folder), int(rank), manifest or {}, tokenizer, vocabulary, self._warn)
             self._writer = Writer(self._files, self._warn)
@@ -80,7 +80,7 @@ class Recorder:
         is None was not measured.
         """
         self._given += 1
-        with self.guarded("a response is not recorded", lost=1):
+        with self._guarded("a response is not recorded", lost=1):
             self._put({name: copied(value) for name, value in columns.items() if value is not None})
 
     def add_padded(
@@ -100,7 +100,7 @@ class Recorder:
         """
         given = _number_of(response_ids)
         self._given += given
-        with self.guarded("a batch is not recorded", lost=given):
+        with self._guarded("a batch is not recorded", lost=given):
             if prompt_mask is None or response_mask is None:
                 raise ValueError("prompt_mask or response_mask is missing: which tokens are padding?")
             batch = {"prompt_ids": prompt_ids, "response_ids": response_ids, **columns}
@@ -109,7 +109,7 @@ class Recorder:
 
     def flush(self) -> None:
         """Return once everything that was added is on disk, or after half a minute."""
-        with self.guarded("it may take longer until everything is on disk"):
+        with self._guarded("it may take longer until everything is on disk"):
             if self._writer is not None:
                 self._writer.flush()
 
@@ -118,7 +118,7 @@ class Recorder:
         writer, self._writer = self._writer, None
         if writer is None or os.getpid() != self._process:
             return
-        with self.guarded("the end of the recording is not noted"):
+        with self._guarded("the end of the recording is not noted"):
             atexit.unregister(self.close)
             try:
                 writer.close()
@@ -142,7 +142,7 @@ class Recorder:
             self._writer.put(given)
 
     @contextmanager
-    def guarded(self, consequence: str = "a batch is not recorded", lost: int = 0) -> Iterator[None]:
+    def _guarded(self, consequence: str = "a batch is not recorded", lost: int = 0) -> Iterator[None]:
         """What goes wrong inside is a warning that names the consequence: no fault here ends the run."""
         try:
             yield

@@ -84,7 +84,7 @@ def flat_array(values: Any, kind: pa.DataType) -> np.ndarray:
 
 
 def whole_number(value: Any, kind: type[np.signedinteger] = np.int64) -> int:
-    """An integer from what may be an array's or a tensor's scalar; a `WRONG_VALUE` for what is none or beyond `kind`."""
+    """An integer from a number, or from the scalar of an array; a `WRONG_VALUE` for what is none or beyond `kind`."""
     number = value.item() if hasattr(value, "item") else value
     if isinstance(number, bool) or not isinstance(number, int | float) or number != number // 1:
         raise WRONG_VALUE(f"{str(number)[:40]!r} where a whole number belongs")
