@@ -28,6 +28,7 @@ from traces import SHARD_TOKENS, generate
 from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.schema import column_order
+from mismatch_cli.workers import Workers
 
 BILLION = 1000.0  # million tokens
 
@@ -36,28 +37,28 @@ def report(workers: int, trace: Trace, _columns: tuple[str, ...]) -> str:
     """What `report` measures, to its JSON: three pairs of policies, the floor, and the samples."""
     from mismatch_cli.studies.mismatch import analyse
 
-    return json.dumps(analyse([trace], 10, workers).to_json())
+    return json.dumps(analyse([trace], 10, Workers(workers)).to_json())
 
 
 def clipstats(algorithms: Sequence[Algorithm], workers: int, trace: Trace, _columns: tuple[str, ...]) -> str:
     """Everything that `clipstats` counts, to its JSON."""
     from mismatch_cli.studies.clipping import analyse_clipping
 
-    return json.dumps(analyse_clipping([trace], algorithms, workers=workers).to_json())
+    return json.dumps(analyse_clipping([trace], algorithms, workers=Workers(workers)).to_json())
 
 
 def diagnose(workers: int, trace: Trace, _columns: tuple[str, ...]) -> str:
     """What `diagnose` reads and finds, to its JSON."""
     from mismatch_cli.studies.diagnosis import analyse_diagnosis
 
-    return json.dumps(analyse_diagnosis([trace], workers=workers).to_json())
+    return json.dumps(analyse_diagnosis([trace], workers=Workers(workers)).to_json())
 
 
 def compare(workers: int, trace: Trace, _columns: tuple[str, ...]) -> str:
     """A trace against itself: three passes, the last one token by token."""
     from mismatch_cli.studies.comparison import analyse_comparison
 
-    return json.dumps(analyse_comparison([trace, trace], workers=workers).to_json())
+    return json.dumps(analyse_comparison([trace, trace], workers=Workers(workers)).to_json())
 
 
 STUDIES: dict[str, Callable[..., str]] = {

@@ -20,15 +20,17 @@ _ALTERNATIVES = 20  # beside the sampled token, where no top-K is asked for
 _BLOCK = 2**14  # tokens drawn at a time: what they are made of stays in cache
 
 
-def generate(folder: Path, tokens: int, top_k: int, updates: float = 0.0, workers: int = 1) -> None:
+def generate(
+    folder: Path, tokens: int, top_k: int, updates: float = 0.0, workers: int = 1, shard_tokens: int = SHARD_TOKENS
+) -> None:
     """A trace with top-K columns of a peaked model whose trainer differs by a little noise in the logits.
 
     With `updates` optimiser steps have moved the logits by as much noise again, and there are advantages. Without
     `top_k` the tokens are drawn as with 20, and only the columns are left out.
     """
     write_manifest(folder, {"top_logprobs": top_k})
-    write = partial(_write_shard, folder, tokens, top_k, updates)
-    indices = range(-(-tokens // SHARD_TOKENS))
+    write = partial(_write_shard, folder, tokens, top_k, updates, shard_tokens)
+    indices = range(-(-tokens // shard_tokens))
     if workers == 1:
         for index in indices:
             write(index)
@@ -37,9 +39,9 @@ def generate(folder: Path, tokens: int, top_k: int, updates: float = 0.0, worker
         list(pool.map(write, indices))
 
 
-def _write_shard(folder: Path, tokens: int, top_k: int, updates: float, index: int) -> None:
+def _write_shard(folder: Path, tokens: int, top_k: int, updates: float, shard_tokens: int, index: int) -> None:
     rng = np.random.default_rng([0, index])  # of its own: any number of workers writes the same
-    size = min(SHARD_TOKENS, tokens - index * SHARD_TOKENS)
+    size = min(shard_tokens, tokens - index * shard_tokens)
     write_shard(shard_path(folder, index), _shard(rng, index, size, top_k, updates))
 
 

@@ -20,15 +20,26 @@ DPPO = "DPPO, arXiv 2602.04879v3"
 _WHERE = {"MismatchError": "errors", "UsageError": "errors", "Run": "library.opened_run"}
 
 
-def open(run: str | PathLike[str] | Sequence[str | PathLike[str]] = (), *, workers: int = 1) -> Run:
+def open(
+    run: str | PathLike[str] | Sequence[str | PathLike[str]] = (),
+    *,
+    workers: int | str = 1,
+    cache: str | PathLike[str] | None = None,
+    skip_broken: bool = False,
+) -> Run:
     """A recorded run to look at: its folder, or those of several that are pooled; by default the bundled one.
 
-    `workers` processes read it; a script that asks for several guards its first line with `if __name__ == "__main__"`.
-    A `MismatchError` says what is wrong with a folder, a warning that a trace lacks a part.
+    `workers` processes read it, or a cluster (`"ray"`); a script that asks for several guards its first line with
+    `if __name__ == "__main__"`. `cache` is a folder for partial results; with `skip_broken` shards that cannot be read
+    are left out. A `MismatchError` says what is wrong with a folder, a warning that a trace lacks a part.
     """
-    from mismatch_cli.library.opened_run import Run
+    from pathlib import Path
 
-    return Run([run] if isinstance(run, str) or hasattr(run, "__fspath__") else run, workers)
+    from mismatch_cli.library.opened_run import Run
+    from mismatch_cli.workers import Workers
+
+    read_by = Workers(workers, None if cache is None else Path(cache), skip_broken)
+    return Run([run] if isinstance(run, str) or hasattr(run, "__fspath__") else run, read_by)
 
 
 if not TYPE_CHECKING:  # or any name would be known

@@ -29,7 +29,7 @@ _COMMANDS = "mismatch_cli.commands"
 _PANELS = {  # of `--help`, in the order in which one needs them
     "Measure": ("probe", "report", "compare", "verdict"),
     "Explain": ("diagnose", "clipstats", "algorithms"),
-    "Use elsewhere": ("import", "rescore", "gate"),
+    "Use elsewhere": ("import", "rescore", "gate", "upload"),
     "Train": ("curate", "train"),
 }
 _OTHERS = "More"

@@ -13,10 +13,12 @@ EXTRAS = {
     ),
     "vllm": ("vllm",),
     "pandas": ("pandas",),
+    "ray": ("ray",),
 }
 _LINES = {
     "hf": "pip install 'mismatch-cli[hf]'",
     "pandas": "pip install 'mismatch-cli[pandas]'",
+    "ray": "pip install 'mismatch-cli[ray]'",
     "vllm": "pip install 'mismatch-cli[cpu]' (no GPU) or pip install 'mismatch-cli[vllm]' (CUDA), or sample with the "
     "Hugging Face model: --engine hf",
 }

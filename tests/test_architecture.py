@@ -43,6 +43,7 @@ FLOORS = [
     {"studies", "rl", "importers", "recording"},
     {"diagnosis", "dialects"},
     {"verdict"},
+    {"workers"},
     {"engines", "scoring", "tasks", "metrics"},
     {"trace"},
     {"algorithms"},

@@ -108,7 +108,7 @@ def test_the_wheel_says_what_it_is(wheel):
     assert {"mismatch_cli/py.typed", "mismatch_cli/sample_data/model/model.safetensors"} <= names
     assert {Path(name).parts[0] for name in names} == {"mismatch_cli", info}
     assert metadata["Requires-Python"] == ">=3.11" and metadata["License-Expression"] == "MIT"
-    assert set(metadata.get_all("Provides-Extra")) == {"hf", "cpu", "vllm", "pandas", "dev"}
+    assert set(metadata.get_all("Provides-Extra")) == {"hf", "cpu", "vllm", "pandas", "ray", "dev"}
     classifiers = metadata.get_all("Classifier")
     assert {"Typing :: Typed", *(f"Programming Language :: Python :: 3.{n}" for n in (11, 12, 13))} <= set(classifiers)
     needed = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
@@ -141,7 +141,7 @@ def test_every_command_explains_itself(core):
     done = subprocess.run(
         [core / "python", "-c", lines, *names], env=without_python_path(), capture_output=True, text=True
     )
-    assert len(names) == 12 and done.stdout.splitlines()[-1] == "0 False", done.stderr
+    assert len(names) == 13 and done.stdout.splitlines()[-1] == "0 False", done.stderr
 
 
 def test_numbers_of_a_trace(typed):

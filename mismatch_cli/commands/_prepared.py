@@ -1,7 +1,7 @@
 """From the flags of `probe`, `curate` and `rescore` to a configuration and a run folder that may be written to."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -49,12 +49,7 @@ def prepared_run(
         if common.resume:
             raise UsageError("--resume goes on with a run, --like begins one like it: use one of them.")
         flags = flags | _as_recorded(like, command, set(flags) - _typed(context))
-    paths = {known.name: known.metadata.get("path", False) for known in fields(kind)}
-    recorded = {name: _resolved(value) if paths[name] else value for name, value in flags.items() if name in paths}
-    if reward := recorded.get("reward"):
-        file, colon, function = str(reward).rpartition(":")
-        recorded["reward"] = f"{_resolved(file) or ''}{colon}{function}"
-    recorded = json.loads(json.dumps(recorded))  # as the manifest has it: pairs are lists there
+    recorded = _recorded(kind, flags)
     config = kind.from_flags(recorded)  # what makes no sense is said before anything about folders
     folder = common.output or Path(f"{command}-{config.name}")
     check(config, folder)
@@ -68,6 +63,21 @@ def prepared_run(
         manifest = _manifest_to_resume(folder, command)
         recorded = resumed(kind, recorded, _typed(context), manifest["flags"])
         yield kind.from_flags(recorded), folder, manifest | {"flags": recorded}
+
+
+def checked(kind: type[_Config], flags: Mapping[str, Any], command: str) -> None:
+    """Refuse flags that no run can be made of."""
+    _check_inputs(kind.from_flags(_recorded(kind, flags)), command)
+
+
+def _recorded(kind: type[_Config], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags of a run as its manifest has them: pairs are lists there."""
+    paths = {known.name: known.metadata.get("path", False) for known in fields(kind)}
+    recorded = {name: _resolved(value) if paths[name] else value for name, value in flags.items() if name in paths}
+    if reward := recorded.get("reward"):
+        file, colon, function = str(reward).rpartition(":")
+        recorded["reward"] = f"{_resolved(file) or ''}{colon}{function}"
+    return dict(json.loads(json.dumps(recorded)))
 
 
 def _as_recorded(run: Path, command: str, names: set[str]) -> dict[str, Any]:

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from mismatch_cli import custom_code, places
 from mismatch_cli.commands._progress import TerminalProgress, colour_system
-from mismatch_cli.errors import UsageError
+from mismatch_cli.errors import UsageError, suggest
 from mismatch_cli.options import saying, setting
+from mismatch_cli.trace.stores import is_store
+from mismatch_cli.workers import Workers
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -44,7 +46,15 @@ class Common:
 
     trust_remote_code: bool = setting(False, "Run code that comes with a model; without this it is refused.")
     resume: bool = setting(False, "Go on with the run in --output where it stopped.")
-    workers: int = setting(1, "Processes to read with, 32 MB of shards at a time; every number stays the same.", min=1)
+    workers: str = setting(
+        "1",
+        "Processes to read with, or a Ray cluster; every number stays the same.",
+        metavar="N|ray|ray://HOST:PORT",
+    )
+    cache: Path | None = setting(  # noqa: RUF009
+        None, "Folder in which partial results are kept: what was read once is not read again.", metavar="DIR"
+    )
+    skip_broken: bool = setting(False, "Leave out shards that cannot be read, and count them.")
     output: Path | None = of_output(  # noqa: RUF009
         None, "Folder for summary.json, report.html and plots/.", short="-o",
         show_default="in the run or here, named after the command",
@@ -78,12 +88,14 @@ class Common:
     def __post_init__(self) -> None:
         custom_code.allow(self.trust_remote_code)  # never by what a folder to resume says
         places.show_full(self.full_paths)
+        if self.output is not None and is_store(self.output):
+            raise UsageError(f"--output is a folder here. Upload it afterwards: {suggest('upload', 'RUN', 'URL')}")
         for flag, asked in (("plots", self.plots), ("plot-width", self.plot_width), ("plot-panels", self.plot_panels)):
             if self.no_plots and asked:
                 raise UsageError(f"--no-plots draws nothing: leave out --{flag}.")
             if self.only_numbers and asked:
                 raise UsageError(f"--json without --output draws nothing: leave out --{flag}, or name --output.")
-        _ = self.files  # what cannot be drawn is said before anything is read
+        _ = self.files, self.read_by  # what cannot be drawn, or nobody can read, is said before anything is read
 
     @cached_property
     def files(self) -> PictureFiles:
@@ -91,6 +103,11 @@ class Common:
         from mismatch_cli.report.picture_files import PictureFiles
 
         return PictureFiles.asked(self.plots, self.plot_width, self.plot_panels)
+
+    @cached_property
+    def read_by(self) -> Workers:
+        """Who reads traces, and how."""
+        return Workers.parsed(self.workers, self.cache, skip_broken=self.skip_broken)
 
     @property
     def only_numbers(self) -> bool:
@@ -122,7 +139,8 @@ class Common:
         if self.output is not None or self.only_numbers:
             return self.output
         own = trace_folder(named[0]) if named and len(named) == 1 else None
-        return (Path() if own is None or places.is_bundled(own) else run_folder_of(own)) / name
+        elsewhere = own is None or places.is_bundled(own) or is_store(own)
+        return (Path() if own is None or elsewhere else run_folder_of(own)) / name
 
     def opened(self, named: Sequence[Path] | None, said: str, *names: str) -> list[Trace]:
         """The traces that were named; where there are none, those of the package by their `names`, as is `said`."""
@@ -130,7 +148,7 @@ class Common:
         from mismatch_cli.trace.reader import Trace
 
         own = [bundled("traces") / name for name in names] or [bundled_trace()]
-        traces = [Trace.open(path) for path in named or own]
+        traces = [Trace.open(path, skip_broken=self.skip_broken) for path in named or own]
         if not named:
             self.progress.say(said)
         return traces
@@ -161,7 +179,7 @@ class Common:
     ) -> None:
         """Make a study of traces with a bar that counts their responses, each read in so many passes, and show it."""
         with self.progress.counting(phase, passes * sum(trace.num_responses for trace in traces)) as advance:
-            study = analyse(traces, workers=self.workers, on_responses=advance)
+            study = analyse(traces, workers=self.read_by, on_responses=advance)
         self.show(study, folder, **page)
 
     def study_mismatch(self, traces: Sequence[Trace], folder: Path | None) -> None:
@@ -219,10 +237,11 @@ DRAWING = ("plots", "plot_width", "plot_panels", "no_plots")
 _SHOWING = (*DRAWING, "force", "full")
 _TALKING = ("json", "quiet", "debug")
 _LOOKING = (*_SHOWING, "full_paths", *_TALKING)
-Reading = Annotated[Common, "workers", "output", *_LOOKING]
-Judging = Annotated[Common, "workers", "output", "page_responses", *_LOOKING]
-Reporting = Annotated[Common, "workers", "output", "worst", "page_responses", *_LOOKING]
-Diagnosing = Annotated[Common, "trust_remote_code", "workers", "output", *_LOOKING]
+READ_BY = ("workers", "cache", "skip_broken")
+Reading = Annotated[Common, *READ_BY, "output", *_LOOKING]
+Judging = Annotated[Common, *READ_BY, "output", "page_responses", *_LOOKING]
+Reporting = Annotated[Common, *READ_BY, "output", "worst", "page_responses", *_LOOKING]
+Diagnosing = Annotated[Common, "trust_remote_code", *READ_BY, "output", *_LOOKING]
 _RUN = saying("output", help="Run folder: trace/, summary.json, report.html, plots/ and log/.")
 Recording = Annotated[Common, "trust_remote_code", "resume", _RUN, *_SHOWING, *_TALKING]
 Probing = Annotated[Common, "trust_remote_code", "resume", _RUN, "worst", "page_responses", *_SHOWING, *_TALKING]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mismatch_cli.commands._show import TRACES, Common, print_json, print_parts
+from mismatch_cli.commands._show import READ_BY, TRACES, Common, print_json, print_parts
 from mismatch_cli.options import flags, setting
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def command(
     ),
     junit: Path | None = for_ci(None, "Write JUnit XML with a test case per limit.", metavar="FILE"),
     markdown: Path | None = for_ci(None, "Write a Markdown table, for a job's summary or a comment.", metavar="FILE"),
-    common: Annotated[Common, "force", "full", "full_paths", "json", "quiet", "debug"],
+    common: Annotated[Common, *READ_BY, "force", "full", "full_paths", "json", "quiet", "debug"],
 ) -> None:
     """Judge a trace by limits: exit code 0 if all hold, 3 if one is exceeded or cannot be measured.
 
@@ -74,8 +74,8 @@ def command(
     if not limits:
         progress.say(f"No --limits: judging by those of {DEFAULT}.")
     progress.say("Measuring")
-    before = [Trace.open(path) for path in baseline or []]
-    result = GateResult.of(sets, found, before, allow_partial=allow_partial)
+    before = [Trace.open(path, skip_broken=common.skip_broken) for path in baseline or []]
+    result = GateResult.of(sets, found, before, allow_partial=allow_partial, workers=common.read_by)
     for path, form in ((junit, forms.junit), (markdown, forms.markdown)):
         if path is not None:
             write_named(path, form(result), replace=common.force)

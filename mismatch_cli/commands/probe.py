@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from mismatch_cli.commands._show import Probing
+from mismatch_cli.commands._vary import DEVICES, VARY, run_varied
 from mismatch_cli.options import flags, saying, setting
 from mismatch_cli.recording.config import ProbeConfig
 
@@ -14,6 +15,8 @@ from mismatch_cli.recording.config import ProbeConfig
 def command(
     context: typer.Context,
     *,
+    vary: list[str] | None = VARY,
+    devices: str | None = DEVICES,
     like: Path | None = setting(None, "Take every setting that is not typed from this run of `probe`.", metavar="RUN"),
     common: Annotated[Probing, saying("output", show_default="probe-MODEL")],
 ) -> None:
@@ -27,7 +30,11 @@ def command(
       mismatch-cli probe ./checkpoint --trainer-dtype float32 --kv-cache-dtype fp8 --json
       mismatch-cli probe Qwen/Qwen2.5-0.5B-Instruct --adapter ./lora --merge-adapter
       mismatch-cli probe --like probe-model --eager --output eager
+      mismatch-cli probe --vary kv-cache-dtype=auto,fp8 --vary rollout-dtype=bfloat16,float32
     """
+    if vary:
+        run_varied(context, common, ProbeConfig, vary, devices)
+        return
     from mismatch_cli.commands._prepared import prepared_run
 
     with prepared_run(context, common, ProbeConfig, like=like) as (config, folder, manifest):

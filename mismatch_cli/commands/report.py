@@ -64,7 +64,7 @@ def command(
 
 def _report_training(runs: list[Path], own: Path | None, common: Common) -> None:
     """Into the folder of the run itself, or of several, unless another one is named."""
-    from mismatch_cli.recording.folder import folder_of_trainings, report_folder
+    from mismatch_cli.recording.folder import folder_of_runs, report_folder
     from mismatch_cli.studies.runs import read_runs
     from mismatch_cli.studies.training import TrainingAnalysis
 
@@ -73,7 +73,7 @@ def _report_training(runs: list[Path], own: Path | None, common: Common) -> None
         common.show(TrainingAnalysis.of(read_runs(runs)), None)
         return
     if in_own and runs != [own]:
-        held = folder_of_trainings(folder)
+        held = folder_of_runs(folder, TrainingAnalysis.FORMAT)
     else:
         held = report_folder(folder, TrainingAnalysis.FORMAT, force=common.force, own=in_own)
     with held:
@@ -85,9 +85,10 @@ def _report_traces(named: list[Path], export: str | None, common: Common) -> Non
     from mismatch_cli.places import is_bundled
     from mismatch_cli.recording.folder import report_folder
     from mismatch_cli.trace.manifest import run_folder_of, trace_folder
+    from mismatch_cli.trace.stores import is_store
 
     own = run_folder_of(trace_folder(named[0])) if len(named) == 1 else None
-    own = None if own is None or is_bundled(own) else own
+    own = None if own is None or is_bundled(own) or is_store(own) else own
     folder, in_own = common.output or own or _REPORT, common.output is None and own is not None
     printed = common.only_numbers and export is None
     common.check(named, None if printed else folder, own=in_own)
@@ -123,7 +124,7 @@ def _print_as(name: str, traces: list[Path] | None, common: Common) -> None:
     common.check(traces)
     from mismatch_cli.studies.translation import Translation
 
-    common.print(Translation.of(common.opened(traces or _latest_run(common), _NO_RUN), name))
+    common.print(Translation.of(common.opened(traces or _latest_run(common), _NO_RUN), name, common.read_by))
 
 
 def _training_runs(path: Path) -> list[Path]:

@@ -6,13 +6,18 @@ from typing import Annotated
 import typer
 
 from mismatch_cli.commands._show import Probing
+from mismatch_cli.commands._vary import DEVICES, VARY, run_varied
 from mismatch_cli.options import flags, saying
 from mismatch_cli.recording.config import RescoreConfig
 
 
 @flags(RescoreConfig)
 def command(
-    context: typer.Context, *, common: Annotated[Probing, saying("output", show_default="rescore-RUN")]
+    context: typer.Context,
+    *,
+    vary: list[str] | None = VARY,
+    devices: str | None = DEVICES,
+    common: Annotated[Probing, saying("output", show_default="rescore-RUN")],
 ) -> None:
     """Score the responses of a trace with another model, dtype or checkpoint, and report the gap.
 
@@ -23,7 +28,11 @@ def command(
       mismatch-cli rescore
       mismatch-cli rescore run --trainer-model ./model --trainer-dtype float32
       mismatch-cli rescore run --trainer-model ./checkpoint-40 --weights newer
+      mismatch-cli rescore run --vary trainer-model=./step-20,./step-40 --devices 0,1
     """
+    if vary:
+        run_varied(context, common, RescoreConfig, vary, devices)
+        return
     from mismatch_cli.commands._prepared import prepared_run
 
     with prepared_run(context, common, RescoreConfig, _check) as (config, folder, manifest):

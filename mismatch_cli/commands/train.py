@@ -70,7 +70,7 @@ def command(
       mismatch-cli train --model ./checkpoint --dataset problems.jsonl --steps 200
     """
     from mismatch_cli.extras import require
-    from mismatch_cli.recording.folder import folder_of_trainings, training_folder
+    from mismatch_cli.recording.folder import folder_of_runs, training_folder
     from mismatch_cli.rl.task import check_runs
 
     changes = {name: value for name, value in chosen.items() if value is not None}
@@ -92,7 +92,9 @@ def command(
     require("hf", "`train`")
     with ExitStack() as held:  # from before the first run to after the last
         if len(configs) > 1:
-            held.enter_context(folder_of_trainings(output))
+            from mismatch_cli.studies.training import TrainingAnalysis
+
+            held.enter_context(folder_of_runs(output, TrainingAnalysis.FORMAT))
         for config, folder in zip(configs, folders, strict=True):
             held.enter_context(training_folder(folder, FILE_NAME, config.to_toml(), resume=resume))
         _train(folders, configs, output, resume, report_every, common)

@@ -7,26 +7,29 @@ once; a dashboard shows the mean over micro-batches, ranks or steps of such numb
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from math import isfinite
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
 from mismatch_cli import registry
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.dialects._line import COMPARES, UPDATE, Line, Moments, Quantity
+from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.estimate import OVERFLOW
 from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.sums import COLUMNS, evaluate, token_sums
+from mismatch_cli.workers import ALONE, Workers
 
 if TYPE_CHECKING:
-    from mismatch_cli.trace.reader import Trace
+    from mismatch_cli.trace.reader import RowGroup, Trace
+    from mismatch_cli.workers.portions import Portion
 
 __all__ = ["UPDATE", "Line", "Reading", "Readings", "lines", "logged_as", "metric_of", "names", "readings", "when"]
 
@@ -82,29 +85,78 @@ class Reading:
     why: str = ""
 
 
-@dataclass
-class _Seen:
-    """What was accumulated of one pair, for lines that need the same columns."""
+class _Group(NamedTuple):
+    """Lines that need the same columns, and what they are made of."""
 
-    lines: list[Line] = field(default_factory=list)
-    moments: dict[Quantity, Moments] = field(default_factory=dict)
-    totals_M: np.ndarray = field(default_factory=lambda: np.zeros(len(COLUMNS)))
-    out_of_support: int = 0
+    pair: str
+    needs: tuple[str, ...]
+    lines: tuple[Line, ...]
 
-    def update(self, batch: TokenBatch, pair: str, needs: tuple[str, ...]) -> None:
-        for gaps in token_gaps(batch, PAIRS[pair], required=needs):
+    @property
+    def quantities(self) -> tuple[Quantity, ...]:
+        return tuple(dict.fromkeys(quantity for line in self.lines for quantity in line.quantities))
+
+    @property
+    def by_metric(self) -> bool:
+        return any(line.metric for line in self.lines)
+
+
+@cache
+def _groups(frameworks: tuple[str, ...]) -> tuple[_Group, ...]:
+    alike: dict[tuple[str, tuple[str, ...]], list[Line]] = {}
+    for line in chain.from_iterable(map(lines, frameworks)):
+        alike.setdefault((line.pair, line.needs), []).append(line)
+    return tuple(_Group(pair, needs, tuple(found)) for (pair, needs), found in alike.items())
+
+
+class _Seen(Accumulator):
+    """What was accumulated of a group of lines."""
+
+    def __init__(self, group: _Group) -> None:
+        self.totals_M = np.zeros(len(COLUMNS))
+        self.out_of_support = 0
+        self.moments = [Moments() for _ in group.quantities]
+
+    def update(self, batch: TokenBatch, group: _Group) -> None:
+        if not PAIRS[group.pair].measured_in(batch) or any(getattr(batch, name) is None for name in group.needs):
+            return
+        for gaps in token_gaps(batch, PAIRS[group.pair], required=group.needs):
             if gaps.out_of_support_N is not None:
                 self.out_of_support += int(gaps.out_of_support_N.sum())
-            if any(line.metric for line in self.lines):
+            if group.by_metric:
                 self.totals_M += token_sums(gaps).sum(axis=0)
-            for quantity, moments in self.moments.items():
+            for quantity, moments in zip(group.quantities, self.moments, strict=True):
                 moments.update(quantity(gaps))
 
-    def value(self, line: Line) -> float:
+    def value(self, line: Line, group: _Group) -> float:
         if line.metric:
             return float(evaluate(self.totals_M)[line.metric])
-        moments = [self.moments[quantity] for quantity in line.quantities]
+        place = {quantity: number for number, quantity in enumerate(group.quantities)}
+        moments = [self.moments[place[quantity]] for quantity in line.quantities]
         return line.reduce(*moments) if all(moment.count for moment in moments) else float("nan")
+
+
+class _Everything(Accumulator):
+    """What was accumulated of each group."""
+
+    def __init__(self, frameworks: tuple[str, ...]) -> None:
+        self.seen = [_Seen(group) for group in _groups(frameworks)]
+
+
+@dataclass(frozen=True)
+class _Translating:
+    """The pass: whoever reads knows the lines by their frameworks."""
+
+    frameworks: tuple[str, ...]
+    columns: ClassVar[Sequence[str]] = _READ
+
+    def begin(self, _portion: Portion) -> _Everything:
+        return _Everything(self.frameworks)
+
+    def read(self, found: _Everything, _portion: Portion, row_groups: Iterator[RowGroup]) -> None:
+        for row_group in row_groups:
+            for seen, group in zip(found.seen, _groups(self.frameworks), strict=True):
+                seen.update(row_group.batch, group)
 
 
 @dataclass(frozen=True)
@@ -115,27 +167,26 @@ class Readings:
     out_of_support: int
 
 
-def readings(traces: Sequence[Trace], frameworks: Sequence[str]) -> Readings:
+def readings(
+    traces: Sequence[Trace],
+    frameworks: Sequence[str],
+    workers: Workers = ALONE,
+    on_responses: Callable[[int], None] = lambda _: None,
+) -> Readings:
     """Every line of the asked frameworks on the tokens of all traces, in one pass and bounded memory."""
-    asked = {name: lines(name) for name in frameworks}
-    seen: dict[tuple[str, tuple[str, ...]], _Seen] = {}
-    for line in chain.from_iterable(asked.values()):
-        group = seen.setdefault((line.pair, line.needs), _Seen())
-        group.lines.append(line)
-        group.moments |= {quantity: Moments() for quantity in line.quantities}
-    for trace in traces:
-        for batch in trace.batches(_READ):
-            for (pair, needs), group in seen.items():
-                if PAIRS[pair].measured_in(batch) and all(getattr(batch, name) is not None for name in needs):
-                    group.update(batch, pair, needs)
+    from mismatch_cli.workers.reading import read_through  # names alone are asked for without what reads traces
+
+    found = read_through(traces, _Translating(tuple(frameworks)), workers, on_responses)
+    groups = _groups(tuple(frameworks))
+    seen = {(group.pair, group.needs): (group, part) for group, part in zip(groups, found.seen, strict=True)}
     return Readings(
-        {name: [_reading(line, seen[line.pair, line.needs]) for line in found] for name, found in asked.items()},
-        max((group.out_of_support for group in seen.values()), default=0),
+        {name: [_reading(line, *seen[line.pair, line.needs]) for line in lines(name)] for name in frameworks},
+        max((part.out_of_support for part in found.seen), default=0),
     )
 
 
-def _reading(line: Line, seen: _Seen) -> Reading:
-    value = seen.value(line)
+def _reading(line: Line, group: _Group, seen: _Seen) -> Reading:
+    value = seen.value(line, group)
     if isfinite(value):
         return Reading(line, value)
     if value == float("inf"):

@@ -22,6 +22,7 @@ from mismatch_cli import divergences
 from mismatch_cli.algorithms.algorithm import keep_T
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.arrays import Segments
+from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.gaps import TokenGaps
 from mismatch_cli.metrics.sums import TOKEN_SUMS
 from mismatch_cli.policies import Policies
@@ -214,7 +215,7 @@ PRODUCT_LESS_1 = OfResponses(_squared_less_1, _log_product_S)
 GEOMETRIC_LESS_1 = OfResponses(_squared_less_1, _mean_log_ratio_S)
 
 
-class Moments:
+class Moments(Accumulator):
     """Count, mean, Σ(x − mean)², least and largest value, in float64; batches are joined by Chan's update."""
 
     def __init__(self) -> None:
@@ -224,15 +225,23 @@ class Moments:
     def update(self, values: np.ndarray) -> None:
         if not len(values):
             return
-        added, mean = len(values), float(values.mean(dtype=np.float64))
+        found = Moments()
+        found.count, found.mean = len(values), float(values.mean(dtype=np.float64))
         with np.errstate(invalid="ignore", over="ignore"):  # an infinite ratio has no spread
-            squares = float(np.square(values - np.float64(mean)).sum())
-            step = mean - self.mean
-            total = self.count + added
-            self.squares += squares + step * step * self.count * added / total
-            self.mean += step * added / total
+            found.squares = float(np.square(values - np.float64(found.mean)).sum())
+        found.least, found.largest = float(values.min()), float(values.max())
+        self.merge(found)
+
+    def merge(self, other: Moments) -> None:
+        if not other.count:
+            return
+        with np.errstate(invalid="ignore", over="ignore"):
+            step = np.float64(other.mean) - self.mean
+            total = self.count + other.count
+            self.squares += float(other.squares + step * step * self.count * other.count / total)
+            self.mean += float(step * other.count / total)
         self.count = total
-        self.least, self.largest = min(self.least, float(values.min())), max(self.largest, float(values.max()))
+        self.least, self.largest = min(self.least, other.least), max(self.largest, other.largest)
 
 
 mean, least, largest = attrgetter("mean"), attrgetter("least"), attrgetter("largest")

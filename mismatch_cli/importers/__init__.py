@@ -4,6 +4,7 @@ import glob
 from pathlib import Path
 
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.trace.stores import is_store
 
 
 def files_at(path: Path) -> tuple[list[Path], Path]:
@@ -17,4 +18,6 @@ def files_at(path: Path) -> tuple[list[Path], Path]:
         return [p for p in path.rglob("*") if p.is_file()], path
     if files := [p for p in path.parent.glob(f"{glob.escape(path.name)}*") if p.is_file()]:
         return files, path.parent
+    if is_store(path):
+        raise MismatchError(f"{path} is not on this machine, and import reads files. Copy it to this machine first.")
     raise MismatchError(f"{path} does not exist. Name a dump: a file, several, or the folder of a run.")

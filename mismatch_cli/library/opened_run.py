@@ -18,6 +18,8 @@ from mismatch_cli.library.results import Clipping, Comparison, Diagnosis, Gate, 
 from mismatch_cli.places import bundled_trace
 from mismatch_cli.studies.study import check_poolable, name_of, shortfalls
 from mismatch_cli.trace.reader import Trace
+from mismatch_cli.trace.stores import forget
+from mismatch_cli.workers import ALONE, Workers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,8 +34,10 @@ _BYTES = 290  # of memory for each token, while the frame is made (benchmarks/to
 class Run:
     """A recorded run, or several that are pooled as one measurement; whatever is asked of it reads the files then."""
 
-    def __init__(self, paths: Sequence[_Path] = (), workers: int = 1) -> None:
-        self._traces = [Trace.open(Path(path).expanduser()) for path in paths or [bundled_trace()]]
+    def __init__(self, paths: Sequence[_Path] = (), workers: Workers = ALONE) -> None:
+        forget()  # a trace on a store may have grown since it was listed
+        named = paths or [bundled_trace()]
+        self._traces = [Trace.open(Path(path).expanduser(), skip_broken=workers.skip_broken) for path in named]
         self._workers = workers
         check_poolable(self._traces)
         for lacking in shortfalls(self._traces):
@@ -148,7 +152,8 @@ class Run:
         before = baseline if isinstance(baseline, Run) or baseline is None else Run([baseline])
         from mismatch_cli.studies.gate import GateResult
 
-        return Gate(GateResult.of(sets, self._traces, before._traces if before else [], allow_partial=allow_partial))
+        compared = before._traces if before else []
+        return Gate(GateResult.of(sets, self._traces, compared, allow_partial=allow_partial, workers=self._workers))
 
     def plot(self, name: str) -> Figure:
         """A figure of `report()`, of `clip()` or of `diagnose()` by its name; a `UsageError` names the nearest."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -63,6 +63,9 @@ def pairs_in(traces: Sequence[Trace]) -> list[str]:
     return [*["mismatch"] * anywhere, *["staleness"] * recomputed, "total"]
 
 
+_VERSIONS = ("version_rollout", "version_trainer")
+
+
 def weights_are_equal(traces: Sequence[Trace]) -> bool:
     """Whether the trainer scored every response at the weights that sampled it."""
     return all(everywhere for everywhere, _ in map(_equal_weights, traces))
@@ -72,10 +75,27 @@ def _equal_weights(trace: Trace) -> tuple[bool, bool]:
     """Whether every scored response has the trainer at the weights that sampled it, and whether any has."""
     import pyarrow.compute as pc
 
-    versions = ("version_rollout", "version_trainer")
-    everywhere, anywhere = True, False
-    for table in trace.tables(versions):
-        if table.num_columns == len(versions):  # a shard that is not scored yet has no version of the trainer
-            equal_S = pc.equal(*(table.column(name) for name in versions))
-            everywhere, anywhere = everywhere and pc.all(equal_S).as_py(), anywhere or pc.any(equal_S).as_py()
+    everywhere, anywhere, undecided = True, False, []
+    for path in trace.shards:
+        footer = trace.footers[path]
+        if not footer.columns.issuperset(_VERSIONS):  # a shard that is not scored yet has no version of the trainer
+            continue
+        told = [_equal_by(ranges) for ranges in footer.ranges]
+        if None in told:
+            undecided.append(path)
+        else:
+            everywhere, anywhere = everywhere and all(told), anywhere or any(told)
+    for table in trace.tables(_VERSIONS, undecided):
+        equal_S = pc.equal(*(table.column(name) for name in _VERSIONS))
+        everywhere, anywhere = everywhere and pc.all(equal_S).as_py(), anywhere or pc.any(equal_S).as_py()
     return everywhere, anywhere
+
+
+def _equal_by(ranges: Mapping[str, tuple[int, int]]) -> bool | None:
+    """Whether both versions are equal in all rows of these ranges, or in none; None where the rows have to be asked."""
+    rollout, trainer = (ranges.get(name) for name in _VERSIONS)
+    if rollout is None or trainer is None:
+        return None
+    if rollout[1] < trainer[0] or trainer[1] < rollout[0]:
+        return False
+    return True if rollout[0] == rollout[1] == trainer[0] == trainer[1] else None

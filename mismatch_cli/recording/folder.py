@@ -94,16 +94,14 @@ def training_folder(folder: Path, settings_file: str, settings: str, *, resume: 
     return claimed(folder, check)
 
 
-def folder_of_trainings(folder: Path) -> AbstractContextManager[None]:
-    """Hold the folder of several training runs, for what is said of all of them; each has a folder of its own in it."""
+def folder_of_runs(folder: Path, report_format: str) -> AbstractContextManager[None]:
+    """Hold the folder of several runs, for what is said of all of them; each has a folder of its own in it."""
 
     def check() -> None:
-        report = () if format_of(folder) == "mismatch-cli training" else REPORT
+        report = () if format_of(folder) == report_format else REPORT
         for name in ("trace", "metrics.jsonl", *report):
             if os.path.lexists(folder / name):
-                raise MismatchError(
-                    f"{folder} is no folder of training runs: it holds {name}. Choose another --output."
-                )
+                raise MismatchError(f"{folder} is no folder of several runs: it holds {name}. Choose another --output.")
         _check_free(folder, LOCK, *REPORT)
 
     return claimed(folder, check)

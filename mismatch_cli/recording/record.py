@@ -25,7 +25,8 @@ from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
 from mismatch_cli.tasks.prompts import load_problems
 from mismatch_cli.torch_settings import prepare_imports, set_threads
 from mismatch_cli.trace.manifest import library_versions, write_manifest
-from mismatch_cli.trace.reader import open_shard, table_to_batch
+from mismatch_cli.trace.reader import table_to_batch
+from mismatch_cli.trace.shards import open_shard
 
 
 def record(config: ProbeConfig, run_folder: Path, manifest: dict[str, Any], progress: Progress) -> None:

@@ -22,7 +22,8 @@ from mismatch_cli.scoring.trainer import Trainer
 from mismatch_cli.torch_settings import prepare_imports, set_threads
 from mismatch_cli.trace.files import replacing
 from mismatch_cli.trace.manifest import VOCABULARY, library_versions, promised_rows, recorded, write_manifest
-from mismatch_cli.trace.reader import Trace, open_shard, table_to_batch
+from mismatch_cli.trace.reader import Trace, table_to_batch
+from mismatch_cli.trace.shards import open_shard
 from mismatch_cli.trace.vocabulary import write_vocabulary
 from mismatch_cli.trace.writer import write_shard_parts
 

@@ -26,7 +26,7 @@ from mismatch_cli.recording.ours import remove_results
 from mismatch_cli.tasks.grading import Grader, group_mean_advantages
 from mismatch_cli.tasks.prompts import EncodedPrompts, Problem, encode_prompts
 from mismatch_cli.trace.manifest import promised_rows, recorded, write_manifest
-from mismatch_cli.trace.reader import open_shard
+from mismatch_cli.trace.shards import open_shard
 from mismatch_cli.trace.vocabulary import write_vocabulary
 from mismatch_cli.trace.writer import rows_to_table, shard_path, with_counts, write_shard
 

@@ -15,7 +15,8 @@ from mismatch_cli.recording.rollouts import Progress
 from mismatch_cli.recording.settings import ScorerSettings
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import ResponseScores, ScoreRequest, Trainer
-from mismatch_cli.trace.reader import open_shard, table_to_batch
+from mismatch_cli.trace.reader import table_to_batch
+from mismatch_cli.trace.shards import open_shard
 from mismatch_cli.trace.writer import rows_to_table, write_shard
 
 

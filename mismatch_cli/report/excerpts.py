@@ -15,6 +15,7 @@ from mismatch_cli.metrics.pairs import Pair
 from mismatch_cli.report.view import Excerpt, Facts, Piece
 from mismatch_cli.trace.reader import Trace, table_to_batch
 from mismatch_cli.trace.schema import PROMPT_COLUMN, REQUIRED
+from mismatch_cli.trace.shards import Footer
 from mismatch_cli.trace.vocabulary import Vocabulary
 
 _BEFORE, _AFTER = 40, 12  # tokens shown around a worst token
@@ -69,10 +70,18 @@ def _keys_in(trace: Trace, number: int, shard: Path) -> Iterator[Key]:
     return (key for table in trace.tables(_KEY, [shard]) for key in _keys(table, number))
 
 
+def _may_hold(footer: Footer, steps: Sequence[int]) -> bool:
+    """Whether a row of a shard can be of one of these steps, as far as its footer tells."""
+    ranges = [group.get("step") for group in footer.ranges]
+    return any(told is None or any(told[0] <= step <= told[1] for step in steps) for told in ranges)
+
+
 def _look_up(traces: Sequence[Trace], pair: Pair, wanted: set[Key]) -> dict[Key, _Response]:
     found: dict[Key, _Response] = {}
     for number, trace in enumerate(traces):
-        shards = [path for path in trace.shards if not wanted.isdisjoint(_keys_in(trace, number, path))]
+        steps = [key[1] for key in wanted if key[0] == number]
+        near = [path for path in trace.shards if _may_hold(trace.footers[path], steps)]
+        shards = [path for path in near if not wanted.isdisjoint(_keys_in(trace, number, path))]
         for table in trace.tables(_COLUMNS, shards):
             rows = [(row, key) for row, key in enumerate(_keys(table, number)) if key in wanted]
             if not rows:

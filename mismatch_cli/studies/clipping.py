@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,8 +24,10 @@ from mismatch_cli.places import shown
 from mismatch_cli.policies import Policies
 from mismatch_cli.studies.exploration import Exploration, explore
 from mismatch_cli.studies.study import Study, about, check_poolable, who_is_compared
-from mismatch_cli.studies.workers import Portion, parts_of
 from mismatch_cli.trace.reader import RowGroup, Trace
+from mismatch_cli.workers import ALONE, Workers
+from mismatch_cli.workers.portions import Portion
+from mismatch_cli.workers.reading import read_through
 
 _BLOCKED_TOKENS = 50
 PAPER = ("grpo-clip-higher", "dppo-binary-tv")  # the two of its first figure
@@ -282,7 +285,7 @@ def analyse_clipping(
     asked: Sequence[Algorithm] = (),
     *,
     theory: bool = False,
-    workers: int = 1,
+    workers: Workers = ALONE,
     arguments: Sequence[str] = (),
     on_responses: Callable[[int], None] = lambda _: None,
 ) -> ClippingAnalysis:
@@ -296,9 +299,7 @@ def analyse_clipping(
         if algorithm.name in support.skipped:
             raise UsageError(f"{algorithm.name} cannot be compared: {support.skipped[algorithm.name]}")
     question = Question(support.judged, support.needs, theory)
-    summary = ClippingSummary(question)
-    for part in parts_of(traces, _Judging(question), workers, on_responses):
-        summary.merge(part)
+    summary = read_through(traces, _Judging(question), workers, on_responses)
     if summary.seen == sum(summary.lacking.values()):
         raise MismatchError(
             f"No response in {traces[0].folder} has every column that these algorithms need "
@@ -323,12 +324,19 @@ class _Judging:
     def columns(self) -> Sequence[str]:
         return columns_for(self.question.needs)
 
-    def read(self, portion: Portion, groups: Iterator[RowGroup]) -> ClippingSummary:
-        summary = ClippingSummary(self.question)
+    @property
+    def files(self) -> list[Path]:
+        """Masks of the user's, which a reader elsewhere lacks."""
+        masks = (mask for algorithm in self.question.algorithms for mask in algorithm.masks)
+        return [Path(mask.region) for mask in masks if mask.region.endswith(".py")]
+
+    def begin(self, _portion: Portion) -> ClippingSummary:
+        return ClippingSummary(self.question)
+
+    def read(self, found: ClippingSummary, portion: Portion, groups: Iterator[RowGroup]) -> None:
         for group in groups:
-            summary.update(group.batch)
-        summary.overlap.examples["trace"] = portion.trace
-        return summary
+            found.update(group.batch)
+        found.overlap.examples["trace"] = portion.trace
 
 
 # Words that open or turn a step of reasoning: the examples in the appendix of arXiv 2602.04879, and their like.

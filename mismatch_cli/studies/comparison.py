@@ -25,6 +25,7 @@ from mismatch_cli.studies.pairing import (
     OnTokens,
     Pairing,
     Partners,
+    Recognised,
     Recognising,
     Responses,
     compared_rows,
@@ -33,8 +34,11 @@ from mismatch_cli.studies.pairing import (
 )
 from mismatch_cli.studies.settings_compared import NAMES, SettingDifference, settings_diff
 from mismatch_cli.studies.study import Study, about, name_of, who_is_compared, without_unknown
-from mismatch_cli.studies.workers import Executor, Portion, executor, portions
 from mismatch_cli.trace.reader import RowGroup, Trace
+from mismatch_cli.workers import ALONE, Workers
+from mismatch_cli.workers.executor import Executor
+from mismatch_cli.workers.portions import Portion
+from mismatch_cli.workers.reading import executor
 
 Row = Mapping[str, Any]
 _GAP = ("abs_d_mean", "tv_binary_mean")  # whose difference says whether the gap differs
@@ -146,22 +150,21 @@ def analyse_comparison(
     pair_name: str | None = None,
     *,
     arguments: Sequence[str] = (),
-    workers: int = 1,
+    workers: Workers = ALONE,
     on_responses: Callable[[int], None] = lambda _: None,
 ) -> ComparisonAnalysis:
     """Read each trace twice, for its keys and for its numbers, and a third time where tokens are compared directly.
 
     Raises a `UsageError` for a pair that a trace does not have, and a `MismatchError` where nothing was scored.
     """
-    pair, every = _common_pair(traces, pair_name), portions(traces)
-    with executor(workers, every) as reader:
-        found = _Found.of(traces, every, list(reader.parts(every, lambda _: Recognising(pair), on_responses)))
+    pair = _common_pair(traces, pair_name)
+    with executor(workers, traces) as reader:
+        recognised = reader.reduced(reader.portions, lambda _: Recognising(pair), on_responses)
+        found = _Found.of(traces, reader.portions, recognised)
         pairings = [pair_up(found.responses[0], other) for other in found.responses[1:]]
         kept = compared_rows(found.responses, pairings)
-        summaries = [MismatchSummary(pair) for _ in traces]
         measuring = partial(_measuring, pair, found, kept)
-        for portion, part in zip(every, reader.parts(every, measuring, on_responses), strict=True):
-            summaries[portion.trace].merge(part)
+        summaries = [reader.reduced(own, measuring, on_responses) for own in found.portions]
         runs = run_names([trace.run_folder for trace in traces])
         sides = [Side(*side) for side in zip(NAMES, runs, traces, found.responses, kept, summaries, strict=False)]
         first, measured = sides[0], sides[0].measured
@@ -179,21 +182,25 @@ class _Found:
     """The responses of each trace, and which of them are in each portion."""
 
     responses: list[Responses]
+    portions: list[list[Portion]]
     rows: dict[Portion, slice]
 
     @classmethod
-    def of(cls, traces: Sequence[Trace], every: Sequence[Portion], parts: Sequence[Responses]) -> _Found:
+    def of(cls, traces: Sequence[Trace], every: Sequence[Portion], recognised: Recognised) -> _Found:
         """A `MismatchError` names a trace without a scored token."""
         responses: list[Responses] = []
+        own: list[list[Portion]] = [[] for _ in traces]
         rows: dict[Portion, slice] = {}
+        for portion in every:
+            own[portion.trace].append(portion)
         for number, trace in enumerate(traces):
-            own = [(portion, part) for portion, part in zip(every, parts, strict=True) if portion.trace == number]
-            responses.append(Responses.joined([part for _, part in own]))
+            parts = [Responses.joined(groups) for groups in recognised.responses[number]]
+            responses.append(Responses.joined(parts))
             if not responses[-1].measured_S.any():
                 raise MismatchError(f"{trace.folder} holds no scored token. {trace.how_to_score}")
-            ends = accumulate(len(part) for _, part in own)
-            rows |= {portion: slice(end - len(part), end) for (portion, part), end in zip(own, ends, strict=True)}
-        return cls(responses, rows)
+            ends = accumulate(map(len, parts))
+            rows |= {p: slice(end - len(part), end) for p, part, end in zip(own[number], parts, ends, strict=True)}
+        return cls(responses, own, rows)
 
 
 @dataclass(frozen=True)
@@ -205,14 +212,16 @@ class _Measuring:
     prompt_S: np.ndarray
     columns: ClassVar[Sequence[str]] = COLUMNS
 
-    def read(self, _portion: Portion, groups: Iterator[RowGroup]) -> MismatchSummary:
-        summary, first = MismatchSummary(self.pair), 0
+    def begin(self, _portion: Portion) -> MismatchSummary:
+        return MismatchSummary(self.pair)
+
+    def read(self, found: MismatchSummary, _portion: Portion, groups: Iterator[RowGroup]) -> None:
+        first = 0
         for group in groups:
             rows = np.flatnonzero(self.kept_S[first : first + group.table.num_rows])
             if len(rows):
-                summary.update(replace(rows_of(group, rows), prompt_id_S=self.prompt_S[first + rows]))
+                found.update(replace(rows_of(group, rows), prompt_id_S=self.prompt_S[first + rows]))
             first += group.table.num_rows
-        return summary
 
 
 def _measuring(pair: Pair, found: _Found, kept: Sequence[np.ndarray], portion: Portion) -> _Measuring:
@@ -222,11 +231,8 @@ def _measuring(pair: Pair, found: _Found, kept: Sequence[np.ndarray], portion: P
 
 def _on_tokens(reader: Executor, pair: Pair, found: _Found, partner_S: np.ndarray, other: Trace) -> OnTokens:
     partners, prompt_S = Partners.of(other, partner_S), found.responses[0].prompt_S
-    rows = {portion: rows for portion, rows in found.rows.items() if portion.trace == 0}
-    total = OnTokens()
-    for part in reader.parts(list(rows), lambda p: Meeting(pair, prompt_S[rows[p]], partners.of_some(rows[p]))):
-        total.merge(part)
-    return total
+    rows = found.rows
+    return reader.reduced(found.portions[0], lambda p: Meeting(pair, prompt_S[rows[p]], partners.of_some(rows[p])))
 
 
 def _common_pair(traces: Sequence[Trace], asked: str | None) -> Pair:

@@ -19,9 +19,11 @@ from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.places import shown
 from mismatch_cli.studies.study import Study, about, check_poolable, name_of, who_is_compared
-from mismatch_cli.studies.workers import Portion, executor, portions
 from mismatch_cli.trace.reader import RowGroup, Trace
 from mismatch_cli.verdict.suspects import Suspect, suspects
+from mismatch_cli.workers import ALONE, Workers
+from mismatch_cli.workers.portions import Portion
+from mismatch_cli.workers.reading import executor
 
 _BINS = 16
 _OF_CHECK, _OF_SETTING = ("check", "explains", "needs"), [known.name for known in fields(Suspect)]
@@ -145,19 +147,35 @@ class _Gathering:
     limits: Limits
     columns: ClassVar[None] = None
 
-    def read(self, _portion: Portion, groups: Iterator[RowGroup]) -> Gathering:
-        found = Gathering(self.pair, self.limits)
+    def begin(self, _portion: Portion) -> Gathering:
+        return Gathering(self.pair, self.limits)
+
+    def read(self, found: Gathering, _portion: Portion, groups: Iterator[RowGroup]) -> None:
         for group in groups:
             found.update(group.table, group.batch)
-        return found
 
 
-def gather(traces: Sequence[Trace], workers: int = 1, on_responses: Callable[[int], None] = lambda _: None) -> Evidence:
+class _Narrowing:
+    """The pass over each portion, which knows what those before it have gathered."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.pair, self.limits = pair, Limits()
+
+    def __call__(self, _portion: Portion) -> _Gathering:
+        return _Gathering(self.pair, self.limits)
+
+    def after(self, gathered: Iterator[Gathering]) -> None:
+        """What is too late for one of those that lie before is too late for all."""
+        self.limits = Limits(*map(min, zip(self.limits, *(part.limits for part in gathered), strict=True)))
+
+
+def gather(
+    traces: Sequence[Trace], workers: Workers = ALONE, on_responses: Callable[[int], None] = lambda _: None
+) -> Evidence:
     """Read traces once, in memory that does not depend on their length."""
-    found, every = Gathering(PAIRS[pairs_in(traces)[0]]), portions(traces)
-    with executor(workers, every) as reader:
-        for part in reader.parts(every, lambda _: _Gathering(found.pair, found.limits), on_responses):
-            found.merge(part)
+    asked = _Narrowing(PAIRS[pairs_in(traces)[0]])
+    with executor(workers, traces) as reader:
+        found = reader.reduced(reader.portions, asked, on_responses, asked.after)
     about = traces[0].manifest
     evidence = found.evidence(about.get("config", {}).get("sampling") or {}, about)
     if not evidence.sample.counts_T.any():
@@ -172,7 +190,7 @@ def analyse_diagnosis(
     earlier_model: str | None = None,
     trainer_model: str | None = None,
     *,
-    workers: int = 1,
+    workers: Workers = ALONE,
     on_responses: Callable[[int], None] = lambda _: None,
 ) -> DiagnosisAnalysis:
     """Make every check on traces that are samples of one thing.

@@ -16,6 +16,7 @@ from mismatch_cli.studies.limits import DIAGNOSIS, FACTORS, FAULTS, OF_BASELINE,
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.studies.study import Study
 from mismatch_cli.trace.reader import Trace
+from mismatch_cli.workers import ALONE, Workers
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,12 @@ class Check:
 class Measurement:
     """The metrics of some traces, pooled: the summary that `report` prints, and frameworks' own as they are asked."""
 
-    def __init__(self, traces: Sequence[Trace], frameworks: Sequence[str]) -> None:
+    def __init__(self, traces: Sequence[Trace], frameworks: Sequence[str], workers: Workers = ALONE) -> None:
         self.traces = traces
-        self.summary = analyse(traces, 0).to_json()
-        self.diagnosis = diagnose(gather(traces)) if DIAGNOSIS in frameworks else None
+        self.summary = analyse(traces, 0, workers).to_json()
+        self.diagnosis = diagnose(gather(traces, workers)) if DIAGNOSIS in frameworks else None
         dashboards = [name for name in frameworks if name != DIAGNOSIS]
-        readings = dialects.readings(traces, dashboards).by_framework if dashboards else {}
+        readings = dialects.readings(traces, dashboards, workers).by_framework if dashboards else {}
         self._readings = {f"{name}:{reading.line.name}": reading for name, rows in readings.items() for reading in rows}
 
     def find(self, limit: Limit) -> Found:
@@ -174,11 +175,12 @@ class GateResult(Study):
         baseline: Sequence[Trace],
         *,
         allow_partial: bool = False,
+        workers: Workers = ALONE,
     ) -> GateResult:
         """Measure the traces, and the baseline where one is given, and check every limit."""
         frameworks = sorted({limit.framework for limit_set in sets for limit in limit_set.limits if limit.framework})
-        measured = Measurement(traces, frameworks)
-        before = Measurement(baseline, frameworks) if baseline else None
+        measured = Measurement(traces, frameworks, workers)
+        before = Measurement(baseline, frameworks, workers) if baseline else None
         return cls(sets, check_limits(sets, measured, before), measured, before, allow_partial)
 
     @cached_property

@@ -23,11 +23,13 @@ from mismatch_cli.places import shown
 from mismatch_cli.studies.clipping import Support
 from mismatch_cli.studies.exploration import Exploration, explore
 from mismatch_cli.studies.study import Study, about, check_poolable, name_of, who_is_compared, without_unknown
-from mismatch_cli.studies.workers import Portion, parts_of
 from mismatch_cli.trace.reader import RowGroup, Trace
 from mismatch_cli.trace.schema import TOPK_COLUMNS
 from mismatch_cli.verdict.assess import assess
 from mismatch_cli.verdict.suspects import Suspect, suspects
+from mismatch_cli.workers import ALONE, Workers
+from mismatch_cli.workers.portions import Portion
+from mismatch_cli.workers.reading import read_through
 
 COLUMNS = (
     "version_rollout", "version_trainer", "reward", "loss_mask", "logp_trainer", "logp_recomputed",
@@ -181,23 +183,26 @@ class _Measuring:
     worst: int
     columns: ClassVar[Sequence[str]] = COLUMNS
 
-    def read(self, portion: Portion, groups: Iterator[RowGroup]) -> Measurement:
+    def begin(self, portion: Portion) -> Measurement:
         found = Measurement(self.pairs)
-        worst = found.worst[portion.trace] = WorstTokens(self.worst)
-        for group in groups:
-            found.update(group.batch, worst)
+        found.worst[portion.trace] = WorstTokens(self.worst)
         return found
+
+    def read(self, found: Measurement, portion: Portion, groups: Iterator[RowGroup]) -> None:
+        for group in groups:
+            found.update(group.batch, found.worst[portion.trace])
 
 
 def analyse(
-    traces: Sequence[Trace], worst: int = WORST, workers: int = 1, on_responses: Callable[[int], None] = lambda _: None
+    traces: Sequence[Trace],
+    worst: int = WORST,
+    workers: Workers = ALONE,
+    on_responses: Callable[[int], None] = lambda _: None,
 ) -> MismatchAnalysis:
     """Read traces once, in bounded memory, and keep the `worst` worst tokens; several traces are one measurement."""
     check_poolable(traces)
     asked = _Measuring(tuple(pairs_in(traces)), worst)
-    found = Measurement(asked.pairs)
-    for part in parts_of(traces, asked, workers, on_responses):
-        found.merge(part)
+    found = read_through(traces, asked, workers, on_responses)
     if not any(summary.exact.counts.tokens for summary in found.pairs.values()):
         raise MismatchError(f"{traces[0].folder} holds no log-probabilities of a trainer. {traces[0].how_to_score}")
     return MismatchAnalysis(

@@ -27,10 +27,11 @@ from mismatch_cli.metrics.hashing import hash_keys
 from mismatch_cli.metrics.pairs import Pair
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.metrics.sums import WIDE_BAND, GroupSums
-from mismatch_cli.studies.workers import Portion
 from mismatch_cli.trace.foreign import single
-from mismatch_cli.trace.reader import RowGroup, Trace, open_shard, table_to_batch
+from mismatch_cli.trace.reader import RowGroup, Trace, table_to_batch
 from mismatch_cli.trace.schema import PROMPT_COLUMN, REQUIRED, ROW_KEY
+from mismatch_cli.trace.shards import open_shard, read_group
+from mismatch_cli.workers.portions import Portion
 
 MOST = 0.5  # what more than this share of both traces has in common is compared alone
 PairedBy = Literal["tokens", "prompts", "none"]
@@ -50,10 +51,23 @@ class Responses:
     @classmethod
     def joined(cls, parts: Sequence[Responses]) -> Responses:
         """Those of each part, one after the other."""
+        none = cls(*(np.zeros(0, dtype=kind) for kind in (np.int64, np.uint64, np.uint64, np.bool_)))
+        parts = [none, *parts]
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in vars(parts[0])))
 
     def __len__(self) -> int:
         return len(self.prompt_S)
+
+
+@dataclass
+class Recognised(Accumulator):
+    """The responses of each trace by its number: portion by portion, row group by row group."""
+
+    responses: dict[int, list[list[Responses]]]
+
+    def merge(self, other: Recognised) -> None:
+        for number, portions in other.responses.items():
+            self.responses.setdefault(number, []).extend(portions)
 
 
 @dataclass(frozen=True)
@@ -63,9 +77,12 @@ class Recognising:
     pair: Pair
     columns: ClassVar[Sequence[str]] = SCORED
 
-    def read(self, _portion: Portion, groups: Iterator[RowGroup]) -> Responses:
-        none = Responses(*(np.zeros(0, dtype=kind) for kind in (np.int64, np.uint64, np.uint64, np.bool_)))
-        return Responses.joined([none, *(_recognised(group, self.pair) for group in groups)])
+    def begin(self, portion: Portion) -> Recognised:
+        return Recognised({portion.trace: [[]]})
+
+    def read(self, found: Recognised, portion: Portion, groups: Iterator[RowGroup]) -> None:
+        (of_portion,) = found.responses[portion.trace]
+        of_portion += [_recognised(group, self.pair) for group in groups]
 
 
 @dataclass(frozen=True)
@@ -234,9 +251,9 @@ class Partners:
     @classmethod
     def of(cls, trace: Trace, partner_S: np.ndarray) -> Partners:
         """From the numbers that rows have in the whole trace; −1 for none."""
-        shards = [(path, open_shard(path).metadata) for path in trace.shards]
-        groups = [(path, number) for path, metadata in shards for number in range(metadata.num_row_groups)]
-        rows_G = [metadata.row_group(n).num_rows for _, metadata in shards for n in range(metadata.num_row_groups)]
+        rows = {path: trace.footers[path].rows for path in trace.shards}  # of a broken one nothing was recognised
+        groups = [(path, number) for path, rows_of_shard in rows.items() for number in range(len(rows_of_shard))]
+        rows_G = [count for rows_of_shard in rows.values() for count in rows_of_shard]
         first_G = np.concatenate([[0], np.cumsum(rows_G)])
         group_S = np.searchsorted(first_G, partner_S, side="right") - 1
         return cls(dict(enumerate(groups)), group_S, partner_S - first_G[group_S])
@@ -260,8 +277,11 @@ class Meeting:
     partners: Partners
     columns: ClassVar[Sequence[str]] = SCORED
 
-    def read(self, _portion: Portion, groups: Iterator[RowGroup]) -> OnTokens:
-        found, first, partners_of = OnTokens(), 0, _Fetch(self.partners)
+    def begin(self, _portion: Portion) -> OnTokens:
+        return OnTokens()
+
+    def read(self, found: OnTokens, _portion: Portion, groups: Iterator[RowGroup]) -> None:
+        first, partners_of = 0, _Fetch(self.partners)
         for group in groups:
             rows = np.flatnonzero(self.partners.group_S[first : first + group.table.num_rows] >= 0)
             if len(rows):
@@ -269,7 +289,6 @@ class Meeting:
                 found.masked_in_one += int((batch.loss_mask_T != partners.loss_mask_T).sum())
                 found.update(_joined(batch, partners, self.pair, self.prompt_S[first + rows]))
             first += group.table.num_rows
-        return found
 
 
 def rows_of(group: RowGroup, rows: np.ndarray) -> TokenBatch:
@@ -293,7 +312,7 @@ class _Fetch:
 def _read(path: Path, group: int) -> pa.Table:
     shard = open_shard(path)
     present = [name for name in shard.schema_arrow.names if name in SCORED]
-    return shard.read_row_group(group, columns=present, use_threads=False).replace_schema_metadata(None)
+    return read_group(shard, group, present, path).replace_schema_metadata(None)
 
 
 def _joined(batch: TokenBatch, partners: TokenBatch, pair: Pair, prompt_S: np.ndarray) -> TokenBatch:

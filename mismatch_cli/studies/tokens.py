@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.clipping.masked import SIGNS, apply_masks
@@ -18,7 +17,7 @@ from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.studies.clipping import Support, columns_for
 from mismatch_cli.text import visible
 from mismatch_cli.trace.foreign import single
-from mismatch_cli.trace.reader import RowGroup, Trace, open_shard
+from mismatch_cli.trace.reader import RowGroup, Trace
 from mismatch_cli.trace.schema import ROW_KEY, TOKEN_COLUMNS
 
 _BLOCKED = "blocked_"  # before the name of an algorithm
@@ -28,8 +27,7 @@ _Columns = dict[str, pa.Array]
 
 def number_of_tokens(traces: Sequence[Trace]) -> int:
     """How many rows the tables have together, as the footers of the shards say."""
-    footers = [open_shard(path).metadata for trace in traces for path in trace.shards]
-    return sum(_number_in(footer) for footer in footers)
+    return sum(trace.footers[path].tokens for trace in traces for path in trace.shards)
 
 
 def token_tables(traces: Sequence[Trace]) -> Iterator[pa.Table]:
@@ -63,12 +61,6 @@ def blocked_tables(traces: Sequence[Trace], support: Support) -> Iterator[pa.Tab
     columns = columns_for(support.needs)
     for trace in traces:
         yield from (pa.table(_blocked(batch, support)) for batch in trace.batches(columns))
-
-
-def _number_in(footer: pq.FileMetaData) -> int:
-    paths = [footer.schema.column(place).path for place in range(footer.num_columns)]
-    place = next(place for place, path in enumerate(paths) if path.startswith("response_ids."))
-    return sum(footer.row_group(group).column(place).num_values for group in range(footer.num_row_groups))
 
 
 def _gaps_in(traces: Sequence[Trace], measured: set[str]) -> list[tuple[dict[str, str], Pair]]:

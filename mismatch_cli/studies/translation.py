@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from mismatch_cli.dialects import Reading, Readings
 from mismatch_cli.places import shown
 from mismatch_cli.studies.study import Study, about, check_poolable
 from mismatch_cli.trace.reader import Trace
+from mismatch_cli.workers import ALONE, Workers
 
 ALL = "all"
 
@@ -34,10 +35,16 @@ class Translation(Study):
     readings: Readings
 
     @classmethod
-    def of(cls, traces: Sequence[Trace], asked: str) -> Translation:
+    def of(
+        cls,
+        traces: Sequence[Trace],
+        asked: str,
+        workers: Workers = ALONE,
+        on_responses: Callable[[int], None] = lambda _: None,
+    ) -> Translation:
         """Read the traces, pooled, once for all frameworks that were asked for."""
         check_poolable(traces)
-        return cls(traces, asked, dialects.readings(traces, frameworks(asked)))
+        return cls(traces, asked, dialects.readings(traces, frameworks(asked), workers, on_responses))
 
     def to_json(self) -> dict[str, Any]:
         """What `report --as NAME --json` prints; documented in docs/dialects.md."""

@@ -17,6 +17,7 @@ from mismatch_cli import custom_code
 from mismatch_cli.errors import MismatchError, suggest
 from mismatch_cli.places import bundled, bundled_names
 from mismatch_cli.trace.files import write_atomically
+from mismatch_cli.trace.stores import StoreError, located
 
 FILE_NAME = "manifest.json"
 FORMAT_NAME = "mismatch-cli trace"
@@ -60,6 +61,7 @@ def trace_folder(path: Path) -> Path:
 
     The bundled traces go by their names, where nothing else does.
     """
+    path = located(path)
     if not path.exists() and str(path) in bundled_names():
         return bundled("traces") / path
     if not path.exists():
@@ -97,6 +99,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise MismatchError(f"{folder} holds no trace: {FILE_NAME} is missing. Name a run folder or its trace/ folder.")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+    except StoreError:
+        raise
     except (OSError, ValueError, RecursionError) as error:
         raise MismatchError(f"{path} is damaged ({error}). Record the trace again, or restore the file.") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT_NAME:
@@ -169,15 +173,19 @@ class Completeness:
     short: tuple[str, ...]  # shards with fewer rows than were written
     unscored: int  # responses that lack a log π which others have, or which the run was to give them
     cut_short: str  # why the recording itself ended early; empty where it did not
+    broken: Mapping[str, str]  # shards that cannot be read and are left out, as was asked for, and why
 
     @property
     def partial(self) -> bool:
-        return bool(self.missing or self.short or self.unscored or self.cut_short)
+        return bool(self.missing or self.short or self.unscored or self.cut_short or self.broken)
 
     @property
     def reasons(self) -> tuple[str, ...]:
         """What is missing, a clause for each kind."""
         found = []
+        if self.broken:
+            left_out = "shards are left out, which" if len(self.broken) > 1 else "shard is left out, which"
+            found.append(f"{len(self.broken)} {left_out} cannot be read ({_named(list(self.broken))})")
         if self.missing:
             found.append(f"{self.shards} of {self.recorded_shards} shards are there (missing: {_named(self.missing)})")
         if self.short:
@@ -193,6 +201,7 @@ class Completeness:
             "recorded_shards": self.recorded_shards,
             "missing_shards": list(self.missing),
             "short_shards": list(self.short),
+            "broken_shards": dict(self.broken),
             "responses": self.responses,
             "recorded_responses": self.recorded_responses,
             "unscored_responses": self.unscored,
@@ -201,9 +210,13 @@ class Completeness:
 
 
 def completeness(
-    folder: Path, manifest: Mapping[str, Any], rows: Mapping[str, int], columns: Mapping[str, frozenset[str]]
+    folder: Path,
+    manifest: Mapping[str, Any],
+    rows: Mapping[str, int],
+    columns: Mapping[str, frozenset[str]],
+    broken: Mapping[str, str],
 ) -> Completeness:
-    """Hold the manifest against the shards on disk, `rows` and `columns` by their names.
+    """Hold the manifest against the shards on disk: `rows` and `columns` of those that can be read, by their names.
 
     A `MismatchError` for what contradicts it: a shard that it does not know, or more rows than were written. Those may
     be of another recording, and would count as this one's.
@@ -223,7 +236,8 @@ def completeness(
             f"{folder / surplus[0]} holds {rows[surplus[0]]:,} responses, and {known[surplus[0]]:,} were recorded. "
             "Restore it from a copy, or record the trace again."
         )
-    missing = sorted(name for name in (promised or {}).keys() - rows.keys() if known.get(name) != 0)
+    absent = (promised or {}).keys() - rows.keys() - broken.keys()
+    missing = sorted(name for name in absent if known.get(name) != 0)
     return Completeness(
         recorded_shards=None if promised is None else len(promised),
         recorded_responses=sum(known.values()) if promised is not None and len(known) == len(promised) else None,
@@ -233,6 +247,7 @@ def completeness(
         short=tuple(sorted(name for name in rows.keys() & known.keys() if rows[name] < known[name])),
         unscored=_unscored(manifest, rows, columns),
         cut_short=str(manifest.get("cut_short", "")),
+        broken=dict(broken),
     )
 
 

@@ -7,9 +7,9 @@ DLPack, not by Arrow's `to_numpy`, which imports pandas: half a second for every
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -17,16 +17,13 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from mismatch_cli.batch import TokenBatch
-from mismatch_cli.errors import MismatchError, first_line
-from mismatch_cli.memory import allowance, decoded_bytes, too_large
+from mismatch_cli.errors import MismatchError
 from mismatch_cli.trace import foreign
 from mismatch_cli.trace.manifest import (
     Completeness,
     completeness,
-    read_manifest,
     remedy,
     run_folder_of,
     shards_in,
@@ -39,16 +36,17 @@ from mismatch_cli.trace.schema import (
     ROW_KEY,
     TOKEN_COLUMNS,
     TOPK_COLUMNS,
-    arrow_type,
     column_order,
 )
+from mismatch_cli.trace.shards import DamagedShard, Footer, footer_of, open_shard, read_group
+from mismatch_cli.trace.stores import is_store
 from mismatch_cli.trace.vocabulary import Vocabulary
 
 _Part = TypeVar("_Part")
 _NEVER_NULL = (*ROW_KEY, "version_rollout", "version_trainer", "prompt_ids", "response_ids")
 _RENEW = "Record or import it again."
 _RECOMPUTED_OF = {"logp_trainer_T": "logp_recomputed_T", "topk_logp_trainer_TK": "topk_logp_recomputed_TK"}
-_MOST_OF_A_GROUP = 2**28  # bytes of a row group beside 20 × the file; what is written here has less than half
+_AT_ONCE, _ASKED = 32, 1024  # footers that a store is asked for
 
 
 class RowGroup(NamedTuple):
@@ -61,28 +59,40 @@ class RowGroup(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """A recorded trace: a folder with `manifest.json`, `vocab.parquet` and `shard-*.parquet`."""
+    """A recorded trace: a folder with `manifest.json`, `vocab.parquet` and `shard-*.parquet`.
+
+    If `skip_broken`, a shard that cannot be read is left out as if it were missing; `broken` says of each why.
+    """
 
     folder: Path
+    skip_broken: bool = field(default=False, compare=False)
+    broken: dict[str, str] = field(default_factory=dict, compare=False, repr=False)  # by the shard's name
 
     @classmethod
-    def open(cls, path: Path) -> Trace:
+    def open(cls, path: Path, *, skip_broken: bool = False) -> Trace:
         """Open a trace folder, or a run folder with one in `trace/`; a `MismatchError` says what is wrong."""
-        trace = cls(trace_folder(path))  # a newer or damaged trace is refused here, not in the middle of a report
+        trace = cls(trace_folder(path), skip_broken)  # a newer or damaged trace is refused here, not in a report
         trace.completeness  # noqa: B018 - nor are shards read that belong to another trace
+        trace.leave_out({})
         return trace
+
+    def leave_out(self, broken: Mapping[str, str]) -> None:
+        """Shards that were found to be broken, by their names with the reason; a `MismatchError` where none is left."""
+        self.broken.update(broken)
+        if self.broken and not self.shards:
+            raise MismatchError(f"{self.folder} has no shard that can be read. {next(iter(self.broken.values()))}")
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
         return manifest_of(self.folder)
 
-    @cached_property
+    @property
     def completeness(self) -> Completeness:
-        """What the manifest promises against what is on disk; a `MismatchError` where the two contradict each other."""
-        opened = {path.name: open_shard(path) for path in self.shards}
-        rows = {name: shard.metadata.num_rows for name, shard in opened.items()}
-        columns = {name: frozenset(shard.schema_arrow.names) for name, shard in opened.items()}
-        return completeness(self.folder, self.manifest, rows, columns)
+        """What the manifest promises against what can be read; a `MismatchError` where these contradict each other."""
+        there = {path.name: self.footers[path] for path in self.shards}
+        rows = {name: sum(footer.rows) for name, footer in there.items()}
+        columns = {name: footer.columns for name, footer in there.items()}
+        return completeness(self.folder, self.manifest, rows, columns, self.broken)
 
     @property
     def how_to_score(self) -> str:
@@ -94,8 +104,30 @@ class Trace:
         return run_folder_of(self.folder)
 
     @cached_property
+    def footers(self) -> dict[Path, Footer]:
+        """What each shard says of itself, in order."""
+        shards, known = shards_in(self.folder), dict[Any, Any]()  # most shards hold the same columns: one set of names
+        footers = _asked_together(self._footer, shards) if is_store(self.folder) else map(self._footer, shards)
+        return {
+            path: footer._replace(columns=known.setdefault(footer.columns, footer.columns))
+            for path, footer in zip(shards, footers, strict=True)
+            if footer
+        }
+
+    def _footer(self, path: Path) -> Footer | None:
+        """None for a broken shard that is left out."""
+        try:
+            return footer_of(path)
+        except DamagedShard as error:
+            if not self.skip_broken:
+                raise
+            self.broken[path.name] = str(error)
+            return None
+
+    @property
     def shards(self) -> list[Path]:
-        return shards_in(self.folder)
+        """Those that can be read, in order."""
+        return [path for path in self.footers if path.name not in self.broken]
 
     @property
     def num_responses(self) -> int:
@@ -105,15 +137,12 @@ class Trace:
     @cached_property
     def top_k(self) -> int:
         """K, as the lists of the first response that has them say; 0 where there are none."""
-        for path in self.shards:
-            shard = open_shard(path)
-            if "topk_ids" not in shard.schema_arrow.names:
-                continue
-            for rows in shard.iter_batches(64, columns=["response_ids", "topk_ids"], use_threads=False):
-                tokens, entries = (pc.list_value_length(rows.column(i)).to_pylist() for i in (0, 1))
-                for length, width in zip(tokens, entries, strict=True):
-                    if length and width:
-                        return int(width // length)
+        shards = [path for path in self.shards if "topk_ids" in self.footers[path].columns]
+        for table in self.tables(("response_ids", "topk_ids"), shards):
+            tokens, entries = (pc.list_value_length(table.column(name)) for name in ("response_ids", "topk_ids"))
+            for length, width in zip(tokens.to_pylist(), entries.to_pylist(), strict=True):
+                if length and width:
+                    return int(width // length)
         return 0
 
     @cached_property
@@ -122,16 +151,15 @@ class Trace:
 
     def columns(self) -> set[str]:
         """The columns that at least one shard holds."""
-        return set().union(*(set(open_shard(path).schema_arrow.names) for path in self.shards))
+        return set().union(*(footer.columns for footer in self.footers.values()))
 
     def count(self, name: str) -> int:
         """A count that shards carry in their metadata, summed over the trace."""
-        metadata = [open_shard(path).schema_arrow.metadata or {} for path in self.shards]
-        return sum(int(m.get(name.encode(), 0)) for m in metadata)
+        return sum(int(footer.counts.get(name.encode(), 0)) for footer in self.footers.values())
 
     def tables(self, columns: Sequence[str] | None = None, shards: Sequence[Path] | None = None) -> Iterator[pa.Table]:
         """One table per row group, in shard order; only the columns asked for, where the shard has them."""
-        return _one_ahead(read for _, read in self._row_groups(columns, shards))
+        return self._of_whole(lambda paths: _one_ahead(read for _, read in self._row_groups(columns, paths)), shards)
 
     def batches(
         self, columns: Sequence[str] | None = None, shards: Sequence[Path] | None = None
@@ -144,18 +172,43 @@ class Trace:
     ) -> Iterator[RowGroup]:
         """The same, each with its table and its shard."""
         names = None if columns is None else [*REQUIRED, *columns]
-        return _one_ahead(partial(_laid_flat, path, read) for path, read in self._row_groups(names, shards))
+
+        def laid_flat(paths: Sequence[Path]) -> Iterator[RowGroup]:
+            return _one_ahead(partial(_laid_flat, path, read) for path, read in self._row_groups(names, paths))
+
+        return self._of_whole(laid_flat, shards)
+
+    def _of_whole(
+        self, read: Callable[[Sequence[Path]], Iterator[_Part]], shards: Sequence[Path] | None
+    ) -> Iterator[_Part]:
+        """What is read of these shards; if broken ones are skipped, of a shard all or nothing."""
+        paths = self.shards if shards is None else shards
+        if not self.skip_broken:
+            yield from read(paths)
+            return
+        for path in paths:
+            try:
+                yield from list(read([path]))
+            except DamagedShard as error:
+                self.broken[path.name] = str(error)
 
     def _row_groups(
-        self, columns: Sequence[str] | None, shards: Sequence[Path] | None
+        self, columns: Sequence[str] | None, shards: Sequence[Path]
     ) -> Iterator[tuple[Path, Callable[[], pa.Table]]]:
         """What reads each row group, with its shard."""
         wanted = set(columns if columns is not None else column_order())
-        for path in self.shards if shards is None else shards:
+        for path in shards:
             shard = open_shard(path)
             present = [name for name in shard.schema_arrow.names if name in wanted]
             for group in range(shard.num_row_groups):
-                yield path, partial(_read_group, shard, group, present, path)
+                yield path, partial(read_group, shard, group, present, path)
+
+
+def _asked_together(ask: Callable[[Path], _Part], paths: Sequence[Path]) -> Iterator[_Part]:
+    """What is asked about each of them, in order: a store answers many at once."""
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        for start in range(0, len(paths), _ASKED):
+            yield from threads.map(ask, paths[start : start + _ASKED])
 
 
 def _one_ahead(reads: Iterator[Callable[[], _Part]]) -> Iterator[_Part]:
@@ -175,51 +228,10 @@ def _one_ahead(reads: Iterator[Callable[[], _Part]]) -> Iterator[_Part]:
 
 def _laid_flat(path: Path, read: Callable[[], pa.Table]) -> RowGroup:
     table = read()
-    return RowGroup(path, table, table_to_batch(table))
-
-
-def _again(shard: Path) -> str:
-    """What to do about a shard that cannot be read."""
     try:
-        manifest = read_manifest(shard.parent)
-    except MismatchError:
-        return "Restore it from a copy, or record it again."
-    delete = "Delete it. " if manifest.get("command") in ("probe", "curate", "rescore") else ""
-    return delete + remedy(shard.parent, manifest)
-
-
-def open_shard(path: Path) -> pq.ParquetFile:
-    """Open one shard and check its columns; a damaged or foreign file is a `MismatchError`."""
-    try:
-        shard = pq.ParquetFile(path, memory_map=True)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise MismatchError(f"{path} is damaged ({first_line(error)}). {_again(path)}") from error
-    schema = shard.schema_arrow
-    missing = [name for name in REQUIRED if name not in schema.names]
-    if missing:
-        raise MismatchError(f"{path} is no shard of a trace: it lacks {', '.join(missing)}. {_again(path)}")
-    if len(set(schema.names)) < len(schema.names):
-        raise MismatchError(f"{path} is no shard of a trace: it holds a column twice. {_again(path)}")
-    for name in set(schema.names) & set(column_order()):
-        if not schema.field(name).type.equals(arrow_type(name)):
-            found, expected = schema.field(name).type, arrow_type(name)
-            raise MismatchError(f"{path}: column {name} is {found}, expected {expected}. {_again(path)}")
-    size = path.stat().st_size
-    if decoded_bytes(shard.metadata) > allowance(size):
-        raise too_large(path, size)
-    return shard
-
-
-def _read_group(shard: pq.ParquetFile, group: int, columns: list[str], path: Path) -> pa.Table:
-    size = path.stat().st_size
-    if decoded_bytes(shard.metadata, columns, [group]) > _MOST_OF_A_GROUP + allowance(size) - allowance(0):
-        raise too_large(path, size)
-    try:
-        return shard.read_row_group(group, columns=columns, use_threads=False)
-    except MemoryError:
-        raise
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise MismatchError(f"{path} is damaged in row group {group} ({first_line(error)}). {_again(path)}") from error
+        return RowGroup(path, table, table_to_batch(table))
+    except MismatchError as error:
+        raise DamagedShard(f"{path}: {error}", path) from error
 
 
 def table_to_batch(table: pa.Table) -> TokenBatch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,9 +11,11 @@ from typing import Any
 
 from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.trace.manifest import NEEDED, check_contents, read_manifest, recorded
+from mismatch_cli.trace.stores import StoreError
 
 RECORD = "record"  # the command of such a manifest
 NOTE = "recorder-{:05d}.json"  # what a rank has written so far
+_SHARD = re.compile(r"shard-(\d{5})-\d{6}\.parquet")
 SECTIONS = ("rollout", "trainer", "recomputed", "config")
 _COUNTS = ("rows", "tokens", "rows_with_trainer", "rows_with_newer_trainer", "rows_with_unknown_finish")
 
@@ -40,6 +43,12 @@ def _name(value: Any) -> str:
     return str(value).removeprefix("torch.")
 
 
+def rank_of(shard: Path) -> str:
+    """Which rank has written a shard of a recorded trace; nothing for that of any other."""
+    found = _SHARD.fullmatch(shard.name)
+    return found.group(1) if found else ""
+
+
 def manifest_of(folder: Path) -> dict[str, Any]:
     """The manifest of any trace; of a recorded one with what its ranks have noted since it was begun."""
     manifest = read_manifest(folder)
@@ -60,6 +69,8 @@ def read_note(path: Path) -> dict[str, Any]:
         if not all(type(count) is int for count in counts) or type(note["closed"]) is not bool:
             raise ValueError("it holds other types")
         return dict(note)
+    except StoreError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise MismatchError(f"{path} is damaged ({first_line(error)}). Restore it from a copy.") from error
 

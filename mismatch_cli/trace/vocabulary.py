@@ -15,6 +15,7 @@ from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.memory import allowance, bounded, decoded_bytes, too_large
 from mismatch_cli.trace.files import replacing
 from mismatch_cli.trace.manifest import VOCABULARY
+from mismatch_cli.trace.stores import StoreError, decoding, source_of
 
 _SCHEMA = pa.schema({"id": pa.int32(), "bytes": pa.binary()})
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -39,15 +40,18 @@ class Vocabulary:
             return cls({})
         try:
             size = path.stat().st_size
-            if decoded_bytes(pq.read_metadata(path)) > allowance(size):
-                raise too_large(path, size)
-            with bounded(path, size), pq.ParquetFile(path) as file:  # `read_table` would import pandas where it is
+            # `read_table` would import pandas where it is
+            with bounded(path, size), decoding(path), pq.ParquetFile(source_of(path)) as file:
+                if decoded_bytes(file.metadata) > allowance(size):
+                    raise too_large(path, size)
                 if file.schema_arrow.names != _SCHEMA.names:
                     raise pa.ArrowInvalid("it does not hold ids and their bytes")
                 table = file.read().cast(_SCHEMA)
                 if any(column.null_count for column in table.columns):
                     raise pa.ArrowInvalid("it holds nulls")
                 return cls(dict(zip(table["id"].to_pylist(), table["bytes"].to_pylist(), strict=True)))
+        except StoreError:
+            raise
         except (pa.ArrowException, OSError) as error:
             raise MismatchError(
                 f"{path} is damaged ({first_line(error)}). Delete it: reports then show the ids of tokens."

@@ -17,7 +17,7 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
@@ -51,6 +51,20 @@ def find(name: str) -> ModuleType:
     if name.endswith(".py"):
         return _load_file(Path(name))
     return registry.load(PACKAGE, name, "trust region")
+
+
+def bring(texts: Mapping[str, str]) -> None:
+    """Take users' files by their paths from another machine, where they were read."""
+    _brought.update(texts)
+
+
+def text_of(path: Path) -> str:
+    """What stands in a user's file, here or where it was read."""
+    brought = _brought.get(str(path))
+    return path.read_text(encoding="utf-8") if brought is None else brought
+
+
+_brought: dict[str, str] = {}
 
 
 @cache
@@ -124,13 +138,17 @@ _MIXED = (
 
 
 def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
+    text = _brought.get(str(path))
+    if text is None and not path.is_file():
         raise UsageError(f"{path} does not exist. Name a Python file that defines trust_region().")
     spec = importlib.util.spec_from_file_location(f"trust_region_{path.stem}", path)
     assert spec is not None and spec.loader is not None  # it ends in .py
     module = importlib.util.module_from_spec(spec)
     with own_file(path, "cannot be imported"):
-        spec.loader.exec_module(module)
+        if text is None:
+            spec.loader.exec_module(module)
+        else:
+            exec(compile(text, path, "exec"), vars(module))
     if not callable(getattr(module, "trust_region", None)):
         raise UsageError(
             f"{path} defines no trust_region(compared, advantage_T, *, threshold=…) -> Decision. See the guide on "

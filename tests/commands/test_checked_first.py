@@ -58,6 +58,11 @@ SAMPLED = (
     NO_MODEL,
 )
 LIGHT = {
+    "upload": (
+        ("", "Name a run and a place"),
+        ("gone s3://bucket/run", "gone does not exist"),
+        (f"{FLOAT32} folder", "is no place on a store"),
+    ),
     "probe": (
         *SAMPLED,
         ("--trainer-model /no/such/model", NO_MODEL[1]),

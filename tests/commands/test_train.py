@@ -117,7 +117,7 @@ def test_what_somebody_else_wrote_is_neither_resumed_nor_written_over(tmp_path, 
         folder.mkdir()
         (folder / name).write_text(content)
         assert run([*TRAIN, "--seeds", "2", "-o", str(folder)]) == 1
-        assert f"is no folder of training runs: it holds {name}" in " ".join(capfd.readouterr().err.split())
+        assert f"is no folder of several runs: it holds {name}" in " ".join(capfd.readouterr().err.split())
     (tmp_path / "probe" / "trace").mkdir(parents=True)
     assert run([*TRAIN, "--seeds", "2", "-o", str(tmp_path / "probe")]) == 1
 

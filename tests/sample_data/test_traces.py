@@ -15,7 +15,8 @@ from mismatch_cli.batch import TokenBatch
 from mismatch_cli.divergences import sampled_in_topk, topk_divergences
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
-from mismatch_cli.trace.reader import Trace, open_shard
+from mismatch_cli.trace.reader import Trace
+from mismatch_cli.trace.shards import open_shard
 from sample_data.learner import MINIBATCHES, Learner, policy_logp
 from sample_data.make_traces import TRAINING
 from tests.test_divergences import binary_kl, binary_tv, prob_difference

@@ -18,6 +18,7 @@ from mismatch_cli.metrics.clipping.masked import Needs
 from mismatch_cli.places import shown
 from mismatch_cli.studies.clipping import analyse_clipping, token_class
 from mismatch_cli.trace.reader import Trace
+from mismatch_cli.workers import Workers
 from tests.metrics.clipping.world import ALL, PLAIN, estimates_in, result_of, summarise, without, world
 from tests.studies.written import TEXTS, write_trace
 
@@ -82,7 +83,7 @@ def test_blocked_tokens_have_their_text_and_kind(found):
 
 
 def test_two_workers_give_the_same_bits(found, trace):
-    analysis = analyse_clipping([trace], ALL, theory=True, workers=2, arguments=["--theory"])
+    analysis = analyse_clipping([trace], ALL, theory=True, workers=Workers(2), arguments=["--theory"])
     assert json.dumps(analysis.to_json()) == json.dumps(found)
 
 

@@ -11,15 +11,17 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.places import bundled_trace
 from mismatch_cli.studies.pairing import Recognising, Responses, compared_rows, pair_up
-from mismatch_cli.studies.workers import parts_of
 from mismatch_cli.trace.reader import Trace
+from mismatch_cli.workers import Workers
+from mismatch_cli.workers.reading import read_through
 from tests.studies.compared import FLOAT32, write_rows
 
 PAIR = PAIRS["mismatch"]
 
 
 def responses_of(path) -> Responses:
-    return Responses.joined(list(parts_of([Trace.open(path)], Recognising(PAIR))))
+    (portions,) = read_through([Trace.open(path)], Recognising(PAIR), Workers()).responses.values()
+    return Responses.joined([groups for portion in portions for groups in portion])
 
 
 def made(contents: list[int], rows: list[int] | None = None, prompts: list[int] | None = None) -> Responses:

@@ -10,10 +10,10 @@ import pytest
 from mismatch_cli.places import bundled_trace
 from mismatch_cli.report.figures import plots_for
 from mismatch_cli.report.pages import page_of
-from mismatch_cli.studies import workers
 from mismatch_cli.studies.comparison import analyse_comparison
 from mismatch_cli.studies.mismatch import MismatchAnalysis, analyse
 from mismatch_cli.trace.reader import Trace
+from mismatch_cli.workers import Workers, portions
 from tests.studies.compared import FLOAT32, Row, rows_of, write_rows
 
 PLANTED = 0.01  # nats for every turn so far
@@ -64,8 +64,8 @@ def test_the_planted_gap_is_found_in_each_turn(study: MismatchAnalysis) -> None:
 
 
 def test_workers_give_the_same_bits(growing: Trace, study: MismatchAnalysis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "PORTION_BYTES", 1)  # each shard is a portion
-    alone, together = (analyse([growing], worst=1, workers=number).result for number in (1, 3))
+    monkeypatch.setattr(portions, "PORTION_BYTES", 1)  # each shard is a portion
+    alone, together = (analyse([growing], worst=1, workers=Workers(number)).result for number in (1, 3))
     assert alone == together
     turns = [next(iter(found["pairs"].values()))["turns"] for found in (alone, study.result)]
     for row, whole in zip(*turns, strict=True):

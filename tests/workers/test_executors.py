@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +20,18 @@ import pytest
 
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.studies import workers
+from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.studies.clipping import analyse_clipping
 from mismatch_cli.studies.comparison import analyse_comparison
 from mismatch_cli.studies.diagnosis import analyse_diagnosis
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.studies.study import Study
-from mismatch_cli.studies.workers import Portion, parts_of, portions
+from mismatch_cli.studies.translation import Translation
 from mismatch_cli.trace.reader import RowGroup, Trace
+from mismatch_cli.workers import Workers
+from mismatch_cli.workers import portions as portions_module
+from mismatch_cli.workers.portions import Portion, portions
+from mismatch_cli.workers.reading import executor, read_through
 from tests.metrics.clipping.world import world
 from tests.studies.compared import FLOAT32, Row, write_rows
 from tests.studies.written import write_trace
@@ -45,12 +51,12 @@ def two_traces(tmp_path) -> list[Trace]:
 
 @pytest.fixture
 def in_shards(monkeypatch) -> None:
-    monkeypatch.setattr(workers, "PORTION_BYTES", EACH_SHARD)
+    monkeypatch.setattr(portions_module, "PORTION_BYTES", EACH_SHARD)
 
 
 def test_a_portion_ends_with_the_shard_that_makes_it_large_enough(two_traces, monkeypatch):
     sizes = [path.stat().st_size for path in two_traces[0].shards]
-    monkeypatch.setattr(workers, "PORTION_BYTES", sizes[0] + 1)
+    monkeypatch.setattr(portions_module, "PORTION_BYTES", sizes[0] + 1)
     first, second = two_traces
     found = portions(two_traces)
     assert [path for portion in found for path in portion.shards] == [*first.shards, *second.shards]
@@ -63,11 +69,26 @@ def test_a_portion_ends_with_the_shard_that_makes_it_large_enough(two_traces, mo
         assert size > sizes[0] or last in (first.shards[-1], second.shards[-1])
 
 
+def test_what_a_rank_adds_moves_no_boundary_of_another(two_traces, tmp_path):
+    """Shards as recorders of two ranks write them: those of the first grow in number."""
+    folder, (content, *_) = tmp_path / "ranks", (path.read_bytes() for path in two_traces[1].shards)
+    folder.mkdir()
+    shutil.copy(two_traces[1].folder / "manifest.json", folder)
+    found = []
+    for number in range(4):
+        for rank in (0, 1) if number < 2 else (0,):
+            (folder / f"shard-{rank:05d}-{number:06d}.parquet").write_bytes(content)
+        found.append([[path.name for path in portion.shards] for portion in portions([Trace(folder)])])
+    assert [names[-1] for names in found[1:]] == [["shard-00001-000000.parquet", "shard-00001-000001.parquet"]] * 3
+    assert [len(names[0]) for names in found] == [1, 2, 3, 4]
+
+
 STUDIES: dict[str, Callable[[Sequence[Trace], int], Study]] = {
-    "report": lambda traces, n: analyse(traces, 5, n),
-    "clipstats": lambda traces, n: analyse_clipping(traces, list(TABLE.values()), theory=True, workers=n),
-    "diagnose": lambda traces, n: analyse_diagnosis(traces, workers=n),
-    "compare": lambda traces, n: analyse_comparison([*traces, traces[0]], workers=n),
+    "report": lambda traces, n: analyse(traces, 5, Workers(n)),
+    "clipstats": lambda traces, n: analyse_clipping(traces, list(TABLE.values()), theory=True, workers=Workers(n)),
+    "diagnose": lambda traces, n: analyse_diagnosis(traces, workers=Workers(n)),
+    "compare": lambda traces, n: analyse_comparison([*traces, traces[0]], workers=Workers(n)),
+    "dialects": lambda traces, n: Translation.of(traces, "all", Workers(n)),
 }
 
 
@@ -83,7 +104,7 @@ def test_tokens_are_compared_across_portions_in_any_order(tmp_path, float32_rows
     """The partners of a portion lie in shards of their own; half of the responses are not in both."""
     rows = write_rows(tmp_path / "first", float32_rows[:72], FLOAT32, shards=4)
     traces = [Trace.open(rows), Trace.open(perturbed)]
-    one, *others = (json.dumps(analyse_comparison(traces, workers=n).to_json()) for n in (1, 2, 3))
+    one, *others = (json.dumps(analyse_comparison(traces, workers=Workers(n)).to_json()) for n in (1, 2, 3))
     assert others == [one, one]
     assert json.loads(one)["comparisons"][0]["on_tokens"]["tokens"] > 1000
 
@@ -93,7 +114,7 @@ def test_portions_change_no_count_and_no_digit_that_is_printed(two_traces, monke
     for name, study in STUDIES.items():
         whole = study(two_traces, 1).to_json()
         with monkeypatch.context() as patched:
-            patched.setattr(workers, "PORTION_BYTES", EACH_SHARD)
+            patched.setattr(portions_module, "PORTION_BYTES", EACH_SHARD)
             assert_close(study(two_traces, 1).to_json(), whole, name)
 
 
@@ -115,7 +136,7 @@ def assert_close(found: Any, expected: Any, where: str) -> None:
 @pytest.mark.parametrize("number", [1, 2])
 def test_progress_counts_every_response_as_it_goes(two_traces, number):
     seen: list[int] = []
-    analyse(two_traces, 1, number, on_responses=seen.append)
+    analyse(two_traces, 1, Workers(number), on_responses=seen.append)
     assert [count for count in seen if count] == [24, 24, 12, 24, 24]
 
 
@@ -133,6 +154,13 @@ def test_a_damaged_shard_is_the_same_sentence(two_traces, name):
     assert said[0] == said[1]
 
 
+class Readers(Accumulator):
+    """How many responses each process has read."""
+
+    def __init__(self) -> None:
+        self.responses: Counter[int] = Counter()
+
+
 @dataclass(frozen=True)
 class Numbering:
     """A pass that finds the number of its process, after some time."""
@@ -140,44 +168,62 @@ class Numbering:
     columns = ()
     seconds: float = 0.0
     slow: bool = False  # but for the first portion
-    dies: bool = False
+    dies_until: Path | None = None  # there are so many files in a folder, one from each death
 
-    def read(self, portion: Portion, groups: Iterator[RowGroup]) -> int:
+    def begin(self, _portion: Portion) -> Readers:
+        return Readers()
+
+    def read(self, found: Readers, portion: Portion, groups: Iterator[RowGroup]) -> None:
         time.sleep(60 if self.slow and "shard-00000" not in portion.shards[0].name else self.seconds)
-        if self.dies:
+        if self.dies_until is not None and len(list(self.dies_until.iterdir())) < 2:
+            (self.dies_until / str(os.getpid())).touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return sum(group.batch.num_responses for group in groups) and os.getpid()
+        found.responses[os.getpid()] += sum(group.batch.num_responses for group in groups)
 
 
 @pytest.mark.usefixtures("in_shards")
 def test_one_worker_or_one_portion_is_this_process(two_traces, monkeypatch):
-    assert set(parts_of(two_traces, Numbering())) == {os.getpid(), 0}
-    found = set(parts_of(two_traces, Numbering(seconds=0.2), 2)) - {0}
-    assert len(found) == 2 and os.getpid() not in found
-    monkeypatch.setattr(workers, "PORTION_BYTES", 2**30)
-    assert list(parts_of(two_traces[:1], Numbering(), 8)) == [os.getpid()]
+    assert set(read_through(two_traces, Numbering(), Workers()).responses) == {os.getpid()}
+    found = read_through(two_traces, Numbering(seconds=0.2), Workers(2)).responses
+    assert len(found) == 2 and os.getpid() not in found and found.total() == 108
+    monkeypatch.setattr(portions_module, "PORTION_BYTES", 2**30)
+    assert set(read_through(two_traces[:1], Numbering(), Workers(8)).responses) == {os.getpid()}
 
 
 @pytest.mark.usefixtures("in_shards")
-def test_a_worker_that_is_killed_is_one_sentence(two_traces):
-    with pytest.raises(MismatchError, match=r"^A worker process died, .* Use fewer --workers\.$"):
-        list(parts_of(two_traces, Numbering(dies=True), 2))
+def test_a_worker_that_is_killed_is_replaced_and_at_last_one_sentence(two_traces, tmp_path):
+    (tmp_path / "deaths").mkdir()
+    assert read_through(two_traces, Numbering(dies_until=tmp_path / "deaths"), Workers(2)).responses.total() == 108
+    assert len(list((tmp_path / "deaths").iterdir())) >= 2
+    with pytest.raises(MismatchError, match=r"^A worker process died 3 times, .* Use fewer --workers\.$"):
+        read_through(two_traces, Dying(), Workers(2))
+
+
+@dataclass(frozen=True)
+class Dying(Numbering):
+    """A pass that no process survives."""
+
+    def read(self, found: Readers, portion: Portion, groups: Iterator[RowGroup]) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.usefixtures("in_shards")
 def test_what_goes_wrong_here_ends_the_workers(two_traces):
     """Nobody waits for portions that take a minute."""
+
+    def stop(_responses: int) -> None:
+        raise InterruptedError
+
     began = time.monotonic()
-    parts = parts_of(two_traces, Numbering(slow=True), 2)
-    assert next(parts)
-    parts.close()  # type: ignore[attr-defined]  # as whatever is raised while it waits
+    with pytest.raises(InterruptedError), executor(Workers(2), two_traces) as reader:
+        reader.reduced(reader.portions, lambda _: Numbering(slow=True), stop)
     assert time.monotonic() - began < 30
 
 
 INTERRUPTED = """
 import sys
-from mismatch_cli.studies import workers
-workers.PORTION_BYTES = 1
+from mismatch_cli.workers import portions
+portions.PORTION_BYTES = 1
 from mismatch_cli.cli import main
 if __name__ == "__main__":
     sys.argv = ["mismatch-cli", *sys.argv[1:]]

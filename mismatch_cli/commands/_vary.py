@@ -1,0 +1,194 @@
+"""`--vary`: a command once for each combination of settings, spread over devices, and one comparison at the end."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import fields
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from mismatch_cli import registry
+from mismatch_cli.commands._show import Common
+from mismatch_cli.errors import MismatchError, UsageError, suggest
+from mismatch_cli.numbers import number, things
+from mismatch_cli.options import setting
+
+if TYPE_CHECKING:
+    from mismatch_cli.recording.members import Member, Outcome
+
+VARY = setting(
+    None,
+    "Run once for each value of a setting, with several for each combination, and compare. Repeatable.",
+    metavar="SETTING=VALUE,VALUE",
+)
+DEVICES = setting(
+    None,
+    "GPUs for the runs of --vary, one each at a time, or a Ray cluster.",
+    metavar="0,1|ray|ray://HOST:PORT",
+    show_default="all GPUs",
+)
+_OWN = ("vary", "devices", "output", "resume", "force", "json", "quiet", "full", "debug")  # of the whole, not of a run
+_WORST_FIRST = "abs_d_mean"
+
+
+def run_varied(context: typer.Context, common: Common, kind: type, vary: Sequence[str], devices: str | None) -> None:
+    """Make a run for each combination, and compare them; a `MismatchError` at the end where one failed.
+
+    Every setting is checked before the first one begins.
+    """
+    from mismatch_cli.recording.folder import folder_of_runs
+    from mismatch_cli.studies.comparison import ComparisonAnalysis
+
+    if common.resume and common.force:
+        raise UsageError("--resume goes on with a run, --force replaces it: use one of them.")
+    command, values = str(context.info_name), _values(context, kind, vary)
+    folder = common.output or Path(f"{command}-by-{'-'.join(name.replace('_', '-') for name in values)}")
+    members = _members(context, kind, values, folder.absolute())
+    if len(members) < 2:
+        raise UsageError("--vary needs two values or more: there is nothing to compare.")
+    _check_there(members, common)
+    with folder_of_runs(folder, ComparisonAnalysis.FORMAT):
+        todo = [member for member in members if not (common.resume and member.finished)]
+        common.progress.say(f"{things(len(members), 'run')} into {folder}, {len(members) - len(todo)} of them finished")
+        outcomes = _run(todo, devices, common)
+        failed = [outcome for outcome in outcomes if outcome.fault]
+        lost = {outcome.member.name for outcome in failed}
+        _compare([member for member in members if member.name not in lost], folder, common)
+    if failed:
+        first = failed[0]
+        again = suggest(
+            command, *_words(context, {}), *(f"--vary={text}" for text in vary), "--output", folder, "--resume"
+        )
+        raise MismatchError(
+            f"{len(failed)} of {things(len(members), 'run')} failed, the first {first.member.name}: {first.fault} "
+            f"Go on with: {again}"
+        )
+
+
+def _values(context: typer.Context, kind: type, vary: Sequence[str]) -> dict[str, list[str]]:
+    names = [known.name for known in fields(kind)]
+    found: dict[str, list[str]] = {}
+    for text in vary:
+        typed, equals, values = text.partition("=")
+        name = typed.strip().lstrip("-").replace("-", "_")
+        if not equals or not all(value.strip() for value in values.split(",")):
+            raise UsageError(f"--vary {text} makes no sense. Use SETTING=VALUE,VALUE, such as kv-cache-dtype=auto,fp8.")
+        if name not in names:
+            raise UsageError(registry.unknown("setting", typed, [name.replace("_", "-") for name in names]))
+        if name in found:
+            raise UsageError(f"--vary names {typed} twice: put all of its values behind one.")
+        found[name] = [value.strip() for value in values.split(",")]
+    for known in context.command.params:
+        if getattr(known, "is_flag", False):
+            _ = [_truth(text) for text in found.get(str(known.name), ())]
+    return found
+
+
+def _members(context: typer.Context, kind: type, values: dict[str, list[str]], folder: Path) -> list[Member]:
+    """One for each combination; what a run of its own would refuse is refused here."""
+    from mismatch_cli.commands._prepared import checked
+    from mismatch_cli.recording.members import Member
+
+    members: dict[str, Member] = {}
+    for combination in product(*values.values()):
+        chosen = dict(zip(values, combination, strict=True))
+        words, name = _words(context, chosen), "-".join(map(_named, combination))
+        made = context.command.make_context(str(context.info_name), list(words), parent=context.parent)
+        checked(kind, made.params, str(context.info_name))
+        if name in members:
+            raise UsageError(f"--vary makes two runs called {name}. Name values whose last parts differ.")
+        members[name] = Member(folder / name, (str(context.info_name), *words), Path.cwd())
+    return list(members.values())
+
+
+def _named(value: str) -> str:
+    """What a value is called in a folder whose name has the setting's: short, since it heads columns."""
+    return re.sub(r"[^\w.-]+", "-", Path(value).name)
+
+
+def _words(context: typer.Context, chosen: dict[str, str]) -> tuple[str, ...]:
+    """What was typed, with other values for some settings."""
+    words: list[str] = []
+    for known in context.command.params:
+        name = str(known.name)
+        source = context.get_parameter_source(name)
+        typed = source is not None and source.name == "COMMANDLINE" and name not in _OWN
+        if name in chosen:
+            words += _spelled(known, _truth(chosen[name]) if getattr(known, "is_flag", False) else chosen[name])
+        elif typed:
+            words += _spelled(known, context.params[name])
+    return tuple(words)
+
+
+def _spelled(known: Any, value: Any) -> list[str]:
+    if known.param_type_name == "argument":
+        return list(map(str, value)) if known.nargs != 1 else [str(value)]
+    flag = max(known.opts, key=len)
+    if known.is_flag:
+        return [flag if value else max(known.secondary_opts, key=len)] if value or known.secondary_opts else []
+    several = value if known.multiple or isinstance(value, list) else [value]
+    return [word for item in several for word in (flag, *map(str, item if isinstance(item, tuple) else (item,)))]
+
+
+def _truth(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise UsageError(f"{text} is neither true nor false.")
+    return text.lower() == "true"
+
+
+def _check_there(members: Sequence[Member], common: Common) -> None:
+    there = [member.folder for member in members if member.folder.exists()]
+    if there and not (common.resume or common.force):
+        raise MismatchError(
+            f"{there[0]} already exists. Go on with --resume, replace it with --force, or choose another --output."
+        )
+
+
+def _run(members: Sequence[Member], devices: str | None, common: Common) -> list[Outcome]:
+    from mismatch_cli.recording.members import RAY, run_members, run_on_ray, visible_devices
+
+    if common.force:
+        from mismatch_cli.recording.ours import remove_results
+
+        for member in members:
+            remove_results(member.folder)
+
+    def tell(outcome: Outcome) -> None:
+        common.progress.say(f"{outcome.member.name}: {outcome.fault or _headline(outcome.member)}")
+
+    if devices is not None and (devices == RAY or devices.startswith(f"{RAY}://")):
+        return run_on_ray(members, devices, tell)
+    return run_members(members, devices.split(",") if devices else visible_devices(), tell)
+
+
+def _headline(member: Member) -> str:
+    return f"mean |Δlog p| {number(_gap(member))}"
+
+
+def _gap(member: Member) -> float:
+    pairs = json.loads((member.folder / "summary.json").read_text(encoding="utf-8"))["pairs"]
+    value = next(iter(pairs.values()))["metrics"][_WORST_FIRST]["value"]
+    return float("nan") if value is None else float(value)
+
+
+def _compare(members: Sequence[Member], folder: Path, common: Common) -> None:
+    """The first run against the others; of too many, against those whose gap differs most from its own."""
+    from mismatch_cli.studies.comparison import analyse_comparison
+    from mismatch_cli.studies.settings_compared import NAMES
+    from mismatch_cli.trace.reader import Trace
+
+    if len(members) < 2:
+        return
+    first, *others = members
+    if len(members) > len(NAMES):
+        others = sorted(others, key=lambda member: abs(_gap(member) - _gap(first)), reverse=True)[: len(NAMES) - 1]
+        common.progress.say(
+            f"Comparing {first.name} with the {len(others)} of the runs whose gap differs most from its."
+        )
+    traces = [Trace.open(member.folder) for member in (first, *others)]
+    common.study(analyse_comparison, traces, folder, "Comparing", passes=2)

@@ -1,0 +1,115 @@
+"""One shard: opened and checked, what its footer says, and a row group of it.
+
+A shard that is damaged, or is none, is told from a store that does not answer: what is damaged can be left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mismatch_cli.errors import MismatchError, first_line
+from mismatch_cli.memory import allowance, decoded_bytes, too_large
+from mismatch_cli.trace.manifest import read_manifest, remedy
+from mismatch_cli.trace.schema import REQUIRED, arrow_type, column_order
+from mismatch_cli.trace.stores import StoreError, decoding, is_store, source_of
+
+_RANGED = ("step", "version_rollout", "version_trainer")
+_MOST_OF_A_GROUP = 2**28  # bytes of a row group beside 20 × the file; what is written here has less than half
+
+
+class DamagedShard(MismatchError):
+    """A shard that cannot be read, or holds what no trace has."""
+
+    def __init__(self, message: str, path: Path) -> None:
+        super().__init__(message, path)
+        self.path = path
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class Footer(NamedTuple):
+    """What a shard says of itself without its columns being read."""
+
+    columns: frozenset[str]
+    counts: Mapping[bytes, bytes]  # its metadata
+    rows: tuple[int, ...]  # of each row group
+    tokens: int
+    ranges: tuple[Mapping[str, tuple[int, int]], ...]  # of each row group: least and largest of some columns, if told
+
+
+def open_shard(path: Path) -> pq.ParquetFile:
+    """Open one shard and check its columns; a damaged or foreign file is a `MismatchError`."""
+    try:
+        with decoding(path):
+            shard = pq.ParquetFile(source_of(path), memory_map=True, pre_buffer=is_store(path))
+    except StoreError:
+        raise
+    except FileNotFoundError as error:  # nothing is wrong with it: it is not left out as broken
+        raise MismatchError(
+            f"{path} is gone, or not seen where it is read. Put it back, or on a file system that all readers see."
+        ) from error
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise DamagedShard(f"{path} is damaged ({first_line(error)}). {_again(path)}", path) from error
+    schema = shard.schema_arrow
+    missing = [name for name in REQUIRED if name not in schema.names]
+    if missing:
+        raise DamagedShard(f"{path} is no shard of a trace: it lacks {', '.join(missing)}. {_again(path)}", path)
+    if len(set(schema.names)) < len(schema.names):
+        raise DamagedShard(f"{path} is no shard of a trace: it holds a column twice. {_again(path)}", path)
+    for name in set(schema.names) & set(column_order()):
+        if not schema.field(name).type.equals(arrow_type(name)):
+            found, expected = schema.field(name).type, arrow_type(name)
+            raise DamagedShard(f"{path}: column {name} is {found}, expected {expected}. {_again(path)}", path)
+    size = path.stat().st_size
+    if decoded_bytes(shard.metadata) > allowance(size):
+        raise DamagedShard(str(too_large(path, size)), path)
+    return shard
+
+
+def footer_of(path: Path) -> Footer:
+    shard = open_shard(path)
+    footer, schema = shard.metadata, shard.schema_arrow
+    leaves = [footer.schema.column(place).path for place in range(footer.num_columns)]
+    place = next(place for place, path in enumerate(leaves) if path.startswith("response_ids."))
+    places = {name: leaves.index(name) for name in _RANGED if name in leaves}
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+    rows = tuple(group.num_rows for group in groups)
+    tokens = sum(group.column(place).num_values for group in groups)
+    told = ({name: _range(group.column(at)) for name, at in places.items()} for group in groups)
+    ranges = tuple({name: found for name, found in ranges.items() if found} for ranges in told)
+    return Footer(frozenset(schema.names), schema.metadata or {}, rows, tokens, ranges)
+
+
+def _range(column: pq.ColumnChunkMetaData) -> tuple[int, int] | None:
+    told = column.statistics
+    return (told.min, told.max) if told is not None and told.has_min_max and not told.null_count else None
+
+
+def read_group(shard: pq.ParquetFile, group: int, columns: list[str], path: Path) -> pa.Table:
+    size = path.stat().st_size
+    if decoded_bytes(shard.metadata, columns, [group]) > _MOST_OF_A_GROUP + allowance(size) - allowance(0):
+        raise DamagedShard(str(too_large(path, size)), path)
+    try:
+        with decoding(path):
+            return shard.read_row_group(group, columns=columns, use_threads=False)
+    except (MemoryError, StoreError):
+        raise
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        said = f"{path} is damaged in row group {group} ({first_line(error)}). {_again(path)}"
+        raise DamagedShard(said, path) from error
+
+
+def _again(shard: Path) -> str:
+    """What to do about a shard that cannot be read."""
+    try:
+        manifest = read_manifest(shard.parent)
+    except MismatchError:
+        return "Restore it from a copy, or record it again."
+    delete = "Delete it. " if manifest.get("command") in ("probe", "curate", "rescore") else ""
+    return delete + remedy(shard.parent, manifest)

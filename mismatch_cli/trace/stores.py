@@ -1,0 +1,266 @@
+"""Traces on object stores: a place with as much of `pathlib.Path` as readers use, on the file systems of pyarrow.
+
+`s3://`, `gs://` and `abfs://` are pyarrow's own; any other scheme is fsspec's, such as `hf://`, and needs its package.
+A store that is slow, or answers that it is busy, is asked again within the limits below. A folder is listed once: its
+files bring their sizes and times along, to other processes too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from fnmatch import fnmatchcase
+from functools import cache, cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from mismatch_cli.errors import MismatchError, first_line
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileInfo, FileSystem
+
+ATTEMPTS = 8  # of a request to S3
+_CONNECT, _ANSWER = 10.0, 60.0  # seconds for one of them
+_AGAIN = timedelta(minutes=5)  # Google's store is asked again for so long
+_URL = re.compile(r"([a-z][a-z0-9+.-]+):/{1,2}([^/].*)", re.DOTALL)  # Path makes one slash of two
+_BUCKETS, _AZURE = ("s3", "gs", "gcs"), ("abfs", "abfss")
+_CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID, AWS_PROFILE or the machine's role; AWS_ENDPOINT_URL for a store of your own",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS or the machine's account",
+    "abfs": "AZURE_STORAGE_ACCOUNT and its key, or the machine's identity",
+}
+
+
+class StoreError(MismatchError, OSError):
+    """A store that does not answer, or refuses: no fault of what lies there."""
+
+
+class Status(NamedTuple):
+    """What `os.stat` says of a file, as far as readers ask."""
+
+    st_size: int
+    st_mtime_ns: int  # 0: the store does not say
+
+
+def located(path: Path) -> Path:
+    """The place that a path names: itself, or a `StorePath` for what was typed as a URL and does not lie here."""
+    if isinstance(path, StorePath):
+        return path
+    url = _URL.fullmatch(str(path))
+    if url is None or path.exists():
+        return path
+    scheme, key = url.groups()
+    return cast("Path", _named(scheme, key.rstrip("/"))) if scheme != "file" else Path(f"/{key}")
+
+
+@cache
+def _named(scheme: str, key: str) -> StorePath:
+    """The same place each time: what was listed once is not listed again."""
+    return StorePath(scheme, key)
+
+
+def forget() -> None:
+    """List again what is asked for from now on: a trace may have grown."""
+    _named.cache_clear()
+
+
+def is_store(path: object) -> bool:
+    """Whether this is a place on a store."""
+    return isinstance(path, StorePath) or _URL.fullmatch(str(path)) is not None
+
+
+def source_of(path: Path) -> Any:
+    """What pyarrow reads a file from."""
+    return path.opened() if isinstance(path, StorePath) else path
+
+
+@dataclass(frozen=True)
+class StorePath:
+    """A file or folder on a store, `SCHEME://KEY`; it behaves like a `Path` that is absolute."""
+
+    scheme: str
+    key: str
+    status: Status | None = field(default=None, compare=False)  # as it was listed
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.key}"
+
+    def __lt__(self, other: StorePath) -> bool:
+        return self.key < other.key
+
+    def __truediv__(self, name: str | Path) -> StorePath:
+        return _named(self.scheme, f"{self.key}/{name}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"scheme": self.scheme, "key": self.key, "status": self.status}  # without what was listed
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+    @property
+    def name(self) -> str:
+        return self.key.rpartition("/")[2]
+
+    @property
+    def parent(self) -> StorePath:
+        return _named(self.scheme, self.key.rpartition("/")[0])
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return f"{self.scheme}://", *self.key.split("/")
+
+    @property
+    def file_system(self) -> FileSystem:
+        return file_system(self.scheme, self.key.partition("/")[0])
+
+    @property
+    def inside(self) -> str:
+        """What the file system calls it."""
+        if self.scheme in _BUCKETS:
+            return self.key
+        if self.scheme in _AZURE:
+            container, _, path = self.key.partition("/")
+            return f"{container.partition('@')[0]}/{path}"
+        import fsspec
+
+        return str(fsspec.get_filesystem_class(self.scheme)._strip_protocol(str(self)))
+
+    def absolute(self) -> StorePath:
+        return self
+
+    def resolve(self) -> StorePath:
+        return self
+
+    def expanduser(self) -> StorePath:
+        return self
+
+    def is_absolute(self) -> bool:
+        return True
+
+    def is_relative_to(self, _other: object) -> bool:
+        return False
+
+    def exists(self) -> bool:
+        return self._kind != "NotFound"
+
+    def is_file(self) -> bool:
+        return self._kind == "File"
+
+    def is_dir(self) -> bool:
+        return self._kind == "Directory"
+
+    def stat(self) -> Status:
+        """Size and time of the last change, as listed; else asked for."""
+        found = self.status or _status(self._ask(lambda fs: fs.get_file_info(self.inside)))
+        if found is None:
+            raise FileNotFoundError(str(self))
+        return found
+
+    def opened(self) -> Any:
+        """The file, to be read from any place in it."""
+        return self._ask(lambda fs: fs.open_input_file(self.inside))
+
+    def read_bytes(self) -> bytes:
+        def content(fs: FileSystem) -> bytes:
+            with fs.open_input_stream(self.inside) as stream:
+                return bytes(stream.read())
+
+        return cast("bytes", self._ask(content))
+
+    def read_text(self, encoding: str = "utf-8") -> str:
+        return self.read_bytes().decode(encoding)
+
+    def glob(self, pattern: str) -> Iterator[StorePath]:
+        """What lies in this folder, or in those in it, under names that match."""
+        first, _, rest = pattern.partition("/")
+        for path in self._listing:
+            if fnmatchcase(path.name, first):
+                yield from path.glob(rest) if rest else (path,)
+
+    @cached_property
+    def _listing(self) -> tuple[StorePath, ...]:
+        from pyarrow.fs import FileSelector
+
+        selected = FileSelector(self.inside, allow_not_found=True)
+        found: list[FileInfo] = self._ask(lambda fs: fs.get_file_info(selected))
+        return tuple(StorePath(self.scheme, f"{self.key}/{info.base_name}", _status(info)) for info in found)
+
+    @cached_property
+    def _kind(self) -> str:
+        return str(self._ask(lambda fs: fs.get_file_info(self.inside)).type.name) if self.status is None else "File"
+
+    def _ask(self, what: Callable[[FileSystem], Any]) -> Any:
+        with asking(self):
+            return what(self.file_system)
+
+
+@contextmanager
+def asking(path: object) -> Iterator[None]:
+    """Inside, what a store does not answer within the limits is a `StoreError`; files of this machine fail as ever."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, MismatchError) or not isinstance(path, StorePath):
+            raise
+        needs = _CREDENTIALS.get(path.scheme, "")
+        hint = f" What it may need: {needs}." if needs else ""
+        raise StoreError(
+            f"{path} could not be read ({first_line(error)}).{hint} Try again with the same line."
+        ) from error
+
+
+@contextmanager
+def decoding(path: object) -> Iterator[None]:
+    """Inside a file is decoded: an `OSError` is the file's own fault, and a `StoreError` if its bytes do not come."""
+    try:
+        yield
+    except OSError:
+        if isinstance(path, StorePath):
+            path.read_bytes()
+        raise
+
+
+@cache
+def file_system(scheme: str, bucket: str) -> FileSystem:
+    """The file system of a scheme, as it is for one bucket; a `MismatchError` where its package is not installed."""
+    import pyarrow.fs as fs
+
+    if scheme == "s3":
+        again = fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS)
+        return fs.S3FileSystem(
+            retry_strategy=again, connect_timeout=_CONNECT, request_timeout=_ANSWER, **_of_bucket(bucket)
+        )
+    if scheme in _BUCKETS:
+        return fs.GcsFileSystem(retry_time_limit=_AGAIN)
+    if scheme in _AZURE:
+        return fs.FileSystem.from_uri(f"{scheme}://{bucket}/")[0]
+    try:
+        import fsspec
+
+        found, _ = fsspec.core.url_to_fs(f"{scheme}://{bucket}")
+    except (ImportError, ValueError) as error:
+        raise MismatchError(
+            f"{scheme}:// is read with fsspec and the package of that scheme, such as huggingface_hub for hf:// "
+            f"({first_line(error)}). Install them with: pip install fsspec"
+        ) from error
+    return fs.PyFileSystem(fs.FSSpecHandler(found))
+
+
+def _of_bucket(bucket: str) -> dict[str, str]:
+    """Where a bucket of S3 lies: at an endpoint of one's own, in the region that is set, else where Amazon says."""
+    import pyarrow.fs as fs
+
+    if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
+        scheme, _, host = endpoint.rpartition("://")
+        return {"endpoint_override": host.rstrip("/"), "scheme": scheme or "https"}
+    if region := os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
+        return {"region": region}
+    return {"region": fs.resolve_s3_region(bucket)}
+
+
+def _status(info: FileInfo) -> Status | None:
+    return Status(info.size, info.mtime_ns or 0) if info.is_file else None

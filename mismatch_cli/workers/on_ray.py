@@ -1,0 +1,168 @@
+"""A Ray cluster: a task for each portion and for each group of the tree; whatever dies is done again elsewhere.
+
+The driver holds references, and of what is found the root alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import Any
+
+from mismatch_cli import trust_regions
+from mismatch_cli.errors import MismatchError, first_line
+from mismatch_cli.extras import require
+from mismatch_cli.trace.reader import Trace
+from mismatch_cli.workers import RAY, Workers
+from mismatch_cli.workers.cache import Cache
+from mismatch_cli.workers.executor import Executor
+from mismatch_cli.workers.leaf import Leaf, Progress, read_portion
+from mismatch_cli.workers.portions import Part, Pass, Portion
+from mismatch_cli.workers.reduction import Reduction
+
+_WAITING = 4  # portions per CPU of the cluster that are read, or wait for one
+_ATTEMPTS = 3
+_NO_MEMORY = (
+    "The memory of a node ran out, and again when it was tried again. Start it for fewer CPUs: ray start --num-cpus N"
+)
+
+
+class _OnRay(Executor):
+    def __init__(self, workers: Workers, traces: Sequence[Trace]) -> None:
+        import ray
+
+        super().__init__(traces, workers)
+        self.portions = [portion.absolute() for portion in self.portions]
+        self._window = _WAITING * max(1, int(ray.cluster_resources().get("CPU", 1)))
+        how: dict[str, Any] = {"num_cpus": 1, "max_retries": _ATTEMPTS, "retry_exceptions": [OSError]}
+        self._read: Any = ray.remote(**how, num_returns=2, scheduling_strategy="SPREAD")(_read_there)
+        self._combine: Any = ray.remote(**how)(_combined)
+
+    def reduced(
+        self,
+        asked: Sequence[Portion],
+        pass_over: Callable[[Portion], Pass[Part]],
+        on_responses: Progress = lambda _: None,
+        on_parts: Callable[[Iterator[Part]], None] | None = None,  # noqa: ARG002 - parts do not pass here
+    ) -> Part:
+        import ray
+
+        tree: Reduction[Any] = Reduction(lambda: _References(self._combine))
+        waiting: dict[Any, Portion] = {}
+        how = (version("mismatch-cli"), self.cache, self.skip_broken)
+        with _in_words():
+            for portion in asked:
+                if len(waiting) >= self._window:
+                    self._take(waiting, on_responses)
+                question = pass_over(portion)
+                texts = {str(path): trust_regions.text_of(path) for path in getattr(question, "files", ())}
+                facts, part = self._read.remote(question, portion, *how, texts)
+                waiting[facts] = portion
+                tree.add(part)
+            while waiting:
+                self._take(waiting, on_responses)
+            found: Part = pickle.loads(ray.get(tree.result()))
+            return found
+
+    def _take(self, waiting: dict[Any, Portion], on_responses: Progress) -> None:
+        """Wait until a portion is read."""
+        import ray
+
+        (done, *_), _ = ray.wait(list(waiting), num_returns=1)
+        portion, leaf = waiting.pop(done), ray.get(done)
+        self.took(portion, leaf)
+        on_responses(leaf.responses)
+
+
+class _References:
+    """A group of the tree: references, which a task of the cluster merges."""
+
+    def __init__(self, combine: Any) -> None:
+        self._nodes: list[Any] = []
+        self._combine = combine
+
+    def take(self, node: Any) -> None:
+        self._nodes.append(node)
+
+    def merged(self) -> Any:
+        return self._nodes[0] if len(self._nodes) == 1 else self._combine.remote(*self._nodes)
+
+
+def _read_there(
+    asked: Pass[Any], portion: Portion, expected: str, cache: Cache | None, skip_broken: bool, texts: dict[str, str]
+) -> tuple[Leaf[Any], bytes]:
+    """On a node: the facts about a portion, which travel to the driver, and what is found; `texts` are users' files."""
+    if (installed := version("mismatch-cli")) != expected:
+        raise MismatchError(
+            f"A node of the cluster has mismatch-cli {installed}, here is {expected}. Install the same on every node."
+        )
+    trust_regions.bring(texts)
+    leaf = read_portion(asked, portion, cache, skip_broken=skip_broken)
+    return Leaf(None, leaf.responses, leaf.broken), pickle.dumps(leaf.part, pickle.HIGHEST_PROTOCOL)
+
+
+def _combined(first: bytes, *others: bytes) -> bytes:
+    """Merged from left to right, one at a time."""
+    total = pickle.loads(first)
+    for other in others:
+        total.merge(pickle.loads(other))
+    return pickle.dumps(total, pickle.HIGHEST_PROTOCOL)
+
+
+@contextmanager
+def cluster(workers: Workers, traces: Sequence[Trace]) -> Iterator[Executor]:
+    """Whoever reads on a cluster, until the end of the block."""
+    require("ray", f"--workers {workers.who}")
+    with connected(str(workers.who)):
+        yield _OnRay(workers, traces)
+
+
+@contextmanager
+def connected(address: str) -> Iterator[Any]:
+    """A cluster that is there, as `ray://HOST:PORT`, RAY_ADDRESS or on this machine; else one of this machine."""
+    import ray
+
+    ours = not ray.is_initialized()
+    if ours:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        try:
+            with warnings.catch_warnings(action="ignore"):  # the error below says it
+                ray.init(None if address == RAY else address, log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, OSError, ValueError, RuntimeError) as error:
+            raise MismatchError(
+                f"No Ray cluster answers at {os.environ.get('RAY_ADDRESS', address)} ({first_line(error)}). Start "
+                "one with: ray start --head"
+            ) from error
+    try:
+        yield ray
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+@contextmanager
+def _in_words() -> Iterator[None]:
+    """What a task says, as it would be said here."""
+    from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
+
+    try:
+        yield
+    except RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, MismatchError):
+            raise cause from None
+        if isinstance(cause, MemoryError):
+            raise MismatchError(_NO_MEMORY) from error
+        raise MismatchError(f"A task of the cluster failed: {type(cause).__name__}: {first_line(cause)}.") from error
+    except OutOfMemoryError as error:
+        raise MismatchError(_NO_MEMORY) from error
+    except RayError as error:
+        raise MismatchError(
+            f"The cluster failed {_ATTEMPTS + 1} times at one task ({first_line(error)}). Look at its nodes with: "
+            "ray status"
+        ) from error

@@ -1,0 +1,34 @@
+"""A pass over traces by whoever was asked to read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+from mismatch_cli.trace.reader import Trace
+from mismatch_cli.workers import Workers
+from mismatch_cli.workers.executor import Executor, InThisProcess
+from mismatch_cli.workers.leaf import Progress
+from mismatch_cli.workers.portions import Part, Pass
+
+
+def executor(workers: Workers, traces: Sequence[Trace]) -> AbstractContextManager[Executor]:
+    """As was asked for; this process, where one portion or one worker is all there is."""
+    if isinstance(workers.who, str):
+        from mismatch_cli.workers.on_ray import cluster
+
+        return cluster(workers, traces)
+    alone = InThisProcess(traces, workers)
+    if min(workers.who, len(alone.portions)) <= 1:
+        return nullcontext(alone)
+    from mismatch_cli.workers.processes import processes
+
+    return processes(workers, traces)
+
+
+def read_through(
+    traces: Sequence[Trace], asked: Pass[Part], workers: Workers, on_responses: Progress = lambda _: None
+) -> Part:
+    """What one pass finds in some traces."""
+    with executor(workers, traces) as reader:
+        return reader.reduced(reader.portions, lambda _: asked, on_responses)

@@ -1,0 +1,77 @@
+"""How parts become one: a tree whose shape follows from their number, so that float sums have the same bits anywhere.
+
+Sixteen parts that lie behind each other are merged from left to right, sixteen of what comes of it again, and so on;
+the last group of a level may be smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Generic, Protocol, TypeVar
+
+from mismatch_cli.workers.portions import Part
+
+FAN_IN = 16  # changing it changes the last digits of traces with more portions
+
+Node = TypeVar("Node")
+
+
+class Group(Protocol[Node]):
+    """Up to `FAN_IN` nodes that lie behind each other, on their way to be one."""
+
+    def take(self, node: Node) -> None:
+        """The next of them."""
+
+    def merged(self) -> Node:
+        """The node of the level above."""
+
+
+class Reduction(Generic[Node]):
+    """The tree while its leaves come in, in order: of each level the group that is not full yet."""
+
+    def __init__(self, group: Callable[[], Group[Node]]) -> None:
+        self._group = group
+        self._levels: list[tuple[Group[Node] | None, int]] = []
+
+    def add(self, node: Node, level: int = 0) -> None:
+        """The next leaf, or the next node of a higher level."""
+        if level == len(self._levels):
+            self._levels.append((None, 0))
+        group, size = self._levels[level]
+        group = group or self._group()
+        group.take(node)
+        self._levels[level] = (None, 0) if size + 1 == FAN_IN else (group, size + 1)
+        if size + 1 == FAN_IN:
+            self.add(group.merged(), level + 1)
+
+    def nodes(self) -> Iterator[Node]:
+        """What has come together so far, the smallest first."""
+        return (group.merged() for group, _ in self._levels if group is not None)
+
+    def result(self) -> Node:
+        """The root: what is left of a level is the last node of the one above. There has to be a leaf."""
+        below: Node | None = None
+        for group, _ in self._levels:
+            if group is not None:
+                if below is not None:
+                    group.take(below)
+                below = group.merged()
+        assert below is not None
+        return below
+
+
+class Parts(Generic[Part]):
+    """A group in this process: merged as they come, so that one part of each level is held."""
+
+    def __init__(self) -> None:
+        self._merged: Part | None = None
+
+    def take(self, node: Part) -> None:
+        if self._merged is None:
+            self._merged = node
+        else:
+            self._merged.merge(node)
+
+    def merged(self) -> Part:
+        assert self._merged is not None
+        return self._merged

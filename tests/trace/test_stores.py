@@ -1,0 +1,225 @@
+"""Traces on a local S3 server (moto), which is slow or busy at times, and on a file system of fsspec."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mismatch_cli.cli import run
+from mismatch_cli.trace import stores
+from tests.studies.compared import FLOAT32, write_rows
+
+BUSY = b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+
+
+class Store:
+    """moto's S3 behind a door that counts requests and answers some of them with 503."""
+
+    def __init__(self) -> None:
+        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+        from werkzeug.serving import make_server
+
+        self.busy, self.busy_with = 0, ""  # how often a request for such a file is refused before it is answered
+        self.on_put: Callable[[str], None] = lambda _: None
+        self.requests: Counter[tuple[str, str]] = Counter()
+        self._app = DomainDispatcherApplication(create_backend_app)
+        self._server = make_server("127.0.0.1", 0, self._at_the_door, threaded=True)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def _at_the_door(self, environ: dict[str, Any], start_response: Any) -> Any:
+        asked = (environ["REQUEST_METHOD"], environ["PATH_INFO"] + "?" + environ.get("QUERY_STRING", ""))
+        key = (*asked, environ.get("HTTP_RANGE", ""))
+        self.requests[key] += 1
+        if self.requests[key] <= self.busy and self.busy_with in asked[1]:
+            start_response("503 Slow Down", [("Content-Type", "application/xml"), ("Content-Length", str(len(BUSY)))])
+            return [BUSY]
+        if (asked[0] == "PUT" and "partNumber=1" in asked[1]) or (asked[0] == "PUT" and "partNumber" not in asked[1]):
+            self.on_put(environ["PATH_INFO"])
+        return self._app(environ, start_response)
+
+    def close(self) -> None:
+        self._server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[Store]:
+    with pytest.MonkeyPatch.context() as patch:
+        served = Store()
+        patch.setenv("AWS_ENDPOINT_URL", served.url)
+        patch.setenv("AWS_ACCESS_KEY_ID", "key")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        import boto3
+
+        stores.file_system.cache_clear()
+        boto3.client("s3", endpoint_url=served.url, region_name="us-east-1").create_bucket(Bucket="bucket")
+        yield served
+        served.close()
+        stores.file_system.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.studies.compared import rows_of
+
+    return write_rows(tmp_path_factory.mktemp("stores") / "trace", rows_of(FLOAT32)[:36], FLOAT32, shards=6)
+
+
+@pytest.fixture(scope="module")
+def url(store: Store, trace: Path) -> str:
+    """The same trace on the store, put there file by file."""
+    fs = stores.file_system("s3", "bucket")
+    for path in trace.iterdir():
+        with fs.open_output_stream(f"bucket/runs/a/trace/{path.name}") as file:
+            file.write(path.read_bytes())
+    return "s3://bucket/runs/a"
+
+
+@pytest.fixture(autouse=True)
+def fresh(store: Store) -> None:
+    stores.forget()
+    store.busy, store.busy_with = 0, ""
+    store.requests.clear()
+
+
+def numbers(capsys: pytest.CaptureFixture[str], *typed: str) -> Any:
+    assert run([*typed, "--json", "--quiet"]) == 0, capsys.readouterr().err
+    found = json.loads(capsys.readouterr().out)
+    return {name: value for name, value in found.items() if name not in ("traces", "suspects", "skipped")}
+
+
+READING = (["report"], ["clipstats"], ["diagnose"], ["gate", "--limits", "slime"], ["report", "--as", "all"])
+
+
+def test_a_trace_on_a_store_is_read_like_any_other(url, trace, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for command, *flags in READING:
+        assert numbers(capsys, command, url, *flags) == numbers(capsys, command, str(trace), *flags), command
+    assert run(["compare", url, str(trace), "--json", "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out)["comparisons"][0]["shared_responses"] == 36
+    assert run(["report", url]) == 0
+    assert url in capsys.readouterr().out.replace("\n", "")
+    assert list(tmp_path.glob("*/report.html"))
+
+
+def test_the_library_opens_it(url, trace):
+    import mismatch_cli
+
+    there, here = mismatch_cli.open(url), mismatch_cli.open(trace)
+    assert there.metrics.equals(here.metrics) and there.tokens.equals(here.tokens)
+
+
+def test_workers_read_it_and_the_cache_knows_it(url, trace, capsys, tmp_path, store, monkeypatch):
+    from mismatch_cli.workers import portions
+
+    monkeypatch.setattr(portions, "PORTION_BYTES", 1)
+    expected = numbers(capsys, "report", str(trace))
+    cached = ["--workers", "2", "--cache", str(tmp_path / "cache")]
+    assert numbers(capsys, "report", url, *cached) == expected
+    store.requests.clear()
+    assert numbers(capsys, "report", url, "--cache", str(tmp_path / "cache")) == expected
+    pages = [key for key in store.requests if "shard-" in key[1] and key[2]]
+    assert len(pages) <= 6  # a footer each
+
+
+def test_it_is_listed_once(url, store, capsys):
+    numbers(capsys, "report", url)
+    lists = [key for key in store.requests if "list-type=2" in key[1] and "runs%2Fa%2Ftrace%2F" in key[1]]
+    assert sum(store.requests[key] for key in lists if "max-keys=1&" not in key[1]) == 1, lists
+
+
+def test_a_store_that_is_busy_is_asked_again(url, trace, store, capsys):
+    store.busy, store.busy_with = 1, "shard-00002"
+    assert numbers(capsys, "report", url) == numbers(capsys, "report", str(trace))
+    assert max(store.requests.values()) >= 2
+
+
+def test_what_a_store_says_in_the_end_is_one_sentence(url, store, capsys, monkeypatch):
+    assert run(["report", "s3://bucket/runs/nothing"]) == 1
+    assert "s3://bucket/runs/nothing does not exist" in capsys.readouterr().err
+    monkeypatch.setattr(stores, "ATTEMPTS", 2)
+    stores.file_system.cache_clear()
+    store.busy = 10**6
+    assert run(["report", url, "--skip-broken"]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "could not be read" in said and "AWS_" in said
+    stores.file_system.cache_clear()
+
+
+def test_a_damaged_shard_on_a_store_is_named_and_skipped(store, trace, capsys):
+    fs = stores.file_system("s3", "bucket")
+    for path in trace.iterdir():
+        content = path.read_bytes()
+        if path.name == "shard-00003.parquet":
+            content = content[:100] + bytes(2000) + content[2100:]
+        with fs.open_output_stream(f"bucket/broken/trace/{path.name}") as file:
+            file.write(content)
+    assert run(["report", "s3://bucket/broken", "--json"]) == 1
+    assert "s3://bucket/broken/trace/shard-00003.parquet is damaged" in capsys.readouterr().err
+    found = numbers(capsys, "report", "s3://bucket/broken", "--skip-broken")
+    assert list(found["about"]["partial"][0]["broken_shards"]) == ["shard-00003.parquet"]
+
+
+def test_what_file_systems_call_a_place():
+    from pyarrow.fs import FileSystem
+
+    url = "abfs://box@account.dfs.core.windows.net/runs/a"
+    for name, inside in ((url, FileSystem.from_uri(url)[1]), ("hf://datasets/me/runs/a", "datasets/me/runs/a"),
+                         ("s3://bucket/a/", "bucket/a"), ("gs:/bucket/a", "bucket/a")):  # fmt: skip
+        place = stores.located(Path(name))
+        assert isinstance(place, stores.StorePath) and place.inside == inside
+    assert stores.located(Path("file:///tmp/x")) == Path("/tmp/x")
+    assert stores.located(Path("runs/a")) == Path("runs/a")
+
+
+def test_any_file_system_of_fsspec(trace, capsys):
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    memory.put(f"{trace}/", "/runs/b/", recursive=True)
+    assert numbers(capsys, "report", "memory://runs/b") == numbers(capsys, "report", str(trace))
+    assert run(["report", "nowhere://runs/b"]) == 1
+    assert "pip install fsspec" in capsys.readouterr().err
+
+
+def test_a_run_is_uploaded_with_its_manifest_last(store, trace, capsys, tmp_path):
+    shutil.copytree(trace, tmp_path / "run/trace")
+    (tmp_path / "run/trace/.lock").touch()
+    put: list[str] = []
+    store.on_put = put.append
+    assert run(["upload", str(tmp_path / "run"), "s3://bucket/up/loaded", "--quiet"]) == 0, capsys.readouterr().err
+    assert put[-1].endswith("trace/manifest.json") and len(put) == 8 and not any(".lock" in path for path in put)
+    assert numbers(capsys, "report", "s3://bucket/up/loaded") == numbers(capsys, "report", str(trace))
+    assert run(["upload", str(tmp_path / "run"), "s3://bucket/up/loaded"]) == 1
+    assert "already there" in capsys.readouterr().err
+    (tmp_path / "run/trace/shard-00005.parquet").unlink()
+    assert run(["upload", str(tmp_path / "run"), "s3://bucket/up/loaded", "--force", "--quiet"]) == 0
+    stores.forget()
+    found = stores.located(Path("s3://bucket/up/loaded/trace"))
+    assert sorted(path.name for path in found.glob("shard-*")) == [f"shard-{n:05d}.parquet" for n in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["upload", "nothing", "s3://bucket/x"], "nothing does not exist"),
+        (["upload", "empty", "s3://bucket/x"], "holds no trace"),
+        (["upload", "empty", "folder"], "is no place on a store"),
+        (["report", "--output", "s3://bucket/x"], "mismatch-cli upload"),
+        (["import", "s3://bucket/x"], "Copy it to this machine"),
+    ],
+)
+def test_what_does_not_go_to_or_come_from_a_store(typed, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    assert run(typed) in (1, 2)
+    assert said in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
