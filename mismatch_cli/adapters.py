@@ -209,13 +209,15 @@ class Merged:
         self.learning = model
 
     def state_dict(self) -> Mapping[str, torch.Tensor]:
+        from mismatch_cli.sharding import whole
+
         state = {
             _WRAPPED.sub("", name): value for name, value in self.learning.state_dict().items() if ".lora_" not in name
         }
         for name, layer in self.learning.named_modules():
             if hasattr(layer, "lora_A"):
                 key = f"{_WRAPPED.sub('', name)}.{getattr(layer, 'parameter_name', 'weight')}"
-                weight, delta = state[key], layer.get_delta_weight("default").detach()
+                weight, delta = whole(state[key]), whole(layer.get_delta_weight("default").detach())
                 state[key] = (weight.float() + delta.float()).to(weight.dtype)
         return state
 

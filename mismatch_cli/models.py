@@ -19,13 +19,19 @@ from mismatch_cli.torch_settings import DTYPES, prepare_imports
 if TYPE_CHECKING:
     import torch
 
+    from mismatch_cli.sharding import Sharding
+
 _PLACED_BY_ACCELERATE = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 def load_causal_lm(
-    model: str, dtype: str = "auto", attn_implementation: str | None = None, device_map: str | None = None
+    model: str,
+    dtype: str = "auto",
+    attn_implementation: str | None = None,
+    device_map: str | None = None,
+    sharding: Sharding | None = None,
 ) -> Any:
-    """Load a causal LM in eval mode.
+    """Load a causal LM in eval mode, whole or spread over the ranks.
 
     `dtype` "auto" is the checkpoint's own; without a device map the model goes to CUDA if there is one. No attention
     implementation is transformers' choice, or "eager" where that leaves out what the model asks for.
@@ -43,10 +49,15 @@ def load_causal_lm(
     if device is None:
         options["device_map"] = device_map
     try:
-        loaded, info = _from_pretrained(model, options)
-        loaded = loaded if device is None else loaded.to(device)
+        if sharding is not None:
+            loaded, info = _spread(model, options, sharding)
+        else:
+            loaded, info = _from_pretrained(model, options)
+            loaded = loaded if device is None else loaded.to(device)
         if attn_implementation is None and attention_facts(loaded):
             loaded.set_attn_implementation(SAFE)
+    except MismatchError:
+        raise
     except Exception as error:  # a foreign library: a damaged checkpoint fails in as many ways as there are formats
         raise MismatchError(_why(model, error)) from error
     _check_complete(model, info)
@@ -103,6 +114,22 @@ def _from_pretrained(model: str, options: dict[str, Any]) -> tuple[Any, dict[str
         return loaded, info
 
 
+def _spread(model: str, options: dict[str, Any], sharding: Sharding) -> tuple[Any, dict[str, Any]]:
+    """Each rank reads its own part of the weights."""
+    import torch
+
+    from mismatch_cli.sharding import add_plan, prepared
+
+    config, dtype = load_config(model), options["dtype"]
+    computes = config.dtype if dtype == "auto" else getattr(torch, dtype)
+    if computes is None:
+        raise MismatchError(f"{model} does not say in which dtype it was saved. Name one with --trainer-dtype.")
+    add_plan(config, model)
+    with sharding.policy(computes):
+        loaded, info = _from_pretrained(model, options | sharding.options(config, dtype))
+    return prepared(loaded, sharding, computes), info
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """No progress bar and no table of missing weights: those are an error here, with a sentence of its own."""
@@ -144,6 +171,25 @@ def _check_complete(model: str, info: dict[str, Any]) -> None:
         )
 
 
+def checkpoint_layers(model: Any) -> None:
+    """Keep of each layer only what enters it, and compute the rest again for its gradients: memory for time.
+
+    Only layers are told that they train: dropout stays off.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    try:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    except ValueError as error:
+        raise MismatchError(
+            f"{type(model).__name__} cannot compute its layers again ({first_line(error)}) "
+            "Leave --gradient-checkpointing out."
+        ) from error
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            layer.training = True
+
+
 def saved_state(model: Any) -> Mapping[str, torch.Tensor]:
     """The weights of a Hugging Face model, or of one with an adapter added, under the names that its folder has.
 
@@ -151,8 +197,13 @@ def saved_state(model: Any) -> Mapping[str, torch.Tensor]:
     """
     from transformers.core_model_loading import revert_weight_conversion
 
-    state: Mapping[str, torch.Tensor] = revert_weight_conversion(getattr(model, "learning", model), model.state_dict())
-    return state
+    from mismatch_cli.sharding import is_spread, whole_state
+
+    learning, state = getattr(model, "learning", model), whole_state(model)
+    if is_spread(learning) and not learning._weight_conversions:
+        return state  # each made whole only when it is asked for
+    saved: Mapping[str, torch.Tensor] = revert_weight_conversion(learning, dict(state))
+    return saved
 
 
 def load_tokenizer(model: str) -> Any:

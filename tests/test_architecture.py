@@ -51,8 +51,8 @@ FLOORS = [
     {"policies"},
     {"divergences"},
     {"models", "adapters", "options"},
-    {"arrays", "sampling", "batch", "text", "numbers", "registry", "torch_settings", "memory", "attention"},
-    {"custom_code", "places", "extras"},
+    {"arrays", "sampling", "batch", "text", "numbers", "registry", "torch_settings", "memory", "attention", "sharding"},
+    {"custom_code", "places", "extras", "ranks"},
     {"errors"},
     {"subprocess_site"},
 ]

@@ -13,6 +13,7 @@ from mismatch_cli.engines import EngineSettings, Request, Sink
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.models import load_causal_lm
 from mismatch_cli.sampling import SamplingSettings
+from mismatch_cli.sharding import whole_state
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,7 +91,7 @@ class HfEngine:
         return rollouts
 
     def load_weights(self, model: Any) -> None:
-        self._model.load_state_dict(model.state_dict())
+        self._model.load_state_dict(whole_state(model))
 
     def describe(self) -> dict[str, Any]:
         import transformers

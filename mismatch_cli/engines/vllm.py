@@ -281,10 +281,9 @@ def take_over(llm: Any, model: Any) -> None:
     """Give the engine the weights of a Hugging Face model, or of one with an adapter added."""
     # A tied head is named too, though folders leave it out: without it vLLM on CPU goes on with its packed copy of the
     # old head, without a word. Gemma has no such name in vLLM.
-    weights = saved_state(model)
-    if not all(llm.apply_model(_has_head)):
-        weights = {name: weight for name, weight in weights.items() if not name.endswith("lm_head.weight")}
-    llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights.items())})
+    weights, headless = saved_state(model), not all(llm.apply_model(_has_head))
+    named = ((name, weights[name]) for name in weights if not (headless and name.endswith("lm_head.weight")))
+    llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named})
     if llm.llm_engine.vllm_config.device_config.device_type == "cpu":
         llm.apply_model(_repack_experts)
 

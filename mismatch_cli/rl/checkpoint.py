@@ -1,50 +1,170 @@
-"""Checkpoints: a folder that is there whole or not at all, and a run folder cut back to one."""
+"""Checkpoints: a folder that is there whole or not at all, written by all ranks and read by any number of them.
+
+Tensors lie in safetensors files, one of each rank's parts (torch's distributed checkpoints); what is no tensor lies in
+`state.json`, which is written last and lists them. Checkpoints of earlier versions, one `state.pt` each, are read too.
+"""
+
+from __future__ import annotations
 
 import json
+import logging
 import shutil
-from collections.abc import Callable
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.trace.files import replacing_folder, write_atomically
+from mismatch_cli.ranks import ALONE, World
+from mismatch_cli.sharding import fill
+from mismatch_cli.trace.files import could_not_write, replacing_folder, write_atomically
 
 METRICS_FILE = "metrics.jsonl"
 _KEPT = 2
-_STATE, _NAMES = "state.pt", "step-" + 6 * "[0-9]"
+_STATE, _TENSORS, _NAMES = "state.json", "state", "step-" + 6 * "[0-9]"
+_EARLIER = "state.pt"
 
 
 def save_checkpoint(
-    run_folder: Path, step: int, state: dict[str, Any], beside: Callable[[Path], None] = lambda _: None
+    run_folder: Path,
+    step: int,
+    tensors: Mapping[str, Tensor],
+    facts: Mapping[str, Any],
+    beside: Callable[[Path], None] = lambda _: None,
+    world: World = ALONE,
 ) -> None:
-    """Write `checkpoints/step-N` under another name and rename it; the two newest are kept.
+    """Write `checkpoints/step-N` under another name and rename it; the two newest are kept. Every rank calls it.
 
-    `beside` may write more into the folder, before the state that makes it a checkpoint.
+    `facts` are what JSON can hold. `beside` may write more into the folder, on the first rank.
     """
-    with replacing_folder(run_folder / "checkpoints" / f"step-{step:06d}") as temporary:
-        beside(temporary)
-        torch.save(state | {"step": step}, temporary / _STATE)
-    for old in _checkpoints(run_folder)[:-_KEPT]:
-        shutil.rmtree(old)
+    folder = run_folder / "checkpoints" / f"step-{step:06d}"
+    with _shared(folder, world) as temporary:
+        _write_tensors(tensors, temporary / _TENSORS, folder, world)
+        if world.first:
+            beside(temporary)
+            files = {path.name: path.stat().st_size for path in sorted((temporary / _TENSORS).iterdir())}
+            state = {"step": step, "ranks": world.size, "files": files, **facts}
+            (temporary / _STATE).write_text(json.dumps(state), encoding="utf-8")
+    if world.first:
+        for old in _checkpoints(run_folder)[:-_KEPT]:
+            shutil.rmtree(old)
 
 
-def latest_checkpoint(run_folder: Path) -> dict[str, Any] | None:
-    """The state of the newest checkpoint; None where there is none."""
+@contextmanager
+def _shared(folder: Path, world: World) -> Iterator[Path]:
+    """A folder under another name that the first rank makes, and renames when all have written into it."""
+    if not world.first:
+        yield Path(world.told(""))
+        world.barrier()
+        return
+    with replacing_folder(folder) as temporary:
+        yield Path(world.told(str(temporary)))
+        world.barrier()
+
+
+def _write_tensors(tensors: Mapping[str, Tensor], into: Path, folder: Path, world: World) -> None:
+    from torch.distributed import checkpoint as dcp
+
+    writer = dcp.HuggingFaceStorageWriter(str(into), save_distributed=True)
+    try:
+        with _quiet():
+            dcp.save(dict(tensors), storage_writer=writer, no_dist=world.size == 1)
+    except Exception as error:  # of any rank: it has an error of its own, which wraps the disk's
+        raise could_not_write(folder, error) from error
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One that is whole: its facts, and `load`, which fills tensors of the same names in place."""
+
+    folder: Path
+    facts: dict[str, Any]
+    load: Callable[[Mapping[str, Tensor]], None]
+
+    @property
+    def step(self) -> int:
+        return int(self.facts["step"])
+
+
+def latest_checkpoint(run_folder: Path, world: World = ALONE) -> Checkpoint | None:
+    """The newest checkpoint; None where there is none, a `MismatchError` for one that is damaged."""
     found = _checkpoints(run_folder)
     if not found:
         return None
+    how = "Delete it, and --resume goes on from the one before."
+    if len(found) < 2:
+        how = "Start anew in another --output."
+    damaged = MismatchError(f"{found[-1]} is damaged. {how}")
+    if (found[-1] / _EARLIER).is_file():
+        return _earlier(found[-1], damaged)
+    folder = found[-1] / _TENSORS
     try:
-        state: dict[str, Any] = torch.load(found[-1] / _STATE, map_location="cpu", weights_only=True)
+        facts = json.loads((found[-1] / _STATE).read_text(encoding="utf-8"))
+        sizes = {name: (folder / name).stat().st_size for name in facts["files"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise damaged from error
+    if sizes != facts["files"]:
+        raise damaged
+
+    def load(tensors: Mapping[str, Tensor]) -> None:
+        from torch.distributed import checkpoint as dcp
+
+        reader = dcp.HuggingFaceStorageReader(str(folder))
+        try:
+            with _quiet():
+                dcp.load(dict(tensors), storage_reader=reader, no_dist=world.size == 1)
+        except Exception as error:  # safetensors' and torch's own errors have no common class
+            raise damaged from error
+
+    return Checkpoint(found[-1], facts, load)
+
+
+def _earlier(folder: Path, damaged: MismatchError) -> Checkpoint:
+    """One that an earlier version wrote: lists of tensors, in the order of the model's parameters."""
+    try:
+        state: dict[str, Any] = torch.load(folder / _EARLIER, map_location="cpu", weights_only=True)
     except Exception as error:  # torch's own errors have no common class
-        how = (
-            "Delete it, and --resume goes on from the one before."
-            if len(found) > 1
-            else "Start anew in another --output."
-        )
-        raise MismatchError(f"{found[-1]} is damaged. {how}") from error
-    return state
+        raise damaged from error
+    learner, sync = state["learner"], state["sync"]
+    moments = learner["optimizer"]["state"]
+    kept: dict[str, list[Tensor]] = {"weight": learner["masters"], "before": sync["before"] or []}
+    kept |= {kind: [moments[i][kind] for i in sorted(moments)] for kind in ("exp_avg", "exp_avg_sq")}
+
+    def load(tensors: Mapping[str, Tensor]) -> None:
+        wanted: dict[str, list[Tensor]] = defaultdict(list)
+        for name, tensor in tensors.items():
+            wanted[name.partition(".")[0]].append(tensor)
+        for kind, found in wanted.items():
+            for tensor, saved in zip(found, kept[kind], strict=True):
+                fill(tensor, saved)
+
+    facts = {
+        "step": int(state["step"]),
+        "learner": {"version": learner["version"], "loss_scale": learner["loss_scale"]},
+        "sync": {"before": sync["before"] is not None, "age": sync["age"], "gap": sync["gap"]},
+        "judge": state["judge"],
+    }
+    return Checkpoint(folder, facts, load)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch says to one process that it is one, at every checkpoint."""
+    logger = logging.getLogger("torch.distributed.checkpoint")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
 
 
 def cut_back(run_folder: Path, step: int) -> None:
@@ -68,7 +188,8 @@ def last_step(run_folder: Path) -> int:
 
 def _checkpoints(run_folder: Path) -> list[Path]:
     """Those that are whole, in order; a copy under a name of the user's is not one that may be removed."""
-    return sorted(path for path in (run_folder / "checkpoints").glob(_NAMES) if (path / _STATE).is_file())
+    found = (run_folder / "checkpoints").glob(_NAMES)
+    return sorted(path for path in found if (path / _STATE).is_file() or (path / _EARLIER).is_file())
 
 
 def _step_of(line: str) -> float:

@@ -18,10 +18,13 @@ from mismatch_cli.algorithms.algorithm import Algorithm, coefficient_T, judges_s
 from mismatch_cli.batch import Rollout
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.policies import Policies, TopKLogProbs
+from mismatch_cli.ranks import ALONE, World
 from mismatch_cli.rl.train_config import TrainConfig
 from mismatch_cli.sampling import SamplingSettings
-from mismatch_cli.scoring.policy_gradient import Known, logp_pass, policy_gradient_loss
-from mismatch_cli.scoring.trainer import ScoreRequest, Trainer, micro_batches
+from mismatch_cli.scoring.head import Head
+from mismatch_cli.scoring.policy_gradient import Known, PolicyGradient, logp_pass, policy_gradient_loss
+from mismatch_cli.scoring.trainer import NOTHING, ScoreRequest, Trainer, micro_batches
+from mismatch_cli.sharding import is_spread, padded, sum_replicated, whole
 
 
 @dataclass(frozen=True)
@@ -54,13 +57,22 @@ class NotFiniteError(MismatchError):
 
 
 class Learner:
-    """A Hugging Face model with an optimiser, an algorithm, and the policy-gradient head in tiles."""
+    """A Hugging Face model with an optimiser, an algorithm, and the policy-gradient head in tiles.
 
-    def __init__(self, trainer: Trainer, algorithm: Algorithm, sampling: SamplingSettings, config: TrainConfig) -> None:
+    Where the model is spread over ranks, each rank brings its own responses of a minibatch, and all step together.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        algorithm: Algorithm,
+        sampling: SamplingSettings,
+        config: TrainConfig,
+        world: World = ALONE,
+    ) -> None:
         self.trainer, self.model = trainer, trainer.model
-        self.algorithm, self._sampling, self._config = algorithm, sampling, config
-        output = self.model.get_output_embeddings()
-        self._head = replace(trainer.head, weight_VH=output.weight, bias_V=getattr(output, "bias", None))
+        self.algorithm, self._sampling, self._config, self._world = algorithm, sampling, config, world
+        self._names = [name for name, p in self.model.named_parameters() if p.requires_grad]
         self._weights = [p for p in self.model.parameters() if p.requires_grad]
         self._masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self._weights]
         self.optimizer = torch.optim.AdamW(
@@ -69,29 +81,29 @@ class Learner:
             betas=(config.beta1, config.beta2),
             eps=config.adam_eps,
             weight_decay=config.weight_decay,
+            fused=True if is_spread(self.model) else None,
         )
-        self.loss_scale = LossScale(enabled=self._head.weight_VH.dtype == torch.float16)
+        self.loss_scale = LossScale(enabled=trainer.dtype == torch.float16)
         self.version = 0  # optimiser steps behind the weights
 
     def update(self, samples: Sequence[Sample]) -> Update:
         """One optimiser step; a `NotFiniteError`, and no step, where loss or gradient are not finite."""
         for parameter in (*self._weights, *self._masters):
             parameter.grad = None
-        length_S = np.array([len(s.rollout.response_ids) for s in samples])
-        scale_S = response_scale(self._config.aggregation, length_S, self._config.max_tokens)
+        scale_S = self._scale(np.array([len(s.rollout.response_ids) for s in samples], dtype=np.int64))
         requests = [ScoreRequest(s.rollout.prompt_ids, s.rollout.response_ids, s.rollout.topk_ids_TK) for s in samples]
         seen: list[_Seen] = [_NOTHING_SEEN] * len(samples)
         loss = 0.0
-        for batch in self._micro_batches(requests, samples):
-            members = [samples[i] for i in batch]
-            share, parts = self._accumulate([requests[i] for i in batch], members, scale_S[batch])
+        for learns, batch in self._micro_batches(requests, samples):
+            members = [requests[i] for i in batch], [samples[i] for i in batch]
+            share, parts = self._accumulate(*members, scale_S[batch], learns) if batch else self._keep_up(learns)
             loss += share
             self._collect_gradients()
             for i, part in zip(batch, parts, strict=True):
                 seen[i] = part
-        grad_norm = self._gradient_norm()
+        loss, grad_norm = sum(self._world.gather(loss)), self._gradient_norm()
         finite = bool(np.isfinite(grad_norm))
-        logp, entropy, topk_logp = (list(x) for x in zip(*seen, strict=True))
+        logp, entropy, topk_logp = (list(x) for x in zip(*seen, strict=True)) if seen else ([], [], [])
         update = Update(logp, entropy, grad_norm, finite, topk_logp)
         if not np.isfinite(loss) or (not finite and not self.loss_scale.can_back_off):
             raise NotFiniteError(
@@ -104,35 +116,63 @@ class Learner:
             self._step()
         return update
 
-    def _micro_batches(self, requests: Sequence[ScoreRequest], samples: Sequence[Sample]) -> Iterator[list[int]]:
+    def _scale(self, length_S: np.ndarray) -> np.ndarray:
+        """What the tokens of each response are multiplied with, in view of the whole minibatch."""
+        lengths = self._world.gather(length_S)
+        scale_S = response_scale(self._config.aggregation, np.concatenate(lengths), self._config.max_tokens)
+        first = sum(map(len, lengths[: self._world.rank]))
+        return scale_S[first : first + len(length_S)]
+
+    def _micro_batches(
+        self, requests: Sequence[ScoreRequest], samples: Sequence[Sample]
+    ) -> Iterator[tuple[bool, list[int]]]:
         """Indices, those without an advantage apart: they are looked at, but nothing is learnt from them."""
-        for learning in (True, False):
-            chosen = [i for i, sample in enumerate(samples) if (sample.advantage != 0) == learning]
-            for batch in micro_batches([requests[i] for i in chosen], self._config.token_budget):
-                yield [chosen[i] for i in batch]
+        for learns in (True, False):
+            chosen = [i for i, sample in enumerate(samples) if (sample.advantage != 0) == learns]
+            batches = micro_batches([requests[i] for i in chosen], self._config.token_budget)
+            for batch in padded(batches, self._world):
+                yield learns, [chosen[i] for i in batch]
 
     def _accumulate(
-        self, requests: Sequence[ScoreRequest], samples: Sequence[Sample], scale_S: np.ndarray
+        self, requests: Sequence[ScoreRequest], samples: Sequence[Sample], scale_S: np.ndarray, learns: bool
     ) -> tuple[float, list[_Seen]]:
         """Add the gradient of one micro-batch; answers its loss, and what was seen of each response."""
-        learning = any(s.advantage != 0 for s in samples)
-        with torch.set_grad_enabled(learning):
-            hidden_TH, ids_T = self.trainer.response_rows(requests)
-        judged = _Judged(self.algorithm, requests, samples, scale_S, ids_T)
-        known = None
-        if not judges_single_tokens(self.algorithm):
-            known = logp_pass(hidden_TH, self._head, ids_T, self._sampling, judged.query_ids_TK)
-            judged.look_first(known)
-        with torch.set_grad_enabled(learning):
-            found = policy_gradient_loss(hidden_TH, self._head, ids_T, judged.coefficient, self._sampling, known=known)
-        if learning:
+        judged: _Judged | None = None
+
+        def look(hidden_TH: Tensor, ids_T: Tensor, head: Head) -> tuple[PolicyGradient, Known | None]:
+            nonlocal judged
+            judged, known = _Judged(self.algorithm, requests, samples, scale_S, ids_T), None
+            if not judges_single_tokens(self.algorithm):
+                known = logp_pass(hidden_TH, head, ids_T, self._sampling, judged.query_ids_TK)
+                judged.look_first(known)
+            return policy_gradient_loss(
+                hidden_TH, head, ids_T, judged.coefficient, self._sampling, known=known
+            ), known
+
+        with torch.set_grad_enabled(learns):
+            found, known = self.trainer.look_at(requests, look)
+        if learns:
             (found.loss * self.loss_scale.value).backward()
         lengths = [len(r.response_ids) for r in requests]
         seen_first = found if known is None else known  # what the coefficients were formed from
         parts = [[x.cpu().numpy() for x in side.split(lengths)] for side in (seen_first.logp_N, seen_first.entropy_N)]
-        topk = [None] * len(lengths) if judged.topk_logp_TK is None else judged.topk_logp_TK.cpu().split(lengths)
+        asked = None if judged is None else judged.topk_logp_TK
+        topk = [None] * len(lengths) if asked is None else asked.cpu().split(lengths)
         seen = list(zip(*parts, [x if x is None else x.numpy() for x in topk], strict=True))
         return float(found.loss.detach()), seen
+
+    def _keep_up(self, learns: bool) -> tuple[float, list[_Seen]]:
+        """A pass that adds 0, because other ranks have one more."""
+        with torch.set_grad_enabled(learns):
+            found = self.trainer.look_at(
+                [NOTHING],
+                lambda hidden_TH, ids_T, head: policy_gradient_loss(
+                    hidden_TH, head, ids_T, lambda _, logp_T: torch.zeros_like(logp_T), self._sampling
+                ),
+            )
+        if learns:
+            found.loss.backward()
+        return 0.0, []
 
     def _collect_gradients(self) -> None:
         """Move the gradients of half-precision weights to the masters: their sum over micro-batches is float32."""
@@ -146,9 +186,10 @@ class Learner:
         """Gradients unscaled, and clipped to `max_grad_norm`; answers their norm before the clip."""
         for master in self._masters:
             master.grad = torch.zeros_like(master) if master.grad is None else master.grad
+            sum_replicated(master.grad, self._world)
             if self.loss_scale.enabled:
                 master.grad.div_(self.loss_scale.value)
-        return float(torch.nn.utils.clip_grad_norm_(self._masters, self._config.max_grad_norm))
+        return float(whole(torch.nn.utils.clip_grad_norm_(self._masters, self._config.max_grad_norm)))
 
     def _step(self) -> None:
         """AdamW on the masters, which are then rounded into the weights."""
@@ -159,26 +200,37 @@ class Learner:
                 if weight is not master:
                     weight.copy_(master)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that the next update depends on, besides the settings."""
-        return {
-            "version": self.version,
-            "masters": [master.detach() for master in self._masters],
-            "optimizer": self.optimizer.state_dict(),
-            "loss_scale": self.loss_scale.state_dict(),
-        }
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that the next update depends on, by the weights' names; as they are, not copies."""
+        found = dict(self._named("weight", [master.detach() for master in self._masters]))
+        if self.version:
+            states = [self.optimizer.state[master] for master in self._masters]
+            for kind in _MOMENTS:
+                found |= self._named(kind, [state[kind] for state in states])
+        return found
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.version = state["version"]
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.loss_scale.load_state_dict(state["loss_scale"])
+    def facts(self) -> dict[str, Any]:
+        """What else it depends on, besides the settings."""
+        return {"version": self.version, "loss_scale": self.loss_scale.state_dict()}
+
+    def restore(self, facts: dict[str, Any], load: Callable[[dict[str, Tensor]], None]) -> None:
+        """Go on from `facts()`; `load` fills tensors of these names."""
+        self.version = facts["version"]
+        self.loss_scale.load_state_dict(facts["loss_scale"])
+        for master in self._masters if self.version else ():
+            moments = {kind: torch.zeros_like(master) for kind in _MOMENTS}
+            self.optimizer.state[master] = {"step": torch.tensor(float(self.version)), **moments}
+        load(self.tensors())
         with torch.no_grad():
-            for weight, master, saved in zip(self._weights, self._masters, state["masters"], strict=True):
-                master.copy_(saved)
+            for weight, master in zip(self._weights, self._masters, strict=True):
                 if weight is not master:
-                    weight.copy_(saved)
+                    weight.copy_(master)
+
+    def _named(self, kind: str, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+        return {f"{kind}.{name}": tensor for name, tensor in zip(self._names, tensors, strict=True)}
 
 
+_MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
 _Seen = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # log π, entropy, log π of the top K
 _NOTHING_SEEN: _Seen = (np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.float32), None)
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from mismatch_cli.errors import MismatchError, first_line
+from mismatch_cli.ranks import ALONE, World
 from mismatch_cli.rl.run import Record, Run
-from mismatch_cli.rl.step import Step, step_record, step_table
+from mismatch_cli.rl.step import Step
 from mismatch_cli.rl.train_config import TrainConfig
 from mismatch_cli.tasks.grading import group_mean_advantages
 
@@ -23,20 +24,24 @@ def train(
     stop: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] = lambda _: None,
     on_phase: Callable[[str], None] = lambda _: None,
+    world: World = ALONE,
 ) -> bool:
     """Run the loop, or go on with it; every step is a line of metrics.jsonl before `on_step` hears of it.
 
     `stop` is asked after every step: True saves a checkpoint there and ends. `say` is told what a person should know
     before the first step, `on_phase` the name of each phase that begins. Answers whether all steps are done.
+
+    Every rank of a `world` runs it: with its share of the problems until it has their advantages, then with the others.
+    The first one writes the files, and is the one who is asked and told.
     """
-    with _running(config, run_folder, say, on_phase) as run:
+    with _running(config, run_folder, say, on_phase, world) as run:
         done, seconds = run.restore() if resume else None, _Seconds(on_phase)
         run.sync.load()  # also at the start: the engine may have read the model in another precision than the trainer
         if done is None and config.eval_every:
             with seconds("evaluate"):
                 run.evaluate_before()
         for step in range((done or 0) + 1, config.steps + 1):
-            posed = [p for p in run.task.of_step(step) for _ in range(config.samples_per_prompt)]
+            posed = [p for p in run.share(run.task.of_step(step)) for _ in range(config.samples_per_prompt)]
             with seconds("sample"):
                 rollouts = run.sample(posed, step, config.samples_per_prompt)
             with seconds("grade"):
@@ -46,7 +51,7 @@ def train(
             current = Step(step, run.learner.version, posed, index, rollouts, reward_S, advantage_S)
             with seconds("recompute"):
                 current.recomputed = run.recompute(current)
-            batches = run.minibatches(step, len(posed))
+            batches = run.minibatches(step)
             with seconds("sync"):
                 run.sync.look_back(run.samples(current, batches[0].rows))
             with seconds("update"):
@@ -56,17 +61,15 @@ def train(
                 sync = run.sync.prove(run.samples(current, batches[0].rows), current.uses[0].update.logp)
                 run.sync.load()
             with seconds("record"):
-                table = step_table(current)
-                record = step_record(current, table, run.learner.algorithm) | {"sync": sync} | run.counts()
-                if config.trace_every and step % config.trace_every == 0:
-                    run.write_trace(f"step-{step}", table)
+                record = run.record(current) | {"sync": sync}
             last = step == config.steps
             if last or (config.eval_every and step % config.eval_every == 0):
                 with seconds("evaluate"):
                     record["eval_accuracy"] = run.evaluate(step)
             run.write(record | {"seconds": seconds.spent})
-            on_step(record | {"seconds": seconds.spent})
-            seconds, asked = _Seconds(on_phase), stop()
+            if world.first:
+                on_step(record | {"seconds": seconds.spent})
+            seconds, asked = _Seconds(on_phase), world.told(stop())
             if last or asked or step % config.checkpoint_every == 0:
                 with seconds("checkpoint"):  # after the line, so that no kill can lose it: on record with the next step
                     run.save(step)
@@ -78,12 +81,16 @@ def train(
 
 @contextmanager
 def _running(
-    config: TrainConfig, run_folder: Path, say: Callable[[str], None], on_phase: Callable[[str], None]
+    config: TrainConfig,
+    run_folder: Path,
+    say: Callable[[str], None],
+    on_phase: Callable[[str], None],
+    world: World,
 ) -> Iterator[Run]:
     """A run that is closed however it ends; what breaks in torch ends it with a sentence that says how to go on."""
     run = None
     try:
-        run = Run(config, run_folder, say, on_phase)
+        run = Run(config, run_folder, say, on_phase, world)
         yield run
     except (RuntimeError, MemoryError) as error:  # torch says everything with these: no memory left, a lost device
         kind = type(error).__name__

@@ -1,10 +1,12 @@
 """What a training run is made of: engine, learner and problems, the phases of a step, and the files it writes."""
 
+import hashlib
 import json
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +26,18 @@ from mismatch_cli.engines import (
     sample_checked,
     sample_seed,
 )
-from mismatch_cli.errors import MismatchError, suggest
-from mismatch_cli.models import load_causal_lm, load_tokenizer
+from mismatch_cli.errors import MismatchError, UsageError, suggest
+from mismatch_cli.models import checkpoint_layers, load_causal_lm, load_tokenizer
+from mismatch_cli.ranks import ALONE, World
 from mismatch_cli.rl.checkpoint import METRICS_FILE, cut_back, last_step, latest_checkpoint, save_checkpoint
 from mismatch_cli.rl.learner import Learner, NotFiniteError, Sample, response_scale
-from mismatch_cli.rl.step import Minibatch, Step, Use, step_table
+from mismatch_cli.rl.step import Minibatch, Responses, Step, Use, joined, step_record, step_responses
 from mismatch_cli.rl.sync import WeightSync
 from mismatch_cli.rl.task import Posed, Task
 from mismatch_cli.rl.train_config import FILE_NAME, TrainConfig
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import ResponseScores, ScoreRequest, Trainer
+from mismatch_cli.sharding import Sharding, is_spread, on_first, whole_state
 from mismatch_cli.torch_settings import set_threads
 from mismatch_cli.trace.files import could_not_write, open_to_append, replacing_folder, write_atomically
 from mismatch_cli.trace.manifest import library_versions, recorded, write_manifest
@@ -52,23 +56,36 @@ class Run:
         run_folder: Path,
         say: Callable[[str], None],
         on_phase: Callable[[str], None] = lambda _: None,
+        world: World = ALONE,
     ) -> None:
-        self.config, self.folder, self._say, self._on_phase = config, run_folder, say, on_phase
+        self.config, self.folder, self._say, self._on_phase, self.world = config, run_folder, say, on_phase, world
         self._threads = set_threads(config.threads or None, config.model)
         algorithm = find(config.algorithm, training=True)
         response_scale(config.aggregation, np.ones(1), config.max_tokens)  # an unknown name is told first
         self._sampling = SamplingSettings(temperature=config.temperature, max_tokens=config.max_tokens)
         self._tokenizer = load_tokenizer(config.model)
         self.task = Task(config, self._tokenizer)  # first: what is wrong with the data is told before a model is loaded
+        self._check_ranks()
         self._on_phase("engine")
         self.engine: Engine = create_engine(config.engine, self._engine_settings(algorithm.needs_top_k))
         try:
             self._on_phase("trainer")
             self._load(algorithm)
-            write_atomically(run_folder / FILE_NAME, config.to_toml())  # what has loaded can be resumed
+            if world.first:
+                write_atomically(run_folder / FILE_NAME, config.to_toml())  # what has loaded can be resumed
         except BaseException:
             self.close()
             raise
+
+    def _check_ranks(self) -> None:
+        """The same settings, problems and libraries on every rank, and something to do for each."""
+        problems = hashlib.sha256(repr(self.task.problems).encode()).hexdigest()
+        self.world.check_same([*asdict(self.config).items(), ("problems", problems), *library_versions().items()])
+        if self.world.size > self.config.prompts_per_step:
+            raise UsageError(
+                f"{self.world.size} ranks cannot share {self.config.prompts_per_step} problems a step, since the "
+                "responses to a problem stay together. Use fewer ranks, or a higher --prompts-per-step."
+            )
 
     def _engine_settings(self, top_k: int) -> EngineSettings:
         config = self.config
@@ -76,8 +93,10 @@ class Run:
         share = engine_module(config.engine).MEMORY_SHARE
         if share is not None and torch.cuda.is_available():  # the trainer lives on the same device
             extra[share] = config.engine_memory
-        log = self.folder / "log" / f"{config.engine}.log"
-        return EngineSettings(config.model, self._sampling, top_k, config.rollout_dtype, config.seed, log, extra)
+        rank = "" if self.world.first else f"-{self.world.rank}"
+        log = self.folder / "log" / f"{config.engine}{rank}.log"
+        settings = (config.model, self._sampling, top_k, config.rollout_dtype, config.seed, log, extra)
+        return EngineSettings(*settings, world=self.world)
 
     def _load(self, algorithm: Algorithm) -> None:
         """Pose the problems in the engine's context, and load the trainer beside the engine."""
@@ -86,8 +105,14 @@ class Run:
         for sentence in self.task.left_out:
             self._say(sentence)
         trainer = Trainer.load(
-            config.model, sampling=self._sampling, dtype=config.trainer_dtype, attn_implementation=config.attn or None
+            config.model,
+            sampling=self._sampling,
+            dtype=config.trainer_dtype,
+            attn_implementation=config.attn or None,
+            sharding=None if self.world.size == 1 else Sharding(self.world, learns=True, cpu_offload=config.cpu_offload),
         )
+        if config.gradient_checkpointing:
+            checkpoint_layers(trainer.model)
         if warned := warning(trainer.describe()):
             self._say(warned)
         self.lora = weights = None
@@ -100,14 +125,16 @@ class Run:
                 seed=config.seed,
             )
             weights = Merged(trainer.model)
-        self.learner = Learner(trainer, algorithm, self._sampling, config)
+        self.learner = Learner(trainer, algorithm, self._sampling, config, self.world)
         exact = (config.trainer_dtype, config.rollout_dtype, config.kv_cache_dtype) == ("float32", "float32", "auto")
-        self.sync = WeightSync(self.engine, trainer, exact=exact, token_budget=config.token_budget, weights=weights)
+        self.sync = WeightSync(
+            self.engine, trainer, exact=exact, token_budget=config.token_budget, weights=weights, world=self.world
+        )
 
     def restore(self) -> int | None:
         """Go back to the newest checkpoint; answers how many steps are done, None where nothing is."""
-        state = latest_checkpoint(self.folder)
-        if state is None:
+        found = latest_checkpoint(self.folder, self.world)
+        if found is None:
             recorded, first = last_step(self.folder), min(self.config.checkpoint_every, self.config.steps)
             # A step's line is there before its checkpoint, and a kill or a full disk can come between them.
             if recorded > first or (recorded == first and (self.folder / "model").exists()):
@@ -116,28 +143,46 @@ class Run:
                     f"{self.folder} has {recorded} steps on record, but its checkpoints are gone, so nothing can go on "
                     f"from there. Start anew in another --output. To look at it: {look}"
                 )
-            cut_back(self.folder, -1)
+            self._cut_back(-1)
             return None
-        self.learner.load_state_dict(state["learner"])
-        self.sync.load_state_dict(state["sync"])
-        self.task.grader.load_state_dict(state["judge"])
-        cut_back(self.folder, int(state["step"]))
-        return int(state["step"])
+        self.learner.restore(found.facts["learner"], found.load)
+        self.sync.restore(found.facts["sync"], found.load)
+        judge = found.facts["judge"]  # what one rank gave up, all know; what was counted, the first
+        self.task.grader.load_state_dict(judge if self.world.first else judge | {"timeouts": 0})
+        self._cut_back(found.step)
+        return found.step
+
+    def _cut_back(self, step: int) -> None:
+        self.world.barrier()  # every rank has read what is there
+        if self.world.first:
+            cut_back(self.folder, step)
 
     def save(self, step: int) -> None:
         """Everything that the next step depends on.
 
         No random state is among it, on any device: the trainer draws nothing (no dropout), problems and minibatches are
-        shuffled by seed and step, and every response is sampled from hash(seed, prompt, sample, step).
+        shuffled by seed and step, and every response is sampled from hash(seed, prompt, sample, step). So nothing
+        depends on how many ranks there are.
         """
-        parts: dict[str, Any] = {"learner": self.learner, "sync": self.sync, "judge": self.task.grader}
-        state = {name: part.state_dict() for name, part in parts.items()}
-        save_checkpoint(self.folder, step, state, self._save_adapter)
+        facts = {"learner": self.learner.facts(), "sync": self.sync.facts(), "judge": self._judge()}
+        tensors = self.learner.tensors() | self.sync.tensors()
+        save_checkpoint(self.folder, step, tensors, facts, self._save_adapter, self.world)
+
+    def _judge(self) -> Record:
+        """What took too long to grade, on any rank."""
+        found = self.world.gather(self.task.grader.state_dict())
+        given_up = sorted({question for state in found for question in state["given_up"]})
+        return {"given_up": given_up, "timeouts": self.counts()["grading_timeouts"]}
 
     def _save_adapter(self, folder: Path) -> None:
         """As peft does, for whoever wants to use it: a resumed run goes on from the state."""
         if self.lora is not None:
             save_adapter(self.lora, folder / "adapter")
+
+    def share(self, problems: Sequence[Posed]) -> list[Posed]:
+        """Those that this rank samples."""
+        own = self.world.share(len(problems))
+        return list(problems[own.start : own.stop])
 
     def sample(self, posed: list[Posed], step: int, samples: int) -> list[Any]:
         seeds = [sample_seed(self.config.seed, p.problem.prompt_id, i % samples, step) for i, p in enumerate(posed)]
@@ -155,14 +200,18 @@ class Run:
         requests = [ScoreRequest(r.prompt_ids, r.response_ids, r.topk_ids_TK) for r in step.rollouts]
         return self.learner.trainer.score(requests, token_budget=self.config.token_budget)
 
-    def minibatches(self, step: int, responses: int) -> list[Minibatch]:
-        """Those of every epoch, shuffled by seed, step and epoch."""
+    def minibatches(self, step: int) -> list[Minibatch]:
+        """Those of every epoch, shuffled by seed, step and epoch: of all ranks' responses, in which rows this rank's."""
+        config, problems = self.config, self.world.share(self.config.prompts_per_step)
+        responses = config.prompts_per_step * config.samples_per_prompt
+        own = range(problems.start * config.samples_per_prompt, problems.stop * config.samples_per_prompt)
         batches = []
         for epoch in range(self.config.epochs):
             order = list(range(responses))
             random.Random(f"{self.config.seed}/{step}/{epoch}").shuffle(order)
             parts = np.array_split(order, self.config.minibatches)
-            batches += [Minibatch(epoch, number, rows.tolist()) for number, rows in enumerate(parts)]
+            rows = ([row - own.start for row in part.tolist() if row in own] for part in parts)
+            batches += [Minibatch(epoch, number, part) for number, part in enumerate(rows)]
         return batches
 
     def samples(self, step: Step, rows: list[int]) -> list[Sample]:
@@ -181,15 +230,18 @@ class Run:
             step.uses.append(Use(batch, version, error.update))
             updates = f"{len(step.uses)} of {self.config.epochs * self.config.minibatches} updates"
             why = f"step {step.number} ended at {updates}, whose gradient was not finite"
-            folder = self.write_trace("not-finite", step_table(step), cut_short=why)
+            responses = self._all_responses(step)
+            folder = self.write_trace("not-finite", responses.table, cut_short=why) if responses else None
+            self.world.barrier()  # a rank that ends takes the others with it
             raise MismatchError(f"{error} What it was computed from is in {folder}.") from error
         step.uses.append(Use(batch, version, update))
 
     def evaluate(self, step: int) -> float:
         """avg@k: the mean over problems of the mean over `eval_samples` samples, by the engine as it is now."""
-        posed = [p for p in self.task.evaluation for _ in range(self.config.eval_samples)]
+        posed = [p for p in self.share(self.task.evaluation) for _ in range(self.config.eval_samples)]
         rollouts = self.sample(posed, -step, self.config.eval_samples)  # seeds that no step of training has
-        return float(self.grade(posed, rollouts).mean(dtype=np.float64))
+        reward_S = np.concatenate(self.world.gather(self.grade(posed, rollouts)))
+        return float(reward_S.mean(dtype=np.float64))
 
     def evaluate_before(self) -> None:
         """The same before the first step, as the line of step 0."""
@@ -200,9 +252,27 @@ class Run:
 
     def counts(self) -> Record:
         """What went wrong so far and did not stop the run."""
-        return {"back_offs": self.learner.loss_scale.back_offs, "grading_timeouts": self.task.grader.timeouts}
+        timeouts = sum(self.world.gather(self.task.grader.timeouts))
+        return {"back_offs": self.learner.loss_scale.back_offs, "grading_timeouts": timeouts}
+
+    def record(self, step: Step) -> Record:
+        """The line of a step, without times, and its trace where one is due; on the first rank, {} elsewhere."""
+        counts, responses, every = self.counts(), self._all_responses(step), self.config.trace_every
+        if responses is None:
+            return {}
+        if every and step.number % every == 0:
+            self.write_trace(f"step-{step.number}", responses.table)
+        return step_record(step, responses, self.learner.algorithm) | counts
+
+    def _all_responses(self, step: Step) -> Responses | None:
+        """Those of all ranks, on the first one."""
+        found = self.world.gather_first(step_responses(step))
+        return joined(found) if found else None
 
     def write(self, record: Record) -> None:
+        """Add a line to metrics.jsonl; of the first rank."""
+        if not self.world.first:
+            return
         path = self.folder / METRICS_FILE
         try:
             with open_to_append(path) as lines:
@@ -219,12 +289,15 @@ class Run:
         self._on_phase("model")
         logging.disable_progress_bar()
         learnt = self.learner.model
-        if self.lora is not None:
-            with replacing_folder(self.folder / "adapter") as temporary:
-                save_adapter(self.lora, temporary)
-            merged = Merged(learnt).state_dict()
+        if self.lora is not None or is_spread(learnt):
+            if self.lora is not None and self.world.first:
+                with replacing_folder(self.folder / "adapter") as temporary:
+                    save_adapter(self.lora, temporary)
+            state = on_first(whole_state(learnt if self.lora is None else Merged(learnt)), self.world)
+            if not self.world.first:
+                return
             learnt = load_causal_lm(self.config.model, self.config.trainer_dtype, device_map="cpu")
-            learnt.load_state_dict(merged)
+            learnt.load_state_dict(state)
         with replacing_folder(self.folder / "model") as temporary:
             learnt.save_pretrained(temporary)
             self._tokenizer.save_pretrained(temporary)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,9 +102,35 @@ def step_table(step: Step) -> pa.Table:
     return rows_to_table(columns)
 
 
-def step_record(step: Step, table: pa.Table, algorithm: Algorithm) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Responses:
+    """What the line and the trace of a step are made from, of some of its responses."""
+
+    table: pa.Table  # a row for every use of a response
+    reward_S: np.ndarray
+    length_S: np.ndarray
+    truncated_S: np.ndarray
+
+
+def step_responses(step: Step) -> Responses:
+    """Of the responses that this rank has."""
+    length_S = np.array([len(r.response_ids) for r in step.rollouts])
+    truncated_S = np.array([r.finish_reason == "length" for r in step.rollouts])
+    return Responses(step_table(step), step.reward_S, length_S, truncated_S)
+
+
+def joined(parts: Sequence[Responses]) -> Responses:
+    """Those of all ranks, in their order."""
+    if len(parts) == 1:
+        return parts[0]
+    table = pa.concat_tables([part.table for part in parts if len(part.table)], promote_options="default")
+    columns = ([getattr(part, name) for part in parts] for name in ("reward_S", "length_S", "truncated_S"))
+    return Responses(table.combine_chunks(), *map(np.concatenate, columns))
+
+
+def step_record(step: Step, responses: Responses, algorithm: Algorithm) -> dict[str, Any]:
     """The line of metrics.jsonl, without times: measured by the accumulators that measure every trace."""
-    batch = table_to_batch(table)
+    batch = table_to_batch(responses.table)
     pairs = {name: MismatchSummary(PAIRS[name]) for name in ("mismatch", "total")}
     for summary in pairs.values():
         summary.update(batch)
@@ -113,20 +139,19 @@ def step_record(step: Step, table: pa.Table, algorithm: Algorithm) -> dict[str, 
     record: dict[str, Any] = {
         "step": step.number,
         "updates": step.uses[-1].version + int(step.uses[-1].update.stepped),
-        "reward": float(step.reward_S.mean()),
-        "length": float(np.mean([len(r.response_ids) for r in step.rollouts])),
-        "truncated": float(np.mean([r.finish_reason == "length" for r in step.rollouts])),
+        "reward": float(responses.reward_S.mean()),
+        "length": float(np.mean(responses.length_S)),
+        "truncated": float(np.mean(responses.truncated_S)),
         "grad_norm": float(np.mean(norms)) if norms else None,
         "mismatch": _pick(pairs["mismatch"], pairs["mismatch"].estimates()),
         "current": _pick(pairs["total"], total),
         "entropy": total["entropy_mean"].value,
     }
-    return record | _groups(step) | _blocked(batch, algorithm)
+    return record | _groups(responses.reward_S.reshape(-1, max(step.sample_index) + 1)) | _blocked(batch, algorithm)
 
 
-def _groups(step: Step) -> dict[str, float]:
+def _groups(reward_GS: np.ndarray) -> dict[str, float]:
     """Groups that teach nothing: every response to a problem earned 1, or every one 0."""
-    reward_GS = step.reward_S.reshape(-1, max(step.sample_index) + 1)
     right, wrong = ((reward_GS == earned).all(axis=1).mean() for earned in (1, 0))
     return {"groups_all_right": float(right), "groups_all_wrong": float(wrong)}
 

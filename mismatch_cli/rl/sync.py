@@ -1,6 +1,6 @@
 """Weight sync that proves itself: what the engine says of its own tokens, against the weights it should have."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,8 +9,10 @@ import torch
 from mismatch_cli.engines import Engine, engine_failures
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.estimate import paired_test
+from mismatch_cli.ranks import ALONE, World
 from mismatch_cli.rl.learner import Sample
 from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
+from mismatch_cli.sharding import like, local
 
 PROVEN, NEWER, UNDECIDABLE = "proven", "newer", "undecidable"
 _SAME = 1e-5  # mean |π − μ| between two float32 implementations of the same weights; measured: 3.4e-7
@@ -29,11 +31,18 @@ class WeightSync:
     """
 
     def __init__(
-        self, engine: Engine, trainer: Trainer, *, exact: bool, token_budget: int, weights: Any = None
+        self,
+        engine: Engine,
+        trainer: Trainer,
+        *,
+        exact: bool,
+        token_budget: int,
+        weights: Any = None,
+        world: World = ALONE,
     ) -> None:
         """`weights`: what the engine is given, where that is not the trainer's model itself but an adapter merged."""
         self._engine, self._trainer, self._weights = engine, trainer, weights or trainer.model
-        self._exact, self._token_budget = exact, token_budget
+        self._exact, self._token_budget, self._world = exact, token_budget, world
         self._before: list[torch.Tensor] | None = None  # older weights, for the paired test
         self._now: list[torch.Tensor] | None = None
         self._logp_before: list[np.ndarray] | None = None
@@ -49,7 +58,7 @@ class WeightSync:
         """Before the first update of a step: what older weights say of its first minibatch."""
         if self._exact:
             return
-        self._now, self._age = [weight.detach().to("cpu", copy=True) for weight in self._learnt()], self._age + 1
+        self._now, self._age = [part.to("cpu", copy=True) for part in self._learnt()], self._age + 1
         if self._before is not None:
             requests = [ScoreRequest(s.rollout.prompt_ids, s.rollout.response_ids) for s in samples[:_PAIRED]]
             self._put(self._before)
@@ -58,38 +67,57 @@ class WeightSync:
             self._logp_before = [score.logp_T for score in scores]
 
     def prove(self, samples: Sequence[Sample], logp_trainer: Sequence[np.ndarray]) -> str:
-        """Whether the engine sampled the first minibatch with the weights that judged it; a `MismatchError` if not."""
+        """Whether the engine sampled the first minibatch with the weights that judged it; a `MismatchError` if not.
+
+        Every rank looks at its own engine's responses; what is answered holds of all engines.
+        """
         logp_rollout = [s.rollout.logp_rollout_T for s in samples]
         if self._exact:
-            return prove_equal(logp_rollout, logp_trainer)
-        gap, found = mean_gap(logp_rollout, logp_trainer), UNDECIDABLE
-        if self._logp_before is not None:  # at the first step there are no other weights yet
+            return prove_equal(logp_rollout, logp_trainer) if samples else UNDECIDABLE
+        own, found = mean_gap(logp_rollout, logp_trainer), UNDECIDABLE
+        if self._logp_before is not None and samples:  # at the first step there are no other weights yet
             found = prove_newer(logp_rollout[:_PAIRED], logp_trainer[:_PAIRED], self._logp_before)
-            if found == UNDECIDABLE:
-                if gap > max(_BROKEN * self._gap, _SAME):
-                    raise MismatchError(
-                        f"The weight sync failed: mean |π − μ| went from {self._gap:.2g} to {gap:.2g}, which no "
-                        "older weights explain. The engine has broken weights, or only a part of them."
-                    )
-                return UNDECIDABLE
-            found = PROVEN if self._age == 1 else NEWER
-        self._before, self._age, self._gap = self._now, 0, gap
+            if found == UNDECIDABLE and own > max(_BROKEN * self._gap, _SAME):
+                raise MismatchError(
+                    f"The weight sync failed: mean |π − μ| went from {self._gap:.2g} to {own:.2g}, which no "
+                    "older weights explain. The engine has broken weights, or only a part of them."
+                )
+        tokens = sum(map(len, logp_rollout))
+        told = self._world.gather((found, own, tokens))
+        if self._logp_before is not None and any(found == UNDECIDABLE for found, _, tokens in told if tokens):
+            return UNDECIDABLE
+        found = UNDECIDABLE if self._logp_before is None else PROVEN if self._age == 1 else NEWER
+        self._before, self._age, self._gap = self._now, 0, _mean(told)
         return found
 
-    def state_dict(self) -> dict[str, Any]:
-        """The older weights, and what goes with them: a resumed run answers what the unbroken one does."""
-        return {"before": self._before, "age": self._age, "gap": float(self._gap)}
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The older weights, by name: with `facts`, a resumed run answers what the unbroken one does."""
+        return {} if self._before is None else self._named(self._before)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._before, self._age, self._gap = state["before"], state["age"], state["gap"]
+    def facts(self) -> dict[str, Any]:
+        return {"before": self._before is not None, "age": self._age, "gap": float(self._gap)}
+
+    def restore(self, facts: dict[str, Any], load: Callable[[dict[str, torch.Tensor]], None]) -> None:
+        """Go on from `facts()`; `load` fills tensors of these names."""
+        self._age, self._gap, self._before = facts["age"], facts["gap"], None
+        if facts["before"]:
+            self._before = [torch.empty_like(part, device="cpu") for part in self._learnt()]
+            named = self._named(self._before)
+            load(named)
+            self._before = [local(weight).to("cpu") for weight in named.values()]
 
     @torch.no_grad()
     def _put(self, weights: Sequence[torch.Tensor]) -> None:
-        for weight, value in zip(self._learnt(), weights, strict=True):
-            weight.copy_(value)
+        for part, value in zip(self._learnt(), weights, strict=True):
+            part.copy_(value)
 
     def _learnt(self) -> list[torch.Tensor]:
-        return [weight for weight in self._trainer.model.parameters() if weight.requires_grad]
+        """This rank's part of every weight that learns."""
+        return [local(weight.detach()) for weight in self._trainer.model.parameters() if weight.requires_grad]
+
+    def _named(self, parts: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        learnt = ((name, weight) for name, weight in self._trainer.model.named_parameters() if weight.requires_grad)
+        return {f"before.{name}": like(weight, part) for (name, weight), part in zip(learnt, parts, strict=True)}
 
 
 def prove_equal(logp_rollout: Sequence[np.ndarray], logp_trainer: Sequence[np.ndarray]) -> str:
@@ -105,8 +133,17 @@ def prove_equal(logp_rollout: Sequence[np.ndarray], logp_trainer: Sequence[np.nd
 
 def mean_gap(logp_rollout: Sequence[np.ndarray], logp_trainer: Sequence[np.ndarray]) -> float:
     """mean |π − μ| over tokens; 0 where there are none."""
+    if not logp_rollout:
+        return 0.0
     gap_T = np.abs(np.exp(np.concatenate(logp_trainer)) - np.exp(np.concatenate(logp_rollout)))
     return float(gap_T.mean()) if len(gap_T) else 0.0
+
+
+def _mean(told: Sequence[tuple[str, float, int]]) -> float:
+    """The mean over all ranks' tokens."""
+    if len(told) == 1:
+        return told[0][1]
+    return sum(gap * tokens for _, gap, tokens in told) / max(sum(tokens for *_, tokens in told), 1)
 
 
 def prove_newer(

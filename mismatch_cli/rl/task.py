@@ -58,8 +58,8 @@ class Task:
         self.posed: list[Posed] = []
         self.evaluation: list[Posed] = []
         self.grader = Grader(tokenizer.decode, reward=config.reward, template=config.prompt_template)
-        self._problems = self._loaded(config.dataset, config.split, config.num_problems)
-        _check_number(config, len(self._problems))
+        self.problems = self._loaded(config.dataset, config.split, config.num_problems)
+        _check_number(config, len(self.problems))
         self._evaluated = self._loaded(config.eval_dataset, config.eval_split, 0) if config.eval_dataset else None
         if config.reward:
             self.grader.start()
@@ -73,7 +73,7 @@ class Task:
 
     def pose(self, max_model_len: int) -> None:
         """Put the problems as token ids; one whose prompt fills the context is left out."""
-        self.posed = self._encode(self._problems, self._config.dataset, max_model_len)
+        self.posed = self._encode(self.problems, self._config.dataset, max_model_len)
         _check_number(self._config, len(self.posed))
         self.evaluation = self.posed
         if self._evaluated is not None:

@@ -109,6 +109,12 @@ class TrainConfig:
         show_default="one that the model allows",
     )  # fmt: skip
     token_budget: int = of_compute(8192, "Tokens in a micro-batch of the trainer, padding included.", least=1)
+    gradient_checkpointing: bool = of_compute(
+        False, "Compute each layer again for its gradients: less memory, a third more time."
+    )
+    cpu_offload: bool = of_compute(
+        False, "Of several ranks: keep weights and AdamW's state in the CPU's memory between their uses."
+    )
     threads: int = of_compute(0, "CPU threads of torch; 0 to choose by the model.", least=0)
     eval_every: int = of_evaluation(
         0, "Steps between evaluations, the first before training; 0 for one at the end only.", least=0

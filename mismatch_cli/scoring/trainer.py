@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,8 +14,13 @@ from mismatch_cli.adapters import put_on, read_adapter
 from mismatch_cli.attention import attention_facts
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import load_causal_lm
+from mismatch_cli.ranks import ALONE
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.head import Head, HeadScores, RolloutRows, score_hidden
+from mismatch_cli.scoring.proven_head import proven_head
+from mismatch_cli.sharding import Sharding, is_spread, padded, pass_through, without_gradients
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,8 @@ class Trainer:
     """A causal LM whose backbone runs without its head, and whose head runs in tiles.
 
     A score depends on the response, its prompt, and (in the last bits) on the shape of its micro-batch and the number
-    of threads. On one thread the same set of requests gives the same bits, in whatever order.
+    of threads. On one thread the same set of requests gives the same bits, in whatever order. Where the model is spread
+    over ranks, each of them asks for its own responses, and all of them equally often.
     """
 
     def __init__(
@@ -67,15 +73,18 @@ class Trainer:
         name: str = "",
         float32_head: bool = False,
         adapter: dict[str, Any] | None = None,
+        sharding: Sharding | None = None,
     ) -> None:
         """`adapter`: what the manifest is to say of an adapter on the model."""
         self.model = model
         self._sampling = sampling
         self._name = name
         self._adapter = adapter or {}
-        self._backbone = model.get_decoder()
-        head = proven_head(model, self._backbone)
-        self.head = head.float32() if float32_head else head
+        self._world = ALONE if sharding is None else sharding.world
+        self.head, self.dtype = proven_head(model)
+        self._float32_head = float32_head
+        if float32_head and not is_spread(model):
+            self.head = self.head.float32()
 
     @classmethod
     def load(
@@ -89,17 +98,21 @@ class Trainer:
         float32_head: bool = False,
         adapter: str | None = None,
         merge_adapter: bool = False,
+        sharding: Sharding | None = None,
     ) -> Trainer:
         """Load a model from a folder or the hub, with a LoRA adapter if named, beside the weights or merged.
+
+        `sharding` spreads it over the ranks.
 
         Raises MismatchError or UsageError with one sentence for people.
         """
         found = None if adapter is None else read_adapter(adapter)
-        model = load_causal_lm(path, dtype, attn_implementation, device_map)
+        model = load_causal_lm(path, dtype, attn_implementation, device_map, sharding)
+        settings: dict[str, Any] = {"name": path, "float32_head": float32_head, "sharding": sharding}
         if found is None:
-            return cls(model, sampling, name=path, float32_head=float32_head)
+            return cls(model, sampling, **settings)
         model, facts = put_on(model, found, merge=merge_adapter), found.facts(merged=merge_adapter)
-        return cls(model, sampling, name=path, float32_head=float32_head, adapter=facts)
+        return cls(model, sampling, adapter=facts, **settings)
 
     def describe(self) -> dict[str, Any]:
         """What scores, as resolved: for the manifest."""
@@ -109,9 +122,9 @@ class Trainer:
         return {
             "model": self._name,
             **self._adapter,
-            "architecture": type(self.model).__name__,
-            "dtype": str(self.model.dtype).removeprefix("torch."),
-            "head_dtype": str(head.weight_VH.dtype).removeprefix("torch."),
+            "architecture": self.model.config.architectures[0] if is_spread(self.model) else type(self.model).__name__,
+            "dtype": str(self.dtype if is_spread(self.model) else self.model.dtype).removeprefix("torch."),
+            "head_dtype": "float32" if self._float32_head else str(self.dtype).removeprefix("torch."),
             "head_divisor": head.divisor,
             "head_multiplier": head.multiplier,
             "head_softcap": head.softcap,
@@ -141,7 +154,7 @@ class Trainer:
         scores = [_empty(r) for r in requests]
         tell = on_scored or (lambda _: None)
         tell(sum(not r.response_ids for r in requests))
-        for batch in micro_batches(requests, token_budget):
+        for batch in padded(micro_batches(requests, token_budget), self._world):
             self._score_into(scores, requests, batch)
             tell(len(batch))
         return scores
@@ -158,9 +171,9 @@ class Trainer:
         rows = range(len(requests)) if rows is None else rows
         scores = [_empty(r) for r in requests]
         wanted = set(rows)
-        for batch in other_shape(micro_batches(requests, token_budget)):
-            if wanted.intersection(batch):
-                self._score_into(scores, requests, batch)
+        batches = other_shape(micro_batches(requests, token_budget))
+        for batch in padded([batch for batch in batches if wanted.intersection(batch)], self._world):
+            self._score_into(scores, requests, batch)
         return [scores[row] for row in rows]
 
     def _check(self, requests: Sequence[ScoreRequest]) -> None:
@@ -186,8 +199,8 @@ class Trainer:
                 )
 
     def _score_into(self, scores: list[ResponseScores], requests: Sequence[ScoreRequest], batch: Sequence[int]) -> None:
-        """Score one micro-batch; a response that stands in it twice is kept once."""
-        members = [requests[i] for i in batch]
+        """Score one micro-batch; a response that stands in it twice is kept once, and of an empty one nothing is."""
+        members = [requests[i] for i in batch] or [NOTHING]
         try:
             parts = _split(self._score_batch(members), members)
         except torch.OutOfMemoryError as error:
@@ -204,21 +217,39 @@ class Trainer:
                 )
             scores[i] = part
 
-    def response_rows(self, requests: Sequence[ScoreRequest]) -> tuple[torch.Tensor, torch.Tensor]:
-        """What predicts the response tokens of all requests, `[T, H]`, and their ids, `[T]`: one backbone pass."""
+    def look_at(
+        self, requests: Sequence[ScoreRequest], look: Callable[[torch.Tensor, torch.Tensor, Head], R]
+    ) -> R:
+        """One pass: `look` is given what predicts the response tokens of all requests, `[T, H]`, their ids, `[T]`, and
+        the head with the weights that learn."""
         ids_BL, mask_BL = pad_right(requests, self.model.device)
-        hidden_BLH = self._backbone(input_ids=ids_BL, attention_mask=mask_BL, use_cache=False).last_hidden_state
-        # The hidden state at position i predicts token i + 1: a response's first is predicted by the prompt's last.
-        hidden_TH = torch.cat([h[len(r.prompt_ids) - 1 : r.num_fed] for h, r in zip(hidden_BLH, requests, strict=True)])
-        return hidden_TH, torch.tensor([token for r in requests for token in r.response_ids], device=hidden_TH.device)
 
-    @torch.inference_mode()
+        def rows(hidden_BLH: torch.Tensor, weight_VH: torch.Tensor, bias_V: torch.Tensor | None) -> R:
+            # The hidden state at position i predicts token i + 1: a response's first is predicted by the prompt's last.
+            parts = [h[len(r.prompt_ids) - 1 : r.num_fed] for h, r in zip(hidden_BLH, requests, strict=True)]
+            hidden_TH = torch.cat(parts)
+            ids_T = torch.tensor([token for r in requests for token in r.response_ids], device=hidden_TH.device)
+            return look(hidden_TH, ids_T, replace(self.head, weight_VH=weight_VH, bias_V=bias_V))
+
+        return pass_through(self.model, ids_BL, mask_BL, rows)
+
     def _score_batch(self, members: Sequence[ScoreRequest]) -> HeadScores:
-        hidden_TH, ids_T = self.response_rows(members)
-        query_ids_TK = _query_ids(members).to(ids_T.device)
+        query_ids_TK = _query_ids(members)
         whole = (enumerate(r.logp_rollout_TV, own.start) for r, own in _spans(members) if r.logp_rollout_TV is not None)
         rollout = RolloutRows(dict(chain.from_iterable(whole)))
-        return score_hidden(hidden_TH, self.head, ids_T, query_ids_TK, self._sampling, rollout=rollout)
+
+        def look(hidden_TH: torch.Tensor, ids_T: torch.Tensor, head: Head) -> HeadScores:
+            if self._float32_head:
+                head = head.float32() if is_spread(self.model) else self.head
+            at = query_ids_TK.to(ids_T.device)
+            return score_hidden(hidden_TH, head, ids_T, at, self._sampling, rollout=rollout)
+
+        with without_gradients(self.model):
+            return self.look_at(members, look)
+
+
+# What a rank sends through a model that is spread over ranks when the others have more to send.
+NOTHING = ScoreRequest([0], [0])
 
 
 def micro_batches(requests: Sequence[ScoreRequest], token_budget: int) -> list[list[int]]:
@@ -293,83 +324,3 @@ def _empty(request: ScoreRequest) -> ResponseScores:
     nothing_T = np.zeros(0, dtype=np.float32)
     topk = None if request.topk_ids_TK is None else np.zeros((0, request.num_queries), dtype=np.float32)
     return ResponseScores(nothing_T, nothing_T, np.zeros(0, dtype=np.int32), topk)
-
-
-_LENGTH = 24  # long enough for the tiled path, short enough for its full logits
-_SOFTCAPS = ("final_logit_softcapping", "output_logit_soft_cap", "logits_soft_cap")
-# The same key divides in one family (Granite) and multiplies in another (HyperCLOVA X): the proof decides.
-_SCALES = ("logits_scaling", "logit_scale", "output_multiplier", "lm_head_multiplier")
-
-
-@torch.inference_mode()
-def proven_head(model: Any, backbone: Any) -> Head:
-    """The head for which `score_hidden` equals log_softmax of the model's own logits, at every position tried.
-
-    Raises MismatchError when no reading of the config gives it, and when the model is not causal.
-    """
-    ids_1L = _spread_ids(model)
-    hidden_LH = _hidden(backbone, ids_1L)
-    _check_causal(model, backbone, ids_1L, hidden_LH)
-    full_LV = model(input_ids=ids_1L, attention_mask=torch.ones_like(ids_1L), use_cache=False).logits[0]
-    for head in _candidates(model):
-        if head.vocabulary == full_LV.shape[1] and _equals(head, hidden_LH, full_LV):
-            return head
-    raise MismatchError(
-        f"The LM head of {type(model).__name__} does more than a matrix product with a known scale or cap: its "
-        "log-probs do not equal those of the model's own logits. Please report this architecture."
-    )
-
-
-def _spread_ids(model: Any) -> torch.Tensor:
-    embeddings = model.get_input_embeddings().weight
-    ids_L = torch.arange(_LENGTH) * embeddings.shape[0] // _LENGTH
-    return ids_L[None].to(embeddings.device if embeddings.device.type != "meta" else model.device)
-
-
-def _hidden(backbone: Any, ids_1L: torch.Tensor) -> torch.Tensor:
-    outputs = backbone(input_ids=ids_1L, attention_mask=torch.ones_like(ids_1L), use_cache=False)
-    return outputs.last_hidden_state[0]
-
-
-def _candidates(model: Any) -> Iterator[Head]:
-    weight_VH, bias_V = _weights(model)
-    config = model.config.get_text_config()
-    scales = [s for name in _SCALES if isinstance(s := getattr(config, name, None), int | float) and s not in (0, 1)]
-    for softcap in (*[c for name in _SOFTCAPS if (c := getattr(config, name, None))], None):
-        for scale in scales:
-            yield Head(weight_VH, bias_V, multiplier=scale, softcap=softcap)
-            yield Head(weight_VH, bias_V, divisor=scale, softcap=softcap)
-        yield Head(weight_VH, bias_V, softcap=softcap)
-
-
-def _weights(model: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    module = model.get_output_embeddings()
-    weight = getattr(module, "weight", None)
-    if weight is None or weight.dim() != 2 or weight.device.type == "meta" or not weight.is_floating_point():
-        raise MismatchError(
-            f"The LM head of {type(model).__name__} is not one plain weight matrix in memory (quantised, offloaded?). "
-            "Load the model unquantised, with --device-map cuda or cpu."
-        )
-    bias = getattr(module, "bias", None)
-    return weight.detach(), None if bias is None else bias.detach()
-
-
-def _equals(head: Head, hidden_LH: torch.Tensor, full_LV: torch.Tensor) -> bool:
-    expected_LV = full_LV.float().log_softmax(dim=-1).to(head.weight_VH.device)
-    ids_LK = (torch.arange(_LENGTH * 20).view(_LENGTH, 20) * 7919 % head.vocabulary).to(expected_LV.device)
-    got = score_hidden(hidden_LH, head, ids_LK[:, 0], ids_LK, SamplingSettings())
-    error = (got.logp_at_ids_TK - expected_LV.gather(1, ids_LK)).abs().max().item()
-    # A kernel for another shape may round a logit and the log-sum-exp to their neighbours.
-    rounding = 2 * torch.finfo(head.weight_VH.dtype).eps * full_LV.float().abs().max().item()
-    return error <= max(1e-4, rounding)  # False for NaN
-
-
-def _check_causal(model: Any, backbone: Any, ids_1L: torch.Tensor, hidden_LH: torch.Tensor) -> None:
-    """A first half that changes with what follows it was not computed from left to right."""
-    half_LH = _hidden(backbone, ids_1L[:, : _LENGTH // 2])
-    difference = (half_LH - hidden_LH[: _LENGTH // 2]).float().norm() / hidden_LH.float().norm()
-    if difference > 0.1:
-        raise MismatchError(
-            f"{type(model).__name__} is not causal: its hidden states depend on later tokens. "
-            "Name a model that generates text from left to right."
-        )

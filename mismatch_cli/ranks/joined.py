@@ -1,0 +1,75 @@
+"""Joining the other ranks, as torchrun's environment variables name them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+from mismatch_cli.errors import MismatchError, first_line
+from mismatch_cli.ranks import ALONE, World
+
+PATIENCE = timedelta(minutes=30)  # for the slowest rank at a meeting point; a rank that died is noticed at once
+_PR_SET_PDEATHSIG = 1
+
+
+def launched() -> bool:
+    """Whether torchrun, or `--nproc`, started this process as one of several."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", 1)) > 1
+
+
+@contextmanager
+def joined() -> Iterator[World]:
+    """This rank among the others, until the end of the block; alone where nobody launched several.
+
+    Raises `MismatchError` where the others are not found.
+    """
+    if not launched():
+        yield ALONE
+        return
+    import torch
+    import torch.distributed as dist
+
+    _end_with_launcher()
+    world = World(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_RANK", 0)))
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
+        _take_device(world.local_rank)
+    try:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=PATIENCE)
+    except (RuntimeError, ValueError, OSError) as error:
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT')}"
+        raise MismatchError(
+            f"Rank {world.rank} did not find the other ranks at {where} ({first_line(error)}). Start all of them with "
+            "torchrun, or on one machine with --nproc, which chooses a free port."
+        ) from error
+    try:
+        yield world
+    finally:
+        if dist.is_initialized():  # an engine that is closed may have ended it
+            dist.destroy_process_group()
+
+
+def _take_device(number: int) -> None:
+    import torch
+
+    if number >= torch.cuda.device_count():
+        raise MismatchError(
+            f"There is no GPU for rank {number} of this machine: torch sees {torch.cuda.device_count()}. "
+            "Launch as many ranks as there are GPUs."
+        )
+    torch.cuda.set_device(number)
+
+
+def _end_with_launcher() -> None:
+    """A launcher that is killed leaves nobody behind, though it cannot say so any more."""
+    launcher = os.getppid()
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    except (OSError, AttributeError):  # not Linux
+        return
+    if os.getppid() != launcher:
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,239 @@
+"""A Hugging Face model whose weights are spread over the ranks: FSDP2, through transformers' own configuration.
+
+Every rank holds a part of every weight, in float32 where it learns. The whole of a layer exists while it computes, in
+the trainer's dtype. A pass enters the model by one method alone, since the module that is called first is the root of
+all communication; and in that method the LM head is a module like the others, whose whole weight exists in its forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import MethodType
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.ranks import World
+
+R = TypeVar("R")
+Look = Callable[[Tensor, Tensor, Tensor | None], R]  # hidden states [B, L, H], weight [V, H] and bias [V] of the head
+_FREE = "free_full_weight"  # transformers' word: a module's whole weight exists while it computes
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How a model is spread: over which ranks, to learn or only to score, and whether shards rest in the CPU's memory."""
+
+    world: World
+    learns: bool = False
+    cpu_offload: bool = False
+
+    def options(self, config: Any, dtype: str) -> dict[str, Any]:
+        """For `from_pretrained`. What learns is loaded in float32: its shards are what the optimiser changes."""
+        from transformers.distributed import DistributedConfig
+
+        found = DistributedConfig(fsdp_size=self.world.size, fsdp_cpu_offload=self.cpu_offload)
+        options = {"config": config, "distributed_config": found}
+        return options | ({"dtype": torch.float32} if self.learns else {"dtype": dtype})
+
+    @contextmanager
+    def policy(self, dtype: torch.dtype) -> Iterator[None]:
+        """Modules compute in `dtype` and sum gradients in float32; transformers' own policy knows bfloat16 alone.
+
+        Inputs are not cast: positions of rotary embeddings stay float32.
+        """
+        from torch.distributed.fsdp import MixedPrecisionPolicy
+        from transformers.distributed import fsdp
+
+        computes = dtype if self.learns else None
+        policy = MixedPrecisionPolicy(computes, torch.float32, cast_forward_inputs=False)
+        plain = fsdp.fully_shard
+        fsdp.fully_shard = partial(plain, mp_policy=policy)
+        try:
+            yield
+        finally:
+            fsdp.fully_shard = plain
+
+
+def add_plan(config: Any, name: str) -> None:
+    """Where transformers has no plan for a model: each of its layers is a part, and the root holds the rest.
+
+    A `MismatchError` where the model does not say what its layers are.
+    """
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config)
+    if model.fsdp_plan:
+        return
+    layers = set(model._no_split_modules or ())
+    numbered = (path for path, module in model.base_model.named_modules() if type(module).__name__ in layers)
+    plan = {".".join("*" if part.isdecimal() else part for part in path.split(".")): _FREE for path in numbered}
+    if not plan:
+        raise MismatchError(
+            f"{name} ({type(model).__name__}) does not say which of its modules are layers, so it cannot be spread over "
+            "ranks. Use one process, or --replicas where the model fits one device."
+        )
+    config.base_model_fsdp_plan = plan
+
+
+def prepared(model: Any, sharding: Sharding, dtype: torch.dtype) -> Any:
+    """A model as `from_pretrained` has spread it, made ready for passes; what learns is rounded to what computes."""
+    from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+
+    if sharding.learns and dtype != torch.float32:
+        if model._keep_in_fp32_modules or model._keep_in_fp32_modules_strict:
+            raise MismatchError(
+                f"{type(model).__name__} keeps a part of its weights in float32, which a model that is spread over ranks "
+                "cannot. Use --trainer-dtype float32."
+            )
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.copy_(weight.to(dtype))
+    for module in _managed(model):
+        assert isinstance(module, FSDPModule)
+        module.set_gradient_divide_factor(1.0)  # a loss is scaled by the whole minibatch: its parts add up
+        module.set_force_sum_reduction_for_comms(True)
+    head = model.get_output_embeddings()
+    head.forward = partial(_head_forward, head, head.forward)
+    model.computes = dtype
+    model.pass_through = MethodType(_pass_through, model)
+    register_fsdp_forward_method(model, "pass_through")
+    return model
+
+
+def _managed(model: Any) -> list[Any]:
+    from torch.distributed.fsdp import FSDPModule
+
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def _pass_through(model: Any, ids_BL: Tensor, mask_BL: Tensor, look: Look[R]) -> R:
+    decoded = model.get_decoder()(input_ids=ids_BL, attention_mask=mask_BL, use_cache=False)
+    found: R = model.get_output_embeddings()(decoded.last_hidden_state, look)
+    return found
+
+
+def _head_forward(head: Any, plain: Callable[[Tensor], Tensor], hidden_BLH: Tensor, look: Any = None) -> Any:
+    return plain(hidden_BLH) if look is None else look(hidden_BLH, head.weight, head.bias)
+
+
+def pass_through(model: Any, ids_BL: Tensor, mask_BL: Tensor, look: Look[R]) -> R:
+    """One pass through a model, spread or whole; answers what `look` makes of hidden states and the head's weights.
+
+    Of a model that is spread: every rank has to call it equally often, and to differentiate what it gets (tensors, or
+    tuples of them) where gradients are enabled.
+    """
+    if not hasattr(model, "pass_through"):
+        head = model.get_output_embeddings()
+        decoded = model.get_decoder()(input_ids=ids_BL, attention_mask=mask_BL, use_cache=False)
+        return look(decoded.last_hidden_state, head.weight, getattr(head, "bias", None))
+    found: R = model.pass_through(ids_BL, mask_BL, look)
+    give_back(model)
+    return found
+
+
+def without_gradients(model: Any) -> Any:
+    """The mode for looking only; communication between ranks needs tensors that are not inference tensors."""
+    return torch.no_grad() if is_spread(model) else torch.inference_mode()
+
+
+def give_back(model: Any) -> None:
+    """Forget whole weights that a pass without gradients has left: the next one would compute with what they were."""
+    if not torch.is_grad_enabled():
+        for module in _managed(model):
+            module.reshard()
+
+
+def is_spread(model: Any) -> bool:
+    """Whether each rank holds only a part of the weights."""
+    return hasattr(model, "pass_through")
+
+
+def whole(weight: Tensor) -> Tensor:
+    """The whole of a weight, on every rank: all of them have to ask for it."""
+    from torch.distributed.tensor import DTensor
+
+    return weight.detach().full_tensor() if isinstance(weight, DTensor) else weight  # type: ignore[no-any-return]
+
+
+def local(weight: Tensor) -> Tensor:
+    """This rank's part of a weight."""
+    from torch.distributed.tensor import DTensor
+
+    return weight.to_local() if isinstance(weight, DTensor) else weight
+
+
+def like(weight: Tensor, part: Tensor) -> Tensor:
+    """This rank's part as a tensor that is spread as a weight is."""
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(weight, DTensor):
+        return part
+    part = part.to(weight.to_local().device)
+    mesh, placements = weight.device_mesh, weight.placements
+    return DTensor.from_local(part, mesh, placements, run_check=False, shape=weight.shape, stride=weight.stride())
+
+
+@torch.no_grad()
+def fill(weight: Tensor, full: Tensor) -> None:
+    """Give a weight, spread or not, the values of a whole one."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if isinstance(weight, DTensor):
+        full = distribute_tensor(full.to(weight.to_local()), weight.device_mesh, weight.placements)
+    weight.copy_(full)
+
+
+def sum_replicated(gradient: Tensor, world: World) -> None:
+    """Add up over ranks, in place, the gradient of a weight that is not spread, such as a small adapter's."""
+    from torch.distributed.tensor import DTensor
+
+    if world.size > 1 and not isinstance(gradient, DTensor):
+        torch.distributed.all_reduce(gradient)
+
+
+class WholeWeights(Mapping[str, Tensor]):
+    """The weights of a state by name, each made whole and given its dtype only when it is asked for.
+
+    Ranks have to ask for the same ones in the same order.
+    """
+
+    def __init__(self, state: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+        self._state, self._dtype = state, dtype
+
+    def __getitem__(self, name: str) -> Tensor:
+        return whole(self._state[name]).to(self._dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._state)
+
+    def __len__(self) -> int:
+        return len(self._state)
+
+
+def whole_state(model: Any) -> Mapping[str, Tensor]:
+    """The state of a model, or of one with an adapter merged, in the dtype in which it computes."""
+    learning, state = getattr(model, "learning", model), model.state_dict()
+    return WholeWeights(state, learning.computes) if is_spread(learning) else state
+
+
+def on_first(state: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:
+    """The whole state in the first rank's main memory, one weight after the other; elsewhere nothing."""
+    kept = {}
+    for name in state:
+        weight = state[name]
+        if world.first:
+            kept[name] = weight.cpu()
+    return kept
+
+
+def padded(batches: Sequence[list[int]], world: World) -> list[list[int]]:
+    """As many as the rank with the most has, so that all meet equally often; those added are empty."""
+    most = max(world.gather(len(batches)))
+    return [*batches, *([] for _ in range(most - len(batches)))]
