@@ -18,6 +18,7 @@ from mismatch_cli import __version__, registry
 from mismatch_cli.commands._help import Command, Row, panels, print_help, summary
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.extras import not_installed
+from mismatch_cli.ranks.joined import launched
 from mismatch_cli.text import is_whole, visible
 
 _INTERRUPTED = 130
@@ -146,6 +147,8 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(
             f"Unexpected error ({what}). This is a bug: please report it with the output of --debug.", 1, debug
         )
+    if code == _INTERRUPTED and launched():
+        return code  # the launcher says so
     if code == _INTERRUPTED:  # newer versions of Typer turn the interrupt into this code themselves
         command = "".join(arguments[:1])
         recorded = command in ("probe", "curate", "rescore")
@@ -171,7 +174,8 @@ def main() -> None:
         if getattr(sys, stream) is None:  # closed by the shell (`>&-`): nobody reads, and that is no failure
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
     spell_out_what_streams_lack()
-    _end(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    _end(0 if code == _INTERRUPTED and launched() else code)  # a rank that was told to stop has not failed
 
 
 def spell_out_what_streams_lack() -> None:

@@ -27,7 +27,7 @@ _FREE = "free_full_weight"  # transformers' word: a module's whole weight exists
 
 @dataclass(frozen=True)
 class Sharding:
-    """How a model is spread: over which ranks, to learn or only to score, and whether shards rest in the CPU's memory."""
+    """How a model is spread: over which ranks, to learn or only to score, and whether shards rest in main memory."""
 
     world: World
     learns: bool = False
@@ -48,16 +48,29 @@ class Sharding:
         Inputs are not cast: positions of rotary embeddings stay float32.
         """
         from torch.distributed.fsdp import MixedPrecisionPolicy
-        from transformers.distributed import fsdp
+        from transformers.distributed import fsdp, mixin
 
         computes = dtype if self.learns else None
         policy = MixedPrecisionPolicy(computes, torch.float32, cast_forward_inputs=False)
-        plain = fsdp.fully_shard
+        plain, spread = fsdp.fully_shard, mixin.apply_fully_sharded_data_parallelism
         fsdp.fully_shard = partial(plain, mp_policy=policy)
+        mixin.apply_fully_sharded_data_parallelism = partial(_spread_tied, spread)
         try:
             yield
         finally:
-            fsdp.fully_shard = plain
+            fsdp.fully_shard, mixin.apply_fully_sharded_data_parallelism = plain, spread
+
+
+def _spread_tied(spread: Callable[..., Any], model: Any, mesh: Any) -> Any:
+    """Tie weights before they are spread, and leave tied ones to the root, which exists as long as a pass lasts.
+
+    transformers ties them afterwards: FSDP then holds a copy for the head, which never learns where the vocabulary does
+    not divide by the number of ranks.
+    """
+    model.tie_weights()
+    if model.all_tied_weights_keys:
+        model._fsdp_plan = {name: kind for name, kind in model._fsdp_plan.items() if "*" in name}
+    return spread(model, mesh)
 
 
 def add_plan(config: Any, name: str) -> None:
@@ -76,8 +89,8 @@ def add_plan(config: Any, name: str) -> None:
     plan = {".".join("*" if part.isdecimal() else part for part in path.split(".")): _FREE for path in numbered}
     if not plan:
         raise MismatchError(
-            f"{name} ({type(model).__name__}) does not say which of its modules are layers, so it cannot be spread over "
-            "ranks. Use one process, or --replicas where the model fits one device."
+            f"{name} ({type(model).__name__}) does not say which of its modules are layers, so it cannot be spread "
+            "over ranks. Use one process, or --replicas where the model fits one device."
         )
     config.base_model_fsdp_plan = plan
 
@@ -89,8 +102,8 @@ def prepared(model: Any, sharding: Sharding, dtype: torch.dtype) -> Any:
     if sharding.learns and dtype != torch.float32:
         if model._keep_in_fp32_modules or model._keep_in_fp32_modules_strict:
             raise MismatchError(
-                f"{type(model).__name__} keeps a part of its weights in float32, which a model that is spread over ranks "
-                "cannot. Use --trainer-dtype float32."
+                f"{type(model).__name__} keeps a part of its weights in float32, which a model that is spread over "
+                "ranks cannot. Use --trainer-dtype float32."
             )
         with torch.no_grad():
             for weight in model.parameters():
@@ -159,7 +172,7 @@ def whole(weight: Tensor) -> Tensor:
     """The whole of a weight, on every rank: all of them have to ask for it."""
     from torch.distributed.tensor import DTensor
 
-    return weight.detach().full_tensor() if isinstance(weight, DTensor) else weight  # type: ignore[no-any-return]
+    return weight.full_tensor().detach() if isinstance(weight, DTensor) else weight
 
 
 def local(weight: Tensor) -> Tensor:

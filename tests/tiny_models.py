@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,17 @@ _SIZES = {
 def save_model(tmp_path: Path) -> Callable[..., str]:
     """Save a tiny random model of a family, such as `save_model("Qwen3", vocab_size=1003)`, and name its folder."""
 
-    def save(family: str, dtype: torch.dtype = torch.float32, **settings: Any) -> str:
-        import transformers
+    return partial(saved_model, tmp_path)
 
-        torch.manual_seed(0)
-        config = getattr(transformers, f"{family}Config")(**{"vocab_size": 512} | _SIZES | settings)
-        name = "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
-        model = getattr(transformers, name)(config)
-        folder = tmp_path / family
-        model.to(dtype).save_pretrained(folder)
-        return str(folder)
 
-    return save
+def saved_model(into: Path, family: str, dtype: torch.dtype = torch.float32, **settings: Any) -> str:
+    """The same into a folder of one's own."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**{"vocab_size": 512} | _SIZES | settings)
+    name = "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
+    model = getattr(transformers, name)(config)
+    folder = into / family
+    model.to(dtype).save_pretrained(folder)
+    return str(folder)

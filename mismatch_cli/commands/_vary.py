@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import fields
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from mismatch_cli import registry
 from mismatch_cli.commands._show import Common
+from mismatch_cli.commands._typed import truth, words
 from mismatch_cli.errors import MismatchError, UsageError, suggest
 from mismatch_cli.numbers import number, things
 from mismatch_cli.options import setting
@@ -62,7 +63,7 @@ def run_varied(context: typer.Context, common: Common, kind: type, vary: Sequenc
     if failed:
         first = failed[0]
         again = suggest(
-            command, *_words(context, {}), *(f"--vary={text}" for text in vary), "--output", folder, "--resume"
+            command, *words(context, _OWN), *(f"--vary={text}" for text in vary), "--output", folder, "--resume"
         )
         raise MismatchError(
             f"{len(failed)} of {things(len(members), 'run')} failed, the first {first.member.name}: {first.fault} "
@@ -85,7 +86,7 @@ def _values(context: typer.Context, kind: type, vary: Sequence[str]) -> dict[str
         found[name] = [value.strip() for value in values.split(",")]
     for known in context.command.params:
         if getattr(known, "is_flag", False):
-            _ = [_truth(text) for text in found.get(str(known.name), ())]
+            _ = [truth(text) for text in found.get(str(known.name), ())]
     return found
 
 
@@ -97,48 +98,18 @@ def _members(context: typer.Context, kind: type, values: dict[str, list[str]], f
     members: dict[str, Member] = {}
     for combination in product(*values.values()):
         chosen = dict(zip(values, combination, strict=True))
-        words, name = _words(context, chosen), "-".join(map(_named, combination))
-        made = context.command.make_context(str(context.info_name), list(words), parent=context.parent)
+        typed, name = words(context, _OWN, chosen), "-".join(map(_named, combination))
+        made = context.command.make_context(str(context.info_name), list(typed), parent=context.parent)
         checked(kind, made.params, str(context.info_name))
         if name in members:
             raise UsageError(f"--vary makes two runs called {name}. Name values whose last parts differ.")
-        members[name] = Member(folder / name, (str(context.info_name), *words), Path.cwd())
+        members[name] = Member(folder / name, (str(context.info_name), *typed), Path.cwd())
     return list(members.values())
 
 
 def _named(value: str) -> str:
     """What a value is called in a folder whose name has the setting's: short, since it heads columns."""
     return re.sub(r"[^\w.-]+", "-", Path(value).name)
-
-
-def _words(context: typer.Context, chosen: dict[str, str]) -> tuple[str, ...]:
-    """What was typed, with other values for some settings."""
-    words: list[str] = []
-    for known in context.command.params:
-        name = str(known.name)
-        source = context.get_parameter_source(name)
-        typed = source is not None and source.name == "COMMANDLINE" and name not in _OWN
-        if name in chosen:
-            words += _spelled(known, _truth(chosen[name]) if getattr(known, "is_flag", False) else chosen[name])
-        elif typed:
-            words += _spelled(known, context.params[name])
-    return tuple(words)
-
-
-def _spelled(known: Any, value: Any) -> list[str]:
-    if known.param_type_name == "argument":
-        return list(map(str, value)) if known.nargs != 1 else [str(value)]
-    flag = max(known.opts, key=len)
-    if known.is_flag:
-        return [flag if value else max(known.secondary_opts, key=len)] if value or known.secondary_opts else []
-    several = value if known.multiple or isinstance(value, list) else [value]
-    return [word for item in several for word in (flag, *map(str, item if isinstance(item, tuple) else (item,)))]
-
-
-def _truth(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise UsageError(f"{text} is neither true nor false.")
-    return text.lower() == "true"
 
 
 def _check_there(members: Sequence[Member], common: Common) -> None:

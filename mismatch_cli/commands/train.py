@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
 from mismatch_cli.commands._progress import TerminalProgress
 from mismatch_cli.commands._show import DRAWING, Common
+from mismatch_cli.commands._typed import words
 from mismatch_cli.errors import MismatchError, UsageError, quoted
 from mismatch_cli.options import flags, setting
 from mismatch_cli.places import bundled, shown
-from mismatch_cli.rl.train_config import FILE_NAME, TrainConfig, load_config, presets, shown_defaults
+from mismatch_cli.ranks import World
+from mismatch_cli.ranks.joined import joined, launched, restarted
+from mismatch_cli.rl.train_config import FILE_NAME, TrainConfig, load_config, parsed, presets, shown_defaults
 
 if TYPE_CHECKING:
     from mismatch_cli.commands._live import TrainingView
@@ -29,6 +35,7 @@ _SHOWN = shown_defaults(_PRESET)
 
 @flags(TrainConfig, without=tuple(_OWN), defaults=_SHOWN)
 def command(
+    context: typer.Context,
     *,
     algorithm: list[str] | None = setting(
         None, f"{_OWN['algorithm']} Repeatable.", short="-a", metavar="ALGORITHM", show_default=_SHOWN["algorithm"]
@@ -48,6 +55,12 @@ def command(
         panel="Output",
     ),
     resume: bool = setting(False, "Go on with the runs in --output from their checkpoints."),
+    nproc: int = setting(
+        1, "Processes that train together, one for each GPU of this machine.", min=1, panel="Ranks", metavar="N"
+    ),
+    max_restarts: int = setting(
+        0, "How often all of them go on from the last checkpoint when one has died.", min=0, panel="Ranks", metavar="N"
+    ),
     show_config: bool = setting(False, "Check the settings, print them all as TOML, and stop."),
     report_every: float = setting(
         60,
@@ -68,6 +81,8 @@ def command(
       mismatch-cli train
       mismatch-cli train -a dppo-binary-tv -a pg-is -a grpo-clip-higher --seeds 3
       mismatch-cli train --model ./checkpoint --dataset problems.jsonl --steps 200
+      mismatch-cli train --preset paper --nproc 8 --max-restarts 3
+      torchrun --nnodes 4 --nproc-per-node 8 … -m mismatch_cli train --preset paper
     """
     from mismatch_cli.extras import require
     from mismatch_cli.recording.folder import folder_of_runs, training_folder
@@ -90,14 +105,50 @@ def command(
         return
     require(first.engine, f"--engine {first.engine}")
     require("hf", "`train`")
-    with ExitStack() as held:  # from before the first run to after the last
+    if (nproc > 1 or max_restarts) and not launched():
+        from mismatch_cli.ranks.launch import launch
+
+        typed = words(context, without=("nproc", "max_restarts"))
+        raise typer.Exit(launch(nproc, [str(context.info_name), *typed], max_restarts=max_restarts, kept=_KEPT))
+    resume = resume or restarted()
+    with joined() as world, ExitStack() as held:  # from before the first run to after the last
+        if not world.first:
+            for config, folder in zip(configs, folders, strict=True):
+                _follow(config, folder, resume, world)
+            return
         if len(configs) > 1:
             from mismatch_cli.studies.training import TrainingAnalysis
 
             held.enter_context(folder_of_runs(output, TrainingAnalysis.FORMAT))
         for config, folder in zip(configs, folders, strict=True):
-            held.enter_context(training_folder(folder, FILE_NAME, config.to_toml(), resume=resume))
-        _train(folders, configs, output, resume, report_every, common)
+            held.enter_context(training_folder(folder, FILE_NAME, partial(_is_saved, config), resume=resume))
+        _train(folders, configs, output, resume, report_every, common, world)
+
+
+_KEPT = (
+    "Every finished step is on record: the same command with --resume goes on from the newest checkpoint, and "
+    "--max-restarts N does so by itself."
+)
+
+
+def _is_saved(config: TrainConfig, text: str) -> bool:
+    """Whether a run was begun with these settings; what it did not know yet is as it was."""
+    try:
+        return parsed(text) == config
+    except MismatchError:
+        return False
+
+
+def _follow(config: TrainConfig, folder: Path, resume: bool, world: World) -> None:
+    """Take part in a run of which the first rank speaks and writes; a first Ctrl-C is for that one to hear."""
+    from mismatch_cli.torch_settings import prepare_imports
+
+    prepare_imports()
+    from mismatch_cli.rl.loop import train
+
+    with _once(lambda: None):
+        if not train(config, folder, lambda _: None, resume=resume, world=world):
+            raise KeyboardInterrupt
 
 
 def _run_folders(configs: Sequence[TrainConfig], output: Path) -> list[Path]:
@@ -135,6 +186,7 @@ def _train(
     resume: bool,
     report_every: float,
     common: Common,
+    world: World,
 ) -> None:
     """Train one after the other, and report on what there is, also where a run failed or the user stopped."""
     from mismatch_cli.commands._live import TrainingView
@@ -150,9 +202,9 @@ def _train(
             view = TrainingView(config, number, len(configs))
             try:
                 begun.append(folder)
-                stopped = not _run(config, folder, resume, view, refresher, progress)
+                stopped = not _run(config, folder, resume, view, refresher, progress, world)
             except MismatchError as error:
-                if len(configs) == 1:
+                if len(configs) == 1 or world.size > 1:  # the other ranks wait for no next run
                     raise
                 failed.append(folder.name)
                 progress.say(f"{folder.name} failed: {error}")
@@ -203,6 +255,7 @@ def _run(
     view: TrainingView,
     refresher: Refresher,
     progress: TerminalProgress,
+    world: World,
 ) -> bool:
     """Train one run in view of the user; answers whether all steps are done."""
     from mismatch_cli.torch_settings import prepare_imports
@@ -226,7 +279,7 @@ def _run(
         with _interruptible(progress, view), progress.view(view.lines):
             done = train(
                 config, folder, on_step, resume=resume, stop=lambda: view.stopping, say=progress.say,
-                on_phase=view.enter,
+                on_phase=view.enter, world=world,
             )  # fmt: skip
     except KeyboardInterrupt:
         progress.say(
@@ -251,12 +304,26 @@ def _interruptible(progress: TerminalProgress, view: TrainingView) -> Iterator[N
     """The first Ctrl-C asks the loop to finish its step and save; a second one stops at once."""
     from mismatch_cli.commands._live import STOPPING
 
-    def on_signal(*_: Any) -> None:
-        if view.stopping:
-            raise KeyboardInterrupt
+    def stop() -> None:
         view.stopping = True
         if not progress.on_terminal:
             progress.say(STOPPING)
+
+    with _once(stop):
+        yield
+
+
+@contextmanager
+def _once(stop: Callable[[], None]) -> Iterator[None]:
+    """The first Ctrl-C calls `stop`, another one ends the program."""
+    heard = False
+
+    def on_signal(*_: Any) -> None:
+        nonlocal heard
+        if heard:
+            raise KeyboardInterrupt
+        heard = True
+        stop()
 
     before = signal.signal(signal.SIGINT, on_signal)
     try:

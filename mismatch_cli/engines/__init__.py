@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from mismatch_cli import registry
 from mismatch_cli.errors import MismatchError, UsageError, first_line
+from mismatch_cli.ranks import ALONE, World
 from mismatch_cli.sampling import SamplingSettings
 
 if TYPE_CHECKING:
@@ -50,6 +51,9 @@ class EngineSettings:
     full: bool = False  # whether `sample_full` will be asked
     say: Callable[[str], None] = field(default=_silent, compare=False)  # one line of talk
     adapter: str | None = None  # a LoRA adapter to sample with, beside the weights
+    world: World = ALONE  # the ranks of a training, each of which has an engine or a part of one
+    tensor_parallel: int = 1  # ranks that share an engine
+    sleeps: bool = False  # whether it gives its GPU memory back between two calls
 
 
 class Engine(Protocol):

@@ -20,6 +20,7 @@ from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.torch_settings import TorchSettings, prepare_imports
 
 REMOTE, TAKES_WEIGHTS, MEMORY_SHARE = False, True, "gpu_memory_utilization"
+_PARTS = ("weights", "kv_cache")  # of vLLM's memory, in the order in which they wake up
 _CPU_KV_CACHE_BYTES = 1 << 30  # vLLM's own default takes 92 % of the memory
 _MAX_CPU_SEQUENCES = 256
 _BYTES_PER_LOGPROB = 132  # an id, a log-prob and a rank as Python objects in lists: 123 to 130 measured
@@ -83,6 +84,11 @@ def _load(settings: EngineSettings, lora: dict[str, Any]) -> Any:
             # A prompt split over two steps makes vLLM rewind the request's generator, which a CPU generator cannot do.
             "enable_chunked_prefill": False,
         }
+    if settings.world.size > 1:  # in the process group that is there
+        backend = {"distributed_executor_backend": "external_launcher"}
+        arguments |= backend | {"tensor_parallel_size": settings.tensor_parallel}
+    if settings.sleeps:
+        arguments["enable_sleep_mode"] = True
     arguments |= lora | settings.extra
     if arguments.get("enforce_eager"):
         # Asking for log-probs would otherwise compile one small function with inductor: seconds for nothing.
@@ -102,12 +108,38 @@ class VllmEngine:
         self._lora = lora  # vLLM's request for the adapter that every response is sampled with
         self._settings = settings
         self._before, self._temporary = before, temporary
+        self._asleep: set[str] = set()
 
     def sample(self, requests: Sequence[Request], on_finished: Callable[[int], None]) -> list[Rollout]:
+        self._wake(*_PARTS)
         self.llm.reset_prefix_cache()
         top_k = self._settings.top_logprobs
-        outputs = self._generate(requests, top_k, on_finished)
+        together, own = self._of_all(requests)
+        outputs = self._generate(together, top_k, on_finished)[own]
+        self._sleep()
         return [_to_rollout(r, output.outputs[0], top_k) for r, output in zip(requests, outputs, strict=True)]
+
+    def _of_all(self, requests: Sequence[Request]) -> tuple[Sequence[Request], slice]:
+        """Ranks that share an engine ask it for the same: what all of them want, and which part is this one's."""
+        world, size = self._settings.world, self._settings.tensor_parallel
+        if size == 1:
+            return requests, slice(None)
+        first = world.rank // size * size
+        parts = world.gather(list(requests))[first : first + size]
+        start = sum(map(len, parts[: world.rank - first]))
+        return [request for part in parts for request in part], slice(start, start + len(requests))
+
+    def _sleep(self) -> None:
+        """Give the GPU's memory to the trainer, weights kept in main memory."""
+        if self._settings.sleeps:
+            self.llm.sleep(level=1)
+            self._asleep = set(_PARTS)
+
+    def _wake(self, *parts: str) -> None:
+        for part in parts:
+            if part in self._asleep:
+                self.llm.wake_up(tags=[part])
+                self._asleep.discard(part)
 
     def sample_full(
         self, requests: Sequence[Request], sinks: Sequence[Sink], on_finished: Callable[[int], None]
@@ -135,6 +167,7 @@ class VllmEngine:
         return outputs
 
     def load_weights(self, model: Any) -> None:
+        self._wake("weights")  # the cache stays asleep until the next response: while both models are here
         with engine_log(self._settings.log_file):
             take_over(self.llm, model)
         if not self.llm.reset_prefix_cache():

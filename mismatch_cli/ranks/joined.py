@@ -21,6 +21,11 @@ def launched() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", 1)) > 1
 
 
+def restarted() -> bool:
+    """Whether this process stands in for one that died: it goes on with what that one began."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+
+
 @contextmanager
 def joined() -> Iterator[World]:
     """This rank among the others, until the end of the block; alone where nobody launched several.

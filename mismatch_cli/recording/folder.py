@@ -65,7 +65,9 @@ def check_report_folder(folder: Path, renewed: Container[str] | None = None, *, 
         raise MismatchError(f"{folder} already exists. Replace its report with --force, or choose another --output.")
 
 
-def training_folder(folder: Path, settings_file: str, settings: str, *, resume: bool) -> AbstractContextManager[None]:
+def training_folder(
+    folder: Path, settings_file: str, is_same: Callable[[str], bool], *, resume: bool
+) -> AbstractContextManager[None]:
     """Hold the folder of a training run. Nothing is ever written over; one that goes on has the same settings."""
 
     def check() -> None:
@@ -75,7 +77,7 @@ def training_folder(folder: Path, settings_file: str, settings: str, *, resume: 
         if there and not saved.is_file():
             what = "holds no training run to resume" if resume else "already exists, and holds no training run"
             raise MismatchError(f"{folder} {what}. Choose another --output.")
-        same = saved.is_file() and saved.read_bytes() == settings.encode()
+        same = saved.is_file() and is_same(saved.read_text(encoding="utf-8", errors="replace"))
         if not resume and there:
             how = "Go on with --resume, or choose" if same else "Its settings are others. Choose"
             raise MismatchError(f"{folder} already exists. {how} another --output.")

@@ -7,7 +7,7 @@ for half precision to hold. What the engine is given are the weights that comput
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -145,9 +145,7 @@ class Learner:
             if not judges_single_tokens(self.algorithm):
                 known = logp_pass(hidden_TH, head, ids_T, self._sampling, judged.query_ids_TK)
                 judged.look_first(known)
-            return policy_gradient_loss(
-                hidden_TH, head, ids_T, judged.coefficient, self._sampling, known=known
-            ), known
+            return policy_gradient_loss(hidden_TH, head, ids_T, judged.coefficient, self._sampling, known=known), known
 
         with torch.set_grad_enabled(learns):
             found, known = self.trainer.look_at(requests, look)

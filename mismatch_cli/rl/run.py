@@ -86,6 +86,13 @@ class Run:
                 f"{self.world.size} ranks cannot share {self.config.prompts_per_step} problems a step, since the "
                 "responses to a problem stay together. Use fewer ranks, or a higher --prompts-per-step."
             )
+        if self.world.size % self.config.tensor_parallel:
+            raise UsageError(
+                f"{self.world.size} ranks cannot form engines of {self.config.tensor_parallel}. Use a "
+                "--tensor-parallel that divides the number of ranks."
+            )
+        if self.config.cpu_offload and self.world.size == 1:
+            raise UsageError("--cpu-offload is for a model that is spread over ranks. Add --nproc 2 or more.")
 
     def _engine_settings(self, top_k: int) -> EngineSettings:
         config = self.config
@@ -96,7 +103,9 @@ class Run:
         rank = "" if self.world.first else f"-{self.world.rank}"
         log = self.folder / "log" / f"{config.engine}{rank}.log"
         settings = (config.model, self._sampling, top_k, config.rollout_dtype, config.seed, log, extra)
-        return EngineSettings(*settings, world=self.world)
+        return EngineSettings(
+            *settings, world=self.world, tensor_parallel=config.tensor_parallel, sleeps=torch.cuda.is_available()
+        )
 
     def _load(self, algorithm: Algorithm) -> None:
         """Pose the problems in the engine's context, and load the trainer beside the engine."""
@@ -109,7 +118,7 @@ class Run:
             sampling=self._sampling,
             dtype=config.trainer_dtype,
             attn_implementation=config.attn or None,
-            sharding=None if self.world.size == 1 else Sharding(self.world, learns=True, cpu_offload=config.cpu_offload),
+            sharding=Sharding(self.world, True, config.cpu_offload) if self.world.size > 1 else None,
         )
         if config.gradient_checkpointing:
             checkpoint_layers(trainer.model)
@@ -201,7 +210,7 @@ class Run:
         return self.learner.trainer.score(requests, token_budget=self.config.token_budget)
 
     def minibatches(self, step: int) -> list[Minibatch]:
-        """Those of every epoch, shuffled by seed, step and epoch: of all ranks' responses, in which rows this rank's."""
+        """Those of every epoch, shuffled by seed, step and epoch; of each the rows that are this rank's."""
         config, problems = self.config, self.world.share(self.config.prompts_per_step)
         responses = config.prompts_per_step * config.samples_per_prompt
         own = range(problems.start * config.samples_per_prompt, problems.stop * config.samples_per_prompt)

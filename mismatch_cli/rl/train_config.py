@@ -104,6 +104,7 @@ class TrainConfig:
         "auto", "Dtype of the engine's KV cache; fp8 makes a large mismatch.", metavar="DTYPE"
     )
     engine_memory: float = of_compute(0.4, "Share of a GPU's memory for vLLM; the trainer needs the rest.", **SHARE)
+    tensor_parallel: int = of_compute(1, "Ranks that share one vLLM engine.", least=1)
     attn: str = of_compute(
         "", "Attention of the trainer, such as sdpa, eager or flash_attention_2.", metavar="NAME",
         show_default="one that the model allows",
@@ -161,6 +162,15 @@ def load_config(preset: str, changes: dict[str, Any]) -> TrainConfig:
             f"{path} cannot be read ({error}). Name a TOML file as `train --show-config` prints it."
         ) from error
     return TrainConfig(**_checked(content | changes, path))
+
+
+def parsed(text: str) -> TrainConfig:
+    """The settings that were saved with a run, as `to_toml` spells them; a `UsageError` for others."""
+    try:
+        content = tomllib.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{FILE_NAME} is not TOML ({error}).") from error
+    return TrainConfig(**_checked(content, Path(FILE_NAME)))
 
 
 def _checked(content: dict[str, Any], path: Path) -> dict[str, Any]:

@@ -208,7 +208,7 @@ class Trainer:
                 f"The device ran out of memory with {len(batch)} responses of up to {members[0].num_fed + 1} tokens. "
                 "A lower --token-budget needs less: probe and rescore take it with --resume, train in another --output."
             ) from error
-        for i, part in zip(batch, parts, strict=True):
+        for i, part in zip(batch, parts[: len(batch)], strict=True):
             bad_T = np.isnan(part.logp_T) | np.isnan(part.entropy_T)
             if bad_T.any():
                 raise MismatchError(
@@ -217,9 +217,7 @@ class Trainer:
                 )
             scores[i] = part
 
-    def look_at(
-        self, requests: Sequence[ScoreRequest], look: Callable[[torch.Tensor, torch.Tensor, Head], R]
-    ) -> R:
+    def look_at(self, requests: Sequence[ScoreRequest], look: Callable[[torch.Tensor, torch.Tensor, Head], R]) -> R:
         """One pass: `look` is given what predicts the response tokens of all requests, `[T, H]`, their ids, `[T]`, and
         the head with the weights that learn."""
         ids_BL, mask_BL = pad_right(requests, self.model.device)

@@ -183,4 +183,4 @@ def test_ctrl_c_finishes_the_step_and_says_how_to_go_on(tmp_path):
     assert "step 1/500  reward" in errors and "\x1b" not in errors  # lines in a log, no view
     assert errors.index("Finishing this step, then saving") < errors.index("--resume --output")
     done = metrics.read_text(encoding="utf-8").count("\n")
-    assert (tmp_path / "run" / "checkpoints" / f"step-{done:06d}" / "state.pt").is_file()
+    assert (tmp_path / "run" / "checkpoints" / f"step-{done:06d}" / "state.json").is_file()

@@ -260,7 +260,7 @@ def test_a_run_in_a_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
     assert "\x1b[?25h" in terminal.text  # the cursor is back
     assert 'http-equiv="refresh"' not in (folder / "report.html").read_text(encoding="utf-8")
     steps = (folder / "metrics.jsonl").read_text(encoding="utf-8").count("\n")
-    assert (folder / "checkpoints" / f"step-{steps:06d}" / "state.pt").is_file()
+    assert (folder / "checkpoints" / f"step-{steps:06d}" / "state.json").is_file()
 
 
 def test_a_view_that_is_cut_short_gives_the_terminal_back() -> None:

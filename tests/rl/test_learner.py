@@ -16,6 +16,7 @@ from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.batch import Rollout
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.rl.checkpoint import latest_checkpoint, save_checkpoint
 from mismatch_cli.rl.learner import Learner, LossScale, Sample
 from mismatch_cli.rl.train_config import AGGREGATIONS, TrainConfig
 from mismatch_cli.sampling import SamplingSettings
@@ -240,8 +241,9 @@ def test_a_saved_learner_goes_on_to_the_same_bits(make_learner, dtype, tmp_path)
     samples = make_samples(whole)
     for learner in (whole, first):
         learner.update(samples)
-    torch.save(first.state_dict(), tmp_path / "state.pt")
-    second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    save_checkpoint(tmp_path, 1, first.tensors(), {"learner": first.facts()})
+    saved = latest_checkpoint(tmp_path)
+    second.restore(saved.facts["learner"], saved.load)
     for learner in (whole, second):
         learner.update(samples)
     assert second.version == 2

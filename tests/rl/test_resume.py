@@ -37,7 +37,7 @@ def test_what_a_kill_leaves_behind_does_not_count(unbroken, tmp_path):
     shutil.rmtree(folder / "checkpoints" / "step-000004")
     for name in (".step-000003.0123abcd.part", ".step-000004.4567cdef.part"):
         (folder / "checkpoints" / name).mkdir()
-        (folder / "checkpoints" / name / "state.pt").write_bytes(b"PK half of it")
+        (folder / "checkpoints" / name / "state.json").write_bytes(b'{"step": ')
     (folder / "traces" / "step-3").mkdir(parents=True)
     with open(folder / "metrics.jsonl", "a", encoding="utf-8") as lines:
         lines.write('{"step": 5, "rew')
@@ -72,8 +72,9 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_goes_on(unbroken, tmp_
     folder = tmp_path / "run"
     shutil.copytree(unbroken, folder)
     newest = folder / "checkpoints" / "step-000004"
-    state = (newest / "state.pt").read_bytes()
-    (newest / "state.pt").write_bytes(state[: len(state) // 2])
+    (tensors,) = (newest / "state").iterdir()
+    state = tensors.read_bytes()
+    tensors.write_bytes(state[: len(state) // 2])
     with pytest.raises(MismatchError, match=r"step-000004 is damaged. Delete it, and --resume goes on"):
         run(folder, resume=True, **EVALUATED)
     assert numbers(folder) == numbers(unbroken)

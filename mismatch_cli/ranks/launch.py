@@ -1,0 +1,104 @@
+"""Launching a command as several ranks of one machine, by torch's elastic agent: what `--nproc` does."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from mismatch_cli.errors import MismatchError
+
+_PATIENCE = 30  # seconds for ranks to end when one has died, before they are killed
+_FAULT = "mismatch-cli: "  # how a rank's last sentence begins
+
+
+def launch(nproc: int, arguments: Sequence[str], *, max_restarts: int, kept: str) -> int:
+    """Run `mismatch-cli ARGUMENTS` as `nproc` ranks, the first of them on this terminal.
+
+    If one dies, the others are ended and all begin again, at most `max_restarts` times: they find by `restarted()` that
+    they are to go on. Ctrl-C reaches the ranks; a second one ends them. Answers the exit code: the first rank has said
+    what is wrong. Raises a `MismatchError` for what another one said, or died of; that one ends with `kept`.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logging.disable()  # it tells of every fault on 20 lines
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else a restarted rank finds the addresses of dead ones
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc)))
+    with tempfile.TemporaryDirectory(prefix="mismatch-cli-ranks-") as logs, _passed_on() as interrupted:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=nproc,
+            run_id=uuid.uuid4().hex,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",  # a free port
+            local_addr="localhost",
+            max_restarts=max_restarts,
+            signals_to_handle="SIGTERM,SIGHUP,SIGQUIT",
+            shutdown_timeout=_PATIENCE,
+            logs_specs=DefaultLogsSpecs(logs, redirects=dict.fromkeys(range(1, nproc), Std.ALL)),
+        )
+        try:
+            elastic_launch(config, sys.executable)("-m", "mismatch_cli", *arguments)
+        except ChildFailedError as failed:
+            if interrupted:
+                raise KeyboardInterrupt from failed
+            rank, failure = failed.get_first_failure()
+            if failure.exitcode < 0:
+                name = signal.Signals(-failure.exitcode).name
+                raise MismatchError(f"Rank {rank} was killed ({name}). {kept}") from failed
+            if rank == 0:
+                return failure.exitcode
+            raise MismatchError(f"Rank {rank}: {_said(Path(logs), rank)}") from failed
+    if interrupted:
+        raise KeyboardInterrupt
+    return 0
+
+
+@contextmanager
+def _passed_on() -> Iterator[list[int]]:
+    """Ctrl-C goes to the ranks, which are not of this terminal; what is yielded counts them."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+
+    interrupted: list[int] = []
+
+    def on_signal(number: int, _: object) -> None:
+        interrupted.append(number)
+        if len(interrupted) > 1:
+            raise SignalException("interrupted twice", signal.SIGINT)
+        for rank in _children():
+            os.kill(rank, signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, on_signal)
+    try:
+        yield interrupted
+    except SignalException as error:
+        if not interrupted:
+            raise SystemExit(128 + error.sigval) from error
+        raise KeyboardInterrupt from error
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _children() -> list[int]:
+    """The processes that this one has begun."""
+    found = []
+    for thread in Path("/proc/self/task").iterdir():
+        found += (thread / "children").read_text().split()
+    return [int(number) for number in found]
+
+
+def _said(logs: Path, rank: int) -> str:
+    """The last sentence of a rank, whichever attempt it was."""
+    files = sorted(logs.glob(f"*/attempt_*/{rank}/stderr.log"), key=lambda path: path.stat().st_mtime)
+    lines = files[-1].read_text(errors="replace").splitlines() if files else []
+    spoken = [line for line in lines if line.startswith(_FAULT)] or [line for line in lines if line.strip()]
+    return spoken[-1].removeprefix(_FAULT) if spoken else "it ended and said nothing. Try again with --debug."

@@ -1,0 +1,167 @@
+"""What a test does on every rank: `run_on(2, "gradients", folder)` calls the function of that name on two of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mismatch_cli.algorithms.parse import find
+from mismatch_cli.algorithms.table import TABLE
+from mismatch_cli.batch import Rollout
+from mismatch_cli.ranks import World
+from mismatch_cli.ranks.joined import joined
+from mismatch_cli.rl.checkpoint import latest_checkpoint, save_checkpoint
+from mismatch_cli.rl.learner import Learner, Sample
+from mismatch_cli.rl.train_config import TrainConfig
+from mismatch_cli.sampling import SamplingSettings
+from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
+from mismatch_cli.sharding import Sharding, whole
+
+PLAIN = SamplingSettings()
+CONFIG = TrainConfig(max_tokens=60, token_budget=150, learning_rate=1e-3)
+TOPK, VOCABULARY = 20, 211
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "tied": ("Qwen3", {"tie_word_embeddings": True}),
+    "untied": ("Qwen2", {"tie_word_embeddings": False}),
+    "no plan": ("GPT2", {"n_embd": 64, "n_layer": 2, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2}),
+    "divides": ("Granite", {"tie_word_embeddings": False, "logits_scaling": 2.0}),
+    "experts": ("Qwen3Moe", {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}),
+}
+
+
+def run_on(ranks: int, what: str, folder: Path) -> None:
+    """On this many gloo ranks of this machine, one thread each; alone without a process group."""
+    if ranks == 1:
+        alone = subprocess.run([sys.executable, "-m", "tests.ranks.on_ranks", what, str(folder)], timeout=240)
+        assert alone.returncode == 0
+        return
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    done = subprocess.run([*launcher, "-m", "tests.ranks.on_ranks", what, str(folder)], timeout=240)
+    assert done.returncode == 0
+
+
+def model(folder: Path, kind: str) -> str:
+    return str(folder / "models" / kind / MODELS[kind][0])
+
+
+def samples(recomputed: bool = True) -> list[Sample]:
+    """Nine responses of random tokens with top-K columns; of the second half only one has an advantage."""
+    rng = np.random.default_rng(0)
+    found = []
+    for i, length in enumerate((21, 9, 55, 14, 1, 30, 8, 17, 40)):
+        ids = rng.integers(0, VOCABULARY, length).tolist()
+        topk_ids = np.stack([rng.permutation(VOCABULARY)[:TOPK] for _ in ids]).astype(np.int32)
+        topk = np.log(rng.dirichlet(np.ones(TOPK + 1), length)[:, :TOPK]).astype(np.float32)
+        logp, ranks = np.log(rng.uniform(0.001, 0.02, length)).astype(np.float32), np.ones(length, dtype=np.int32)
+        rollout = Rollout(rng.integers(0, VOCABULARY, 5).tolist(), ids, logp, ranks, topk_ids, topk, "stop")
+        advantage = float(rng.normal()) if i < 5 or i == 7 else 0.0
+        moved = np.minimum(logp + 0.1 * rng.normal(size=length), -1e-3).astype(np.float32)
+        before = (moved, topk) if recomputed else (None, None)
+        found.append(Sample(rollout, advantage, *before))
+    return found
+
+
+def loaded(folder: Path, kind: str, world: World, dtype: str = "float32", learns: bool = True) -> Trainer:
+    sharding = Sharding(world, learns) if world.size > 1 else None
+    return Trainer.load(model(folder, kind), sampling=PLAIN, dtype=dtype, sharding=sharding)
+
+
+def share(world: World, things: list) -> list:
+    """Unequal shares: the first rank has most."""
+    bounds = [0, *(len(things) - (world.size - 1 - rank) for rank in range(world.size))]
+    return things[bounds[world.rank] : bounds[world.rank + 1]]
+
+
+def gradients(folder: Path, world: World) -> None:
+    """Of every algorithm, and of one on every kind of model: gradients, and weights after a step of SGD."""
+    cases = [("tied", name) for name in TABLE] + [(kind, "dppo-binary-tv") for kind in MODELS] + [("untied", "gspo")]
+    for aggregation in ("token-mean", "sequence-mean"):
+        cases.append(("tied", f"pg-is/{aggregation}"))
+    found, trainers = {}, {kind: loaded(folder, kind, world) for kind in MODELS}
+    for kind, case in cases:
+        name, _, aggregation = case.partition("/")
+        config = replace(CONFIG, aggregation=aggregation or CONFIG.aggregation)
+        learner = Learner(trainers[kind], find(name, training=True), PLAIN, config, world)
+        before = [master.detach().clone() for master in learner._masters]
+        learner.optimizer = torch.optim.SGD(learner._masters, lr=0.1)
+        update = learner.update(share(world, samples(recomputed=find(name).needs_recomputed)))
+        after = {n: whole(p).detach().clone() for n, p in zip(learner._names, learner._masters, strict=True)}
+        gradient = {n: whole(p.grad).clone() for n, p in zip(learner._names, learner._masters, strict=True)}
+        seen = [x for part in world.gather(update.logp) for x in part]
+        found[f"{kind} {case}"] = {"norm": update.grad_norm, "gradient": gradient, "after": after, "logp": seen}
+        if case == "dppo-binary-tv":  # what computes is what has learnt
+            requests = [ScoreRequest(s.rollout.prompt_ids, s.rollout.response_ids) for s in samples()]
+            scores = world.gather([s.logp_T for s in trainers[kind].score(share(world, requests), token_budget=1)])
+            found[f"{kind} {case}"]["next"] = [x for part in scores for x in part]
+        with torch.no_grad():
+            for master, value in zip(learner._masters, before, strict=True):
+                master.copy_(value)
+                master.grad = None
+    _keep(found, folder, world)
+    if world.size == 2:
+        saved(trainers["tied"], folder, world)
+
+
+def scores(folder: Path, world: World) -> None:
+    """What a trainer says of responses that are dealt to ranks, in two dtypes, to score alone and to learn."""
+    requests = [ScoreRequest(s.rollout.prompt_ids, s.rollout.response_ids, s.rollout.topk_ids_TK) for s in samples()]
+    found = {}
+    for kind in MODELS:
+        for dtype, learns in (("float32", False), ("bfloat16", False), ("bfloat16", True)):
+            trainer = loaded(folder, kind, world, dtype, learns)
+            parts = world.gather([vars(score) for score in trainer.score(share(world, requests), token_budget=1)])
+            trainer.score_again(share(world, requests), token_budget=100)  # nobody waits for the others
+            described = {key: value for key, value in trainer.describe().items() if key != "threads"}
+            found[kind, dtype, learns] = [x for part in parts for x in part], described
+    _keep(found, folder, world)
+
+
+def saved(trainer: Trainer, folder: Path, world: World) -> None:
+    """Two steps of AdamW, and a checkpoint."""
+    learner = Learner(trainer, find("pg-is"), PLAIN, CONFIG, world)
+    for _ in range(2):
+        learner.update(share(world, samples(recomputed=False)))
+    save_checkpoint(folder / "run", 2, learner.tensors(), {"learner": learner.facts()}, world=world)
+    _keep({name: whole(tensor).clone() for name, tensor in learner.tensors().items()}, folder, world, "saved")
+
+
+def restored(folder: Path, world: World) -> None:
+    """What another number of ranks finds in it, and the step that follows."""
+    learner = Learner(loaded(folder, "tied", world), find("pg-is"), PLAIN, CONFIG, world)
+    checkpoint = latest_checkpoint(folder / "run", world)
+    assert checkpoint is not None
+    learner.restore(checkpoint.facts["learner"], checkpoint.load)
+    found = {name: whole(tensor).clone() for name, tensor in learner.tensors().items()}
+    learner.update(share(world, samples(recomputed=False)))
+    after = {name: whole(tensor).clone() for name, tensor in learner.tensors().items()}
+    _keep({"found": found, "after": after, "version": learner.version}, folder, world)
+
+
+def _keep(found: object, folder: Path, world: World, name: str = "found") -> None:
+    if world.first:
+        torch.save(found, folder / f"{name}-{world.size}.pt")
+
+
+def kept(folder: Path, ranks: int, name: str = "found") -> dict:
+    found: dict = torch.load(folder / f"{name}-{ranks}.pt", weights_only=False)
+    return found
+
+
+def main(what: str, folder: str) -> None:
+    torch.set_num_threads(1)
+    functions: dict[str, Callable[[Path, World], None]] = {
+        function.__name__: function for function in (gradients, scores, restored)
+    }
+    with joined() as world:
+        functions[what](Path(folder), world)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
