@@ -27,11 +27,15 @@ _FREE = "free_full_weight"  # transformers' word: a module's whole weight exists
 
 @dataclass(frozen=True)
 class Sharding:
-    """How a model is spread: over which ranks, to learn or only to score, and whether shards rest in main memory."""
+    """How a model is spread: over which ranks, to learn or only to score, and whether shards rest in main memory.
+
+    `dealt`: every rank asks for the same scores, of which each computes its share.
+    """
 
     world: World
     learns: bool = False
     cpu_offload: bool = False
+    dealt: bool = False
 
     def options(self, config: Any, dtype: str) -> dict[str, Any]:
         """For `from_pretrained`. What learns is loaded in float32: its shards are what the optimiser changes."""
@@ -90,7 +94,7 @@ def add_plan(config: Any, name: str) -> None:
     if not plan:
         raise MismatchError(
             f"{name} ({type(model).__name__}) does not say which of its modules are layers, so it cannot be spread "
-            "over ranks. Use one process, or --replicas where the model fits one device."
+            "over ranks. Use one process, or leave out --sharded where the model fits one device."
         )
     config.base_model_fsdp_plan = plan
 

@@ -20,6 +20,7 @@ from mismatch_cli import custom_code, places
 from mismatch_cli.commands._progress import TerminalProgress, colour_system
 from mismatch_cli.errors import UsageError, suggest
 from mismatch_cli.options import saying, setting
+from mismatch_cli.ranks import World
 from mismatch_cli.trace.stores import is_store
 from mismatch_cli.workers import Workers
 
@@ -118,6 +119,10 @@ class Common:
     def progress(self) -> TerminalProgress:
         """Talk on stderr."""
         return TerminalProgress(self.quiet)
+
+    def progress_of(self, world: World) -> TerminalProgress:
+        """The same for the rank that speaks."""
+        return self.progress if world.first else TerminalProgress(quiet=True)
 
     def check(self, named: Sequence[Path] | None, folder: Path | None = None, *, own: bool = False) -> None:
         """Refuse traces, and the folder of a report, that will not do, before anything is imported to read and draw.

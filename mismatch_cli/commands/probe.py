@@ -5,9 +5,11 @@ from typing import Annotated
 
 import typer
 
+from mismatch_cli.commands._ranks import KEPT, NPROC, SHARDED, check_sharded, launch_ranks, told_to_all
 from mismatch_cli.commands._show import Probing
 from mismatch_cli.commands._vary import DEVICES, VARY, run_varied
 from mismatch_cli.options import flags, saying, setting
+from mismatch_cli.ranks.joined import joined
 from mismatch_cli.recording.config import ProbeConfig
 
 
@@ -18,6 +20,8 @@ def command(
     vary: list[str] | None = VARY,
     devices: str | None = DEVICES,
     like: Path | None = setting(None, "Take every setting that is not typed from this run of `probe`.", metavar="RUN"),
+    nproc: int = NPROC,
+    sharded: bool = SHARDED,
     common: Annotated[Probing, saying("output", show_default="probe-MODEL")],
 ) -> None:
     """Sample with the rollout engine, recompute with the trainer, and report how far they disagree.
@@ -31,15 +35,21 @@ def command(
       mismatch-cli probe Qwen/Qwen2.5-0.5B-Instruct --adapter ./lora --merge-adapter
       mismatch-cli probe --like probe-model --eager --output eager
       mismatch-cli probe --vary kv-cache-dtype=auto,fp8 --vary rollout-dtype=bfloat16,float32
+      mismatch-cli probe ./large-model --nproc 8 --sharded
     """
     if vary:
         run_varied(context, common, ProbeConfig, vary, devices)
         return
     from mismatch_cli.commands._prepared import prepared_run
 
-    with prepared_run(context, common, ProbeConfig, like=like) as (config, folder, manifest):
+    check_sharded(sharded, nproc)
+    launch_ranks(context, nproc, KEPT)
+    with joined() as world, told_to_all(world, prepared_run(context, common, ProbeConfig, like=like)) as prepared:
+        from mismatch_cli.recording.ranks import Ranks
         from mismatch_cli.recording.record import record
         from mismatch_cli.trace.reader import Trace
 
-        record(config, folder, manifest, common.progress)
-        common.study_mismatch([Trace.open(folder)], folder)
+        config, folder, manifest = prepared
+        record(config, folder, manifest, common.progress_of(world), Ranks(world, sharded))
+        if world.first:
+            common.study_mismatch([Trace.open(folder)], folder)

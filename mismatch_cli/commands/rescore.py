@@ -5,9 +5,11 @@ from typing import Annotated
 
 import typer
 
+from mismatch_cli.commands._ranks import KEPT, NPROC, SHARDED, check_sharded, launch_ranks, told_to_all
 from mismatch_cli.commands._show import Probing
 from mismatch_cli.commands._vary import DEVICES, VARY, run_varied
 from mismatch_cli.options import flags, saying
+from mismatch_cli.ranks.joined import joined
 from mismatch_cli.recording.config import RescoreConfig
 
 
@@ -17,6 +19,8 @@ def command(
     *,
     vary: list[str] | None = VARY,
     devices: str | None = DEVICES,
+    nproc: int = NPROC,
+    sharded: bool = SHARDED,
     common: Annotated[Probing, saying("output", show_default="rescore-RUN")],
 ) -> None:
     """Score the responses of a trace with another model, dtype or checkpoint, and report the gap.
@@ -35,12 +39,17 @@ def command(
         return
     from mismatch_cli.commands._prepared import prepared_run
 
-    with prepared_run(context, common, RescoreConfig, _check) as (config, folder, manifest):
+    check_sharded(sharded, nproc)
+    launch_ranks(context, nproc, KEPT)
+    with joined() as world, told_to_all(world, prepared_run(context, common, RescoreConfig, _check)) as prepared:
+        from mismatch_cli.recording.ranks import Ranks
         from mismatch_cli.recording.rescore import rescore
         from mismatch_cli.trace.reader import Trace
 
-        rescore(config, folder, manifest, common.progress)
-        common.study_mismatch([Trace.open(folder)], folder)
+        config, folder, manifest = prepared
+        rescore(config, folder, manifest, common.progress_of(world), Ranks(world, sharded))
+        if world.first:
+            common.study_mismatch([Trace.open(folder)], folder)
 
 
 def _check(config: RescoreConfig, folder: Path) -> None:

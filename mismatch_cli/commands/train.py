@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mismatch_cli.commands._progress import TerminalProgress
+from mismatch_cli.commands._ranks import NPROC, launch_ranks
 from mismatch_cli.commands._show import DRAWING, Common
-from mismatch_cli.commands._typed import words
 from mismatch_cli.errors import MismatchError, UsageError, quoted
 from mismatch_cli.options import flags, setting
 from mismatch_cli.places import bundled, shown
 from mismatch_cli.ranks import World
-from mismatch_cli.ranks.joined import joined, launched, restarted
+from mismatch_cli.ranks.joined import joined, restarted
 from mismatch_cli.rl.train_config import FILE_NAME, TrainConfig, load_config, parsed, presets, shown_defaults
 
 if TYPE_CHECKING:
@@ -55,9 +55,7 @@ def command(
         panel="Output",
     ),
     resume: bool = setting(False, "Go on with the runs in --output from their checkpoints."),
-    nproc: int = setting(
-        1, "Processes that train together, one for each GPU of this machine.", min=1, panel="Ranks", metavar="N"
-    ),
+    nproc: int = NPROC,
     max_restarts: int = setting(
         0, "How often all of them go on from the last checkpoint when one has died.", min=0, panel="Ranks", metavar="N"
     ),
@@ -105,11 +103,7 @@ def command(
         return
     require(first.engine, f"--engine {first.engine}")
     require("hf", "`train`")
-    if (nproc > 1 or max_restarts) and not launched():
-        from mismatch_cli.ranks.launch import launch
-
-        typed = words(context, without=("nproc", "max_restarts"))
-        raise typer.Exit(launch(nproc, [str(context.info_name), *typed], max_restarts=max_restarts, kept=_KEPT))
+    launch_ranks(context, nproc, _KEPT, max_restarts)
     resume = resume or restarted()
     with joined() as world, ExitStack() as held:  # from before the first run to after the last
         if not world.first:

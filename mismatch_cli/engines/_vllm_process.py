@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
+from mismatch_cli.ranks import World
 from mismatch_cli.trace.files import LOG_HEAD, could_not_write, open_to_append
 
 
@@ -94,6 +95,20 @@ def kept_apart() -> Iterator[None]:
         yield
     finally:
         gc.freeze, gc.unfreeze = freeze, unfreeze
+
+
+@contextmanager
+def group_kept(world: World) -> Iterator[None]:
+    """vLLM ends the process group when it closes, which is not its own where there are several ranks."""
+    import torch.distributed as dist
+
+    end = dist.destroy_process_group
+    if world.size > 1:
+        dist.destroy_process_group = lambda *_: None
+    try:
+        yield
+    finally:
+        dist.destroy_process_group = end
 
 
 def one_sentence(error: BaseException) -> str:

@@ -12,7 +12,14 @@ from mismatch_cli import custom_code
 from mismatch_cli.adapters import Adapter, read_adapter
 from mismatch_cli.batch import Rollout
 from mismatch_cli.engines import EngineSettings, Request, Sink
-from mismatch_cli.engines._vllm_process import ModelClasses, TemporaryFolder, engine_log, kept_apart, one_sentence
+from mismatch_cli.engines._vllm_process import (
+    ModelClasses,
+    TemporaryFolder,
+    engine_log,
+    group_kept,
+    kept_apart,
+    one_sentence,
+)
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.extras import require
 from mismatch_cli.models import check_model_folder, saved_state
@@ -188,7 +195,7 @@ class VllmEngine:
 
         core = self.llm.llm_engine.engine_core
         del self.llm
-        with engine_log(self._settings.log_file), kept_apart():
+        with engine_log(self._settings.log_file), kept_apart(), group_kept(self._settings.world):
             try:
                 core.shutdown()  # ends with that same clean-up; a second one would take half a second
             except Exception:  # nothing that fails here can hurt what has been recorded

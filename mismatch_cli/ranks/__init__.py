@@ -30,6 +30,11 @@ class World:
         """Whether this rank writes the files and speaks to the user."""
         return self.rank == 0
 
+    @property
+    def suffix(self) -> str:
+        """Of the names of files that every rank has."""
+        return "" if self.first else f"-{self.rank}"
+
     def share(self, count: int) -> range:
         """Which of `count` things are this rank's: neighbours, in the order of the ranks, as many as others' ± 1."""
         return range(self.rank * count // self.size, (self.rank + 1) * count // self.size)

@@ -12,6 +12,7 @@ from mismatch_cli.metrics.estimate import paired_test
 from mismatch_cli.models import check_model_folder, load_tokenizer
 from mismatch_cli.recording.config import ProbeConfig
 from mismatch_cli.recording.full_divergence import Distributions, check_room, vocabulary_of
+from mismatch_cli.recording.ranks import ALL_HERE, Ranks
 from mismatch_cli.recording.rollouts import Progress, is_sampled, loaded_sampler, shards_of
 from mismatch_cli.recording.score import (
     evenly_spaced,
@@ -29,7 +30,9 @@ from mismatch_cli.trace.reader import table_to_batch
 from mismatch_cli.trace.shards import open_shard
 
 
-def record(config: ProbeConfig, run_folder: Path, manifest: dict[str, Any], progress: Progress) -> None:
+def record(
+    config: ProbeConfig, run_folder: Path, manifest: dict[str, Any], progress: Progress, ranks: Ranks = ALL_HERE
+) -> None:
     """Record the trace of a probe into `run_folder/trace`; a manifest with a shard count is a run to go on with.
 
     The caller holds the folder.
@@ -44,14 +47,20 @@ def record(config: ProbeConfig, run_folder: Path, manifest: dict[str, Any], prog
     manifest["libraries"] = library_versions()
     distributions = Distributions(run_folder / "distributions", config.full_divergence)
     check_unchanged(config, manifest)  # also says before an hour of sampling that an adapter is not there
-    if not is_sampled(folder, manifest):
-        manifest = _sample(config, run_folder, manifest, distributions, progress)
-    _score(config, folder, manifest, distributions, progress)
-    distributions.remove()
+    if not ranks.world.told(is_sampled(folder, manifest)):
+        manifest = _sample(config, run_folder, manifest, distributions, progress, ranks)
+    _score(config, folder, manifest, distributions, progress, ranks)
+    if ranks.world.first:
+        distributions.remove()
 
 
 def _sample(
-    config: ProbeConfig, run_folder: Path, manifest: dict[str, Any], distributions: Distributions, progress: Progress
+    config: ProbeConfig,
+    run_folder: Path,
+    manifest: dict[str, Any],
+    distributions: Distributions,
+    progress: Progress,
+    ranks: Ranks,
 ) -> dict[str, Any]:
     tokenizer = load_tokenizer(config.model)
     problems = load_problems(config.prompt_source)
@@ -60,34 +69,47 @@ def _sample(
     if config.scorer != config.model:
         check_model_folder(config.scorer)  # before an hour of sampling, not after it
     anew = "shards" not in manifest
-    with loaded_sampler(config, run_folder, problems, tokenizer, progress, anew=anew, full=full) as sampler:
+    with loaded_sampler(
+        config, run_folder, problems, tokenizer, progress, anew=anew, full=full, ranks=ranks
+    ) as sampler:
         return sampler.sample(config, run_folder / "trace", manifest, distributions=distributions)
 
 
 def _score(
-    config: ProbeConfig, folder: Path, manifest: dict[str, Any], distributions: Distributions, progress: Progress
+    config: ProbeConfig,
+    folder: Path,
+    manifest: dict[str, Any],
+    distributions: Distributions,
+    progress: Progress,
+    ranks: Ranks,
 ) -> None:
     manifest["equal_weights"] = equal_weights(config)
     shards = shards_of(folder, manifest)
     for scoring in passes(manifest["equal_weights"]):
-        done = [scoring.done(path) for path in shards]
+        done = ranks.world.told([scoring.done(path) for path in shards])
         if all(done):
             continue
         recomputed = scoring.column == "logp_recomputed"
         at_rollout = recomputed or manifest["equal_weights"]
-        check = AdapterCheck(config, shards[0], progress) if config.engine_adapter and at_rollout else None
+        check = AdapterCheck(config, shards[0], progress, ranks) if config.engine_adapter and at_rollout else None
         model, adapter = config.model, config.engine_adapter
         if not recomputed:
             model, adapter = config.scorer, config.scorer_adapter
-        trainer = load_trainer(model, adapter, config, config.sampling, progress)
+        trainer = load_trainer(model, adapter, config, config.sampling, progress, ranks)
         if check is not None:
             manifest["adapter_check"] = check.done(trainer)
         manifest["recomputed" if recomputed else "trainer"] = trainer.describe()
-        write_manifest(folder, manifest)  # before the first shard is scored: a killed run says with what
+        if ranks.world.first:
+            write_manifest(folder, manifest)  # before the first shard is scored: a killed run says with what
         score = partial(
-            score_shard, trainer=trainer, scoring=scoring, token_budget=config.token_budget, distributions=distributions
+            score_shard,
+            trainer=trainer,
+            scoring=scoring,
+            token_budget=config.token_budget,
+            distributions=distributions,
+            ranks=ranks,
         )
-        score_shards(score, shards, done, config.noise_responses, progress)
+        score_shards(score, shards, done, config.noise_responses, progress, ranks)
 
 
 _RESPONSES = 32  # of the first shard
@@ -113,7 +135,7 @@ def check_unchanged(config: ProbeConfig, manifest: dict[str, Any]) -> None:
 class AdapterCheck:
     """Made before the trainer with the adapter loads, so that two models are never held at once."""
 
-    def __init__(self, config: ProbeConfig, shard: Path, progress: Progress) -> None:
+    def __init__(self, config: ProbeConfig, shard: Path, progress: Progress, ranks: Ranks) -> None:
         self._config, self._progress = config, progress
         table = open_shard(shard).read()
         chosen = evenly_spaced(_RESPONSES, len(table))
@@ -124,7 +146,7 @@ class AdapterCheck:
         self._logp_rollout = [batch.logp_rollout_T[offset_S1[r] : offset_S1[r + 1]] for r in rows]
         requests = requests_of(table)
         self._requests = [ScoreRequest(requests[r].prompt_ids, requests[r].response_ids) for r in rows]
-        self._without = self._logp(load_trainer(config.model, None, config, config.sampling, progress))
+        self._without = self._logp(load_trainer(config.model, None, config, config.sampling, progress, ranks))
 
     def done(self, trainer: Trainer) -> dict[str, Any]:
         """What was found, for the manifest; a `MismatchError` where the engine's log μ is that of the model alone."""

@@ -1,5 +1,6 @@
 """Scoring a recorded trace anew: log π of its responses by another model, dtype or checkpoint, into a new trace."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -14,6 +15,7 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import check_model_folder, load_tokenizer
 from mismatch_cli.recording.config import EQUAL, RescoreConfig
 from mismatch_cli.recording.ours import remove_results
+from mismatch_cli.recording.ranks import ALL_HERE, Ranks
 from mismatch_cli.recording.rescore_plan import RescorePlan, plan_rescoring
 from mismatch_cli.recording.rollouts import Progress, is_whole
 from mismatch_cli.recording.score import load_trainer, score_rows, score_shards, with_columns
@@ -32,7 +34,9 @@ _BEFORE = ("trainer", "recomputed", "equal_weights", "threads", "libraries", "im
 _OF_DUMPED_PI = ("pi", "holds", "rows_with_trainer", "rows_with_newer_trainer")  # of a π that is replaced
 
 
-def rescore(config: RescoreConfig, run_folder: Path, manifest: dict[str, Any], progress: Progress) -> None:
+def rescore(
+    config: RescoreConfig, run_folder: Path, manifest: dict[str, Any], progress: Progress, ranks: Ranks = ALL_HERE
+) -> None:
     """Write `run_folder/trace`: the responses of `config.trace`, which is only read, with log π by another trainer.
 
     One row group is held at a time. A shard is written whole and renamed in, so that what is there is done: a killed
@@ -54,20 +58,27 @@ def rescore(config: RescoreConfig, run_folder: Path, manifest: dict[str, Any], p
     begun = "rescored" in manifest
     if begun:
         _check_unchanged(plan, manifest, source)
-    done = work.done()
+    done = ranks.world.told(work.done())
     if begun and all(done):
         return
-    trainer = load_trainer(config.scorer, config.scorer_adapter, config, sampling, progress)
-    if not begun:
-        remove_results(run_folder)  # once the model has loaded
-        work.write_vocabulary(trainer)
+    trainer = load_trainer(config.scorer, config.scorer_adapter, config, sampling, progress, ranks)
     kept = {name: manifest[name] for name in ("command", "flags")}
-    write_manifest(work.folder, kept | work.description(trainer) | {"threads": threads})
+    described = kept | work.description(trainer) | {"threads": threads}
+    with ranks.first_before_others() as first:
+        if first and not begun:
+            remove_results(run_folder)  # once the model has loaded
+            work.write_vocabulary(trainer)
+        if first:
+            write_manifest(work.folder, described)
 
     def score(path: Path, repeat: list[bool], on_scored: Callable[[int], None], **_: int) -> None:
-        write_shard_parts(work.folder / path.name, work.score(path, trainer, repeat, on_scored))
+        tables = work.score(path, trainer, repeat, on_scored)
+        if ranks.writes:
+            write_shard_parts(work.folder / path.name, tables)
+        else:
+            deque(tables, maxlen=0)
 
-    score_shards(score, source.shards, done, config.noise_responses, progress)
+    score_shards(score, source.shards, done, config.noise_responses, progress, ranks)
 
 
 def _tell_of_adapters(config: RescoreConfig, manifest: dict[str, Any], progress: Progress) -> None:

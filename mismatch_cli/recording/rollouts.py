@@ -23,6 +23,7 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.recording.config import RolloutConfig
 from mismatch_cli.recording.full_divergence import Distributions
 from mismatch_cli.recording.ours import remove_results
+from mismatch_cli.recording.ranks import ALL_HERE, Ranks
 from mismatch_cli.tasks.grading import Grader, group_mean_advantages
 from mismatch_cli.tasks.prompts import EncodedPrompts, Problem, encode_prompts
 from mismatch_cli.trace.manifest import promised_rows, recorded, write_manifest
@@ -52,6 +53,7 @@ class Sampler:
     tokenizer: Any
     grader: Grader
     progress: Progress
+    ranks: Ranks
 
     def sample(
         self,
@@ -76,13 +78,15 @@ class Sampler:
         rows = {plan.path(folder): len(plan.problems) * config.samples_per_prompt for plan in plans}
         promised = recorded({path.name: count for path, count in rows.items()})
         manifest = manifest | {"rollout": rollout, "prompts": prompts} | promised
-        write_vocabulary(folder, self.tokenizer)
-        write_manifest(folder, manifest)
         todo = [plan for plan in plans if not is_whole(plan.path(folder), rows[plan.path(folder)])]
+        with self.ranks.first_before_others() as first:
+            if first:
+                write_vocabulary(folder, self.tokenizer)
+                write_manifest(folder, manifest)
         total = sum(rows.values())
         done = total - sum(rows[plan.path(folder)] for plan in todo)
         with self.progress.counting(phase, total, done) as on_finished:
-            for plan in todo:
+            for plan in self.ranks.own(todo):
                 sample_shard(
                     plan,
                     self.engine,
@@ -95,6 +99,7 @@ class Sampler:
                     distributions=distributions,
                     first_response=plan.index * config.prompts_per_shard * config.samples_per_prompt,
                 )
+        self.ranks.world.barrier()
         return manifest
 
 
@@ -108,6 +113,7 @@ def loaded_sampler(
     *,
     anew: bool,
     full: bool = False,
+    ranks: Ranks = ALL_HERE,
 ) -> Iterator[Sampler]:
     """The rollout engine of a configuration, with its log in the run folder; `full` if it will `sample_full`.
 
@@ -117,22 +123,25 @@ def loaded_sampler(
         grader = stack.enter_context(Grader(tokenizer.decode, reward=config.reward, template=config.prompt_template))
         if config.reward:
             grader.start()  # before the engine loads: a reward of the user's own says at once that it cannot be loaded
-        engine = stack.enter_context(closing(_load_engine(config, run_folder, len(tokenizer), progress, full=full)))
+        engine = stack.enter_context(closing(_load_engine(config, run_folder, len(tokenizer), progress, full, ranks)))
         context = engine.max_model_len
         encoded = encode_prompts(problems, tokenizer, template=config.prompt_template, max_model_len=context)
-        if anew:
-            remove_results(run_folder)
-        yield Sampler(engine, encoded, tokenizer, grader, progress)
+        with ranks.first_before_others() as first:
+            if first and anew:
+                remove_results(run_folder)
+        yield Sampler(engine, encoded, tokenizer, grader, progress, ranks)
 
 
-def _load_engine(config: RolloutConfig, run_folder: Path, vocabulary: int, progress: Progress, *, full: bool) -> Engine:
+def _load_engine(
+    config: RolloutConfig, run_folder: Path, vocabulary: int, progress: Progress, full: bool, ranks: Ranks
+) -> Engine:
     config.check_vocabulary(vocabulary)
     if engine_module(config.engine).REMOTE:
         progress.say(f"Asking the server for {config.model}")
     else:
         progress.say(f"Loading {config.model} into the rollout engine ({config.engine})")
-    log_file = run_folder / "log" / f"{config.engine}.log"
-    settings = config.engine_settings(log_file=log_file, full=full, say=progress.say)
+    log_file = run_folder / "log" / f"{config.engine}{ranks.world.suffix}.log"
+    settings = config.engine_settings(log_file=log_file, full=full, say=progress.say, world=ranks.world)
     return create_engine(config.engine, settings)
 
 

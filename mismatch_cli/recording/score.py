@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from mismatch_cli.attention import warning
 from mismatch_cli.recording.full_divergence import Distributions
+from mismatch_cli.recording.ranks import ALL_HERE, Ranks
 from mismatch_cli.recording.rollouts import Progress
 from mismatch_cli.recording.settings import ScorerSettings
 from mismatch_cli.sampling import SamplingSettings
@@ -39,7 +40,12 @@ def passes(equal_weights: bool) -> list[Pass]:
 
 
 def load_trainer(
-    model: str, adapter: str | None, settings: ScorerSettings, sampling: SamplingSettings, progress: Progress
+    model: str,
+    adapter: str | None,
+    settings: ScorerSettings,
+    sampling: SamplingSettings,
+    progress: Progress,
+    ranks: Ranks,
 ) -> Trainer:
     """A model with an adapter or none, as the settings want the trainer."""
     with_adapter = "" if adapter is None else f" with the adapter {adapter}"
@@ -50,6 +56,7 @@ def load_trainer(
         attn_implementation=settings.attn,
         sampling=sampling,
         adapter=adapter,
+        sharding=ranks.sharding,
         **settings.named("float32_head", "device_map", "merge_adapter"),
     )
     if warned := warning(trainer.describe()):
@@ -58,19 +65,27 @@ def load_trainer(
 
 
 def score_shards(
-    score: Callable[..., None], paths: Sequence[Path], done: Sequence[bool], noise_responses: int, progress: Progress
+    score: Callable[..., None],
+    paths: Sequence[Path],
+    done: Sequence[bool],
+    noise_responses: int,
+    progress: Progress,
+    ranks: Ranks,
 ) -> None:
-    """Call `score`, such as `score_shard`, for the shards that are not done; the noise responses are scored twice."""
+    """Call `score`, such as `score_shard`, for the shards that are not done; the noise responses are scored twice.
+
+    Of several ranks each has its shards, or all have all where the model is spread. They leave together.
+    """
     rows = [open_shard(path).metadata.num_rows for path in paths]
     repeated = evenly_spaced(noise_responses, sum(rows))
     scored = sum(count for count, is_done in zip(rows, done, strict=True) if is_done)
     with progress.counting("Scoring", sum(rows), scored) as on_scored:
-        first = 0
-        for path, count, is_done in zip(paths, rows, done, strict=True):
-            if not is_done:
-                repeat = [repeated(first + row) for row in range(count)]
-                score(path, repeat=repeat, on_scored=on_scored, first_response=first)
-            first += count
+        firsts = [0, *accumulate(rows)]
+        todo = [i for i, is_done in enumerate(done) if not is_done]
+        for i in todo if ranks.sharding else ranks.own(todo):
+            repeat = [repeated(firsts[i] + row) for row in range(rows[i])]
+            score(paths[i], repeat=repeat, on_scored=on_scored, first_response=firsts[i])
+    ranks.world.barrier()
 
 
 def score_shard(
@@ -83,6 +98,7 @@ def score_shard(
     on_scored: Callable[[int], None],
     distributions: Distributions | None = None,
     first_response: int = 0,
+    ranks: Ranks = ALL_HERE,
 ) -> None:
     """Add one pass's columns to a shard and rename it in; `repeat` says which rows are scored twice (noise).
 
@@ -96,7 +112,8 @@ def score_shard(
     scored = score_rows(
         table, trainer, scoring, token_budget=token_budget, repeat=repeat, on_scored=on_scored, full_logp=full_logp
     )
-    write_shard(path, with_columns(table, scored))
+    if ranks.writes:
+        write_shard(path, with_columns(table, scored))
 
 
 def score_rows(

@@ -100,8 +100,7 @@ class Run:
         share = engine_module(config.engine).MEMORY_SHARE
         if share is not None and torch.cuda.is_available():  # the trainer lives on the same device
             extra[share] = config.engine_memory
-        rank = "" if self.world.first else f"-{self.world.rank}"
-        log = self.folder / "log" / f"{config.engine}{rank}.log"
+        log = self.folder / "log" / f"{config.engine}{self.world.suffix}.log"
         settings = (config.model, self._sampling, top_k, config.rollout_dtype, config.seed, log, extra)
         return EngineSettings(
             *settings, world=self.world, tensor_parallel=config.tensor_parallel, sleeps=torch.cuda.is_available()

@@ -62,7 +62,7 @@ class Trainer:
 
     A score depends on the response, its prompt, and (in the last bits) on the shape of its micro-batch and the number
     of threads. On one thread the same set of requests gives the same bits, in whatever order. Where the model is spread
-    over ranks, each of them asks for its own responses, and all of them equally often.
+    over ranks, each of them asks for its own responses and all of them equally often, or all ask for the same.
     """
 
     def __init__(
@@ -81,6 +81,7 @@ class Trainer:
         self._name = name
         self._adapter = adapter or {}
         self._world = ALONE if sharding is None else sharding.world
+        self._dealt = sharding is not None and sharding.dealt
         self.head, self.dtype = proven_head(model)
         self._float32_head = float32_head
         if float32_head and not is_spread(model):
@@ -154,9 +155,7 @@ class Trainer:
         scores = [_empty(r) for r in requests]
         tell = on_scored or (lambda _: None)
         tell(sum(not r.response_ids for r in requests))
-        for batch in padded(micro_batches(requests, token_budget), self._world):
-            self._score_into(scores, requests, batch)
-            tell(len(batch))
+        self._score_all(scores, requests, micro_batches(requests, token_budget), tell)
         return scores
 
     def score_again(
@@ -172,9 +171,27 @@ class Trainer:
         scores = [_empty(r) for r in requests]
         wanted = set(rows)
         batches = other_shape(micro_batches(requests, token_budget))
-        for batch in padded([batch for batch in batches if wanted.intersection(batch)], self._world):
-            self._score_into(scores, requests, batch)
+        self._score_all(scores, requests, [batch for batch in batches if wanted.intersection(batch)], lambda _: None)
         return [scores[row] for row in rows]
+
+    def _score_all(
+        self,
+        scores: list[ResponseScores],
+        requests: Sequence[ScoreRequest],
+        batches: Sequence[list[int]],
+        tell: Callable[[int], None],
+    ) -> None:
+        """Score micro-batches; where ranks share them, each gets what the others have found."""
+        own = batches[self._world.rank :: self._world.size] if self._dealt else batches
+        for batch in padded(own, self._world):
+            self._score_into(scores, requests, batch)
+            tell(len(batch))
+        if not self._dealt:
+            return
+        for found in self._world.gather({i: scores[i] for batch in own for i in batch}):
+            for i, score in found.items():
+                scores[i] = score
+        tell(sum(map(len, batches)) - sum(map(len, own)))
 
     def _check(self, requests: Sequence[ScoreRequest]) -> None:
         for i, request in enumerate(requests):

@@ -1,0 +1,55 @@
+"""`--nproc`: a command on several devices of a machine, or as one of the ranks that torchrun started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TypeVar
+
+import typer
+
+from mismatch_cli.commands._typed import words
+from mismatch_cli.errors import UsageError
+from mismatch_cli.options import setting
+from mismatch_cli.ranks import World
+from mismatch_cli.ranks.joined import launched
+
+T = TypeVar("T")
+KEPT = "What was recorded is kept: the same command with --resume, and without --force, goes on with it."
+
+NPROC = setting(
+    1, "Processes that share the work, one for each GPU here.", min=1, panel="Ranks", metavar="N"
+)
+SHARDED = setting(
+    False,
+    "Spread the trainer's weights over these processes, where one GPU cannot hold them; else each has a model.",
+    panel="Ranks",
+)
+
+
+def launch_ranks(context: typer.Context, nproc: int, kept: str, max_restarts: int = 0) -> None:
+    """Run this command as ranks, and leave with their exit code, unless this process is one of them already."""
+    if launched() or (nproc == 1 and not max_restarts):
+        return
+    from mismatch_cli.ranks.launch import launch
+
+    typed = words(context, without=("nproc", "max_restarts"))
+    raise typer.Exit(launch(nproc, [str(context.info_name), *typed], max_restarts=max_restarts, kept=kept))
+
+
+def check_sharded(sharded: bool, nproc: int) -> None:
+    """A `UsageError` where there is nothing to spread a model over."""
+    if sharded and nproc == 1 and not launched():
+        raise UsageError("--sharded spreads a model over processes. Say over how many with --nproc.")
+
+
+@contextmanager
+def told_to_all(world: World, prepared: AbstractContextManager[T]) -> Iterator[T]:
+    """What the first rank prepares, on all of them; it alone holds it, until all have left the block."""
+    if not world.first:
+        yield world.told(None)  # type: ignore[misc]
+        world.barrier()
+        return
+    with prepared as found:
+        yield world.told(found)
+        world.barrier()
