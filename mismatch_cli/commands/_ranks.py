@@ -17,9 +17,7 @@ from mismatch_cli.ranks.joined import launched
 T = TypeVar("T")
 KEPT = "What was recorded is kept: the same command with --resume, and without --force, goes on with it."
 
-NPROC = setting(
-    1, "Processes that share the work, one for each GPU here.", min=1, panel="Ranks", metavar="N"
-)
+NPROC = setting(1, "Processes that share the work, one for each GPU here.", min=1, panel="Ranks", metavar="N")
 SHARDED = setting(
     False,
     "Spread the trainer's weights over these processes, where one GPU cannot hold them; else each has a model.",

@@ -13,7 +13,6 @@ from mismatch_cli.engines import EngineSettings, Request, Sink
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.models import load_causal_lm
 from mismatch_cli.sampling import SamplingSettings
-from mismatch_cli.sharding import whole_state
 
 if TYPE_CHECKING:
     import numpy as np
@@ -91,6 +90,8 @@ class HfEngine:
         return rollouts
 
     def load_weights(self, model: Any) -> None:
+        from mismatch_cli.sharding import whole_state
+
         self._model.load_state_dict(whole_state(model))
 
     def describe(self) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.estimate import paired_test
 from mismatch_cli.models import check_model_folder, load_tokenizer
 from mismatch_cli.recording.config import ProbeConfig
+from mismatch_cli.recording.dealing import ALL_HERE, Ranks
 from mismatch_cli.recording.full_divergence import Distributions, check_room, vocabulary_of
-from mismatch_cli.recording.ranks import ALL_HERE, Ranks
 from mismatch_cli.recording.rollouts import Progress, is_sampled, loaded_sampler, shards_of
 from mismatch_cli.recording.score import (
     evenly_spaced,

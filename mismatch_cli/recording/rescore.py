@@ -14,8 +14,8 @@ from mismatch_cli.adapters import read_adapter
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import check_model_folder, load_tokenizer
 from mismatch_cli.recording.config import EQUAL, RescoreConfig
+from mismatch_cli.recording.dealing import ALL_HERE, Ranks
 from mismatch_cli.recording.ours import remove_results
-from mismatch_cli.recording.ranks import ALL_HERE, Ranks
 from mismatch_cli.recording.rescore_plan import RescorePlan, plan_rescoring
 from mismatch_cli.recording.rollouts import Progress, is_whole
 from mismatch_cli.recording.score import load_trainer, score_rows, score_shards, with_columns

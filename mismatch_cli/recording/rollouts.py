@@ -21,9 +21,9 @@ from mismatch_cli.engines import (
 )
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.recording.config import RolloutConfig
+from mismatch_cli.recording.dealing import ALL_HERE, Ranks
 from mismatch_cli.recording.full_divergence import Distributions
 from mismatch_cli.recording.ours import remove_results
-from mismatch_cli.recording.ranks import ALL_HERE, Ranks
 from mismatch_cli.tasks.grading import Grader, group_mean_advantages
 from mismatch_cli.tasks.prompts import EncodedPrompts, Problem, encode_prompts
 from mismatch_cli.trace.manifest import promised_rows, recorded, write_manifest

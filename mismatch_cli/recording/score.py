@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from mismatch_cli.attention import warning
+from mismatch_cli.recording.dealing import ALL_HERE, Ranks
 from mismatch_cli.recording.full_divergence import Distributions
-from mismatch_cli.recording.ranks import ALL_HERE, Ranks
 from mismatch_cli.recording.rollouts import Progress
 from mismatch_cli.recording.settings import ScorerSettings
 from mismatch_cli.sampling import SamplingSettings
@@ -82,7 +82,7 @@ def score_shards(
     with progress.counting("Scoring", sum(rows), scored) as on_scored:
         firsts = [0, *accumulate(rows)]
         todo = [i for i, is_done in enumerate(done) if not is_done]
-        for i in todo if ranks.sharding else ranks.own(todo):
+        for i in todo if ranks.spreads else ranks.own(todo):
             repeat = [repeated(firsts[i] + row) for row in range(rows[i])]
             score(paths[i], repeat=repeat, on_scored=on_scored, first_response=firsts[i])
     ranks.world.barrier()

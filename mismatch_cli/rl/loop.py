@@ -5,15 +5,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.ranks import ALONE, World
 from mismatch_cli.rl.run import Record, Run
-from mismatch_cli.rl.step import Step
 from mismatch_cli.rl.train_config import TrainConfig
-from mismatch_cli.tasks.grading import group_mean_advantages
 
 
 def train(
@@ -33,7 +30,7 @@ def train(
     before the first step, `on_phase` the name of each phase that begins. Answers whether all steps are done.
 
     Every rank of a `world` runs it: with its share of the problems until it has their advantages, then with the others.
-    The first one writes the files, and is the one who is asked and told.
+    The first one writes the files and is asked; only its lines hold the numbers.
     """
     with _running(config, run_folder, say, on_phase, world) as run:
         done, seconds = run.restore() if resume else None, _Seconds(on_phase)
@@ -46,10 +43,7 @@ def train(
             with seconds("sample"):
                 rollouts = run.sample(posed, step, config.samples_per_prompt)
             with seconds("grade"):
-                reward_S = run.grade(posed, rollouts)
-                advantage_S = group_mean_advantages(reward_S, np.array([p.problem.prompt_id for p in posed]))
-            index = [i % config.samples_per_prompt for i in range(len(posed))]
-            current = Step(step, run.learner.version, posed, index, rollouts, reward_S, advantage_S)
+                current = run.graded(step, posed, rollouts)
             with seconds("recompute"):
                 current.recomputed = run.recompute(current)
             batches = run.minibatches(step)
@@ -68,8 +62,7 @@ def train(
                 with seconds("evaluate"):
                     record["eval_accuracy"] = run.evaluate(step)
             run.write(record | {"seconds": seconds.spent})
-            if world.first:
-                on_step(record | {"seconds": seconds.spent})
+            on_step(record | {"seconds": seconds.spent})
             seconds, asked = _Seconds(on_phase), world.told(stop())
             if last or asked or step % config.checkpoint_every == 0:
                 with seconds("checkpoint"):  # after the line, so that no kill can lose it: on record with the next step

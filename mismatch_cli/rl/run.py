@@ -38,6 +38,7 @@ from mismatch_cli.rl.train_config import FILE_NAME, TrainConfig
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import ResponseScores, ScoreRequest, Trainer
 from mismatch_cli.sharding import Sharding, is_spread, on_first, whole_state
+from mismatch_cli.tasks.grading import group_mean_advantages
 from mismatch_cli.torch_settings import set_threads
 from mismatch_cli.trace.files import could_not_write, open_to_append, replacing_folder, write_atomically
 from mismatch_cli.trace.manifest import library_versions, recorded, write_manifest
@@ -200,6 +201,13 @@ class Run:
     def grade(self, posed: list[Posed], rollouts: list[Any]) -> np.ndarray:
         pairs = zip(posed, rollouts, strict=True)
         return np.array([self.task.grader.reward(p.problem, r) for p, r in pairs], dtype=np.float32)
+
+    def graded(self, step: int, posed: list[Posed], rollouts: list[Any]) -> Step:
+        """A step with the rewards and advantages of its responses, groups of neighbours."""
+        reward_S = self.grade(posed, rollouts)
+        advantage_S = group_mean_advantages(reward_S, np.array([p.problem.prompt_id for p in posed]))
+        index = [i % self.config.samples_per_prompt for i in range(len(posed))]
+        return Step(step, self.learner.version, posed, index, rollouts, reward_S, advantage_S)
 
     def recompute(self, step: Step) -> list[ResponseScores] | None:
         """log π at the weights that sampled, where the algorithm or the user wants it."""

@@ -23,6 +23,7 @@ _TYPED = re.compile(r"^\s*\$ (.*)$|(mismatch-cli .*)$", re.MULTILINE)
 OTHERS = {
     "pip": "--upgrade",
     "ray": "--head --num-cpus",
+    "torchrun": "--nnodes --nproc-per-node",
     "vLLM": "--logprobs-mode --max-logprobs --generation-config --enable-lora --lora-modules --hf-overrides "
     "--no-enable-prefix-caching --no-enable-chunked-prefill --enforce-eager",
     "SGLang": "--enable-fp32-lm-head",

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from mismatch_cli.ranks import ALONE, World
-from mismatch_cli.sharding import Sharding
+
+if TYPE_CHECKING:
+    from mismatch_cli.sharding import Sharding
 
 Shard = TypeVar("Shard")
 
@@ -21,14 +23,21 @@ class Ranks:
     sharded: bool = False
 
     @property
+    def spreads(self) -> bool:
+        """Whether all ranks have one model together."""
+        return self.sharded and self.world.size > 1
+
+    @property
     def sharding(self) -> Sharding | None:
         """Of the trainer."""
-        return Sharding(self.world, dealt=True) if self.sharded and self.world.size > 1 else None
+        from mismatch_cli.sharding import Sharding
+
+        return Sharding(self.world, dealt=True) if self.spreads else None
 
     @property
     def writes(self) -> bool:
         """Whether this rank writes the shard that it has scored: of those that scored it together, the first."""
-        return self.world.first or self.sharding is None
+        return self.world.first or not self.spreads
 
     def own(self, todo: Sequence[Shard]) -> Sequence[Shard]:
         """Of the shards that a model of its own is needed for, this rank's."""
