@@ -20,7 +20,7 @@ from mismatch_cli.errors import MismatchError, UsageError, quoted
 from mismatch_cli.options import flags, setting
 from mismatch_cli.places import bundled, shown
 from mismatch_cli.ranks import World
-from mismatch_cli.ranks.joined import joined, restarted
+from mismatch_cli.ranks.joined import joined, launched, restarted
 from mismatch_cli.rl.train_config import FILE_NAME, TrainConfig, load_config, parsed, presets, shown_defaults
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def command(
     """
     from mismatch_cli.extras import require
     from mismatch_cli.recording.folder import folder_of_runs, training_folder
-    from mismatch_cli.rl.task import check_runs
+    from mismatch_cli.rl.task import check_ranks, check_runs
 
     changes = {name: value for name, value in chosen.items() if value is not None}
     first = load_config(preset, changes | ({} if seed is None else {"seed": seed}))
@@ -103,6 +103,8 @@ def command(
         return
     require(first.engine, f"--engine {first.engine}")
     require("hf", "`train`")
+    if not launched():
+        check_ranks(first, nproc)
     launch_ranks(context, nproc, _KEPT, max_restarts)
     resume = resume or restarted()
     with joined() as world, ExitStack() as held:  # from before the first run to after the last

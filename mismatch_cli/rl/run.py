@@ -26,14 +26,14 @@ from mismatch_cli.engines import (
     sample_checked,
     sample_seed,
 )
-from mismatch_cli.errors import MismatchError, UsageError, suggest
+from mismatch_cli.errors import MismatchError, suggest
 from mismatch_cli.models import checkpoint_layers, load_causal_lm, load_tokenizer
 from mismatch_cli.ranks import ALONE, World
 from mismatch_cli.rl.checkpoint import METRICS_FILE, cut_back, last_step, latest_checkpoint, save_checkpoint
 from mismatch_cli.rl.learner import Learner, NotFiniteError, Sample, response_scale
 from mismatch_cli.rl.step import Minibatch, Responses, Step, Use, joined, step_record, step_responses
 from mismatch_cli.rl.sync import WeightSync
-from mismatch_cli.rl.task import Posed, Task
+from mismatch_cli.rl.task import Posed, Task, check_ranks
 from mismatch_cli.rl.train_config import FILE_NAME, TrainConfig
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import ResponseScores, ScoreRequest, Trainer
@@ -79,21 +79,10 @@ class Run:
             raise
 
     def _check_ranks(self) -> None:
-        """The same settings, problems and libraries on every rank, and something to do for each."""
+        """The same settings, problems and libraries on every rank."""
         problems = hashlib.sha256(repr(self.task.problems).encode()).hexdigest()
         self.world.check_same([*asdict(self.config).items(), ("problems", problems), *library_versions().items()])
-        if self.world.size > self.config.prompts_per_step:
-            raise UsageError(
-                f"{self.world.size} ranks cannot share {self.config.prompts_per_step} problems a step, since the "
-                "responses to a problem stay together. Use fewer ranks, or a higher --prompts-per-step."
-            )
-        if self.world.size % self.config.tensor_parallel:
-            raise UsageError(
-                f"{self.world.size} ranks cannot form engines of {self.config.tensor_parallel}. Use a "
-                "--tensor-parallel that divides the number of ranks."
-            )
-        if self.config.cpu_offload and self.world.size == 1:
-            raise UsageError("--cpu-offload is for a model that is spread over ranks. Add --nproc 2 or more.")
+        check_ranks(self.config, self.world.size)
 
     def _engine_settings(self, top_k: int) -> EngineSettings:
         config = self.config

@@ -124,6 +124,22 @@ def check_runs(configs: Sequence[TrainConfig]) -> None:
     check_reward(first.reward)
 
 
+def check_ranks(config: TrainConfig, ranks: int) -> None:
+    """A `UsageError` for a number of ranks that cannot share a step, an engine or a model."""
+    if ranks > config.prompts_per_step:
+        raise UsageError(
+            f"{ranks} ranks cannot share {config.prompts_per_step} problems a step, since the responses to a problem "
+            "stay together. Use fewer ranks, or a higher --prompts-per-step."
+        )
+    if ranks % config.tensor_parallel:
+        raise UsageError(
+            f"{ranks} ranks cannot form engines of {config.tensor_parallel}. Use a --tensor-parallel that divides "
+            "the number of ranks."
+        )
+    if config.cpu_offload and ranks == 1:
+        raise UsageError("--cpu-offload is for a model that is spread over ranks. Add --nproc 2 or more.")
+
+
 def _check_top_k(spec: str, model: str) -> None:
     """The algorithm, and that its top K are no more than the tokens there are, as far as the model is at hand."""
     from mismatch_cli.algorithms.parse import find

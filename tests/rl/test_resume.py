@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from mismatch_cli.cli import run as cli
 from mismatch_cli.engines.hf import HfEngine
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.models import load_causal_lm
 from mismatch_cli.recording.folder import claimed
 from mismatch_cli.rl.checkpoint import cut_back
 from mismatch_cli.rl.learner import Learner, LossScale
@@ -79,6 +81,29 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_goes_on(unbroken, tmp_
         run(folder, resume=True, **EVALUATED)
     assert numbers(folder) == numbers(unbroken)
     shutil.rmtree(newest)
+    run(folder, resume=True, **EVALUATED)
+    assert_same_run(folder, unbroken)
+
+
+def test_a_checkpoint_of_an_earlier_version_is_read(unbroken, tmp_path):
+    """One file of lists, in the order of the model's parameters."""
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken, folder)
+    shutil.rmtree(folder / "checkpoints" / "step-000004")
+    newest = folder / "checkpoints" / "step-000002"
+    facts = json.loads((newest / "state.json").read_text())
+    (file,) = (newest / "state").iterdir()
+    tensors = load_file(file)
+    names = [name for name, _ in load_causal_lm(str(unbroken / "model")).named_parameters()]
+    kinds = {kind: [tensors[f"{kind}.{name}"] for name in names] for kind in ("weight", "exp_avg", "exp_avg_sq")}
+    moments = zip(kinds["exp_avg"], kinds["exp_avg_sq"], strict=True)
+    step = torch.tensor(float(facts["learner"]["version"]))
+    optimizer = {i: {"step": step, "exp_avg": m, "exp_avg_sq": v} for i, (m, v) in enumerate(moments)}
+    learner = facts["learner"] | {"masters": kinds["weight"], "optimizer": {"state": optimizer, "param_groups": []}}
+    sync = facts["sync"] | {"before": None}
+    torch.save({"step": 2, "learner": learner, "sync": sync, "judge": facts["judge"]}, newest / "state.pt")
+    shutil.rmtree(newest / "state")
+    (newest / "state.json").unlink()
     run(folder, resume=True, **EVALUATED)
     assert_same_run(folder, unbroken)
 

@@ -1,0 +1,190 @@
+"""Commands as several ranks: real processes, real vLLM, real SIGKILL."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+CLI = [sys.executable, "-m", "mismatch_cli"]
+TRAIN = ("train", "--max-tokens", "48", "--samples-per-prompt", "4", "--prompts-per-step", "4", "--eval-every", "0",
+         "--eval-samples", "1", "--checkpoint-every", "1", "--no-plots", "--num-problems", "8",
+         "--learning-rate", "5e-4")  # fmt: skip
+PROBE = ("probe", "--engine", "hf", "--num-prompts", "60", "--samples-per-prompt", "6", "--max-tokens", "40",
+         "--no-plots", "--quiet", "--noise-responses", "20")  # fmt: skip
+
+
+def run(*arguments: str, environment: dict[str, str] | None = None, timeout: float = 150) -> tuple[int, str]:
+    done = subprocess.run([*CLI, *arguments], capture_output=True, text=True, timeout=timeout, env=environment)
+    return done.returncode, done.stderr
+
+
+def lines(folder: Path) -> list[dict]:
+    path = folder / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def ranks_of(launcher: int) -> dict[int, int]:
+    """The process of each rank."""
+    found = {}
+    for thread in Path(f"/proc/{launcher}/task").iterdir():
+        for child in (thread / "children").read_text().split():
+            with suppress(OSError):  # it has just ended
+                settings = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+                found |= {int(s.removeprefix(b"RANK=")): int(child) for s in settings if s.startswith(b"RANK=")}
+    return found
+
+
+def is_alive(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+class Training:
+    """A run of several ranks that has made a step."""
+
+    def __init__(self, folder: Path, *more: str) -> None:
+        self.folder = folder
+        arguments = [*CLI, *TRAIN, *more, "--nproc", "2", "--output", str(folder)]
+        self.launcher = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        until = time.monotonic() + 100
+        while len(lines(folder)) < 1:
+            assert self.launcher.poll() is None and time.monotonic() < until, self.launcher.stderr.read()
+            time.sleep(0.1)
+        self.ranks = ranks_of(self.launcher.pid)
+        assert sorted(self.ranks) == [0, 1]
+
+    def ended(self, within: float = 60) -> tuple[int, str]:
+        _, said = self.launcher.communicate(timeout=within)
+        for _ in range(50):
+            if not any(map(is_alive, self.ranks.values())):
+                return self.launcher.returncode, said
+            time.sleep(0.1)
+        raise AssertionError("a rank was left behind")
+
+
+def test_two_ranks_train_with_vllm(tmp_path):
+    code, said = Training(tmp_path / "run", "--steps", "3", "--trace-every", "3", "--learning-rate", "2e-3").ended()
+    assert code == 0, said
+    found = lines(tmp_path / "run")
+    assert [line["step"] for line in found] == [1, 2, 3]
+    assert {line["sync"] for line in found[1:]} & {"proven", "newer"}
+    trace = pq.read_table(tmp_path / "run" / "traces" / "step-3" / "shard-00000.parquet")
+    assert len(trace) == 16 and len(set(trace["prompt_id"].to_pylist())) == 4
+    assert (tmp_path / "run" / "model" / "config.json").is_file()
+    assert {path.name for path in (tmp_path / "run" / "log").iterdir()} == {"vllm.log", "vllm-1.log"}
+    checkpoint = json.loads((tmp_path / "run" / "checkpoints" / "step-000003" / "state.json").read_text())
+    assert checkpoint["ranks"] == 2 and len(checkpoint["files"]) == 2
+
+
+def test_a_rank_that_is_killed_is_made_good_by_a_restart_and_one_rank_goes_on(tmp_path):
+    more = ("--engine", "hf", "--steps", "3")
+    training = Training(tmp_path / "run", *more, "--max-restarts", "1")
+    os.kill(training.ranks[1], signal.SIGKILL)
+    until, again = time.monotonic() + 60, training.ranks
+    while 0 not in again or again[0] == training.ranks[0] or len(lines(tmp_path / "run")) < 2:
+        assert training.launcher.poll() is None and time.monotonic() < until
+        again = ranks_of(training.launcher.pid)
+        time.sleep(0.02)
+    os.kill(again[0], signal.SIGKILL)
+    code, said = training.ended()
+    assert code == 1
+    assert "mismatch-cli: Rank 0 was killed (SIGKILL). Every finished step is on record" in said
+    assert [line["step"] for line in lines(tmp_path / "run")] == [1, 2]
+    code, said = run(*TRAIN, *more, "--resume", "--output", str(tmp_path / "run"))
+    assert code == 0, said
+    assert [line["step"] for line in lines(tmp_path / "run")] == [1, 2, 3]
+
+
+def test_ctrl_c_finishes_the_step_of_all_ranks(tmp_path):
+    training = Training(tmp_path / "run", "--engine", "hf", "--steps", "50")
+    training.launcher.send_signal(signal.SIGINT)
+    code, said = training.ended()
+    assert code == 130 and said.count("Interrupted.") == 1
+    assert "Stopped and saved. Go on with the same command" in said
+    newest = max((tmp_path / "run" / "checkpoints").iterdir()).name
+    assert newest == f"step-{lines(tmp_path / 'run')[-1]['step']:06d}"
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("probe") / "one"
+    assert run(*PROBE, "--output", str(folder))[0] == 0
+    return folder
+
+
+def test_probe_and_rescore_write_the_traces_of_one_rank(one_rank, tmp_path):
+    """A model for each rank in the one, one model spread over them in the other."""
+    code, said = run(*PROBE, "--nproc", "2", "--output", str(tmp_path / "two"))
+    assert code == 0, said
+    assert_same_shards(one_rank / "trace", tmp_path / "two" / "trace")
+    rescore = ("rescore", str(one_rank), "--trainer-dtype", "float32", "--no-plots", "--quiet")
+    for more in (("--nproc", "1"), ("--nproc", "2", "--sharded")):
+        code, said = run(*rescore, *more, "--output", str(tmp_path / more[1]))
+        assert code == 0, said
+    assert_same_shards(tmp_path / "1" / "trace", tmp_path / "2" / "trace")
+
+
+def assert_same_shards(one: Path, other: Path) -> None:
+    names = sorted(path.name for path in one.glob("shard-*"))
+    assert len(names) > 1 and names == sorted(path.name for path in other.glob("shard-*"))
+    for name in names:
+        assert pq.read_table(one / name).equals(pq.read_table(other / name)), name
+
+
+WRONG: list[tuple[Sequence[str], str]] = [
+    (("train", "--nproc", "2", "--engine", "hf", "--prompts-per-step", "1", "--minibatches", "1"),
+     "2 ranks cannot share 1 problems a step"),
+    (("train", "--nproc", "2", "--engine", "hf", "--tensor-parallel", "3"), "2 ranks cannot form engines of 3"),
+    (("probe", "--sharded"), "Say over how many with --nproc"),
+    (("train", "--cpu-offload"), "--cpu-offload is for"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), WRONG, ids=lambda x: x if isinstance(x, str) else "")
+def test_what_cannot_be_shared_is_said_in_a_sentence(tmp_path, arguments, sentence):
+    code, said = run(*arguments, "--quiet", "--output", str(tmp_path / "run"))
+    told = [line for line in said.splitlines() if line.startswith("mismatch-cli: ")]
+    assert code in (1, 2) and len(told) == 1 and sentence in told[0], said
+    assert lines(tmp_path / "run") == []
+
+
+def test_ranks_with_other_settings_say_so(tmp_path):
+    """As a cluster would start them: each by itself."""
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+    ranks = []
+    for rank, seed in ((0, "1"), (1, "2")):
+        environment = os.environ | {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
+            "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "test",
+        }  # fmt: skip
+        arguments = [*CLI, *TRAIN, "--engine", "hf", "--quiet", "--seed", seed, "--output", str(tmp_path / "run")]
+        ranks.append(subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=environment))
+    said = [rank.communicate(timeout=100)[1] for rank in ranks]
+    assert "Rank 1 has seed = 2, and rank 0 has 1. Start every rank with the same command" in said[0]
+    assert "Rank 0 has seed = 1, and rank 1 has 2." in said[1]
+    assert all(rank.returncode == 1 for rank in ranks)
+
+
+def test_a_port_that_is_taken_is_said_in_a_sentence(tmp_path):
+    with socket.create_server(("localhost", 0)) as server:
+        environment = os.environ | {
+            "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
+            "MASTER_PORT": str(server.getsockname()[1]), "TORCHELASTIC_RUN_ID": "test",
+        }  # fmt: skip
+        code, said = run(*TRAIN, "--engine", "hf", "--output", str(tmp_path / "run"), environment=environment)
+    assert code == 1 and "Rank 0 did not find the other ranks at localhost:" in said
