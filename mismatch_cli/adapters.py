@@ -193,8 +193,9 @@ def _ends_one(name: str, paths: Iterable[str]) -> bool:
 
 
 def save_adapter(wrapped: Any, folder: Path) -> None:
-    """Write a trained adapter as peft does."""
-    wrapped.save_pretrained(str(folder), save_embedding_layers=False)
+    """Write a trained adapter as peft does, which asks nothing of the model's own weights: they may be spread."""
+    learnt = {name: weight for name, weight in wrapped.named_parameters() if weight.requires_grad}
+    wrapped.save_pretrained(str(folder), state_dict=learnt, save_embedding_layers=False)
 
 
 class Merged:

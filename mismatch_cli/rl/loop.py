@@ -30,7 +30,7 @@ def train(
     before the first step, `on_phase` the name of each phase that begins. Answers whether all steps are done.
 
     Every rank of a `world` runs it: with its share of the problems until it has their advantages, then with the others.
-    The first one writes the files and is asked; only its lines hold the numbers.
+    The first one writes the files, and is who is asked and told.
     """
     with _running(config, run_folder, say, on_phase, world) as run:
         done, seconds = run.restore() if resume else None, _Seconds(on_phase)
@@ -62,7 +62,8 @@ def train(
                 with seconds("evaluate"):
                     record["eval_accuracy"] = run.evaluate(step)
             run.write(record | {"seconds": seconds.spent})
-            on_step(record | {"seconds": seconds.spent})
+            if world.first:
+                on_step(record | {"seconds": seconds.spent})
             seconds, asked = _Seconds(on_phase), world.told(stop())
             if last or asked or step % config.checkpoint_every == 0:
                 with seconds("checkpoint"):  # after the line, so that no kill can lose it: on record with the next step

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mismatch_cli.adapters import start_lora
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.batch import Rollout
@@ -27,6 +28,7 @@ from mismatch_cli.sharding import Sharding, whole
 PLAIN = SamplingSettings()
 CONFIG = TrainConfig(max_tokens=60, token_budget=150, learning_rate=1e-3)
 TOPK, VOCABULARY = 20, 211
+ADAPTED = ("untied", "experts")
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "tied": ("Qwen3", {"tie_word_embeddings": True}),
     "untied": ("Qwen2", {"tie_word_embeddings": False}),
@@ -85,6 +87,14 @@ def gradients(folder: Path, world: World) -> None:
     for aggregation in ("token-mean", "sequence-mean"):
         cases.append(("tied", f"pg-is/{aggregation}"))
     found, trainers = {}, {kind: loaded(folder, kind, world) for kind in MODELS}
+    for kind in ADAPTED:
+        trainers[f"{kind} adapted"] = adapted = loaded(folder, kind, world)
+        start_lora(adapted.model, rank=4, alpha=8, targets="all-linear", seed=0)
+        with torch.no_grad():  # B begins at 0, and A would have no gradient
+            for name, weight in adapted.model.named_parameters():
+                if ".lora_B" in name:
+                    weight.copy_(torch.linspace(-0.05, 0.05, weight.numel()).view_as(weight))
+        cases.append((f"{kind} adapted", "dppo-binary-tv"))
     for kind, case in cases:
         name, _, aggregation = case.partition("/")
         config = replace(CONFIG, aggregation=aggregation or CONFIG.aggregation)
