@@ -55,6 +55,13 @@ def command(
         panel="Output",
     ),
     resume: bool = setting(False, "Go on with the runs in --output from their checkpoints."),
+    devices: str | None = setting(
+        None,
+        "Make several runs at once, one on each of these GPUs, or on a Ray cluster.",
+        metavar="0,1|ray|ray://HOST:PORT",
+        show_default="one after the other",
+        panel="Ranks",
+    ),
     nproc: int = NPROC,
     max_restarts: int = setting(
         0, "How often all of them go on from the last checkpoint when one has died.", min=0, panel="Ranks", metavar="N"
@@ -103,6 +110,10 @@ def command(
         return
     require(first.engine, f"--engine {first.engine}")
     require("hf", "`train`")
+    if devices is not None and (len(configs) == 1 or nproc > 1 or launched()):
+        raise UsageError(
+            "--devices spreads several runs, a process each: name more than one -a or --seeds, no --nproc."
+        )
     if not launched():
         check_ranks(first, nproc)
     launch_ranks(context, nproc, _KEPT, max_restarts)
@@ -116,6 +127,9 @@ def command(
             from mismatch_cli.studies.training import TrainingAnalysis
 
             held.enter_context(folder_of_runs(output, TrainingAnalysis.FORMAT))
+        if devices is not None:
+            _train_apart(context, configs, folders, output, devices, resume, common)
+            return
         for config, folder in zip(configs, folders, strict=True):
             held.enter_context(training_folder(folder, FILE_NAME, partial(_is_saved, config), resume=resume))
         _train(folders, configs, output, resume, report_every, common, world)
@@ -222,6 +236,27 @@ def _train(
             f"{len(failed)} of {len(configs)} runs failed, for the reasons above: {', '.join(failed)}. The same "
             "command with --resume tries them again from their last checkpoints."
         )
+
+
+def _train_apart(
+    context: typer.Context,
+    configs: Sequence[TrainConfig],
+    folders: Sequence[Path],
+    output: Path,
+    devices: str,
+    resume: bool,
+    common: Common,
+) -> None:
+    """Train at once what fits the devices, and report on what there is, also where a run failed."""
+    from mismatch_cli.commands._apart import train_apart
+
+    for folder in folders:
+        if folder.exists() and not resume:
+            raise MismatchError(f"{folder} already exists. Go on with --resume, or choose another --output.")
+    try:
+        train_apart(context, configs, folders, devices, common)
+    finally:
+        _report(folders, output, common)
 
 
 def _report(folders: Sequence[Path], output: Path, common: Common) -> None:

@@ -54,6 +54,7 @@ class EngineSettings:
     world: World = ALONE  # the ranks of a training, each of which has an engine or a part of one
     tensor_parallel: int = 1  # ranks that share an engine
     sleeps: bool = False  # whether it gives its GPU memory back between two calls
+    weights_folder: Path | None = None  # that servers see, for the weights of a training
 
 
 class Engine(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from math import log
 from pathlib import Path
@@ -14,14 +15,16 @@ import numpy as np
 
 from mismatch_cli import custom_code
 from mismatch_cli.batch import Rollout
-from mismatch_cli.engines import EngineSettings, Request
+from mismatch_cli.engines import Engine, EngineSettings, Request
 from mismatch_cli.engines._server_http import Address, Refused, Server, base_url
 from mismatch_cli.engines._server_rollout import Completions
+from mismatch_cli.engines._server_weights import SharedWeights, tell, told_version
 from mismatch_cli.errors import MismatchError, UsageError, first_line
 from mismatch_cli.models import check_model_folder, load_config
 from mismatch_cli.sampling import SamplingSettings
 
-REMOTE, TAKES_WEIGHTS, MEMORY_SHARE = True, False, None
+REMOTE, TAKES_WEIGHTS, MEMORY_SHARE = True, True, None
+_ATTEMPTS = 3  # at sampling a batch with servers that are restarted meanwhile
 _ADDRESS = ("concurrency", "timeout", "patience")
 _ARGUMENTS = ("url", "served_model", "max_model_len", *_ADDRESS)
 _PATIENCE_AT_START, _FOR_THE_LIST = 3.0, 5.0  # a URL that is wrong should say so at once
@@ -47,20 +50,32 @@ def check(settings: EngineSettings) -> None:
         )
 
 
-def create(settings: EngineSettings) -> ServerEngine:
-    """Look at the server, and measure whether its log-probs are those of the distribution that it samples from."""
+def create(settings: EngineSettings) -> Engine:
+    """Look at the servers, and measure whether their log-probs are those of the distribution that they sample from.
+
+    Several URLs, with commas between, are dealt to the ranks; a rank that has several shares its requests among them.
+    """
     check(settings)
     check_model_folder(settings.model)
     given = {name: settings.extra[name] for name in _ADDRESS if name in settings.extra}
-    return ServerEngine(settings, Address(base_url(str(settings.extra["url"])), **given))
+    urls = list(dict.fromkeys(base_url(url.strip()) for url in str(settings.extra["url"]).split(",")))
+    world, folder = settings.world, settings.weights_folder
+    weights = None if folder is None else SharedWeights(folder, world)
+    own = urls[world.rank :: world.size] or [urls[world.rank % len(urls)]]
+    engines = [ServerEngine(settings, Address(url, **given), weights, speaks=world.rank < len(urls)) for url in own]
+    return Servers(engines, weights)
 
 
 class ServerEngine:
     """A server that is there, serves the model, and reports log μ; it is looked at again after every shard."""
 
-    def __init__(self, settings: EngineSettings, address: Address) -> None:
+    def __init__(
+        self, settings: EngineSettings, address: Address, weights: SharedWeights | None = None, speaks: bool = True
+    ) -> None:
+        """`speaks`: whether it is this rank that gives the server its weights, of those that share it."""
         self._settings = settings
         self._address = address
+        self._weights, self._speaks = weights, speaks
         self._vocabulary = _vocabulary(settings.model)
         self._served, self._mode, self._told = asyncio.run(self._look())
 
@@ -71,8 +86,15 @@ class ServerEngine:
     def sample(self, requests: Sequence[Request], on_finished: Callable[[int], None]) -> list[Rollout]:
         return asyncio.run(self._sample(requests, on_finished))
 
-    def load_weights(self, model: Any) -> None:  # noqa: ARG002
-        raise MismatchError("A server behind a URL takes no weights from here. Use --engine vllm or --engine hf.")
+    def take_over(self) -> None:
+        """Give the server the published weights."""
+        if self._speaks:
+            asyncio.run(self._take_over())
+
+    async def _take_over(self) -> None:
+        assert self._weights is not None
+        async with Server(self._address, self._settings.say) as server:
+            await tell(server, self._address.url, self._weights)
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -86,9 +108,6 @@ class ServerEngine:
             "concurrency": self._address.concurrency,
             "seed": self._settings.seed,
         }
-
-    def close(self) -> None:
-        """Nothing is held between two calls: the server is not ours to stop."""
 
     async def _look(self) -> tuple[Served, str, dict[str, Any]]:
         at_start = replace(self._address, patience=min(self._address.patience, _PATIENCE_AT_START))
@@ -106,9 +125,27 @@ class ServerEngine:
         async with Server(self._address, self._settings.say) as server:
             completions = self._completions(server, self._served)
             settings = self._settings
-            rollouts = await completions.sample(requests, settings.sampling, settings.top_logprobs, on_finished)
+            for _ in range(_ATTEMPTS):
+                await self._keep_weights(server)
+                rollouts = await completions.sample(requests, settings.sampling, settings.top_logprobs, on_finished)
+                if await self._has_weights(server):  # else it died, and came back with those of its start
+                    break
+            else:
+                raise MismatchError(
+                    f"{self._address.url} lost its weights {_ATTEMPTS} times while it sampled. Look into its log: "
+                    "something restarts it. --resume goes on with the run."
+                )
             await self._check_unchanged(server)
         return rollouts
+
+    async def _has_weights(self, server: Server) -> bool:
+        return not (self._weights and self._weights.version) or await told_version(server) == self._weights.version
+
+    async def _keep_weights(self, server: Server) -> None:
+        """A server that was restarted since it was told has the weights that it began with."""
+        if self._weights is not None and not await self._has_weights(server):
+            self._settings.say(f"{self._address.url} has other weights: it is given those of this step again")
+            await tell(server, self._address.url, self._weights)
 
     async def _check_unchanged(self, server: Server) -> None:
         """It may have been restarted with other settings: then nobody knows which of them sampled what."""
@@ -126,6 +163,48 @@ class ServerEngine:
 
     def _completions(self, server: Server, served: Served) -> Completions:
         return Completions(server, served.name, served.also_named, self._vocabulary, served.context)
+
+
+class Servers:
+    """The servers of a rank, as one engine: each samples its share, and all get the same weights."""
+
+    def __init__(self, engines: Sequence[ServerEngine], weights: SharedWeights | None) -> None:
+        self._engines, self._weights = engines, weights
+        first, *others = (engine.describe() for engine in engines)
+        for other in others:
+            if differing := [name for name in first if first[name] != other[name]]:
+                raise MismatchError(
+                    f"The servers are not alike: {differing[0]} is {first[differing[0]]} on the first and "
+                    f"{other[differing[0]]} on another. Start all of them with the same arguments."
+                )
+
+    @property
+    def max_model_len(self) -> int:
+        return min(engine.max_model_len for engine in self._engines)
+
+    def sample(self, requests: Sequence[Request], on_finished: Callable[[int], None]) -> list[Rollout]:
+        count = len(self._engines)
+        if count == 1:
+            return self._engines[0].sample(requests, on_finished)
+        shares = [requests[i::count] for i in range(count)]
+        with ThreadPoolExecutor(count) as threads:
+            found = list(threads.map(lambda engine, share: engine.sample(share, on_finished), self._engines, shares))
+        return [found[i % count][i // count] for i in range(len(requests))]
+
+    def load_weights(self, model: Any) -> None:
+        assert self._weights is not None
+        self._weights.publish(model)
+        for engine in self._engines:
+            engine.take_over()
+        self._weights.forget_older()
+
+    def describe(self) -> dict[str, Any]:
+        return self._engines[0].describe()
+
+    def close(self) -> None:
+        """Nothing is held between two calls but the newest weights: the servers are not ours to stop."""
+        if self._weights is not None:
+            self._weights.remove()
 
 
 def _in_words(served: Served, mode: str) -> str:

@@ -33,6 +33,9 @@ class Member:
     folder: Path
     words: tuple[str, ...]
     typed_in: Path  # the working folder, which relative names start from on other machines too
+    note: str = f"trace/{FILE_NAME}"  # the file by which a run that was begun is known
+    result: str = "summary.json"  # and one that has ended
+    anew: tuple[str, ...] = ("--force",)  # how one is begun
 
     @property
     def name(self) -> str:
@@ -40,14 +43,13 @@ class Member:
 
     @property
     def finished(self) -> bool:
-        return (self.folder / "summary.json").is_file()
+        return (self.folder / self.result).is_file()
 
     @property
     def command(self) -> list[str]:
         """What is typed: what was begun goes on."""
-        begun = (self.folder / "trace" / FILE_NAME).is_file()
-        how = "--resume" if begun else "--force"
-        return [sys.executable, "-m", "mismatch_cli", *self.words, "--output", str(self.folder), "--quiet", how]
+        how = ("--resume",) if (self.folder / self.note).is_file() else self.anew
+        return [sys.executable, "-m", "mismatch_cli", *self.words, "--output", str(self.folder), "--quiet", *how]
 
 
 @dataclass(frozen=True)

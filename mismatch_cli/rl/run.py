@@ -86,6 +86,8 @@ class Run:
 
     def _engine_settings(self, top_k: int) -> EngineSettings:
         config = self.config
+        if engine_module(config.engine).REMOTE:
+            return self._server_settings(top_k)
         extra: dict[str, Any] = {} if config.kv_cache_dtype == "auto" else {"kv_cache_dtype": config.kv_cache_dtype}
         share = engine_module(config.engine).MEMORY_SHARE
         if share is not None and torch.cuda.is_available():  # the trainer lives on the same device
@@ -95,6 +97,16 @@ class Run:
         return EngineSettings(
             *settings, world=self.world, tensor_parallel=config.tensor_parallel, sleeps=torch.cuda.is_available()
         )
+
+    def _server_settings(self, top_k: int) -> EngineSettings:
+        """Dtypes and the like are decided where the servers are started."""
+        config = self.config
+        named = {"url": config.engine_url, "served_model": config.served_model}
+        folder = Path(config.weights_folder or self.folder / "weights")
+        return EngineSettings(
+            config.model, self._sampling, top_k, seed=config.seed, extra={k: v for k, v in named.items() if v},
+            say=self._say, world=self.world, weights_folder=folder,
+        )  # fmt: skip
 
     def _load(self, algorithm: Algorithm) -> None:
         """Pose the problems in the engine's context, and load the trainer beside the engine."""
@@ -124,7 +136,9 @@ class Run:
             )
             weights = Merged(trainer.model)
         self.learner = Learner(trainer, algorithm, self._sampling, config, self.world)
-        exact = (config.trainer_dtype, config.rollout_dtype, config.kv_cache_dtype) == ("float32", "float32", "auto")
+        remote = engine_module(config.engine).REMOTE  # whose dtype is its own affair
+        dtypes = config.trainer_dtype, config.rollout_dtype, config.kv_cache_dtype
+        exact = dtypes == ("float32", "float32", "auto") and not remote
         self.sync = WeightSync(
             self.engine, trainer, exact=exact, token_budget=config.token_budget, weights=weights, world=self.world
         )

@@ -108,8 +108,13 @@ def check_runs(configs: Sequence[TrainConfig]) -> None:
     first = configs[0]  # runs of one command differ in algorithm and seed
     if not engine_module(first.engine).TAKES_WEIGHTS:
         raise UsageError(
-            "Training sends new weights to the engine after every step, and a server behind a URL takes none from "
-            "here. Use --engine vllm or --engine hf."
+            f"Training sends new weights to the engine after every step, and {first.engine} takes none. "
+            "Use --engine vllm, hf or server."
+        )
+    if bool(first.engine_url) != engine_module(first.engine).REMOTE:
+        raise UsageError(
+            "--engine server and --engine-url belong together: the URLs of vLLM servers that were started with "
+            "VLLM_SERVER_DEV_MODE=1, which take new weights from a folder."
         )
     SamplingSettings(temperature=first.temperature, max_tokens=first.max_tokens)
     check_model_folder(first.model)

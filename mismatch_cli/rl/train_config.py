@@ -95,7 +95,14 @@ class TrainConfig:
         "Modules or experts' parameters to adapt, such as q_proj,gate_up_proj; not the LM head.",
         metavar="NAMES",
     )
-    engine: str = of_compute("vllm", "What samples: vLLM or Hugging Face.", metavar="vllm|hf")
+    engine: str = of_compute("vllm", "What samples: vLLM, Hugging Face, or vLLM servers.", metavar="vllm|hf|server")
+    engine_url: str = of_compute("", "vLLM servers, with commas between.", metavar="URL,URL")
+    served_model: str = of_compute(
+        "", "What the servers call the model.", metavar="NAME", show_default="the one loaded from --model"
+    )
+    weights_folder: str = of_compute(
+        "", "Folder that the servers see, for new weights.", metavar="DIR", show_default="weights/ in the run"
+    )
     trainer_dtype: str = of_compute(
         "bfloat16", "Dtype in which the trainer computes; AdamW's own copy of the weights is float32.", **_DTYPE
     )

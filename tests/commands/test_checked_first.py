@@ -205,7 +205,7 @@ WITH_ARROW = {
         ("../files/few.jsonl", "has no layout that is known"),
         ("../files/empty.jsonl", "has no layout that is known"),
     ),
-    "train": (("--engine server", "takes none from here"),),
+    "train": (("--engine server", "belong together"),),
 }
 # Reads lines of words and answers each with the exit code, what was said on stderr, and what has been imported.
 SCRIPT = """

@@ -1,0 +1,51 @@
+"""`train --devices`: several runs at once, each in a process and on a device of its own, and one report at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from mismatch_cli.commands._show import Common
+from mismatch_cli.commands._typed import words
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.numbers import things
+from mismatch_cli.rl.train_config import FILE_NAME, TrainConfig
+
+if TYPE_CHECKING:
+    from mismatch_cli.recording.members import Outcome
+
+_OF_ALL = ("algorithm", "seed", "seeds", "output", "resume", "devices", "quiet", "full", "json")
+
+
+def train_apart(
+    context: typer.Context, configs: Sequence[TrainConfig], folders: Sequence[Path], devices: str, common: Common
+) -> None:
+    """Make each run, or go on with it, as many at once as there are devices; a `MismatchError` where one failed."""
+    from mismatch_cli.recording.members import RAY, Member, run_members, run_on_ray
+
+    typed = (str(context.info_name), *words(context, without=_OF_ALL))
+    members = [
+        Member(
+            folder.absolute(), (*typed, "--algorithm", config.algorithm, "--seed", str(config.seed)), Path.cwd(),
+            note=FILE_NAME, result="model/config.json", anew=(),
+        )
+        for config, folder in zip(configs, folders, strict=True)
+    ]  # fmt: skip
+    todo = [member for member in members if not member.finished]
+    common.progress.say(f"{things(len(members), 'run')}, {len(members) - len(todo)} of them finished")
+
+    def tell(outcome: Outcome) -> None:
+        common.progress.say(f"{outcome.member.name}: {outcome.fault or 'done'}")
+
+    if devices == RAY or devices.startswith(f"{RAY}://"):
+        outcomes = run_on_ray(todo, devices, tell)
+    else:
+        outcomes = run_members(todo, devices.split(","), tell)
+    if failed := [outcome.member.name for outcome in outcomes if outcome.fault]:
+        raise MismatchError(
+            f"{len(failed)} of {len(members)} runs failed, for the reasons above: {', '.join(failed)}. The same "
+            "command with --resume tries them again from their last checkpoints."
+        )

@@ -1,0 +1,101 @@
+"""Training with real vLLM servers, which take the weights of every step from a folder, die and come back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mismatch_cli.engines._server_rollout import Completions
+from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.rl.loop import train
+from mismatch_cli.rl.train_config import load_config
+from tests.engines.vllm_servers import VllmServers, free_port
+from tests.rl.small_runs import SMALL, run
+
+pytestmark = pytest.mark.slow
+
+# On a float32 server, old weights would be seen at once.
+SERVED = {"engine": "server", "served_model": "tiny", "steps": 3, "learning_rate": 2e-3, "trainer_dtype": "float32"}
+SAME_WEIGHTS = 1e-5  # mean |π − μ|
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory):
+    servers = VllmServers(tmp_path_factory.mktemp("servers"))
+    yield servers
+    servers.close()
+
+
+@pytest.fixture(scope="module")
+def ports() -> list[int]:
+    return [free_port(), free_port()]
+
+
+@pytest.fixture(scope="module")
+def urls(servers, ports) -> list[str]:
+    found = [servers.start(port, "processed_logprobs", tells_all=True) for port in ports]
+    for url in found:
+        servers.wait(url)
+    return found
+
+
+def gaps(records: list[dict[str, Any]]) -> list[float]:
+    return [record["mismatch"]["abs_dp_mean"] for record in records]
+
+
+def test_two_servers_take_the_weights_of_every_step(urls, tmp_path):
+    records = run(tmp_path / "run", engine_url=",".join(urls), **SERVED)
+    assert len(records) == 3 and max(gaps(records)) < SAME_WEIGHTS
+    assert "proven" in {record["sync"] for record in records}
+    assert not (tmp_path / "run" / "weights").exists()
+
+
+def test_a_server_that_dies_between_steps_comes_back_with_the_right_weights(servers, ports, urls, tmp_path):
+    records: list[dict[str, Any]] = []
+    said: list[str] = []
+
+    def on_step(record: dict[str, Any]) -> None:
+        records.append(record)
+        if record["step"] == 1:
+            servers.kill(ports[0])
+            servers.start(ports[0], "processed_logprobs", tells_all=True)
+
+    config = load_config("miniature", SMALL | SERVED | {"engine_url": urls[0]})
+    train(config, tmp_path / "run", on_step, say=said.append)
+    assert len(records) == 3 and max(gaps(records)) < SAME_WEIGHTS
+    assert any("is given those of this step again" in line for line in said)
+
+
+def test_a_server_that_dies_while_it_samples_is_asked_again(servers, ports, urls, tmp_path, monkeypatch):
+    """What the old weights sampled counts for nothing."""
+    real, calls = Completions.sample, []
+
+    async def dies_once(self: Completions, requests: Any, *more: Any, **named: Any) -> Any:
+        rollouts = await real(self, requests, *more, **named)
+        calls.append(len(requests))
+        if calls.count(16) == 2:  # the second step
+            calls.append(16)
+            servers.kill(ports[0])
+            servers.start(ports[0], "processed_logprobs", tells_all=True)
+        return rollouts
+
+    monkeypatch.setattr(Completions, "sample", dies_once)
+    records = run(tmp_path / "run", engine_url=urls[0], **SERVED)
+    assert calls.count(16) > 4
+    assert len(records) == 3 and max(gaps(records)) < SAME_WEIGHTS
+
+
+def test_a_server_that_takes_no_weights_is_told_in_a_sentence(servers, tmp_path):
+    url = servers.start(free_port(), "processed_logprobs")
+    servers.wait(url)
+    with pytest.raises(MismatchError, match=r"takes no weights \(status 404.*VLLM_SERVER_DEV_MODE=1"):
+        run(tmp_path / "run", engine_url=url, **SERVED)
+
+
+def test_an_engine_and_a_url_belong_together():
+    from mismatch_cli.rl.task import check_runs
+
+    for changes in ({"engine": "server"}, {"engine": "hf", "engine_url": "http://localhost:1"}):
+        with pytest.raises(UsageError, match="--engine server and --engine-url belong together"):
+            check_runs([load_config("miniature", SMALL | changes)])
