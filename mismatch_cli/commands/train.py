@@ -111,9 +111,7 @@ def command(
     require(first.engine, f"--engine {first.engine}")
     require("hf", "`train`")
     if devices is not None and (len(configs) == 1 or nproc > 1 or launched()):
-        raise UsageError(
-            "--devices spreads several runs, a process each: name more than one -a or --seeds, no --nproc."
-        )
+        raise UsageError("--devices is for several runs, a process each: name more -a, or --seeds, and no --nproc.")
     if not launched():
         check_ranks(first, nproc)
     launch_ranks(context, nproc, _KEPT, max_restarts)

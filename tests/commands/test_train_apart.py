@@ -10,8 +10,9 @@ import pytest
 
 from mismatch_cli.cli import run as cli
 
-SMALL = ["--engine", "hf", "--steps", "2", "--prompts-per-step", "4", "--samples-per-prompt", "4", "--max-tokens", "32",
-         "--eval-every", "0", "--eval-samples", "1", "--num-problems", "8", "--no-plots", "--checkpoint-every", "1"]  # fmt: skip
+SMALL = ["--engine", "hf", "--steps", "2", "--prompts-per-step", "4", "--samples-per-prompt", "4", "--no-plots",
+         "--max-tokens", "32", "--eval-every", "0", "--eval-samples", "1", "--num-problems", "8",
+         "--checkpoint-every", "1"]  # fmt: skip
 RUNS = ("pg-is-seed-3", "pg-is-seed-4", "gspo-seed-3", "gspo-seed-4")
 
 
