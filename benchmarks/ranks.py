@@ -1,0 +1,144 @@
+"""Training as several ranks: seconds and memory beside one rank, and ranks that are killed at random moments.
+
+    python benchmarks/ranks.py race --folder /tmp/ranks [--ranks 1 2] [--steps 6]
+    python benchmarks/ranks.py kills --folder /tmp/ranks --kills 20 [--seed 0]
+    python benchmarks/ranks.py learn --folder /tmp/ranks     # the default command on two ranks, to its end
+
+Real processes, real vLLM unless `--engine hf`. A kill is a SIGKILL of a rank that chance chooses, at a moment that
+chance chooses, under `--max-restarts`; at the end every step has to stand in metrics.jsonl once, in order, and no
+process may be left. Every result is a line of FOLDER/ranks.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_CLI = [sys.executable, "-m", "mismatch_cli"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("race", "kills", "learn"))
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--engine", default="vllm")
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    {"race": race, "kills": kills, "learn": learn}[arguments.what](arguments)
+
+
+def race(arguments: argparse.Namespace) -> None:
+    """The same steps on so many ranks: seconds a step by phase, tokens a second, memory of each rank."""
+    for ranks in arguments.ranks:
+        folder = arguments.folder / f"race-{ranks}"
+        shutil.rmtree(folder, ignore_errors=True)
+        process = _start(folder, ranks, arguments.engine, ["--steps", str(arguments.steps), "--eval-samples", "1"])
+        peak: dict[int, float] = {}
+        while process.poll() is None:
+            for rank, child in (_ranks(process.pid) or {0: process.pid}).items():
+                peak[rank] = max(peak.get(rank, 0.0), _gigabytes(child))
+            time.sleep(0.1)
+        lines = _lines(folder)[1:]  # the first step warms up
+        phases = {name for line in lines for name in line["seconds"]} - {"evaluate"}
+        seconds = {p: statistics.median(line["seconds"].get(p, 0.0) for line in lines) for p in sorted(phases)}
+        step = sum(seconds.values())
+        tokens = statistics.mean(line["length"] for line in lines) * 512
+        found = {"ranks": ranks, "seconds": seconds, "step": step, "tokens_s": tokens / step, "gigabytes": peak}
+        _note(arguments.folder, "race", found)
+
+
+def kills(arguments: argparse.Namespace) -> None:
+    """Ranks of one long run that die one after the other."""
+    folder, chance = arguments.folder / "kills", random.Random(arguments.seed)
+    shutil.rmtree(folder, ignore_errors=True)
+    more = ["--max-restarts", str(arguments.kills), "--checkpoint-every", "1", "--prompts-per-step", "8"]
+    more += ["--steps", str(arguments.kills + 2), "--eval-samples", "1", "--num-problems", "16", "--no-plots"]
+    process = _start(folder, 2, arguments.engine, more)
+    dead: set[int] = set()
+    for number in range(arguments.kills):
+        while len(there := {r: p for r, p in _ranks(process.pid).items() if p not in dead}) < 2:
+            if process.poll() is not None:
+                raise SystemExit(f"It ended with {process.returncode} after {number} kills.")
+            time.sleep(0.05)
+        began = time.monotonic()
+        time.sleep(chance.uniform(0, 40))
+        rank = chance.choice([0, 1])
+        if process.poll() is not None:
+            break
+        dead |= set(there.values())
+        os.kill(there[rank], signal.SIGKILL)
+        found = {"rank": rank, "after": time.monotonic() - began, "steps": len(_lines(folder))}
+        _note(arguments.folder, "kill", found)
+    code = process.wait()
+    steps = [line["step"] for line in _lines(folder)]
+    whole = steps == list(range(1, len(steps) + 1))
+    _note(arguments.folder, "kills", {"code": code, "steps": len(steps), "each_once": whole, "left": _left(dead)})
+
+
+def learn(arguments: argparse.Namespace) -> None:
+    """The reward that the default command ends with on two ranks."""
+    folder = arguments.folder / "learn"
+    shutil.rmtree(folder, ignore_errors=True)
+    code = _start(folder, 2, arguments.engine, []).wait()
+    rewards = [line["reward"] for line in _lines(folder) if line["step"]]
+    _note(arguments.folder, "learn", {"code": code, "steps": len(rewards), "last_ten": statistics.mean(rewards[-10:])})
+
+
+def _start(folder: Path, ranks: int, engine: str, more: list[str]) -> subprocess.Popen[bytes]:
+    arguments = ["train", "--nproc", str(ranks), "--engine", engine, "--eval-every", "0", "--quiet", *more]
+    with open(folder.with_suffix(".log"), "ab") as log:
+        return subprocess.Popen([*_CLI, *arguments, "--output", str(folder)], stdout=log, stderr=log)
+
+
+def _ranks(launcher: int) -> dict[int, int]:
+    found = {}
+    try:
+        for thread in Path(f"/proc/{launcher}/task").iterdir():
+            for child in (thread / "children").read_text().split():
+                settings = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+                found |= {int(s.removeprefix(b"RANK=")): int(child) for s in settings if s.startswith(b"RANK=")}
+    except OSError:  # one has just ended
+        return {}
+    return found
+
+
+def _gigabytes(process: int) -> float:
+    try:
+        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * _PAGE / 1e9
+    except (OSError, IndexError):
+        return 0.0
+
+
+def _left(processes: set[int]) -> int:
+    return sum(Path(f"/proc/{process}/cmdline").exists() and _gigabytes(process) > 0 for process in processes)
+
+
+def _lines(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def _note(folder: Path, what: str, found: dict[str, Any]) -> None:
+    line = json.dumps({"what": what, **found})
+    print(line, flush=True)
+    with open(folder / "ranks.jsonl", "a") as lines:
+        lines.write(line + "\n")
+
+
+if __name__ == "__main__":
+    main()
