@@ -106,7 +106,7 @@ def _start(folder: Path, ranks: int, engine: str, more: list[str]) -> subprocess
 
 
 def _ranks(launcher: int) -> dict[int, int]:
-    found = {}
+    found: dict[int, int] = {}
     try:
         for thread in Path(f"/proc/{launcher}/task").iterdir():
             for child in (thread / "children").read_text().split():
