@@ -39,8 +39,13 @@ class Sharding:
 
     def options(self, config: Any, dtype: str) -> dict[str, Any]:
         """For `from_pretrained`. What learns is loaded in float32: its shards are what the optimiser changes."""
-        from transformers.distributed import DistributedConfig
-
+        try:
+            from transformers.distributed import DistributedConfig
+            from transformers.distributed.mixin import apply_fully_sharded_data_parallelism  # noqa: F401
+        except ImportError as error:
+            raise MismatchError(
+                "A model is spread over ranks by transformers 5.19 or newer. Type: pip install 'transformers>=5.19'"
+            ) from error
         found = DistributedConfig(fsdp_size=self.world.size, fsdp_cpu_offload=self.cpu_offload)
         options = {"config": config, "distributed_config": found}
         return options | ({"dtype": torch.float32} if self.learns else {"dtype": dtype})
