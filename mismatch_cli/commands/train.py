@@ -87,7 +87,6 @@ def command(
       mismatch-cli train -a dppo-binary-tv -a pg-is -a grpo-clip-higher --seeds 3
       mismatch-cli train --model ./checkpoint --dataset problems.jsonl --steps 200
       mismatch-cli train --preset paper --nproc 8 --max-restarts 3
-      torchrun --nproc-per-node 8 -m mismatch_cli train --preset paper
     """
     from mismatch_cli.extras import require
     from mismatch_cli.recording.folder import folder_of_runs, training_folder

@@ -75,8 +75,8 @@ def _write_tensors(tensors: Mapping[str, Tensor], into: Path, folder: Path, worl
     try:
         with _quiet():
             dcp.save(dict(tensors), storage_writer=writer, no_dist=world.size == 1)
-    except Exception as error:  # of any rank: it has an error of its own, which wraps the disk's
-        raise could_not_write(folder, error) from error
+    except dcp.CheckpointException as error:  # no `Exception`; holds those of the ranks that failed
+        raise could_not_write(folder, next(iter(error.failures.values()))[0]) from error  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def latest_checkpoint(run_folder: Path, world: World = ALONE) -> Checkpoint | No
         try:
             with _quiet():
                 dcp.load(dict(tensors), storage_reader=reader, no_dist=world.size == 1)
-        except Exception as error:  # safetensors' and torch's own errors have no common class
+        except (Exception, dcp.CheckpointException) as error:  # safetensors' and torch's have no common class
             raise damaged from error
 
     return Checkpoint(found[-1], facts, load)

@@ -110,7 +110,7 @@ def test_train_shows_the_values_of_its_default_preset_in_panels(helps):
     words = {name for name in settings if row_of("train", flag_of(name)).default != str(settings[name])}
     assert words == {
         *("model", "dataset", "eval_dataset", "prompt_field", "answer_field", "reward", "attn"),  # said in words
-        *("recompute", "lora"),  # off
+        *("recompute", "lora", "gradient_checkpointing", "cpu_offload"),  # off
     }
     text = in_words(helps["train", 80])
     assert "The defaults below are those of the preset miniature" in text

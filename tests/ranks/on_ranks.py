@@ -117,20 +117,21 @@ def gradients(folder: Path, world: World) -> None:
     _keep(found, folder, world)
     if world.size == 2:
         saved(trainers["tied"], folder, world)
+    scores(folder, world)
 
 
 def scores(folder: Path, world: World) -> None:
     """What a trainer says of responses that are dealt to ranks, in two dtypes, to score alone and to learn."""
     requests = [ScoreRequest(s.rollout.prompt_ids, s.rollout.response_ids, s.rollout.topk_ids_TK) for s in samples()]
     found = {}
-    for kind in MODELS:
+    for kind in ("tied", "no plan", "experts"):
         for dtype, learns in (("float32", False), ("bfloat16", False), ("bfloat16", True)):
             trainer = loaded(folder, kind, world, dtype, learns)
             parts = world.gather([vars(score) for score in trainer.score(share(world, requests), token_budget=1)])
             trainer.score_again(share(world, requests), token_budget=100)  # nobody waits for the others
             described = {key: value for key, value in trainer.describe().items() if key != "threads"}
             found[kind, dtype, learns] = [x for part in parts for x in part], described
-    _keep(found, folder, world)
+    _keep(found, folder, world, "scores")
 
 
 def saved(trainer: Trainer, folder: Path, world: World) -> None:
@@ -167,7 +168,7 @@ def kept(folder: Path, ranks: int, name: str = "found") -> dict:
 def main(what: str, folder: str) -> None:
     torch.set_num_threads(1)
     functions: dict[str, Callable[[Path, World], None]] = {
-        function.__name__: function for function in (gradients, scores, restored)
+        function.__name__: function for function in (gradients, restored)
     }
     with joined() as world:
         functions[what](Path(folder), world)

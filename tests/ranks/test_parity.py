@@ -64,10 +64,9 @@ def test_an_algorithm_changes_the_gradient(gradients):
     assert [case for case, norm in norms.items() if norm == 0] == ["tied ppo-mis-geometric"]  # blocks all of these
 
 
-def test_scores_are_those_of_one_rank(folder):
+def test_scores_are_those_of_one_rank(gradients, folder):
     """Each response alone in its micro-batch: then only the weights' places in memory differ, which choose kernels."""
-    _run_on_each((1, 2), "scores", folder)
-    one, two = kept(folder, 1), kept(folder, 2)
+    one, two = kept(folder, 1, "scores"), kept(folder, 2, "scores")
     assert one.keys() == two.keys()
     for case, (scores, described) in one.items():
         found, told = two[case]
