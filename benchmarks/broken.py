@@ -13,6 +13,7 @@ from unittest import mock
 import pyarrow.parquet as pq
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 
 from mismatch_cli.cli import run as cli
 
@@ -130,6 +131,8 @@ def _same(path: Path, other: Path) -> bool:
         return bool(_without_times(json.loads(path.read_text())) == _without_times(json.loads(other.read_text())))
     if path.suffix == ".pt":
         return _equal(*(torch.load(file, map_location="cpu", weights_only=True) for file in (path, other)))
+    if path.suffix == ".safetensors":  # whose tensors may stand in any order
+        return _equal(load_file(path), load_file(other))
     if path.suffix == ".html" or path.name == "time.png":  # they name the folder, or show times
         return True
     return path.read_bytes() == other.read_bytes()

@@ -108,10 +108,9 @@ def test_what_is_no_choice_is_answered_with_all_of_them(command, row, capfd, tmp
 def test_train_shows_the_values_of_its_default_preset_in_panels(helps):
     settings = vars(load_config("miniature", {}))
     words = {name for name in settings if row_of("train", flag_of(name)).default != str(settings[name])}
-    assert words == {
-        *("model", "dataset", "eval_dataset", "prompt_field", "answer_field", "reward", "attn"),  # said in words
-        *("recompute", "lora", "gradient_checkpointing", "cpu_offload"),  # off
-    }
+    in_words_of_their_own = {"model", "dataset", "eval_dataset", "prompt_field", "answer_field", "reward", "attn"}
+    off = {"recompute", "lora", "gradient_checkpointing", "cpu_offload"}
+    assert words == in_words_of_their_own | {"served_model", "weights_folder"} | off
     text = in_words(helps["train", 80])
     assert "The defaults below are those of the preset miniature" in text
     titles = re.findall(r"╭─ (.*?) ─", helps["train", 80])

@@ -159,7 +159,8 @@ def test_raw_logprobs_are_taken_only_where_they_are_mu(raw_url, model):
 
 def test_a_server_that_comes_back_as_another_is_noticed(url, raw_url):
     engine = engine_at(url)
-    engine._address = replace(engine._address, url=raw_url)
+    (server,) = engine._engines
+    server._address = replace(server._address, url=raw_url)
     with pytest.raises(MismatchError, match=r"become another server.*processed_logprobs before.*raw_logprobs now"):
         sample(engine)
 
@@ -440,7 +441,7 @@ def test_probe_end_to_end(url, raw_url, tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("train --engine server", "Training sends new weights"),
+        ("train --engine server", "belong together"),
         ("probe --engine-url http://localhost:1", "goes with --engine server"),
         ("probe --engine server", "needs --engine-url"),
     ],

@@ -108,8 +108,8 @@ def gradients(folder: Path, world: World) -> None:
         found[f"{kind} {case}"] = {"norm": update.grad_norm, "gradient": gradient, "after": after, "logp": seen}
         if case == "dppo-binary-tv":  # what computes is what has learnt
             requests = [ScoreRequest(s.rollout.prompt_ids, s.rollout.response_ids) for s in samples()]
-            scores = world.gather([s.logp_T for s in trainers[kind].score(share(world, requests), token_budget=1)])
-            found[f"{kind} {case}"]["next"] = [x for part in scores for x in part]
+            seen = world.gather([s.logp_T for s in trainers[kind].score(share(world, requests), token_budget=1)])
+            found[f"{kind} {case}"]["next"] = [x for part in seen for x in part]
         with torch.no_grad():
             for master, value in zip(learner._masters, before, strict=True):
                 master.copy_(value)

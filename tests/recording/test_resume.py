@@ -55,7 +55,7 @@ def scored_shards(run: Path) -> list[bool]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("engine", "moments"), [("hf", [is_sampled, is_scored]), ("vllm", [is_sampled])])
+@pytest.mark.parametrize(("engine", "moments"), [("hf", [is_scored]), ("vllm", [is_sampled])])
 def test_killed_and_resumed_equals_unbroken(engine, moments, tmp_path):
     """Killed after the first shard is sampled, and after it is scored; benchmarks/kills.py kills at random moments."""
     finish(start(engine, tmp_path / "unbroken"))
