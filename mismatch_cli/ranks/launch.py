@@ -29,10 +29,8 @@ def launch(nproc: int, arguments: Sequence[str], *, max_restarts: int, kept: str
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.disable()  # it tells of every fault on 20 lines
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else a restarted rank finds the addresses of dead ones
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc)))
-    with tempfile.TemporaryDirectory(prefix="mismatch-cli-ranks-") as logs, _passed_on() as interrupted:
+    prefix = "mismatch-cli-ranks-"
+    with tempfile.TemporaryDirectory(prefix=prefix) as logs, _surroundings(nproc), _passed_on() as interrupted:
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -61,6 +59,21 @@ def launch(nproc: int, arguments: Sequence[str], *, max_restarts: int, kept: str
     if interrupted:
         raise KeyboardInterrupt
     return 0
+
+
+@contextmanager
+def _surroundings(nproc: int) -> Iterator[None]:
+    """The environment of the ranks, and a launcher that keeps quiet; afterwards both are what they were."""
+    before, level = dict(os.environ), logging.root.manager.disable
+    logging.disable()  # it tells of every fault on 20 lines
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else a restarted rank finds the addresses of dead ones
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc)))
+    try:
+        yield
+    finally:
+        logging.disable(level)
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
+import os
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,6 +25,7 @@ from mismatch_cli.rl.train_config import TrainConfig
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
 from mismatch_cli.sharding import Sharding, whole
+from tests.warm import Forked
 
 PLAIN = SamplingSettings()
 CONFIG = TrainConfig(max_tokens=60, token_budget=150, learning_rate=1e-3)
@@ -40,13 +42,20 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def run_on(ranks: int, what: str, folder: Path) -> None:
     """On this many gloo ranks of this machine, one thread each; alone without a process group."""
-    if ranks == 1:
-        alone = subprocess.run([sys.executable, "-m", "tests.ranks.on_ranks", what, str(folder)], timeout=240)
-        assert alone.returncode == 0
-        return
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-    done = subprocess.run([*launcher, "-m", "tests.ranks.on_ranks", what, str(folder)], timeout=240)
-    assert done.returncode == 0
+    places = as_ranks(ranks) if ranks > 1 else [dict(os.environ)]
+    processes = [Forked("tests.ranks.on_ranks", what, str(folder), env=environment) for environment in places]
+    for process in processes:
+        said = process.ended(within=240)
+        assert process.returncode == 0, said
+
+
+def as_ranks(count: int) -> list[dict[str, str]]:
+    """The environment of each rank, as torchrun would make it."""
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+    shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    shared |= {"TORCHELASTIC_RUN_ID": "test"}
+    return [os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
 
 
 def model(folder: Path, kind: str) -> str:

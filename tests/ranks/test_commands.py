@@ -16,6 +16,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from tests.ranks.on_ranks import as_ranks
+from tests.warm import cli
+
 CLI = [sys.executable, "-m", "mismatch_cli"]
 TRAIN = ("train", "--max-tokens", "48", "--samples-per-prompt", "4", "--prompts-per-step", "4", "--eval-every", "0",
          "--eval-samples", "1", "--checkpoint-every", "1", "--no-plots", "--num-problems", "8",
@@ -24,9 +27,10 @@ PROBE = ("probe", "--engine", "hf", "--num-prompts", "60", "--samples-per-prompt
          "--no-plots", "--quiet", "--noise-responses", "20")  # fmt: skip
 
 
-def run(*arguments: str, environment: dict[str, str] | None = None, timeout: float = 150) -> tuple[int, str]:
-    done = subprocess.run([*CLI, *arguments], capture_output=True, text=True, timeout=timeout, env=environment)
-    return done.returncode, done.stderr
+def run(*arguments: str, environment: dict[str, str] | None = None) -> tuple[int | None, str]:
+    process = cli(*arguments, env=environment)
+    said = process.ended(within=150)
+    return process.returncode, said
 
 
 def lines(folder: Path) -> list[dict]:
@@ -76,45 +80,42 @@ class Training:
         raise AssertionError("a rank was left behind")
 
 
-def test_two_ranks_train_with_vllm(tmp_path):
-    code, said = Training(tmp_path / "run", "--steps", "3", "--trace-every", "3", "--learning-rate", "2e-3").ended()
-    assert code == 0, said
-    found = lines(tmp_path / "run")
-    assert [line["step"] for line in found] == [1, 2, 3]
-    assert {line["sync"] for line in found[1:]} & {"proven", "newer"}
-    trace = pq.read_table(tmp_path / "run" / "traces" / "step-3" / "shard-00000.parquet")
-    assert len(trace) == 16 and len(set(trace["prompt_id"].to_pylist())) == 4
-    assert (tmp_path / "run" / "model" / "config.json").is_file()
-    assert {path.name for path in (tmp_path / "run" / "log").iterdir()} == {"vllm.log", "vllm-1.log"}
-    checkpoint = json.loads((tmp_path / "run" / "checkpoints" / "step-000003" / "state.json").read_text())
-    assert checkpoint["ranks"] == 2 and len(checkpoint["files"]) == 2
-
-
-def test_a_rank_that_is_killed_is_made_good_by_a_restart(tmp_path):
-    more = ("--engine", "hf", "--steps", "3")
-    training = Training(tmp_path / "run", *more, "--max-restarts", "1")
-    os.kill(training.ranks[1], signal.SIGKILL)
-    code, said = training.ended()
-    assert code == 0, said
-    assert said.count("Training sample_data/model") == 2
-    assert [line["step"] for line in lines(tmp_path / "run")] == [1, 2, 3]
-
-
-def test_a_rank_that_is_killed_takes_the_others_along(tmp_path):
-    training = Training(tmp_path / "run", "--engine", "hf", "--steps", "50")
-    os.kill(training.ranks[1], signal.SIGKILL)
-    code, said = training.ended(within=20)
-    assert code == 1 and "mismatch-cli: Rank 1 was killed (SIGKILL). Every finished step is on record" in said
-
-
-def test_ctrl_c_finishes_the_step_of_all_ranks(tmp_path):
-    training = Training(tmp_path / "run", "--engine", "hf", "--steps", "50")
+def test_two_ranks_train_with_vllm_until_ctrl_c(tmp_path):
+    training = Training(tmp_path / "run", "--steps", "50", "--trace-every", "1", "--learning-rate", "2e-3")
+    while len(lines(tmp_path / "run")) < 2:
+        time.sleep(0.1)
     training.launcher.send_signal(signal.SIGINT)
     code, said = training.ended()
     assert code == 130 and said.count("Interrupted.") == 1
     assert "Stopped and saved. Go on with the same command" in said
-    newest = max((tmp_path / "run" / "checkpoints").iterdir()).name
-    assert newest == f"step-{lines(tmp_path / 'run')[-1]['step']:06d}"
+    found = lines(tmp_path / "run")
+    assert [line["step"] for line in found] == list(range(1, len(found) + 1))
+    assert {line["sync"] for line in found[1:]} & {"proven", "newer"}
+    trace = pq.read_table(tmp_path / "run" / "traces" / "step-2" / "shard-00000.parquet")
+    assert len(trace) == 16 and len(set(trace["prompt_id"].to_pylist())) == 4
+    assert {path.name for path in (tmp_path / "run" / "log").iterdir()} == {"vllm.log", "vllm-1.log"}
+    newest = max((tmp_path / "run" / "checkpoints").iterdir())
+    assert newest.name == f"step-{found[-1]['step']:06d}"
+    checkpoint = json.loads((newest / "state.json").read_text())
+    assert checkpoint["ranks"] == 2 and len(checkpoint["files"]) == 2
+
+
+def test_a_rank_that_is_killed_is_made_good_by_as_many_restarts_as_asked_for(tmp_path):
+    """Then it takes the others along."""
+    training = Training(tmp_path / "run", "--engine", "hf", "--steps", "50", "--max-restarts", "1")
+    os.kill(training.ranks[1], signal.SIGKILL)
+    before, first = len(lines(tmp_path / "run")), training.ranks
+    while len(lines(tmp_path / "run")) <= before + 1:  # one step may just have been under way
+        assert training.launcher.poll() is None
+        time.sleep(0.1)
+    training.ranks = ranks_of(training.launcher.pid)
+    assert not set(first.values()) & set(training.ranks.values())
+    os.kill(training.ranks[1], signal.SIGKILL)
+    code, said = training.ended(within=20)
+    assert code == 1 and "mismatch-cli: Rank 1 was killed (SIGKILL). Every finished step is on record" in said
+    assert said.count("Training sample_data/model") == 2
+    steps = [line["step"] for line in lines(tmp_path / "run")]
+    assert steps == list(range(1, len(steps) + 1))
 
 
 @pytest.fixture(scope="module")
@@ -130,10 +131,10 @@ def test_probe_and_rescore_write_the_traces_of_one_rank(one_rank, tmp_path):
     assert code == 0, said
     assert_same_shards(one_rank / "trace", tmp_path / "two" / "trace")
     rescore = ("rescore", str(one_rank), "--trainer-dtype", "float32", "--no-plots", "--quiet")
-    for more in (("--nproc", "1"), ("--nproc", "2", "--sharded")):
-        code, said = run(*rescore, *more, "--output", str(tmp_path / more[1]))
+    for ranks in ((), ("--nproc", "2", "--sharded")):
+        code, said = run(*rescore, *ranks, "--output", str(tmp_path / str(len(ranks))))
         assert code == 0, said
-    assert_same_shards(tmp_path / "1" / "trace", tmp_path / "2" / "trace")
+    assert_same_shards(tmp_path / "0" / "trace", tmp_path / "3" / "trace")
 
 
 def assert_same_shards(one: Path, other: Path) -> None:
@@ -162,17 +163,11 @@ def test_what_cannot_be_shared_is_said_in_a_sentence(tmp_path, arguments, senten
 
 def test_ranks_with_other_settings_say_so(tmp_path):
     """As a cluster would start them: each by itself."""
-    with socket.create_server(("localhost", 0)) as server:
-        port = server.getsockname()[1]
-    ranks = []
-    for rank, seed in ((0, "1"), (1, "2")):
-        environment = os.environ | {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
-            "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "test",
-        }  # fmt: skip
-        arguments = [*CLI, *TRAIN, "--engine", "hf", "--quiet", "--seed", seed, "--output", str(tmp_path / "run")]
-        ranks.append(subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=environment))
-    said = [rank.communicate(timeout=100)[1] for rank in ranks]
+    ranks = [
+        cli(*TRAIN, "--engine", "hf", "--quiet", "--seed", seed, "--output", str(tmp_path / "run"), env=environment)
+        for seed, environment in zip("12", as_ranks(2), strict=True)
+    ]
+    said = [rank.ended(within=100) for rank in ranks]
     assert "Rank 1 has seed = 2, and rank 0 has 1. Start every rank with the same command" in said[0]
     assert "Rank 0 has seed = 1, and rank 1 has 2." in said[1]
     assert all(rank.returncode == 1 for rank in ranks)
@@ -180,9 +175,6 @@ def test_ranks_with_other_settings_say_so(tmp_path):
 
 def test_a_port_that_is_taken_is_said_in_a_sentence(tmp_path):
     with socket.create_server(("localhost", 0)) as server:
-        environment = os.environ | {
-            "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
-            "MASTER_PORT": str(server.getsockname()[1]), "TORCHELASTIC_RUN_ID": "test",
-        }  # fmt: skip
+        environment = as_ranks(2)[0] | {"MASTER_PORT": str(server.getsockname()[1])}
         code, said = run(*TRAIN, "--engine", "hf", "--output", str(tmp_path / "run"), environment=environment)
     assert code == 1 and "Rank 0 did not find the other ranks at localhost:" in said

@@ -6,8 +6,6 @@ import hashlib
 import json
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -27,6 +25,7 @@ from mismatch_cli.report.about import about_facts
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.schema import column_order
+from tests.warm import Forked, cli
 
 MODEL = str(bundled("model"))
 FLOAT32, FP8 = bundled("traces") / "float32", bundled("traces") / "fp8-kv"
@@ -319,15 +318,14 @@ def test_what_an_import_said_of_its_pi_goes_with_it(tmp_path):
     assert ("Imported from", "a dump · 1 file") in about_facts(analyse([found], 0).to_json())
 
 
-def start(output: Path, *more: str) -> subprocess.Popen:
+def start(output: Path, *more: str) -> Forked:
     flags = ["--trainer-model", MODEL, "--weights", "newer", "--token-budget", "400", "--threads", "1", "--quiet"]
-    command = [sys.executable, "-m", "mismatch_cli", "rescore", str(FP8), *flags, "--output", str(output), *more]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    return cli("rescore", str(FP8), *flags, "--output", str(output), *more)
 
 
-def await_shard(process: subprocess.Popen, folder: Path, index: int) -> None:
+def await_shard(process: Forked, folder: Path, index: int) -> None:
     while not (folder / "trace" / f"shard-{index:05d}.parquet").is_file():
-        assert process.poll() is None, process.stderr.read()
+        assert process.poll() is None, process.said()
         time.sleep(0.005)
 
 
@@ -336,7 +334,7 @@ def test_killed_and_resumed_equals_unbroken(tmp_path):
     process = start(killed)
     await_shard(process, killed, 1)
     process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process.ended()
     part = Trace.open(killed)
     assert 2 <= len(part.shards) < 6
     assert sum(batch.num_responses for batch in part.batches()) == 32 * len(part.shards)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,20 +11,20 @@ import pytest
 
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.trace.reader import Trace
+from tests.warm import Forked, cli
 
 # Two shards, so that a kill lands between them; one thread, because only then is the order of float additions fixed.
 SIZE = "--num-prompts 8 --samples-per-prompt 64 --max-tokens 16"
 PROBE = f"probe {SIZE} --noise-responses 100 --threads 1 --quiet".split()
 
 
-def start(engine: str, output: Path, *more: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "mismatch_cli", *PROBE, "--engine", engine, "--output", str(output), *more]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+def start(engine: str, output: Path, *more: str) -> Forked:
+    return cli(*PROBE, "--engine", engine, "--output", str(output), *more)
 
 
-def finish(process: subprocess.Popen) -> None:
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
+def finish(process: Forked) -> None:
+    said = process.ended()
+    assert process.returncode == 0, said
 
 
 def columns(run: Path) -> dict[str, dict]:
@@ -63,10 +61,10 @@ def test_killed_and_resumed_equals_unbroken(engine, moments, tmp_path):
     for reached in moments:
         process = start(engine, tmp_path / "killed", *resume)
         while not reached(tmp_path / "killed"):
-            assert process.poll() is None, process.stderr.read()
+            assert process.poll() is None, process.said()
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
-        process.communicate()
+        process.ended()
         assert_readable(tmp_path / "killed")
         resume = ["--resume"]
     assert not all(scored_shards(tmp_path / "killed")), "the kill came too late to say anything"
@@ -78,10 +76,10 @@ def test_ctrl_c_says_how_to_go_on_and_keeps_what_is_there(tmp_path):
     process = start("hf", tmp_path / "run")
     shard = tmp_path / "run" / "trace" / "shard-00000.parquet"
     while not shard.is_file():
-        assert process.poll() is None, process.stderr.read()
+        assert process.poll() is None, process.said()
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    errors = process.ended()
     assert process.returncode == 130
     how = "the same command with --resume, and without --force, goes on with it"
     assert errors == f"mismatch-cli: Interrupted. What was recorded is kept: {how}.\n"
