@@ -67,7 +67,7 @@ def kills(arguments: argparse.Namespace) -> None:
     folder, chance = arguments.folder / "kills", random.Random(arguments.seed)
     shutil.rmtree(folder, ignore_errors=True)
     more = ["--max-restarts", str(arguments.kills), "--checkpoint-every", "1", "--prompts-per-step", "8"]
-    more += ["--steps", str(arguments.kills + 2), "--eval-samples", "1", "--num-problems", "16", "--no-plots"]
+    more += ["--steps", "100000", "--eval-samples", "1", "--num-problems", "16", "--no-plots"]
     process = _start(folder, 2, arguments.engine, more)
     dead: set[int] = set()
     for number in range(arguments.kills):
@@ -79,11 +79,15 @@ def kills(arguments: argparse.Namespace) -> None:
         time.sleep(chance.uniform(0, 40))
         rank = chance.choice([0, 1])
         if process.poll() is not None:
-            break
+            raise SystemExit(f"It ended with {process.returncode} after {number} kills.")
         dead |= set(there.values())
         os.kill(there[rank], signal.SIGKILL)
         found = {"rank": rank, "after": time.monotonic() - began, "steps": len(_lines(folder))}
         _note(arguments.folder, "kill", found)
+    recorded = len(_lines(folder))
+    while len(_lines(folder)) <= recorded + 1:
+        time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
     code = process.wait()
     steps = [line["step"] for line in _lines(folder)]
     whole = steps == list(range(1, len(steps) + 1))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from mismatch_cli.batch import Rollout
 
+TRANSFERS = ("folder", "nccl")  # how servers get the weights of a training
 Sink = Callable[["np.ndarray"], None]  # takes log μ of a response's next token, float32 [V]
 
 
@@ -55,6 +56,7 @@ class EngineSettings:
     tensor_parallel: int = 1  # ranks that share an engine
     sleeps: bool = False  # whether it gives its GPU memory back between two calls
     weights_folder: Path | None = None  # that servers see, for the weights of a training
+    weight_transfer: str = TRANSFERS[0]
 
 
 class Engine(Protocol):

@@ -6,8 +6,11 @@ The transport that works everywhere. vLLM's routes for it exist in its developme
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+from torch import Tensor
 
 from mismatch_cli.engines._server_http import Refused, Server
 from mismatch_cli.errors import MismatchError
@@ -16,8 +19,29 @@ from mismatch_cli.ranks import World
 from mismatch_cli.trace.files import replacing_folder
 
 _HEADLESS = ("gemma",)  # families whose head has no name in vLLM
-_ANSWER = 2**16  # bytes: a word or two
-_MODE = "Start it with VLLM_SERVER_DEV_MODE=1 in its environment, on a machine that sees the folder."
+_ANSWER, _CHECKSUMS = 2**16, 2**24  # bytes: a word or two; a line for each weight
+_NOTHING = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"  # SHA-256 of weights that are packed away
+MODE = "Start it with VLLM_SERVER_DEV_MODE=1 in its environment"
+
+
+class Weights(Protocol):
+    """The newest weights, on their way to the servers."""
+
+    @property
+    def version(self) -> str:
+        """What a server that has these weights says; empty where none have been published."""
+
+    def publish(self, model: Any) -> None:
+        """Take the weights of a model, whole or spread; every rank calls it."""
+
+    async def give(self, server: Server, url: str) -> None:
+        """Have a server take over what is published; a `MismatchError` where it cannot."""
+
+    def forget_older(self) -> None:
+        """Remove what no server needs any more, once all have the newest; every rank calls it."""
+
+    def remove(self) -> None:
+        """Leave nothing behind."""
 
 
 class SharedWeights:
@@ -29,7 +53,6 @@ class SharedWeights:
 
     @property
     def version(self) -> str:
-        """What a server that has these weights says; empty where none have been published."""
         return f"{self._folder}#{self._count}" if self._count else ""
 
     @property
@@ -37,27 +60,32 @@ class SharedWeights:
         return self._folder / f"{self._count:06d}"
 
     def publish(self, model: Any) -> None:
-        """Write the weights of a model, whole or spread; every rank calls it."""
         from safetensors.torch import save_file
 
         from mismatch_cli.sharding import on_first
 
-        state = on_first(saved_state(model), self._world)
+        state = saved_state(model)
+        names = names_in_vllm(model, state)
+        kept = on_first(state, self._world)
         self._count += 1
         if self._world.first:
-            kind = str(getattr(model, "learning", model).config.model_type)
-            # A tied head is named too, though folders leave it out: without it vLLM on CPU keeps its old head.
-            named = {
-                name: weight.contiguous().clone()
-                for name, weight in state.items()
-                if not (kind.startswith(_HEADLESS) and name.endswith("lm_head.weight"))
-            }
             with replacing_folder(self.path) as temporary:
-                save_file(named, temporary / "model.safetensors")
+                save_file({name: kept[name].contiguous().clone() for name in names}, temporary / "model.safetensors")
         self._world.barrier()
 
+    async def give(self, server: Server, url: str) -> None:
+        load = {"method": "reload_weights", "kwargs": {"weights_path": str(self.path)}}
+        try:
+            await server.post("/collective_rpc", load, _ANSWER)
+            await server.post("/update_weight_version", {"new_version": self.version}, _ANSWER)
+        except Refused as refused:
+            told = f"status {refused.status}: {refused.told}"
+            raise MismatchError(
+                f"{url} takes no weights ({told}). {MODE}, on a machine that sees the folder."
+            ) from refused
+        await check_taken(server, url, self.version)
+
     def forget_older(self) -> None:
-        """Remove what no server needs any more, once all have the newest."""
         self._world.barrier()
         if self._world.first:
             for path in self._folder.iterdir():
@@ -69,6 +97,24 @@ class SharedWeights:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
+def names_in_vllm(model: Any, state: Mapping[str, Tensor]) -> list[str]:
+    """Of the weights that a server is given.
+
+    A tied head is among them, though folders leave it out: without it vLLM on CPU keeps its old head.
+    """
+    kind = str(getattr(model, "learning", model).config.model_type)
+    return [name for name in state if not (kind.startswith(_HEADLESS) and name.endswith("lm_head.weight"))]
+
+
+async def check_taken(server: Server, url: str, version: str) -> None:
+    """A `MismatchError` unless a server has this version of the weights, and has dropped what older ones computed."""
+    dropped, _ = await server.post("/reset_prefix_cache", {}, _ANSWER)
+    if not (isinstance(dropped, dict) and dropped.get("success")):
+        raise MismatchError(f"{url} did not drop its prefix cache, which holds keys of the old weights. Is it shared?")
+    if await told_version(server) != version:
+        raise MismatchError(f"{url} does not say which weights it has, or somebody else gives it weights too. {MODE}.")
+
+
 async def told_version(server: Server) -> str | None:
     """The version that somebody gave its weights; None where the server tells none."""
     told = await server.get("/weight_info")
@@ -76,16 +122,25 @@ async def told_version(server: Server) -> str | None:
     return found if isinstance(found, str) else None
 
 
-async def tell(server: Server, url: str, weights: SharedWeights) -> None:
-    """Have a server take over the published weights; a `MismatchError` where it cannot."""
-    load = {"method": "reload_weights", "kwargs": {"weights_path": str(weights.path)}}
+async def told_checksums(server: Server) -> dict[str, str]:
+    """SHA-256 of each weight that the server has, by its name there; empty where it tells none.
+
+    Weights that vLLM on CPU has packed away have the checksum of nothing, which says nothing.
+    """
     try:
-        await server.post("/collective_rpc", load, _ANSWER)
-        dropped, _ = await server.post("/reset_prefix_cache", {}, _ANSWER)
-        await server.post("/update_weight_version", {"new_version": weights.version}, _ANSWER)
-    except Refused as refused:
-        raise MismatchError(f"{url} takes no weights (status {refused.status}: {refused.told}). {_MODE}") from refused
-    if not (isinstance(dropped, dict) and dropped.get("success")):
-        raise MismatchError(f"{url} did not drop its prefix cache, which holds keys of the old weights. Is it shared?")
-    if await told_version(server) != weights.version:
-        raise MismatchError(f"{url} does not say which weights it has, or somebody else gives it weights too. {_MODE}")
+        told, _ = await server.post("/weight_checker", {"action": "checksum"}, _CHECKSUMS)
+    except MismatchError:  # older versions, and several engines behind one URL
+        return {}
+    found = told.get("checksums") if isinstance(told, dict) else None
+    found = found if isinstance(found, dict) else {}
+    return {str(name): str(value) for name, value in found.items() if value != _NOTHING}
+
+
+def check_same_weights(first: str, other: str, expected: Mapping[str, str], found: Mapping[str, str]) -> None:
+    """A `MismatchError` where a checksum of a weight is not that of the same weight elsewhere, or before."""
+    for name in expected.keys() & found.keys():
+        if expected[name] != found[name]:
+            raise MismatchError(
+                f"The weight sync failed: by their checksums {other} has not the weights of {first} ({name}). "
+                "Restart both servers with the same arguments; --resume goes on with the run."
+            )

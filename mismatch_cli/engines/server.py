@@ -18,9 +18,17 @@ from mismatch_cli.batch import Rollout
 from mismatch_cli.engines import Engine, EngineSettings, Request
 from mismatch_cli.engines._server_http import Address, Refused, Server, base_url
 from mismatch_cli.engines._server_rollout import Completions
-from mismatch_cli.engines._server_weights import SharedWeights, tell, told_version
+from mismatch_cli.engines._server_transfer import TransferredWeights, check_possible
+from mismatch_cli.engines._server_weights import (
+    SharedWeights,
+    Weights,
+    check_same_weights,
+    told_checksums,
+    told_version,
+)
 from mismatch_cli.errors import MismatchError, UsageError, first_line
 from mismatch_cli.models import check_model_folder, load_config
+from mismatch_cli.ranks import World
 from mismatch_cli.sampling import SamplingSettings
 
 REMOTE, TAKES_WEIGHTS, MEMORY_SHARE = True, True, None
@@ -60,22 +68,28 @@ def create(settings: EngineSettings) -> Engine:
     given = {name: settings.extra[name] for name in _ADDRESS if name in settings.extra}
     urls = list(dict.fromkeys(base_url(url.strip()) for url in str(settings.extra["url"]).split(",")))
     world, folder = settings.world, settings.weights_folder
-    weights = None if folder is None else SharedWeights(folder, world)
+    weights: Weights | None = None
+    if settings.weight_transfer == "nccl":
+        check_possible()
+        weights = TransferredWeights([Address(url, **given) for url in urls], world, settings.say)
+    elif folder is not None:
+        weights = SharedWeights(folder, world)
     own = urls[world.rank :: world.size] or [urls[world.rank % len(urls)]]
     engines = [ServerEngine(settings, Address(url, **given), weights, speaks=world.rank < len(urls)) for url in own]
-    return Servers(engines, weights)
+    return Servers(engines, weights, world)
 
 
 class ServerEngine:
     """A server that is there, serves the model, and reports log μ; it is looked at again after every shard."""
 
     def __init__(
-        self, settings: EngineSettings, address: Address, weights: SharedWeights | None = None, speaks: bool = True
+        self, settings: EngineSettings, address: Address, weights: Weights | None = None, speaks: bool = True
     ) -> None:
         """`speaks`: whether it is this rank that gives the server its weights, of those that share it."""
         self._settings = settings
         self._address = address
         self._weights, self._speaks = weights, speaks
+        self.url, self.checksums = address.url, dict[str, str]()
         self._vocabulary = _vocabulary(settings.model)
         self._served, self._mode, self._told = asyncio.run(self._look())
 
@@ -87,14 +101,16 @@ class ServerEngine:
         return asyncio.run(self._sample(requests, on_finished))
 
     def take_over(self) -> None:
-        """Give the server the published weights."""
+        """Give the server the published weights, and ask for their checksums."""
         if self._speaks:
             asyncio.run(self._take_over())
 
     async def _take_over(self) -> None:
         assert self._weights is not None
         async with Server(self._address, self._settings.say) as server:
-            await tell(server, self._address.url, self._weights)
+            await self._weights.give(server, self.url)
+        async with Server(replace(self._address, patience=0), self._settings.say) as server:
+            self.checksums = await told_checksums(server)
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -145,7 +161,8 @@ class ServerEngine:
         """A server that was restarted since it was told has the weights that it began with."""
         if self._weights is not None and not await self._has_weights(server):
             self._settings.say(f"{self._address.url} has other weights: it is given those of this step again")
-            await tell(server, self._address.url, self._weights)
+            await self._weights.give(server, self.url)
+            check_same_weights("before", self.url, self.checksums, await told_checksums(server))
 
     async def _check_unchanged(self, server: Server) -> None:
         """It may have been restarted with other settings: then nobody knows which of them sampled what."""
@@ -168,8 +185,8 @@ class ServerEngine:
 class Servers:
     """The servers of a rank, as one engine: each samples its share, and all get the same weights."""
 
-    def __init__(self, engines: Sequence[ServerEngine], weights: SharedWeights | None) -> None:
-        self._engines, self._weights = engines, weights
+    def __init__(self, engines: Sequence[ServerEngine], weights: Weights | None, world: World) -> None:
+        self._engines, self._weights, self._world = engines, weights, world
         first, *others = (engine.describe() for engine in engines)
         for other in others:
             if differing := [name for name in first if first[name] != other[name]]:
@@ -196,7 +213,13 @@ class Servers:
         self._weights.publish(model)
         for engine in self._engines:
             engine.take_over()
+        first, *others = [told for part in self._world.gather(self._checksums()) for told in part]
+        for url, checksums in others:
+            check_same_weights(first[0], url, first[1], checksums)
         self._weights.forget_older()
+
+    def _checksums(self) -> list[tuple[str, dict[str, str]]]:
+        return [(engine.url, engine.checksums) for engine in self._engines]
 
     def describe(self) -> dict[str, Any]:
         return self._engines[0].describe()

@@ -105,7 +105,7 @@ class Run:
         folder = Path(config.weights_folder or self.folder / "weights")
         return EngineSettings(
             config.model, self._sampling, top_k, seed=config.seed, extra={k: v for k, v in named.items() if v},
-            say=self._say, world=self.world, weights_folder=folder,
+            say=self._say, world=self.world, weights_folder=folder, weight_transfer=config.weight_transfer,
         )  # fmt: skip
 
     def _load(self, algorithm: Algorithm) -> None:

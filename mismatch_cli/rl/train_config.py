@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_cli import registry
+from mismatch_cli.engines import TRANSFERS
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.options import ABOVE_0, BELOW_1, FROM_0, SHARE, check, default_of, setting
 from mismatch_cli.places import bundled
@@ -99,6 +100,11 @@ class TrainConfig:
     engine_url: str = of_compute("", "vLLM servers, with commas between.", metavar="URL,URL")
     served_model: str = of_compute(
         "", "What the servers call the model.", metavar="NAME", show_default="the one loaded from --model"
+    )
+    weight_transfer: str = of_compute(
+        "folder",
+        "How new weights reach the servers: as files, or from GPU to GPU by NCCL.",
+        choices=("weight transfer", TRANSFERS),
     )
     weights_folder: str = of_compute(
         "", "Folder that the servers see, for new weights.", metavar="DIR", show_default="weights/ in the run"

@@ -31,10 +31,11 @@ class VllmServers:
         self._folder = folder
         self._running: dict[int, Forked] = {}
 
-    def start(self, port: int, mode: str, *more: str, tells_all: bool = False) -> str:
-        """Start a server, not waiting for it; answers its URL."""
+    def start(self, port: int, mode: str, *more: str, tells_all: bool = False, wired: bool = False) -> str:
+        """Start a server, not waiting for it; answers its URL. `wired`: it takes weights by vLLM's transfer."""
+        more = (*more, "--weight-transfer-config", '{"backend": "nccl"}') if wired else more
         arguments = [*_ARGUMENTS.split(), "--port", str(port), "--logprobs-mode", mode, *more]
-        environment = os.environ | _ENVIRONMENT | {"VLLM_SERVER_DEV_MODE": str(int(tells_all))}
+        environment = os.environ | _ENVIRONMENT | {"VLLM_SERVER_DEV_MODE": str(int(tells_all or wired))}
         log = self._folder / f"{port}.log"
         self._running[port] = Forked("tests.engines.vllm_servers", *arguments, env=environment, log=log)
         return f"http://127.0.0.1:{port}"
@@ -87,6 +88,10 @@ def _serve() -> None:
             module.get_mp_context = lambda: multiprocessing.get_context("fork")
     from vllm.entrypoints.launchers.api_server import entry
 
+    if "--weight-transfer-config" in sys.argv:
+        from tests.engines.slow_wire import replace_nccl
+
+        replace_nccl()
     sys.argv[0] = "api_server"
     entry.main()
 
