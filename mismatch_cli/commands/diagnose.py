@@ -3,12 +3,18 @@
 from pathlib import Path
 from typing import Annotated
 
+import typer
+
+from mismatch_cli.commands._ranks import NPROC, SHARDED, check_sharded, launch_ranks
 from mismatch_cli.commands._show import BUNDLED, TRACES, Diagnosing
+from mismatch_cli.errors import UsageError
 from mismatch_cli.options import flags, saying, setting
+from mismatch_cli.ranks.joined import joined
 
 
 @flags()
 def command(
+    context: typer.Context,
     *,
     traces: list[Path] | None = TRACES,
     earlier_model: str | None = setting(
@@ -19,6 +25,8 @@ def command(
         "The trainer's model at the weights that sampled: it scores responses again, which tells the side at fault.",
         metavar="MODEL",
     ),
+    nproc: int = NPROC,
+    sharded: bool = SHARDED,
     common: Annotated[Diagnosing, saying("output", show_default="diagnosis, in the run or here")],
 ) -> None:
     """Look for faults that no precision explains: shifts, temperature, placeholders, stale weights, and more.
@@ -30,15 +38,27 @@ def command(
       mismatch-cli diagnose probe-model
       mismatch-cli diagnose import-prime-rl --earlier-model ./step-90
     """
+    from dataclasses import replace
     from functools import partial
 
     from mismatch_cli.models import check_models
 
+    if nproc > 1 and not (earlier_model or trainer_model):
+        raise UsageError("--nproc shares what a model scores. Name one with --trainer-model or --earlier-model.")
+    check_sharded(sharded, nproc)
     check_models((earlier_model, trainer_model), "`diagnose` with a model")
     folder = common.report_folder(traces, "diagnosis")
     common.check(traces, folder)
+    launch_ranks(context, nproc, "The diagnosis was not made.")
+    from mismatch_cli.recording.dealing import Ranks
     from mismatch_cli.studies.diagnosis import DiagnosisAnalysis, analyse_diagnosis
 
-    found = common.opened(traces, f"No trace named: diagnosing {BUNDLED}")
-    analyse = partial(analyse_diagnosis, earlier_model=earlier_model, trainer_model=trainer_model)
-    common.report(analyse, DiagnosisAnalysis.FORMAT, found, folder, "Reading")
+    with joined() as world:
+        shown = common if world.first else replace(common, quiet=True)
+        found = shown.opened(traces, f"No trace named: diagnosing {BUNDLED}")
+        ranks = Ranks(world, sharded)
+        analyse = partial(analyse_diagnosis, earlier_model=earlier_model, trainer_model=trainer_model, ranks=ranks)
+        if world.first:
+            common.report(analyse, DiagnosisAnalysis.FORMAT, found, folder, "Reading")
+        else:
+            analyse(found)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mismatch_cli.diagnosis.sample import Sample
+from mismatch_cli.recording.dealing import ALL_HERE, Ranks
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.trace.reader import Trace
 
@@ -47,12 +48,17 @@ AS_RECORDED = Hypothesis("as recorded")
 class ModelAtHand:
     """A model, and the responses of a sample that it scores: up to 128, the same ones under every hypothesis."""
 
-    def __init__(self, sample: Sample, prompts: Mapping[Key, list[int]], load: Callable[[], Trainer]) -> None:
-        """`prompts`: ids by step, prompt and sample; `load` is called when the first hypothesis is asked for."""
+    def __init__(
+        self, sample: Sample, prompts: Mapping[Key, list[int]], load: Callable[[], Trainer], ranks: Ranks = ALL_HERE
+    ) -> None:
+        """`prompts`: ids by step, prompt and sample; `load` is called when the first hypothesis is asked for.
+
+        Ranks ask for the same hypotheses in the same order, and each scores a part of the responses.
+        """
         spread = np.unique(np.linspace(0, sample.num_responses - 1, _RESPONSES).astype(int)).tolist()
         self.rows = [s for s in spread if prompts.get(_key(sample, s))]
         self.few = self.rows[:: max(1, len(self.rows) // _FEW)][:_FEW]
-        self._sample, self._prompts, self._load = sample, prompts, load
+        self._sample, self._prompts, self._load, self._ranks = sample, prompts, load, ranks
         self._scored: dict[tuple[str, bool], np.ndarray] = {}
 
     def logp_T(self, hypothesis: Hypothesis = AS_RECORDED, few: bool = False) -> np.ndarray:
@@ -83,21 +89,26 @@ class ModelAtHand:
         from mismatch_cli.scoring.trainer import ScoreRequest
 
         spans = list(self._sample.spans())
+        own = rows if self._ranks.spreads else self._ranks.own(rows)
         requests = [
             ScoreRequest(
                 hypothesis.prompt(self._prompts[_key(self._sample, s)]), self._sample.response_ids_T[spans[s]].tolist()
             )
-            for s in rows
+            for s in own
         ]
         with hypothesis.changed(self._trainer.model):
             scores = self._trainer.score(requests, token_budget=_TOKEN_BUDGET)
+        scored = dict(zip(own, (score.logp_T for score in scores), strict=True))
         logp_T = np.full(len(self._sample.logq_T), np.nan)
-        for s, score in zip(rows, scores, strict=True):
-            logp_T[spans[s]] = score.logp_T
+        for part in [scored] if self._ranks.spreads else self._ranks.world.gather(scored):
+            for s, logp in part.items():
+                logp_T[spans[s]] = logp
         return logp_T
 
 
-def model_at_hand(path: str, sample: Sample, sampling: Mapping[str, Any], traces: Sequence[Trace]) -> ModelAtHand:
+def model_at_hand(
+    path: str, sample: Sample, sampling: Mapping[str, Any], traces: Sequence[Trace], ranks: Ranks = ALL_HERE
+) -> ModelAtHand:
     """The model of a folder or the hub, in the dtype and with the support of the trace's trainer."""
 
     def load() -> Trainer:
@@ -107,9 +118,10 @@ def model_at_hand(path: str, sample: Sample, sampling: Mapping[str, Any], traces
         recorded = traces[0].manifest.get("trainer", {})
         # Without a model's cap or sinks, if need be: "as recorded" is what the trace says. Others need another machine.
         attention = recorded.get("attn_implementation") if recorded.get("attention_leaves_out") else None
-        return Trainer.load(path, dtype=recorded.get("dtype", "auto"), attn_implementation=attention, sampling=support)
+        dtype = recorded.get("dtype", "auto")
+        return Trainer.load(path, dtype=dtype, attn_implementation=attention, sampling=support, sharding=ranks.sharding)
 
-    return ModelAtHand(sample, _prompts_of(sample, traces), load)
+    return ModelAtHand(sample, _prompts_of(sample, traces), load, ranks)
 
 
 def _prompts_of(sample: Sample, traces: Sequence[Trace]) -> dict[Key, list[int]]:

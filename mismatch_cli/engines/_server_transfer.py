@@ -145,11 +145,11 @@ class Fleet:
         told = self._on_all(lambda server, _: server.get("/get_world_size"))
         self._sizes = [size.get("world_size", 0) if isinstance(size, dict) else 0 for size in told]
         if 0 in self._sizes:
-            url = self._addresses[self._sizes.index(0)].url
-            raise MismatchError(f"{url} does not say how many GPUs it has. {MODE}.")
+            silent = self._addresses[self._sizes.index(0)].url
+            raise MismatchError(f"{silent} does not say how many GPUs it has. {MODE}.")
         url = urlsplit(self._addresses[0].url)
-        port = url.port or (443 if url.scheme == "https" else 80)
-        with socket.create_connection((url.hostname, port), timeout=10) as seen, socket.create_server(("", 0)) as free:
+        server = (url.hostname or "", url.port or (443 if url.scheme == "https" else 80))
+        with socket.create_connection(server, timeout=10) as seen, socket.create_server(("", 0)) as free:
             return seen.getsockname()[0], free.getsockname()[1], 1 + sum(self._sizes)
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from mismatch_cli.errors import MismatchError, suggest
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.places import shown
+from mismatch_cli.recording.dealing import ALL_HERE, Ranks
 from mismatch_cli.studies.study import Study, about, check_poolable, name_of, who_is_compared
 from mismatch_cli.trace.reader import RowGroup, Trace
 from mismatch_cli.verdict.suspects import Suspect, suspects
@@ -192,16 +193,19 @@ def analyse_diagnosis(
     *,
     workers: Workers = ALONE,
     on_responses: Callable[[int], None] = lambda _: None,
+    ranks: Ranks = ALL_HERE,
 ) -> DiagnosisAnalysis:
     """Make every check on traces that are samples of one thing.
 
-    That for stale weights needs an earlier checkpoint; those of what a model read need the trainer's model.
+    That for stale weights needs an earlier checkpoint; those of what a model read need the trainer's model. Ranks share
+    what a model scores; the first one reads the traces for all.
     """
     check_poolable(traces)
-    evidence = gather(traces, workers, on_responses)
+    read = gather(traces, workers, on_responses) if ranks.world.first else None
+    evidence: Evidence = ranks.world.told(read)  # type: ignore[assignment]  # what the first rank has read
 
     def at_hand(path: str) -> ModelAtHand:
-        return model_at_hand(path, evidence.sample, evidence.sampling, traces)
+        return model_at_hand(path, evidence.sample, evidence.sampling, traces, ranks)
 
     if trainer_model is not None:
         evidence = replace(evidence, model=at_hand(trainer_model))

@@ -17,6 +17,7 @@ from mismatch_cli.adapters import start_lora
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.batch import Rollout
+from mismatch_cli.diagnosis.readings import scaled_positions
 from mismatch_cli.ranks import World
 from mismatch_cli.ranks.joined import joined
 from mismatch_cli.rl.checkpoint import latest_checkpoint, save_checkpoint
@@ -137,6 +138,9 @@ def scores(folder: Path, world: World) -> None:
         for dtype, learns in (("float32", False), ("bfloat16", False), ("bfloat16", True)):
             trainer = loaded(folder, kind, world, dtype, learns)
             parts = world.gather([vars(score) for score in trainer.score(share(world, requests), token_budget=1)])
+            with scaled_positions(2.0).changed(trainer.model):  # as `diagnose` reads responses
+                read = [{"logp_T": score.logp_T} for score in trainer.score(share(world, requests), token_budget=1)]
+            parts += world.gather(read) if kind != "no plan" else []  # which has no such positions
             trainer.score_again(share(world, requests), token_budget=100)  # nobody waits for the others
             described = {key: value for key, value in trainer.describe().items() if key != "threads"}
             found[kind, dtype, learns] = [x for part in parts for x in part], described

@@ -16,9 +16,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from mismatch_cli.places import bundled
 from tests.ranks.on_ranks import as_ranks
 from tests.warm import cli
 
+MODEL = str(bundled("model"))
 CLI = [sys.executable, "-m", "mismatch_cli"]
 TRAIN = ("train", "--max-tokens", "48", "--samples-per-prompt", "4", "--prompts-per-step", "4", "--eval-every", "0",
          "--eval-samples", "1", "--checkpoint-every", "1", "--no-plots", "--num-problems", "8",
@@ -137,6 +139,25 @@ def test_probe_and_rescore_write_the_traces_of_one_rank(one_rank, tmp_path):
     assert_same_shards(tmp_path / "0" / "trace", tmp_path / "3" / "trace")
 
 
+def test_diagnose_finds_what_one_rank_finds(tmp_path):
+    """The responses dealt to ranks with a model each, and scored by one that is spread over them."""
+    found = []
+    for ranks in ((), ("--nproc", "2"), ("--nproc", "2", "--sharded")):
+        folder = tmp_path / str(len(ranks))
+        code, said = run("diagnose", "--earlier-model", MODEL, *ranks, "--quiet", "--no-plots", "--output", str(folder))
+        assert code == 0, said
+        findings = json.loads((folder / "summary.json").read_text())["findings"]
+        found.append({finding["check"]: finding for finding in findings})
+    one, *others = found
+    assert one["stale-weights"]["status"] == "clear" and one["stale-weights"]["effect"]
+    for other in others:
+        assert {name: finding["status"] for name, finding in other.items()} == {
+            name: finding["status"] for name, finding in one.items()
+        }
+        # Other micro-batches, other kernels: the trace is of a bfloat16 trainer.
+        assert other["stale-weights"]["effect"] == pytest.approx(one["stale-weights"]["effect"], abs=1e-3)
+
+
 def assert_same_shards(one: Path, other: Path) -> None:
     names = sorted(path.name for path in one.glob("shard-*"))
     assert len(names) > 1 and names == sorted(path.name for path in other.glob("shard-*"))
@@ -148,6 +169,7 @@ WRONG: list[tuple[Sequence[str], str]] = [
     (("train", "--nproc", "2", "--engine", "hf", "--prompts-per-step", "1", "--minibatches", "1"),
      "2 ranks cannot share 1 problems a step"),
     (("train", "--nproc", "2", "--engine", "hf", "--tensor-parallel", "3"), "2 ranks cannot form engines of 3"),
+    (("diagnose", "--nproc", "2"), "--nproc shares what a model scores"),
     (("probe", "--sharded"), "Say over how many with --nproc"),
     (("train", "--cpu-offload"), "--cpu-offload is for"),
 ]  # fmt: skip
