@@ -135,8 +135,8 @@ def _managed(model: Any) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
-def _pass_through(model: Any, ids_BL: Tensor, mask_BL: Tensor, look: Look[R]) -> R:
-    decoded = model.get_decoder()(input_ids=ids_BL, attention_mask=mask_BL, use_cache=False)
+def _pass_through(model: Any, inputs: Mapping[str, Tensor], look: Look[R]) -> R:
+    decoded = model.get_decoder()(**inputs, use_cache=False)
     found: R = model.get_output_embeddings()(decoded.last_hidden_state, look)
     return found
 
@@ -145,17 +145,19 @@ def _head_forward(head: Any, plain: Callable[[Tensor], Tensor], hidden_BLH: Tens
     return plain(hidden_BLH) if look is None else look(hidden_BLH, head.weight, head.bias)
 
 
-def pass_through(model: Any, ids_BL: Tensor, mask_BL: Tensor, look: Look[R]) -> R:
-    """One pass through a model, spread or whole; answers what `look` makes of hidden states and the head's weights.
+def pass_through(model: Any, inputs: Mapping[str, Tensor], look: Look[R]) -> R:
+    """One pass of a model, spread or whole, over these inputs of its decoder.
+
+    It answers what `look` makes of hidden states and the head's weights.
 
     Of a model that is spread: every rank has to call it equally often, and to differentiate what it gets (tensors, or
     tuples of them) where gradients are enabled.
     """
     if not hasattr(model, "pass_through"):
         head = model.get_output_embeddings()
-        decoded = model.get_decoder()(input_ids=ids_BL, attention_mask=mask_BL, use_cache=False)
+        decoded = model.get_decoder()(**inputs, use_cache=False)
         return look(decoded.last_hidden_state, head.weight, getattr(head, "bias", None))
-    found: R = model.pass_through(ids_BL, mask_BL, look)
+    found: R = model.pass_through(inputs, look)
     give_back(model)
     return found
 

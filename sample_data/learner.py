@@ -12,7 +12,8 @@ import torch
 
 from mismatch_cli.models import load_causal_lm
 from mismatch_cli.recording.config import ProbeConfig
-from mismatch_cli.scoring.trainer import ScoreRequest, Trainer, pad_right
+from mismatch_cli.scoring.layout import pad_right
+from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
 from mismatch_cli.trace.reader import open_shard, table_to_batch
 from mismatch_cli.trace.schema import REQUIRED
 

@@ -22,8 +22,9 @@ from mismatch_cli.ranks import ALONE, World
 from mismatch_cli.rl.train_config import TrainConfig
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.head import Head
+from mismatch_cli.scoring.layout import micro_batches
 from mismatch_cli.scoring.policy_gradient import Known, PolicyGradient, logp_pass, policy_gradient_loss
-from mismatch_cli.scoring.trainer import NOTHING, ScoreRequest, Trainer, micro_batches
+from mismatch_cli.scoring.trainer import NOTHING, ScoreRequest, Trainer
 from mismatch_cli.sharding import is_spread, padded, sum_replicated, whole
 
 
@@ -129,7 +130,8 @@ class Learner:
         """Indices, those without an advantage apart: they are looked at, but nothing is learnt from them."""
         for learns in (True, False):
             chosen = [i for i, sample in enumerate(samples) if (sample.advantage != 0) == learns]
-            batches = micro_batches([requests[i] for i in chosen], self._config.token_budget)
+            among = [requests[i] for i in chosen]
+            batches = micro_batches(among, self._config.token_budget, self.trainer.packed)
             for batch in padded(batches, self._world):
                 yield learns, [chosen[i] for i in batch]
 

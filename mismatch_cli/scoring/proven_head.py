@@ -31,7 +31,7 @@ def proven_head(model: Any) -> tuple[Head, torch.dtype]:
         hidden_LH = _hidden(model, ids_1L)
         half_LH = _hidden(model, ids_1L[:, : _LENGTH // 2])
         _check_causal(model, half_LH, hidden_LH)
-        full_LV = model(input_ids=ids_1L, attention_mask=torch.ones_like(ids_1L), use_cache=False).logits[0]
+        full_LV = model(**_inputs(ids_1L), use_cache=False).logits[0]
         give_back(model)
 
         def proven(hidden_BLH: torch.Tensor, weight_VH: torch.Tensor, bias_V: torch.Tensor | None) -> Head | None:
@@ -40,7 +40,7 @@ def proven_head(model: Any) -> tuple[Head, torch.dtype]:
                     return head
             return None
 
-        found = pass_through(model, ids_1L, torch.ones_like(ids_1L), proven)
+        found = pass_through(model, _inputs(ids_1L), proven)
     if found is None:
         raise MismatchError(
             f"The LM head of {type(model).__name__} does more than a matrix product with a known scale or cap: its "
@@ -59,7 +59,11 @@ def _spread_ids(model: Any) -> torch.Tensor:
 
 
 def _hidden(model: Any, ids_1L: torch.Tensor) -> torch.Tensor:
-    return pass_through(model, ids_1L, torch.ones_like(ids_1L), lambda hidden_BLH, *_: hidden_BLH[0])
+    return pass_through(model, _inputs(ids_1L), lambda hidden_BLH, *_: hidden_BLH[0])
+
+
+def _inputs(ids_BL: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"input_ids": ids_BL, "attention_mask": torch.ones_like(ids_BL)}
 
 
 def _candidates(model: Any, weight_VH: torch.Tensor, bias_V: torch.Tensor | None) -> Iterator[Head]:

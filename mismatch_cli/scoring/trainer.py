@@ -17,6 +17,7 @@ from mismatch_cli.models import load_causal_lm
 from mismatch_cli.ranks import ALONE
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.head import Head, HeadScores, RolloutRows, score_hidden
+from mismatch_cli.scoring.layout import can_pack, micro_batches, other_shape, pack, pad_right
 from mismatch_cli.scoring.proven_head import proven_head
 from mismatch_cli.sharding import Sharding, is_spread, padded, pass_through, without_gradients
 
@@ -83,6 +84,7 @@ class Trainer:
         self._world = ALONE if sharding is None else sharding.world
         self._dealt = sharding is not None and sharding.dealt
         self.head, self.dtype = proven_head(model)
+        self.packed = can_pack(model)  # whether micro-batches are rows of whole sequences, without padding
         self._float32_head = float32_head
         if float32_head and not is_spread(model):
             self.head = self.head.float32()
@@ -130,6 +132,7 @@ class Trainer:
             "head_multiplier": head.multiplier,
             "head_softcap": head.softcap,
             "attn_implementation": self.model.config._attn_implementation,
+            **({"packed": True} if self.packed else {}),
             **attention_facts(self.model),
             "device": str(self.model.device),
             "parameters": self.model.num_parameters(),
@@ -146,7 +149,7 @@ class Trainer:
         token_budget: int,
         on_scored: Callable[[int], None] | None = None,
     ) -> list[ResponseScores]:
-        """Score responses in micro-batches of at most `token_budget` padded tokens; results in the given order.
+        """Score responses in micro-batches of at most `token_budget` tokens, with padding; results in the given order.
 
         `on_scored` is told how many responses each micro-batch held. Raises MismatchError for token ids that the model
         lacks, log-probs that are NaN, and memory that runs out; each names its response.
@@ -155,7 +158,7 @@ class Trainer:
         scores = [_empty(r) for r in requests]
         tell = on_scored or (lambda _: None)
         tell(sum(not r.response_ids for r in requests))
-        self._score_all(scores, requests, micro_batches(requests, token_budget), tell)
+        self._score_all(scores, requests, micro_batches(requests, token_budget, self.packed), tell)
         return scores
 
     def score_again(
@@ -170,7 +173,7 @@ class Trainer:
         rows = range(len(requests)) if rows is None else rows
         scores = [_empty(r) for r in requests]
         wanted = set(rows)
-        batches = other_shape(micro_batches(requests, token_budget))
+        batches = other_shape(micro_batches(requests, token_budget, self.packed))
         self._score_all(scores, requests, [batch for batch in batches if wanted.intersection(batch)], lambda _: None)
         return [scores[row] for row in rows]
 
@@ -237,16 +240,22 @@ class Trainer:
     def look_at(self, requests: Sequence[ScoreRequest], look: Callable[[torch.Tensor, torch.Tensor, Head], R]) -> R:
         """One pass: `look` is given what predicts the response tokens of all requests, `[T, H]`, their ids, `[T]`, and
         the head with the weights that learn."""
-        ids_BL, mask_BL = pad_right(requests, self.model.device)
+        if self.packed:
+            ids_BL, positions_BL = pack(requests, self.model.device)
+            inputs = {"input_ids": ids_BL, "position_ids": positions_BL}
+        else:
+            ids_BL, mask_BL = pad_right(requests, self.model.device)
+            inputs = {"input_ids": ids_BL, "attention_mask": mask_BL}
 
         def rows(hidden_BLH: torch.Tensor, weight_VH: torch.Tensor, bias_V: torch.Tensor | None) -> R:
+            fed = hidden_BLH[0].split([r.num_fed for r in requests]) if self.packed else hidden_BLH
             # The hidden state at position i predicts token i + 1: a response's first is predicted by the prompt's last.
-            parts = [h[len(r.prompt_ids) - 1 : r.num_fed] for h, r in zip(hidden_BLH, requests, strict=True)]
+            parts = [h[len(r.prompt_ids) - 1 : r.num_fed] for h, r in zip(fed, requests, strict=True)]
             hidden_TH = torch.cat(parts)
             ids_T = torch.tensor([token for r in requests for token in r.response_ids], device=hidden_TH.device)
             return look(hidden_TH, ids_T, replace(self.head, weight_VH=weight_VH, bias_V=bias_V))
 
-        return pass_through(self.model, ids_BL, mask_BL, rows)
+        return pass_through(self.model, inputs, rows)
 
     def _score_batch(self, members: Sequence[ScoreRequest]) -> HeadScores:
         query_ids_TK = _query_ids(members)
@@ -265,44 +274,6 @@ class Trainer:
 
 # What a rank sends through a model that is spread over ranks when the others have more to send.
 NOTHING = ScoreRequest([0], [0])
-
-
-def micro_batches(requests: Sequence[ScoreRequest], token_budget: int) -> list[list[int]]:
-    """Indices of the requests in micro-batches of at most `token_budget` padded tokens, longest first.
-
-    A response longer than the budget stands alone; empty responses are left out. Ties in length are broken by the
-    tokens, so the composition depends on the set of requests and not on their order.
-    """
-    indices = [i for i, r in enumerate(requests) if r.response_ids]
-    indices.sort(key=lambda i: (-requests[i].num_fed, requests[i].prompt_ids, requests[i].response_ids))
-    batches: list[list[int]] = []
-    for i in indices:
-        if not batches or (len(batches[-1]) + 1) * requests[batches[-1][0]].num_fed > token_budget:
-            batches.append([])
-        batches[-1].append(i)
-    return batches
-
-
-def other_shape(batches: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The same responses in other micro-batches: alone if they were batched, two together if they were alone.
-
-    The last of an odd number of lonely responses is batched with itself.
-    """
-    alone = [i for batch in batches if len(batch) > 1 for i in batch]
-    lonely = [batch[0] for batch in batches if len(batch) == 1]
-    pairs = [[*lonely[i : i + 2]] if i + 1 < len(lonely) else [lonely[i]] * 2 for i in range(0, len(lonely), 2)]
-    return [[i] for i in alone] + pairs
-
-
-def pad_right(requests: Sequence[ScoreRequest], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and attention mask, both `[B, longest]`, of what the model reads."""
-    longest = max(r.num_fed for r in requests)
-    ids_BL = torch.zeros(len(requests), longest, dtype=torch.long)
-    mask_BL = torch.zeros_like(ids_BL)
-    for row, request in enumerate(requests):
-        ids_BL[row, : request.num_fed] = torch.tensor((request.prompt_ids + request.response_ids)[:-1])
-        mask_BL[row, : request.num_fed] = 1
-    return ids_BL.to(device), mask_BL.to(device)
 
 
 def _spans(members: Sequence[ScoreRequest]) -> Iterator[tuple[ScoreRequest, slice]]:

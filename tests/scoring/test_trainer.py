@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.sampling import SamplingSettings
-from mismatch_cli.scoring.trainer import ResponseScores, ScoreRequest, Trainer, micro_batches, other_shape, pad_right
+from mismatch_cli.scoring.layout import micro_batches, other_shape, pad_right
+from mismatch_cli.scoring.trainer import ResponseScores, ScoreRequest, Trainer
 
 PLAIN = SamplingSettings()
 SaveModel = Callable[..., str]
