@@ -91,17 +91,22 @@ def add_plan(config: Any, name: str) -> None:
 
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config)
-    if model.fsdp_plan:
-        return
+    paths = {module: path for path, module in model.base_model.named_modules()}
+    if {_numbered(path) for path in paths.values()} & {key for key in config.base_model_fsdp_plan or {} if "*" in key}:
+        return  # else it is the default of all configurations, which names layers as Llama does
     layers = set(model._no_split_modules or ())
-    numbered = (path for path, module in model.base_model.named_modules() if type(module).__name__ in layers)
-    plan = {".".join("*" if part.isdecimal() else part for part in path.split(".")): _FREE for path in numbered}
+    plan = {_numbered(path): _FREE for module, path in paths.items() if type(module).__name__ in layers}
     if not plan:
         raise MismatchError(
             f"{name} ({type(model).__name__}) does not say which of its modules are layers, so it cannot be spread "
             "over ranks. Use one process, or leave out --sharded where the model fits one device."
         )
     config.base_model_fsdp_plan = plan
+
+
+def _numbered(path: str) -> str:
+    """As plans write it: every number is a star."""
+    return ".".join("*" if part.isdecimal() else part for part in path.split("."))
 
 
 def prepared(model: Any, sharding: Sharding, dtype: torch.dtype) -> Any:

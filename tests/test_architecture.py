@@ -50,7 +50,7 @@ FLOORS = [
     {"trust_regions"},
     {"policies"},
     {"divergences"},
-    {"models", "adapters", "options"},
+    {"models", "adapters", "options", "dealing"},
     {"arrays", "sampling", "batch", "text", "numbers", "registry", "torch_settings", "memory", "attention", "sharding"},
     {"custom_code", "places", "extras", "ranks"},
     {"errors"},

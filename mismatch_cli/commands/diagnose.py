@@ -50,7 +50,7 @@ def command(
     folder = common.report_folder(traces, "diagnosis")
     common.check(traces, folder)
     launch_ranks(context, nproc, "The diagnosis was not made.")
-    from mismatch_cli.recording.dealing import Ranks
+    from mismatch_cli.dealing import Ranks
     from mismatch_cli.studies.diagnosis import DiagnosisAnalysis, analyse_diagnosis
 
     with joined() as world:

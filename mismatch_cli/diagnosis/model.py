@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mismatch_cli.dealing import ALL_HERE, Ranks
 from mismatch_cli.diagnosis.sample import Sample
-from mismatch_cli.recording.dealing import ALL_HERE, Ranks
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.trace.reader import Trace
 

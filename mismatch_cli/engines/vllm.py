@@ -152,6 +152,7 @@ class VllmEngine:
         self, requests: Sequence[Request], sinks: Sequence[Sink], on_finished: Callable[[int], None]
     ) -> list[Rollout]:
         """The first responses each in a batch of its own; the others in the batch that `sample` would have made."""
+        self._wake(*_PARTS)
         self.llm.reset_prefix_cache()
         alone = []
         for request, sink in zip(requests, sinks, strict=False):

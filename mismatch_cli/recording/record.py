@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.adapters import read_adapter, same_adapter
+from mismatch_cli.dealing import ALL_HERE, Ranks
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.estimate import paired_test
 from mismatch_cli.models import check_model_folder, load_tokenizer
 from mismatch_cli.recording.config import ProbeConfig
-from mismatch_cli.recording.dealing import ALL_HERE, Ranks
 from mismatch_cli.recording.full_divergence import Distributions, check_room, vocabulary_of
 from mismatch_cli.recording.rollouts import Progress, is_sampled, loaded_sampler, shards_of
 from mismatch_cli.recording.score import (

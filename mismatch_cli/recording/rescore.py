@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 from mismatch_cli.adapters import read_adapter
+from mismatch_cli.dealing import ALL_HERE, Ranks
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import check_model_folder, load_tokenizer
 from mismatch_cli.recording.config import EQUAL, RescoreConfig
-from mismatch_cli.recording.dealing import ALL_HERE, Ranks
 from mismatch_cli.recording.ours import remove_results
 from mismatch_cli.recording.rescore_plan import RescorePlan, plan_rescoring
 from mismatch_cli.recording.rollouts import Progress, is_whole

@@ -11,6 +11,7 @@ import numpy as np
 
 from mismatch_cli.adapters import read_adapter
 from mismatch_cli.batch import Rollout
+from mismatch_cli.dealing import ALL_HERE, Ranks
 from mismatch_cli.engines import (
     Engine,
     Request,
@@ -21,7 +22,6 @@ from mismatch_cli.engines import (
 )
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.recording.config import RolloutConfig
-from mismatch_cli.recording.dealing import ALL_HERE, Ranks
 from mismatch_cli.recording.full_divergence import Distributions
 from mismatch_cli.recording.ours import remove_results
 from mismatch_cli.tasks.grading import Grader, group_mean_advantages

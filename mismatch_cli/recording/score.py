@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from mismatch_cli.attention import warning
-from mismatch_cli.recording.dealing import ALL_HERE, Ranks
+from mismatch_cli.dealing import ALL_HERE, Ranks
 from mismatch_cli.recording.full_divergence import Distributions
 from mismatch_cli.recording.rollouts import Progress
 from mismatch_cli.recording.settings import ScorerSettings

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mismatch_cli import custom_code
+from mismatch_cli.dealing import ALL_HERE, Ranks
 from mismatch_cli.diagnosis.alignment import lag_scan
 from mismatch_cli.diagnosis.diagnose import Diagnosis, diagnose, module
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Gathering, Limits
@@ -18,7 +19,6 @@ from mismatch_cli.errors import MismatchError, suggest
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.places import shown
-from mismatch_cli.recording.dealing import ALL_HERE, Ranks
 from mismatch_cli.studies.study import Study, about, check_poolable, name_of, who_is_compared
 from mismatch_cli.trace.reader import RowGroup, Trace
 from mismatch_cli.verdict.suspects import Suspect, suspects

@@ -25,7 +25,7 @@ OTHERS = {
     "ray": "--head --num-cpus",
     "torchrun": "--nnodes --nproc-per-node",
     "vLLM": "--logprobs-mode --max-logprobs --generation-config --enable-lora --lora-modules --hf-overrides "
-    "--no-enable-prefix-caching --no-enable-chunked-prefill --enforce-eager",
+    "--no-enable-prefix-caching --no-enable-chunked-prefill --enforce-eager --weight-transfer-config",
     "SGLang": "--enable-fp32-lm-head",
     "slime": "--use-tis --get-mismatch-metrics --calculate-per-token-loss --save-debug-train-data "
     "--save-debug-rollout-data --rollout-data-postprocess-path",

@@ -1,0 +1,66 @@
+"""vLLM asleep while the trainer learns, which it can on a GPU alone: here a mock keeps account of what it is asked."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mismatch_cli.engines import EngineSettings, vllm
+from mismatch_cli.sampling import SamplingSettings
+
+
+class Sleeper:
+    """In the place of vLLM: it refuses what it could not do asleep."""
+
+    def __init__(self) -> None:
+        self.awake, self.asked = {"weights", "kv_cache"}, []
+
+    def sleep(self, level: int) -> None:
+        assert level == 1  # weights are kept in main memory, and not thrown away
+        self.asked.append("sleep")
+        self.awake.clear()
+
+    def wake_up(self, tags: list[str]) -> None:
+        assert not self.awake & set(tags)
+        self.asked.append(f"wake {tags[0]}")
+        self.awake.update(tags)
+
+    def reset_prefix_cache(self) -> bool:
+        return True
+
+    def generate(self, *_: Any, **__: Any) -> list[Any]:
+        assert self.awake == {"weights", "kv_cache"}
+        self.asked.append("generate")
+        return []
+
+
+def engine(monkeypatch: pytest.MonkeyPatch, sleeps: bool) -> tuple[vllm.VllmEngine, Sleeper]:
+    llm = Sleeper()
+
+    def take_over(_: Any, __: Any) -> None:
+        assert "weights" in llm.awake
+        llm.asked.append("load")
+
+    monkeypatch.setattr(vllm, "take_over", take_over)
+    settings = EngineSettings("model", SamplingSettings(), 0, sleeps=sleeps)
+    return vllm.VllmEngine(llm, settings, SimpleNamespace(), SimpleNamespace()), llm
+
+
+def test_weights_wake_for_the_sync_and_the_cache_for_the_next_response(monkeypatch):
+    sleeping, llm = engine(monkeypatch, sleeps=True)
+    for _ in range(2):
+        sleeping.sample([], lambda _: None)
+        sleeping.load_weights(None)
+    step = ["generate", "sleep", "wake weights", "load"]
+    assert llm.asked == [*step, "wake kv_cache", *step]
+    sleeping.sample_full([], [], lambda _: None)
+    assert llm.asked[-3:] == ["wake kv_cache", "generate", "sleep"]
+
+
+def test_without_a_gpu_nothing_sleeps(monkeypatch):
+    waking, llm = engine(monkeypatch, sleeps=False)
+    waking.sample([], lambda _: None)
+    waking.load_weights(None)
+    assert llm.asked == ["generate", "load"]
