@@ -10,16 +10,17 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
-
-from torch import Tensor
 
 from mismatch_cli.engines._server_http import Address, Server
 from mismatch_cli.engines._server_weights import MODE, check_taken, names_in_vllm, told_version
 from mismatch_cli.errors import MismatchError, UsageError, first_line
 from mismatch_cli.models import saved_state
 from mismatch_cli.ranks import World
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _ANSWER = 2**16  # bytes
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mismatch_cli.engines._server_http import Refused, Server
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import saved_state
 from mismatch_cli.ranks import World
 from mismatch_cli.trace.files import replacing_folder
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _HEADLESS = ("gemma",)  # families whose head has no name in vLLM
 _ANSWER, _CHECKSUMS = 2**16, 2**24  # bytes: a word or two; a line for each weight
