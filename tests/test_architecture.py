@@ -47,7 +47,7 @@ FLOORS = [
     {"engines", "scoring", "tasks", "metrics"},
     {"trace"},
     {"algorithms"},
-    {"trust_regions"},
+    {"trust_regions", "weights"},
     {"policies"},
     {"divergences"},
     {"models", "adapters", "options", "dealing"},

@@ -12,13 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, reduce
 from math import inf
-from operator import and_
+from operator import and_, mul
 from types import ModuleType
 
 import numpy as np
 
-from mismatch_cli import trust_regions
-from mismatch_cli.arrays import Array, between, copied, filled, namespace, silent, without_gradient
+from mismatch_cli import trust_regions, weights
+from mismatch_cli.arrays import Array, copied, filled, namespace, silent, without_gradient
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.policies import TRAINER_ROLLOUT, Policies, Ratio
 from mismatch_cli.trust_regions import Decision, Threshold
@@ -82,19 +82,51 @@ class Mask:
 
 @dataclass(frozen=True)
 class Factor:
-    """A ratio in the weight of an update, held between `floor` and `cap` without gradient through the bounds."""
+    """A function of two policies in the weight of an update, and its parameters that differ from its own defaults."""
 
     ratio: Ratio
-    floor: float = 0.0
-    cap: float = inf
+    function: str = "capped-ratio"  # a name in weights/
+    chosen: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def module(self) -> ModuleType:
+        return weights.find(self.function)
+
+    @property
+    def parameters(self) -> dict[str, float]:
+        """Every parameter by name, as it will be used."""
+        return weights.parameters(self.module) | dict(self.chosen)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """What holds a ratio from below and from above; 0 and ∞ where nothing does."""
+        return self.parameters.get("floor", 0.0), self.parameters.get("cap", inf)
 
     @property
     def bounded(self) -> bool:
-        return self.floor > 0 or self.cap < inf
+        return self.bounds != (0.0, inf)
+
+    def with_parameters(self, **chosen: float) -> Factor:
+        """The same with other parameters; those at their defaults are not named."""
+        own, defaults = self.parameters | chosen, weights.parameters(self.module)
+        return replace(self, chosen=tuple((name, value) for name, value in own.items() if value != defaults[name]))
+
+    @silent
+    def weight_T(self, policies: Policies, advantage_T: Array) -> Array:
+        """What it says of each token."""
+        compared = policies.compare(self.ratio)
+        found: Array = self.module.weight(compared, self.ratio.level, advantage_T, **self.parameters)
+        return found
 
     def __str__(self) -> str:
-        text = str(self.ratio) if self.cap == inf else f"min({self.ratio}, {self.cap:g})"
-        return f"max({text}, {self.floor:g})" if self.floor else text
+        values = {name: f"{value:g}" for name, value in self.parameters.items()}
+        text = self.module.formula(self.parameters) if hasattr(self.module, "formula") else self.module.FORMULA
+        return str(text.format(**self.ratio.symbols | {"r": str(self.ratio)}, **values))
+
+
+def capped(ratio: Ratio, floor: float = 0.0, cap: float = inf) -> Factor:
+    """The ratio between two bounds."""
+    return Factor(ratio).with_parameters(floor=floor, cap=cap)
 
 
 @dataclass(frozen=True)
@@ -119,8 +151,13 @@ class Algorithm:
 
     @property
     def anchor(self) -> str:
-        """The policy whose distance from the trainer the masks limit: rollout, recomputed, both, or none."""
-        anchors = {mask.ratio.anchor if mask.ratio.current == "trainer" else "rollout" for mask in self.masks}
+        """The policy whose distance from the trainer is limited: rollout, recomputed, both, or none.
+
+        By masks, and by weights that fall off; a cap lets a token go as far as it likes.
+        """
+        ratios = [mask.ratio for mask in self.masks]
+        ratios += [factor.ratio for factor in self.weight if factor.function != "capped-ratio"]
+        anchors = {ratio.anchor if ratio.current == "trainer" else "rollout" for ratio in ratios}
         return "none" if not anchors else anchors.pop() if len(anchors) == 1 else "both"
 
     @property
@@ -131,7 +168,7 @@ class Algorithm:
     @property
     def weighs_by_ratio(self) -> bool:
         """Whether the weight is r, perhaps held between bounds: then what a cap takes away can be told from a mask."""
-        return len(self.weight) == 1 and self.weight[0].ratio == TRAINER_ROLLOUT
+        return len(self.weight) == 1 and replace(self.weight[0], chosen=()) == Factor(TRAINER_ROLLOUT)
 
     @property
     def formulas(self) -> tuple[str, str]:
@@ -149,15 +186,11 @@ def keep_T(algorithm: Algorithm, policies: Policies, advantage_T: Array) -> Arra
 
 
 @silent
-def weight_T(algorithm: Algorithm, policies: Policies) -> Array:
-    """The product of the factors, each between its bounds; 1 without factors."""
-    weight_T = None
-    for factor in algorithm.weight:
-        ratio_T = policies.compare(factor.ratio).level_ratio_T(factor.ratio.level)
-        if factor.bounded:
-            ratio_T = between(ratio_T, factor.floor, factor.cap)
-        weight_T = ratio_T if weight_T is None else weight_T * ratio_T
-    return namespace(policies.trainer).ones_like(policies.trainer) if weight_T is None else weight_T
+def weight_T(algorithm: Algorithm, policies: Policies, advantage_T: Array) -> Array:
+    """The product of the factors; 1 without factors."""
+    if not algorithm.weight:
+        return namespace(policies.trainer).ones_like(policies.trainer)
+    return reduce(mul, [factor.weight_T(policies, advantage_T) for factor in algorithm.weight])
 
 
 @silent
@@ -170,7 +203,7 @@ def coefficient_T(algorithm: Algorithm, policies: Policies, advantage_T: Array) 
     gradient; the dtype of the log-probs.
     """
     with without_gradient(advantage_T):
-        coefficient = weight_T(algorithm, policies) * advantage_T
+        coefficient = weight_T(algorithm, policies, advantage_T) * advantage_T
         kept_T = keep_T(algorithm, policies, advantage_T) & (advantage_T != 0)
         return filled(namespace(coefficient).astype(coefficient, policies.trainer.dtype), ~kept_T, 0.0)
 

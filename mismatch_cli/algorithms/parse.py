@@ -18,16 +18,14 @@ from mismatch_cli.policies import ENGINE_GAP, TRAINER_ROLLOUT, Policies, Ratio, 
 from mismatch_cli.trust_regions import Threshold
 from mismatch_cli.trust_regions._rules import MOST_RANKS
 
-_BOUNDS = ("floor", "cap")
-
 
 def find(spec: str, *, training: bool = False) -> Algorithm:
     """An algorithm from `name` or `name:parameter=value,…`: of the table, of trust_regions/, or a user's mask file.
 
-    Parameters are the thresholds of the masks by name or letter (`delta`, `δ`; `epsilon` sets both sides), `cap` (`C`)
-    and `floor` of the last factor, and `anchor` (rollout or recomputed), from which masks and weight then both measure
-    the trainer. A user's file is tried on numpy arrays,
-    and for `training` on torch tensors too. A `UsageError` says what is wrong and what there is.
+    Parameters are the thresholds of the masks by name or letter (`delta`, `δ`; `epsilon` sets both sides), those of the
+    weight (`cap`, `C`, `floor`; `tau`), and `anchor` (rollout or recomputed), from which masks and weight then both
+    measure the trainer. A user's file is tried on numpy arrays, and for `training` on torch tensors too. A `UsageError`
+    says what is wrong and what there is.
     """
     name, colon, given = spec.partition(":")
     algorithm = _by_name(name)
@@ -69,7 +67,7 @@ def _parse(spec: str, given: str) -> dict[str, str]:
 def _with_parameters(algorithm: Algorithm, typed: Mapping[str, str]) -> Algorithm:
     given = _resolved(algorithm, typed)
     masks = tuple(_tuned(mask, given) for mask in algorithm.masks)
-    tuned = replace(algorithm, masks=masks, weight=_bounded(algorithm.weight, given))
+    tuned = replace(algorithm, masks=masks, weight=_weighed(algorithm.weight, given))
     return _anchored(tuned, given["anchor"].text) if "anchor" in given else tuned
 
 
@@ -101,14 +99,14 @@ def _resolved(algorithm: Algorithm, typed: Mapping[str, str]) -> dict[str, _Give
 def _accepted(algorithm: Algorithm) -> dict[str, list[str]]:
     """The parameters that each name sets: its own, that of its letter, or both sides of what ε bounds."""
     letters = {name: symbol for mask in algorithm.masks for name, symbol in trust_regions.symbols(mask.module).items()}
-    letters |= {"cap": "C"} if algorithm.weight else {}
+    letters |= {name: symbol for factor in algorithm.weight for name, symbol in factor.module.SYMBOLS.items()}
     accepted: dict[str, list[str]] = {}
     for name, symbol in letters.items():
         for key in dict.fromkeys([symbol, symbol.partition("_")[0]]):
             accepted.setdefault(key, []).append(name)
     names = {name for mask in algorithm.masks for name in mask.thresholds}
     names |= {"anchor"} if any(mask.ratio.current == "trainer" for mask in algorithm.masks) else set()
-    names |= set(_BOUNDS) if algorithm.weight else set()
+    names |= {name for factor in algorithm.weight for name in factor.parameters}
     return accepted | {name: [name] for name in names}
 
 
@@ -177,14 +175,13 @@ def _like(default: Threshold, given: _Given) -> Threshold:
     return value
 
 
-def _bounded(weight: tuple[Factor, ...], given: Mapping[str, _Given]) -> tuple[Factor, ...]:
-    if not set(_BOUNDS) & set(given):
-        return weight
-    *others, last = weight
-    floor, cap = (float(_like(0.0, given[name])) if name in given else getattr(last, name) for name in _BOUNDS)
-    if not 0 <= floor <= cap or cap == 0:
-        raise UsageError(f"floor={floor:g}, cap={cap:g} makes no sense: choose 0 ≤ floor ≤ cap, and cap above 0.")
-    return (*others, replace(last, floor=floor, cap=cap))
+def _weighed(weight: tuple[Factor, ...], given: Mapping[str, _Given]) -> tuple[Factor, ...]:
+    """Factors with the parameters that were typed, each for the last factor that has it."""
+    left, tuned = dict(given), list[Factor]()
+    for factor in reversed(weight):
+        own = {name: left.pop(name) for name in factor.parameters if name in left}
+        tuned.insert(0, factor.with_parameters(**{name: float(_like(0.0, typed)) for name, typed in own.items()}))
+    return tuple(tuned)
 
 
 def _try_out(algorithm: Algorithm, training: bool) -> None:
@@ -194,6 +191,8 @@ def _try_out(algorithm: Algorithm, training: bool) -> None:
         from torch import from_numpy
 
         worlds.append(from_numpy)
+    for factor in algorithm.weight:
+        factor.weight_T(*_two_tokens(0, np.asarray))
     for mask, as_array in product(algorithm.masks, worlds):
         try:
             mask.decide(*_two_tokens(algorithm.needs_top_k, as_array))

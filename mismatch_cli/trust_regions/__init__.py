@@ -84,7 +84,7 @@ def spelled(name: str) -> str:
     return name.translate(_SPELLED)
 
 
-_SPELLED = str.maketrans({"δ": "delta", "ε": "epsilon", "ϵ": "epsilon", "α": "alpha"})
+_SPELLED = str.maketrans({"δ": "delta", "ε": "epsilon", "ϵ": "epsilon", "α": "alpha", "τ": "tau", "λ": "lambda"})
 
 
 def unusable(answer: object, advantage_T: Array) -> str:

@@ -3,7 +3,8 @@
 Each is given as its terms, one at each token, and `aggregated` makes one number of them as frameworks do.
 
 Sources: PPO arXiv 1707.06347 eq. 7, dual clip 1912.09729, GSPO 2507.18071 eq. 5 and its token variant, DPPO 2602.04879
-eq. 12 to 16 and App. C.1, MiniRL 2512.01374 eq. 7, CISPO 2506.13585, OPSM of DeepSeek-V3.2 2512.02556; the rest as the
+eq. 12 to 16 and App. C.1, MiniRL 2512.01374 eq. 7, CISPO 2506.13585, OPSM of DeepSeek-V3.2 2512.02556, SAPO
+2511.20347, VESPO 2602.10693, DRPO 2606.09821, GLM-5 2602.15763; the rest as the
 frameworks code it.
 """
 
@@ -147,6 +148,33 @@ def opsm(s: Sample) -> Tensor:
     return ppo(s, (~((s.advantage < 0) & (drift > 1e-4))).detach().double())
 
 
+def by_sign(flags: Tensor, one: float, other: float) -> Tensor:
+    return torch.where(flags, torch.tensor(one, dtype=torch.float64), torch.tensor(other, dtype=torch.float64))
+
+
+def sapo(s: Sample) -> Tensor:
+    """2511.20347 eq. 5: f(r) A with f = 4/τ σ(τ (r − 1)), r to the old trainer, τ by the sign of A."""
+    tau = by_sign(s.advantage > 0, 1.0, 1.05)
+    return 4 / tau * torch.sigmoid(tau * (s.r_old - 1)) * s.advantage
+
+
+def vespo(s: Sample) -> Tensor:
+    """TRL: sg(φ(w)) A log π with φ a gamma density's shape, 1 at w = 1, and w the product over the response."""
+    w = s.per_response(s.r, lambda part: part.prod()).detach()
+    rises = s.advantage >= 0
+    k, scale = by_sign(rises, 2.0, 3.0), by_sign(rises, 3.0, 2.0)
+    return (scale.exp() * w**k * (-scale * w).exp()) * s.advantage * s.logp
+
+
+def drpo(s: Sample) -> Tensor:
+    """UniRL `drpo.py`: A r − |A| μ (r − 1)² / (2 ε) with ε = 12.5, with the gradient through both."""
+    return s.advantage * s.r - s.advantage.abs() * s.q * (s.r - 1) ** 2 / 25
+
+
+def seq_tis(s: Sample) -> Tensor:
+    return ppo(s, s.per_response(s.rho, lambda part: part.prod()).clamp(max=2))
+
+
 OBJECTIVES: dict[str, Callable[[Sample], Tensor]] = {
     "pg-is": surrogate,
     "pg-tis": lambda s: policy_gradient(s, s.r.clamp(max=3)),
@@ -178,6 +206,11 @@ OBJECTIVES: dict[str, Callable[[Sample], Tensor]] = {
     "prime-rl": prime_rl,
     "ipo": lambda s: surrogate(s, ((s.p - s.q).abs() <= 0.1).detach()),
     "ppo-opsm": opsm,
+    "ppo-seq-tis": seq_tis,
+    "glm5-dis": lambda s: surrogate(s, ((s.r >= 0.8) & (s.r <= 1.2)).detach()),
+    "sapo": sapo,
+    "vespo": vespo,
+    "drpo": drpo,
 }
 
 

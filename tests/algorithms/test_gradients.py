@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mismatch_cli.algorithms.algorithm import Algorithm, Factor, coefficient_T, keep_T, weight_T
+from mismatch_cli.algorithms.algorithm import Algorithm, capped, coefficient_T, keep_T, weight_T
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.policies import ENGINE_GAP, TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Policies, Ratio
@@ -93,7 +93,7 @@ def test_a_weight_that_is_a_mean_over_the_response_is_divided_by_its_length_once
     lengths, first = given.responses.length_S.tolist(), given.offset_S1[:-1]
     parts = (logp - anchor_T).split(lengths)
     ratio_S = torch.stack([part.mean().exp() for part in parts])
-    ratio_S = ratio_S * (ratio_S.detach().clamp(max=factor.cap) / ratio_S.detach())  # no gradient through the cap
+    ratio_S = ratio_S * (ratio_S.detach().clamp(max=factor.bounds[1]) / ratio_S.detach())  # no gradient through the cap
     published = (ratio_S * (kept_T * advantage_T)[first]).mean()
     terms_T = torch.cat([(ratio_S * (kept_T * advantage_T)[first])[s].expand(n) for s, n in enumerate(lengths)])
     found_T = coefficient_T(algorithm, given, advantage_T)
@@ -134,12 +134,12 @@ def test_the_random_tokens_reach_both_sides_of_every_mask(name: str) -> None:
             assert min(kept_T.sum(), (~kept_T).sum()) >= 5, mask.region
 
 
-@pytest.mark.parametrize("name", [name for name, row in TABLE.items() if any(f.cap < 1e9 for f in row.weight)])
+@pytest.mark.parametrize("name", [name for name, row in TABLE.items() if any(f.bounded for f in row.weight)])
 def test_the_random_tokens_reach_every_cap(name: str) -> None:
     given = random_policies(0)
     weight = TABLE[name].weight[-1]
-    ratio_T = given.compare(weight.ratio).ratio_T
-    assert 5 <= (ratio_T > weight.cap).sum() < len(ratio_T) // 2
+    ratio_T = given.compare(weight.ratio).level_ratio_T(weight.ratio.level)
+    assert 5 <= (ratio_T > weight.bounds[1]).sum() < len(ratio_T) // 2
 
 
 def test_rho_times_the_trainers_own_ratio_is_the_ratio_to_the_rollout() -> None:
@@ -148,25 +148,26 @@ def test_rho_times_the_trainers_own_ratio_is_the_ratio_to_the_rollout() -> None:
     r_T, own_T, gap_T = (given.compare(x).ratio_T for x in (TRAINER_ROLLOUT, TRAINER_RECOMPUTED, ENGINE_GAP))
     torch.testing.assert_close(gap_T * own_T, r_T, rtol=1e-12, atol=0)
     masks = TABLE["ppo"].masks
-    split = Algorithm("split", masks, (Factor(TRAINER_RECOMPUTED), Factor(ENGINE_GAP)), "")
-    whole = Algorithm("whole", masks, (Factor(TRAINER_ROLLOUT),), "")
-    torch.testing.assert_close(weight_T(split, given), weight_T(whole, given), rtol=1e-12, atol=0)
+    split = Algorithm("split", masks, (capped(TRAINER_RECOMPUTED), capped(ENGINE_GAP)), "")
+    whole = Algorithm("whole", masks, (capped(TRAINER_ROLLOUT),), "")
     advantage_T = signs(len(r_T))
+    weights = [weight_T(algorithm, given, advantage_T) for algorithm in (split, whole)]
+    torch.testing.assert_close(*weights, rtol=1e-12, atol=0)
     torch.testing.assert_close(coefficient_T(split, given, advantage_T), coefficient_T(whole, given, advantage_T))
-    torch.testing.assert_close(weight_T(TABLE["pg-is"], given), r_T, rtol=0, atol=0)
+    torch.testing.assert_close(weight_T(TABLE["pg-is"], given, advantage_T), r_T, rtol=0, atol=0)
 
 
 def test_weights_between_bounds_by_hand() -> None:
     rollout = torch.zeros(3, dtype=torch.float64)
     given = Policies(rollout, torch.tensor([0.25, 1.0, 8.0], dtype=torch.float64).log(), None, torch.tensor([0, 3]))
-    bounded = Algorithm("bounded", (), (Factor(TRAINER_ROLLOUT, floor=0.5, cap=3),), "")
-    assert weight_T(bounded, given).tolist() == pytest.approx([0.5, 1, 3])
+    bounded = Algorithm("bounded", (), (capped(TRAINER_ROLLOUT, floor=0.5, cap=3),), "")
+    advantage_T = torch.tensor([1.0, -2, 3], dtype=torch.float64)
+    assert weight_T(bounded, given, advantage_T).tolist() == pytest.approx([0.5, 1, 3])
     product = Ratio(level="product")
     mean = Ratio(level="mean")
-    advantage_T = torch.tensor([1.0, -2, 3], dtype=torch.float64)
-    of_product, of_mean = (Algorithm("", (), (Factor(ratio),), "") for ratio in (product, mean))
-    assert weight_T(of_product, given).tolist() == pytest.approx([2] * 3)
-    assert weight_T(of_mean, given).tolist() == pytest.approx([2 ** (1 / 3)] * 3)
+    of_product, of_mean = (Algorithm("", (), (capped(ratio),), "") for ratio in (product, mean))
+    assert weight_T(of_product, given, advantage_T).tolist() == pytest.approx([2] * 3)
+    assert weight_T(of_mean, given, advantage_T).tolist() == pytest.approx([2 ** (1 / 3)] * 3)
     assert coefficient_T(of_product, given, advantage_T).tolist() == pytest.approx([2, -4, 6])
     mean_weight = 2 ** (1 / 3)  # 1/|y| is the aggregation's
     assert coefficient_T(of_mean, given, advantage_T).tolist() == pytest.approx(
@@ -184,7 +185,7 @@ def test_on_policy_every_algorithm_is_reinforce(name: str) -> None:
         given = cast(Policies(drawn.rollout, drawn.rollout, drawn.rollout, drawn.offset_S1, topk), dtype)
         advantage_T = advantages(given, "per token", 3).to(dtype)
         assert keep_T(TABLE[name], given, advantage_T).all()
-        assert (weight_T(TABLE[name], given) == 1).all()
+        assert (weight_T(TABLE[name], given, advantage_T) == 1).all()
         torch.testing.assert_close(coefficient_T(TABLE[name], given, advantage_T), advantage_T)
 
 

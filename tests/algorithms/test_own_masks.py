@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mismatch_cli.algorithms.algorithm import Factor, coefficient_T, keep_T
+from mismatch_cli.algorithms.algorithm import capped, coefficient_T, keep_T
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.errors import MismatchError, UsageError
@@ -48,7 +48,7 @@ def test_an_own_mask_works(tmp_path: Path) -> None:
 def test_an_own_mask_takes_every_parameter_of_a_mask(tmp_path: Path) -> None:
     path = write(tmp_path, MINE)
     algorithm = find(f"{path}:lowest=0.1,cap=4,anchor=recomputed")
-    assert algorithm.weight == (Factor(TRAINER_RECOMPUTED, cap=4),)
+    assert algorithm.weight == (capped(TRAINER_RECOMPUTED, cap=4),)
     assert algorithm.formulas == ("p < 0.1 or r′ > 3", "min(r′, 4)")
     with pytest.raises(
         UsageError, match=r"Unknown parameter of my_mask 'low'\. .*lowest.*Available: anchor, cap \(C\), floor"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mismatch_cli.algorithms.algorithm import Algorithm, Factor, coefficient_T, keep_T, weight_T
+from mismatch_cli.algorithms.algorithm import Algorithm, capped, coefficient_T, keep_T, weight_T
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.table import ALIASES, TABLE
 from mismatch_cli.errors import UsageError
@@ -32,7 +32,7 @@ def test_a_mask_by_its_own_name(name: str) -> None:
     """Against the rollout, with its own thresholds and the weight r."""
     algorithm, given = find(name), random_policies(0)
     advantage_T = signs(len(given.trainer))
-    assert algorithm.name == name and algorithm.weight == (Factor(TRAINER_ROLLOUT),)
+    assert algorithm.name == name and algorithm.weight == (capped(TRAINER_ROLLOUT),)
     assert torch.equal(keep_T(algorithm, given, advantage_T), ask(name, given, advantage_T).keep_T)
 
 
@@ -91,9 +91,14 @@ def test_cap_and_floor_bound_the_last_factor() -> None:
     assert given.recomputed is not None
     own_T = (given.trainer - given.recomputed).exp()
     gap_T = (given.recomputed - given.rollout).exp()
-    torch.testing.assert_close(weight_T(algorithm, given), own_T * gap_T.clamp(0.5, 1.5))
-    assert find("pg-tis:cap=7").weight == (Factor(TRAINER_ROLLOUT, cap=7),)
-    assert find("pg-tis:floor=1").weight == (Factor(TRAINER_ROLLOUT, floor=1, cap=3),)
+    torch.testing.assert_close(weight_T(algorithm, given, torch.ones_like(own_T)), own_T * gap_T.clamp(0.5, 1.5))
+    assert find("pg-tis:cap=7").weight == (capped(TRAINER_ROLLOUT, cap=7),)
+    assert find("sapo:tau=2").weight[0].parameters == {"tau_pos": 2.0, "tau_neg": 2.0}
+    assert find("vespo:lambda=1,k_neg=2").weight[0].parameters == {
+        "k_pos": 2.0, "lambda_pos": 1.0, "k_neg": 2.0, "lambda_neg": 1.0,
+    }  # fmt: skip
+    assert find("drpo:ε=2.5").weight[0].parameters == {"epsilon": 2.5}
+    assert find("pg-tis:floor=1").weight == (capped(TRAINER_ROLLOUT, floor=1, cap=3),)
 
 
 def measured_from(algorithm: Algorithm) -> set[str]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mismatch_cli.algorithms import table
-from mismatch_cli.algorithms.algorithm import Factor, Mask, coefficient_T, keep_T, weight_T
+from mismatch_cli.algorithms.algorithm import Mask, capped, coefficient_T, keep_T, weight_T
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.table import ALIASES, TABLE
 from mismatch_cli.policies import ENGINE_GAP, TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Policies
@@ -161,7 +161,7 @@ def test_blocked_tokens_are_zero_also_where_the_weight_is_infinite(name: str) ->
 
 def test_an_infinite_weight_is_really_reached() -> None:
     given = policies(torch.tensor([-200.0]), torch.tensor([-0.1]))
-    assert weight_T(TABLE["dppo-binary-tv"], given).item() == INF
+    assert weight_T(TABLE["dppo-binary-tv"], given, torch.ones(1)).item() == INF
     assert coefficient_T(TABLE["dppo-binary-tv"], given, torch.ones(1)).item() == 0
     assert coefficient_T(TABLE["pg-is"], given, torch.ones(1)).item() == INF  # nothing blocks it
     assert coefficient_T(TABLE["pg-is"], given, torch.zeros(1)).item() == 0
@@ -194,7 +194,7 @@ def test_masks_of_any_ratio() -> None:
 
 
 def test_factor_bounds_in_words() -> None:
-    assert [str(Factor(TRAINER_ROLLOUT, *bounds)) for bounds in ((), (0.0, 5), (0.5, 2))] == [
+    assert [str(capped(TRAINER_ROLLOUT, *bounds)) for bounds in ((), (0.0, 5), (0.5, 2))] == [
         "r",
         "min(r, 5)",
         "max(min(r, 2), 0.5)",

@@ -255,5 +255,5 @@ def test_which_algorithms_judge_single_tokens():
     beyond = {name for name, row in TABLE.items() if not judges_single_tokens(row)}
     assert beyond == {
         "dppo-topk-tv", "dppo-topk-tv-recompute", "dppo-topk-kl", "dppo-topk-kl-recompute",
-        "ppo-mis", "ppo-mis-geometric", "gspo", "ppo-opsm",
+        "ppo-mis", "ppo-mis-geometric", "ppo-seq-tis", "gspo", "ppo-opsm", "vespo",
     }  # fmt: skip

@@ -101,7 +101,7 @@ def in_two_passes(algorithm: Algorithm, batch: Batch) -> Callable[[slice, Tensor
     return lambda rows, _: coefficient[rows]
 
 
-LOOK_AT_RESPONSES = {"ppo-mis", "ppo-mis-geometric", "gspo", "ppo-opsm"}
+LOOK_AT_RESPONSES = {"ppo-mis", "ppo-mis-geometric", "ppo-seq-tis", "gspo", "ppo-opsm", "vespo"}
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ TOP_K = ("topk_ids", "topk_logp_rollout", "topk_logp_trainer", "topk_logp_recomp
 ON_RECOMPUTED = {
     "minirl", "minirl-tis", "dppo-binary-tv-recompute", "dppo-binary-kl-recompute", "dppo-topk-tv-recompute",
     "dppo-topk-kl-recompute", "mask-0.5-recompute", "ppo", "ppo-tis", "ppo-dual-clip", "gspo", "ppo-opsm",
+    "sapo", "ppo-seq-tis",
 }  # fmt: skip
 ON_BOTH = {"ppo-icepop", "ppo-mis", "ppo-mis-geometric"}
 TOP_K_NAMES = {"dppo-topk-tv", "dppo-topk-kl", "dppo-topk-tv-recompute", "dppo-topk-kl-recompute"}

@@ -272,7 +272,7 @@ def _fill(own_S: np.ndarray, judged: Masked, algorithm: Algorithm, blocked_U: np
         own_S["entropy"], own_S["entropy_n"] = blocked.sum(np.where(known_U, entropy_U, 0)), blocked.sum(known_U)
     if not algorithm.weighs_by_ratio or not algorithm.weight[0].bounded:
         return
-    low, high = np.float32(algorithm.weight[0].floor), np.float32(algorithm.weight[0].cap)
+    low, high = map(np.float32, algorithm.weight[0].bounds)
     bounded_N = judged.judged_N & ((judged.ratio_N > high) | (judged.ratio_N < low))
     bounded_N[blocked_U] = False
     index_U = np.flatnonzero(bounded_N)

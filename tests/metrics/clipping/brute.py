@@ -133,6 +133,11 @@ BLOCKED: dict[str, Rule] = {
     "prime-rl": lambda t: moved_away(t, "q", (t["p"] - t["q"]).abs() > 0.2),
     "ipo": lambda t: (t["p"] - t["q"]).abs() > 0.1,
     "ppo-opsm": lambda t: _ppo(t) | ((t["A"] < 0) & (-t["mean_now"] > 1e-4)),
+    "ppo-seq-tis": _ppo,
+    "glm5-dis": lambda t: _band(t["r"], 0.8, 1.2),
+    "sapo": _never,
+    "vespo": _never,
+    "drpo": _never,
 }
 ON_ROLLOUT = {
     "pg-is",
@@ -140,6 +145,9 @@ ON_ROLLOUT = {
     "reinforce",
     "prime-rl",
     "ipo",
+    "glm5-dis",
+    "vespo",
+    "drpo",
     "relax-high",
     "relax-low",
     "relax-both",
@@ -147,7 +155,7 @@ ON_ROLLOUT = {
 }
 ON_ROLLOUT |= {"dppo-binary-tv", "dppo-binary-kl", "dppo-topk-tv", "dppo-topk-kl", "mask-0.5", "mask-0.8"}
 CAPS = {"pg-tis": 3.0, "minirl-tis": 3.0} | {name: 5.0 for name in BLOCKED if name.startswith("dppo-topk")}
-OTHER_WEIGHT = {"reinforce", "gspo", *(name for name in BLOCKED if name.startswith("ppo"))}
+OTHER_WEIGHT = {"reinforce", "gspo", "sapo", "vespo", "drpo", *(name for name in BLOCKED if name.startswith("ppo"))}
 
 
 def weight(t: pd.DataFrame, name: str) -> pd.Series:

@@ -192,7 +192,7 @@ def on_grid(algorithm: Algorithm, sign: str = ">") -> np.ndarray | None:
 def test_which_algorithms_have_a_region(name: str) -> None:
     """Not those that need more of the distribution, nor whole responses, nor those without a mask."""
     algorithm = TABLE[name]
-    without_region = {"pg-is", "pg-tis", "reinforce", "gspo", "ppo-opsm"}
+    without_region = {"pg-is", "pg-tis", "reinforce", "gspo", "ppo-opsm", "sapo", "vespo", "drpo"}
     for sign in "><":
         found = on_grid(algorithm, sign)
         expected_none = name in without_region or algorithm.needs_top_k

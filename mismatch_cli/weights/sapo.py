@@ -1,0 +1,25 @@
+"""SAPO: a soft gate in place of a clip, narrower where the advantage is negative (arXiv 2511.20347 eq. 5, 6 and 10).
+
+The objective is f(r) · A with f(r) = 4/τ · σ(τ (r − 1)), whose gradient has the weight 4 σ (1 − σ) r: 1 where the
+policies agree, falling on both sides. verl and TRL hold log r within ±20 first, where the weight is 0 or 2e-9 already.
+"""
+
+from mismatch_cli.arrays import Array, namespace, select
+from mismatch_cli.errors import UsageError
+from mismatch_cli.policies import Compared, Level
+
+FORMULA = "4 σ (1 − σ) {r} with σ = σ(τ ({r} − 1)), τ = {tau_pos} for A > 0 and {tau_neg} else"
+SYMBOLS = {"tau_pos": "τ_pos", "tau_neg": "τ_neg"}
+
+
+def weight(
+    compared: Compared, level: Level, advantage_T: Array, *, tau_pos: float = 1.0, tau_neg: float = 1.05
+) -> Array:
+    """4 σ(τ(r − 1)) (1 − σ(τ(r − 1))) r, as exp(d − |x|) · 4 / (1 + exp(−|x|))² with x = τ(r − 1)."""
+    for name, tau in (("tau_pos", tau_pos), ("tau_neg", tau_neg)):
+        if not tau > 0:
+            raise UsageError(f"{name}={tau:g} makes no sense: choose a temperature above 0.")
+    xp, less_1_T = namespace(advantage_T), compared.level_ratio_less_1_T(level)
+    size_T = xp.abs(less_1_T)
+    size_T = select(advantage_T > 0, size_T * tau_pos, size_T * tau_neg)
+    return xp.exp(compared.level_log_ratio_T(level) - size_T) * 4 / (1 + xp.exp(-size_T)) ** 2

@@ -1,0 +1,34 @@
+"""VESPO: a gamma density's shape over the ratio of the whole response, 1 where the policies agree (arXiv 2602.10693).
+
+As TRL's `get_gamma_weights`, which holds each token's log ratio within ±20 and the response's within [log 1e-8, 20]
+first: outside, the weight is below 1e-14 either way, but for a token beyond 20 nats that others make good again.
+"""
+
+from mismatch_cli.arrays import Array, namespace, select
+from mismatch_cli.errors import UsageError
+from mismatch_cli.policies import Compared, Level
+
+FORMULA = (
+    "e^λ w^k e^(−λw) with w = {r}, k = {k_pos} and λ = {lambda_pos} for A ≥ 0, k = {k_neg} and λ = {lambda_neg} else"
+)
+SYMBOLS = {"k_pos": "k_pos", "lambda_pos": "λ_pos", "k_neg": "k_neg", "lambda_neg": "λ_neg"}
+
+
+def weight(
+    compared: Compared,
+    level: Level,
+    advantage_T: Array,
+    *,
+    k_pos: float = 2.0,
+    lambda_pos: float = 3.0,
+    k_neg: float = 3.0,
+    lambda_neg: float = 2.0,
+) -> Array:
+    """exp(k log w − λ (w − 1))."""
+    for name, value in (("k_pos", k_pos), ("lambda_pos", lambda_pos), ("k_neg", k_neg), ("lambda_neg", lambda_neg)):
+        if not value > 0:
+            raise UsageError(f"{name}={value:g} makes no sense: choose a number above 0.")
+    log_T, less_1_T = compared.level_log_ratio_T(level), compared.level_ratio_less_1_T(level)
+    rises_T = k_pos * log_T - lambda_pos * less_1_T
+    falls_T = k_neg * log_T - lambda_neg * less_1_T
+    return namespace(advantage_T).exp(select(advantage_T >= 0, rises_T, falls_T))
