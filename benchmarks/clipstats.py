@@ -39,11 +39,11 @@ def clipstats(algorithms: tuple[Algorithm, ...], trace: Trace, _columns: tuple[s
 
 def masks(trace: Trace, columns: tuple[str, ...]) -> None:
     """The six masks alone: blocked shares and lost weight with intervals, counts by μ and position, blocked tokens."""
+    from mismatch_cli.hashing import prompt_groups
     from mismatch_cli.metrics.clipping.breakdown import BlockedCells
     from mismatch_cli.metrics.clipping.clipping_summary import response_sums, sums_dtype
     from mismatch_cli.metrics.clipping.masked import Needs, apply_masks
     from mismatch_cli.metrics.clipping.token_table import TokenTable
-    from mismatch_cli.metrics.hashing import prompt_groups
     from mismatch_cli.metrics.sums import GroupSums
 
     needs = Needs(advantages=True, recomputed=True, top_k=0, full=False)

@@ -142,6 +142,28 @@ def response_sums(x_T: Array, offset_S1: Array, response_T: Array) -> Array:
     return zeros_S.index_add_(0, response_T, x_T.double())
 
 
+def response_extremes(x_T: Array, offset_S1: Array, response_T: Array, *, largest: bool) -> Array:
+    """The largest, or smallest, x of each response; 0 for an empty one."""
+    if not isinstance(x_T, np.ndarray):
+        zeros_S = x_T.new_zeros(len(offset_S1) - 1)
+        return zeros_S.scatter_reduce(0, response_T, x_T, "amax" if largest else "amin", include_self=False)
+    found_S = np.zeros(len(offset_S1) - 1, dtype=x_T.dtype)
+    filled = np.flatnonzero(np.diff(offset_S1))
+    if len(filled):
+        found_S[filled] = (np.maximum if largest else np.minimum).reduceat(x_T, offset_S1[filled])
+    return found_S
+
+
+def like(x_T: Array, values: np.ndarray) -> Array:
+    """A numpy array in the world, and on the device, of x."""
+    return values if isinstance(x_T, np.ndarray) else namespace(x_T).asarray(values, device=x_T.device)
+
+
+def as_numpy(x: Array) -> np.ndarray:
+    """The same as a numpy array, which nobody differentiates."""
+    return x if isinstance(x, np.ndarray) else np.asarray(x.detach().cpu())
+
+
 def blocks(size: int, rows: int) -> list[slice]:
     """Rows `0 … size` in slices of at most `rows`, and at least one."""
     return [slice(start, start + rows) for start in range(0, max(size, 1), rows)]

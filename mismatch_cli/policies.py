@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
 from typing import Literal
 
+import numpy as np
+
 from mismatch_cli import divergences
-from mismatch_cli.arrays import Array, at_least, copied, filled, namespace, response_sums, silent
+from mismatch_cli.arrays import Array, as_numpy, copied, filled, like, namespace, silent
+from mismatch_cli.batches import Batches, token_hashes
+from mismatch_cli.hashing import hash_keys
+from mismatch_cli.responses import Responses
 
 Policy = Literal["rollout", "trainer", "recomputed"]
 Level = Literal["token", "product", "mean"]
@@ -86,6 +92,8 @@ class Policies:
     recomputed: Array | None  # _T
     offset_S1: Array  # int64
     topk: TopKLogProbs | None = None
+    entropy_T: Array | None = None  # of the trainer, nats
+    batches: Batches | None = None  # None: these are all the tokens of one batch
     _compared: dict[tuple[Policy, Policy], Compared] = field(default_factory=dict, init=False, repr=False)
 
     def compare(self, ratio: Ratio) -> Compared:
@@ -96,35 +104,28 @@ class Policies:
         if pair not in self._compared:
             current_T, anchor_T = (getattr(self, policy) for policy in pair)
             current_TK, anchor_TK = (None if self.topk is None else getattr(self.topk, policy) for policy in pair)
-            self._compared[pair] = Compared(current_T, anchor_T, self.responses, self.topk, current_TK, anchor_TK)
+            columns = (self.topk, current_TK, anchor_TK, self.entropy_T, self.hash_T)
+            self._compared[pair] = Compared(current_T, anchor_T, self.responses, *columns)
         return self._compared[pair]
 
     def copied(self, *, topk: bool) -> Policies:
         """The same in memory of its own, for code that may change what it is given; the top-K only where asked for."""
         recomputed = None if self.recomputed is None else copied(self.recomputed)
         ranks = self.topk.copied() if topk and self.topk is not None else None
-        return Policies(copied(self.rollout), copied(self.trainer), recomputed, copied(self.offset_S1), ranks)
+        entropy_T = None if self.entropy_T is None else copied(self.entropy_T)
+        columns = copied(self.rollout), copied(self.trainer), recomputed, copied(self.offset_S1)
+        return Policies(*columns, ranks, entropy_T, self.batches)
 
     @cached_property
     def responses(self) -> Responses:
         return Responses(self.offset_S1)
 
-
-@dataclass(frozen=True, eq=False)
-class Responses:
-    """How tokens laid flat belong to responses."""
-
-    offset_S1: Array
-
-    @cached_property
-    def length_S(self) -> Array:
-        return self.offset_S1[1:] - self.offset_S1[:-1]
-
-    @cached_property
-    def response_T(self) -> Array:
-        """The response of each token."""
-        xp = namespace(self.offset_S1)
-        return xp.repeat(xp.arange(len(self.length_S), device=self.offset_S1.device), self.length_S)
+    def hash_T(self) -> np.ndarray:
+        """A number of each token that follows from its key and place, uint64: what rules draw by."""
+        if self.batches is not None:
+            return self.batches.hash_T()
+        response_T, position_T = (as_numpy(x) for x in (self.responses.response_T, self.responses.position_T))
+        return token_hashes(hash_keys(response_T), position_T)
 
 
 class Compared:
@@ -144,10 +145,13 @@ class Compared:
         topk: TopKLogProbs | None,
         topk_current_TK: Array | None,
         topk_anchor_TK: Array | None,
+        entropy_T: Array | None,
+        hash_T: Callable[[], np.ndarray],
     ) -> None:
         self.logp_current_T, self.logp_anchor_T = _apart(logp_current_T, logp_anchor_T)
-        self._responses, self._topk = responses, topk
+        self.responses, self._topk = responses, topk
         self._topk_current_TK, self._topk_anchor_TK = topk_current_TK, topk_anchor_TK
+        self._entropy_T, self._hash_T = entropy_T, hash_T
         self._divergences: dict[tuple[int, bool], tuple[Array, Array]] = {}
 
     @cached_property
@@ -178,6 +182,11 @@ class Compared:
         """Binary KL(q‖p), nats."""
         return self._sampled.binary_kl_T
 
+    @cached_property
+    def reverse_binary_kl_T(self) -> Array:
+        """Binary KL(p‖q), nats."""
+        return divergences.sampled_token(self.logp_current_T, self.logp_anchor_T).binary_kl_T
+
     @property
     def rest_T(self) -> tuple[Array, Array]:
         """1 − p and 1 − q."""
@@ -204,11 +213,23 @@ class Compared:
             )
         return self._divergences[key]
 
+    @property
+    def entropy_T(self) -> Array:
+        """The trainer's entropy at each token, nats."""
+        if self._entropy_T is None:
+            raise ValueError("this rule needs the trainer's entropy")
+        return self._entropy_T
+
+    @cached_property
+    def draw_T(self) -> Array:
+        """A number from 0 to 1 for each token, by the hash of its row's key and its place: the same whoever asks."""
+        return like(self.logp_anchor_T, (self._hash_T() >> np.uint64(11)) * 2.0**-53)
+
     def level_log_ratio_T(self, level: Level) -> Array:
         """log of the ratio at a level, nats; sums over a response are float64."""
         if level == "token":
             return self.log_ratio_T
-        return (self._sum_S if level == "product" else self._mean_S)[self._responses.response_T]
+        return self.responses.per_token(self._sum_S if level == "product" else self._mean_S)
 
     @silent
     def level_ratio_T(self, level: Level) -> Array:
@@ -227,11 +248,12 @@ class Compared:
     @cached_property
     @silent
     def _sum_S(self) -> Array:
-        return response_sums(self.log_ratio_T, self._responses.offset_S1, self._responses.response_T)
+        return self.responses.sum(self.log_ratio_T)
 
     @cached_property
+    @silent
     def _mean_S(self) -> Array:
-        return self._sum_S / at_least(self._responses.length_S, 1)
+        return self.responses.mean(self.log_ratio_T)
 
 
 def _apart(logp_current_T: Array, logp_anchor_T: Array) -> tuple[Array, Array]:

@@ -3,9 +3,12 @@
 import difflib
 import importlib
 import importlib.util
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from mismatch_cli.errors import UsageError
 
@@ -30,6 +33,13 @@ def load(package: str, name: str, kind: str) -> ModuleType:
     """Import the module behind a public name, which is checked first."""
     check(package, name, kind)
     return importlib.import_module(f"{package}.{name.replace('-', '_')}")
+
+
+@cache
+def parameters(function: Callable[..., Any]) -> dict[str, Any]:
+    """The keyword-only parameters of a function with their defaults."""
+    found = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in found if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
 def unknown(kind: str, name: str, known: Iterable[str], listed: Iterable[str] = ()) -> str:

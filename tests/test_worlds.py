@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from mismatch_cli import divergences
-from mismatch_cli.algorithms.algorithm import Mask, coefficient_T, keep_T, weight_T
+from mismatch_cli.algorithms.algorithm import coefficient_T, keep_T, weight_T
+from mismatch_cli.algorithms.rules import Mask
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.arrays import Array, between, namespace, response_sums, select
 from mismatch_cli.policies import TRAINER_ROLLOUT, Policies
@@ -61,7 +62,7 @@ def test_every_mask_decides_alike_on_numpy_and_torch(dtype: torch.dtype) -> None
     for of_torch, of_numpy in worlds(dtype):
         advantage_T = signs(len(of_torch.trainer), dtype=dtype)
         for mask in ASKED:
-            limits = [float(x) for x in mask.thresholds.values() if isinstance(x, float)]
+            limits = [float(x) for x in mask.parameters.values() if isinstance(x, float)]
             torch_says, numpy_says = mask.decide(of_torch, advantage_T), mask.decide(of_numpy, advantage_T.numpy())
             assert isinstance(numpy_says.keep_T, np.ndarray) and numpy_says.keep_T.dtype == bool
             ulps = 4096 if mask.region.startswith("top-k") else 16  # there 1 − Σ is uncertain by 8 units

@@ -3,14 +3,16 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from mismatch_cli import registry, trust_regions
-from mismatch_cli.algorithms.algorithm import Algorithm, Factor, Mask
+from mismatch_cli.algorithms.algorithm import Algorithm
+from mismatch_cli.algorithms.owners import OWNERS
+from mismatch_cli.algorithms.rules import Factor, Mask
 from mismatch_cli.algorithms.table import ALIASES, TABLE
 from mismatch_cli.arrays import Array
 from mismatch_cli.errors import MismatchError, UsageError
@@ -37,15 +39,16 @@ def find(spec: str, *, training: bool = False) -> Algorithm:
 
 def _by_name(name: str) -> Algorithm:
     canonical = ALIASES.get(name, name)
-    if canonical in TABLE:
-        return TABLE[canonical]
+    rows = TABLE | OWNERS
+    if canonical in rows:
+        return rows[canonical]
     regions = registry.names(trust_regions.PACKAGE)
     if name in regions or name.endswith(".py"):
         source = "a mask by its own name" if name in regions else "a mask of your own"
         mask = Mask(name)
         mask.module  # noqa: B018 - a file that cannot be used is refused here, in one sentence
         return Algorithm(_short(name), (mask,), (Factor(TRAINER_ROLLOUT),), source)
-    raise UsageError(registry.unknown("algorithm", name, [*TABLE, *ALIASES, *regions]))
+    raise UsageError(registry.unknown("algorithm", name, [*rows, *ALIASES, *regions]))
 
 
 def _short(spec: str) -> str:
@@ -67,7 +70,10 @@ def _parse(spec: str, given: str) -> dict[str, str]:
 def _with_parameters(algorithm: Algorithm, typed: Mapping[str, str]) -> Algorithm:
     given = _resolved(algorithm, typed)
     masks = tuple(_tuned(mask, given) for mask in algorithm.masks)
-    tuned = replace(algorithm, masks=masks, weight=_weighed(algorithm.weight, given))
+    factors = [*algorithm.weight, *([algorithm.term] if algorithm.term else [])]
+    tuned_factors = _weighed(factors, given)
+    weight = tuned_factors[: len(algorithm.weight)]
+    tuned = replace(algorithm, masks=masks, weight=weight, term=next(iter(tuned_factors[len(weight) :]), None))
     return _anchored(tuned, given["anchor"].text) if "anchor" in given else tuned
 
 
@@ -98,15 +104,15 @@ def _resolved(algorithm: Algorithm, typed: Mapping[str, str]) -> dict[str, _Give
 
 def _accepted(algorithm: Algorithm) -> dict[str, list[str]]:
     """The parameters that each name sets: its own, that of its letter, or both sides of what ε bounds."""
-    letters = {name: symbol for mask in algorithm.masks for name, symbol in trust_regions.symbols(mask.module).items()}
-    letters |= {name: symbol for factor in algorithm.weight for name, symbol in factor.module.SYMBOLS.items()}
+    letters = {name: symbol for rule in algorithm.rules for name, symbol in trust_regions.symbols(rule.module).items()}
     accepted: dict[str, list[str]] = {}
+    for module in {rule.module for rule in algorithm.rules if hasattr(rule.module, "BOTH_SIDES")}:
+        accepted[module.BOTH_SIDES] = list(trust_regions.symbols(module))
     for name, symbol in letters.items():
         for key in dict.fromkeys([symbol, symbol.partition("_")[0]]):
             accepted.setdefault(key, []).append(name)
-    names = {name for mask in algorithm.masks for name in mask.thresholds}
+    names = {name for rule in algorithm.rules for name in rule.parameters}
     names |= {"anchor"} if any(mask.ratio.current == "trainer" for mask in algorithm.masks) else set()
-    names |= {name for factor in algorithm.weight for name in factor.parameters}
     return accepted | {name: [name] for name in names}
 
 
@@ -123,7 +129,7 @@ def _listed(accepted: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _tuned(mask: Mask, given: Mapping[str, _Given]) -> Mask:
-    chosen = {name: _like(default, given[name]) for name, default in mask.thresholds.items() if name in given}
+    chosen = {name: _like(default, given[name]) for name, default in mask.parameters.items() if name in given}
     return replace(mask, chosen=tuple((dict(mask.chosen) | chosen).items()))
 
 
@@ -131,7 +137,7 @@ def _anchored(algorithm: Algorithm, anchor: str) -> Algorithm:
     """Masks and weight measure the trainer from `anchor`: one without the other would be an algorithm of nobody."""
     if anchor not in ("rollout", "recomputed"):
         raise UsageError(f"anchor={anchor} is not known. Choose one of: rollout, recomputed.")
-    ratios = [mask.ratio for mask in algorithm.masks] + [factor.ratio for factor in algorithm.weight]
+    ratios = [rule.ratio for rule in algorithm.rules]
     anchors = {ratio.anchor for ratio in ratios if ratio.current == "trainer"}
     if anchors == {anchor}:
         return algorithm
@@ -149,6 +155,7 @@ def _anchored(algorithm: Algorithm, anchor: str) -> Algorithm:
         algorithm,
         masks=tuple(replace(mask, ratio=_from(anchor, mask.ratio)) for mask in algorithm.masks),
         weight=tuple(replace(factor, ratio=_from(anchor, factor.ratio)) for factor in algorithm.weight),
+        term=None if algorithm.term is None else replace(algorithm.term, ratio=_from(anchor, algorithm.term.ratio)),
     )
 
 
@@ -175,12 +182,13 @@ def _like(default: Threshold, given: _Given) -> Threshold:
     return value
 
 
-def _weighed(weight: tuple[Factor, ...], given: Mapping[str, _Given]) -> tuple[Factor, ...]:
+def _weighed(factors: Sequence[Factor], given: Mapping[str, _Given]) -> tuple[Factor, ...]:
     """Factors with the parameters that were typed, each for the last factor that has it."""
     left, tuned = dict(given), list[Factor]()
-    for factor in reversed(weight):
-        own = {name: left.pop(name) for name in factor.parameters if name in left}
-        tuned.insert(0, factor.with_parameters(**{name: float(_like(0.0, typed)) for name, typed in own.items()}))
+    for factor in reversed(factors):
+        own = {name: default for name, default in factor.parameters.items() if name in left}
+        typed = {name: _like(0.0 if default == inf else default, left.pop(name)) for name, default in own.items()}
+        tuned.insert(0, factor.with_parameters(**typed))
     return tuple(tuned)
 
 
@@ -191,7 +199,7 @@ def _try_out(algorithm: Algorithm, training: bool) -> None:
         from torch import from_numpy
 
         worlds.append(from_numpy)
-    for factor in algorithm.weight:
+    for factor in (rule for rule in algorithm.rules if isinstance(rule, Factor)):
         factor.weight_T(*_two_tokens(0, np.asarray))
     for mask, as_array in product(algorithm.masks, worlds):
         try:
@@ -208,4 +216,4 @@ def _two_tokens(top_k: int, as_array: Callable[[np.ndarray], Array]) -> tuple[Po
     logp_T, advantage_T = (as_array(np.array(pair, dtype=np.float32)) for pair in ((-0.1, -2.0), (1.0, -1.0)))
     logp_2K, ids_2K = as_array(np.full((2, k), -k, dtype=np.float32)), as_array(np.zeros((2, k), dtype=np.int32))
     topk = TopKLogProbs(ids_2K[:, 0], ids_2K, logp_2K, logp_2K, logp_2K)
-    return Policies(logp_T, logp_T, logp_T, as_array(np.array([0, 2])), topk), advantage_T
+    return Policies(logp_T, logp_T, logp_T, as_array(np.array([0, 2])), topk, -logp_T), advantage_T

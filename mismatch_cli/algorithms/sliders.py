@@ -9,12 +9,13 @@ from functools import cache
 import numpy as np
 
 from mismatch_cli import trust_regions
-from mismatch_cli.algorithms.algorithm import Algorithm, Mask
+from mismatch_cli.algorithms.algorithm import Algorithm
+from mismatch_cli.algorithms.rules import Mask
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.policies import Policies, TopKLogProbs
 
 _DOUBLINGS, _EACH = 4, 8  # of the thresholds to either side of what they are, and positions in each
-_FIXED = ("alpha",)  # which tokens a mask looks at; not how far they may move
+_FIXED = ("alpha", "least_weight")  # which tokens a mask looks at, and how closely; not how far they may move
 _ABOUT_1 = ("band_low", "band_high", "max_ratio")  # ratios: equal policies are at 1
 _NONE_T = np.zeros(0, dtype=np.float32)
 
@@ -48,8 +49,10 @@ def sliders(algorithm: Algorithm) -> list[Position]:
 
 
 def _movable(mask: Mask) -> dict[str, float]:
-    """The thresholds that say how far a token may move, above 0."""
-    numbers = {name: value for name, value in mask.thresholds.items() if isinstance(value, float)}
+    """The thresholds that say how far a token may move, above 0; none of a mask that looks at whole batches."""
+    if mask.scope is not None:
+        return {}
+    numbers = {name: value for name, value in mask.parameters.items() if isinstance(value, float)}
     return {name: value for name, value in numbers.items() if name not in _FIXED and value > 0}
 
 
@@ -62,7 +65,7 @@ def _scaled(name: str, value: float, factor: float) -> float:
 def _is_accepted(mask: Mask) -> bool:
     """Whether the mask takes these thresholds: asked without a token."""
     try:
-        mask.decide(_no_token(int(mask.thresholds.get("k", 0))), _NONE_T)
+        mask.decide(_no_token(int(mask.parameters.get("k", 0))), _NONE_T)
     except MismatchError:
         return False
     return True

@@ -29,7 +29,7 @@ def command(*, common: Annotated[Common, "json", "debug"]) -> None:
 
 def _table() -> dict[str, list[dict[str, Any]]]:
     from mismatch_cli import registry, trust_regions
-    from mismatch_cli.algorithms.algorithm import Mask
+    from mismatch_cli.algorithms.rules import Mask
     from mismatch_cli.algorithms.table import ALIASES, TABLE
 
     rows = []
@@ -39,7 +39,7 @@ def _table() -> dict[str, list[dict[str, Any]]]:
         head = {"name": row.name, "aliases": aliases, "anchor": row.anchor}
         rows.append(head | {"blocked_when": blocked_when, "weight": weight, "source": row.source})
     masks = [
-        {"name": name, "thresholds": mask.thresholds, "blocked_when": mask.formula}
+        {"name": name, "thresholds": mask.parameters, "blocked_when": mask.formula}
         for name in registry.names(trust_regions.PACKAGE)
         for mask in [Mask(name)]
     ]

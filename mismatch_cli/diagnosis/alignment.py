@@ -13,8 +13,8 @@ import numpy as np
 
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.diagnosis.sample import NO_LIMIT, Sample
+from mismatch_cli.hashing import hash_keys
 from mismatch_cli.metrics.accumulator import Accumulator
-from mismatch_cli.metrics.hashing import hash_keys
 from mismatch_cli.metrics.pairs import Pair
 
 LAGS = (-3, -2, -1, 1, 2, 3)

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.diagnosis.sample import NO_LIMIT
+from mismatch_cli.hashing import hash_keys, mix
 from mismatch_cli.metrics.accumulator import Accumulator
-from mismatch_cli.metrics.hashing import hash_keys, mix
 from mismatch_cli.metrics.pairs import Pair
 from mismatch_cli.trace.foreign import unpacked_flags
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mismatch_cli.hashing import GROUPS
 from mismatch_cli.metrics.estimate import Estimate, grouped_ratio, standard_error
-from mismatch_cli.metrics.hashing import GROUPS
 
 
 @dataclass(frozen=True)

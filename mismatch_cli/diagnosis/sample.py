@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from mismatch_cli.batch import TokenBatch
+from mismatch_cli.hashing import hash_keys, prompt_groups
 from mismatch_cli.metrics.accumulator import Accumulator
-from mismatch_cli.metrics.hashing import hash_keys, prompt_groups
 from mismatch_cli.metrics.pairs import Pair
 
 MOST_TOKENS = 2**18

@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mismatch_cli.hashing import hash_keys
 from mismatch_cli.importers import _lists
 from mismatch_cli.importers._tally import Tally
-from mismatch_cli.metrics.hashing import hash_keys
 from mismatch_cli.trace import foreign
 from mismatch_cli.trace.schema import (
     ID_COLUMNS,

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mismatch_cli.hashing import GROUPS
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.estimate import CORRELATION, Estimate, Jackknife, left_out, point
 from mismatch_cli.metrics.gaps import TokenGaps
-from mismatch_cli.metrics.hashing import GROUPS
 from mismatch_cli.metrics.kept_rows import SmallestRows
 
 FEWEST_STEPS = 10

@@ -18,7 +18,7 @@ import numpy as np
 from mismatch_cli import divergences
 from mismatch_cli.arrays import Segments
 from mismatch_cli.batch import TokenBatch
-from mismatch_cli.metrics.hashing import hash_keys, mix, prompt_groups
+from mismatch_cli.hashing import hash_keys, mix, prompt_groups
 from mismatch_cli.metrics.pairs import Pair
 
 CHUNK_TOKENS = 2**17  # long enough to hide what hundreds of calls cost; costly formulas take blocks that stay in cache

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mismatch_cli.hashing import GROUPS
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.gaps import TokenGaps
-from mismatch_cli.metrics.hashing import GROUPS
 from mismatch_cli.metrics.histograms import count_into, without_each_group
 
 SPACINGS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.arrays import Segments
+from mismatch_cli.hashing import GROUPS
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.estimate import (
     EXTREME,
@@ -19,7 +20,6 @@ from mismatch_cli.metrics.estimate import (
     without_groups,
 )
 from mismatch_cli.metrics.gaps import TokenGaps
-from mismatch_cli.metrics.hashing import GROUPS
 
 # bin b ≥ 1 holds distances 2^(b−1) … 2^b − 1; bin 0 the first (or the last) token alone
 POSITION_BINS = 24

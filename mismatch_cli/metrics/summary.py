@@ -8,12 +8,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from mismatch_cli.batch import TokenBatch
+from mismatch_cli.hashing import prompt_groups
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.correlation import SampledSpearman
 from mismatch_cli.metrics.estimate import Estimate, Jackknife, clamped
 from mismatch_cli.metrics.gap_table import METRICS, SCALES
 from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
-from mismatch_cli.metrics.hashing import prompt_groups
 from mismatch_cli.metrics.pairs import Pair
 from mismatch_cli.metrics.population import DistinctPrompts, RewardGroups, TokenCounts
 from mismatch_cli.metrics.profiles import Extremes, LengthProfile, ResponseProfile

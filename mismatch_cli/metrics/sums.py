@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from mismatch_cli.batch import TokenBatch
+from mismatch_cli.hashing import GROUPS, sum_by_group
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.estimate import (
     ABOVE_MINUS_1,
@@ -21,7 +22,6 @@ from mismatch_cli.metrics.estimate import (
 )
 from mismatch_cli.metrics.gap_table import METRICS, Sums
 from mismatch_cli.metrics.gaps import TokenGaps
-from mismatch_cli.metrics.hashing import GROUPS, sum_by_group
 
 NARROW_BAND = (np.float32(0.8), np.float32(1.25))
 WIDE_BAND = (np.float32(0.8), np.float32(1.28))

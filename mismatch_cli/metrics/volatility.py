@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mismatch_cli.hashing import GROUPS
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.estimate import (
     CROWDED,
@@ -32,7 +33,6 @@ from mismatch_cli.metrics.estimate import (
     without_groups,
 )
 from mismatch_cli.metrics.gaps import TokenGaps
-from mismatch_cli.metrics.hashing import GROUPS
 from mismatch_cli.metrics.histograms import LogBins, SignedLogBins, count_into, middles, quantiles
 
 MU_EDGES = (1e-4, 1e-3, 0.01, 0.05, 0.15, 0.3, 0.5, 0.7, 0.9, 0.99)

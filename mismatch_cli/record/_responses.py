@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from mismatch_cli.hashing import hash_keys
 from mismatch_cli.importers._rows import prompt_hash, text_key
-from mismatch_cli.metrics.hashing import hash_keys
 
 Row = dict[str, Any]
 _SEED = 2  # of the hash that chooses prompts

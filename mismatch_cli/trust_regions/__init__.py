@@ -7,8 +7,16 @@ A file holds
     NOT_ONE_SIDED: str    "" where the mask never blocks a move of p towards q; else why it may
     def trust_region(compared: Compared, advantage_T: Array, *, threshold: float = …) -> Decision
 
-and, where it calls `compared.topk(k)`, READS_TOP_K = True beside an integer threshold `k`. It is usable by the file's
-name; a user's own file needs `trust_region` alone.
+and, where it calls `compared.topk(k)`, READS_TOP_K = True beside an integer threshold `k`; where it reads
+`compared.entropy_T`, READS_ENTROPY = True; where both sides of a threshold go by one more name, BOTH_SIDES = "max_tv".
+It is usable by the file's name; a user's own file needs `trust_region` alone.
+
+A mask that looks at more than one response says SCOPE = "batch", all rows of an optimiser step, or "group", those of a
+prompt in it, and has two functions more, which take the same thresholds:
+
+    def collect(compared, advantage_T, *, …) -> Array         what it wants to know of each token, [T, M]
+    def settle(rows_UM, *, …) -> Sequence[float]              what follows from all rows, numpy float64, in any order
+    def trust_region(compared, advantage_T, settled_TF, *, …) then has these numbers at each token
 """
 
 from __future__ import annotations
@@ -67,11 +75,9 @@ def text_of(path: Path) -> str:
 _brought: dict[str, str] = {}
 
 
-@cache
 def thresholds(region: ModuleType) -> dict[str, Threshold]:
     """The keyword-only parameters of a trust region with their defaults."""
-    parameters = inspect.signature(region.trust_region).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    return registry.parameters(region.trust_region)
 
 
 def symbols(region: ModuleType) -> dict[str, str]:
@@ -163,11 +169,14 @@ def _check_signature(path: Path, module: Any) -> None:
     parameters = list(inspect.signature(module.trust_region).parameters.values())
     keyword_only = [p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
     without_default = [p.name for p in keyword_only if p.default is inspect.Parameter.empty]
-    if len(parameters) - len(keyword_only) != 2 or without_default:
+    columns = ["compared", "advantage_T", *["settled_TF"] * hasattr(module, "SCOPE")]
+    if len(parameters) - len(keyword_only) != len(columns) or without_default:
         raise UsageError(
-            f"{path}: trust_region must take (compared, advantage_T) and keyword-only thresholds with defaults. "
+            f"{path}: trust_region must take ({', '.join(columns)}) and keyword-only thresholds with defaults. "
             "See the guide on clipstats."
         )
+    if hasattr(module, "SCOPE"):
+        _check_scope(path, module)
     defaults = {p.name: p.default for p in keyword_only}
     if others := [name for name, default in defaults.items() if not isinstance(default, float | int | str)]:
         raise UsageError(f"{path}: the default of {others[0]} is no number and no text. Give it one.")
@@ -177,3 +186,12 @@ def _check_signature(path: Path, module: Any) -> None:
         raise UsageError(f"{path}: SYMBOLS names {strange[0]}, which is no threshold of trust_region. Repair it.")
     if taken := {"r", "p", "q"} & {p.name for p in keyword_only}:
         raise UsageError(f"{path}: {taken.pop()} is a letter of the formulas. Give that threshold another name.")
+
+
+def _check_scope(path: Path, module: Any) -> None:
+    if module.SCOPE not in ("batch", "group"):
+        raise UsageError(f"{path} says SCOPE = {module.SCOPE!r}. Choose one of: batch, group.")
+    if missing := [name for name in ("collect", "settle") if not callable(getattr(module, name, None))]:
+        raise UsageError(
+            f"{path} looks at a whole {module.SCOPE} and has no {missing[0]}(). See the guide on extending."
+        )

@@ -5,13 +5,17 @@ from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
 from mismatch_cli.trust_regions._rules import not_negative, one_sided, signed
 
-FORMULA = "binary KL({q}‖{p}) > {max_kl} and A · ({p} − {q}) > 0"
-SYMBOLS = {"max_kl": "δ"}
+FORMULA = "binary KL({q}‖{p}) > {kl_high} and A > 0 and {p} > {q}, or > {kl_low} and A < 0 and {p} < {q}"
+SYMBOLS = {"kl_low": "δ_low", "kl_high": "δ_high"}
+BOTH_SIDES = "max_kl"
 NOT_ONE_SIDED = ""
 
 
-def trust_region(compared: Compared, advantage_T: Array, *, max_kl: float = 0.05) -> Decision:
-    """Block A > 0 with p > q, and A < 0 with p < q, where KL > max_kl. The statistic is KL (nats), signed as p − q."""
-    not_negative(δ=max_kl)
+def trust_region(compared: Compared, advantage_T: Array, *, kl_low: float = 0.05, kl_high: float = 0.05) -> Decision:
+    """Block A > 0 with p > q and KL > kl_high, and A < 0 with p < q and KL > kl_low.
+
+    The statistic is KL (nats), signed as p − q.
+    """
+    not_negative(δ_low=kl_low, δ_high=kl_high)
     statistic_T = signed(compared.binary_kl_T, compared.log_ratio_T)
-    return one_sided(statistic_T, advantage_T, low=max_kl, high=max_kl)
+    return one_sided(statistic_T, advantage_T, low=kl_low, high=kl_high)

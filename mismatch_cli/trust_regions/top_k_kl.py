@@ -5,20 +5,28 @@ from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
 from mismatch_cli.trust_regions._rules import not_negative, one_sided, ranks, signed
 
-FORMULA = "top-{k} KL({q}‖{p}) > {max_kl} and A · ({p} − {q}) > 0"
-SYMBOLS = {"max_kl": "δ"}
+FORMULA = "top-{k} KL({q}‖{p}) > {kl_high} and A > 0 and {p} > {q}, or > {kl_low} and A < 0 and {p} < {q}"
+SYMBOLS = {"kl_low": "δ_low", "kl_high": "δ_high"}
+BOTH_SIDES = "max_kl"
 NOT_ONE_SIDED = ""
 READS_TOP_K = True
 
 
 def trust_region(
-    compared: Compared, advantage_T: Array, *, max_kl: float = 0.05, k: int = 20, replace_last: bool = False
+    compared: Compared,
+    advantage_T: Array,
+    *,
+    kl_low: float = 0.05,
+    kl_high: float = 0.05,
+    k: int = 20,
+    replace_last: bool = False,
 ) -> Decision:
-    """Block A > 0 with p > q, and A < 0 with p < q, where KL > max_kl. The statistic is KL (nats), signed as p − q.
+    """Block A > 0 with p > q and KL > kl_high, and A < 0 with p < q and KL > kl_low.
 
-    With `replace_last` a sampled token outside the top-K takes the place of the K-th, as in the published code.
+    The statistic is KL (nats), signed as p − q. With `replace_last` a sampled token outside the top-K takes the place
+    of the K-th, as in the published code.
     """
-    not_negative(δ=max_kl)
+    not_negative(δ_low=kl_low, δ_high=kl_high)
     ranks(k=k)
     _, kl_T = compared.topk(k, replace_last)
-    return one_sided(signed(kl_T, compared.log_ratio_T), advantage_T, low=max_kl, high=max_kl)
+    return one_sided(signed(kl_T, compared.log_ratio_T), advantage_T, low=kl_low, high=kl_high)

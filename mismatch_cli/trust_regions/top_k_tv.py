@@ -5,20 +5,28 @@ from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
 from mismatch_cli.trust_regions._rules import one_sided, ranks, shares, signed
 
-FORMULA = "top-{k} TV({q}, {p}) > {max_tv} and A · ({p} − {q}) > 0"
-SYMBOLS = {"max_tv": "δ"}
+FORMULA = "top-{k} TV({q}, {p}) > {tv_high} and A > 0 and {p} > {q}, or > {tv_low} and A < 0 and {p} < {q}"
+SYMBOLS = {"tv_low": "δ_low", "tv_high": "δ_high"}
+BOTH_SIDES = "max_tv"
 NOT_ONE_SIDED = ""
 READS_TOP_K = True
 
 
 def trust_region(
-    compared: Compared, advantage_T: Array, *, max_tv: float = 0.2, k: int = 20, replace_last: bool = False
+    compared: Compared,
+    advantage_T: Array,
+    *,
+    tv_low: float = 0.2,
+    tv_high: float = 0.2,
+    k: int = 20,
+    replace_last: bool = False,
 ) -> Decision:
-    """Block A > 0 with p > q, and A < 0 with p < q, where TV > max_tv. The statistic is TV with the sign of p − q.
+    """Block A > 0 with p > q and TV > tv_high, and A < 0 with p < q and TV > tv_low.
 
-    With `replace_last` a sampled token outside the top-K takes the place of the K-th, as in the published code.
+    The statistic is TV with the sign of p − q. With `replace_last` a sampled token outside the top-K takes the place of
+    the K-th, as in the published code.
     """
-    shares(δ=max_tv)
+    shares(δ_low=tv_low, δ_high=tv_high)
     ranks(k=k)
     tv_T, _ = compared.topk(k, replace_last)
-    return one_sided(signed(tv_T, compared.log_ratio_T), advantage_T, low=max_tv, high=max_tv)
+    return one_sided(signed(tv_T, compared.log_ratio_T), advantage_T, low=tv_low, high=tv_high)

@@ -7,12 +7,13 @@ A file holds
     def weight(compared: Compared, level: Level, advantage_T: Array, *, parameter: float = …) -> Array
 
 It may fall to zero smoothly and change its sign; a token without advantage never asks for it. `level` is that of the
-ratio in the table: a response's value stands at each of its tokens.
+ratio in the table: a response's value stands at each of its tokens. Entropy and whole batches as in `trust_regions`.
+
+The same function can be an algorithm's additive term, which is neither masked nor multiplied with A.
 """
 
 from __future__ import annotations
 
-import inspect
 from functools import cache
 from types import ModuleType
 
@@ -27,8 +28,6 @@ def find(name: str) -> ModuleType:
     return registry.load(PACKAGE, name, "weight")
 
 
-@cache
 def parameters(module: ModuleType) -> dict[str, float]:
     """The keyword-only parameters of a weight with their defaults."""
-    found = inspect.signature(module.weight).parameters.values()
-    return {p.name: p.default for p in found if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    return registry.parameters(module.weight)

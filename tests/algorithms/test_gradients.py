@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mismatch_cli.algorithms.algorithm import Algorithm, capped, coefficient_T, keep_T, weight_T
+from mismatch_cli.algorithms.algorithm import Algorithm, coefficient_T, keep_T, weight_T
 from mismatch_cli.algorithms.parse import find
+from mismatch_cli.algorithms.rules import capped
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.policies import ENGINE_GAP, TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Policies, Ratio
 from mismatch_cli.rl.learner import response_scale

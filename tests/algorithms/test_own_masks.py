@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from mismatch_cli.algorithms.algorithm import capped, coefficient_T, keep_T
+from mismatch_cli.algorithms.algorithm import coefficient_T, keep_T
 from mismatch_cli.algorithms.parse import find
+from mismatch_cli.algorithms.rules import capped
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.policies import TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Policies
@@ -67,7 +68,7 @@ def test_two_files_of_the_same_name(tmp_path: Path) -> None:
     for folder, lowest in zip(folders, ("0.1", "0.3"), strict=True):
         folder.mkdir()
         write(folder, MINE.replace("0.05", lowest))
-    found = [find(str(folder / "my_mask.py")).masks[0].thresholds["lowest"] for folder in folders]
+    found = [find(str(folder / "my_mask.py")).masks[0].parameters["lowest"] for folder in folders]
     assert found == [0.1, 0.3]
 
 
@@ -124,7 +125,7 @@ def test_what_is_wrong_with_a_file(tmp_path: Path, source: str, message: str) ->
 def test_a_letter_of_its_own(tmp_path: Path) -> None:
     path = write(tmp_path, MINE + "\nSYMBOLS = {'lowest': 'δ'}\n")
     algorithm = find(f"{path}:delta=0.1")
-    assert algorithm.masks[0].thresholds["lowest"] == 0.1
+    assert algorithm.masks[0].parameters["lowest"] == 0.1
     assert algorithm.formulas[0] == "p < δ or r > 3 (δ = 0.1)"
 
 
@@ -133,7 +134,7 @@ def test_a_threshold_may_be_called_k(tmp_path: Path, default: str, given: object
     """Only a mask that says so means a number of top-K columns by it."""
     path = write(tmp_path, MINE.replace("*, lowest", f"*, k={default}, lowest"))
     algorithm = find(f"{path}:k={given}")
-    assert algorithm.masks[0].thresholds["k"] == given and algorithm.needs_top_k == 0
+    assert algorithm.masks[0].parameters["k"] == given and algorithm.needs_top_k == 0
     drawn = random_policies(0)
     lean = Policies(drawn.rollout, drawn.trainer, None, drawn.offset_S1)
     assert not keep_T(algorithm, lean, signs(len(drawn.trainer))).all()

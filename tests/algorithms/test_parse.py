@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mismatch_cli.algorithms.algorithm import Algorithm, capped, coefficient_T, keep_T, weight_T
+from mismatch_cli.algorithms.algorithm import Algorithm, coefficient_T, keep_T, weight_T
 from mismatch_cli.algorithms.parse import find
+from mismatch_cli.algorithms.rules import capped
 from mismatch_cli.algorithms.table import ALIASES, TABLE
 from mismatch_cli.errors import UsageError
 from mismatch_cli.policies import TRAINER_ROLLOUT, Policies
@@ -53,7 +54,7 @@ def test_parameters_reach_the_masks() -> None:
         assert torch.equal(found_T, ask(region, given, advantage_T, **chosen).keep_T)
         if chosen:
             assert not torch.equal(found_T, ask(region, given, advantage_T).keep_T)
-    assert TABLE["dppo-binary-tv"].masks[0].thresholds == {"max_tv": 0.15}  # the table stays as it is
+    assert TABLE["dppo-binary-tv"].masks[0].parameters == {"max_tv": 0.15}  # the table stays as it is
 
 
 @pytest.mark.parametrize(
@@ -76,13 +77,13 @@ def test_a_threshold_by_its_letter(by_letter: str, by_name: str) -> None:
     """ε without a side is both; the letter, spelled or not, is the name that it stands for."""
     found, expected = find(by_letter), find(by_name)
     assert found.name == by_letter
-    assert [mask.thresholds for mask in found.masks] == [mask.thresholds for mask in expected.masks]
+    assert [mask.parameters for mask in found.masks] == [mask.parameters for mask in expected.masks]
     assert found.weight == expected.weight != () and found.formulas == expected.formulas
 
 
 def test_a_row_keeps_its_other_thresholds() -> None:
-    assert find("ppo:ratio_low=0.1").masks[0].thresholds == {"ratio_low": 0.1, "ratio_high": 0.2}
-    relaxed = find("relax-low:alpha=0.3").masks[0].thresholds
+    assert find("ppo:ratio_low=0.1").masks[0].parameters == {"ratio_low": 0.1, "ratio_high": 0.2}
+    relaxed = find("relax-low:alpha=0.3").masks[0].parameters
     assert relaxed["relax"] == "low" and relaxed["alpha"] == 0.3
 
 
@@ -124,7 +125,7 @@ def test_an_anchor_moves_masks_and_weight_or_is_refused(name: str, anchor: str) 
     moved = find(spec)
     assert measured_from(moved) == {anchor}
     assert replace(moved, name=row.name, masks=row.masks, weight=row.weight) == row
-    assert [mask.thresholds for mask in moved.masks] == [mask.thresholds for mask in row.masks]
+    assert [mask.parameters for mask in moved.masks] == [mask.parameters for mask in row.masks]
     given = random_policies(3)
     assert given.recomputed is not None and given.topk is not None and given.topk.recomputed is not None
     advantage_T = signs(len(given.responses.length_S))[given.responses.response_T]

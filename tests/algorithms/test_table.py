@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from mismatch_cli.algorithms import table
-from mismatch_cli.algorithms.algorithm import Mask, capped, coefficient_T, keep_T, weight_T
+from mismatch_cli.algorithms.algorithm import coefficient_T, keep_T, weight_T
 from mismatch_cli.algorithms.parse import find
+from mismatch_cli.algorithms.rules import Mask, capped
 from mismatch_cli.algorithms.table import ALIASES, TABLE
 from mismatch_cli.policies import ENGINE_GAP, TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Policies
 from tests.trust_regions.cases import F64, INF, REGIONS, policies, random_policies, signs

@@ -10,7 +10,7 @@ import pytest
 from mismatch_cli.diagnosis.counts import in_runs
 from mismatch_cli.diagnosis.grouped import mean_over_prompts, slope_over_prompts
 from mismatch_cli.diagnosis.sample import SampleCollector
-from mismatch_cli.metrics.hashing import GROUPS
+from mismatch_cli.hashing import GROUPS
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.trace.reader import table_to_batch
 

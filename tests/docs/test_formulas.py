@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mismatch_cli import registry, trust_regions
-from mismatch_cli.algorithms.algorithm import Mask
+from mismatch_cli.algorithms.rules import Mask
 from mismatch_cli.algorithms.table import ALIASES, TABLE
 from mismatch_cli.metrics.gap_table import METRICS, VOLATILITY, Metric
 from mismatch_cli.metrics.update_table import CLIPPING, TRAINING
@@ -43,7 +43,7 @@ def masks() -> str:
     for name in registry.names(trust_regions.PACKAGE):
         mask = Mask(name)
         letters = trust_regions.symbols(mask.module)
-        given = ", ".join(f"{letters.get(t, '')} `{t}` {value}".strip() for t, value in mask.thresholds.items())
+        given = ", ".join(f"{letters.get(t, '')} `{t}` {value}".strip() for t, value in mask.parameters.items())
         source = inspect.getdoc(mask.module) or ""
         rows.append([f"`{name}`", mask.formula, given, " ".join(source.split())])
     return table("| mask | blocks when | thresholds | what it is, and from where |", rows)

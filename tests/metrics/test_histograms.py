@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mismatch_cli.metrics.hashing import GROUPS
+from mismatch_cli.hashing import GROUPS
 from mismatch_cli.metrics.histograms import LogBins, SignedLogBins, middles, quantiles, without_each_group
 from mismatch_cli.metrics.volatility import D_BINS, TV_BINS
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mismatch_cli.hashing import prompt_groups
 from mismatch_cli.metrics.estimate import (
     FEW_DECIDE,
     FEW_PROMPTS,
@@ -17,7 +18,6 @@ from mismatch_cli.metrics.estimate import (
     interval,
 )
 from mismatch_cli.metrics.gap_table import SCALES
-from mismatch_cli.metrics.hashing import prompt_groups
 from mismatch_cli.metrics.sums import COLUMNS, INDEX, GroupSums, evaluate
 
 INF, NAN = float("inf"), float("nan")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mismatch_cli.hashing import prompt_groups
 from mismatch_cli.metrics.estimate import LARGEST_WEIGHTS
-from mismatch_cli.metrics.hashing import prompt_groups
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.metrics.sums import SequenceWeights

@@ -129,7 +129,7 @@ def test_the_slider_counts_what_clipstats_counts(
         blocked, judged = counts(browser, side)
         assert 0 < blocked < judged
         assert blocked / judged == pytest.approx(rows[0]["blocked"]["all"]["value"], abs=1e-12)
-    assert asked.masks[0].thresholds != find(name).masks[0].thresholds  # it has moved
+    assert asked.masks[0].parameters != find(name).masks[0].parameters  # it has moved
 
 
 def test_every_algorithm_that_is_chosen_is_counted_to_the_token(browser: Browser, explored: Explored) -> None:

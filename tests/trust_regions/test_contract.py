@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mismatch_cli import trust_regions
-from mismatch_cli.algorithms.algorithm import Mask
+from mismatch_cli.algorithms.rules import Mask
 from mismatch_cli.errors import UsageError
 from mismatch_cli.policies import ENGINE_GAP, TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Policies, TopKLogProbs
 from tests.trust_regions.cases import F64, INF, REGIONS, K, ask, cast, columns, policies, random_policies, signs

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli import divergences
+from mismatch_cli.hashing import GROUPS
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.masked import Masked
 from mismatch_cli.metrics.correlation import SampledSpearman
 from mismatch_cli.metrics.estimate import NOT_MEASURED, SIGNED, Estimate, grouped_ratio, grouped_share
-from mismatch_cli.metrics.hashing import GROUPS
 from mismatch_cli.policies import TRAINER_ROLLOUT
 from mismatch_cli.trust_regions._rules import one_sided, signed
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from mismatch_cli.hashing import GROUPS
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.breakdown import StepSums
 from mismatch_cli.metrics.clipping.masked import Masked
 from mismatch_cli.metrics.correlation import series_correlation
 from mismatch_cli.metrics.estimate import SIGNED, Estimate, grouped_ratio, grouped_share
-from mismatch_cli.metrics.hashing import GROUPS
 from mismatch_cli.metrics.histograms import count_into
 
 BAD_DELTA = 0.5

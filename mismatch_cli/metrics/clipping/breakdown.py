@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from mismatch_cli.hashing import GROUPS, sum_by_group
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.masked import Masked
-from mismatch_cli.metrics.hashing import GROUPS, sum_by_group
 from mismatch_cli.metrics.histograms import count_into
 from mismatch_cli.metrics.kept_rows import SmallestRows
 from mismatch_cli.metrics.profiles import POSITION_BINS, position_cells

@@ -10,6 +10,7 @@ import numpy as np
 from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.arrays import Segments
 from mismatch_cli.batch import TokenBatch
+from mismatch_cli.hashing import prompt_groups
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.approximation import ApproximationQuality
 from mismatch_cli.metrics.clipping.bad_updates import BadUpdates
@@ -28,7 +29,6 @@ from mismatch_cli.metrics.estimate import (
     grouped_ratio,
     grouped_share,
 )
-from mismatch_cli.metrics.hashing import prompt_groups
 from mismatch_cli.metrics.population import DistinctPrompts
 from mismatch_cli.metrics.profiles import POSITION_BINS, bin_bounds
 from mismatch_cli.metrics.sums import GroupSums

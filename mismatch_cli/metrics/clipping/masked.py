@@ -14,7 +14,8 @@ from operator import and_
 
 import numpy as np
 
-from mismatch_cli.algorithms.algorithm import Algorithm, Mask
+from mismatch_cli.algorithms.algorithm import Algorithm
+from mismatch_cli.algorithms.rules import Mask
 from mismatch_cli.arrays import Segments
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
@@ -105,7 +106,7 @@ class Masked:
         """What a mask on trainer/rollout holds against its threshold; of a top-K mask, over the first `top_k` ranks."""
         fixed = {"k": top_k, "replace_last": False} if region.startswith("top-k") else {}
         same = (m for m in self._decided if m.region == region and m.ratio == TRAINER_ROLLOUT)
-        alike = (m for m in same if fixed.items() <= m.thresholds.items())
+        alike = (m for m in same if fixed.items() <= m.parameters.items())
         return self._decide(next(alike, Mask(region, chosen=tuple(fixed.items())))).statistic_T
 
     @property

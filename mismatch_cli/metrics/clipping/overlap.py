@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from mismatch_cli.hashing import GROUPS, mix
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.masked import Masked
 from mismatch_cli.metrics.estimate import SHARE, finite_or_none, interval
-from mismatch_cli.metrics.hashing import GROUPS, mix
 from mismatch_cli.metrics.histograms import without_each_group
 from mismatch_cli.metrics.kept_rows import TOKEN_ROW, token_rows
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from mismatch_cli.hashing import GROUPS
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.masked import Masked
 from mismatch_cli.metrics.estimate import FEW_AT_EDGE, SIGNED, Estimate, grouped_ratio, grouped_share, point
-from mismatch_cli.metrics.hashing import GROUPS
 from mismatch_cli.metrics.histograms import LogBins
 
 BINS = LogBins(-8, 7)

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 
 from mismatch_cli.batch import TokenBatch
+from mismatch_cli.hashing import hash_keys, mix
 from mismatch_cli.metrics.clipping.masked import Needs
-from mismatch_cli.metrics.hashing import hash_keys, mix
 
 INF = float("inf")
 Rule = Callable[[pd.DataFrame], pd.Series]

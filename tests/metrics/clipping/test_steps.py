@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mismatch_cli.hashing import GROUPS
 from mismatch_cli.metrics.clipping.breakdown import StepSums
-from mismatch_cli.metrics.hashing import GROUPS
 from tests.metrics.clipping.world import PLAIN, plain_algorithms, simple, summarise
 
 WIDTH = 3

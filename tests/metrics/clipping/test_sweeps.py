@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from mismatch_cli.algorithms.parse import find
+from mismatch_cli.hashing import GROUPS, prompt_groups
 from mismatch_cli.metrics.clipping.sweeps import BINS, FAMILIES
 from mismatch_cli.metrics.estimate import FEWEST_PROMPTS, SHARE, SIGNED, interval
-from mismatch_cli.metrics.hashing import GROUPS, prompt_groups
 from tests.metrics.clipping import brute
 from tests.metrics.clipping.world import EVERYTHING, PLAIN, plain_algorithms, result_of, simple, world
 

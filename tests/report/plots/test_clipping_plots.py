@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatch_cli.algorithms.algorithm import Algorithm, Mask, keep_T
+from mismatch_cli.algorithms.algorithm import Algorithm, keep_T
 from mismatch_cli.algorithms.parse import find
+from mismatch_cli.algorithms.rules import Mask
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.policies import ENGINE_GAP, Policies
 from mismatch_cli.report.figures import draw, plots_for, plots_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mismatch_cli.metrics.hashing import GROUPS, hash_keys, mix, prompt_groups, sum_by_group
+from mismatch_cli.hashing import GROUPS, hash_keys, mix, prompt_groups, sum_by_group
 
 
 def test_mix_is_splitmix64() -> None:

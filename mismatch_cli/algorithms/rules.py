@@ -1,0 +1,188 @@
+"""What an algorithm is put together from: masks, and factors of its weight; each a function in a file, with parameters.
+
+Some rules look at more than the tokens at hand: at all samples of a prompt, or at the whole batch. Such a rule first
+collects what it needs of each token, settles a few numbers from all that was collected, and then decides by them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from mismatch_cli import trust_regions, weights
+from mismatch_cli.arrays import Array, as_numpy, copied, like, silent
+from mismatch_cli.batches import Scope
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.policies import TRAINER_ROLLOUT, Policies, Ratio
+from mismatch_cli.trust_regions import Decision, Threshold
+
+
+class Rule(ABC):
+    """A function of two policies and the advantage, and how it learns what it must know of a whole batch."""
+
+    ratio: Ratio
+
+    @property
+    @abstractmethod
+    def module(self) -> ModuleType:
+        """The file that holds it."""
+
+    @property
+    @abstractmethod
+    def parameters(self) -> Mapping[str, Any]:
+        """Every parameter by name, as it will be used."""
+
+    @property
+    def scope(self) -> Scope | None:
+        """What has to be seen whole before it decides: a batch, or the group of a prompt in it."""
+        return getattr(self.module, "SCOPE", None)
+
+    @silent
+    def collect(self, policies: Policies, advantage_T: Array) -> np.ndarray:
+        """What it wants to know of each token, [T, M]."""
+        rows_TM = self.module.collect(policies.compare(self.ratio), advantage_T, **self.parameters)
+        return as_numpy(rows_TM)
+
+    @silent
+    def settle(self, rows_UM: np.ndarray) -> np.ndarray:
+        """What follows from the tokens of one batch, in whatever order they come, [F]."""
+        return np.array(self.module.settle(rows_UM.astype(np.float64), **self.parameters), dtype=np.float64)
+
+    def _settled(self, policies: Policies, advantage_T: Array) -> tuple[Array, ...]:
+        """Of each token what was settled for its batch, [T, F]; nothing where the rule looks at no batch.
+
+        Where nobody says which batches there are, these tokens are all of one.
+        """
+        if self.scope is None:
+            return ()
+        if policies.batches is None:
+            values_F = self.settle(self.collect(policies, advantage_T))
+            values_TF = np.tile(values_F, (len(advantage_T), 1))
+        else:
+            values_SF = policies.batches.found[self].of(policies.batches.key_S(self.scope))
+            values_TF = values_SF[as_numpy(policies.responses.response_T)]
+        return (like(advantage_T, values_TF),)
+
+
+@dataclass(frozen=True)
+class Mask(Rule):
+    """A trust region, the two policies it compares, and the thresholds that differ from its own defaults."""
+
+    region: str  # a name in trust_regions/, or the path of a user's file
+    ratio: Ratio = TRAINER_ROLLOUT
+    chosen: tuple[tuple[str, Threshold], ...] = ()
+
+    @property
+    def module(self) -> ModuleType:
+        return trust_regions.find(self.region)
+
+    @cached_property
+    def parameters(self) -> dict[str, Threshold]:
+        """Every threshold by name, as it will be used."""
+        return trust_regions.thresholds(self.module) | dict(self.chosen)
+
+    @property
+    def formula(self) -> str:
+        """When a token is blocked, with the values of its letters behind it: `… > δ (δ = 0.15)`."""
+        values = {name: f"{value:g}" if isinstance(value, float) else value for name, value in self.parameters.items()}
+        shown = values | trust_regions.symbols(self.module)
+        words = getattr(self.module, "FORMULA", f"as {self.region} decides").format(**self.ratio.symbols, **shown)
+        return f"{words} ({self.settings})" if self.settings else words
+
+    @property
+    def settings(self) -> str:
+        """The thresholds that have a letter, both sides of one together: `ε = 0.2 / 0.28`."""
+        sides: dict[str, list[str]] = {}
+        for name, symbol in trust_regions.symbols(self.module).items():
+            sides.setdefault(symbol.partition("_")[0], []).append(f"{self.parameters[name]:g}")
+        return ", ".join(f"{letter} = {' / '.join(dict.fromkeys(values))}" for letter, values in sides.items())
+
+    @silent
+    def decide(self, policies: Policies, advantage_T: Array) -> Decision:
+        """What the trust region says of each token; a token without advantage has no update to block, and is kept."""
+        if self.region.endswith(".py"):
+            decision = self._ask_own_file(policies, advantage_T)
+        else:
+            settled = self._settled(policies, advantage_T)
+            decision = self.module.trust_region(policies.compare(self.ratio), advantage_T, *settled, **self.parameters)
+        return Decision(decision.keep_T | (advantage_T == 0), decision.statistic_T)
+
+    def _ask_own_file(self, policies: Policies, advantage_T: Array) -> Decision:
+        """On copies: what it changes in place must not reach the other algorithms, nor the trace in memory."""
+        copies = policies.copied(topk=getattr(self.module, "READS_TOP_K", False))
+        with trust_regions.own_file(self.region, error_class=MismatchError):
+            columns = copied(advantage_T), *self._settled(copies, advantage_T)
+            answer: Decision = self.module.trust_region(copies.compare(self.ratio), *columns, **self.parameters)
+            why = trust_regions.unusable(answer, advantage_T)
+        if why:
+            raise MismatchError(
+                f"{self.region} must return Decision(keep_T, statistic_T), where keep_T is one bool for each token, "
+                f"and statistic_T one number. {why} Repair it."
+            )
+        return answer
+
+
+@dataclass(frozen=True)
+class Factor(Rule):
+    """A function of two policies in the weight of an update, and its parameters that differ from its own defaults."""
+
+    ratio: Ratio
+    function: str = "capped-ratio"  # a name in weights/
+    chosen: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def module(self) -> ModuleType:
+        return weights.find(self.function)
+
+    @cached_property
+    def parameters(self) -> dict[str, float]:
+        """Every parameter by name, as it will be used."""
+        return weights.parameters(self.module) | dict(self.chosen)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """What holds a ratio from below and from above; 0 and ∞ where nothing does."""
+        return self.parameters.get("floor", 0.0), self.parameters.get("cap", inf)
+
+    @property
+    def bounded(self) -> bool:
+        return self.bounds != (0.0, inf)
+
+    def with_parameters(self, **chosen: Any) -> Factor:
+        """The same with other parameters; those at their defaults are not named."""
+        own, defaults = self.parameters | chosen, weights.parameters(self.module)
+        return replace(self, chosen=tuple((name, value) for name, value in own.items() if value != defaults[name]))
+
+    @silent
+    def weight_T(self, policies: Policies, advantage_T: Array) -> Array:
+        """What it says of each token."""
+        compared, settled = policies.compare(self.ratio), self._settled(policies, advantage_T)
+        found: Array = self.module.weight(compared, self.ratio.level, advantage_T, *settled, **self.parameters)
+        return found
+
+    def __str__(self) -> str:
+        values = {name: f"{value:g}" for name, value in self.parameters.items()}
+        text = self.module.formula(self.parameters) if hasattr(self.module, "formula") else self.module.FORMULA
+        return str(text.format(**self.ratio.symbols | {"r": str(self.ratio)}, **values))
+
+
+def capped(ratio: Ratio, floor: float = 0.0, cap: float = inf) -> Factor:
+    """The ratio between two bounds."""
+    return Factor(ratio).with_parameters(floor=floor, cap=cap)
+
+
+def mask(region: str, ratio: Ratio = TRAINER_ROLLOUT, **chosen: Threshold) -> Mask:
+    """A trust region with thresholds of its own."""
+    return Mask(region, ratio, tuple(chosen.items()))
+
+
+def factor(function: str, ratio: Ratio = TRAINER_ROLLOUT, **chosen: Any) -> Factor:
+    """A function of weights/ with parameters of its own."""
+    return Factor(ratio, function).with_parameters(**chosen)

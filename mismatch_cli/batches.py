@@ -1,0 +1,74 @@
+"""Which responses a rule may look at together: those of a batch, and of a prompt in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from mismatch_cli.hashing import hash_keys, mix
+
+Scope = Literal["batch", "group"]
+
+
+class Found(NamedTuple):
+    """What a rule has settled for each batch, or each group, that it has seen."""
+
+    key_B: np.ndarray  # int64, ascending
+    values_BF: np.ndarray  # float64
+
+    def of(self, key_S: np.ndarray) -> np.ndarray:
+        """The values of some keys, [S, F]; a KeyError for one that was not seen."""
+        place_S = np.searchsorted(self.key_B, key_S).clip(max=len(self.key_B) - 1)
+        if not np.array_equal(self.key_B[place_S], key_S):
+            raise KeyError("a batch that no first pass has seen")
+        return self.values_BF[place_S]
+
+
+@dataclass(frozen=True, eq=False)
+class Batches:
+    """Of each response its batch, all rows with the same step, epoch and minibatch, and its group, those of a prompt.
+
+    `found` is what rules on whole batches have settled before: a micro-batch, or a shard, holds a part of one.
+    """
+
+    batch_S: np.ndarray  # int64, a hash
+    group_S: np.ndarray  # int64, a hash of step, epoch and prompt
+    hash_T: Callable[[], np.ndarray]  # uint64, of each token
+    found: Mapping[Hashable, Found] = field(default_factory=dict)
+
+    @classmethod
+    def of_rows(
+        cls,
+        step_S: np.ndarray,
+        epoch_S: np.ndarray,
+        minibatch_S: np.ndarray,
+        prompt_id_S: np.ndarray,
+        sample_index_S: np.ndarray,
+        position_of: Callable[[], tuple[np.ndarray, np.ndarray]],
+    ) -> Batches:
+        """From the keys of rows; `position_of` answers with the response and the position of each token."""
+
+        def hash_T() -> np.ndarray:
+            response_T, position_T = position_of()
+            return token_hashes(
+                hash_keys(step_S, epoch_S, minibatch_S, prompt_id_S, sample_index_S)[response_T], position_T
+            )
+
+        batch_S, group_S = hash_keys(step_S, epoch_S, minibatch_S), hash_keys(step_S, epoch_S, prompt_id_S, seed=1)
+        return cls(batch_S.view(np.int64), group_S.view(np.int64), hash_T)
+
+    def settled(self, found: Mapping[Hashable, Found]) -> Batches:
+        """The same, and what was found in them."""
+        return replace(self, found=found)
+
+    def key_S(self, scope: Scope) -> np.ndarray:
+        return self.batch_S if scope == "batch" else self.group_S
+
+
+def token_hashes(response_hash_T: np.ndarray, position_T: np.ndarray) -> np.ndarray:
+    """One uint64 for each token: splitmix64 at counter `position`, one round of mixing for each."""
+    hashes_T: np.ndarray = mix(response_hash_T + position_T.astype(np.uint64))
+    return hashes_T

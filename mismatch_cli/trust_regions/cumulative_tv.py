@@ -1,0 +1,41 @@
+"""CPPO: binary TV with weights that fall along the response, and a budget for their sum (arXiv 2606.10968 eq. 8 to 10).
+
+The sums run over all earlier tokens, blocked ones too, as in its algorithm 1 and in the authors' code (UniRL), which
+holds log r within ±20 for the weight of the update; here r has no bound.
+"""
+
+from mismatch_cli.arrays import Array, between, namespace
+from mismatch_cli.policies import Compared
+from mismatch_cli.trust_regions import Decision
+from mismatch_cli.trust_regions._rules import not_negative, shares
+
+FORMULA = (
+    "A · ({p} − {q}) > 0 and w |{p} − {q}| > min({max_tv}, {max_tv} + b Σ w − Σ w |{p} − {q}|), sums over the tokens "
+    "before, w from 1 to {least_weight} along the response, b the 90th percentile of |{p} − {q}| in it, from "
+    "{budget} to 2 · {budget}"
+)
+SYMBOLS = {"max_tv": "δ"}
+NOT_ONE_SIDED = ""
+_QUANTILE = 0.9
+
+
+def trust_region(
+    compared: Compared, advantage_T: Array, *, max_tv: float = 0.15, budget: float = 0.02, least_weight: float = 0.8
+) -> Decision:
+    """Block an update that moves p further away where w·|p − q| exceeds what is left, a probability.
+
+    The statistic is w·|p − q| − what is left, at most δ, negative where a token is kept whatever its advantage.
+    """
+    shares(δ=max_tv, least_weight=least_weight)
+    not_negative(budget=budget)
+    responses, size_T = compared.responses, abs(compared.difference_T)
+    xp = namespace(size_T)
+    last_T = xp.astype(responses.per_token(responses.length_S), xp.float64) - 1
+    weight_T = 1 - (1 - least_weight) * responses.position_T / xp.where(last_T > 0, last_T, 1 + 0 * last_T)
+    spent_T = weight_T * size_T
+    allowed_S = between(responses.quantile(size_T, _QUANTILE), budget, 2 * budget)
+    left_T = responses.per_token(allowed_S) * (responses.running_sum(weight_T) - weight_T)
+    left_T = left_T - (responses.running_sum(spent_T) - spent_T)
+    over_T = spent_T - max_tv - xp.where(left_T < 0, left_T, 0 * left_T)
+    outward_T = ((advantage_T > 0) & (compared.log_ratio_T > 0)) | ((advantage_T < 0) & (compared.log_ratio_T < 0))
+    return Decision(~(outward_T & (over_T > 0)), over_T)

@@ -1,0 +1,59 @@
+"""M2PO: the tokens of largest (log p − log q)² leave, until the mean over what is left is small (arXiv 2510.01161).
+
+The mean is over the batch. The paper counts, and drops, only tokens that PPO's clip may touch: those that the update
+moves further away. AReaL counts all tokens, of the engine gap, in each micro-batch; how it cuts is not in a trace.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mismatch_cli.arrays import Array, filled, namespace
+from mismatch_cli.errors import UsageError
+from mismatch_cli.policies import Compared
+from mismatch_cli.trust_regions import Decision
+from mismatch_cli.trust_regions._rules import not_negative
+
+FORMULA = "(log {p} − log {q})² above what leaves a mean of {max_moment} in the batch, over {counted} tokens"
+SYMBOLS = {"max_moment": "τ"}
+NOT_ONE_SIDED = "Over all tokens it does not look at the advantage; over outward ones it is one-sided."
+SCOPE = "batch"
+
+
+def collect(compared: Compared, advantage_T: Array, *, max_moment: float = 0.04, counted: str = "outward") -> Array:
+    """(log p − log q)² of each token that counts, NaN of the others."""
+    xp = namespace(advantage_T)
+    squared_T = compared.log_ratio_T**2
+    return xp.where(_counts(compared, advantage_T, counted), squared_T, xp.full_like(squared_T, float("nan")))[:, None]
+
+
+def settle(rows_UM: np.ndarray, *, max_moment: float = 0.04, counted: str = "outward") -> Sequence[float]:
+    """The largest value that stays when the largest leave until the mean of the rest is below τ.
+
+    Where the mean is never below, the smallest alone stays.
+    """
+    sorted_U = np.sort(rows_UM[:, 0][~np.isnan(rows_UM[:, 0])])
+    if not len(sorted_U):
+        return [np.inf]
+    mean_U = np.cumsum(sorted_U) / np.arange(1, len(sorted_U) + 1)
+    few_enough = np.flatnonzero(mean_U < max_moment)
+    return [sorted_U[few_enough[-1] if len(few_enough) else 0]]
+
+
+def trust_region(
+    compared: Compared, advantage_T: Array, settled_TF: Array, *, max_moment: float = 0.04, counted: str = "outward"
+) -> Decision:
+    """Block the tokens that count whose (log p − log q)² is above what stays. The statistic is that square, nats²."""
+    not_negative(τ=max_moment)
+    squared_T = compared.log_ratio_T**2
+    beyond_T = _counts(compared, advantage_T, counted) & (squared_T > settled_TF[:, 0])
+    return Decision(~beyond_T, filled(squared_T, advantage_T == 0, 0.0))
+
+
+def _counts(compared: Compared, advantage_T: Array, counted: str) -> Array:
+    d_T = compared.log_ratio_T
+    if counted == "all":
+        return d_T == d_T
+    if counted != "outward":
+        raise UsageError(f"counted={counted} is not known. Choose one of: outward, all.")
+    return ((advantage_T > 0) & (d_T > 0)) | ((advantage_T < 0) & (d_T < 0))

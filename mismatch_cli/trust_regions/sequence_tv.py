@@ -1,0 +1,23 @@
+"""VACO's filter: in a response that has moved too far, the tokens that the update would move on (arXiv 2603.01365).
+
+As open-instruct's `rho_mask_tv_divergence` of the engine gap: the mean of |r − 1| over the response, without the ½ of a
+total variation. The paper's δ is 0.2 (by its reviews); open-instruct, until its PR 1755, takes no bound below 1.
+"""
+
+from mismatch_cli.arrays import Array
+from mismatch_cli.policies import Compared
+from mismatch_cli.trust_regions import Decision
+from mismatch_cli.trust_regions._rules import not_negative
+
+FORMULA = "mean |{r} − 1| over the response > {max_tv} and A · log {r} > 0"
+SYMBOLS = {"max_tv": "δ"}
+NOT_ONE_SIDED = ""
+
+
+def trust_region(compared: Compared, advantage_T: Array, *, max_tv: float = 0.2) -> Decision:
+    """Block A · (log p − log q) > 0 in a response whose mean |p/q − 1| exceeds max_tv, which is the statistic."""
+    not_negative(δ=max_tv)
+    responses = compared.responses
+    statistic_T = responses.per_token(responses.mean(abs(compared.ratio_less_1_T)))
+    outward_T = ((advantage_T > 0) & (compared.log_ratio_T > 0)) | ((advantage_T < 0) & (compared.log_ratio_T < 0))
+    return Decision(~(outward_T & (statistic_T > max_tv)), statistic_T)

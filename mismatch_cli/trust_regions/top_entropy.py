@@ -1,0 +1,36 @@
+"""Top-entropy tokens: only the share of the batch with the highest entropy learns (arXiv 2506.01939; TRL, ms-swift).
+
+The paper's words rank the tokens of the batch; its code, and ms-swift, those of a micro-batch, TRL those of all ranks'
+micro-batches. The owner's code divides by the tokens that are kept, TRL and ms-swift, and this, by all of them.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mismatch_cli.arrays import Array
+from mismatch_cli.policies import Compared
+from mismatch_cli.trust_regions import Decision
+from mismatch_cli.trust_regions._rules import shares
+
+FORMULA = "the trainer's entropy is not among the highest {share} of the batch"
+SYMBOLS = {"share": "ρ"}
+NOT_ONE_SIDED = "It does not look at policies: a token of low entropy is dropped wherever it has moved."
+SCOPE = "batch"
+READS_ENTROPY = True
+
+
+def collect(compared: Compared, advantage_T: Array, *, share: float = 0.2) -> Array:
+    """The entropy of each token."""
+    return compared.entropy_T[:, None]
+
+
+def settle(rows_UM: np.ndarray, *, share: float = 0.2) -> Sequence[float]:
+    """The entropy from which on tokens are kept: the quantile 1 − ρ, linear between two tokens, as TRL forms it."""
+    return [np.quantile(rows_UM[:, 0], 1 - share) if len(rows_UM) else -np.inf]
+
+
+def trust_region(compared: Compared, advantage_T: Array, settled_TF: Array, *, share: float = 0.2) -> Decision:
+    """Block tokens whose entropy is below that quantile. The statistic is the entropy, nats."""
+    shares(ρ=share)
+    return Decision(compared.entropy_T >= settled_TF[:, 0], compared.entropy_T)

@@ -1,0 +1,62 @@
+"""GBPO: a pull of the ratio to a target above or below 1, by the advantage over the group's median (arXiv 2604.18578).
+
+As the authors' verl: the loss is |A| |r − ρ*| with ρ* = 1 − ε_low + (ε_low + ε_high) σ(z / λ) and z = A less the median
+A of the group, while A itself only weighs. Where the advantages are divided by a standard deviation, so is z.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mismatch_cli.arrays import Array, namespace
+from mismatch_cli.errors import UsageError
+from mismatch_cli.policies import Compared, Level
+
+FORMULA = (
+    "sign(A) sign(ρ* − {r}) {r} with ρ* = 1 − {ratio_low} + ({ratio_low} + {ratio_high}) "
+    "σ((A − median A of the group) / {temperature})"
+)
+SYMBOLS = {"ratio_low": "ε_low", "ratio_high": "ε_high", "temperature": "λ"}
+SCOPE = "group"
+
+
+def collect(
+    compared: Compared,
+    advantage_T: Array,
+    *,
+    ratio_low: float = 0.3,
+    ratio_high: float = 0.3,
+    temperature: float = 1e-4,
+) -> Array:
+    """A of each response, at its first token; NaN at the others."""
+    xp = namespace(advantage_T)
+    first_T = compared.responses.position_T == 0
+    return xp.where(first_T, advantage_T, xp.full_like(advantage_T, float("nan")))[:, None]
+
+
+def settle(
+    rows_UM: np.ndarray, *, ratio_low: float = 0.3, ratio_high: float = 0.3, temperature: float = 1e-4
+) -> Sequence[float]:
+    """The median A of the group's responses."""
+    known_U = rows_UM[:, 0][~np.isnan(rows_UM[:, 0])]
+    return [np.median(known_U) if len(known_U) else 0.0]
+
+
+def weight(
+    compared: Compared,
+    level: Level,
+    advantage_T: Array,
+    settled_TF: Array,
+    *,
+    ratio_low: float = 0.3,
+    ratio_high: float = 0.3,
+    temperature: float = 1e-4,
+) -> Array:
+    """r with the sign that brings it nearer to its target, times the sign of A, which the coefficient has once more."""
+    if not (0 <= ratio_low <= 1 and ratio_high >= 0 and temperature > 0):
+        raise UsageError("Choose ε_low from 0 to 1, ε_high of at least 0, and a λ above 0.")
+    xp = namespace(advantage_T)
+    half_T = xp.tanh((advantage_T - settled_TF[:, 0]) / (2 * temperature)) / 2  # σ(x) − ½
+    target_less_1_T = (ratio_high - ratio_low) / 2 + (ratio_low + ratio_high) * half_T
+    toward_T = xp.sign(target_less_1_T - compared.level_ratio_less_1_T(level))
+    return xp.sign(advantage_T) * toward_T * compared.level_ratio_T(level)

@@ -1,0 +1,23 @@
+"""NFPO: the token's ratio times those of the next N − 1 tokens, a forward trace (arXiv 2605.20865, by its abstract).
+
+N = 1 is r, N = |y| the ratio of all that follows. The paper's N and mask could not be read: take another with `steps`.
+"""
+
+from mismatch_cli.arrays import Array, namespace
+from mismatch_cli.errors import UsageError
+from mismatch_cli.policies import Compared, Level
+
+FORMULA = "Π{r} over {steps} tokens from this one on"
+SYMBOLS = {"steps": "N"}
+_MOST = 64  # each is a pass over the tokens
+
+
+def weight(compared: Compared, level: Level, advantage_T: Array, *, steps: int = 2) -> Array:
+    """exp(Σ d) over the token and those behind it, N in all, or what there is of the response."""
+    if not 1 <= steps <= _MOST:
+        raise UsageError(f"steps={steps} makes no sense: choose a number of tokens from 1 to {_MOST}.")
+    d_T = compared.log_ratio_T
+    sum_T = d_T
+    for ahead in range(1, steps):
+        sum_T = sum_T + compared.responses.ahead(d_T, ahead, 0.0)
+    return namespace(d_T).exp(sum_T)

@@ -1,0 +1,18 @@
+"""A pull of the trainer to the other policy, as a term: the gradient of −(β/2) (log r)², which acts where A = 0 too.
+
+DRO and Kimi k1.5 (over the response); with β = 2 · kl_tau the term of prime-rl's losses and of Kimi K2.5.
+"""
+
+from mismatch_cli.arrays import Array
+from mismatch_cli.errors import UsageError
+from mismatch_cli.policies import Compared, Level
+
+FORMULA = "−{beta} log {r}"
+SYMBOLS = {"beta": "β"}
+
+
+def weight(compared: Compared, level: Level, advantage_T: Array, *, beta: float = 0.05) -> Array:
+    """−β d, or −β Σd over the response, nats."""
+    if not beta >= 0:
+        raise UsageError(f"β={beta:g} makes no sense: choose a number of at least 0.")
+    return -beta * compared.level_log_ratio_T(level)
