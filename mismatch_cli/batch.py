@@ -40,6 +40,8 @@ class TokenBatch:
     prompt_id_S: np.ndarray  # int64, what intervals are over
     sample_index_S: np.ndarray  # int32
     step_S: np.ndarray  # int32
+    epoch_S: np.ndarray  # int32
+    minibatch_S: np.ndarray  # int32
     prompt_length_S: np.ndarray  # int64, tokens
     truncated_S: np.ndarray  # bool, the response ran into the length limit
     reward_S: np.ndarray | None  # float32

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -13,18 +13,33 @@ from mismatch_cli.hashing import hash_keys, mix
 Scope = Literal["batch", "group"]
 
 
+class RowKey(NamedTuple):
+    """What tells the rows of a trace apart (`trace.schema.ROW_KEY`), integers."""
+
+    step_S: np.ndarray
+    epoch_S: np.ndarray
+    minibatch_S: np.ndarray
+    prompt_id_S: np.ndarray
+    sample_index_S: np.ndarray
+
+
 class Found(NamedTuple):
     """What a rule has settled for each batch, or each group, that it has seen."""
 
     key_B: np.ndarray  # int64, ascending
     values_BF: np.ndarray  # float64
 
-    def of(self, key_S: np.ndarray) -> np.ndarray:
-        """The values of some keys, [S, F]; a KeyError for one that was not seen."""
-        place_S = np.searchsorted(self.key_B, key_S).clip(max=len(self.key_B) - 1)
-        if not np.array_equal(self.key_B[place_S], key_S):
+    def of(self, key_T: np.ndarray) -> np.ndarray:
+        """The values at each token's batch, [T, F]; a KeyError for one that was not seen."""
+        if not len(key_T):
+            return NOTHING_FOUND
+        place_T = np.searchsorted(self.key_B, key_T).clip(max=len(self.key_B) - 1)
+        if not np.array_equal(self.key_B[place_T], key_T):
             raise KeyError("a batch that no first pass has seen")
-        return self.values_BF[place_S]
+        return self.values_BF[place_T]
+
+
+NOTHING_FOUND = np.zeros((0, 16))  # of no token: whatever a rule looks up
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,30 +52,21 @@ class Batches:
     batch_S: np.ndarray  # int64, a hash
     group_S: np.ndarray  # int64, a hash of step, epoch and prompt
     hash_T: Callable[[], np.ndarray]  # uint64, of each token
-    found: Mapping[Hashable, Found] = field(default_factory=dict)
+    found: Mapping[Any, Found] = field(default_factory=dict)
 
     @classmethod
-    def of_rows(
-        cls,
-        step_S: np.ndarray,
-        epoch_S: np.ndarray,
-        minibatch_S: np.ndarray,
-        prompt_id_S: np.ndarray,
-        sample_index_S: np.ndarray,
-        position_of: Callable[[], tuple[np.ndarray, np.ndarray]],
-    ) -> Batches:
-        """From the keys of rows; `position_of` answers with the response and the position of each token."""
+    def of_rows(cls, key: RowKey, places: Callable[[], tuple[np.ndarray, np.ndarray]], trace: int = 0) -> Batches:
+        """From the keys of rows of a trace; `places` tells of each token its response, and its position in it."""
 
         def hash_T() -> np.ndarray:
-            response_T, position_T = position_of()
-            return token_hashes(
-                hash_keys(step_S, epoch_S, minibatch_S, prompt_id_S, sample_index_S)[response_T], position_T
-            )
+            response_T, position_T = places()
+            return token_hashes(hash_keys(*key)[response_T], position_T)
 
-        batch_S, group_S = hash_keys(step_S, epoch_S, minibatch_S), hash_keys(step_S, epoch_S, prompt_id_S, seed=1)
+        batch_S = hash_keys(key.step_S, key.epoch_S, key.minibatch_S, seed=2 * trace)
+        group_S = hash_keys(key.step_S, key.epoch_S, key.prompt_id_S, seed=2 * trace + 1)
         return cls(batch_S.view(np.int64), group_S.view(np.int64), hash_T)
 
-    def settled(self, found: Mapping[Hashable, Found]) -> Batches:
+    def settled(self, found: Mapping[Any, Found]) -> Batches:
         """The same, and what was found in them."""
         return replace(self, found=found)
 

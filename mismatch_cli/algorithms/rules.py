@@ -66,8 +66,8 @@ class Rule(ABC):
             values_F = self.settle(self.collect(policies, advantage_T))
             values_TF = np.tile(values_F, (len(advantage_T), 1))
         else:
-            values_SF = policies.batches.found[self].of(policies.batches.key_S(self.scope))
-            values_TF = values_SF[as_numpy(policies.responses.response_T)]
+            key_S = policies.batches.key_S(self.scope)
+            values_TF = policies.batches.found[self].of(key_S[as_numpy(policies.responses.response_T)])
         return (like(advantage_T, values_TF),)
 
 

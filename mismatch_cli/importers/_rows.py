@@ -52,6 +52,7 @@ class Completer:
         self.steps: set[int] = set()
         self.scored = self.newer = 0  # rows with log π, and those of them whose trainer has newer weights
         self.unfinished = 0  # rows of which nobody knows why they ended
+        self.without_minibatch = 0  # rows that do not say of which optimiser step they are
 
     def remember(self, table: pa.Table) -> None:
         """Rows that the trace holds already: a row with the key of one of them is left out."""
@@ -65,6 +66,7 @@ class Completer:
             "rows_with_trainer": self.scored,
             "rows_with_newer_trainer": self.newer,
             "rows_with_unknown_finish": self.unfinished,
+            "rows_without_minibatch": self.without_minibatch,
         }
 
     def complete(self, table: pa.Table, where: str) -> pa.Table:
@@ -165,6 +167,8 @@ class Completer:
 
     def _fill_keys(self, columns: dict[str, pa.Array], rows: int) -> None:
         """What a row does not say of itself, whatever its neighbours say."""
+        minibatch = columns.get("minibatch")
+        self.without_minibatch += rows if minibatch is None else minibatch.null_count
         defaults = {"step": 0, "epoch": 0, "minibatch": 0, "version_rollout": 0, "finish_reason": UNKNOWN}
         for name, value in defaults.items():
             columns[name] = _filled(columns.get(name), pa.scalar(value, ROW_COLUMNS[name]), rows)

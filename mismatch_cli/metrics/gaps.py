@@ -159,6 +159,12 @@ class TokenGaps:
         start_N = self.per_token(self.response_hash_S - self.response_offset_S1[:-1].astype(np.uint64))
         return mix(start_N + position_N.astype(np.uint64))
 
+    def places(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of each counted token its response within the slice, and its place there among all tokens."""
+        response_N = self.per_token(np.arange(self.last - self.first))
+        place_N = np.arange(self.response_offset_S1[-1]) if self.kept is None else self.kept
+        return response_N, place_N - self.response_offset_S1[:-1][response_N]
+
     @cached_property
     def d_N(self) -> np.ndarray:
         """d = log π − log μ, in nats; 0 out of support."""

@@ -14,11 +14,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mismatch_cli.algorithms.algorithm import Algorithm, keep_T
+from mismatch_cli.algorithms.gathering import Gathering, rules_of
+from mismatch_cli.algorithms.rules import Mask, Rule
 from mismatch_cli.algorithms.table import TABLE
+from mismatch_cli.batches import Found
 from mismatch_cli.errors import MismatchError, UsageError, quoted
 from mismatch_cli.metrics.clipping.breakdown import JUDGED_ROW
 from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary, Question
-from mismatch_cli.metrics.clipping.masked import Needs
+from mismatch_cli.metrics.clipping.masked import Needs, gather
 from mismatch_cli.metrics.pairs import PAIRS, weights_are_equal
 from mismatch_cli.places import shown
 from mismatch_cli.policies import Policies
@@ -40,6 +43,11 @@ _EQUAL = (
 )
 _NO_RECOMPUTED = (
     "the trace has no {column}. Fill it in with: mismatch-cli rescore {run} --keep-trainer --trainer-model SAMPLER"
+)
+
+_NO_BATCHES = (
+    "it looks at a whole batch, and not every imported row says of which optimiser step it is. Import again with that "
+    "column: mismatch-cli import DUMP --columns minibatch=NAME"
 )
 
 
@@ -74,6 +82,7 @@ class Support:
             top_k=has["top_k"] if any(a.needs_top_k for a in judged) else 0,
             full=has["full"],
             topk_recomputed=any(a.needs_top_k and a.needs_recomputed for a in judged),
+            entropy=any(a.needs_entropy for a in judged),
         )
         return cls(judged, needs, skipped, has)
 
@@ -98,7 +107,14 @@ def _what_is_there(traces: Sequence[Trace], columns: set[str]) -> dict[str, Any]
         "top_k": min(trace.top_k for trace in traces) if "topk_logp_trainer" in columns else 0,
         "recomputed": recomputed,
         "topk_recomputed": recomputed == "equal weights" or "topk_logp_recomputed" in columns,
+        "batches": all(_knows_batches(trace.manifest) for trace in traces),
     }
+
+
+def _knows_batches(manifest: Mapping[str, Any]) -> bool:
+    """Whether rows say of which optimiser step they are: what was recorded here does, and imports that brought it."""
+    imported = manifest.get("imported")
+    return imported is None or imported.get("rows_without_minibatch") == 0
 
 
 def _reason(algorithm: Algorithm, has: dict[str, Any], run: str) -> str:
@@ -113,6 +129,12 @@ def _reason(algorithm: Algorithm, has: dict[str, Any], run: str) -> str:
         ask = f", or ask for {algorithm.name.partition(':')[0]}:k={has['top_k']}" if has["top_k"] else ""
         lacks = f"needs the top {k} log-probs, and the trace has {there}. "
         return f"{lacks}Record with: mismatch-cli probe MODEL --top-logprobs {k}{ask}"
+    if algorithm.needs_entropy and not has["entropy"]:
+        return f"the trace has no entropy of the trainer. Fill it in with: mismatch-cli rescore {run}"
+    if algorithm.batch_rules and not has["advantages"]:
+        return "it looks at the advantages of a whole batch, and the trace has none"
+    if algorithm.batch_rules and not has["batches"]:
+        return _NO_BATCHES
     if k and algorithm.needs_recomputed and not has["topk_recomputed"]:
         return _NO_RECOMPUTED.format(column="topk_logp_recomputed", run=run)
     return ""
@@ -201,7 +223,7 @@ class ClippingPlotData:
         None where there is no such mask, or where two probabilities do not decide: top-K masks need more columns, and
         a mask on whole responses answers otherwise when the same tokens form one response instead of many.
         """
-        if algorithm.limiting.anchor in ("none", "both"):
+        if algorithm.limiting.anchor in ("none", "both") or algorithm.batch_rules or algorithm.needs_entropy:
             return None
         advantage_N = np.full(len(logp_N), 1.0 if sign == ">" else -1.0)
         answers = []
@@ -270,7 +292,9 @@ class ClippingAnalysis(Study):
     def exploration(self, responses: int) -> Exploration | None:
         """The tokens of the first responses, and what every algorithm blocks of them."""
         needs, total = self.support.needs, PAIRS["total"]
-        return explore(self.traces, total, self.algorithms, needs, self.compared, responses)
+        return explore(
+            self.traces, total, self.algorithms, needs, self.compared, responses, self.summary.question.found
+        )
 
     @cached_property
     def plot_data(self) -> ClippingPlotData:
@@ -298,7 +322,8 @@ def analyse_clipping(
     for algorithm in asked:
         if algorithm.name in support.skipped:
             raise UsageError(f"{algorithm.name} cannot be compared: {support.skipped[algorithm.name]}")
-    question = Question(support.judged, support.needs, theory)
+    found = first_pass(traces, support, workers)
+    question = Question(support.judged, support.needs, theory, found)
     summary = read_through(traces, _Judging(question), workers, on_responses)
     if summary.seen == sum(summary.lacking.values()):
         raise MismatchError(
@@ -308,10 +333,40 @@ def analyse_clipping(
     return ClippingAnalysis(traces, support, summary, tuple(asked), tuple(arguments))
 
 
+def first_pass(traces: Sequence[Trace], support: Support, workers: Workers = ALONE) -> dict[Rule, Found]:
+    """What rules on whole batches find, of the algorithms that are judged; nothing is read where there are none."""
+    rules = rules_of(support.judged)
+    return read_through(traces, _Collecting(rules, support.needs), workers).found() if rules else {}
+
+
 def columns_for(needs: Needs) -> list[str]:
     """What is read of a trace to judge its tokens, beside what always comes along."""
     columns = [*_COLUMNS, *(name.rsplit("_", 1)[0] for name in needs.columns)]
     return columns + ["topk_ids"] * (needs.top_k > 0) + ["tv_full", "kl_full"] * needs.full
+
+
+@dataclass(frozen=True)
+class _Collecting:
+    """The first pass: what rules on whole batches collect."""
+
+    rules: tuple[Rule, ...]
+    needs: Needs
+
+    @property
+    def columns(self) -> Sequence[str]:
+        return columns_for(self.needs)
+
+    @property
+    def files(self) -> list[Path]:
+        return _own_files(self.rules)
+
+    def begin(self, _portion: Portion) -> Gathering:
+        return Gathering(self.rules)
+
+    def read(self, found: Gathering, portion: Portion, groups: Iterator[RowGroup]) -> None:
+        for group in groups:
+            if not self.needs.missing_in(group.batch):
+                gather(found, group.batch, self.needs, portion.trace)
 
 
 @dataclass(frozen=True)
@@ -326,17 +381,20 @@ class _Judging:
 
     @property
     def files(self) -> list[Path]:
-        """Masks of the user's, which a reader elsewhere lacks."""
-        masks = (mask for algorithm in self.question.algorithms for mask in algorithm.masks)
-        return [Path(mask.region) for mask in masks if mask.region.endswith(".py")]
+        return _own_files(mask for algorithm in self.question.algorithms for mask in algorithm.masks)
 
     def begin(self, _portion: Portion) -> ClippingSummary:
         return ClippingSummary(self.question)
 
     def read(self, found: ClippingSummary, portion: Portion, groups: Iterator[RowGroup]) -> None:
         for group in groups:
-            found.update(group.batch)
+            found.update(group.batch, portion.trace)
         found.overlap.examples["trace"] = portion.trace
+
+
+def _own_files(rules: Iterable[Rule]) -> list[Path]:
+    """Masks of the user's, which a reader elsewhere lacks."""
+    return [Path(rule.region) for rule in rules if isinstance(rule, Mask) and rule.region.endswith(".py")]
 
 
 # Words that open or turn a step of reasoning: the examples in the appendix of arXiv 2602.04879, and their like.

@@ -14,8 +14,10 @@ from typing import NamedTuple
 import numpy as np
 
 from mismatch_cli.algorithms.algorithm import Algorithm, keep_T
+from mismatch_cli.algorithms.rules import Rule
 from mismatch_cli.algorithms.sliders import sliders
 from mismatch_cli.batch import TokenBatch
+from mismatch_cli.batches import Found
 from mismatch_cli.metrics.clipping.masked import Masked, Needs, apply_masks
 from mismatch_cli.metrics.pairs import Pair
 from mismatch_cli.places import shown
@@ -102,9 +104,11 @@ def explore(
     needs: Needs,
     compared: Sequence[Algorithm] = (),
     responses: int = 200,
+    found: Mapping[Rule, Found] | None = None,
 ) -> Exploration | None:
     """The first responses that were scored, as many as asked for and as a page holds; None where there are none.
 
+    `found` is what the first pass of rules on whole batches has found, where an algorithm has one.
     One that alone is too long for a page is cut, and judged as a whole.
     """
     parts = list(_first_parts(traces, pair, responses))
@@ -125,7 +129,7 @@ def explore(
         _column(parts, "entropy_trainer_T"),
         _column(parts, "advantage_T"),
         _ranks(parts, pair, words),
-        tuple(_judged(parts, algorithms, needs)),
+        tuple(_judged(parts, algorithms, needs, found)),
         tuple(shown(str(name_of(trace))) for trace in traces),
     )
 
@@ -240,10 +244,12 @@ def _ranks_of(part: _Part, pair: Pair, word: Callable[[int], str]) -> TopRanks:
     return TopRanks(part.start + token_U, texts, wide(logq_TK[token_U]), wide(logp_TK[token_U]))
 
 
-def _judged(parts: Sequence[_Part], algorithms: Sequence[Algorithm], needs: Needs) -> Iterator[Judged]:
+def _judged(
+    parts: Sequence[_Part], algorithms: Sequence[Algorithm], needs: Needs, found: Mapping[Rule, Found] | None
+) -> Iterator[Judged]:
     """Each algorithm on these tokens, with the slider of its threshold."""
     judging = [part for part in parts if not needs.missing_in(part.batch)]
-    slices = [(part, masks) for part in judging for masks in apply_masks(part.batch, needs, ())]
+    slices = [(part, masks) for part in judging for masks in apply_masks(part.batch, needs, (), found, part.trace)]
     size = sum(part.shown for part in parts)
     for algorithm in algorithms if slices else ():
         for place, sign in enumerate(("",) if needs.advantages else (">", "<")):

@@ -258,7 +258,7 @@ def _assemble(columns: dict[str, pa.Array], offset_S1: np.ndarray, flat: dict[st
         offset_S1=offset_S1,
         prompt_id_S=np.from_dlpack(columns["prompt_id"]),
         sample_index_S=np.from_dlpack(columns["sample_index"]),
-        step_S=np.from_dlpack(columns["step"]),
+        **{f"{name}_S": np.from_dlpack(columns[name]) for name in ("step", "epoch", "minibatch")},
         prompt_length_S=np.diff(_offsets(columns["prompt_ids"])),
         truncated_S=np.array([r == "length" for r in columns["finish_reason"].to_pylist()], dtype=bool),
         reward_S=_or_nan(columns["reward"]) if graded else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,7 @@ def _of_ranks(notes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "holds": "logp_trainer",
         "file_count": len(notes),
         **{name: sum(facts[name] for facts in shards.values()) for name in _COUNTS},
+        **_known_by_all(shards.values(), "rows_without_minibatch"),
         **{name: _added(note[name] for note in notes) for name in ("left_out", "noted")},
         "left_out_first": {reason: str(first) for note in notes for reason, first in _first(note).items()},
     }
@@ -92,6 +93,12 @@ def _of_ranks(notes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         why = f"it is still being recorded, or was ended without a word (rank {growing})"
         return {"imported": found, "cut_short": why}
     return {"imported": found, **recorded({name: facts["rows"] for name, facts in shards.items()})}
+
+
+def _known_by_all(facts: Iterable[Mapping[str, int]], name: str) -> dict[str, int]:
+    """The sum of a count that shards of earlier versions do not have; nothing where one lacks it."""
+    counts = [shard.get(name) for shard in facts]
+    return {} if None in counts else {name: sum(count for count in counts if count is not None)}
 
 
 def _added(counts: Any) -> dict[str, int]:

@@ -20,7 +20,7 @@ def _batch(logp_rollout: Sequence[Sequence[float]], **columns: object) -> TokenB
         "offset_S1": np.array(np.cumsum([0, *lengths]), dtype=np.int64),
         "prompt_id_S": np.arange(responses),
         "sample_index_S": np.zeros(responses, dtype=np.int32),
-        "step_S": np.zeros(responses, dtype=np.int32),
+        **{f"{name}_S": np.zeros(responses, dtype=np.int32) for name in ("step", "epoch", "minibatch")},
         "prompt_length_S": np.full((responses,), 5),
         "truncated_S": np.zeros(responses, dtype=bool),
         "response_ids_T": np.arange(tokens, dtype=np.int32),

@@ -57,7 +57,7 @@ def make_batch(responses: int, mean_length: int, *, top_k: bool = True, seed: in
         "offset_S1": np.concatenate([[0], np.cumsum(length_S)]),
         "prompt_id_S": np.arange(responses) // 8,
         "sample_index_S": (np.arange(responses) % 8).astype(np.int32),
-        "step_S": np.zeros(responses, dtype=np.int32),
+        **{f"{name}_S": np.zeros(responses, dtype=np.int32) for name in ("step", "epoch", "minibatch")},
         "prompt_length_S": np.full((responses,), 20),
         "truncated_S": np.zeros(responses, dtype=bool),
         "reward_S": _float32(rng.random(responses) < 0.55),

@@ -1,15 +1,18 @@
 """Everything that is counted about the algorithms on one set of tokens: accumulators updated together, and the JSON."""
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from mismatch_cli.algorithms.algorithm import Algorithm
+from mismatch_cli.algorithms.rules import Rule
 from mismatch_cli.arrays import Segments
 from mismatch_cli.batch import TokenBatch
+from mismatch_cli.batches import Found
 from mismatch_cli.hashing import prompt_groups
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.approximation import ApproximationQuality
@@ -49,11 +52,12 @@ _SCALES: dict[str, Scale] = {
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of a trace: which algorithms, on which columns, and whether the theory's bounds too."""
+    """What is asked of traces: which algorithms, on which columns, and whether the theory's bounds too."""
 
     algorithms: tuple[Algorithm, ...]
     needs: Needs
     theory: bool = False
+    found: Mapping[Rule, Found] = field(default_factory=dict)  # by the first pass of rules that look at whole batches
 
 
 class ClippingSummary(Accumulator):
@@ -84,14 +88,14 @@ class ClippingSummary(Accumulator):
         self.sample = JudgedSample()
         self.theory = Theory() if question.theory else None
 
-    def update(self, batch: TokenBatch) -> None:
+    def update(self, batch: TokenBatch, trace: int = 0) -> None:
         """Add the responses of a batch; where it lacks a column that the question needs they are left out."""
         self.seen += batch.num_responses
         if missing := self.question.needs.missing_in(batch):
             self.lacking[missing] += batch.num_responses
         if missing or not batch.num_responses:
             return
-        slices = apply_masks(batch, self.question.needs, self.question.algorithms)
+        slices = apply_masks(batch, self.question.needs, self.question.algorithms, self.question.found, trace)
         sums_SM = np.concatenate([self._update_slice(cases) for cases in slices])
         group_S = prompt_groups(batch.prompt_id_S)
         self.sums.update(group_S, sums_SM)

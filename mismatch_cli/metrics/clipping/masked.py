@@ -7,17 +7,19 @@ as if its advantage were +1 and once as if it were −1.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from operator import and_
 
 import numpy as np
 
 from mismatch_cli.algorithms.algorithm import Algorithm
-from mismatch_cli.algorithms.rules import Mask
+from mismatch_cli.algorithms.gathering import Gathering
+from mismatch_cli.algorithms.rules import Mask, Rule
 from mismatch_cli.arrays import Segments
 from mismatch_cli.batch import TokenBatch
+from mismatch_cli.batches import Batches, Found, RowKey
 from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.policies import TRAINER_ROLLOUT, Policies, TopKLogProbs
@@ -35,6 +37,7 @@ class Needs:
     top_k: int
     topk_recomputed: bool = False
     full: bool = False  # not needed to judge, but read where it is there
+    entropy: bool = False
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -44,6 +47,7 @@ class Needs:
             (self.top_k > 0, "topk_logp_rollout_TK"),
             (self.top_k > 0, "topk_logp_trainer_TK"),
             (self.topk_recomputed, "topk_logp_recomputed_TK"),
+            (self.entropy, "entropy_trainer_T"),
         )
         return tuple(name for needed, name in names if needed)
 
@@ -53,10 +57,21 @@ class Needs:
         return next(missing, "").rpartition("_")[0]
 
 
-def apply_masks(batch: TokenBatch, needs: Needs, algorithms: Sequence[Algorithm]) -> Iterator[list[Masked]]:
-    """Slices of whole responses: one `Masked` each, or one for each sign where there are no advantages."""
+def apply_masks(
+    batch: TokenBatch,
+    needs: Needs,
+    algorithms: Sequence[Algorithm],
+    found: Mapping[Rule, Found] | None = None,
+    trace: int = 0,
+) -> Iterator[list[Masked]]:
+    """Slices of whole responses: one `Masked` each, or one for each sign where there are no advantages.
+
+    `found` is what a first pass has found of whole batches, where an algorithm asks; each trace has batches of its own.
+    """
     for gaps in token_gaps(batch, PAIRS["total"], required=needs.columns):
-        policies = _policies(gaps, needs)
+        policies = policies_of(gaps, needs)
+        if found:
+            policies = replace(policies, batches=batches_of(gaps, trace).settled(found))
         if needs.advantages:
             advantages = [_column(gaps, "advantage_T")]
         else:
@@ -64,12 +79,26 @@ def apply_masks(batch: TokenBatch, needs: Needs, algorithms: Sequence[Algorithm]
         yield [Masked(gaps, policies, advantage_N, algorithms) for advantage_N in advantages]
 
 
-def _policies(gaps: TokenGaps, needs: Needs) -> Policies:
+def gather(gathering: Gathering, batch: TokenBatch, needs: Needs, trace: int) -> None:
+    """Add the tokens of a batch, which has advantages and all that is needed, to the first pass of rules on batches."""
+    for gaps in token_gaps(batch, PAIRS["total"], required=needs.columns):
+        policies = replace(policies_of(gaps, needs), batches=batches_of(gaps, trace))
+        gathering.update(policies, _column(gaps, "advantage_T"))
+
+
+def batches_of(gaps: TokenGaps, trace: int) -> Batches:
+    """Which optimiser step of which trace each response belongs to."""
+    key = RowKey(*(getattr(gaps.batch, name)[gaps.first : gaps.last] for name in RowKey._fields))
+    return Batches.of_rows(key, gaps.places, trace)
+
+
+def policies_of(gaps: TokenGaps, needs: Needs) -> Policies:
     names = ["response_ids_T", "topk_ids_TK", "topk_logp_rollout_TK", "topk_logp_trainer_TK"]
     names += ["topk_logp_recomputed_TK"] * needs.topk_recomputed
     topk = TopKLogProbs(*(_column(gaps, name) for name in names)) if needs.top_k else None
     recomputed = _column(gaps, "logp_recomputed_T") if needs.recomputed else None
-    return Policies(gaps.logq_N, gaps.logp_N, recomputed, gaps.offset_S1, topk)
+    entropy = _column(gaps, "entropy_trainer_T") if needs.entropy else None
+    return Policies(gaps.logq_N, gaps.logp_N, recomputed, gaps.offset_S1, topk, entropy)
 
 
 def _column(gaps: TokenGaps, name: str) -> np.ndarray:

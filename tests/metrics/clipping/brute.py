@@ -24,7 +24,7 @@ def counted(batch: TokenBatch, needs: Needs) -> pd.DataFrame:
     lengths = np.diff(batch.offset_S1)
     t = pd.DataFrame({"s": np.repeat(np.arange(len(lengths)), lengths)})
     t["pos"] = t.groupby("s").cumcount()
-    for name in ("prompt_id", "sample_index", "step"):
+    for name in ("prompt_id", "sample_index", "step", "epoch", "minibatch"):
         t[name] = getattr(batch, f"{name}_S")[t["s"]]
     t["id"] = batch.response_ids_T
     t["row"] = np.arange(len(t))
@@ -46,10 +46,14 @@ def counted(batch: TokenBatch, needs: Needs) -> pd.DataFrame:
         (t[current] - t[anchor]).groupby(t["s"]).transform(how)
         for current, anchor, how in (("lp", "l1", "mean"), ("l1", "lq", "mean"), ("l1", "lq", "sum"))
     )
+    d = t["lp"] - t["lq"]
+    t["k2"], t["k3"], t["abs_gap"] = d**2 / 2, np.expm1(d) - d, (t["rho"] - 1).abs()
+    t["mean_total"] = d.groupby(t["s"]).transform("mean")
     if not needs.advantages:
         t = pd.concat([t.assign(A=1.0), t.assign(A=-1.0)], ignore_index=True)
     able = {n: rule for n, rule in BLOCKED.items() if needs.recomputed or n in ON_ROLLOUT}
     able = {n: rule for n, rule in able.items() if needs.top_k or not n.startswith("dppo-topk")}
+    able = {n: rule for n, rule in able.items() if needs.advantages or n not in OF_BATCHES}
     return t.assign(**{n: rule(t) & (t["A"] != 0) for n, rule in able.items()})  # without A there is nothing to block
 
 
@@ -93,18 +97,79 @@ def _band(value: pd.Series, low: float, high: float) -> pd.Series:
     return (value < low) | (value > high)
 
 
-def _gspo(t: pd.DataFrame) -> pd.Series:
-    s = np.exp(t["mean_now"])
+def _gspo(t: pd.DataFrame, mean: str = "mean_now") -> pd.Series:
+    s = np.exp(t[mean])
     return ((t["A"] > 0) & (s > 1 + 4e-4)) | ((t["A"] < 0) & (s < 1 - 3e-4))
 
 
-def _never(t: pd.DataFrame) -> pd.Series:
+def never(t: pd.DataFrame) -> pd.Series:
     return pd.Series(False, index=t.index)
 
 
+def _over_response(t: pd.DataFrame, column: str, how: str) -> pd.Series:
+    return t.groupby("s")[column].transform(how)
+
+
+def _outward(t: pd.DataFrame, ratio: str = "r") -> pd.Series:
+    return ((t["A"] > 0) & (t[ratio] > 1)) | ((t["A"] < 0) & (t[ratio] < 1))
+
+
+def _cppo(t: pd.DataFrame) -> pd.Series:
+    """Algorithm 1 of arXiv 2606.10968, a token after the other; without advantages every token is there twice."""
+    blocked = never(t)
+    for _, part in t.groupby(["s", t.groupby("row").cumcount()]):
+        blocked[part.index] = _cppo_of_response(part)
+    return blocked & _outward(t)
+
+
+def _cppo_of_response(part: pd.DataFrame) -> list[bool]:
+    size = (part["p"] - part["q"]).abs().to_numpy()
+    budget = min(max(np.quantile(size, 0.9), 0.02), 0.04)
+    spent = weights = 0.0
+    found = []
+    for place, tv in enumerate(size):
+        weight = 1 - 0.2 * place / max(len(size) - 1, 1)
+        found.append(weight * tv > min(0.15, 0.15 + budget * weights - spent))
+        spent, weights = spent + weight * tv, weights + weight
+    return found
+
+
+def _batches(t: pd.DataFrame) -> list[pd.DataFrame]:
+    return [part for _, part in t.groupby(["step", "epoch", "minibatch"])]
+
+
+def _m2po(t: pd.DataFrame) -> pd.Series:
+    """Of the outward tokens of a batch the one furthest out leaves, until the mean of the rest is below 0.04."""
+    blocked = never(t)
+    for part in _batches(t):
+        left = (2 * part["k2"])[_outward(part)].sort_values()
+        while len(left) > 1 and left.mean() >= 0.04:
+            blocked[left.index[-1]] = True
+            left = left.iloc[:-1]
+    return blocked
+
+
+def _clip_cov(t: pd.DataFrame) -> pd.Series:
+    """Of the candidates of a batch those with the smallest draws."""
+    blocked = _ppo(t)
+    draws = mix(hash_keys(*(t[n].to_numpy() for n in _ROW_KEY)) + t["pos"].to_numpy().astype(np.uint64)) >> np.uint64(
+        11
+    )
+    for part in _batches(t):
+        cov = (part["A"] - part["A"].mean()) * (part["lp"] - part["lp"].mean())
+        candidates = part.index[(cov > 1) & (cov < 5) & ~blocked[part.index]]
+        number = max(int(2e-4 * len(part)), 1)
+        chosen = candidates[np.argsort(draws[candidates])[:number]]
+        blocked[chosen] = True
+    return blocked
+
+
+_ROW_KEY = ("step", "epoch", "minibatch", "prompt_id", "sample_index")
+
+
 BLOCKED: dict[str, Rule] = {
-    "pg-is": _never,
-    "pg-tis": _never,
+    "pg-is": never,
+    "pg-tis": never,
     "grpo-clip-higher": lambda t: clip(t, "r"),
     "minirl": lambda t: clip(t, "r1"),
     "minirl-tis": lambda t: clip(t, "r1"),
@@ -122,7 +187,7 @@ BLOCKED: dict[str, Rule] = {
     "relax-high": lambda t: clip(t, "r") & ((t["A"] < 0) | (t["q"] >= 0.1)),
     "relax-low": lambda t: clip(t, "r") & ((t["A"] > 0) | (t["q"] >= 0.1)),
     "relax-both": lambda t: clip(t, "r") & (t["q"] >= 0.1),
-    "reinforce": _never,
+    "reinforce": never,
     "ppo": _ppo,
     "ppo-tis": _ppo,
     "ppo-icepop": lambda t: _ppo(t) | _band(t["rho"], 0.5, 5.0),
@@ -135,10 +200,19 @@ BLOCKED: dict[str, Rule] = {
     "ppo-opsm": lambda t: _ppo(t) | ((t["A"] < 0) & (-t["mean_now"] > 1e-4)),
     "ppo-seq-tis": _ppo,
     "glm5-dis": lambda t: _band(t["r"], 0.8, 1.2),
-    "sapo": _never,
-    "vespo": _never,
-    "drpo": _never,
+    "ppo-rollout": lambda t: clip(t, "r", 0.2, 0.2),
+    "gspo-rollout": lambda t: _gspo(t, "mean_total"),
+    "gmpo": lambda t: clip(t, "r1", 1 - np.exp(-0.4), np.exp(0.4) - 1),
+    "cppo": _cppo,
+    "trm-max": lambda t: _over_response(t, "k2", "max") > 0.05,
+    "trm-avg": lambda t: _over_response(t, "k3", "mean") > 0.001,
+    "kpop": lambda t: np.maximum(binary_kl(t["q"], t["p"]), binary_kl(t["p"], t["q"])) > 0.1,
+    "m2po": _m2po,
+    "vaco": lambda t: clip(t, "r1", 0.2, 0.272) | (_outward(t, "rho") & (_over_response(t, "abs_gap", "mean") > 0.2)),
+    "clip-cov": _clip_cov,
+    **dict.fromkeys(("sapo", "vespo", "drpo", "gbpo", "topr", "minpro", "nfpo", "kl-cov", "dro", "kimi-k1.5"), never),
 }
+OF_BATCHES = {"m2po", "clip-cov", "kl-cov", "gbpo"}
 ON_ROLLOUT = {
     "pg-is",
     "pg-tis",
@@ -148,6 +222,8 @@ ON_ROLLOUT = {
     "glm5-dis",
     "vespo",
     "drpo",
+    *("ppo-rollout", "gspo-rollout", "cppo", "trm-max", "trm-avg", "kpop", "m2po", "topr", "minpro", "nfpo", "dro"),
+    "kimi-k1.5",
     "relax-high",
     "relax-low",
     "relax-both",
@@ -155,7 +231,10 @@ ON_ROLLOUT = {
 }
 ON_ROLLOUT |= {"dppo-binary-tv", "dppo-binary-kl", "dppo-topk-tv", "dppo-topk-kl", "mask-0.5", "mask-0.8"}
 CAPS = {"pg-tis": 3.0, "minirl-tis": 3.0} | {name: 5.0 for name in BLOCKED if name.startswith("dppo-topk")}
-OTHER_WEIGHT = {"reinforce", "gspo", "sapo", "vespo", "drpo", *(name for name in BLOCKED if name.startswith("ppo"))}
+OTHER_WEIGHT = {
+    "reinforce", "gspo", "sapo", "vespo", "drpo", "gspo-rollout", "gmpo", "vaco", "clip-cov", "kl-cov", "gbpo", "topr",
+    "minpro", "nfpo", "dro", "kimi-k1.5", *(n for n in BLOCKED if n.startswith("ppo") and n != "ppo-rollout"),
+}  # fmt: skip
 
 
 def weight(t: pd.DataFrame, name: str) -> pd.Series:

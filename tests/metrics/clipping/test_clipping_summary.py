@@ -39,7 +39,7 @@ def flat(result: Any, path: str = "") -> dict[str, Any]:
 def merged(parts: list[TokenBatch]) -> ClippingSummary:
     whole = ClippingSummary(Question(ALL, EVERYTHING, theory=True))
     for part in parts:
-        whole.merge(pickle.loads(pickle.dumps(summarise(part, theory=True))))
+        whole.merge(pickle.loads(pickle.dumps(summarise(part, theory=True, whole=parts))))
     return whole
 
 

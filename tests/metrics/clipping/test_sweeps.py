@@ -18,6 +18,7 @@ LOWEST = BINS.edges[0][1]  # of the thresholds that are told apart
 OWN_FAMILY = {
     "grpo-clip-higher": "ratio_clip", "dppo-binary-tv": "binary_tv", "dppo-binary-kl": "binary_kl",
     "dppo-topk-tv": "top_k_tv", "dppo-topk-kl": "top_k_kl", "prime-rl": "binary_tv",
+    "ppo-rollout": "ratio_clip",
 }  # fmt: skip
 
 

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 
 from mismatch_cli.algorithms.algorithm import Algorithm
+from mismatch_cli.algorithms.gathering import Gathering, rules_of
+from mismatch_cli.algorithms.rules import Rule
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.batch import TokenBatch
+from mismatch_cli.batches import Found
 from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary, Question
-from mismatch_cli.metrics.clipping.masked import Needs
+from mismatch_cli.metrics.clipping.masked import Needs, gather
 
 VOCABULARY = 60
 EVERYTHING = Needs(advantages=True, recomputed=True, top_k=20, full=True, topk_recomputed=True)
 PLAIN = Needs(advantages=True, recomputed=False, top_k=0)
-ALL = tuple(TABLE.values())
+ALL = tuple(a for a in TABLE.values() if not a.needs_entropy)  # which would drop the tokens that lack it
 
 
 def plain_algorithms() -> tuple[Algorithm, ...]:
     """Those that ask for log π and log μ of the sampled tokens alone."""
-    return tuple(a for a in ALL if not a.needs_recomputed and not a.needs_top_k)
+    return tuple(a for a in ALL if not a.needs_recomputed and not a.needs_top_k and not a.batch_rules)
 
 
 def log_softmax(x: np.ndarray) -> np.ndarray:
@@ -59,6 +63,8 @@ def world(
         "prompt_id_S": np.arange(responses) // samples + 100 * seed,
         "sample_index_S": (np.arange(responses) % samples).astype(np.int32),
         "step_S": (np.arange(responses) * steps // responses).astype(np.int32),
+        "epoch_S": np.zeros(responses, dtype=np.int32),
+        "minibatch_S": (np.arange(responses) // samples % 2).astype(np.int32),
         "prompt_length_S": np.full(responses, 4),
         "truncated_S": np.zeros(responses, dtype=bool),
         "reward_S": reward.astype(np.float32),
@@ -91,7 +97,7 @@ def simple(logq: list[list[float]], logp: list[list[float]], advantage: list[flo
         "offset_S1": np.cumsum([0, *lengths]),
         "prompt_id_S": np.arange(responses),
         "sample_index_S": np.zeros(responses, dtype=np.int32),
-        "step_S": np.zeros(responses, dtype=np.int32),
+        **{f"{name}_S": np.zeros(responses, dtype=np.int32) for name in ("step", "epoch", "minibatch")},
         "prompt_length_S": np.full(responses, 4),
         "truncated_S": np.zeros(responses, dtype=bool),
         "response_ids_T": np.arange(sum(lengths), dtype=np.int32),
@@ -112,11 +118,23 @@ def summarise(
     needs: Needs = EVERYTHING,
     algorithms: tuple[Algorithm, ...] = ALL,
     theory: bool = False,
+    whole: Sequence[TokenBatch] = (),
 ) -> ClippingSummary:
-    summary = ClippingSummary(Question(algorithms, needs, theory))
+    """Of parts of a `whole`; without advantages rules on whole batches are left out: nobody asks them as if A were 1."""
+    algorithms = tuple(a for a in algorithms if needs.advantages or not a.batch_rules)
+    summary = ClippingSummary(Question(algorithms, needs, theory, found_in(whole or batches, needs, algorithms)))
     for batch in batches:
         summary.update(batch)
     return summary
+
+
+def found_in(batches: Sequence[TokenBatch], needs: Needs, algorithms: Iterable[Algorithm]) -> dict[Rule, Found]:
+    """The first pass."""
+    gathering = Gathering(rules_of(algorithms))
+    for batch in batches:
+        if gathering.rules and not needs.missing_in(batch):
+            gather(gathering, batch, needs, 0)
+    return gathering.found()
 
 
 def result_of(*batches: TokenBatch, blocked_tokens: int = 50, **question: Any) -> dict[str, Any]:
