@@ -51,6 +51,7 @@ class TokenBatch:
     logp_rollout_T: np.ndarray  # float32, nats, ≤ 0
     logp_trainer_T: np.ndarray | None
     logp_recomputed_T: np.ndarray | None
+    logp_average_T: np.ndarray | None
     logp_trainer_repeat_T: np.ndarray | None
     entropy_trainer_T: np.ndarray | None
     rank_rollout_T: np.ndarray | None  # int32

@@ -1,4 +1,4 @@
-"""The three policies on the same sampled tokens, and what follows from any two of them, computed once."""
+"""The policies on the same sampled tokens, and what follows from any two of them, computed once."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from mismatch_cli.batches import Batches, token_hashes
 from mismatch_cli.hashing import hash_keys
 from mismatch_cli.responses import Responses
 
-Policy = Literal["rollout", "trainer", "recomputed"]
+Policy = Literal["rollout", "trainer", "recomputed", "average"]
 Level = Literal["token", "product", "mean"]
 _SYMBOLS = {
     ("trainer", "rollout"): ("r", "p", "q"),
     ("trainer", "recomputed"): ("r′", "p", "p′"),
     ("recomputed", "rollout"): ("ρ", "p′", "q"),
+    ("trainer", "average"): ("r̄", "p", "p̄"),
 }
 
 
@@ -50,6 +51,7 @@ class Ratio:
 TRAINER_ROLLOUT = Ratio("trainer", "rollout")  # r
 TRAINER_RECOMPUTED = Ratio("trainer", "recomputed")  # r′
 ENGINE_GAP = Ratio("recomputed", "rollout")  # ρ
+TRAINER_AVERAGE = Ratio("trainer", "average")  # r̄
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,8 @@ class TopKLogProbs:
 class Policies:
     """Log-probabilities of the sampled tokens in nats, laid flat; response `s` owns `offset_S1[s] : offset_S1[s + 1]`.
 
-    `recomputed` is the trainer at the weights that sampled, None where nobody scored them apart from the trainer.
+    `recomputed` is the trainer at the weights that sampled, `average` at an average of its weights; None where nobody
+    scored them apart from the trainer.
     """
 
     rollout: Array  # _T
@@ -94,16 +97,17 @@ class Policies:
     topk: TopKLogProbs | None = None
     entropy_T: Array | None = None  # of the trainer, nats
     batches: Batches | None = None  # None: these are all the tokens of one batch
+    average: Array | None = None  # _T
     _compared: dict[tuple[Policy, Policy], Compared] = field(default_factory=dict, init=False, repr=False)
 
     def compare(self, ratio: Ratio) -> Compared:
         """The two policies of a ratio; the same object every time, so that nothing is computed twice."""
         pair = (ratio.current, ratio.anchor)
-        if "recomputed" in pair and self.recomputed is None:
-            raise ValueError(f"{ratio} needs the recomputed log-probabilities")
+        if missing := [policy for policy in pair if getattr(self, policy) is None]:
+            raise ValueError(f"{ratio} needs the log-probabilities of the {missing[0]} policy")
         if pair not in self._compared:
             current_T, anchor_T = (getattr(self, policy) for policy in pair)
-            current_TK, anchor_TK = (None if self.topk is None else getattr(self.topk, policy) for policy in pair)
+            current_TK, anchor_TK = (None if self.topk is None else getattr(self.topk, policy, None) for policy in pair)
             columns = (self.topk, current_TK, anchor_TK, self.entropy_T, self.hash_T)
             self._compared[pair] = Compared(current_T, anchor_T, self.responses, *columns)
         return self._compared[pair]
@@ -112,9 +116,9 @@ class Policies:
         """The same in memory of its own, for code that may change what it is given; the top-K only where asked for."""
         recomputed = None if self.recomputed is None else copied(self.recomputed)
         ranks = self.topk.copied() if topk and self.topk is not None else None
-        entropy_T = None if self.entropy_T is None else copied(self.entropy_T)
+        entropy_T, average = (None if x is None else copied(x) for x in (self.entropy_T, self.average))
         columns = copied(self.rollout), copied(self.trainer), recomputed, copied(self.offset_S1)
-        return Policies(*columns, ranks, entropy_T, self.batches)
+        return Policies(*columns, ranks, entropy_T, self.batches, average)
 
     @cached_property
     def responses(self) -> Responses:

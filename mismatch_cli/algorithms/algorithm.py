@@ -46,8 +46,17 @@ class Algorithm:
         return tuple(rule for rule in self.rules if rule.scope is not None)
 
     @property
+    def looks_at_groups(self) -> bool:
+        """Whether it has to see all samples of a prompt at once."""
+        return any(rule.scope == "group" for rule in self.batch_rules)
+
+    @property
     def needs_recomputed(self) -> bool:
         return any("recomputed" in (rule.ratio.current, rule.ratio.anchor) for rule in self.rules)
+
+    @property
+    def needs_average(self) -> bool:
+        return any("average" in (rule.ratio.current, rule.ratio.anchor) for rule in self.rules)
 
     @property
     def needs_entropy(self) -> bool:
@@ -61,7 +70,7 @@ class Algorithm:
 
     @property
     def anchor(self) -> str:
-        """The policy whose distance from the trainer is limited: rollout, recomputed, both, or none.
+        """The policy whose distance from the trainer is limited: rollout, recomputed, average, both, or none.
 
         By masks, by weights that fall off, and by a term; a cap lets a token go as far as it likes.
         """

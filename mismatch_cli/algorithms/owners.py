@@ -6,7 +6,7 @@ from mismatch_cli import DPPO
 from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.algorithms.rules import Factor, Mask, capped, mask
 from mismatch_cli.algorithms.table import TABLE
-from mismatch_cli.policies import ENGINE_GAP, TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Ratio
+from mismatch_cli.policies import ENGINE_GAP, TRAINER_AVERAGE, TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Ratio
 
 _R = (capped(TRAINER_ROLLOUT),)
 _R_RECOMPUTED = (capped(TRAINER_RECOMPUTED),)
@@ -123,6 +123,10 @@ _OTHERS = (
         "ppo-opsm-rollout",
         (mask("ratio-clip", TRAINER_RECOMPUTED, ratio_low=0.2, ratio_high=0.2), mask("opsm", max_kl=0.5)),
         _R_RECOMPUTED, "TRL off_policy_mask_threshold, 0.5 of its page, measured from μ as DeepSeek-V3.2 does",
+    ),
+    Algorithm(
+        "ppo-ewma", (mask("ratio-clip", TRAINER_AVERAGE, ratio_low=0.2, ratio_high=0.2),),
+        (capped(TRAINER_ROLLOUT, cap=100),), "PPO-EWMA, arXiv 2110.00641: its clip measures from an average",
     ),
     Algorithm(
         "dppo-verl", (mask("binary-tv", tv_low=0.2, tv_high=0.2),), (capped(TRAINER_ROLLOUT, cap=3),),

@@ -216,4 +216,4 @@ def _two_tokens(top_k: int, as_array: Callable[[np.ndarray], Array]) -> tuple[Po
     logp_T, advantage_T = (as_array(np.array(pair, dtype=np.float32)) for pair in ((-0.1, -2.0), (1.0, -1.0)))
     logp_2K, ids_2K = as_array(np.full((2, k), -k, dtype=np.float32)), as_array(np.zeros((2, k), dtype=np.int32))
     topk = TopKLogProbs(ids_2K[:, 0], ids_2K, logp_2K, logp_2K, logp_2K)
-    return Policies(logp_T, logp_T, logp_T, as_array(np.array([0, 2])), topk, -logp_T), advantage_T
+    return Policies(logp_T, logp_T, logp_T, as_array(np.array([0, 2])), topk, -logp_T, average=logp_T), advantage_T

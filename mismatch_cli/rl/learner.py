@@ -7,35 +7,27 @@ for half precision to hold. What the engine is given are the weights that comput
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mismatch_cli.algorithms.algorithm import Algorithm, coefficient_T, judges_single_tokens
-from mismatch_cli.batch import Rollout
+from mismatch_cli.algorithms.algorithm import Algorithm, judges_single_tokens
+from mismatch_cli.algorithms.gathering import Gathering
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.policies import Policies, TopKLogProbs
 from mismatch_cli.ranks import ALONE, World
+from mismatch_cli.rl.average import WeightAverage
+from mismatch_cli.rl.judged import Judged, Sample
 from mismatch_cli.rl.train_config import TrainConfig
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.head import Head
 from mismatch_cli.scoring.layout import micro_batches
-from mismatch_cli.scoring.policy_gradient import Known, PolicyGradient, logp_pass, policy_gradient_loss
+from mismatch_cli.scoring.policy_gradient import PolicyGradient, logp_pass, policy_gradient_loss
 from mismatch_cli.scoring.trainer import NOTHING, ScoreRequest, Trainer
 from mismatch_cli.sharding import is_spread, padded, sum_replicated, whole
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One response to learn from; `recomputed` None means that the trainer still has the weights that sampled it."""
-
-    rollout: Rollout
-    advantage: float
-    logp_recomputed_T: np.ndarray | None = None
-    topk_logp_recomputed_TK: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -47,6 +39,7 @@ class Update:
     grad_norm: float
     stepped: bool  # False: float16 gradients overflowed, and the loss scale was halved instead
     topk_logp: list[np.ndarray | None]  # _TK float32, nats, of the engine's top K, where the algorithm asks
+    logp_average: list[np.ndarray] | None = None  # _T float32, nats, at the average of the weights, where there is one
 
 
 class NotFiniteError(MismatchError):
@@ -86,26 +79,31 @@ class Learner:
         )
         self.loss_scale = LossScale(enabled=trainer.dtype == torch.float16)
         self.version = 0  # optimiser steps behind the weights
+        self.average = (
+            WeightAverage(self._weights, self._masters, config.average_decay) if config.average_decay else None
+        )
 
     def update(self, samples: Sequence[Sample]) -> Update:
         """One optimiser step; a `NotFiniteError`, and no step, where loss or gradient are not finite."""
         for parameter in (*self._weights, *self._masters):
             parameter.grad = None
         scale_S = self._scale(np.array([len(s.rollout.response_ids) for s in samples], dtype=np.int64))
-        requests = [ScoreRequest(s.rollout.prompt_ids, s.rollout.response_ids, s.rollout.topk_ids_TK) for s in samples]
+        samples = self._with_average(samples)
+        batches = list(self._micro_batches(samples, scale_S))
+        self._look_first(batches)
         seen: list[_Seen] = [_NOTHING_SEEN] * len(samples)
         loss = 0.0
-        for learns, batch in self._micro_batches(requests, samples):
-            members = [requests[i] for i in batch], [samples[i] for i in batch]
-            share, parts = self._accumulate(*members, scale_S[batch], learns) if batch else self._keep_up(learns)
+        for batch in batches:
+            share, parts = self._accumulate(batch) if batch.samples else self._keep_up(batch.learns)
             loss += share
             self._collect_gradients()
-            for i, part in zip(batch, parts, strict=True):
+            for i, part in zip(batch.places, parts, strict=True):
                 seen[i] = part
         loss, grad_norm = sum(self._world.gather(loss)), self._gradient_norm()
         finite = bool(np.isfinite(grad_norm))
         logp, entropy, topk_logp = (list(x) for x in zip(*seen, strict=True)) if seen else ([], [], [])
-        update = Update(logp, entropy, grad_norm, finite, topk_logp)
+        average = None if self.average is None else [s.logp_average_T for s in samples if s.logp_average_T is not None]
+        update = Update(logp, entropy, grad_norm, finite, topk_logp, average)
         if not np.isfinite(loss) or (not finite and not self.loss_scale.can_back_off):
             raise NotFiniteError(
                 f"Update {self.version + 1} has loss {loss:g} and gradient norm {grad_norm:g}: not finite. Try a "
@@ -124,39 +122,72 @@ class Learner:
         first = sum(map(len, lengths[: self._world.rank]))
         return scale_S[first : first + len(length_S)]
 
-    def _micro_batches(
-        self, requests: Sequence[ScoreRequest], samples: Sequence[Sample]
-    ) -> Iterator[tuple[bool, list[int]]]:
-        """Indices, those without an advantage apart: they are looked at, but nothing is learnt from them."""
+    def _with_average(self, samples: Sequence[Sample]) -> Sequence[Sample]:
+        """The same, and what the average of the weights says of them, where there is one."""
+        if self.average is None:
+            return samples
+        with self.average.in_place():
+            scores = self.trainer.score(list(map(_request, samples)), token_budget=self._config.token_budget)
+        return [replace(s, logp_average_T=score.logp_T) for s, score in zip(samples, scores, strict=True)]
+
+    def _micro_batches(self, samples: Sequence[Sample], scale_S: np.ndarray) -> Iterator[_MicroBatch]:
+        """Responses without an advantage apart: they are looked at, and only a term learns from them."""
+        acts = self.algorithm.term is not None
         for learns in (True, False):
-            chosen = [i for i, sample in enumerate(samples) if (sample.advantage != 0) == learns]
-            among = [requests[i] for i in chosen]
+            chosen = [i for i, sample in enumerate(samples) if (acts or sample.advantage != 0) == learns]
+            among = [_request(samples[i]) for i in chosen]
             batches = micro_batches(among, self._config.token_budget, self.trainer.packed)
             for batch in padded(batches, self._world):
-                yield learns, [chosen[i] for i in batch]
+                places = [chosen[i] for i in batch]
+                yield _MicroBatch(learns, places, [samples[i] for i in places], scale_S[places])
 
-    def _accumulate(
-        self, requests: Sequence[ScoreRequest], samples: Sequence[Sample], scale_S: np.ndarray, learns: bool
-    ) -> tuple[float, list[_Seen]]:
+    def _look_first(self, batches: Sequence[_MicroBatch]) -> None:
+        """The first pass of rules on whole batches, over the responses of every rank; none where there are no rules."""
+        rules = self.algorithm.batch_rules
+        if not rules:
+            return
+        gathering, whole = Gathering(rules), Gathering(rules)
+        for batch in batches:
+            with torch.no_grad():
+                self.trainer.look_at(batch.requests, partial(self._know, batch))
+            if batch.judged is not None:
+                gathering.update(batch.judged.seen(), batch.judged.advantage_T)
+        for part in self._world.gather(gathering):
+            whole.merge(part)
+        found = whole.found()
+        for batch in batches:
+            if batch.judged is not None:
+                batch.judged.found = found
+
+    def _know(self, batch: _MicroBatch, hidden_TH: Tensor, ids_T: Tensor, head: Head) -> None:
+        """What a log-prob pass sees of a micro-batch, once, where its algorithm looks beyond single tokens."""
+        if not batch.samples:
+            return
+        batch.judged = batch.judged or Judged(self.algorithm, batch.samples, batch.scale_S, ids_T.device)
+        if batch.judged.known is None and not judges_single_tokens(self.algorithm):
+            known = logp_pass(hidden_TH, head, ids_T, self._sampling, batch.judged.query_ids_TK)
+            batch.judged.known = known
+
+    def _accumulate(self, batch: _MicroBatch) -> tuple[float, list[_Seen]]:
         """Add the gradient of one micro-batch; answers its loss, and what was seen of each response."""
-        judged: _Judged | None = None
 
-        def look(hidden_TH: Tensor, ids_T: Tensor, head: Head) -> tuple[PolicyGradient, Known | None]:
-            nonlocal judged
-            judged, known = _Judged(self.algorithm, requests, samples, scale_S, ids_T), None
-            if not judges_single_tokens(self.algorithm):
-                known = logp_pass(hidden_TH, head, ids_T, self._sampling, judged.query_ids_TK)
-                judged.look_first(known)
-            return policy_gradient_loss(hidden_TH, head, ids_T, judged.coefficient, self._sampling, known=known), known
+        def look(hidden_TH: Tensor, ids_T: Tensor, head: Head) -> tuple[PolicyGradient, Judged]:
+            self._know(batch, hidden_TH, ids_T, head)
+            judged = batch.judged
+            assert judged is not None  # there are samples
+            if judged.known is not None:
+                judged.form()
+            coefficient, known = judged.coefficient, judged.known
+            return policy_gradient_loss(hidden_TH, head, ids_T, coefficient, self._sampling, known=known), judged
 
-        with torch.set_grad_enabled(learns):
-            found, known = self.trainer.look_at(requests, look)
-        if learns:
+        with torch.set_grad_enabled(batch.learns):
+            found, judged = self.trainer.look_at(batch.requests, look)
+        if batch.learns:
             (found.loss * self.loss_scale.value).backward()
-        lengths = [len(r.response_ids) for r in requests]
-        seen_first = found if known is None else known  # what the coefficients were formed from
+        lengths = [len(s.rollout.response_ids) for s in batch.samples]
+        seen_first = found if judged.known is None else judged.known  # what the coefficients were formed from
         parts = [[x.cpu().numpy() for x in side.split(lengths)] for side in (seen_first.logp_N, seen_first.entropy_N)]
-        asked = None if judged is None else judged.topk_logp_TK
+        asked = judged.topk_logp_TK
         topk = [None] * len(lengths) if asked is None else asked.cpu().split(lengths)
         seen = list(zip(*parts, [x if x is None else x.numpy() for x in topk], strict=True))
         return float(found.loss.detach()), seen
@@ -199,6 +230,8 @@ class Learner:
             for weight, master in zip(self._weights, self._masters, strict=True):
                 if weight is not master:
                     weight.copy_(master)
+        if self.average is not None:
+            self.average.update()
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that the next update depends on, by the weights' names; as they are, not copies."""
@@ -207,16 +240,21 @@ class Learner:
             states = [self.optimizer.state[master] for master in self._masters]
             for kind in _MOMENTS:
                 found |= self._named(kind, [state[kind] for state in states])
+        if self.average is not None:
+            found |= self._named("average", self.average.tensors)
         return found
 
     def facts(self) -> dict[str, Any]:
         """What else it depends on, besides the settings."""
-        return {"version": self.version, "loss_scale": self.loss_scale.state_dict()}
+        average = {} if self.average is None else {"average": self.average.total}
+        return {"version": self.version, "loss_scale": self.loss_scale.state_dict()} | average
 
     def restore(self, facts: dict[str, Any], load: Callable[[dict[str, Tensor]], None]) -> None:
         """Go on from `facts()`; `load` fills tensors of these names."""
         self.version = facts["version"]
         self.loss_scale.load_state_dict(facts["loss_scale"])
+        if self.average is not None:
+            self.average.total = facts["average"]
         for master in self._masters if self.version else ():
             moments = {kind: torch.zeros_like(master) for kind in _MOMENTS}
             self.optimizer.state[master] = {"step": torch.tensor(float(self.version)), **moments}
@@ -230,70 +268,28 @@ class Learner:
         return {f"{kind}.{name}": tensor for name, tensor in zip(self._names, tensors, strict=True)}
 
 
+@dataclass
+class _MicroBatch:
+    """Responses that pass together, by their place in the minibatch; none where other ranks have one more."""
+
+    learns: bool
+    places: list[int]
+    samples: list[Sample]
+    scale_S: np.ndarray
+    judged: Judged | None = None  # once a pass has begun
+
+    @property
+    def requests(self) -> list[ScoreRequest]:
+        return list(map(_request, self.samples)) or [NOTHING]
+
+
+def _request(sample: Sample) -> ScoreRequest:
+    return ScoreRequest(sample.rollout.prompt_ids, sample.rollout.response_ids, sample.rollout.topk_ids_TK)
+
+
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
 _Seen = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # log π, entropy, log π of the top K
 _NOTHING_SEEN: _Seen = (np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.float32), None)
-
-
-class _Judged:
-    """The tokens of a micro-batch as its algorithm sees them: asked for coefficients as soon as log π is known."""
-
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        requests: Sequence[ScoreRequest],
-        samples: Sequence[Sample],
-        scale_S: np.ndarray,
-        ids_T: Tensor,
-    ) -> None:
-        self._algorithm, self._samples, self._ids_T, self._device = algorithm, samples, ids_T, ids_T.device
-        length_S = np.array([len(r.response_ids) for r in requests])
-        self._offset_S1 = torch.from_numpy(np.concatenate([[0], np.cumsum(length_S)])).to(self._device)
-        self._rollout_T = self._flat([s.rollout.logp_rollout_T for s in samples])
-        advantage_S = np.array([s.advantage for s in samples], dtype=np.float32)
-        self._advantage_T = self._flat([np.repeat(advantage_S, length_S)])
-        self._scale_T = self._flat([np.repeat(scale_S, length_S).astype(np.float32)])
-        recomputed = [s.logp_recomputed_T for s in samples]
-        self._recomputed_T = None if any(x is None for x in recomputed) else self._flat(recomputed)  # type: ignore[arg-type]
-        self._ready_T: Tensor | None = None
-        self.topk_logp_TK: Tensor | None = None
-        k = algorithm.needs_top_k
-        if k and any(r.topk_ids_TK is None or r.topk_ids_TK.shape[1] < k for r in requests):
-            raise MismatchError(
-                f"{algorithm.name} needs the engine's top {k} log-probs. Sample with --top-logprobs {k}."
-            )
-        ids_TK = [r.topk_ids_TK[:, :k] for r in requests if r.topk_ids_TK is not None] if k else []
-        self.query_ids_TK = self._flat(ids_TK).long() if ids_TK else ids_T.new_zeros((len(ids_T), 0))
-
-    def look_first(self, known: Known) -> None:
-        """Form every coefficient from a log-prob pass, for rules that look at whole responses or at other tokens."""
-        topk = None
-        if self._algorithm.needs_top_k:
-            self.topk_logp_TK = known.logp_at_ids_NK
-            topk = self._topk(self.topk_logp_TK)
-        self._ready_T = self._coefficients(known.logp_N, slice(None), self._offset_S1, topk)
-
-    def coefficient(self, rows: slice, logp_T: Tensor) -> Tensor:
-        """The coefficients of some tokens, with their response's factor in the aggregation."""
-        if self._ready_T is not None:
-            return self._ready_T[rows]
-        return self._coefficients(logp_T, rows, torch.tensor([0, len(logp_T)], device=self._device), None)
-
-    def _coefficients(self, logp_T: Tensor, rows: slice, offset_S1: Tensor, topk: TopKLogProbs | None) -> Tensor:
-        recomputed_T = logp_T if self._recomputed_T is None else self._recomputed_T[rows]
-        policies = Policies(self._rollout_T[rows], logp_T, recomputed_T, offset_S1, topk)
-        return coefficient_T(self._algorithm, policies, self._advantage_T[rows]) * self._scale_T[rows]
-
-    def _topk(self, trainer_TK: Tensor) -> TopKLogProbs:
-        k = self._algorithm.needs_top_k
-        rollout_TK = self._flat([s.rollout.topk_logp_rollout_TK[:, :k] for s in self._samples])  # type: ignore[index]
-        recomputed = [s.topk_logp_recomputed_TK for s in self._samples]
-        known = all(x is not None for x in recomputed)
-        recomputed_TK = self._flat([x[:, :k] for x in recomputed]) if known else trainer_TK  # type: ignore[index]
-        return TopKLogProbs(self._ids_T, self.query_ids_TK, rollout_TK, trainer_TK, recomputed_TK)
-
-    def _flat(self, parts: Sequence[np.ndarray]) -> Tensor:
-        return torch.from_numpy(np.concatenate(parts)).to(self._device)
 
 
 # Of N responses with lengths |y| and at most T_max tokens each.

@@ -48,12 +48,12 @@ def train(
                 current.recomputed = run.recompute(current)
             batches = run.minibatches(step)
             with seconds("sync"):
-                run.sync.look_back(run.samples(current, batches[0].rows))
+                run.sync.look_back(run.samples(current, batches[0]))
             with seconds("update"):
                 for batch in batches:
                     run.update(current, batch)
             with seconds("sync"):
-                sync = run.sync.prove(run.samples(current, batches[0].rows), current.uses[0].update.logp)
+                sync = run.sync.prove(run.samples(current, batches[0]), current.uses[0].update.logp)
                 run.sync.load()
             with seconds("record"):
                 record = run.record(current) | {"sync": sync}

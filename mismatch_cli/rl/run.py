@@ -30,7 +30,8 @@ from mismatch_cli.errors import MismatchError, suggest
 from mismatch_cli.models import checkpoint_layers, load_causal_lm, load_tokenizer
 from mismatch_cli.ranks import ALONE, World
 from mismatch_cli.rl.checkpoint import METRICS_FILE, cut_back, last_step, latest_checkpoint, save_checkpoint
-from mismatch_cli.rl.learner import Learner, NotFiniteError, Sample, response_scale
+from mismatch_cli.rl.judged import Sample
+from mismatch_cli.rl.learner import Learner, NotFiniteError, response_scale
 from mismatch_cli.rl.step import Minibatch, Responses, Step, Use, joined, step_record, step_responses
 from mismatch_cli.rl.sync import WeightSync
 from mismatch_cli.rl.task import Posed, Task, check_ranks
@@ -220,31 +221,44 @@ class Run:
         return self.learner.trainer.score(requests, token_budget=self.config.token_budget)
 
     def minibatches(self, step: int) -> list[Minibatch]:
-        """Those of every epoch, shuffled by seed, step and epoch; of each the rows that are this rank's."""
+        """Those of every epoch, shuffled by seed, step and epoch; of each the rows that are this rank's.
+
+        A rule that looks at all samples of a prompt needs them in one.
+        """
         config, problems = self.config, self.world.share(self.config.prompts_per_step)
         responses = config.prompts_per_step * config.samples_per_prompt
         own = range(problems.start * config.samples_per_prompt, problems.stop * config.samples_per_prompt)
         batches = []
         for epoch in range(self.config.epochs):
-            order = list(range(responses))
+            together = config.samples_per_prompt if self.learner.algorithm.looks_at_groups else 1
+            order = list(range(responses // together))
             random.Random(f"{self.config.seed}/{step}/{epoch}").shuffle(order)
-            parts = np.array_split(order, self.config.minibatches)
+            parts = (
+                np.ravel(part[:, None] * together + np.arange(together))
+                for part in np.array_split(order, config.minibatches)
+            )
             rows = ([row - own.start for row in part.tolist() if row in own] for part in parts)
             batches += [Minibatch(epoch, number, part) for number, part in enumerate(rows)]
         return batches
 
-    def samples(self, step: Step, rows: list[int]) -> list[Sample]:
-        """Minibatches of a step for the learner; at the weights that sampled, what it sees itself is the recomputed."""
+    def samples(self, step: Step, batch: Minibatch) -> list[Sample]:
+        """A minibatch of a step for the learner; at the weights that sampled, what it sees itself is the recomputed."""
         moved = self.learner.version > step.version
+        rows = batch.rows
         recomputed = [step.recomputed[row] if step.recomputed is not None and moved else None for row in rows]
         scores = [(None, None) if known is None else (known.logp_T, known.logp_at_topk_TK) for known in recomputed]
-        return [Sample(step.rollouts[i], float(step.advantage_S[i]), *s) for i, s in zip(rows, scores, strict=True)]
+        use = (step.number, batch.epoch, batch.number)
+        keys = [(*use, step.posed[row].problem.prompt_id, step.sample_index[row]) for row in rows]
+        return [
+            Sample(step.rollouts[row], float(step.advantage_S[row]), logp_T, topk_logp_TK, key)
+            for row, (logp_T, topk_logp_TK), key in zip(rows, scores, keys, strict=True)
+        ]
 
     def update(self, step: Step, batch: Minibatch) -> None:
         """One optimiser step; where it is not finite, everything up to it is left behind as a trace."""
         version = self.learner.version
         try:
-            update = self.learner.update(self.samples(step, batch.rows))
+            update = self.learner.update(self.samples(step, batch))
         except NotFiniteError as error:
             step.uses.append(Use(batch, version, error.update))
             updates = f"{len(step.uses)} of {self.config.epochs * self.config.minibatches} updates"

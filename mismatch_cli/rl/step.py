@@ -10,9 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from mismatch_cli.algorithms.algorithm import Algorithm
+from mismatch_cli.algorithms.gathering import Gathering
 from mismatch_cli.batch import Rollout
 from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary, Question
-from mismatch_cli.metrics.clipping.masked import Needs
+from mismatch_cli.metrics.clipping.masked import Needs, gather
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.summary import MismatchSummary
@@ -91,6 +92,10 @@ def step_table(step: Step) -> pa.Table:
             use.update.logp[place] if same else None if known is None else known[row].logp_T
             for (use, place, row), same in zip(rows, equal, strict=True)
         ]
+    if any(use.update.logp_average is not None for use in step.uses):
+        columns["logp_average"] = [
+            None if use.update.logp_average is None else use.update.logp_average[place] for use, place, _ in rows
+        ]
     if any(use.update.topk_logp[place] is not None for use, place, _ in rows):  # the algorithm asks of the top K
         columns |= {
             "topk_ids": [step.rollouts[row].topk_ids_TK for _, _, row in rows],
@@ -165,8 +170,12 @@ def _pick(summary: MismatchSummary, estimates: Mapping[str, Estimate]) -> dict[s
 def _blocked(batch: Any, algorithm: Algorithm) -> dict[str, float | None]:
     """What the run's own algorithm blocked, and bad updates."""
     anchor, k = algorithm.needs_recomputed, algorithm.needs_top_k
-    needs = Needs(True, anchor, k, topk_recomputed=anchor and k > 0)
-    summary = ClippingSummary(Question((algorithm,), needs))
+    asked = {"entropy": algorithm.needs_entropy, "average": algorithm.needs_average}
+    needs = Needs(True, anchor, k, topk_recomputed=anchor and k > 0, **asked)
+    gathering = Gathering(algorithm.batch_rules)
+    if gathering.rules:
+        gather(gathering, batch, needs, 0)
+    summary = ClippingSummary(Question((algorithm,), needs, found=gathering.found()))
     summary.update(batch)
     result = summary.result(blocked_tokens=0)
     found = {name: result["bad_updates"][name]["value"] for name in ("over_tokens", "over_negative")}

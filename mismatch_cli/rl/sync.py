@@ -10,7 +10,7 @@ from mismatch_cli.engines import Engine, engine_failures
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.estimate import paired_test
 from mismatch_cli.ranks import ALONE, World
-from mismatch_cli.rl.learner import Sample
+from mismatch_cli.rl.judged import Sample
 from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
 from mismatch_cli.sharding import like, local
 

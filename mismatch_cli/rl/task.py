@@ -125,7 +125,7 @@ def check_runs(configs: Sequence[TrainConfig]) -> None:
     if is_local(first.eval_dataset):
         _load(first, first.eval_dataset, first.eval_split, 0)
     for spec in dict.fromkeys(config.algorithm for config in configs):  # numpy, and for a user's mask torch
-        _check_top_k(spec, first.model)
+        _check_algorithm(spec, first)
     check_reward(first.reward)
 
 
@@ -145,10 +145,20 @@ def check_ranks(config: TrainConfig, ranks: int) -> None:
         raise UsageError("--cpu-offload is for a model that is spread over ranks. Add --nproc 2 or more.")
 
 
-def _check_top_k(spec: str, model: str) -> None:
-    """The algorithm, and that its top K are no more than the tokens there are, as far as the model is at hand."""
+def _check_algorithm(spec: str, config: TrainConfig) -> None:
+    """The algorithm, and what it asks of the run: no more ranks than there are tokens, an average, whole groups."""
     from mismatch_cli.algorithms.parse import find
 
-    k, tokens = find(spec, training=True).needs_top_k, known_vocabulary(model)
+    algorithm, tokens = find(spec, training=True), known_vocabulary(config.model)
+    k = algorithm.needs_top_k
     if tokens is not None and k > tokens:
-        raise UsageError(f"{spec} needs the top {k:,} log-probs, and {model} has {tokens:,} tokens. Choose a lower k.")
+        raise UsageError(
+            f"{spec} needs the top {k:,} log-probs, and {config.model} has {tokens:,} tokens. Choose a lower k."
+        )
+    if algorithm.needs_average and not config.average_decay:
+        raise UsageError(f"{spec} measures from an average of the weights. Say which: --average-decay 0.9")
+    if algorithm.looks_at_groups and config.minibatches > config.prompts_per_step:
+        raise UsageError(
+            f"{spec} looks at all samples of a problem at once, and {config.prompts_per_step} problems a step cannot "
+            f"fill {config.minibatches} minibatches. Use fewer --minibatches, or a higher --prompts-per-step."
+        )

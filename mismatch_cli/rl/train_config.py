@@ -69,6 +69,9 @@ class TrainConfig:
     recompute: bool = of_algorithm(
         False, "Score every batch at the weights that sampled, even where the algorithm does not need it."
     )
+    average_decay: float = of_algorithm(
+        0.0, "β of the average of the trainer's weights that ppo-ewma measures from; 0 for none.", **BELOW_1
+    )
     seed: int = of_steps(0, "Seed of sampling and shuffling.")
     steps: int = of_steps(100, "Policy iterations.", least=1)
     prompts_per_step: int = of_steps(64, "Problems sampled in a step.", least=1)

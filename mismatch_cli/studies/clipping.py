@@ -83,6 +83,7 @@ class Support:
             full=has["full"],
             topk_recomputed=any(a.needs_top_k and a.needs_recomputed for a in judged),
             entropy=any(a.needs_entropy for a in judged),
+            average=any(a.needs_average for a in judged),
         )
         return cls(judged, needs, skipped, has)
 
@@ -107,6 +108,7 @@ def _what_is_there(traces: Sequence[Trace], columns: set[str]) -> dict[str, Any]
         "top_k": min(trace.top_k for trace in traces) if "topk_logp_trainer" in columns else 0,
         "recomputed": recomputed,
         "topk_recomputed": recomputed == "equal weights" or "topk_logp_recomputed" in columns,
+        "average": "logp_average" in columns,
         "batches": all(_knows_batches(trace.manifest) for trace in traces),
     }
 
@@ -129,6 +131,8 @@ def _reason(algorithm: Algorithm, has: dict[str, Any], run: str) -> str:
         ask = f", or ask for {algorithm.name.partition(':')[0]}:k={has['top_k']}" if has["top_k"] else ""
         lacks = f"needs the top {k} log-probs, and the trace has {there}. "
         return f"{lacks}Record with: mismatch-cli probe MODEL --top-logprobs {k}{ask}"
+    if algorithm.needs_average and not has["average"]:
+        return "the trace has no logp_average, which `train --average-decay` records"
     if algorithm.needs_entropy and not has["entropy"]:
         return f"the trace has no entropy of the trainer. Fill it in with: mismatch-cli rescore {run}"
     if algorithm.batch_rules and not has["advantages"]:

@@ -28,6 +28,7 @@ TOKEN_COLUMNS: dict[str, pa.DataType] = {
     "rank_rollout": pa.int32(),  # 1 = the engine's most probable token
     "logp_trainer": pa.float32(),  # log π_θ
     "logp_recomputed": pa.float32(),  # log π_θ', absent where the weights are equal: logp_trainer is it
+    "logp_average": pa.float32(),  # log π at an average of the trainer's weights, which PPO-EWMA measures from
     "logp_trainer_repeat": pa.float32(),  # the trainer again, in another micro-batch shape
     "entropy_trainer": pa.float32(),
     "rank_trainer": pa.int32(),

@@ -21,7 +21,8 @@ from mismatch_cli.diagnosis.readings import scaled_positions
 from mismatch_cli.ranks import World
 from mismatch_cli.ranks.joined import joined
 from mismatch_cli.rl.checkpoint import latest_checkpoint, save_checkpoint
-from mismatch_cli.rl.learner import Learner, Sample
+from mismatch_cli.rl.judged import Sample
+from mismatch_cli.rl.learner import Learner
 from mismatch_cli.rl.train_config import TrainConfig
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
@@ -76,7 +77,8 @@ def samples(recomputed: bool = True) -> list[Sample]:
         advantage = float(rng.normal()) if i < 5 or i == 7 else 0.0
         moved = np.minimum(logp + 0.1 * rng.normal(size=length), -1e-3).astype(np.float32)
         before = (moved, topk) if recomputed else (None, None)
-        found.append(Sample(rollout, advantage, *before))
+        average = np.minimum(logp + 0.1 * rng.normal(size=length), -1e-3).astype(np.float32) if recomputed else None
+        found.append(Sample(rollout, advantage, *before, (0, 0, 0, i // 3, i % 3), average))
     return found
 
 

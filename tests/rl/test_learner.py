@@ -17,7 +17,8 @@ from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.batch import Rollout
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.rl.checkpoint import latest_checkpoint, save_checkpoint
-from mismatch_cli.rl.learner import Learner, LossScale, Sample
+from mismatch_cli.rl.judged import Sample
+from mismatch_cli.rl.learner import Learner, LossScale
 from mismatch_cli.rl.train_config import AGGREGATIONS, TrainConfig
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
@@ -255,5 +256,7 @@ def test_which_algorithms_judge_single_tokens():
     beyond = {name for name, row in TABLE.items() if not judges_single_tokens(row)}
     assert beyond == {
         "dppo-topk-tv", "dppo-topk-tv-recompute", "dppo-topk-kl", "dppo-topk-kl-recompute",
-        "ppo-mis", "ppo-mis-geometric", "ppo-seq-tis", "gspo", "ppo-opsm", "vespo",
+        "ppo-mis", "ppo-mis-geometric", "ppo-seq-tis", "gspo", "gspo-rollout", "ppo-opsm", "vespo", "gmpo", "topr",
+        "minpro", "nfpo", "cppo", "trm-max", "trm-avg", "vaco", "kimi-k1.5",
+        "m2po", "gbpo", "clip-cov", "kl-cov", "top-entropy",
     }  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mismatch_cli.algorithms.algorithm import Algorithm, coefficient_T
+from mismatch_cli.algorithms.algorithm import Algorithm, coefficient_T, judges_single_tokens
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.policies import Policies, TopKLogProbs
 from mismatch_cli.sampling import SamplingSettings
@@ -64,7 +64,8 @@ def make_batch() -> Batch:
     sampled = [x.gather(1, response_ids_T[:, None])[:, 0] for x in (rollout_TV, exact_TV, recomputed_TV)]
     columns = [x.gather(1, topk_ids_TK) for x in (rollout_TV, exact_TV, recomputed_TV)]
     offset_S1 = torch.tensor([0, *LENGTHS]).cumsum(0)
-    policies = Policies(*sampled, offset_S1, TopKLogProbs(response_ids_T, topk_ids_TK, *columns))
+    entropy_T = -(exact_TV.exp() * exact_TV).sum(-1)
+    policies = Policies(*sampled, offset_S1, TopKLogProbs(response_ids_T, topk_ids_TK, *columns), entropy_T)
     advantage_T = torch.tensor([1.0, -0.5, -1.5, 0.7], dtype=torch.float64)[policies.responses.response_T]
     return Batch(
         model, ids_SL[:, :-1], response_ids_T, policies, advantage_T, logp_TV.gather(1, response_ids_T[:, None])[:, 0]
@@ -96,12 +97,9 @@ def in_two_passes(algorithm: Algorithm, batch: Batch) -> Callable[[slice, Tensor
     logp_T = logp_pass(hidden_TH, batch.head, batch.response_ids_T, PLAIN).logp_N.double()
     scores = score_hidden(hidden_TH, batch.head, batch.response_ids_T, given.topk.ids_TK, PLAIN)
     topk = replace(given.topk, trainer=scores.logp_at_ids_TK.double())
-    scored = Policies(given.rollout, logp_T, given.recomputed, given.offset_S1, topk)
+    scored = Policies(given.rollout, logp_T, given.recomputed, given.offset_S1, topk, given.entropy_T)
     coefficient = coefficient_T(algorithm, scored, batch.advantage_T)
     return lambda rows, _: coefficient[rows]
-
-
-LOOK_AT_RESPONSES = {"ppo-mis", "ppo-mis-geometric", "ppo-seq-tis", "gspo", "ppo-opsm", "vespo"}
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +111,7 @@ def batch() -> Batch:
 @pytest.mark.parametrize("name", TABLE)
 def test_every_algorithm_on_a_tied_model_is_autograd_of_its_loss(name: str, batch: Batch) -> None:
     algorithm = TABLE[name]
-    one_pass = name not in LOOK_AT_RESPONSES and not algorithm.needs_top_k
+    one_pass = judges_single_tokens(algorithm)
     expected_T = coefficient_T(algorithm, batch.policies, batch.advantage_T)
     assert (expected_T != 0).any()
     expected = parameter_gradients(batch, -(expected_T * batch.logp_T).sum())

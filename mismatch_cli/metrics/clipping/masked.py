@@ -38,6 +38,7 @@ class Needs:
     topk_recomputed: bool = False
     full: bool = False  # not needed to judge, but read where it is there
     entropy: bool = False
+    average: bool = False
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -48,6 +49,7 @@ class Needs:
             (self.top_k > 0, "topk_logp_trainer_TK"),
             (self.topk_recomputed, "topk_logp_recomputed_TK"),
             (self.entropy, "entropy_trainer_T"),
+            (self.average, "logp_average_T"),
         )
         return tuple(name for needed, name in names if needed)
 
@@ -98,7 +100,8 @@ def policies_of(gaps: TokenGaps, needs: Needs) -> Policies:
     topk = TopKLogProbs(*(_column(gaps, name) for name in names)) if needs.top_k else None
     recomputed = _column(gaps, "logp_recomputed_T") if needs.recomputed else None
     entropy = _column(gaps, "entropy_trainer_T") if needs.entropy else None
-    return Policies(gaps.logq_N, gaps.logp_N, recomputed, gaps.offset_S1, topk, entropy)
+    average = _column(gaps, "logp_average_T") if needs.average else None
+    return Policies(gaps.logq_N, gaps.logp_N, recomputed, gaps.offset_S1, topk, entropy, average=average)
 
 
 def _column(gaps: TokenGaps, name: str) -> np.ndarray:

@@ -120,7 +120,7 @@ def summarise(
     theory: bool = False,
     whole: Sequence[TokenBatch] = (),
 ) -> ClippingSummary:
-    """Of parts of a `whole`; without advantages rules on whole batches are left out: nobody asks them as if A were 1."""
+    """Of parts of a `whole`; without advantages rules on whole batches are left out, who ask for them."""
     algorithms = tuple(a for a in algorithms if needs.advantages or not a.batch_rules)
     summary = ClippingSummary(Question(algorithms, needs, theory, found_in(whole or batches, needs, algorithms)))
     for batch in batches:

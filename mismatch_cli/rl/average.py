@@ -1,0 +1,41 @@
+"""An average of the trainer's weights, from which PPO-EWMA measures how far the trainer may go (arXiv 2110.00641)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+
+class WeightAverage:
+    """θ̄ = Σ β^(t−k) θ(k) / Σ β^(t−k) over the optimiser steps so far, in float32: a copy of the weights.
+
+    The beginning counts as one step, and the sum of the powers of β corrects the bias, as in the authors' code.
+    """
+
+    def __init__(self, weights: Sequence[Tensor], masters: Sequence[Tensor], decay: float) -> None:
+        self._weights, self._masters, self._decay = weights, masters, decay
+        self.tensors = [master.detach().clone() for master in masters]
+        self.total = 1.0  # Σ β^(t−k)
+
+    def update(self) -> None:
+        """Take in the weights after an optimiser step."""
+        self.total = self._decay * self.total + 1
+        with torch.no_grad():
+            for average, master in zip(self.tensors, self._masters, strict=True):
+                average.lerp_(master, 1 / self.total)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The model computes with the average inside, and with its own weights again afterwards, to the bit."""
+        with torch.no_grad():
+            own = [weight.detach().clone() for weight in self._weights]
+            try:
+                for weight, average in zip(self._weights, self.tensors, strict=True):
+                    weight.copy_(average)
+                yield
+            finally:
+                for weight, before in zip(self._weights, own, strict=True):
+                    weight.copy_(before)

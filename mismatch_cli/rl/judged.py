@@ -1,0 +1,120 @@
+"""The responses of a micro-batch as their algorithm sees them: what they were sampled with, and their coefficients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mismatch_cli.algorithms.algorithm import Algorithm, coefficient_T
+from mismatch_cli.algorithms.rules import Rule
+from mismatch_cli.arrays import as_numpy
+from mismatch_cli.batch import Rollout
+from mismatch_cli.batches import Batches, Found, RowKey
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.policies import Policies, TopKLogProbs
+from mismatch_cli.scoring.policy_gradient import Known
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One response to learn from; `recomputed` None means that the trainer still has the weights that sampled it."""
+
+    rollout: Rollout
+    advantage: float
+    logp_recomputed_T: np.ndarray | None = None
+    topk_logp_recomputed_TK: np.ndarray | None = None
+    row_key: tuple[int, ...] = (0, 0, 0, 0, 0)  # of a trace: which batch and group it belongs to
+    logp_average_T: np.ndarray | None = None  # at the average of the weights, where there is one
+
+
+class Judged:
+    """A micro-batch: asked for coefficients as soon as log π is known.
+
+    A rule that looks at whole responses, or at other tokens, needs a pass before: `known` is what that saw. One that
+    looks at whole batches needs `found` too, which follows from the passes over all of its micro-batches.
+    """
+
+    def __init__(self, algorithm: Algorithm, samples: Sequence[Sample], scale_S: np.ndarray, device: torch.device):
+        self._algorithm, self._samples, self._device = algorithm, samples, device
+        self._length_S = np.array([len(s.rollout.response_ids) for s in samples], dtype=np.int64)
+        self._offset_S1 = torch.from_numpy(np.concatenate([[0], np.cumsum(self._length_S)])).to(device)
+        self._rollout_T = self._flat([s.rollout.logp_rollout_T for s in samples])
+        advantage_S = np.array([s.advantage for s in samples], dtype=np.float32)
+        self.advantage_T = self._flat([np.repeat(advantage_S, self._length_S)])
+        self._scale_T = self._flat([np.repeat(scale_S, self._length_S).astype(np.float32)])
+        self._recomputed_T = self._flat_where_all([s.logp_recomputed_T for s in samples])
+        self._average_T = self._flat_where_all([s.logp_average_T for s in samples])
+        self.query_ids_TK = self._query_ids()
+        self.known: Known | None = None
+        self.found: Mapping[Rule, Found] = {}
+        self._ready_T: Tensor | None = None
+
+    @property
+    def topk_logp_TK(self) -> Tensor | None:
+        """log π of the engine's top K, where the algorithm asks and a pass has seen it."""
+        return self.known.logp_at_ids_NK if self.known is not None and self._algorithm.needs_top_k else None
+
+    def seen(self) -> Policies:
+        """The policies as the pass before has seen them, with the batch and group of each response."""
+        assert self.known is not None
+        topk = None if self.topk_logp_TK is None else self._topk(self.topk_logp_TK)
+        policies = self._policies(self.known.logp_N, slice(None), self._offset_S1, topk)
+        return replace(policies, entropy_T=self.known.entropy_N, batches=self._batches())
+
+    def form(self) -> None:
+        """Form every coefficient from the pass before."""
+        self._ready_T = self._coefficients(self.seen(), slice(None))
+
+    def coefficient(self, rows: slice, logp_T: Tensor) -> Tensor:
+        """The coefficients of some tokens, with their response's factor in the aggregation."""
+        if self._ready_T is not None:
+            return self._ready_T[rows]
+        offset_S1 = torch.tensor([0, len(logp_T)], device=self._device)
+        return self._coefficients(self._policies(logp_T, rows, offset_S1, None), rows)
+
+    def _coefficients(self, policies: Policies, rows: slice) -> Tensor:
+        coefficient: Tensor = coefficient_T(self._algorithm, policies, self.advantage_T[rows])
+        return coefficient * self._scale_T[rows]
+
+    def _policies(self, logp_T: Tensor, rows: slice, offset_S1: Tensor, topk: TopKLogProbs | None) -> Policies:
+        recomputed_T = logp_T if self._recomputed_T is None else self._recomputed_T[rows]
+        average_T = None if self._average_T is None else self._average_T[rows]
+        return Policies(self._rollout_T[rows], logp_T, recomputed_T, offset_S1, topk, average=average_T)
+
+    def _batches(self) -> Batches:
+        def places() -> tuple[np.ndarray, np.ndarray]:
+            response_T = np.repeat(np.arange(len(self._length_S)), self._length_S)
+            return response_T, np.arange(len(response_T)) - as_numpy(self._offset_S1)[response_T]
+
+        keys = np.array([s.row_key for s in self._samples], dtype=np.int64).reshape(-1, len(RowKey._fields))
+        return Batches.of_rows(RowKey(*keys.T), places).settled(self.found)
+
+    def _query_ids(self) -> Tensor:
+        """The engine's top ids at each token, as many as the algorithm asks for."""
+        k, ids = self._algorithm.needs_top_k, [s.rollout.topk_ids_TK for s in self._samples]
+        if k and any(ids_TK is None or ids_TK.shape[1] < k for ids_TK in ids):
+            raise MismatchError(
+                f"{self._algorithm.name} needs the engine's top {k} log-probs. Sample with --top-logprobs {k}."
+            )
+        given = [ids_TK[:, :k] for ids_TK in ids if ids_TK is not None] if k else []
+        none = torch.zeros((len(self._rollout_T), 0), dtype=torch.int64, device=self._device)
+        return self._flat(given).long() if given else none
+
+    def _topk(self, trainer_TK: Tensor) -> TopKLogProbs:
+        k = self._algorithm.needs_top_k
+        ids_T = torch.tensor([i for s in self._samples for i in s.rollout.response_ids], device=self._device)
+        rollout_TK = self._flat([s.rollout.topk_logp_rollout_TK[:, :k] for s in self._samples])  # type: ignore[index]
+        recomputed = [s.topk_logp_recomputed_TK for s in self._samples]
+        known = all(x is not None for x in recomputed)
+        recomputed_TK = self._flat([x[:, :k] for x in recomputed]) if known else trainer_TK  # type: ignore[index]
+        return TopKLogProbs(ids_T, self.query_ids_TK, rollout_TK, trainer_TK, recomputed_TK)
+
+    def _flat_where_all(self, parts: Sequence[np.ndarray | None]) -> Tensor | None:
+        return None if any(x is None for x in parts) else self._flat(parts)  # type: ignore[arg-type]
+
+    def _flat(self, parts: Sequence[np.ndarray]) -> Tensor:
+        return torch.from_numpy(np.concatenate(parts)).to(self._device)
