@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -157,6 +157,14 @@ def settled(rule: Rule, parts: list[tuple[Policies, Array]]) -> Found:
 def like(given: Policies, column_T: Tensor) -> Array:
     """A column in the world of the policies."""
     return column_T.numpy() if isinstance(given.rollout, np.ndarray) else column_T
+
+
+def gathered(given: Policies, rules: Iterable[Rule], advantage_T: Array) -> Policies:
+    """The same, after a first pass over all of it."""
+    assert given.batches is not None
+    return replace(
+        given, batches=given.batches.settled({rule: settled(rule, [(given, advantage_T)]) for rule in rules})
+    )
 
 
 def columns(given: Policies) -> list[Array]:
