@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mismatch_cli.arrays import Array, namespace
+from mismatch_cli.arrays import Array, filled, namespace
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision, ratio_clip
-from mismatch_cli.trust_regions._rules import not_negative
+from mismatch_cli.trust_regions._rules import shares
 
 FORMULA = (
     "as ratio-clip ({r} > 1 + {ratio_high}, {r} < 1 − {ratio_low}); or drawn, {share} of the batch, among those "
@@ -33,6 +33,7 @@ def collect(
     ratio_high: float = 0.2,
 ) -> Array:
     """A, log p, a number drawn, and whether PPO keeps the token, float64."""
+    shares(share=share)
     xp = namespace(advantage_T)
     clipped = ratio_clip.trust_region(compared, advantage_T, ratio_low=ratio_low, ratio_high=ratio_high)
     columns = (advantage_T, compared.logp_current_T, compared.draw_T, clipped.keep_T)
@@ -48,7 +49,11 @@ def settle(
     ratio_low: float = 0.2,
     ratio_high: float = 0.2,
 ) -> Sequence[float]:
-    """Mean A, mean log p, and the draw up to which candidates are dropped: max(1, ⌊share · tokens⌋) of them at most."""
+    """Mean A, mean log p, and the draw up to which candidates are dropped: max(1, ⌊share · tokens⌋) of them at most.
+
+    A token that the trainer excludes counts for nothing: it would make the mean infinite.
+    """
+    rows_UM = rows_UM[rows_UM[:, 1] > -np.inf]
     if not len(rows_UM):
         return [0.0, 0.0, -1.0]
     advantage_U, logp_U, draw_U, kept_U = rows_UM.T
@@ -71,8 +76,8 @@ def trust_region(
     ratio_high: float = 0.2,
 ) -> Decision:
     """Block what PPO clips, and the candidates that were drawn. The statistic is the covariance, nats."""
-    not_negative(share=share)
     clipped = ratio_clip.trust_region(compared, advantage_T, ratio_low=ratio_low, ratio_high=ratio_high)
     covariance_T = (advantage_T - settled_TF[:, 0]) * (compared.logp_current_T - settled_TF[:, 1])
+    covariance_T = filled(covariance_T, compared.logp_current_T == -np.inf, 0.0)
     candidate_T = (covariance_T > cov_low) & (covariance_T < cov_high) & clipped.keep_T
     return Decision(clipped.keep_T & ~(candidate_T & (compared.draw_T <= settled_TF[:, 2])), covariance_T)

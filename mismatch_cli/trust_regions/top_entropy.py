@@ -22,6 +22,7 @@ READS_ENTROPY = True
 
 def collect(compared: Compared, advantage_T: Array, *, share: float = 0.2) -> Array:
     """The entropy of each token."""
+    shares(ρ=share)
     return compared.entropy_T[:, None]
 
 
@@ -32,5 +33,4 @@ def settle(rows_UM: np.ndarray, *, share: float = 0.2) -> Sequence[float]:
 
 def trust_region(compared: Compared, advantage_T: Array, settled_TF: Array, *, share: float = 0.2) -> Decision:
     """Block tokens whose entropy is below that quantile. The statistic is the entropy, nats."""
-    shares(ρ=share)
     return Decision(compared.entropy_T >= settled_TF[:, 0], compared.entropy_T)

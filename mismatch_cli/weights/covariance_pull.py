@@ -26,7 +26,8 @@ def collect(compared: Compared, advantage_T: Array, *, beta: float = 0.1, share:
 
 
 def settle(rows_UM: np.ndarray, *, beta: float = 0.1, share: float = 2e-4) -> Sequence[float]:
-    """Mean A, mean log p, and the smallest covariance of max(1, ⌊share · tokens⌋) tokens."""
+    """Mean A, mean log p, and the smallest covariance of max(1, ⌊share · tokens⌋) tokens that the trainer can say."""
+    rows_UM = rows_UM[rows_UM[:, 1] > -np.inf]
     if not len(rows_UM):
         return [0.0, 0.0, np.inf]
     means = rows_UM.mean(axis=0)

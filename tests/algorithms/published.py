@@ -1,10 +1,11 @@
-"""The objectives of the table as published, to be maximised, in plain autograd: no mask of the package is used.
+"""What the DPPO paper compares, and what frameworks have for PPO, as published: nothing of the package is used.
 
-Each is given as its terms, one at each token, and `aggregated` makes one number of them as frameworks do.
+Objectives, to be maximised, in plain autograd. Each is given as its terms, one at each token, and `aggregated` makes
+one number of them as frameworks do. `published_methods.py` has the other rows of the table, `published_owners.py` those
+of owners.
 
 Sources: PPO arXiv 1707.06347 eq. 7, dual clip 1912.09729, GSPO 2507.18071 eq. 5 and its token variant, DPPO 2602.04879
-eq. 12 to 16 and App. C.1, MiniRL 2512.01374 eq. 7, CISPO 2506.13585, OPSM of DeepSeek-V3.2 2512.02556, SAPO
-2511.20347, VESPO 2602.10693, DRPO 2606.09821, GLM-5 2602.15763; the rest as the
+eq. 12 to 16 and App. C.1, MiniRL 2512.01374 eq. 7, CISPO 2506.13585, OPSM of DeepSeek-V3.2 2512.02556; the rest as the
 frameworks code it.
 """
 
@@ -27,8 +28,12 @@ class Sample:
     advantage: Tensor
     lengths: list[int]
     parts: tuple[Tensor, Tensor, Tensor]  # probabilities of μ, π and the old trainer, each summing to 1
+    entropy: Tensor  # of π
+    prompts: list[int]  # of each response
+    luck: Tensor  # a number drawn for each token, from 0 to 1
 
     def __post_init__(self) -> None:
+        self.d, self.d_old, self.gap = self.logp - self.logq, self.logp - self.logp_old, self.logp_old - self.logq
         self.r = (self.logp - self.logq).exp()
         self.r_old = (self.logp - self.logp_old).exp()
         self.rho = (self.logp_old - self.logq).exp()
@@ -54,33 +59,33 @@ def clipped(ratio: Tensor, advantage: Tensor, low: float = 0.2, high: float = 0.
     return torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
 
 
-def ppo(s: Sample, weight: Tensor | float = 1.0) -> Tensor:
-    return weight * clipped(s.r_old, s.advantage)
+def ppo(s: Sample, weight: Tensor | float = 1.0, low: float = 0.2, high: float = 0.2) -> Tensor:
+    return weight * clipped(s.r_old, s.advantage, low, high)
 
 
-def dual_clip(s: Sample) -> Tensor:
+def dual_clip(ratio: Tensor, advantage: Tensor) -> Tensor:
     """max(min(rA, clip(r)A), 3A) where A < 0."""
-    inner = clipped(s.r_old, s.advantage)
-    return torch.where(s.advantage < 0, torch.maximum(inner, 3 * s.advantage), inner)
+    inner = clipped(ratio, advantage)
+    return torch.where(advantage < 0, torch.maximum(inner, 3 * advantage), inner)
 
 
-def gspo_responses(s: Sample) -> Tensor:
+def gspo_responses(s: Sample, anchor: Tensor) -> Tensor:
     """Eq. 5: one term for each response, min(sA, clip(s)A) with s = exp(mean log r′); A is the response's."""
     terms = []
-    for log_ratio, advantage in zip((s.logp - s.logp_old).split(s.lengths), s.advantage.split(s.lengths), strict=True):
+    for log_ratio, advantage in zip((s.logp - anchor).split(s.lengths), s.advantage.split(s.lengths), strict=True):
         terms.append(clipped(log_ratio.mean().exp(), advantage[0], 3e-4, 4e-4))
     return torch.stack(terms)
 
 
-def gspo(s: Sample) -> Tensor:
+def gspo(s: Sample, anchor: Tensor) -> Tensor:
     """As TRL: the response's term, with the gradient through its mean, stands at each of its tokens."""
-    terms = zip(gspo_responses(s), s.lengths, strict=True)
+    terms = zip(gspo_responses(s, anchor), s.lengths, strict=True)
     return torch.cat([term.expand(length) for term, length in terms])
 
 
-def gspo_token(s: Sample) -> Tensor:
+def gspo_token(s: Sample, anchor: Tensor) -> Tensor:
     """As verl, and GSPO with an advantage for each token: s_t = sg(s) · π/sg(π)."""
-    mean = s.per_response(s.logp - s.logp_old, lambda part: part.mean())
+    mean = s.per_response(s.logp - anchor, lambda part: part.mean())
     return clipped(mean.exp().detach() * (s.logp - s.logp.detach()).exp(), s.advantage, 3e-4, 4e-4)
 
 
@@ -137,42 +142,15 @@ def mis_geometric(s: Sample) -> Tensor:
 
 
 def prime_rl(s: Sample) -> Tensor:
-    """Its default `loss.py`: A > 0 with p − q > 0.2 is dropped, and A < 0 with p − q < −0.2; no cap."""
+    """`loss.py` of 2026-08-21: A > 0 with p − q > 0.2 is dropped, else p − q < −0.2; no cap; kl_tau d² on all."""
     gained = s.p - s.q
     dropped = torch.where(s.advantage > 0, gained > 0.2, gained < -0.2)
-    return surrogate(s, ~dropped)
+    return surrogate(s, ~dropped) - 1e-3 * s.d**2
 
 
 def opsm(s: Sample) -> Tensor:
     drift = s.per_response(s.logp_old - s.logp, lambda part: part.mean())
     return ppo(s, (~((s.advantage < 0) & (drift > 1e-4))).detach().double())
-
-
-def by_sign(flags: Tensor, one: float, other: float) -> Tensor:
-    return torch.where(flags, torch.tensor(one, dtype=torch.float64), torch.tensor(other, dtype=torch.float64))
-
-
-def sapo(s: Sample) -> Tensor:
-    """2511.20347 eq. 5: f(r) A with f = 4/τ σ(τ (r − 1)), r to the old trainer, τ by the sign of A."""
-    tau = by_sign(s.advantage > 0, 1.0, 1.05)
-    return 4 / tau * torch.sigmoid(tau * (s.r_old - 1)) * s.advantage
-
-
-def vespo(s: Sample) -> Tensor:
-    """TRL: sg(φ(w)) A log π with φ a gamma density's shape, 1 at w = 1, and w the product over the response."""
-    w = s.per_response(s.r, lambda part: part.prod()).detach()
-    rises = s.advantage >= 0
-    k, scale = by_sign(rises, 2.0, 3.0), by_sign(rises, 3.0, 2.0)
-    return (scale.exp() * w**k * (-scale * w).exp()) * s.advantage * s.logp
-
-
-def drpo(s: Sample) -> Tensor:
-    """UniRL `drpo.py`: A r − |A| μ (r − 1)² / (2 ε) with ε = 12.5, with the gradient through both."""
-    return s.advantage * s.r - s.advantage.abs() * s.q * (s.r - 1) ** 2 / 25
-
-
-def seq_tis(s: Sample) -> Tensor:
-    return ppo(s, s.per_response(s.rho, lambda part: part.prod()).clamp(max=2))
 
 
 OBJECTIVES: dict[str, Callable[[Sample], Tensor]] = {
@@ -201,16 +179,14 @@ OBJECTIVES: dict[str, Callable[[Sample], Tensor]] = {
     "ppo-icepop": lambda s: ppo(s, s.rho * ((s.rho >= 0.5) & (s.rho <= 5))),
     "ppo-mis": mis,
     "ppo-mis-geometric": mis_geometric,
-    "ppo-dual-clip": dual_clip,
-    "gspo": gspo,
+    "ppo-dual-clip": lambda s: dual_clip(s.r_old, s.advantage),
+    "gspo": lambda s: gspo(s, s.logp_old),
     "prime-rl": prime_rl,
     "ipo": lambda s: surrogate(s, ((s.p - s.q).abs() <= 0.1).detach()),
     "ppo-opsm": opsm,
-    "ppo-seq-tis": seq_tis,
-    "glm5-dis": lambda s: surrogate(s, ((s.r >= 0.8) & (s.r <= 1.2)).detach()),
-    "sapo": sapo,
-    "vespo": vespo,
-    "drpo": drpo,
+    "ppo-seq-tis": lambda s: ppo(s, s.per_response(s.rho, lambda part: part.prod()).clamp(max=2)),
+    "ppo-rollout": lambda s: clipped(s.r, s.advantage),
+    "gspo-rollout": lambda s: gspo(s, s.logq),
 }
 
 

@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from mismatch_cli.algorithms.algorithm import Algorithm, coefficient_T, keep_T, weight_T
+from mismatch_cli.algorithms.owners import OWNERS
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.rules import capped
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.policies import ENGINE_GAP, TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Policies, Ratio
 from mismatch_cli.rl.learner import response_scale
 from mismatch_cli.rl.train_config import AGGREGATIONS
-from tests.algorithms.published import OBJECTIVES, Sample, aggregated, gspo_responses, gspo_token
-from tests.trust_regions.cases import cast, random_policies, signs
+from tests.algorithms.published import OBJECTIVES, Sample, aggregated, gspo, gspo_responses, gspo_token
+from tests.algorithms.published_methods import clip_cov, drpo, gbpo, kl_cov, nfpo, top_entropy
+from tests.algorithms.published_owners import OF_OWNERS, OF_TABLE, PUBLISHED
+from tests.trust_regions.cases import cast, equal_policies, gathered, random_policies, signs, with_keys
 
 RESPONSES, LONGEST = 250, 64
+ROWS = TABLE | OWNERS
+PROMPTS = np.arange(RESPONSES) // 5
+PER_TOKEN: dict[str, Callable[[Sample], Tensor] | None] = {  # with an advantage for each token of a response
+    "gspo": lambda s: gspo_token(s, s.logp_old),
+    "gspo-rollout": lambda s: gspo_token(s, s.logq),
+    "gmpo": None,  # a mean of the response, by its advantage alone
+    "gbpo": None,  # of the prompt's answers one has the median advantage
+}
+VARIANTS: dict[str, Callable[[Sample], Tensor]] = {  # by which a rule does more than by its owner's settings
+    "clip-cov:share=0.1": lambda s: clip_cov(s, 0.1),
+    "kl-cov:share=0.1,beta=1": lambda s: kl_cov(s, 0.1, 1.0),
+    "nfpo:steps=5": lambda s: nfpo(s, 5),
+    "drpo:epsilon=0.1": lambda s: drpo(s, 0.1),  # the weight changes its sign
+    "gbpo:temperature=1": lambda s: gbpo(s, 1.0),
+    "top-entropy:share=0.7": lambda s: top_entropy(s, 0.7),
+}
 
 
 def partition(given: Policies, logp_TK: Tensor, logp_T: Tensor) -> Tensor:
@@ -33,8 +56,20 @@ def sample(given: Policies, advantage_T: Tensor) -> Sample:
     columns = (topk.rollout, given.rollout), (topk.trainer, given.trainer), (topk.recomputed, given.recomputed)
     parts = [partition(given, *pair) for pair in columns]
     logp = given.trainer.clone().requires_grad_()
-    lengths = given.responses.length_S.tolist()
-    return Sample(logp, given.recomputed, given.rollout, advantage_T, lengths, (parts[0], parts[1], parts[2]))
+    lengths, prompts = given.responses.length_S.tolist(), PROMPTS[: len(given.responses.length_S)].tolist()
+    luck, own = given.compare(TRAINER_ROLLOUT).draw_T, (parts[0], parts[1], parts[2])
+    return Sample(
+        logp, given.recomputed, given.rollout, advantage_T, lengths, own, given.compare(TRAINER_ROLLOUT).entropy_T,
+        prompts, luck,
+    )  # fmt: skip
+
+
+def drawn(seed: int, kind: str, algorithm: Algorithm, responses: int = RESPONSES) -> tuple[Policies, Tensor]:
+    """Policies and advantages, all rows of one batch, after a first pass over it."""
+    given = random_policies(seed, responses=responses)
+    advantage_T = advantages(given, kind, seed)
+    keyed = with_keys(given, np.zeros(responses, dtype=np.int64), PROMPTS[:responses])
+    return gathered(keyed, algorithm.batch_rules, advantage_T), advantage_T
 
 
 def advantages(given: Policies, kind: str, seed: int) -> Tensor:
@@ -46,7 +81,8 @@ def advantages(given: Policies, kind: str, seed: int) -> Tensor:
 
 
 def test_every_row_has_its_published_objective() -> None:
-    assert set(OBJECTIVES) == set(TABLE)
+    assert set(OF_TABLE) == set(TABLE) and set(OF_OWNERS) == set(OWNERS)
+    assert len(OF_TABLE) > len(OBJECTIVES) and not set(OF_TABLE) & set(OF_OWNERS)
 
 
 def scale_T(given: Policies, aggregation: str) -> Tensor:
@@ -54,16 +90,24 @@ def scale_T(given: Policies, aggregation: str) -> Tensor:
     return scale_S[given.responses.response_T]
 
 
-@pytest.mark.parametrize("kind", ["per response", "per token"])
-@pytest.mark.parametrize("name", TABLE)
-def test_scale_times_coefficient_is_the_published_gradient(name: str, kind: str) -> None:
+OF_KINDS = [
+    (spec, kind)
+    for kind in ("per response", "per token")
+    for spec in (*ROWS, *VARIANTS)
+    if kind == "per response" or PER_TOKEN.get(spec.partition(":")[0], True)
+]
+
+
+@pytest.mark.parametrize(("spec", "kind"), OF_KINDS)
+def test_scale_times_coefficient_is_the_published_gradient(spec: str, kind: str) -> None:
     """Under every aggregation: whatever divides by a response's length, it is divided by once."""
-    objective = gspo_token if (name, kind) == ("gspo", "per token") else OBJECTIVES[name]
+    algorithm, objective = find(spec), (PUBLISHED | VARIANTS)[spec]
+    if kind == "per token":
+        objective = PER_TOKEN.get(spec) or objective
     for seed in (0, 1):
-        given = random_policies(seed, responses=RESPONSES)
-        advantage_T = advantages(given, kind, seed)
+        given, advantage_T = drawn(seed, kind, algorithm)
         tokens = sample(given, advantage_T)
-        found_T = coefficient_T(TABLE[name], given, advantage_T)
+        found_T = coefficient_T(algorithm, given, advantage_T)
         assert (found_T != 0).any()
         terms_T = objective(tokens)
         for aggregation in AGGREGATIONS:
@@ -115,32 +159,32 @@ def test_published_forms_of_gspo_are_one_under_the_mean_over_responses() -> None
     given = random_policies(0)
     advantage_T = advantages(given, "per response", 0)
     gradients: list[Tensor] = []
-    for objective in (gspo_responses, OBJECTIVES["gspo"], gspo_token):
+    for objective in (gspo_responses, gspo, gspo_token):
         tokens = sample(given, advantage_T)
-        terms = objective(tokens)
+        terms = objective(tokens, tokens.logp_old)
         lengths = tokens.lengths if len(terms) == len(advantage_T) else [1] * len(terms)
         gradients += torch.autograd.grad(aggregated(terms, lengths, "sequence-mean", LONGEST), tokens.logp)
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-12, atol=1e-14)
     torch.testing.assert_close(gradients[0], gradients[2], rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("name", [name for name, row in TABLE.items() if row.masks])
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.masks])
 def test_the_random_tokens_reach_both_sides_of_every_mask(name: str) -> None:
     """Or the equality above would hold for a row without its masks."""
     for seed, kind in ((0, "per response"), (1, "per token")):
-        given = random_policies(seed, responses=RESPONSES)
-        advantage_T = advantages(given, kind, seed)
-        for mask in TABLE[name].masks:
+        given, advantage_T = drawn(seed, kind, ROWS[name])
+        for mask in ROWS[name].masks:
             kept_T = mask.decide(given, advantage_T).keep_T[advantage_T != 0]
             assert min(kept_T.sum(), (~kept_T).sum()) >= 5, mask.region
 
 
-@pytest.mark.parametrize("name", [name for name, row in TABLE.items() if any(f.bounded for f in row.weight)])
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if any(f.bounded for f in row.weight)])
 def test_the_random_tokens_reach_every_cap(name: str) -> None:
     given = random_policies(0)
-    weight = TABLE[name].weight[-1]
-    ratio_T = given.compare(weight.ratio).level_ratio_T(weight.ratio.level)
-    assert 5 <= (ratio_T > weight.bounds[1]).sum() < len(ratio_T) // 2
+    for factor in (factor for factor in ROWS[name].weight if factor.bounded):
+        ratio_T, (floor, cap) = given.compare(factor.ratio).level_ratio_T(factor.ratio.level), factor.bounds
+        assert min((ratio_T > cap).sum(), (ratio_T < cap).sum()) >= 5
+        assert floor == 0 or (ratio_T < floor).sum() >= 5
 
 
 def test_rho_times_the_trainers_own_ratio_is_the_ratio_to_the_rollout() -> None:
@@ -176,28 +220,57 @@ def test_weights_between_bounds_by_hand() -> None:
     )
 
 
-@pytest.mark.parametrize("name", TABLE)
+CHOOSES = {"clip-cov", "top-entropy"}  # tokens by other things than where p is
+DIRECTS = {"gbpo"}  # by the median advantage
+CAPS_BELOW_1 = {"cispo-trl": 0.2}  # where nobody sets epsilon_high
+
+
+@pytest.mark.parametrize("name", ROWS)
 def test_on_policy_every_algorithm_is_reinforce(name: str) -> None:
-    """So a limit on the norm of the gradient means the same for all of them."""
-    drawn = random_policies(3, responses=20)
-    assert drawn.topk is not None
-    topk = type(drawn.topk)(drawn.topk.response_ids_T, drawn.topk.ids_TK, *[drawn.topk.rollout] * 3)
+    """So a limit on the norm of the gradient means the same for all of them, but for those named above."""
+    drawn = equal_policies(random_policies(3, responses=20))
     for dtype in (torch.float32, torch.float64):
-        given = cast(Policies(drawn.rollout, drawn.rollout, drawn.rollout, drawn.offset_S1, topk), dtype)
+        given = cast(drawn, dtype)
         advantage_T = advantages(given, "per token", 3).to(dtype)
-        assert keep_T(TABLE[name], given, advantage_T).all()
-        assert (weight_T(TABLE[name], given, advantage_T) == 1).all()
-        torch.testing.assert_close(coefficient_T(TABLE[name], given, advantage_T), advantage_T)
+        kept_T, weights_T = keep_T(ROWS[name], given, advantage_T), weight_T(ROWS[name], given, advantage_T)
+        assert kept_T.all() == (name not in CHOOSES)
+        sizes_T = weights_T[advantage_T != 0].abs() if name in DIRECTS else weights_T
+        assert (sizes_T == torch.tensor(CAPS_BELOW_1.get(name, 1), dtype=dtype)).all()
+        expected_T = (kept_T * weights_T * advantage_T).to(dtype)
+        torch.testing.assert_close(coefficient_T(ROWS[name], given, advantage_T), expected_T)
 
 
-@pytest.mark.parametrize("name", TABLE)
+def test_what_a_term_adds_does_not_ask_for_an_advantage() -> None:
+    """Without one it is all there is; with one it is added to what masks and weight leave, blocked tokens included."""
+    rows = {name: row for name, row in ROWS.items() if row.term}
+    assert set(rows) == {"prime-rl", "dro", "kimi-k1.5", "kl-cov"}
+    given = random_policies(2)
+    assert given.recomputed is not None
+    d_T, sum_T = given.trainer - given.rollout, given.compare(TRAINER_ROLLOUT).level_log_ratio_T("product")
+    zero_T, advantage_T = torch.zeros_like(d_T), advantages(given, "per token", 2)
+    for name, pull_T in (("prime-rl", -2e-3 * d_T), ("dro", -0.05 * d_T), ("kimi-k1.5", -0.1 * sum_T)):
+        torch.testing.assert_close(coefficient_T(rows[name], given, zero_T), pull_T, rtol=1e-14, atol=0)
+        apart = replace(rows[name], term=None)
+        whole_T = coefficient_T(apart, given, advantage_T) + pull_T
+        torch.testing.assert_close(coefficient_T(rows[name], given, advantage_T), whole_T, rtol=1e-14, atol=0)
+    blocked_T = ~keep_T(rows["prime-rl"], given, advantage_T)
+    assert blocked_T.any() and (coefficient_T(rows["prime-rl"], given, advantage_T)[blocked_T] != 0).all()
+    # The covariance of a token without advantage is with the batch's mean, which others make.
+    advantage_T[::2] = 0
+    found_T = coefficient_T(find("kl-cov:share=0.3"), given, advantage_T)[::2]
+    signs_T = (given.recomputed - given.trainer).sign()[::2]
+    assert torch.equal(found_T[found_T != 0], 0.1 * signs_T[found_T != 0])
+    assert 5 < (found_T != 0).sum() < len(found_T) - 5
+
+
+@pytest.mark.parametrize("name", ROWS)
 def test_coefficients_have_the_dtype_of_the_log_probs_and_no_gradient(name: str) -> None:
     exact = random_policies(4, responses=10)
     rounded = cast(exact, torch.float32)
     advantage_T = advantages(exact, "per token", 4)
     rounded.trainer.requires_grad_()
-    found_T = coefficient_T(TABLE[name], rounded, advantage_T.float())
+    found_T = coefficient_T(ROWS[name], rounded, advantage_T.float())
     assert found_T.dtype == torch.float32 and not found_T.requires_grad
-    expected_T = coefficient_T(TABLE[name], exact, advantage_T)
+    expected_T = coefficient_T(ROWS[name], exact, advantage_T)
     close_T = (found_T - expected_T).abs() <= 1e-4 * expected_T.abs() + 1e-6
     assert (~close_T).sum() <= 1  # a token within rounding of a threshold

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from mismatch_cli.algorithms import table
+from mismatch_cli.algorithms import owners, table
 from mismatch_cli.algorithms.algorithm import coefficient_T, keep_T, weight_T
+from mismatch_cli.algorithms.owners import OWNERS
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.rules import Mask, capped
 from mismatch_cli.algorithms.table import ALIASES, TABLE
 from mismatch_cli.policies import ENGINE_GAP, TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Policies
 from tests.trust_regions.cases import F64, INF, REGIONS, policies, random_policies, signs
 
+ROWS = TABLE | OWNERS
+OVER_BATCHES = {"gbpo", "m2po", "m2po-areal", "clip-cov", "kl-cov", "top-entropy"}
+NO_POLICIES = {"mismatch_cli.trust_regions.top_entropy"}  # it looks at the entropy alone
+
 VARIANTS = [
     "dppo-binary-tv:max_tv=0.2",
+    "dppo-binary-tv:tv_low=0.1,tv_high=0.3",
+    "kl-cov:share=0.01",
+    "cppo:delta=0.2",
+    "prime-rl:beta=0",
+    "gbpo:lambda=1",
     "dppo-binary-tv:anchor=recomputed",
     "dppo-topk-kl:k=5,cap=3,replace_last=true",
     "ppo-icepop:band_low=0.25,band_high=4,floor=0.5,cap=2",
@@ -25,13 +37,19 @@ VARIANTS = [
 ]
 
 
+SAME = {"top-entropy"}  # the row is the mask on DAPO, and has its name: the mask alone cannot be typed
+
+
 def test_names_are_unique() -> None:
     assert len(table._ROWS) == len(TABLE)
-    assert not set(TABLE) & set(ALIASES) and not (set(TABLE) | set(ALIASES)) & set(REGIONS)
+    assert len(OWNERS) == sum(map(len, (owners._VERL, owners._CISPO, owners._OTHERS, owners._SCALING)))
+    rows = set(TABLE) | set(OWNERS)
+    assert not set(TABLE) & set(OWNERS) and not rows & set(ALIASES)
+    assert (rows | set(ALIASES)) & set(REGIONS) == SAME
     assert set(ALIASES.values()) <= set(TABLE)
 
 
-@pytest.mark.parametrize("spec", [*TABLE, *REGIONS, *VARIANTS])
+@pytest.mark.parametrize("spec", [*ROWS, *REGIONS, *VARIANTS])
 def test_formulas_are_filled_in(spec: str) -> None:
     algorithm = find(spec)
     for formula in algorithm.formulas:
@@ -39,7 +57,9 @@ def test_formulas_are_filled_in(spec: str) -> None:
     assert algorithm.source
     blocked, weight = algorithm.formulas
     assert (blocked == "never") == (not algorithm.masks or spec == "none")
-    assert (weight == "1") == (not algorithm.weight)
+    assert weight.startswith("1, and ") == (not algorithm.weight and algorithm.term is not None)
+    assert (weight == "1") == (not algorithm.weight and algorithm.term is None)
+    assert weight.endswith(" is added to weight · A") == (algorithm.term is not None)
 
 
 @pytest.mark.parametrize(
@@ -48,10 +68,22 @@ def test_formulas_are_filled_in(spec: str) -> None:
         ("reinforce", "never", "1"),
         ("pg-tis", "never", "min(r, 3)"),
         ("minirl-tis", "A > 0 and r′ > 1 + ε_high, or A < 0 and r′ < 1 − ε_low (ε = 0.2 / 0.28)", "min(r, 3)"),
-        ("dppo-binary-tv", "A > 0 and p − q > δ, or A < 0 and q − p > δ (δ = 0.15)", "r"),
-        ("dppo-binary-tv-recompute", "A > 0 and p − p′ > δ, or A < 0 and p′ − p > δ (δ = 0.15)", "r"),
+        ("dppo-binary-tv", "A > 0 and p − q > δ_high, or A < 0 and q − p > δ_low (δ = 0.15)", "r"),
+        (
+            "dppo-binary-tv:tv_low=0.1",
+            "A > 0 and p − q > δ_high, or A < 0 and q − p > δ_low (δ = 0.1 / 0.15)",
+            "r",
+        ),
+        ("dppo-binary-tv-recompute", "A > 0 and p − p′ > δ_high, or A < 0 and p′ − p > δ_low (δ = 0.15)", "r"),
         ("mask-0.8", "A < 0 and q − p ≥ δ (δ = 0.8)", "r"),
-        ("prime-rl", "A > 0 and p − q > δ, or A < 0 and q − p > δ (δ = 0.2)", "r"),
+        (
+            "prime-rl",
+            "A > 0 and p − q > δ_high, or A < 0 and q − p > δ_low (δ = 0.2)",
+            "r, and −0.002 log r is added to weight · A",
+        ),
+        ("kimi-k1.5", "never", "1, and −0.1 log Πr is added to weight · A"),
+        ("cispo-verl", "never", "max(min(r′, 1.2), 0.8)"),
+        ("veto", "any r of the response outside [0.0001, 100]", "r"),
         ("ipo", "|p − q| > δ (δ = 0.1)", "r"),
     ],
 )
@@ -92,10 +124,12 @@ def test_weights_in_words(spec: str, weight: str) -> None:
     assert find(spec).formulas[1] == weight
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", ROWS)
 def test_what_a_row_needs_is_enough(name: str) -> None:
-    """Without the recomputed policy or the top-K, unless the row says that it needs them."""
-    algorithm, given = TABLE[name], random_policies(0)
+    """Without the recomputed policy, the top-K or the entropy, unless the row says that it needs them."""
+    algorithm, given = ROWS[name], random_policies(0)
+    assert algorithm.needs_entropy == (name == "top-entropy")
+    assert bool(algorithm.batch_rules) == (name in OVER_BATCHES)
     assert given.recomputed is not None
     assert algorithm.needs_top_k == (20 if "topk" in name else 0)
     lean = Policies(
@@ -104,11 +138,13 @@ def test_what_a_row_needs_is_enough(name: str) -> None:
         given.recomputed if algorithm.needs_recomputed else None,
         given.offset_S1,
         given.topk if algorithm.needs_top_k else None,
+        given.entropy_T if algorithm.needs_entropy else None,
     )
     advantage_T = signs(len(given.trainer))
     assert torch.equal(coefficient_T(algorithm, lean, advantage_T), coefficient_T(algorithm, given, advantage_T))
-    if algorithm.needs_recomputed:  # and it is really used
-        other = Policies(given.rollout, given.trainer, given.recomputed.roll(1), given.offset_S1, given.topk)
+    rules = [rule for rule in algorithm.rules if rule.module.__name__ not in NO_POLICIES]
+    if any("recomputed" in (rule.ratio.current, rule.ratio.anchor) for rule in rules):  # and it is really used
+        other = replace(given, recomputed=given.recomputed.roll(1))
         assert not torch.equal(
             coefficient_T(algorithm, other, advantage_T), coefficient_T(algorithm, lean, advantage_T)
         )
@@ -125,15 +161,21 @@ def test_anchors() -> None:
         "gspo": "recomputed",
         "reinforce": "none",
         "icepop": "rollout",
+        "sapo": "recomputed",
+        "vespo": "rollout",
+        "dro": "rollout",
+        "kl-cov": "recomputed",
+        "verl-bypass-pg-is": "none",
+        "verl-geo-rs": "both",
         "dppo-binary-kl:anchor=recomputed": "recomputed",
     }
     assert {spec: find(spec).anchor for spec in expected} == expected
 
 
 def test_rows_whose_weight_is_r() -> None:
-    weighs = {name for name, row in TABLE.items() if row.weighs_by_ratio}
-    assert {"pg-is", "pg-tis", "minirl", "dppo-binary-tv", "mask-0.5", "prime-rl", "ipo"} <= weighs
-    assert not weighs & {"reinforce", "ppo", "ppo-tis", "ppo-mis", "gspo"}
+    weighs = {name for name, row in ROWS.items() if row.weighs_by_ratio}
+    assert {"pg-is", "pg-tis", "minirl", "dppo-binary-tv", "mask-0.5", "prime-rl", "ipo", "cispo-tinker"} <= weighs
+    assert not weighs & {"reinforce", "ppo", "ppo-tis", "ppo-mis", "gspo", "sapo", "drpo", "dro", "nfpo", "cispo-verl"}
 
 
 def test_a_token_counts_where_every_mask_keeps_it() -> None:
@@ -147,17 +189,20 @@ def test_a_token_counts_where_every_mask_keeps_it() -> None:
     assert (coefficient_T(both, given, advantage_T)[~(each[0] & each[1]) | (advantage_T == 0)] == 0).all()
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", ROWS)
 def test_blocked_tokens_are_zero_also_where_the_weight_is_infinite(name: str) -> None:
-    """Ratios of e^200 in float32: inf · A, and inf · 0 where there is no advantage."""
+    """Ratios of e^200 in float32: inf · A, and inf · 0 where there is no advantage; what a term adds is finite."""
+    row = replace(ROWS[name], term=None)
     rollout, trainer = torch.tensor([-200.0, -200, -1, -0.1]), torch.tensor([-0.1, -0.1, -1.1, -INF])
     advantage_T = torch.tensor([1.0, 0, 1, -1])
     for recomputed in (rollout, trainer.clamp(min=-300), torch.full_like(rollout, -2)):
         given = policies(rollout, trainer, recomputed, lengths=[1, 1, 1, 1])
-        kept_T = keep_T(TABLE[name], given, advantage_T)
-        found_T = coefficient_T(TABLE[name], given, advantage_T)
+        kept_T = keep_T(row, given, advantage_T)
+        found_T = coefficient_T(row, given, advantage_T)
         assert (found_T[~kept_T | (advantage_T == 0)] == 0).all()
         assert not found_T.isnan().any()
+        whole_T = coefficient_T(ROWS[name], given, advantage_T)
+        assert not whole_T.isnan().any() and (whole_T - found_T)[found_T.isfinite()].isfinite().all()
 
 
 def test_an_infinite_weight_is_really_reached() -> None:
@@ -168,14 +213,17 @@ def test_an_infinite_weight_is_really_reached() -> None:
     assert coefficient_T(TABLE["pg-is"], given, torch.zeros(1)).item() == 0
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", ROWS)
 def test_a_token_outside_the_trainers_support_both_times(name: str) -> None:
-    """At equal weights the recomputed policy is the trainer, and a truncated support excludes the token in both."""
+    """At equal weights the recomputed policy is the trainer, and a truncated support excludes the token in both.
+
+    The log ratio of a whole response is infinite then, and so is a pull by it.
+    """
     rollout, trainer = torch.tensor([-0.5, -3, -1], dtype=F64), torch.tensor([-0.4, -INF, -1.2], dtype=F64)
     given = policies(rollout, trainer)
     for sign in (1.0, -1.0):
-        found_T = coefficient_T(TABLE[name], given, torch.full_like(rollout, sign))
-        assert found_T.isfinite().all()
+        found_T = coefficient_T(ROWS[name], given, torch.full_like(rollout, sign))
+        assert found_T.isfinite().all() == (name != "kimi-k1.5") and not found_T.isnan().any()
 
 
 def test_masks_of_any_ratio() -> None:

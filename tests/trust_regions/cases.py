@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from mismatch_cli import registry, trust_regions
-from mismatch_cli.arrays import Array
-from mismatch_cli.policies import TRAINER_ROLLOUT, Policies, TopKLogProbs
+from mismatch_cli.algorithms.rules import Mask, Rule
+from mismatch_cli.arrays import Array, as_numpy
+from mismatch_cli.batches import Batches, Found
+from mismatch_cli.policies import Policies, TopKLogProbs
 from mismatch_cli.trust_regions import Decision, Threshold
 
 REGIONS = registry.names(trust_regions.PACKAGE)
 ONE_SIDED = [name for name in REGIONS if trust_regions.find(name).NOT_ONE_SIDED == ""]
+OVER_BATCHES = [name for name in REGIONS if hasattr(trust_regions.find(name), "SCOPE")]
 F64 = torch.float64
 INF = float("inf")
 K = 20
@@ -21,10 +27,14 @@ K = 20
 def policies(
     rollout: Tensor, trainer: Tensor, recomputed: Tensor | None = None, lengths: list[int] | None = None
 ) -> Policies:
-    """Policies of given log-probabilities, one response unless lengths are given, with a top-K that fits them."""
+    """Policies of given log-probabilities, one response unless lengths are given, with a top-K that fits them.
+
+    The entropy is that of {sampled token, any other}.
+    """
     offset_S1 = torch.tensor([0, *(lengths or [len(rollout)])]).cumsum(0)
     recomputed = trainer if recomputed is None else recomputed
-    return Policies(rollout, trainer, recomputed, offset_S1, topk_around(rollout, trainer, recomputed))
+    entropy_T = torch.special.entr(trainer.exp()) + torch.special.entr(-torch.expm1(trainer))
+    return Policies(rollout, trainer, recomputed, offset_S1, topk_around(rollout, trainer, recomputed), entropy_T)
 
 
 def topk_around(rollout: Tensor, trainer: Tensor, recomputed: Tensor) -> TopKLogProbs:
@@ -65,7 +75,9 @@ def random_policies(seed: int, responses: int = 60, longest: int = 40, vocabular
     top_TK = logp_TV[0].topk(K, dim=-1).indices
     rollout, trainer, recomputed = (x_TV[torch.arange(tokens), ids_T] for x_TV in logp_TV)
     topk = TopKLogProbs(ids_T, top_TK, *(x_TV.gather(1, top_TK) for x_TV in logp_TV))
-    return Policies(rollout, trainer, recomputed, torch.cat([torch.zeros(1).long(), length_S.cumsum(0)]), topk)
+    entropy_T = torch.special.entr(logp_TV[1].exp()).sum(-1)
+    offset_S1 = torch.cat([torch.zeros(1).long(), length_S.cumsum(0)])
+    return Policies(rollout, trainer, recomputed, offset_S1, topk, entropy_T)
 
 
 def cast(given: Policies, dtype: torch.dtype) -> Policies:
@@ -75,17 +87,71 @@ def cast(given: Policies, dtype: torch.dtype) -> Policies:
     columns = (topk.rollout, topk.trainer, topk.recomputed)
     converted = TopKLogProbs(topk.response_ids_T, topk.ids_TK, *(x.to(dtype) for x in columns))
     rollout, trainer, recomputed = (x.to(dtype) for x in (given.rollout, given.trainer, given.recomputed))
-    return Policies(rollout, trainer, recomputed, given.offset_S1, converted)
+    entropy_T = None if given.entropy_T is None else given.entropy_T.to(dtype)
+    return Policies(rollout, trainer, recomputed, given.offset_S1, converted, entropy_T, given.batches)
+
+
+def mapped(topk: TopKLogProbs | None, function: Callable[[Array], Array]) -> TopKLogProbs | None:
+    """A function of each column."""
+    if topk is None:
+        return None
+    columns = (topk.response_ids_T, topk.ids_TK, topk.rollout, topk.trainer, topk.recomputed)
+    return TopKLogProbs(*(None if x is None else function(x) for x in columns))
 
 
 def in_numpy(given: Policies) -> Policies:
     """The same policies as numpy arrays."""
-    topk = given.topk
     return Policies(
         *(None if x is None else x.numpy() for x in (given.rollout, given.trainer, given.recomputed)),
         given.offset_S1.numpy(),
-        None if topk is None else TopKLogProbs(*(None if x is None else x.numpy() for x in vars(topk).values())),
+        mapped(given.topk, Tensor.numpy),
+        None if given.entropy_T is None else given.entropy_T.numpy(),
+        given.batches,
     )
+
+
+def equal_policies(drawn: Policies) -> Policies:
+    """On-policy: the trainer, then and now, is the rollout."""
+    assert drawn.topk is not None
+    topk = TopKLogProbs(drawn.topk.response_ids_T, drawn.topk.ids_TK, *[drawn.topk.rollout] * 3)
+    return Policies(drawn.rollout, drawn.rollout, drawn.rollout, drawn.offset_S1, topk, drawn.entropy_T, drawn.batches)
+
+
+def taken(given: Policies, responses: list[int]) -> tuple[Policies, Tensor]:
+    """Some responses in some order, and where their tokens stood; batches and what was found in them go along."""
+    offset, batches = given.offset_S1.tolist(), given.batches
+    spans = [torch.arange(offset[s], offset[s + 1]) for s in responses]
+    place_T = torch.cat([torch.zeros(0, dtype=torch.int64), *spans])
+    topk = mapped(given.topk, lambda x: x[place_T])
+    offset_S1 = torch.tensor([0, *map(len, spans)]).cumsum(0)
+    columns = (None if x is None else x[place_T] for x in (given.rollout, given.trainer, given.recomputed))
+    if batches is not None:
+        hash_T = batches.hash_T()[place_T.numpy()]
+        batches = Batches(batches.batch_S[responses], batches.group_S[responses], lambda: hash_T, batches.found)
+    entropy_T = None if given.entropy_T is None else given.entropy_T[place_T]
+    return Policies(*columns, offset_S1, topk, entropy_T, batches), place_T
+
+
+def with_keys(given: Policies, minibatch_S: np.ndarray, prompt_S: np.ndarray) -> Policies:
+    """The same, as rows of one step: each in a minibatch, each an answer to a prompt."""
+    sample_S, zeros_S = np.arange(len(prompt_S)), np.zeros(len(prompt_S), dtype=np.int64)
+    responses = given.responses
+    places = as_numpy(responses.response_T), as_numpy(responses.position_T)
+    batches = Batches.of_rows(zeros_S, zeros_S, minibatch_S, prompt_S, sample_S, lambda: places)
+    return replace(given, batches=batches)
+
+
+def settled(rule: Rule, parts: list[tuple[Policies, Array]]) -> Found:
+    """What a rule finds in batches, or groups, of which each part holds a piece."""
+    rows: dict[int, list[np.ndarray]] = {}
+    for given, advantage_T in parts:
+        assert given.batches is not None and rule.scope is not None
+        key_T = given.batches.key_S(rule.scope)[as_numpy(given.responses.response_T)]
+        rows_TM = rule.collect(given, advantage_T)
+        for key in np.unique(key_T).tolist():
+            rows.setdefault(key, []).append(rows_TM[key_T == key])
+    keys = sorted(rows)
+    return Found(np.array(keys), np.array([rule.settle(np.concatenate(rows[key])) for key in keys]))
 
 
 def like(given: Policies, column_T: Tensor) -> Array:
@@ -93,11 +159,20 @@ def like(given: Policies, column_T: Tensor) -> Array:
     return column_T.numpy() if isinstance(given.rollout, np.ndarray) else column_T
 
 
+def gathered(given: Policies, rules: Iterable[Rule], advantage_T: Array) -> Policies:
+    """The same, after a first pass over all of it."""
+    assert given.batches is not None
+    return replace(
+        given, batches=given.batches.settled({rule: settled(rule, [(given, advantage_T)]) for rule in rules})
+    )
+
+
 def columns(given: Policies) -> list[Array]:
     """What policies are made of, their top-K included."""
     topk = given.topk
     assert topk is not None and given.recomputed is not None
-    return [given.rollout, given.trainer, given.recomputed, given.offset_S1, topk.ids_TK, topk.rollout, topk.trainer]
+    own = [given.rollout, given.trainer, given.recomputed, given.offset_S1, given.entropy_T]
+    return [*own, topk.ids_TK, topk.rollout, topk.trainer]
 
 
 def same(x: Array, y: Array) -> bool:
@@ -109,9 +184,13 @@ def signs(tokens: int, seed: int = 0, dtype: torch.dtype = F64) -> Tensor:
     return torch.randn(tokens, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def ask(name: str, given: Policies, advantage_T: Tensor, **chosen: Threshold) -> Decision:
-    """What a trust region itself says of the trainer against the rollout."""
-    return trust_regions.find(name).trust_region(given.compare(TRAINER_ROLLOUT), advantage_T, **chosen)
+def ask(name: str, given: Policies, advantage_T: Array, **chosen: Threshold) -> Decision:
+    """What a trust region itself says of the trainer against the rollout, all tokens being one batch."""
+    mask, columns = Mask(name, chosen=tuple(chosen.items())), (given.compare(Mask(name).ratio), advantage_T)
+    if mask.scope is None:
+        return mask.module.trust_region(*columns, **chosen)
+    values_F = torch.from_numpy(mask.settle(mask.collect(given, advantage_T)))
+    return mask.module.trust_region(*columns, like(given, values_F.repeat(len(advantage_T), 1)), **chosen)
 
 
 def kept(name: str, given: Policies, advantage_T: Tensor, **chosen: Threshold) -> list[bool]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import string
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -13,11 +14,37 @@ from mismatch_cli import trust_regions
 from mismatch_cli.algorithms.rules import Mask
 from mismatch_cli.errors import UsageError
 from mismatch_cli.policies import ENGINE_GAP, TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Policies, TopKLogProbs
-from tests.trust_regions.cases import F64, INF, REGIONS, K, ask, cast, columns, policies, random_policies, signs
+from tests.trust_regions.cases import (
+    F64,
+    INF,
+    OVER_BATCHES,
+    REGIONS,
+    K,
+    ask,
+    cast,
+    columns,
+    policies,
+    random_policies,
+    signs,
+    taken,
+    with_keys,
+)
 
 SYMBOLS = {"r", "p", "q"}
-SHARES = ("max_tv", "max_drop", "ratio_low", "alpha")  # of probability, or of a ratio's fall
+SHARES = ("max_tv", "tv_low", "tv_high", "max_drop", "ratio_low", "alpha", "share", "least_weight")
+NO_SHARES = {("sequence-tv", "max_tv")}  # a mean of |r − 1|, which has no upper end
+ANY_SIGN = {("covariance-clip", "cov_low"), ("covariance-clip", "cov_high")}  # a covariance may be below 0
 SEQUENCE = ("opsm", "sequence-mean", "sequence-product", "sequence-ratio")
+UNSIGNED = {  # what a statistic is that does not have the sign of p − q
+    "kl-estimate": "at least 0",
+    "sequence-tv": "at least 0",
+    "second-moment": "at least 0",
+    "top-entropy": "at least 0",
+    "cumulative-tv": "what exceeds a budget",
+    "covariance-clip": "goes with A",
+    "veto": "that of the furthest token",
+}
+ENDLESS = ("max_kl", "kl_high", "ratio_high", "log_high", "max_moment")
 NUMERIC = [
     (name, threshold)
     for name in REGIONS
@@ -37,12 +64,53 @@ def test_signature_and_texts(name: str) -> None:
     assert inspect.getdoc(region) and inspect.getdoc(region.trust_region)
     assert isinstance(region.FORMULA, str) and region.FORMULA and isinstance(region.NOT_ONE_SIDED, str)
     parameters = inspect.signature(region.trust_region).parameters
-    assert list(parameters)[:2] == ["compared", "advantage_T"]
-    for threshold in list(parameters.values())[2:]:
+    positional = ["compared", "advantage_T", *["settled_TF"] * (name in OVER_BATCHES)]
+    assert list(parameters)[: len(positional)] == positional
+    for threshold in list(parameters.values())[len(positional) :]:
         assert threshold.kind is inspect.Parameter.KEYWORD_ONLY
         assert isinstance(threshold.default, (float, int, str, bool))
         assert threshold.name not in SYMBOLS  # formulas need the letters
-    assert set(trust_regions.thresholds(region)) == set(parameters) - {"compared", "advantage_T"}
+    assert set(trust_regions.thresholds(region)) == set(parameters) - set(positional)
+
+
+def test_which_masks_look_at_batches() -> None:
+    """Their three functions take the same thresholds, with the same defaults."""
+    assert OVER_BATCHES == ["covariance-clip", "second-moment", "top-entropy"]
+    for region in map(trust_regions.find, OVER_BATCHES):
+        assert region.SCOPE in ("batch", "group")
+        signatures = [inspect.signature(f).parameters for f in (region.trust_region, region.collect, region.settle)]
+        positional = [[n for n, p in given.items() if p.kind is not p.KEYWORD_ONLY] for given in signatures]
+        assert positional == [["compared", "advantage_T", "settled_TF"], ["compared", "advantage_T"], ["rows_UM"]]
+        for given in signatures:
+            assert {n: p.default for n, p in given.items() if p.kind is p.KEYWORD_ONLY} == (
+                trust_regions.thresholds(region)
+            )
+
+
+@pytest.mark.parametrize("name", sorted(set(REGIONS) - set(OVER_BATCHES)))
+def test_a_mask_without_a_scope_sees_no_other_response(name: str) -> None:
+    """The decisions on a response are those on it alone."""
+    given = random_policies(6, responses=12)
+    advantage_T = signs(len(given.trainer))
+    together = ask(name, given, advantage_T)
+    for s in range(12):
+        alone, place_T = taken(given, [s])
+        found = ask(name, alone, advantage_T[place_T])
+        assert torch.equal(found.keep_T, together.keep_T[place_T])
+        torch.testing.assert_close(found.statistic_T, together.statistic_T[place_T], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", REGIONS)
+def test_the_order_of_responses_does_not_matter(name: str) -> None:
+    """Nor does it for what is drawn, which follows from the keys of rows."""
+    given = random_policies(7, responses=40)
+    given = with_keys(given, np.zeros(40, dtype=np.int64), np.arange(40) // 4)
+    advantage_T = signs(len(given.trainer))
+    turned, place_T = taken(given, torch.randperm(40, generator=torch.Generator().manual_seed(0)).tolist())
+    chosen = {"share": 0.1} if name == "covariance-clip" else {}
+    expected, found = ask(name, given, advantage_T, **chosen), ask(name, turned, advantage_T[place_T], **chosen)
+    assert torch.equal(found.keep_T, expected.keep_T[place_T])
+    torch.testing.assert_close(found.statistic_T, expected.statistic_T[place_T], rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("name", REGIONS)
@@ -101,7 +169,8 @@ def test_masks_leave_no_trace_in_what_they_share() -> None:
 def test_few_tokens(name: str, dtype: torch.dtype, lengths: list[int]) -> None:
     empty = torch.zeros(sum(lengths), dtype=dtype)
     given = policies(empty - 1, empty - 0.5)
-    given = Policies(given.rollout, given.trainer, None, torch.tensor([0, *lengths]).cumsum(0), given.topk)
+    offset_S1 = torch.tensor([0, *lengths]).cumsum(0)
+    given = Policies(given.rollout, given.trainer, None, offset_S1, given.topk, given.entropy_T)
     decision = ask(name, given, empty + 1)
     assert decision.keep_T.shape == decision.statistic_T.shape == empty.shape
     assert decision.statistic_T.isfinite().all()
@@ -118,7 +187,7 @@ def test_an_empty_response_changes_nothing(name: str) -> None:
         assert torch.equal(with_empty.statistic_T, without.statistic_T)
 
 
-@pytest.mark.parametrize("name", REGIONS)
+@pytest.mark.parametrize("name", sorted(set(REGIONS) - set(UNSIGNED)))
 def test_the_statistic_has_the_sign_of_the_move(name: str) -> None:
     given = random_policies(2)
     d_T = given.trainer - given.rollout
@@ -126,6 +195,16 @@ def test_the_statistic_has_the_sign_of_the_move(name: str) -> None:
     expected = mean_S[given.responses.response_T] if name in SEQUENCE else d_T
     statistic_T = ask(name, given, signs(len(d_T))).statistic_T
     assert torch.equal(statistic_T > 0, expected > 0) and torch.equal(statistic_T < 0, expected < 0)
+
+
+def test_statistics_without_a_side() -> None:
+    """Of other masks a statistic says how far, or what else was compared, as their docstrings say."""
+    given = random_policies(2)
+    d_T = given.trainer - given.rollout
+    for name, says in UNSIGNED.items():
+        statistic_T = ask(name, given, signs(len(d_T))).statistic_T
+        assert not torch.equal(statistic_T > 0, d_T > 0), name
+        assert says != "at least 0" or (statistic_T >= 0).all(), name
 
 
 @pytest.mark.parametrize("name", REGIONS)
@@ -149,7 +228,7 @@ def test_every_mask_blocks_something_and_keeps_something() -> None:
         assert keep_T.any() and not keep_T.all(), name
 
 
-@pytest.mark.parametrize(("name", "threshold"), NUMERIC)
+@pytest.mark.parametrize(("name", "threshold"), [pair for pair in NUMERIC if pair not in ANY_SIGN])
 @pytest.mark.parametrize("value", [-1, -1e-9, float("nan")])
 def test_negative_thresholds_are_refused(name: str, threshold: str, value: float) -> None:
     shown = letter(name, threshold)
@@ -162,7 +241,10 @@ def test_negative_thresholds_are_refused(name: str, threshold: str, value: float
         )
 
 
-@pytest.mark.parametrize(("name", "threshold"), [pair for pair in NUMERIC if pair[1] in SHARES])
+OF_SHARES = [pair for pair in NUMERIC if pair[1] in SHARES and pair not in NO_SHARES]
+
+
+@pytest.mark.parametrize(("name", "threshold"), OF_SHARES)
 def test_a_threshold_that_nothing_can_reach_is_refused(name: str, threshold: str) -> None:
     """A probability moves by at most 1, and a ratio falls by at most 1; 15 for 15 % would block nothing, silently."""
     given = random_policies(0, responses=2)
@@ -175,26 +257,34 @@ def test_a_threshold_that_nothing_can_reach_is_refused(name: str, threshold: str
     ask(name, given, advantage_T, **{threshold: 1.0})
 
 
-@pytest.mark.parametrize(("name", "threshold"), [(n, t) for n, t in NUMERIC if t in ("max_kl", "ratio_high")])
+@pytest.mark.parametrize(("name", "threshold"), [*((n, t) for n, t in NUMERIC if t in ENDLESS), *NO_SHARES])
 def test_what_has_no_upper_end_may_be_large(name: str, threshold: str) -> None:
+    """And keeps everything with A > 0, where the mask judges by it alone."""
     given = random_policies(0, responses=2)
-    assert ask(name, given, signs(len(given.trainer)), **{threshold: 1e6}).keep_T[signs(len(given.trainer)) > 0].all()
+    advantage_T = signs(len(given.trainer))
+    nobody = {"cov_high": 1.0} if name == "covariance-clip" else {}  # it draws besides
+    assert ask(name, given, advantage_T, **nobody, **{threshold: 1e6}).keep_T[advantage_T > 0].all()
 
 
 def test_which_thresholds_are_shares() -> None:
     found = {threshold: {name for name, other in NUMERIC if other == threshold} for threshold in SHARES}
-    assert found["max_tv"] >= {"binary-tv", "top-k-tv", "probability-band"} and found["max_drop"] == {
+    assert found["tv_low"] == found["tv_high"] == {"binary-tv", "top-k-tv"} and found["max_drop"] == {
         "minimal-negative"
     }
+    assert found["max_tv"] == {"probability-band", "cumulative-tv", "sequence-tv"}
     assert found["ratio_low"] >= {"ratio-clip", "relaxed-ratio-clip", "sequence-ratio"} and found["alpha"]
+    assert found["share"] == {"covariance-clip", "top-entropy"} and found["least_weight"] == {"cumulative-tv"}
 
 
 @pytest.mark.parametrize("name", REGIONS)
 def test_a_mask_that_reads_top_k_says_so(name: str) -> None:
-    """The mark decides whether a trace must hold top-K columns, and `k` how many."""
+    """The mark decides whether a trace must hold top-K columns, and `k` how many; likewise the entropy."""
     given, region = random_policies(0, responses=2), trust_regions.find(name)
     lean = Policies(given.rollout, given.trainer, None, given.offset_S1)
-    if getattr(region, "READS_TOP_K", False):
+    if getattr(region, "READS_ENTROPY", False):
+        with pytest.raises(ValueError, match="this rule needs the trainer's entropy"):
+            ask(name, lean, signs(len(given.trainer)))
+    elif getattr(region, "READS_TOP_K", False):
         assert type(trust_regions.thresholds(region)["k"]) is int
         with pytest.raises(ValueError, match="columns"):
             ask(name, lean, signs(len(given.trainer)))
@@ -204,10 +294,11 @@ def test_a_mask_that_reads_top_k_says_so(name: str) -> None:
 
 def test_which_masks_read_top_k() -> None:
     assert [n for n in REGIONS if getattr(trust_regions.find(n), "READS_TOP_K", False)] == ["top-k-kl", "top-k-tv"]
+    assert [n for n in REGIONS if getattr(trust_regions.find(n), "READS_ENTROPY", False)] == ["top-entropy"]
 
 
 @pytest.mark.parametrize(("low", "high"), [(1.1, 2), (0.5, 0.9)])
-@pytest.mark.parametrize("name", ["icepop", "sequence-mean", "sequence-product"])
+@pytest.mark.parametrize("name", ["icepop", "sequence-mean", "sequence-product", "veto"])
 def test_a_band_without_the_ratio_1_is_refused(name: str, low: float, high: float) -> None:
     with pytest.raises(UsageError, match=f"band_low={low:g}, band_high={high:g}"):
         ask(name, random_policies(0, responses=2), signs(1), band_low=low, band_high=high)
@@ -219,6 +310,9 @@ def test_other_thresholds_that_make_no_sense() -> None:
         ("minimal-negative", {"max_drop": 0.0}),
         ("top-k-kl", {"k": 0}),
         ("dual-clip", {"max_ratio": 0.9}),
+        ("kl-estimate", {"estimator": "k1"}),
+        ("kl-estimate", {"over": "min"}),
+        ("second-moment", {"counted": "inward"}),
     ):
         with pytest.raises(UsageError):
             ask(name, given, signs(len(given.trainer)), **chosen)

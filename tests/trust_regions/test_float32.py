@@ -22,11 +22,14 @@ def square() -> tuple[np.ndarray, np.ndarray]:
 def true_statistics(q: np.ndarray, p: np.ndarray) -> dict[str, np.ndarray]:
     """p − q and KL(q‖p) in float64, as published."""
     kl = q * np.log(q / p) + (1 - q) * np.log((1 - q) / (1 - p))
-    return {"binary-tv": p - q, "binary-kl": np.copysign(kl, p - q), "ratio-clip": p / q - 1}
+    found = {"binary-tv": p - q, "binary-kl": np.copysign(kl, p - q)}
+    return found | {"ratio-clip": p / q - 1, "log-ratio-clip": np.log(p / q)}
 
 
-CASES = [("binary-tv", {"max_tv": 0.15}, 0.15, 0.15), ("binary-kl", {"max_kl": 0.05}, 0.05, 0.05)]
-CASES += [("binary-tv", {"max_tv": 0.01}, 0.01, 0.01), ("binary-kl", {"max_kl": 1e-3}, 1e-3, 1e-3)]
+CASES = [("binary-tv", {}, 0.15, 0.15), ("binary-kl", {}, 0.05, 0.05)]
+CASES += [("binary-tv", {"tv_low": 0.02, "tv_high": 0.01}, 0.02, 0.01)]
+CASES += [("binary-kl", {"kl_low": 1e-3, "kl_high": 2e-3}, 1e-3, 2e-3)]
+CASES += [("log-ratio-clip", {}, 0.4, 0.4)]
 CASES += [("ratio-clip", {}, 0.2, 0.28)]
 
 
@@ -55,7 +58,7 @@ def test_near_certain_tokens_are_where_the_published_form_decides_wrongly() -> N
     mu, pi = rollout.exp(), trainer.exp()
     published = mu * (rollout - trainer) + (1 - mu) * torch.log((1 - mu + 1e-8) / (1 - pi + 1e-8))
     given = Policies(rollout, trainer, None, torch.tensor([0, len(rollout)]))
-    keep = ask("binary-kl", given, torch.ones_like(trainer), max_kl=0.05).keep_T.numpy()
+    keep = ask("binary-kl", given, torch.ones_like(trainer)).keep_T.numpy()
     true = true_statistics(q, p)["binary-kl"]
     clear = np.abs(true / 0.05 - 1) > NEAR
     assert ((published <= 0.05).numpy() != (true <= 0.05))[clear].sum() > 100

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from mismatch_cli import trust_regions
+from mismatch_cli.algorithms.rules import Mask
 from mismatch_cli.policies import TRAINER_ROLLOUT, Policies
 from mismatch_cli.trust_regions import Threshold
-from tests.trust_regions.cases import F64, ask, kept, policies
+from tests.trust_regions.cases import F64, REGIONS, ask, kept, policies
 
 # μ, π, then what is kept (A > 0, A < 0) by: GRPO 0.2/0.28, TV 0.15, KL 0.05, minimal 0.5. Then r, TV, binary KL.
 Kept = tuple[int, int]
@@ -28,10 +29,10 @@ COLUMNS = {"ratio-clip": 0, "binary-tv": 1, "binary-kl": 2, "minimal-negative": 
 DEFAULTS: dict[str, dict[str, Threshold]] = {
     "ratio-clip": {"ratio_low": 0.2, "ratio_high": 0.28},  # DAPO
     "relaxed-ratio-clip": {"ratio_low": 0.2, "ratio_high": 0.28, "alpha": 0.1, "relax": "both"},  # DPPO figure 7
-    "binary-tv": {"max_tv": 0.15},
-    "binary-kl": {"max_kl": 0.05},
-    "top-k-tv": {"max_tv": 0.2, "k": 20, "replace_last": False},  # DPPO App. F.3
-    "top-k-kl": {"max_kl": 0.05, "k": 20, "replace_last": False},
+    "binary-tv": {"tv_low": 0.15, "tv_high": 0.15},
+    "binary-kl": {"kl_low": 0.05, "kl_high": 0.05},
+    "top-k-tv": {"tv_low": 0.2, "tv_high": 0.2, "k": 20, "replace_last": False},  # DPPO App. F.3
+    "top-k-kl": {"kl_low": 0.05, "kl_high": 0.05, "k": 20, "replace_last": False},
     "minimal-negative": {"max_drop": 0.5},  # DPPO figure 5
     "dual-clip": {"max_ratio": 3.0},  # verl
     "icepop": {"band_low": 0.5, "band_high": 5.0},  # NeMo-RL
@@ -40,6 +41,16 @@ DEFAULTS: dict[str, dict[str, Threshold]] = {
     "sequence-ratio": {"ratio_low": 3e-4, "ratio_high": 4e-4},  # GSPO
     "probability-band": {"max_tv": 0.1},  # prime-rl
     "opsm": {"max_kl": 1e-4},  # slime
+    "log-ratio-clip": {"log_low": 0.4, "log_high": 0.4},  # GMPO's code, TRL
+    "kl-estimate": {"max_kl": 0.01, "estimator": "k3", "over": "mean"},  # verl's presets seq_mean_k3
+    "veto": {"band_low": 1e-4, "band_high": 100.0},  # SkyRL's suggestion
+    "binary-kl-band": {"max_kl": 0.1},  # prime-rl PR 3283
+    "sequence-tv": {"max_tv": 0.2},  # VACO
+    "cumulative-tv": {"max_tv": 0.15, "budget": 0.02, "least_weight": 0.8},  # CPPO, dense models
+    "second-moment": {"max_moment": 0.04, "counted": "outward"},  # M2PO
+    "top-entropy": {"share": 0.2},
+    "covariance-clip": {"share": 2e-4, "cov_low": 1.0, "cov_high": 5.0, "ratio_low": 0.2, "ratio_high": 0.2},  # verl
+    "none": {},
 }
 MU, PI = (torch.tensor([row[i] for row in VECTORS], dtype=F64).log() for i in (0, 1))
 
@@ -54,7 +65,39 @@ GOLDEN_DROPS = [
     ("probability-band", {}, [0] * 7),
     ("minimal-negative", {}, [0] * 7),
     ("none", {}, [0] * 7),
-    ("binary-tv", {"max_tv": 0.05}, [0, 0, 0, 0, 0, 1, 0]),
+    ("binary-tv", {"tv_low": 0.05, "tv_high": 0.05}, [0, 0, 0, 0, 0, 1, 0]),
+    ("binary-tv", {"tv_low": 1.0, "tv_high": 0.04}, [0, 1, 0, 0, 0, 0, 0]),  # p − q = 0.047 at the second
+    ("binary-kl", {"kl_low": 0.021, "kl_high": 1e-3}, [0, 1, 0, 1, 0, 1, 0]),  # 0.008, 0.005 and 0.0216
+    ("binary-kl", {"kl_low": 0.022, "kl_high": 7e-3}, [0, 1, 0, 0, 0, 0, 0]),
+    ("log-ratio-clip", {}, [0, 0, 0, 1, 0, 0, 0]),  # d = −.02, .3, 0, 1.5 | −.01, −.3, −.2
+    ("log-ratio-clip", {"log_low": 0.25}, [0, 0, 0, 1, 0, 1, 0]),
+    ("kl-estimate", {}, [1] * 7),  # mean k3 = 0.508 and 0.0199
+    ("kl-estimate", {"max_kl": 0.1}, [1, 1, 1, 1, 0, 0, 0]),
+    ("kl-estimate", {"max_kl": 0.3, "estimator": "k2"}, [0] * 7),  # mean k2 = 0.2926 and 0.0217
+    ("kl-estimate", {"max_kl": 0.29, "estimator": "k2"}, [1, 1, 1, 1, 0, 0, 0]),
+    ("kl-estimate", {"max_kl": 0.05, "estimator": "k2", "over": "max"}, [1, 1, 1, 1, 0, 0, 0]),  # 1.125 and 0.045
+    ("kl-estimate", {"max_kl": 0.06, "estimator": "k2", "over": "sum"}, [1] * 7),  # 1.1702 and 0.06505
+    ("kl-estimate", {"max_kl": 0.043, "estimator": "k2", "over": "token"}, [0, 1, 0, 1, 0, 1, 0]),
+    ("veto", {}, [0] * 7),
+    ("veto", {"band_high": 4.0}, [1, 1, 1, 1, 0, 0, 0]),  # r = 4.48 at the fourth
+    ("veto", {"band_low": 0.75}, [0, 0, 0, 0, 1, 1, 1]),  # and 0.741 at the sixth
+    ("binary-kl-band", {}, [0] * 7),
+    ("binary-kl-band", {"max_kl": 0.021}, [0, 0, 0, 0, 0, 1, 0]),  # 0.0216 one way, 0.0204 the other
+    ("binary-kl-band", {"max_kl": 8.5e-3}, [0, 1, 0, 0, 0, 1, 0]),  # 0.0081 one way, 0.0088 the other
+    ("sequence-tv", {}, [0, 1, 0, 1, 0, 0, 0]),  # mean |r − 1| = 0.963 and 0.150; A · d > 0
+    ("sequence-tv", {"max_tv": 0.1}, [0, 1, 0, 1, 1, 1, 1]),
+    ("second-moment", {}, [0, 1, 0, 1, 0, 1, 0]),  # of d² = .0001, .04, .09, .09 and 2.25 two are left: mean 0.020
+    ("second-moment", {"max_moment": 0.06}, [0, 0, 0, 1, 0, 0, 0]),  # four: mean 0.055
+    ("second-moment", {"max_moment": 0.04, "counted": "all"}, [0, 0, 0, 1, 0, 0, 0]),  # six, with 0 and .0004: 0.0368
+    ("second-moment", {"max_moment": 0.0}, [0, 1, 0, 1, 0, 1, 1]),  # never below: the smallest stays
+    ("top-entropy", {"share": 0.5}, [0, 0, 0, 1, 1, 0, 1]),  # .35 .48 .67 .06 | .10 .59 .17, and the median is kept
+    ("top-entropy", {"share": 1.0}, [0] * 7),
+    ("covariance-clip", {"share": 1.0}, [1, 1, 0, 1, 0, 1, 1]),  # 1.29 −.07 .96 −2.47 | −1.83 −.37 1.81, and PPO's
+    ("covariance-clip", {"share": 1.0, "cov_high": 1.5}, [1, 1, 0, 1, 0, 1, 0]),
+    ("covariance-clip", {"cov_high": 1.0}, [0, 1, 0, 1, 0, 1, 0]),  # no candidate: PPO's clip
+    ("cumulative-tv", {}, [0] * 7),
+    ("cumulative-tv", {"max_tv": 0.03}, [0, 1, 0, 0, 0, 1, 0]),  # w·D = 0.044 and 0.086; 0.007 of 0.010 left behind it
+    ("cumulative-tv", {"max_tv": 0.03, "budget": 0.01}, [0, 1, 0, 0, 0, 1, 1]),  # and of −0.028 left
     ("icepop", {"band_low": 0.5, "band_high": 2.0}, [0, 0, 0, 1, 0, 0, 0]),
     ("icepop", {}, [0] * 7),  # up to 5, and r is 4.48
     ("dual-clip", {}, [0] * 7),  # the ratio of 4.48 has A > 0
@@ -78,7 +121,7 @@ def test_worked_table(name: str, dtype: torch.dtype) -> None:
 
 
 def test_defaults_are_the_published_ones() -> None:
-    assert {name: trust_regions.thresholds(trust_regions.find(name)) for name in DEFAULTS} == DEFAULTS
+    assert {name: trust_regions.thresholds(trust_regions.find(name)) for name in REGIONS} == DEFAULTS
 
 
 def test_worked_ratios_and_divergences() -> None:
@@ -120,6 +163,27 @@ def test_sequence_statistics_by_hand() -> None:
     assert statistic("sequence-ratio") == pytest.approx(both(0.5604902, -0.1563352), abs=1e-6)
     assert statistic("sequence-mean") == pytest.approx(statistic("sequence-ratio"))
     assert statistic("sequence-product") == pytest.approx(both(4.929856, -0.399504), abs=1e-6)
+    assert statistic("kl-estimate") == pytest.approx(both(0.507937, 0.019866), abs=1e-6)
+    assert statistic("veto") == pytest.approx(both(1.5, -0.01))  # the highest, where no token is too low
+    assert statistic("sequence-tv") == pytest.approx(both(0.962837, 0.150134), abs=1e-6)
+    assert statistic("cumulative-tv")[4:] == pytest.approx([-0.14015, -0.06419, -0.12312], abs=1e-5)
+
+
+def test_a_draw_drops_the_candidates_with_the_smallest_numbers() -> None:
+    """At least one of them, and of share · 7 tokens as many as whole numbers say."""
+    draw_T = golden().compare(TRAINER_ROLLOUT).draw_T
+    first = [0, 6][int(draw_T[6] < draw_T[0])]
+    for share in (0.0, 2e-4, 0.28):
+        dropped = [not keep for keep in kept("covariance-clip", golden(), GOLDEN_ADVANTAGE, share=share)]
+        assert dropped == [t in (1, 3, 5, first) for t in range(7)]
+    assert not kept("covariance-clip", golden(), GOLDEN_ADVANTAGE, share=0.3)[6 - first]
+
+
+@pytest.mark.parametrize("region", ["second-moment", "top-entropy", "covariance-clip"])
+def test_of_what_a_batch_settles_the_order_of_its_tokens_is_no_part(region: str) -> None:
+    mask = Mask(region)
+    rows_UM = mask.collect(golden(), GOLDEN_ADVANTAGE)
+    assert mask.settle(rows_UM[::-1]).tolist() == pytest.approx(mask.settle(rows_UM).tolist(), rel=1e-14)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -128,8 +192,8 @@ def test_a_probability_on_the_threshold(sign: float) -> None:
     one, half = torch.zeros(1, dtype=F64), torch.full((1,), 0.5, dtype=F64).log()
     given = policies(half, one) if sign > 0 else policies(one, half)
     advantage = torch.tensor([sign], dtype=F64)
-    assert kept("binary-tv", given, advantage, max_tv=0.5) == [True]
-    assert kept("binary-tv", given, advantage, max_tv=0.4999) == [False]
+    assert kept("binary-tv", given, advantage, tv_low=0.5, tv_high=0.5) == [True]
+    assert kept("binary-tv", given, advantage, tv_low=0.4999, tv_high=0.4999) == [False]
     assert kept("probability-band", given, advantage, max_tv=0.5) == [True]
     assert kept("minimal-negative", given, advantage, max_drop=0.5) == [sign > 0]
     assert kept("minimal-negative", given, advantage, max_drop=0.5001) == [True]

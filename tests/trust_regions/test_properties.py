@@ -12,7 +12,19 @@ from torch import Tensor
 
 from mismatch_cli import trust_regions
 from mismatch_cli.policies import TRAINER_ROLLOUT, Policies, TopKLogProbs
-from tests.trust_regions.cases import F64, ONE_SIDED, REGIONS, K, ask, cast, kept, policies, random_policies, signs
+from tests.trust_regions.cases import (
+    F64,
+    ONE_SIDED,
+    REGIONS,
+    K,
+    ask,
+    cast,
+    equal_policies,
+    kept,
+    policies,
+    random_policies,
+    signs,
+)
 
 seeds = st.integers(0, 10**6)
 log_probs = st.one_of(st.floats(-25, -1e-9), st.floats(-0.3, -1e-9))
@@ -22,17 +34,34 @@ tokens = st.lists(
 
 # log q, log p and A of three tokens in one response: the first moves towards its own anchor, and is blocked.
 TOWARDS_ITS_ANCHOR = {
+    "binary-kl-band": [(-0.1, -0.5, 1), (-1, -1, 1), (-1, -1, 1)],
+    "covariance-clip": [(-0.1, -0.5, 1), (-6, -6, 0), (-6, -6, 0)],  # a covariance of 2.4
     "dual-clip": [(-3, -1, -1), (-1, -1, -1), (-1, -1, -1)],
     "icepop": [(-1, -2, 1), (-1, -1, 1), (-1, -1, 1)],
+    "kl-estimate": [(-1, -2, 1), (-1, -1, 1), (-1, -1, 1)],
     "opsm": [(-2, -1, -1), (-1, -3, -1), (-1, -1, -1)],
     "probability-band": [(-0.1, -0.5, 1), (-1, -1, 1), (-1, -1, 1)],
+    "second-moment": [(-1, -2, 1), (-1, -1, 1), (-1, -1, 1)],
     "sequence-mean": [(-1, -2, 1), (-3, -1, 1), (-3, -1, 1)],
     "sequence-product": [(-1, -2, 1), (-3, -1, 1), (-3, -1, 1)],
     "sequence-ratio": [(-1, -2, 1), (-3, -1, 1), (-3, -1, 1)],
+    "top-entropy": [(-1, -12, 1), (-1, -1, 1), (-1, -1, 1)],
+    "veto": [(-1, -12, 1), (-1, -1, 1), (-1, -1, 1)],
 }
-LOOSER = {  # two values of each threshold, the second of which keeps more
+NOT_BY_DEFAULT = {"second-moment": {"counted": "all"}}  # which looks at moves away alone
+OF_OTHER_THINGS = {"covariance-clip", "top-entropy"}  # than where p is: they block on-policy too
+LOOSER: dict[str, tuple[float, float]] = {  # two values of each threshold, the second of which keeps more
     "max_kl": (0.01, 0.1),
+    "kl_low": (0.01, 0.1),
+    "kl_high": (0.01, 0.1),
+    "log_low": (0.1, 0.5),
+    "log_high": (0.1, 0.5),
     "max_tv": (0.05, 0.3),
+    "tv_low": (0.05, 0.3),
+    "tv_high": (0.05, 0.3),
+    "max_moment": (0.01, 0.1),
+    "budget": (1e-3, 0.1),
+    "share": (0.1, 0.5),
     "max_drop": (0.2, 0.6),
     "max_ratio": (1.2, 4.0),
     "ratio_low": (0.05, 0.3),
@@ -41,13 +70,17 @@ LOOSER = {  # two values of each threshold, the second of which keeps more
     "band_low": (0.99, 0.5),
     "band_high": (1.01, 3.0),
     "k": (K, 1),  # a finer partition never shrinks a divergence
+    "share of covariance-clip": (0.5, 1e-3),  # it drops that share
+    "cov_low": (-1.0, 2.0),  # fewer candidates; all are dropped where the share is 1
+    "cov_high": (5.0, 2.0),
 }
+NEITHER = {"least_weight"}  # a token later in a response weighs less against δ, and saves less for those behind it
 
 
 def scaled(name: str, factor: float) -> dict[str, float]:
     """A trust region's real-valued thresholds times a factor, except bounds of the ratio itself, which must hold 1."""
     defaults = trust_regions.thresholds(trust_regions.find(name)).items()
-    around_1 = ("band_low", "band_high", "max_ratio")
+    around_1 = ("band_low", "band_high", "max_ratio", "least_weight")
     return {key: value * factor for key, value in defaults if isinstance(value, float) and key not in around_1}
 
 
@@ -87,21 +120,40 @@ def test_equal_probability_is_no_move_away_whatever_the_other_tokens_do(name: st
 def test_a_mask_that_admits_it_does_block_a_move_towards_the_anchor(name: str) -> None:
     rollout, trainer, advantage_T = torch.tensor(TOWARDS_ITS_ANCHOR[name], dtype=F64).T.unbind(0)
     assert (advantage_T[0] > 0 and trainer[0] < rollout[0]) or (advantage_T[0] < 0 and trainer[0] > rollout[0])
-    assert not kept(name, policies(rollout, trainer), advantage_T)[0]
+    assert not kept(name, policies(rollout, trainer), advantage_T, **NOT_BY_DEFAULT.get(name, {}))[0]
+
+
+def test_what_a_mask_that_counts_all_tokens_blocks_it_keeps_by_default() -> None:
+    """Of M2PO's two forms that of the paper is one-sided."""
+    drawn = random_policies(4)
+    advantage_T = signs(len(drawn.trainer))
+    inward_T = advantage_T * (drawn.trainer - drawn.rollout) <= 0
+    assert ask("second-moment", drawn, advantage_T).keep_T[inward_T].all()
+    assert not ask("second-moment", drawn, advantage_T, counted="all").keep_T[inward_T].all()
 
 
 @given(seeds)
 @settings(max_examples=20, deadline=None)
 def test_on_policy_nothing_is_blocked(seed: int) -> None:
-    drawn = random_policies(seed, responses=8)
-    assert drawn.topk is not None
-    topk = TopKLogProbs(drawn.topk.response_ids_T, drawn.topk.ids_TK, drawn.topk.rollout, drawn.topk.rollout)
+    """However small the thresholds; and what is compared with them is 0, but for a budget that nobody has used."""
     for dtype in (torch.float32, F64):
-        rollout = drawn.rollout.to(dtype)
-        same = Policies(rollout, rollout, None, drawn.offset_S1, topk)
-        for name in REGIONS:
-            decision = ask(name, same, signs(len(rollout), seed, dtype), **scaled(name, 1e-6))
-            assert decision.keep_T.all() and (decision.statistic_T == 0).all()
+        same = cast(equal_policies(random_policies(seed, responses=8)), dtype)
+        for name in set(REGIONS) - OF_OTHER_THINGS:
+            decision = ask(name, same, signs(len(same.rollout), seed, dtype), **scaled(name, 1e-6))
+            assert decision.keep_T.all(), name
+            assert (decision.statistic_T < 0 if name == "cumulative-tv" else decision.statistic_T == 0).all(), name
+
+
+def test_what_looks_at_other_things_blocks_on_policy_too() -> None:
+    same = equal_policies(random_policies(0))
+    advantage_T = signs(len(same.rollout))
+    assert same.entropy_T is not None
+    expected_T = same.entropy_T >= torch.quantile(same.entropy_T, 0.8)
+    assert torch.equal(ask("top-entropy", same, advantage_T).keep_T, expected_T)
+    dropped_T = ~ask("covariance-clip", same, advantage_T, share=1.0).keep_T
+    centred = (x - x.mean() for x in (advantage_T, same.trainer))
+    covariance_T = next(centred) * next(centred)
+    assert torch.equal(dropped_T, (covariance_T > 1) & (covariance_T < 5)) and dropped_T.any()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -110,24 +162,45 @@ def test_looser_thresholds_keep_more(name: str, seed: int) -> None:
     drawn = random_policies(seed)
     advantage_T = signs(len(drawn.trainer), seed)
     for threshold, default in trust_regions.thresholds(trust_regions.find(name)).items():
-        if isinstance(default, (bool, str)):
+        if isinstance(default, (bool, str)) or threshold in NEITHER:
             continue
-        tight, loose = (
-            ask(name, drawn, advantage_T, **{threshold: value}).keep_T
-            for value in (LOOSER[threshold] if threshold in LOOSER else pytest.fail(f"say what is looser: {threshold}"))
-        )
+        values = LOOSER.get(f"{threshold} of {name}") or LOOSER.get(threshold)
+        assert values, f"say what is looser: {threshold}"
+        others = {"share": 1.0} if threshold.startswith("cov_") else {}
+        tight, loose = (ask(name, drawn, advantage_T, **others, **{threshold: value}).keep_T for value in values)
         assert (loose | ~tight).all()
         assert tight.sum() < loose.sum(), f"{threshold} of {name} does nothing"
 
 
-def test_ratio_thresholds_act_on_their_own_side() -> None:
+BY_SIGN = {
+    "ratio": ("ratio-clip", "relaxed-ratio-clip", "sequence-ratio"),
+    "tv": ("binary-tv", "top-k-tv"),
+    "kl": ("binary-kl", "top-k-kl"),
+    "log": ("log-ratio-clip",),
+}
+
+
+def test_thresholds_by_sign_act_on_their_own_side() -> None:
     drawn = random_policies(5)
     advantage_T = signs(len(drawn.trainer))
-    for name in ("ratio-clip", "relaxed-ratio-clip", "sequence-ratio"):
+    for of, name in ((of, name) for of, names in BY_SIGN.items() for name in names):
         default = ask(name, drawn, advantage_T).keep_T
-        for threshold, side_T in (("ratio_low", advantage_T < 0), ("ratio_high", advantage_T > 0)):
+        for threshold, side_T in ((f"{of}_low", advantage_T < 0), (f"{of}_high", advantage_T > 0)):
             changed_T = ask(name, drawn, advantage_T, **{threshold: 1e-6}).keep_T != default
             assert changed_T.any() and not changed_T[~side_T].any()
+
+
+def test_by_default_the_thresholds_of_dppo_are_one() -> None:
+    """One δ is the rule of the paper: |p − q|, or KL, beyond it and A on the side of the move."""
+    drawn = random_policies(5)
+    advantage_T = signs(len(drawn.trainer))
+    away_T = advantage_T * (drawn.trainer - drawn.rollout) > 0
+    for of in ("tv", "kl"):
+        for name in BY_SIGN[of]:
+            limits = trust_regions.thresholds(trust_regions.find(name))
+            assert limits[f"{of}_low"] == limits[f"{of}_high"]
+            found = ask(name, drawn, advantage_T)
+            assert torch.equal(found.keep_T, ~(away_T & (found.statistic_T.abs() > limits[f"{of}_low"])))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
@@ -159,7 +232,7 @@ def test_top_1_with_replacement_is_binary(seed: int) -> None:
     tv_T, kl_T = compared.topk(1, replace_last=True)
     torch.testing.assert_close(tv_T, compared.difference_T.abs(), rtol=1e-9, atol=1e-13)
     torch.testing.assert_close(kl_T, compared.binary_kl_T, rtol=1e-9, atol=1e-13)
-    for name, limit in (("tv", {"max_tv": 0.15}), ("kl", {"max_kl": 0.05})):
+    for name, limit in (("tv", {"tv_low": 0.15, "tv_high": 0.2}), ("kl", {"kl_low": 0.05, "kl_high": 0.04})):
         top_1 = kept(f"top-k-{name}", drawn, advantage_T, k=1, replace_last=True, **limit)
         assert top_1 == kept(f"binary-{name}", drawn, advantage_T, **limit)
 
@@ -196,7 +269,6 @@ def test_top_k_decisions_against_brute_force(replace_last: bool, dtype: torch.dt
         blocked_T = away_T & (statistic[name] > limit)
         assert blocked_T.any() and not blocked_T.all()
         near_T = (statistic[name] / limit - 1).abs() < (1e-4 if dtype == torch.float32 else 1e-9)
-        found = ask(
-            f"top-k-{name}", cast(drawn, dtype), advantage_T, **{f"max_{name}": limit}, replace_last=replace_last
-        )
+        both = {f"{name}_low": limit, f"{name}_high": limit}
+        found = ask(f"top-k-{name}", cast(drawn, dtype), advantage_T, **both, replace_last=replace_last)
         assert torch.equal(found.keep_T | near_T, ~blocked_T | near_T) and near_T.sum() < 3
