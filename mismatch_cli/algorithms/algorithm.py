@@ -14,12 +14,14 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property, reduce
 from math import inf
 from operator import and_, mul
+from typing import Any
 
 import numpy as np
 
 from mismatch_cli.algorithms.rules import Factor, Mask, Rule
 from mismatch_cli.arrays import Array, filled, namespace, silent, without_gradient
 from mismatch_cli.policies import TRAINER_ROLLOUT, Policies
+from mismatch_cli.responses import Responses
 
 
 @dataclass(frozen=True)
@@ -137,16 +139,33 @@ def coefficient_T(algorithm: Algorithm, policies: Policies, advantage_T: Array) 
 def judges_single_tokens(algorithm: Algorithm) -> bool:
     """Whether a token's coefficient follows from its own log-probs: not from its response, nor from other tokens.
 
-    Asked of the algorithm itself: the same tokens as one response and as many must get the same coefficients.
+    Asked of the algorithm itself: rules of the package may not look at responses at all, and with a user's mask the same
+    tokens as one response and as many must get the same coefficients.
     """
     if algorithm.needs_top_k or algorithm.needs_entropy or algorithm.batch_rules:
         return False
     generator = np.random.default_rng(0)
-    size_2T = 10 ** (-5 * generator.random((2, 64)))  # nats, from 1e-5 to 1: inside and outside of bands
-    rollout_T, advantage_T = -5 - generator.random(64), generator.random(64) - 0.5
-    recomputed_T, trainer_T = rollout_T + np.cumsum(size_2T * generator.standard_normal((2, 64)), axis=0)
-    coefficients = [
-        coefficient_T(algorithm, Policies(rollout_T, trainer_T, recomputed_T, offset_S1), advantage_T)
-        for offset_S1 in (np.arange(65), np.array([0, 64]))
-    ]
+    size_2T = 10 ** (-5 * generator.random((2, 512)))  # nats, from 1e-5 to 1: inside and outside of bands
+    rollout_T, advantage_T = -6 * generator.random(512) ** 3, generator.random(512) - 0.5
+    recomputed_T, trainer_T = rollout_T + np.cumsum(size_2T * generator.standard_normal((2, 512)), axis=0)
+    coefficients = []
+    for offset_S1 in (np.arange(513), np.array([0, 512])):
+        policies = Policies(
+            rollout_T, np.minimum(trainer_T, 0), np.minimum(recomputed_T, 0), offset_S1, average=recomputed_T
+        )
+        policies.__dict__["responses"] = looked = _Looked(offset_S1)
+        coefficients.append(coefficient_T(algorithm, policies, advantage_T))
+        if looked.at:
+            return False
     return np.array_equal(*coefficients)
+
+
+class _Looked(Responses):
+    """Responses that know whether anybody has looked at them."""
+
+    at = False
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("length_S", "response_T", "position_T"):  # nothing is known of a response without one of them
+            object.__setattr__(self, "at", True)
+        return super().__getattribute__(name)

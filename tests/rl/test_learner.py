@@ -16,6 +16,7 @@ from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.batch import Rollout
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.hashing import hash_keys, mix
 from mismatch_cli.rl.checkpoint import latest_checkpoint, save_checkpoint
 from mismatch_cli.rl.judged import Sample
 from mismatch_cli.rl.learner import Learner, LossScale
@@ -23,6 +24,7 @@ from mismatch_cli.rl.train_config import AGGREGATIONS, TrainConfig
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
 from tests.algorithms import published
+from tests.algorithms.published_owners import OF_TABLE
 
 PLAIN = SamplingSettings()
 CONFIG = TrainConfig(learning_rate=1e-30, max_tokens=40, max_grad_norm=1e9, token_budget=120)
@@ -56,19 +58,29 @@ def make_samples(learner: Learner, gap: float = 0.4) -> list[Sample]:
                 Rollout(request.prompt_ids, request.response_ids, rollout, nothing, None, None, "stop"),
                 advantage,
                 recomputed,
+                row_key=(1, 0, 0, len(samples) // 3, len(samples) % 3),
             )
         )
     return samples
 
 
-def through_logits(learner: Learner, samples: list[Sample]) -> Tensor:
-    """log π of all response tokens, laid flat, with a graph."""
-    rows = []
+def _luck(samples: list[Sample]) -> Tensor:
+    """What rules draw by: a number of each token, by the key of its row and its place."""
+    rows = [hash_keys(*(np.array([key]) for key in sample.row_key)) for sample in samples]
+    hashes = [mix(row + np.arange(n, dtype=np.uint64)) for row, n in zip(rows, LENGTHS, strict=True)]
+    return torch.from_numpy((np.concatenate(hashes) >> np.uint64(11)) * 2.0**-53)
+
+
+def through_logits(learner: Learner, samples: list[Sample]) -> tuple[Tensor, Tensor]:
+    """log π of all response tokens, laid flat, with a graph; and the entropy there."""
+    rows, entropies = [], []
     for sample in samples:
         ids = torch.tensor([sample.rollout.prompt_ids + sample.rollout.response_ids])
         logits = learner.model(input_ids=ids).logits[0, len(sample.rollout.prompt_ids) - 1 : -1]
-        rows.append(logits.float().log_softmax(-1).gather(1, torch.tensor(sample.rollout.response_ids)[:, None])[:, 0])
-    return torch.cat(rows)
+        logp_TV = logits.float().log_softmax(-1)
+        rows.append(logp_TV.gather(1, torch.tensor(sample.rollout.response_ids)[:, None])[:, 0])
+        entropies.append(-(logp_TV.detach().exp() * logp_TV.detach()).sum(-1))
+    return torch.cat(rows), torch.cat(entropies)
 
 
 def gradients(learner: Learner) -> dict[str, Tensor]:
@@ -92,12 +104,12 @@ def test_the_gradient_is_that_of_the_published_objective(make_learner, name, agg
     samples = make_samples(learner)
     update = learner.update(samples)
     found = gradients(learner)
-    logp_T = through_logits(learner, samples)
+    logp_T, entropy_T = through_logits(learner, samples)
     flat = [torch.from_numpy(np.concatenate([pick(s) for s in samples])) for pick in (_recomputed, _rollout)]
     advantage_T = torch.tensor(np.repeat(ADVANTAGES, LENGTHS), dtype=torch.float32)
     nothing = torch.zeros(len(logp_T), 0)
-    sample = published.Sample(logp_T, *flat, advantage_T, list(LENGTHS), (nothing, nothing, nothing))
-    terms_T = published.OBJECTIVES[name](sample)
+    context = (nothing, nothing, nothing), entropy_T, [s.row_key[3] for s in samples], _luck(samples)
+    terms_T = OF_TABLE[name](published.Sample(logp_T, *flat, advantage_T, list(LENGTHS), *context))
     learner.model.zero_grad(set_to_none=True)
     (-published.aggregated(terms_T, list(LENGTHS), aggregation, CONFIG.max_tokens)).backward()
     assert_same_gradients(found, gradients(learner))

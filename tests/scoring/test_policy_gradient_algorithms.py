@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mismatch_cli.algorithms.algorithm import Algorithm, coefficient_T, judges_single_tokens
+from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.policies import Policies, TopKLogProbs
 from mismatch_cli.sampling import SamplingSettings
@@ -110,7 +111,7 @@ def batch() -> Batch:
 
 @pytest.mark.parametrize("name", TABLE)
 def test_every_algorithm_on_a_tied_model_is_autograd_of_its_loss(name: str, batch: Batch) -> None:
-    algorithm = TABLE[name]
+    algorithm = find({"trm-max": "trm-max:delta=2", "trm-avg": "trm-avg:delta=0.1"}.get(name, name))  # blocks less
     one_pass = judges_single_tokens(algorithm)
     expected_T = coefficient_T(algorithm, batch.policies, batch.advantage_T)
     assert (expected_T != 0).any()
