@@ -241,7 +241,7 @@ JENSEN_SHANNON = Tokens(_jensen_shannon_N)
 TWICE_WEIGHTED = Tokens(lambda gaps: gaps.q_N * -gaps.d_N)
 MULT_ERROR = Tokens(TOKEN_SUMS["mult_error"])
 MINUS_LOG_P = Tokens(lambda gaps: -gaps.logp_N)
-MINUS_LOG_Q = Tokens(lambda gaps: -gaps.logq_N)
+MINUS_LOG_Q = Tokens(lambda gaps: -gaps.logq_N, logs=False)
 ABS_DP = Tokens(lambda gaps: gaps.abs_dp_N, logs=False)
 MINUS_DP = Tokens(lambda gaps: -gaps.dp_N, logs=False)
 DP = Tokens(lambda gaps: gaps.dp_N, logs=False)
@@ -251,7 +251,7 @@ FINITE_RATIO = Tokens(lambda gaps: np.nan_to_num(gaps.ratio_N, posinf=0), logs=F
 ZEROED_RATIO = Tokens(_zeroed_ratio_N, logs=False)
 ABS_RATIO_LESS_1 = Tokens(lambda gaps: np.abs(gaps.ratio_less_1_N), logs=False)
 SQUARED_RATIO_LESS_1 = Tokens(lambda gaps: _squared_less_1(_log_ratio_N(gaps)), logs=False)
-ENTROPY = Tokens(_known_entropy, logs=False)
+ENTROPY = Tokens(_known_entropy)
 
 MEAN_GAP = ResponseMeans(MINUS_D)  # log ppl of π − log ppl of μ
 LOG_PRODUCT = ResponseSums(LOG_RATIO)

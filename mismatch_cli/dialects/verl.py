@@ -63,7 +63,7 @@ def _weight_lines() -> Iterator[Line]:
 
     means, raw = ResponseMeans(weight(_CAP)), ResponseMeans(weight())
     yield line("mean", "E_y mean w", means)
-    yield line("std", "standard deviation over y of mean w, ÷ (n − 1)", means, sample_sd_or_0)
+    yield line("std", "standard deviation of mean w over y, ÷ (n − 1)", means, sample_sd_or_0)
     yield line("max", "max_y mean w", means, largest)
     yield line("min", "min_y mean w", means, least)
     yield line("max_deviation", "max_y |mean w − 1|", OfResponses(lambda w_S: np.abs(w_S - 1), means), largest)
@@ -75,27 +75,27 @@ def _weight_lines() -> Iterator[Line]:
 
 def _rejection_lines(option: str, k: str, values: Quantity, low: float, high: float, note: str) -> Iterator[Line]:
     """What verl logs of one option: k is its statistic of a response, which is rejected outside [low, high]."""
+    note = f"k = {k}, at each token of its response; {note}"
 
-    def line(name: str, formula: str, measured: Quantity, reduce: Reduce = mean, note: str = note) -> Line:
+    def line(name: str, formula: str, measured: Quantity, reduce: Reduce = mean) -> Line:
         return Line(f"{_RS}{option}_{name}", ENGINE_GAP, formula, _CORR, measured, reduce, note=note)
 
     above, below = OfResponses(lambda k_S: k_S > high, values), OfResponses(lambda k_S: k_S < low, values)
     rejected = OfResponses(lambda k_S: (k_S > high) | (k_S < low), values)
     held = AtTokens(OfResponses(lambda k_S: np.clip(k_S, low, high), values))
-    yield line("mean", f"{k}, each response by its length", AtTokens(values))
-    yield line("std", "√(E k² − (E k)²), each response by its length", held, population_sd,
-               f"k = {k}, held at the thresholds; {note}")  # fmt: skip
+    yield line("mean", "E k", AtTokens(values))
+    yield line("std", "√(E k² − (E k)²), k held at its thresholds", held, population_sd)
     yield line("masked_fraction", "share of tokens in rejected responses", AtTokens(rejected))
     yield line("seq_masked_fraction", "share of rejected responses", rejected)
     for prefix in ("", "seq_"):
-        yield line(f"{prefix}max", f"max_y {k}", values, largest)
-        yield line(f"{prefix}min", f"min_y {k}", values, least)
-        yield line(f"{prefix}fraction_high", f"share of responses with {k} > {high:.4g}", above)
+        yield line(f"{prefix}max", "max_y k", values, largest)
+        yield line(f"{prefix}min", "min_y k", values, least)
+        yield line(f"{prefix}fraction_high", f"share of responses with k > {high:.4g}", above)
         if low > -inf:
-            yield line(f"{prefix}fraction_low", f"share of responses with {k} < {low:.4g}", below)
-    yield line("seq_mean", f"E_y {k}", values)
-    yield line("seq_std", f"standard deviation over y of {k}, ÷ (n − 1)", values, sample_sd_or_0)
-    yield line("seq_max_deviation", f"max_y |{k}|", OfResponses(np.abs, values), largest)
+            yield line(f"{prefix}fraction_low", f"share of responses with k < {low:.4g}", below)
+    yield line("seq_mean", "E_y k", values)
+    yield line("seq_std", "standard deviation of k over y, ÷ (n − 1)", values, sample_sd_or_0)
+    yield line("seq_max_deviation", "max_y |k|", OfResponses(np.abs, values), largest)
 
 
 _MINUS_D = Tokens(lambda gaps: -held_d().column(gaps), logs=False)

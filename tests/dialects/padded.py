@@ -1,4 +1,4 @@
-"""A trace as a framework's batch has it: one row per response, padded to the longest, with a mask of what is trained."""
+"""A trace as a framework's batch has it: a row per response, padded to the longest, with a mask of what is trained."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def _far(columns: Columns) -> None:
 
 
 def _outside(columns: Columns) -> None:
-    """Tokens that the trainer excludes, at the weights that sampled, now, or both; and one that the rollout excludes."""
+    """Tokens that the trainer excludes, at the weights that sampled, now, or both; one that the rollout excludes."""
     columns["logp_recomputed"][0][1] = columns["logp_trainer"][0][1] = -math.inf
     columns["logp_trainer"][1][0] = columns["logp_trainer"][4][7] = -math.inf
     columns["logp_recomputed"][3][2] = -math.inf
