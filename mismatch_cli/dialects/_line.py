@@ -21,7 +21,7 @@ import numpy as np
 from mismatch_cli import divergences
 from mismatch_cli.algorithms.algorithm import keep_T
 from mismatch_cli.algorithms.table import TABLE
-from mismatch_cli.arrays import Segments
+from mismatch_cli.arrays import Segments, silent
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.gaps import TokenGaps
 from mismatch_cli.metrics.sums import TOKEN_SUMS
@@ -239,7 +239,7 @@ HELD_K3 = Tokens(lambda gaps: divergences.phi(held_d().column(gaps)), logs=False
 CAPPED_K3 = Tokens(lambda gaps: np.clip(HELD_K3.column(gaps), -10, 10), logs=False)
 JENSEN_SHANNON = Tokens(_jensen_shannon_N)
 TWICE_WEIGHTED = Tokens(lambda gaps: gaps.q_N * -gaps.d_N)
-MULT_ERROR = Tokens(TOKEN_SUMS["mult_error"])
+MULT_ERROR = Tokens(silent(TOKEN_SUMS["mult_error"]))
 MINUS_LOG_P = Tokens(lambda gaps: -gaps.logp_N)
 MINUS_LOG_Q = Tokens(lambda gaps: -gaps.logq_N, logs=False)
 ABS_DP = Tokens(lambda gaps: gaps.abs_dp_N, logs=False)
@@ -363,7 +363,8 @@ class Line:
     `pair` says which two policies the framework compares; in the formula π is the first of them and μ the second.
     `needs` are columns of the batch beside the log-probabilities; `lacks` is what the number is made of and no trace
     holds: then there is nothing to measure. `of_nothing` is what the framework shows where nothing is left to reduce.
-    Lines with the same `word` go by one name in several frameworks and are different numbers.
+    Lines with the same `word` go by one name in several frameworks and are different numbers. Those of a `topic`, an
+    option with many numbers, stand in a table of their own.
     """
 
     name: str
@@ -377,6 +378,7 @@ class Line:
     word: str = ""
     needs: tuple[str, ...] = ()
     lacks: str = ""
+    topic: str = ""
     of_nothing: float = nan
 
     @property

@@ -35,7 +35,7 @@ LINES = (
     Line("policy/is_ratio_mean", ENGINE_GAP, "E r", _CORRECTION, weight(), word="importance ratio",
          note=f"before truncation; {_HELD}"),
     Line("policy/is_ratio_max", ENGINE_GAP, "max r", _CORRECTION, weight(), largest, note=_HELD),
-    Line("policy/is_ratio_std", ENGINE_GAP, "standard deviation of r and the zeros of what is masked", _CORRECTION,
+    Line("policy/is_ratio_std", ENGINE_GAP, "standard deviation of r and zeros", _CORRECTION,
          lacks=_PADDING),
     Line("policy/is_ratio_min", ENGINE_GAP, "min r, or 0 where anything is masked", _CORRECTION, lacks=_PADDING),
 )  # fmt: skip

@@ -63,13 +63,13 @@ def _weight_lines() -> Iterator[Line]:
 
     means, raw = ResponseMeans(weight(_CAP)), ResponseMeans(weight())
     yield line("mean", "E_y mean w", means)
-    yield line("std", "standard deviation of mean w over y, ÷ (n − 1)", means, sample_sd_or_0)
+    yield line("std", "standard deviation of mean w, ÷ (n − 1)", means, sample_sd_or_0)
     yield line("max", "max_y mean w", means, largest)
     yield line("min", "min_y mean w", means, least)
     yield line("max_deviation", "max_y |mean w − 1|", OfResponses(lambda w_S: np.abs(w_S - 1), means), largest)
-    yield line("fraction_high", "share of responses with mean r > 2", OfResponses(lambda r_S: r_S > _CAP, raw),
+    yield line("fraction_high", "share of y with mean r > 2", OfResponses(lambda r_S: r_S > _CAP, raw),
                note=f"before truncation; {_HELD}")  # fmt: skip
-    yield line("fraction_low", "share of responses with mean r < 1/2", OfResponses(lambda r_S: r_S < 1 / _CAP, raw),
+    yield line("fraction_low", "share of y with mean r < 1/2", OfResponses(lambda r_S: r_S < 1 / _CAP, raw),
                note=f"before truncation; {_HELD}; a response that is masked as a whole is among them")  # fmt: skip
 
 
@@ -78,7 +78,9 @@ def _rejection_lines(option: str, k: str, values: Quantity, low: float, high: fl
     note = f"k = {k}, at each token of its response; {note}"
 
     def line(name: str, formula: str, measured: Quantity, reduce: Reduce = mean) -> Line:
-        return Line(f"{_RS}{option}_{name}", ENGINE_GAP, formula, _CORR, measured, reduce, note=note)
+        return Line(
+            f"{_RS}{option}_{name}", ENGINE_GAP, formula, _CORR, measured, reduce, note=note, topic="rollout_rs"
+        )
 
     above, below = OfResponses(lambda k_S: k_S > high, values), OfResponses(lambda k_S: k_S < low, values)
     rejected = OfResponses(lambda k_S: (k_S > high) | (k_S < low), values)
@@ -139,10 +141,10 @@ LINES = (
     *_rejection_lines("seq_sum_k1", "Σ(−d)", _SUM_K1, log(0.5), log(2), f"as in decoupled_seq_is_rs; {_HELD}"),
     *_rejection_lines("seq_mean_k1", "mean (−d)", _MEAN_K1, log(0.999), log(1.001), f"as in decoupled_geo_rs; {_HELD}"),
     Line(f"{_RS}masked_fraction", ENGINE_GAP, "share of tokens in rejected responses", _CORR,
-         AtTokens(OfResponses(_geo_rejected, _MEAN_K1)), note=_ALONE),
+         AtTokens(OfResponses(_geo_rejected, _MEAN_K1)), note=_ALONE, topic="rollout_rs"),
     Line(f"{_RS}seq_masked_fraction", ENGINE_GAP, "share of rejected responses", _CORR,
          OfResponses(_geo_rejected, ResponseMeans(_MINUS_D)),
-         note=f"{_ALONE}; a response that is masked as a whole counts as kept"),
+         note=f"{_ALONE}; a response that is masked as a whole counts as kept", topic="rollout_rs"),
     *_rejection_lines("seq_mean_k3", "mean (r − 1 − d)", _MEAN_K3, -inf, 0.01, f"as in decoupled_k3_rs; {_HELD}"),
     Line("actor/ppo_kl", UPDATE, "E (−d)", _LOSS, _MINUS_D, word="KL",
          note="d held at ±20; what the update changed, not the engine gap; in bypass mode the reference is the rollout "

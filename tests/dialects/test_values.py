@@ -189,6 +189,9 @@ def test_what_owners_hold_at_20_nats(write):
     assert found["nemo-rl"]["train/sampling_importance_ratio"] == pytest.approx(math.exp(30) / 2, rel=1e-5)
     assert found["nemo-rl"]["train/is_oob_ratio (tis)"] == 0.5
     assert found["nemo-rl"]["train/is_oob_ratio (icepop)"] == 1
+    low = measure([write(rows([[-1.0]], logp_trainer=[[-40.0]]), name="low")], ["verl", "open-instruct"])
+    assert low["verl"]["rollout_corr/rollout_is_min"] == pytest.approx(math.exp(-20), rel=1e-6)
+    assert low["open-instruct"]["val/rho_weight"] == pytest.approx(math.exp(-10), rel=1e-6)
 
 
 def test_what_one_update_moved_too_far_is_held_by_verl_alone(write):
