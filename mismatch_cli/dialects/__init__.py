@@ -73,7 +73,8 @@ def logged_as() -> Mapping[str, tuple[tuple[str, str], ...]]:
 
 
 _VERSIONS = ("version_rollout", "version_trainer")  # where they are equal, log π is served as recomputed too
-_READ = ("loss_mask", "logp_trainer", "logp_recomputed", "advantage", "entropy_trainer", *_VERSIONS)
+_READ = ("loss_mask", "logp_trainer", "logp_recomputed", "advantage", "entropy_trainer", "reward", *_VERSIONS)
+_NOT_DEFINED = "not defined for these tokens: too few of them, or none that it is about"
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,8 @@ class _Group(NamedTuple):
 def _groups(frameworks: tuple[str, ...]) -> tuple[_Group, ...]:
     alike: dict[tuple[str, tuple[str, ...]], list[Line]] = {}
     for line in chain.from_iterable(map(lines, frameworks)):
+        if line.lacks:
+            continue
         alike.setdefault((line.pair, line.needs), []).append(line)
     return tuple(_Group(pair, needs, tuple(found)) for (pair, needs), found in alike.items())
 
@@ -114,13 +117,15 @@ class _Seen(Accumulator):
 
     def __init__(self, group: _Group) -> None:
         self.totals_M = np.zeros(len(COLUMNS))
-        self.out_of_support = 0
+        self.tokens = self.out_of_support = 0
         self.moments = [Moments() for _ in group.quantities]
 
     def update(self, batch: TokenBatch, group: _Group) -> None:
         if not PAIRS[group.pair].measured_in(batch) or any(getattr(batch, name) is None for name in group.needs):
             return
-        for gaps in token_gaps(batch, PAIRS[group.pair], required=group.needs):
+        of_tokens = [name for name in group.needs if name.endswith("_T")]
+        for gaps in token_gaps(batch, PAIRS[group.pair], required=of_tokens):
+            self.tokens += len(gaps.logq_N)
             if gaps.out_of_support_N is not None:
                 self.out_of_support += int(gaps.out_of_support_N.sum())
             if group.by_metric:
@@ -133,7 +138,9 @@ class _Seen(Accumulator):
             return float(evaluate(self.totals_M)[line.metric])
         place = {quantity: number for number, quantity in enumerate(group.quantities)}
         moments = [self.moments[place[quantity]] for quantity in line.quantities]
-        return line.reduce(*moments) if all(moment.count for moment in moments) else float("nan")
+        if all(moment.count for moment in moments):
+            return line.reduce(*moments)
+        return line.of_nothing if self.tokens else float("nan")
 
 
 class _Everything(Accumulator):
@@ -180,16 +187,21 @@ def readings(
     groups = _groups(tuple(frameworks))
     seen = {(group.pair, group.needs): (group, part) for group, part in zip(groups, found.seen, strict=True)}
     return Readings(
-        {name: [_reading(line, *seen[line.pair, line.needs]) for line in lines(name)] for name in frameworks},
+        {name: [_reading(line, seen.get((line.pair, line.needs))) for line in lines(name)] for name in frameworks},
         max((part.out_of_support for part in found.seen), default=0),
     )
 
 
-def _reading(line: Line, group: _Group, seen: _Seen) -> Reading:
+def _reading(line: Line, found: tuple[_Group, _Seen] | None) -> Reading:
+    if line.lacks or found is None:
+        return Reading(line, None, f"not measured: needs {line.lacks}")
+    group, seen = found
     value = seen.value(line, group)
     if isfinite(value):
         return Reading(line, value)
     if value == float("inf"):
         return Reading(line, None, OVERFLOW)
+    if seen.tokens:
+        return Reading(line, None, _NOT_DEFINED)
     columns = [f"logp_{policy}" for policy in COMPARES[line.pair]] + [name.rpartition("_")[0] for name in line.needs]
     return Reading(line, None, f"not measured: needs {' and '.join(columns)}")

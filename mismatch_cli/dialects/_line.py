@@ -11,9 +11,9 @@ of 0; one that was not scored does not.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from math import inf, log, nan, sqrt
+from math import inf, isinf, log, nan, sqrt
 from operator import attrgetter
 
 import numpy as np
@@ -21,13 +21,14 @@ import numpy as np
 from mismatch_cli import divergences
 from mismatch_cli.algorithms.algorithm import keep_T
 from mismatch_cli.algorithms.table import TABLE
-from mismatch_cli.arrays import Segments
+from mismatch_cli.arrays import Segments, silent
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.gaps import TokenGaps
 from mismatch_cli.metrics.sums import TOKEN_SUMS
 from mismatch_cli.policies import Policies
 
 Quantity = Callable[[TokenGaps], np.ndarray]
+Reduce = Callable[..., float]
 BOUND = 20.0  # nats: verl's SAFETY_BOUND, which slime's mis.py and ms-swift took over
 
 
@@ -51,12 +52,17 @@ class Tokens:
             kept_N = trained_N if kept_N is None else kept_N & trained_N
         return values_N if kept_N is None else values_N[kept_N]
 
+    def response_sums(self, gaps: TokenGaps) -> np.ndarray:
+        """Σ over each response; 0 without tokens."""
+        values_N = self.column(gaps)
+        if (outside_N := self._outside_N(gaps)) is not None:
+            values_N = np.where(outside_N, 0, values_N)
+        return gaps.responses.sum(values_N)
+
     def response_means(self, gaps: TokenGaps) -> np.ndarray:
         """The mean over each response; 0 without tokens."""
-        values_N, length_S = self.column(gaps), gaps.responses.length_S
-        if (outside_N := self._outside_N(gaps)) is not None:
-            values_N, length_S = np.where(outside_N, 0, values_N), gaps.length_and_d_sum[0]
-        return gaps.responses.sum(values_N) / np.maximum(length_S, 1)
+        length_S = gaps.responses.length_S if self._outside_N(gaps) is None else gaps.length_and_d_sum[0]
+        return self.response_sums(gaps) / np.maximum(length_S, 1)
 
     def _outside_N(self, gaps: TokenGaps) -> np.ndarray | None:
         return gaps.out_of_support_N if self.logs else None
@@ -73,7 +79,18 @@ class ResponseMeans:
         means_S = self.tokens.response_means(gaps)
         if self.tokens.trained and (trained_S := _trained_S(gaps)) is not None:
             return means_S[trained_S]
-        return means_S[_standing(gaps) if self.empty_stand else gaps.responses.length_S > 0]
+        return means_S[standing(gaps, self.empty_stand)]
+
+
+@dataclass(frozen=True)
+class ResponseSums:
+    """The sum of a column over the counted tokens of each response; 0 for a response without any, if it stands."""
+
+    tokens: Tokens
+    empty_stand: bool = True
+
+    def __call__(self, gaps: TokenGaps) -> np.ndarray:
+        return self.tokens.response_sums(gaps)[standing(gaps, self.empty_stand)]
 
 
 @dataclass(frozen=True)
@@ -88,12 +105,25 @@ class OfResponses:
         with np.errstate(over="ignore"):
             values_S = self.function(self.values(gaps))
         if self.empty is not None:
-            values_S[gaps.responses.length_S[_standing(gaps)] == 0] = self.empty
+            values_S[gaps.responses.length_S[standing(gaps)] == 0] = self.empty
         return values_S
 
 
-def _standing(gaps: TokenGaps) -> np.ndarray:
+@dataclass(frozen=True)
+class AtTokens:
+    """A value per response that has tokens, at each of these."""
+
+    values: Quantity
+
+    def __call__(self, gaps: TokenGaps) -> np.ndarray:
+        length_S = gaps.responses.length_S
+        return np.repeat(self.values(gaps), length_S[length_S > 0])
+
+
+def standing(gaps: TokenGaps, empty: bool = True) -> np.ndarray:
     """Which responses have a counted token, or nothing to train: not those that lack their log-probabilities."""
+    if not empty:
+        return gaps.responses.length_S > 0
     tokens = slice(*gaps.batch.offset_S1[[gaps.first, gaps.last]].tolist())
     masked_in_S = Segments(gaps.response_offset_S1).sum(gaps.batch.loss_mask_T[tokens])
     return (gaps.responses.length_S > 0) | (masked_in_S == 0)
@@ -112,16 +142,10 @@ def _log_ratio_N(gaps: TokenGaps) -> np.ndarray:
     return np.where(gaps.out_of_support_N, -np.inf, gaps.d_N)
 
 
-def _log_product_S(gaps: TokenGaps) -> np.ndarray:
-    """Σd of each response; −inf where one of its tokens is out of support."""
-    length_S, d_S = gaps.length_and_d_sum
-    return np.where(length_S < gaps.responses.length_S, -np.inf, d_S)[_standing(gaps)]
-
-
-def _mean_log_ratio_S(gaps: TokenGaps) -> np.ndarray:
-    """Σd/|y| of each response; −inf where one of its tokens is out of support, 0 without tokens."""
-    product_S = _log_product_S(gaps)
-    return product_S / np.maximum(gaps.responses.length_S[_standing(gaps)], 1)
+def _zeroed_ratio_N(gaps: TokenGaps) -> np.ndarray:
+    """r, but 1 out of support."""
+    with np.errstate(over="ignore"):
+        return np.exp(gaps.d_N)
 
 
 def _squared_less_1(log_ratio: np.ndarray) -> np.ndarray:
@@ -137,13 +161,21 @@ def _jensen_shannon_N(gaps: TokenGaps) -> np.ndarray:
 
 
 @cache
-def weight(cap: float, floor: float = 0.0) -> Tokens:
-    """min(max(r, floor), cap) of each token, with |d| held at `BOUND`."""
+def held_d(bound: float = BOUND) -> Tokens:
+    """d held at ±bound: also where π excludes the token."""
+    return Tokens(lambda gaps: np.clip(_log_ratio_N(gaps), -bound, bound), logs=False)
 
-    def column(gaps: TokenGaps) -> np.ndarray:
-        return np.clip(np.exp(np.clip(_log_ratio_N(gaps), -BOUND, BOUND)), floor, cap)
 
-    return Tokens(column, logs=False)
+@cache
+def weight(cap: float = inf, floor: float = 0.0, bound: float = BOUND) -> Tokens:
+    """min(max(r, floor), cap) of each token, with |d| held at `bound`."""
+    return Tokens(lambda gaps: np.clip(np.exp(held_d(bound).column(gaps)), floor, cap), logs=False)
+
+
+@cache
+def zeroed(tokens: Tokens) -> Tokens:
+    """A column made of d as an owner has it who sets an infinite d to 0: the token counts, as if nothing had moved."""
+    return replace(tokens, logs=False)
 
 
 @cache
@@ -159,11 +191,17 @@ def ratio_below(threshold: float) -> Tokens:
 
 
 @cache
+def ratio_outside(low: float, high: float) -> Tokens:
+    """Whether r is outside an interval."""
+    return Tokens(lambda gaps: (gaps.ratio_N < np.float32(low)) | (gaps.ratio_N > np.float32(high)), logs=False)
+
+
+@cache
 def masked_product(cap: float) -> Quantity:
     """The ratio of a whole response, exp(Σd), or 0 where it is above the cap."""
 
     def ratio_S(gaps: TokenGaps) -> np.ndarray:
-        log_S = _log_product_S(gaps)
+        log_S = LOG_PRODUCT(gaps)
         return np.where(log_S > log(cap), 0.0, np.exp(np.minimum(log_S, log(cap))))
 
     return ratio_S
@@ -197,22 +235,28 @@ ABS_D = Tokens(lambda gaps: gaps.abs_d_N)
 MINUS_D = Tokens(lambda gaps: -gaps.d_N)
 K3 = Tokens(lambda gaps: gaps.k3_N)
 REVERSED_K3 = Tokens(lambda gaps: divergences.phi(-gaps.d_N))
-CLAMPED_K3 = Tokens(lambda gaps: np.clip(gaps.k3_N, -10, 10))
+HELD_K3 = Tokens(lambda gaps: divergences.phi(held_d().column(gaps)), logs=False)
+CAPPED_K3 = Tokens(lambda gaps: np.clip(HELD_K3.column(gaps), -10, 10), logs=False)
 JENSEN_SHANNON = Tokens(_jensen_shannon_N)
 TWICE_WEIGHTED = Tokens(lambda gaps: gaps.q_N * -gaps.d_N)
-MULT_ERROR = Tokens(TOKEN_SUMS["mult_error"])
+MULT_ERROR = Tokens(silent(TOKEN_SUMS["mult_error"]))
 MINUS_LOG_P = Tokens(lambda gaps: -gaps.logp_N)
-MINUS_LOG_Q = Tokens(lambda gaps: -gaps.logq_N)
+MINUS_LOG_Q = Tokens(lambda gaps: -gaps.logq_N, logs=False)
 ABS_DP = Tokens(lambda gaps: gaps.abs_dp_N, logs=False)
 MINUS_DP = Tokens(lambda gaps: -gaps.dp_N, logs=False)
+DP = Tokens(lambda gaps: gaps.dp_N, logs=False)
+LOG_RATIO = Tokens(_log_ratio_N, logs=False)
 RATIO = Tokens(lambda gaps: gaps.ratio_N, logs=False)
+FINITE_RATIO = Tokens(lambda gaps: np.nan_to_num(gaps.ratio_N, posinf=0), logs=False)
+ZEROED_RATIO = Tokens(_zeroed_ratio_N, logs=False)
 ABS_RATIO_LESS_1 = Tokens(lambda gaps: np.abs(gaps.ratio_less_1_N), logs=False)
 SQUARED_RATIO_LESS_1 = Tokens(lambda gaps: _squared_less_1(_log_ratio_N(gaps)), logs=False)
-ENTROPY = Tokens(_known_entropy, logs=False)
+ENTROPY = Tokens(_known_entropy)
 
 MEAN_GAP = ResponseMeans(MINUS_D)  # log ppl of π − log ppl of μ
-PRODUCT_LESS_1 = OfResponses(_squared_less_1, _log_product_S)
-GEOMETRIC_LESS_1 = OfResponses(_squared_less_1, _mean_log_ratio_S)
+LOG_PRODUCT = ResponseSums(LOG_RATIO)
+PRODUCT_LESS_1 = OfResponses(_squared_less_1, LOG_PRODUCT)
+GEOMETRIC_LESS_1 = OfResponses(_squared_less_1, ResponseMeans(LOG_RATIO))
 
 
 class Moments(Accumulator):
@@ -227,19 +271,25 @@ class Moments(Accumulator):
             return
         found = Moments()
         found.count, found.mean = len(values), float(values.mean(dtype=np.float64))
-        with np.errstate(invalid="ignore", over="ignore"):  # an infinite ratio has no spread
-            found.squares = float(np.square(values - np.float64(found.mean)).sum())
+        if isinf(found.mean):  # so is the spread
+            found.squares = inf
+        else:
+            with np.errstate(over="ignore"):
+                found.squares = float(np.square(values - np.float64(found.mean)).sum())
         found.least, found.largest = float(values.min()), float(values.max())
         self.merge(found)
 
     def merge(self, other: Moments) -> None:
         if not other.count:
             return
-        with np.errstate(invalid="ignore", over="ignore"):
-            step = np.float64(other.mean) - self.mean
-            total = self.count + other.count
-            self.squares += float(other.squares + step * step * self.count * other.count / total)
-            self.mean += float(step * other.count / total)
+        total = self.count + other.count
+        if isinf(self.mean) or isinf(other.mean):
+            self.mean, self.squares = self.mean + other.mean, inf
+        else:
+            with np.errstate(over="ignore"):
+                step = np.float64(other.mean) - self.mean
+                self.squares += float(other.squares + step * step * self.count * other.count / total)
+                self.mean += float(step * other.count / total)
         self.count = total
         self.least, self.largest = min(self.least, other.least), max(self.largest, other.largest)
 
@@ -252,6 +302,11 @@ def sample_sd(moments: Moments) -> float:
     return sqrt(moments.squares / (moments.count - 1)) if moments.count > 1 else nan
 
 
+def sample_sd_or_0(moments: Moments) -> float:
+    """The same, and 0 for a single value."""
+    return sample_sd(moments) if moments.count > 1 else 0.0
+
+
 def population_sd(moments: Moments) -> float:
     """With n in the denominator: √(E x² − (E x)²)."""
     return sqrt(moments.squares / moments.count)
@@ -260,6 +315,11 @@ def population_sd(moments: Moments) -> float:
 def effective_share(moments: Moments) -> float:
     """1 / E[(w / E w)²]."""
     return moments.mean**2 / (moments.mean**2 + moments.squares / moments.count)
+
+
+def total(moments: Moments) -> float:
+    """The sum: a count, where the values are flags."""
+    return moments.mean * moments.count
 
 
 def ratio_of_means(over: Moments, under: Moments) -> float:
@@ -301,8 +361,10 @@ class Line:
     """A metric of a framework: `reduce` of the quantities `measured`, or a metric of `metrics/gap_table.py`.
 
     `pair` says which two policies the framework compares; in the formula π is the first of them and μ the second.
-    `needs` are columns of the batch beside the log-probabilities. Lines with the same `word` go by one name in several
-    frameworks and are different numbers.
+    `needs` are columns of the batch beside the log-probabilities; `lacks` is what the number is made of and no trace
+    holds: then there is nothing to measure. `of_nothing` is what the framework shows where nothing is left to reduce.
+    Lines with the same `word` go by one name in several frameworks and are different numbers. Those of a `topic`, an
+    option with many numbers, stand in a table of their own.
     """
 
     name: str
@@ -310,11 +372,14 @@ class Line:
     formula: str
     source: str  # the file that computes it
     measured: Quantity | tuple[Quantity, ...] = ()
-    reduce: Callable[..., float] = mean
+    reduce: Reduce = mean
     metric: str = ""
     note: str = ""
     word: str = ""
     needs: tuple[str, ...] = ()
+    lacks: str = ""
+    topic: str = ""
+    of_nothing: float = nan
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:

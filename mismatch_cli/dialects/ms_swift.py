@@ -1,7 +1,7 @@
 """ms-swift: `rollout_correction/*`, verl's metrics with a geometric ratio of responses."""
 
 from mismatch_cli.dialects._line import (
-    CLAMPED_K3,
+    CAPPED_K3,
     ENGINE_GAP,
     GEOMETRIC_LESS_1,
     SQUARED_RATIO_LESS_1,
@@ -23,7 +23,8 @@ _BOUND = "log r, or its mean over a response, held at ±20"
 
 LINES = (
     Line(f"{_PREFIX}kl", ENGINE_GAP, "E (−d)", _FILE, metric="k1", word="KL"),
-    Line(f"{_PREFIX}k3_kl", ENGINE_GAP, "E (r − 1 − d)", _FILE, CLAMPED_K3, word="KL", note="each term held at ±10"),
+    Line(f"{_PREFIX}k3_kl", ENGINE_GAP, "E (r − 1 − d)", _FILE, CAPPED_K3, word="KL",
+         note="d held at ±20, then each term at ±10"),
     *perplexity_lines(_PREFIX, _FILE),
     Line(f"{_PREFIX}chi2_token", ENGINE_GAP, "E r² − 1", _FILE, SQUARED_RATIO_LESS_1, word="χ²", note=_BOUND),
     Line(f"{_PREFIX}chi2_seq", ENGINE_GAP, "E_y exp(2 mean d) − 1", _FILE, GEOMETRIC_LESS_1, word="χ²",

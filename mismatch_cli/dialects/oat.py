@@ -1,16 +1,28 @@
-"""oat, and the same estimators in tinker-cookbook: `kl_sample_train_v1` and `_v2`."""
+"""oat: `kl_sample_train_v1` and `_v2`, and the extremes of signed differences, among which a masked place is a 0."""
 
-from mismatch_cli.dialects._line import ENGINE_GAP, MINUS_DP, UPDATE, D, Line, largest, least
+from mismatch_cli.dialects._line import ENGINE_GAP, MINUS_DP, UPDATE, D, Line, Moments
 
-WHEN = "Always logged. tinker-cookbook logs the first two as optim/kl_sample_train_v1 and _v2 (rl/metrics.py)."
+WHEN = "Always logged. Prompts and padding enter the extremes as 0, so no maximum is below 0 and no minimum above."
 _PPO = "oat/algorithms/ppo.py"
+_OF_UPDATE = "what the update changed, not the engine gap"
 _SIGN = "signed, μ − π: the other way round than a gap of π over μ"
+
+
+def _at_least_0(moments: Moments) -> float:
+    return max(moments.largest, 0.0)
+
+
+def _at_most_0(moments: Moments) -> float:
+    return min(moments.least, 0.0)
+
 
 LINES = (
     Line("kl_sample_train_v1", ENGINE_GAP, "E (−d)", _PPO, metric="k1", word="KL"),
     Line("kl_sample_train_v2", ENGINE_GAP, "E d²/2", _PPO, metric="k2", word="KL"),
-    Line("sampler_learner_prob_diff_max", ENGINE_GAP, "max (μ − π)", _PPO, MINUS_DP, largest, word="gap", note=_SIGN),
-    Line("sampler_learner_prob_diff_min", ENGINE_GAP, "min (μ − π)", _PPO, MINUS_DP, least, word="gap", note=_SIGN),
-    Line("logprobs_diff_max", UPDATE, "max d", _PPO, D, largest, note="what the update changed, not the engine gap"),
-    Line("logprobs_diff_min", UPDATE, "min d", _PPO, D, least, note="what the update changed, not the engine gap"),
+    Line("sampler_learner_prob_diff_max", ENGINE_GAP, "max (μ − π)", _PPO, MINUS_DP, _at_least_0, word="gap",
+         note=_SIGN),
+    Line("sampler_learner_prob_diff_min", ENGINE_GAP, "min (μ − π)", _PPO, MINUS_DP, _at_most_0, word="gap",
+         note=_SIGN),
+    Line("logprobs_diff_max", UPDATE, "max d", _PPO, D, _at_least_0, note=_OF_UPDATE),
+    Line("logprobs_diff_min", UPDATE, "min d", _PPO, D, _at_most_0, note=_OF_UPDATE),
 )  # fmt: skip

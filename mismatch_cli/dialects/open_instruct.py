@@ -1,15 +1,34 @@
-"""open-instruct: `debug/vllm_vs_local_logprob_diff_*` and `debug/vllm_local_reverse_kl`."""
+"""open-instruct: `debug/vllm_vs_local_logprob_diff_*`, `debug/vllm_local_reverse_kl` and `val/rho_*`."""
 
-from mismatch_cli.dialects._line import ABS_D, CURRENT, TWICE_WEIGHTED, Line, largest, sample_sd
+from mismatch_cli.dialects._line import (
+    ABS_D,
+    CURRENT,
+    ENGINE_GAP,
+    TWICE_WEIGHTED,
+    Line,
+    largest,
+    ratio_above,
+    sample_sd_or_0,
+    weight,
+)
 
-WHEN = "Always logged, against the policy that is being trained in that minibatch."
+WHEN = (
+    "debug/ is always logged, against the policy that is being trained in that minibatch; val/rho_* with "
+    "use_rho_correction, as by default, against the trainer before the update: here with rho_clamp_upper_bound 2."
+)
 _FILE = "open_instruct/grpo_utils.py"
+_DROPS = "rho_mask_lower_bound or rho_mask_upper_bound, off by default: the dashboard then shows 0"
 _DIFF = "debug/vllm_vs_local_logprob_diff"
 
 LINES = (
     Line(f"{_DIFF}_mean", CURRENT, "E |d|", _FILE, metric="abs_d_mean", word="gap"),
     Line(f"{_DIFF}_max", CURRENT, "max |d|", _FILE, ABS_D, largest),
-    Line(f"{_DIFF}_std", CURRENT, "standard deviation of |d|, ÷ (n − 1)", _FILE, ABS_D, sample_sd),
+    Line(f"{_DIFF}_std", CURRENT, "standard deviation of |d|, ÷ (n − 1)", _FILE, ABS_D, sample_sd_or_0),
     Line("debug/vllm_local_reverse_kl", CURRENT, "E μ·(−d)", _FILE, TWICE_WEIGHTED, word="KL",
          note="sampled by μ already, so μ counts twice: no estimate of a KL; versions without that weight show E (−d)"),
+    Line("val/rho_weight", ENGINE_GAP, "E min(r, 2)", _FILE, weight(2.0, bound=10.0), word="importance ratio",
+         note="after truncation; log r held at ±10"),
+    Line("val/rho_clipfrac", ENGINE_GAP, "share with r > 2", _FILE, ratio_above(2.0)),
+    *(Line(f"val/rho_{part}_frac", ENGINE_GAP, "share with r outside the mask's bounds", _FILE, lacks=_DROPS)
+      for part in ("drop", "drop_low", "drop_high")),
 )  # fmt: skip

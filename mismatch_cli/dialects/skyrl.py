@@ -4,22 +4,23 @@ from mismatch_cli.dialects._line import (
     ABS_D,
     CURRENT,
     ENGINE_GAP,
-    RATIO,
     Line,
     largest,
     least,
     population_sd,
     sample_sd,
+    weight,
 )
 
 WHEN = (
     "The first four are logged when log-probs are recomputed before the update; the minibatch_ ones are against the "
-    "trainer as it is in that minibatch; is_ratio_* need off_policy_correction. minibatch_…_min and is_ratio_std and "
-    "_min are left out: versions that form them with padding as zeros show how much padding there was."
+    "trainer as it is in that minibatch; is_ratio_* need off_policy_correction."
 )
 _TRAINER = "skyrl/train/trainer.py"
 _WORKER = "skyrl/backends/skyrl_train/workers/worker_utils.py"
 _CORRECTION = "skyrl/backends/skyrl_train/utils/off_policy_correction_utils.py"
+_HELD = "log r held at ±20"
+_PADDING = "how much padding there was, which it takes in as zeros"
 _BEFORE, _WITHIN = "policy/rollout_train_logprobs_abs_diff", "policy/minibatch_rollout_logprobs_abs_diff"
 
 LINES = (
@@ -30,7 +31,11 @@ LINES = (
     Line(f"{_WITHIN}_mean", CURRENT, "E |d|", _WORKER, metric="abs_d_mean", word="gap"),
     Line(f"{_WITHIN}_std", CURRENT, "√(E d² − (E |d|)²)", _WORKER, ABS_D, population_sd),
     Line(f"{_WITHIN}_max", CURRENT, "max |d|", _WORKER, ABS_D, largest),
-    Line("policy/is_ratio_mean", ENGINE_GAP, "E r", _CORRECTION, metric="ratio_mean", word="importance ratio",
-         note="before truncation"),
-    Line("policy/is_ratio_max", ENGINE_GAP, "max r", _CORRECTION, RATIO, largest),
+    Line(f"{_WITHIN}_min", CURRENT, "min |d|, or 0 where anything is masked", _WORKER, lacks=_PADDING),
+    Line("policy/is_ratio_mean", ENGINE_GAP, "E r", _CORRECTION, weight(), word="importance ratio",
+         note=f"before truncation; {_HELD}"),
+    Line("policy/is_ratio_max", ENGINE_GAP, "max r", _CORRECTION, weight(), largest, note=_HELD),
+    Line("policy/is_ratio_std", ENGINE_GAP, "standard deviation of r and zeros", _CORRECTION,
+         lacks=_PADDING),
+    Line("policy/is_ratio_min", ENGINE_GAP, "min r, or 0 where anything is masked", _CORRECTION, lacks=_PADDING),
 )  # fmt: skip

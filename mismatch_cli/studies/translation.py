@@ -69,6 +69,7 @@ def _row(reading: Reading) -> dict[str, Any]:
         "formula": line.formula,
         "compares": line.compares,
         "word": line.word,
+        "topic": line.topic,
         "notes": [note for note in (line.note, reading.why) if note],
         "source": line.source,
     }

@@ -28,7 +28,7 @@ def rows(rollout: Sequence[Sequence[float]], first_prompt: int = 0, **columns: A
     }
     for name, values in columns.items():
         dtype = bool if name == "loss_mask" else np.float32
-        as_lists = not name.startswith("version")
+        as_lists = not name.startswith("version") and name != "reward"
         made[name] = [None if v is None else np.array(v, dtype=dtype) for v in values] if as_lists else values
     return made
 

@@ -13,15 +13,18 @@ MARK = "<!-- generated -->\n"
 def tables() -> str:
     parts = []
     for framework in dialects.names():
-        rows = [
-            " | ".join((f"| `{line.name}`", line.formula, line.compares, line.note, f"`{line.source}` |"))
-            for line in dialects.lines(framework)
-        ]
+        rows = [_row(line) for line in dialects.lines(framework)]
         head = "| metric | formula | compares | note | source |\n|---|---|---|---|---|"
-        table = "\n".join(row.replace("|d|", "\\|d\\|").replace("|π − μ|", "\\|π − μ\\|") for row in rows)
-        table = table.replace("|r − 1|", "\\|r − 1\\|").replace("|mean d|", "\\|mean d\\|")
+        table = "\n".join(rows)
         parts.append(f"## {framework}\n\n{dialects.when(framework)}\n\n{head}\n{table}\n")
     return "\n".join(parts)
+
+
+def _row(line: dialects.Line) -> str:
+    lacks = f"not measured: needs {line.lacks}" if line.lacks else ""
+    note = "; ".join(text for text in (line.note, lacks) if text)
+    cells = (f"`{line.name}`", line.formula, line.compares, note, f"`{line.source}`")
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def test_the_page_is_up_to_date():

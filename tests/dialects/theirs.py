@@ -1,228 +1,361 @@
-"""The frameworks' metrics a second time: plain float64 numpy on whole arrays, as their own code reads."""
+"""The frameworks' metrics a second time: torch on padded rows with a mask, as their own code reads."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
+import torch
+from torch import Tensor
 
-from mismatch_cli.trace.reader import Trace
+from tests.dialects.padded import Padded
+from tests.dialects.theirs_verl import VERL, perplexities
 
-Arrays = list[np.ndarray]  # one per response
-
-
-@dataclass
-class Gap:
-    """π against μ, response by response."""
-
-    p: Arrays
-    q: Arrays
-    advantage: Arrays
-    entropy: Arrays
-
-    @property
-    def d(self) -> Arrays:
-        return [p - q for p, q in zip(self.p, self.q, strict=True)]
-
-    @property
-    def flat(self) -> np.ndarray:
-        return np.concatenate(self.d)
-
-    @property
-    def r(self) -> np.ndarray:
-        return np.exp(self.flat)
-
-    @property
-    def dp(self) -> np.ndarray:
-        return np.exp(np.concatenate(self.p)) - np.exp(np.concatenate(self.q))
-
-    def by_response(self, function: Callable[[np.ndarray], Any]) -> np.ndarray:
-        return np.array([function(d) for d in self.d], dtype=float)
-
-    def trained(self) -> Gap:
-        keep = [i for i, a in enumerate(self.advantage) if (a != 0).any()]
-        return Gap(*([column[i] for i in keep] for column in (self.p, self.q, self.advantage, self.entropy)))
+Formula = Callable[[Padded], Tensor | float]
 
 
-def gaps_of(trace: Trace) -> dict[str, Gap]:
-    """The three pairs of a trace without masks, in which everything was measured."""
-    names = ("logp_rollout", "logp_trainer", "logp_recomputed", "advantage", "entropy_trainer")
-    columns: dict[str, Arrays] = {name: [] for name in names}
-    for batch in trace.batches():
-        assert batch.loss_mask_T.all()
-        for name, of_responses in columns.items():
-            flat = getattr(batch, f"{name}_T").astype(np.float64)
-            of_responses += np.split(flat, batch.offset_S1[1:-1])
-    q, p, old, *rest = columns.values()
-    return {
-        "recomputed / rollout": Gap(old, q, *rest),
-        "trainer / rollout": Gap(p, q, *rest),
-        "trainer / recomputed": Gap(p, old, *rest),
+def _mean(x: Tensor, mask: Tensor) -> Tensor:
+    """Over tokens."""
+    return torch.where(mask, x, 0).sum() / mask.sum().clamp(min=1)
+
+
+def _row_means(x: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask, x, 0).sum(-1) / mask.sum(-1).clamp(min=1)
+
+
+def _k3(d: Tensor) -> Tensor:
+    return d.exp() - d - 1
+
+
+def _clipped(g: Padded, ratio: Tensor) -> Tensor:
+    """Where PPO takes the clipped loss, ε = 0.2."""
+    return -g.advantage * ratio.clamp(0.8, 1.2) > -g.advantage * ratio
+
+
+def _sd_or_0(x: Tensor) -> Tensor | float:
+    return x.std() if x.numel() > 1 else 0.0
+
+
+# NeMo-RL: loss_functions.py and grpo.py, compute_and_apply_seq_logprob_error_masking
+
+
+def _jensen_shannon(g: Padded) -> Tensor:
+    mixture = (0.5 * g.p.exp() + 0.5 * g.q.exp()).log()
+    return _mean(0.5 * _k3(g.p - mixture) + 0.5 * _k3(g.q - mixture), g.mask)
+
+
+def _actor_weights(g: Padded) -> Tensor:
+    return torch.nan_to_num(g.r, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _row_errors(g: Padded) -> Tensor:
+    return _row_means(g.d.abs().exp(), g.mask)[g.mask.any(-1)]
+
+
+def _after_mask(g: Padded, of: Callable[[Tensor], Tensor]) -> Tensor | float:
+    errors = _row_errors(g)
+    kept = errors[errors <= 2]
+    return of(kept) if kept.numel() else 0.0
+
+
+def _masked_correct(g: Padded) -> Tensor | float:
+    masked = _row_errors(g) > 2
+    return (g.reward[g.mask.any(-1)][masked] == 1).double().mean() if masked.any() else 0.0
+
+
+def _geometric_oob(g: Padded) -> Tensor:
+    d = torch.nan_to_num(g.d, nan=0.0, posinf=0.0, neginf=0.0)
+    ratio = _row_means(d, g.mask)[g.mask.any(-1)].exp()
+    return 1 - ((ratio >= 0.999) & (ratio <= 1.002)).double().mean()
+
+
+_NEMO_RL: dict[str, Formula] = {
+    "train/token_mult_prob_error": lambda g: _mean(g.d.abs().exp(), g.mask),
+    "train/gen_kl_error": lambda g: _mean(_k3(g.d), g.mask),
+    "train/policy_kl_error": lambda g: _mean(_k3(-g.d), g.mask),
+    "train/js_divergence_error": _jensen_shannon,
+    "train/sampling_importance_ratio": lambda g: _mean(_actor_weights(g), g.mask),
+    "train/is_oob_ratio (tis)": lambda g: _mean(((_actor_weights(g) > 2) | (_actor_weights(g) < 0)).double(), g.mask),
+    "train/is_oob_ratio (icepop)": lambda g: _mean(
+        (~((_actor_weights(g) >= 0.5) & (_actor_weights(g) <= 5))).double(), g.mask
+    ),
+    "train/is_oob_ratio (seq-mask-tis)": _geometric_oob,
+    "train/max_seq_mult_prob_error": lambda g: _row_errors(g).max(),
+    "train/mean_seq_mult_prob_error": lambda g: _row_errors(g).mean(),
+    "train/min_seq_mult_prob_error": lambda g: _row_errors(g).min(),
+    "train/max_seq_mult_prob_error_after_mask": lambda g: _after_mask(g, torch.max),
+    "train/mean_seq_mult_prob_error_after_mask": lambda g: _after_mask(g, torch.mean),
+    "train/min_seq_mult_prob_error_after_mask": lambda g: _after_mask(g, torch.min),
+    "train/num_masked_seqs_by_logprob_error": lambda g: (_row_errors(g) > 2).sum(),
+    "train/masked_correct_pct": _masked_correct,
+    "train/probs_ratio": lambda g: _mean(g.r, g.mask),
+    "train/probs_ratio_min": lambda g: g.r[g.mask].min(),
+    "train/probs_ratio_max": lambda g: g.r[g.mask].max(),
+    "train/probs_ratio_clamped": lambda g: _mean(g.r.clamp(0.8, 1.2), g.mask),
+    "train/probs_ratio_clamped_min": lambda g: g.r[g.mask].clamp(0.8, 1.2).min(),
+    "train/probs_ratio_clamped_max": lambda g: g.r[g.mask].clamp(0.8, 1.2).max(),
+}
+
+# prime-rl: loss.py; what has no advantage at all never reaches the trainer
+
+
+def _trained(g: Padded) -> Padded:
+    return g if g.advantage is None else g.rows(((g.advantage != 0) & g.mask).any(-1))
+
+
+def _mismatch_kl(g: Padded) -> Tensor:
+    trained = _trained(g)
+    return _k3(trained.d)[trained.mask]
+
+
+def _is_masked(g: Padded, sign: int = 0) -> Tensor:
+    g = _trained(g)
+    high, low = g.dp > 0.2, g.dp < -0.2
+    of = {0: torch.where(g.advantage > 0, high, low), 1: (g.advantage > 0) & high, -1: (g.advantage < 0) & low}
+    return _row_means(of[sign].to(g.p.dtype), g.mask).mean()
+
+
+_PRIME_RL: dict[str, Formula] = {
+    "mismatch_kl/all/mean": lambda g: _mismatch_kl(g).mean(),
+    "mismatch_kl/all/std": lambda g: _mismatch_kl(g).std(),
+    "mismatch_kl/all/max": lambda g: _mismatch_kl(g).max(),
+    "kl_ent_ratio/mean": lambda g: _mismatch_kl(g).mean() / _trained(g).entropy[_trained(g).mask].mean(),
+    "is_masked/mean": _is_masked,
+    "is_masked_high/mean": lambda g: _is_masked(g, 1),
+    "is_masked_low/mean": lambda g: _is_masked(g, -1),
+}
+
+# slime: loss.py and mis.py, one response after the other, each value at every token of its response
+
+
+def _of_rows(value: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Formula:
+    """The sum of sample means of a value, over the samples; of a response without tokens it is 0."""
+
+    def formula(g: Padded) -> Tensor:
+        rows = zip(g.p, g.q, g.mask, strict=True)
+        of = [(torch.where(m, value(p, q, m), 0).sum() / m.sum().clamp(min=1)).double() for p, q, m in rows]
+        return torch.stack(of).mean()
+
+    return formula
+
+
+def _at(mask: Tensor, x: Tensor, of: Callable[[Tensor], Tensor]) -> Tensor:
+    """A number of the trained tokens of a row, at every place."""
+    return of(x[mask]).expand_as(x) if mask.any() else torch.zeros_like(x)
+
+
+_MIS_ROWS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "kl": lambda p, q, m: q - p,
+    "k3_kl": lambda p, q, m: _k3(p - q),
+    "training_log_ppl": lambda p, q, m: _at(m, p, lambda x: -x.mean()),
+    "training_ppl": lambda p, q, m: _at(m, p, lambda x: (-x.mean()).exp()),
+    "rollout_log_ppl": lambda p, q, m: _at(m, q, lambda x: -x.mean()),
+    "rollout_ppl": lambda p, q, m: _at(m, q, lambda x: (-x.mean()).exp()),
+    "log_ppl_diff": lambda p, q, m: _at(m, q - p, torch.mean),
+    "log_ppl_abs_diff": lambda p, q, m: _at(m, q - p, lambda x: x.mean().abs()),
+    "ppl_ratio": lambda p, q, m: _at(m, q - p, lambda x: x.mean().exp()),
+    "chi2_token": lambda p, q, m: _at(m, p - q, lambda d: d.clamp(-20, 20).exp().square().mean() - 1),
+    "chi2_seq": lambda p, q, m: _at(m, p - q, lambda d: (2 * d.sum().clamp(-20, 20)).exp() - 1),
+    "tis_weight_before_bound": lambda p, q, m: (p - q).clamp(-20, 20).exp(),
+    "tis_weight_after_bound": lambda p, q, m: (p - q).clamp(-20, 20).exp().clamp(0, 2),
+    "tis_truncate_fraction": lambda p, q, m: ((p - q).clamp(-20, 20).exp() > 2).double(),
+    "rs_mask_fraction_low": lambda p, q, m: ((p - q).clamp(-20, 20).exp() < 0.5).double(),
+    "rs_mask_fraction_high": lambda p, q, m: ((p - q).clamp(-20, 20).exp() > 2).double(),
+    "rs_catastrophic_token_fraction": lambda p, q, m: ((p - q) < math.log(1e-4)).double(),
+    "rs_catastrophic_seq_fraction": lambda p, q, m: _at(m, p - q, lambda d: (d < math.log(1e-4)).any().double()),
+    "is_ratio_mean_after_tis_rs": lambda p, q, m: (p - q).clamp(-20, 20).exp().clamp(0, 2),
+}
+_MIS = {f"train/mis_{name}": _of_rows(value) for name, value in _MIS_ROWS.items()}
+_TIS = {
+    "train/tis": _of_rows(lambda p, q, m: (p - q).exp()),
+    "train/tis_abs": _of_rows(lambda p, q, m: ((p - q).exp() - 1).abs()),
+    "train/tis_clipfrac": _of_rows(lambda p, q, m: ((p - q).exp().clamp(0, 2) != (p - q).exp()).double()),
+}
+_SLIME: dict[str, Formula] = {
+    "train/train_rollout_logprob_abs_diff": _of_rows(lambda p, q, m: (p - q).abs()),
+    "train/ois": _of_rows(lambda p, q, m: (p - q).exp()),
+    **_TIS,
+    **_MIS,
+}
+
+# miles: loss_hub/losses.py, math_utils.py and corrections.py; whatever is not finite becomes 0
+
+
+def _finite(x: Tensor) -> Tensor:
+    return torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _low_var_kl(p: Tensor, q: Tensor, _mask: Tensor) -> Tensor:
+    d = torch.nan_to_num(p - q, nan=0.0, posinf=20.0, neginf=-20.0).clamp(-20, 20)
+    return _finite(_k3(d).clamp(-10, 10))
+
+
+def _miles_clipfrac(g: Padded) -> Tensor:
+    ratio = _finite(g.d).clamp(-20, 20).exp()
+    return _row_means(_clipped(g, ratio).double(), g.mask).mean()
+
+
+def _ess_ratio(p: Tensor, q: Tensor, m: Tensor) -> Tensor:
+    w = torch.where(m, _finite(p - q).clamp(-20, 20).exp(), 0)
+    return (w.sum() ** 2 / (m.sum().clamp(min=1) * w.square().sum().clamp(min=1e-8))).expand_as(p)
+
+
+_MILES: dict[str, Formula] = {
+    "train/train_rollout_logprob_abs_diff": _of_rows(lambda p, q, m: _finite((p - q).abs())),
+    "train/train_rollout_kl": _of_rows(_low_var_kl),
+    "train/ppo_kl": _of_rows(lambda p, q, m: _finite(q - p)),
+    "train/pg_clipfrac": _miles_clipfrac,
+    "train/ess_ratio": _of_rows(_ess_ratio),
+    "train/ois": _of_rows(lambda p, q, m: _finite(p - q).exp()),
+    **_TIS,
+    **_MIS,
+}
+
+# ROLL: train_infer_corrections.py and actor_worker.py
+
+
+def _valid_mean(values: Tensor, g: Padded) -> Tensor:
+    """Over the samples that have a valid token."""
+    return values[g.mask.any(-1)].double().mean()
+
+
+def _segments(x: Tensor, g: Padded) -> Tensor:
+    """At each token the mean of x over the run of trained tokens in which it stands."""
+    result = torch.zeros_like(x)
+    for row, mask in enumerate(g.mask.tolist()):
+        start = 0
+        while start < len(mask):
+            end = start
+            while end < len(mask) and mask[end]:
+                end += 1
+            if end > start:
+                result[row, start:end] = x[row, start:end].mean()
+            start = end + 1
+    return result
+
+
+def _levels(kind: str, x: Callable[[Padded], Tensor], of: Callable[[Tensor], Tensor]) -> dict[str, Formula]:
+    """The four of a kind: `of` a mean or sum of x at each level."""
+    found: dict[str, Formula] = {
+        "token": lambda g: _valid_mean(_row_means(of(x(g)), g.mask), g),
+        "geometric": lambda g: _valid_mean(of(_row_means(x(g), g.mask)), g),
+        "sequence": lambda g: _valid_mean(of(torch.where(g.mask, x(g), 0).sum(-1)), g),
+        "segment": lambda g: _valid_mean(_row_means(of(_segments(x(g), g)), g.mask), g),
     }
+    return {f"actor/train_infer_{kind}_{level}_mean": formula for level, formula in found.items()}
 
 
-def _ess(w: np.ndarray) -> float:
-    return 1 / np.mean((w / w.mean()) ** 2)
+_ROLL: dict[str, Formula] = {
+    **_levels("ratio", lambda g: g.d, torch.exp),
+    **_levels("diff", lambda g: g.dp, lambda x: x),
+    "actor/is_weight_clipfrac": lambda g: (g.r > 1.2).double().sum() / g.mask.sum(),  # padding too, where r is 1
+    "actor/train_infer_final_mask_mean": lambda g: _mean(((g.r >= 0.8) & (g.r <= 1.2)).double(), g.mask),
+    "actor/ratio_mean": lambda g: _valid_mean(_row_means(g.r, g.mask), g),
+    "actor/ratio_max": lambda g: (g.r * g.mask).max(),
+    "actor/ratio_min": lambda g: (g.r * g.mask + ~g.mask * 1e10).min(),
+    "actor/ppo_ratio_high_clipfrac": lambda g: (g.r > 1.2).double().sum() / g.mask.sum(),
+    "actor/ppo_ratio_low_clipfrac": lambda g: (g.r < 0.8).double().sum() / g.mask.sum(),
+    "actor/clipfrac": lambda g: _valid_mean(_row_means(_clipped(g, g.r).double(), g.mask), g),
+    "actor/approxkl": lambda g: _valid_mean(_row_means(0.5 * g.d.square(), g.mask), g),
+    "actor/policykl": lambda g: _valid_mean(_row_means(g.d, g.mask), g),
+}
+
+# the others
 
 
-def _k3(d: np.ndarray) -> np.ndarray:
-    return np.exp(d) - d - 1
+def _masked_product(g: Padded) -> Tensor:
+    ratio = torch.where(g.mask, g.d, 0).sum(-1).exp()
+    return ratio.masked_fill(ratio > 3, 0.0)
 
 
-def _jensen_shannon(g: Gap) -> float:
-    p, q = (np.exp(np.concatenate(side)) for side in (g.p, g.q))
-    m = (p + q) / 2
-    return np.mean((p / m - 1 - np.log(p / m) + q / m - 1 - np.log(q / m)) / 2)
+def _kept_by_areal(g: Padded) -> Tensor:
+    """behave_imp_weight at the tokens that a rejection without bounds keeps."""
+    weight = torch.where(torch.isfinite(g.d), g.d, 0.0).exp()
+    return weight[g.mask & (weight > 0)]
 
 
-def _clipfrac(g: Gap) -> float:
-    advantage = np.concatenate(g.advantage)
-    return np.mean(-advantage * np.clip(g.r, 0.8, 1.2) > -advantage * g.r)
+_DIFF, _BEFORE = "debug/vllm_vs_local_logprob_diff", "policy/rollout_train_logprobs_abs_diff"
+_WITHIN, _AREAL, _SWIFT = "policy/minibatch_rollout_logprobs_abs_diff", "ppo_actor/update/", "rollout_correction/"
 
 
-def _dppo(g: Gap, sign: int = 0) -> float:
-    shares = []
-    for p, q, a in zip(*(getattr(g.trained(), name) for name in ("p", "q", "advantage")), strict=True):
-        dp = np.exp(p) - np.exp(q)
-        dropped = np.where(a > 0, dp > 0.2, (a < 0) & (dp < -0.2)) & ((np.sign(a) == sign) | (sign == 0))
-        shares.append(dropped.mean())
-    return float(np.mean(shares))
+def _rho(g: Padded) -> Tensor:
+    return torch.where(g.mask, g.d.clamp(-10, 10), 0).exp()
 
 
-def _masked_product(g: Gap) -> np.ndarray:
-    product = g.by_response(lambda d: np.exp(d.sum()))
-    return np.where(product > 3, 0, product)
+def _swift_weight(g: Padded) -> Tensor:
+    return g.d.clamp(-20, 20).exp().clamp(max=2)
 
 
-def _ppl(prefix: str, extremes: bool = True) -> dict[str, Callable[[Gap], float]]:
-    of = {
-        "training_ppl": lambda g: np.mean([np.exp(-p.mean()) for p in g.p]),
-        "training_log_ppl": lambda g: np.mean([-p.mean() for p in g.p]),
-        "rollout_ppl": lambda g: np.mean([np.exp(-q.mean()) for q in g.q]),
-        "rollout_log_ppl": lambda g: np.mean([-q.mean() for q in g.q]),
-        "log_ppl_diff": lambda g: g.by_response(lambda d: -d.mean()).mean(),
-        "log_ppl_abs_diff": lambda g: g.by_response(lambda d: abs(d.mean())).mean(),
-        "ppl_ratio": lambda g: g.by_response(lambda d: np.exp(-d.mean())).mean(),
-    }
-    if extremes:
-        of["log_ppl_diff_max"] = lambda g: g.by_response(lambda d: -d.mean()).max()
-        of["log_ppl_diff_min"] = lambda g: g.by_response(lambda d: -d.mean()).min()
-    return {prefix + name: formula for name, formula in of.items()}
+def _swift_ess(g: Padded) -> Tensor:
+    w = _swift_weight(g).clamp(0.5, 2)
+    return 1 / _mean((w / _mean(w, g.mask)).square(), g.mask)
 
 
-_CORR, _IS, _SWIFT, _AREAL = "rollout_corr/", "rollout_corr/rollout_is_", "rollout_correction/", "ppo_actor/update/"
-_BEFORE, _WITHIN = "policy/rollout_train_logprobs_abs_diff", "policy/minibatch_rollout_logprobs_abs_diff"
-
-THEIRS: dict[str, dict[str, Callable[[Gap], float]]] = {
-    "verl": {
-        "training/rollout_probs_diff_mean": lambda g: np.abs(g.dp).mean(),
-        "training/rollout_probs_diff_max": lambda g: np.abs(g.dp).max(),
-        "training/rollout_probs_diff_std": lambda g: np.abs(g.dp).std(ddof=1),
-        "training/rollout_actor_probs_pearson_corr": lambda g: np.corrcoef(
-            np.exp(np.concatenate(g.p)), np.exp(np.concatenate(g.q))
-        )[0, 1],
-        f"{_CORR}kl": lambda g: -g.flat.mean(),
-        f"{_CORR}k3_kl": lambda g: _k3(g.flat).mean(),
-        **_ppl(_CORR),
-        f"{_CORR}chi2_token": lambda g: np.square(np.exp(np.clip(g.flat, -20, 20))).mean() - 1,
-        f"{_CORR}chi2_seq": lambda g: g.by_response(lambda d: np.exp(2 * np.clip(d.sum(), -20, 20))).mean() - 1,
-        f"{_IS}mean": lambda g: np.minimum(g.r, 2).mean(),
-        f"{_IS}max": lambda g: np.minimum(g.r, 2).max(),
-        f"{_IS}min": lambda g: np.minimum(g.r, 2).min(),
-        f"{_IS}std": lambda g: np.minimum(g.r, 2).std(),
-        f"{_IS}eff_sample_size": lambda g: _ess(np.minimum(g.r, 2)),
-        f"{_IS}ratio_fraction_high": lambda g: (g.r > 2).mean(),
-        f"{_IS}ratio_fraction_low": lambda g: (g.r < 0.5).mean(),
-        "actor/ppo_kl": lambda g: -g.flat.mean(),
-        "actor/pg_clipfrac": _clipfrac,
-    },
-    "nemo-rl": {
-        "train/token_mult_prob_error": lambda g: np.exp(np.abs(g.flat)).mean(),
-        "train/gen_kl_error": lambda g: _k3(g.flat).mean(),
-        "train/policy_kl_error": lambda g: _k3(-g.flat).mean(),
-        "train/js_divergence_error": _jensen_shannon,
-        "train/sampling_importance_ratio": lambda g: g.r.mean(),
-        "train/max_seq_mult_prob_error": lambda g: g.by_response(lambda d: np.exp(np.abs(d)).mean()).max(),
-        "train/mean_seq_mult_prob_error": lambda g: g.by_response(lambda d: np.exp(np.abs(d)).mean()).mean(),
-        "train/min_seq_mult_prob_error": lambda g: g.by_response(lambda d: np.exp(np.abs(d)).mean()).min(),
-        "train/probs_ratio": lambda g: g.r.mean(),
-        "train/probs_ratio_min": lambda g: g.r.min(),
-        "train/probs_ratio_max": lambda g: g.r.max(),
-    },
-    "prime-rl": {
-        "mismatch_kl/all/mean": lambda g: _k3(g.trained().flat).mean(),
-        "mismatch_kl/all/std": lambda g: _k3(g.trained().flat).std(ddof=1),
-        "mismatch_kl/all/max": lambda g: _k3(g.trained().flat).max(),
-        "kl_ent_ratio/mean": lambda g: _k3(g.trained().flat).mean() / np.concatenate(g.trained().entropy).mean(),
-        "is_masked/mean": _dppo,
-        "is_masked_high/mean": lambda g: _dppo(g, 1),
-        "is_masked_low/mean": lambda g: _dppo(g, -1),
-    },
-    "slime": {
-        "train/train_rollout_logprob_abs_diff": lambda g: g.by_response(lambda d: np.abs(d).mean()).mean(),
-        "train/tis": lambda g: g.by_response(lambda d: np.exp(d).mean()).mean(),
-        "train/tis_abs": lambda g: g.by_response(lambda d: np.abs(np.exp(d) - 1).mean()).mean(),
-        "train/tis_clipfrac": lambda g: g.by_response(lambda d: (np.clip(np.exp(d), 0, 2) != np.exp(d)).mean()).mean(),
-        "train/ois": lambda g: g.by_response(lambda d: np.exp(d).mean()).mean(),
-        "train/mis_kl": lambda g: g.by_response(lambda d: -d.mean()).mean(),
-        "train/mis_k3_kl": lambda g: g.by_response(lambda d: _k3(d).mean()).mean(),
-        **_ppl("train/mis_", extremes=False),
-        "train/mis_chi2_token": lambda g: g.by_response(lambda d: np.exp(2 * d).mean() - 1).mean(),
-        "train/mis_chi2_seq": lambda g: g.by_response(lambda d: np.exp(2 * d.sum()) - 1).mean(),
-    },
+THEIRS: dict[str, dict[str, Formula]] = {
+    "verl": VERL,
+    "nemo-rl": _NEMO_RL,
+    "prime-rl": _PRIME_RL,
+    "slime": _SLIME,
+    "miles": _MILES,
+    "roll": _ROLL,
     "trl": {
-        "sampling/sampling_logp_difference/mean": lambda g: np.abs(g.flat).mean(),
-        "sampling/sampling_logp_difference/max": lambda g: np.abs(g.flat).max(),
+        "sampling/sampling_logp_difference/mean": lambda g: g.d.abs()[g.mask].mean(),
+        "sampling/sampling_logp_difference/max": lambda g: g.d.abs()[g.mask].max(),
         "sampling/importance_sampling_ratio/min": lambda g: _masked_product(g).min(),
         "sampling/importance_sampling_ratio/mean": lambda g: _masked_product(g).mean(),
         "sampling/importance_sampling_ratio/max": lambda g: _masked_product(g).max(),
     },
     "skyrl": {
-        f"{_BEFORE}_mean": lambda g: np.abs(g.flat).mean(),
-        f"{_BEFORE}_std": lambda g: np.abs(g.flat).std(ddof=1),
-        f"{_BEFORE}_max": lambda g: np.abs(g.flat).max(),
-        f"{_BEFORE}_min": lambda g: np.abs(g.flat).min(),
-        f"{_WITHIN}_mean": lambda g: np.abs(g.flat).mean(),
-        f"{_WITHIN}_std": lambda g: np.abs(g.flat).std(),
-        f"{_WITHIN}_max": lambda g: np.abs(g.flat).max(),
-        "policy/is_ratio_mean": lambda g: g.r.mean(),
-        "policy/is_ratio_max": lambda g: g.r.max(),
+        f"{_BEFORE}_mean": lambda g: g.d.abs()[g.mask].mean(),
+        f"{_BEFORE}_std": lambda g: g.d.abs()[g.mask].std(),
+        f"{_BEFORE}_max": lambda g: g.d.abs()[g.mask].max(),
+        f"{_BEFORE}_min": lambda g: g.d.abs()[g.mask].min(),
+        f"{_WITHIN}_mean": lambda g: _mean(g.d.abs(), g.mask),
+        f"{_WITHIN}_std": lambda g: (_mean(g.d.square(), g.mask) - _mean(g.d.abs(), g.mask) ** 2).clamp(min=0).sqrt(),
+        f"{_WITHIN}_max": lambda g: (g.d.abs() * g.mask).max(),
+        "policy/is_ratio_mean": lambda g: _mean(g.d.clamp(-20, 20).exp(), g.mask),
+        "policy/is_ratio_max": lambda g: (g.d.clamp(-20, 20).exp() * g.mask).max(),
     },
     "ms-swift": {
-        f"{_SWIFT}kl": lambda g: -g.flat.mean(),
-        f"{_SWIFT}k3_kl": lambda g: np.clip(_k3(g.flat), -10, 10).mean(),
-        **_ppl(_SWIFT),
-        f"{_SWIFT}chi2_token": lambda g: np.square(g.r).mean() - 1,
-        f"{_SWIFT}chi2_seq": lambda g: g.by_response(lambda d: np.exp(2 * d.mean())).mean() - 1,
-        f"{_SWIFT}is_weight_mean": lambda g: np.minimum(g.r, 2).mean(),
-        f"{_SWIFT}ess": lambda g: _ess(np.clip(g.r, 0.5, 2)),
-        f"{_SWIFT}clipped_frac": lambda g: (g.r > 2).mean(),
+        f"{_SWIFT}kl": lambda g: _mean(-g.d, g.mask),
+        f"{_SWIFT}k3_kl": lambda g: _mean(_k3(g.d.clamp(-20, 20)).clamp(-10, 10), g.mask),
+        **perplexities(_SWIFT),
+        f"{_SWIFT}chi2_token": lambda g: _mean(g.d.clamp(-20, 20).exp().square(), g.mask) - 1,
+        f"{_SWIFT}chi2_seq": lambda g: _row_means(g.d, g.mask).clamp(-20, 20).exp().square().mean() - 1,
+        f"{_SWIFT}is_weight_mean": lambda g: _mean(_swift_weight(g), g.mask),
+        f"{_SWIFT}ess": _swift_ess,
+        f"{_SWIFT}clipped_frac": lambda g: _mean((g.d.clamp(-20, 20).exp() > 2).double(), g.mask),
     },
-    "openrlhf": {"vllm_kl": lambda g: -g.flat.mean(), "ppo_kl": lambda g: -g.flat.mean()},
+    "openrlhf": {"vllm_kl": lambda g: _mean(-g.d, g.mask), "ppo_kl": lambda g: _mean(-g.d, g.mask)},
     "areal": {
-        f"{_AREAL}behave_approx_kl/avg": lambda g: g.flat.mean(),
-        f"{_AREAL}behave_approx_kl/min": lambda g: g.flat.min(),
-        f"{_AREAL}behave_approx_kl/max": lambda g: g.flat.max(),
-        f"{_AREAL}behave_imp_weight/avg": lambda g: g.r.mean(),
-        f"{_AREAL}behave_imp_weight/min": lambda g: g.r.min(),
-        f"{_AREAL}behave_imp_weight/max": lambda g: g.r.max(),
-        f"{_AREAL}approx_kl/avg": lambda g: g.flat.mean(),
-        f"{_AREAL}importance_weight/avg": lambda g: g.r.mean(),
+        f"{_AREAL}behave_approx_kl/avg": lambda g: g.d[g.mask].mean(),
+        f"{_AREAL}behave_approx_kl/min": lambda g: g.d[g.mask].min(),
+        f"{_AREAL}behave_approx_kl/max": lambda g: g.d[g.mask].max(),
+        f"{_AREAL}behave_imp_weight/avg": lambda g: _kept_by_areal(g).mean(),
+        f"{_AREAL}behave_imp_weight/min": lambda g: _kept_by_areal(g).min(),
+        f"{_AREAL}behave_imp_weight/max": lambda g: _kept_by_areal(g).max(),
+        f"{_AREAL}approx_kl/avg": lambda g: g.d[g.mask].mean(),
+        f"{_AREAL}importance_weight/avg": lambda g: g.r[g.mask].mean(),
     },
-    "oat": {
-        "kl_sample_train_v1": lambda g: -g.flat.mean(),
-        "kl_sample_train_v2": lambda g: (g.flat**2).mean() / 2,
-        "sampler_learner_prob_diff_max": lambda g: (-g.dp).max(),
-        "sampler_learner_prob_diff_min": lambda g: (-g.dp).min(),
-        "logprobs_diff_max": lambda g: g.flat.max(),
-        "logprobs_diff_min": lambda g: g.flat.min(),
+    "oat": {  # over prompts too, where the mask is 0
+        "kl_sample_train_v1": lambda g: _mean(-g.d, g.mask),
+        "kl_sample_train_v2": lambda g: _mean(g.d.square(), g.mask) / 2,
+        "sampler_learner_prob_diff_max": lambda g: (-g.dp * g.mask).max().clamp(min=0),
+        "sampler_learner_prob_diff_min": lambda g: (-g.dp * g.mask).min().clamp(max=0),
+        "logprobs_diff_max": lambda g: (g.d * g.mask).max().clamp(min=0),
+        "logprobs_diff_min": lambda g: (g.d * g.mask).min().clamp(max=0),
     },
     "open-instruct": {
-        "debug/vllm_vs_local_logprob_diff_mean": lambda g: np.abs(g.flat).mean(),
-        "debug/vllm_vs_local_logprob_diff_max": lambda g: np.abs(g.flat).max(),
-        "debug/vllm_vs_local_logprob_diff_std": lambda g: np.abs(g.flat).std(ddof=1),
-        "debug/vllm_local_reverse_kl": lambda g: (np.exp(np.concatenate(g.q)) * -g.flat).mean(),
+        f"{_DIFF}_mean": lambda g: g.d.abs()[g.mask].mean(),
+        f"{_DIFF}_max": lambda g: g.d.abs()[g.mask].max(),
+        f"{_DIFF}_std": lambda g: _sd_or_0(g.d.abs()[g.mask]),
+        "debug/vllm_local_reverse_kl": lambda g: _mean(g.q.exp() * -g.d, g.mask),
+        "val/rho_weight": lambda g: _mean(_rho(g).clamp(max=2), g.mask),
+        "val/rho_clipfrac": lambda g: _mean((_rho(g).clamp(max=2) != _rho(g)).double(), g.mask),
+    },
+    "tinker": {
+        "optim/kl_sample_train_v1": lambda g: -g.d[g.mask].mean(),
+        "optim/kl_sample_train_v2": lambda g: 0.5 * g.d[g.mask].square().mean(),
+        "optim/entropy": lambda g: -g.q[g.mask].mean(),
     },
 }

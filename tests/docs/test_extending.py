@@ -85,7 +85,7 @@ def test_the_plot_is_written_and_stands_on_the_page(desk):
 def test_the_tests_of_masks_algorithms_and_dialects_take_them_in(desk):
     """Run in the checkout: contract, gradient, plain count and second formulas."""
     named = "two-sided or careful or toy or complete or blocked_shares"
-    files = ("trust_regions/test_contract.py", "algorithms/test_gradients.py", "dialects/test_values.py")
+    files = ("trust_regions/test_contract.py", "algorithms/test_gradients.py", "dialects/test_owners.py")
     files += ("metrics/clipping/test_algorithms.py",)
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-k", named, *(f"tests/{file}" for file in files)],

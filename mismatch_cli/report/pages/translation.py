@@ -68,9 +68,11 @@ def _words(frameworks: Mapping[str, Any]) -> list[Section]:
 
 
 def _by_pair(rows: Sequence[Row], columns: Sequence[Col[Row]]) -> tuple[Table, ...]:
-    """A table for each two policies that are compared."""
-    pairs = dict.fromkeys(row["compares"] for row in rows)
-    return tuple(table(pair, [row for row in rows if row["compares"] == pair], columns) for pair in pairs)
+    """A table for each two policies that are compared, and one for each topic of its own."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(", ".join(filter(None, (row["compares"], row["topic"]))), []).append(row)
+    return tuple(table(title, of, columns) for title, of in found.items())
 
 
 def _value(row: Mapping[str, Any]) -> str:

@@ -1,0 +1,191 @@
+"""Every line against its owner's formula, on realistic tokens and on hostile ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mismatch_cli import dialects
+from mismatch_cli.dialects import Line, Reading
+from mismatch_cli.places import bundled_trace
+from mismatch_cli.trace.reader import Trace
+from tests.dialects.conftest import rows
+from tests.dialects.padded import Padded, padded
+from tests.dialects.theirs import THEIRS
+
+Columns = dict[str, list[Any]]
+
+
+def three_policies(seed: int = 0, lengths: tuple[int, ...] = (5, 12, 1, 8, 30, 9)) -> Columns:
+    """μ, π′ and π of responses with turns of a tool between, advantages of both signs and none, entropies, rewards."""
+    random = np.random.default_rng(seed)
+    found: Columns = {name: [] for name in ("logp_rollout", "logp_recomputed", "logp_trainer", "loss_mask")}
+    found |= {"advantage": [], "entropy_trainer": [], "reward": []}
+    for number, length in enumerate(lengths):
+        mu = -random.exponential(1.5, length)
+        recomputed = np.minimum(mu + random.normal(0, 0.3, length), -1e-3)
+        found["logp_rollout"].append(mu)
+        found["logp_recomputed"].append(recomputed)
+        found["logp_trainer"].append(np.minimum(recomputed + random.normal(0, 0.4, length), -1e-3))
+        found["loss_mask"].append((np.arange(length) % 7 < 4) | (length < 6))
+        found["advantage"].append(np.full(length, (1.0, -1.0, 0.5, 0.0)[number % 4]))
+        found["entropy_trainer"].append(random.exponential(0.5, length))
+        found["reward"].append(float(number % 2))
+    return found
+
+
+def _far(columns: Columns) -> None:
+    """Gaps beyond what verl, SkyRL and miles hold (±20), open-instruct holds (±10) and exp of a float32 holds (88)."""
+    for row, place, rollout, recomputed, trainer in (
+        (0, 0, -0.5, -24.0, -0.5),
+        (0, 2, -26.0, -0.5, -31.0),
+        (1, 1, -0.1, -15.0, -0.1),
+        (3, 0, -95.0, -0.2, -95.0),
+        (4, 3, -0.2, -0.3, -96.0),
+        (5, 0, -2.0, -96.0, -0.1),
+    ):
+        for name, value in (("rollout", rollout), ("recomputed", recomputed), ("trainer", trainer)):
+            columns[f"logp_{name}"][row][place] = value
+
+
+def _outside(columns: Columns) -> None:
+    """Tokens that the trainer excludes, at the weights that sampled, now, or both; one that the rollout excludes."""
+    columns["logp_recomputed"][0][1] = columns["logp_trainer"][0][1] = -math.inf
+    columns["logp_trainer"][1][0] = columns["logp_trainer"][4][7] = -math.inf
+    columns["logp_recomputed"][3][2] = -math.inf
+    columns["logp_rollout"][5][0] = -math.inf
+
+
+def _large(columns: Columns) -> None:
+    """Whole responses that drift, past every threshold."""
+    for row, step in ((0, 1.5), (1, -2.0), (4, 0.9)):
+        columns["logp_rollout"][row] = columns["logp_recomputed"][row] - step
+
+
+def _masked(columns: Columns) -> None:
+    columns["loss_mask"][1][:] = False
+    for name, of in columns.items():
+        if name != "reward":
+            of[3] = of[3][:0]
+
+
+def _no_signal(columns: Columns) -> None:
+    columns["advantage"] = [np.zeros_like(of) for of in columns["advantage"]]
+
+
+def _some_without_signal(columns: Columns) -> None:
+    """A = 0 at single tokens, where the trainer has less than it had."""
+    columns["advantage"][1][::2] = 0
+    columns["logp_rollout"][1][:] = -0.05
+    columns["logp_trainer"][1][:] = -3.0
+
+
+def _one_token(columns: Columns) -> None:
+    for name, of in columns.items():
+        columns[name] = [row[:1] if name != "reward" else row for row in of[:1]]
+
+
+def _one_response(columns: Columns) -> None:
+    for name, of in columns.items():
+        columns[name] = of[4:5]
+
+
+def _without(*names: str) -> Callable[[Columns], None]:
+    def change(columns: Columns) -> None:
+        for name in names:
+            del columns[name]
+
+    return change
+
+
+HOSTILE: dict[str, Callable[[Columns], None]] = {
+    "far": _far,
+    "outside": _outside,
+    "large": _large,
+    "masked": _masked,
+    "no signal": _no_signal,
+    "some without signal": _some_without_signal,
+    "one token": _one_token,
+    "one response": _one_response,
+    "no recomputed": _without("logp_recomputed"),
+    "only log-probs": _without("advantage", "entropy_trainer", "reward"),
+}
+
+
+def trace_of(columns: Columns, write: Callable[..., Trace]) -> Trace:
+    mu = columns.pop("logp_rollout")
+    return write(rows(mu, **columns, version_trainer=[1] * len(mu)))
+
+
+def theirs_of(line: Line, framework: str, gap: Padded) -> float:
+    """What the owner shows: where that is infinite or no number, of the tokens that π does not exclude."""
+    formula = THEIRS[framework][line.name]
+    shown = float(formula(gap))
+    return shown if math.isfinite(shown) else float(formula(gap.in_support()))
+
+
+def has(gap: Padded | None, line: Line) -> bool:
+    """Whether there is what a line is made of."""
+    columns = {"advantage_T": "advantage", "entropy_trainer_T": "entropy", "reward_S": "reward"}
+    return gap is not None and all(getattr(gap, columns[name]) is not None for name in line.needs)
+
+
+def check(reading: Reading, framework: str, gaps: tuple[dict[str, Padded], ...], tolerance: float) -> None:
+    """The value is one of the owner's, in the floats of each batch; there is none only where the owner has none."""
+    line = reading.line
+    if line.lacks or not has(gaps[0].get(line.compares), line):
+        assert reading.value is None and reading.why.startswith("not measured: needs"), line.name
+        return
+    try:
+        theirs = [theirs_of(line, framework, of[line.compares]) for of in gaps]
+    except (RuntimeError, IndexError):  # torch: the largest of nothing
+        theirs = [math.nan]
+    if reading.value is None:
+        assert not any(map(math.isfinite, theirs[:1])), (line.name, theirs)
+        assert not reading.why.startswith("not measured"), line.name
+    else:
+        assert any(reading.value == pytest.approx(one, rel=tolerance, abs=1e-6) for one in theirs), (
+            line.name, reading.value, theirs,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+@pytest.mark.parametrize("framework", dialects.names())
+def test_hostile_tokens(framework, case, write):
+    """In float32, as owners compute; or in float64, where our sums hold more than a float32 does."""
+    columns = three_policies()
+    HOSTILE[case](columns)
+    trace = trace_of(columns, write)
+    gaps = padded(trace, torch.float32), padded(trace, torch.float64)
+    for reading in dialects.readings([trace], [framework]).by_framework[framework]:
+        check(reading, framework, gaps, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("framework", dialects.names())
+def test_turns_and_three_policies(framework, seed, write):
+    trace = trace_of(three_policies(seed, lengths=(40, 7, 25, 60, 3, 18, 33, 90)), write)
+    for reading in dialects.readings([trace], [framework]).by_framework[framework]:
+        check(reading, framework, (padded(trace),), tolerance=3e-5)
+
+
+@pytest.fixture(scope="module")
+def on_bundled():
+    trace = Trace.open(bundled_trace())
+    return dialects.readings([trace], dialects.names()).by_framework, padded(trace)
+
+
+@pytest.mark.parametrize("framework", dialects.names())
+def test_every_line_is_what_the_framework_computes(framework, on_bundled):
+    """On real tokens, to what float32 columns allow."""
+    readings, gaps = on_bundled
+    measured = [reading for reading in readings[framework] if not reading.line.lacks]
+    assert {reading.line.name for reading in measured} == THEIRS[framework].keys()
+    for reading in measured:
+        theirs = float(THEIRS[framework][reading.line.name](gaps[reading.line.compares]))
+        assert reading.value == pytest.approx(theirs, rel=3e-5, abs=2e-9), reading.line.name
