@@ -14,6 +14,7 @@ from mismatch_cli import custom_code
 from mismatch_cli.attention import SAFE, attention_facts
 from mismatch_cli.errors import MismatchError, UsageError, first_line
 from mismatch_cli.extras import require
+from mismatch_cli.ranks.joined import is_lost_rank
 from mismatch_cli.torch_settings import DTYPES, prepare_imports
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ def load_causal_lm(
     except MismatchError:
         raise
     except Exception as error:  # a foreign library: a damaged checkpoint fails in as many ways as there are formats
+        if is_lost_rank(error):
+            raise
         raise MismatchError(_why(model, error)) from error
     _check_complete(model, info)
     return loaded.eval()

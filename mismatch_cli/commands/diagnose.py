@@ -11,6 +11,8 @@ from mismatch_cli.errors import UsageError
 from mismatch_cli.options import flags, saying, setting
 from mismatch_cli.ranks.joined import joined
 
+_KEPT = "The diagnosis was not made."
+
 
 @flags()
 def command(
@@ -49,11 +51,11 @@ def command(
     check_models((earlier_model, trainer_model), "`diagnose` with a model")
     folder = common.report_folder(traces, "diagnosis")
     common.check(traces, folder)
-    launch_ranks(context, nproc, "The diagnosis was not made.")
+    launch_ranks(context, nproc, _KEPT)
     from mismatch_cli.dealing import Ranks
     from mismatch_cli.studies.diagnosis import DiagnosisAnalysis, analyse_diagnosis
 
-    with joined() as world:
+    with joined(_KEPT) as world:
         shown = common if world.first else replace(common, quiet=True)
         found = shown.opened(traces, f"No trace named: diagnosing {BUNDLED}")
         ranks = Ranks(world, sharded)

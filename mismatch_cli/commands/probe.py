@@ -44,7 +44,7 @@ def command(
 
     check_sharded(sharded, nproc)
     launch_ranks(context, nproc, KEPT)
-    with joined() as world, told_to_all(world, prepared_run(context, common, ProbeConfig, like=like)) as prepared:
+    with joined(KEPT) as world, told_to_all(world, prepared_run(context, common, ProbeConfig, like=like)) as prepared:
         from mismatch_cli.dealing import Ranks
         from mismatch_cli.recording.record import record
         from mismatch_cli.trace.reader import Trace

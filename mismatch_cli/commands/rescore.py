@@ -41,7 +41,7 @@ def command(
 
     check_sharded(sharded, nproc)
     launch_ranks(context, nproc, KEPT)
-    with joined() as world, told_to_all(world, prepared_run(context, common, RescoreConfig, _check)) as prepared:
+    with joined(KEPT) as world, told_to_all(world, prepared_run(context, common, RescoreConfig, _check)) as prepared:
         from mismatch_cli.dealing import Ranks
         from mismatch_cli.recording.rescore import rescore
         from mismatch_cli.trace.reader import Trace

@@ -89,7 +89,6 @@ def command(
       mismatch-cli train --preset paper --nproc 8 --max-restarts 3
     """
     from mismatch_cli.extras import require
-    from mismatch_cli.recording.folder import folder_of_runs, training_folder
     from mismatch_cli.rl.task import check_ranks, check_runs
 
     changes = {name: value for name, value in chosen.items() if value is not None}
@@ -111,24 +110,25 @@ def command(
     require("hf", "`train`")
     if devices is not None and (len(configs) == 1 or nproc > 1 or launched()):
         raise UsageError("--devices is for several runs, a process each: name more -a, or --seeds, and no --nproc.")
+    if devices is not None and first.engine_url:
+        raise UsageError("--devices makes runs at once, and servers hold the weights of one. Leave out --devices.")
     if not launched():
         check_ranks(first, nproc)
+        if nproc > 1 or max_restarts:  # looked at here too: ranks that begin again go on with what is there
+            with _held(configs, folders, output, resume):
+                pass
     launch_ranks(context, nproc, _KEPT, max_restarts)
     resume = resume or restarted()
-    with joined() as world, ExitStack() as held:  # from before the first run to after the last
+    with joined(_KEPT) as world, ExitStack() as held:  # from before the first run to after the last
         if not world.first:
             for config, folder in zip(configs, folders, strict=True):
                 _follow(config, folder, resume, world)
             return
-        if len(configs) > 1:
-            from mismatch_cli.studies.training import TrainingAnalysis
-
-            held.enter_context(folder_of_runs(output, TrainingAnalysis.FORMAT))
         if devices is not None:
+            held.enter_context(_held(configs, [], output, resume))  # each run holds its own
             _train_apart(context, configs, folders, output, devices, resume, common)
             return
-        for config, folder in zip(configs, folders, strict=True):
-            held.enter_context(training_folder(folder, FILE_NAME, partial(_is_saved, config), resume=resume))
+        held.enter_context(_held(configs, folders, output, resume))
         _train(folders, configs, output, resume, report_every, common, world)
 
 
@@ -136,6 +136,21 @@ _KEPT = (
     "Every finished step is on record: the same command with --resume goes on from the newest checkpoint, and "
     "--max-restarts N does so by itself."
 )
+
+
+@contextmanager
+def _held(configs: Sequence[TrainConfig], folders: Sequence[Path], output: Path, resume: bool) -> Iterator[None]:
+    """Hold the folders of these runs, and that of their report; a `MismatchError` for one that may not be written."""
+    from mismatch_cli.recording.folder import folder_of_runs, training_folder
+
+    with ExitStack() as held:
+        if len(configs) > 1:
+            from mismatch_cli.studies.training import TrainingAnalysis
+
+            held.enter_context(folder_of_runs(output, TrainingAnalysis.FORMAT))
+        for config, folder in zip(configs, folders, strict=False):
+            held.enter_context(training_folder(folder, FILE_NAME, partial(_is_saved, config), resume=resume))
+        yield
 
 
 def _is_saved(config: TrainConfig, text: str) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from mismatch_cli import registry
 from mismatch_cli.errors import MismatchError, UsageError, first_line
 from mismatch_cli.ranks import ALONE, World
+from mismatch_cli.ranks.joined import is_lost_rank
 from mismatch_cli.sampling import SamplingSettings
 
 if TYPE_CHECKING:
@@ -163,6 +164,8 @@ def engine_failures(doing: str, kept: str) -> Iterator[None]:
     except MismatchError:
         raise
     except Exception as error:  # a foreign library can fail in any way: out of memory, a lost worker
+        if is_lost_rank(error):  # while weights were made whole, or asked together: the engine has not failed
+            raise
         raise MismatchError(
             f"The rollout engine failed while {doing} ({type(error).__name__}: {first_line(error)}). "
             f"{kept}: go on with --resume. --debug shows where it failed."

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _HEADLESS = ("gemma",)  # families whose head has no name in vLLM
 _ANSWER, _CHECKSUMS = 2**16, 2**24  # bytes: a word or two; a line for each weight
 _NOTHING = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"  # SHA-256 of weights that are packed away
+_NAME = "mismatch-cli-weights-"  # how what is removed again is called: the user's folder may hold other things
 MODE = "Start it with VLLM_SERVER_DEV_MODE=1 in its environment"
 
 
@@ -58,7 +60,7 @@ class SharedWeights:
 
     @property
     def path(self) -> Path:
-        return self._folder / f"{self._count:06d}"
+        return self._folder / f"{_NAME}{self._count:06d}"
 
     def publish(self, model: Any) -> None:
         from safetensors.torch import save_file
@@ -88,14 +90,20 @@ class SharedWeights:
 
     def forget_older(self) -> None:
         self._world.barrier()
-        if self._world.first:
-            for path in self._folder.iterdir():
-                if path != self.path:
-                    shutil.rmtree(path, ignore_errors=True)
+        self._remove_but(self.path)
 
     def remove(self) -> None:
+        self._remove_but(None)
         if self._world.first:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            with suppress(OSError):  # it holds something else, or is gone
+                self._folder.rmdir()
+
+    def _remove_but(self, kept: Path | None) -> None:
+        """Of the weights in the folder, also those that a killed run has left, finished or not."""
+        if self._world.first:
+            for path in (*self._folder.glob(f"{_NAME}*"), *self._folder.glob(f".{_NAME}*.part")):
+                if path != kept:
+                    shutil.rmtree(path, ignore_errors=True)
 
 
 def names_in_vllm(model: Any, state: Mapping[str, Tensor]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -13,6 +14,8 @@ from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.ranks import ALONE, World
 
 PATIENCE = timedelta(minutes=30)  # for the slowest rank at a meeting point; a rank that died is noticed at once
+STOPPED = "MISMATCH_CLI_STOPPED"  # in the environment of ranks that are begun after Ctrl-C
+_LAUNCHER_ACTS = 5  # seconds in which a launcher has ended this rank: it knows who died, and of what
 _PR_SET_PDEATHSIG = 1
 
 
@@ -27,14 +30,16 @@ def restarted() -> bool:
 
 
 @contextmanager
-def joined() -> Iterator[World]:
+def joined(kept: str) -> Iterator[World]:
     """This rank among the others, until the end of the block; alone where nobody launched several.
 
-    Raises `MismatchError` where the others are not found.
+    Raises `MismatchError` where the others are not found, and with `kept` where one of them is lost in the block.
     """
     if not launched():
         yield ALONE
         return
+    if STOPPED in os.environ:
+        raise KeyboardInterrupt
     import torch
     import torch.distributed as dist
 
@@ -53,9 +58,26 @@ def joined() -> Iterator[World]:
         ) from error
     try:
         yield world
+    except RuntimeError as error:
+        if not is_lost_rank(error):
+            raise
+        raise lost_rank(world, kept) from error
     finally:
         if dist.is_initialized():  # an engine that is closed may have ended it
             dist.destroy_process_group()
+
+
+def is_lost_rank(error: BaseException) -> bool:
+    """Whether the network between ranks failed, and not the computation."""
+    said, kinds = str(error), {kind.__name__ for kind in type(error).__mro__}  # by name: torch need not be here
+    told = "DistError" in kinds or "gloo" in said or "Connection closed by peer" in said
+    return isinstance(error, RuntimeError) and told
+
+
+def lost_rank(world: World, kept: str) -> MismatchError:
+    """What is left to say, if nobody has ended this rank meanwhile."""
+    time.sleep(_LAUNCHER_ACTS)
+    return MismatchError(f"Another rank has ended, and rank {world.rank} cannot go on without it. {kept}")
 
 
 def _take_device(number: int) -> None:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.ranks.joined import STOPPED
 
 _PATIENCE = 30  # seconds for ranks to end when one has died, before they are killed
 _FAULT = "mismatch-cli: "  # how a rank's last sentence begins
@@ -85,6 +86,7 @@ def _passed_on() -> Iterator[list[int]]:
 
     def on_signal(number: int, _: object) -> None:
         interrupted.append(number)
+        os.environ[STOPPED] = "1"  # for ranks that are begun later, or again: one may die of it while Python starts
         if len(interrupted) > 1:
             raise SignalException("interrupted twice", signal.SIGINT)
         for rank in _children():

@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
 from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.ranks import ALONE, World
+from mismatch_cli.ranks.joined import is_lost_rank, lost_rank
 from mismatch_cli.rl.run import Record, Run
 from mismatch_cli.rl.train_config import TrainConfig
 
@@ -88,12 +87,9 @@ def _running(
         run = Run(config, run_folder, say, on_phase, world)
         yield run
     except (RuntimeError, MemoryError) as error:  # torch says everything with these: no memory left, a lost device
-        if world.size > 1 and _is_lost_rank(error):
-            time.sleep(_LAUNCHER_ACTS)
-            raise MismatchError(
-                f"Another rank has ended, and rank {world.rank} cannot go on without it. Every finished step is on "
-                "record: go on from the newest checkpoint with --resume; --max-restarts N does so by itself."
-            ) from error
+        if world.size > 1 and is_lost_rank(error):
+            kept = "Every finished step is on record: go on from the newest checkpoint with --resume; --max-restarts N"
+            raise lost_rank(world, f"{kept} does so by itself.") from error
         kind = type(error).__name__
         memory = " A run of its own with a lower --token-budget needs less memory." if "Memory" in kind else ""
         raise MismatchError(
@@ -103,15 +99,6 @@ def _running(
     finally:
         if run is not None:
             run.close()
-
-
-_LAUNCHER_ACTS = 5  # seconds in which a launcher has ended this rank: it knows who died, and of what
-
-
-def _is_lost_rank(error: BaseException) -> bool:
-    """Whether the network between ranks failed, and not the computation."""
-    said = str(error)
-    return isinstance(error, torch.distributed.DistError) or "gloo" in said or "Connection closed by peer" in said
 
 
 class _Seconds:

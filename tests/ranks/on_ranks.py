@@ -170,6 +170,12 @@ def restored(folder: Path, world: World) -> None:
     _keep({"found": found, "after": after, "version": learner.version}, folder, world)
 
 
+def deserted(_: Path, world: World) -> None:
+    """The first rank waits for one that has ended."""
+    if world.first:
+        world.barrier()
+
+
 def _keep(found: object, folder: Path, world: World, name: str = "found") -> None:
     if world.first:
         torch.save(found, folder / f"{name}-{world.size}.pt")
@@ -183,9 +189,9 @@ def kept(folder: Path, ranks: int, name: str = "found") -> dict:
 def main(what: str, folder: str) -> None:
     torch.set_num_threads(1)
     functions: dict[str, Callable[[Path, World], None]] = {
-        function.__name__: function for function in (gradients, restored)
+        function.__name__: function for function in (gradients, restored, deserted)
     }
-    with joined() as world:
+    with joined("What was made is kept.") as world:
         functions[what](Path(folder), world)
 
 

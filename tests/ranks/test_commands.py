@@ -16,9 +16,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from mismatch_cli.engines import engine_failures
 from mismatch_cli.places import bundled
 from tests.ranks.on_ranks import as_ranks
-from tests.warm import cli
+from tests.warm import Forked, cli
 
 MODEL = str(bundled("model"))
 CLI = [sys.executable, "-m", "mismatch_cli"]
@@ -120,6 +121,19 @@ def test_a_rank_that_is_killed_is_made_good_by_as_many_restarts_as_asked_for(tmp
     assert steps == list(range(1, len(steps) + 1))
 
 
+def test_ctrl_c_ends_ranks_that_have_just_begun(tmp_path):
+    """One that dies of it while Python starts is not begun again, whatever --max-restarts says."""
+    arguments = [*CLI, *TRAIN, "--engine", "hf", "--steps", "50", "--max-restarts", "3", "--nproc", "2"]
+    launcher = subprocess.Popen([*arguments, "--output", str(tmp_path / "run")], stderr=subprocess.PIPE, text=True)
+    while not (begun := ranks_of(launcher.pid)):
+        assert launcher.poll() is None
+        time.sleep(0.01)
+    launcher.send_signal(signal.SIGINT)
+    _, said = launcher.communicate(timeout=60)
+    assert launcher.returncode == 130 and said.count("mismatch-cli: Interrupted.") == 1, said
+    assert lines(tmp_path / "run") == [] and not any(map(is_alive, begun.values()))
+
+
 @pytest.fixture(scope="module")
 def one_rank(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("probe") / "one"
@@ -172,6 +186,8 @@ WRONG: list[tuple[Sequence[str], str]] = [
     (("diagnose", "--nproc", "2"), "--nproc shares what a model scores"),
     (("probe", "--sharded"), "Say over how many with --nproc"),
     (("train", "--cpu-offload"), "--cpu-offload is for"),
+    (("train", "--engine", "server", "--engine-url", "http://localhost:1", "--seeds", "2", "--devices", "0,1"),
+     "servers hold the weights of one"),
 ]  # fmt: skip
 
 
@@ -181,6 +197,27 @@ def test_what_cannot_be_shared_is_said_in_a_sentence(tmp_path, arguments, senten
     told = [line for line in said.splitlines() if line.startswith("mismatch-cli: ")]
     assert code in (1, 2) and len(told) == 1 and sentence in told[0], said
     assert lines(tmp_path / "run") == []
+
+
+def test_a_folder_that_is_there_is_told_once_and_not_gone_on_with(tmp_path):
+    """Ranks that begin again go on with what they find."""
+    (tmp_path / "notes.txt").write_text("mine")
+    code, said = run(*TRAIN, "--engine", "hf", "--nproc", "2", "--max-restarts", "2", "--output", str(tmp_path))
+    assert code == 1 and said.count("mismatch-cli: ") == said.count("already exists, and holds no training run") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_rank_that_is_left_alone_says_so(tmp_path):
+    ranks = [Forked("tests.ranks.on_ranks", "deserted", str(tmp_path), env=place) for place in as_ranks(2)]
+    said, _ = [rank.ended(within=60) for rank in ranks]
+    assert "MismatchError: Another rank has ended, and rank 0 cannot go on without it. What was made is kept." in said
+    assert ranks[1].returncode == 0
+
+
+def test_an_engine_has_not_failed_where_another_rank_is_lost():
+    gone = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:2946.")
+    with pytest.raises(RuntimeError, match="Connection closed by peer"), engine_failures("sampling", "Nothing is lost"):
+        raise gone
 
 
 def test_ranks_with_other_settings_say_so(tmp_path):

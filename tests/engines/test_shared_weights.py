@@ -1,0 +1,35 @@
+"""The folder of weights that servers see: it is the user's, and only what was written there is removed."""
+
+from __future__ import annotations
+
+from mismatch_cli.engines._server_weights import SharedWeights
+from mismatch_cli.models import load_causal_lm
+from mismatch_cli.ranks import ALONE
+from tests.tiny_models import saved_model
+
+
+def test_of_a_users_folder_only_our_weights_are_removed(tmp_path):
+    folder = tmp_path / "shared"
+    (folder / "000001").mkdir(parents=True)  # such as checkpoints of the user's
+    (folder / "000001" / "model.safetensors").write_bytes(b"theirs")
+    (folder / "notes.txt").write_text("theirs")
+    killed = folder / ".mismatch-cli-weights-000007.0123abcd.part"
+    killed.mkdir()
+    model = load_causal_lm(str(saved_model(tmp_path, "Qwen3")), device_map="cpu")
+    weights = SharedWeights(folder, ALONE)
+    for _ in range(2):
+        weights.publish(model)
+    assert (weights.path / "model.safetensors").is_file()
+    weights.forget_older()
+    ours = {path.name for path in folder.iterdir()} - {"000001", "notes.txt"}
+    assert ours == {weights.path.name}
+    weights.remove()
+    assert {path.name for path in folder.iterdir()} == {"000001", "notes.txt"}
+    assert (folder / "000001" / "model.safetensors").read_bytes() == b"theirs"
+
+
+def test_a_folder_that_held_nothing_else_is_gone(tmp_path):
+    weights = SharedWeights(tmp_path / "weights", ALONE)
+    weights.publish(load_causal_lm(str(saved_model(tmp_path, "Qwen3")), device_map="cpu"))
+    weights.remove()
+    assert not (tmp_path / "weights").exists()
