@@ -139,8 +139,8 @@ def coefficient_T(algorithm: Algorithm, policies: Policies, advantage_T: Array) 
 def judges_single_tokens(algorithm: Algorithm) -> bool:
     """Whether a token's coefficient follows from its own log-probs: not from its response, nor from other tokens.
 
-    Asked of the algorithm itself: rules of the package may not look at responses, and with a mask of the user's the same
-    tokens as one response and as many must get the same coefficients.
+    Asked of the algorithm itself: rules of the package may not look at responses, and with a mask of the user's,
+    the same tokens as one response and as many must get the same coefficients.
     """
     if algorithm.needs_top_k or algorithm.needs_entropy or algorithm.batch_rules:
         return False

@@ -11,6 +11,8 @@ from mismatch_cli.options import flags
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from mismatch_cli.algorithms.algorithm import Algorithm
+
 
 @flags()
 def command(*, common: Annotated[Common, "json", "debug"]) -> None:
@@ -29,21 +31,29 @@ def command(*, common: Annotated[Common, "json", "debug"]) -> None:
 
 def _table() -> dict[str, list[dict[str, Any]]]:
     from mismatch_cli import registry, trust_regions
+    from mismatch_cli.algorithms.owners import OWNERS
     from mismatch_cli.algorithms.rules import Mask
-    from mismatch_cli.algorithms.table import ALIASES, TABLE
+    from mismatch_cli.algorithms.table import TABLE
 
-    rows = []
-    for row in TABLE.values():
-        blocked_when, weight = row.formulas
-        aliases = [alias for alias, name in ALIASES.items() if name == row.name]
-        head = {"name": row.name, "aliases": aliases, "anchor": row.anchor}
-        rows.append(head | {"blocked_when": blocked_when, "weight": weight, "source": row.source})
     masks = [
         {"name": name, "thresholds": mask.parameters, "blocked_when": mask.formula}
         for name in registry.names(trust_regions.PACKAGE)
         for mask in [Mask(name)]
     ]
-    return {"algorithms": rows, "masks": masks}
+    return {
+        "algorithms": [_row(row) for row in TABLE.values()],
+        "owners": [_row(row) for row in OWNERS.values()],
+        "masks": masks,
+    }
+
+
+def _row(row: Algorithm) -> dict[str, Any]:
+    from mismatch_cli.algorithms.table import ALIASES
+
+    blocked_when, weight = row.formulas
+    aliases = [alias for alias, name in ALIASES.items() if name == row.name]
+    head = {"name": row.name, "aliases": aliases, "anchor": row.anchor}
+    return head | {"blocked_when": blocked_when, "weight": weight, "source": row.source}
 
 
 def _parts(table: dict[str, list[dict[str, Any]]]) -> list[RenderableType]:
@@ -59,13 +69,15 @@ def _parts(table: dict[str, list[dict[str, Any]]]) -> list[RenderableType]:
     parts: list[RenderableType] = [
         Text(
             "p = π (trainer), q = μ (rollout), p′ = π′ (recomputed), all of the sampled token; "
-            "r = p/q, r′ = p/p′, ρ = p′/q; A the advantage."
+            "r = p/q, r′ = p/p′, ρ = p′/q; r̄ = p/p̄ with p̄ of an average of the trainer's weights; A the advantage."
         )
     ]
-    for row in table["algorithms"]:
-        title = Text.assemble((row["name"], "bold"), *(f", {alias}" for alias in row["aliases"]))
-        lines = f"blocked when  {row['blocked_when']}\nweight        {row['weight']}"
-        parts += [Text(""), title, below(lines), below(row["source"], "dim")]
+    for heading, rows in (("", table["algorithms"]), ("As a framework or an experiment has them", table["owners"])):
+        parts += [Text(""), Text(heading, style="bold underline")] if heading else []
+        for row in rows:
+            title = Text.assemble((row["name"], "bold"), *(f", {alias}" for alias in row["aliases"]))
+            lines = f"blocked when  {row['blocked_when']}\nweight        {row['weight']}"
+            parts += [Text(""), title, below(lines), below(row["source"], "dim")]
     parts += [Text(""), Text("Masks by their own name (anchor rollout, weight r)", style="bold underline")]
     for mask in table["masks"]:
         letters = trust_regions.symbols(trust_regions.find(mask["name"]))

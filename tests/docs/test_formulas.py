@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from mismatch_cli import registry, trust_regions
-from mismatch_cli.algorithms.rules import Mask
+from mismatch_cli import registry, trust_regions, weights
+from mismatch_cli.algorithms.algorithm import Algorithm
+from mismatch_cli.algorithms.owners import OWNERS
+from mismatch_cli.algorithms.rules import Factor, Mask
 from mismatch_cli.algorithms.table import ALIASES, TABLE
 from mismatch_cli.metrics.gap_table import METRICS, VOLATILITY, Metric
 from mismatch_cli.metrics.update_table import CLIPPING, TRAINING
-from mismatch_cli.policies import Policies
+from mismatch_cli.policies import TRAINER_ROLLOUT, Policies
 from tests.docs.pages import DOCS, is_renewed, renewed
 from tests.docs.test_help import the_command
 
@@ -49,9 +51,20 @@ def masks() -> str:
     return table("| mask | blocks when | thresholds | what it is, and from where |", rows)
 
 
-def algorithms() -> str:
+def weight_functions() -> str:
     rows = []
-    for row in TABLE.values():
+    for name in registry.names(weights.PACKAGE):
+        module = weights.find(name)
+        letters = trust_regions.symbols(module)
+        given = ", ".join(f"{letters.get(p, '')} `{p}` {x:g}".strip() for p, x in weights.parameters(module).items())
+        formula = str(Factor(TRAINER_ROLLOUT, name)) if name != "capped-ratio" else "max(min(r, C), floor)"
+        rows.append([f"`{name}`", formula, given, " ".join((inspect.getdoc(module) or "").split())])
+    return table("| weight | is | parameters | what it is, and from where |", rows)
+
+
+def algorithms(named: Mapping[str, Algorithm] = TABLE) -> str:
+    rows = []
+    for row in named.values():
         names = [row.name, *(alias for alias, name in ALIASES.items() if name == row.name)]
         blocked, weight = row.formulas
         rows.append([", ".join(f"`{name}`" for name in names), blocked, weight, row.anchor, row.source])
@@ -116,7 +129,9 @@ PARTS = {
     (PAGE, "volatility"): lambda: metrics(VOLATILITY),
     (PAGE, "vectors"): vectors,
     (PAGE, "masks"): masks,
+    (PAGE, "weights"): weight_functions,
     (PAGE, "algorithms"): algorithms,
+    (PAGE, "owners"): lambda: algorithms(OWNERS),
     (PAGE, "clipping"): lambda: metrics(CLIPPING),
     (PAGE, "training"): lambda: metrics(TRAINING),
     (NORMAL, "rosetta"): rosetta,
