@@ -203,7 +203,7 @@ TOUCHING = {
     "the ratio": "compared.ratio_T[:] = 1; compared.ratio_less_1_T[:] = 0; compared.log_ratio_T[:] = 0",
     "the difference": "compared.difference_T[:] = 0; compared.binary_kl_T[:] = 0; compared.rest_T[0][:] = 0",
     "what it is given itself": "compared.ratio_T = compared.ratio_less_1_T = compared.ratio_T * 0",
-    "where responses begin": "compared._responses.offset_S1[:] = 0; compared._responses.length_S[:] = 1",
+    "where responses begin": "compared.responses.offset_S1[:] = 0; compared.responses.length_S[:] = 1",
     "sums": "compared.level_log_ratio_T('mean'); compared._sum_S[:] = 0; compared._mean_S[:] = 0",
     "top-K": "[x.__setitem__(0, -3) for x in compared.topk(4)]; compared._topk_current_TK[:] = -2",
     "top-K ids": "compared._topk.ids_TK[:] = 0; compared._topk.response_ids_T[:] = 0; compared._topk.trainer[:] = 0",
