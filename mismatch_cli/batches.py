@@ -21,8 +21,8 @@ class Found(NamedTuple):
 
     def of(self, key_S: np.ndarray) -> np.ndarray:
         """The values of some keys, [S, F]; a KeyError for one that was not seen."""
-        place_S = np.searchsorted(self.key_B, key_S).clip(max=len(self.key_B) - 1)
-        if not np.array_equal(self.key_B[place_S], key_S):
+        place_S = np.searchsorted(self.key_B, key_S).clip(max=max(len(self.key_B) - 1, 0))
+        if (len(key_S) and not len(self.key_B)) or not np.array_equal(self.key_B[place_S], key_S):
             raise KeyError("a batch that no first pass has seen")
         return self.values_BF[place_S]
 
