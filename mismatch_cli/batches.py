@@ -33,8 +33,8 @@ class Found(NamedTuple):
         """The values at each token's batch, [T, F]; a KeyError for one that was not seen."""
         if not len(key_T):
             return NOTHING_FOUND
-        place_T = np.searchsorted(self.key_B, key_T).clip(max=len(self.key_B) - 1)
-        if not np.array_equal(self.key_B[place_T], key_T):
+        place_T = np.searchsorted(self.key_B, key_T).clip(max=max(len(self.key_B) - 1, 0))
+        if not len(self.key_B) or not np.array_equal(self.key_B[place_T], key_T):
             raise KeyError("a batch that no first pass has seen")
         return self.values_BF[place_T]
 

@@ -14,7 +14,7 @@ from mismatch_cli import divergences
 from mismatch_cli.arrays import Array, as_numpy, copied, filled, like, namespace, silent
 from mismatch_cli.batches import Batches, token_hashes
 from mismatch_cli.hashing import hash_keys
-from mismatch_cli.responses import Responses
+from mismatch_cli.response_layout import Responses
 
 Policy = Literal["rollout", "trainer", "recomputed", "average"]
 Level = Literal["token", "product", "mean"]

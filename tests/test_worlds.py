@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import log
 
 import numpy as np
 import pytest
 import torch
 
-from mismatch_cli import divergences
+from mismatch_cli import divergences, registry, weights
 from mismatch_cli.algorithms.algorithm import coefficient_T, keep_T, weight_T
-from mismatch_cli.algorithms.rules import Mask
+from mismatch_cli.algorithms.owners import OWNERS
+from mismatch_cli.algorithms.parts import Mask, factor
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.arrays import Array, between, namespace, response_sums, select
-from mismatch_cli.policies import TRAINER_ROLLOUT, Policies
-from tests.trust_regions.cases import INF, REGIONS, cast, in_numpy, random_policies, signs
+from mismatch_cli.policies import TRAINER_ROLLOUT, Policies, Ratio
+from tests.trust_regions.cases import INF, REGIONS, cast, in_numpy, random_policies, settled, signs, with_keys
 
 DTYPES = (torch.float32, torch.float64)
+RATIOS = [Ratio(level=level) for level in ("token", "product", "mean")]
 CLOSE = 4  # units in the last place of the threshold: nearer to it both answers are right
 
 
@@ -26,13 +30,16 @@ def worlds(dtype: torch.dtype, seeds: int = 3) -> Iterator[tuple[Policies, Polic
         yield given, in_numpy(given)
 
 
-def same_numbers(x: Array, y: Array, ulps: float, context: object) -> None:
-    """Within some units in the last place of each number, or of 1: the probabilities that it was formed from."""
+def same_numbers(x: Array, y: Array, ulps: float, context: object, dtype: torch.dtype | None = None) -> None:
+    """Within some units in the last place of each number, or of 1: the probabilities that it was formed from.
+
+    The units are those of the policies' dtype, where float64 sums were formed of them.
+    """
     x, y = np.asarray(x), np.asarray(y)
     assert x.dtype == y.dtype and x.shape == y.shape, context
     finite = np.isfinite(x)
     np.testing.assert_array_equal(x[~finite], y[~finite], err_msg=str(context))
-    eps = np.finfo(x.dtype).eps
+    eps = np.finfo(x.dtype).eps if dtype is None else torch.finfo(dtype).eps
     np.testing.assert_allclose(x[finite], y[finite], rtol=ulps * eps, atol=ulps * eps, err_msg=str(context))
 
 
@@ -42,35 +49,85 @@ def same_weights(pair: Sequence[Array], dtype: torch.dtype, name: str) -> None:
     np.testing.assert_allclose(*map(np.asarray, pair), rtol=256 * torch.finfo(dtype).eps, atol=nothing, err_msg=name)
 
 
-def near(statistic_T: np.ndarray, thresholds: list[float]) -> np.ndarray:
+def near(statistic_T: np.ndarray, thresholds: list[float], dtype: str) -> np.ndarray:
     """Whether a statistic lies within `CLOSE` units in the last place of a threshold, on either side of 0."""
     near_T = np.zeros(len(statistic_T), dtype=bool)
     for threshold in thresholds:
         for limit in (threshold, -threshold, threshold - 1, 1 - threshold):
-            unit = max(np.spacing(np.abs(statistic_T.dtype.type(limit))), np.finfo(statistic_T.dtype).eps)
+            unit = max(np.spacing(np.abs(np.dtype(dtype).type(limit))), np.finfo(dtype).eps)
             near_T |= np.abs(statistic_T - limit) <= CLOSE * unit
     return near_T
 
 
-ASKED = {*map(Mask, REGIONS), *(mask for algorithm in TABLE.values() for mask in algorithm.masks)}
+ROWS = TABLE | OWNERS
+ASKED = dict.fromkeys((*map(Mask, REGIONS), *(mask for row in ROWS.values() for mask in row.masks)))
+WEIGHTS = dict.fromkeys(
+    (
+        *(factor(name, ratio) for name in registry.names(weights.PACKAGE) for ratio in RATIOS),
+        *(part for row in ROWS.values() for part in (*row.weight, *([row.term] if row.term else []))),
+    )
+)
+
+
+def limits(mask: Mask, settled_F: Sequence[float]) -> list[float]:
+    """What a statistic is compared with."""
+    if mask.region == "veto":
+        return [log(float(x)) for x in mask.parameters.values() if float(x)]
+    if mask.region == "cumulative-tv":
+        return [0.0]
+    return [*(float(x) for x in mask.parameters.values() if isinstance(x, float)), *settled_F]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_mask_decides_alike_on_numpy_and_torch(dtype: torch.dtype) -> None:
     """Each with its defaults and as every algorithm has it: other thresholds, the other anchor."""
-    blocked = dict.fromkeys(ASKED, 0)
+    blocked = dict.fromkeys(ASKED, 0)  # rules on batches take all tokens for one
     for of_torch, of_numpy in worlds(dtype):
         advantage_T = signs(len(of_torch.trainer), dtype=dtype)
         for mask in ASKED:
-            limits = [float(x) for x in mask.parameters.values() if isinstance(x, float)]
+            settled_F = mask.settle(mask.collect(of_numpy, advantage_T.numpy())).tolist() if mask.scope else []
             torch_says, numpy_says = mask.decide(of_torch, advantage_T), mask.decide(of_numpy, advantage_T.numpy())
             assert isinstance(numpy_says.keep_T, np.ndarray) and numpy_says.keep_T.dtype == bool
             ulps = 4096 if mask.region.startswith("top-k") else 16  # there 1 − Σ is uncertain by 8 units
-            same_numbers(numpy_says.statistic_T, torch_says.statistic_T, ulps, mask)
+            same_numbers(numpy_says.statistic_T, torch_says.statistic_T, ulps, mask, dtype)
             differ_T = numpy_says.keep_T != torch_says.keep_T.numpy()
-            assert not (differ_T & ~near(numpy_says.statistic_T, limits)).any(), mask
+            assert not (differ_T & ~near(numpy_says.statistic_T, limits(mask, settled_F), str(dtype)[6:])).any(), mask
             blocked[mask] += int((~numpy_says.keep_T).sum())
     assert {mask.region for mask, tokens in blocked.items() if not tokens} == {"none"}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_weight_is_the_same_number_on_numpy_and_torch(dtype: torch.dtype) -> None:
+    """Each with its defaults at every level, and as every algorithm has it; terms too."""
+    for of_torch, of_numpy in worlds(dtype):
+        advantage_T = signs(len(of_torch.trainer), dtype=dtype)
+        for weight in WEIGHTS:
+            found = weight.weight_T(of_numpy, advantage_T.numpy())
+            expected = weight.weight_T(of_torch, advantage_T)
+            assert isinstance(found, np.ndarray) and found.dtype == expected.numpy().dtype
+            same_weights([found, expected], dtype, str(weight))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rules_on_batches_find_the_same_in_both_worlds(dtype: torch.dtype) -> None:
+    """What numpy has found, torch decides by: a first pass may run where no torch is."""
+    for of_torch, _ in worlds(dtype):
+        count = len(of_torch.responses.length_S)
+        keyed = with_keys(of_torch, np.arange(count) % 3, np.arange(count) // 4)
+        advantage_T = signs(count, dtype=dtype)[of_torch.responses.response_T]
+        for name in [name for name, row in ROWS.items() if row.batch_rules]:
+            sides = (in_numpy(keyed), advantage_T.numpy()), (keyed, advantage_T)
+            rules = ROWS[name].batch_rules
+            for rule in rules:
+                pair = [settled(rule, [side]) for side in sides]
+                assert np.array_equal(*(found.key_B for found in pair))
+                np.testing.assert_allclose(*(found.values_BF for found in pair), rtol=1e-6, atol=1e-7)
+            found = {rule: settled(rule, [sides[0]]) for rule in rules}
+            seen = [(replace(given, batches=given.batches.settled(found)), x_T) for given, x_T in sides]
+            kept_N, kept_T = (np.asarray(keep_T(ROWS[name], *side)) for side in seen)
+            assert (kept_N != kept_T).sum() <= 1  # within rounding of PPO's clip
+            coefficients = [np.asarray(coefficient_T(ROWS[name], *side))[kept_N == kept_T] for side in seen]
+            same_weights(coefficients, dtype, name)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -78,7 +135,7 @@ def test_every_algorithm_weighs_alike_on_numpy_and_torch(dtype: torch.dtype) -> 
     for of_torch, of_numpy in worlds(dtype):
         advantage_T = signs(len(of_torch.trainer), dtype=dtype)
         sides = (of_numpy, advantage_T.numpy()), (of_torch, advantage_T)
-        for name, algorithm in TABLE.items():
+        for name, algorithm in ROWS.items():
             same_weights([weight_T(algorithm, *side) for side in sides], dtype, name)
             kept_N, kept_T = (np.asarray(keep_T(algorithm, *side)) for side in sides)
             coefficients = [np.asarray(coefficient_T(algorithm, *side))[kept_N == kept_T] for side in sides]
@@ -141,8 +198,10 @@ def test_a_column_may_lie_in_memory_as_it_likes() -> None:
 def test_numpy_is_silent_where_torch_is(recwarn: pytest.WarningsRecorder) -> None:
     """An infinite ratio is an answer; nobody who reads a trace wants to hear of it."""
     logp_T = np.array([-0.1, -200.0, -INF, 0.0], dtype=np.float32)
-    policies = Policies(logp_T, logp_T[::-1].copy(), logp_T, np.array([0, 2, 4]))
-    for algorithm in TABLE.values():
+    policies = Policies(
+        logp_T, logp_T[::-1].copy(), logp_T, np.array([0, 2, 4]), None, np.ones_like(logp_T), average=logp_T
+    )
+    for algorithm in ROWS.values():
         if not algorithm.needs_top_k:
             coefficient_T(algorithm, policies, np.array([1, -1, 1, -1], dtype=np.float32))
     assert not recwarn.list and namespace(logp_T) is np

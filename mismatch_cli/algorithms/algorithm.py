@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_cli.algorithms.rules import Factor, Mask, Rule
+from mismatch_cli.algorithms.parts import Factor, Mask, Rule
 from mismatch_cli.arrays import Array, filled, namespace, silent, without_gradient
 from mismatch_cli.policies import TRAINER_ROLLOUT, Policies
-from mismatch_cli.responses import Responses
+from mismatch_cli.response_layout import Responses
 
 
 @dataclass(frozen=True)

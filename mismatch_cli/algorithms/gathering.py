@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 
 from mismatch_cli.algorithms.algorithm import Algorithm
-from mismatch_cli.algorithms.rules import Rule
+from mismatch_cli.algorithms.parts import Rule
 from mismatch_cli.arrays import Array, as_numpy
 from mismatch_cli.batches import NOTHING_FOUND, Found
 from mismatch_cli.policies import Policies

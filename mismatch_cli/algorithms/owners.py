@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from mismatch_cli import DPPO
 from mismatch_cli.algorithms.algorithm import Algorithm
-from mismatch_cli.algorithms.rules import Factor, Mask, capped, mask
+from mismatch_cli.algorithms.parts import Factor, Mask, capped, mask
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.policies import ENGINE_GAP, TRAINER_AVERAGE, TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Ratio
 

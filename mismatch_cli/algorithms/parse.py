@@ -12,7 +12,7 @@ import numpy as np
 from mismatch_cli import registry, trust_regions
 from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.algorithms.owners import OWNERS
-from mismatch_cli.algorithms.rules import Factor, Mask
+from mismatch_cli.algorithms.parts import Factor, Mask
 from mismatch_cli.algorithms.table import ALIASES, TABLE
 from mismatch_cli.arrays import Array
 from mismatch_cli.errors import MismatchError, UsageError
@@ -117,14 +117,19 @@ def _accepted(algorithm: Algorithm) -> dict[str, list[str]]:
 
 
 def _listed(accepted: Mapping[str, Sequence[str]]) -> list[str]:
-    """The names to choose from, each with its other ones: `delta (δ, max_tv)`, `cap (C)`."""
+    """The names to choose from, each with its other ones: `delta (δ, max_drop)`, `cap (C)`, `delta (δ, both sides)`."""
     letters = {key: names for key, names in accepted.items() if names != [key]}
-    named = {name for names in letters.values() for name in names}
+    named = {names[0] for names in letters.values() if len(names) == 1}
     listed = [name for name in accepted if name not in letters and name not in named]
-    for symbol, names in letters.items():
-        spelled, meant = trust_regions.spelled(symbol), names[0] if len(names) == 1 else "both sides"
-        first, *others = [meant, symbol] if spelled == symbol else dict.fromkeys([spelled, symbol, meant])
-        listed.append(f"{first} ({', '.join(other for other in others if other != first)})")
+    for meant in dict.fromkeys(map(tuple, letters.values())):
+        symbols = sorted((key for key in letters if tuple(letters[key]) == meant), key=str.isascii)  # Greek ones first
+        spelled = [trust_regions.spelled(symbol) for symbol in symbols]
+        if len(meant) > 1:
+            names = [spelled[0], *symbols, "both sides"]
+        else:
+            names = [meant[0], *symbols] if spelled == symbols else [spelled[0], *symbols, meant[0]]
+        first, *others = dict.fromkeys(names)
+        listed.append(f"{first} ({', '.join(others)})")
     return listed
 
 

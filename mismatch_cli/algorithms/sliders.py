@@ -10,7 +10,7 @@ import numpy as np
 
 from mismatch_cli import trust_regions
 from mismatch_cli.algorithms.algorithm import Algorithm
-from mismatch_cli.algorithms.rules import Mask
+from mismatch_cli.algorithms.parts import Mask
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.policies import Policies, TopKLogProbs
 

@@ -2,7 +2,7 @@
 
 from mismatch_cli import DPPO
 from mismatch_cli.algorithms.algorithm import Algorithm
-from mismatch_cli.algorithms.rules import capped, factor, mask
+from mismatch_cli.algorithms.parts import capped, factor, mask
 from mismatch_cli.policies import ENGINE_GAP, TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Ratio
 
 _R = (capped(TRAINER_ROLLOUT),)

@@ -32,7 +32,7 @@ def command(*, common: Annotated[Common, "json", "debug"]) -> None:
 def _table() -> dict[str, list[dict[str, Any]]]:
     from mismatch_cli import registry, trust_regions
     from mismatch_cli.algorithms.owners import OWNERS
-    from mismatch_cli.algorithms.rules import Mask
+    from mismatch_cli.algorithms.parts import Mask
     from mismatch_cli.algorithms.table import TABLE
 
     masks = [

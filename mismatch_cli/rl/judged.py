@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mismatch_cli.algorithms.algorithm import Algorithm, coefficient_T
-from mismatch_cli.algorithms.rules import Rule
+from mismatch_cli.algorithms.parts import Rule
 from mismatch_cli.arrays import as_numpy
 from mismatch_cli.batch import Rollout
 from mismatch_cli.batches import Batches, Found, RowKey

@@ -15,133 +15,27 @@ import numpy as np
 
 from mismatch_cli.algorithms.algorithm import Algorithm, keep_T
 from mismatch_cli.algorithms.gathering import Gathering, rules_of
-from mismatch_cli.algorithms.rules import Mask, Rule
-from mismatch_cli.algorithms.table import TABLE
+from mismatch_cli.algorithms.parts import Mask, Rule
 from mismatch_cli.batches import Found
-from mismatch_cli.errors import MismatchError, UsageError, quoted
+from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.metrics.clipping.breakdown import JUDGED_ROW
 from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary, Question
 from mismatch_cli.metrics.clipping.masked import Needs, gather
-from mismatch_cli.metrics.pairs import PAIRS, weights_are_equal
+from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.places import shown
 from mismatch_cli.policies import Policies
 from mismatch_cli.studies.exploration import Exploration, explore
 from mismatch_cli.studies.study import Study, about, check_poolable, who_is_compared
+from mismatch_cli.studies.support import PAPER, Support
 from mismatch_cli.trace.reader import RowGroup, Trace
 from mismatch_cli.workers import ALONE, Workers
 from mismatch_cli.workers.portions import Portion
 from mismatch_cli.workers.reading import read_through
 
 _BLOCKED_TOKENS = 50
-PAPER = ("grpo-clip-higher", "dppo-binary-tv")  # the two of its first figure
 _COLUMNS = (
     "version_rollout", "version_trainer", "reward", "response_ids", "loss_mask", "logp_trainer", "entropy_trainer",
 )  # fmt: skip
-_EQUAL = (
-    "not applicable: the trainer has the weights that sampled, so the recomputed policy is the trainer itself. "
-    "Score with later weights: mismatch-cli rescore {run} --trainer-model LATER --weights newer"
-)
-_NO_RECOMPUTED = (
-    "the trace has no {column}. Fill it in with: mismatch-cli rescore {run} --keep-trainer --trainer-model SAMPLER"
-)
-
-_NO_BATCHES = (
-    "it looks at a whole batch, and not every imported row says of which optimiser step it is. Import again with that "
-    "column: mismatch-cli import DUMP --columns minibatch=NAME"
-)
-
-
-@dataclass(frozen=True)
-class Support:
-    """The algorithms that can be judged, the columns they need, and why the others are left out."""
-
-    judged: tuple[Algorithm, ...]
-    needs: Needs
-    skipped: dict[str, str]  # algorithm → reason
-    has: dict[str, Any]
-
-    @classmethod
-    def of(cls, traces: Sequence[Trace], algorithms: Sequence[Algorithm]) -> Support:
-        """Raises a `MismatchError` where nothing can be judged."""
-        columns = set[str].union(*(trace.columns() for trace in traces))
-        if "logp_trainer" not in columns:
-            raise MismatchError(
-                f"{traces[0].folder} has no log-probabilities of a trainer, so there is nothing to hold against the "
-                f"rollout. {traces[0].how_to_score}"
-            )
-        has = _what_is_there(traces, columns)
-        run = quoted(traces[0].run_folder)
-        skipped = {a.name: reason for a in algorithms if (reason := _reason(a, has, run))}
-        judged = tuple(a for a in algorithms if a.name not in skipped)
-        if not judged:
-            name, reason = next(iter(skipped.items()))
-            raise MismatchError(f"No algorithm can be judged on {traces[0].folder}. {name}: {reason}")
-        needs = Needs(
-            advantages=has["advantages"],
-            recomputed=any(a.needs_recomputed for a in judged),
-            top_k=has["top_k"] if any(a.needs_top_k for a in judged) else 0,
-            full=has["full"],
-            topk_recomputed=any(a.needs_top_k and a.needs_recomputed for a in judged),
-            entropy=any(a.needs_entropy for a in judged),
-            average=any(a.needs_average for a in judged),
-        )
-        return cls(judged, needs, skipped, has)
-
-    @classmethod
-    def of_paper(cls, traces: Sequence[Trace]) -> Support | None:
-        """The two algorithms of the paper, or the one of them that can be judged; None where neither can."""
-        try:
-            return cls.of(traces, [TABLE[name] for name in PAPER])
-        except MismatchError:
-            return None
-
-
-def _what_is_there(traces: Sequence[Trace], columns: set[str]) -> dict[str, Any]:
-    recomputed = "measured" if "logp_recomputed" in columns else "absent"
-    if weights_are_equal(traces):
-        recomputed = "equal weights"
-    return {
-        "advantages": "advantage" in columns,
-        "rewards": "reward" in columns,
-        "entropy": "entropy_trainer" in columns,
-        "full": {"tv_full", "kl_full"} <= columns,
-        "top_k": min(trace.top_k for trace in traces) if "topk_logp_trainer" in columns else 0,
-        "recomputed": recomputed,
-        "topk_recomputed": recomputed == "equal weights" or "topk_logp_recomputed" in columns,
-        "average": "logp_average" in columns,
-        "batches": all(_knows_batches(trace.manifest) for trace in traces),
-    }
-
-
-def _knows_batches(manifest: Mapping[str, Any]) -> bool:
-    """Whether rows say of which optimiser step they are: what was recorded here does, and imports that brought it."""
-    imported = manifest.get("imported")
-    return imported is None or imported.get("rows_without_minibatch") == 0
-
-
-def _reason(algorithm: Algorithm, has: dict[str, Any], run: str) -> str:
-    """Why a trace cannot support an algorithm; empty where it can."""
-    recomputed, k = has["recomputed"], algorithm.needs_top_k
-    if recomputed == "equal weights" and algorithm.anchor == "recomputed":
-        return _EQUAL.format(run=run)
-    if recomputed == "absent" and algorithm.needs_recomputed:
-        return _NO_RECOMPUTED.format(column="logp_recomputed", run=run)
-    if k > has["top_k"]:
-        there = f"the top {has['top_k']}" if has["top_k"] else "none"
-        ask = f", or ask for {algorithm.name.partition(':')[0]}:k={has['top_k']}" if has["top_k"] else ""
-        lacks = f"needs the top {k} log-probs, and the trace has {there}. "
-        return f"{lacks}Record with: mismatch-cli probe MODEL --top-logprobs {k}{ask}"
-    if algorithm.needs_average and not has["average"]:
-        return "the trace has no logp_average, which `train --average-decay` records"
-    if algorithm.needs_entropy and not has["entropy"]:
-        return f"the trace has no entropy of the trainer. Fill it in with: mismatch-cli rescore {run}"
-    if algorithm.batch_rules and not has["advantages"]:
-        return "it looks at the advantages of a whole batch, and the trace has none"
-    if algorithm.batch_rules and not has["batches"]:
-        return _NO_BATCHES
-    if k and algorithm.needs_recomputed and not has["topk_recomputed"]:
-        return _NO_RECOMPUTED.format(column="topk_logp_recomputed", run=run)
-    return ""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mismatch_cli.algorithms.algorithm import Algorithm, keep_T
-from mismatch_cli.algorithms.rules import Rule
+from mismatch_cli.algorithms.parts import Rule
 from mismatch_cli.algorithms.sliders import sliders
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.batches import Found

@@ -14,7 +14,8 @@ from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.clipping.masked import SIGNS, apply_masks
 from mismatch_cli.metrics.gaps import TokenGaps, token_gaps, turns_begin
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
-from mismatch_cli.studies.clipping import Support, columns_for
+from mismatch_cli.studies.clipping import columns_for
+from mismatch_cli.studies.support import Support
 from mismatch_cli.text import visible
 from mismatch_cli.trace.foreign import single
 from mismatch_cli.trace.reader import RowGroup, Trace

@@ -90,7 +90,8 @@ def spelled(name: str) -> str:
     return name.translate(_SPELLED)
 
 
-_SPELLED = str.maketrans({"δ": "delta", "ε": "epsilon", "ϵ": "epsilon", "α": "alpha", "τ": "tau", "λ": "lambda"})
+_GREEK = {"α": "alpha", "β": "beta", "δ": "delta", "ε": "epsilon", "ϵ": "epsilon", "λ": "lambda"}
+_SPELLED = str.maketrans(_GREEK | {"ρ": "rho", "τ": "tau", "φ": "phi"})
 
 
 def unusable(answer: object, advantage_T: Array) -> str:

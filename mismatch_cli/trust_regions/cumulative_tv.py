@@ -30,8 +30,9 @@ def trust_region(
     not_negative(budget=budget)
     responses, size_T = compared.responses, abs(compared.difference_T)
     xp = namespace(size_T)
-    last_T = xp.astype(responses.per_token(responses.length_S), xp.float64) - 1
-    weight_T = 1 - (1 - least_weight) * responses.position_T / xp.where(last_T > 0, last_T, 1 + 0 * last_T)
+    length_T, place_T = responses.per_token(responses.length_S), responses.position_T
+    last_T, place_T = (xp.astype(x_T, xp.float64) for x_T in (length_T - 1, place_T))
+    weight_T = 1 - (1 - least_weight) * place_T / xp.where(last_T > 0, last_T, 1 + 0 * last_T)
     spent_T = weight_T * size_T
     allowed_S = between(responses.quantile(size_T, _QUANTILE), budget, 2 * budget)
     left_T = responses.per_token(allowed_S) * (responses.running_sum(weight_T) - weight_T)

@@ -31,6 +31,7 @@ class Sample:
     entropy: Tensor  # of π
     prompts: list[int]  # of each response
     luck: Tensor  # a number drawn for each token, from 0 to 1
+    logp_average: Tensor | None = None  # an average of the trainer's weights
 
     def __post_init__(self) -> None:
         self.d, self.d_old, self.gap = self.logp - self.logq, self.logp - self.logp_old, self.logp_old - self.logq

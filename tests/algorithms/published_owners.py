@@ -2,8 +2,8 @@
 
 Sources: verl `rollout_corr_helper.py`, `config/algorithm.py` (its presets) and `core_algos.py`; SkyRL `ppo_utils.py`
 and `off_policy_correction_utils.py`; TRL `grpo_trainer.py`; ROLL, open-instruct, tinker's page on CISPO, prime-rl PR
-3526 and 3586, GLM-5 2602.15763 eq. 1, AReaL `functional.py` and `actor.py`; DPPO 2602.04879 App. E. Where an owner
-holds a log ratio within ±20 nats first, the policies of the tests do not come there.
+3526 and 3586, openai/ppo-ewma, GLM-5 2602.15763 eq. 1, AReaL `functional.py` and `actor.py`; DPPO 2602.04879 App. E.
+Where an owner holds a log ratio within ±20 nats first, the policies of the tests do not come there.
 """
 
 from __future__ import annotations
@@ -124,6 +124,14 @@ def areal_m2po(s: Sample) -> Tensor:
     return ppo(s, until_small(s.gap**2, torch.ones_like(s.q, dtype=torch.bool), 0.04))
 
 
+def ppo_ewma(s: Sample) -> Tensor:
+    """openai/ppo-ewma `compute_losses`: the clip in log space around the average, the weight to μ up to 100."""
+    assert s.logp_average is not None
+    behaviour = torch.maximum(s.logq, s.logp.detach() - log(100))
+    held = (s.logp - s.logp_average).clamp(log(0.8), log(1.2)) + s.logp_average
+    return torch.minimum(*((x - behaviour).exp() * s.advantage for x in (s.logp, held)))
+
+
 OTHERS: dict[str, Callable[[Sample], Tensor]] = {
     "prime-rl-ipo": lambda s: surrogate(s, ((s.p - s.q).abs() <= 0.3).detach()),
     "prime-rl-icepop": lambda s: surrogate(s, within(s.r, 0.2, 5)),
@@ -132,6 +140,7 @@ OTHERS: dict[str, Callable[[Sample], Tensor]] = {
     "ppo-veto": lambda s: ppo(s, veto(s)),
     "m2po-areal": areal_m2po,
     "ppo-opsm-rollout": lambda s: ppo(s, off_policy_mask(s)),
+    "ppo-ewma": ppo_ewma,
 }
 
 

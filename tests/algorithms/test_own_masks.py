@@ -10,7 +10,7 @@ import torch
 
 from mismatch_cli.algorithms.algorithm import coefficient_T, keep_T
 from mismatch_cli.algorithms.parse import find
-from mismatch_cli.algorithms.rules import capped
+from mismatch_cli.algorithms.parts import capped
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.policies import TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Policies

@@ -8,19 +8,23 @@ import pytest
 import torch
 
 from mismatch_cli.algorithms.algorithm import Algorithm, coefficient_T, keep_T, weight_T
+from mismatch_cli.algorithms.owners import OWNERS
 from mismatch_cli.algorithms.parse import find
-from mismatch_cli.algorithms.rules import capped
+from mismatch_cli.algorithms.parts import capped
 from mismatch_cli.algorithms.table import ALIASES, TABLE
 from mismatch_cli.errors import UsageError
-from mismatch_cli.policies import TRAINER_ROLLOUT, Policies
-from tests.algorithms.published import OBJECTIVES
+from mismatch_cli.policies import ENGINE_GAP, TRAINER_RECOMPUTED, TRAINER_ROLLOUT
+from tests.algorithms.published_owners import PUBLISHED
 from tests.algorithms.test_gradients import sample
 from tests.trust_regions.cases import REGIONS, ask, random_policies, signs
 
+ROWS = TABLE | OWNERS
+KL_OF_2 = {"kl_low": 0.2, "kl_high": 0.2}
 
-@pytest.mark.parametrize("name", TABLE)
-def test_rows_by_name(name: str) -> None:
-    assert find(name) is TABLE[name]
+
+def test_rows_by_name() -> None:
+    for name, row in ROWS.items():
+        assert find(name) is row
 
 
 @pytest.mark.parametrize("alias", ALIASES)
@@ -28,7 +32,7 @@ def test_aliases(alias: str) -> None:
     assert find(alias) == TABLE[ALIASES[alias]]
 
 
-@pytest.mark.parametrize("name", REGIONS)
+@pytest.mark.parametrize("name", [name for name in REGIONS if name not in ROWS])
 def test_a_mask_by_its_own_name(name: str) -> None:
     """Against the rollout, with its own thresholds and the weight r."""
     algorithm, given = find(name), random_policies(0)
@@ -41,12 +45,19 @@ def test_parameters_reach_the_masks() -> None:
     given = random_policies(1)
     advantage_T = signs(len(given.trainer))
     for spec, region, chosen in (
-        ("dppo-binary-tv:max_tv=0.05", "binary-tv", {"max_tv": 0.05}),
+        ("dppo-binary-tv:max_tv=0.05", "binary-tv", {"tv_low": 0.05, "tv_high": 0.05}),
+        ("dppo-binary-tv:tv_low=0.05", "binary-tv", {"tv_low": 0.05}),
+        ("dppo-verl:delta_high=0.05,delta_low=0.3", "binary-tv", {"tv_low": 0.3, "tv_high": 0.05}),
+        ("trm-avg:delta=0.1,estimator=k2,over=sum", "kl-estimate", {"max_kl": 0.1, "estimator": "k2", "over": "sum"}),
+        ("m2po:τ=0.5", "second-moment", {"max_moment": 0.5}),
+        ("kpop:phi=1", "binary-kl-band", {"max_kl": 1.0}),
+        ("cppo:delta=0.2,budget=0.1", "cumulative-tv", {"max_tv": 0.2, "budget": 0.1}),
+        ("glm5-dis:band_low=0.7", "icepop", {"band_low": 0.7, "band_high": 1.2}),
         ("cispo:cap=5", "none", {}),
-        ("top-k-kl:k=3,replace_last=true,max_kl=.2", "top-k-kl", {"k": 3, "replace_last": True, "max_kl": 0.2}),
+        ("top-k-kl:k=3,replace_last=true,max_kl=.2", "top-k-kl", {"k": 3, "replace_last": True} | KL_OF_2),
         ("relaxed-ratio-clip:relax=low, alpha = 0.4", "relaxed-ratio-clip", {"relax": "low", "alpha": 0.4}),
         ("icepop:band_high=2", "icepop", {"band_high": 2.0}),
-        ("prime-rl:max_tv=0.1", "binary-tv", {"max_tv": 0.1}),
+        ("prime-rl:max_tv=0.1", "binary-tv", {"tv_low": 0.1, "tv_high": 0.1}),
     ):
         algorithm = find(spec)
         assert algorithm.name == spec
@@ -54,14 +65,21 @@ def test_parameters_reach_the_masks() -> None:
         assert torch.equal(found_T, ask(region, given, advantage_T, **chosen).keep_T)
         if chosen:
             assert not torch.equal(found_T, ask(region, given, advantage_T).keep_T)
-    assert TABLE["dppo-binary-tv"].masks[0].parameters == {"max_tv": 0.15}  # the table stays as it is
+    assert TABLE["dppo-binary-tv"].masks[0].parameters == {"tv_low": 0.15, "tv_high": 0.15}  # the table stays as it is
 
 
 @pytest.mark.parametrize(
     ("by_letter", "by_name"),
     [
         ("dppo-binary-tv:delta=0.1", "dppo-binary-tv:max_tv=0.1"),
+        ("dppo-binary-tv:delta=0.1", "dppo-binary-tv:tv_low=0.1,tv_high=0.1"),
+        ("dppo-binary-tv:delta_low=0.1,δ_high=0.2", "dppo-binary-tv:tv_low=0.1,tv_high=0.2"),
         ("dppo-binary-kl:δ=0.1", "dppo-binary-kl:max_kl=0.1"),
+        ("dppo-topk-kl:delta_high=0.1", "dppo-topk-kl:kl_high=0.1"),
+        ("gmpo:epsilon=0.2", "gmpo:log_low=0.2,log_high=0.2"),
+        ("ppo-kpop:epsilon=0.2,phi=0.75", "ppo-kpop:ratio_low=0.2,ratio_high=0.2,max_kl=0.75"),
+        ("vaco:delta=2,C=5", "vaco:max_tv=2,cap=5"),
+        ("gspo-rollout:epsilon=0.2", "gspo:ratio_low=0.2,ratio_high=0.2,anchor=rollout"),
         ("dppo-topk-tv-recompute:delta=0.1,C=3", "dppo-topk-tv-recompute:max_tv=0.1,cap=3"),
         ("mask-0.5:delta=0.4", "mask-0.5:max_drop=0.4"),
         ("ipo:delta=0.2", "ipo:max_tv=0.2"),
@@ -99,7 +117,29 @@ def test_cap_and_floor_bound_the_last_factor() -> None:
         "k_pos": 2.0, "lambda_pos": 1.0, "k_neg": 2.0, "lambda_neg": 1.0,
     }  # fmt: skip
     assert find("drpo:ε=2.5").weight[0].parameters == {"epsilon": 2.5}
+    assert find("minpro:epsilon=0.1").weight[0].parameters == {"ratio_low": 0.1, "ratio_high": 0.1}
+    assert find("nfpo:N=7").weight[0].parameters == {"steps": 7}
+    assert find("gbpo:lambda=1,epsilon_low=0.2").weight[0].parameters == {
+        "ratio_low": 0.2, "ratio_high": 0.3, "temperature": 1.0,
+    }  # fmt: skip
+    assert find("cispo-verl:cap=1.28").weight == (capped(TRAINER_RECOMPUTED, floor=0.8, cap=1.28),)
     assert find("pg-tis:floor=1").weight == (capped(TRAINER_ROLLOUT, floor=1, cap=3),)
+
+
+def test_parameters_of_a_term() -> None:
+    for name in ("prime-rl", "dro", "kimi-k1.5", "kl-cov"):
+        tuned, row = find(f"{name}:beta=0.3"), TABLE[name]
+        assert tuned.term is not None and row.term is not None
+        assert tuned.term.parameters == row.term.parameters | {"beta": 0.3}
+        assert (tuned.masks, tuned.weight) == (row.masks, row.weight)
+    moved = find("prime-rl:anchor=recomputed").term
+    assert moved is not None and moved.ratio == TRAINER_RECOMPUTED
+
+
+def test_a_threshold_of_mask_and_weight_is_one() -> None:
+    """GMPO holds in the mean the ratios that it clips."""
+    tuned = find("gmpo:log_high=0.2")
+    assert dict(tuned.masks[0].parameters) == dict(tuned.weight[0].parameters) == {"log_low": 0.4, "log_high": 0.2}
 
 
 def measured_from(algorithm: Algorithm) -> set[str]:
@@ -108,34 +148,36 @@ def measured_from(algorithm: Algorithm) -> set[str]:
     return {ratio.anchor for ratio in ratios if ratio.current == "trainer"}
 
 
-ANCHORED = [(name, anchor) for name in (*TABLE, *REGIONS) for anchor in ("rollout", "recomputed")]
+ANCHORED = [(name, anchor) for name in dict.fromkeys([*ROWS, *REGIONS]) for anchor in ("rollout", "recomputed")]
 
 
 @pytest.mark.parametrize(("name", "anchor"), ANCHORED, ids=map("-".join, ANCHORED))
 def test_an_anchor_moves_masks_and_weight_or_is_refused(name: str, anchor: str) -> None:
     """Moved, a row is its published objective with the one policy in the place of the other; and nothing else moves."""
     row, spec = find(name), f"{name}:anchor={anchor}"
-    decoupled, gap = len(measured_from(row)) == 2, any("ρ" in formula for formula in row.formulas)
-    if not row.masks or decoupled or (gap and anchor == "rollout"):
-        why = "parameter" if not row.masks else "is decoupled" if decoupled else "count twice"
+    decoupled = len(measured_from(row)) == 2
+    gap = any(replace(rule.ratio, level="token") == ENGINE_GAP for rule in row.rules)
+    limited = any(mask.ratio.current == "trainer" for mask in row.masks)
+    if not limited or decoupled or (gap and anchor == "rollout"):
+        why = "parameter" if not limited else "is decoupled" if decoupled else "count twice"
         with pytest.raises(UsageError, match=f"{name}.*{why}|{why}.*{name}") as refusal:
             find(spec)
         assert "\n" not in str(refusal.value)
         return
     moved = find(spec)
     assert measured_from(moved) == {anchor}
-    assert replace(moved, name=row.name, masks=row.masks, weight=row.weight) == row
+    assert replace(moved, name=row.name, masks=row.masks, weight=row.weight, term=row.term) == row
     assert [mask.parameters for mask in moved.masks] == [mask.parameters for mask in row.masks]
     given = random_policies(3)
     assert given.recomputed is not None and given.topk is not None and given.topk.recomputed is not None
     advantage_T = signs(len(given.responses.length_S))[given.responses.response_T]
     if measured_from(row) != {anchor}:  # the policies change places, and the row itself stays
         topk = replace(given.topk, rollout=given.topk.recomputed, recomputed=given.topk.rollout)
-        turned = Policies(given.recomputed, given.trainer, given.rollout, given.offset_S1, topk)
+        turned = replace(given, rollout=given.recomputed, recomputed=given.rollout, topk=topk)
         assert torch.equal(coefficient_T(moved, given, advantage_T), coefficient_T(row, turned, advantage_T))
-        if name in OBJECTIVES:
+        if name in PUBLISHED:
             tokens = sample(turned, advantage_T)
-            (gradient_T,) = torch.autograd.grad(OBJECTIVES[name](tokens).sum(), tokens.logp)
+            (gradient_T,) = torch.autograd.grad(PUBLISHED[name](tokens).sum(), tokens.logp)
             unit = gradient_T.abs().max()
             found_T = coefficient_T(moved, given, advantage_T)
             torch.testing.assert_close(found_T / unit, gradient_T / unit, rtol=1e-10, atol=1e-10)
@@ -174,11 +216,19 @@ MISTAKES = [
         r"Unknown parameter of ppo 'delta'\. .*Available: anchor, cap \(C\), epsilon \(ε, both sides\), "
         r"epsilon_high \(ε_high, ratio_high\), epsilon_low \(ε_low, ratio_low\), floor\.",
     ),
-    ("dppo-binary-tv:epsilon=0.1", r"Available: anchor, cap \(C\), delta \(δ, max_tv\), floor\."),
-    ("dppo-binary-tv:delta=0.1,max_tv=0.2", r"delta and max_tv both set max_tv\. Give each one once"),
+    (
+        "dppo-binary-tv:epsilon=0.1",
+        r"Available: anchor, cap \(C\), delta \(δ, max_tv, both sides\), delta_high \(δ_high, tv_high\), "
+        r"delta_low \(δ_low, tv_low\), floor\.",
+    ),
+    ("mask-0.5:drop=0.1", r"Available: anchor, cap \(C\), delta \(δ, max_drop\), floor\."),
+    ("vespo:k_po=1", r"Did you mean k_pos.* Available: k \(both sides\), k_neg, k_pos, lambda \(λ, both sides\), "),
+    ("dppo-binary-tv:delta=0.1,max_tv=0.2", r"delta and max_tv both set tv_low\. Give each one once"),
+    ("dppo-binary-tv:delta=0.1,tv_high=0.2", r"delta and tv_high both set tv_high\. Give each one once"),
     ("ppo:epsilon=0.1,ε_low=0.2", r"epsilon and ε_low both set ratio_low\. Give each one once"),
     ("dppo-binary-tv:delta=wide", r"delta=wide is no number\. Example: delta=0\.15"),
-    ("dppo-binary-tv:delta=15", "δ=15 makes no sense: choose a number from 0 to 1"),
+    ("dppo-binary-tv:delta=15", "δ_low=15 makes no sense: choose a number from 0 to 1"),
+    ("dppo-binary-tv:tv_high=15", "δ_high=15 makes no sense: choose a number from 0 to 1"),
     ("ppo:ratio_lo=0.1", "Did you mean ratio_low"),
     ("pg-is:anchor=rollout", r"Unknown parameter of pg-is 'anchor'\. Available: cap \(C\), floor"),
     ("ppo:ratio_low=wide", r"ratio_low=wide is no number\."),
@@ -188,8 +238,8 @@ MISTAKES = [
     ("icepop:band_low=2", "band_low=2, band_high=5 makes no sense"),
     ("mask-0.5:max_drop=0", "δ=0 makes no sense: choose"),
     ("mask-0.5:max_drop=50", "δ=50 makes no sense: choose a number from 0 to 1"),
-    ("dppo-binary-tv:max_tv=15", "δ=15 makes no sense: choose a number from 0 to 1"),
-    ("dppo-topk-tv:max_tv=1.5", "δ=1.5 makes no sense: choose a number from 0 to 1"),
+    ("dppo-binary-tv:max_tv=15", "δ_low=15 makes no sense: choose a number from 0 to 1"),
+    ("dppo-topk-tv:max_tv=1.5", "δ_low=1.5 makes no sense: choose a number from 0 to 1"),
     ("ppo:ratio_low=1.2", "ε_low=1.2 makes no sense: choose a number from 0 to 1"),
     ("relax-both:alpha=10", "α=10 makes no sense: choose a number from 0 to 1"),
     ("dppo-topk-tv:k=2.5", r"k=2\.5 is no whole number\."),
@@ -204,6 +254,24 @@ MISTAKES = [
     ("pg-tis:floor=4", "floor=4, cap=3 makes no sense"),
     ("pg-tis:cap=many", r"cap=many is no number\."),
     ("ppo-dual-clip:max_ratio=0.5", "c=0.5 makes no sense"),
+    ("top-entropy:share=15", "ρ=15 makes no sense: choose a number from 0 to 1"),
+    ("clip-cov:share=-1", "share=-1 makes no sense: choose a number from 0 to 1"),
+    ("kl-cov:share=2", "share=2 makes no sense"),
+    ("kl-cov:beta=-1", "β=-1"),
+    ("dro:beta=-1", "β=-1 makes no sense"),
+    ("nfpo:steps=0", "steps=0 makes no sense"),
+    ("nfpo:steps=1.5", r"steps=1\.5 is no whole number\."),
+    ("sapo:tau=0", "tau_pos=0 makes no sense"),
+    ("vespo:k_pos=0", "k_pos=0 makes no sense"),
+    ("drpo:epsilon=0", "epsilon=0 makes no sense"),
+    ("minpro:ratio_low=2", "ε=2 / 0.28 makes no sense"),
+    ("gbpo:temperature=0", "λ above 0"),
+    ("topr:cap=2", r"topr takes no parameters\. Write its name alone"),
+    ("gmpo:log_low=-1", "ε_low=-1 makes no sense"),
+    ("m2po:counted=none", r"counted=none is not known\. Choose one of: outward, all\."),
+    ("trm-max:over=min", r"over=min is not known\. Choose one of: token, mean, max, sum\."),
+    ("trm-max:estimator=k1", r"estimator=k1 is not known\. Choose one of: k2, k3\."),
+    ("verl-token", r"Unknown algorithm 'verl-token'\. Did you mean verl-token-icepop or verl-token-is\?"),
     ("nowhere.py", r"nowhere\.py does not exist\. Name a Python file that defines trust_region"),
 ]
 

@@ -11,7 +11,7 @@ from mismatch_cli.algorithms import owners, table
 from mismatch_cli.algorithms.algorithm import coefficient_T, keep_T, weight_T
 from mismatch_cli.algorithms.owners import OWNERS
 from mismatch_cli.algorithms.parse import find
-from mismatch_cli.algorithms.rules import Mask, capped
+from mismatch_cli.algorithms.parts import Mask, capped, factor, mask
 from mismatch_cli.algorithms.table import ALIASES, TABLE
 from mismatch_cli.policies import ENGINE_GAP, TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Policies
 from tests.trust_regions.cases import F64, INF, REGIONS, policies, random_policies, signs
@@ -139,6 +139,7 @@ def test_what_a_row_needs_is_enough(name: str) -> None:
         given.offset_S1,
         given.topk if algorithm.needs_top_k else None,
         given.entropy_T if algorithm.needs_entropy else None,
+        average=given.average if algorithm.needs_average else None,
     )
     advantage_T = signs(len(given.trainer))
     assert torch.equal(coefficient_T(algorithm, lean, advantage_T), coefficient_T(algorithm, given, advantage_T))
@@ -148,6 +149,16 @@ def test_what_a_row_needs_is_enough(name: str) -> None:
         assert not torch.equal(
             coefficient_T(algorithm, other, advantage_T), coefficient_T(algorithm, lean, advantage_T)
         )
+
+
+def test_parameters_have_the_types_of_their_defaults() -> None:
+    """Or a cap that a row has as 3 would be a whole number for whoever types another one."""
+    for name, row in ROWS.items():
+        for rule in row.rules:
+            region = rule.module.__name__.rpartition(".")[2].replace("_", "-")
+            default = (mask(region) if isinstance(rule, Mask) else factor(region)).parameters
+            assert {n: type(x) for n, x in rule.parameters.items()} == {n: type(x) for n, x in default.items()}, name
+    assert find("pg-tis:cap=1.5").weight == (capped(TRAINER_ROLLOUT, cap=1.5),)
 
 
 def test_anchors() -> None:

@@ -15,7 +15,7 @@ import torch
 from mismatch_cli import registry, trust_regions, weights
 from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.algorithms.owners import OWNERS
-from mismatch_cli.algorithms.rules import Factor, Mask
+from mismatch_cli.algorithms.parts import Factor, Mask
 from mismatch_cli.algorithms.table import ALIASES, TABLE
 from mismatch_cli.metrics.gap_table import METRICS, VOLATILITY, Metric
 from mismatch_cli.metrics.update_table import CLIPPING, TRAINING

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from math import log
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mismatch_cli import registry, trust_regions
-from mismatch_cli.algorithms.rules import Mask, Rule
+from mismatch_cli.algorithms.gathering import Gathering
+from mismatch_cli.algorithms.parts import Mask, Rule
 from mismatch_cli.arrays import Array, as_numpy
-from mismatch_cli.batches import Batches, Found
+from mismatch_cli.batches import Batches, Found, RowKey
 from mismatch_cli.policies import Policies, TopKLogProbs
 from mismatch_cli.trust_regions import Decision, Threshold
 
@@ -29,12 +31,13 @@ def policies(
 ) -> Policies:
     """Policies of given log-probabilities, one response unless lengths are given, with a top-K that fits them.
 
-    The entropy is that of {sampled token, any other}.
+    The entropy is that of {sampled token, any other}; the average of the weights is what sampled.
     """
     offset_S1 = torch.tensor([0, *(lengths or [len(rollout)])]).cumsum(0)
     recomputed = trainer if recomputed is None else recomputed
     entropy_T = torch.special.entr(trainer.exp()) + torch.special.entr(-torch.expm1(trainer))
-    return Policies(rollout, trainer, recomputed, offset_S1, topk_around(rollout, trainer, recomputed), entropy_T)
+    topk = topk_around(rollout, trainer, recomputed)
+    return Policies(rollout, trainer, recomputed, offset_S1, topk, entropy_T, average=recomputed)
 
 
 def topk_around(rollout: Tensor, trainer: Tensor, recomputed: Tensor) -> TopKLogProbs:
@@ -77,7 +80,8 @@ def random_policies(seed: int, responses: int = 60, longest: int = 40, vocabular
     topk = TopKLogProbs(ids_T, top_TK, *(x_TV.gather(1, top_TK) for x_TV in logp_TV))
     entropy_T = torch.special.entr(logp_TV[1].exp()).sum(-1)
     offset_S1 = torch.cat([torch.zeros(1).long(), length_S.cumsum(0)])
-    return Policies(rollout, trainer, recomputed, offset_S1, topk, entropy_T)
+    average = torch.logaddexp(recomputed, trainer) - log(2)  # between the two, as an average of weights may be
+    return Policies(rollout, trainer, recomputed, offset_S1, topk, entropy_T, average=average)
 
 
 def cast(given: Policies, dtype: torch.dtype) -> Policies:
@@ -87,8 +91,8 @@ def cast(given: Policies, dtype: torch.dtype) -> Policies:
     columns = (topk.rollout, topk.trainer, topk.recomputed)
     converted = TopKLogProbs(topk.response_ids_T, topk.ids_TK, *(x.to(dtype) for x in columns))
     rollout, trainer, recomputed = (x.to(dtype) for x in (given.rollout, given.trainer, given.recomputed))
-    entropy_T = None if given.entropy_T is None else given.entropy_T.to(dtype)
-    return Policies(rollout, trainer, recomputed, given.offset_S1, converted, entropy_T, given.batches)
+    entropy_T, average = (None if x is None else x.to(dtype) for x in (given.entropy_T, given.average))
+    return Policies(rollout, trainer, recomputed, given.offset_S1, converted, entropy_T, given.batches, average)
 
 
 def mapped(topk: TopKLogProbs | None, function: Callable[[Array], Array]) -> TopKLogProbs | None:
@@ -107,6 +111,7 @@ def in_numpy(given: Policies) -> Policies:
         mapped(given.topk, Tensor.numpy),
         None if given.entropy_T is None else given.entropy_T.numpy(),
         given.batches,
+        None if given.average is None else given.average.numpy(),
     )
 
 
@@ -114,7 +119,8 @@ def equal_policies(drawn: Policies) -> Policies:
     """On-policy: the trainer, then and now, is the rollout."""
     assert drawn.topk is not None
     topk = TopKLogProbs(drawn.topk.response_ids_T, drawn.topk.ids_TK, *[drawn.topk.rollout] * 3)
-    return Policies(drawn.rollout, drawn.rollout, drawn.rollout, drawn.offset_S1, topk, drawn.entropy_T, drawn.batches)
+    columns = (drawn.rollout, drawn.rollout, drawn.rollout, drawn.offset_S1, topk, drawn.entropy_T, drawn.batches)
+    return Policies(*columns, drawn.rollout)
 
 
 def taken(given: Policies, responses: list[int]) -> tuple[Policies, Tensor]:
@@ -128,8 +134,8 @@ def taken(given: Policies, responses: list[int]) -> tuple[Policies, Tensor]:
     if batches is not None:
         hash_T = batches.hash_T()[place_T.numpy()]
         batches = Batches(batches.batch_S[responses], batches.group_S[responses], lambda: hash_T, batches.found)
-    entropy_T = None if given.entropy_T is None else given.entropy_T[place_T]
-    return Policies(*columns, offset_S1, topk, entropy_T, batches), place_T
+    entropy_T, average = (None if x is None else x[place_T] for x in (given.entropy_T, given.average))
+    return Policies(*columns, offset_S1, topk, entropy_T, batches, average), place_T
 
 
 def with_keys(given: Policies, minibatch_S: np.ndarray, prompt_S: np.ndarray) -> Policies:
@@ -137,21 +143,16 @@ def with_keys(given: Policies, minibatch_S: np.ndarray, prompt_S: np.ndarray) ->
     sample_S, zeros_S = np.arange(len(prompt_S)), np.zeros(len(prompt_S), dtype=np.int64)
     responses = given.responses
     places = as_numpy(responses.response_T), as_numpy(responses.position_T)
-    batches = Batches.of_rows(zeros_S, zeros_S, minibatch_S, prompt_S, sample_S, lambda: places)
+    batches = Batches.of_rows(RowKey(zeros_S, zeros_S, minibatch_S, prompt_S, sample_S), lambda: places)
     return replace(given, batches=batches)
 
 
 def settled(rule: Rule, parts: list[tuple[Policies, Array]]) -> Found:
     """What a rule finds in batches, or groups, of which each part holds a piece."""
-    rows: dict[int, list[np.ndarray]] = {}
-    for given, advantage_T in parts:
-        assert given.batches is not None and rule.scope is not None
-        key_T = given.batches.key_S(rule.scope)[as_numpy(given.responses.response_T)]
-        rows_TM = rule.collect(given, advantage_T)
-        for key in np.unique(key_T).tolist():
-            rows.setdefault(key, []).append(rows_TM[key_T == key])
-    keys = sorted(rows)
-    return Found(np.array(keys), np.array([rule.settle(np.concatenate(rows[key])) for key in keys]))
+    gathering = Gathering([rule])
+    for part in parts:
+        gathering.update(*part)
+    return gathering.found()[rule]
 
 
 def like(given: Policies, column_T: Tensor) -> Array:

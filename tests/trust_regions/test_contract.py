@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mismatch_cli import trust_regions
-from mismatch_cli.algorithms.rules import Mask
+from mismatch_cli.algorithms.parts import Mask
 from mismatch_cli.errors import UsageError
 from mismatch_cli.policies import ENGINE_GAP, TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Policies, TopKLogProbs
 from tests.trust_regions.cases import (

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mismatch_cli import trust_regions
-from mismatch_cli.algorithms.rules import Mask
+from mismatch_cli.algorithms.parts import Mask
 from mismatch_cli.policies import TRAINER_ROLLOUT, Policies
 from mismatch_cli.trust_regions import Threshold
 from tests.trust_regions.cases import F64, REGIONS, ask, kept, policies

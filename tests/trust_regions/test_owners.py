@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mismatch_cli.algorithms.rules import Mask
+from mismatch_cli.algorithms.parts import Mask
 from mismatch_cli.policies import ENGINE_GAP, TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Policies, Ratio
 from tests.trust_regions.cases import random_policies, signs
 

@@ -12,10 +12,11 @@ import pytest
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.studies.clipping import PAPER, analyse_clipping
+from mismatch_cli.studies.clipping import analyse_clipping
 from mismatch_cli.studies.comparison import analyse_comparison
 from mismatch_cli.studies.diagnosis import analyse_diagnosis
 from mismatch_cli.studies.mismatch import analyse
+from mismatch_cli.studies.support import PAPER
 from mismatch_cli.studies.tokens import token_tables
 from mismatch_cli.studies.translation import Translation
 from mismatch_cli.trace import reader

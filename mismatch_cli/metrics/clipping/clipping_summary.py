@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.algorithms.algorithm import Algorithm
-from mismatch_cli.algorithms.rules import Rule
+from mismatch_cli.algorithms.parts import Rule
 from mismatch_cli.arrays import Segments
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.batches import Found

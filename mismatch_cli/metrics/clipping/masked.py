@@ -16,7 +16,7 @@ import numpy as np
 
 from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.algorithms.gathering import Gathering
-from mismatch_cli.algorithms.rules import Mask, Rule
+from mismatch_cli.algorithms.parts import Mask, Rule
 from mismatch_cli.arrays import Segments
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.batches import Batches, Found, RowKey

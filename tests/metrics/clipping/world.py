@@ -11,7 +11,7 @@ import numpy as np
 
 from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.algorithms.gathering import Gathering, rules_of
-from mismatch_cli.algorithms.rules import Rule
+from mismatch_cli.algorithms.parts import Rule
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.batches import Found

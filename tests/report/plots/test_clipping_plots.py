@@ -13,7 +13,7 @@ import pytest
 
 from mismatch_cli.algorithms.algorithm import Algorithm, keep_T
 from mismatch_cli.algorithms.parse import find
-from mismatch_cli.algorithms.rules import Mask
+from mismatch_cli.algorithms.parts import Mask
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.policies import ENGINE_GAP, Policies
 from mismatch_cli.report.figures import draw, plots_for, plots_of

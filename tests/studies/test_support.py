@@ -7,7 +7,7 @@ import pytest
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.clipping.masked import Needs
-from mismatch_cli.studies.clipping import Support
+from mismatch_cli.studies.support import Support
 from tests.metrics.clipping.world import ALL, without, world
 from tests.studies.written import write_trace
 

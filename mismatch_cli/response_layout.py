@@ -64,7 +64,7 @@ class Responses:
         last_S = at_least(self.offset_S1[1:] - 1, 0)
         low_T, high_T = (sorted_T[xp.minimum(self.offset_S1[:-1] + below_S + more, last_S)] for more in (0, 1))
         found_S = low_T + (place_S - below_S) * (high_T - low_T)
-        return xp.where(self.length_S > 0, found_S, 0 * found_S)
+        return xp.where(self.length_S > 0, found_S, xp.zeros_like(found_S))
 
     def running_sum(self, x_T: Array) -> Array:
         """Σ over the tokens of a response up to each one, that one included, float64."""

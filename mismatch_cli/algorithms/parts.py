@@ -107,18 +107,38 @@ class Mask(Rule):
     @silent
     def decide(self, policies: Policies, advantage_T: Array) -> Decision:
         """What the trust region says of each token; a token without advantage has no update to block, and is kept."""
-        if self.region.endswith(".py"):
+        if self._is_own:
             decision = self._ask_own_file(policies, advantage_T)
         else:
             settled = self._settled(policies, advantage_T)
             decision = self.module.trust_region(policies.compare(self.ratio), advantage_T, *settled, **self.parameters)
         return Decision(decision.keep_T | (advantage_T == 0), decision.statistic_T)
 
-    def _ask_own_file(self, policies: Policies, advantage_T: Array) -> Decision:
-        """On copies: what it changes in place must not reach the other algorithms, nor the trace in memory."""
-        copies = policies.copied(topk=getattr(self.module, "READS_TOP_K", False))
+    def collect(self, policies: Policies, advantage_T: Array) -> np.ndarray:
+        """What it wants to know of each token, [T, M]."""
+        if not self._is_own:
+            return super().collect(policies, advantage_T)
         with trust_regions.own_file(self.region, error_class=MismatchError):
-            columns = copied(advantage_T), *self._settled(copies, advantage_T)
+            return super().collect(self._copies(policies), copied(advantage_T))
+
+    def settle(self, rows_UM: np.ndarray) -> np.ndarray:
+        """What follows from the tokens of one batch, in whatever order they come, [F]."""
+        if not self._is_own:
+            return super().settle(rows_UM)
+        with trust_regions.own_file(self.region, error_class=MismatchError):
+            return super().settle(rows_UM)
+
+    @property
+    def _is_own(self) -> bool:
+        return self.region.endswith(".py")
+
+    def _copies(self, policies: Policies) -> Policies:
+        """What a user's file changes in place must not reach the other algorithms, nor the trace in memory."""
+        return policies.copied(topk=getattr(self.module, "READS_TOP_K", False))
+
+    def _ask_own_file(self, policies: Policies, advantage_T: Array) -> Decision:
+        copies, columns = self._copies(policies), (copied(advantage_T), *self._settled(policies, advantage_T))
+        with trust_regions.own_file(self.region, error_class=MismatchError):
             answer: Decision = self.module.trust_region(copies.compare(self.ratio), *columns, **self.parameters)
             why = trust_regions.unusable(answer, advantage_T)
         if why:
@@ -156,9 +176,10 @@ class Factor(Rule):
         return self.bounds != (0.0, inf)
 
     def with_parameters(self, **chosen: Any) -> Factor:
-        """The same with other parameters; those at their defaults are not named."""
+        """The same with other parameters, of the types of their defaults; those at their defaults are not named."""
         own, defaults = self.parameters | chosen, weights.parameters(self.module)
-        return replace(self, chosen=tuple((name, value) for name, value in own.items() if value != defaults[name]))
+        other = {name: type(defaults[name])(value) for name, value in own.items() if value != defaults[name]}
+        return replace(self, chosen=tuple(other.items()))
 
     @silent
     def weight_T(self, policies: Policies, advantage_T: Array) -> Array:
