@@ -30,7 +30,8 @@ MODULES = {
 }
 
 # Folders whose files are found by their names, and `pages`, which names its files after the studies that they show.
-REGISTRIES = ("commands", "diagnosis/checks", "dialects", "engines", "importers", "report/plots", "trust_regions")
+REGISTRIES = ("commands", "diagnosis/checks", "dialects", "engines", "importers", "report/plots")
+REGISTRIES += ("trust_regions", "weights")
 PAGES = "report/pages"
 
 # Each floor may import the floors below it, and its own room.
@@ -49,10 +50,10 @@ FLOORS = [
     {"algorithms"},
     {"trust_regions", "weights"},
     {"policies"},
-    {"divergences"},
+    {"divergences", "responses", "batches"},
     {"models", "adapters", "options", "dealing"},
     {"arrays", "sampling", "batch", "text", "numbers", "registry", "torch_settings", "memory", "attention", "sharding"},
-    {"custom_code", "places", "extras", "ranks"},
+    {"custom_code", "places", "extras", "ranks", "hashing"},
     {"errors"},
     {"subprocess_site"},
 ]

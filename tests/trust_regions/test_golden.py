@@ -11,7 +11,7 @@ from mismatch_cli import trust_regions
 from mismatch_cli.algorithms.rules import Mask
 from mismatch_cli.policies import TRAINER_ROLLOUT, Policies
 from mismatch_cli.trust_regions import Threshold
-from tests.trust_regions.cases import F64, REGIONS, ask, kept, policies
+from tests.trust_regions.cases import F64, ask, kept, policies
 
 # μ, π, then what is kept (A > 0, A < 0) by: GRPO 0.2/0.28, TV 0.15, KL 0.05, minimal 0.5. Then r, TV, binary KL.
 Kept = tuple[int, int]
@@ -121,7 +121,7 @@ def test_worked_table(name: str, dtype: torch.dtype) -> None:
 
 
 def test_defaults_are_the_published_ones() -> None:
-    assert {name: trust_regions.thresholds(trust_regions.find(name)) for name in REGIONS} == DEFAULTS
+    assert {name: trust_regions.thresholds(trust_regions.find(name)) for name in DEFAULTS} == DEFAULTS
 
 
 def test_worked_ratios_and_divergences() -> None:
