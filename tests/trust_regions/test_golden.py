@@ -169,6 +169,17 @@ def test_sequence_statistics_by_hand() -> None:
     assert statistic("cumulative-tv")[4:] == pytest.approx([-0.14015, -0.06419, -0.12312], abs=1e-5)
 
 
+def test_the_budget_of_a_response_is_the_90th_percentile_of_its_moves() -> None:
+    """Eleven tokens, of which the second largest |p − q| is 0.03: between the budget of 0.02 and twice that."""
+    moves = [0.5, 0.03, *[0.0] * 8, 0.01]
+    rollout = torch.full((11,), 0.3, dtype=F64)
+    given = policies(rollout.log(), (rollout + torch.tensor(moves, dtype=F64)).log())
+    statistic_T = ask("cumulative-tv", given, torch.ones(11, dtype=F64)).statistic_T
+    w = [1 - 0.2 * t / 10 for t in range(11)]
+    left = 0.15 + 0.03 * sum(w[:10]) - (0.5 + w[1] * 0.03)
+    assert left < 0 and statistic_T[10].item() == pytest.approx(0.8 * 0.01 - left, abs=1e-12)
+
+
 def test_a_draw_drops_the_candidates_with_the_smallest_numbers() -> None:
     """At least one of them, and of share · 7 tokens as many as whole numbers say."""
     draw_T = golden().compare(TRAINER_ROLLOUT).draw_T
