@@ -162,7 +162,7 @@ _ROWS = (
         term=factor("covariance-pull", TRAINER_RECOMPUTED),
     ),
     Algorithm(
-        "top-entropy", (_MINIRL, mask("top-entropy", TRAINER_RECOMPUTED)), _R_RECOMPUTED,
+        "top-entropy", (_MINIRL, mask("entropy-quantile", TRAINER_RECOMPUTED)), _R_RECOMPUTED,
         "arXiv 2506.01939 on DAPO: the fifth of the batch with the highest entropy",
     ),
     # No ratio in the weight: a pull back to μ in its stead.

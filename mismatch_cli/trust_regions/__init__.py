@@ -46,7 +46,8 @@ Threshold = float | int | str | bool
 class Decision:
     """What a mask answers for each token: whether it stays, and the signed value that was held against the threshold.
 
-    The statistic is positive where p is above q. A sequence's value stands at each of its tokens.
+    The statistic is positive where p is above q, if it has a side (an entropy has none). A sequence's value stands at
+    each of its tokens.
     """
 
     keep_T: Array  # bool

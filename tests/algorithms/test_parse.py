@@ -254,7 +254,7 @@ MISTAKES = [
     ("pg-tis:floor=4", "floor=4, cap=3 makes no sense"),
     ("pg-tis:cap=many", r"cap=many is no number\."),
     ("ppo-dual-clip:max_ratio=0.5", "c=0.5 makes no sense"),
-    ("top-entropy:share=15", "ρ=15 makes no sense: choose a number from 0 to 1"),
+    ("top-entropy:share=15", "share=15 makes no sense: choose a number from 0 to 1"),
     ("clip-cov:share=-1", "share=-1 makes no sense: choose a number from 0 to 1"),
     ("kl-cov:share=2", "share=2 makes no sense"),
     ("kl-cov:beta=-1", "β=-1"),

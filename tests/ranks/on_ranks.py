@@ -23,10 +23,12 @@ from mismatch_cli.ranks.joined import joined
 from mismatch_cli.rl.checkpoint import latest_checkpoint, save_checkpoint
 from mismatch_cli.rl.judged import Sample
 from mismatch_cli.rl.learner import Learner
-from mismatch_cli.rl.train_config import TrainConfig
+from mismatch_cli.rl.loop import train
+from mismatch_cli.rl.train_config import TrainConfig, load_config
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
 from mismatch_cli.sharding import Sharding, whole
+from tests.rl.small_runs import SHORT, SMALL
 from tests.warm import Forked
 
 PLAIN = SamplingSettings()
@@ -170,6 +172,13 @@ def restored(folder: Path, world: World) -> None:
     _keep({"found": found, "after": after, "version": learner.version}, folder, world)
 
 
+def trained(folder: Path, world: World) -> None:
+    """Three steps by every algorithm of the table."""
+    for name in TABLE:
+        config = load_config("miniature", SMALL | SHORT | {"algorithm": name})
+        train(config, folder / name, lambda _: None, world=world)
+
+
 def deserted(_: Path, world: World) -> None:
     """The first rank waits for one that has ended."""
     if world.first:
@@ -189,7 +198,7 @@ def kept(folder: Path, ranks: int, name: str = "found") -> dict:
 def main(what: str, folder: str) -> None:
     torch.set_num_threads(1)
     functions: dict[str, Callable[[Path, World], None]] = {
-        function.__name__: function for function in (gradients, restored, deserted)
+        function.__name__: function for function in (gradients, restored, trained, deserted)
     }
     with joined("What was made is kept.") as world:
         functions[what](Path(folder), world)

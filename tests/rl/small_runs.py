@@ -24,6 +24,10 @@ SMALL = {
     "checkpoint_every": 2,
     "trace_every": 0,
 }
+SHORT = {  # for every algorithm
+    "steps": 3, "max_tokens": 24, "num_problems": 4, "checkpoint_every": 3, "trace_every": 3, "minibatches": 2,
+    "learning_rate": 2e-3,
+}  # fmt: skip
 EVALUATED = {"eval_every": 2, "eval_samples": 2}  # what the `unbroken` run does besides
 
 

@@ -11,7 +11,7 @@ from mismatch_cli import trust_regions
 from mismatch_cli.algorithms.parts import Mask
 from mismatch_cli.policies import TRAINER_ROLLOUT, Policies
 from mismatch_cli.trust_regions import Threshold
-from tests.trust_regions.cases import F64, REGIONS, ask, kept, policies
+from tests.trust_regions.cases import F64, ask, kept, policies
 
 # μ, π, then what is kept (A > 0, A < 0) by: GRPO 0.2/0.28, TV 0.15, KL 0.05, minimal 0.5. Then r, TV, binary KL.
 Kept = tuple[int, int]
@@ -48,7 +48,7 @@ DEFAULTS: dict[str, dict[str, Threshold]] = {
     "sequence-tv": {"max_tv": 0.2},  # VACO
     "cumulative-tv": {"max_tv": 0.15, "budget": 0.02, "least_weight": 0.8},  # CPPO, dense models
     "second-moment": {"max_moment": 0.04, "counted": "outward"},  # M2PO
-    "top-entropy": {"share": 0.2},
+    "entropy-quantile": {"share": 0.2},
     "covariance-clip": {"share": 2e-4, "cov_low": 1.0, "cov_high": 5.0, "ratio_low": 0.2, "ratio_high": 0.2},  # verl
     "none": {},
 }
@@ -90,8 +90,12 @@ GOLDEN_DROPS = [
     ("second-moment", {"max_moment": 0.06}, [0, 0, 0, 1, 0, 0, 0]),  # four: mean 0.055
     ("second-moment", {"max_moment": 0.04, "counted": "all"}, [0, 0, 0, 1, 0, 0, 0]),  # six, with 0 and .0004: 0.0368
     ("second-moment", {"max_moment": 0.0}, [0, 1, 0, 1, 0, 1, 1]),  # never below: the smallest stays
-    ("top-entropy", {"share": 0.5}, [0, 0, 0, 1, 1, 0, 1]),  # .35 .48 .67 .06 | .10 .59 .17, and the median is kept
-    ("top-entropy", {"share": 1.0}, [0] * 7),
+    (
+        "entropy-quantile",
+        {"share": 0.5},
+        [0, 0, 0, 1, 1, 0, 1],
+    ),  # .35 .48 .67 .06 | .10 .59 .17, and the median is kept
+    ("entropy-quantile", {"share": 1.0}, [0] * 7),
     ("covariance-clip", {"share": 1.0}, [1, 1, 0, 1, 0, 1, 1]),  # 1.29 −.07 .96 −2.47 | −1.83 −.37 1.81, and PPO's
     ("covariance-clip", {"share": 1.0, "cov_high": 1.5}, [1, 1, 0, 1, 0, 1, 0]),
     ("covariance-clip", {"cov_high": 1.0}, [0, 1, 0, 1, 0, 1, 0]),  # no candidate: PPO's clip
@@ -121,7 +125,7 @@ def test_worked_table(name: str, dtype: torch.dtype) -> None:
 
 
 def test_defaults_are_the_published_ones() -> None:
-    assert {name: trust_regions.thresholds(trust_regions.find(name)) for name in REGIONS} == DEFAULTS
+    assert {name: trust_regions.thresholds(trust_regions.find(name)) for name in DEFAULTS} == DEFAULTS
 
 
 def test_worked_ratios_and_divergences() -> None:
@@ -169,6 +173,17 @@ def test_sequence_statistics_by_hand() -> None:
     assert statistic("cumulative-tv")[4:] == pytest.approx([-0.14015, -0.06419, -0.12312], abs=1e-5)
 
 
+def test_the_budget_of_a_response_is_the_90th_percentile_of_its_moves() -> None:
+    """Eleven tokens, of which the second largest |p − q| is 0.03: between the budget of 0.02 and twice that."""
+    moves = [0.5, 0.03, *[0.0] * 8, 0.01]
+    rollout = torch.full((11,), 0.3, dtype=F64)
+    given = policies(rollout.log(), (rollout + torch.tensor(moves, dtype=F64)).log())
+    statistic_T = ask("cumulative-tv", given, torch.ones(11, dtype=F64)).statistic_T
+    w = [1 - 0.2 * t / 10 for t in range(11)]
+    left = 0.15 + 0.03 * sum(w[:10]) - (0.5 + w[1] * 0.03)
+    assert left < 0 and statistic_T[10].item() == pytest.approx(0.8 * 0.01 - left, abs=1e-12)
+
+
 def test_a_draw_drops_the_candidates_with_the_smallest_numbers() -> None:
     """At least one of them, and of share · 7 tokens as many as whole numbers say."""
     draw_T = golden().compare(TRAINER_ROLLOUT).draw_T
@@ -179,7 +194,7 @@ def test_a_draw_drops_the_candidates_with_the_smallest_numbers() -> None:
     assert not kept("covariance-clip", golden(), GOLDEN_ADVANTAGE, share=0.3)[6 - first]
 
 
-@pytest.mark.parametrize("region", ["second-moment", "top-entropy", "covariance-clip"])
+@pytest.mark.parametrize("region", ["second-moment", "entropy-quantile", "covariance-clip"])
 def test_of_what_a_batch_settles_the_order_of_its_tokens_is_no_part(region: str) -> None:
     mask = Mask(region)
     rows_UM = mask.collect(golden(), GOLDEN_ADVANTAGE)

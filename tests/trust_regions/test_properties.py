@@ -45,11 +45,11 @@ TOWARDS_ITS_ANCHOR = {
     "sequence-mean": [(-1, -2, 1), (-3, -1, 1), (-3, -1, 1)],
     "sequence-product": [(-1, -2, 1), (-3, -1, 1), (-3, -1, 1)],
     "sequence-ratio": [(-1, -2, 1), (-3, -1, 1), (-3, -1, 1)],
-    "top-entropy": [(-1, -12, 1), (-1, -1, 1), (-1, -1, 1)],
+    "entropy-quantile": [(-1, -12, 1), (-1, -1, 1), (-1, -1, 1)],
     "veto": [(-1, -12, 1), (-1, -1, 1), (-1, -1, 1)],
 }
 NOT_BY_DEFAULT = {"second-moment": {"counted": "all"}}  # which looks at moves away alone
-OF_OTHER_THINGS = {"covariance-clip", "top-entropy"}  # than where p is: they block on-policy too
+OF_OTHER_THINGS = {"covariance-clip", "entropy-quantile"}  # than where p is: they block on-policy too
 LOOSER: dict[str, tuple[float, float]] = {  # two values of each threshold, the second of which keeps more
     "max_kl": (0.01, 0.1),
     "kl_low": (0.01, 0.1),
@@ -149,7 +149,7 @@ def test_what_looks_at_other_things_blocks_on_policy_too() -> None:
     advantage_T = signs(len(same.rollout))
     assert same.entropy_T is not None
     expected_T = same.entropy_T >= torch.quantile(same.entropy_T, 0.8)
-    assert torch.equal(ask("top-entropy", same, advantage_T).keep_T, expected_T)
+    assert torch.equal(ask("entropy-quantile", same, advantage_T).keep_T, expected_T)
     dropped_T = ~ask("covariance-clip", same, advantage_T, share=1.0).keep_T
     centred = (x - x.mean() for x in (advantage_T, same.trainer))
     covariance_T = next(centred) * next(centred)

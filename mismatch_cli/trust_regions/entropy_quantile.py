@@ -14,7 +14,6 @@ from mismatch_cli.trust_regions import Decision
 from mismatch_cli.trust_regions._rules import shares
 
 FORMULA = "the trainer's entropy is not among the highest {share} of the batch"
-SYMBOLS = {"share": "ρ"}
 NOT_ONE_SIDED = "It does not look at policies: a token of low entropy is dropped wherever it has moved."
 SCOPE = "batch"
 READS_ENTROPY = True
@@ -22,12 +21,12 @@ READS_ENTROPY = True
 
 def collect(compared: Compared, advantage_T: Array, *, share: float = 0.2) -> Array:
     """The entropy of each token."""
-    shares(ρ=share)
+    shares(share=share)
     return compared.entropy_T[:, None]
 
 
 def settle(rows_UM: np.ndarray, *, share: float = 0.2) -> Sequence[float]:
-    """The entropy from which on tokens are kept: the quantile 1 − ρ, linear between two tokens, as TRL forms it."""
+    """The entropy from which on tokens are kept: the quantile 1 − share, linear between two tokens, as TRL forms it."""
     return [np.quantile(rows_UM[:, 0], 1 - share) if len(rows_UM) else -np.inf]
 
 
