@@ -3,6 +3,7 @@
     python benchmarks/ranks.py race --folder /tmp/ranks [--ranks 1 2] [--steps 6]
     python benchmarks/ranks.py kills --folder /tmp/ranks --kills 20 [--seed 0]
     python benchmarks/ranks.py learn --folder /tmp/ranks     # the default command on two ranks, to its end
+    python benchmarks/ranks.py every --folder /tmp/ranks     # three steps by every algorithm, on one rank and on two
 
 Real processes, real vLLM unless `--engine hf`. A kill is a SIGKILL of a rank that chance chooses, at a moment that
 chance chooses, under `--max-restarts`; at the end every step has to stand in metrics.jsonl once, in order, and no
@@ -30,7 +31,7 @@ _CLI = [sys.executable, "-m", "mismatch_cli"]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("race", "kills", "learn"))
+    parser.add_argument("what", choices=("race", "kills", "learn", "every"))
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--steps", type=int, default=6)
@@ -39,7 +40,7 @@ def main() -> None:
     parser.add_argument("--engine", default="vllm")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    {"race": race, "kills": kills, "learn": learn}[arguments.what](arguments)
+    {"race": race, "kills": kills, "learn": learn, "every": every}[arguments.what](arguments)
 
 
 def race(arguments: argparse.Namespace) -> None:
@@ -101,6 +102,40 @@ def learn(arguments: argparse.Namespace) -> None:
     code = _start(folder, 2, arguments.engine, []).wait()
     rewards = [line["reward"] for line in _lines(folder) if line["step"]]
     _note(arguments.folder, "learn", {"code": code, "steps": len(rewards), "last_ten": statistics.mean(rewards[-10:])})
+
+
+def every(arguments: argparse.Namespace) -> None:
+    """Three steps of two minibatches by every algorithm of the table, with a reward that most groups differ in."""
+    from mismatch_cli.algorithms.table import TABLE
+
+    reward = arguments.folder / "even.py"
+    reward.write_text("def even(response):\n    return sum(ord(c) % 2 for c in response) / (1 + len(response))\n")
+    more = [
+        "--steps",
+        "3",
+        "--prompts-per-step",
+        "4",
+        "--samples-per-prompt",
+        "4",
+        "--minibatches",
+        "2",
+        "--num-problems",
+    ]
+    more += ["4", "--max-tokens", "24", "--eval-samples", "1", "--no-plots", "--reward", f"{reward}:even"]
+    for ranks in arguments.ranks:
+        steps = {}
+        for name in TABLE:
+            folder = arguments.folder / f"every-{ranks}"
+            shutil.rmtree(folder, ignore_errors=True)
+            code = _start(folder, ranks, "hf", [*more, "--algorithm", name]).wait()
+            lines = [line for line in _lines(folder) if line["step"]]
+            moved = [line["grad_norm"] for line in lines if line["grad_norm"]]
+            steps[name] = {"code": code, "steps": len(lines), "with_gradient": len(moved)}
+        whole = [name for name, found in steps.items() if found["code"] == 0 and found["steps"] == 3]
+        still = [name for name, found in steps.items() if not found["with_gradient"]]
+        _note(
+            arguments.folder, "every", {"ranks": ranks, "algorithms": len(steps), "whole": len(whole), "still": still}
+        )
 
 
 def _start(folder: Path, ranks: int, engine: str, more: list[str]) -> subprocess.Popen[bytes]:

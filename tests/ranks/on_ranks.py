@@ -28,7 +28,7 @@ from mismatch_cli.rl.train_config import TrainConfig, load_config
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
 from mismatch_cli.sharding import Sharding, whole
-from tests.rl.small_runs import SHORT, SMALL
+from tests.rl.small_runs import ON_RANKS, SHORT, SMALL, reward_file
 from tests.warm import Forked
 
 PLAIN = SamplingSettings()
@@ -173,9 +173,10 @@ def restored(folder: Path, world: World) -> None:
 
 
 def trained(folder: Path, world: World) -> None:
-    """Three steps by every algorithm of the table."""
-    for name in TABLE:
-        config = load_config("miniature", SMALL | SHORT | {"algorithm": name})
+    """Three steps by algorithms that look beyond a micro-batch."""
+    reward = reward_file(folder)
+    for name in ON_RANKS:
+        config = load_config("miniature", SMALL | SHORT | {"algorithm": name, "reward": reward})
         train(config, folder / name, lambda _: None, world=world)
 
 

@@ -24,10 +24,22 @@ SMALL = {
     "checkpoint_every": 2,
     "trace_every": 0,
 }
-SHORT = {  # for every algorithm
-    "steps": 3, "max_tokens": 24, "num_problems": 4, "checkpoint_every": 3, "trace_every": 3, "minibatches": 2,
-    "learning_rate": 2e-3,
+# Three steps of two minibatches, in which every response has an advantage.
+SHORT: dict[str, Any] = {
+    "steps": 3, "max_tokens": 16, "num_problems": 4, "checkpoint_every": 3, "trace_every": 3, "minibatches": 2,
+    "learning_rate": 2e-3, "average_decay": 0.5,
 }  # fmt: skip
+KINDS = ("sapo", "gmpo", "cppo", "dro", "m2po", "gbpo", "clip-cov", "kl-cov", "top-entropy", "ppo-ewma")
+ON_RANKS = ("dro", "m2po", "gbpo", "top-entropy", "ppo-ewma")  # of these, what ranks have to tell each other more for
+
+
+def reward_file(folder: Path) -> str:
+    """A reward that differs within most groups: the share of its characters with an even number."""
+    path = folder / "even.py"
+    path.write_text("def even(response):\n    return sum(ord(c) % 2 for c in response) / (1 + len(response))\n")
+    return f"{path}:even"
+
+
 EVALUATED = {"eval_every": 2, "eval_samples": 2}  # what the `unbroken` run does besides
 
 
