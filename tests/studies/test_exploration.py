@@ -12,7 +12,6 @@ import pytest
 from mismatch_cli.algorithms.algorithm import Algorithm, keep_T
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.sliders import sliders
-from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.clipping.masked import Needs, apply_masks
 from mismatch_cli.metrics.pairs import PAIRS
@@ -20,7 +19,7 @@ from mismatch_cli.studies.clipping import analyse_clipping
 from mismatch_cli.studies.exploration import MOST_TOKENS, NOT_JUDGED, Exploration, Judged, explore
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
-from tests.metrics.clipping.world import ALL, EVERYTHING, PLAIN, plain_algorithms, simple, without, world
+from tests.metrics.clipping.world import ALL, EVERYTHING, PLAIN, found_in, plain_algorithms, simple, without, world
 from tests.studies.written import TEXTS, write_trace
 
 NOTHING = Needs(advantages=False, recomputed=False, top_k=0)
@@ -52,11 +51,11 @@ def share(judged: Judged, position: int | None = None) -> float:
 
 
 def test_every_algorithm_blocks_the_tokens_that_its_masks_block(explored: Exploration) -> None:
-    assert [judged.algorithm for judged in explored.judged] == list(TABLE)
-    seen = 0
-    for seed in (0, 1):
-        batch = world(seed, 24)
-        for (masked,) in apply_masks(batch, EVERYTHING, ALL):
+    assert [judged.algorithm for judged in explored.judged] == [algorithm.name for algorithm in ALL]
+    seen, batches = 0, [world(seed, 24) for seed in (0, 1)]
+    found = found_in(batches, EVERYTHING, ALL)
+    for batch in batches:
+        for (masked,) in apply_masks(batch, EVERYTHING, ALL, found):
             tokens = masked.gaps.index_N[masked.judged_N]
             for judged, algorithm in zip(explored.judged, ALL, strict=True):
                 level_T = judged.level_T[seen : seen + batch.num_tokens]
@@ -78,7 +77,8 @@ def test_the_share_is_what_clipstats_prints(trace: Trace, explored: Exploration)
 def test_a_slider_moved_is_clipstats_with_these_thresholds(trace: Trace, explored: Exploration, place: int) -> None:
     """Typed as they stand on the page, beside the algorithms that decide which tokens are judged."""
     movable = [judged for judged in explored.judged if len(judged.thresholds) > 1]
-    assert len(movable) == len(ALL) - 6  # pg-is, pg-tis, reinforce, sapo, vespo and drpo have no mask
+    fixed = [a for a in ALL if not a.masks or any(mask.scope for mask in a.masks)]
+    assert len(movable) == len(ALL) - len(fixed)
     asked = {judged.algorithm: typed(judged, place) for judged in movable}
     moved = tuple(find(spec) for spec in asked.values())
     needy = tuple(algorithm for algorithm in ALL if algorithm.name.endswith("-recompute"))
@@ -125,7 +125,7 @@ def test_without_advantages_each_algorithm_is_asked_for_either_sign(tmp_path: Pa
     trace = write_trace(tmp_path / "trace", world(0, 40), without=("advantage",))
     analysis = analyse_clipping([trace], ALL)
     found, rows = existing(analysis.exploration(40)), analysis.to_json()["algorithms"]
-    assert found.advantage_T is None and len(found.judged) == 2 * len(ALL)
+    assert found.advantage_T is None and len(found.judged) == 2 * sum(not a.batch_rules for a in ALL)
     for row in rows:
         for sign, key in ((">", "positive"), ("<", "negative")):
             assert share(judged_by(found, row["name"], sign)) == pytest.approx(row["blocked"][key]["value"], abs=1e-12)

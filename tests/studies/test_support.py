@@ -16,9 +16,10 @@ TOP_K = ("topk_ids", "topk_logp_rollout", "topk_logp_trainer", "topk_logp_recomp
 ON_RECOMPUTED = {
     "minirl", "minirl-tis", "dppo-binary-tv-recompute", "dppo-binary-kl-recompute", "dppo-topk-tv-recompute",
     "dppo-topk-kl-recompute", "mask-0.5-recompute", "ppo", "ppo-tis", "ppo-dual-clip", "gspo", "ppo-opsm",
-    "sapo", "ppo-seq-tis",
+    "sapo", "ppo-seq-tis", "gmpo", "gbpo", "clip-cov", "kl-cov",
 }  # fmt: skip
-ON_BOTH = {"ppo-icepop", "ppo-mis", "ppo-mis-geometric"}
+ON_BOTH = {"ppo-icepop", "ppo-mis", "ppo-mis-geometric", "vaco"}
+ON_BATCHES = {"m2po", "gbpo", "clip-cov", "kl-cov"}
 TOP_K_NAMES = {"dppo-topk-tv", "dppo-topk-kl", "dppo-topk-tv-recompute", "dppo-topk-kl-recompute"}
 
 
@@ -143,6 +144,31 @@ def test_nothing_that_can_be_judged(tmp_path):
     with pytest.raises(MismatchError) as error:
         Support.of([trace], (find("ppo"), find("gspo")))
     assert "ppo: not applicable" in str(error.value) and "--trainer-model" in str(error.value)
+
+
+def test_an_import_that_does_not_say_which_rows_are_an_optimiser_step(tmp_path):
+    """Of one row is enough; what this version or an earlier one did not count is not known."""
+    for imported in ({"rows_without_minibatch": 1}, {}):
+        support = support_of(tmp_path / str(len(imported)), imported=imported)
+        assert set(support.skipped) == ON_BATCHES and support.has["batches"] is False
+        assert all("--columns minibatch=NAME" in reason for reason in support.skipped.values())
+    known = support_of(tmp_path / "known", imported={"rows_without_minibatch": 0})
+    assert known.skipped == {} and known.has["batches"] is True
+
+
+def test_whole_batches_have_advantages(tmp_path):
+    support = support_of(tmp_path, without=("advantage",))
+    assert set(support.skipped) == ON_BATCHES
+    assert all("advantages of a whole batch" in reason for reason in support.skipped.values())
+
+
+def test_what_entropy_and_averages_are_for(tmp_path):
+    asked = find("top-entropy"), find("ppo-ewma"), find("pg-is")
+    support = support_of(tmp_path, algorithms=asked)
+    assert [a.name for a in support.judged] == ["top-entropy", "pg-is"] and support.needs.entropy
+    assert "train --average-decay" in support.skipped["ppo-ewma"]
+    without_it = support_of(tmp_path / "again", algorithms=asked, without=("entropy_trainer",))
+    assert "rescore" in without_it.skipped["top-entropy"] and not without_it.needs.entropy
 
 
 def test_a_trace_that_was_never_scored(tmp_path):

@@ -12,16 +12,24 @@ import pyarrow.parquet as pq
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.trace.manifest import write_manifest
 from mismatch_cli.trace.reader import Trace
-from mismatch_cli.trace.schema import TOKEN_COLUMNS, TOPK_COLUMNS
+from mismatch_cli.trace.schema import ROW_KEY, TOKEN_COLUMNS, TOPK_COLUMNS
 from mismatch_cli.trace.writer import rows_to_table, shard_path, write_shard
 
 TEXTS = [" the", "Wait", "7", " +", "\\(", "\n", "<b>bold</b>", "+1"]
 
 
 def write_trace(
-    folder: Path, *batches: TokenBatch, without: tuple[str, ...] = (), equal_weights: bool = False, seed: int = 0
+    folder: Path,
+    *batches: TokenBatch,
+    without: tuple[str, ...] = (),
+    equal_weights: bool = False,
+    seed: int = 0,
+    imported: dict[str, int] | None = None,
 ) -> Trace:
-    """A trace whose trainer is one optimiser step ahead, or not; `without` names columns that nobody measured."""
+    """A trace whose trainer is one optimiser step ahead, or not; `without` names columns that nobody measured.
+
+    `imported` is what an importer has counted besides.
+    """
     for number, batch in enumerate(batches):
         columns = {name: values for name, values in _columns(batch).items() if name not in without}
         if equal_weights:
@@ -29,15 +37,16 @@ def write_trace(
         write_shard(shard_path(folder, number), rows_to_table(columns))
     ids = pa.array(range(len(TEXTS)), pa.int32())
     pq.write_table(pa.table({"id": ids, "bytes": [text.encode() for text in TEXTS]}), folder / "vocab.parquet")
-    write_manifest(folder, {"top_logprobs": 20, "config": {"seed": seed}})
+    told: dict[str, Any] = {"title": "a dump", "file_count": 1, "left_out": {}, "left_out_first": {}, "noted": {}}
+    origin = {} if imported is None else {"imported": told | imported}
+    write_manifest(folder, {"top_logprobs": 20, "config": {"seed": seed}} | origin)
     return Trace.open(folder)
 
 
 def _columns(batch: TokenBatch) -> dict[str, Any]:
     bounds = list(zip(batch.offset_S1[:-1].tolist(), batch.offset_S1[1:].tolist(), strict=True))
-    zeros = [0] * len(bounds)
-    columns: dict[str, Any] = dict.fromkeys(("epoch", "minibatch", "version_rollout"), zeros)
-    columns |= {name: getattr(batch, f"{name}_S").tolist() for name in ("step", "prompt_id", "sample_index")}
+    columns: dict[str, Any] = {name: getattr(batch, f"{name}_S").tolist() for name in ROW_KEY}
+    columns["version_rollout"] = [0] * len(bounds)
     columns |= {"version_trainer": [1] * len(bounds), "finish_reason": ["stop"] * len(bounds)}
     columns["prompt_ids"] = [[1, 2, 3, 4]] * len(bounds)
     if batch.reward_S is not None:
