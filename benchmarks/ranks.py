@@ -31,7 +31,7 @@ _CLI = [sys.executable, "-m", "mismatch_cli"]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("race", "kills", "learn", "every"))
+    parser.add_argument("what", choices=("race", "kills", "learn", "every", "trained"))
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--steps", type=int, default=6)
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--engine", default="vllm")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    {"race": race, "kills": kills, "learn": learn, "every": every}[arguments.what](arguments)
+    {"race": race, "kills": kills, "learn": learn, "every": every, "trained": trained}[arguments.what](arguments)
 
 
 def race(arguments: argparse.Namespace) -> None:
@@ -110,32 +110,38 @@ def every(arguments: argparse.Namespace) -> None:
 
     reward = arguments.folder / "even.py"
     reward.write_text("def even(response):\n    return sum(ord(c) % 2 for c in response) / (1 + len(response))\n")
-    more = [
-        "--steps",
-        "3",
-        "--prompts-per-step",
-        "4",
-        "--samples-per-prompt",
-        "4",
-        "--minibatches",
-        "2",
-        "--num-problems",
-    ]
-    more += ["4", "--max-tokens", "24", "--eval-samples", "1", "--no-plots", "--reward", f"{reward}:even"]
     for ranks in arguments.ranks:
-        steps = {}
+        folder = arguments.folder / f"every-{ranks}"
+        shutil.rmtree(folder, ignore_errors=True)
+        program = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), __file__, "trained"]
+        began = time.monotonic()
+        code = subprocess.run([*program, "--folder", str(folder)], check=False).returncode
+        steps = {name: [line for line in _lines(folder / name) if line["step"]] for name in TABLE}
+        whole = [name for name, lines in steps.items() if len(lines) == 3]
+        still = [name for name, lines in steps.items() if not any(line["grad_norm"] for line in lines)]
+        found = {"ranks": ranks, "code": code, "algorithms": len(steps), "whole": len(whole), "still": still}
+        _note(arguments.folder, "every", found | {"seconds": time.monotonic() - began})
+
+
+def trained(arguments: argparse.Namespace) -> None:
+    """What each rank of `every` does."""
+    import torch
+
+    from mismatch_cli.algorithms.table import TABLE
+    from mismatch_cli.ranks.joined import joined
+    from mismatch_cli.rl.loop import train
+    from mismatch_cli.rl.train_config import load_config
+
+    torch.set_num_threads(1)
+    short = {
+        "engine": "hf", "rollout_dtype": "float32", "threads": 1, "steps": 3, "prompts_per_step": 4, "minibatches": 2,
+        "samples_per_prompt": 4, "num_problems": 4, "max_tokens": 24, "eval_every": 0, "eval_samples": 1,
+        "reward": f"{arguments.folder.parent / 'even.py'}:even",
+    }  # fmt: skip
+    with joined("") as world:
         for name in TABLE:
-            folder = arguments.folder / f"every-{ranks}"
-            shutil.rmtree(folder, ignore_errors=True)
-            code = _start(folder, ranks, "hf", [*more, "--algorithm", name]).wait()
-            lines = [line for line in _lines(folder) if line["step"]]
-            moved = [line["grad_norm"] for line in lines if line["grad_norm"]]
-            steps[name] = {"code": code, "steps": len(lines), "with_gradient": len(moved)}
-        whole = [name for name, found in steps.items() if found["code"] == 0 and found["steps"] == 3]
-        still = [name for name, found in steps.items() if not found["with_gradient"]]
-        _note(
-            arguments.folder, "every", {"ranks": ranks, "algorithms": len(steps), "whole": len(whole), "still": still}
-        )
+            config = load_config("miniature", short | {"algorithm": name})
+            train(config, arguments.folder / name, lambda _: None, world=world)
 
 
 def _start(folder: Path, ranks: int, engine: str, more: list[str]) -> subprocess.Popen[bytes]:

@@ -1,4 +1,6 @@
-"""DRPO: DPPO's binary TV as a smooth pull, which turns round beyond its limit (arXiv 2606.09821 §3, eq. 9).
+"""DRPO: DPPO's binary TV as a smooth pull, which turns round where |p − q| > ε (arXiv 2606.09821 §3, eq. 9).
+
+That never happens with the published ε of 12.5, since |p − q| is at most 1: the weight stays within 8 % of r.
 
 The objective is A r − |A| q (r − 1)² / (2 ε), in the authors' code (UniRL `drpo.py`) as here; it holds log r within ±20
 first, beyond which its gradient is 0 and this one pulls back with all its weight.
