@@ -41,6 +41,7 @@ MEANING = {
     "logp_rollout": "log μ of each response token, nats, by the engine that sampled (required)",
     "logp_trainer": "log π by the trainer, same tokens, at the temperature that sampled",
     "logp_recomputed": "log π at the weights that sampled, where logp_trainer has newer ones",
+    "logp_average": "log π at an average of the trainer's weights",
     "loss_mask": "false (or 0) where the trainer learns nothing: tool output; default: all true",
     "advantage": "one number, or a list of one: that of the whole response; else one per token",
     "reward": "one number",

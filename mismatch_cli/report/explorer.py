@@ -146,10 +146,10 @@ def _compared(found: Exploration) -> list[int]:
 
 
 def _threshold(at: Mapping[str, float]) -> str:
-    """`δ = 0.15`, or `ε = 0.2 / 0.28` of two sides."""
+    """`δ = 0.15`, or `ε = 0.2 / 0.28` of two sides that differ."""
     sides = {name.removesuffix(side) for name in at for side in ("_low", "_high") if name.endswith(side)}
     if len(at) == 2 and len(sides) == 1:
-        return f"{sides.pop()} = {' / '.join(f'{value:.9g}' for value in at.values())}"
+        return f"{sides.pop()} = {' / '.join(dict.fromkeys(f'{value:.9g}' for value in at.values()))}"
     return ", ".join(f"{name} = {value:.9g}" for name, value in at.items())
 
 

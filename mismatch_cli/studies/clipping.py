@@ -121,7 +121,8 @@ class ClippingPlotData:
         None where there is no such mask, or where two probabilities do not decide: top-K masks need more columns, and
         a mask on whole responses answers otherwise when the same tokens form one response instead of many.
         """
-        if algorithm.limiting.anchor in ("none", "both") or algorithm.batch_rules or algorithm.needs_entropy:
+        limiting = algorithm.limiting
+        if not limiting.masks or limiting.anchor == "both" or algorithm.batch_rules or algorithm.needs_entropy:
             return None
         advantage_N = np.full(len(logp_N), 1.0 if sign == ">" else -1.0)
         answers = []

@@ -14,6 +14,11 @@ def not_negative(**thresholds: float) -> None:
             raise UsageError(f"{name}={value:g} makes no sense: choose a number of at least 0.")
 
 
+def sides(letter: str, low: float, high: float) -> dict[str, float]:
+    """The two sides of a threshold by their letters; the letter alone where both are the same."""
+    return {letter: low} if low == high else {f"{letter}_low": low, f"{letter}_high": high}
+
+
 def shares(**thresholds: float) -> None:
     """Raise a `UsageError` for a threshold on a probability or a fall of a ratio that is not in [0, 1]."""
     for name, value in thresholds.items():

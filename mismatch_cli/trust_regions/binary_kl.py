@@ -3,7 +3,7 @@
 from mismatch_cli.arrays import Array
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
-from mismatch_cli.trust_regions._rules import not_negative, one_sided, signed
+from mismatch_cli.trust_regions._rules import not_negative, one_sided, sides, signed
 
 FORMULA = "binary KL({q}‖{p}) > {kl_high} and A > 0 and {p} > {q}, or > {kl_low} and A < 0 and {p} < {q}"
 SYMBOLS = {"kl_low": "δ_low", "kl_high": "δ_high"}
@@ -16,6 +16,6 @@ def trust_region(compared: Compared, advantage_T: Array, *, kl_low: float = 0.05
 
     The statistic is KL (nats), signed as p − q.
     """
-    not_negative(δ_low=kl_low, δ_high=kl_high)
+    not_negative(**sides("δ", kl_low, kl_high))
     statistic_T = signed(compared.binary_kl_T, compared.log_ratio_T)
     return one_sided(statistic_T, advantage_T, low=kl_low, high=kl_high)

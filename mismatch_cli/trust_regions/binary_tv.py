@@ -6,7 +6,7 @@ The paper has one δ; verl, SkyRL, Stable-RL and prime-rl until August 2026 have
 from mismatch_cli.arrays import Array
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
-from mismatch_cli.trust_regions._rules import one_sided, shares
+from mismatch_cli.trust_regions._rules import one_sided, shares, sides
 
 FORMULA = "A > 0 and {p} − {q} > {tv_high}, or A < 0 and {q} − {p} > {tv_low}"
 SYMBOLS = {"tv_low": "δ_low", "tv_high": "δ_high"}
@@ -16,5 +16,5 @@ NOT_ONE_SIDED = ""
 
 def trust_region(compared: Compared, advantage_T: Array, *, tv_low: float = 0.15, tv_high: float = 0.15) -> Decision:
     """Block A > 0 with p − q > tv_high, and A < 0 with q − p > tv_low. The statistic is p − q, a probability."""
-    shares(δ_low=tv_low, δ_high=tv_high)
+    shares(**sides("δ", tv_low, tv_high))
     return one_sided(compared.difference_T, advantage_T, low=tv_low, high=tv_high)

@@ -3,7 +3,7 @@
 from mismatch_cli.arrays import Array
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
-from mismatch_cli.trust_regions._rules import not_negative, one_sided, ranks, signed
+from mismatch_cli.trust_regions._rules import not_negative, one_sided, ranks, sides, signed
 
 FORMULA = "top-{k} KL({q}‖{p}) > {kl_high} and A > 0 and {p} > {q}, or > {kl_low} and A < 0 and {p} < {q}"
 SYMBOLS = {"kl_low": "δ_low", "kl_high": "δ_high"}
@@ -26,7 +26,7 @@ def trust_region(
     The statistic is KL (nats), signed as p − q. With `replace_last` a sampled token outside the top-K takes the place
     of the K-th, as in the published code.
     """
-    not_negative(δ_low=kl_low, δ_high=kl_high)
+    not_negative(**sides("δ", kl_low, kl_high))
     ranks(k=k)
     _, kl_T = compared.topk(k, replace_last)
     return one_sided(signed(kl_T, compared.log_ratio_T), advantage_T, low=kl_low, high=kl_high)

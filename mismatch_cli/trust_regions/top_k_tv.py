@@ -3,7 +3,7 @@
 from mismatch_cli.arrays import Array
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
-from mismatch_cli.trust_regions._rules import one_sided, ranks, shares, signed
+from mismatch_cli.trust_regions._rules import one_sided, ranks, shares, sides, signed
 
 FORMULA = "top-{k} TV({q}, {p}) > {tv_high} and A > 0 and {p} > {q}, or > {tv_low} and A < 0 and {p} < {q}"
 SYMBOLS = {"tv_low": "δ_low", "tv_high": "δ_high"}
@@ -26,7 +26,7 @@ def trust_region(
     The statistic is TV with the sign of p − q. With `replace_last` a sampled token outside the top-K takes the place of
     the K-th, as in the published code.
     """
-    shares(δ_low=tv_low, δ_high=tv_high)
+    shares(**sides("δ", tv_low, tv_high))
     ranks(k=k)
     tv_T, _ = compared.topk(k, replace_last)
     return one_sided(signed(tv_T, compared.log_ratio_T), advantage_T, low=tv_low, high=tv_high)

@@ -75,7 +75,7 @@ def test_signature_and_texts(name: str) -> None:
 
 def test_which_masks_look_at_batches() -> None:
     """Their three functions take the same thresholds, with the same defaults."""
-    assert OVER_BATCHES == ["covariance-clip", "second-moment", "entropy-quantile"]
+    assert OVER_BATCHES == ["covariance-clip", "entropy-quantile", "second-moment"]
     for region in map(trust_regions.find, OVER_BATCHES):
         assert region.SCOPE in ("batch", "group")
         signatures = [inspect.signature(f).parameters for f in (region.trust_region, region.collect, region.settle)]

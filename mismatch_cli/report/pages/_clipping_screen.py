@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from mismatch_cli import numbers, registry, trust_regions
 from mismatch_cli.algorithms.table import TABLE
@@ -15,6 +16,7 @@ from mismatch_cli.report.pages.clipping_thresholds import same_strictness
 from mismatch_cli.report.tables import Row, filled, in_words, number, share, table, text, value_of
 from mismatch_cli.report.view import Excerpt, Facts, Screen, Table, Verdict
 
+T = TypeVar("T")
 _ROWS, _NOTES = 9, 1
 _MARKS = ("  ", "▸ ")
 _FAMILIES = {  # how each is called in a sentence, and typed
@@ -31,10 +33,14 @@ _TERMS = ("surrogate", "correction", "quadratic_bound")  # of the theory
 
 
 def screen(subject: Subject, notes: Sequence[str], examples: Sequence[Excerpt], runs: Sequence[Path]) -> Screen:
-    """The strictest masks with the compared pair among them, thresholds of the same strictness, overlap, a verdict."""
+    """Masks with the compared pair among them, thresholds of the same strictness, overlap, a verdict."""
     result, notes = subject.result, _notes(subject, notes)
     rows = _ROWS - max(0, len(notes) - _NOTES) - bool(result["theory"])  # what else is said takes their place
-    tables = () if subject.nothing_to_block else (_strictest(subject, rows), same_strictness(subject, fewest=True))
+    tables = (
+        ()
+        if subject.nothing_to_block
+        else (_from_strict_to_loose(subject, rows), same_strictness(subject, fewest=True))
+    )
     verdict = _verdict(subject)
     return Screen(
         subject=subject_lines(result["about"], result["counts"]),
@@ -59,13 +65,13 @@ def _notes(subject: Subject, notes: Sequence[str]) -> tuple[str, ...]:
     return tuple(shown)
 
 
-def _strictest(subject: Subject, rows: int) -> Table:
-    """The masks that block most, always with the compared ones; the same mask on π′ is left to the page."""
+def _from_strict_to_loose(subject: Subject, rows: int) -> Table:
+    """Some masks, always with the compared ones; the same mask on π′ is left to the page."""
     masks = subject.masks(subject.rows, *ROW_KEYS)
     ranked = sorted(masks, key=lambda one: -subject.strictness(one.row))
     own = [one for one in ranked if one.row in subject.leading]
     others = [one for one in ranked if one not in own and subject.strictness(one.row)]
-    others = [one for one in others if not subject.is_twin(one.row)][: rows - len(own)]
+    others = _evenly([one for one in others if not subject.is_twin(one.row)], rows - len(own))
     shown = [one for one in ranked if one in own or one in others]
     left = len(masks) - len(shown)
     notes = [f"… {left} more: --full"] * (left > 0)
@@ -77,6 +83,13 @@ def _strictest(subject: Subject, rows: int) -> Table:
         [text("algorithm", lambda one: _MARKS[one in own] + one.label), *share_columns(subject, fewest=True)],
         note="   ".join(notes),
     )
+
+
+def _evenly(ranked: Sequence[T], most: int) -> list[T]:
+    """The first, the last, and what lies between them at equal steps."""
+    if len(ranked) <= most:
+        return list(ranked)
+    return [ranked[round(place * (len(ranked) - 1) / max(most - 1, 1))] for place in range(most)]
 
 
 def _remarks(subject: Subject) -> Facts:

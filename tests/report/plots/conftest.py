@@ -57,10 +57,9 @@ def make_tokens(responses: int = 400, steps: int = 8, seed: int = 0) -> Tokens:
         logp = log_mu + x - np.log1p(np.exp(log_mu) * np.expm1(x))
         return np.minimum(logp, -1e-9).astype(np.float32)
 
-    policies = Policies(
-        moved(np.zeros(count)), moved(noise + stale + fallen), moved(noise), np.arange(0, count + 1, LENGTH)
-    )
+    columns = moved(np.zeros(count)), moved(noise + stale + fallen), moved(noise), np.arange(0, count + 1, LENGTH)
     entropy_T = 0.1 - 0.6 * log_mu * rng.uniform(0.4, 1.6, count)
+    policies = Policies(*columns, entropy_T=entropy_T)
     return Tokens(policies, advantage.astype(np.float32), entropy_T, step_T)
 
 

@@ -59,7 +59,7 @@ def test_text_is_legible_inside_the_figure_and_apart(plot: ModuleType, style: St
 def cases() -> dict[str, tuple[list[Algorithm], bool]]:
     hostile = [replace(TABLE["ppo-icepop"], name="a$b<c>_$x^{2}$"), replace(TV, name="漢字\x1b[31m\\frac{1}{2}")]
     alike = [
-        replace(TV, name=LONG.format(i), masks=(Mask("binary-tv", chosen=(("max_tv", i / 100),)),))
+        replace(TV, name=LONG.format(i), masks=(Mask("binary-tv", chosen=(("tv_low", i / 100), ("tv_high", i / 100))),))
         for i in range(2, 14)
     ]
     return {
@@ -193,7 +193,8 @@ def on_grid(algorithm: Algorithm, sign: str = ">") -> np.ndarray | None:
 def test_which_algorithms_have_a_region(name: str) -> None:
     """Not those that need more of the distribution, nor whole responses, nor those without a mask."""
     algorithm = TABLE[name]
-    without_region = {"pg-is", "pg-tis", "reinforce", "gspo", "ppo-opsm", "sapo", "vespo", "drpo"}
+    without_region = {row.name for row in TABLE.values() if not row.limiting.masks or row.batch_rules}
+    without_region |= {"gspo", "gspo-rollout", "ppo-opsm", "cppo", "trm-max", "trm-avg"}
     for sign in "><":
         found = on_grid(algorithm, sign)
         expected_none = name in without_region or algorithm.needs_top_k
