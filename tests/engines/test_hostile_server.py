@@ -134,7 +134,7 @@ def test_whatever_comes_over_the_line_ends_soon_and_in_little_memory(fake, monke
         began, fake.sent = time.monotonic(), 0
         with pytest.raises(MismatchError) as caught:
             ask()
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 4  # a busy machine included; what drips would take 5
         assert fake.sent < 2**26  # before the connection was closed, buffers of the system included
         assert "\n" not in str(caught.value) and "failed while" not in str(caught.value)
 
