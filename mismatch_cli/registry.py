@@ -45,7 +45,7 @@ def parameters(function: Callable[..., Any]) -> dict[str, Any]:
 def unknown(kind: str, name: str, known: Iterable[str], listed: Iterable[str] = ()) -> str:
     """One sentence for a name that is not there: what was meant, perhaps, and what there is, `listed` or known."""
     known = sorted(known)
-    containing = [known_name for known_name in known if name and name.lower() in known_name]
+    containing = sorted((known_name for known_name in known if name and name.lower() in known_name), key=len)
     near = (containing or difflib.get_close_matches(name.lower(), known, n=2, cutoff=0.5))[:3]
     hint = f"Did you mean {' or '.join(near)}? " if near else ""
     return f"Unknown {kind} '{name}'. {hint}Available: {', '.join(sorted(listed) or known)}."

@@ -48,7 +48,8 @@ def _by_name(name: str) -> Algorithm:
         mask = Mask(name)
         mask.module  # noqa: B018 - a file that cannot be used is refused here, in one sentence
         return Algorithm(_short(name), (mask,), (Factor(TRAINER_ROLLOUT),), source)
-    raise UsageError(registry.unknown("algorithm", name, [*rows, *ALIASES, *regions]))
+    told = registry.unknown("algorithm", name, [*rows, *ALIASES, *regions], [*TABLE, *ALIASES])
+    raise UsageError(f"{told} Masks, and rows of single owners: mismatch-cli algorithms")
 
 
 def _short(spec: str) -> str:

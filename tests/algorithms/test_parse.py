@@ -201,7 +201,7 @@ def test_anchors_that_have_a_name_of_their_own() -> None:
 MISTAKES = [
     (
         "dppo-binary-tb",
-        r"Unknown algorithm 'dppo-binary-tb'\. Did you mean dppo-binary-tv.*Available: .*gspo.*top-k-kl",
+        r"Unknown algorithm 'dppo-binary-tb'\. Did you mean dppo-binary-tv.*Available: .*gspo.*mismatch-cli algorithms",
     ),
     ("", r"Unknown algorithm ''\. Available: "),
     ("zzz", r"Unknown algorithm 'zzz'\. Available: .*cispo"),
@@ -227,7 +227,7 @@ MISTAKES = [
     ("dppo-binary-tv:delta=0.1,tv_high=0.2", r"delta and tv_high both set tv_high\. Give each one once"),
     ("ppo:epsilon=0.1,ε_low=0.2", r"epsilon and ε_low both set ratio_low\. Give each one once"),
     ("dppo-binary-tv:delta=wide", r"delta=wide is no number\. Example: delta=0\.15"),
-    ("dppo-binary-tv:delta=15", "δ_low=15 makes no sense: choose a number from 0 to 1"),
+    ("dppo-binary-tv:delta=15", "δ=15 makes no sense: choose a number from 0 to 1"),
     ("dppo-binary-tv:tv_high=15", "δ_high=15 makes no sense: choose a number from 0 to 1"),
     ("ppo:ratio_lo=0.1", "Did you mean ratio_low"),
     ("pg-is:anchor=rollout", r"Unknown parameter of pg-is 'anchor'\. Available: cap \(C\), floor"),
@@ -238,8 +238,8 @@ MISTAKES = [
     ("icepop:band_low=2", "band_low=2, band_high=5 makes no sense"),
     ("mask-0.5:max_drop=0", "δ=0 makes no sense: choose"),
     ("mask-0.5:max_drop=50", "δ=50 makes no sense: choose a number from 0 to 1"),
-    ("dppo-binary-tv:max_tv=15", "δ_low=15 makes no sense: choose a number from 0 to 1"),
-    ("dppo-topk-tv:max_tv=1.5", "δ_low=1.5 makes no sense: choose a number from 0 to 1"),
+    ("dppo-binary-tv:max_tv=15", "δ=15 makes no sense: choose a number from 0 to 1"),
+    ("dppo-topk-tv:max_tv=1.5", "δ=1.5 makes no sense: choose a number from 0 to 1"),
     ("ppo:ratio_low=1.2", "ε_low=1.2 makes no sense: choose a number from 0 to 1"),
     ("relax-both:alpha=10", "α=10 makes no sense: choose a number from 0 to 1"),
     ("dppo-topk-tv:k=2.5", r"k=2\.5 is no whole number\."),
@@ -271,7 +271,7 @@ MISTAKES = [
     ("m2po:counted=none", r"counted=none is not known\. Choose one of: outward, all\."),
     ("trm-max:over=min", r"over=min is not known\. Choose one of: token, mean, max, sum\."),
     ("trm-max:estimator=k1", r"estimator=k1 is not known\. Choose one of: k2, k3\."),
-    ("verl-token", r"Unknown algorithm 'verl-token'\. Did you mean verl-token-icepop or verl-token-is\?"),
+    ("verl-token", r"Unknown algorithm 'verl-token'\. Did you mean verl-token-is or verl-token-icepop\?"),
     ("nowhere.py", r"nowhere\.py does not exist\. Name a Python file that defines trust_region"),
 ]
 
