@@ -67,7 +67,7 @@ def test_a_file_says_what_it_says(tmp_path):
         ("[limit.k3]\nmax = 1", "Unknown key 'limit'. Did you mean limits?"),
         ("[limits]\nk3 = 1", "limits.k3 is no table"),
         ("[limits.k4]\nmax = 1", "Unknown metric 'k4'. Did you mean k"),
-        ("[limits.tv_binary]\nmax = 1", "Did you mean tv_binary_m"),
+        ("[limits.tv_binary]\nmax = 1", "Did you mean tv_binary_sd"),
         ("[limits.k3]\nmaximum = 1", "limits.k3: Unknown key 'maximum'"),
         ("[limits.k3]\nwhy = 'x'", "limits.k3 sets no bound"),
         ("[limits.k3]\nmax = '1'", "limits.k3.max is '1', and has to be a number"),
