@@ -154,6 +154,20 @@ def response_extremes(x_T: Array, offset_S1: Array, response_T: Array, *, larges
     return found_S
 
 
+def sorted_within(x_T: Array, response_T: Array) -> Array:
+    """x in ascending order within each response; float32 in numpy by whole numbers, in a quarter of the time."""
+    if not isinstance(x_T, np.ndarray) or x_T.dtype != np.float32:
+        xp = namespace(x_T)
+        order_T = xp.argsort(x_T, stable=True)
+        return x_T[order_T[xp.argsort(response_T[order_T], stable=True)]]
+    bits_T = x_T.view(np.int32)
+    bits_T = bits_T ^ ((bits_T >> 31) & np.int32(0x7FFFFFFF))  # as whole numbers in the order of the numbers
+    key_T = (response_T.astype(np.int64) << 32) + (bits_T.astype(np.int64) + 2**31)
+    key_T.sort()
+    bits_T = ((key_T & 0xFFFFFFFF) - 2**31).astype(np.int32)
+    return (bits_T ^ ((bits_T >> 31) & np.int32(0x7FFFFFFF))).view(np.float32)
+
+
 def like(x_T: Array, values: np.ndarray) -> Array:
     """A numpy array in the world, and on the device, of x."""
     return values if isinstance(x_T, np.ndarray) else namespace(x_T).asarray(values, device=x_T.device)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from mismatch_cli.arrays import Array, at_least, namespace, response_extremes, response_sums
+from mismatch_cli.arrays import Array, at_least, namespace, response_extremes, response_sums, sorted_within
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,8 +55,7 @@ class Responses:
     def quantile(self, x_T: Array, share: float) -> Array:
         """The value below which a share of each response lies, linear between two; 0 for an empty one."""
         xp = namespace(x_T)
-        order_T = xp.argsort(x_T, stable=True)
-        sorted_T = x_T[order_T[xp.argsort(self.response_T[order_T], stable=True)]]
+        sorted_T = sorted_within(x_T, self.response_T)
         place_S = share * xp.astype(at_least(self.length_S - 1, 0), xp.float64)
         below_S = xp.astype(xp.floor(place_S), xp.int64)
         if not len(sorted_T):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mismatch_cli.algorithms.algorithm import coefficient_T, keep_T
+from mismatch_cli.algorithms.gathering import Gathering
 from mismatch_cli.algorithms.owners import OWNERS
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.parts import Factor, Mask, Rule, mask
@@ -144,6 +145,15 @@ def test_found_values_by_key() -> None:
     for key in (-6, 0, 3, 10):
         with pytest.raises(KeyError, match="no first pass has seen"):
             found.of(np.array([2, key]))
+
+
+def test_a_first_pass_keeps_nothing_of_what_was_read() -> None:
+    """What is collected may look into a column of a shard, whose memory would stay as long as it does."""
+    given = in_numpy(with_keys(random_policies(0), np.zeros(60, dtype=np.int64), np.arange(60) // 5))
+    gathering = Gathering(ROWS["top-entropy"].batch_rules)
+    gathering.update(given, signs(len(given.trainer)).numpy())
+    (parts,) = gathering._rows[0].values()
+    assert not any(np.shares_memory(part, given.entropy_T) for part in parts)
 
 
 def rows(**changed: int) -> Batches:

@@ -15,7 +15,7 @@ from mismatch_cli.algorithms.algorithm import coefficient_T, keep_T, weight_T
 from mismatch_cli.algorithms.owners import OWNERS
 from mismatch_cli.algorithms.parts import Mask, factor
 from mismatch_cli.algorithms.table import TABLE
-from mismatch_cli.arrays import Array, between, namespace, response_sums, select
+from mismatch_cli.arrays import Array, between, namespace, response_sums, select, sorted_within
 from mismatch_cli.policies import TRAINER_ROLLOUT, Policies, Ratio
 from tests.trust_regions.cases import INF, REGIONS, cast, in_numpy, random_policies, settled, signs, with_keys
 
@@ -174,6 +174,17 @@ def test_what_the_standard_lacks() -> None:
         flags = as_array(np.array([True, False, True, False, True]))
         chosen = np.asarray(select(flags, as_array(odd.copy()), as_array(x_T.copy())))
         np.testing.assert_array_equal(chosen, np.array([np.nan, 2, INF, -4, 0.5], dtype=np.float32))
+
+
+def test_sorting_within_responses_in_every_form() -> None:
+    """float32 in numpy goes by whole numbers, which have to be in the order of the numbers."""
+    response_T = np.array([0, 0, 0, 2, 2, 2, 2])
+    x_T = np.array([0.5, -INF, -0.25, 3, -2, INF, 1e-30])
+    expected = [-INF, -0.25, 0.5, -2, 1e-30, 3, INF]
+    for dtype in (np.float32, np.float64):
+        given = x_T.astype(dtype), response_T
+        for found_T in (sorted_within(*given), sorted_within(*map(torch.from_numpy, given))):
+            np.testing.assert_array_equal(np.asarray(found_T), np.array(expected, dtype=dtype))
 
 
 def test_a_column_may_lie_in_memory_as_it_likes() -> None:

@@ -47,6 +47,11 @@ class Algorithm:
         """Those that look at whole batches, or at all samples of a prompt, before they decide."""
         return tuple(rule for rule in self.rules if rule.scope is not None)
 
+    @cached_property
+    def batch_masks(self) -> tuple[Mask, ...]:
+        """The masks among them: what has to be known to say which tokens are blocked."""
+        return tuple(mask for mask in self.masks if mask.scope is not None)
+
     @property
     def looks_at_groups(self) -> bool:
         """Whether it has to see all samples of a prompt at once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Self
 
 import numpy as np
@@ -14,9 +15,9 @@ from mismatch_cli.batches import NOTHING_FOUND, Found
 from mismatch_cli.policies import Policies
 
 
-def rules_of(algorithms: Iterable[Algorithm]) -> tuple[Rule, ...]:
-    """The rules of some algorithms that look at whole batches, each once."""
-    return tuple(dict.fromkeys(rule for algorithm in algorithms for rule in algorithm.batch_rules))
+def masks_of(algorithms: Iterable[Algorithm]) -> tuple[Rule, ...]:
+    """The masks of some algorithms that look at whole batches, each once: an analysis asks no weight."""
+    return tuple(dict.fromkeys(mask for algorithm in algorithms for mask in algorithm.batch_masks))
 
 
 class Gathering:
@@ -30,13 +31,15 @@ class Gathering:
         """Add tokens; `policies` know their batches."""
         batches = policies.batches
         assert batches is not None
-        length_S = as_numpy(policies.responses.length_S)
+        offset_S1 = as_numpy(policies.offset_S1)
         for rule, rows in zip(self.rules, self._rows, strict=True):
             assert rule.scope is not None
-            key_T = np.repeat(batches.key_S(rule.scope), length_S)
-            collected_TM = rule.collect(policies, advantage_T)
-            for key in np.unique(key_T).tolist():
-                rows.setdefault(key, []).append(collected_TM[key_T == key])
+            key_S, collected_TM = batches.key_S(rule.scope), rule.collect(policies, advantage_T)
+            first_R = np.flatnonzero(np.diff(key_S, prepend=~key_S[:1]))  # of responses that lie together
+            for first, last in pairwise([*first_R.tolist(), len(key_S)]):
+                if offset_S1[first] < offset_S1[last]:
+                    own_UM = collected_TM[offset_S1[first] : offset_S1[last]]
+                    rows.setdefault(int(key_S[first]), []).append(own_UM.copy())  # or all that was read stays in memory
 
     def merge(self, other: Self) -> None:
         """Add what another one has collected."""

@@ -172,7 +172,7 @@ def _blocked(batch: Any, algorithm: Algorithm) -> dict[str, float | None]:
     anchor, k = algorithm.needs_recomputed, algorithm.needs_top_k
     asked = {"entropy": algorithm.needs_entropy, "average": algorithm.needs_average}
     needs = Needs(True, anchor, k, topk_recomputed=anchor and k > 0, **asked)
-    gathering = Gathering(algorithm.batch_rules)
+    gathering = Gathering(algorithm.batch_masks)
     if gathering.rules:
         gather(gathering, batch, needs, 0)
     summary = ClippingSummary(Question((algorithm,), needs, found=gathering.found()))

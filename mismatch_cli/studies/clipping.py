@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mismatch_cli.algorithms.algorithm import Algorithm, keep_T
-from mismatch_cli.algorithms.gathering import Gathering, rules_of
+from mismatch_cli.algorithms.gathering import Gathering, masks_of
 from mismatch_cli.algorithms.parts import Mask, Rule
 from mismatch_cli.batches import Found
 from mismatch_cli.errors import MismatchError, UsageError
@@ -122,7 +122,7 @@ class ClippingPlotData:
         a mask on whole responses answers otherwise when the same tokens form one response instead of many.
         """
         limiting = algorithm.limiting
-        if not limiting.masks or limiting.anchor == "both" or algorithm.batch_rules or algorithm.needs_entropy:
+        if not limiting.masks or limiting.anchor == "both" or algorithm.batch_masks or algorithm.needs_entropy:
             return None
         advantage_N = np.full(len(logp_N), 1.0 if sign == ">" else -1.0)
         answers = []
@@ -234,7 +234,7 @@ def analyse_clipping(
 
 def first_pass(traces: Sequence[Trace], support: Support, workers: Workers = ALONE) -> dict[Rule, Found]:
     """What rules on whole batches find, of the algorithms that are judged; nothing is read where there are none."""
-    rules = rules_of(support.judged)
+    rules = masks_of(support.judged)
     return read_through(traces, _Collecting(rules, support.needs), workers).found() if rules else {}
 
 

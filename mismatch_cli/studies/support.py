@@ -112,9 +112,9 @@ def _reason(algorithm: Algorithm, has: dict[str, Any], run: str) -> str:
         return "the trace has no logp_average, which `train --average-decay` records"
     if algorithm.needs_entropy and not has["entropy"]:
         return f"the trace has no entropy of the trainer. Fill it in with: mismatch-cli rescore {run}"
-    if algorithm.batch_rules and not has["advantages"]:
+    if algorithm.batch_masks and not has["advantages"]:
         return "it looks at the advantages of a whole batch, and the trace has none"
-    if algorithm.batch_rules and not has["batches"]:
+    if algorithm.batch_masks and not has["batches"]:
         return _NO_BATCHES
     if k and algorithm.needs_recomputed and not has["topk_recomputed"]:
         return _NO_RECOMPUTED.format(column="topk_logp_recomputed", run=run)

@@ -32,11 +32,12 @@ def trust_region(
     xp = namespace(size_T)
     length_T, place_T = responses.per_token(responses.length_S), responses.position_T
     last_T, place_T = (xp.astype(x_T, xp.float64) for x_T in (length_T - 1, place_T))
-    weight_T = 1 - (1 - least_weight) * place_T / xp.where(last_T > 0, last_T, 1 + 0 * last_T)
+    fall_T = (1 - least_weight) / xp.where(last_T > 0, last_T, 1 + 0 * last_T)
+    weight_T = 1 - fall_T * place_T
     spent_T = weight_T * size_T
     allowed_S = between(responses.quantile(size_T, _QUANTILE), budget, 2 * budget)
-    left_T = responses.per_token(allowed_S) * (responses.running_sum(weight_T) - weight_T)
-    left_T = left_T - (responses.running_sum(spent_T) - spent_T)
+    weights_before_T = place_T - fall_T * place_T * (place_T - 1) / 2
+    left_T = responses.per_token(allowed_S) * weights_before_T - (responses.running_sum(spent_T) - spent_T)
     over_T = spent_T - max_tv - xp.where(left_T < 0, left_T, 0 * left_T)
     outward_T = ((advantage_T > 0) & (compared.log_ratio_T > 0)) | ((advantage_T < 0) & (compared.log_ratio_T < 0))
     return Decision(~(outward_T & (over_T > 0)), over_T)

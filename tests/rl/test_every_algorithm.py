@@ -53,7 +53,7 @@ def test_the_trace_of_a_step_is_judged_as_the_step_was(alone: Path, name: str) -
     trace, algorithm = Trace.open(alone / name / "traces" / "step-3"), find(name)
     needs = Needs(True, algorithm.needs_recomputed, 0, entropy=algorithm.needs_entropy, average=algorithm.needs_average)
     (batch,) = trace.batches()
-    gathering = Gathering(algorithm.batch_rules)
+    gathering = Gathering(algorithm.batch_masks)
     gather(gathering, batch, needs, 0)
     summary = ClippingSummary(Question((algorithm,), needs, found=gathering.found()))
     summary.update(batch)

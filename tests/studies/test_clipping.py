@@ -101,7 +101,7 @@ def test_two_traces_are_one_measurement(tmp_path, trace):
     assert both["counts"] == alone["counts"]
     for row, same, algorithm in zip(both["algorithms"], alone["algorithms"], ALL, strict=True):
         equal = row["blocked"]["all"]["value"] == pytest.approx(same["blocked"]["all"]["value"])
-        assert equal or algorithm.batch_rules  # which are of one trace each, also where their steps have one number
+        assert equal or algorithm.batch_masks  # which are of one trace each, also where their steps have one number
     traces = {row["trace"] for row in both["overlap"]["examples"]}
     assert traces == {0, 1}
     assert {row["trace"] for row in both["overlap"]["examples"] if row["prompt_id"] >= 700} == {1}

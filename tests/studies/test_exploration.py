@@ -125,7 +125,7 @@ def test_without_advantages_each_algorithm_is_asked_for_either_sign(tmp_path: Pa
     trace = write_trace(tmp_path / "trace", world(0, 40), without=("advantage",))
     analysis = analyse_clipping([trace], ALL)
     found, rows = existing(analysis.exploration(40)), analysis.to_json()["algorithms"]
-    assert found.advantage_T is None and len(found.judged) == 2 * sum(not a.batch_rules for a in ALL)
+    assert found.advantage_T is None and len(found.judged) == 2 * sum(not a.batch_masks for a in ALL)
     for row in rows:
         for sign, key in ((">", "positive"), ("<", "negative")):
             assert share(judged_by(found, row["name"], sign)) == pytest.approx(row["blocked"][key]["value"], abs=1e-12)

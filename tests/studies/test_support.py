@@ -19,7 +19,7 @@ ON_RECOMPUTED = {
     "sapo", "ppo-seq-tis", "gmpo", "gbpo", "clip-cov", "kl-cov",
 }  # fmt: skip
 ON_BOTH = {"ppo-icepop", "ppo-mis", "ppo-mis-geometric", "vaco"}
-ON_BATCHES = {"m2po", "gbpo", "clip-cov", "kl-cov"}
+ON_BATCHES = {"m2po", "clip-cov"}
 TOP_K_NAMES = {"dppo-topk-tv", "dppo-topk-kl", "dppo-topk-tv-recompute", "dppo-topk-kl-recompute"}
 
 

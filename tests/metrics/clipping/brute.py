@@ -212,7 +212,7 @@ BLOCKED: dict[str, Rule] = {
     "clip-cov": _clip_cov,
     **dict.fromkeys(("sapo", "vespo", "drpo", "gbpo", "topr", "minpro", "nfpo", "kl-cov", "dro", "kimi-k1.5"), never),
 }
-OF_BATCHES = {"m2po", "clip-cov", "kl-cov", "gbpo"}
+OF_BATCHES = {"m2po", "clip-cov"}
 ON_ROLLOUT = {
     "pg-is",
     "pg-tis",

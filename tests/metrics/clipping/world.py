@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.algorithms.algorithm import Algorithm
-from mismatch_cli.algorithms.gathering import Gathering, rules_of
+from mismatch_cli.algorithms.gathering import Gathering, masks_of
 from mismatch_cli.algorithms.parts import Rule
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.batch import TokenBatch
@@ -26,7 +26,7 @@ ALL = tuple(a for a in TABLE.values() if not a.needs_entropy)  # which would dro
 
 def plain_algorithms() -> tuple[Algorithm, ...]:
     """Those that ask for log π and log μ of the sampled tokens alone."""
-    return tuple(a for a in ALL if not a.needs_recomputed and not a.needs_top_k and not a.batch_rules)
+    return tuple(a for a in ALL if not a.needs_recomputed and not a.needs_top_k and not a.batch_masks)
 
 
 def log_softmax(x: np.ndarray) -> np.ndarray:
@@ -121,7 +121,7 @@ def summarise(
     whole: Sequence[TokenBatch] = (),
 ) -> ClippingSummary:
     """Of parts of a `whole`; without advantages rules on whole batches are left out, who ask for them."""
-    algorithms = tuple(a for a in algorithms if needs.advantages or not a.batch_rules)
+    algorithms = tuple(a for a in algorithms if needs.advantages or not a.batch_masks)
     summary = ClippingSummary(Question(algorithms, needs, theory, found_in(whole or batches, needs, algorithms)))
     for batch in batches:
         summary.update(batch)
@@ -130,7 +130,7 @@ def summarise(
 
 def found_in(batches: Sequence[TokenBatch], needs: Needs, algorithms: Iterable[Algorithm]) -> dict[Rule, Found]:
     """The first pass."""
-    gathering = Gathering(rules_of(algorithms))
+    gathering = Gathering(masks_of(algorithms))
     for batch in batches:
         if gathering.rules and not needs.missing_in(batch):
             gather(gathering, batch, needs, 0)
