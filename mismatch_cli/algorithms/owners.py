@@ -22,7 +22,7 @@ def _verl(
     preset: str, *, by: tuple[Factor, ...] = (), rejects: tuple[Mask, ...] = (), learns: tuple[Mask, ...] | None = None
 ) -> Algorithm:
     """A preset of verl's `RolloutCorrectionConfig`, decoupled: rejection and weight on the engine gap, PPO on r′."""
-    source = f"verl {preset.replace('-', '_')}, with its default loss"
+    source = f"verl decoupled_{preset.replace('-', '_')}, with its default loss"
     masks = _dual_clip(TRAINER_RECOMPUTED) if learns is None else learns
     return Algorithm(f"verl-{preset}", (*masks, *rejects), (*_R_RECOMPUTED, *by), source)
 
