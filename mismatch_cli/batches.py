@@ -1,4 +1,4 @@
-"""Which responses a rule may look at together: those of a batch, and of a prompt in it."""
+"""Which responses a rule may look at together: those of an optimiser step, and those to a prompt."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, reduce
-from math import inf
 from operator import and_, mul
 from typing import Any
 
@@ -136,7 +135,8 @@ def coefficient_T(algorithm: Algorithm, policies: Policies, advantage_T: Array) 
         coefficient = filled(coefficient, ~kept_T, 0.0)
         if algorithm.term is not None:
             term_T = algorithm.term.weight_T(policies, advantage_T)
-            coefficient = coefficient + filled(term_T, policies.trainer == -inf, 0.0)  # which has no gradient
+            unbounded_T = namespace(term_T).isinf(term_T)  # where a token of the response is excluded: no gradient is
+            coefficient = coefficient + filled(term_T, unbounded_T, 0.0)
         return namespace(coefficient).astype(coefficient, policies.trainer.dtype)
 
 

@@ -12,6 +12,7 @@ from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.algorithms.parts import Rule
 from mismatch_cli.arrays import Array, as_numpy
 from mismatch_cli.batches import NOTHING_FOUND, Found
+from mismatch_cli.errors import MismatchError
 from mismatch_cli.policies import Policies
 
 
@@ -55,4 +56,6 @@ class Gathering:
 def _settled(rule: Rule, rows: dict[int, list[np.ndarray]]) -> Found:
     keys = sorted(rows)
     values = [rule.settle(np.concatenate(rows[key])) for key in keys]
+    if len({len(values_F) for values_F in values}) > 1:
+        raise MismatchError(f"{rule.module.__name__}: settle must return as many numbers for each batch. Repair it.")
     return Found(np.array(keys, dtype=np.int64), np.stack(values) if values else NOTHING_FOUND)

@@ -148,9 +148,10 @@ def _anchored(algorithm: Algorithm, anchor: str) -> Algorithm:
     if anchors == {anchor}:
         return algorithm
     if len(anchors) > 1:
+        others = " and ".join(sorted(anchors - {"rollout"}))
         raise UsageError(
-            f"{algorithm.name} is decoupled: its masks measure the trainer from the recomputed policy, its weight from "
-            "the rollout, so there is no one anchor to move. Leave anchor= out, or name a row whose parts share one."
+            f"{algorithm.name} is decoupled: it measures the trainer from the {others} policy and from the rollout, so "
+            "there is no one anchor to move. Leave anchor= out, or name a row whose parts share one."
         )
     if ENGINE_GAP in (replace(ratio, level="token") for ratio in ratios):
         raise UsageError(

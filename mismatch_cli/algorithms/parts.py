@@ -41,7 +41,7 @@ class Rule(ABC):
 
     @property
     def scope(self) -> Scope | None:
-        """What has to be seen whole before it decides: a batch, or the group of a prompt in it."""
+        """What has to be seen whole before it decides: a batch, or all answers to a prompt in a step."""
         return getattr(self.module, "SCOPE", None)
 
     @silent
@@ -119,14 +119,23 @@ class Mask(Rule):
         if not self._is_own:
             return super().collect(policies, advantage_T)
         with trust_regions.own_file(self.region, error_class=MismatchError):
-            return super().collect(self._copies(policies), copied(advantage_T))
+            rows_TM = super().collect(self._copies(policies), copied(advantage_T))
+        if rows_TM.ndim != 2 or len(rows_TM) != len(advantage_T):
+            raise MismatchError(
+                f"{self.region}: collect must return one row for each token, [T, M]. Its answer has the shape "
+                f"{rows_TM.shape} for {len(advantage_T):,} tokens. Repair it."
+            )
+        return rows_TM
 
     def settle(self, rows_UM: np.ndarray) -> np.ndarray:
         """What follows from the tokens of one batch, in whatever order they come, [F]."""
         if not self._is_own:
             return super().settle(rows_UM)
         with trust_regions.own_file(self.region, error_class=MismatchError):
-            return super().settle(rows_UM)
+            values_F = super().settle(rows_UM)
+        if values_F.ndim != 1:
+            raise MismatchError(f"{self.region}: settle must return a list of numbers, as many each time. Repair it.")
+        return values_F
 
     @property
     def _is_own(self) -> bool:

@@ -90,12 +90,12 @@ _ROWS = (
     Algorithm(
         "prime-rl",
         (mask("binary-tv", tv_low=0.2, tv_high=0.2),), _R,
-        "prime-rl's loss `default` until PR 3418 of 27 August 2026, with its 1e-3·d²; its default since is ipo",
+        "prime-rl's default until PR 3418 of 27 August 2026, with its 1e-3·d²; since then ipo (prime-rl-ipo)",
         term=factor("pull", beta=2e-3),
     ),
     Algorithm(
         "ipo", (mask("probability-band", max_tv=0.1),), _R,
-        "prime-rl's default of 27 August 2026; δ = 0.3 since PR 3586 of 18 September: prime-rl-ipo",
+        "prime-rl ipo, δ = 0.1, without its 1e-3·d²; its default since 18 September 2026: prime-rl-ipo",
     ),
     Algorithm(
         "ppo-opsm",

@@ -23,6 +23,7 @@ from mismatch_cli.trace.reader import Trace
 OF_TRAINER = (
     "version_trainer",
     "logp_trainer",
+    "logp_average",
     "logp_trainer_repeat",
     "entropy_trainer",
     "rank_trainer",

@@ -35,7 +35,8 @@ _PROMPT_TOKENS = 200
 _KEPT = slice(0, MOST_TOKENS)  # of a part
 _COLUMNS = (
     *REQUIRED, "version_rollout", "version_trainer", "reward", "loss_mask", "logp_trainer", "logp_recomputed",
-    "entropy_trainer", "advantage", "topk_ids", "topk_logp_rollout", "topk_logp_trainer", "topk_logp_recomputed",
+    "logp_average", "entropy_trainer", "advantage", "topk_ids", "topk_logp_rollout", "topk_logp_trainer",
+    "topk_logp_recomputed",
 )  # fmt: skip
 
 

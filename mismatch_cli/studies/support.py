@@ -23,8 +23,8 @@ _NO_RECOMPUTED = (
 )
 
 _NO_BATCHES = (
-    "it looks at a whole batch, and not every imported row says of which optimiser step it is. Import again with that "
-    "column: mismatch-cli import DUMP --columns minibatch=NAME"
+    "it looks at a whole batch, and not every imported row says of which optimiser step it is. Say it where the trace "
+    "is made: a column minibatch (mismatch-cli import --schema), or Recorder.add(minibatch=…)"
 )
 
 
@@ -99,7 +99,8 @@ def _knows_batches(manifest: Mapping[str, Any]) -> bool:
 def _reason(algorithm: Algorithm, has: dict[str, Any], run: str) -> str:
     """Why a trace cannot support an algorithm; empty where it can."""
     recomputed, k = has["recomputed"], algorithm.needs_top_k
-    if recomputed == "equal weights" and algorithm.anchor == "recomputed":
+    distances = not any(getattr(mask.module, "MEASURES_NO_DISTANCE", False) for mask in algorithm.masks)
+    if recomputed == "equal weights" and algorithm.anchor == "recomputed" and distances:
         return _EQUAL.format(run=run)
     if recomputed == "absent" and algorithm.needs_recomputed:
         return _NO_RECOMPUTED.format(column="logp_recomputed", run=run)
@@ -113,7 +114,7 @@ def _reason(algorithm: Algorithm, has: dict[str, Any], run: str) -> str:
     if algorithm.needs_entropy and not has["entropy"]:
         return f"the trace has no entropy of the trainer. Fill it in with: mismatch-cli rescore {run}"
     if algorithm.batch_masks and not has["advantages"]:
-        return "it looks at the advantages of a whole batch, and the trace has none"
+        return "it judges whole batches, with their advantages, and the trace has none"
     if algorithm.batch_masks and not has["batches"]:
         return _NO_BATCHES
     if k and algorithm.needs_recomputed and not has["topk_recomputed"]:

@@ -11,8 +11,9 @@ and, where it calls `compared.topk(k)`, READS_TOP_K = True beside an integer thr
 `compared.entropy_T`, READS_ENTROPY = True; where both sides of a threshold go by one more name, BOTH_SIDES = "max_tv".
 It is usable by the file's name; a user's own file needs `trust_region` alone.
 
-A mask that looks at more than one response says SCOPE = "batch", all rows of an optimiser step, or "group", those of a
-prompt in it, and has two functions more, which take the same thresholds:
+A mask that would block tokens where the policies agree says MEASURES_NO_DISTANCE = True. One that looks at more than
+one response says SCOPE = "batch", all rows of an optimiser step, or "group", all answers to a prompt in a step, and has
+two functions more, which take the same thresholds:
 
     def collect(compared, advantage_T, *, …) -> Array         what it wants to know of each token, [T, M]
     def settle(rows_UM, *, …) -> Sequence[float]              what follows from all rows, numpy float64, in any order

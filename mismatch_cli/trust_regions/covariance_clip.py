@@ -20,6 +20,7 @@ FORMULA = (
 SYMBOLS = {"ratio_low": "ε_low", "ratio_high": "ε_high"}
 NOT_ONE_SIDED = "It drops tokens against a collapse of the entropy, wherever they have moved."
 SCOPE = "batch"
+MEASURES_NO_DISTANCE = True
 
 
 def collect(

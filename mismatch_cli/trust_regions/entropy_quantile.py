@@ -16,6 +16,7 @@ from mismatch_cli.trust_regions._rules import shares
 FORMULA = "the trainer's entropy is not among the highest {share} of the batch"
 NOT_ONE_SIDED = "It does not look at policies: a token of low entropy is dropped wherever it has moved."
 SCOPE = "batch"
+MEASURES_NO_DISTANCE = True
 READS_ENTROPY = True
 
 

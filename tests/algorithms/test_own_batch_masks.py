@@ -72,6 +72,18 @@ BROKEN = {
         r"fails \(TypeError: .*share",
     ),
     "settle fails": (BATCH.replace("rows_UM[:, 0].mean()", "rows_UM[:, 3].mean()"), r"fails \(IndexError"),
+    "a row for a response": (
+        BATCH.replace("compared.ratio_T[:, None]", "compared.ratio_T[:1][:, None]"),
+        r"collect must return one row for each token, .*shape \(1, 1\) for 2 tokens",
+    ),
+    "rows without columns": (
+        BATCH.replace("compared.ratio_T[:, None]", "compared.ratio_T"),
+        r"collect must return one row for each token",
+    ),
+    "a table is settled": (
+        BATCH.replace("[share * rows_UM[:, 0].mean()]", "[[share]]"),
+        r"settle must return a list of numbers",
+    ),
     "settle leaves": (
         BATCH.replace("return [share", "raise SystemExit\n    return [share"),
         "wants to end the program",

@@ -29,8 +29,8 @@ SHORT: dict[str, Any] = {
     "steps": 3, "max_tokens": 16, "num_problems": 4, "checkpoint_every": 3, "trace_every": 3, "minibatches": 2,
     "learning_rate": 2e-3, "average_decay": 0.5,
 }  # fmt: skip
-KINDS = ("sapo", "gmpo", "cppo", "dro", "m2po", "gbpo", "clip-cov", "kl-cov", "top-entropy", "ppo-ewma")
-ON_RANKS = ("dro", "m2po", "gbpo", "top-entropy", "ppo-ewma")  # of these, what ranks have to tell each other more for
+KINDS = ("gmpo", "cppo", "dro", "m2po", "gbpo", "clip-cov", "top-entropy", "ppo-ewma")
+ON_RANKS = ("dro", "m2po", "gbpo", "ppo-ewma")  # of these, what ranks have to tell each other more for
 
 
 def reward_file(folder: Path) -> str:

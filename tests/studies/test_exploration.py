@@ -66,6 +66,16 @@ def test_every_algorithm_blocks_the_tokens_that_its_masks_block(explored: Explor
     assert seen == len(explored.text_T)
 
 
+def test_every_column_that_an_algorithm_may_need_is_read(tmp_path: Path) -> None:
+    """One that is not read would take all algorithms from the page."""
+    batch = world(0, 24)
+    averaged = replace(batch, logp_average_T=batch.logp_recomputed_T)
+    names = ("grpo-clip-higher", "ppo-ewma", "top-entropy", "ppo", "dppo-topk-tv-recompute")
+    trace = write_trace(tmp_path / "trace", averaged)
+    found = existing(analyse_clipping([trace], [find(name) for name in names]).exploration(24))
+    assert [judged.algorithm for judged in found.judged] == list(names)
+
+
 def test_the_share_is_what_clipstats_prints(trace: Trace, explored: Exploration) -> None:
     rows = analyse_clipping([trace], ALL).to_json()["algorithms"]
     assert {row["name"]: row["blocked"]["all"]["value"] for row in rows} == pytest.approx(

@@ -37,10 +37,10 @@ def test_a_trace_with_everything(tmp_path):
 def test_equal_weights_make_the_recomputed_anchor_the_trainer_itself(tmp_path):
     support = support_of(tmp_path, without=RECOMPUTED, equal_weights=True)
     assert support.has["recomputed"] == "equal weights"
-    assert set(support.skipped) == ON_RECOMPUTED
+    assert set(support.skipped) == ON_RECOMPUTED - {"clip-cov"}  # which drops tokens wherever they have moved
     for name, reason in support.skipped.items():
         assert "not applicable" in reason and "--trainer-model" in reason, name
-    assert {a.name for a in support.judged} == {a.name for a in ALL} - ON_RECOMPUTED
+    assert {a.name for a in support.judged} == {a.name for a in ALL} - ON_RECOMPUTED | {"clip-cov"}
     assert {a.name for a in support.judged} >= ON_BOTH
 
 
@@ -151,7 +151,7 @@ def test_an_import_that_does_not_say_which_rows_are_an_optimiser_step(tmp_path):
     for imported in ({"rows_without_minibatch": 1}, {}):
         support = support_of(tmp_path / str(len(imported)), imported=imported)
         assert set(support.skipped) == ON_BATCHES and support.has["batches"] is False
-        assert all("--columns minibatch=NAME" in reason for reason in support.skipped.values())
+        assert all("a column minibatch" in reason for reason in support.skipped.values())
     known = support_of(tmp_path / "known", imported={"rows_without_minibatch": 0})
     assert known.skipped == {} and known.has["batches"] is True
 
@@ -159,7 +159,7 @@ def test_an_import_that_does_not_say_which_rows_are_an_optimiser_step(tmp_path):
 def test_whole_batches_have_advantages(tmp_path):
     support = support_of(tmp_path, without=("advantage",))
     assert set(support.skipped) == ON_BATCHES
-    assert all("advantages of a whole batch" in reason for reason in support.skipped.values())
+    assert all("whole batches, with their advantages" in reason for reason in support.skipped.values())
 
 
 def test_what_entropy_and_averages_are_for(tmp_path):

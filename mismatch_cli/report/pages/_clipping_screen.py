@@ -16,7 +16,7 @@ from mismatch_cli.report.pages.clipping_thresholds import same_strictness
 from mismatch_cli.report.tables import Row, filled, in_words, number, share, table, text, value_of
 from mismatch_cli.report.view import Excerpt, Facts, Screen, Table, Verdict
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 _ROWS, _NOTES = 9, 1
 _MARKS = ("  ", "▸ ")
 _FAMILIES = {  # how each is called in a sentence, and typed
@@ -85,7 +85,7 @@ def _from_strict_to_loose(subject: Subject, rows: int) -> Table:
     )
 
 
-def _evenly(ranked: Sequence[T], most: int) -> list[T]:
+def _evenly(ranked: Sequence[_T], most: int) -> list[_T]:
     """The first, the last, and what lies between them at equal steps."""
     if len(ranked) <= most:
         return list(ranked)
