@@ -75,4 +75,4 @@ def _is_accepted(mask: Mask) -> bool:
 def _no_token(k: int) -> Policies:
     none_TK = np.zeros((0, k), dtype=np.float32)
     topk = TopKLogProbs(_NONE_T, none_TK, none_TK, none_TK, none_TK)
-    return Policies(_NONE_T, _NONE_T, _NONE_T, np.zeros(1, dtype=np.int64), topk)
+    return Policies(_NONE_T, _NONE_T, _NONE_T, np.zeros(1, dtype=np.int64), topk, _NONE_T, average=_NONE_T)
