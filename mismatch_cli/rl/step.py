@@ -169,9 +169,7 @@ def _pick(summary: MismatchSummary, estimates: Mapping[str, Estimate]) -> dict[s
 
 def _blocked(batch: Any, algorithm: Algorithm) -> dict[str, float | None]:
     """What the run's own algorithm blocked, and bad updates."""
-    anchor, k = algorithm.needs_recomputed, algorithm.needs_top_k
-    asked = {"entropy": algorithm.needs_entropy, "average": algorithm.needs_average}
-    needs = Needs(True, anchor, k, topk_recomputed=anchor and k > 0, **asked)
+    needs = Needs.of([algorithm])
     gathering = Gathering(algorithm.batch_masks)
     if gathering.rules:
         gather(gathering, batch, needs, 0)

@@ -233,9 +233,9 @@ def analyse_clipping(
 
 
 def first_pass(traces: Sequence[Trace], support: Support, workers: Workers = ALONE) -> dict[Rule, Found]:
-    """What rules on whole batches find, of the algorithms that are judged; nothing is read where there are none."""
-    rules = masks_of(support.judged)
-    return read_through(traces, _Collecting(rules, support.needs), workers).found() if rules else {}
+    """What masks on whole batches find, over tokens that have what they need; nothing is read where there are none."""
+    asked = [algorithm for algorithm in support.judged if algorithm.batch_masks]
+    return read_through(traces, _Collecting(masks_of(asked), Needs.of(asked)), workers).found() if asked else {}
 
 
 def columns_for(needs: Needs) -> list[str]:

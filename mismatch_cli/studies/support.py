@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mismatch_cli.algorithms.algorithm import Algorithm
@@ -53,15 +53,8 @@ class Support:
         if not judged:
             name, reason = next(iter(skipped.items()))
             raise MismatchError(f"No algorithm can be judged on {traces[0].folder}. {name}: {reason}")
-        needs = Needs(
-            advantages=has["advantages"],
-            recomputed=any(a.needs_recomputed for a in judged),
-            top_k=has["top_k"] if any(a.needs_top_k for a in judged) else 0,
-            full=has["full"],
-            topk_recomputed=any(a.needs_top_k and a.needs_recomputed for a in judged),
-            entropy=any(a.needs_entropy for a in judged),
-            average=any(a.needs_average for a in judged),
-        )
+        asked = Needs.of(judged)
+        needs = replace(asked, advantages=has["advantages"], top_k=has["top_k"] if asked.top_k else 0, full=has["full"])
         return cls(judged, needs, skipped, has)
 
     @classmethod

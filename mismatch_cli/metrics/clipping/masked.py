@@ -40,6 +40,18 @@ class Needs:
     entropy: bool = False
     average: bool = False
 
+    @classmethod
+    def of(cls, algorithms: Sequence[Algorithm]) -> Needs:
+        """What these need of tokens that have an advantage."""
+        return cls(
+            advantages=True,
+            recomputed=any(a.needs_recomputed for a in algorithms),
+            top_k=max((a.needs_top_k for a in algorithms), default=0),
+            topk_recomputed=any(a.needs_top_k and a.needs_recomputed for a in algorithms),
+            entropy=any(a.needs_entropy for a in algorithms),
+            average=any(a.needs_average for a in algorithms),
+        )
+
     @property
     def columns(self) -> tuple[str, ...]:
         names = (

@@ -31,7 +31,9 @@ def test_recomputed_for_some_responses_only():
     ["logp_trainer_T", "logp_recomputed_T", "advantage_T", "topk_logp_trainer_TK", "topk_logp_recomputed_TK"],
 )
 def test_a_batch_without_a_needed_column_is_left_out_and_counted(name):
+    """In other steps: what a rule on whole batches needs is there, and counts for it."""
     complete, lacking = world(0, 30), world(1, 12)
+    lacking = replace(lacking, step_S=lacking.step_S + 100)
     found = checked(complete, replace(lacking, **{name: None}))
     alone = checked(complete)
     assert found.pop("counts") == alone.pop("counts") | {"lacking": {name.rpartition("_")[0]: 12}}

@@ -130,10 +130,11 @@ def summarise(
 
 def found_in(batches: Sequence[TokenBatch], needs: Needs, algorithms: Iterable[Algorithm]) -> dict[Rule, Found]:
     """The first pass."""
-    gathering = Gathering(masks_of(algorithms))
+    asked = [algorithm for algorithm in algorithms if needs.advantages and algorithm.batch_masks]
+    gathering = Gathering(masks_of(asked))
     for batch in batches:
-        if gathering.rules and not needs.missing_in(batch):
-            gather(gathering, batch, needs, 0)
+        if asked and not Needs.of(asked).missing_in(batch):
+            gather(gathering, batch, Needs.of(asked), 0)
     return gathering.found()
 
 
