@@ -109,7 +109,7 @@ PLAN: Plan = (
     ("masks", "six masks and their tokens", COLUMNS, 2.5),
     ("six", "six masks, all of clipstats", COLUMNS, None),
     ("polars", "polars, six masks, tokens", COLUMNS, None),
-    ("table", f"all {len(ALL)} of the table", (*COLUMNS, *TOPK), 4),
+    ("table", f"all {len(ALL)} of the table", (*COLUMNS, *TOPK), 7),
 )
 
 if __name__ == "__main__":
