@@ -49,11 +49,14 @@ def signed(divergence_T: Array, log_ratio_T: Array) -> Array:
     return filled(namespace(divergence_T).copysign(divergence_T, log_ratio_T), log_ratio_T == 0, 0.0)
 
 
-def one_sided(statistic_T: Array, advantage_T: Array, *, low: float, high: float) -> Decision:
-    """Block A > 0 where the statistic is above `high`, and A < 0 where it is below −`low`; equality is kept.
+def outward(statistic_T: Array, advantage_T: Array, *, low: float = 0.0, high: float = 0.0) -> Array:
+    """Where the update moves p further away from q: A > 0 above `high`, A < 0 below −`low`; equality is not.
 
     The statistic has the sign of p − q. Thresholds are rounded to its dtype.
     """
-    too_high_T = (advantage_T > 0) & (statistic_T > high)
-    too_low_T = (advantage_T < 0) & (statistic_T < -low)
-    return Decision(~(too_high_T | too_low_T), statistic_T)
+    return ((advantage_T > 0) & (statistic_T > high)) | ((advantage_T < 0) & (statistic_T < -low))
+
+
+def one_sided(statistic_T: Array, advantage_T: Array, *, low: float, high: float) -> Decision:
+    """Block A > 0 where the statistic is above `high`, and A < 0 where it is below −`low`; equality is kept."""
+    return Decision(~outward(statistic_T, advantage_T, low=low, high=high), statistic_T)

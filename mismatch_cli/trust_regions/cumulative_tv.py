@@ -7,7 +7,7 @@ holds log r within ±20 for the weight of the update; here r has no bound.
 from mismatch_cli.arrays import Array, between, namespace
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
-from mismatch_cli.trust_regions._rules import not_negative, shares
+from mismatch_cli.trust_regions._rules import not_negative, outward, shares
 
 FORMULA = (
     "A · ({p} − {q}) > 0 and w |{p} − {q}| > min({max_tv}, {max_tv} + b Σ w − Σ w |{p} − {q}|), sums over the tokens "
@@ -39,5 +39,4 @@ def trust_region(
     weights_before_T = place_T - fall_T * place_T * (place_T - 1) / 2
     left_T = responses.per_token(allowed_S) * weights_before_T - (responses.running_sum(spent_T) - spent_T)
     over_T = spent_T - max_tv - xp.where(left_T < 0, left_T, 0 * left_T)
-    outward_T = ((advantage_T > 0) & (compared.log_ratio_T > 0)) | ((advantage_T < 0) & (compared.log_ratio_T < 0))
-    return Decision(~(outward_T & (over_T > 0)), over_T)
+    return Decision(~(outward(compared.log_ratio_T, advantage_T) & (over_T > 0)), over_T)

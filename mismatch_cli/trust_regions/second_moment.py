@@ -12,7 +12,7 @@ from mismatch_cli.arrays import Array, filled, namespace
 from mismatch_cli.errors import UsageError
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
-from mismatch_cli.trust_regions._rules import not_negative
+from mismatch_cli.trust_regions._rules import not_negative, outward
 
 FORMULA = "(log {p} − log {q})² above what leaves a mean of {max_moment} in the batch, over {counted} tokens"
 SYMBOLS = {"max_moment": "τ"}
@@ -56,4 +56,4 @@ def _counts(compared: Compared, advantage_T: Array, counted: str) -> Array:
         return d_T == d_T
     if counted != "outward":
         raise UsageError(f"counted={counted} is not known. Choose one of: outward, all.")
-    return ((advantage_T > 0) & (d_T > 0)) | ((advantage_T < 0) & (d_T < 0))
+    return outward(d_T, advantage_T)

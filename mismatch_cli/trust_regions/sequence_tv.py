@@ -7,7 +7,7 @@ total variation. The paper's δ is 0.2 (by its reviews); open-instruct, until it
 from mismatch_cli.arrays import Array
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
-from mismatch_cli.trust_regions._rules import not_negative
+from mismatch_cli.trust_regions._rules import not_negative, outward
 
 FORMULA = "mean |{r} − 1| over the response > {max_tv} and A · log {r} > 0"
 SYMBOLS = {"max_tv": "δ"}
@@ -19,5 +19,4 @@ def trust_region(compared: Compared, advantage_T: Array, *, max_tv: float = 0.2)
     not_negative(δ=max_tv)
     responses = compared.responses
     statistic_T = responses.per_token(responses.mean(abs(compared.ratio_less_1_T)))
-    outward_T = ((advantage_T > 0) & (compared.log_ratio_T > 0)) | ((advantage_T < 0) & (compared.log_ratio_T < 0))
-    return Decision(~(outward_T & (statistic_T > max_tv)), statistic_T)
+    return Decision(~(outward(compared.log_ratio_T, advantage_T) & (statistic_T > max_tv)), statistic_T)
