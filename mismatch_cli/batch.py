@@ -15,7 +15,8 @@ class Rollout:
 
     `logp_rollout_T` is log μ of each sampled token in nats, under the distribution that was sampled (after temperature
     and truncation). The top-K columns are the engine's ranks 1…K, most probable first; the sampled token is not
-    inserted. A rank the support does not reach holds -inf.
+    inserted. A rank the support does not reach holds -inf. `_F` are prompt and response but for the last token, `_M`
+    the layers with a router.
     """
 
     prompt_ids: list[int]
@@ -25,6 +26,7 @@ class Rollout:
     topk_ids_TK: np.ndarray | None  # int32
     topk_logp_rollout_TK: np.ndarray | None  # float32
     finish_reason: str  # "stop" or "length"
+    routes_FMK: np.ndarray | None = None  # uint16, the experts of every token that the model read, layer by layer
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class TokenBatch:
     advantage_T: np.ndarray | None
     tv_full_T: np.ndarray | None
     kl_full_T: np.ndarray | None
+    route_flips_T: np.ndarray | None  # uint8, layers in which the trainer chose other experts; 255 = not measured
+    route_first_T: np.ndarray | None  # uint8, the first of them among the layers with a router; 255 = none
 
     topk_ids_TK: np.ndarray | None  # int32
     topk_logp_rollout_TK: np.ndarray | None

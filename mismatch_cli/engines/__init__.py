@@ -16,6 +16,7 @@ from mismatch_cli import registry
 from mismatch_cli.errors import MismatchError, UsageError, first_line
 from mismatch_cli.ranks import ALONE, World
 from mismatch_cli.ranks.joined import is_lost_rank
+from mismatch_cli.routing.routes import check_routes
 from mismatch_cli.sampling import SamplingSettings
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class EngineSettings:
     world: World = ALONE  # the ranks of a training, each of which has an engine or a part of one
     tensor_parallel: int = 1  # ranks that share an engine
     sleeps: bool = False  # whether it gives its GPU memory back between two calls
+    routes: bool | None = None  # whether rollouts name the experts of each token; None: where it costs nothing
     weights_folder: Path | None = None  # that servers see, for the weights of a training
     weight_transfer: str = TRANSFERS[0]
 
@@ -94,6 +96,7 @@ class EngineModule(Protocol):
     REMOTE: bool  # it asks a server by its URL, which may be restarted as another between two shards
     TAKES_WEIGHTS: bool  # whether `load_weights` works, without which nothing can be trained with it
     MEMORY_SHARE: str | None  # its argument for the share of a GPU that it may take, where it reserves one
+    # and, where its rollouts can name the experts that each token went to: RETURNS_ROUTES = True
 
     def create(self, settings: EngineSettings) -> Engine:
         """Start the engine; a `MismatchError` says what is missing and how to get it."""
@@ -141,6 +144,11 @@ def engine_module(name: str) -> EngineModule:
 def check_settings(name: str, settings: EngineSettings) -> None:
     """A `UsageError` for what can be told without the engine's library."""
     module = engine_module(name)
+    if settings.routes and not getattr(module, "RETURNS_ROUTES", False):
+        raise UsageError(
+            f"--engine {name} does not say which experts it chose. Use --engine hf, or vllm on a GPU, or leave out "
+            "--routes and --replay-routes."
+        )
     if hasattr(module, "check"):
         cast(CheckingModule, module).check(settings)
 
@@ -197,6 +205,8 @@ def _check(prompt_id: int, rollout: Rollout) -> None:
     """Refuse what no sampler can have drawn: everything after this would be computed from it."""
     import numpy as np
 
+    if rollout.routes_FMK is not None:
+        check_routes(rollout.routes_FMK, len(rollout.prompt_ids) + len(rollout.response_ids) - 1, prompt_id)
     logp_T = rollout.logp_rollout_T
     bad_T = ~np.isfinite(logp_T) | (logp_T > 0)
     if bad_T.any():

@@ -12,13 +12,14 @@ from mismatch_cli.batch import Rollout
 from mismatch_cli.engines import EngineSettings, Request, Sink
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.models import load_causal_lm
-from mismatch_cli.sampling import SamplingSettings
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
-REMOTE, TAKES_WEIGHTS, MEMORY_SHARE = False, True, None
+    from mismatch_cli.routing.routers import Routers
+
+REMOTE, TAKES_WEIGHTS, MEMORY_SHARE, RETURNS_ROUTES = False, True, None, True
 _ARGUMENTS = {"batch_size": 64, "attn_implementation": None, "device_map": None, "max_model_len": None}
 
 
@@ -63,6 +64,7 @@ class HfEngine:
         self._settings = settings
         self._batch_size = batch_size
         self._max_model_len = max_model_len or int(getattr(model.config, "max_position_embeddings", 2**31))
+        self._routers = _routers(model, settings)
 
     @property
     def max_model_len(self) -> int:
@@ -110,6 +112,7 @@ class HfEngine:
             "max_model_len": self.max_model_len,
             "device": self._model.device.type,
             "seed": self._settings.seed,
+            **({} if self._routers is None else self._routers.describe()),
         }
 
     def close(self) -> None:
@@ -124,7 +127,7 @@ class HfEngine:
         import torch
 
         longest = max(len(r.prompt_ids) for r in batch)
-        recorder = _Recorder(self._settings.sampling, self._settings.top_logprobs, self._stop_ids, sinks)
+        recorder = _Recorder(self._settings, self._stop_ids, sinks, self._routers)
         input_ids, attention_mask = _left_pad([r.prompt_ids for r in batch], longest, self._model.device)
         torch.manual_seed(batch[0].seed)
         with torch.inference_mode():
@@ -135,7 +138,8 @@ class HfEngine:
                 logits_processor=[recorder],
             )
             recorder.record(sequences[:, -1])
-        return [recorder.rollout(row, request, sequences[row, longest:].tolist()) for row, request in enumerate(batch)]
+        sampled = sequences[:, longest:].tolist()
+        return [recorder.rollout(row, request, sampled[row]) for row, request in enumerate(batch)]
 
     def _generation_config(self, max_new_tokens: int) -> Any:
         """Plain sampling; the model's own defaults (penalties, min-p, …) must not touch the distribution.
@@ -167,10 +171,13 @@ class _Recorder:
     `generate` would keep the scores of every step (batch × steps × vocabulary); this keeps one step at a time.
     """
 
-    def __init__(self, sampling: SamplingSettings, top_k: int, stop_ids: set[int], sinks: dict[int, Sink]) -> None:
-        self._sampling = sampling
-        self._top_k = top_k
+    def __init__(
+        self, settings: EngineSettings, stop_ids: set[int], sinks: dict[int, Sink], routers: Routers | None
+    ) -> None:
+        self._sampling, self._top_k = settings.sampling, settings.top_logprobs
         self._stop_ids = stop_ids
+        self._routers = routers
+        self._routes: list[torch.Tensor] = []  # of the prompts, then of a token each: [B, tokens, M, K]
         self._sinks = dict(sinks)  # row → who takes its distributions, until it ends
         self._pending: torch.Tensor | None = None
         self._logp: list[torch.Tensor] = []
@@ -178,8 +185,13 @@ class _Recorder:
         self._topk: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def __call__(self, input_ids: torch.Tensor, scores_BV: torch.Tensor) -> torch.Tensor:
+        import torch
+
         if self._pending is not None:
             self.record(input_ids[:, -1])
+        if self._routers is not None:
+            chosen_NMK, _ = self._routers.choices()
+            self._routes.append(chosen_NMK.unflatten(0, (len(input_ids), -1)).to("cpu", torch.int16))
         processed_BV = self._sampling.process(scores_BV)
         self._pending = processed_BV.log_softmax(dim=-1)
         if self._pending[:, 0].isnan().any():  # one NaN logit makes the whole row NaN
@@ -215,7 +227,31 @@ class _Recorder:
             topk_ids_TK=_stack(ids_BK[row] for _, ids_BK in self._topk[:length]),
             topk_logp_rollout_TK=_stack(values_BK[row] for values_BK, _ in self._topk[:length]),
             finish_reason="length" if stop is None else "stop",
+            routes_FMK=self._routes_of(row, len(request.prompt_ids), length),
         )
+
+    def _routes_of(self, row: int, prompt: int, length: int) -> np.ndarray | None:
+        """Of the prompt, which ends its padded row, and of every response token that was fed: all but the last."""
+        import torch
+
+        if not self._routes:
+            return None
+        steps = [step_BLMK[row] for step_BLMK in self._routes[:length]]
+        return torch.cat([steps[0][-prompt:], *steps[1:]]).numpy().view("uint16")
+
+
+def _routers(model: Any, settings: EngineSettings) -> Routers | None:
+    """Those whose choices are to be taken down; a `MismatchError` where they were asked for and cannot be read."""
+    from mismatch_cli.routing.routers import Routers
+
+    if settings.routes is False:
+        return None
+    routers = Routers.proven(model)
+    if routers is None and settings.routes:
+        raise MismatchError(
+            f"{settings.model} has no routers whose choices can be read. Leave out --routes and --replay-routes."
+        )
+    return routers
 
 
 def _stack(rows: Any) -> np.ndarray | None:

@@ -99,6 +99,7 @@ class RolloutConfig(RolloutSettings, SamplerSettings, PromptSettings):
             seed=self.seed,
             extra=self.engine_args,
             adapter=self.engine_adapter,
+            routes=self.wanted_routes,
             **more,
         )
 
@@ -106,6 +107,11 @@ class RolloutConfig(RolloutSettings, SamplerSettings, PromptSettings):
     def engine_adapter(self) -> str | None:
         """The LoRA adapter that the engine samples with."""
         return None
+
+    @property
+    def wanted_routes(self) -> bool | None:
+        """Whether the engine is to name the experts of each token; None: where it costs nothing."""
+        return False
 
     @property
     def name(self) -> str:
@@ -162,6 +168,8 @@ class ProbeConfig(
             raise UsageError(
                 "--adapter is for both sides: leave it out, or leave out --rollout-adapter and --trainer-adapter."
             )
+        if self.replay_routes and self.routes is False:
+            raise UsageError("--replay-routes needs the engine's routes. Leave out --no-routes.")
         super().__post_init__()
 
     @property
@@ -176,8 +184,12 @@ class ProbeConfig(
     def engine_adapter(self) -> str | None:
         return self.adapter or self.rollout_adapter
 
+    @property
+    def wanted_routes(self) -> bool | None:
+        return True if self.replay_routes else self.routes
+
     def to_json(self) -> dict[str, Any]:
-        added = self.named("full_divergence", "full_divergence_memory")
+        added = self.named("full_divergence", "full_divergence_memory", "routes", "keep_routes")
         return super().to_json() | {"trainer": self.trainer_json()} | added
 
 

@@ -107,6 +107,7 @@ def _score(
             scoring=scoring,
             token_budget=config.token_budget,
             distributions=distributions,
+            keep_routes=config.keep_routes,
             ranks=ranks,
         )
         score_shards(score, shards, done, config.noise_responses, progress, ranks)

@@ -32,6 +32,8 @@ OF_TRAINER = (
     "topk_logp_trainer",
 )
 OF_RECOMPUTED = ("logp_recomputed", "topk_logp_recomputed")
+# Measured with the trainer at the weights that sampled, whichever column that is.
+OF_ROUTERS = ("route_flips", "route_first", "route_layers", "route_margins")
 
 
 @dataclass(frozen=True)
@@ -66,11 +68,12 @@ class _Source:
     rows: int = 0
     at_equal_weights: int = 0  # rows that the trace's own trainer scored at the weights that sampled
     without_prompt: int = 0
+    without_routes: int = 0
 
     @classmethod
     def of(cls, trace: Trace) -> _Source:
         found = cls(trace.columns())
-        names = ("step", "version_rollout", "version_trainer", "prompt_ids", "response_ids")
+        names = ("step", "version_rollout", "version_trainer", "prompt_ids", "response_ids", "routes")
         for table in trace.tables(names):
             rollout_S = versions_of(table, "version_rollout", 0)
             found.sampled_at |= set(rollout_S.tolist())
@@ -80,6 +83,7 @@ class _Source:
                 found.at_equal_weights += int((rollout_S == trainer_S).sum())
             found.steps |= set(table.column("step").to_pylist())
             found.rows += len(table)
+            found.without_routes += table.column("routes").null_count if "routes" in table.column_names else len(table)
             found.without_prompt += int(
                 np.sum((_lengths(table, "prompt_ids") == 0) & (_lengths(table, "response_ids") > 0))
             )
@@ -104,6 +108,11 @@ def plan_rescoring(trace: Trace, config: RescoreConfig) -> RescorePlan:
         raise MismatchError(
             f"{trace.folder} holds no prompt for {source.without_prompt} of its {source.rows} responses, and log π of "
             "a response needs the tokens before it. Record the prompts' token ids (prompt_ids) too."
+        )
+    if config.replay_routes and source.without_routes:
+        raise MismatchError(
+            f"{trace.folder} holds no routes for {source.without_routes} of its {source.rows} responses, so "
+            f"they cannot be replayed. Record them: mismatch-cli probe --engine hf --keep-routes {source.rows}"
         )
     version = _version(trace, source, config)
     return (
@@ -153,11 +162,17 @@ def _plan_trainer(trace: Trace, source: _Source, version: int, config: RescoreCo
         )
     written = ["logp_trainer", *["topk_logp_trainer"] * topk, *carried]
     written += ["logp_trainer_repeat"] * (config.noise_responses > 0)
+    replaced = (*OF_TRAINER, *OF_RECOMPUTED, *(() if carries else OF_ROUTERS))
     return RescorePlan(
-        Pass("logp_trainer", version_trainer=version), version, equal,
-        tuple(name for name in (*OF_TRAINER, *OF_RECOMPUTED) if name in source.columns),
-        tuple(carried), tuple(written), _digest(trace), tuple(notes),
+        Pass("logp_trainer", version_trainer=version, measures_routes=equal), version, equal,
+        tuple(name for name in replaced if name in source.columns),
+        tuple(carried), (*written, *_of_routers(source, equal)), _digest(trace), tuple(notes),
     )  # fmt: skip
+
+
+def _of_routers(source: _Source, measures: bool) -> tuple[str, ...]:
+    """What is written of routers, so that every part of the new trace has it."""
+    return OF_ROUTERS if measures and "routes" in source.columns else ()
 
 
 def _steps_note(source: _Source, config: RescoreConfig) -> list[str]:
@@ -184,8 +199,8 @@ def _plan_recomputed(trace: Trace, source: _Source, version: int, config: Rescor
             f"The trainer of {trace.folder} scored {source.at_equal_weights} responses at the weights that sampled: "
             "there its log π is what --keep-trainer would fill in. Leave --keep-trainer out to replace it."
         )
-    written = OF_RECOMPUTED[: 1 + ("topk_ids" in source.columns)]
-    replaced = tuple(name for name in OF_RECOMPUTED if name in source.columns)
+    written = (*OF_RECOMPUTED[: 1 + ("topk_ids" in source.columns)], *_of_routers(source, True))
+    replaced = tuple(name for name in (*OF_RECOMPUTED, *OF_ROUTERS) if name in source.columns)
     notes = tuple(_steps_note(source, config))
     return RescorePlan(Pass("logp_recomputed"), version, False, replaced, (), written, _digest(trace), notes)
 

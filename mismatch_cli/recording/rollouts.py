@@ -264,6 +264,8 @@ def _columns(problems: Sequence[Problem], samples: Sequence[int], rollouts: Sequ
     if any(r.topk_ids_TK is not None for r in rollouts):
         columns["topk_ids"] = [r.topk_ids_TK for r in rollouts]
         columns["topk_logp_rollout"] = [r.topk_logp_rollout_TK for r in rollouts]
+    if any(r.routes_FMK is not None for r in rollouts):
+        columns["routes"] = [r.routes_FMK for r in rollouts]
     return columns
 
 

@@ -11,9 +11,11 @@ import pyarrow as pa
 
 from mismatch_cli.attention import warning
 from mismatch_cli.dealing import ALL_HERE, Ranks
+from mismatch_cli.errors import MismatchError
 from mismatch_cli.recording.full_divergence import Distributions
 from mismatch_cli.recording.rollouts import Progress
 from mismatch_cli.recording.settings import ScorerSettings
+from mismatch_cli.routing.routes import RouteComparison
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import ResponseScores, ScoreRequest, Trainer
 from mismatch_cli.trace.reader import table_to_batch
@@ -27,6 +29,7 @@ class Pass:
 
     column: str  # "logp_trainer" or "logp_recomputed"
     version_trainer: int | None = None  # written with the trainer's own pass
+    measures_routes: bool = True  # at the weights that sampled: others choose other experts anyway
 
     def done(self, path: Path) -> bool:
         return self.column in open_shard(path).schema_arrow.names
@@ -36,7 +39,7 @@ def passes(equal_weights: bool) -> list[Pass]:
     """At equal weights logp_trainer is logp_recomputed, and one pass is enough."""
     if equal_weights:
         return [Pass("logp_trainer", version_trainer=0)]
-    return [Pass("logp_recomputed"), Pass("logp_trainer", version_trainer=1)]
+    return [Pass("logp_recomputed"), Pass("logp_trainer", version_trainer=1, measures_routes=False)]
 
 
 def load_trainer(
@@ -57,7 +60,7 @@ def load_trainer(
         sampling=sampling,
         adapter=adapter,
         sharding=ranks.sharding,
-        **settings.named("float32_head", "device_map", "merge_adapter"),
+        **settings.named("float32_head", "device_map", "merge_adapter", "replay_routes"),
     )
     if warned := warning(trainer.describe()):
         progress.say(warned)
@@ -98,12 +101,13 @@ def score_shard(
     on_scored: Callable[[int], None],
     distributions: Distributions | None = None,
     first_response: int = 0,
+    keep_routes: int = 0,
     ranks: Ranks = ALL_HERE,
 ) -> None:
     """Add one pass's columns to a shard and rename it in; `repeat` says which rows are scored twice (noise).
 
     The full divergence, of the run's first responses, is that of the trainer's own pass; the shard's first response is
-    number `first_response`.
+    number `first_response`. After that pass, whole routes stay of the run's first `keep_routes` responses.
     """
     table = open_shard(path).read()
     full_logp = (
@@ -112,6 +116,9 @@ def score_shard(
     scored = score_rows(
         table, trainer, scoring, token_budget=token_budget, repeat=repeat, on_scored=on_scored, full_logp=full_logp
     )
+    if "routes" in table.column_names and scoring.version_trainer is not None:
+        kept = max(0, keep_routes - first_response)
+        scored["routes"] = [row if i < kept else None for i, row in enumerate(table["routes"].to_pylist())]
     if ranks.writes:
         write_shard(path, with_columns(table, scored))
 
@@ -127,7 +134,7 @@ def score_rows(
     full_logp: Sequence[np.ndarray | None] | None = None,
 ) -> dict[str, Any]:
     """One pass's columns for the rows of a table, one item per response; `full_logp` is log μ `[T, V]` where known."""
-    requests = requests_of(table)
+    requests = requests_of(table, trainer.routing.layers)
     if full_logp is not None:
         requests = [replace(r, logp_rollout_TV=mu_TV) for r, mu_TV in zip(requests, full_logp, strict=True)]
     scores = trainer.score(requests, token_budget=token_budget, on_scored=on_scored)
@@ -138,18 +145,38 @@ def score_rows(
     return columns
 
 
-def requests_of(table: pa.Table) -> list[ScoreRequest]:
-    """What a trainer is asked about the rows of a table."""
+def requests_of(table: pa.Table, router_layers: int = 0) -> list[ScoreRequest]:
+    """What a trainer is asked about the rows of a table, with their routes where it has layers with a router."""
     batch = table_to_batch(table.combine_chunks())
     bounds = pairwise(batch.offset_S1.tolist())
     topk_ids_TK = batch.topk_ids_TK
     known_S = table["topk_ids"].is_valid().to_pylist() if topk_ids_TK is not None else [False] * len(table)
-    return [
+    requests = [
         ScoreRequest(prompt, response, topk_ids_TK[start:stop] if known and topk_ids_TK is not None else None)
         for prompt, response, known, (start, stop) in zip(
             table["prompt_ids"].to_pylist(), table["response_ids"].to_pylist(), known_S, bounds, strict=True
         )
     ]
+    if "routes" not in table.column_names or not router_layers:
+        return requests
+    counted = np.split(batch.loss_mask_T, batch.offset_S1[1:-1])
+    routes = (table["routes"][row].values for row in range(len(table)))
+    return [
+        request if flat is None else replace(request, routes_FMK=_routes(request, flat, router_layers), counted_T=own_T)
+        for request, flat, own_T in zip(requests, routes, counted, strict=True)
+    ]
+
+
+def _routes(request: ScoreRequest, flat: pa.Array, layers: int) -> np.ndarray | None:
+    """`_FMK`, as a response's row holds them flat; a `MismatchError` where they are not those of its tokens."""
+    if not request.response_ids:
+        return None
+    if len(flat) % (request.num_fed * layers):
+        raise MismatchError(
+            f"The trace holds {len(flat)} routes of a response that fed {request.num_fed} tokens to {layers} layers "
+            "with a router: they are of another model. Score with the model that sampled."
+        )
+    return flat.to_numpy().reshape(request.num_fed, layers, -1)
 
 
 def _pass_columns(scoring: Pass, scores: Sequence[ResponseScores]) -> dict[str, Any]:
@@ -163,7 +190,23 @@ def _pass_columns(scoring: Pass, scores: Sequence[ResponseScores]) -> dict[str, 
     if any(s.tv_full_T is not None for s in scores):
         columns["tv_full"] = [s.tv_full_T for s in scores]
         columns["kl_full"] = [s.kl_full_T for s in scores]
+    if scoring.measures_routes and any(s.routes is not None for s in scores):
+        columns |= route_columns([s.routes for s in scores])
     return columns
+
+
+def route_columns(found: Sequence[RouteComparison | None]) -> dict[str, Any]:
+    """Where the trainer's routers chose other experts, as columns; null where the engine's are not known."""
+    names = {
+        "route_flips": "flips_T",
+        "route_first": "first_T",
+        "route_layers": "layers_MC",
+        "route_margins": "margins_2B",
+    }
+    return {
+        name: [None if compared is None else getattr(compared, field) for compared in found]
+        for name, field in names.items()
+    }
 
 
 def _repeat_column(

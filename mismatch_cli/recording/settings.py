@@ -148,6 +148,15 @@ class ProbeSettings(Recorded):
         None, "LoRA adapter for both sides: folder or hub name.", path=True, metavar="ADAPTER"
     )
     rollout_adapter: str | None = of_engine(None, "LoRA adapter for the engine alone.", path=True, metavar="ADAPTER")
+    routes: bool | None = of_engine(
+        None,
+        "Of a mixture of experts, record which experts the engine chose. vLLM does so on a GPU, with a prefix cache.",
+        "--routes/--no-routes",
+        show_default="where it costs nothing: --engine hf",
+    )
+    keep_routes: int = of_engine(
+        128, "Responses whose whole routes stay in the trace; `rescore --replay-routes` needs those of all.", least=0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +205,9 @@ class ScorerSettings(Recorded):
         None, "Attention of the trainer, such as sdpa, eager or flash_attention_2.", metavar="NAME"
     )
     float32_head: bool = of_trainer(False, "Compute the LM head in float32.")
+    replay_routes: bool = of_trainer(
+        False, "Send each token to the experts that the engine chose (R3), where the trace knows them."
+    )
     device_map: str | None = of_trainer(
         None, "Where the trainer runs, such as auto, cuda:1 or cpu.", changeable=True, metavar="DEVICE"
     )

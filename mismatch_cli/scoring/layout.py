@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -64,6 +65,13 @@ def pack(requests: Sequence[ScoreRequest], device: torch.device) -> tuple[torch.
     ids_1L = torch.tensor([[token for request in requests for token in _fed(request)]])
     positions_1L = torch.cat([torch.arange(request.num_fed) for request in requests])[None]
     return ids_1L.to(device), positions_1L.to(device)
+
+
+def fed_rows(requests: Sequence[ScoreRequest], packed: bool) -> tuple[list[slice], int]:
+    """Where the tokens of each request lie among all rows of a pass, and how many rows there are, padding included."""
+    fed = [request.num_fed for request in requests]
+    starts = list(accumulate(fed, initial=0)) if packed else [row * max(fed) for row in range(len(fed) + 1)]
+    return [slice(start, start + count) for start, count in zip(starts, fed, strict=False)], starts[-1]
 
 
 def _fed(request: ScoreRequest) -> list[int]:

@@ -15,10 +15,12 @@ from mismatch_cli.attention import attention_facts
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import load_causal_lm
 from mismatch_cli.ranks import ALONE
+from mismatch_cli.routing.routes import RouteComparison
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.head import Head, HeadScores, RolloutRows, score_hidden
 from mismatch_cli.scoring.layout import can_pack, micro_batches, other_shape, pack, pad_right
 from mismatch_cli.scoring.proven_head import proven_head
+from mismatch_cli.scoring.routing import Routing
 from mismatch_cli.sharding import Sharding, is_spread, padded, pass_through, without_gradients
 
 R = TypeVar("R")
@@ -28,13 +30,16 @@ R = TypeVar("R")
 class ScoreRequest:
     """One response to score, with the ids at which log π is wanted besides (none, or K per response token).
 
-    Where the rollout's log μ over the whole vocabulary is given, its divergences are wanted too.
+    Where the rollout's log μ over the whole vocabulary is given, its divergences are wanted too; where its routes are,
+    what the trainer's routers choose of `counted_T` (default: all response tokens).
     """
 
     prompt_ids: list[int]
     response_ids: list[int]
     topk_ids_TK: np.ndarray | None = None
     logp_rollout_TV: np.ndarray | None = None  # float32
+    routes_FMK: np.ndarray | None = None  # uint16, the experts of every token that the model reads
+    counted_T: np.ndarray | None = None  # bool
 
     @property
     def num_fed(self) -> int:
@@ -56,6 +61,7 @@ class ResponseScores:
     logp_at_topk_TK: np.ndarray | None  # float32
     tv_full_T: np.ndarray | None = None  # float32, from the rollout, over the whole vocabulary
     kl_full_T: np.ndarray | None = None  # float32, KL(μ‖π)
+    routes: RouteComparison | None = None
 
 
 class Trainer:
@@ -75,8 +81,10 @@ class Trainer:
         float32_head: bool = False,
         adapter: dict[str, Any] | None = None,
         sharding: Sharding | None = None,
+        replay_routes: bool = False,
     ) -> None:
-        """`adapter`: what the manifest is to say of an adapter on the model."""
+        """`adapter`: what the manifest is to say of an adapter on the model; `replay_routes`: tokens go to the experts
+        that their requests name."""
         self.model = model
         self._sampling = sampling
         self._name = name
@@ -85,6 +93,7 @@ class Trainer:
         self._dealt = sharding is not None and sharding.dealt
         self.head, self.dtype = proven_head(model)
         self.packed = can_pack(model)  # whether micro-batches are rows of whole sequences, without padding
+        self.routing = Routing.of(model, name or type(model).__name__, self.packed, replay_routes)
         self._float32_head = float32_head
         if float32_head and not is_spread(model):
             self.head = self.head.float32()
@@ -102,16 +111,18 @@ class Trainer:
         adapter: str | None = None,
         merge_adapter: bool = False,
         sharding: Sharding | None = None,
+        replay_routes: bool = False,
     ) -> Trainer:
         """Load a model from a folder or the hub, with a LoRA adapter if named, beside the weights or merged.
 
-        `sharding` spreads it over the ranks.
+        `sharding` spreads it over the ranks; `replay_routes` sends tokens to the experts that their requests name.
 
         Raises MismatchError or UsageError with one sentence for people.
         """
         found = None if adapter is None else read_adapter(adapter)
         model = load_causal_lm(path, dtype, attn_implementation, device_map, sharding)
-        settings: dict[str, Any] = {"name": path, "float32_head": float32_head, "sharding": sharding}
+        settings: dict[str, Any] = {"name": path, "float32_head": float32_head}
+        settings |= {"sharding": sharding, "replay_routes": replay_routes}
         if found is None:
             return cls(model, sampling, **settings)
         model, facts = put_on(model, found, merge=merge_adapter), found.facts(merged=merge_adapter)
@@ -133,6 +144,7 @@ class Trainer:
             "head_softcap": head.softcap,
             "attn_implementation": self.model.config._attn_implementation,
             **({"packed": True} if self.packed else {}),
+            **self.routing.describe(),
             **attention_facts(self.model),
             "device": str(self.model.device),
             "parameters": self.model.num_parameters(),
@@ -222,7 +234,7 @@ class Trainer:
         """Score one micro-batch; a response that stands in it twice is kept once, and of an empty one nothing is."""
         members = [requests[i] for i in batch] or [NOTHING]
         try:
-            parts = _split(self._score_batch(members), members)
+            parts = _split(self._score_batch(members), members, self.routing.compared(members))
         except torch.OutOfMemoryError as error:
             raise MismatchError(
                 f"The device ran out of memory with {len(batch)} responses of up to {members[0].num_fed + 1} tokens. "
@@ -240,6 +252,7 @@ class Trainer:
     def look_at(self, requests: Sequence[ScoreRequest], look: Callable[[torch.Tensor, torch.Tensor, Head], R]) -> R:
         """One pass: `look` is given what predicts the response tokens of all requests, `[T, H]`, their ids, `[T]`, and
         the head with the weights that learn."""
+        self.routing.tell(requests)
         if self.packed:
             ids_BL, positions_BL = pack(requests, self.model.device)
             inputs = {"input_ids": ids_BL, "position_ids": positions_BL}
@@ -295,14 +308,16 @@ def _query_ids(members: Sequence[ScoreRequest]) -> torch.Tensor:
     return query_ids_TK
 
 
-def _split(scores: HeadScores, members: Sequence[ScoreRequest]) -> list[ResponseScores]:
+def _split(
+    scores: HeadScores, members: Sequence[ScoreRequest], routes: Sequence[RouteComparison | None]
+) -> list[ResponseScores]:
     columns = [column.cpu().numpy() for column in scores]
     parts = []
-    for request, own in _spans(members):
+    for (request, own), compared in zip(_spans(members), routes, strict=True):
         logp_T, entropy_T, rank_T, at_TK, tv_T, kl_T = (column[own].copy() for column in columns)
         topk = None if request.topk_ids_TK is None else at_TK[:, : request.num_queries].copy()
         full = (None, None) if request.logp_rollout_TV is None else (tv_T, kl_T)
-        parts.append(ResponseScores(logp_T, entropy_T, rank_T, topk, *full))
+        parts.append(ResponseScores(logp_T, entropy_T, rank_T, topk, *full, compared))
     return parts
 
 

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.routing.routes import NOT_MEASURED
 from mismatch_cli.trace import foreign
 from mismatch_cli.trace.manifest import (
     Completeness,
@@ -44,6 +45,7 @@ from mismatch_cli.trace.vocabulary import Vocabulary
 
 _Part = TypeVar("_Part")
 _NEVER_NULL = (*ROW_KEY, "version_rollout", "version_trainer", "prompt_ids", "response_ids")
+_NOT_MEASURED = {"f": np.nan, "b": False, "i": -1, "u": NOT_MEASURED}
 _RENEW = "Record or import it again."
 _RECOMPUTED_OF = {"logp_trainer_T": "logp_recomputed_T", "topk_logp_trainer_TK": "topk_logp_recomputed_TK"}
 _AT_ONCE, _ASKED = 32, 1024  # footers that a store is asked for
@@ -278,7 +280,7 @@ def _offsets(array: pa.ListArray) -> np.ndarray:
 
 
 def _token_column(name: str, array: pa.ListArray, lengths_S: np.ndarray, width: int) -> np.ndarray:
-    """The flat values of a list column; rows that are null become NaN (-1 for integers, False for booleans)."""
+    """The flat values of a list column; rows that are null become what stands for "not measured" in their type."""
     expected_S = lengths_S * width
     known_S = foreign.unpacked_flags(array.is_valid())
     if not np.array_equal(np.diff(_offsets(array))[known_S], expected_S[known_S]):
@@ -288,7 +290,7 @@ def _token_column(name: str, array: pa.ListArray, lengths_S: np.ndarray, width: 
     values = _flat(name, array)
     if known_S.all():
         return values
-    filled = np.full(expected_S.sum(), {"f": np.nan, "b": False}.get(values.dtype.kind, -1), dtype=values.dtype)
+    filled = np.full(expected_S.sum(), _NOT_MEASURED[values.dtype.kind], dtype=values.dtype)
     filled[np.repeat(known_S, expected_S)] = values
     return filled
 

@@ -35,6 +35,8 @@ TOKEN_COLUMNS: dict[str, pa.DataType] = {
     "advantage": pa.float32(),
     "tv_full": pa.float32(),
     "kl_full": pa.float32(),
+    "route_flips": pa.uint8(),  # layers in which the trainer's routers chose other experts than the engine's
+    "route_first": pa.uint8(),  # the first of them among the layers with a router; 255 = none
 }
 
 TOPK_COLUMNS: dict[str, pa.DataType] = {
@@ -42,6 +44,13 @@ TOPK_COLUMNS: dict[str, pa.DataType] = {
     "topk_logp_rollout": pa.float32(),
     "topk_logp_trainer": pa.float32(),
     "topk_logp_recomputed": pa.float32(),
+}
+
+# Of a mixture of experts: what is known of a response as a whole.
+ROUTE_COLUMNS: dict[str, pa.DataType] = {
+    "route_layers": pa.int32(),  # layers × 4: tokens, flips, experts in common, the same first expert
+    "route_margins": pa.int32(),  # 2 × bins of the trainer's margins: where it agrees, and where it does not
+    "routes": pa.uint16(),  # (prompt + response − 1) × layers × experts per token, as the engine chose
 }
 
 PROMPT_COLUMN = "prompt_ids"
@@ -56,9 +65,9 @@ def arrow_type(column: str) -> pa.DataType:
         return ROW_COLUMNS[column]
     if column == PROMPT_COLUMN:
         return pa.list_(pa.int32())
-    return pa.list_((TOKEN_COLUMNS | TOPK_COLUMNS)[column])
+    return pa.list_((TOKEN_COLUMNS | TOPK_COLUMNS | ROUTE_COLUMNS)[column])
 
 
 def column_order() -> list[str]:
     """Every column, in the order in which a shard holds them."""
-    return [*ROW_COLUMNS, PROMPT_COLUMN, *TOKEN_COLUMNS, *TOPK_COLUMNS]
+    return [*ROW_COLUMNS, PROMPT_COLUMN, *TOKEN_COLUMNS, *TOPK_COLUMNS, *ROUTE_COLUMNS]

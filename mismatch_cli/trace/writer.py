@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mismatch_cli.trace.files import replacing
-from mismatch_cli.trace.schema import TOKEN_COLUMNS, TOPK_COLUMNS, arrow_type, column_order
+from mismatch_cli.trace.schema import ROUTE_COLUMNS, TOKEN_COLUMNS, TOPK_COLUMNS, arrow_type, column_order
 
 MAX_TOKENS_PER_ROW_GROUP = 2**20
 _MAX_TOPK_ENTRIES_PER_ROW_GROUP = 2**22  # three columns of these are 48 MB: what a reader holds at a time
@@ -33,7 +33,7 @@ def with_counts(table: pa.Table, **counts: int) -> pa.Table:
 
 
 def _column(name: str, values: Sequence[Any]) -> pa.Array:
-    if name in TOKEN_COLUMNS or name in TOPK_COLUMNS:
+    if name in TOKEN_COLUMNS or name in TOPK_COLUMNS or name in ROUTE_COLUMNS:
         values = [None if v is None else v.reshape(-1) if hasattr(v, "reshape") else v for v in values]
     return pa.array(values, type=arrow_type(name), from_pandas=False)
 

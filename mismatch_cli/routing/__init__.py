@@ -1,0 +1,1 @@
+"""Which experts a mixture of experts sends each token to: taken down, compared, prescribed."""

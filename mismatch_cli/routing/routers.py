@@ -1,0 +1,172 @@
+"""The routers of a Hugging Face mixture of experts: one hook takes down what they choose, or replaces it.
+
+`_N` are the rows of a pass (every token that the model reads, padding among them), `_M` the layers that have a router,
+`_K` the experts that a token is sent to, `_E` all experts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mismatch_cli.errors import MismatchError
+
+LIVE = -1  # in place of an expert: the router decides by itself
+_ROUTER = re.compile(r"Top_?[kK]Router$")
+_LAYER = re.compile(r"\.(\d+)\.")
+Weigh = Callable[[Tensor, Tensor], Tensor]  # logits [N, E] and the chosen experts [N, K] → their weights [N, K]
+
+
+def _of_all(logits_NE: Tensor, chosen_NK: Tensor) -> Tensor:
+    """Softmax over all experts (OLMoE)."""
+    return logits_NE.softmax(-1, dtype=torch.float32).gather(1, chosen_NK)
+
+
+def _of_all_to_1(logits_NE: Tensor, chosen_NK: Tensor) -> Tensor:
+    """The same, scaled to sum to 1 (Qwen3-MoE, Mixtral)."""
+    weight_NK = _of_all(logits_NE, chosen_NK)
+    return weight_NK / weight_NK.sum(-1, keepdim=True)
+
+
+def _of_chosen(logits_NE: Tensor, chosen_NK: Tensor) -> Tensor:
+    """Softmax over the chosen ones, in the dtype of the logits (gpt-oss)."""
+    return logits_NE.gather(1, chosen_NK).softmax(-1)
+
+
+_WEIGHINGS: tuple[Weigh, ...] = (_of_all_to_1, _of_all, _of_chosen)
+
+
+class Routers:
+    """All routers of a model, in the order of its layers.
+
+    A router answers `(logits [N, E], weights [N, K], experts [N, K])`; how it makes weights of logits is found out by
+    making its own again, to the bit. What is prescribed holds for every pass until something else is: a layer that is
+    computed again for its gradients has to route as it did the first time.
+    """
+
+    def __init__(self, model: Any) -> None:
+        found = [(name, module) for name, module in model.named_modules() if _is_router(module)]
+        self._modules = [module for _, module in found]
+        self.layers = [
+            int(numbers[0]) if (numbers := _LAYER.findall(name)) else at for at, (name, _) in enumerate(found)
+        ]
+        self.experts = max((int(module.num_experts) for module in self._modules), default=0)
+        self.top_k = max((int(module.top_k) for module in self._modules), default=0)
+        self._name = type(model).__name__
+        self._weigh: list[Weigh | None] = [None] * len(found)
+        self._prescribed_NMK: Tensor | None = None
+        self._seen: dict[int, tuple[Tensor, Tensor]] = {}
+        self._hooks: list[Any] = []
+
+    @classmethod
+    def of(cls, model: Any) -> Routers | None:
+        """Those of a model; None where it has none that are known."""
+        return cls(model) if any(map(_is_router, model.modules())) else None
+
+    @classmethod
+    def proven(cls, model: Any) -> Routers | None:
+        """Those of a model whose choices can be read, as a pass over one token shows; else None."""
+        routers = cls.of(model)
+        if routers is None:
+            return None
+        routers.listen()
+        try:
+            with torch.inference_mode():
+                model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=False)
+            routers.choices()
+        except (MismatchError, KeyError):  # another kind of router, or one that the pass did not reach
+            routers.stop()
+            return None
+        return routers
+
+    def listen(self) -> None:
+        """Take down from now on what the routers choose."""
+        if not self._hooks:
+            self._hooks = [m.register_forward_hook(partial(self._route, i)) for i, m in enumerate(self._modules)]
+
+    def stop(self) -> None:
+        """Leave the model as it was."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def describe(self) -> dict[str, Any]:
+        """For the manifest."""
+        return {"num_experts": self.experts, "experts_per_token": self.top_k, "router_layers": list(self.layers)}
+
+    def prescribe(self, routes_NMK: Tensor | None) -> None:
+        """Send the rows of the next passes where `routes_NMK` says, `LIVE` where the routers decide; None: always."""
+        self.listen()
+        if routes_NMK is not None and routes_NMK.shape[2] != self.top_k:
+            raise MismatchError(
+                f"The engine sent each token to {routes_NMK.shape[2]} experts, and {self._name} sends it to "
+                f"{self.top_k}: such routes cannot be replayed. Leave out --replay-routes."
+            )
+        self._prescribed_NMK = routes_NMK
+
+    def choices(self) -> tuple[Tensor, Tensor]:
+        """What the routers themselves chose in the last pass, prescribed or not: experts `[N, M, K]`, the likeliest
+        first, and by how much, `[N, M]`: the logit of the last chosen less that of the first left out."""
+        seen = [self._seen[place] for place in range(len(self._modules))]
+        device = seen[0][0].device  # layers may lie on several
+        chosen, margins = ([part.to(device) for part in parts] for parts in zip(*seen, strict=True))
+        return torch.stack(chosen, 1), torch.stack(margins, 1)
+
+    def _route(self, place: int, _module: Any, _inputs: Any, output: Any) -> Any:
+        logits_NE, weight_NK, chosen_NK = self._understood(output)
+        self._seen[place] = chosen_NK.detach(), _margin(logits_NE.detach(), chosen_NK.shape[1])
+        if self._prescribed_NMK is None:
+            return output
+        told_NK = self._prescribed_NMK[:, place].to(chosen_NK.device)
+        weigh = self._weighing(place, logits_NE, weight_NK, chosen_NK)
+        # Where both name the same experts nothing changes, the order of summation neither.
+        other_N = (told_NK.sort(-1).values != chosen_NK.sort(-1).values).any(-1) & (told_NK != LIVE).all(-1)
+        rows_U = other_N.nonzero()[:, 0]
+        if not len(rows_U):
+            return output
+        told_UK = told_NK[rows_U]
+        told_weight_UK = weigh(logits_NE[rows_U], told_UK).to(weight_NK.dtype)
+        return (
+            logits_NE,
+            weight_NK.index_copy(0, rows_U, told_weight_UK),
+            chosen_NK.index_copy(0, rows_U, told_UK.to(chosen_NK.dtype)),
+        )
+
+    def _understood(self, output: Any) -> Sequence[Tensor]:
+        if isinstance(output, tuple) and len(output) == 3 and output[1].shape == output[2].shape:
+            return output
+        raise MismatchError(
+            f"The routers of {self._name} do not answer with logits, weights and experts, so their choices cannot be "
+            "measured. Use --no-routes."
+        )
+
+    def _weighing(self, place: int, logits_NE: Tensor, weight_NK: Tensor, chosen_NK: Tensor) -> Weigh:
+        """How this router weighs what it chose."""
+        weigh = self._weigh[place]
+        if weigh is None:
+            with torch.no_grad():
+                matching = (w for w in _WEIGHINGS if torch.equal(w(logits_NE, chosen_NK).to(weight_NK), weight_NK))
+                weigh = self._weigh[place] = next(matching, None)
+        if weigh is None:
+            raise MismatchError(
+                f"How the routers of {self._name} weigh experts is not known, so routes cannot be replayed in it. "
+                "Leave out --replay-routes."
+            )
+        return weigh
+
+
+def _is_router(module: Any) -> bool:
+    return bool(_ROUTER.search(type(module).__name__)) and hasattr(module, "top_k") and hasattr(module, "num_experts")
+
+
+def _margin(logits_NE: Tensor, k: int) -> Tensor:
+    """Of the last chosen over the first left out, float32; infinite where all experts are chosen."""
+    if k >= logits_NE.shape[1]:
+        return torch.full_like(logits_NE[:, 0], torch.inf, dtype=torch.float32)
+    top_NK1 = logits_NE.float().topk(k + 1, dim=-1).values
+    return top_NK1[:, k - 1] - top_NK1[:, k]

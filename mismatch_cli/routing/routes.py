@@ -1,0 +1,74 @@
+"""Routes as a trace holds them, and where the trainer's routers choose other experts than the engine's did.
+
+`_F` are the tokens that the model reads: prompt and response, but for the last. The routers at the token before decide
+the log-probability of a response token, so response token t belongs to row `prompt length − 1 + t`.
+`_M` are the layers that have a router, `_K` the experts that a token is sent to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mismatch_cli.errors import MismatchError
+
+UNKNOWN = 2**16 - 1  # in place of an expert that the engine did not name
+NOT_MEASURED = NO_FLIP = 255  # in the token columns
+MOST_LAYERS = 254
+# Of router margins, in logits: half octaves from 2⁻¹⁶ to 2⁶, with one bin below and one above.
+MARGIN_EDGES = 2.0 ** np.arange(-16, 6.5, 0.5)
+MARGIN_BINS = len(MARGIN_EDGES) + 1
+LAYER_COUNTS = ("tokens", "flips", "shared", "first")
+
+
+@dataclass(frozen=True)
+class RouteComparison:
+    """Where the trainer would send the tokens of one response elsewhere, as the columns of a trace."""
+
+    flips_T: np.ndarray  # uint8, layers with other experts; 255 = not measured
+    first_T: np.ndarray  # uint8, the place of the first of them among the layers with a router; 255 = none
+    layers_MC: np.ndarray  # int32, `LAYER_COUNTS` of each layer
+    margins_2B: np.ndarray  # int32, the trainer's margins where it agrees, and where it does not
+
+
+def compare_routes(
+    engine_TMK: np.ndarray, trainer_TMK: np.ndarray, margin_TM: np.ndarray, counted_T: np.ndarray
+) -> RouteComparison:
+    """Both sides' experts at the tokens that predict a response, likeliest first, and the trainer's margins.
+
+    The counts by layer and by margin are of the tokens that `counted_T` has: `tokens` with known routes, `flips` (other
+    experts, in whatever order), `shared` (Σ of the experts that both chose), `first` (the same likeliest expert).
+    """
+    known_TM = (engine_TMK != UNKNOWN).all(-1)
+    shared_TM = (engine_TMK[..., :, None] == trainer_TMK[..., None, :]).any(-1).sum(-1)
+    flipped_TM = (shared_TM < max(engine_TMK.shape[-1], trainer_TMK.shape[-1])) & known_TM
+    flips_T = flipped_TM.sum(-1)
+    counted_TM = known_TM & counted_T[:, None]
+    same_first_TM = (engine_TMK[..., 0] == trainer_TMK[..., 0]) & counted_TM
+    columns = (counted_TM, flipped_TM & counted_TM, np.where(counted_TM, shared_TM, 0), same_first_TM)
+    bin_TM = np.searchsorted(MARGIN_EDGES, margin_TM, side="right")
+    margins = (np.bincount(bin_TM[counted_TM & (flipped_TM == at)], minlength=MARGIN_BINS) for at in (False, True))
+    return RouteComparison(
+        np.where(known_TM.any(-1), flips_T, NOT_MEASURED).astype(np.uint8),
+        np.where(flips_T > 0, flipped_TM.argmax(-1), NO_FLIP).astype(np.uint8),
+        np.stack([column.sum(0) for column in columns], -1).astype(np.int32),
+        np.stack(list(margins)).astype(np.int32),
+    )
+
+
+def check_routes(routes_FMK: np.ndarray, fed: int, prompt_id: int) -> None:
+    """A `MismatchError` for what no router can have said: another number of tokens, or an expert named twice."""
+    if len(routes_FMK) != fed:
+        raise MismatchError(
+            f"The engine returned routes of {len(routes_FMK)} tokens for a response to prompt {prompt_id}, and the "
+            f"model read {fed}. Leave out --routes, or report it to the engine's authors."
+        )
+    sorted_FMK = np.sort(routes_FMK, -1)
+    twice_FMK = (sorted_FMK[..., 1:] == sorted_FMK[..., :-1]) & (sorted_FMK[..., 1:] != UNKNOWN)
+    if twice_FMK.any():
+        token, layer, at = np.argwhere(twice_FMK)[0]
+        raise MismatchError(
+            f"The engine sent token {token} of prompt {prompt_id} twice to expert {sorted_FMK[token, layer, at]} in "
+            f"layer {layer}: a stale or damaged capture. Leave out --routes, or report it to the engine's authors."
+        )

@@ -1,0 +1,106 @@
+"""The experts of a pass of the trainer: those that the engine chose prescribed, or its own held beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.routing.routers import LIVE, Routers
+from mismatch_cli.routing.routes import UNKNOWN, RouteComparison, compare_routes
+from mismatch_cli.scoring.layout import fed_rows
+
+if TYPE_CHECKING:
+    from mismatch_cli.scoring.trainer import ScoreRequest
+
+
+@dataclass(frozen=True)
+class Routing:
+    """The routers of a trainer's model, None for a dense one; `replays`: they follow the engine where it is known."""
+
+    routers: Routers | None
+    packed: bool
+    replays: bool
+
+    @classmethod
+    def of(cls, model: Any, name: str, packed: bool, replays: bool) -> Routing:
+        """A `UsageError` for routes to replay in a model that has no router."""
+        routers = Routers.of(model)
+        if replays and routers is None:
+            raise UsageError(
+                f"{name} has no routers that are known, so no routes to replay. Leave out --replay-routes."
+            )
+        return cls(routers, packed, replays)
+
+    @property
+    def layers(self) -> int:
+        """How many have a router."""
+        return 0 if self.routers is None else len(self.routers.layers)
+
+    def describe(self) -> dict[str, Any]:
+        """For the manifest; nothing for a dense model."""
+        if self.routers is None:
+            return {}
+        return self.routers.describe() | {"routes": "replayed" if self.replays else "own"}
+
+    def tell(self, requests: Sequence[ScoreRequest]) -> None:
+        """Before a pass: where its tokens go."""
+        routed = any(request.routes_FMK is not None for request in requests)
+        if self.routers is None:
+            if routed:
+                raise MismatchError("The engine's routes are of a mixture of experts, and the trainer has no routers.")
+            return
+        if routed:
+            self._check(requests)
+            self.routers.listen()
+        if self.replays:
+            self.routers.prescribe(self._laid_out(requests) if routed else None)
+
+    def compared(self, requests: Sequence[ScoreRequest]) -> list[RouteComparison | None]:
+        """After it: the engine's experts and the trainer's own, at the tokens that predict each response."""
+        if self.routers is None or all(request.routes_FMK is None for request in requests):
+            return [None] * len(requests)
+        chosen_NMK, margin_NM = (part.cpu().numpy() for part in self.routers.choices())
+        spans, _ = fed_rows(requests, self.packed)
+        return [
+            None if request.routes_FMK is None else _compared(request, chosen_NMK[own], margin_NM[own])
+            for request, own in zip(requests, spans, strict=True)
+        ]
+
+    def _check(self, requests: Sequence[ScoreRequest]) -> None:
+        assert self.routers is not None
+        layers, experts = len(self.routers.layers), self.routers.experts
+        for request in requests:
+            routes_FMK = request.routes_FMK
+            if routes_FMK is None:
+                continue
+            named = routes_FMK[routes_FMK != UNKNOWN]
+            if routes_FMK.shape[1] != layers or named.max(initial=0) >= experts:
+                raise MismatchError(
+                    f"The engine's routes name {routes_FMK.shape[1]} layers and experts up to {named.max(initial=0)}; "
+                    f"the trainer has {layers} layers with a router and {experts} experts. Score with the model that "
+                    "sampled."
+                )
+
+    def _laid_out(self, requests: Sequence[ScoreRequest]) -> torch.Tensor:
+        """Routes `[N, M, K]` of every row of the pass, `LIVE` where none are known."""
+        spans, rows = fed_rows(requests, self.packed)
+        shape = next(request.routes_FMK.shape[1:] for request in requests if request.routes_FMK is not None)
+        routes_NMK = np.full((rows, *shape), LIVE, dtype=np.int64)
+        for request, own in zip(requests, spans, strict=True):
+            if request.routes_FMK is not None:
+                routes_NMK[own] = np.where(request.routes_FMK == UNKNOWN, LIVE, request.routes_FMK.astype(np.int64))
+        return torch.from_numpy(routes_NMK)
+
+
+def _compared(request: ScoreRequest, chosen_FMK: np.ndarray, margin_FM: np.ndarray) -> RouteComparison:
+    assert request.routes_FMK is not None
+    first = len(request.prompt_ids) - 1
+    counted_T = request.counted_T
+    if counted_T is None:
+        counted_T = np.ones(len(request.response_ids), dtype=bool)
+    return compare_routes(request.routes_FMK[first:], chosen_FMK[first:], margin_FM[first:], counted_T)
