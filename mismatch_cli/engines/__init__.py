@@ -144,13 +144,19 @@ def engine_module(name: str) -> EngineModule:
 def check_settings(name: str, settings: EngineSettings) -> None:
     """A `UsageError` for what can be told without the engine's library."""
     module = engine_module(name)
-    if settings.routes and not getattr(module, "RETURNS_ROUTES", False):
+    if settings.routes:
+        check_returns_routes(name)
+    if hasattr(module, "check"):
+        cast(CheckingModule, module).check(settings)
+
+
+def check_returns_routes(name: str) -> None:
+    """A `UsageError` for an engine whose rollouts never name the experts of their tokens."""
+    if not getattr(engine_module(name), "RETURNS_ROUTES", False):
         raise UsageError(
             f"--engine {name} does not say which experts it chose. Use --engine hf, or vllm on a GPU, or leave out "
             "--routes and --replay-routes."
         )
-    if hasattr(module, "check"):
-        cast(CheckingModule, module).check(settings)
 
 
 def create_engine(name: str, settings: EngineSettings) -> Engine:

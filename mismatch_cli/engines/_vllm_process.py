@@ -16,7 +16,7 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -109,6 +109,29 @@ def group_kept(world: World) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group = end
+
+
+def progress_bar(on_finished: Callable[[int], None]) -> Callable[..., Any]:
+    """vLLM drives a tqdm bar: hand it one that draws nothing and passes the count on."""
+    from tqdm import tqdm
+
+    class CountingBar(tqdm):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self._counts = "Processed" in kwargs.get("desc", "")  # not the bar for adding requests
+            super().__init__(*args, **kwargs)
+
+        def display(self, *_: Any, **__: Any) -> None:
+            pass
+
+        def close(self) -> None:
+            self.disable = True  # nothing to wipe from the terminal
+
+        def update(self, n: float | None = 1) -> bool | None:
+            if self._counts and n:
+                on_finished(int(n))
+            return super().update(n)
+
+    return CountingBar
 
 
 def one_sentence(error: BaseException) -> str:

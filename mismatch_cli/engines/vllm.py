@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,6 +20,7 @@ from mismatch_cli.engines._vllm_process import (
     group_kept,
     kept_apart,
     one_sentence,
+    progress_bar,
 )
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.extras import require
@@ -26,7 +28,7 @@ from mismatch_cli.models import check_model_folder, saved_state
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.torch_settings import TorchSettings, prepare_imports
 
-REMOTE, TAKES_WEIGHTS, MEMORY_SHARE = False, True, "gpu_memory_utilization"
+REMOTE, TAKES_WEIGHTS, MEMORY_SHARE, RETURNS_ROUTES = False, True, "gpu_memory_utilization", True
 _PARTS = ("weights", "kv_cache")  # of vLLM's memory, in the order in which they wake up
 _CPU_KV_CACHE_BYTES = 1 << 30  # vLLM's own default takes 92 % of the memory
 _MAX_CPU_SEQUENCES = 256
@@ -52,6 +54,8 @@ def create(settings: EngineSettings) -> VllmEngine:
             classes.give_back()
             before.restore()
             temporary.close()
+            if isinstance(error, MismatchError):
+                raise
             raise MismatchError(
                 custom_code.refusal(settings.model, error)
                 or f"vLLM could not load {settings.model}: {one_sentence(error)} The whole log: {settings.log_file}"
@@ -96,6 +100,13 @@ def _load(settings: EngineSettings, lora: dict[str, Any]) -> Any:
         arguments |= backend | {"tensor_parallel_size": settings.tensor_parallel}
     if settings.sleeps:
         arguments["enable_sleep_mode"] = True
+    if settings.routes:
+        if current_platform.is_cpu():
+            raise MismatchError(
+                "vLLM on a CPU does not say which experts it chose: that needs a GPU (its Model Runner V2). Use "
+                "--engine hf, or leave out --routes and --replay-routes."
+            )
+        arguments |= {"enable_return_routed_experts": True, "enable_prefix_caching": True}
     arguments |= lora | settings.extra
     if arguments.get("enforce_eager"):
         # Asking for log-probs would otherwise compile one small function with inductor: seconds for nothing.
@@ -116,6 +127,7 @@ class VllmEngine:
         self._settings = settings
         self._before, self._temporary = before, temporary
         self._asleep: set[str] = set()
+        self._router_layers: list[int] = next(iter(llm.apply_model(router_layers))) if settings.routes else []
 
     def sample(self, requests: Sequence[Request], on_finished: Callable[[int], None]) -> list[Rollout]:
         self._wake(*_PARTS)
@@ -124,7 +136,14 @@ class VllmEngine:
         together, own = self._of_all(requests)
         outputs = self._generate(together, top_k, on_finished)[own]
         self._sleep()
-        return [_to_rollout(r, output.outputs[0], top_k) for r, output in zip(requests, outputs, strict=True)]
+        rollouts = [_to_rollout(r, output.outputs[0], top_k) for r, output in zip(requests, outputs, strict=True)]
+        return [self._routed(r, output.outputs[0]) for r, output in zip(rollouts, outputs, strict=True)]
+
+    def _routed(self, rollout: Rollout, completion: Any) -> Rollout:
+        """With the experts that vLLM names for each token that it read, of the layers that have a router."""
+        if not self._router_layers:
+            return rollout
+        return replace(rollout, routes_FMK=completion.routed_experts[:, self._router_layers].astype("uint16"))
 
     def _of_all(self, requests: Sequence[Request]) -> tuple[Sequence[Request], slice]:
         """Ranks that share an engine ask it for the same: what all of them want, and which part is this one's."""
@@ -157,7 +176,8 @@ class VllmEngine:
         alone = []
         for request, sink in zip(requests, sinks, strict=False):
             (output,) = self._generate([request], -1, on_finished)
-            alone.append(_to_rollout(request, output.outputs[0], self._settings.top_logprobs, sink))
+            rollout = _to_rollout(request, output.outputs[0], self._settings.top_logprobs, sink)
+            alone.append(self._routed(rollout, output.outputs[0]))
             del output  # its whole distributions are gone when the next response begins
         return alone + self.sample(requests, after(len(alone), on_finished))[len(alone) :]
 
@@ -189,7 +209,8 @@ class VllmEngine:
         return int(self.llm.llm_engine.vllm_config.model_config.max_model_len)
 
     def describe(self) -> dict[str, Any]:
-        return describe_config(self.llm.llm_engine.vllm_config)
+        described = describe_config(self.llm.llm_engine.vllm_config)
+        return described | ({"router_layers": self._router_layers} if self._router_layers else {})
 
     def close(self) -> None:
         from vllm.distributed import cleanup_dist_env_and_memory
@@ -234,6 +255,7 @@ def describe_config(config: Any) -> dict[str, Any]:
         "logprobs_mode": model.logprobs_mode,
         "device": config.device_config.device_type,
         "seed": model.seed,
+        **({"num_experts": experts} if (experts := model.get_num_experts()) else {}),
     }
 
 
@@ -329,6 +351,13 @@ def take_over(llm: Any, model: Any) -> None:
         llm.apply_model(_repack_experts)
 
 
+def router_layers(model: Any) -> list[int]:
+    """The layers of a vLLM model that send tokens to experts."""
+    from vllm.model_executor.layers.fused_moe.layer import MoERunner
+
+    return sorted(module.layer_id for module in model.modules() if isinstance(module, MoERunner))
+
+
 def _has_head(model: Any) -> bool:
     return any(name.endswith("lm_head") for name, _ in model.named_modules())
 
@@ -352,26 +381,3 @@ def after(count: int, on_finished: Callable[[int], None]) -> Callable[[int], Non
             on_finished(finished - skipped)
 
     return told
-
-
-def progress_bar(on_finished: Callable[[int], None]) -> Callable[..., Any]:
-    """vLLM drives a tqdm bar: hand it one that draws nothing and passes the count on."""
-    from tqdm import tqdm
-
-    class CountingBar(tqdm):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            self._counts = "Processed" in kwargs.get("desc", "")  # not the bar for adding requests
-            super().__init__(*args, **kwargs)
-
-        def display(self, *_: Any, **__: Any) -> None:
-            pass
-
-        def close(self) -> None:
-            self.disable = True  # nothing to wipe from the terminal
-
-        def update(self, n: float | None = 1) -> bool | None:
-            if self._counts and n:
-                on_finished(int(n))
-            return super().update(n)
-
-    return CountingBar

@@ -15,7 +15,7 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.recording.full_divergence import Distributions
 from mismatch_cli.recording.rollouts import Progress
 from mismatch_cli.recording.settings import ScorerSettings
-from mismatch_cli.routing.routes import RouteComparison
+from mismatch_cli.routing.routes import route_columns
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import ResponseScores, ScoreRequest, Trainer
 from mismatch_cli.trace.reader import table_to_batch
@@ -193,20 +193,6 @@ def _pass_columns(scoring: Pass, scores: Sequence[ResponseScores]) -> dict[str, 
     if scoring.measures_routes and any(s.routes is not None for s in scores):
         columns |= route_columns([s.routes for s in scores])
     return columns
-
-
-def route_columns(found: Sequence[RouteComparison | None]) -> dict[str, Any]:
-    """Where the trainer's routers chose other experts, as columns; null where the engine's are not known."""
-    names = {
-        "route_flips": "flips_T",
-        "route_first": "first_T",
-        "route_layers": "layers_MC",
-        "route_margins": "margins_2B",
-    }
-    return {
-        name: [None if compared is None else getattr(compared, field) for compared in found]
-        for name, field in names.items()
-    }
 
 
 def _repeat_column(

@@ -22,6 +22,7 @@ from mismatch_cli.ranks import ALONE, World
 from mismatch_cli.rl.average import WeightAverage
 from mismatch_cli.rl.judged import Judged, Sample
 from mismatch_cli.rl.train_config import TrainConfig
+from mismatch_cli.routing.routes import RouteComparison
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.head import Head
 from mismatch_cli.scoring.layout import micro_batches
@@ -39,6 +40,7 @@ class Update:
     grad_norm: float
     stepped: bool  # False: float16 gradients overflowed, and the loss scale was halved instead
     topk_logp: list[np.ndarray | None]  # _TK float32, nats, of the engine's top K, where the algorithm asks
+    routes: list[RouteComparison | None]  # the engine's experts beside the trainer's, where the engine names them
     logp_average: list[np.ndarray] | None = None  # _T float32, nats, at the average of the weights, where there is one
 
 
@@ -101,9 +103,9 @@ class Learner:
                 seen[i] = part
         loss, grad_norm = sum(self._world.gather(loss)), self._gradient_norm()
         finite = bool(np.isfinite(grad_norm))
-        logp, entropy, topk_logp = (list(x) for x in zip(*seen, strict=True)) if seen else ([], [], [])
+        logp, entropy, topk_logp, routes = (list(x) for x in zip(*seen, strict=True)) if seen else ([], [], [], [])
         average = None if self.average is None else [s.logp_average_T for s in samples if s.logp_average_T is not None]
-        update = Update(logp, entropy, grad_norm, finite, topk_logp, average)
+        update = Update(logp, entropy, grad_norm, finite, topk_logp, routes, average)
         if not np.isfinite(loss) or (not finite and not self.loss_scale.can_back_off):
             raise NotFiniteError(
                 f"Update {self.version + 1} has loss {loss:g} and gradient norm {grad_norm:g}: not finite. Try a "
@@ -182,6 +184,7 @@ class Learner:
 
         with torch.set_grad_enabled(batch.learns):
             found, judged = self.trainer.look_at(batch.requests, look)
+        routes = self.trainer.routing.compared(batch.requests)
         if batch.learns:
             (found.loss * self.loss_scale.value).backward()
         lengths = [len(s.rollout.response_ids) for s in batch.samples]
@@ -189,7 +192,7 @@ class Learner:
         parts = [[x.cpu().numpy() for x in side.split(lengths)] for side in (seen_first.logp_N, seen_first.entropy_N)]
         asked = judged.topk_logp_TK
         topk = [None] * len(lengths) if asked is None else asked.cpu().split(lengths)
-        seen = list(zip(*parts, [x if x is None else x.numpy() for x in topk], strict=True))
+        seen = list(zip(*parts, [x if x is None else x.numpy() for x in topk], routes, strict=True))
         return float(found.loss.detach()), seen
 
     def _keep_up(self, learns: bool) -> tuple[float, list[_Seen]]:
@@ -284,12 +287,12 @@ class _MicroBatch:
 
 
 def _request(sample: Sample) -> ScoreRequest:
-    return ScoreRequest(sample.rollout.prompt_ids, sample.rollout.response_ids, sample.rollout.topk_ids_TK)
+    return ScoreRequest.of(sample.rollout)
 
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
-_Seen = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # log π, entropy, log π of the top K
-_NOTHING_SEEN: _Seen = (np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.float32), None)
+_Seen = tuple[np.ndarray, np.ndarray, np.ndarray | None, RouteComparison | None]  # log π, entropy, top K, routes
+_NOTHING_SEEN: _Seen = (np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.float32), None, None)
 
 
 # Of N responses with lengths |y| and at most T_max tokens each.

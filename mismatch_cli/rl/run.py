@@ -96,8 +96,9 @@ class Run:
         log = self.folder / "log" / f"{config.engine}{self.world.suffix}.log"
         settings = (config.model, self._sampling, top_k, config.rollout_dtype, config.seed, log, extra)
         return EngineSettings(
-            *settings, world=self.world, tensor_parallel=config.tensor_parallel, sleeps=torch.cuda.is_available()
-        )
+            *settings, world=self.world, tensor_parallel=config.tensor_parallel, sleeps=torch.cuda.is_available(),
+            routes=config.replay_routes,
+        )  # fmt: skip
 
     def _server_settings(self, top_k: int) -> EngineSettings:
         """Dtypes and the like are decided where the servers are started."""
@@ -121,6 +122,7 @@ class Run:
             dtype=config.trainer_dtype,
             attn_implementation=config.attn or None,
             sharding=Sharding(self.world, True, config.cpu_offload) if self.world.size > 1 else None,
+            replay_routes=config.replay_routes,
         )
         if config.gradient_checkpointing:
             checkpoint_layers(trainer.model)
@@ -217,7 +219,7 @@ class Run:
         """log π at the weights that sampled, where the algorithm or the user wants it."""
         if not (self.config.recompute or self.learner.algorithm.needs_recomputed):
             return None
-        requests = [ScoreRequest(r.prompt_ids, r.response_ids, r.topk_ids_TK) for r in step.rollouts]
+        requests = list(map(ScoreRequest.of, step.rollouts))
         return self.learner.trainer.score(requests, token_budget=self.config.token_budget)
 
     def minibatches(self, step: int) -> list[Minibatch]:
@@ -295,7 +297,8 @@ class Run:
             return {}
         if every and step.number % every == 0:
             self.write_trace(f"step-{step.number}", responses.table)
-        return step_record(step, responses, self.learner.algorithm) | counts
+        routers = self.learner.trainer.routing.describe()
+        return step_record(step, responses, self.learner.algorithm, routers) | counts
 
     def _all_responses(self, step: Step) -> Responses | None:
         """Those of all ranks, on the first one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,11 @@ from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary, Ques
 from mismatch_cli.metrics.clipping.masked import Needs, gather
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.pairs import PAIRS
+from mismatch_cli.metrics.routing import Routing
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.rl.learner import Update
 from mismatch_cli.rl.task import Posed
+from mismatch_cli.routing.routes import route_columns
 from mismatch_cli.scoring.trainer import ResponseScores
 from mismatch_cli.trace.reader import table_to_batch
 from mismatch_cli.trace.writer import rows_to_table
@@ -104,6 +107,10 @@ def step_table(step: Step) -> pa.Table:
         }
         if step.recomputed is not None:
             columns["topk_logp_recomputed"] = [step.recomputed[row].logp_at_topk_TK for _, _, row in rows]
+    if any(found is not None for use in step.uses for found in use.update.routes):
+        columns |= route_columns(
+            [use.update.routes[place] if same else None for (use, place, _), same in zip(rows, equal, strict=True)]
+        )
     return rows_to_table(columns)
 
 
@@ -133,12 +140,18 @@ def joined(parts: Sequence[Responses]) -> Responses:
     return Responses(table.combine_chunks(), *map(np.concatenate, columns))
 
 
-def step_record(step: Step, responses: Responses, algorithm: Algorithm) -> dict[str, Any]:
-    """The line of metrics.jsonl, without times: measured by the accumulators that measure every trace."""
+def step_record(
+    step: Step, responses: Responses, algorithm: Algorithm, routers: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
+    """The line of metrics.jsonl, without times: measured by the accumulators that measure every trace.
+
+    `routers` are those of the trainer, as a manifest describes them.
+    """
     batch = table_to_batch(responses.table)
-    pairs = {name: MismatchSummary(PAIRS[name]) for name in ("mismatch", "total")}
-    for summary in pairs.values():
-        summary.update(batch)
+    pairs, routing = {name: MismatchSummary(PAIRS[name]) for name in ("mismatch", "total")}, Routing()
+    pairs["mismatch"].update(batch, routing)
+    pairs["total"].update(batch)
+    routing.update_responses(responses.table, batch.prompt_id_S)
     total = pairs["total"].estimates()
     norms = [use.update.grad_norm for use in step.uses if use.update.stepped]
     record: dict[str, Any] = {
@@ -152,6 +165,8 @@ def step_record(step: Step, responses: Responses, algorithm: Algorithm) -> dict[
         "current": _pick(pairs["total"], total),
         "entropy": total["entropy_mean"].value,
     }
+    if routed := routing.result(0, routers):
+        record["routing"] = {key: found["value"] for key, found in routed["metrics"].items()}
     return record | _groups(responses.reward_S.reshape(-1, max(step.sample_index) + 1)) | _blocked(batch, algorithm)
 
 

@@ -60,7 +60,7 @@ class WeightSync:
             return
         self._now, self._age = [part.to("cpu", copy=True) for part in self._learnt()], self._age + 1
         if self._before is not None:
-            requests = [ScoreRequest(s.rollout.prompt_ids, s.rollout.response_ids) for s in samples[:_PAIRED]]
+            requests = [ScoreRequest.of(s.rollout) for s in samples[:_PAIRED]]
             self._put(self._before)
             scores = self._trainer.score(requests, token_budget=self._token_budget)
             self._put(self._now)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mismatch_cli.engines import engine_module
+from mismatch_cli.engines import check_returns_routes, engine_module
 from mismatch_cli.errors import UsageError
 from mismatch_cli.models import check_attention, check_model_folder, known_vocabulary
 from mismatch_cli.rl.train_config import TrainConfig
@@ -116,6 +116,8 @@ def check_runs(configs: Sequence[TrainConfig]) -> None:
             "--engine server and --engine-url belong together: the URLs of vLLM servers that were started with "
             "VLLM_SERVER_DEV_MODE=1, which take new weights from a folder."
         )
+    if first.replay_routes:
+        check_returns_routes(first.engine)
     SamplingSettings(temperature=first.temperature, max_tokens=first.max_tokens)
     check_model_folder(first.model)
     check_attention(first.attn or None)

@@ -125,6 +125,9 @@ class TrainConfig:
         "", "Attention of the trainer, such as sdpa, eager or flash_attention_2.", metavar="NAME",
         show_default="one that the model allows",
     )  # fmt: skip
+    replay_routes: bool = of_compute(
+        False, "Of a mixture of experts, send each token to the experts that the engine chose (R3)."
+    )
     token_budget: int = of_compute(8192, "Tokens in a micro-batch of the trainer, padding included.", least=1)
     gradient_checkpointing: bool = of_compute(
         False, "Compute each layer again for its gradients: less memory, a third more time."

@@ -7,6 +7,7 @@ the log-probability of a response token, so response token t belongs to row `pro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,6 +56,20 @@ def compare_routes(
         np.stack([column.sum(0) for column in columns], -1).astype(np.int32),
         np.stack(list(margins)).astype(np.int32),
     )
+
+
+def route_columns(found: Sequence[RouteComparison | None]) -> dict[str, list[np.ndarray | None]]:
+    """The columns of a trace, one item for each response; null where the engine's routes are not known."""
+    fields = {
+        "route_flips": "flips_T",
+        "route_first": "first_T",
+        "route_layers": "layers_MC",
+        "route_margins": "margins_2B",
+    }
+    return {
+        name: [None if compared is None else getattr(compared, field) for compared in found]
+        for name, field in fields.items()
+    }
 
 
 def check_routes(routes_FMK: np.ndarray, fed: int, prompt_id: int) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from mismatch_cli.adapters import put_on, read_adapter
 from mismatch_cli.attention import attention_facts
+from mismatch_cli.batch import Rollout
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import load_causal_lm
 from mismatch_cli.ranks import ALONE
@@ -40,6 +41,12 @@ class ScoreRequest:
     logp_rollout_TV: np.ndarray | None = None  # float32
     routes_FMK: np.ndarray | None = None  # uint16, the experts of every token that the model reads
     counted_T: np.ndarray | None = None  # bool
+
+    @classmethod
+    def of(cls, rollout: Rollout) -> ScoreRequest:
+        """A response as its engine reports it."""
+        ids = rollout.prompt_ids, rollout.response_ids
+        return cls(*ids, rollout.topk_ids_TK, routes_FMK=rollout.routes_FMK)
 
     @property
     def num_fed(self) -> int:
@@ -316,8 +323,8 @@ def _split(
     for (request, own), compared in zip(_spans(members), routes, strict=True):
         logp_T, entropy_T, rank_T, at_TK, tv_T, kl_T = (column[own].copy() for column in columns)
         topk = None if request.topk_ids_TK is None else at_TK[:, : request.num_queries].copy()
-        full = (None, None) if request.logp_rollout_TV is None else (tv_T, kl_T)
-        parts.append(ResponseScores(logp_T, entropy_T, rank_T, topk, *full, compared))
+        tv_full_T, kl_full_T = (None, None) if request.logp_rollout_TV is None else (tv_T, kl_T)
+        parts.append(ResponseScores(logp_T, entropy_T, rank_T, topk, tv_full_T, kl_full_T, compared))
     return parts
 
 

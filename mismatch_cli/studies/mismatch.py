@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import exp, inf
 from typing import Any, ClassVar
@@ -18,6 +18,8 @@ from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.metrics.kept_rows import ScatterSample, WorstTokens
 from mismatch_cli.metrics.lattice import Lattice
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
+from mismatch_cli.metrics.routing import COLUMNS as ROUTE_COLUMNS
+from mismatch_cli.metrics.routing import Routing
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.places import shown
 from mismatch_cli.studies.exploration import Exploration, explore
@@ -33,7 +35,7 @@ from mismatch_cli.workers.reading import read_through
 
 COLUMNS = (
     "version_rollout", "version_trainer", "reward", "loss_mask", "logp_trainer", "logp_recomputed",
-    "logp_trainer_repeat", "entropy_trainer", *TOPK_COLUMNS,
+    "logp_trainer_repeat", "entropy_trainer", *TOPK_COLUMNS, *ROUTE_COLUMNS,
 )  # fmt: skip
 WORST = 10  # tokens and responses that a page shows
 _NONE = np.zeros(0, dtype=np.float32)
@@ -56,6 +58,7 @@ class PlotData:
     length_S: np.ndarray = field(default_factory=lambda: _NONE)  # tokens
     sequence_d_S: np.ndarray = field(default_factory=lambda: _NONE)  # Σ (log π − log μ), nats
     lattice_steps: tuple[float, ...] = ()  # the logit rounding steps δ that the data shows, in nats
+    routing: Mapping[str, Any] | None = None  # of a mixture of experts, as summary.json has it
 
     @classmethod
     def of(
@@ -101,6 +104,7 @@ class MismatchAnalysis(Study):
     floor: MismatchSummary
     scatter: ScatterSample
     lattice: Lattice
+    routing: Routing
     unscored_responses: int
 
     @property
@@ -125,6 +129,7 @@ class MismatchAnalysis(Study):
                 for name, summary in self.pairs.items()
             },
             "floor": floor,
+            "routing": self._routing,
             "lattice": [vars(line) for line in self.lattice.result()],
             "worst": _worst(self.worst),
         }
@@ -138,6 +143,12 @@ class MismatchAnalysis(Study):
         return explore(self.traces, self.main_pair, support.judged, support.needs, support.judged, responses)
 
     @property
+    def _routing(self) -> dict[str, Any] | None:
+        """Where trainer and engine chose other experts; None for a dense model, or where nobody took it down."""
+        side = self.manifest.get("recomputed") or self.manifest.get("trainer") or {}
+        return self.routing.result(self.pairs[self.main_pair.name].exact.prompts.result(), side)
+
+    @property
     def _suspects(self) -> tuple[Suspect, ...]:
         """Settings of the first trace that are known to make gaps; several traces agree in them."""
         return suspects(self.manifest, str(name_of(self.traces[0])), self.main_pair.name)
@@ -146,12 +157,13 @@ class MismatchAnalysis(Study):
     def plot_data(self) -> PlotData:
         """What the plots draw: the first pair of a summary, and the samples that were taken for it."""
         pair = self.result["pairs"][self.main_pair.name]
-        return PlotData.of(
+        found = PlotData.of(
             pair,
             self.scatter.result(),
             [line["spacing"] for line in self.result["lattice"]],
             f"{who_is_compared(self.manifest)} · {pair['counts']['tokens']:,} tokens",
         )
+        return replace(found, routing=self.result["routing"])
 
 
 class Measurement(Accumulator):
@@ -160,7 +172,7 @@ class Measurement(Accumulator):
     def __init__(self, pairs: Sequence[str]) -> None:
         self.pairs = {name: MismatchSummary(PAIRS[name]) for name in pairs}
         self.floor = MismatchSummary(PAIRS["floor"])
-        self.scatter, self.lattice = ScatterSample(), Lattice()
+        self.scatter, self.lattice, self.routing = ScatterSample(), Lattice(), Routing()
         self.worst: dict[int, WorstTokens] = {}  # by the number of the trace
         self.unscored_responses = 0
 
@@ -170,7 +182,7 @@ class Measurement(Accumulator):
         if not any(summary.pair.measured_in(batch) for summary in self.pairs.values()):
             self.unscored_responses += batch.num_responses
             return
-        main.update(batch, self.scatter, worst, self.lattice)
+        main.update(batch, self.scatter, worst, self.lattice, self.routing)
         for summary in [*others, self.floor]:
             summary.update(batch)
 
@@ -191,6 +203,7 @@ class _Measuring:
     def read(self, found: Measurement, portion: Portion, groups: Iterator[RowGroup]) -> None:
         for group in groups:
             found.update(group.batch, found.worst[portion.trace])
+            found.routing.update_responses(group.table, group.batch.prompt_id_S)
 
 
 def analyse(
@@ -212,6 +225,7 @@ def analyse(
         found.floor,
         found.scatter,
         found.lattice,
+        found.routing,
         found.unscored_responses,
     )
 

@@ -231,7 +231,11 @@ _RULES = (
           (), rescore=None),
     _Rule("rollout.kv_cache_dtype", _low_cache, "auto: a cache in the dtype of the weights",
           ("--kv-cache-dtype", "auto"), _flag("--kv-cache-dtype")),
-    _Rule("rollout.num_experts", lambda s: family(s.manifest) == "moe" and set(_dtypes(s)) & set(_16_BITS) != set(),
+    _Rule("rollout.num_experts", lambda s: s["trainer.routes"] == "own" and bool(s["rollout.router_layers"])
+          and set(_dtypes(s)) & set(_16_BITS) != set(),
+          "the rollout's routes in the trainer (routing replay)", ("--replay-routes",)),
+    _Rule("rollout.num_experts", lambda s: family(s.manifest) == "moe" and s["trainer.routes"] != "replayed"
+          and set(_dtypes(s)) & set(_16_BITS) != set(),
           "the rollout's routes in the trainer (routing replay); float32 shows what flips make", _FLOAT32,
           lambda _: _SIXTEEN, value=lambda s: s["rollout.num_experts"] or s["trainer.num_experts"] or "moe"),
     _Rule("trainer.dtype", lambda s: None not in _dtypes(s) and len(set(_dtypes(s))) > 1, "one dtype on both sides",

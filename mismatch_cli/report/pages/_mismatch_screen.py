@@ -10,6 +10,7 @@ from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.report.about import DECIDING, LEADING, left_out, subject_lines
 from mismatch_cli.report.pages._status import SIGNS, STATUS_WORDS, counted
+from mismatch_cli.report.pages.mismatch_routing import routing_remark
 from mismatch_cli.report.tables import Row, col, frameworks, in_words, metric_row, span, table, text
 from mismatch_cli.report.view import Excerpt, Facts, MetricRow, Profile, Screen, Status, Table, Verdict
 from mismatch_cli.studies.mismatch import MismatchAnalysis
@@ -100,7 +101,7 @@ def _remarks(summary: Mapping[str, Any]) -> Facts:
         stale = f"mean |π − μ| {_value(total, 'tv_binary_mean')}"
         outside = f"{_value(total, 'ratio_outside_0.8_1.28')} outside [0.8, 1.28]"
         remarks.insert(0, ("With staleness", f"{stale}, {outside}"))
-    return tuple((label, value) for label, value in remarks if value)
+    return (*((label, value) for label, value in remarks if value), *routing_remark(summary["routing"]))
 
 
 def _value(pair: Mapping[str, Any], key: str) -> str:

@@ -8,6 +8,7 @@ from mismatch_cli.metrics.gap_table import GAP_GROUPS, METRICS, RESPONSES, SEQUE
 from mismatch_cli.report.about import GAPS, about_facts, command_line, left_out, settings_tables
 from mismatch_cli.report.excerpts import worst_excerpts
 from mismatch_cli.report.pages._mismatch_screen import leading, screen
+from mismatch_cli.report.pages.mismatch_routing import routing_section
 from mismatch_cli.report.tables import (
     Col,
     Row,
@@ -54,6 +55,7 @@ def page(study: MismatchAnalysis, worst: int | None = None) -> ReportView:
         Section("The gap", _gap_text(summary), groups=_gap_groups(main)),
         _verdict_section(summary),
         _volatility_section(main),
+        routing_section(summary["routing"]),
         _position_section(main),
         _sequence_section(main),
         *(Section(_pair_title(pair), _pair_text(pair), groups=_gap_groups(pair)) for pair in others),

@@ -1,0 +1,203 @@
+"""Where the trainer of a mixture of experts routes tokens otherwise than the engine, and how much of the gap that is.
+
+A layer *flips* a token where the two sides choose other experts, in whatever order. The routers at the token before
+decide a response token's log π. Notation of `ROUTING`: E the mean over counted tokens with known routes, f the layers
+that flip a token, S and S′ the experts that engine and trainer choose in a layer, k how many, d = log π − log μ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from mismatch_cli.hashing import GROUPS, prompt_groups
+from mismatch_cli.metrics.accumulator import Accumulator
+from mismatch_cli.metrics.estimate import POSITIVE, SHARE, Estimate, Scale
+from mismatch_cli.metrics.gap_table import Metric, table
+from mismatch_cli.metrics.gaps import TokenGaps
+from mismatch_cli.metrics.sums import GroupSums
+from mismatch_cli.metrics.volatility import MU_BINS, MU_EDGES, Cells
+from mismatch_cli.routing.routes import LAYER_COUNTS, MARGIN_BINS, MARGIN_EDGES, NOT_MEASURED
+
+COLUMNS = ("route_flips", "route_first", "route_layers", "route_margins")
+FLIP_EDGES = (1, 2, 3, 5, 9)  # layers that flip a token: 0, 1, 2, 3–4, 5–8, 9 and more
+_FLIP_BINS = len(FLIP_EDGES) + 1
+_MOST_FIRST = NOT_MEASURED + 1
+_R3 = "arXiv 2510.11370 (R3)"
+
+# fmt: off
+ROUTING = table(
+    Metric("flipped_tokens", "tokens that a layer flips", "share with f > 0", "share", _R3, scale=SHARE),
+    Metric("flipped_routers", "routers that flip", "E f / layers", "share", _R3, scale=SHARE),
+    Metric("agreement", "agreement of the experts", "E |S ∩ S′| / k over layers", "share", "elementary", scale=SHARE,
+           agreement=1.0),
+    Metric("share_of_gap", "share of the gap on flipped tokens", "Σ |d| where f > 0, over Σ |d|", "share", "elementary",
+           scale=SHARE),
+    Metric("abs_d_flipped", "mean |Δlog p| where flipped", "E |d| where f > 0", "nats", "elementary", scale=POSITIVE),
+    Metric("abs_d_other", "mean |Δlog p| elsewhere", "E |d| where f = 0", "nats", "elementary", scale=POSITIVE),
+)
+# fmt: on
+
+
+class Routing(Accumulator):
+    """Flips by token, by layer and by margin; nothing for a trace without routes."""
+
+    def __init__(self) -> None:
+        self.tokens = GroupSums(2 * (_FLIP_BINS + MU_BINS))
+        self.first = np.zeros(_MOST_FIRST, dtype=np.int64)
+        self.layers: dict[int, GroupSums] = {}
+        self.margins = np.zeros((2, MARGIN_BINS), dtype=np.int64)
+
+    def update(self, gaps: TokenGaps) -> None:
+        """Add the counted tokens of some responses, as they differ between engine and trainer."""
+        flips_N = gaps.column("route_flips_T")
+        if flips_N is None:
+            return
+        known_N = flips_N != NOT_MEASURED
+        bin_N = np.searchsorted(FLIP_EDGES, flips_N, side="right")
+        mu_bin_N, group_N = Cells.of(gaps).mu_bin_N, gaps.per_token(gaps.group_S)
+        parts = (
+            (bin_N, _FLIP_BINS, known_N),
+            (bin_N, _FLIP_BINS, known_N * gaps.abs_d_N),
+            (mu_bin_N, MU_BINS, known_N),
+            (mu_bin_N, MU_BINS, known_N & (flips_N > 0)),
+        )
+        sums = [
+            np.bincount(group_N * bins + at_N, weights=weight_N, minlength=GROUPS * bins).reshape(GROUPS, bins)
+            for at_N, bins, weight_N in parts
+        ]
+        self.tokens.sums_GM += np.concatenate(sums, axis=1)
+        first_N = gaps.column("route_first_T")
+        if first_N is not None:
+            self.first += np.bincount(first_N[known_N], minlength=_MOST_FIRST)
+
+    def update_responses(self, table: pa.Table, prompt_id_S: np.ndarray) -> None:
+        """Add what is known of each response as a whole."""
+        if "route_layers" not in table.column_names:
+            return
+        group_S = prompt_groups(prompt_id_S)
+        for row, flat in enumerate(table["route_layers"]):
+            if flat.is_valid:
+                counts_MC = flat.values.to_numpy().reshape(-1, len(LAYER_COUNTS))
+                for place, counts_C in enumerate(counts_MC):
+                    self.layers.setdefault(place, GroupSums(len(LAYER_COUNTS))).sums_GM[group_S[row]] += counts_C
+        margins = table["route_margins"].combine_chunks().flatten().to_numpy()
+        self.margins += margins.reshape(-1, 2, MARGIN_BINS).sum(0)
+
+    def result(self, prompts: int, side: Mapping[str, Any]) -> dict[str, Any] | None:
+        """For summary.json; None where nothing was measured. `side` is the trainer as the manifest describes it."""
+        if not self.layers:
+            return None
+        k, numbers = side.get("experts_per_token") or 1, side.get("router_layers") or sorted(self.layers)
+        layers = [self.layers[place] for place in sorted(self.layers)]
+        whole = GroupSums(len(LAYER_COUNTS))
+        for layer in layers:
+            whole.sums_GM += layer.sums_GM
+        found = self.tokens.result(_evaluate_tokens, prompts, _scales())
+        found |= whole.result(_evaluate_layer(k), prompts, _scales())
+        return {
+            "replayed": side.get("routes") == "replayed",
+            "tokens": int(self.tokens.sums_GM[:, :_FLIP_BINS].sum()),
+            "experts": side.get("num_experts"),
+            "experts_per_token": k,
+            "metrics": {key: found[key].to_dict() for key in ROUTING},
+            "layers": [
+                {"layer": number, "tokens": int(layer.sums_GM[:, 0].sum()), **_layer(layer, k, prompts)}
+                for number, layer in zip(numbers, layers, strict=True)
+            ],
+            "by_flips": self._by_flips(prompts),
+            "by_mu": self._by_mu(prompts),
+            "first": [int(count) for count in self.first[: len(layers)]],
+            "margins": {
+                name: _margins(counts) for name, counts in zip(("agreeing", "flipped"), self.margins, strict=True)
+            },
+        }
+
+    def _by_flips(self, prompts: int) -> list[dict[str, Any]]:
+        """Mean |Δlog p| of the tokens that so many layers flip, and what they are of all tokens and of the gap."""
+        count_GB, abs_d_GB = self.tokens.sums_GM[:, :_FLIP_BINS], self.tokens.sums_GM[:, _FLIP_BINS : 2 * _FLIP_BINS]
+        edges = (0, *FLIP_EDGES, None)
+        rows = []
+        for at in range(_FLIP_BINS):
+            pair = GroupSums(2)
+            pair.sums_GM += np.stack([abs_d_GB[:, at], count_GB[:, at]], axis=1)
+            mean = pair.result(lambda sums: {"mean": sums[..., 0] / sums[..., 1]}, prompts, {"mean": POSITIVE})["mean"]
+            high = edges[at + 1]
+            rows.append(
+                {
+                    "low": edges[at],
+                    "high": None if high is None else high - 1,
+                    "tokens": int(count_GB[:, at].sum()),
+                    "share_of_gap": _part(abs_d_GB[:, at].sum(), abs_d_GB.sum()),
+                    "abs_d_mean": mean.to_dict(),
+                }
+            )
+        return rows
+
+    def _by_mu(self, prompts: int) -> list[dict[str, Any]]:
+        """How many tokens are flipped in each bin of μ."""
+        count_GB, flipped_GB = np.split(self.tokens.sums_GM[:, 2 * _FLIP_BINS :], 2, axis=1)
+        edges = (0.0, *MU_EDGES, 1.0)
+        rows = []
+        for at in range(MU_BINS):
+            pair = GroupSums(2)
+            pair.sums_GM += np.stack([flipped_GB[:, at], count_GB[:, at]], axis=1)
+            share = pair.result(lambda sums: {"share": sums[..., 0] / sums[..., 1]}, prompts, {"share": SHARE})["share"]
+            tokens = int(count_GB[:, at].sum())
+            bounds = {"mu_low": edges[at], "mu_high": edges[at + 1]}
+            rows.append({**bounds, "tokens": tokens, "flipped": share.to_dict()})
+        return rows
+
+
+def _scales() -> dict[str, Scale]:
+    return {key: metric.scale for key, metric in ROUTING.items()}
+
+
+def _evaluate_tokens(sums_xM: np.ndarray) -> dict[str, np.ndarray]:
+    count_xB, abs_d_xB = sums_xM[..., :_FLIP_BINS], sums_xM[..., _FLIP_BINS : 2 * _FLIP_BINS]
+    flipped, flipped_abs_d = count_xB[..., 1:].sum(-1), abs_d_xB[..., 1:].sum(-1)
+    return {
+        "flipped_tokens": flipped / count_xB.sum(-1),
+        "share_of_gap": flipped_abs_d / abs_d_xB.sum(-1),
+        "abs_d_flipped": flipped_abs_d / flipped,
+        "abs_d_other": abs_d_xB[..., 0] / count_xB[..., 0],
+    }
+
+
+def _evaluate_layer(k: int) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
+    def evaluate(sums_xC: np.ndarray) -> dict[str, np.ndarray]:
+        tokens, flips, shared, first = np.moveaxis(sums_xC, -1, 0)
+        return {"flipped_routers": flips / tokens, "agreement": shared / (k * tokens), "same_first": first / tokens}
+
+    return evaluate
+
+
+def _layer(layer: GroupSums, k: int, prompts: int) -> dict[str, Any]:
+    scales = dict.fromkeys(("flipped_routers", "agreement", "same_first"), SHARE)
+    found: dict[str, Estimate] = layer.result(_evaluate_layer(k), prompts, scales)
+    names = {"flipped": "flipped_routers", "agreement": "agreement", "same_first": "same_first"}
+    return {name: found[key].to_dict() for name, key in names.items()}
+
+
+def _part(part: float, whole: float) -> float | None:
+    return float(part / whole) if whole > 0 else None
+
+
+def _margins(counts_B: np.ndarray) -> dict[str, Any]:
+    """Quantiles of router margins in logits, from half octaves: each to within a fifth; and the counts."""
+    total_B, count = np.cumsum(counts_B), int(counts_B.sum())
+    found = {
+        f"p{share}": float(_middle(int(np.searchsorted(total_B, share / 100 * count)))) if count else None
+        for share in (5, 50, 95)
+    }
+    return {"count": count, **found, "counts": [int(n) for n in counts_B]}
+
+
+def _middle(at: int) -> float:
+    """Of a bin of margins, on the logarithm; of the outer ones their one edge."""
+    if at == 0:
+        return float(MARGIN_EDGES[0])
+    return float(MARGIN_EDGES[-1] if at >= len(MARGIN_EDGES) else np.sqrt(MARGIN_EDGES[at - 1] * MARGIN_EDGES[at]))

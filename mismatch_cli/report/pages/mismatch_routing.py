@@ -1,0 +1,99 @@
+"""The routing of a mixture of experts on the page of a gap: what flips, where, and how much of the gap that is."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mismatch_cli import numbers
+from mismatch_cli.metrics.routing import ROUTING
+from mismatch_cli.report.tables import col, filled, in_words, keyed, metric_row, mu_bin, percent, plain, table
+from mismatch_cli.report.view import Facts, MetricGroup, Section, Table
+
+_TEXT = (
+    "A router sends each token to the experts of its largest logits. Where two logits nearly tie, rounding decides, "
+    "and engine and trainer send the token to different experts: a flip. Flips at small margins are what a precision "
+    "makes; flips at ordinary margins mean another routing (weights, top-k, a stale capture)."
+)
+_OWN = (
+    "`mismatch-cli rescore RUN --replay-routes` sends the trainer's tokens to the engine's experts (R3), and "
+    "`mismatch-cli compare` says what that takes away."
+)
+_REPLAYED = (
+    "The trainer's tokens went to the engine's experts (R3). What is counted are the experts that its routers would "
+    "have chosen."
+)
+_LIKE_ALL = 0.5  # of the usual margin: a flip at more is no near tie
+
+
+def routing_section(routing: Mapping[str, Any] | None) -> Section:
+    """Nothing where no routes were recorded."""
+    if routing is None:
+        return Section("Routing")
+    rows = tuple(metric_row(metric, routing["metrics"][key]) for key, metric in ROUTING.items())
+    text = " ".join((_TEXT, _ties(routing), _REPLAYED if routing["replayed"] else _OWN))
+    groups = (MetricGroup("Experts of engine and trainer", rows),)
+    return Section("Routing", text, groups, tables=filled(*_tables(routing)))
+
+
+def routing_remark(routing: Mapping[str, Any] | None) -> Facts:
+    """For the screen: how many tokens are flipped, and their part of the gap."""
+    if routing is None:
+        return ()
+    flipped, share = (in_words(ROUTING[key], routing["metrics"][key])[0] for key in ("flipped_tokens", "share_of_gap"))
+    replayed = " (replayed)" if routing["replayed"] else ""
+    return (("Routing", f"other experts for {flipped} of the tokens{replayed}, which carry {share} of the gap"),)
+
+
+def _ties(routing: Mapping[str, Any]) -> str:
+    """Whether flips are near ties."""
+    flipped, agreeing = (routing["margins"][side]["p50"] for side in ("flipped", "agreeing"))
+    if flipped is None or not agreeing:
+        return "No router flips."
+    kind = "rounding decides near ties" if flipped < _LIKE_ALL * agreeing else "these are not near ties"
+    at_flips, elsewhere = numbers.number(flipped, 2), numbers.number(agreeing, 2)
+    return f"Here the median margin is {at_flips} where routers flip and {elsewhere} where they agree: {kind}."
+
+
+def _tables(routing: Mapping[str, Any]) -> tuple[Table, ...]:
+    layers = [row for row in routing["layers"] if row["tokens"]]
+    flips = [row for row in routing["by_flips"] if row["tokens"]]
+    return (
+        table(
+            "By number of layers that flip",
+            flips,
+            [
+                col("layers", _layers),
+                keyed("tokens", "tokens", numbers.count),
+                keyed("mean |Δlog p|", "abs_d_mean", plain, ROUTING["abs_d_flipped"]),
+                keyed("of the gap, %", "share_of_gap", percent, ROUTING["share_of_gap"]),
+            ],
+        ),
+        table(
+            "By rollout probability",
+            [row for row in routing["by_mu"] if row["tokens"]],
+            [
+                col("μ", mu_bin),
+                keyed("tokens", "tokens", numbers.count),
+                keyed("flipped, %", "flipped", percent, ROUTING["flipped_tokens"]),
+            ],
+        ),
+        table(
+            "By layer",
+            layers,
+            [
+                keyed("layer", "layer", str),
+                keyed("flipped, %", "flipped", percent, ROUTING["flipped_routers"]),
+                keyed("experts in common, %", "agreement", percent, ROUTING["agreement"]),
+                keyed("same first expert, %", "same_first", percent),
+            ],
+            fold="By layer" if len(layers) > _MANY else "",
+            terminal_rows=_MANY,
+        ),
+    )
+
+
+_MANY = 16  # layers
+
+
+def _layers(row: Mapping[str, Any]) -> str:
+    low, high = row["low"], row["high"]
+    return f"{low} and more" if high is None else str(low) if low == high else f"{low} – {high}"

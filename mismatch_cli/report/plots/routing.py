@@ -1,0 +1,84 @@
+"""The routing of a mixture of experts: which layers flip, what a flip costs, and whether flips are near ties."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mismatch_cli.report.plots._lines import draw_line, parts_of, values_of
+from mismatch_cli.report.plots._panels import LEGEND, Panel, Sheet
+from mismatch_cli.routing.routes import MARGIN_EDGES
+
+if TYPE_CHECKING:
+    from mismatch_cli.studies.mismatch import PlotData
+
+STUDY = "mismatch"
+SECTION = "Routing"
+PLACE = 1
+TITLE = "Routing of engine and trainer"
+CAPTION = (
+    "Share of the tokens that each layer sends to other experts in the trainer than in the engine; mean "
+    "|log π − log μ| of the tokens that so many layers flip; how much the logit of the last chosen expert exceeds that "
+    "of the first left out, where the routers agree and where they flip. With 95 % intervals over prompts where there "
+    "are enough of them (a hollow mark: too few). Flips to the left of the others are near ties that rounding decides."
+)
+
+
+def needs(data: PlotData) -> bool:
+    return data.routing is not None
+
+
+def draw(figure: Sheet, data: PlotData) -> None:
+    assert data.routing is not None
+    layers, flips, margins = figure.panels(3, height=(240, 210), legend=LEGEND, columns=3)
+    _draw_layers(layers, data.routing["layers"])
+    _draw_flips(flips, [row for row in data.routing["by_flips"] if row["tokens"]])
+    _draw_margins(margins, data.routing["margins"])
+
+
+def _draw_layers(axes: Panel, rows: list[dict[str, Any]]) -> None:
+    place_M = np.array([row["layer"] for row in rows])
+    draw_line(axes, place_M, [row["flipped"] for row in rows], axes.theme.blue, marker="o", markersize=3.5)
+    axes.set_ylim(bottom=0)
+    axes.in_percent()
+    axes.whole_steps()
+    axes.set_xlabel("layer")
+    axes.headline("Tokens flipped, %", is_axis=False)
+
+
+def _draw_flips(axes: Panel, rows: list[dict[str, Any]]) -> None:
+    part_B3, place_B = parts_of(row["abs_d_mean"] for row in rows), np.arange(len(rows))
+    sure_B = np.isfinite(part_B3[:, 2])
+    look: dict[str, Any] = {"color": axes.theme.orange, "markersize": 5}
+    axes.vlines(place_B[sure_B], part_B3[sure_B, 1], part_B3[sure_B, 2], color=axes.theme.orange, linewidth=1.4)
+    axes.plot(place_B[sure_B], part_B3[sure_B, 0], "o", **look)
+    axes.plot(place_B[~sure_B], part_B3[~sure_B, 0], "o", markerfacecolor=axes.theme.page, **look)
+    axes.set_xlim(-0.5, len(rows) - 0.5)
+    axes.set_xticks(place_B, [_span(row) for row in rows])
+    if (values_of(row["abs_d_mean"] for row in rows) > 0).all():
+        axes.logarithmic("y")
+    axes.set_xlabel("layers that flip a token")
+    axes.headline("Mean |Δlog p|, nats", is_axis=False)
+
+
+def _span(row: dict[str, Any]) -> str:
+    low, high = row["low"], row["high"]
+    return f"{low}+" if high is None else str(low) if low == high else f"{low}–{high}"
+
+
+def _draw_margins(axes: Panel, margins: dict[str, Any]) -> None:
+    """Each side as shares of its own, or the flips would not be seen."""
+    edges = np.concatenate([[MARGIN_EDGES[0] / 2**0.5], MARGIN_EDGES, [MARGIN_EDGES[-1] * 2**0.5]])
+    for name, colour in (("agreeing", axes.theme.blue), ("flipped", axes.theme.orange)):
+        counts_B = np.array(margins[name]["counts"], dtype=np.float64)
+        if counts_B.sum():
+            axes.stairs(counts_B / counts_B.sum(), edges, color=colour, label=name, fill=True, alpha=0.35)
+            axes.stairs(counts_B / counts_B.sum(), edges, color=colour, linewidth=1.2)
+    occupied = np.flatnonzero(np.sum([margins[name]["counts"] for name in ("agreeing", "flipped")], axis=0))
+    axes.set_xlim(edges[occupied[0]], edges[occupied[-1] + 1])
+    axes.logarithmic("x")
+    axes.set_ylim(bottom=0)
+    axes.in_percent()
+    axes.set_xlabel("router margin, logits")
+    axes.headline("Routers, % of each", is_axis=False)
