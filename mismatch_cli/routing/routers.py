@@ -58,7 +58,7 @@ class Routers:
         self.experts = max((int(module.num_experts) for module in self._modules), default=0)
         self.top_k = max((int(module.top_k) for module in self._modules), default=0)
         self._name = type(model).__name__
-        self._weigh: list[Weigh | None] = [None] * len(found)
+        self._weighings = [_WEIGHINGS] * len(found)  # that may be those of each router
         self._prescribed_NMK: Tensor | None = None
         self._seen: dict[int, tuple[Tensor, Tensor]] = {}
         self._hooks: list[Any] = []
@@ -146,18 +146,18 @@ class Routers:
         )
 
     def _weighing(self, place: int, logits_NE: Tensor, weight_NK: Tensor, chosen_NK: Tensor) -> Weigh:
-        """How this router weighs what it chose."""
-        weigh = self._weigh[place]
-        if weigh is None:
+        """How this router weighs what it chose; several ways may agree on a few rows, and are told apart by others."""
+        possible = self._weighings[place]
+        if len(possible) > 1:
             with torch.no_grad():
-                matching = (w for w in _WEIGHINGS if torch.equal(w(logits_NE, chosen_NK).to(weight_NK), weight_NK))
-                weigh = self._weigh[place] = next(matching, None)
-        if weigh is None:
+                made = ((weigh, weigh(logits_NE, chosen_NK).to(weight_NK)) for weigh in possible)
+                possible = self._weighings[place] = tuple(w for w, own_NK in made if torch.equal(own_NK, weight_NK))
+        if not possible:
             raise MismatchError(
                 f"How the routers of {self._name} weigh experts is not known, so routes cannot be replayed in it. "
                 "Leave out --replay-routes."
             )
-        return weigh
+        return possible[0]
 
 
 def _is_router(module: Any) -> bool:
