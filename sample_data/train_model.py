@@ -11,10 +11,18 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from sample_data.solutions import MISTAKES, NO_MISTAKES, MistakeRates, solve, write_solution
 from sample_data.tokenizer import VOCABULARY
@@ -23,6 +31,7 @@ from sample_data.word_problems import WordProblem, problems
 BATCH = 32
 CHUNK = 64 * BATCH
 IGNORED = -100
+BALANCE = 0.01
 
 
 @dataclass(frozen=True)
@@ -36,27 +45,31 @@ class Recipe:
     warmup: int = 40
     final_decay: float = 0.35
     seed: int = 0
+    experts: int = 0  # in each layer; 0 for a dense model
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
-    """A small Qwen3 with random weights."""
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        num_hidden_layers=4,
-        intermediate_size=384,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    return Qwen3ForCausalLM(config)
+def build_model(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> Qwen3ForCausalLM | Qwen3MoeForCausalLM:
+    """A small Qwen3 with random weights, or its mixture of experts, two of which see each token."""
+    torch.manual_seed(recipe.seed)
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 128,
+        "num_hidden_layers": 4,
+        "intermediate_size": 384,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    if not recipe.experts:
+        return Qwen3ForCausalLM(Qwen3Config(**sizes))
+    routed = {"num_experts": recipe.experts, "num_experts_per_tok": 2, "moe_intermediate_size": 192}
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **routed, norm_topk_prob=True))
 
 
 Example = tuple[list[int], int]  # token ids, and how many of them are the prompt
@@ -116,20 +129,23 @@ def pad(group: list[Example], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, labels
 
 
-def loss_on_responses(model: Qwen3ForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def loss_on_responses(model: Any, ids: torch.Tensor, labels: torch.Tensor, experts: int) -> torch.Tensor:
     """Mean cross entropy of the response tokens; the head runs on their positions only, which saves half of its time.
 
-    No attention mask: the padding is on the right, where causal attention never looks.
+    No attention mask: the padding is on the right, where causal attention never looks. Experts are kept in use by the
+    loss of their own paper (Switch Transformer).
     """
-    hidden = model.model(ids[:, :-1]).last_hidden_state
+    decoded = model.model(ids[:, :-1], **({"output_router_logits": True} if experts else {}))
     wanted = labels[:, 1:]
     chosen = wanted != IGNORED
-    return F.cross_entropy(model.lm_head(hidden[chosen]), wanted[chosen])
+    loss = F.cross_entropy(model.lm_head(decoded.last_hidden_state[chosen]), wanted[chosen])
+    return loss + BALANCE * load_balancing_loss_func(decoded.router_logits, experts, 2) if experts else loss
 
 
-def optimizers(model: Qwen3ForCausalLM, learning_rate: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers, AdamW for the rest."""
-    matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
+def optimizers(model: Any, learning_rate: float) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the layers, AdamW for the rest: routers and stacked experts among it."""
+    inside = model.model.layers.named_parameters()
+    matrices = [p for name, p in inside if p.ndim == 2 and not name.endswith("mlp.gate.weight")]
     others = [p for p in model.parameters() if not any(p is m for m in matrices)]
     muon = torch.optim.Muon(matrices, lr=learning_rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
     return [muon, torch.optim.AdamW(others, lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0)]
@@ -140,14 +156,12 @@ def schedule(step: int, recipe: Recipe) -> float:
     return min(1.0, (step + 1) / recipe.warmup, (recipe.steps - step) / (recipe.steps * recipe.final_decay))
 
 
-def train(
-    tokenizer: PreTrainedTokenizerFast, recipe: Recipe, on_step: Callable[[int, float], None]
-) -> Qwen3ForCausalLM:
+def train(tokenizer: PreTrainedTokenizerFast, recipe: Recipe, on_step: Callable[[int, float], None]) -> Any:
     """A trained model in float32; `on_step` gets the step and its loss in nats."""
-    model = build_model(tokenizer, recipe.seed)
+    model = build_model(tokenizer, recipe)
     steppers = optimizers(model, recipe.learning_rate)
     for step, (ids, labels) in enumerate(islice(batches(tokenizer, recipe), recipe.steps)):
-        loss = loss_on_responses(model, ids, labels)
+        loss = loss_on_responses(model, ids, labels, recipe.experts)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in steppers:

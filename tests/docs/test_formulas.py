@@ -18,6 +18,7 @@ from mismatch_cli.algorithms.owners import OWNERS
 from mismatch_cli.algorithms.parts import Factor, Mask
 from mismatch_cli.algorithms.table import ALIASES, TABLE
 from mismatch_cli.metrics.gap_table import METRICS, VOLATILITY, Metric
+from mismatch_cli.metrics.routing import ROUTING
 from mismatch_cli.metrics.update_table import CLIPPING, TRAINING
 from mismatch_cli.policies import TRAINER_ROLLOUT, Policies
 from tests.docs.pages import DOCS, is_renewed, renewed
@@ -124,7 +125,7 @@ def findings() -> str:
     return table("| finding | likely cause | what to change | seen in |", rows)
 
 
-NORMAL, KNOBS = DOCS / "normal.md", DOCS / "which-knob.md"
+NORMAL, KNOBS, ROUTES = DOCS / "normal.md", DOCS / "which-knob.md", DOCS / "routing.md"
 PARTS = {
     (PAGE, "volatility"): lambda: metrics(VOLATILITY),
     (PAGE, "vectors"): vectors,
@@ -134,6 +135,7 @@ PARTS = {
     (PAGE, "owners"): lambda: algorithms(OWNERS),
     (PAGE, "clipping"): lambda: metrics(CLIPPING),
     (PAGE, "training"): lambda: metrics(TRAINING),
+    (ROUTES, "routing"): lambda: metrics(ROUTING),
     (NORMAL, "rosetta"): rosetta,
     (KNOBS, "findings"): findings,
 }
