@@ -16,7 +16,6 @@ from mismatch_cli import registry
 from mismatch_cli.errors import MismatchError, UsageError, first_line
 from mismatch_cli.ranks import ALONE, World
 from mismatch_cli.ranks.joined import is_lost_rank
-from mismatch_cli.routing.routes import check_routes
 from mismatch_cli.sampling import SamplingSettings
 
 if TYPE_CHECKING:
@@ -212,6 +211,8 @@ def _check(prompt_id: int, rollout: Rollout) -> None:
     import numpy as np
 
     if rollout.routes_FMK is not None:
+        from mismatch_cli.routing.routes import check_routes
+
         check_routes(rollout.routes_FMK, len(rollout.prompt_ids) + len(rollout.response_ids) - 1, prompt_id)
     logp_T = rollout.logp_rollout_T
     bad_T = ~np.isfinite(logp_T) | (logp_T > 0)

@@ -17,7 +17,7 @@ from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary, Ques
 from mismatch_cli.metrics.clipping.masked import Needs, gather
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.pairs import PAIRS
-from mismatch_cli.metrics.routing import Routing
+from mismatch_cli.metrics.route_flips import Routing
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.rl.learner import Update
 from mismatch_cli.rl.task import Posed

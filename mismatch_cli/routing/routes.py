@@ -16,7 +16,7 @@ from mismatch_cli.errors import MismatchError
 
 UNKNOWN = 2**16 - 1  # in place of an expert that the engine did not name
 NOT_MEASURED = NO_FLIP = 255  # in the token columns
-MOST_LAYERS = 254
+_MOST = 254  # flips that a column can hold
 # Of router margins, in logits: half octaves from 2⁻¹⁶ to 2⁶, with one bin below and one above.
 MARGIN_EDGES = 2.0 ** np.arange(-16, 6.5, 0.5)
 MARGIN_BINS = len(MARGIN_EDGES) + 1
@@ -51,8 +51,8 @@ def compare_routes(
     bin_TM = np.searchsorted(MARGIN_EDGES, margin_TM, side="right")
     margins = (np.bincount(bin_TM[counted_TM & (flipped_TM == at)], minlength=MARGIN_BINS) for at in (False, True))
     return RouteComparison(
-        np.where(known_TM.any(-1), flips_T, NOT_MEASURED).astype(np.uint8),
-        np.where(flips_T > 0, flipped_TM.argmax(-1), NO_FLIP).astype(np.uint8),
+        np.where(known_TM.any(-1), np.minimum(flips_T, _MOST), NOT_MEASURED).astype(np.uint8),
+        np.where(flips_T > 0, np.minimum(flipped_TM.argmax(-1), _MOST), NO_FLIP).astype(np.uint8),
         np.stack([column.sum(0) for column in columns], -1).astype(np.int32),
         np.stack(list(margins)).astype(np.int32),
     )

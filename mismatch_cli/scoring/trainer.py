@@ -21,7 +21,7 @@ from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.head import Head, HeadScores, RolloutRows, score_hidden
 from mismatch_cli.scoring.layout import can_pack, micro_batches, other_shape, pack, pad_right
 from mismatch_cli.scoring.proven_head import proven_head
-from mismatch_cli.scoring.routing import Routing
+from mismatch_cli.scoring.routed_pass import Routing
 from mismatch_cli.sharding import Sharding, is_spread, padded, pass_through, without_gradients
 
 R = TypeVar("R")

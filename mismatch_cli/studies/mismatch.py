@@ -18,8 +18,8 @@ from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.metrics.kept_rows import ScatterSample, WorstTokens
 from mismatch_cli.metrics.lattice import Lattice
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
-from mismatch_cli.metrics.routing import COLUMNS as ROUTE_COLUMNS
-from mismatch_cli.metrics.routing import Routing
+from mismatch_cli.metrics.route_flips import COLUMNS as ROUTE_COLUMNS
+from mismatch_cli.metrics.route_flips import Routing
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.places import shown
 from mismatch_cli.studies.exploration import Exploration, explore

@@ -18,7 +18,7 @@ from mismatch_cli.algorithms.owners import OWNERS
 from mismatch_cli.algorithms.parts import Factor, Mask
 from mismatch_cli.algorithms.table import ALIASES, TABLE
 from mismatch_cli.metrics.gap_table import METRICS, VOLATILITY, Metric
-from mismatch_cli.metrics.routing import ROUTING
+from mismatch_cli.metrics.route_flips import ROUTING
 from mismatch_cli.metrics.update_table import CLIPPING, TRAINING
 from mismatch_cli.policies import TRAINER_ROLLOUT, Policies
 from tests.docs.pages import DOCS, is_renewed, renewed

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mismatch_cli import numbers
-from mismatch_cli.metrics.routing import ROUTING
+from mismatch_cli.metrics.route_flips import ROUTING
 from mismatch_cli.report.tables import col, filled, in_words, keyed, metric_row, mu_bin, percent, plain, table
 from mismatch_cli.report.view import Facts, MetricGroup, Section, Table
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from mismatch_cli.report.plots._lines import draw_line, parts_of, values_of
 from mismatch_cli.report.plots._panels import LEGEND, Panel, Sheet
-from mismatch_cli.routing.routes import MARGIN_EDGES
 
 if TYPE_CHECKING:
     from mismatch_cli.studies.mismatch import PlotData
@@ -69,7 +68,8 @@ def _span(row: dict[str, Any]) -> str:
 
 def _draw_margins(axes: Panel, margins: dict[str, Any]) -> None:
     """Each side as shares of its own, or the flips would not be seen."""
-    edges = np.concatenate([[MARGIN_EDGES[0] / 2**0.5], MARGIN_EDGES, [MARGIN_EDGES[-1] * 2**0.5]])
+    inner = np.array(margins["edges"])  # and a bin beyond each end
+    edges = np.concatenate([inner[:1] ** 2 / inner[1:2], inner, inner[-1:] ** 2 / inner[-2:-1]])
     for name, colour in (("agreeing", axes.theme.blue), ("flipped", axes.theme.orange)):
         counts_B = np.array(margins[name]["counts"], dtype=np.float64)
         if counts_B.sum():

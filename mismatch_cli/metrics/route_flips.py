@@ -112,7 +112,8 @@ class Routing(Accumulator):
             "by_mu": self._by_mu(prompts),
             "first": [int(count) for count in self.first[: len(layers)]],
             "margins": {
-                name: _margins(counts) for name, counts in zip(("agreeing", "flipped"), self.margins, strict=True)
+                "edges": [float(edge) for edge in MARGIN_EDGES],
+                **{name: _margins(counts) for name, counts in zip(("agreeing", "flipped"), self.margins, strict=True)},
             },
         }
 
