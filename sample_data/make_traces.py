@@ -1,8 +1,11 @@
-"""Records the bundled traces with vLLM: `python -m sample_data.make_traces` writes traces/fp8-kv and traces/float32.
+"""Records the bundled traces of the dense model with vLLM: `python -m sample_data.make_traces` writes traces/fp8-kv,
+traces/float32 and traces/bfloat16.
 
 The first is a short training run in miniature. vLLM samples in bfloat16 with a KV cache in fp8; the trainer scores the
 responses in bfloat16 at the same weights, learns from them in a few updates, and scores them again; then vLLM gets the
-new weights. The second is the control: the same prompts at the same weights with everything in float32.
+new weights. The second is the control: the same prompts at the same weights with everything in float32. The third is
+what most people run, bfloat16 on both sides at equal weights, on enough tokens to see how the ratio fans out where μ is
+small (arXiv 2602.04879, figure 2).
 """
 
 from __future__ import annotations
@@ -51,6 +54,14 @@ CONTROL = ProbeConfig(
     samples_per_prompt=4,
     top_logprobs=TOP_K,
     rollout_dtype="float32",
+)
+PRECISION = replace(
+    CONTROL,
+    num_prompts=128,
+    trainer_dtype="bfloat16",
+    samples_per_prompt=2,
+    top_logprobs=8,
+    rollout_dtype="bfloat16",
 )
 SAMPLES = 8
 TRAINING = replace(
@@ -169,7 +180,7 @@ def record_training(folder: Path, log: Path, manifest: dict[str, Any], progress:
 
 
 def main() -> None:
-    """Records both under temporary names, and replaces the bundled traces at the end."""
+    """Records all under temporary names, and replaces the bundled traces at the end."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=HERE / "traces", help="where they go (default: traces/ here)")
     output = parser.parse_args().output.resolve()
@@ -179,7 +190,9 @@ def main() -> None:
         run = Path(temporary)
         record(CONTROL, run, {"flags": flags_of(CONTROL)}, progress)
         record_training(run / "training", run / "log" / "training.log", read_manifest(run / "trace"), progress)
-        for name, recorded in (("float32", run / "trace"), ("fp8-kv", run / "training")):
+        record(PRECISION, run / "precision", {"flags": flags_of(PRECISION)}, progress)
+        made = {"float32": run / "trace", "fp8-kv": run / "training", "bfloat16": run / "precision" / "trace"}
+        for name, recorded in made.items():
             shutil.rmtree(output / name, ignore_errors=True)
             shutil.copytree(recorded, output / name)
 
