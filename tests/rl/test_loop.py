@@ -259,7 +259,7 @@ def test_a_step_in_which_all_is_right_moves_by_momentum_alone(tmp_path, monkeypa
     """Grading is a stand-in: all right in steps 1 and 3, half in step 2. AdamW steps as published trainers' does."""
     earned = iter([[1, 1], [1, 0], [1, 1]])
     monkeypatch.setattr(Run, "grade", lambda self, posed, _: np.resize(np.array(next(earned), np.float32), len(posed)))
-    monkeypatch.setattr(Run, "evaluate", lambda *_: 0.0)
+    monkeypatch.setattr("mismatch_cli.rl.loop.evaluate", lambda *_: {"eval_accuracy": 0.0})
     weights = _weights_of_steps(monkeypatch)
     run(tmp_path / "run", steps=3, rollout_dtype="bfloat16")
     first, second, third = numbers(tmp_path / "run")
