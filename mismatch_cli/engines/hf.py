@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from mismatch_cli.routing.routers import Routers
+    from mismatch_cli.sampling import SamplingSettings
 
 REMOTE, TAKES_WEIGHTS, MEMORY_SHARE, RETURNS_ROUTES = False, True, None, True
 _ARGUMENTS = {"batch_size": 64, "attn_implementation": None, "device_map": None, "max_model_len": None}

@@ -9,7 +9,7 @@ FORMAT_HELP = (
 _BOX = re.compile(r"\\(?:boxed|fbox)\{")
 _END_OF_THOUGHT = "</think>"
 # The words of DAPO-Math-17k and of simple-evals; a prompt that wants a box on that line wants a box.
-_ASKS_FOR_LINE = re.compile(r"of the form:?\s*[\"'“]?Answer:\s*(?!\\boxed)", re.IGNORECASE)
+_ASKS_FOR_LINE = re.compile(r"of the form:?\s*[\"'“]?Answer:(?!\s*\\boxed)", re.IGNORECASE)
 _LINE = re.compile(r"Answer\s*:\s*([^\n]+)", re.IGNORECASE)
 _TAIL, _TAIL_OF_BOX = 300, 100  # characters that verl's scorer of DAPO (math_dapo) looks at
 

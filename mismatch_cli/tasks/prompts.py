@@ -86,14 +86,18 @@ def load_problems(source: PromptSource) -> list[Problem]:
     numbered = zip(numbers, rows, strict=True)
     problems = [_to_problem(i, row, prompt_field, answer_field, source.location) for i, row in numbered]
     if source.unique:
-        problems = list({_identity(problem): problem for problem in reversed(problems)}.values())[::-1]
+        problems = _first_of_each(problems)
     if source.shuffle_seed is not None:
         random.Random(source.shuffle_seed).shuffle(problems)
     return problems[: source.limit]
 
 
-def _identity(problem: Problem) -> str:
-    return json.dumps([problem.prompt, problem.answer])
+def _first_of_each(problems: Iterable[Problem]) -> list[Problem]:
+    """Without those that are there before, with the same prompt and answer."""
+    found: dict[str, Problem] = {}
+    for problem in problems:
+        found.setdefault(json.dumps([problem.prompt, problem.answer]), problem)
+    return list(found.values())
 
 
 def answered_differently(problems: Sequence[Problem]) -> int:

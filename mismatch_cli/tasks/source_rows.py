@@ -132,6 +132,7 @@ def _read_data_set(
 def first_of_each(tables: Iterable[pa.Table], fields: Sequence[str]) -> Iterator[Numbered]:
     """The rows that no earlier one equals in all of these fields that there are; a dotted name lies inside one."""
     import numpy as np
+    import pyarrow as pa
 
     seen: set[bytes] = set()
     before = 0
@@ -141,7 +142,7 @@ def first_of_each(tables: Iterable[pa.Table], fields: Sequence[str]) -> Iterator
         digests = [hashlib.blake2b(key.as_buffer(), digest_size=16).digest() for key in keys.dictionary]
         rows = sorted(int(row) for row, digest in zip(first, digests, strict=True) if digest not in seen)
         seen.update(digests)
-        yield from zip((before + row for row in rows), table.take(rows).to_pylist(), strict=True)
+        yield from zip((before + row for row in rows), table.take(pa.array(rows, pa.int64())).to_pylist(), strict=True)
         before += len(table)
 
 
