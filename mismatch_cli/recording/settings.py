@@ -9,9 +9,8 @@ from mismatch_cli import registry
 from mismatch_cli.errors import UsageError
 from mismatch_cli.options import build, check, setting
 from mismatch_cli.places import bundled
-from mismatch_cli.tasks.answers import FORMAT_HELP, FORMATS
+from mismatch_cli.tasks.answers import FORMAT_HELP, FORMATS, SECONDS_HELP
 from mismatch_cli.tasks.prompts import A_FIELD, TEMPLATE_HELP, TEMPLATES
-from mismatch_cli.tasks.rewards import SECONDS_HELP
 from mismatch_cli.torch_settings import DTYPES
 
 EQUAL, NEWER = "equal", "newer"

@@ -11,9 +11,8 @@ from mismatch_cli.engines import TRANSFERS
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.options import ABOVE_0, BELOW_1, FROM_0, SHARE, UP_TO_1, check, default_of, setting
 from mismatch_cli.places import bundled
-from mismatch_cli.tasks.answers import FORMAT_HELP, FORMATS
+from mismatch_cli.tasks.answers import FORMAT_HELP, FORMATS, SECONDS_HELP
 from mismatch_cli.tasks.prompts import A_FIELD, TEMPLATE_HELP, TEMPLATES
-from mismatch_cli.tasks.rewards import SECONDS_HELP
 from mismatch_cli.torch_settings import DTYPES
 
 _PRESETS = Path(__file__).parent.parent / "presets"

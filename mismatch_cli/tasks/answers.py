@@ -6,6 +6,7 @@ FORMATS = ("auto", "boxed", "line")
 FORMAT_HELP = (
     "Where a response states its answer: in its last box, or on a last line Answer: …; auto: as its prompt asks."
 )
+SECONDS_HELP = "Longest time for your reward: over a response, over a batch, and to load; 0 for 30 s, 600 s and 60 s."
 _BOX = re.compile(r"\\(?:boxed|fbox)\{")
 _END_OF_THOUGHT = "</think>"
 # The words of DAPO-Math-17k and of simple-evals; a prompt that wants a box on that line wants a box.

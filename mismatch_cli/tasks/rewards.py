@@ -12,9 +12,6 @@ from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.tasks._child import Child
 from mismatch_cli.tasks._worker import ARGUMENTS, BATCH, BATCH_ARGUMENTS
 
-SECONDS_HELP = (
-    "Longest time for your reward: over a response, over a batch, and to load; 0 for 30 s, 600 s and 60 s."
-)
 _FOR_ONE, _FOR_A_BATCH, _TO_LOAD = 30, 600, 60  # seconds
 
 
