@@ -15,6 +15,7 @@ _Settings = TypeVar("_Settings")
 ABOVE_0: dict[str, Any] = {"valid": lambda value: value > 0, "wanted": "a number above 0"}
 FROM_0: dict[str, Any] = {"valid": lambda value: value >= 0, "wanted": "0 or more"}
 SHARE: dict[str, Any] = {"valid": lambda value: 0 < value < 1, "wanted": "a share between 0 and 1"}
+UP_TO_1: dict[str, Any] = {"valid": lambda value: 0 < value <= 1, "wanted": "a number above 0, up to 1"}
 BELOW_1: dict[str, Any] = {"valid": lambda value: 0 <= value < 1, "wanted": "a number from 0 to below 1"}
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mismatch_cli.metrics.update_table import LAST
 from mismatch_cli.numbers import number, sparkline, stretches
 from mismatch_cli.rl.train_config import TrainConfig
-from mismatch_cli.studies.runs import sync_in_words, sync_proven
+from mismatch_cli.studies.runs import evaluated_sets, sync_in_words, sync_proven
 from mismatch_cli.text import visible
 
 if TYPE_CHECKING:
@@ -251,6 +251,9 @@ class TrainingView:
         wrong = {"back_offs": "loss-scale back-offs", "grading_timeouts": "grading timeouts"}
         if said := [f"{words} {now[key]}" for key, words in wrong.items() if now.get(key)]:
             found.insert(0, (2, "trouble", said))
+        if sets := [evaluated_sets(record) for record in self._evaluated()[-1:]]:
+            by_set = [f"{visible(name)} {number(accuracy)}" for name, accuracy in sets[0].items()]
+            found[:0] = [(4, "by set", by_set)] if by_set else []
         if self._phases:
             phase, began = self._phases[-1]
             found.append((10, "now", [f"{self._doing(phase)}, {duration(time.monotonic() - began)}"]))
@@ -286,7 +289,9 @@ def _measured(record: Record) -> list[str]:
         "blocked": (record.get("blocked"), 2),
         "bad": (record.get("bad_over_negative"), 2),
     }
-    return [f"{name} {number(value, digits)}" for name, (value, digits) in values.items() if value is not None]
+    found = [f"{name} {number(value, digits)}" for name, (value, digits) in values.items() if value is not None]
+    sets = evaluated_sets(record).items()
+    return [*found[:1], *(f"{visible(name)} {number(accuracy)}" for name, accuracy in sets), *found[1:]]
 
 
 def _curve(rank: int, label: str, values: Sequence[float | None], note: str, digits: int) -> list[tuple[int, Curve]]:

@@ -18,8 +18,10 @@ from mismatch_cli.models import check_attention, check_device, check_model_folde
 from mismatch_cli.options import resumed
 from mismatch_cli.recording.config import CurateConfig, ProbeConfig, RescoreConfig, RolloutConfig
 from mismatch_cli.recording.folder import run_folder
-from mismatch_cli.tasks.grading import check_reward, gradable
-from mismatch_cli.tasks.prompts import check_prompts, is_local, load_problems
+from mismatch_cli.tasks.grading import gradable
+from mismatch_cli.tasks.prompts import check_prompts, load_problems
+from mismatch_cli.tasks.rewards import check_reward
+from mismatch_cli.tasks.source_rows import is_local
 from mismatch_cli.torch_settings import check_threads
 from mismatch_cli.trace.manifest import FILE_NAME, read_manifest, trace_folder
 
@@ -123,7 +125,7 @@ def _check_sampled(config: RolloutConfig) -> None:
         check_prompts(problems, config.prompt_template)
         if isinstance(config, CurateConfig):
             gradable(problems, config.reward, config.prompts)
-    check_reward(config.reward)
+    check_reward(config.reward, config.reward_seconds)
 
 
 def _resolved(name: str | None) -> str | None:

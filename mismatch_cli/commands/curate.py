@@ -59,6 +59,8 @@ def _training(config: CurateConfig, problems: Path) -> list[str | Path]:
         command += ["--model", config.model, "--learning-rate", "1e-6"]
     if config.temperature != 1:
         command += ["--temperature", str(config.temperature)]
-    if config.prompt_template != "chat":
-        command += ["--prompt-template", config.prompt_template]
-    return command + (["--reward", config.reward] if config.reward else [])
+    usual = {"prompt_template": "chat", "answer_format": "auto", "reward": "", "reward_seconds": 0}
+    for name, value in usual.items():
+        if (own := getattr(config, name)) != value:
+            command += [f"--{name.replace('_', '-')}", str(own)]
+    return command

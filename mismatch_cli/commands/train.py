@@ -42,8 +42,8 @@ def command(
     ),
     preset: str = setting(
         _PRESET,
-        "Where every setting starts.",
-        metavar="|".join((*presets(), "FILE.toml")),
+        f"Where every setting starts: {', '.join(presets())}, or a file.",
+        metavar="NAME|FILE.toml",
     ),
     seed: int | None = setting(None, _OWN["seed"], show_default=_SHOWN["seed"]),
     seeds: int = setting(1, "Runs of each algorithm, with seeds counting up.", min=1),

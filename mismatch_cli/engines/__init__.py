@@ -33,6 +33,7 @@ class Request:
 
     prompt_ids: list[int]
     seed: int
+    sampling: SamplingSettings | None = None  # None for those that the engine was made with
 
 
 def _silent(message: str) -> None:
@@ -70,7 +71,10 @@ class Engine(Protocol):
         ...
 
     def sample(self, requests: Sequence[Request], on_finished: Callable[[int], None]) -> list[Rollout]:
-        """Sample one response per request, in the order of the requests; reports how many have finished."""
+        """Sample one response per request, in the order of the requests; reports how many have finished.
+
+        A request may have sampling settings of its own: log μ is that of what its tokens were drawn from.
+        """
         ...
 
     def load_weights(self, model: Any) -> None:

@@ -51,8 +51,9 @@ class Completions:
         given: set[str] = set()
 
         async def rollout_of(request: Request) -> Rollout:
-            room = min(sampling.max_tokens, self.context - len(request.prompt_ids))
-            asked = payload(request, self.model, sampling, top_logprobs, room, salt)
+            own = request.sampling or sampling
+            room = min(own.max_tokens, self.context - len(request.prompt_ids))
+            asked = payload(request, self.model, own, top_logprobs, room, salt)
             # An honest answer stays far below: a server that talks without end is noticed soon.
             most = 2**20 + 16 * len(request.prompt_ids) + 100 * room * (top_logprobs + 10)
             answer, sent = await self.server.post("/v1/completions", asked, most)

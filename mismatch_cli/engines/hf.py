@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.adapters import put_on, read_adapter
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from mismatch_cli.routing.routers import Routers
+    from mismatch_cli.sampling import SamplingSettings
 
 REMOTE, TAKES_WEIGHTS, MEMORY_SHARE, RETURNS_ROUTES = False, True, None, True
 _ARGUMENTS = {"batch_size": 64, "attn_implementation": None, "device_map": None, "max_model_len": None}
@@ -82,9 +84,10 @@ class HfEngine:
             batch = requests[start : start + self._batch_size]
             into = dict(enumerate(sinks[start : start + len(batch)]))
             sampled: dict[int, Rollout] = {}
-            rooms = [self._room(request) for request in batch]
-            for wanted in sorted(set(rooms)):  # a row with less room must not be carried past the context's end
-                rows = [row for row, room in enumerate(rooms) if room == wanted]
+            kinds = [(self._room(request), self._sampling(request)) for request in batch]
+            for wanted in sorted(dict.fromkeys(kinds), key=lambda kind: kind[0]):
+                # A row with less room must not be carried past the context's end.
+                rows = [row for row, kind in enumerate(kinds) if kind == wanted]
                 wanting = {i: into[row] for i, row in enumerate(rows) if row in into}
                 sampled |= zip(rows, self._sample_batch([batch[row] for row in rows], wanting), strict=True)
             rollouts += [sampled[row] for row in range(len(batch))]
@@ -127,7 +130,8 @@ class HfEngine:
         import torch
 
         longest = max(len(r.prompt_ids) for r in batch)
-        recorder = _Recorder(self._settings, self._stop_ids, sinks, self._routers)
+        own = replace(self._settings, sampling=self._sampling(batch[0]))
+        recorder = _Recorder(own, self._stop_ids, sinks, self._routers)
         input_ids, attention_mask = _left_pad([r.prompt_ids for r in batch], longest, self._model.device)
         torch.manual_seed(batch[0].seed)
         with torch.inference_mode():
@@ -160,9 +164,12 @@ class HfEngine:
         self._model.generation_config = config
         return config
 
+    def _sampling(self, request: Request) -> SamplingSettings:
+        return request.sampling or self._settings.sampling
+
     def _room(self, request: Request) -> int:
         """How many tokens this request may sample before it reaches its limit or the end of the context."""
-        return min(self._settings.sampling.max_tokens, self.max_model_len - len(request.prompt_ids))
+        return min(self._sampling(request).max_tokens, self.max_model_len - len(request.prompt_ids))
 
 
 class _Recorder:

@@ -182,7 +182,7 @@ class VllmEngine:
         return alone + self.sample(requests, after(len(alone), on_finished))[len(alone) :]
 
     def _generate(self, requests: Sequence[Request], logprobs: int, on_finished: Callable[[int], None]) -> list[Any]:
-        parameters = [_sampling_params(self._settings.sampling, logprobs, r.seed) for r in requests]
+        parameters = [_sampling_params(r.sampling or self._settings.sampling, logprobs, r.seed) for r in requests]
         prompts = [{"prompt_token_ids": r.prompt_ids} for r in requests]
         try:
             outputs: list[Any] = self.llm.generate(

@@ -135,7 +135,7 @@ class RolloutConfig(RolloutSettings, SamplerSettings, PromptSettings):
             "adapter": self.engine_adapter,
             "threads": self.threads,
             "engine_args": self.engine_args,
-            "reward": self.reward,
+            **self.named("reward", "answer_format"),
         }
 
 

@@ -120,7 +120,15 @@ def loaded_sampler(
     Once it has loaded, an old run in the folder is removed if this one begins `anew`.
     """
     with ExitStack() as stack:
-        grader = stack.enter_context(Grader(tokenizer.decode, reward=config.reward, template=config.prompt_template))
+        grader = stack.enter_context(
+            Grader(
+                tokenizer.decode,
+                reward=config.reward,
+                seconds=config.reward_seconds,
+                template=config.prompt_template,
+                answer_format=config.answer_format,
+            )
+        )
         if config.reward:
             grader.start()  # before the engine loads: a reward of the user's own says at once that it cannot be loaded
         engine = stack.enter_context(closing(_load_engine(config, run_folder, len(tokenizer), progress, full, ranks)))
@@ -273,11 +281,7 @@ def _grades(problems: Sequence[Problem], rollouts: Sequence[Rollout], grader: Gr
     """Rewards, and the advantages that follow; null for the problems that cannot be judged."""
     if not any(grader.can_grade(problem) for problem in problems):
         return {}
-    rewards = [
-        grader.reward(problem, rollout) if grader.can_grade(problem) else np.nan
-        for problem, rollout in zip(problems, rollouts, strict=True)
-    ]
-    reward_S = np.array(rewards, dtype=np.float32)
+    reward_S = np.array(grader.rewards(problems, rollouts), dtype=np.float32)
     advantage_S = group_mean_advantages(reward_S, np.array([p.prompt_id for p in problems]))
     lengths = [len(r.response_ids) for r in rollouts]
     return {

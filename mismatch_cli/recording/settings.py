@@ -9,6 +9,7 @@ from mismatch_cli import registry
 from mismatch_cli.errors import UsageError
 from mismatch_cli.options import build, check, setting
 from mismatch_cli.places import bundled
+from mismatch_cli.tasks.answers import FORMAT_HELP, FORMATS, SECONDS_HELP
 from mismatch_cli.tasks.prompts import A_FIELD, TEMPLATE_HELP, TEMPLATES
 from mismatch_cli.torch_settings import DTYPES
 
@@ -66,6 +67,8 @@ class PromptSettings(Recorded):
     shuffle: bool = of_prompts(False, "Shuffle the prompts by --seed before taking them.")
     prompt_template: str = of_prompts("chat", TEMPLATE_HELP, choices=("template", TEMPLATES))
     reward: str = of_prompts(str, "A reward of your own, in place of math-verify.", metavar="FILE.py:FUNCTION")
+    reward_seconds: int = of_prompts(0, SECONDS_HELP, min=0, changeable=True)
+    answer_format: str = of_prompts("auto", FORMAT_HELP, choices=("answer format", FORMATS))
 
 
 @dataclass(frozen=True, kw_only=True)

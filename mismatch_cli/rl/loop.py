@@ -2,13 +2,16 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.ranks import ALONE, World
 from mismatch_cli.ranks.joined import is_lost_rank, lost_rank
+from mismatch_cli.rl.dynamic import with_other_problems
+from mismatch_cli.rl.evaluation import evaluate, evaluate_before
 from mismatch_cli.rl.run import Record, Run
+from mismatch_cli.rl.step import Step
 from mismatch_cli.rl.train_config import TrainConfig
 
 
@@ -36,13 +39,9 @@ def train(
         run.sync.load()  # also at the start: the engine may have read the model in another precision than the trainer
         if done is None and config.eval_every:
             with seconds("evaluate"):
-                run.evaluate_before()
+                evaluate_before(run)
         for step in range((done or 0) + 1, config.steps + 1):
-            posed = [p for p in run.share(run.task.of_step(step)) for _ in range(config.samples_per_prompt)]
-            with seconds("sample"):
-                rollouts = run.sample(posed, step, config.samples_per_prompt)
-            with seconds("grade"):
-                current = run.graded(step, posed, rollouts)
+            current = _sampled(run, step, seconds)
             with seconds("recompute"):
                 current.recomputed = run.recompute(current)
             batches = run.minibatches(step)
@@ -59,7 +58,7 @@ def train(
             last = step == config.steps
             if last or (config.eval_every and step % config.eval_every == 0):
                 with seconds("evaluate"):
-                    record["eval_accuracy"] = run.evaluate(step)
+                    record |= evaluate(run, step)
             run.write(record | {"seconds": seconds.spent})
             if world.first:
                 on_step(record | {"seconds": seconds.spent})
@@ -71,6 +70,20 @@ def train(
                 return False
         run.save_model()
         return True
+
+
+def _sampled(run: Run, step: int, seconds: Callable[[str], AbstractContextManager[None]]) -> Step:
+    """The responses of a step, graded; of dynamic sampling's further ones sampling and grading are one phase."""
+    config = run.config
+    posed = [p for p in run.share(run.task.of_step(step)) for _ in range(config.samples_per_prompt)]
+    with seconds("sample"):
+        rollouts = run.sample(posed, step, config.samples_per_prompt)
+    with seconds("grade"):
+        current = run.graded(step, posed, rollouts)
+    if config.dynamic_sampling:
+        with seconds("sample"):
+            current = with_other_problems(run, current)
+    return current
 
 
 @contextmanager

@@ -39,6 +39,7 @@ from mismatch_cli.rl.train_config import FILE_NAME, TrainConfig
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import ResponseScores, ScoreRequest, Trainer
 from mismatch_cli.sharding import Sharding, is_spread, on_first, whole_state
+from mismatch_cli.tasks.answers import no_answers
 from mismatch_cli.tasks.grading import group_mean_advantages
 from mismatch_cli.torch_settings import set_threads
 from mismatch_cli.trace.files import could_not_write, open_to_append, replacing_folder, write_atomically
@@ -60,7 +61,8 @@ class Run:
         on_phase: Callable[[str], None] = lambda _: None,
         world: World = ALONE,
     ) -> None:
-        self.config, self.folder, self._say, self._on_phase, self.world = config, run_folder, say, on_phase, world
+        self.config, self.folder, self.say, self._on_phase, self.world = config, run_folder, say, on_phase, world
+        self._stated: int | None = 0  # answers that responses have stated so far; None once it was said that none do
         self._threads = set_threads(config.threads or None, config.model)
         algorithm = find(config.algorithm, training=True)
         response_scale(config.aggregation, np.ones(1), config.max_tokens)  # an unknown name is told first
@@ -89,7 +91,9 @@ class Run:
         config = self.config
         if engine_module(config.engine).REMOTE:
             return self._server_settings(top_k)
-        extra: dict[str, Any] = {} if config.kv_cache_dtype == "auto" else {"kv_cache_dtype": config.kv_cache_dtype}
+        extra = self._context_length()
+        if config.kv_cache_dtype != "auto":
+            extra["kv_cache_dtype"] = config.kv_cache_dtype
         share = engine_module(config.engine).MEMORY_SHARE
         if share is not None and torch.cuda.is_available():  # the trainer lives on the same device
             extra[share] = config.engine_memory
@@ -100,14 +104,19 @@ class Run:
             routes=config.replay_routes,
         )  # fmt: skip
 
+    def _context_length(self) -> dict[str, Any]:
+        """What every engine calls the longest prompt and response together."""
+        longest = self.config.max_context_tokens
+        return {"max_model_len": longest} if longest else {}
+
     def _server_settings(self, top_k: int) -> EngineSettings:
         """Dtypes and the like are decided where the servers are started."""
         config = self.config
-        named = {"url": config.engine_url, "served_model": config.served_model}
+        named = {"url": config.engine_url, "served_model": config.served_model, **self._context_length()}
         folder = Path(config.weights_folder or self.folder / "weights")
         return EngineSettings(
             config.model, self._sampling, top_k, seed=config.seed, extra={k: v for k, v in named.items() if v},
-            say=self._say, world=self.world, weights_folder=folder, weight_transfer=config.weight_transfer,
+            say=self.say, world=self.world, weights_folder=folder, weight_transfer=config.weight_transfer,
         )  # fmt: skip
 
     def _load(self, algorithm: Algorithm) -> None:
@@ -115,7 +124,7 @@ class Run:
         config = self.config
         self.task.pose(self.engine.max_model_len)
         for sentence in self.task.left_out:
-            self._say(sentence)
+            self.say(sentence)
         trainer = Trainer.load(
             config.model,
             sampling=self._sampling,
@@ -127,7 +136,7 @@ class Run:
         if config.gradient_checkpointing:
             checkpoint_layers(trainer.model)
         if warned := warning(trainer.describe()):
-            self._say(warned)
+            self.say(warned)
         self.lora = weights = None
         if config.lora:
             self.lora = start_lora(
@@ -199,14 +208,15 @@ class Run:
         own = self.world.share(len(problems))
         return list(problems[own.start : own.stop])
 
-    def sample(self, posed: list[Posed], step: int, samples: int) -> list[Any]:
+    def sample(
+        self, posed: list[Posed], step: int, samples: int, sampling: SamplingSettings | None = None
+    ) -> list[Any]:
         seeds = [sample_seed(self.config.seed, p.problem.prompt_id, i % samples, step) for i, p in enumerate(posed)]
-        requests = [Request(p.prompt_ids, seed) for p, seed in zip(posed, seeds, strict=True)]
+        requests = [Request(p.prompt_ids, seed, sampling) for p, seed in zip(posed, seeds, strict=True)]
         return sample_checked(self.engine, requests, [p.problem.prompt_id for p in posed], lambda _: None)
 
     def grade(self, posed: list[Posed], rollouts: list[Any]) -> np.ndarray:
-        pairs = zip(posed, rollouts, strict=True)
-        return np.array([self.task.grader.reward(p.problem, r) for p, r in pairs], dtype=np.float32)
+        return np.array(self.task.grader.rewards([p.problem for p in posed], rollouts), dtype=np.float32)
 
     def graded(self, step: int, posed: list[Posed], rollouts: list[Any]) -> Step:
         """A step with the rewards and advantages of its responses, groups of neighbours."""
@@ -271,20 +281,6 @@ class Run:
             raise MismatchError(f"{error} What it was computed from is in {folder}.") from error
         step.uses.append(Use(batch, version, update))
 
-    def evaluate(self, step: int) -> float:
-        """avg@k: the mean over problems of the mean over `eval_samples` samples, by the engine as it is now."""
-        posed = [p for p in self.share(self.task.evaluation) for _ in range(self.config.eval_samples)]
-        rollouts = self.sample(posed, -step, self.config.eval_samples)  # seeds that no step of training has
-        reward_S = np.concatenate(self.world.gather(self.grade(posed, rollouts)))
-        return float(reward_S.mean(dtype=np.float64))
-
-    def evaluate_before(self) -> None:
-        """The same before the first step, as the line of step 0."""
-        accuracy = self.evaluate(0)
-        self._say(f"Accuracy before the first step: {accuracy:.3f}")
-        self.write({"step": 0, "eval_accuracy": accuracy})
-        self.save(0)  # a run that is resumed does not evaluate again, and knows what took too long to grade
-
     def counts(self) -> Record:
         """What went wrong so far and did not stop the run."""
         timeouts = sum(self.world.gather(self.task.grader.timeouts))
@@ -293,12 +289,24 @@ class Run:
     def record(self, step: Step) -> Record:
         """The line of a step, without times, and its trace where one is due; on the first rank, {} elsewhere."""
         counts, responses, every = self.counts(), self._all_responses(step), self.config.trace_every
+        stated = sum(self.world.gather(self.task.grader.stated))
         if responses is None:
             return {}
+        self._warn_of_no_answers(stated, responses)
         if every and step.number % every == 0:
             self.write_trace(f"step-{step.number}", responses.table)
         routers = self.learner.trainer.routing.describe()
         return step_record(step, responses, self.learner.algorithm, routers) | counts
+
+    def _warn_of_no_answers(self, stated: int, responses: Responses) -> None:
+        """Once, where none of what was graded since the last step states an answer: every reward is 0."""
+        if self._stated is None or self.config.reward:
+            return
+        if stated > self._stated:
+            self._stated = stated
+            return
+        self.say(no_answers(len(responses.reward_S), int(responses.truncated_S.sum()), self.config.max_tokens))
+        self._stated = None
 
     def _all_responses(self, step: Step) -> Responses | None:
         """Those of all ranks, on the first one."""

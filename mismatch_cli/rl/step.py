@@ -45,6 +45,7 @@ class Step:
     advantage_S: np.ndarray
     recomputed: list[ResponseScores] | None = None  # by the weights that sampled
     uses: list[Use] = field(default_factory=list)
+    sampled: dict[str, Any] | None = None  # of all groups that were sampled, where others took the place of some
 
 
 @dataclass(frozen=True)
@@ -167,6 +168,8 @@ def step_record(
     }
     if routed := routing.result(0, routers):
         record["routing"] = {key: found["value"] for key, found in routed["metrics"].items()}
+    if step.sampled is not None:
+        record["sampled"] = step.sampled
     return record | _groups(responses.reward_S.reshape(-1, max(step.sample_index) + 1)) | _blocked(batch, algorithm)
 
 

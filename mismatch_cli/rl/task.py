@@ -6,8 +6,10 @@ And what can be wrong with the settings of runs, told before a model is loaded, 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 from mismatch_cli.engines import check_returns_routes, engine_module
@@ -15,8 +17,17 @@ from mismatch_cli.errors import UsageError
 from mismatch_cli.models import check_attention, check_model_folder, known_vocabulary
 from mismatch_cli.rl.train_config import TrainConfig
 from mismatch_cli.sampling import SamplingSettings
-from mismatch_cli.tasks.grading import Grader, check_reward, gradable
-from mismatch_cli.tasks.prompts import Problem, PromptSource, check_prompts, encode_prompts, is_local, load_problems
+from mismatch_cli.tasks.grading import Grader, gradable
+from mismatch_cli.tasks.prompts import (
+    Problem,
+    PromptSource,
+    answered_differently,
+    check_prompts,
+    encode_prompts,
+    load_problems,
+)
+from mismatch_cli.tasks.rewards import check_reward
+from mismatch_cli.tasks.source_rows import is_local
 from mismatch_cli.torch_settings import check_threads
 
 
@@ -28,11 +39,41 @@ class Posed:
     prompt_ids: list[int]
 
 
+def evaluation_sets(config: TrainConfig) -> dict[str, tuple[str, str]]:
+    """Where each evaluation set lies, and its split, by the name that its accuracy gets; none for the training's.
+
+    A set is called as its file or the last part of its name on the hub, a second one of that name with its number.
+    """
+    listed = config.eval_dataset
+    is_one = Path(listed).expanduser().is_file()  # a file may have commas in its name
+    locations = [listed] if is_one else [part.strip() for part in listed.split(",") if part.strip()]
+    splits = [part.strip() for part in config.eval_split.split(",")]
+    if len(splits) == 1:
+        splits *= len(locations)
+    if len(splits) != len(locations):
+        raise UsageError(
+            f"eval_split names {len(splits)} splits for {len(locations)} evaluation sets. "
+            "Give one for all, or one for each, with commas between."
+        )
+    found: dict[str, tuple[str, str]] = {}
+    for location, split in zip(locations, splits, strict=True):
+        name = _name_of(location)
+        number = next(n for n in count(1) if (name if n == 1 else f"{name}-{n}") not in found)
+        found[name if number == 1 else f"{name}-{number}"] = location, split
+    return found
+
+
+def _name_of(location: str) -> str:
+    path = Path(location)
+    return path.stem if is_local(location) else path.name
+
+
 def _load(config: TrainConfig, location: str, split: str, limit: int) -> tuple[list[Problem], int]:
     """The problems that can be judged, and how many there are in all."""
     source = PromptSource(
-        location, config.prompt_field or None, config.answer_field or None, split, limit=limit or None
-    )
+        location, config.prompt_field or None, config.answer_field or None, split, limit=limit or None,
+        unique=config.unique_problems,
+    )  # fmt: skip
     found = load_problems(source)
     check_prompts(found, config.prompt_template)
     return gradable(found, config.reward, location), len(found)
@@ -43,6 +84,11 @@ def _check_number(config: TrainConfig, problems: int) -> None:
         raise UsageError(
             f"prompts_per_step = {config.prompts_per_step} is more than the {problems} problems there are. "
             f"Use --prompts-per-step {problems}, or give more problems."
+        )
+    if config.dynamic_sampling and 2 * config.prompts_per_step > problems:
+        raise UsageError(
+            f"dynamic_sampling takes other problems in place of some, and a step has {config.prompts_per_step} of the "
+            f"{problems} that there are. Use --prompts-per-step {max(1, problems // 2)} or less, or give more problems."
         )
 
 
@@ -56,32 +102,46 @@ class Task:
         self._config, self._tokenizer = config, tokenizer
         self.left_out: list[str] = []  # sentences about problems that are not used
         self.posed: list[Posed] = []
-        self.evaluation: list[Posed] = []
-        self.grader = Grader(tokenizer.decode, reward=config.reward, template=config.prompt_template)
+        self.evaluation: dict[str, list[Posed]] = {}  # by the name of the set
+        self.grader = Grader(
+            tokenizer.decode,
+            reward=config.reward,
+            seconds=config.reward_seconds,
+            template=config.prompt_template,
+            answer_format=config.answer_format,
+        )
         self.problems = self._loaded(config.dataset, config.split, config.num_problems)
         _check_number(config, len(self.problems))
-        self._evaluated = self._loaded(config.eval_dataset, config.eval_split, 0) if config.eval_dataset else None
+        sets = evaluation_sets(config)
+        self._evaluated = {name: (place, self._loaded(place, split, 0)) for name, (place, split) in sets.items()}
         if config.reward:
             self.grader.start()
 
     def _loaded(self, location: str, split: str, limit: int) -> list[Problem]:
-        problems, count = _load(self._config, location, split, limit)
-        if len(problems) < count:
-            without = count - len(problems)
-            self.left_out.append(f"{location}: {without} of {count} problems have no answer and are left out.")
+        problems, total = _load(self._config, location, split, limit)
+        if len(problems) < total:
+            without = total - len(problems)
+            self.left_out.append(f"{location}: {without} of {total} problems have no answer and are left out.")
+        if self._config.unique_problems and (unclear := answered_differently(problems)):
+            self.left_out.append(
+                f"{location}: {unclear} of {len(problems)} problems stand there with more than one answer. "
+                "They are kept, and at most one of the answers can be right."
+            )
         return problems
 
     def pose(self, max_model_len: int) -> None:
         """Put the problems as token ids; one whose prompt fills the context is left out."""
         self.posed = self._encode(self.problems, self._config.dataset, max_model_len)
         _check_number(self._config, len(self.posed))
-        self.evaluation = self.posed
-        if self._evaluated is not None:
-            self.evaluation = self._encode(self._evaluated, self._config.eval_dataset, max_model_len)
+        posed = {name: self._encode(found, place, max_model_len) for name, (place, found) in self._evaluated.items()}
+        self.evaluation = posed or {_name_of(self._config.dataset): self.posed}
 
     def _encode(self, problems: list[Problem], location: str, max_model_len: int) -> list[Posed]:
-        template = self._config.prompt_template
-        encoded = encode_prompts(problems, self._tokenizer, template=template, max_model_len=max_model_len)
+        config = self._config
+        encoded = encode_prompts(
+            problems, self._tokenizer, template=config.prompt_template, max_model_len=max_model_len,
+            max_prompt=config.max_prompt_tokens,
+        )  # fmt: skip
         if encoded.skipped:
             number, first = len(encoded.skipped), encoded.skipped[0]
             self.left_out.append(
@@ -89,6 +149,15 @@ class Task:
                 f"because {first['reason']}."
             )
         return [Posed(p, i) for p, i in zip(encoded.problems, encoded.prompt_ids, strict=True)]
+
+    def others_of_step(self, step: int) -> Iterator[list[Posed]]:
+        """Further problems for a step, as many at a time as it has; they follow from seed and step alone too."""
+        number = self._config.prompts_per_step
+        taken = {posed.problem.prompt_id for posed in self.of_step(step)}
+        others = [posed for posed in self.posed if posed.problem.prompt_id not in taken]
+        random.Random(f"{self._config.seed}/{step}/others").shuffle(others)
+        for batch in range(min(self._config.dynamic_sampling, len(others) // number)):
+            yield others[batch * number : (batch + 1) * number]
 
     def of_step(self, step: int) -> list[Posed]:
         """The problems of a step (they count from 1), without what is left over at the end of an epoch."""
@@ -124,11 +193,12 @@ def check_runs(configs: Sequence[TrainConfig]) -> None:
     check_threads(first.threads)
     if is_local(first.dataset):
         _check_number(first, len(_load(first, first.dataset, first.split, first.num_problems)[0]))
-    if is_local(first.eval_dataset):
-        _load(first, first.eval_dataset, first.eval_split, 0)
+    for location, split in evaluation_sets(first).values():
+        if is_local(location):
+            _load(first, location, split, 0)
     for spec in dict.fromkeys(config.algorithm for config in configs):  # numpy, and for a user's mask torch
         _check_algorithm(spec, first)
-    check_reward(first.reward)
+    check_reward(first.reward, first.reward_seconds)
 
 
 def check_ranks(config: TrainConfig, ranks: int) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 from mismatch_cli import registry
 from mismatch_cli.engines import TRANSFERS
 from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.options import ABOVE_0, BELOW_1, FROM_0, SHARE, check, default_of, setting
+from mismatch_cli.options import ABOVE_0, BELOW_1, FROM_0, SHARE, UP_TO_1, check, default_of, setting
 from mismatch_cli.places import bundled
+from mismatch_cli.tasks.answers import FORMAT_HELP, FORMATS, SECONDS_HELP
 from mismatch_cli.tasks.prompts import A_FIELD, TEMPLATE_HELP, TEMPLATES
 from mismatch_cli.torch_settings import DTYPES
 
@@ -46,17 +47,30 @@ class TrainConfig:
     answer_field: str = of_problems("", "Field that holds the answer.", **A_FIELD)
     split: str = of_problems("train", "Split of a data set on the hub.", metavar="NAME")
     num_problems: int = of_problems(0, "Take only the first N problems; 0 for all.", least=0)
-    eval_dataset: str = of_evaluation(
-        "", "Problems to evaluate on.", metavar="FILE|NAME", show_default="those of the training"
+    unique_problems: bool = of_problems(
+        False, "Leave out problems that are there before, with the same prompt and answer."
     )
-    eval_split: str = of_evaluation("test", "Split of that data set on the hub.", metavar="NAME")
+    max_prompt_tokens: int = of_problems(
+        0, "Leave out problems with a longer prompt, in tokens; 0 for those that fill the context.", least=0
+    )
+    eval_dataset: str = of_evaluation(
+        "",
+        "Problems to evaluate on; several sets with commas between.",
+        metavar="FILE|NAME",
+        show_default="those of the training",
+    )
+    eval_split: str = of_evaluation(
+        "test", "Split of these data sets on the hub: one for all, or one for each with commas between.", metavar="NAME"
+    )
     prompt_template: str = of_problems("chat", TEMPLATE_HELP, choices=("template", TEMPLATES))
     reward: str = of_problems(
         "",
         "A reward of your own.",
         metavar="FILE.py:FUNCTION",
-        show_default="math-verify, on what stands in the last box",
+        show_default="math-verify, on the answer that a response ends with",
     )
+    reward_seconds: int = of_problems(0, SECONDS_HELP, least=0)
+    answer_format: str = of_problems("auto", FORMAT_HELP, choices=("answer format", FORMATS))
     algorithm: str = of_algorithm(
         "dppo-binary-tv",
         "NAME, NAME:PARAMETER=VALUE,… or a file such as my_mask.py; see `mismatch-cli algorithms`.",
@@ -81,7 +95,15 @@ class TrainConfig:
     )  # fmt: skip
     minibatches: int = of_steps(4, "Optimiser steps on the responses of a step, in each epoch.", least=1)
     epochs: int = of_steps(1, "Passes over the responses of a step.", least=1)
+    dynamic_sampling: int = of_steps(
+        0,
+        "In place of groups with equal rewards sample other problems, up to N times as many as a step has; 0 for none.",
+        least=0,
+    )
     max_tokens: int = of_steps(1024, "Longest response, in tokens.", least=1)
+    max_context_tokens: int = of_steps(
+        0, "Longest prompt and response together, in tokens; 0 for as long as the model allows.", least=0
+    )
     temperature: float = of_steps(1.0, "Sampling temperature.")
     learning_rate: float = of_optimiser(1e-6, "Learning rate of AdamW; it stays constant.", **ABOVE_0)
     beta1: float = of_optimiser(0.9, "β₁ of AdamW.", **BELOW_1)
@@ -140,6 +162,10 @@ class TrainConfig:
         0, "Steps between evaluations, the first before training; 0 for one at the end only.", least=0
     )
     eval_samples: int = of_evaluation(4, "Responses to each problem in an evaluation: the k of avg@k.", least=1)
+    eval_temperature: float = of_evaluation(
+        0.0, "Sampling temperature of evaluations; 0 for that of the training.", **FROM_0
+    )
+    eval_top_p: float = of_evaluation(1.0, "Nucleus sampling of evaluations; 1 turns it off.", **UP_TO_1)
     trace_every: int = of_files(0, "Steps between traces for `clipstats`; 0 for none.", least=0)
     checkpoint_every: int = of_files(50, "Steps between checkpoints.", least=1)
 

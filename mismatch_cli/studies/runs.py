@@ -74,13 +74,29 @@ class TrainingRun:
 
     @property
     def final_accuracy(self) -> float | None:
-        """Of the last evaluation; the one before training does not count."""
-        return _or_none(np.mean, _finite(self.series("eval_accuracy")[self.step_N > 0])[-1:])
+        """Of the last evaluation, the mean over its sets; the one before training does not count."""
+        return self._last_measured("eval_accuracy")
 
     @property
     def accuracy_before(self) -> float | None:
         """Of the evaluation before the first step."""
         return _or_none(np.mean, self.series("eval_accuracy")[self.step_N == 0])
+
+    @property
+    def accuracy_by_set(self) -> dict[str, dict[str, float | None]]:
+        """Before training, at its end and at its best, by the name of the evaluation set; empty for a single one."""
+        names = dict.fromkeys(name for record in self.records for name in evaluated_sets(record))
+        return {
+            name: {
+                "before": _or_none(np.mean, self.series("eval", name)[self.step_N == 0]),
+                "final": self._last_measured("eval", name),
+                "best": self.highest("eval", name),
+            }
+            for name in names
+        }
+
+    def _last_measured(self, *keys: str) -> float | None:
+        return _or_none(np.mean, _finite(self.series(*keys)[self.step_N > 0])[-1:])
 
     @property
     def has_gained(self) -> bool:
@@ -124,6 +140,12 @@ class TrainingRun:
         if self.is_done and not missing:
             return None
         return {"steps": self.last_step, "planned_steps": self.planned_steps, "missing_steps": missing}
+
+
+def evaluated_sets(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The accuracy on each set of an evaluation that has several."""
+    found = record.get("eval")
+    return dict(found) if isinstance(found, Mapping) and len(found) > 1 else {}
 
 
 def _finite(value_N: np.ndarray) -> np.ndarray:

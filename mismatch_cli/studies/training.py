@@ -110,6 +110,7 @@ class TrainingAnalysis(Study):
                     "best_reward": run.best_reward,
                     "accuracy_before": run.accuracy_before,
                     "final_accuracy": run.final_accuracy,
+                    "accuracy_by_set": run.accuracy_by_set,
                     "abs_dp_mean_first": run.first("mismatch", "abs_dp_mean"),
                     "abs_dp_mean_last": run.last("mismatch", "abs_dp_mean"),
                     **{key: run.mean(key) for key in ("bad_over_tokens", "bad_over_negative", "blocked")},

@@ -1,5 +1,6 @@
 """A child process that answers a line with a line, and cannot hang whoever asks."""
 
+import hashlib
 import json
 import os
 import selectors
@@ -12,6 +13,7 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.tasks._worker import READY
 
 _SECONDS_TO_START = 60.0  # importing sympy on a slow disk
+_LONGEST_KEPT = 2**16  # characters of a question that took too long; of a longer one its hash is remembered
 _SECONDS_TO_END = 10.0  # of its keeper, which takes at most half of it
 _LONGEST_ANSWER = 2**20  # bytes
 _READ_BYTES = 2**16
@@ -20,14 +22,18 @@ _READ_BYTES = 2**16
 class Child:
     """Runs `python -m module arguments…`, which prints "ready" and then one line for each line.
 
-    A question that takes longer than `seconds` is given up: the child is killed, the next question starts another, and
-    the same question is not tried again. `cannot_start` is what a person is told when there is no "ready". With the
-    child ends every process that it started.
+    A question that takes longer than it may is given up: the child is killed, the next question starts another, and
+    the same question is not tried again. `cannot_start` is what a person is told when there is no "ready"; what the
+    child said behind that word is in `said_at_start` from its first start on. With the child ends every process that it
+    started.
     """
 
-    def __init__(self, module: str, *arguments: str, seconds: float, cannot_start: str) -> None:
+    def __init__(
+        self, module: str, *arguments: str, cannot_start: str, seconds_to_start: float = _SECONDS_TO_START
+    ) -> None:
         self._command = [sys.executable, "-m", module, *arguments]
-        self._seconds, self._cannot_start = seconds, cannot_start
+        self._seconds_to_start, self._cannot_start = seconds_to_start, cannot_start
+        self.said_at_start: str | None = None
         self._given_up: set[str] = set()
         self._process: subprocess.Popen[bytes] | None = None
         self._heard = bytearray()
@@ -40,19 +46,19 @@ class Child:
 
     def give_up(self, questions: Iterable[str]) -> None:
         """Do not try these again."""
-        self._given_up |= set(questions)
+        self._given_up |= set(map(_remembered, questions))
 
-    def ask(self, question: str) -> str | None:
+    def ask(self, question: str, seconds: float) -> str | None:
         """The answer; None where it was given up, empty where the child died of it (out of memory, a crash)."""
-        if question in self._given_up:
+        if _remembered(question) in self._given_up:
             return None
         if self._process is not None and self._hear(self._process, -1, 0.0) == "":  # an answer too late is dropped
             self.stop()  # it died between two questions (out of memory): this one is not to blame
         child = self._process or self.start()
         self._asked += 1
-        answer = self._hear(child, self._asked, self._seconds, f"{self._asked} {question}\n".encode())
+        answer = self._hear(child, self._asked, seconds, f"{self._asked} {question}\n".encode())
         if answer is None:
-            self._given_up.add(question)
+            self.give_up([question])
         if not answer:
             self.stop()
         return answer
@@ -79,10 +85,12 @@ class Child:
             bufsize=0, start_new_session=True,
         )  # fmt: skip
         self._heard.clear()
-        reply = self._hear(self._process, 0, _SECONDS_TO_START)
-        if reply != READY:
+        reply = self._hear(self._process, 0, self._seconds_to_start)
+        ready, _, word = (reply or "").partition(" ")
+        if ready != READY:
             self.stop()
             raise MismatchError(json.loads(reply) if reply else self._cannot_start)
+        self.said_at_start = word
         return self._process
 
     def _hear(self, child: subprocess.Popen[bytes], number: int, seconds: float, unsent: bytes = b"") -> str | None:
@@ -124,3 +132,7 @@ class Child:
             if numbered == b"%d" % number:
                 return text.decode(errors="replace")
         return "" if len(self._heard) > _LONGEST_ANSWER else None
+
+
+def _remembered(question: str) -> str:
+    return question if len(question) <= _LONGEST_KEPT else hashlib.sha256(question.encode()).hexdigest()

@@ -1,7 +1,7 @@
 """The other end of `Child`: a process that answers lines until its parent is gone.
 
 `python -m mismatch_cli.tasks._worker` compares answers with math-verify: one JSON pair per line in, true or false out.
-With FILE.py:FUNCTION it runs a user's reward, a JSON object per line in, its reward or error per line out.
+With FILE.py:FUNCTION it runs a user's reward, a JSON object per line in, its reward (or rewards) or error per line out.
 
 Between us and the code that it runs stands a keeper, a process that ends with all that came of that code, however we
 ended ourselves. What foreign code starts may leave its process group, outlive the process that started it, and hold any
@@ -128,6 +128,8 @@ def _children() -> list[int]:
 
 READY = "ready"
 ARGUMENTS = ("response", "answer", "problem", "finish_reason")  # what a reward may name; it gets those it names
+BATCH_ARGUMENTS = ("responses", "answers", "problems", "finish_reasons")  # of one that judges a batch: lists
+BATCH = "batch"  # what is said behind "ready" for one of those
 
 _MATH_VERIFY_MEMORY = 2**32  # bytes; a response can ask for any number
 _MODULE = "_own_reward"  # not the name of the file, which may be that of a library
@@ -135,8 +137,10 @@ _SHOWN = 300  # characters of what it says
 _SHARE = 0.9  # of the memory that is free when it starts
 
 
-def answer_lines(prepare: Callable[[], Callable[[str], str]], *, limit: int | None) -> None:
+def answer_lines(prepare: Callable[[], tuple[Callable[[str], str], str]], *, limit: int | None) -> None:
     """Say "ready" when `prepare` is done (or the error, if it raises one), then answer each line with its callable.
+
+    Behind "ready" stands the word that `prepare` answers beside it.
 
     A line is a number and a question, its answer the same number and one line; `limit` is in bytes. What the
     callable prints, reads or forks touches neither: both ends are out of its reach, and a process that it forked does
@@ -149,14 +153,14 @@ def answer_lines(prepare: Callable[[], Callable[[str], str]], *, limit: int | No
     os.dup2(nothing, 1)
     worker = os.getpid()
     try:
-        answer = prepare()
+        answer, word = prepare()
     except BaseException as error:
         if os.getpid() != worker:
             raise
         _say(answers, b"0", json.dumps(str(error) or type(error).__name__))
         os._exit(1)  # whatever was started by then may not want to end
     if os.getpid() == worker:
-        _say(answers, b"0", READY)
+        _say(answers, b"0", f"{READY} {word}".strip())
     for line in questions:
         number, _, question = line.partition(b" ")
         reply = answer(question.decode())
@@ -172,7 +176,7 @@ def _say(answers: int, number: bytes, reply: str) -> None:
         left = left[os.write(answers, left) :]
 
 
-def _math_verify() -> Callable[[str], str]:
+def _math_verify() -> tuple[Callable[[str], str], str]:
     logging.disable()  # math-verify warns that its own timeouts are off; ours is the parent's clock
     from math_verify import parse, verify
 
@@ -180,23 +184,31 @@ def _math_verify() -> Callable[[str], str]:
         found, gold = (parse(box, parsing_timeout=None) for box in json.loads(line))
         return json.dumps(bool(verify(gold, found, timeout_seconds=None)))
 
-    return compare
+    return compare, ""
 
 
-def _own_reward() -> Callable[[str], str]:
+def _own_reward() -> tuple[Callable[[str], str], str]:
     function, wanted = _load(*sys.argv[1].rsplit(":", 1))
-    worker = os.getpid()
+    worker, batch = os.getpid(), set(wanted) <= set(BATCH_ARGUMENTS) and bool(wanted)
 
     def reward(line: str) -> str:
         arguments = json.loads(line)
         try:
-            return json.dumps({"reward": _number(function(**{name: arguments[name] for name in wanted}))})
+            said = function(**{name: arguments[name] for name in wanted})
+            return json.dumps({"rewards": _numbers(said)} if batch else {"reward": _number(said)})
         except BaseException as error:  # leaving and interrupting are answers like any other
             if os.getpid() != worker:
                 raise
             return json.dumps({"error": _in_words(error)})
 
-    return reward
+    return reward, BATCH if batch else ""
+
+
+def _numbers(said: Any) -> list[float]:
+    """Those of a list, a tuple, an array or a tensor; whatever else can be walked through has an order of its own."""
+    if isinstance(said, dict | set | frozenset | str | bytes) or not hasattr(said, "__len__"):
+        raise TypeError(f"it answered a {type(said).__name__}, not a list of numbers")
+    return [_number(one) for one in said]
 
 
 def _number(said: Any) -> float:
@@ -230,10 +242,19 @@ def _load(file: str, name: str) -> tuple[Callable[..., Any], list[str]]:
         raise ValueError(f"{file} has no function '{name}'. Give the reward as FILE.py:FUNCTION.")
     parameters = inspect.signature(function).parameters.values()
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    unknown = [p.name for p in named if p.default is p.empty and p.name not in ARGUMENTS]
+    names = {p.name for p in named}
+    one, lists = ([known for known in arguments if known in names] for arguments in (ARGUMENTS, BATCH_ARGUMENTS))
+    unknown = [p.name for p in named if p.default is p.empty and p.name not in (*ARGUMENTS, *BATCH_ARGUMENTS)]
     if unknown:
-        raise ValueError(f"{file}: {name} asks for '{unknown[0]}'. It can ask for {', '.join(ARGUMENTS)}.")
-    return function, [argument for argument in ARGUMENTS if argument in {p.name for p in named}]
+        raise ValueError(
+            f"{file}: {name} asks for '{unknown[0]}'. It can ask for {', '.join(ARGUMENTS)}, or for lists of them: "
+            f"{', '.join(BATCH_ARGUMENTS)}."
+        )
+    if one and lists:
+        raise ValueError(
+            f"{file}: {name} asks for '{one[0]}' and for '{lists[0]}'. A reward judges one response or a list of them."
+        )
+    return function, lists or one
 
 
 if __name__ == "__mp_main__":  # a process of a pool that the function made: it looks the function up by its module

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from math import isfinite, nan
-from pathlib import Path
+from functools import partial
+from math import nan
 from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.batch import Rollout
-from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.errors import MismatchError
 from mismatch_cli.tasks._child import Child
-from mismatch_cli.tasks._worker import ARGUMENTS
-from mismatch_cli.tasks.prompts import Problem
+from mismatch_cli.tasks.answers import asks_for_line, last_boxed, stated_answer
+from mismatch_cli.tasks.prompts import LINE_TEMPLATE, Problem
+from mismatch_cli.tasks.rewards import OwnReward
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,8 +33,6 @@ def group_mean_advantages(reward_S: np.ndarray, prompt_id_S: np.ndarray) -> np.n
     return (reward_S - (sums_G / np.bincount(group_S))[group_S]).astype(np.float32)
 
 
-_BOX = re.compile(r"\\(?:boxed|fbox)\{")
-_END_OF_THOUGHT = "</think>"
 _PLAIN_INTEGER = re.compile(r"-?[0-9]{1,15}")
 
 
@@ -41,33 +40,32 @@ class MathVerify:
     """Compares answers in a child process, which is killed and started anew when a comparison takes too long.
 
     A context manager: the child ends with it. Equal pairs are compared once. `timeouts` counts responses that scored
-    0 because their comparison was given up.
+    0 because their comparison was given up, `stated` those that state an answer.
     """
 
     def __init__(self, seconds: float = 5.0) -> None:
         self._known: dict[tuple[str, str], float] = {}
-        self.timeouts = 0
+        self._seconds = seconds
+        self.timeouts = self.stated = 0
         self.child = Child(
-            "mismatch_cli.tasks._worker", seconds=seconds,
+            "mismatch_cli.tasks._worker",
             cannot_start="The grading worker (math-verify) did not start. Try: python -c 'import math_verify'",
         )  # fmt: skip
 
-    def grade(self, response: str, answer: str, finish_reason: str, *, in_thought: bool = False) -> float:
-        """1 if the last `\\boxed{}` of a response equals the answer, else 0; a truncated response scores 0.
-
-        `in_thought`: the prompt has opened a thought, and only what follows its one closing tag is the answer.
-        """
-        if in_thought:
-            response = _after_the_thought(response)
-        boxed = None if finish_reason == "length" else last_boxed(response)
-        if boxed is None:
+    def grade(
+        self, response: str, answer: str, finish_reason: str, *, in_thought: bool = False, on_line: bool = False
+    ) -> float:
+        """1 if what a response states (see `stated_answer`) equals the answer, else 0; a truncated one scores 0."""
+        stated = stated_answer(response, in_thought=in_thought, on_line=on_line) if finish_reason != "length" else None
+        if stated is None:
             return 0.0
-        if _PLAIN_INTEGER.fullmatch(boxed) and _PLAIN_INTEGER.fullmatch(answer):
-            return float(int(boxed) == int(answer))  # what the library says too, a thousand times sooner
-        pair = (boxed, answer)
+        self.stated += 1
+        if _PLAIN_INTEGER.fullmatch(stated) and _PLAIN_INTEGER.fullmatch(answer):
+            return float(int(stated) == int(answer))  # what the library says too, a thousand times sooner
+        pair = (stated, answer)
         if pair in self._known:
             return self._known[pair]
-        reply = self._compare(boxed, answer)
+        reply = self._compare(stated, answer)
         if reply is None:
             self.timeouts += 1
             return 0.0
@@ -79,81 +77,20 @@ class MathVerify:
     def __exit__(self, *_: object) -> None:
         self.child.stop()
 
-    def _compare(self, boxed: str, answer: str) -> float | None:
+    def _compare(self, stated: str, answer: str) -> float | None:
         """None where it was given up: it took too long, or two children died of it (the first may be the machine's)."""
         # Both as LaTeX boxes: the one form whose extent math-verify does not have to guess.
-        question = json.dumps([_as_box(boxed), _as_box(answer)])
-        reply = self.child.ask(question) or self.child.ask(question)  # what took too long is not tried again
+        question = json.dumps([_as_box(stated), _as_box(answer)])
+        ask = partial(self.child.ask, question, self._seconds)
+        reply = ask() or ask()  # what took too long is not tried again
         if not reply:
             self.child.give_up([question])
         return float(reply == "true") if reply else None
 
 
-def _after_the_thought(response: str) -> str:
-    """Empty where the thought does not end, or where a second one ends: which of the two was the answer?"""
-    _, closed, rest = response.partition(_END_OF_THOUGHT)
-    return rest if closed and _END_OF_THOUGHT not in rest else ""
-
-
 def _as_box(answer: str) -> str:
     inner = last_boxed(answer)
     return f"\\boxed{{{answer.strip().strip('$') if inner is None else inner}}}"
-
-
-def last_boxed(text: str) -> str | None:
-    """The content of the last complete `\\boxed{…}` or `\\fbox{…}`, braces balanced; None where there is none.
-
-    Of nested boxes the inner one, whose content both share. One pass: responses can be long and hostile.
-    """
-    found, best_start, open_braces = None, -1, []
-    boxes = {match.end() for match in _BOX.finditer(text)}
-    for index, character in enumerate(text, start=1):
-        if character == "{":
-            open_braces.append(index)
-        elif character == "}" and open_braces:
-            start = open_braces.pop()
-            if start in boxes and start > best_start:
-                found, best_start = text[start : index - 1], start
-    return found
-
-
-def check_reward(where: str) -> None:
-    """Load a reward function once and let go of it, so that what is wrong with it is told first; nothing for none."""
-    if where:
-        reward = OwnReward(where)
-        try:
-            reward.child.start()
-        finally:
-            reward.child.stop()
-
-
-class OwnReward:
-    """Calls `FUNCTION` of `FILE.py`; what it takes too long over earns 0 and is counted in `timeouts`."""
-
-    def __init__(self, where: str, seconds: float = 30.0) -> None:
-        file, colon, name = where.rpartition(":")
-        if not colon or not name.isidentifier() or not Path(file).is_file():
-            raise UsageError(f"--reward {where}: there is no such function. Give it as path/to/file.py:function.")
-        self._where = where
-        self.timeouts = 0
-        self.child = Child(
-            "mismatch_cli.tasks._worker", f"{Path(file).resolve()}:{name}",
-            seconds=seconds, cannot_start=f"{file} did not load within a minute.",
-        )  # fmt: skip
-
-    def grade(self, response: str, answer: str | None, finish_reason: str, problem: Any) -> float:
-        """What the function says; a `MismatchError` where it fails or says something that is no finite number."""
-        values = (response, answer, problem, finish_reason)
-        reply = self.child.ask(json.dumps(dict(zip(ARGUMENTS, values, strict=True))))
-        if reply is None:
-            self.timeouts += 1
-            return 0.0
-        said: dict[str, Any] = json.loads(reply) if reply else {"error": "its process died"}
-        reward = float(said.get("reward", nan))
-        if not isfinite(reward):
-            why = said.get("error", f"it answered {reward}")
-            raise MismatchError(f"--reward {self._where} failed: {why}. Try it alone on response {response[:200]!r}.")
-        return reward
 
 
 def gradable(problems: Sequence[Problem], reward: str, location: str) -> list[Problem]:
@@ -167,27 +104,52 @@ def gradable(problems: Sequence[Problem], reward: str, location: str) -> list[Pr
 class Grader:
     """Grades responses as text; a context manager, because a child process does the work.
 
-    `reward` is FILE.py:FUNCTION, or empty for math-verify. With the template "r1-distill" only what follows the thought
-    is the answer.
+    `reward` is FILE.py:FUNCTION, which may take `seconds`, or empty for math-verify. With the template "r1-distill"
+    only what follows the thought is the answer. `answer_format` says where it stands, "auto" that each prompt says it.
     """
 
-    def __init__(self, decode: Callable[[list[int]], str], *, reward: str = "", template: str = "chat") -> None:
+    def __init__(
+        self,
+        decode: Callable[[list[int]], str],
+        *,
+        reward: str = "",
+        seconds: float = 0,
+        template: str = "chat",
+        answer_format: str = "auto",
+    ) -> None:
         self._decode, self._in_thought = decode, template == "r1-distill"
-        self._by: MathVerify | OwnReward = OwnReward(reward) if reward else MathVerify()
+        self._format = "line" if (answer_format, template) == ("auto", LINE_TEMPLATE) else answer_format
+        self._by: MathVerify | OwnReward = OwnReward(reward, seconds) if reward else MathVerify()
 
     def can_grade(self, problem: Problem) -> bool:
         """Without an answer only a function of the user's has something to say."""
         return isinstance(self._by, OwnReward) or problem.answer is not None
 
-    def reward(self, problem: Problem, rollout: Rollout) -> float:
-        """What a response to a problem earns; 0 where grading takes too long."""
-        stopped = rollout.finish_reason == "stop"
-        said = rollout.response_ids[:-1] if stopped else rollout.response_ids  # the token that ends it is no text
-        response = self._decode(said)
+    def rewards(self, problems: Sequence[Problem], rollouts: Sequence[Rollout]) -> list[float]:
+        """What responses to problems earn; 0 where grading takes too long, NaN where nobody can grade."""
+        pairs = list(zip(problems, rollouts, strict=True))
         if isinstance(self._by, OwnReward):
-            return self._by.grade(response, problem.answer, rollout.finish_reason, problem.prompt)
-        assert problem.answer is not None
-        return self._by.grade(response, problem.answer, rollout.finish_reason, in_thought=self._in_thought)
+            rows = [(self._text(r), problem.answer, problem.prompt, r.finish_reason) for problem, r in pairs]
+            return self._by.grade_all(rows)
+        return [self._verified(problem, rollout) for problem, rollout in pairs]
+
+    def _verified(self, problem: Problem, rollout: Rollout) -> float:
+        if problem.answer is None:
+            return nan
+        assert isinstance(self._by, MathVerify)
+        on_line = asks_for_line(problem.prompt) if self._format == "auto" else self._format == "line"
+        return self._by.grade(
+            self._text(rollout), problem.answer, rollout.finish_reason, in_thought=self._in_thought, on_line=on_line
+        )
+
+    def _text(self, rollout: Rollout) -> str:
+        stopped = rollout.finish_reason == "stop"  # the token that ends it is no text
+        return self._decode(rollout.response_ids[:-1] if stopped else rollout.response_ids)
+
+    @property
+    def stated(self) -> int:
+        """Responses so far that state an answer, by the rules of math-verify alone."""
+        return self._by.stated if isinstance(self._by, MathVerify) else 0
 
     @property
     def timeouts(self) -> int:

@@ -1,18 +1,17 @@
 """Problems from a local file or a data set on the hub, and the token ids that an engine starts from."""
 
-import csv
 import json
 import random
-import sys
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mismatch_cli.errors import MismatchError, UsageError, first_line
-from mismatch_cli.memory import allowance, bounded, decoded_bytes, too_large
 from mismatch_cli.registry import unknown
 from mismatch_cli.tasks._templates import rendered
+from mismatch_cli.tasks.answers import asks_for_line
+from mismatch_cli.tasks.source_rows import Row, read_rows
 from mismatch_cli.text import is_whole
 
 _PROMPT_FIELDS = ("problem", "prompt", "question", "instruction", "input", "text", "messages")
@@ -21,16 +20,28 @@ A_FIELD: dict[str, Any] = {
     "metavar": "FIELD",
     "show_default": "the first with a usual name",
 }  # of a flag that names one
-TEMPLATES = ("chat", "raw", "r1-distill")
-TEMPLATE_HELP = "What is put around a problem: the model's chat template, nothing, or that of R1-Distill models."
+LINE_TEMPLATE = "answer-line"
+TEMPLATES = ("chat", "raw", "r1-distill", "boxed", LINE_TEMPLATE)
+TEMPLATE_HELP = (
+    "What is put around a problem: the model's chat template, nothing, or that of R1-Distill models; or the chat "
+    "template and words that ask for a box or a line Answer: …, where the problem does not."
+)
 # The prompt for DeepSeek-R1-Distill models in the code of the sanity test (sail-sg/Precision-RL, by oat): the response
 # begins inside the thought.
 _R1_DISTILL = (
     "<｜begin▁of▁sentence｜><｜User｜>{problem} Please reason step by step, "
     "and put your final answer within \\boxed{{}}.\n<｜Assistant｜><think>\n"
 )
-_ROWS_AT_A_TIME, _ROLES = 64, 4
-_LOCAL_FORMATS = (".jsonl", ".json", ".parquet", ".csv")
+# What these ask: the usual words for Qwen's models, and those of DAPO-Math-17k (BytedTsinghua-SIA on the hub).
+_WORDS = {
+    "boxed": "{problem}\nPlease reason step by step, and put your final answer within \\boxed{{}}.",
+    LINE_TEMPLATE: (
+        "Solve the following math problem step by step. The last line of your response should be of the form "
+        "Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n{problem}\n\n"
+        'Remember to put your answer on its own line after "Answer:".'
+    ),
+}
+_ROLES = 4
 
 
 @dataclass(frozen=True)
@@ -53,6 +64,7 @@ class PromptSource:
     config: str | None = None
     limit: int | None = None
     shuffle_seed: int | None = None
+    unique: bool = False  # leave out what is there before, with the same prompt and answer
 
 
 def load_problems(source: PromptSource) -> list[Problem]:
@@ -60,7 +72,9 @@ def load_problems(source: PromptSource) -> list[Problem]:
 
     Raises a `MismatchError` for a missing, empty or unreadable source and a `UsageError` for an unknown field.
     """
-    rows = list(_read_rows(source))
+    asked = source.prompt_field or _PROMPT_FIELDS, source.answer_field or _ANSWER_FIELDS
+    fields = [name for names in asked for name in ([names] if isinstance(names, str) else names)]
+    numbers, rows = read_rows(source.location, source.config, source.split, fields if source.unique else None)
     if not rows:
         raise MismatchError(f"{source.location} holds no prompts. Give a file with one problem per line.")
     prompt_field = _choose_field(rows, source.prompt_field, _PROMPT_FIELDS, "--prompt-field", source.location)
@@ -69,99 +83,30 @@ def load_problems(source: PromptSource) -> list[Problem]:
         raise UsageError(
             f"{source.location} has the fields {', '.join(rows[0])}. Say which holds the prompt with --prompt-field."
         )
-    problems = [_to_problem(i, row, prompt_field, answer_field, source.location) for i, row in enumerate(rows)]
+    numbered = zip(numbers, rows, strict=True)
+    problems = [_to_problem(i, row, prompt_field, answer_field, source.location) for i, row in numbered]
+    if source.unique:
+        problems = _first_of_each(problems)
     if source.shuffle_seed is not None:
         random.Random(source.shuffle_seed).shuffle(problems)
     return problems[: source.limit]
 
 
-def is_local(location: str) -> bool:
-    """Whether this is a file, there or not, rather than a data set of the hub or a folder laid out like one."""
-    path = Path(location).expanduser()
-    return path.is_file() or path.suffix in _LOCAL_FORMATS
+def _first_of_each(problems: Iterable[Problem]) -> list[Problem]:
+    """Without those that are there before, with the same prompt and answer."""
+    found: dict[str, Problem] = {}
+    for problem in problems:
+        found.setdefault(json.dumps([problem.prompt, problem.answer]), problem)
+    return list(found.values())
 
 
-def _read_rows(source: PromptSource) -> Iterator[Mapping[str, Any]]:
-    path = Path(source.location).expanduser()
-    if path.is_file():
-        yield from _read_file(path)
-    elif path.suffix in _LOCAL_FORMATS:
-        raise MismatchError(f"There is no file {path}. Give the path of a .jsonl, .json, .parquet or .csv file.")
-    else:
-        yield from _read_data_set(source)
+def answered_differently(problems: Sequence[Problem]) -> int:
+    """Of problems of which none is repeated, those whose prompt stands there with another answer too."""
+    times = Counter(json.dumps(problem.prompt) for problem in problems)
+    return sum(number for number in times.values() if number > 1)
 
 
-def _read_file(path: Path) -> Iterable[Mapping[str, Any]]:
-    if path.suffix not in _LOCAL_FORMATS:
-        raise UsageError(f"{path} has the ending '{path.suffix}'. Prompts are read from {', '.join(_LOCAL_FORMATS)}.")
-    readers = {".jsonl": _read_jsonl, ".json": _read_json, ".parquet": _read_parquet, ".csv": _read_csv}
-    try:
-        with bounded(path, path.stat().st_size):
-            return list(readers[path.suffix](path))
-    except (OSError, ValueError, RecursionError, csv.Error) as error:
-        raise MismatchError(f"{path} cannot be read: {first_line(error)}. Mend it, or name another file.") from error
-
-
-def _read_jsonl(path: Path) -> Iterator[Mapping[str, Any]]:
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"line {number} is no JSON ({error}).") from error
-            if not isinstance(row, dict):
-                raise ValueError(f"line {number} is no JSON object. Write one {{...}} per line.")
-            yield row
-
-
-def _read_json(path: Path) -> Iterator[Mapping[str, Any]]:
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
-        raise ValueError("the file is no JSON list of objects.")
-    yield from content
-
-
-def _read_parquet(path: Path) -> Iterator[Mapping[str, Any]]:
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(path) as file:
-        size = path.stat().st_size
-        if decoded_bytes(file.metadata) > allowance(size):
-            raise too_large(path, size)
-        for rows in file.iter_batches(_ROWS_AT_A_TIME):
-            yield from rows.to_pylist()
-
-
-def _read_csv(path: Path) -> Iterator[Mapping[str, Any]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        for row in reader:
-            if None in row:  # an unquoted comma would push the answer into a column without a name
-                raise ValueError(f"line {reader.line_num} has more values than the first line has names")
-            yield row
-
-
-def _read_data_set(source: PromptSource) -> Iterator[Mapping[str, Any]]:
-    """A data set on the hub by name, or a folder laid out like one."""
-    from datasets import disable_progress_bars, load_dataset
-
-    if not sys.stderr.isatty():
-        disable_progress_bars()  # in a log it is a line that is never finished
-    try:
-        dataset = load_dataset(source.location, source.config, split=source.split)
-    except Exception as error:  # the hub client has no common base class for "not there"
-        raise MismatchError(
-            f"'{source.location}' is no local file, and loading it as a data set failed: {first_line(error)}. "
-            "Give the path of a .jsonl, .json, .parquet or .csv file, or the name of a data set and its split."
-        ) from error
-    yield from dataset
-
-
-def _choose_field(
-    rows: list[Mapping[str, Any]], asked: str | None, usual: tuple[str, ...], flag: str, location: str
-) -> str | None:
+def _choose_field(rows: list[Row], asked: str | None, usual: tuple[str, ...], flag: str, location: str) -> str | None:
     """The field asked for, or the first of the usual names, that at least one row fills."""
     filled = (name for name in ([asked] if asked else usual) if any(_get(row, name) is not None for row in rows))
     found = next(filled, None)
@@ -229,24 +174,28 @@ def check_template(template: str) -> None:
 def check_prompts(problems: list[Problem], template: str) -> None:
     """A `MismatchError` for a conversation where a template takes one text."""
     check_template(template)
-    if template != "chat":
+    if template in ("raw", "r1-distill"):
         for problem in problems:
             _as_text(problem, template)
 
 
 def encode_prompts(
-    problems: list[Problem], tokenizer: Any, *, template: str = "chat", max_model_len: int
+    problems: list[Problem], tokenizer: Any, *, template: str = "chat", max_model_len: int, max_prompt: int = 0
 ) -> EncodedPrompts:
-    """Put the problems as one of `TEMPLATES`; leave out prompts without room for a token.
+    """Put the problems as one of `TEMPLATES`; leave out prompts without room for a token, or longer than `max_prompt`.
 
     "chat" is the tokenizer's own template; a tokenizer that has none gets the prompts raw.
     """
-    if template == "chat" and getattr(tokenizer, "chat_template", None) is None:
-        template = "raw"
-    check_prompts(problems, template)
+    check_template(template)
+    words = _WORDS.get(template)
+    around = "chat" if words else template
+    if around == "chat" and getattr(tokenizer, "chat_template", None) is None:
+        around = "raw"
+    put = [_asked(problem, words) for problem in problems] if words else problems
+    check_prompts(put, around)
     kept, ids, skipped = [], [], []
-    for problem, prompt_ids in zip(problems, _encoded(problems, tokenizer, template), strict=True):
-        reason = _unusable(prompt_ids, max_model_len)
+    for problem, prompt_ids in zip(problems, _encoded(put, tokenizer, around), strict=True):
+        reason = _unusable(prompt_ids, max_model_len, max_prompt)
         if reason:
             skipped.append({"prompt_id": problem.prompt_id, "tokens": len(prompt_ids), "reason": reason})
         else:
@@ -254,14 +203,26 @@ def encode_prompts(
             ids.append(prompt_ids)
     if not kept:
         raise MismatchError(f"No prompt is left: all {len(skipped)} were skipped ({skipped[0]['reason']}).")
-    return EncodedPrompts(kept, ids, skipped, template)
+    return EncodedPrompts(kept, ids, skipped, template if words else around)
 
 
-def _unusable(prompt_ids: list[int], max_model_len: int) -> str | None:
+def _asked(problem: Problem, words: str) -> Problem:
+    """The problem in these words, around what a user said last; as it is, where it says itself how to answer."""
+    prompt = problem.prompt
+    *before, last = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    if "\\boxed" in last["content"] or asks_for_line(prompt):
+        return problem
+    worded = words.format(problem=last["content"])
+    return replace(problem, prompt=worded if isinstance(prompt, str) else [*before, {**last, "content": worded}])
+
+
+def _unusable(prompt_ids: list[int], max_model_len: int, max_prompt: int) -> str | None:
     if not prompt_ids:
         return "the prompt is empty"
     if len(prompt_ids) >= max_model_len:
         return f"the prompt has {len(prompt_ids)} tokens, the context {max_model_len}"
+    if 0 < max_prompt < len(prompt_ids):
+        return f"the prompt has {len(prompt_ids)} tokens, and at most {max_prompt} are allowed"
     return None
 
 

@@ -93,7 +93,8 @@ def test_choices_are_shown_as_such():
         assert {(name, "--engine"), (name, "--prompt-template"), (name, "--rollout-dtype")} <= shown
     for flag in ("compare --pair", "train --aggregation", "report --export", "import --weights", "import --format"):
         assert tuple(flag.split()) in shown
-    assert row_of("train", "--preset").value == "|".join((*presets(), "FILE.toml"))
+    assert row_of("train", "--preset").value == "NAME|FILE.toml"
+    assert ", ".join(presets()) in row_of("train", "--preset").does
 
 
 @pytest.mark.parametrize(("command", "row"), CHOICES, ids=[f"{name} {row.names}" for name, row in CHOICES])
@@ -109,7 +110,7 @@ def test_train_shows_the_values_of_its_default_preset_in_panels(helps):
     settings = vars(load_config("miniature", {}))
     words = {name for name in settings if row_of("train", flag_of(name)).default != str(settings[name])}
     in_words_of_their_own = {"model", "dataset", "eval_dataset", "prompt_field", "answer_field", "reward", "attn"}
-    off = {"recompute", "lora", "gradient_checkpointing", "cpu_offload"}
+    off = {"recompute", "lora", "gradient_checkpointing", "cpu_offload", "unique_problems", "replay_routes"}
     assert words == in_words_of_their_own | {"served_model", "weights_folder"} | off
     text = in_words(helps["train", 80])
     assert "The defaults below are those of the preset miniature" in text

@@ -71,6 +71,14 @@ def rows(view: TrainingView, width: int = 77, height: int = 23) -> dict[str, str
     return {line[:10].strip(): line[10:].strip() for line in lines if line and not line.startswith(("━", "─"))}
 
 
+def test_each_evaluation_set_is_shown_where_there_are_several() -> None:
+    sets = {"eval_accuracy": 0.4, "eval": {"aime_2024": 0.5, "aime\x1b25": 0.3}}
+    view = view_of(11, *[{}] * 9, sets)
+    assert rows(view)["by set"] == "aime_2024 0.500 · aime\\x1b25 0.300"
+    assert "accuracy 0.400  aime_2024 0.500  aime\\x1b25 0.300" in view_of(10, *[{}] * 9, sets).line()
+    assert "by set" not in rows(view_of(11, *[{}] * 9, {"eval": {"aime_2024": 0.5}}))
+
+
 def test_what_is_shown() -> None:
     view = view_of(30, runs=3, prompts_per_step=16, samples_per_prompt=8)
     text, found = shown(view), rows(view)

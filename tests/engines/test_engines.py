@@ -50,11 +50,11 @@ def engine(request, tmp_path_factory):
     torch.set_num_threads(before)
 
 
-def reference_logp_TV(model, rollout) -> torch.Tensor:
+def reference_logp_TV(model, rollout, sampling: SamplingSettings = TRUNCATED) -> torch.Tensor:
     ids = torch.tensor([rollout.prompt_ids + rollout.response_ids])
     with torch.inference_mode():
         logits_TV = model(ids).logits[0, len(rollout.prompt_ids) - 1 : -1]
-    return TRUNCATED.process(logits_TV).log_softmax(-1)
+    return sampling.process(logits_TV).log_softmax(-1)
 
 
 def test_mu_is_the_distribution_that_was_sampled(engine, prompts, model):
@@ -71,6 +71,19 @@ def test_mu_is_the_distribution_that_was_sampled(engine, prompts, model):
             np.testing.assert_allclose(topk[:count], logp_TV[position].topk(count).values, atol=2e-5)
             assert torch.isinf(topk[count:]).all()
             assert (rollout.rank_rollout_T[position] == 1) == (expected_T[position] >= logp_TV[position].max() - 1e-6)
+
+
+def test_a_request_may_be_sampled_in_a_way_of_its_own(engine, prompts, model):
+    """Beside others in one call: its nucleus, its temperature, its limit; what they leave is what log μ is of."""
+    own = SamplingSettings(temperature=0.5, top_p=0.6, max_tokens=7)
+    requests = [Request(prompts[i % 2], seed=i, sampling=own if i % 3 else None) for i in range(12)]
+    rollouts = engine.sample(requests, lambda n: None)
+    assert {len(r.response_ids) for r, q in zip(rollouts, requests, strict=True) if q.sampling} <= set(range(1, 8))
+    assert max(len(r.response_ids) for r, q in zip(rollouts, requests, strict=True) if not q.sampling) > 7
+    for request, rollout in zip(requests, rollouts, strict=True):
+        logp_TV = reference_logp_TV(model, rollout, request.sampling or TRUNCATED)
+        expected_T = logp_TV.gather(1, torch.tensor(rollout.response_ids)[:, None])[:, 0]
+        np.testing.assert_allclose(rollout.logp_rollout_T, expected_T, atol=2e-5)
 
 
 def test_the_whole_distribution_of_the_first_responses_is_handed_out(engine, prompts, model):

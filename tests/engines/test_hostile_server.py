@@ -6,6 +6,7 @@ import gzip
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,24 @@ def test_an_honest_answer_is_taken_over(fake):
         ranks = [i + 1 if i < K else -1 for i in rollout.response_ids]
         assert rollout.rank_rollout_T.tolist() == ranks
         assert rollout.topk_ids_TK.tolist() == [list(range(K))] * 4
+
+
+def test_a_request_is_asked_for_in_its_own_way(fake, monkeypatch):
+    """Its sampling, where it has one, reaches the server; the others' is the engine's."""
+    asked: list[dict[str, Any]] = []
+    sent = _server_http.Server.post
+
+    async def noting(self: Any, path: str, body: dict[str, Any], most: int) -> Any:
+        asked.append(body)
+        return await sent(self, path, body, most)
+
+    monkeypatch.setattr(_server_http.Server, "post", noting)
+    engine, own = engine_at(fake), SamplingSettings(temperature=0.6, top_p=0.95, max_tokens=2)
+    asked.clear()
+    mixed = [replace(request, sampling=own) if i % 2 else request for i, request in enumerate(REQUESTS)]
+    assert [len(r.response_ids) for r in sample(engine, mixed)] == [4, 2] * 3
+    told = {tuple(a["prompt"]): (a["temperature"], a["top_p"], a["max_tokens"]) for a in asked}  # and two looks at it
+    assert [told[tuple(r.prompt_ids)] for r in REQUESTS] == [(1.0, 1.0, 4), (0.6, 0.95, 2)] * 3
 
 
 # What is sent on the line itself.

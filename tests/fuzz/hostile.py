@@ -23,7 +23,7 @@ from mismatch_cli.models import load_tokenizer
 from mismatch_cli.places import bundled
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.tasks import _templates
-from mismatch_cli.tasks.grading import OwnReward
+from mismatch_cli.tasks.rewards import OwnReward
 from tests.engines.fake_server import FakeServer, completion
 from tests.fuzz import strategies as of
 from tests.fuzz.properties import Kind, judge

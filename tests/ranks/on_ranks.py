@@ -28,7 +28,7 @@ from mismatch_cli.rl.train_config import TrainConfig, load_config
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
 from mismatch_cli.sharding import Sharding, whole
-from tests.rl.small_runs import ON_RANKS, SHORT, SMALL, reward_file
+from tests.rl.small_runs import ON_RANKS, SHORT, SMALL, reward_file, trained_dynamically
 from tests.warm import Forked
 
 PLAIN = SamplingSettings()
@@ -180,6 +180,11 @@ def trained(folder: Path, world: World) -> None:
         train(config, folder / name, lambda _: None, world=world)
 
 
+def dynamic(folder: Path, world: World) -> None:
+    """Groups that teach nothing are replaced, whoever has sampled them."""
+    trained_dynamically(folder, world)
+
+
 def deserted(_: Path, world: World) -> None:
     """The first rank waits for one that has ended."""
     if world.first:
@@ -199,7 +204,7 @@ def kept(folder: Path, ranks: int, name: str = "found") -> dict:
 def main(what: str, folder: str) -> None:
     torch.set_num_threads(1)
     functions: dict[str, Callable[[Path, World], None]] = {
-        function.__name__: function for function in (gradients, restored, trained, deserted)
+        function.__name__: function for function in (gradients, restored, trained, dynamic, deserted)
     }
     with joined("What was made is kept.") as world:
         functions[what](Path(folder), world)

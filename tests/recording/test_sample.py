@@ -41,10 +41,10 @@ class Replay:
         return [self.rollout for _ in requests]
 
 
-def sample(folder, rollout=GOOD, answers=("5", None), text="\\boxed{5}"):
+def sample(folder, rollout=GOOD, answers=("5", None), text="\\boxed{5}", reward=""):
     problems = [Problem(i, "p", answer) for i, answer in enumerate(answers)]
     (plan,) = plan_shards(problems, [[1]] * len(problems), prompts_per_shard=8)
-    with Grader(lambda ids: text) as grader:
+    with Grader(lambda ids: text, reward=reward) as grader:
         sample_shard(
             plan,
             Replay(rollout),
@@ -57,6 +57,14 @@ def sample(folder, rollout=GOOD, answers=("5", None), text="\\boxed{5}"):
     write_manifest(folder, {})
     (batch,) = Trace.open(folder).batches()
     return batch
+
+
+def test_a_shard_is_judged_as_one_batch(tmp_path):
+    """As in `probe` and `curate`: all responses of the shard in one call, those to a problem without an answer too."""
+    code = "def judge(responses, answers):\n    return [len(responses) + (a is None) for a in answers]\n"
+    (tmp_path / "mine.py").write_text(code, encoding="utf-8")
+    batch = sample(tmp_path / "trace", reward=f"{tmp_path}/mine.py:judge")
+    assert batch.reward_S.tolist() == [4, 4, 5, 5]
 
 
 @pytest.mark.parametrize(

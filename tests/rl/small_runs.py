@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from mismatch_cli.engines import hf
+from mismatch_cli.ranks import ALONE, World
 from mismatch_cli.rl.loop import train
 from mismatch_cli.rl.train_config import load_config
 
@@ -38,6 +40,35 @@ def reward_file(folder: Path) -> str:
     path = folder / "even.py"
     path.write_text("def even(response):\n    return sum(ord(c) % 2 for c in response) / (1 + len(response))\n")
     return f"{path}:even"
+
+
+# Two steps of four groups of 18 problems, whose rewards differ within a group for every third problem alone.
+DYNAMIC: dict[str, Any] = SHORT | {
+    "dynamic_sampling": 2, "num_problems": 18, "prompts_per_step": 4, "samples_per_prompt": 3, "trace_every": 1,
+    "checkpoint_every": 1, "steps": 2, "average_decay": 0.0,
+}  # fmt: skip
+_EVERY_THIRD = """
+import zlib
+
+def every_third(responses, answers):
+    rows = zip(responses, answers)
+    return [zlib.crc32(text.encode()) % 1009 / 1009 if int(answer) % 3 == 0 else 1.0 for text, answer in rows]
+"""
+
+
+def trained_dynamically(folder: Path, world: World = ALONE, *, resume: bool = False, stop_after: int = 0) -> None:
+    """Into `run`, with a batch for each response: then its numbers do not depend on which others a rank samples."""
+    rows = [json.dumps({"problem": f"What is {i} + 1?", "answer": str(i)}) for i in range(18)]
+    (folder / "rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    (folder / "third.py").write_text(_EVERY_THIRD, encoding="utf-8")
+    own = {"dataset": str(folder / "rows.jsonl"), "reward": f"{folder}/third.py:every_third"}
+    config, seen = load_config("miniature", SMALL | DYNAMIC | own), list[dict[str, Any]]()
+    before, hf._ARGUMENTS["batch_size"] = hf._ARGUMENTS["batch_size"], 1
+    try:
+        stop = lambda: len(seen) == stop_after  # noqa: E731
+        train(config, folder / "run", seen.append, resume=resume, stop=stop, world=world)
+    finally:
+        hf._ARGUMENTS["batch_size"] = before
 
 
 EVALUATED = {"eval_every": 2, "eval_samples": 2}  # what the `unbroken` run does besides

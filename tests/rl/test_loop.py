@@ -15,6 +15,7 @@ from mismatch_cli.engines import Request, sample_seed
 from mismatch_cli.engines.hf import HfEngine
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.places import bundled
+from mismatch_cli.rl.evaluation import evaluate, evaluate_before
 from mismatch_cli.rl.run import Run
 from mismatch_cli.rl.sync import prove_newer
 from mismatch_cli.rl.train_config import load_config
@@ -25,7 +26,7 @@ from tests.rl.small_runs import SMALL, numbers, run
 
 def test_every_step_is_a_line_with_a_proven_sync(unbroken):
     before, *lines = numbers(unbroken)
-    assert before.keys() == {"step", "eval_accuracy"}
+    assert before.keys() == {"step", "eval_accuracy", "eval"}
     assert [line["step"] for line in (before, *lines)] == [0, 1, 2, 3, 4]
     assert {line["sync"] for line in lines} == {"proven"}
     assert all(line["mismatch"]["abs_dp_mean"] < 1e-6 for line in lines)
@@ -185,9 +186,9 @@ def test_an_evaluation_is_the_mean_over_problems_of_the_mean_over_samples(tmp_pa
     said: list[str] = []
     config = load_config("miniature", SMALL | {"eval_dataset": str(tmp_path / "evaluation.jsonl"), "eval_samples": 3})
     made = Run(config, tmp_path / "run", said.append)
-    made.evaluate_before()
-    found = made.evaluate(2)
-    posed = made.task.evaluation
+    evaluate_before(made)
+    found = evaluate(made, 2)
+    posed = made.task.evaluation["evaluation"]
     seeds = [[sample_seed(config.seed, place, sample, -2) for sample in range(3)] for place in range(6)]
     requests = [Request(p.prompt_ids, seed) for p, of in zip(posed, seeds, strict=True) for seed in of]
     rollouts = made.engine.sample(requests, lambda _: None)
@@ -197,7 +198,8 @@ def test_an_evaluation_is_the_mean_over_problems_of_the_mean_over_samples(tmp_pa
         judged = zip(texts, answers, rollouts, strict=True)
         reward_S = np.array([grader.grade(text, answer, r.finish_reason) for text, answer, r in judged])
     made.close()
-    assert found == pytest.approx(reward_S.reshape(6, 3).mean(axis=1).mean()) and 0 < found < 1
+    accuracy = pytest.approx(reward_S.reshape(6, 3).mean(axis=1).mean())
+    assert found == {"eval_accuracy": accuracy, "eval": {"evaluation": accuracy}} and 0 < found["eval_accuracy"] < 1
     (line,) = numbers(tmp_path / "run")
     assert said == [f"Accuracy before the first step: {line['eval_accuracy']:.3f}"]
     training = {sample_seed(config.seed, p, s, step) for p in range(8) for s in range(4) for step in range(1, 5)}
@@ -257,7 +259,7 @@ def test_a_step_in_which_all_is_right_moves_by_momentum_alone(tmp_path, monkeypa
     """Grading is a stand-in: all right in steps 1 and 3, half in step 2. AdamW steps as published trainers' does."""
     earned = iter([[1, 1], [1, 0], [1, 1]])
     monkeypatch.setattr(Run, "grade", lambda self, posed, _: np.resize(np.array(next(earned), np.float32), len(posed)))
-    monkeypatch.setattr(Run, "evaluate", lambda *_: 0.0)
+    monkeypatch.setattr("mismatch_cli.rl.loop.evaluate", lambda *_: {"eval_accuracy": 0.0})
     weights = _weights_of_steps(monkeypatch)
     run(tmp_path / "run", steps=3, rollout_dtype="bfloat16")
     first, second, third = numbers(tmp_path / "run")

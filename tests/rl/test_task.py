@@ -60,7 +60,7 @@ def test_what_is_left_out_is_said(tokenizer, tmp_path):
     training = write(tmp_path / "training.jsonl", rows)
     evaluation = write(tmp_path / "evaluation.jsonl", rows[:2])
     task = posed_task(tokenizer, dataset=training, eval_dataset=evaluation)
-    assert ids(task.posed) == [0, 2, 3, 5] and ids(task.evaluation) == [0]
+    assert ids(task.posed) == [0, 2, 3, 5] and ids(task.evaluation["evaluation"]) == [0]
     assert task.left_out[:2] == [
         f"{training}: 1 of 6 problems have no answer and are left out.",
         f"{evaluation}: 1 of 2 problems have no answer and are left out.",
@@ -71,7 +71,7 @@ def test_what_is_left_out_is_said(tokenizer, tmp_path):
 
 def test_without_a_set_of_their_own_evaluations_ask_the_training_problems(tokenizer):
     task = posed_task(tokenizer)
-    assert ids(task.evaluation) == list(range(8))
+    assert ids(task.evaluation["perfectible"]) == list(range(8))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_the_token_that_ends_a_response_is_not_part_of_its_text(tokenizer, tmp_p
     def reward(response_ids: list[int], finish_reason: str) -> float:
         zeros = np.zeros(len(response_ids), dtype=np.float32)
         rollout = Rollout([1], response_ids, zeros, zeros.astype(np.int32), None, None, finish_reason)
-        return task.grader.reward(task.posed[0].problem, rollout)
+        return task.grader.rewards([task.posed[0].problem], [rollout])[0]
 
     assert reward([*text, end], "stop") == reward(text, "length") == 4
     assert reward([end], "stop") == 0  # an empty response

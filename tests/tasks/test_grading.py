@@ -7,7 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from mismatch_cli.tasks.grading import MathVerify, group_mean_advantages, last_boxed
+from mismatch_cli.tasks.answers import last_boxed
+from mismatch_cli.tasks.grading import MathVerify, group_mean_advantages
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +115,7 @@ def test_a_worker_that_died_between_two_questions_is_replaced():
 def test_a_comparison_of_which_the_worker_dies_is_tried_once_more_then_counted(monkeypatch, deaths, reward, timeouts):
     with MathVerify() as grader:
         replies = iter([""] * deaths + ["true"])
-        monkeypatch.setattr(grader.child, "ask", lambda _: next(replies))
+        monkeypatch.setattr(grader.child, "ask", lambda *_: next(replies))
         assert grader.grade("\\boxed{1.0}", "1", "stop") == reward
         assert grader.timeouts == timeouts == len(grader.child.given_up)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.tasks.grading import OwnReward
+from mismatch_cli.tasks.rewards import OwnReward
 
 REWARDS = """
 import ctypes, multiprocessing, os, signal, subprocess, sys, threading, time
@@ -257,7 +257,7 @@ def test_a_number_of_any_library_counts(folder):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_however_the_run_ends_nobody_is_left(folder, number):
-    code = f"from mismatch_cli.tasks.grading import OwnReward; OwnReward({str(folder)!r} + '/mine.py:sleeps')"
+    code = f"from mismatch_cli.tasks.rewards import OwnReward; OwnReward({str(folder)!r} + '/mine.py:sleeps')"
     run = subprocess.Popen(
         [sys.executable, "-c", f"{code}.grade('x', None, 'stop', 'p')"], stderr=subprocess.DEVNULL,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.tasks.grading import OwnReward
+from mismatch_cli.tasks.rewards import OwnReward
 
 FUNCTIONS = """
 from __future__ import annotations

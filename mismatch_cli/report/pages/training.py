@@ -65,7 +65,7 @@ def page(study: TrainingAnalysis, reload_seconds: int = 0) -> ReportView:
 def _sections(study: TrainingAnalysis) -> tuple[Section, ...]:
     runs = study.runs
     never_bad = study.has("bad_over_negative") and not study.occurs("bad_over_negative")
-    rewards = (_algorithms_table(study.algorithms), _runs_table(runs), _trainer_table(runs))
+    rewards = (_algorithms_table(study.algorithms), _runs_table(runs), _sets_table(runs), _trainer_table(runs))
     return (
         Section("Reward and mismatch", tables=filled(*rewards)),
         Section(
@@ -232,6 +232,23 @@ def _runs_table(runs: Sequence[TrainingRun]) -> Table:
             col("s a step", _seconds, TRAINING["seconds"], optional=True),
         ],
         note=f"The final reward is the mean of the last {LAST} steps.",
+    )
+
+
+def _sets_table(runs: Sequence[TrainingRun]) -> Table:
+    """Of runs with several evaluation sets, the accuracy on each."""
+    rows = [(run.name, name, found) for run in runs for name, found in run.accuracy_by_set.items()]
+    return table(
+        "Accuracy by evaluation set",
+        rows,
+        [
+            text("run", lambda row: row[0]),
+            text("set", lambda row: row[1]),
+            col("before", lambda row: number(row[2]["before"]), optional=True),
+            col("final accuracy", lambda row: number(row[2]["final"]), TRAINING["eval_accuracy"]),
+            col("best", lambda row: number(row[2]["best"])),
+        ],
+        note="The accuracy elsewhere is the mean over the sets, each of which counts once.",
     )
 
 

@@ -58,6 +58,27 @@ def printed(view: ReportView, width: int = 100) -> str:
     return file.getvalue()
 
 
+def test_each_evaluation_set_has_a_row_where_there_are_several() -> None:
+    def evaluated(run: TrainingRun, names: tuple[str, ...]) -> TrainingRun:
+        accuracies = [(0.1, 0.3), (0.4, 0.9), (0.5, 0.2)]
+        lines = [
+            {"step": step, "eval_accuracy": sum(found) / 2, "eval": dict(zip(names, found, strict=False))}
+            for step, found in zip((0, 1, 2), accuracies, strict=True)
+        ]
+        return replace(run, records=[lines[0], *({**r, **lines[r["step"]]} for r in run.records)])
+
+    several = evaluated(make_run(steps=2), ("aime_2024", "[red]aime25"))
+    view = view_of([several])
+    table = tables(view)["Accuracy by evaluation set"]
+    assert column(table, "set") == ["aime_2024", "[red]aime25"]
+    assert [column(table, title) for title in ("before", "final accuracy", "best")] == [
+        ["0.100", "0.300"], ["0.500", "0.200"], ["0.500", "0.900"],
+    ]  # fmt: skip
+    assert "Accuracy by evaluation set" in printed(view, 160) and "[red]aime25" in printed(view, 160)
+    one = evaluated(make_run(steps=2), ("aime_2024",))
+    assert one.accuracy_by_set == {} and "Accuracy by evaluation set" not in tables(view_of([one]))
+
+
 def test_the_numbers_of_a_run() -> None:
     run = make_run(steps=60)
     view = view_of([run])

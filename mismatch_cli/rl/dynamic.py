@@ -1,0 +1,89 @@
+"""Dynamic sampling: a step learns from groups whose rewards differ, and other problems take the place of the rest.
+
+Source: DAPO (arXiv 2503.14476), equation 11, and `filter_groups` of verl. Other problems follow from seed and step:
+nothing is left over from one step to the next, so a resumed run and any number of ranks choose the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mismatch_cli.batch import Rollout
+from mismatch_cli.rl.task import Posed
+
+if TYPE_CHECKING:
+    from mismatch_cli.rl.run import Record, Run
+    from mismatch_cli.rl.step import Step
+
+
+@dataclass(frozen=True)
+class Group:
+    """The responses to one problem, with what they earned."""
+
+    posed: Posed
+    rollouts: list[Rollout]
+    reward_S: np.ndarray
+    advantage_S: np.ndarray
+
+    @property
+    def teaches(self) -> bool:
+        """Whether its rewards differ: else every advantage is 0."""
+        return bool((self.reward_S != self.reward_S[0]).any())
+
+
+def with_other_problems(run: Run, step: Step) -> Step:
+    """The step with the first groups that teach something, of its own problems and then of others.
+
+    Where there are too few, groups without an advantage fill it: they teach nothing, and every step has the same size.
+    """
+    wanted = run.config.prompts_per_step
+    found = _of_all_ranks(run, step)
+    others = run.task.others_of_step(step.number)
+    while sum(group.teaches for group in found) < wanted and (problems := next(others, None)) is not None:
+        found += _of_all_ranks(run, _sampled_step(run, problems, step.number))
+    ordered = [g for g in found if g.teaches] + [g for g in found if not g.teaches]
+    own = run.world.share(wanted)
+    return _step_of(step, ordered[:wanted][own.start : own.stop], _sampled(found))
+
+
+def _sampled_step(run: Run, problems: list[Posed], step: int) -> Step:
+    samples = run.config.samples_per_prompt
+    posed = [p for p in run.share(problems) for _ in range(samples)]
+    return run.graded(step, posed, run.sample(posed, step, samples))
+
+
+def _of_all_ranks(run: Run, step: Step) -> list[Group]:
+    """The groups of a batch in the order of its problems: ranks are told each other's, or none could take them over."""
+    return [group for part in run.world.gather(list(_groups(step, run.config.samples_per_prompt))) for group in part]
+
+
+def _groups(step: Step, size: int) -> Iterator[Group]:
+    for start in range(0, len(step.posed), size):
+        rows = slice(start, start + size)
+        yield Group(step.posed[start], step.rollouts[rows], step.reward_S[rows], step.advantage_S[rows])
+
+
+def _step_of(step: Step, groups: list[Group], sampled: Record) -> Step:
+    return replace(
+        step,
+        posed=[group.posed for group in groups for _ in group.rollouts],
+        sample_index=[number for group in groups for number in range(len(group.rollouts))],
+        rollouts=[rollout for group in groups for rollout in group.rollouts],
+        reward_S=np.concatenate([group.reward_S for group in groups]),
+        advantage_S=np.concatenate([group.advantage_S for group in groups]),
+        sampled=sampled,
+    )
+
+
+def _sampled(groups: list[Group]) -> Record:
+    """What was sampled for a step: the mean reward of what it learns from is no measure of the policy."""
+    means = np.array([group.reward_S.mean() for group in groups])
+    return {
+        "groups": len(groups),
+        "teaching": sum(group.teaches for group in groups),
+        "reward": float(means.mean(dtype=np.float64)),
+    }
