@@ -166,9 +166,10 @@ def verdict(study: TrainingAnalysis) -> Verdict:
         return Verdict("COLLAPSED" if fallen else "NOT DONE", _alone(name, study.runs) + collapsed, status)
     above = {name: study.above(name) for name in final}
     leader = max(final, key=lambda name: (len(above[name]), final[name].value or 0.0))
+    rivals = len(study.rivals(leader))
     if not above[leader]:
         return Verdict("NOT TOLD APART", _together(study) + collapsed, status if fallen or not done else "")
-    below = above[leader][0] if len(final) == 2 else f"{len(above[leader])} OF {len(final) - 1}"
+    below = above[leader][0] if rivals == 1 else f"{len(above[leader])} OF {rivals}"
     return Verdict(f"{leader} ABOVE {below}", _above(study, leader) + collapsed, status)
 
 
@@ -188,6 +189,8 @@ def _alone(name: str, runs: Sequence[TrainingRun]) -> str:
 def _together(study: TrainingAnalysis) -> str:
     """Rewards that no interval tells apart, and why."""
     final, rewards = study.final_rewards, "Rewards so far" if _so_far(study.runs) else "Final rewards"
+    if not any(map(study.rivals, final)):
+        return f"{rewards} of different models or problems are not compared."
     by_reward = sorted(final.items(), key=lambda item: -(item[1].value or 0.0))
     if len(by_reward) <= _NAMED:
         said = ", ".join(f"{name} {plain(reward)}" for name, reward in by_reward)
@@ -207,7 +210,7 @@ def _above(study: TrainingAnalysis, leader: str) -> str:
     more = f" and {len(below) - _NAMED} more below" if len(below) > _NAMED else ""
     kind = "Reward so far" if _so_far(study.runs) else "Final reward"
     sentence = f"{kind} {plain(final[leader])} against {others}{more}: 95 % intervals over seeds part."
-    rest = [name for name in final if name not in (leader, *below)]
+    rest = [name for name in study.rivals(leader) if name not in below]
     return sentence + (f" Not told apart from it: {_list(rest)}." if rest else "")
 
 

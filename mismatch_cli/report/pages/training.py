@@ -98,7 +98,8 @@ def _about(study: TrainingAnalysis) -> Facts:
         ("Trainer", settings_of(runs, "trainer_dtype")),
         ("Rollout engine", " · ".join(filter(None, (settings_of(runs, "engine"), _rollout_dtype(runs))))),
         ("Sampling", _sampling(runs)),
-        ("Algorithms", ", ".join(study.algorithms)),
+        ("Algorithms", ", ".join(dict.fromkeys(run.algorithm for run in runs))),
+        ("Settings", "; ".join(filter(None, study.settings))),
         ("Runs", f"{numbers.count(len(runs))}{named}"),
         ("Steps", " to ".join(numbers.count(step) for step in dict.fromkeys((steps[0], steps[-1])))),
     )

@@ -252,7 +252,7 @@ def test_a_run_that_goes_on_says_where_it_stands() -> None:
     assert (alone.words, alone.status) == ("NOT DONE", "mixed") and alone.text.endswith(" so far.")
     assert [row.name for row in view.leading][:2] == ["reward so far · dppo-binary-tv", "final reward · pg-is"]
     other = replace(done, config={**done.config, "model": "another"})
-    assert "not comparable" in view_of([done, other]).notes[0]
+    assert "not comparable" in view_of([done, other]).notes[-1]
     assert "6 of 6 runs" in view_of([going] * 6).notes[0]
 
 
