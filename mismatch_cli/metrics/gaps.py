@@ -252,7 +252,7 @@ class TokenGaps:
         ids_NK, logq_NK, logp_NK = (self.column(name) for name in names)  # type: ignore[arg-type]
         in_topk_N = divergences.sampled_in_topk(self.column("response_ids_T"), ids_NK)
         found = divergences.topk_divergences(self.logq_N, self.logp_N, logq_NK, logp_NK, in_topk_N)
-        return TopK(*found, logq_NK, logp_NK)
+        return TopK(*found, logq_NK, logp_NK)  # type: ignore[arg-type]
 
 
 class TopK:

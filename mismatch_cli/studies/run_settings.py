@@ -76,12 +76,12 @@ def _telling(values_of: Mapping[str, Sequence[Any]]) -> list[str]:
 
 
 def _in_words(key: str, value: Any) -> str:
-    """`Qwen3-8B-Base`, `LoRA`, `no router replay`, `learning rate 1e-06`."""
+    """`Qwen3-8B-Base` of any owner, `LoRA`, `no router replay`, `learning rate 1e-06`."""
     words = _WORDS.get(key, key.replace("_", " "))
     if isinstance(value, bool):
         return words if value else f"no {words}"
     if key in _NAMES and value:
-        return short_name(str(value))
+        return str(value).rsplit("/", 1)[-1]
     return f"{words} {f'{value:g}' if isinstance(value, float) else value or 'by default'}"
 
 

@@ -83,6 +83,19 @@ class TrainingAnalysis(Study):
     def _setting_of(self) -> list[str]:
         return settings_of_runs(self.runs)
 
+    @cached_property
+    def eval_sets(self) -> list[str]:
+        """The sets that runs were evaluated on, where they name them."""
+        named = (record["eval"] for run in self.runs for record in run.records if "eval" in record)
+        return list(dict.fromkeys(name for found in named if isinstance(found, Mapping) for name in found))
+
+    @property
+    def eval_name(self) -> str:
+        """The one set that all runs were evaluated on; empty where it is not known, or one of several."""
+        configured = {short_name(str(run.config.get("eval_dataset") or "")) for run in self.runs}
+        names = self.eval_sets or sorted(configured)
+        return names[0] if len(names) == 1 else ""
+
     def rivals(self, name: str) -> list[str]:
         """The other algorithms with a final reward on the same problems, with the same model."""
         task_by_name = {other: task_of(self.algorithms[other][0]) for other in self.final_rewards}

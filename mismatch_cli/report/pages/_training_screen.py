@@ -44,7 +44,8 @@ def screen(study: TrainingAnalysis, notes: tuple[str, ...]) -> Screen:
 
 
 def _subject(study: TrainingAnalysis) -> tuple[str, str]:
-    runs, names = study.runs, list(study.algorithms)
+    runs = study.runs
+    names = list(dict.fromkeys(run.algorithm for run in runs))
     who = " and ".join(names) if len(names) < _NAMED else f"{len(names)} algorithms"
     dtypes = [settings_of(runs, f"{policy}_dtype") for policy in ("trainer", "rollout")]
     engine = settings_of(runs, "engine")
@@ -197,10 +198,15 @@ def _together(study: TrainingAnalysis) -> str:
         sentence = f"{rewards}: {said}."
     else:
         (best, high), (worst, low) = by_reward[0], by_reward[-1]
-        sentence = f"{rewards} of {len(final)} algorithms: from {plain(low)} ({worst}) to {plain(high)} ({best})."
+        sentence = f"{rewards} of {len(final)} {_lines(study)}: from {plain(low)} ({worst}) to {plain(high)} ({best})."
     if not any(reward.low is not None for reward in final.values()):
         return f"{sentence} One seed each: whether that is more than luck, --seeds 3 tells."
     return f"{sentence} Their 95 % intervals over seeds overlap."
+
+
+def _lines(study: TrainingAnalysis) -> str:
+    """What a row or a line stands for."""
+    return "algorithms" if len(study.settings) == 1 else "algorithms in their settings"
 
 
 def _above(study: TrainingAnalysis, leader: str) -> str:
