@@ -52,7 +52,7 @@ def test_seeds_are_means_within_a_setting_alone() -> None:
     assert {name: list(part.algorithms) for name, part in study.settings.items()} == {
         "Qwen3-30B-A3B-Base": ["pg-is"], "Qwen3-8B-Base": ["pg-is"],
     }  # fmt: skip
-    assert [row["setting"] for row in study.to_json()["runs"]] == [*["Qwen3-30B-A3B-Base"] * 2, "Qwen3-8B-Base", "Qwen3-8B-Base"]
+    assert [row["setting"] for row in study.to_json()["runs"]] == ["Qwen3-30B-A3B-Base"] * 2 + ["Qwen3-8B-Base"] * 2
     assert list(TrainingAnalysis.of(runs[:2]).settings) == [""]
 
 

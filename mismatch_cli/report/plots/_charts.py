@@ -15,8 +15,8 @@ from mismatch_cli.studies.training import SMOOTHED_FROM, Curve, envelope, smooth
 BANDS = (
     "Colours are algorithms; a dash-dotted line is the mask of its colour, measured from π′ (the trainer recomputed at "
     "the weights that sampled) in place of μ; beside other algorithms, relaxations of the clip are dashed. Of several "
-    "seeds the line is the mean, and the band goes from the lowest "
-    f"to the highest. Curves of more than {SMOOTHED_FROM} steps are smoothed by a Gaussian, the raw ones faint behind."
+    "seeds the line is the mean, and the band goes from the lowest to the highest. Curves of more than "
+    f"{SMOOTHED_FROM} steps are smoothed by a Gaussian; of few lines the raw ones stand faint behind."
 )
 AS_ABOVE = "Lines and bands are those of the training curves."
 
@@ -179,12 +179,11 @@ def _parted(name: str) -> tuple[str, str, str]:
 
 
 def draw_curve(axes: Panel, curve: Curve, look: Look, *, log: bool = False, faint: bool = False) -> None:
-    """A line with its band; a long one is smoothed, with the raw one faint behind it."""
+    """A line with its band; a long one is smoothed, with the raw one behind it where lines are few."""
     long = curve.is_long
     if long:
-        axes.plot(
-            *envelope(curve, _COLUMNS), color=look.colour, alpha=0.14 if faint else 0.22, linewidth=0.8, zorder=1.5
-        )
+        if not faint:
+            axes.plot(*envelope(curve, _COLUMNS), color=look.colour, alpha=0.22, linewidth=0.8, zorder=1.5)
         curve = thinned(smoothed(curve), _POINTS)
     if np.isfinite(curve.high_N).any():
         low_N = np.where(curve.low_N > 0, curve.low_N, 1e-3 * curve.value_N) if log else curve.low_N

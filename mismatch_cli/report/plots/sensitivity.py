@@ -19,7 +19,7 @@ TITLE = "How much the threshold matters"
 CAPTION = (
     "Runs of one algorithm with several thresholds: the final reward and the final accuracy by threshold, with 95 % "
     "intervals over seeds (Student’s t) where there are several; horizontal lines are the other algorithms. Then the "
-    "rewards over the steps, the darker the larger the threshold. A level line between the thresholds says that the "
+    "rewards over the steps, the stronger the larger the threshold. A level line between the thresholds says that the "
     "choice does not matter. DPPO paper, figure 19."
 )
 

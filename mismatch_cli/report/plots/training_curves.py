@@ -23,7 +23,7 @@ CAPTION = (
     "Mean reward of the batch, and accuracy at the evaluations (◆, or a panel for each of several sets); at the "
     "weights that sampled, mean |π − μ| over tokens and the largest and smallest π − μ of the step; the share of the "
     "tokens with A ≠ 0 that the algorithm blocks; length and entropy of the responses, and what the top K hold, where "
-    f"an algorithm asks for them. {BANDS} Where runs differ in settings, dashes are settings. DPPO paper, figures 3, 4, 7 "
+    f"an algorithm asks for them. {BANDS} Of several settings, dashes are settings. DPPO paper, figures 3, 4, 7 "
     "and 13 to 18."
 )
 
