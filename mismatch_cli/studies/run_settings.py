@@ -13,7 +13,8 @@ _NO_SETTING = {
 }  # fmt: skip
 _NAMES = ("model", "dataset", "eval_dataset")  # whose values say what they are
 _TASK = ("model", "dataset", "split", "num_problems")  # rewards are compared where they are the same
-_WORDS = {"lora": "LoRA"}
+_WORDS = {"lora": "LoRA", "replay_routes": "router replay"}
+_LONGEST = 28  # letters of a model's name
 SEPARATOR = " · "  # between an algorithm and its setting
 
 
@@ -81,8 +82,13 @@ def _in_words(key: str, value: Any) -> str:
     if isinstance(value, bool):
         return words if value else f"no {words}"
     if key in _NAMES and value:
-        return str(value).rsplit("/", 1)[-1]
+        return _cut(str(value).rsplit("/", 1)[-1])
     return f"{words} {f'{value:g}' if isinstance(value, float) else value or 'by default'}"
+
+
+def _cut(name: str) -> str:
+    """What is too long for a row of a table loses its middle."""
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST // 2]}…{name[-_LONGEST // 2 + 1 :]}"
 
 
 def _numbered(names: Sequence[str], rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -15,6 +15,7 @@ from mismatch_cli.studies.runs import TrainingRun
 from mismatch_cli.studies.study import Study
 
 _TELLING = ("step", "reward", "grad_norm")  # two runs that agree in these have made the same updates
+_NAMED = 3  # models of runs, or sets of problems: of more their number is said
 ONE_SEED = "one seed: no interval"
 Spread = tuple[float | None, float | None, float | None]  # mean over seeds, lowest, highest
 
@@ -181,8 +182,13 @@ def settings_of(runs: Sequence[TrainingRun], key: str, shown: Callable[[str], st
 
 
 def what_was_trained(runs: Sequence[TrainingRun]) -> list[str]:
-    """Model and problems, without the folders in which they lie."""
-    return [settings_of(runs, key, short_name) for key in ("model", "dataset")]
+    """Model and problems, without the folders in which they lie; of many how many."""
+    kinds = {"model": "models", "dataset": "sets of problems"}
+    counts = {key: len({run.config.get(key) for run in runs}) for key in kinds}
+    return [
+        settings_of(runs, key, short_name) if counts[key] <= _NAMED else f"{counts[key]} {kind}"
+        for key, kind in kinds.items()
+    ]
 
 
 def steps_of(runs: Sequence[TrainingRun]) -> str:

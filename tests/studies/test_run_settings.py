@@ -16,14 +16,14 @@ CASES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
     "one setting": ([{}, {"seed": 3}, {"steps": 7}], ["", "", ""]),
     "how the work is done": ([{"token_budget": 1024}, {"token_budget": 8192, "eval_samples": 32}], ["", ""]),
     "on or off": ([{"lora": True}, {"lora": False}], ["LoRA", "no LoRA"]),
-    "an older run has it not": ([{"router_replay": True}, {}], ["router replay", "no router replay"]),
+    "an older run has it not": ([{"replay_routes": True}, {}], ["router replay", "no router replay"]),
     "unknown is no difference": ([{"learning_rate": 1e-5}, {}], ["", ""]),
     "as few as tell apart": (
         [{"model": MOE, "max_tokens": 16384}, {"model": DENSE, "max_tokens": 8000}],
         ["Qwen3-30B-A3B-Base", "Qwen3-8B-Base"],
     ),
     "two that matter": (
-        [{"model": MOE, "router_replay": True}, {"model": MOE}, {"model": DENSE}],
+        [{"model": MOE, "replay_routes": True}, {"model": MOE}, {"model": DENSE}],
         ["Qwen3-30B-A3B-Base, router replay", "Qwen3-30B-A3B-Base, no router replay",
          "Qwen3-8B-Base, no router replay"],
     ),
@@ -33,6 +33,10 @@ CASES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         ["learning rate 1e-05", "learning rate 1e-06", "learning rate 1e-07"],
     ),
     "the same name in two folders": ([{"model": "/a/b/model"}, {"model": "/c/d/model"}], ["model", "model (2)"]),
+    "a long name": (
+        [{"model": f"/{n}-of-a-family-with-a-long-name-{n}"} for n in "ab"],
+        ["a-of-a-family-…a-long-name-a", "b-of-a-family-…a-long-name-b"],
+    ),
     "a default": ([{"attn": ""}, {"attn": "eager"}], ["attn by default", "attn eager"]),
 }  # fmt: skip
 
