@@ -1,4 +1,4 @@
-"""Several settings beside each other: models, problems, with and without (DPPO paper, figures 8 to 10, 20)."""
+"""Several settings beside each other: models, problems, with and without (DPPO paper, figures 8 to 10)."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,7 +16,7 @@ CAPTION = (
     "Runs that differ in more than algorithm and seed, a panel for each setting: mean reward of the batch with the "
     "evaluations (◆), or a panel for each set of evaluation; mean |π − μ| at the weights that sampled; of few settings "
     "also length and entropy of the responses. What differs stands above each panel. Panels of the same number share "
-    f"their axis, unless one would lie flat on it. {AS_ABOVE} DPPO paper, figures 8 to 10 and 20."
+    f"their axis, unless one would lie flat on it. {AS_ABOVE} DPPO paper, figures 8 to 10, and figure 20."
 )
 
 _FEW = 3  # settings whose lengths and entropies are drawn too

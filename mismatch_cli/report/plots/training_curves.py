@@ -1,4 +1,4 @@
-"""How training went, number by number over the steps (DPPO paper, figures 3, 4, 7 and 13 to 18)."""
+"""How training went, number by number over the steps (DPPO paper, figures 3, 4 and 7, and figures 13 to 18)."""
 
 from mismatch_cli.report.plots._charts import BANDS, Chart, draw_charts
 from mismatch_cli.report.plots._lines import DASHES
@@ -23,8 +23,8 @@ CAPTION = (
     "Mean reward of the batch, and accuracy at the evaluations (◆, or a panel for each of several sets); at the "
     "weights that sampled, mean |π − μ| over tokens and the largest and smallest π − μ of the step; the share of the "
     "tokens with A ≠ 0 that the algorithm blocks; length and entropy of the responses, and what the top K hold, where "
-    f"an algorithm asks for them. {BANDS} Of several settings, dashes are settings. DPPO paper, figures 3, 4, 7 "
-    "and 13 to 18."
+    f"an algorithm asks for them. {BANDS} Of several settings, dashes are settings. DPPO paper, figures 3, 4 "
+    "and 7, and figures 13 to 18."
 )
 
 

@@ -142,6 +142,8 @@ def test_rewards_are_ranked_on_one_task_alone() -> None:
     assert "within each of 2 models or problems, and none is above another" in models.screen.verdict.text
     assert "not comparable" in models.notes[-1] and ("Settings", "m; n") in models.about
     within = high | {"b": (0.70, 0.72, 0.71)}
+    settings = column(tables(models)["By run"], "setting")
+    assert settings == ["m"] * 3 + ["n"] * 3
     assert view_of(trained(within, model="m") + trained(low, model="n")).screen.verdict.words == "a · m ABOVE b · m"
 
 
