@@ -226,10 +226,10 @@ def _scale(axes: Panel, chart: Chart) -> None:
     short = (max(chart.least, _NARROWEST * max(abs(low), abs(high))) or _NARROWEST) - (high - low)
     if short > 0:
         low, high = low - short / 2, high + short / 2
-    margin = _MARGIN * (high - low)
-    axes.set_ylim(0 if chart.from_0 and low >= 0 else low - margin, high + margin)
+    bottom = min(low, 0.0) if chart.from_0 or chart.ideal else low
+    margin = _MARGIN * (high - bottom)
+    axes.set_ylim(0 if chart.from_0 and low >= 0 else bottom - margin, high + margin)
     if chart.ideal:
-        axes.set_ylim(min(low, 0.0) - margin, high + margin)
         axes.axhline(0, color=axes.theme.muted, linewidth=1.2, linestyle=DASHES[2], zorder=1)
     elif low < 0 < high:
         axes.axhline(0, color=axes.theme.muted, linewidth=0.8, zorder=1)

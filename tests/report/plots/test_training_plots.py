@@ -266,6 +266,10 @@ def test_no_mismatch_is_a_line_at_0_inside_the_panel() -> None:
     figure = drawn(load("training-curves"), TrainingAnalysis.of([make_run(steps=20)]), STYLES[0])
     axes = figure.axes[titles(figure).index("Mean |π − μ|")]
     assert list(axes.lines[-1].get_ydata()) == [0, 0] and axes.lines[-1].is_dashed() and axes.get_ylim()[0] < 0
+    single = drawn(load("training-curves"), TrainingAnalysis.of([make_run(steps=1)]), STYLES[0]).axes
+    for axes in single:  # a mark on the edge would be cut in half
+        low, high = axes.get_ylim()
+        assert max(axes.drawn_values()) < high - 0.03 * (high - low)
 
 
 def test_the_mass_of_the_top_k_has_a_panel_where_it_was_recorded() -> None:
