@@ -168,6 +168,10 @@ METRICS = table(
     Metric("tv_topk_mean", "mean top-K TV", "E ½ Σ |π − μ| over top-K ∪ sampled ∪ others", "probability",
            f"{DPPO}, eq. 15", _TOPK, _mean("topk_tv", "topk_tv_n"), POSITIVE),
     Metric("tv_topk_max", "largest top-K TV", "max of the top-K TV", "probability", f"{DPPO}, eq. 15", _TOPK),
+    *(Metric(f"topk_mass_{policy}", f"mass of the top K, {symbol}", f"E Σ {symbol} over the K that μ ranks highest",
+             "share", f"{DPPO}, Fig. 12", _TOPK, _mean(f"topk_mass_{policy}", f"topk_mass_{policy}_n"), SHARE,
+             agreement=None)
+      for policy, symbol in (("reference", "μ"), ("current", "π"))),
     Metric("kl_topk_mean", "mean top-K KL", "E Σ μ log(μ/π) over top-K ∪ sampled ∪ others", "nats", f"{DPPO}, eq. 16",
            _KL, _mean("topk_kl", "topk_kl_n"), POSITIVE),
     Metric("kl_topk_max", "largest top-K KL", "max of the top-K KL", "nats", f"{DPPO}, eq. 16", _KL),

@@ -251,17 +251,24 @@ class TokenGaps:
         names = ("topk_ids_TK", self.pair.topk_reference, self.pair.topk_current)
         ids_NK, logq_NK, logp_NK = (self.column(name) for name in names)  # type: ignore[arg-type]
         in_topk_N = divergences.sampled_in_topk(self.column("response_ids_T"), ids_NK)
-        return TopK(*divergences.topk_divergences(self.logq_N, self.logp_N, logq_NK, logp_NK, in_topk_N))
+        found = divergences.topk_divergences(self.logq_N, self.logp_N, logq_NK, logp_NK, in_topk_N)
+        return TopK(*found, logq_NK, logp_NK)  # type: ignore[arg-type]
 
 
 class TopK:
-    """Top-K divergences of the counted tokens; what has no value holds 0 and is not counted."""
+    """Of the counted tokens: top-K divergences, and what the K hold; what has no value holds 0 and is not counted."""
 
-    def __init__(self, tv_N: np.ndarray, kl_N: np.ndarray) -> None:
+    def __init__(self, tv_N: np.ndarray, kl_N: np.ndarray, logq_NK: np.ndarray, logp_NK: np.ndarray) -> None:
         self.tv_counts_N = _unless_all(~np.isnan(tv_N))
         self.kl_counts_N = _unless_all(np.isfinite(kl_N))  # infinite where π excludes a top-K token
         self.tv_N = tv_N if self.tv_counts_N is None else np.where(self.tv_counts_N, tv_N, np.float32(0))
         self.kl_N = kl_N if self.kl_counts_N is None else np.where(self.kl_counts_N, kl_N, np.float32(0))
+        masses = (np.minimum(np.exp(logp_NK).sum(axis=1), 1) for logp_NK in (logq_NK, logp_NK))  # rounding goes beyond
+        # Counted where TV is: both sides have the K, so that their masses are of the same tokens.
+        self.mass_reference_N, self.mass_current_N = (
+            mass_N if self.tv_counts_N is None else np.where(self.tv_counts_N, mass_N, np.float32(0))
+            for mass_N in masses
+        )
 
 
 def _unless_all(flags_N: np.ndarray) -> np.ndarray | None:

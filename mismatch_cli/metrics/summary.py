@@ -11,15 +11,17 @@ from mismatch_cli.batch import TokenBatch
 from mismatch_cli.hashing import prompt_groups
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.correlation import SampledSpearman
-from mismatch_cli.metrics.estimate import Estimate, Jackknife, clamped
+from mismatch_cli.metrics.estimate import Estimate, Jackknife, clamped, grouped_share
 from mismatch_cli.metrics.gap_table import METRICS, SCALES
 from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
 from mismatch_cli.metrics.pairs import Pair
 from mismatch_cli.metrics.population import DistinctPrompts, RewardGroups, TokenCounts
 from mismatch_cli.metrics.profiles import Extremes, LengthProfile, ResponseProfile
+from mismatch_cli.metrics.step_sums import StepSums
 from mismatch_cli.metrics.sums import (
     COLUMNS,
     INDEX,
+    TOPK_MASSES,
     GroupSums,
     SequenceWeights,
     add_response_sums,
@@ -61,7 +63,7 @@ class MismatchSummary(Accumulator):
         chunks = token_gaps(batch, self.pair)
         sums_SM = np.concatenate([self._update_tokens(gaps, part, observers) for gaps in chunks])
         add_response_sums(sums_SM, batch)
-        part.update_responses(prompt_groups(batch.prompt_id_S), sums_SM)
+        part.update_responses(prompt_groups(batch.prompt_id_S), batch.step_S, sums_SM)
         self.exact.prompts.update(batch.prompt_id_S[sums_SM[:, INDEX["n"]] > 0])
         self.exact.groups.update(batch)
         self.rounded.merge(part)
@@ -114,7 +116,24 @@ class MismatchSummary(Accumulator):
             "volatility": volatility_rows(exact.cells, rounded.moments, prompts),
             **rounded.profile.result(prompts),
             "sequence": {"by_length": rounded.lengths.result(prompts)},
+            "by_step": [
+                {"first": first, "last": last} | _topk_masses(sums_GM, prompts)
+                for first, last, sums_GM in rounded.steps
+            ],
         }
+
+
+_MOST_STEPS = 2**9
+_MASS_TOKENS = f"{TOPK_MASSES[0]}_n"  # both masses are of the same tokens
+
+
+def _topk_masses(sums_GM: np.ndarray, prompts: int) -> dict[str, Any]:
+    *masses, tokens_G = sums_GM.T
+    shares = {
+        name: grouped_share(mass_G, tokens_G, prompts).to_dict()
+        for name, mass_G in zip(TOPK_MASSES, masses, strict=True)
+    }
+    return {"tokens": int(tokens_G.sum()), **shares}
 
 
 _EXTREMES_OF = {"abs_d": (None, "abs_d_max"), "ratio": ("ratio_min", "ratio_max")}
@@ -140,11 +159,15 @@ class _RoundedState(Accumulator):
     def __init__(self) -> None:
         self.sums, self.weights = GroupSums(len(COLUMNS)), SequenceWeights()
         self.moments, self.profile, self.lengths = CellMoments(), ResponseProfile(), LengthProfile()
+        self.steps = StepSums(_MOST_STEPS)  # what the top K hold, and tokens that have them
 
-    def update_responses(self, group_S: np.ndarray, sums_SM: np.ndarray) -> None:
+    def update_responses(self, group_S: np.ndarray, step_S: np.ndarray, sums_SM: np.ndarray) -> None:
         d_S, length_S = sums_SM[:, INDEX["d"]], sums_SM[:, INDEX["supported"]]
         log_weight_S = np.where(length_S < sums_SM[:, INDEX["n"]], -np.inf, d_S)
         log_weight_S[sums_SM[:, INDEX["n"]] == 0] = np.nan
         self.sums.update(group_S, sums_SM)
         self.weights.update(group_S, log_weight_S)
         self.lengths.update(group_S, length_S, d_S)
+        if sums_SM[:, INDEX[_MASS_TOKENS]].any():
+            columns = [INDEX[name] for name in (*TOPK_MASSES, _MASS_TOKENS)]
+            self.steps.update(step_S, group_S, sums_SM[:, columns])

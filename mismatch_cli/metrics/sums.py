@@ -55,7 +55,8 @@ TOKEN_SUMS: dict[str, Callable[[TokenGaps], np.ndarray]] = {
     "abs_dp": lambda g: g.abs_dp_N,
     "binary_kl": lambda g: g.binary_kl_N,
 }
-MEASURED_SUMS = ("topk_tv", "topk_kl", "entropy")  # each with a count "…_n" of the tokens that have a value
+TOPK_MASSES = ("topk_mass_reference", "topk_mass_current")
+MEASURED_SUMS = ("topk_tv", "topk_kl", *TOPK_MASSES, "entropy")  # each with a count "…_n" of tokens that have a value
 RESPONSE_SUMS = ("responses", "length", "truncated", "reward", "reward_n")
 SEQUENCE_SUMS = ("sequences", "sequence_d", "sequence_d_d", "sequence_d_n", "sequence_n_n")
 COLUMNS = (
@@ -111,6 +112,8 @@ def _measured(gaps: TokenGaps) -> list[tuple[str, np.ndarray, np.ndarray | None]
     if (topk := gaps.topk) is not None:
         columns.append(("topk_tv", topk.tv_N, topk.tv_counts_N))
         columns.append(("topk_kl", topk.kl_N, topk.kl_counts_N))
+        masses = zip(TOPK_MASSES, (topk.mass_reference_N, topk.mass_current_N), strict=True)
+        columns += [(name, mass_N, topk.tv_counts_N) for name, mass_N in masses]
     if (entropy_N := gaps.column("entropy_trainer_T")) is not None:
         missing_N = np.isnan(entropy_N)
         known_N = ~missing_N if missing_N.any() else None

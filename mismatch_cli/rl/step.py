@@ -30,6 +30,7 @@ _NAMES = {
     "abs_dp_mean": "tv_binary_mean", "dp_max": "tv_signed_max", "dp_min": "tv_signed_min", "k1": "k1", "k3": "k3",
     "ratio_p01": "ratio_p01", "ratio_p50": "ratio_p50", "ratio_p99": "ratio_p99",
 }  # fmt: skip
+_OF_TOP_K = {"topk_mass_rollout": "topk_mass_reference", "topk_mass_trainer": "topk_mass_current"}
 
 
 @dataclass
@@ -182,7 +183,8 @@ def _groups(reward_GS: np.ndarray) -> dict[str, float]:
 def _pick(summary: MismatchSummary, estimates: Mapping[str, Estimate]) -> dict[str, float | None]:
     if not summary.exact.counts.tokens:
         return {}
-    return {name: estimates[key].value for name, key in _NAMES.items()}
+    masses = {name: mass for name, key in _OF_TOP_K.items() if (mass := estimates[key].value) is not None}
+    return {name: estimates[key].value for name, key in _NAMES.items()} | masses
 
 
 def _blocked(batch: Any, algorithm: Algorithm) -> dict[str, float | None]:

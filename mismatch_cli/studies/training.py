@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mismatch_cli.metrics.estimate import Estimate, student_t
+from mismatch_cli.studies.run_settings import SEPARATOR, settings_of_runs, short_name, task_of
 from mismatch_cli.studies.runs import TrainingRun
 from mismatch_cli.studies.study import Study
 
 _TELLING = ("step", "reward", "grad_norm")  # two runs that agree in these have made the same updates
+_NAMED = 3  # models of runs, or sets of problems: of more their number is said
 ONE_SEED = "one seed: no interval"
 Spread = tuple[float | None, float | None, float | None]  # mean over seeds, lowest, highest
 
@@ -43,7 +45,7 @@ def _part(lower: Estimate, upper: Estimate) -> bool:
 
 @dataclass(frozen=True)
 class TrainingAnalysis(Study):
-    """One or several runs; the seeds of an algorithm become one curve."""
+    """One or several runs; the seeds of an algorithm become one curve, in each setting that the runs have."""
 
     STUDY, FORMAT = "training", "mismatch-cli training"
 
@@ -64,11 +66,41 @@ class TrainingAnalysis(Study):
 
     @cached_property
     def algorithms(self) -> dict[str, list[TrainingRun]]:
-        """The runs of each algorithm, in the order in which they were named."""
+        """The runs of each algorithm, in the order in which they were named; of several settings each has its own."""
         found: dict[str, list[TrainingRun]] = {}
-        for run in self.runs:
-            found.setdefault(run.algorithm, []).append(run)
+        for run, setting in zip(self.runs, self._setting_of, strict=True):
+            found.setdefault(SEPARATOR.join(filter(None, (run.algorithm, setting))), []).append(run)
         return found
+
+    @cached_property
+    def settings(self) -> dict[str, TrainingAnalysis]:
+        """The runs of each setting by its name, which is empty where all runs have the same."""
+        found: dict[str, list[TrainingRun]] = {}
+        for run, setting in zip(self.runs, self._setting_of, strict=True):
+            found.setdefault(setting, []).append(run)
+        return {setting: TrainingAnalysis(runs, self.subject) for setting, runs in found.items()}
+
+    @cached_property
+    def _setting_of(self) -> list[str]:
+        return settings_of_runs(self.runs)
+
+    @cached_property
+    def eval_sets(self) -> list[str]:
+        """The sets that runs were evaluated on, where they name them."""
+        named = (record["eval"] for run in self.runs for record in run.records if "eval" in record)
+        return list(dict.fromkeys(name for found in named if isinstance(found, Mapping) for name in found))
+
+    @property
+    def eval_name(self) -> str:
+        """The one set that all runs were evaluated on; empty where it is not known, or one of several."""
+        configured = {short_name(str(run.config.get("eval_dataset") or "")) for run in self.runs}
+        names = self.eval_sets or sorted(configured)
+        return names[0] if len(names) == 1 else ""
+
+    def rivals(self, name: str) -> list[str]:
+        """The other algorithms with a final reward on the same problems, with the same model."""
+        task_by_name = {other: task_of(self.algorithms[other][0]) for other in self.final_rewards}
+        return [other for other, task in task_by_name.items() if other != name and task == task_by_name[name]]
 
     @property
     def indistinguishable(self) -> list[list[str]]:
@@ -90,7 +122,7 @@ class TrainingAnalysis(Study):
         """The algorithms whose interval of the final reward lies wholly below that of this one, the best first."""
         own = self.final_rewards[name]
         return sorted(
-            (other for other, reward in self.final_rewards.items() if _part(reward, own)),
+            (other for other in self.rivals(name) if _part(self.final_rewards[other], own)),
             key=lambda other: -(self.final_rewards[other].value or 0.0),
         )
 
@@ -104,6 +136,7 @@ class TrainingAnalysis(Study):
                     "name": run.name,
                     "algorithm": run.algorithm,
                     "seed": run.seed,
+                    "setting": setting,
                     "steps": run.last_step,
                     "partial": run.partial,
                     "final_reward": run.last("reward"),
@@ -116,7 +149,7 @@ class TrainingAnalysis(Study):
                     **{key: run.mean(key) for key in ("bad_over_tokens", "bad_over_negative", "blocked")},
                     "config": dict(run.config),
                 }
-                for run in self.runs
+                for run, setting in zip(self.runs, self._setting_of, strict=True)
             ],
             "algorithms": [
                 {
@@ -150,8 +183,13 @@ def settings_of(runs: Sequence[TrainingRun], key: str, shown: Callable[[str], st
 
 
 def what_was_trained(runs: Sequence[TrainingRun]) -> list[str]:
-    """Model and problems, without the folders in which they lie."""
-    return [settings_of(runs, key, _short) for key in ("model", "dataset")]
+    """Model and problems, without the folders in which they lie; of many how many."""
+    kinds = {"model": "models", "dataset": "sets of problems"}
+    counts = {key: len({run.config.get(key) for run in runs}) for key in kinds}
+    return [
+        settings_of(runs, key, short_name) if counts[key] <= _NAMED else f"{counts[key]} {kind}"
+        for key, kind in kinds.items()
+    ]
 
 
 def steps_of(runs: Sequence[TrainingRun]) -> str:
@@ -159,11 +197,6 @@ def steps_of(runs: Sequence[TrainingRun]) -> str:
     steps = [run.last_step for run in runs]
     low, high = min(steps), max(steps)
     return f"{low:,} to {high:,} steps" if low != high else f"{low:,} step{'s' * (low != 1)}"
-
-
-def _short(name: str) -> str:
-    """A model or data set without the folders in which it lies; `owner/name` of the hub stays."""
-    return name if name.count("/") < 2 and not name.startswith("…/") else name.rsplit("/", 1)[-1]
 
 
 class Correlation(NamedTuple):

@@ -287,3 +287,25 @@ def test_one_value_of_the_rollout_has_no_correlation(make_batch):
     for count in (1, 7):
         metrics = summarise(make_batch([[-0.7] * count], logp_recomputed=[[-0.3] * count])).result()["metrics"]
         assert metrics["pearson"]["value"] is None
+
+
+def test_what_the_top_k_hold_by_hand(make_batch) -> None:
+    mu = np.array([[0.5, 0.3, 0.1], [0.6, 0.3, 0.05], [0.4, 0.4, 0.0], [0.2, 0.2, 0.2]])
+    pi = np.array([[0.4, 0.3, 0.1], [0.7, 0.2, 0.05], [0.5, 0.5, 0.1], [np.nan] * 3])  # the third is rounded beyond 1
+    with np.errstate(divide="ignore"):
+        columns = {"topk_logp_rollout": np.log(mu), "topk_logp_recomputed": np.log(pi)}
+    batch = make_batch(
+        [[-0.7, -0.5], [-0.9, -1.6]],
+        logp_recomputed=[[-0.8, -0.4], [-0.9, -1.6]],
+        topk_ids=np.tile([1, 2, 3], (4, 1)),
+        step=[3, 4],
+        **columns,
+    )
+    result = summarise(batch).result()
+    found = [result["metrics"][f"topk_mass_{name}"]["value"] for name in ("reference", "current")]
+    assert found == pytest.approx([(0.9 + 0.95 + 0.8) / 3, (0.8 + 0.95 + 1) / 3], rel=1e-6)
+    steps = [
+        (row["first"], row["last"], row["tokens"], row["topk_mass_reference"]["value"]) for row in result["by_step"]
+    ]
+    assert steps == [(3, 3, 2, pytest.approx(0.925)), (4, 4, 1, pytest.approx(0.8))]
+    assert summarise(make_batch([[-0.7]], logp_recomputed=[[-0.8]])).result()["by_step"] == []

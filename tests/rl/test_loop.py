@@ -158,6 +158,11 @@ def test_top_k_masks_judge_with_what_the_engine_reported(algorithm, tmp_path):
     batch = next(iter(Trace.open(tmp_path / "run" / "traces" / "step-1").batches()))
     assert batch.topk_ids_TK is not None and batch.topk_ids_TK.shape[1] >= 20
     assert batch.topk_logp_trainer_TK is not None
+    masses = [
+        np.exp(columns_TK).sum(axis=1).mean() for columns_TK in (batch.topk_logp_rollout_TK, batch.topk_logp_trainer_TK)
+    ]
+    recorded = [seen[0]["current"][f"topk_mass_{policy}"] for policy in ("rollout", "trainer")]
+    assert recorded == pytest.approx(masses, rel=1e-6) and "topk_mass_rollout" in seen[0]["mismatch"]
 
 
 def test_a_gradient_that_is_not_finite_leaves_its_batch_as_a_trace(tmp_path, monkeypatch):

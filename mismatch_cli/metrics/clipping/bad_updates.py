@@ -10,11 +10,11 @@ import numpy as np
 
 from mismatch_cli.hashing import GROUPS
 from mismatch_cli.metrics.accumulator import Accumulator
-from mismatch_cli.metrics.clipping.breakdown import StepSums
 from mismatch_cli.metrics.clipping.masked import Masked
 from mismatch_cli.metrics.correlation import series_correlation
 from mismatch_cli.metrics.estimate import SIGNED, Estimate, grouped_ratio, grouped_share
 from mismatch_cli.metrics.histograms import count_into
+from mismatch_cli.metrics.step_sums import StepSums
 
 BAD_DELTA = 0.5
 DELTAS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, BAD_DELTA, 0.6, 0.7, 0.8, 0.9)

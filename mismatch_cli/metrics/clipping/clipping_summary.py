@@ -17,7 +17,7 @@ from mismatch_cli.hashing import prompt_groups
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.approximation import ApproximationQuality
 from mismatch_cli.metrics.clipping.bad_updates import BadUpdates
-from mismatch_cli.metrics.clipping.breakdown import BlockedCells, JudgedSample, StepSums
+from mismatch_cli.metrics.clipping.breakdown import BlockedCells, JudgedSample
 from mismatch_cli.metrics.clipping.masked import SIGNS, Masked, Needs, apply_masks
 from mismatch_cli.metrics.clipping.overlap import Overlap
 from mismatch_cli.metrics.clipping.sweeps import FAMILIES, Sweeps
@@ -34,6 +34,7 @@ from mismatch_cli.metrics.estimate import (
 )
 from mismatch_cli.metrics.population import DistinctPrompts
 from mismatch_cli.metrics.profiles import POSITION_BINS, bin_bounds
+from mismatch_cli.metrics.step_sums import StepSums
 from mismatch_cli.metrics.sums import GroupSums
 from mismatch_cli.metrics.volatility import MU_EDGES
 from mismatch_cli.policies import TRAINER_ROLLOUT

@@ -9,6 +9,7 @@ from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.update_table import LAST, TRAINING
 from mismatch_cli.report.tables import Col, col, number, percent, plain, table, text
 from mismatch_cli.report.view import Facts, Profile, Screen, Status, Table, Verdict
+from mismatch_cli.studies.run_settings import task_of
 from mismatch_cli.studies.runs import TrainingRun, sync_in_words
 from mismatch_cli.studies.training import (
     Curve,
@@ -22,8 +23,8 @@ from mismatch_cli.studies.training import (
 
 GAP = ("mismatch", "abs_dp_mean")  # of a step
 _NAMED = 3  # algorithms that a sentence names
-_ROWS = 10  # of the table; the page has all
-_DRAWN = 3  # algorithms whose curves stand on the screen
+_ROWS = (10, 6)  # of the table: with one setting, with several, whose names take room; the page has all
+_DRAWN = (3, 2)  # algorithms whose curves stand on the screen, likewise
 _BARS = (24, 20)  # of a curve: of one algorithm, of several, whose names take room
 _LONG = 0.1  # of a step: phases that take as much are named
 _BATCH = (("prompts", "step"), ("samples", "prompt"))
@@ -44,7 +45,8 @@ def screen(study: TrainingAnalysis, notes: tuple[str, ...]) -> Screen:
 
 
 def _subject(study: TrainingAnalysis) -> tuple[str, str]:
-    runs, names = study.runs, list(study.algorithms)
+    runs = study.runs
+    names = list(dict.fromkeys(run.algorithm for run in runs))
     who = " and ".join(names) if len(names) < _NAMED else f"{len(names)} algorithms"
     dtypes = [settings_of(runs, f"{policy}_dtype") for policy in ("trainer", "rollout")]
     engine = settings_of(runs, "engine")
@@ -64,11 +66,12 @@ def _ends(study: TrainingAnalysis) -> Table:
     several = len(study.algorithms) > 1
     rows: list[_Named] = list(study.algorithms.items()) if several else [(run.name, [run]) for run in study.runs]
     rows.sort(key=lambda row: -(over_seeds(run.last("reward") for run in row[1]).value or 0.0))
-    left = len(rows) - _ROWS
+    shown = _ROWS[len(study.settings) > 1]
+    left = len(rows) - shown
     bad = study.occurs("bad_over_negative")
     return table(
         "",
-        rows[:_ROWS],
+        rows[:shown],
         [
             text("algorithm" if several else "run", lambda row: row[0]),
             col(
@@ -137,7 +140,8 @@ def _strongest(study: TrainingAnalysis) -> list[str]:
     """The algorithms whose curves are drawn: those that end highest, and the lowest of more."""
     final = study.final_rewards
     names = sorted(final, key=lambda name: -(final[name].value or 0.0)) or list(study.algorithms)
-    return names if len(names) <= _DRAWN else [*names[: _DRAWN - 1], names[-1]]
+    drawn = _DRAWN[len(study.settings) > 1]
+    return names if len(names) <= drawn else [*names[: drawn - 1], names[-1]]
 
 
 def _profile(title: str, curve: Curve, factor: float, bars: int) -> Profile:
@@ -166,9 +170,10 @@ def verdict(study: TrainingAnalysis) -> Verdict:
         return Verdict("COLLAPSED" if fallen else "NOT DONE", _alone(name, study.runs) + collapsed, status)
     above = {name: study.above(name) for name in final}
     leader = max(final, key=lambda name: (len(above[name]), final[name].value or 0.0))
+    rivals = len(study.rivals(leader))
     if not above[leader]:
         return Verdict("NOT TOLD APART", _together(study) + collapsed, status if fallen or not done else "")
-    below = above[leader][0] if len(final) == 2 else f"{len(above[leader])} OF {len(final) - 1}"
+    below = above[leader][0] if rivals == 1 else f"{len(above[leader])} OF {rivals}"
     return Verdict(f"{leader} ABOVE {below}", _above(study, leader) + collapsed, status)
 
 
@@ -189,15 +194,22 @@ def _together(study: TrainingAnalysis) -> str:
     """Rewards that no interval tells apart, and why."""
     final, rewards = study.final_rewards, "Rewards so far" if _so_far(study.runs) else "Final rewards"
     by_reward = sorted(final.items(), key=lambda item: -(item[1].value or 0.0))
-    if len(by_reward) <= _NAMED:
+    if tasks := len({task_of(runs[0]) for name, runs in study.algorithms.items() if name in final}) - 1:
+        sentence = f"{rewards} are compared within each of {tasks + 1} models or problems, and none is above another."
+    elif len(by_reward) <= _NAMED:
         said = ", ".join(f"{name} {plain(reward)}" for name, reward in by_reward)
         sentence = f"{rewards}: {said}."
     else:
         (best, high), (worst, low) = by_reward[0], by_reward[-1]
-        sentence = f"{rewards} of {len(final)} algorithms: from {plain(low)} ({worst}) to {plain(high)} ({best})."
+        sentence = f"{rewards} of {len(final)} {_lines(study)}: from {plain(low)} ({worst}) to {plain(high)} ({best})."
     if not any(reward.low is not None for reward in final.values()):
         return f"{sentence} One seed each: whether that is more than luck, --seeds 3 tells."
     return f"{sentence} Their 95 % intervals over seeds overlap."
+
+
+def _lines(study: TrainingAnalysis) -> str:
+    """What a row or a line stands for."""
+    return "algorithms" if len(study.settings) == 1 else "algorithms in their settings"
 
 
 def _above(study: TrainingAnalysis, leader: str) -> str:
@@ -207,7 +219,7 @@ def _above(study: TrainingAnalysis, leader: str) -> str:
     more = f" and {len(below) - _NAMED} more below" if len(below) > _NAMED else ""
     kind = "Reward so far" if _so_far(study.runs) else "Final reward"
     sentence = f"{kind} {plain(final[leader])} against {others}{more}: 95 % intervals over seeds part."
-    rest = [name for name in final if name not in (leader, *below)]
+    rest = [name for name in study.rivals(leader) if name not in below]
     return sentence + (f" Not told apart from it: {_list(rest)}." if rest else "")
 
 

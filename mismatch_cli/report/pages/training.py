@@ -65,7 +65,7 @@ def page(study: TrainingAnalysis, reload_seconds: int = 0) -> ReportView:
 def _sections(study: TrainingAnalysis) -> tuple[Section, ...]:
     runs = study.runs
     never_bad = study.has("bad_over_negative") and not study.occurs("bad_over_negative")
-    rewards = (_algorithms_table(study.algorithms), _runs_table(runs), _sets_table(runs), _trainer_table(runs))
+    rewards = (_algorithms_table(study.algorithms), _runs_table(study), _sets_table(runs), _trainer_table(runs))
     return (
         Section("Reward and mismatch", tables=filled(*rewards)),
         Section(
@@ -98,7 +98,8 @@ def _about(study: TrainingAnalysis) -> Facts:
         ("Trainer", settings_of(runs, "trainer_dtype")),
         ("Rollout engine", " · ".join(filter(None, (settings_of(runs, "engine"), _rollout_dtype(runs))))),
         ("Sampling", _sampling(runs)),
-        ("Algorithms", ", ".join(study.algorithms)),
+        ("Algorithms", ", ".join(dict.fromkeys(run.algorithm for run in runs))),
+        ("Settings", "; ".join(filter(None, study.settings))),
         ("Runs", f"{numbers.count(len(runs))}{named}"),
         ("Steps", " to ".join(numbers.count(step) for step in dict.fromkeys((steps[0], steps[-1])))),
     )
@@ -209,8 +210,9 @@ def _share_over_seeds(title: str, key: str) -> Col[tuple[str, Sequence[TrainingR
     return col(title, cell, TRAINING[key], optional=True)
 
 
-def _runs_table(runs: Sequence[TrainingRun]) -> Table:
+def _runs_table(study: TrainingAnalysis) -> Table:
     """A row for each run; names that `train` gave say algorithm and seed already."""
+    runs, setting_of = study.runs, {id(run): name for name, part in study.settings.items() for run in part.runs}
     named = all(run.name == f"{re.sub('[:,]', '-', run.algorithm)}-seed-{run.seed}" for run in runs)
     who: list[Col[TrainingRun]] = [
         text("algorithm", lambda run: run.algorithm),
@@ -222,6 +224,7 @@ def _runs_table(runs: Sequence[TrainingRun]) -> Table:
         [
             _RUN,
             *([] if named else who),
+            *[text("setting", lambda run: setting_of[id(run)])] * (len(study.settings) > 1),
             col("steps", lambda run: numbers.count(run.last_step)),
             col("updates", lambda run: _whole(run.highest("updates")), optional=True),
             col("final reward", lambda run: number(run.last("reward")), TRAINING["reward"]),

@@ -1,20 +1,22 @@
 """The curves of training runs in panels over the same steps, a line for each algorithm."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from mismatch_cli.report.plots._lines import Look, looks
-from mismatch_cli.report.plots._panels import Panel, Sheet, legend_below_height, plain_label
+from mismatch_cli.report.plots._lines import DASHED, DASHES, Look, looks
+from mismatch_cli.report.plots._panels import LEGEND, Panel, Sheet, legend_below_height, plain_label, short_names
 from mismatch_cli.report.plots._style import Style
+from mismatch_cli.studies.run_settings import SEPARATOR
 from mismatch_cli.studies.training import SMOOTHED_FROM, Curve, envelope, smoothed, thinned
 
 BANDS = (
     "Colours are algorithms; a dash-dotted line is the mask of its colour, measured from π′ (the trainer recomputed at "
-    "the weights that sampled) in place of μ. Of several seeds the line is the mean, and the band goes from the lowest "
-    f"to the highest. Curves of more than {SMOOTHED_FROM} steps are smoothed by a Gaussian, the raw ones faint behind."
+    "the weights that sampled) in place of μ; beside other algorithms, relaxations of the clip are dashed. Of several "
+    "seeds the line is the mean, and the band goes from the lowest to the highest. Curves of more than "
+    f"{SMOOTHED_FROM} steps are smoothed by a Gaussian; of few lines the raw ones stand faint behind."
 )
 AS_ABOVE = "Lines and bands are those of the training curves."
 
@@ -25,6 +27,8 @@ _NARROWEST = 0.01  # of the value: what a vertical axis shows at least
 _MARGIN = 0.05  # of the values, above and below them
 _MOST_IN_FULL = 1e5  # beyond, a tick is labelled with an exponent
 _FEW = 4  # lines whose bands can be told apart; those of more are fainter
+_FLAT = 0.3  # of a shared axis: what a panel on it has to fill
+_RELAXED = "relax-"
 _ASIDE = 0.018  # of the steps, between the marks of two algorithms
 _TWIN = (0, (5, 1.5, 1.2, 1.5))  # dashes that no other line has
 
@@ -40,39 +44,132 @@ class Chart(NamedTuple):
     from_0: bool = False  # the axis begins at 0
     percent: bool = False
     least: float = 0.0  # what the axis shows at least: less is noise
+    ideal: bool = False  # 0 is where all would be well, and has a line
+    setting: str = ""  # below the title
 
 
 def draw_charts(figure: Sheet, charts: Iterable[Chart], names: Iterable[str]) -> None:
     """Those that have curves, over the same steps; one legend below where there is more than one line to tell apart."""
     charts = [chart for chart in charts if any(chart.curves)]
-    look_of = _looks(names, figure.style)
-    shown = [name for name in look_of if any(name in curves for chart in charts for curves in chart.curves)]
-    legend_columns = figure.style.pick(min(len(shown), 4), 1) or 1
-    panels = figure.panels(
-        len(charts), columns=2 if len(charts) in (2, 4) else 3, height=(210, 170),
-        below=legend_below_height(len(shown), legend_columns) if len(shown) > 1 else 0,
-    )  # fmt: skip
+    look_of = _shown(charts, _looks(names, figure.style))
+    columns = 2 if len(charts) in (2, 4) else 3
+    panels = figure.panels(len(charts), columns=columns, height=(210, 170), below=room_for_legend(figure, look_of))
     for axes, chart in zip(panels, charts, strict=True):
-        for curves in chart.curves:
-            for name, curve in curves.items():
-                _draw_curve(axes, curve, look_of[name], log=chart.log, faint=len(shown) > _FEW)
-        for place, (name, curve) in enumerate(chart.points.items()):
-            aside = _ASIDE * (place - (len(chart.points) - 1) / 2) * (len(chart.points) <= _FEW)
-            _draw_points(axes, curve, look_of[name].colour, aside)
-        _scale(axes, chart)
-        axes.whole_steps(figure.style.pick(6, 5))
-        axes.headline(chart.title, note=chart.note)
+        draw_chart(axes, chart, look_of)
     _share_steps(panels)
-    if len(shown) > 1:
-        lines = {name: {"color": look_of[name].colour, "linestyle": look_of[name].dash} for name in shown}
-        figure.legend_below(lines, legend_columns)
+    draw_legend(figure, look_of)
+
+
+def draw_grid(figure: Sheet, rows: Sequence[Sequence[Chart]], names: Iterable[str], columns: int) -> None:
+    """A row of charts for each number, one for each setting; where it was not measured the place stays free.
+
+    Panels of a row share their axis, unless one of them would lie flat on it; those of a setting share the steps.
+    """
+    width = columns * -(-max(map(len, rows)) // columns)  # of a row, in cells
+    placed = [
+        (width * row + place, chart)
+        for row, charts in enumerate(rows)
+        for place, chart in enumerate(charts)
+        if any(chart.curves)
+    ]
+    cells, charts = zip(*placed, strict=True)
+    look_of = _shown(charts, _looks(names, figure.style))
+    panels = figure.panels(
+        len(cells),
+        columns=columns,
+        height=(180, 160),
+        legend=LEGEND,
+        below=room_for_legend(figure, look_of),
+        cells=cells,
+    )
+    for axes, chart in zip(panels, charts, strict=True):
+        draw_chart(axes, chart, look_of)
+        _name_setting(axes, chart.setting)
+    for row in {cell // width for cell in cells}:
+        _share_values([axes for axes, cell in zip(panels, cells, strict=True) if cell // width == row])
+    for place in {cell % width for cell in cells}:
+        _share_steps([axes for axes, cell in zip(panels, cells, strict=True) if cell % width == place])
+    draw_legend(figure, look_of)
+
+
+def _shown(charts: Iterable[Chart], look_of: Mapping[str, Look]) -> dict[str, Look]:
+    """The looks that are on a chart."""
+    drawn = {name for chart in charts for curves in (*chart.curves, chart.points) for name in curves}
+    return {name: look for name, look in look_of.items() if name in drawn}
+
+
+def room_for_legend(figure: Sheet, names: Collection[str]) -> int:
+    """Pixels for the legend."""
+    return legend_below_height(len(names), _legend_columns(figure, names)) if len(names) > 1 else 0
+
+
+def draw_legend(figure: Sheet, look_of: Mapping[str, Look]) -> None:
+    if len(look_of) > 1:
+        lines = {name: look.of_line for name, look in look_of.items()}
+        figure.legend_below(lines, _legend_columns(figure, look_of))
+
+
+def _legend_columns(figure: Sheet, names: Collection[str]) -> int:
+    """Two of long names, such as those of algorithms in several settings."""
+    most = 2 if any(SEPARATOR in name for name in names) else 4
+    return figure.style.pick(min(len(names), most), 1)
+
+
+def draw_chart(axes: Panel, chart: Chart, look_of: Mapping[str, Look]) -> None:
+    for curves in chart.curves:
+        for name, curve in curves.items():
+            draw_curve(axes, curve, look_of[name], log=chart.log, faint=len(look_of) > _FEW)
+    for place, (name, curve) in enumerate(chart.points.items()):
+        aside = _ASIDE * (place - (len(chart.points) - 1) / 2) * (len(chart.points) <= _FEW)
+        _draw_points(axes, curve, look_of[name].colour, aside)
+    _scale(axes, chart)
+    axes.whole_steps(axes.style.pick(6, 5))
+    axes.headline(chart.title, note=chart.note)
+
+
+def _name_setting(axes: Panel, setting: str) -> None:
+    (short,) = short_names([setting], axes.headline_room, axes.style.small)
+    axes.annotate(
+        short, (axes.flush, 1), xycoords="axes fraction", xytext=(0, 5), textcoords="offset points",
+        color=axes.theme.muted, fontsize=axes.style.small, annotation_clip=False,
+    )  # fmt: skip
+
+
+def _share_values(panels: Sequence[Panel]) -> None:
+    """One vertical axis for all, unless one of them would fill less than a part of it."""
+    limit_P2 = np.array([axes.get_ylim() for axes in panels])
+    low, high = limit_P2[:, 0].min(), limit_P2[:, 1].max()
+    if len({axes.get_yscale() for axes in panels}) == 1 and np.ptp(limit_P2, axis=1).min() >= _FLAT * (high - low):
+        for axes in panels:
+            axes.set_ylim(low, high)
 
 
 def _looks(names: Iterable[str], style: Style) -> dict[str, Look]:
-    """Those of the names; a mask that measures from the recomputed policy has the colour of its twin that does not."""
-    names = list(names)
+    """Those of the names: of several settings the colour is the algorithm's and the dashes are the setting's."""
+    parted = {name: name.partition(SEPARATOR)[::2] for name in names}
+    algorithms, settings = (list(dict.fromkeys(part[place] for part in parted.values())) for place in (0, 1))
+    own = _looks_of_algorithms(algorithms, style)
+    if len(settings) < 2:
+        return {name: own[algorithm] for name, (algorithm, _) in parted.items()}
+    if len(settings) > len(DASHES) or len(algorithms) > len(style.theme.accents):
+        return looks(parted, style)
+    colour_of = dict(zip(algorithms, style.theme.accents, strict=False))
+    return {
+        name: Look(colour_of[algorithm], DASHES[settings.index(setting)])
+        for name, (algorithm, setting) in parted.items()
+    }
+
+
+def _looks_of_algorithms(names: Sequence[str], style: Style) -> dict[str, Look]:
+    """A mask that measures from the recomputed policy has the colour of its twin that does not.
+
+    Beside what they relax, relaxations are dashed, and nothing else.
+    """
     twin_of = {f"{head}-recompute{colon}{rest}": f"{head}{colon}{rest}" for head, colon, rest in map(_parted, names)}
     own = looks([name for name in names if name not in twin_of], style)
+    relaxed = [name for name in own if name.startswith(_RELAXED)]
+    if relaxed and len(own) <= len(style.theme.accents):
+        own = {name: Look(look.colour, DASHED if name in relaxed else "-") for name, look in own.items()}
     return {name: own.get(name) or Look(own[twin_of[name]].colour, _TWIN) for name in names}
 
 
@@ -81,13 +178,12 @@ def _parted(name: str) -> tuple[str, str, str]:
     return name.partition(":")
 
 
-def _draw_curve(axes: Panel, curve: Curve, look: Look, *, log: bool = False, faint: bool = False) -> None:
-    """A line with its band; a long one is smoothed, with the raw one faint behind it."""
+def draw_curve(axes: Panel, curve: Curve, look: Look, *, log: bool = False, faint: bool = False) -> None:
+    """A line with its band; a long one is smoothed, with the raw one behind it where lines are few."""
     long = curve.is_long
     if long:
-        axes.plot(
-            *envelope(curve, _COLUMNS), color=look.colour, alpha=0.14 if faint else 0.22, linewidth=0.8, zorder=1.5
-        )
+        if not faint:
+            axes.plot(*envelope(curve, _COLUMNS), color=look.colour, alpha=0.22, linewidth=0.8, zorder=1.5)
         curve = thinned(smoothed(curve), _POINTS)
     if np.isfinite(curve.high_N).any():
         low_N = np.where(curve.low_N > 0, curve.low_N, 1e-3 * curve.value_N) if log else curve.low_N
@@ -95,10 +191,7 @@ def _draw_curve(axes: Panel, curve: Curve, look: Look, *, log: bool = False, fai
             curve.step_N, low_N, curve.high_N, color=look.colour, alpha=0.06 if faint else 0.15, linewidth=0
         )
     value_N = np.where(curve.value_N > 0, curve.value_N, np.nan) if log else curve.value_N
-    axes.plot(
-        curve.step_N, value_N, color=look.colour, linestyle=look.dash, marker="o", markersize=3.5,
-        markevery=_marked(value_N, long=long),
-    )  # fmt: skip
+    axes.plot(curve.step_N, value_N, marker="o", markersize=3.5, markevery=_marked(value_N, long=long), **look.of_line)
 
 
 def _draw_points(axes: Panel, curve: Curve, colour: str, aside: float) -> None:
@@ -133,9 +226,12 @@ def _scale(axes: Panel, chart: Chart) -> None:
     short = (max(chart.least, _NARROWEST * max(abs(low), abs(high))) or _NARROWEST) - (high - low)
     if short > 0:
         low, high = low - short / 2, high + short / 2
-    margin = _MARGIN * (high - low)
-    axes.set_ylim(0 if chart.from_0 and low >= 0 else low - margin, high + margin)
-    if low < 0 < high:
+    bottom = min(low, 0.0) if chart.from_0 or chart.ideal else low
+    margin = _MARGIN * (high - bottom)
+    axes.set_ylim(0 if chart.from_0 and low >= 0 else bottom - margin, high + margin)
+    if chart.ideal:
+        axes.axhline(0, color=axes.theme.muted, linewidth=1.2, linestyle=DASHES[2], zorder=1)
+    elif low < 0 < high:
         axes.axhline(0, color=axes.theme.muted, linewidth=0.8, zorder=1)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_formatter(_labels(high - low, 100 if chart.percent else 1))

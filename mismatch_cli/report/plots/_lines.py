@@ -13,8 +13,8 @@ from mismatch_cli.report.plots._style import Style
 
 Part = Mapping[str, Any] | None  # an estimate of a JSON: value, low, high
 
-_DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1.2, 1.4)))
-DASHED = _DASHES[1]
+DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1.2, 1.4)))
+DASHED = DASHES[1]
 
 RUNS = 2  # names of runs in a line of a legend
 _LEVEL = 0.25  # around 1: what a profile shows at least, or noise would look like a pattern
@@ -25,14 +25,19 @@ class Look(NamedTuple):
 
     colour: str
     dash: Any = "-"
+    opacity: float = 1.0
+
+    @property
+    def of_line(self) -> dict[str, Any]:
+        """As matplotlib has it."""
+        return {"color": self.colour, "linestyle": self.dash, "alpha": self.opacity if self.opacity < 1 else None}
 
 
 def looks(names: Iterable[str], style: Style) -> dict[str, Look]:
     """A colour for each name; every three of them the dashes change, so that eighteen stay apart."""
     colours = style.theme.accents
     return {
-        name: Look(colours[place % len(colours)], _DASHES[place // 3 % len(_DASHES)])
-        for place, name in enumerate(names)
+        name: Look(colours[place % len(colours)], DASHES[place // 3 % len(DASHES)]) for place, name in enumerate(names)
     }
 
 

@@ -69,19 +69,22 @@ class Sheet(Figure):
         between: int = BOTTOM,
         below: int = 0,
         label: int = 0,
+        cells: Sequence[int] = (),
     ) -> list[Panel]:
         """Panels in `columns` when wide, one below the other when narrow, `height` pixels high, wide and narrow.
 
         `legend` pixels are kept free above each panel, below its title; `between` those below a panel that has another
         one under it, `below` more under the lowest, `label` at its left for the turned name of its axis.
+        `cells`: the places that are taken, row by row, where all columns have room; the others stay empty.
         """
         fitting = self.style.pick(columns, int(self.style.width // _CELL) if self._only is None else 1)
-        columns, high = max(1, min(columns, count, fitting)), self.style.pick(*height)
+        taken = cells if cells and fitting >= columns else range(count)
+        columns, high = max(1, min(columns, max(taken) + 1, fitting)), self.style.pick(*height)
         left = LEFT + (0 if self.style.labelled else label)
         cell, row = self.style.width / columns, TOP + legend + high + between
         boxes = [
             Box(left + i % columns * cell, i // columns * row + TOP + legend, cell - left - RIGHT, high, legend)
-            for i in range(count)
+            for i in taken
         ]
         return self.place(boxes, BOTTOM + below)
 

@@ -151,6 +151,23 @@ def test_algorithms_are_ranked_only_where_their_intervals_over_seeds_part() -> N
     assert "of 8 algorithms: from 0.100 (a) to 0.800 (h)" in many.text
 
 
+def test_rewards_are_ranked_on_one_task_alone() -> None:
+    def trained(ends: dict[str, tuple[float, ...]], **config: object) -> list[TrainingRun]:
+        return ending(ends, dataset="set", **config)
+
+    high, low = {"a": (0.90, 0.92, 0.91)}, {"a": (0.50, 0.52, 0.51)}
+    replay = view_of(trained(high, model="m", lora=True) + trained(low, model="m", lora=False)).screen.verdict
+    assert replay.words == "a · LoRA ABOVE a · no LoRA"
+    models = view_of(trained(high, model="m") + trained(low, model="n"))
+    assert models.screen.verdict.words == "NOT TOLD APART"
+    assert "within each of 2 models or problems, and none is above another" in models.screen.verdict.text
+    assert "not comparable" in models.notes[-1] and ("Settings", "m; n") in models.about
+    within = high | {"b": (0.70, 0.72, 0.71)}
+    settings = column(tables(models)["By run"], "setting")
+    assert settings == ["m"] * 3 + ["n"] * 3
+    assert view_of(trained(within, model="m") + trained(low, model="n")).screen.verdict.words == "a · m ABOVE b · m"
+
+
 def test_a_reward_that_is_lost_is_a_collapse(eight: list[TrainingRun]) -> None:
     fallen = TrainingRun("a", "a", 0, [{"step": step, "reward": 0.9 if step < 20 else 0.1} for step in range(1, 41)])
     verdict = view_of([fallen]).screen.verdict
@@ -163,7 +180,12 @@ def test_a_reward_that_is_lost_is_a_collapse(eight: list[TrainingRun]) -> None:
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_screen_fits(width: int, eight: list[TrainingRun]) -> None:
     long = [make_run("my_mask_with_a_long_name:max_tv=0.123", seed) for seed in range(3)]
-    for runs in (eight, long, [make_run()], [make_run("pg-is", seed) for seed in range(14)]):
+    models = [
+        make_run(name, steps=20 + n, model=f"a-model-with-quite-a-long-name-{n}")
+        for n in range(6)
+        for name in EIGHT[:2]
+    ]
+    for runs in (eight, long, models, [make_run()], [make_run("pg-is", seed) for seed in range(14)]):
         file = io.StringIO()
         print_screen(view_of(runs).screen, Console(file=file, width=width))
         lines = file.getvalue().splitlines()
@@ -273,7 +295,7 @@ def test_a_run_that_goes_on_says_where_it_stands() -> None:
     assert (alone.words, alone.status) == ("NOT DONE", "mixed") and alone.text.endswith(" so far.")
     assert [row.name for row in view.leading][:2] == ["reward so far · dppo-binary-tv", "final reward · pg-is"]
     other = replace(done, config={**done.config, "model": "another"})
-    assert "not comparable" in view_of([done, other]).notes[0]
+    assert "not comparable" in view_of([done, other]).notes[-1]
     assert "6 of 6 runs" in view_of([going] * 6).notes[0]
 
 

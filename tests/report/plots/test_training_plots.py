@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -20,7 +20,7 @@ from mismatch_cli.report.plots._svg import to_svg
 from mismatch_cli.studies.runs import TrainingRun
 from mismatch_cli.studies.training import TrainingAnalysis
 from tests.report.plots.drawing import PAPER, check_texts, drawn
-from tests.report.training_runs import EIGHT, NEVER_BLOCK, make_run
+from tests.report.training_runs import EIGHT, NEVER_BLOCK, evaluated, make_run
 
 PLOTS = list(plots_of(TrainingAnalysis.STUDY))
 STYLES = [WIDE, NARROW]
@@ -53,9 +53,27 @@ def test_contract(plot: ModuleType) -> None:
 
 @pytest.mark.parametrize("style", [*STYLES, PAPER], ids=lambda style: style.name)
 def test_text_is_legible_inside_the_figure_and_apart(plot: ModuleType, style: Style, eight: list[TrainingRun]) -> None:
-    data = TrainingAnalysis.of(eight)
-    assert plot.needs(data)
-    check_texts(drawn(plot, data, style), style)
+    studies = (TrainingAnalysis.of(runs) for runs in (eight, in_settings(), by_threshold()))
+    check_texts(drawn(plot, next(study for study in studies if plot.needs(study)), style), style)
+
+
+SETS = ("AIME24", "AIME25")
+MODELS = ("Qwen/Qwen3-30B-A3B-Base", "/models/Qwen3-8B-Base", "Llama-3.2-3B", "a_very_long$name^" * 6, "e", "f", "g")
+
+
+def in_settings(count: int = 2, steps: int = 30, sets: Sequence[str] = SETS) -> list[TrainingRun]:
+    """Two algorithms with each of so many models, evaluated on so many sets."""
+    return [
+        evaluated(make_run(name, steps=steps, model=model), sets)
+        for model in MODELS[:count]
+        for name in ("dppo-binary-tv", "pg-tis")
+    ]
+
+
+def by_threshold(seeds: int = 2, steps: int = 20) -> list[TrainingRun]:
+    """One algorithm with three thresholds, another with two, and one beside them."""
+    names = ("dppo-binary-tv:max_tv=0.2", "dppo-binary-tv:delta=0.1", "dppo-binary-tv", "pg-tis:C=100", "pg-tis")
+    return [make_run(name, seed, steps) for name in (*names, "grpo-clip-higher") for seed in range(seeds)]
 
 
 def scaled(run: TrainingRun, factor: float) -> TrainingRun:
@@ -76,6 +94,10 @@ CASES: dict[str, Callable[[], list[TrainingRun]]] = {
     "huge": lambda: [scaled(make_run(steps=30), 3e6)],
     "constant": lambda: [replace(make_run(), records=[{**make_run(steps=1).records[0], "step": i} for i in range(9)])],
     "nothing": lambda: [scaled(make_run(steps=30), 0.0)],
+    "settings of one step": lambda: in_settings(2, steps=1),
+    "many settings": lambda: in_settings(7, steps=4, sets=()),
+    "thresholds, one seed": lambda: by_threshold(1, steps=1),
+    "twelve algorithms": lambda: [make_run(f"mask-0.5:max_drop={n / 20}", steps=5) for n in range(1, 13)],
     "hardly changes": lambda: [TrainingRun("x", "x", 0, [{"reward": 0.9123456 + 1e-8 * i} for i in range(9)])],
 }
 
@@ -85,7 +107,7 @@ CASES: dict[str, Callable[[], list[TrainingRun]]] = {
 def test_draws_any_runs(name: str, style: Style) -> None:
     data = TrainingAnalysis.of(CASES[name]())
     names = [found for found, _ in plots_for(data)]
-    assert "training-curves" in names
+    assert {"training-curves", "by-setting"} & set(names)
     for _, plot in plots_for(data):
         check_texts(drawn(plot, data, style), style)
 
@@ -164,7 +186,7 @@ def test_twins_share_a_colour_and_entropy_that_collapses_has_a_logarithmic_axis(
     lines = figure.axes[1].lines
     assert lines[0].get_color() == lines[1].get_color() != lines[2].get_color() == lines[3].get_color()
     assert len({lines[1].get_linestyle(), lines[3].get_linestyle()}) == 1
-    assert [line.is_dashed() for line in lines] == [False, True, False, True, False]
+    assert [line.is_dashed() for line in lines] == [False, True, False, True, False, True]  # the last one is at 0
     collapsed = replace(runs[4], records=[{"step": i, "entropy": 10.0**-i} for i in range(5)])
     scales = [drawn(plot, TrainingAnalysis.of([run]), STYLES[0]).axes[-1].get_yscale() for run in (runs[4], collapsed)]
     assert scales == ["linear", "log"]
@@ -224,3 +246,99 @@ def test_a_long_comparison_stays_small_and_quick() -> None:
     views = figure_views(TrainingAnalysis.of(runs))
     assert time.process_time() - began < 20  # 3 s where it was measured
     assert sum(len(view.wide.uri) + len(view.narrow.uri) for view in views) < 4e6
+
+
+def test_each_set_of_evaluation_has_a_panel_and_a_single_one_its_name() -> None:
+    run = make_run(steps=40)
+    six = ["Mean reward", "Accuracy, AIME24", "Accuracy, AIME25", "Response length, tokens", "Mean entropy, nats"]
+    figure = drawn(load("training-curves"), TrainingAnalysis.of([evaluated(run, SETS)]), STYLES[0])
+    assert titles(figure)[:6] == [*six, "Mean |π − μ|"]
+    assert figure.axes[1].lines[0].get_xdata().tolist() == [1, 10, 20, 30, 40]
+    np.testing.assert_allclose(figure.axes[1].lines[0].get_ydata(), evaluated(run, SETS).measured("eval", "AIME24"))
+    assert not figure.axes[0].containers
+    named = [evaluated(run, SETS[:1]), replace(run, config={**run.config, "eval_dataset": "/data/aime24.jsonl"}), run]
+    figures = [drawn(load("training-curves"), TrainingAnalysis.of([one]), STYLES[0]) for one in named]
+    notes = [figure.axes[0].get_title(loc="right") for figure in figures]
+    assert notes == ["◆ AIME24", "◆ aime24.jsonl", "◆ evaluation"]
+
+
+def test_no_mismatch_is_a_line_at_0_inside_the_panel() -> None:
+    figure = drawn(load("training-curves"), TrainingAnalysis.of([make_run(steps=20)]), STYLES[0])
+    axes = figure.axes[titles(figure).index("Mean |π − μ|")]
+    assert list(axes.lines[-1].get_ydata()) == [0, 0] and axes.lines[-1].is_dashed() and axes.get_ylim()[0] < 0
+    single = drawn(load("training-curves"), TrainingAnalysis.of([make_run(steps=1)]), STYLES[0]).axes
+    for axes in single:  # a mark on the edge would be cut in half
+        low, high = axes.get_ylim()
+        assert max(axes.drawn_values()) < high - 0.03 * (high - low)
+
+
+def test_the_mass_of_the_top_k_has_a_panel_where_it_was_recorded() -> None:
+    run = make_run(steps=4)
+    records = [{**record, "current": {"topk_mass_rollout": 0.99 + 0.002 * record["step"]}} for record in run.records]
+    figure = drawn(load("training-curves"), TrainingAnalysis.of([replace(run, records=records)]), STYLES[0])
+    assert titles(figure)[-1] == "Mass of the top K by μ, %"
+    np.testing.assert_allclose(figure.axes[-1].lines[0].get_ydata(), [0.992, 0.994, 0.996, 0.998])
+
+
+def test_relaxations_are_dashed_and_what_they_relax_is_not() -> None:
+    names = ("relax-both:alpha=0.1", "grpo-clip-higher", "relax-low:alpha=0.1", "relax-high:alpha=0.1", "pg-is")
+    figure = drawn(load("training-curves"), TrainingAnalysis.of([make_run(n, steps=4) for n in names]), STYLES[0])
+    lines = figure.axes[0].lines[:5]
+    assert [line.is_dashed() for line in lines] == [True, False, True, True, False]
+    assert len({line.get_color() for line in lines}) == 5
+
+
+def test_settings_stand_beside_each_other_with_one_colour_for_an_algorithm() -> None:
+    assert not load("by-setting").needs(TrainingAnalysis.of(in_settings(1)))
+    figure = drawn(load("by-setting"), TrainingAnalysis.of(in_settings()), STYLES[0])
+    assert titles(figure)[:6] == [
+        title for title in ("Mean reward", "Accuracy, AIME24", "Accuracy, AIME25") for _ in "ab"
+    ]
+    words = [axes.texts[0].get_text() for axes in figure.axes]
+    assert words == ["Qwen3-30B-A3B-Base", "Qwen3-8B-Base"] * 6
+    assert texts(figure) == ["dppo-binary-tv", "pg-tis"]
+    left, right = figure.axes[:2]
+    assert [line.get_color() for line in left.lines] == [line.get_color() for line in right.lines]
+    assert left.get_ylim() == right.get_ylim() and left.get_position().y0 == right.get_position().y0
+
+
+def test_a_setting_that_would_lie_flat_has_an_axis_of_its_own() -> None:
+    runs = in_settings(2, sets=())
+    low = [scaled(run, 0.01) if run.config["model"] == MODELS[1] else run for run in runs]
+    left, right, *_ = drawn(load("by-setting"), TrainingAnalysis.of(low), STYLES[0]).axes
+    assert left.get_ylim()[1] > 10 * right.get_ylim()[1]
+
+
+def test_what_was_not_measured_in_a_setting_leaves_its_place_free() -> None:
+    runs = [evaluated(make_run(model=m, steps=5), s) for m, s in zip(MODELS[:2], (SETS, SETS[:1]), strict=True)]
+    figure = drawn(load("by-setting"), TrainingAnalysis.of(runs), STYLES[0])
+    rows = {title: titles(figure).count(title) for title in titles(figure)}
+    assert rows["Accuracy, AIME24"] == 2 and rows["Accuracy, AIME25"] == 1
+    place = {axes.get_title(loc="left"): axes.get_position() for axes in figure.axes}
+    assert place["Accuracy, AIME25"].x0 < 0.5 and place["Mean |π − μ|"].y1 < place["Accuracy, AIME25"].y0
+
+
+def test_in_one_panel_colours_are_algorithms_and_dashes_are_settings() -> None:
+    figure = drawn(load("training-curves"), TrainingAnalysis.of(in_settings(3)), STYLES[0])
+    lines = figure.axes[0].lines
+    assert len({line.get_color() for line in lines}) == 2 and len({str(line._dash_pattern) for line in lines}) == 3
+    assert not load("training-curves").needs(TrainingAnalysis.of(in_settings(4)))
+
+
+def test_the_end_by_threshold_beside_the_other_algorithms() -> None:
+    study = TrainingAnalysis.of(by_threshold())
+    figure = drawn(load("sensitivity"), study, STYLES[0])
+    assert titles(figure) == [
+        *("Final reward by δ", "Final accuracy by δ", "Mean reward by δ"),
+        *("Final reward by C", "Final accuracy by C", "Mean reward by C"),
+    ]
+    axes = figure.axes[0]
+    thresholds, other = axes.lines[0], axes.lines[-1]
+    names = ("dppo-binary-tv:delta=0.1", "dppo-binary-tv", "dppo-binary-tv:max_tv=0.2")
+    assert thresholds.get_xdata().tolist() == [0.1, 0.15, 0.2]
+    assert thresholds.get_ydata().tolist() == [study.final_rewards[name].value for name in names]
+    assert other.get_ydata()[0] == study.final_rewards["grpo-clip-higher"].value and other.is_dashed()
+    opacity = [line.get_alpha() for line in figure.axes[2].lines]
+    assert opacity == [*sorted(opacity[:2]), None]
+    assert figure.axes[3].get_xscale() == "log"  # from 3 to 100
+    assert not load("sensitivity").needs(TrainingAnalysis.of([make_run(name) for name in EIGHT]))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mismatch_cli.hashing import GROUPS
-from mismatch_cli.metrics.clipping.breakdown import StepSums
+from mismatch_cli.metrics.step_sums import StepSums
 from tests.metrics.clipping.world import PLAIN, plain_algorithms, simple, summarise
 
 WIDTH = 3

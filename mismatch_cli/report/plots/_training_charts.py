@@ -1,0 +1,57 @@
+"""The numbers of training runs as charts, each in one place: for all runs together, and for each setting."""
+
+import numpy as np
+
+from mismatch_cli.report.plots._charts import Chart
+from mismatch_cli.studies.training import TrainingAnalysis
+
+_LEAST = 0.05  # of a reward: what is less is noise
+_LEAST_MASS = 5e-3  # of a probability
+_DECADES = 30.0  # from the least to the highest entropy: beyond, its axis is logarithmic
+
+
+def reward(data: TrainingAnalysis, *, evaluations: bool) -> Chart:
+    """With the evaluations as marks, or without, where their sets have charts of their own."""
+    accuracy = data.curves("eval_accuracy", gaps=False) if evaluations else {}
+    note = f"◆ {data.eval_name or 'evaluation'}" if accuracy else ""
+    return Chart("Mean reward", [data.curves("reward")], accuracy, note, least=_LEAST)
+
+
+def accuracy(data: TrainingAnalysis, name: str) -> Chart:
+    """On one of several sets of evaluation."""
+    return Chart(f"Accuracy, {name}", [data.curves("eval", name, gaps=False)], least=_LEAST)
+
+
+def gap(data: TrainingAnalysis) -> Chart:
+    curves = data.curves("mismatch", "abs_dp_mean")
+    return Chart("Mean |π − μ|", [curves], note="0: no mismatch", ideal=True)
+
+
+def extremes(data: TrainingAnalysis) -> Chart:
+    return Chart("Largest and smallest π − μ", [data.curves("mismatch", key) for key in ("dp_max", "dp_min")])
+
+
+def blocked(data: TrainingAnalysis) -> Chart:
+    curves = [data.curves("blocked")] if data.occurs("blocked") else []
+    return Chart("Blocked, % of A ≠ 0", curves, from_0=True, percent=True)
+
+
+def length(data: TrainingAnalysis) -> Chart:
+    return Chart("Response length, tokens", [data.curves("length")])
+
+
+def entropy(data: TrainingAnalysis) -> Chart:
+    curves = data.curves("entropy")
+    values = np.concatenate([curve.value_N[curve.value_N > 0] for curve in curves.values()] or [np.ones(1)])
+    return Chart("Mean entropy, nats", [curves], log=_is_wide(values))
+
+
+def top_k_mass(data: TrainingAnalysis) -> Chart:
+    """Where an algorithm asks for the top K."""
+    return Chart(
+        "Mass of the top K by μ, %", [data.curves("current", "topk_mass_rollout")], percent=True, least=_LEAST_MASS
+    )
+
+
+def _is_wide(value_N: np.ndarray) -> bool:
+    return bool(len(value_N) and value_N.max() > _DECADES * value_N.min())

@@ -1,0 +1,48 @@
+"""Several settings beside each other: models, problems, with and without (DPPO paper, figures 8 to 10)."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from mismatch_cli.report.plots._charts import AS_ABOVE, Chart, draw_grid
+from mismatch_cli.report.plots._panels import Sheet
+from mismatch_cli.report.plots._training_charts import accuracy, entropy, gap, length, reward
+from mismatch_cli.studies.training import TrainingAnalysis
+
+STUDY = "training"
+SECTION = "Reward and mismatch"
+PLACE = 2
+TITLE = "The settings beside each other"
+CAPTION = (
+    "Runs that differ in more than algorithm and seed, a panel for each setting: mean reward of the batch with the "
+    "evaluations (◆), or a panel for each set of evaluation; mean |π − μ| at the weights that sampled; of few settings "
+    "also length and entropy of the responses. What differs stands above each panel. Panels of the same number share "
+    f"their axis, unless one would lie flat on it. {AS_ABOVE} DPPO paper, figures 8 to 10, and figure 20."
+)
+
+_FEW = 3  # settings whose lengths and entropies are drawn too
+_MOST = 6  # settings: the tables have all
+
+
+def needs(data: TrainingAnalysis) -> bool:
+    return len(data.settings) > 1 and any(any(chart.curves) for row in _rows(data) for chart in row)
+
+
+def draw(figure: Sheet, data: TrainingAnalysis) -> None:
+    settings = min(len(data.settings), _MOST)
+    names = dict.fromkeys(run.algorithm for run in data.runs)
+    draw_grid(figure, _rows(data), names, columns=settings if settings <= _FEW + 1 else _FEW)
+
+
+def _rows(data: TrainingAnalysis) -> list[list[Chart]]:
+    """A row for each number, in it a chart for each setting."""
+    settings = list(data.settings.items())[:_MOST]
+    return [[chart(part)._replace(setting=setting) for setting, part in settings] for chart in _charts(data)]
+
+
+def _charts(data: TrainingAnalysis) -> Iterator[Callable[[TrainingAnalysis], Chart]]:
+    named = data.eval_sets if len(data.eval_sets) > 1 else []
+    yield partial(reward, evaluations=not named)
+    yield from (partial(accuracy, name=name) for name in named)
+    yield gap
+    if len(data.settings) <= _FEW:
+        yield from (length, entropy)

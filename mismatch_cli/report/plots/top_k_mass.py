@@ -1,0 +1,46 @@
+"""How much probability the top K hold, over the steps of training (DPPO paper, figure 12)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mismatch_cli.metrics.gap_table import METRICS
+from mismatch_cli.report.plots._lines import DASHED, draw_line, middle_of_steps, parts_of
+from mismatch_cli.report.plots._panels import LEGEND, Sheet
+
+if TYPE_CHECKING:
+    from mismatch_cli.studies.mismatch import PlotData
+
+STUDY = "mismatch"
+SECTION = "The gap"
+TITLE = "What the top K hold over the steps"
+CAPTION = (
+    "The probability of the K tokens that the engine ranks highest, as many as were recorded, by step: the mean over "
+    "tokens by the engine (μ) and by the trainer (π), with 95 % intervals over prompts where there are enough. What is "
+    "left to 100 % is what top-K divergences see as one bucket. DPPO paper, figure 12: 99.4 % at first and 99.9 % "
+    "after 100 steps, with K = 20."
+)
+
+_POLICIES = {"topk_mass_reference": "-", "topk_mass_current": DASHED}
+_LEAST = 5e-3  # of a probability: what the axis shows at least, as much as the paper saw
+
+
+def needs(data: PlotData) -> bool:
+    return len(data.summary.get("by_step", ())) > 1
+
+
+def draw(figure: Sheet, data: PlotData) -> None:
+    (axes,) = figure.panels(1, height=(240, 200), legend=LEGEND)
+    rows, colours = data.summary["by_step"], (axes.theme.blue, axes.theme.orange)
+    for (key, dash), colour in zip(_POLICIES.items(), colours, strict=True):
+        estimates, name = [row[key] for row in rows], METRICS[key].label.rpartition(" ")[2]
+        draw_line(axes, middle_of_steps(rows), estimates, colour, linestyle=dash, marker="o", markersize=3, label=name)
+    shown = np.concatenate([parts_of(row[key] for row in rows) for key in _POLICIES])
+    low, high = float(np.nanmin(shown)), float(np.nanmax(shown))
+    margin = max(0.08 * (high - low), (_LEAST - (high - low)) / 2)
+    axes.set_ylim(low - margin, min(high + margin, 1.0) if high < 1 else 1 + margin / 8)
+    axes.in_percent(lambda value: f"{value:.7g}")
+    axes.whole_steps()
+    axes.headline("Mean mass of the top K, %", "Mass of the top K, %")

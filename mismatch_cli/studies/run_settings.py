@@ -1,0 +1,103 @@
+"""What tells training runs apart besides algorithm and seed: their settings, each with a name made of what differs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mismatch_cli.studies.runs import TrainingRun
+
+# Which line of a figure it is; how long; how the work is done, watched and kept; what changes no update.
+_NO_SETTING = {
+    "algorithm", "seed", "steps", "recompute", "average_decay", "engine_url", "served_model", "weight_transfer",
+    "weights_folder", "engine_memory", "tensor_parallel", "token_budget", "gradient_checkpointing", "cpu_offload",
+    "threads", "eval_every", "eval_samples", "trace_every", "checkpoint_every",
+}  # fmt: skip
+_NAMES = ("model", "dataset", "eval_dataset")  # whose values say what they are
+_TASK = ("model", "dataset", "split", "num_problems")  # rewards are compared where they are the same
+_WORDS = {"lora": "LoRA", "replay_routes": "router replay"}
+_LONGEST = 28  # letters of a model's name
+SEPARATOR = " · "  # between an algorithm and its setting
+
+
+def settings_of_runs(runs: Sequence[TrainingRun]) -> list[str]:
+    """The setting of each run, by as few of the differences as tell all settings apart; empty where there is one."""
+    values_of = _differences(runs)
+    keys = _telling(values_of)
+    names = [", ".join(_in_words(key, values_of[key][place]) for key in keys) for place in range(len(runs))]
+    return _numbered(names, _rows(values_of, keys))
+
+
+def task_of(run: TrainingRun) -> tuple[Any, ...]:
+    """What was learnt on what."""
+    return tuple(run.config.get(key) for key in _TASK)
+
+
+def short_name(name: str) -> str:
+    """A model or data set without the folders in which it lies; `owner/name` of the hub stays."""
+    return name if name.count("/") < 2 and not name.startswith("…/") else name.rsplit("/", 1)[-1]
+
+
+def _differences(runs: Sequence[TrainingRun]) -> dict[str, list[Any]]:
+    """The values of all runs by each key in which they differ: names first, then what is on or off, then the rest."""
+    keys = [key for key in dict.fromkeys(key for run in runs for key in run.config) if key not in _NO_SETTING]
+    found = {key: values for key in keys if len(set(map(repr, values := _values(runs, key)))) > 1}
+
+    def place(key: str) -> int:
+        return _NAMES.index(key) if key in _NAMES else len(_NAMES) + (not isinstance(found[key][0], bool))
+
+    return {key: found[key] for key in sorted(found, key=place)}
+
+
+def _values(runs: Sequence[TrainingRun], key: str) -> list[Any]:
+    """What an older run does not have was off; of anything else it is not known that it differs."""
+    known = [run.config[key] for run in runs if key in run.config]
+    missing = False if all(isinstance(value, bool) for value in known) else known[0]
+    return [run.config.get(key, missing) for run in runs]
+
+
+def _rows(values_of: Mapping[str, Sequence[Any]], keys: Sequence[str]) -> list[tuple[str, ...]]:
+    """What each run has under these keys."""
+    columns = [list(map(repr, values_of[key])) for key in keys]
+    return list(zip(*columns, strict=True)) if columns else []
+
+
+def _telling(values_of: Mapping[str, Sequence[Any]]) -> list[str]:
+    """The keys that are needed to tell all settings apart, in their order."""
+
+    def settings(keys: Sequence[str]) -> int:
+        return len(set(_rows(values_of, keys))) or 1
+
+    chosen: list[str] = []
+    for key in values_of:
+        if settings([*chosen, key]) > settings(chosen):
+            chosen.append(key)
+    for key in reversed(chosen):  # what came early may follow from what came later
+        others = [other for other in chosen if other != key]
+        chosen = others if settings(others) == settings(chosen) else chosen
+    return chosen
+
+
+def _in_words(key: str, value: Any) -> str:
+    """`Qwen3-8B-Base` of any owner, `LoRA`, `no router replay`, `learning rate 1e-06`."""
+    words = _WORDS.get(key, key.replace("_", " "))
+    if isinstance(value, bool):
+        return words if value else f"no {words}"
+    if key in _NAMES and value:
+        return _cut(str(value).rsplit("/", 1)[-1])
+    return f"{words} {f'{value:g}' if isinstance(value, float) else value or 'by default'}"
+
+
+def _cut(name: str) -> str:
+    """What is too long for a row of a table loses its middle."""
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST // 2]}…{name[-_LONGEST // 2 + 1 :]}"
+
+
+def _numbered(names: Sequence[str], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Settings with the same words, such as two models of one name in two folders, get numbers."""
+    alike: dict[str, list[tuple[str, ...]]] = {}
+    numbered = []
+    for name, row in zip(names, rows or [()] * len(names), strict=True):
+        seen = alike.setdefault(name, [])
+        seen += [row] * (row not in seen)
+        number = seen.index(row) + 1
+        numbered.append(name if number == 1 else f"{name} ({number})")
+    return numbered

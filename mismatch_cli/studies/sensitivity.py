@@ -1,0 +1,98 @@
+"""How the end of training depends on a threshold: runs of one algorithm that differ in it, beside all others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from math import isfinite
+from typing import NamedTuple
+
+from mismatch_cli import trust_regions
+from mismatch_cli.algorithms.algorithm import Algorithm
+from mismatch_cli.algorithms.parse import find
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.metrics.estimate import Estimate
+from mismatch_cli.studies.run_settings import SEPARATOR
+from mismatch_cli.studies.training import Curve, TrainingAnalysis, curve_of, over_seeds
+
+_Thresholds = Mapping[tuple[int, str], float]  # by the number of the rule, and its parameter
+
+
+class Ending(NamedTuple):
+    """Where the seeds of an algorithm end, and how they got there."""
+
+    name: str
+    reward: Estimate
+    accuracy: Estimate
+    curve: Curve  # of the reward
+
+
+class Family(NamedTuple):
+    """One algorithm with several values of one threshold, the smallest first, and what stands beside it."""
+
+    name: str
+    threshold: str  # its letter, else its name
+    values: tuple[float, ...]
+    endings: tuple[Ending, ...]  # of each value
+    others: tuple[Ending, ...]  # algorithms in the same setting that are of no family
+
+
+def families(study: TrainingAnalysis) -> list[Family]:
+    """Every algorithm that was trained with several values of one threshold, in each setting."""
+    found = []
+    for setting, part in study.settings.items():
+        sweeps = list(_sweeps(list(part.algorithms)))
+        swept = {name for _, _, names in sweeps for name in names.values()}
+        others = tuple(_ending(part, name) for name in part.algorithms if name not in swept)
+        for head, threshold, names in sweeps:
+            endings = tuple(_ending(part, name) for name in names.values())
+            if sum(ending.reward.value is not None for ending in endings) > 1:
+                title = SEPARATOR.join(filter(None, (head, setting)))
+                found.append(Family(title, threshold, tuple(names), endings, others))
+    return found
+
+
+def _ending(study: TrainingAnalysis, name: str) -> Ending:
+    runs = study.algorithms[name]
+    rewards, accuracies = (run.last("reward") for run in runs), (run.final_accuracy for run in runs)
+    return Ending(name, over_seeds(rewards), over_seeds(accuracies), curve_of(runs, "reward"))
+
+
+def _sweeps(names: Sequence[str]) -> Iterator[tuple[str, str, dict[float, str]]]:
+    """Name, threshold, and the algorithms by its value, from names such as `dppo-binary-tv:max_tv=0.1`."""
+    by_head: dict[str, dict[str, Algorithm]] = {}
+    for name in names:
+        if (algorithm := _known(name)) is not None:
+            by_head.setdefault(name.partition(":")[0], {})[name] = algorithm
+    for head, algorithms in by_head.items():
+        thresholds_of = {name: _thresholds(algorithm) for name, algorithm in algorithms.items()}
+        moved = [key for key in next(iter(thresholds_of.values())) if len({t[key] for t in thresholds_of.values()}) > 1]
+        values = {name: {thresholds[key] for key in moved} for name, thresholds in thresholds_of.items()}
+        by_value = {value: name for name, found in values.items() if len(found) == 1 for value in found}
+        if len(by_value) == len(algorithms) > 1 and all(map(isfinite, by_value)):
+            yield head, _letter(next(iter(algorithms.values())), moved), dict(sorted(by_value.items()))
+
+
+@cache
+def _known(name: str) -> Algorithm | None:
+    """A file of the user's may be gone: its runs are drawn as any others."""
+    try:
+        return find(name)
+    except MismatchError:
+        return None
+
+
+def _thresholds(algorithm: Algorithm) -> _Thresholds:
+    return {
+        (place, name): value
+        for place, rule in enumerate(algorithm.rules)
+        for name, value in rule.parameters.items()
+        if isinstance(value, int | float)
+    }
+
+
+def _letter(algorithm: Algorithm, moved: Sequence[tuple[int, str]]) -> str:
+    """`C`, `δ_high`, `δ` where both sides moved; a threshold without a letter is called by its name."""
+    place, name = moved[0]
+    letter = trust_regions.symbols(list(algorithm.rules)[place].module).get(name, name)
+    return letter.partition("_")[0] if len(moved) > 1 else letter

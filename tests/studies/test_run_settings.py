@@ -1,0 +1,71 @@
+"""What tells runs apart besides algorithm and seed, and what it is called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mismatch_cli.studies.run_settings import settings_of_runs
+from mismatch_cli.studies.training import TrainingAnalysis
+from tests.report.training_runs import make_run
+
+MOE, DENSE = "Qwen/Qwen3-30B-A3B-Base", "/models/Qwen3-8B-Base"
+
+CASES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
+    "one setting": ([{}, {"seed": 3}, {"steps": 7}], ["", "", ""]),
+    "how the work is done": ([{"token_budget": 1024}, {"token_budget": 8192, "eval_samples": 32}], ["", ""]),
+    "on or off": ([{"lora": True}, {"lora": False}], ["LoRA", "no LoRA"]),
+    "an older run has it not": ([{"replay_routes": True}, {}], ["router replay", "no router replay"]),
+    "unknown is no difference": ([{"learning_rate": 1e-5}, {}], ["", ""]),
+    "as few as tell apart": (
+        [{"model": MOE, "max_tokens": 16384}, {"model": DENSE, "max_tokens": 8000}],
+        ["Qwen3-30B-A3B-Base", "Qwen3-8B-Base"],
+    ),
+    "two that matter": (
+        [{"model": MOE, "replay_routes": True}, {"model": MOE}, {"model": DENSE}],
+        ["Qwen3-30B-A3B-Base, router replay", "Qwen3-30B-A3B-Base, no router replay",
+         "Qwen3-8B-Base, no router replay"],
+    ),
+    "what came early follows from what came later": (
+        [{"lora": True, "learning_rate": 1e-5}, {"lora": False, "learning_rate": 1e-6},
+         {"lora": False, "learning_rate": 1e-7}],
+        ["learning rate 1e-05", "learning rate 1e-06", "learning rate 1e-07"],
+    ),
+    "the same name in two folders": ([{"model": "/a/b/model"}, {"model": "/c/d/model"}], ["model", "model (2)"]),
+    "a long name": (
+        [{"model": f"/{n}-of-a-family-with-a-long-name-{n}"} for n in "ab"],
+        ["a-of-a-family-…a-long-name-a", "b-of-a-family-…a-long-name-b"],
+    ),
+    "a default": ([{"attn": ""}, {"attn": "eager"}], ["attn by default", "attn eager"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_setting_is_named_by_what_differs(case: str) -> None:
+    configs, names = CASES[case]
+    assert settings_of_runs([make_run(**{"steps": 1, **config}) for config in configs]) == names
+
+
+def test_seeds_are_means_within_a_setting_alone() -> None:
+    runs = [make_run("pg-is", seed, steps=3, model=model) for model in (MOE, DENSE) for seed in range(2)]
+    study = TrainingAnalysis.of(runs)
+    assert {name: len(part) for name, part in study.algorithms.items()} == {
+        "pg-is · Qwen3-30B-A3B-Base": 2, "pg-is · Qwen3-8B-Base": 2,
+    }  # fmt: skip
+    assert {name: list(part.algorithms) for name, part in study.settings.items()} == {
+        "Qwen3-30B-A3B-Base": ["pg-is"], "Qwen3-8B-Base": ["pg-is"],
+    }  # fmt: skip
+    assert [row["setting"] for row in study.to_json()["runs"]] == ["Qwen3-30B-A3B-Base"] * 2 + ["Qwen3-8B-Base"] * 2
+    assert list(TrainingAnalysis.of(runs[:2]).settings) == [""]
+
+
+def test_only_runs_of_one_task_are_rivals() -> None:
+    runs = [
+        make_run("pg-is", seed, steps=2, model=model, lora=lora)
+        for model, lora in ((MOE, True), (MOE, False), (DENSE, False))
+        for seed in (0, 1)
+    ]
+    study = TrainingAnalysis.of(runs)
+    first, second, other = study.algorithms
+    assert study.rivals(first) == [second] and study.rivals(other) == []
