@@ -9,7 +9,7 @@ from mismatch_cli.studies.runs import TrainingRun
 _NO_SETTING = {
     "algorithm", "seed", "steps", "recompute", "average_decay", "engine_url", "served_model", "weight_transfer",
     "weights_folder", "engine_memory", "tensor_parallel", "token_budget", "gradient_checkpointing", "cpu_offload",
-    "threads", "eval_every", "eval_samples", "trace_every", "checkpoint_every",
+    "threads", "eval_every", "eval_samples", "reward_seconds", "trace_every", "checkpoint_every",
 }  # fmt: skip
 _NAMES = ("model", "dataset", "eval_dataset")  # whose values say what they are
 _TASK = ("model", "dataset", "split", "num_problems")  # rewards are compared where they are the same

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +16,15 @@ from mismatch_cli.metrics.gap_table import METRICS, VOLATILITY
 from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.metrics.kept_rows import ScatterSample
 from mismatch_cli.metrics.pairs import PAIRS
+from mismatch_cli.metrics.route_flips import Routing
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.numbers import count, estimate, number, share, times
 from mismatch_cli.report.figures import FigureView, figure_views
 from mismatch_cli.report.view import Column, Excerpt, MetricGroup, MetricRow, Piece, ReportView, Section, Table
+from mismatch_cli.routing.routes import compare_routes, route_columns
 from mismatch_cli.studies.mismatch import PlotData
 from mismatch_cli.studies.runs import TrainingRun
+from mismatch_cli.trace.writer import rows_to_table
 from tests.report.browser import CHROMIUM, Browser
 from tests.report.training_runs import EIGHT, make_run
 from tests.studies.compared import analysis, float32_rows, perturbed, plot_data, result, traces  # noqa: F401
@@ -98,19 +102,35 @@ def _float32(values: np.ndarray) -> np.ndarray:
     return np.asarray(values, dtype=np.float32)
 
 
-def measure(batch: TokenBatch, *, tokens: int = 20_000) -> SimpleNamespace:
+def route(batch: TokenBatch, layers: int = 24, experts: int = 16, k: int = 4) -> tuple[TokenBatch, dict[str, Any]]:
+    """The batch as that of a mixture of experts, deeper layers flipping more, near ties more than others."""
+    rng, offset_S1 = np.random.default_rng(1), batch.offset_S1
+    trainer_TMK = rng.permuted(np.tile(np.arange(experts), (batch.num_tokens, layers, 1)), axis=-1)[..., : k + 1]
+    margin_TM = np.exp(rng.normal(-0.5, 1.2, (batch.num_tokens, layers)))
+    flipped_TM = rng.random(margin_TM.shape) < 0.3 * np.exp(-6 * margin_TM) * np.linspace(0.3, 2, layers)
+    engine_TMK = np.where(flipped_TM[..., None], trainer_TMK[..., 1:], trainer_TMK[..., :k])
+    columns = (engine_TMK, trainer_TMK[..., :k], margin_TM, batch.loss_mask_T)
+    parts = zip(*(np.split(column, offset_S1[1:-1]) for column in columns), strict=True)
+    found = route_columns([compare_routes(*part) for part in parts])
+    flat = {f"{name}_T": np.concatenate(found[name]) for name in ("route_flips", "route_first")}
+    return replace(batch, **flat), found
+
+
+def measure(batch: TokenBatch, *, tokens: int = 20_000, routes: dict[str, Any] | None = None) -> SimpleNamespace:
     """The summary, the floor's summary and the plot data of one batch."""
     summary, floor = MismatchSummary(PAIRS["mismatch"]), MismatchSummary(PAIRS["floor"])
-    sample = ScatterSample(tokens=tokens)
-    summary.update(batch)
+    sample, routing = ScatterSample(tokens=tokens), Routing()
+    summary.update(batch, routing)
+    if routes is not None:
+        routing.update_responses(rows_to_table(routes), batch.prompt_id_S)
     floor.update(batch)
     for gaps in token_gaps(batch, PAIRS["mismatch"]):
         sample.update(gaps)
     found = summary.result()
     subject = "Qwen/Qwen2.5-0.5B-Instruct · vLLM bfloat16 against Hugging Face bfloat16 · temperature 1"
-    return SimpleNamespace(
-        summary=found, floor=floor.result(), plot_data=PlotData.of(found, sample.result(), (0.125, 0.25), subject)
-    )
+    data = PlotData.of(found, sample.result(), (0.125, 0.25), subject)
+    data = replace(data, routing=routing.result(found["counts"]["prompts"], {"experts_per_token": 4}))
+    return SimpleNamespace(summary=found, floor=floor.result(), plot_data=data)
 
 
 def make_view(measured: SimpleNamespace, figures: list[FigureView]) -> ReportView:
@@ -208,7 +228,8 @@ def measured() -> SimpleNamespace:
     mask_T = np.ones(batch.num_tokens, dtype=bool)
     for first, end in zip(batch.offset_S1[:-1:3].tolist(), batch.offset_S1[1::3].tolist(), strict=True):
         mask_T[first:end] = np.arange(end - first) % 50 < 40
-    return measure(replace(batch, loss_mask_T=mask_T))
+    batch, routes = route(replace(batch, loss_mask_T=mask_T))
+    return measure(batch, routes=routes)
 
 
 @pytest.fixture(scope="session")
