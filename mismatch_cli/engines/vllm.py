@@ -22,9 +22,10 @@ from mismatch_cli.engines._vllm_process import (
     one_sentence,
     progress_bar,
 )
+from mismatch_cli.engines._vllm_weights import take_over
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.extras import require
-from mismatch_cli.models import check_model_folder, saved_state
+from mismatch_cli.models import check_model_folder
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.torch_settings import TorchSettings, prepare_imports
 
@@ -340,34 +341,11 @@ def load_adapter(llm: Any, adapter: Adapter | None) -> Any:
     return request
 
 
-def take_over(llm: Any, model: Any) -> None:
-    """Give the engine the weights of a Hugging Face model, or of one with an adapter added."""
-    # A tied head is named too, though folders leave it out: without it vLLM on CPU goes on with its packed copy of the
-    # old head, without a word. Gemma has no such name in vLLM.
-    weights, headless = saved_state(model), not all(llm.apply_model(_has_head))
-    named = ((name, weights[name]) for name in weights if not (headless and name.endswith("lm_head.weight")))
-    llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named})
-    if llm.llm_engine.vllm_config.device_config.device_type == "cpu":
-        llm.apply_model(_repack_experts)
-
-
 def router_layers(model: Any) -> list[int]:
     """The layers of a vLLM model that send tokens to experts."""
     from vllm.model_executor.layers.fused_moe.layer import MoERunner
 
     return sorted(module.layer_id for module in model.modules() if isinstance(module, MoERunner))
-
-
-def _has_head(model: Any) -> bool:
-    return any(name.endswith("lm_head") for name, _ in model.named_modules())
-
-
-def _repack_experts(model: Any) -> None:
-    """vLLM on CPU packs fused experts when it loads, and forgets to when it reloads: garbage, without a word."""
-    for layer in model.modules():
-        kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
-        if kernel is not None and hasattr(layer, "w13_weight"):
-            kernel.fused_experts.process_weights_after_loading(layer)
 
 
 def after(count: int, on_finished: Callable[[int], None]) -> Callable[[int], None]:
