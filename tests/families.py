@@ -106,7 +106,7 @@ FAMILIES = {
         "Qwen3Next",
         {
             "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64,
-            "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 32,
+            "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
             "layer_types": ["linear_attention", "full_attention"],
         },
         "experts per token",

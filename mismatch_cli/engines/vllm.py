@@ -59,7 +59,8 @@ def create(settings: EngineSettings) -> VllmEngine:
                 raise
             raise MismatchError(
                 custom_code.refusal(settings.model, error)
-                or f"vLLM could not load {settings.model}: {one_sentence(error)} The whole log: {settings.log_file}"
+                or f"vLLM could not load {settings.model}: {one_sentence(error)} {_instead(error)}"
+                f"The whole log: {settings.log_file}"
             ) from error
     return VllmEngine(llm, settings, before, temporary, lora)
 
@@ -77,7 +78,7 @@ def _set_environment() -> None:
 
 def _load(settings: EngineSettings, lora: dict[str, Any]) -> Any:
     import torch
-    from vllm import LLM
+    from vllm import LLM, EngineArgs
     from vllm.platforms import current_platform
 
     arguments: dict[str, Any] = {
@@ -109,6 +110,8 @@ def _load(settings: EngineSettings, lora: dict[str, Any]) -> Any:
             )
         arguments |= {"enable_return_routed_experts": True, "enable_prefix_caching": True}
     arguments |= lora | settings.extra
+    if not arguments.get("enable_chunked_prefill", True) and EngineArgs(**arguments).create_model_config().is_hybrid:
+        arguments.setdefault("enable_prefix_caching", False)  # of recurrent states, which needs prompts in chunks
     if arguments.get("enforce_eager"):
         # Asking for log-probs would otherwise compile one small function with inductor: seconds for nothing.
         torch._dynamo.config.disable = True
@@ -193,6 +196,14 @@ class VllmEngine:
             engine = self.llm.llm_engine
             engine.abort_request(list(engine.output_processor.request_states), internal=True)
             raise
+        except Exception as error:
+            if not _is_unsupported(error):
+                raise
+            model = self.llm.llm_engine.vllm_config.model_config
+            raise MismatchError(
+                f"vLLM cannot compute {model.architecture} in {str(model.dtype).removeprefix('torch.')} here: "
+                f"{one_sentence(error)} Choose another --rollout-dtype. {_instead(error)}"
+            ) from error
         return outputs
 
     def load_weights(self, model: Any) -> None:
@@ -226,6 +237,18 @@ class VllmEngine:
         gc.unfreeze()  # as it was
         self._before.restore()
         self._temporary.close()
+
+
+def _is_unsupported(error: Exception) -> bool:
+    """Whether vLLM says that it lacks something for a model, which it does in a dozen ways."""
+    told = str(error).lower()
+    return isinstance(error, AssertionError | NotImplementedError) or any(
+        lacks in told for lacks in ("not supported", "not implemented", "does not support", "unsupported")
+    )
+
+
+def _instead(error: Exception) -> str:
+    return "--engine hf samples with transformers' own code. " if _is_unsupported(error) else ""
 
 
 def describe_config(config: Any) -> dict[str, Any]:
