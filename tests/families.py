@@ -22,7 +22,8 @@ _SIZES = {
     "bos_token_id": 1,
     "eos_token_id": 1,
 }
-_WHOLE_HEADS = {"num_key_value_heads": 4}
+_WHOLE_HEADS = {"num_key_value_heads": 4}  # GPT-NeoX and Phi-1 know no groups; vLLM would believe the number
+_TRAINED = 64  # the context before it was made longer
 
 
 @dataclass(frozen=True)
@@ -35,17 +36,22 @@ class Family:
     without: Mapping[str, Any] = field(default_factory=dict)
 
 
+def _rope(kind: str = "default", theta: float = 10000.0, **more: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **more}}
+
+
+def _experts(number: int, **more: Any) -> dict[str, Any]:
+    return {"num_experts": number, "num_experts_per_tok": 2, **more}
+
+
 FAMILIES = {
     "llama": Family(
         "Llama",
-        {
-            "rope_parameters": {
-                "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
-            },
-        },
-        "llama3 scaling of positions",
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+        _rope(
+            "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=_TRAINED,
+        ),
+        "the scaling of positions (llama3)",
+        _rope(),
     ),
     "gemma2": Family(
         "Gemma2",
@@ -53,63 +59,63 @@ FAMILIES = {
             "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0, "query_pre_attn_scalar": 32,
             "sliding_window": 32, "tie_word_embeddings": True,
         },
-        "soft caps of attention and logits",
+        "the soft caps of attention and of logits",
         {"attn_logit_softcapping": None, "final_logit_softcapping": None},
     ),
     "phi": Family(
         "Phi",
-        {**_WHOLE_HEADS, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
-        "partial rotary positions",
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}},
+        _WHOLE_HEADS | _rope(partial_rotary_factor=0.5),
+        "the share of a head that is rotated",
+        _rope(partial_rotary_factor=1.0),
     ),
     "phi3": Family(
         "Phi3",
         {
-            "original_max_position_embeddings": 64,
-            "rope_parameters": {
-                "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 64,
-                "partial_rotary_factor": 1.0, "short_factor": [1.0] * 16, "long_factor": [1.0 + i / 4 for i in range(16)],
-            },
+            "original_max_position_embeddings": _TRAINED,
+            **_rope(
+                "longrope", original_max_position_embeddings=_TRAINED, partial_rotary_factor=1.0,
+                short_factor=[1.0 + i / 8 for i in range(16)], long_factor=[1.0 + i / 4 for i in range(16)],
+            ),
         },
-        "LongRoPE",
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+        "the scaling of positions (LongRoPE)",
+        _rope(),
     ),
     "gpt_neox": Family(
         "GPTNeoX",
-        {**_WHOLE_HEADS, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}},
-        "parallel residual",
+        _WHOLE_HEADS | _rope(partial_rotary_factor=0.25),
+        "the parallel residual",
         {"use_parallel_residual": False},
     ),
     "qwen3_moe": Family(
         "Qwen3Moe",
-        {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True},
+        _experts(8, moe_intermediate_size=64, norm_topk_prob=True),
         "normed weights of experts",
         {"norm_topk_prob": False},
     ),
-    "olmoe": Family(
-        "Olmoe", {**_WHOLE_HEADS, "num_experts": 8, "num_experts_per_tok": 2}, "experts per token", {"num_experts_per_tok": 1},
+    "olmoe": Family("Olmoe", _WHOLE_HEADS | _experts(8), "the second expert of a token", {"num_experts_per_tok": 1}),
+    "mixtral": Family(
+        "Mixtral", {"num_local_experts": 4}, "the second expert of a token", {"num_experts_per_tok": 1}
     ),
-    "mixtral": Family("Mixtral", {"num_local_experts": 4}, "experts per token", {"num_experts_per_tok": 1}),
     "gpt_oss": Family(
         "GptOss",
         {
             "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 64, "sliding_window": 32,
-            "rope_parameters": {
-                "rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0,
-                "truncate": False, "original_max_position_embeddings": 64,
-            },
+            **_rope(
+                "yarn", 150000.0, factor=8.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
+                original_max_position_embeddings=_TRAINED,
+            ),
         },
-        "YaRN",
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 150000.0}},
+        "the scaling of positions (YaRN)",
+        _rope(theta=150000.0),
     ),
     "qwen3_next": Family(
         "Qwen3Next",
         {
-            "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64,
-            "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
-            "layer_types": ["linear_attention", "full_attention"],
+            **_experts(4, moe_intermediate_size=64, shared_expert_intermediate_size=64),
+            "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
         },
-        "experts per token",
+        "the second expert of a token",
         {"num_experts_per_tok": 1},
     ),
 }  # fmt: skip

@@ -65,6 +65,7 @@ FLOORS = [
         "attention",
         "sharding",
         "routing",
+        "positions",
     },
     {"custom_code", "places", "extras", "ranks", "hashing"},
     {"errors"},
