@@ -140,8 +140,8 @@ def save_family(into: Path, family: str, dtype: torch.dtype = torch.float32, **c
     from mismatch_cli.models import load_tokenizer
     from mismatch_cli.places import bundled
 
-    torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config_of(family, **changes))
+    torch.manual_seed(0)  # the same weights, whatever is changed
     with torch.no_grad():
         for weight in model.parameters():
             noise = torch.randn_like(weight)
