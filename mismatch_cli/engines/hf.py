@@ -66,8 +66,8 @@ class HfEngine:
         self._stop_ids = _as_set(model.generation_config.eos_token_id) | _as_set(model.config.eos_token_id)
         self._settings = settings
         self._batch_size = batch_size
-        context = first_context(model.config) or getattr(model.config, "max_position_embeddings", 2**31)
-        self._max_model_len = max_model_len or int(context)
+        context = first_context(model.config) or int(getattr(model.config, "max_position_embeddings", 2**31))
+        self._max_model_len = max_model_len or context
         self._routers = _routers(model, settings)
 
     @property
