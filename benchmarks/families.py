@@ -58,7 +58,7 @@ def table(folder: Path, families: Sequence[str], *, two_ranks: bool) -> Iterator
         cells = family.cells(two_ranks=two_ranks)
         yield f"| {' | '.join(cells)} |"
         refusals += family.refused
-    yield from ("", *refusals)
+    yield from ("", *dict.fromkeys(refusals))
 
 
 class Measured:
