@@ -13,6 +13,7 @@ from mismatch_cli.batch import Rollout
 from mismatch_cli.engines import EngineSettings, Request, Sink
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.models import load_causal_lm
+from mismatch_cli.positions import first_context
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,7 +66,8 @@ class HfEngine:
         self._stop_ids = _as_set(model.generation_config.eos_token_id) | _as_set(model.config.eos_token_id)
         self._settings = settings
         self._batch_size = batch_size
-        self._max_model_len = max_model_len or int(getattr(model.config, "max_position_embeddings", 2**31))
+        context = first_context(model.config) or int(getattr(model.config, "max_position_embeddings", 2**31))
+        self._max_model_len = max_model_len or context
         self._routers = _routers(model, settings)
 
     @property

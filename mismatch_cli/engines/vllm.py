@@ -22,9 +22,10 @@ from mismatch_cli.engines._vllm_process import (
     one_sentence,
     progress_bar,
 )
+from mismatch_cli.engines._vllm_weights import take_over
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.extras import require
-from mismatch_cli.models import check_model_folder, saved_state
+from mismatch_cli.models import check_model_folder
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.torch_settings import TorchSettings, prepare_imports
 
@@ -58,7 +59,8 @@ def create(settings: EngineSettings) -> VllmEngine:
                 raise
             raise MismatchError(
                 custom_code.refusal(settings.model, error)
-                or f"vLLM could not load {settings.model}: {one_sentence(error)} The whole log: {settings.log_file}"
+                or f"vLLM could not load {settings.model}: {one_sentence(error)} {_instead(error)}"
+                f"The whole log: {settings.log_file}"
             ) from error
     return VllmEngine(llm, settings, before, temporary, lora)
 
@@ -76,7 +78,7 @@ def _set_environment() -> None:
 
 def _load(settings: EngineSettings, lora: dict[str, Any]) -> Any:
     import torch
-    from vllm import LLM
+    from vllm import LLM, EngineArgs
     from vllm.platforms import current_platform
 
     arguments: dict[str, Any] = {
@@ -108,6 +110,8 @@ def _load(settings: EngineSettings, lora: dict[str, Any]) -> Any:
             )
         arguments |= {"enable_return_routed_experts": True, "enable_prefix_caching": True}
     arguments |= lora | settings.extra
+    if not arguments.get("enable_chunked_prefill", True) and EngineArgs(**arguments).create_model_config().is_hybrid:
+        arguments.setdefault("enable_prefix_caching", False)  # of recurrent states, which needs prompts in chunks
     if arguments.get("enforce_eager"):
         # Asking for log-probs would otherwise compile one small function with inductor: seconds for nothing.
         torch._dynamo.config.disable = True
@@ -192,6 +196,14 @@ class VllmEngine:
             engine = self.llm.llm_engine
             engine.abort_request(list(engine.output_processor.request_states), internal=True)
             raise
+        except Exception as error:
+            if not _is_unsupported(error):
+                raise
+            model = self.llm.llm_engine.vllm_config.model_config
+            raise MismatchError(
+                f"vLLM cannot compute {model.architecture} in {str(model.dtype).removeprefix('torch.')} here: "
+                f"{one_sentence(error)} Choose another --rollout-dtype. {_instead(error)}"
+            ) from error
         return outputs
 
     def load_weights(self, model: Any) -> None:
@@ -225,6 +237,18 @@ class VllmEngine:
         gc.unfreeze()  # as it was
         self._before.restore()
         self._temporary.close()
+
+
+def _is_unsupported(error: Exception) -> bool:
+    """Whether vLLM says that it lacks something for a model, which it does in a dozen ways."""
+    told = str(error).lower()
+    return isinstance(error, AssertionError | NotImplementedError) or any(
+        lacks in told for lacks in ("not supported", "not implemented", "does not support", "unsupported")
+    )
+
+
+def _instead(error: Exception) -> str:
+    return "--engine hf samples with transformers' own code. " if _is_unsupported(error) else ""
 
 
 def describe_config(config: Any) -> dict[str, Any]:
@@ -340,34 +364,11 @@ def load_adapter(llm: Any, adapter: Adapter | None) -> Any:
     return request
 
 
-def take_over(llm: Any, model: Any) -> None:
-    """Give the engine the weights of a Hugging Face model, or of one with an adapter added."""
-    # A tied head is named too, though folders leave it out: without it vLLM on CPU goes on with its packed copy of the
-    # old head, without a word. Gemma has no such name in vLLM.
-    weights, headless = saved_state(model), not all(llm.apply_model(_has_head))
-    named = ((name, weights[name]) for name in weights if not (headless and name.endswith("lm_head.weight")))
-    llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named})
-    if llm.llm_engine.vllm_config.device_config.device_type == "cpu":
-        llm.apply_model(_repack_experts)
-
-
 def router_layers(model: Any) -> list[int]:
     """The layers of a vLLM model that send tokens to experts."""
     from vllm.model_executor.layers.fused_moe.layer import MoERunner
 
     return sorted(module.layer_id for module in model.modules() if isinstance(module, MoERunner))
-
-
-def _has_head(model: Any) -> bool:
-    return any(name.endswith("lm_head") for name, _ in model.named_modules())
-
-
-def _repack_experts(model: Any) -> None:
-    """vLLM on CPU packs fused experts when it loads, and forgets to when it reloads: garbage, without a word."""
-    for layer in model.modules():
-        kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
-        if kernel is not None and hasattr(layer, "w13_weight"):
-            kernel.fused_experts.process_weights_after_loading(layer)
 
 
 def after(count: int, on_finished: Callable[[int], None]) -> Callable[[int], None]:

@@ -8,6 +8,7 @@ from mismatch_cli import numbers
 from mismatch_cli.attention import warning
 from mismatch_cli.errors import suggest
 from mismatch_cli.places import shown
+from mismatch_cli.positions import rescaled
 from mismatch_cli.report.view import Facts
 from mismatch_cli.studies.study import imported_fact, notes_of, program
 from mismatch_cli.trace.recorder_notes import RECORD
@@ -165,6 +166,7 @@ def left_out_of(about: Mapping[str, Any], counts: Mapping[str, Any], words: Mapp
     """What a partial trace lacks, attention that is not the model's, skipped prompts, and the counts in `words`."""
     sides = (about.get(name, {}) for name in ("rollout", "trainer", "recomputed"))
     notes = [*partial_notes(about), *map(warning, sides), *notes_of(about.get("imported"))]
+    notes.append(rescaled(about.get("rollout", {}), about.get("trainer", {})))
     notes.append(_skipped(about.get("prompts", {}).get("skipped", [])))
     notes += [f"{numbers.count(counts[name])} {text}." for name, text in words.items() if counts[name]]
     if about["grading_timeouts"]:

@@ -28,6 +28,7 @@ from mismatch_cli.engines import (
 )
 from mismatch_cli.errors import MismatchError, suggest
 from mismatch_cli.models import checkpoint_layers, load_causal_lm, load_tokenizer
+from mismatch_cli.positions import rescaled
 from mismatch_cli.ranks import ALONE, World
 from mismatch_cli.rl.checkpoint import METRICS_FILE, cut_back, last_step, latest_checkpoint, save_checkpoint
 from mismatch_cli.rl.judged import Sample
@@ -135,8 +136,9 @@ class Run:
         )
         if config.gradient_checkpointing:
             checkpoint_layers(trainer.model)
-        if warned := warning(trainer.describe()):
-            self.say(warned)
+        scored = trainer.describe()
+        for sentence in filter(None, (warning(scored), rescaled(self.engine.describe(), scored))):
+            self.say(sentence)
         self.lora = weights = None
         if config.lora:
             self.lora = start_lora(

@@ -15,6 +15,7 @@ from mismatch_cli.attention import attention_facts
 from mismatch_cli.batch import Rollout
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import load_causal_lm
+from mismatch_cli.positions import positions_facts
 from mismatch_cli.ranks import ALONE
 from mismatch_cli.routing.routes import RouteComparison
 from mismatch_cli.sampling import SamplingSettings
@@ -153,6 +154,7 @@ class Trainer:
             **({"packed": True} if self.packed else {}),
             **self.routing.describe(),
             **attention_facts(self.model),
+            **positions_facts(self.model.config),
             "device": str(self.model.device),
             "parameters": self.model.num_parameters(),
             "vocab_size": head.vocabulary,

@@ -247,26 +247,3 @@ def test_new_weights_are_taken_over_whole(tmp_path, prompts, model):
 
 def resident_mb() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-@pytest.mark.slow
-def test_fused_experts_are_taken_over_too(tmp_path, save_model):
-    """vLLM on CPU packs the experts of a mixture when it loads them, and has to be told to when it reloads."""
-    sizes = {"head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
-    folder = save_model("Qwen3Moe", max_position_embeddings=256, **sizes)
-    load_tokenizer(MODEL).save_pretrained(folder)
-    weights = load_causal_lm(folder, dtype="float32")
-    plain = SamplingSettings(max_tokens=12)
-    settings = EngineSettings(folder, plain, 0, dtype="float32", log_file=tmp_path / "log", extra={"max_model_len": 64})
-    engine = create_engine("vllm", settings)
-    with torch.no_grad():
-        for weight in weights.parameters():
-            weight.add_(0.01 * torch.randn_like(weight))
-    engine.load_weights(weights)
-    for rollout in engine.sample([Request([1, 2, 3 + i], seed=i) for i in range(4)], lambda n: None):
-        ids = torch.tensor([rollout.prompt_ids + rollout.response_ids])
-        with torch.inference_mode():
-            logp_TV = weights(ids).logits[0, len(rollout.prompt_ids) - 1 : -1].log_softmax(-1)
-        expected_T = logp_TV.gather(1, torch.tensor(rollout.response_ids)[:, None])[:, 0]
-        np.testing.assert_allclose(rollout.logp_rollout_T, expected_T, atol=2e-5)
-    engine.close()

@@ -1,0 +1,43 @@
+"""Positions whose scale depends on the length: LongRoPE and dynamic NTK read a token otherwise beside longer ones.
+
+transformers scales a whole micro-batch as its longest sequence asks, and goes on with keys of another scale while it
+generates; vLLM scales everything as its context asks. Within the context that a model was first trained for all agree.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+_FACT = "positions_rescaled_above"
+
+
+def first_context(config: Any) -> int | None:
+    """The longest sequence whose positions every program reads alike; None where the scale is always the same."""
+    text = config.get_text_config()
+    named = getattr(text, "rope_parameters", None) or {}
+    lengths = []
+    for rope in named.values() if all(isinstance(part, dict) for part in named.values()) else (named,):
+        if rope.get("rope_type") == "longrope":
+            known = rope.get("original_max_position_embeddings")
+            lengths.append(known or getattr(text, "original_max_position_embeddings", None))
+        elif rope.get("rope_type") == "dynamic":
+            lengths.append(text.max_position_embeddings)
+    return min((int(length) for length in lengths if length), default=None)
+
+
+def positions_facts(config: Any) -> dict[str, int]:
+    """For a manifest: up to where positions do not depend on the length; nothing where they never do."""
+    length = first_context(config)
+    return {} if length is None else {_FACT: length}
+
+
+def rescaled(rollout: Mapping[str, Any], trainer: Mapping[str, Any]) -> str:
+    """One sentence where the engine's context lets positions depend on the length; else empty."""
+    length, context = trainer.get(_FACT), rollout.get("max_model_len")
+    if not (length and context and context > length):
+        return ""
+    flag = f"--engine-arg max_model_len={length}" if rollout.get("engine") == "hf" else f"--max-model-len {length}"
+    return (
+        f"{trainer['model']} scales its positions otherwise in sequences above {length} tokens, and the engine's "
+        f"context is {context}: the trainer's log-probabilities then depend on the longest sequence of a micro-batch, "
+        f"and those of one token differ between the engine and the trainer. Use {flag}."
+    )
