@@ -2,7 +2,7 @@
 traces/moe and traces/moe-replayed.
 
 The model is trained as the bundled dense one is, on the same problems; it is not bundled. The Hugging Face engine
-samples in bfloat16 and names the experts of every token; the trainer scores in bfloat16 with its own experts, and again
+samples in bfloat16 and names the experts of every token; the trainer scores in float32 with its own experts, and again
 with those of the engine (R3).
 """
 
@@ -37,7 +37,7 @@ PROBE = {
     "max_tokens": 128,
     "engine": "hf",
     "rollout_dtype": "bfloat16",
-    "trainer_dtype": "bfloat16",
+    "trainer_dtype": "float32",
     "top_logprobs": 4,
     "keep_routes": RESPONSES,
 }
@@ -67,7 +67,7 @@ def main() -> None:
         shutil.copy(HERE / "problems.jsonl", ".")
         probe = ProbeConfig(**PROBE)  # type: ignore[arg-type]
         record(probe, Path("moe"), {"flags": flags_of(probe)}, progress)
-        flags = {"trace": "moe", "trainer_model": NAME, "trainer_dtype": "bfloat16", "replay_routes": True}
+        flags = {"trace": "moe", "trainer_model": NAME, "trainer_dtype": "float32", "replay_routes": True}
         named = {"command": "rescore", "flags": flags}
         rescore(RescoreConfig(**flags), Path("moe-replayed"), named, progress)  # type: ignore[arg-type]
         for name in ("moe", "moe-replayed"):

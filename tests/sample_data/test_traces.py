@@ -15,6 +15,7 @@ from mismatch_cli.batch import TokenBatch
 from mismatch_cli.divergences import sampled_in_topk, topk_divergences
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
+from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.shards import open_shard
 from sample_data.learner import MINIBATCHES, Learner, policy_logp
@@ -188,6 +189,30 @@ def test_staleness_is_lively(stale):
 def test_the_reward_does_not_collapse(stale, control):
     assert 0.3 < stale("reward_S").mean() < 0.7 and 0.3 < control("reward_S").mean() < 0.7
     assert min(batch.reward_S.mean() for batch in batches("fp8-kv")) > 0.25
+
+
+def test_the_ratio_fans_out_where_mu_is_small():
+    """Figure 2 of arXiv 2602.04879, in the report itself."""
+    rows = analyse([Trace.open(FOLDER / "bfloat16")]).result["pairs"]["mismatch"]["volatility"]
+    spread = {row["mu_low"]: row["ratio_sd"]["value"] for row in rows}
+    assert min(spread[low] for low in (0.001, 0.01, 0.05, 0.15, 0.3)) > 10 * spread[0.9] > 100 * spread[0.99]
+    tv = {row["mu_low"]: row["tv_binary_sd"]["value"] for row in rows}
+    assert tv[0.01] < tv[0.9], "its TV does not"
+
+
+def test_routers_flip_near_ties_and_replay_takes_gap_away():
+    own, replayed = (analyse([Trace.open(FOLDER / name)]).result for name in ("moe", "moe-replayed"))
+    routing = own["routing"]
+    assert 0.01 < routing["metrics"]["flipped_tokens"]["value"] < 0.05
+    assert routing["margins"]["flipped"]["p50"] < 0.05 * routing["margins"]["agreeing"]["p50"]
+    assert not routing["replayed"] and replayed["routing"]["replayed"]
+    gaps = [result["pairs"]["mismatch"]["metrics"]["abs_d_mean"]["value"] for result in (own, replayed)]
+    assert 0.8 * gaps[0] < gaps[1] < 0.95 * gaps[0]
+    (first,), (other,) = batches("moe"), batches("moe-replayed")
+    assert np.array_equal(first.response_ids_T, other.response_ids_T)
+    for name in ("moe", "moe-replayed", "bfloat16"):
+        manifest = Trace.open(FOLDER / name).manifest
+        assert not [text for text in strings(manifest) if text.startswith(("/", "~")) or "tmp" in text]
 
 
 def test_size():
