@@ -1,8 +1,9 @@
-"""The training loop as people run it: `python benchmarks/training.py sanity | phases | collapse`, with real vLLM.
+"""The training loop as people run it, with real vLLM: `python -m benchmarks.training sanity`, or another of these:
 
     sanity    the default command on three seeds: wall time with start-up, and the accuracy of the last evaluation
     phases    the time of a step by phase; all but sampling, grading, model passes, optimiser and sync at most 5 %
     collapse  one setting, several algorithms and seeds: reward, mismatch and bad updates, with their spread over seeds
+    game      the game of several turns in docs/environments.md on three seeds, as that page trains it
 
 Finished runs stay in --folder, and are not repeated. What follows `--` are flags of `mismatch-cli train`.
 """
@@ -22,24 +23,27 @@ from typing import Any
 
 import numpy as np
 
+from tests.docs.pages import DOCS, File, steps
+
 SANITY_ACCURACY, SANITY_MINUTES = 0.95, 15
 OVERHEAD = 0.05  # of a step: what is neither work of a model nor of its engine
 WORK = ("sample", "grade", "recompute", "sync", "update", "evaluate")  # the update: model passes and optimiser
 ALGORITHMS = ("reinforce", "pg-is", "pg-tis", "grpo-clip-higher", "dppo-binary-tv", "dppo-binary-kl")
 LAST = 10  # steps of a mean
+GAME = shlex.split("--episodes 256 --eval-episodes 64 --turn-tokens 8 --max-tokens 64 --steps 20 --eval-every 10")
 
 Record = dict[str, Any]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["sanity", "phases", "collapse"])
+    parser.add_argument("what", choices=["sanity", "phases", "collapse", "game"])
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS))
     own, _, flags = " ".join(map(shlex.quote, sys.argv[1:])).partition(" -- ")
     options = parser.parse_args(shlex.split(own), argparse.Namespace(flags=shlex.split(flags)))
-    lines = {"sanity": sanity, "phases": phases, "collapse": collapse}[options.what](options)
+    lines = {"sanity": sanity, "phases": phases, "collapse": collapse, "game": game}[options.what](options)
     for line in lines:
         print(line, flush=True)
 
@@ -86,6 +90,19 @@ def collapse(options: argparse.Namespace) -> Iterator[str]:
             )
     for name, rewards in sorted(ends.items(), key=lambda item: -np.mean(item[1])):
         yield f"{name:<20} last 10: {np.mean(rewards):.3f}, seeds from {min(rewards):.3f} to {max(rewards):.3f}"
+
+
+def game(options: argparse.Namespace) -> Iterator[str]:
+    options.folder.mkdir(parents=True, exist_ok=True)
+    (file,) = (step for step in steps(DOCS / "environments.md") if isinstance(step, File) and step.name == "simon.py")
+    (options.folder / file.name).write_text(file.text, encoding="utf-8")
+    flags = ["--environment", f"{options.folder / file.name}:Simon", *GAME, *options.flags]
+    yield f"{'seed':>4}{'minutes':>9}{'accuracy before':>17}{'at the end':>12}  reward of each step, turns of the last"
+    for seed in options.seeds:
+        records, minutes = run(options.folder / f"game-{seed}", ["--seed", str(seed), *flags])
+        rewards = " ".join(f"{record['reward']:.2f}" for record in records[1:])
+        first, last = records[0]["eval_accuracy"], records[-1]
+        yield f"{seed:>4}{minutes:>9.1f}{first:>17.3f}{last['eval_accuracy']:>12.3f}  {rewards}  {last['turns']:.2f}"
 
 
 def run(folder: Path, flags: Sequence[str]) -> tuple[list[Record], float]:

@@ -28,6 +28,45 @@ class Rollout:
     finish_reason: str  # "stop" or "length"
     routes_FMK: np.ndarray | None = None  # uint16, the experts of every token that the model read, layer by layer
 
+    @property
+    def sampled_T(self) -> np.ndarray | None:
+        """Which of the tokens the engine sampled, bool; None where it sampled them all."""
+        return None
+
+    @property
+    def num_sampled(self) -> int:
+        """How many of the tokens the engine sampled: only from these the trainer learns."""
+        return len(self.response_ids) if self.sampled_T is None else int(self.sampled_T.sum())
+
+    @property
+    def num_turns(self) -> int:
+        """How often the model spoke."""
+        return 1
+
+    def of_sampled(self, values_T: np.ndarray) -> np.ndarray:
+        """The values of the tokens that the engine sampled."""
+        return values_T if self.sampled_T is None else values_T[self.sampled_T]
+
+
+@dataclass(frozen=True)
+class Episode(Rollout):
+    """The turns of the model with what an environment said between them, as one response.
+
+    The engine sampled the first alone: elsewhere `logp_rollout_T` and the top-K log-probs are NaN, ranks −1, ids 0.
+    """
+
+    reward: float = 0.0  # what its turns earned, added up
+    turns: int = 1
+    loss_mask_T: np.ndarray | None = None  # bool, False where the environment speaks
+
+    @property
+    def sampled_T(self) -> np.ndarray | None:
+        return self.loss_mask_T
+
+    @property
+    def num_turns(self) -> int:
+        return self.turns
+
 
 @dataclass(frozen=True)
 class TokenBatch:

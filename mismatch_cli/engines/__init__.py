@@ -34,6 +34,12 @@ class Request:
     prompt_ids: list[int]
     seed: int
     sampling: SamplingSettings | None = None  # None for those that the engine was made with
+    max_tokens: int | None = None  # where it may be shorter than these settings allow
+
+    def longest(self, sampling: SamplingSettings) -> int:
+        """How many tokens it may have; `sampling` is that of the engine."""
+        most = (self.sampling or sampling).max_tokens
+        return most if self.max_tokens is None else min(self.max_tokens, most)
 
 
 def _silent(message: str) -> None:
@@ -167,9 +173,10 @@ def create_engine(name: str, settings: EngineSettings) -> Engine:
     return engine_module(name).create(settings)
 
 
-def sample_seed(seed: int, prompt_id: int, sample_index: int, step: int = 0) -> int:
+def sample_seed(seed: int, prompt_id: int, sample_index: int, step: int = 0, turn: int = 0) -> int:
     """A 31-bit seed from hash(seed, prompt, sample, step): a resumed run samples what the unbroken one would have."""
-    digest = hashlib.blake2b(f"{seed}/{prompt_id}/{sample_index}/{step}".encode(), digest_size=4).digest()
+    key = f"{seed}/{prompt_id}/{sample_index}/{step}" + (f"/{turn}" if turn else "")
+    digest = hashlib.blake2b(key.encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") >> 1
 
 

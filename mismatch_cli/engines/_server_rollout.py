@@ -52,7 +52,7 @@ class Completions:
 
         async def rollout_of(request: Request) -> Rollout:
             own = request.sampling or sampling
-            room = min(own.max_tokens, self.context - len(request.prompt_ids))
+            room = min(request.longest(sampling), self.context - len(request.prompt_ids))
             asked = payload(request, self.model, own, top_logprobs, room, salt)
             # An honest answer stays far below: a server that talks without end is noticed soon.
             most = 2**20 + 16 * len(request.prompt_ids) + 100 * room * (top_logprobs + 10)

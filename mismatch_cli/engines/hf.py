@@ -86,7 +86,8 @@ class HfEngine:
             batch = requests[start : start + self._batch_size]
             into = dict(enumerate(sinks[start : start + len(batch)]))
             sampled: dict[int, Rollout] = {}
-            kinds = [(self._room(request), self._sampling(request)) for request in batch]
+            most = max(map(self._wanted, batch))
+            kinds = [(min(most, self._room(request)), self._sampling(request)) for request in batch]
             for wanted in sorted(dict.fromkeys(kinds), key=lambda kind: kind[0]):
                 # A row with less room must not be carried past the context's end.
                 rows = [row for row, kind in enumerate(kinds) if kind == wanted]
@@ -140,12 +141,12 @@ class HfEngine:
             sequences = self._model.generate(
                 input_ids,
                 attention_mask=attention_mask,
-                generation_config=self._generation_config(max_new_tokens=self._room(batch[0])),
+                generation_config=self._generation_config(max_new_tokens=max(map(self._wanted, batch))),
                 logits_processor=[recorder],
             )
             recorder.record(sequences[:, -1])
-        sampled = sequences[:, longest:].tolist()
-        return [recorder.rollout(row, request, sampled[row]) for row, request in enumerate(batch)]
+        new = sequences[:, longest:].tolist()
+        return [recorder.rollout(row, r, new[row][: self._wanted(r)]) for row, r in enumerate(batch)]
 
     def _generation_config(self, max_new_tokens: int) -> Any:
         """Plain sampling; the model's own defaults (penalties, min-p, …) must not touch the distribution.
@@ -170,8 +171,12 @@ class HfEngine:
         return request.sampling or self._settings.sampling
 
     def _room(self, request: Request) -> int:
-        """How many tokens this request may sample before it reaches its limit or the end of the context."""
+        """How many tokens its row may have before it reaches its sampling's limit or the end of the context."""
         return min(self._sampling(request).max_tokens, self.max_model_len - len(request.prompt_ids))
+
+    def _wanted(self, request: Request) -> int:
+        """How many tokens of its row are this request's: it may end before the others of its batch."""
+        return min(request.longest(self._settings.sampling), self._room(request))
 
 
 class _Recorder:

@@ -186,7 +186,9 @@ class VllmEngine:
         return alone + self.sample(requests, after(len(alone), on_finished))[len(alone) :]
 
     def _generate(self, requests: Sequence[Request], logprobs: int, on_finished: Callable[[int], None]) -> list[Any]:
-        parameters = [_sampling_params(r.sampling or self._settings.sampling, logprobs, r.seed) for r in requests]
+        if not requests:  # of ranks that share an engine none may have any left, while others' have
+            return []
+        parameters = [_sampling_params(r.sampling or self._settings.sampling, logprobs, r) for r in requests]
         prompts = [{"prompt_token_ids": r.prompt_ids} for r in requests]
         try:
             outputs: list[Any] = self.llm.generate(
@@ -283,7 +285,7 @@ def describe_config(config: Any) -> dict[str, Any]:
     }
 
 
-def _sampling_params(sampling: SamplingSettings, top_logprobs: int, seed: int) -> Any:
+def _sampling_params(sampling: SamplingSettings, top_logprobs: int, request: Request) -> Any:
     from vllm import SamplingParams
 
     return SamplingParams(
@@ -291,8 +293,8 @@ def _sampling_params(sampling: SamplingSettings, top_logprobs: int, seed: int) -
         top_p=sampling.top_p,
         top_k=sampling.top_k,
         min_p=sampling.min_p,
-        max_tokens=sampling.max_tokens,
-        seed=seed,
+        max_tokens=request.longest(sampling),
+        seed=request.seed,
         logprobs=top_logprobs,
         detokenize=False,  # text for every top-K entry would cost more than sampling
         flat_logprobs=True,

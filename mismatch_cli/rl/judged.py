@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -11,7 +12,6 @@ from torch import Tensor
 
 from mismatch_cli.algorithms.algorithm import Algorithm, coefficient_T
 from mismatch_cli.algorithms.parts import Rule
-from mismatch_cli.arrays import as_numpy
 from mismatch_cli.batch import Rollout
 from mismatch_cli.batches import Batches, Found, RowKey
 from mismatch_cli.errors import MismatchError
@@ -32,7 +32,8 @@ class Sample:
 
 
 class Judged:
-    """A micro-batch: asked for coefficients as soon as log π is known.
+    """A micro-batch: asked for coefficients as soon as log π is known. Of every response the tokens that the engine
+    sampled; what an environment said between them has no coefficient, and no part in a rule on responses.
 
     A rule that looks at whole responses, or at other tokens, needs a pass before: `known` is what that saw. One that
     looks at whole batches needs `found` too, which follows from the passes over all of its micro-batches.
@@ -40,12 +41,13 @@ class Judged:
 
     def __init__(self, algorithm: Algorithm, samples: Sequence[Sample], scale_S: np.ndarray, device: torch.device):
         self._algorithm, self._samples, self._device = algorithm, samples, device
-        self._length_S = np.array([len(s.rollout.response_ids) for s in samples], dtype=np.int64)
+        self._length_S = np.array([s.rollout.num_sampled for s in samples], dtype=np.int64)
         self._offset_S1 = torch.from_numpy(np.concatenate([[0], np.cumsum(self._length_S)])).to(device)
+        self._at_N = self._places()
         self._rollout_T = self._flat([s.rollout.logp_rollout_T for s in samples])
         advantage_S = np.array([s.advantage for s in samples], dtype=np.float32)
-        self.advantage_T = self._flat([np.repeat(advantage_S, self._length_S)])
-        self._scale_T = self._flat([np.repeat(scale_S, self._length_S).astype(np.float32)])
+        self.advantage_T = self._put([np.repeat(advantage_S, self._length_S)])
+        self._scale_T = self._put([np.repeat(scale_S, self._length_S).astype(np.float32)])
         self._recomputed_T = self._flat_where_all([s.logp_recomputed_T for s in samples])
         self._average_T = self._flat_where_all([s.logp_average_T for s in samples])
         self.query_ids_TK = self._query_ids()
@@ -88,7 +90,7 @@ class Judged:
     def _batches(self) -> Batches:
         def places() -> tuple[np.ndarray, np.ndarray]:
             response_T = np.repeat(np.arange(len(self._length_S)), self._length_S)
-            return response_T, np.arange(len(response_T)) - as_numpy(self._offset_S1)[response_T]
+            return response_T, np.concatenate([_sampled_at(s.rollout) for s in self._samples])
 
         keys = np.array([s.row_key for s in self._samples], dtype=np.int64).reshape(-1, len(RowKey._fields))
         return Batches.of_rows(RowKey(*keys.T), places).settled(self.found)
@@ -106,7 +108,7 @@ class Judged:
 
     def _topk(self, trainer_TK: Tensor) -> TopKLogProbs:
         k = self._algorithm.needs_top_k
-        ids_T = torch.tensor([i for s in self._samples for i in s.rollout.response_ids], device=self._device)
+        ids_T = self._flat([np.array(s.rollout.response_ids, dtype=np.int64) for s in self._samples])
         rollout_TK = self._flat([s.rollout.topk_logp_rollout_TK[:, :k] for s in self._samples])  # type: ignore[index]
         recomputed = [s.topk_logp_recomputed_TK for s in self._samples]
         known = all(x is not None for x in recomputed)
@@ -117,4 +119,38 @@ class Judged:
         return None if any(x is None for x in parts) else self._flat(parts)  # type: ignore[arg-type]
 
     def _flat(self, parts: Sequence[np.ndarray]) -> Tensor:
+        """A column of all responses, of the sampled tokens."""
+        return self._put([s.rollout.of_sampled(part) for s, part in zip(self._samples, parts, strict=True)])
+
+    def _put(self, parts: Sequence[np.ndarray]) -> Tensor:
         return torch.from_numpy(np.concatenate(parts)).to(self._device)
+
+    def _places(self) -> Tensor | None:
+        """Where the sampled tokens stand among all tokens; None where they are all."""
+        rollouts = [s.rollout for s in self._samples]
+        if all(rollout.sampled_T is None for rollout in rollouts):
+            return None
+        before = accumulate((len(r.response_ids) for r in rollouts), initial=0)
+        return self._put([start + _sampled_at(rollout) for start, rollout in zip(before, rollouts, strict=False)])
+
+    def chosen(self, column_T: Tensor) -> Tensor:
+        """The rows of the sampled tokens."""
+        return column_T if self._at_N is None else column_T[self._at_N]
+
+    def by_response(self, column_N: Tensor) -> list[np.ndarray]:
+        """A column of the sampled tokens cut by response; NaN, not measured, at the other tokens."""
+        parts = (part.numpy() for part in column_N.detach().cpu().split(self._length_S.tolist()))
+        return [_spread(s.rollout, part) for s, part in zip(self._samples, parts, strict=True)]
+
+
+def _sampled_at(rollout: Rollout) -> np.ndarray:
+    """The places of the tokens that the engine sampled."""
+    return rollout.of_sampled(np.arange(len(rollout.response_ids)))
+
+
+def _spread(rollout: Rollout, values_N: np.ndarray) -> np.ndarray:
+    if rollout.sampled_T is None:
+        return values_N
+    values_T = np.full((len(rollout.response_ids), *values_N.shape[1:]), np.nan, dtype=values_N.dtype)
+    values_T[rollout.sampled_T] = values_N
+    return values_T

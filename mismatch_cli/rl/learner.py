@@ -89,7 +89,7 @@ class Learner:
         """One optimiser step; a `NotFiniteError`, and no step, where loss or gradient are not finite."""
         for parameter in (*self._weights, *self._masters):
             parameter.grad = None
-        scale_S = self._scale(np.array([len(s.rollout.response_ids) for s in samples], dtype=np.int64))
+        scale_S = self._scale(np.array([s.rollout.num_sampled for s in samples], dtype=np.int64))
         samples = self._with_average(samples)
         batches = list(self._micro_batches(samples, scale_S))
         self._look_first(batches)
@@ -151,7 +151,7 @@ class Learner:
         gathering, whole = Gathering(rules), Gathering(rules)
         for batch in batches:
             with torch.no_grad():
-                self.trainer.look_at(batch.requests, partial(self._know, batch))
+                self.trainer.look_at(batch.requests, partial(self._know_first, batch))
             if batch.judged is not None:
                 gathering.update(batch.judged.seen(), batch.judged.advantage_T)
         for part in self._world.gather(gathering):
@@ -161,39 +161,42 @@ class Learner:
             if batch.judged is not None:
                 batch.judged.found = found
 
-    def _know(self, batch: _MicroBatch, hidden_TH: Tensor, ids_T: Tensor, head: Head) -> None:
-        """What a log-prob pass sees of a micro-batch, once, where its algorithm looks beyond single tokens."""
-        if not batch.samples:
-            return
+    def _know_first(self, batch: _MicroBatch, hidden_TH: Tensor, ids_T: Tensor, head: Head) -> None:
+        if batch.samples:
+            self._know(self._judged(batch, ids_T), hidden_TH, ids_T, head)
+
+    def _judged(self, batch: _MicroBatch, ids_T: Tensor) -> Judged:
         batch.judged = batch.judged or Judged(self.algorithm, batch.samples, batch.scale_S, ids_T.device)
-        if batch.judged.known is None and not judges_single_tokens(self.algorithm):
-            known = logp_pass(hidden_TH, head, ids_T, self._sampling, batch.judged.query_ids_TK)
-            batch.judged.known = known
+        return batch.judged
+
+    def _know(self, judged: Judged, hidden_TH: Tensor, ids_T: Tensor, head: Head) -> None:
+        """What a log-prob pass sees of a micro-batch, once, where its algorithm looks beyond single tokens."""
+        if judged.known is None and not judges_single_tokens(self.algorithm):
+            hidden_NH, ids_N = judged.chosen(hidden_TH), judged.chosen(ids_T)
+            judged.known = logp_pass(hidden_NH, head, ids_N, self._sampling, judged.query_ids_TK)
 
     def _accumulate(self, batch: _MicroBatch) -> tuple[float, list[_Seen]]:
         """Add the gradient of one micro-batch; answers its loss, and what was seen of each response."""
 
         def look(hidden_TH: Tensor, ids_T: Tensor, head: Head) -> tuple[PolicyGradient, Judged]:
-            self._know(batch, hidden_TH, ids_T, head)
-            judged = batch.judged
-            assert judged is not None  # there are samples
+            judged = self._judged(batch, ids_T)
+            self._know(judged, hidden_TH, ids_T, head)
             if judged.known is not None:
                 judged.form()
+            hidden_NH, ids_N = judged.chosen(hidden_TH), judged.chosen(ids_T)
             coefficient, known = judged.coefficient, judged.known
-            return policy_gradient_loss(hidden_TH, head, ids_T, coefficient, self._sampling, known=known), judged
+            return policy_gradient_loss(hidden_NH, head, ids_N, coefficient, self._sampling, known=known), judged
 
         with torch.set_grad_enabled(batch.learns):
             found, judged = self.trainer.look_at(batch.requests, look)
         routes = self.trainer.routing.compared(batch.requests)
         if batch.learns:
             (found.loss * self.loss_scale.value).backward()
-        lengths = [len(s.rollout.response_ids) for s in batch.samples]
         seen_first = found if judged.known is None else judged.known  # what the coefficients were formed from
-        parts = [[x.cpu().numpy() for x in side.split(lengths)] for side in (seen_first.logp_N, seen_first.entropy_N)]
+        parts = [judged.by_response(side) for side in (seen_first.logp_N, seen_first.entropy_N)]
         asked = judged.topk_logp_TK
-        topk = [None] * len(lengths) if asked is None else asked.cpu().split(lengths)
-        seen = list(zip(*parts, [x if x is None else x.numpy() for x in topk], routes, strict=True))
-        return float(found.loss.detach()), seen
+        topk = [None] * len(batch.samples) if asked is None else judged.by_response(asked)
+        return float(found.loss.detach()), list(zip(*parts, topk, routes, strict=True))
 
     def _keep_up(self, learns: bool) -> tuple[float, list[_Seen]]:
         """A pass that adds 0, because other ranks have one more."""

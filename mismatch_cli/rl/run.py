@@ -31,6 +31,7 @@ from mismatch_cli.models import checkpoint_layers, load_causal_lm, load_tokenize
 from mismatch_cli.positions import rescaled
 from mismatch_cli.ranks import ALONE, World
 from mismatch_cli.rl.checkpoint import METRICS_FILE, cut_back, last_step, latest_checkpoint, save_checkpoint
+from mismatch_cli.rl.episodes import Episodes
 from mismatch_cli.rl.judged import Sample
 from mismatch_cli.rl.learner import Learner, NotFiniteError, response_scale
 from mismatch_cli.rl.step import Minibatch, Responses, Step, Use, joined, step_record, step_responses
@@ -41,6 +42,7 @@ from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import ResponseScores, ScoreRequest, Trainer
 from mismatch_cli.sharding import Sharding, is_spread, on_first, whole_state
 from mismatch_cli.tasks.answers import no_answers
+from mismatch_cli.tasks.environment import Environments
 from mismatch_cli.tasks.grading import group_mean_advantages
 from mismatch_cli.torch_settings import set_threads
 from mismatch_cli.trace.files import could_not_write, open_to_append, replacing_folder, write_atomically
@@ -213,6 +215,9 @@ class Run:
     def sample(
         self, posed: list[Posed], step: int, samples: int, sampling: SamplingSettings | None = None
     ) -> list[Any]:
+        if isinstance(environments := self.task.grader, Environments):
+            episodes = Episodes(self.engine, environments, self._tokenizer, self.config, self.world)
+            return episodes.play([p.problem for p in posed], step, samples, sampling)
         seeds = [sample_seed(self.config.seed, p.problem.prompt_id, i % samples, step) for i, p in enumerate(posed)]
         requests = [Request(p.prompt_ids, seed, sampling) for p, seed in zip(posed, seeds, strict=True)]
         return sample_checked(self.engine, requests, [p.problem.prompt_id for p in posed], lambda _: None)
@@ -302,7 +307,7 @@ class Run:
 
     def _warn_of_no_answers(self, stated: int, responses: Responses) -> None:
         """Once, where none of what was graded since the last step states an answer: every reward is 0."""
-        if self._stated is None or self.config.reward:
+        if self._stated is None or self.config.reward or self.config.environment:
             return
         if stated > self._stated:
             self._stated = stated
@@ -366,6 +371,7 @@ class Run:
             "trainer": self.learner.trainer.describe() | self._adapter_facts(),
             "config": {"sampling": dict(sampling), "seed": self.config.seed},
             "algorithm": self.config.algorithm,
+            **({"environment": self.config.environment} if self.config.environment else {}),
             "libraries": library_versions(),
             "threads": self._threads,
         }

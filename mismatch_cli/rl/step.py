@@ -79,27 +79,26 @@ def step_table(step: Step) -> pa.Table:
         "sample_index": [step.sample_index[row] for _, _, row in rows],
         "version_rollout": [step.version] * len(rows),
         "version_trainer": [use.version for use, _, _ in rows],
-        "prompt_ids": [step.posed[row].prompt_ids for _, _, row in rows],
+        "prompt_ids": [step.rollouts[row].prompt_ids for _, _, row in rows],
         "response_ids": [step.rollouts[row].response_ids for _, _, row in rows],
-        "loss_mask": [np.ones(len(step.rollouts[row].response_ids), dtype=bool) for _, _, row in rows],
+        "loss_mask": [_sampled_T(step.rollouts[row]) for _, _, row in rows],
         "logp_rollout": [step.rollouts[row].logp_rollout_T for _, _, row in rows],
         "logp_trainer": [use.update.logp[place] for use, place, _ in rows],
         "entropy_trainer": [use.update.entropy[place] for use, place, _ in rows],
         "reward": [float(step.reward_S[row]) for _, _, row in rows],
-        "advantage": [
-            np.full(len(step.rollouts[row].response_ids), step.advantage_S[row], dtype=np.float32) for _, _, row in rows
-        ],
+        "advantage": [np.where(_sampled_T(step.rollouts[row]), step.advantage_S[row], 0) for _, _, row in rows],
         "finish_reason": [step.rollouts[row].finish_reason for _, _, row in rows],
     }
     if step.recomputed is not None or any(equal):
         known = step.recomputed
         columns["logp_recomputed"] = [
-            use.update.logp[place] if same else None if known is None else known[row].logp_T
+            use.update.logp[place] if same else None if known is None else _measured(step, row, known[row].logp_T)
             for (use, place, row), same in zip(rows, equal, strict=True)
         ]
     if any(use.update.logp_average is not None for use in step.uses):
         columns["logp_average"] = [
-            None if use.update.logp_average is None else use.update.logp_average[place] for use, place, _ in rows
+            None if use.update.logp_average is None else _measured(step, row, use.update.logp_average[place])
+            for use, place, row in rows
         ]
     if any(use.update.topk_logp[place] is not None for use, place, _ in rows):  # the algorithm asks of the top K
         columns |= {
@@ -108,12 +107,26 @@ def step_table(step: Step) -> pa.Table:
             "topk_logp_trainer": [use.update.topk_logp[place] for use, place, _ in rows],
         }
         if step.recomputed is not None:
-            columns["topk_logp_recomputed"] = [step.recomputed[row].logp_at_topk_TK for _, _, row in rows]
+            known_at = [scores.logp_at_topk_TK for scores in step.recomputed]
+            columns["topk_logp_recomputed"] = [_measured(step, row, known_at[row]) for _, _, row in rows]
     if any(found is not None for use in step.uses for found in use.update.routes):
         columns |= route_columns(
             [use.update.routes[place] if same else None for (use, place, _), same in zip(rows, equal, strict=True)]
         )
     return rows_to_table(columns)
+
+
+def _sampled_T(rollout: Rollout) -> np.ndarray:
+    """Which tokens the engine sampled, bool: the loss mask."""
+    return np.ones(len(rollout.response_ids), dtype=bool) if rollout.sampled_T is None else rollout.sampled_T
+
+
+def _measured(step: Step, row: int, values_T: np.ndarray | None) -> np.ndarray | None:
+    """The trainer's values, but for the tokens of an environment: they count for nothing, and are measured nowhere."""
+    sampled_T = step.rollouts[row].sampled_T
+    if values_T is None or sampled_T is None:
+        return values_T
+    return np.where(sampled_T.reshape(-1, *[1] * (values_T.ndim - 1)), values_T, np.float32(np.nan))
 
 
 @dataclass(frozen=True)
@@ -122,15 +135,17 @@ class Responses:
 
     table: pa.Table  # a row for every use of a response
     reward_S: np.ndarray
-    length_S: np.ndarray
+    length_S: np.ndarray  # tokens that the model wrote
+    turns_S: np.ndarray
     truncated_S: np.ndarray
 
 
 def step_responses(step: Step) -> Responses:
     """Of the responses that this rank has."""
-    length_S = np.array([len(r.response_ids) for r in step.rollouts])
+    length_S = np.array([r.num_sampled for r in step.rollouts])
+    turns_S = np.array([r.num_turns for r in step.rollouts])
     truncated_S = np.array([r.finish_reason == "length" for r in step.rollouts])
-    return Responses(step_table(step), step.reward_S, length_S, truncated_S)
+    return Responses(step_table(step), step.reward_S, length_S, turns_S, truncated_S)
 
 
 def joined(parts: Sequence[Responses]) -> Responses:
@@ -138,7 +153,7 @@ def joined(parts: Sequence[Responses]) -> Responses:
     if len(parts) == 1:
         return parts[0]
     table = pa.concat_tables([part.table for part in parts if len(part.table)], promote_options="default")
-    columns = ([getattr(part, name) for part in parts] for name in ("reward_S", "length_S", "truncated_S"))
+    columns = ([getattr(part, name) for part in parts] for name in ("reward_S", "length_S", "turns_S", "truncated_S"))
     return Responses(table.combine_chunks(), *map(np.concatenate, columns))
 
 
@@ -161,6 +176,7 @@ def step_record(
         "updates": step.uses[-1].version + int(step.uses[-1].update.stepped),
         "reward": float(responses.reward_S.mean()),
         "length": float(np.mean(responses.length_S)),
+        "turns": float(np.mean(responses.turns_S)),
         "truncated": float(np.mean(responses.truncated_S)),
         "grad_norm": float(np.mean(norms)) if norms else None,
         "mismatch": _pick(pairs["mismatch"], pairs["mismatch"].estimates()),

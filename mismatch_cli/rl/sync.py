@@ -64,14 +64,15 @@ class WeightSync:
             self._put(self._before)
             scores = self._trainer.score(requests, token_budget=self._token_budget)
             self._put(self._now)
-            self._logp_before = [score.logp_T for score in scores]
+            self._logp_before = [s.rollout.of_sampled(score.logp_T) for s, score in zip(samples, scores, strict=False)]
 
     def prove(self, samples: Sequence[Sample], logp_trainer: Sequence[np.ndarray]) -> str:
         """Whether the engine sampled the first minibatch with the weights that judged it; a `MismatchError` if not.
 
         Every rank looks at its own engine's responses; what is answered holds of all engines.
         """
-        logp_rollout = [s.rollout.logp_rollout_T for s in samples]
+        logp_rollout = [s.rollout.of_sampled(s.rollout.logp_rollout_T) for s in samples]
+        logp_trainer = [s.rollout.of_sampled(logp_T) for s, logp_T in zip(samples, logp_trainer, strict=True)]
         if self._exact:
             return prove_equal(logp_rollout, logp_trainer) if samples else UNDECIDABLE
         own, found = mean_gap(logp_rollout, logp_trainer), UNDECIDABLE

@@ -17,6 +17,7 @@ from mismatch_cli.errors import UsageError
 from mismatch_cli.models import check_attention, check_model_folder, known_vocabulary
 from mismatch_cli.rl.train_config import TrainConfig
 from mismatch_cli.sampling import SamplingSettings
+from mismatch_cli.tasks.environment import Environments, check_environment
 from mismatch_cli.tasks.grading import Grader, gradable
 from mismatch_cli.tasks.prompts import (
     Problem,
@@ -33,7 +34,7 @@ from mismatch_cli.torch_settings import check_threads
 
 @dataclass(frozen=True)
 class Posed:
-    """A problem with the token ids that pose it."""
+    """A problem with the token ids that pose it; none where an environment does."""
 
     problem: Problem
     prompt_ids: list[int]
@@ -76,7 +77,12 @@ def _load(config: TrainConfig, location: str, split: str, limit: int) -> tuple[l
     )  # fmt: skip
     found = load_problems(source)
     check_prompts(found, config.prompt_template)
-    return gradable(found, config.reward, location), len(found)
+    return gradable(found, config.reward or config.environment, location), len(found)
+
+
+def _by_seed(first: int, stop: int) -> list[Problem]:
+    """Problems of which nothing is known but the number that the environment's seed follows from."""
+    return [Problem(number, "", None) for number in range(first, stop)]
 
 
 def _check_number(config: TrainConfig, problems: int) -> None:
@@ -92,6 +98,19 @@ def _check_number(config: TrainConfig, problems: int) -> None:
         )
 
 
+def _judge(config: TrainConfig, tokenizer: Any) -> Grader | Environments:
+    """Who says what a response earns."""
+    if config.environment:
+        return Environments(config.environment, config.environment_seconds, config.environment_processes)
+    return Grader(
+        tokenizer.decode,
+        reward=config.reward,
+        seconds=config.reward_seconds,
+        template=config.prompt_template,
+        answer_format=config.answer_format,
+    )
+
+
 class Task:
     """Problems with answers; a step's share follows from seed and step alone, each problem at most once in an epoch.
 
@@ -103,18 +122,15 @@ class Task:
         self.left_out: list[str] = []  # sentences about problems that are not used
         self.posed: list[Posed] = []
         self.evaluation: dict[str, list[Posed]] = {}  # by the name of the set
-        self.grader = Grader(
-            tokenizer.decode,
-            reward=config.reward,
-            seconds=config.reward_seconds,
-            template=config.prompt_template,
-            answer_format=config.answer_format,
-        )
-        self.problems = self._loaded(config.dataset, config.split, config.num_problems)
+        self.grader = _judge(config, tokenizer)
+        own, further = config.episodes, config.episodes + config.eval_episodes
+        self.problems = _by_seed(0, own) if own else self._loaded(config.dataset, config.split, config.num_problems)
         _check_number(config, len(self.problems))
         sets = evaluation_sets(config)
         self._evaluated = {name: (place, self._loaded(place, split, 0)) for name, (place, split) in sets.items()}
-        if config.reward:
+        if config.eval_episodes:
+            self._evaluated = {"episodes": ("", _by_seed(own, further))}
+        if config.reward or config.environment:
             self.grader.start()
 
     def _loaded(self, location: str, split: str, limit: int) -> list[Problem]:
@@ -138,6 +154,8 @@ class Task:
 
     def _encode(self, problems: list[Problem], location: str, max_model_len: int) -> list[Posed]:
         config = self._config
+        if config.environment:  # it poses them itself, when it is asked
+            return [Posed(problem, []) for problem in problems]
         encoded = encode_prompts(
             problems, self._tokenizer, template=config.prompt_template, max_model_len=max_model_len,
             max_prompt=config.max_prompt_tokens,
@@ -191,7 +209,10 @@ def check_runs(configs: Sequence[TrainConfig]) -> None:
     check_model_folder(first.model)
     check_attention(first.attn or None)
     check_threads(first.threads)
-    if is_local(first.dataset):
+    _check_turns(first)
+    if first.episodes:
+        _check_number(first, first.episodes)
+    elif is_local(first.dataset):
         _check_number(first, len(_load(first, first.dataset, first.split, first.num_problems)[0]))
     for location, split in evaluation_sets(first).values():
         if is_local(location):
@@ -199,6 +220,23 @@ def check_runs(configs: Sequence[TrainConfig]) -> None:
     for spec in dict.fromkeys(config.algorithm for config in configs):  # numpy, and for a user's mask torch
         _check_algorithm(spec, first)
     check_reward(first.reward, first.reward_seconds)
+    check_environment(first.environment)
+
+
+def _check_turns(config: TrainConfig) -> None:
+    """What an environment needs, and what needs one."""
+    if config.environment and config.reward:
+        raise UsageError("--environment gives the rewards itself. Leave out --reward, or the environment.")
+    if config.environment and config.prompt_template not in ("chat", "raw"):
+        raise UsageError(
+            f"--prompt-template {config.prompt_template} asks for one answer. Use chat or raw with an environment."
+        )
+    if (config.episodes or config.eval_episodes) and not config.environment:
+        raise UsageError("--episodes and --eval-episodes count what an environment poses. Name it: --environment.")
+    if config.eval_episodes and not config.episodes:
+        raise UsageError("--eval-episodes are further ones than --episodes: give both, or an --eval-dataset.")
+    if config.eval_episodes and config.eval_dataset:
+        raise UsageError("--eval-episodes and --eval-dataset both say what to evaluate on. Leave one out.")
 
 
 def check_ranks(config: TrainConfig, ranks: int) -> None:

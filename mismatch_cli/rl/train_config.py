@@ -22,10 +22,11 @@ FILE_NAME = "config.toml"
 AGGREGATIONS = ("sequence-sum", "sequence-mean", "token-mean")
 _DTYPE: dict[str, Any] = {"choices": ("dtype", DTYPES)}
 
-of_problems, of_evaluation, of_algorithm, of_steps, of_optimiser, of_lora, of_compute, of_files = (
+of_problems, of_evaluation, of_turns, of_algorithm, of_steps, of_optimiser, of_lora, of_compute, of_files = (
     partial(setting, panel=title)
     for title in (
-        "Model and problems", "Evaluation", "Algorithm", "Steps", "Optimiser", "LoRA", "Engine and trainer", "Records",
+        "Model and problems", "Evaluation", "Several turns", "Algorithm", "Steps", "Optimiser", "LoRA",
+        "Engine and trainer", "Records",
     )
 )  # fmt: skip
 
@@ -71,6 +72,22 @@ class TrainConfig:
     )
     reward_seconds: int = of_problems(0, SECONDS_HELP, least=0)
     answer_format: str = of_problems("auto", FORMAT_HELP, choices=("answer format", FORMATS))
+    environment: str = of_turns(
+        "",
+        "An environment that answers the model, and gives the rewards: a class with reset and step.",
+        metavar="FILE.py:NAME",
+        show_default="one turn, and a reward",
+    )
+    episodes: int = of_turns(
+        0, "Problems that the environment poses itself, each from a seed; 0 for those of --dataset.", least=0
+    )
+    eval_episodes: int = of_turns(
+        0, "Further ones, to evaluate on; 0 for --eval-dataset, or those of the training.", least=0
+    )
+    max_turns: int = of_turns(10, "Most turns of the model in an episode.", least=1)
+    turn_tokens: int = of_turns(0, "Longest turn, in tokens; 0 for what --max-tokens leaves to the response.", least=0)
+    environment_seconds: float = of_turns(30.0, "Longest time of a reset or a step of the environment.", **ABOVE_0)
+    environment_processes: int = of_turns(1, "Processes that play the episodes.", least=1)
     algorithm: str = of_algorithm(
         "dppo-binary-tv",
         "NAME, NAME:PARAMETER=VALUE,… or a file such as my_mask.py; see `mismatch-cli algorithms`.",

@@ -47,7 +47,7 @@ class ScoreRequest:
     def of(cls, rollout: Rollout) -> ScoreRequest:
         """A response as its engine reports it."""
         ids = rollout.prompt_ids, rollout.response_ids
-        return cls(*ids, rollout.topk_ids_TK, routes_FMK=rollout.routes_FMK)
+        return cls(*ids, rollout.topk_ids_TK, routes_FMK=rollout.routes_FMK, counted_T=rollout.sampled_T)
 
     @property
     def num_fed(self) -> int:

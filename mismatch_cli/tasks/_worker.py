@@ -188,18 +188,18 @@ def _math_verify() -> tuple[Callable[[str], str], str]:
 
 
 def _own_reward() -> tuple[Callable[[str], str], str]:
-    function, wanted = _load(*sys.argv[1].rsplit(":", 1))
+    function, wanted = _load_reward(*sys.argv[1].rsplit(":", 1))
     worker, batch = os.getpid(), set(wanted) <= set(BATCH_ARGUMENTS) and bool(wanted)
 
     def reward(line: str) -> str:
         arguments = json.loads(line)
         try:
             said = function(**{name: arguments[name] for name in wanted})
-            return json.dumps({"rewards": _numbers(said)} if batch else {"reward": _number(said)})
+            return json.dumps({"rewards": _numbers(said)} if batch else {"reward": number(said)})
         except BaseException as error:  # leaving and interrupting are answers like any other
             if os.getpid() != worker:
                 raise
-            return json.dumps({"error": _in_words(error)})
+            return json.dumps({"error": in_words(error)})
 
     return reward, BATCH if batch else ""
 
@@ -208,17 +208,23 @@ def _numbers(said: Any) -> list[float]:
     """Those of a list, a tuple, an array or a tensor; whatever else can be walked through has an order of its own."""
     if isinstance(said, dict | set | frozenset | str | bytes) or not hasattr(said, "__len__"):
         raise TypeError(f"it answered a {type(said).__name__}, not a list of numbers")
-    return [_number(one) for one in said]
+    return [number(one) for one in said]
 
 
-def _number(said: Any) -> float:
+def number(said: Any) -> float:
     """A number of any library; a text that looks like one is a mistake that nobody would notice."""
     if isinstance(said, str | bytes):
         raise TypeError(f"it answered the text {said[:_SHOWN]!r}, not a number")
     return float(said)
 
 
-def _in_words(error: BaseException) -> str:
+def most_memory() -> int | None:
+    """What a user's code may have, in bytes: most of what is free now."""
+    free = memory.free()
+    return None if free is None else int(_SHARE * free)
+
+
+def in_words(error: BaseException) -> str:
     try:
         said = str(error)[:_SHOWN]
     except BaseException:  # an exception of the user's own may raise another
@@ -226,8 +232,8 @@ def _in_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
-def _load(file: str, name: str) -> tuple[Callable[..., Any], list[str]]:
-    """The function, and which of the arguments it names."""
+def load(file: str, name: str, given_as: str) -> tuple[Callable[..., Any], list[str], list[str]]:
+    """A function (or class) of the user's, the names of its parameters, and those without a default."""
     spec = importlib.util.spec_from_file_location(_MODULE, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -236,16 +242,20 @@ def _load(file: str, name: str) -> tuple[Callable[..., Any], list[str]]:
     try:
         spec.loader.exec_module(module)
     except BaseException as error:
-        raise ValueError(f"{file} cannot be loaded ({_in_words(error)}).") from error
+        raise ValueError(f"{file} cannot be loaded ({in_words(error)}).") from error
     function = getattr(module, name, None)
     if not callable(function):
-        raise ValueError(f"{file} has no function '{name}'. Give the reward as FILE.py:FUNCTION.")
+        raise ValueError(f"{file} has no function '{name}'. Give {given_as}.")
     parameters = inspect.signature(function).parameters.values()
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    names = {p.name for p in named}
-    one, lists = ([known for known in arguments if known in names] for arguments in (ARGUMENTS, BATCH_ARGUMENTS))
-    unknown = [p.name for p in named if p.default is p.empty and p.name not in (*ARGUMENTS, *BATCH_ARGUMENTS)]
-    if unknown:
+    return function, [p.name for p in named], [p.name for p in named if p.default is p.empty]
+
+
+def _load_reward(file: str, name: str) -> tuple[Callable[..., Any], list[str]]:
+    """The function, and which of the arguments it names: those of one response, or lists of them."""
+    function, named, needed = load(file, name, "the reward as FILE.py:FUNCTION")
+    one, lists = ([known for known in arguments if known in named] for arguments in (ARGUMENTS, BATCH_ARGUMENTS))
+    if unknown := [known for known in needed if known not in (*ARGUMENTS, *BATCH_ARGUMENTS)]:
         raise ValueError(
             f"{file}: {name} asks for '{unknown[0]}'. It can ask for {', '.join(ARGUMENTS)}, or for lists of them: "
             f"{', '.join(BATCH_ARGUMENTS)}."
@@ -258,9 +268,8 @@ def _load(file: str, name: str) -> tuple[Callable[..., Any], list[str]]:
 
 
 if __name__ == "__mp_main__":  # a process of a pool that the function made: it looks the function up by its module
-    _load(*sys.argv[1].rsplit(":", 1))
+    _load_reward(*sys.argv[1].rsplit(":", 1))
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        free = memory.free()
-        answer_lines(_own_reward, limit=None if free is None else int(_SHARE * free))
+        answer_lines(_own_reward, limit=most_memory())
     answer_lines(_math_verify, limit=_MATH_VERIFY_MEMORY)

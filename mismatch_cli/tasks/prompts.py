@@ -127,7 +127,7 @@ def _get(row: Mapping[str, Any], dotted: str) -> Any:
 
 def _to_problem(index: int, row: Mapping[str, Any], prompt_field: str, answer_field: str | None, where: str) -> Problem:
     prompt = _get(row, prompt_field)
-    if isinstance(prompt, list) and prompt and all(_is_message(message) for message in prompt):
+    if isinstance(prompt, list) and prompt and all(map(is_message, prompt)):
         prompt = [{"role": message["role"], "content": message["content"]} for message in prompt]
         if prompt[-1]["role"] == "assistant":
             raise MismatchError(
@@ -150,7 +150,7 @@ def _to_problem(index: int, row: Mapping[str, Any], prompt_field: str, answer_fi
     return problem
 
 
-def _is_message(message: Any) -> bool:
+def is_message(message: Any) -> bool:
     """A chat message of text: parts of other kinds would be posed as what Python prints of them."""
     return isinstance(message, Mapping) and all(isinstance(message.get(name), str) for name in ("role", "content"))
 
@@ -176,7 +176,7 @@ def check_prompts(problems: list[Problem], template: str) -> None:
     check_template(template)
     if template in ("raw", "r1-distill"):
         for problem in problems:
-            _as_text(problem, template)
+            plain_text(problem, template)
 
 
 def encode_prompts(
@@ -228,15 +228,20 @@ def _unusable(prompt_ids: list[int], max_model_len: int, max_prompt: int) -> str
 
 def _encoded(problems: list[Problem], tokenizer: Any, template: str) -> Iterator[list[int]]:
     """The token ids of each problem; what the template has put there already is not put there again."""
-    options = {} if template == "raw" else {"add_special_tokens": False}
     for problem, text in zip(problems, _texts(problems, tokenizer, template), strict=True):
-        try:
-            yield list(tokenizer.encode(text, verbose=False, **options))
-        except Exception as error:  # a foreign library, and text of any kind
-            what = f"{type(error).__name__}: {first_line(error)}"
-            raise MismatchError(
-                f"The tokenizer cannot encode prompt {problem.prompt_id} ({what}). Mend it, or leave it out."
-            ) from error
+        yield token_ids(tokenizer, text, problem.prompt_id, special=template == "raw")
+
+
+def token_ids(tokenizer: Any, text: str, prompt_id: int, *, special: bool) -> list[int]:
+    """The token ids of a text, with those that the tokenizer puts around a text of its own if `special`."""
+    options = {} if special else {"add_special_tokens": False}
+    try:
+        return list(tokenizer.encode(text, verbose=False, **options))
+    except Exception as error:  # a foreign library, and text of any kind
+        what = f"{type(error).__name__}: {first_line(error)}"
+        raise MismatchError(
+            f"The tokenizer cannot encode prompt {prompt_id} ({what}). Mend it, or leave it out."
+        ) from error
 
 
 def _texts(problems: list[Problem], tokenizer: Any, template: str) -> Iterable[str]:
@@ -244,11 +249,11 @@ def _texts(problems: list[Problem], tokenizer: Any, template: str) -> Iterable[s
         prompts = {problem.prompt_id: problem.prompt for problem in problems}
         chats = {i: [{"role": "user", "content": p}] if isinstance(p, str) else p for i, p in prompts.items()}
         return rendered(tokenizer, chats)
-    plain = (_as_text(problem, template) for problem in problems)
+    plain = (plain_text(problem, template) for problem in problems)
     return plain if template == "raw" else (_R1_DISTILL.format(problem=text) for text in plain)
 
 
-def _as_text(problem: Problem, template: str) -> str:
+def plain_text(problem: Problem, template: str) -> str:
     """What is put where no chat template is: a text, or the one message of a user."""
     if isinstance(problem.prompt, str):
         return problem.prompt

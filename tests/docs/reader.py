@@ -28,6 +28,7 @@ SMALLER = (
     (r"^train", "--prompts-per-step 2 --samples-per-prompt 4 --minibatches 1 --num-problems 2 --max-tokens 56"),
     (r"^train", "--eval-samples 1 --eval-every 0 --report-every 0 --seeds 1"),
     (r"^train(?!.*--steps)", "--steps 1"),
+    (r"^train.*--environment", "--steps 2"),
     (r"^rescore", "--noise-responses 8"),
     (r"--workers", "--workers 1"),
     # Real vLLM for all other lines that do not ask for another engine; lines that start it alike share it.

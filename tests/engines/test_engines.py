@@ -86,6 +86,15 @@ def test_a_request_may_be_sampled_in_a_way_of_its_own(engine, prompts, model):
         np.testing.assert_allclose(rollout.logp_rollout_T, expected_T, atol=2e-5)
 
 
+def test_a_request_may_be_shorter_than_the_settings_allow(engine, prompts):
+    """Beside others that are not; the first tokens are those of the long one."""
+    whole = engine.sample([Request(prompts[0], seed=1), Request(prompts[1], seed=2)], lambda n: None)
+    cut = engine.sample([Request(prompts[0], 1, max_tokens=3), Request(prompts[1], 2, max_tokens=99)], lambda n: None)
+    assert cut[0].response_ids == whole[0].response_ids[:3] and cut[0].finish_reason == "length"
+    assert len(cut[0].logp_rollout_T) == len(cut[0].rank_rollout_T) == len(cut[0].topk_ids_TK) == 3
+    assert cut[1].response_ids == whole[1].response_ids and cut[1].finish_reason == whole[1].finish_reason
+
+
 def test_the_whole_distribution_of_the_first_responses_is_handed_out(engine, prompts, model):
     """Against plain torch over the vocabulary; the responses are those of `sample`, and the others to the bit."""
     requests = [Request(prompts[i % 2], seed=i) for i in range(8)]

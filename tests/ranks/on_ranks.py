@@ -28,7 +28,7 @@ from mismatch_cli.rl.train_config import TrainConfig, load_config
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
 from mismatch_cli.sharding import Sharding, whole
-from tests.rl.small_runs import ON_RANKS, SHORT, SMALL, reward_file, trained_dynamically
+from tests.rl.small_runs import ON_RANKS, SHORT, SMALL, reward_file, talk_file, trained_dynamically
 from tests.warm import Forked
 
 PLAIN = SamplingSettings()
@@ -178,6 +178,9 @@ def trained(folder: Path, world: World) -> None:
     for name in ON_RANKS:
         config = load_config("miniature", SMALL | SHORT | {"algorithm": name, "reward": reward})
         train(config, folder / name, lambda _: None, world=world)
+    talk = {"environment": talk_file(folder), "episodes": 4, "eval_episodes": 3, "max_tokens": 60, "turn_tokens": 6}
+    config = load_config("miniature", SMALL | SHORT | talk | {"algorithm": "gspo"})
+    train(config, folder / "episodes", lambda _: None, world=world)
 
 
 def dynamic(folder: Path, world: World) -> None:

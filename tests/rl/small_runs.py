@@ -10,6 +10,7 @@ from mismatch_cli.engines import hf
 from mismatch_cli.ranks import ALONE, World
 from mismatch_cli.rl.loop import train
 from mismatch_cli.rl.train_config import load_config
+from tests.docs.pages import DOCS, File, steps
 
 SMALL = {
     "engine": "hf",
@@ -69,6 +70,38 @@ def trained_dynamically(folder: Path, world: World = ALONE, *, resume: bool = Fa
         train(config, folder / "run", seen.append, resume=resume, stop=stop, world=world)
     finally:
         hf._ARGUMENTS["batch_size"] = before
+
+
+# An episode of the guide's game has room for its three turns.
+GAME: dict[str, Any] = {
+    "turn_tokens": 8, "max_tokens": 64, "episodes": 64, "prompts_per_step": 8, "samples_per_prompt": 8,
+}  # fmt: skip
+
+
+TALK = """
+class Talk:
+    def reset(self, seed):
+        self.turns = seed % 3
+        return f"Hello {seed % 10}."
+
+    def step(self, action):
+        self.turns -= 1
+        return "Go on.", sum(ord(c) % 2 for c in action) / (1 + len(action)), self.turns < len(action) % 2
+"""
+
+
+def talk_file(folder: Path) -> str:
+    """An environment whose rewards differ within groups, and its episodes in their turns."""
+    (folder / "talk.py").write_text(TALK, encoding="utf-8")
+    return f"{folder}/talk.py:Talk"
+
+
+def game_file(folder: Path) -> str:
+    """The game of docs/environments.md."""
+    (file,) = (s for s in steps(DOCS / "environments.md") if isinstance(s, File) and s.name == "simon.py")
+    path = folder / file.name
+    path.write_text(file.text, encoding="utf-8")
+    return f"{path}:Simon"
 
 
 EVALUATED = {"eval_every": 2, "eval_samples": 2}  # what the `unbroken` run does besides

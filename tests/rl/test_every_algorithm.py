@@ -42,9 +42,10 @@ def alone(tmp_path_factory) -> Path:
 
 def test_what_looks_beyond_a_micro_batch_trains_on_two_ranks(tmp_path: Path) -> None:
     run_on(2, "trained", tmp_path)
-    for name in ON_RANKS:
+    for name in (*ON_RANKS, "episodes"):
         lines = (tmp_path / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        assert_trained(name, [line for line in map(json.loads, lines) if line["step"]])
+        assert_trained(name, steps := [line for line in map(json.loads, lines) if line["step"]])
+    assert {line["sync"] for line in steps} == {"proven"} and steps[0]["turns"] > 1  # ranks end at different turns
 
 
 @pytest.mark.parametrize("name", KINDS)

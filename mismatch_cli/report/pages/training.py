@@ -321,6 +321,7 @@ def _trainer_table(runs: Sequence[TrainingRun]) -> Table:
             col("π/μ, 1 % to 99 %", _ratios, TRAINING["ratio"], optional=True),
             col("gradient norm", lambda run: number(run.median("grad_norm")), TRAINING["grad_norm"], optional=True),
             col("length", lambda run: number(run.last("length")), TRAINING["length"]),
+            col("turns", lambda run: number(_turns(run)), TRAINING["turns"], optional=True),
             col("truncated, %", lambda run: percent(run.last("truncated")), TRAINING["truncated"], optional=True),
             col("back-offs", lambda run: _whole(run.highest("back_offs")), TRAINING["back_offs"], optional=True),
             col("sync proven", _sync, TRAINING["sync"]),
@@ -335,6 +336,12 @@ def _trainer_table(runs: Sequence[TrainingRun]) -> Table:
 def _ratios(run: TrainingRun) -> str:
     low, high = (run.last("current", key) for key in ("ratio_p01", "ratio_p99"))
     return numbers.MISSING if low is None or high is None else f"{numbers.near(low, 1)} – {numbers.near(high, 1)}"
+
+
+def _turns(run: TrainingRun) -> float | None:
+    """Nothing for a run without an environment, whose responses are all of one turn."""
+    turns = run.last("turns")
+    return None if turns == 1 else turns
 
 
 def _sync(run: TrainingRun) -> str:

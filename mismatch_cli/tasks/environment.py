@@ -1,0 +1,186 @@
+"""What an environment says and what its turns earn: a user's class, in processes that cannot hang the run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from math import isfinite, nan
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mismatch_cli.batch import Episode, Rollout
+from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.tasks._child import Child
+from mismatch_cli.tasks.prompts import Problem
+from mismatch_cli.text import is_whole
+
+Observation = str | list[dict[str, str]]  # a text, or chat messages
+_Answer = TypeVar("_Answer")
+_SHOWN = 200  # characters of an action
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of an action."""
+
+    observation: Observation  # empty at the end
+    reward: float
+    done: bool
+
+
+@dataclass
+class Playing:
+    """An episode that is going on: what has to be said again where its process was lost."""
+
+    name: tuple[int, ...]  # of no other episode of the run
+    start: str
+    actions: list[str] = field(default_factory=list)
+
+    def question(self, action: str, turn: int) -> str:
+        """Of every turn another one, so that none is taken for another that was given up."""
+        return json.dumps({"episode": self.name, "turn": turn, "action": action})
+
+    @property
+    def said(self) -> list[str]:
+        """Everything that was asked about it so far."""
+        return [self.start, *(self.question(action, turn) for turn, action in enumerate(self.actions))]
+
+
+def check_environment(where: str) -> None:
+    """Load an environment once and let go of it, so that what is wrong with it is told first; nothing for none."""
+    if where:
+        environment = Environments(where)
+        try:
+            environment.start()
+        finally:
+            environment.stop()
+
+
+class Environments:
+    """Makes environments with `NAME` of `FILE.py`, and plays them: a few processes, each with a share of the episodes.
+
+    A step that takes too long ends its episode, and is counted in `timeouts`. Its process is ended with it: the other
+    episodes there are played again up to where they were, by the same seeds and actions. `stated` is for graders.
+    """
+
+    def __init__(self, where: str, seconds: float = 30.0, processes: int = 1) -> None:
+        file, colon, name = where.rpartition(":")
+        if not colon or not name.isidentifier() or not Path(file).is_file():
+            raise UsageError(f"--environment {where}: there is no such class. Give it as path/to/file.py:name.")
+        self._where, self._seconds = where, seconds
+        self.timeouts = self.stated = self._forgotten = 0
+        self._children = [
+            Child(
+                "mismatch_cli.tasks._environment_worker", f"{Path(file).resolve()}:{name}",
+                cannot_start=f"{file} did not load within a minute.",
+            )
+            for _ in range(processes)
+        ]  # fmt: skip
+
+    def start(self) -> None:
+        """Start a process now: the user's own code says whether it can be loaded."""
+        self._children[0].start()
+
+    def stop(self) -> None:
+        for child in self._children:
+            child.stop()
+
+    def rewards(self, problems: Sequence[Problem], rollouts: Sequence[Rollout]) -> list[float]:  # noqa: ARG002
+        """What episodes earned on their way, asked as graders are."""
+        return [rollout.reward for rollout in rollouts if isinstance(rollout, Episode)]
+
+    def begin(self, playing: Sequence[Playing]) -> list[Observation]:
+        """The first observation of each episode; a `MismatchError` where there is none."""
+        return self._of_all(playing, self._begin)
+
+    def step(self, playing: Sequence[Playing], actions: Sequence[str]) -> list[Outcome | None]:
+        """What comes of an action in each episode; None where that takes too long."""
+        wanted = dict(zip((p.name for p in playing), actions, strict=True))
+        outcomes = self._of_all(playing, lambda child, p: self._step(child, p, wanted[p.name]))
+        self.timeouts += sum(outcome is None for outcome in outcomes)
+        return outcomes
+
+    def forget(self) -> None:
+        """Close the environments of all episodes; a process that hangs at that is ended."""
+        self._forgotten += 1
+        for child in self._children:
+            child.ask(json.dumps({"forget": self._forgotten}), self._seconds)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of graders; no episode is played twice, so nothing has to be remembered of those that were given up."""
+        return {"given_up": [], "timeouts": self.timeouts}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.timeouts = state["timeouts"]
+
+    def _of_all(self, playing: Sequence[Playing], ask: Callable[[Child, Playing], _Answer]) -> list[_Answer]:
+        """Ask every process about its share, one episode after the other, and all processes at once."""
+        count = len(self._children)
+
+        def share(number: int) -> list[tuple[int, _Answer]]:
+            own = [(i, p) for i, p in enumerate(playing) if sum(p.name) % count == number]
+            return [(i, ask(self._children[number], p)) for i, p in own]
+
+        if count == 1:
+            return [answer for _, answer in share(0)]
+        with ThreadPoolExecutor(count) as threads:
+            found = dict(pair for part in threads.map(share, range(count)) for pair in part)
+        return [found[i] for i in range(len(playing))]
+
+    def _begin(self, child: Child, playing: Playing) -> Observation:
+        said = self._ask(child, playing, playing.start)
+        if said is None:
+            raise self._failed(f"its reset takes over {self._seconds:g} s", "--environment-seconds allows more")
+        return self._observation(said, "on its seed")
+
+    def _step(self, child: Child, playing: Playing, action: str) -> Outcome | None:
+        said = self._ask(child, playing, playing.question(action, len(playing.actions)))
+        playing.actions.append(action)
+        if said is None:
+            return None
+        where = f"on the action {action[:_SHOWN]!r}"
+        if "error" in said:
+            raise self._failed(said["error"], f"Try it alone {where}")
+        reward = float(said.get("reward", nan))
+        if not isfinite(reward):
+            raise self._failed(f"its reward is {reward}", f"Try it alone {where}")
+        return Outcome("" if said["done"] else self._observation(said, where), reward, said["done"])
+
+    def _ask(self, child: Child, playing: Playing, question: str) -> dict[str, Any] | None:
+        """None where it takes too long. One more try where the process died, or never heard of the episode."""
+        said = self._said(child, question)
+        if said == _LOST:
+            for earlier in playing.said if question != playing.start else ():
+                child.ask(earlier, self._seconds)
+            said = self._said(child, question)
+        if said == _LOST:
+            raise self._failed("its process died", "Try it alone, and look at the memory that it takes")
+        return said
+
+    def _said(self, child: Child, question: str) -> dict[str, Any] | None:
+        reply = child.ask(question, self._seconds)
+        if reply is None:
+            return None
+        return dict(json.loads(reply)) if reply else _LOST
+
+    def _observation(self, said: dict[str, Any], where: str) -> Observation:
+        if "error" in said:
+            raise self._failed(said["error"], f"Try it alone {where}")
+        observation: Observation = said["observation"]
+        if not is_whole(json.dumps(observation, ensure_ascii=False)):
+            raise self._failed("it says half a character (a lone surrogate)", f"Try it alone {where}")
+        return observation
+
+    def _failed(self, why: str, advice: str) -> MismatchError:
+        return MismatchError(f"--environment {self._where} failed: {why}. {advice}.")
+
+
+def starting(name: tuple[int, ...], seed: int, problem: Problem) -> Playing:
+    """An episode to begin; `name` is that of no other."""
+    asked = {"episode": name, "seed": seed, "problem": problem.prompt, "answer": problem.answer}
+    return Playing(name, json.dumps(asked))
+
+
+_LOST = {"lost": True}

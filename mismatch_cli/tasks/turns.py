@@ -1,0 +1,63 @@
+"""What stands between two turns of the model: an observation as the chat template puts it, as token ids.
+
+What the model said is never tokenised again. The template says what follows a turn of the assistant, and these ids are
+appended to the ids that were sampled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from mismatch_cli.batch import Rollout
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.tasks._templates import rendered
+from mismatch_cli.tasks.environment import Observation
+from mismatch_cli.tasks.prompts import Problem, plain_text, token_ids
+
+_TURN = "THE-TURN-OF-THE-MODEL"  # what no template says by itself
+_BEFORE = [{"role": "user", "content": "-"}, {"role": "assistant", "content": _TURN}]
+
+
+class Turns:
+    """Puts observations after turns as `template` says: "chat", or "raw" for the text alone."""
+
+    def __init__(self, tokenizer: Any, template: str) -> None:
+        chat = template == "chat" and getattr(tokenizer, "chat_template", None) is not None
+        self._tokenizer, self._chat = tokenizer, chat
+        self._known: dict[str, list[int]] = {}  # the same is often said many times
+
+    def after(self, turns: Sequence[Rollout], observations: Sequence[Observation]) -> list[list[int]]:
+        """The token ids that follow each turn."""
+        keys = [json.dumps(observation) for observation in observations]
+        unknown = {key: said for key, said in zip(keys, observations, strict=True) if key not in self._known}
+        self._known = {key: self._known[key] for key in keys if key in self._known}  # of the last turn only
+        for number, (key, text) in enumerate(zip(unknown, self._texts(list(unknown.values())), strict=True)):
+            self._known[key] = token_ids(self._tokenizer, text, number, special=False)
+        return [self._without_end(turn, self._known[key]) for turn, key in zip(turns, keys, strict=True)]
+
+    def _without_end(self, turn: Rollout, ids: list[int]) -> list[int]:
+        """A template ends a turn with the token by which the model ends it itself: once is enough."""
+        ended = self._chat and turn.finish_reason == "stop" and ids[:1] == turn.response_ids[-1:]
+        return ids[1:] if ended else ids
+
+    def _texts(self, observations: Sequence[Observation]) -> list[str]:
+        if not observations or not self._chat:
+            return [plain_text(Problem(i, said, None), "raw") for i, said in enumerate(observations)]
+        chats = {i: [*_BEFORE, *_as_messages(said)] for i, said in enumerate(observations)}
+        return [_after_the_turn(text) for text in rendered(self._tokenizer, chats)]
+
+
+def _as_messages(said: Observation) -> list[dict[str, str]]:
+    return [{"role": "user", "content": said}] if isinstance(said, str) else said
+
+
+def _after_the_turn(text: str) -> str:
+    _, found, rest = text.partition(_TURN)
+    if not found:
+        raise MismatchError(
+            "The chat template of the model leaves out what the assistant said before, so nothing can follow a turn. "
+            "Use --prompt-template raw, or mend the template (chat_template.jinja beside the tokenizer)."
+        )
+    return rest
