@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from mismatch_cli.engines import EngineSettings, Request, create_engine
+from mismatch_cli.engines.vllm import router_layers
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import load_causal_lm
 from mismatch_cli.positions import first_context, positions_facts, rescaled
@@ -88,6 +89,8 @@ def test_vllm_agrees_and_takes_over_every_weight(models, family, tmp_path):
     settings = EngineSettings(models[family], SMALL, 0, dtype="float32", log_file=tmp_path / "log")
     engine = create_engine("vllm", settings)
     hold_against(engine, models[family], family)
+    if family in ("olmoe", "gpt_oss"):  # what it would say of their experts on a GPU is of these layers
+        assert next(iter(engine.llm.apply_model(router_layers))) == [0, 1]  # type: ignore[attr-defined]
     engine.close()
 
 
