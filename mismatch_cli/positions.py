@@ -36,6 +36,7 @@ def rescaled(rollout: Mapping[str, Any], trainer: Mapping[str, Any]) -> str:
     if not (length and context and context > length):
         return ""
     flag = f"--engine-arg max_model_len={length}" if rollout.get("engine") == "hf" else f"--max-model-len {length}"
+    flag += f" (train: --max-context-tokens {length})"
     return (
         f"{trainer['model']} scales its positions otherwise in sequences above {length} tokens, and the engine's "
         f"context is {context}: the trainer's log-probabilities then depend on the longest sequence of a micro-batch, "

@@ -31,6 +31,8 @@ from mismatch_cli.tasks.rewards import check_reward
 from mismatch_cli.tasks.source_rows import is_local
 from mismatch_cli.torch_settings import check_threads
 
+_EPISODES = "episodes"  # what the set of those is called that an environment poses itself
+
 
 @dataclass(frozen=True)
 class Posed:
@@ -129,7 +131,7 @@ class Task:
         sets = evaluation_sets(config)
         self._evaluated = {name: (place, self._loaded(place, split, 0)) for name, (place, split) in sets.items()}
         if config.eval_episodes:
-            self._evaluated = {"episodes": ("", _by_seed(own, further))}
+            self._evaluated = {_EPISODES: ("", _by_seed(own, further))}
         if config.reward or config.environment:
             self.grader.start()
 
@@ -150,7 +152,8 @@ class Task:
         self.posed = self._encode(self.problems, self._config.dataset, max_model_len)
         _check_number(self._config, len(self.posed))
         posed = {name: self._encode(found, place, max_model_len) for name, (place, found) in self._evaluated.items()}
-        self.evaluation = posed or {_name_of(self._config.dataset): self.posed}
+        own = _EPISODES if self._config.episodes else _name_of(self._config.dataset)
+        self.evaluation = posed or {own: self.posed}
 
     def _encode(self, problems: list[Problem], location: str, max_model_len: int) -> list[Posed]:
         config = self._config

@@ -9,10 +9,12 @@ from mismatch_cli.studies.runs import TrainingRun
 _NO_SETTING = {
     "algorithm", "seed", "steps", "recompute", "average_decay", "engine_url", "served_model", "weight_transfer",
     "weights_folder", "engine_memory", "tensor_parallel", "token_budget", "gradient_checkpointing", "cpu_offload",
-    "threads", "eval_every", "eval_samples", "reward_seconds", "trace_every", "checkpoint_every",
+    "threads", "eval_every", "eval_samples", "reward_seconds", "environment_seconds", "environment_processes",
+    "trace_every", "checkpoint_every",
 }  # fmt: skip
 _NAMES = ("model", "dataset", "eval_dataset")  # whose values say what they are
-_TASK = ("model", "dataset", "split", "num_problems")  # rewards are compared where they are the same
+# Rewards are compared where these are the same.
+_TASK = ("model", "dataset", "split", "num_problems", "reward", "environment", "episodes")
 _WORDS = {"lora": "LoRA", "replay_routes": "router replay"}
 _LONGEST = 28  # letters of a model's name
 SEPARATOR = " · "  # between an algorithm and its setting
@@ -27,8 +29,8 @@ def settings_of_runs(runs: Sequence[TrainingRun]) -> list[str]:
 
 
 def task_of(run: TrainingRun) -> tuple[Any, ...]:
-    """What was learnt on what."""
-    return tuple(run.config.get(key) for key in _TASK)
+    """What was learnt on what; what an older run does not have was off."""
+    return tuple(run.config.get(key) or None for key in _TASK)
 
 
 def short_name(name: str) -> str:

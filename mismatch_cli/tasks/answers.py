@@ -21,6 +21,11 @@ def asks_for_line(prompt: str | list[dict[str, str]]) -> bool:
     return _ASKS_FOR_LINE.search(text) is not None
 
 
+def asks_for_box(prompt: str | list[dict[str, str]]) -> bool:
+    """Whether what a user said last names a box."""
+    return "\\boxed" in (prompt if isinstance(prompt, str) else prompt[-1]["content"])
+
+
 def stated_answer(response: str, *, in_thought: bool = False, on_line: bool = False) -> str | None:
     """What a response says is its answer; None where it says nothing of the kind.
 

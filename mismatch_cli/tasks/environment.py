@@ -34,7 +34,7 @@ class Outcome:
 class Playing:
     """An episode that is going on: what has to be said again where its process was lost."""
 
-    name: tuple[int, ...]  # of no other episode of the run
+    name: tuple[int, ...]  # of no other episode of the run; the last number says which process plays it
     start: str
     actions: list[str] = field(default_factory=list)
 
@@ -120,7 +120,7 @@ class Environments:
         count = len(self._children)
 
         def share(number: int) -> list[tuple[int, _Answer]]:
-            own = [(i, p) for i, p in enumerate(playing) if sum(p.name) % count == number]
+            own = [(i, p) for i, p in enumerate(playing) if p.name[-1] % count == number]
             return [(i, ask(self._children[number], p)) for i, p in own]
 
         if count == 1:

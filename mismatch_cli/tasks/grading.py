@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mismatch_cli.batch import Rollout
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.tasks._child import Child
-from mismatch_cli.tasks.answers import asks_for_line, last_boxed, stated_answer
+from mismatch_cli.tasks.answers import asks_for_box, asks_for_line, last_boxed, stated_answer
 from mismatch_cli.tasks.prompts import LINE_TEMPLATE, Problem
 from mismatch_cli.tasks.rewards import OwnReward
 
@@ -118,7 +118,7 @@ class Grader:
         answer_format: str = "auto",
     ) -> None:
         self._decode, self._in_thought = decode, template == "r1-distill"
-        self._format = "line" if (answer_format, template) == ("auto", LINE_TEMPLATE) else answer_format
+        self._format, self._words_ask_for_line = answer_format, template == LINE_TEMPLATE
         self._by: MathVerify | OwnReward = OwnReward(reward, seconds) if reward else MathVerify()
 
     def can_grade(self, problem: Problem) -> bool:
@@ -137,10 +137,14 @@ class Grader:
         if problem.answer is None:
             return nan
         assert isinstance(self._by, MathVerify)
-        on_line = asks_for_line(problem.prompt) if self._format == "auto" else self._format == "line"
+        on_line = self._wants_line(problem) if self._format == "auto" else self._format == "line"
         return self._by.grade(
             self._text(rollout), problem.answer, rollout.finish_reason, in_thought=self._in_thought, on_line=on_line
         )
+
+    def _wants_line(self, problem: Problem) -> bool:
+        """What the prompt asks for: the template's words are put around problems alone that ask for nothing."""
+        return asks_for_line(problem.prompt) or (self._words_ask_for_line and not asks_for_box(problem.prompt))
 
     def _text(self, rollout: Rollout) -> str:
         stopped = rollout.finish_reason == "stop"  # the token that ends it is no text

@@ -10,7 +10,7 @@ from typing import Any
 from mismatch_cli.errors import MismatchError, UsageError, first_line
 from mismatch_cli.registry import unknown
 from mismatch_cli.tasks._templates import rendered
-from mismatch_cli.tasks.answers import asks_for_line
+from mismatch_cli.tasks.answers import asks_for_box, asks_for_line
 from mismatch_cli.tasks.source_rows import Row, read_rows
 from mismatch_cli.text import is_whole
 
@@ -210,7 +210,7 @@ def _asked(problem: Problem, words: str) -> Problem:
     """The problem in these words, around what a user said last; as it is, where it says itself how to answer."""
     prompt = problem.prompt
     *before, last = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    if "\\boxed" in last["content"] or asks_for_line(prompt):
+    if asks_for_box(prompt) or asks_for_line(prompt):
         return problem
     worded = words.format(problem=last["content"])
     return replace(problem, prompt=worded if isinstance(prompt, str) else [*before, {**last, "content": worded}])

@@ -113,7 +113,8 @@ def test_a_context_in_which_the_scale_of_positions_depends_on_the_length_is_said
     assert short.max_model_len == 64 and not rescaled(short.describe(), trainer.describe())
     extra = {"max_model_len": 512}
     long = create_engine("hf", EngineSettings(models["phi3"], SMALL, 0, dtype="float32", extra=extra))
-    assert "Use --engine-arg max_model_len=64." in rescaled(long.describe(), trainer.describe())
+    flags = "Use --engine-arg max_model_len=64 (train: --max-context-tokens 64)."
+    assert flags in rescaled(long.describe(), trainer.describe())
     assert "--max-model-len 64" in rescaled(
         long.describe() | {"engine": "vllm"}, positions_facts(config) | {"model": "m"}
     )

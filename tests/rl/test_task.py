@@ -15,7 +15,7 @@ from mismatch_cli.models import load_tokenizer
 from mismatch_cli.places import bundled
 from mismatch_cli.rl.task import Posed, Task
 from mismatch_cli.rl.train_config import load_config
-from tests.rl.small_runs import SMALL, run
+from tests.rl.small_runs import SMALL, game_file, run
 
 CONTEXT = 512
 
@@ -120,3 +120,12 @@ def test_the_token_that_ends_a_response_is_not_part_of_its_text(tokenizer, tmp_p
     assert reward([*text, end], "stop") == reward(text, "length") == 4
     assert reward([end], "stop") == 0  # an empty response
     task.grader.stop()
+
+
+def test_what_an_environment_poses_itself_is_evaluated_by_that_name(tokenizer, tmp_path):
+    """Not by that of the problems of the bundled set, which nobody reads."""
+    game = {"environment": game_file(tmp_path), "num_problems": 0}
+    for counts, sizes in (({"episodes": 8}, [8]), ({"episodes": 8, "eval_episodes": 3}, [3])):
+        task = posed_task(tokenizer, **game, **counts)
+        task.grader.stop()
+        assert list(task.evaluation) == ["episodes"] and [len(one) for one in task.evaluation.values()] == sizes

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mismatch_cli.studies.run_settings import settings_of_runs
+from mismatch_cli.studies.run_settings import settings_of_runs, task_of
 from mismatch_cli.studies.training import TrainingAnalysis
 from tests.report.training_runs import make_run
 
@@ -15,6 +15,7 @@ MOE, DENSE = "Qwen/Qwen3-30B-A3B-Base", "/models/Qwen3-8B-Base"
 CASES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
     "one setting": ([{}, {"seed": 3}, {"steps": 7}], ["", "", ""]),
     "how the work is done": ([{"token_budget": 1024}, {"token_budget": 8192, "eval_samples": 32}], ["", ""]),
+    "who plays the episodes": ([{"environment_processes": 1}, {"environment_processes": 4}], ["", ""]),
     "on or off": ([{"lora": True}, {"lora": False}], ["LoRA", "no LoRA"]),
     "an older run has it not": ([{"replay_routes": True}, {}], ["router replay", "no router replay"]),
     "unknown is no difference": ([{"learning_rate": 1e-5}, {}], ["", ""]),
@@ -69,3 +70,11 @@ def test_only_runs_of_one_task_are_rivals() -> None:
     study = TrainingAnalysis.of(runs)
     first, second, other = study.algorithms
     assert study.rivals(first) == [second] and study.rivals(other) == []
+
+
+@pytest.mark.parametrize("key", ["reward", "environment", "episodes"])
+def test_rewards_of_other_games_or_judges_are_not_compared(key: str) -> None:
+    """An older run does not have the key, which is the same as an empty one."""
+    older, plain, other = ({}, {key: 0 if key == "episodes" else ""}, {key: 64 if key == "episodes" else "mine.py:f"})
+    tasks = [task_of(make_run(steps=1, **config)) for config in (older, plain, other)]
+    assert tasks[0] == tasks[1] != tasks[2]

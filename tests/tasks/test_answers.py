@@ -91,6 +91,16 @@ def test_who_decides_where_the_answer_is_read(settings: dict[str, Any], earned):
         )
 
 
+def test_a_problem_that_asks_for_a_box_itself_is_graded_by_its_box():
+    """The words of a template are not put around it: nobody has asked for a line."""
+    text = "So \\boxed{34}." + " That follows from the sum of both." * 5
+    rollout = Rollout([1], [0], None, None, None, None, "")  # type: ignore[arg-type]
+    asks = "What is 30 + 4? Put your final answer within \\boxed{}."
+    for prompt in (asks, [{"role": "user", "content": asks}]):
+        with Grader(lambda _: text, template="answer-line") as grader:
+            assert grader.rewards([Problem(0, prompt, "34")], [rollout]) == [1]
+
+
 @pytest.mark.parametrize(("template", "words"), [("boxed", "within \\boxed{}."), ("answer-line", '"Answer:".')])
 def test_words_that_ask_for_an_answer_stand_around_a_problem_that_asks_for_none(template, words):
     tokenizer = load_tokenizer(str(bundled("model")))

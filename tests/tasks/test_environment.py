@@ -107,6 +107,14 @@ def test_episodes_run_side_by_side_with_seed_problem_and_answer(environments):
     assert games.begin(episodes[:1]) == ["count: 0"]
 
 
+def test_processes_share_the_samples_of_a_problem(environments, monkeypatch):
+    """As a training names its episodes: step, problem, sample, place."""
+    games, asked = environments("Counting", processes=2), list[int]()
+    monkeypatch.setattr(games, "_begin", lambda child, _: asked.append(games._children.index(child)))
+    games.begin([starting((1, 7, i, i), 3, Problem(7, "count", None)) for i in range(8)])
+    assert sorted(asked) == [0] * 4 + [1] * 4
+
+
 def test_messages_and_three_answers_will_do(environments):
     games, episode = environments("Short"), playing(0)
     assert games.begin([episode]) == [[{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]]

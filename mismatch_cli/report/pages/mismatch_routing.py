@@ -46,8 +46,10 @@ def routing_remark(routing: Mapping[str, Any] | None) -> Facts:
 def _ties(routing: Mapping[str, Any]) -> str:
     """Whether flips are near ties."""
     flipped, agreeing = (routing["margins"][side]["p50"] for side in ("flipped", "agreeing"))
-    if flipped is None or not agreeing:
+    if flipped is None:
         return "No router flips."
+    if agreeing is None:
+        return "Every router flips at every token: another routing, or experts that are numbered otherwise."
     kind = "rounding decides near ties" if flipped < _LIKE_ALL * agreeing else "these are not near ties"
     at_flips, elsewhere = numbers.number(flipped, 2), numbers.number(agreeing, 2)
     return f"Here the median margin is {at_flips} where routers flip and {elsewhere} where they agree: {kind}."
