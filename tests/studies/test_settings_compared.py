@@ -109,3 +109,10 @@ def test_the_machine_that_imported_is_no_cause():
 def test_every_cause_compiles_and_names_its_source():
     for cause in CAUSES:
         assert re.compile(cause.pattern) and cause.why and cause.source
+
+
+def test_what_was_kept_and_how_it_was_graded_move_no_log_prob(manifest):
+    """Nor does it that an older manifest says nothing of them."""
+    asked = {"config__keep_routes": 64, "config__routes": True, "config__answer_format": "line"}
+    rows = settings_diff(manifest, changed(manifest, **asked))
+    assert len(rows) == 3 and all(row.harmless for row in rows)
