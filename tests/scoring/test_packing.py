@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -44,6 +45,22 @@ def test_scores_are_those_of_padded_rows(save_model, packing, family):
         np.testing.assert_allclose(found.logp_T, expected.logp_T, atol=1e-5)
         np.testing.assert_allclose(found.logp_at_topk_TK, expected.logp_at_topk_TK, atol=1e-5)
         assert found.logp_at_topk_TK.shape[1] == TOPK
+
+
+@pytest.mark.parametrize("replay", [False, True])
+def test_routes_lie_at_the_same_tokens_as_in_padded_rows(save_model, monkeypatch, rng, replay):
+    """Compared and replayed, with routes that no router would choose."""
+    path, found = save_model("Qwen3Moe", vocab_size=VOCABULARY, **FAMILIES["Qwen3Moe"]), []
+    plain = [ScoreRequest(s.rollout.prompt_ids, s.rollout.response_ids) for s in samples()]
+    routes = [rng.permuted(np.tile(np.arange(8, dtype=np.uint16), (r.num_fed, 2, 1)), axis=-1)[..., :2] for r in plain]
+    requests = [replace(r, routes_FMK=routes_FMK) for r, routes_FMK in zip(plain, routes, strict=True)]
+    for packs in (keeps_apart, lambda _: False):
+        monkeypatch.setattr(trainer_module, "can_pack", packs)
+        settings = {"dtype": "float32", "attn_implementation": "eager", "replay_routes": replay}
+        found.append(Trainer.load(path, sampling=PLAIN, **settings).score(requests, token_budget=100))
+    for packed, padded in zip(*found, strict=True):
+        np.testing.assert_allclose(packed.logp_T, padded.logp_T, atol=1e-5)
+        assert packed.routes.flips_T.any() and np.array_equal(packed.routes.flips_T, padded.routes.flips_T)
 
 
 @pytest.mark.parametrize("algorithm", ["dppo-binary-tv", "gspo"])
