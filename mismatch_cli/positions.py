@@ -1,6 +1,6 @@
 """Positions whose scale depends on the length: LongRoPE and dynamic NTK read a token otherwise beside longer ones.
 
-transformers scales a whole micro-batch as its longest sequence asks, and goes on with keys of another scale while it
+transformers scales a whole micro-batch as its longest sequence asks, and continues with keys of another scale while it
 generates; vLLM scales everything as its context asks. Within the context that a model was first trained for all agree.
 """
 

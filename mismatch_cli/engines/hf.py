@@ -118,7 +118,7 @@ class HfEngine:
             "max_model_len": self.max_model_len,
             "device": self._model.device.type,
             "seed": self._settings.seed,
-            **({} if self._routers is None else self._routers.describe()),
+            **_experts(self._model, self._routers is not None),
         }
 
     def close(self) -> None:
@@ -252,6 +252,15 @@ class _Recorder:
             return None
         steps = [step_BLMK[row] for step_BLMK in self._routes[:length]]
         return torch.cat([steps[0][-prompt:], *steps[1:]]).numpy().view("uint16")
+
+
+def _experts(model: Any, recorded: bool) -> dict[str, Any]:
+    """For the manifest: those of a mixture, and the layers whose choices are taken down."""
+    from mismatch_cli.routing.routers import Routers
+
+    routers = Routers.of(model)
+    found = {} if routers is None else routers.describe()
+    return {name: value for name, value in found.items() if recorded or name != "router_layers"}
 
 
 def _routers(model: Any, settings: EngineSettings) -> Routers | None:

@@ -80,7 +80,7 @@ def _step_of(step: Step, groups: list[Group], sampled: Record) -> Step:
 
 
 def _sampled(groups: list[Group]) -> Record:
-    """What was sampled for a step: the mean reward of what it learns from is no measure of the policy."""
+    """What was sampled for a step: the mean reward of what it learns from is not a measure of the policy."""
     means = np.array([group.reward_S.mean() for group in groups])
     return {
         "groups": len(groups),

@@ -40,7 +40,7 @@ class Episodes:
     """Plays episodes side by side: one call of the engine samples a turn of all that still run.
 
     An episode ends when the environment says so, at `max_turns`, or where the response (`max_tokens`, with what the
-    environment says) or the context has no room for one more token. A turn that has no room to end in is no action.
+    environment says) or the context has no room for one more token. A turn that has no room to end in is not an action.
     """
 
     def __init__(

@@ -189,7 +189,7 @@ class Learner:
 
         with torch.set_grad_enabled(batch.learns):
             found, judged = self.trainer.look_at(batch.requests, look)
-        routes = self.trainer.routing.compared(batch.requests)
+        routes = self.trainer.routing.compared(batch.requests, self.trainer.packed)
         if batch.learns:
             (found.loss * self.loss_scale.value).backward()
         seen_first = found if judged.known is None else judged.known  # what the coefficients were formed from

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from mismatch_cli.engines import check_returns_routes, engine_module
 from mismatch_cli.errors import UsageError
 from mismatch_cli.models import check_attention, check_model_folder, known_vocabulary
+from mismatch_cli.options import default_of, flag_of
 from mismatch_cli.rl.train_config import TrainConfig
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.tasks.environment import Environments, check_environment
@@ -226,8 +227,15 @@ def check_runs(configs: Sequence[TrainConfig]) -> None:
     check_environment(first.environment)
 
 
+_OF_TURNS = ("max_turns", "turn_tokens", "environment_seconds", "environment_processes")
+
+
 def _check_turns(config: TrainConfig) -> None:
     """What an environment needs, and what needs one."""
+    unused = (known for known in fields(config) if known.name in _OF_TURNS and not config.environment)
+    for known in unused:
+        if getattr(config, known.name) != default_of(known):
+            raise UsageError(f"{flag_of(known)} is for an environment. Name it with --environment, or leave it out.")
     if config.environment and config.reward:
         raise UsageError("--environment gives the rewards itself. Leave out --reward, or the environment.")
     if config.environment and config.prompt_template not in ("chat", "raw"):

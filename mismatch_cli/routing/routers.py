@@ -119,7 +119,7 @@ class Routers:
 
     def _route(self, place: int, _module: Any, _inputs: Any, output: Any) -> Any:
         logits_NE, weight_NK, chosen_NK = self._understood(output)
-        self._seen[place] = chosen_NK.detach(), _margin(logits_NE.detach(), chosen_NK.shape[1])
+        self._seen[place] = _ranked(logits_NE.detach(), chosen_NK.detach())
         if self._prescribed_NMK is None:
             return output
         told_NK = self._prescribed_NMK[:, place].to(chosen_NK.device)
@@ -142,7 +142,7 @@ class Routers:
             return output
         raise MismatchError(
             f"The routers of {self._name} do not answer with logits, weights and experts, so their choices cannot be "
-            "measured. Use --no-routes."
+            "measured. Record without them: probe --no-routes."
         )
 
     def _weighing(self, place: int, logits_NE: Tensor, weight_NK: Tensor, chosen_NK: Tensor) -> Weigh:
@@ -164,9 +164,18 @@ def _is_router(module: Any) -> bool:
     return bool(_ROUTER.search(type(module).__name__)) and hasattr(module, "top_k") and hasattr(module, "num_experts")
 
 
-def _margin(logits_NE: Tensor, k: int) -> Tensor:
-    """Of the last chosen over the first left out, float32; infinite where all experts are chosen."""
+def _ranked(logits_NE: Tensor, chosen_NK: Tensor) -> tuple[Tensor, Tensor]:
+    """The chosen experts by their logits, and the margin of the last one over the first left out, float32.
+
+    Infinite where all experts are chosen; NaN where others than those of the largest logits are, as by a router that
+    adds a bias for choosing: its margins are not of logits.
+    """
+    k = chosen_NK.shape[1]
+    order_NK = logits_NE.gather(1, chosen_NK).argsort(dim=-1, descending=True, stable=True)
+    ranked_NK = chosen_NK.gather(1, order_NK)
     if k >= logits_NE.shape[1]:
-        return torch.full_like(logits_NE[:, 0], torch.inf, dtype=torch.float32)
-    top_NK1 = logits_NE.float().topk(k + 1, dim=-1).values
-    return top_NK1[:, k - 1] - top_NK1[:, k]
+        return ranked_NK, torch.full_like(logits_NE[:, 0], torch.inf, dtype=torch.float32)
+    top_NK1 = logits_NE.float().topk(k + 1, dim=-1)
+    by_logit_N = (top_NK1.indices[:, :k].sort(-1).values == chosen_NK.sort(-1).values).all(-1)
+    margin_N = top_NK1.values[:, k - 1] - top_NK1.values[:, k]
+    return ranked_NK, margin_N.where(by_logit_N | (margin_N == 0), torch.nan)

@@ -49,7 +49,8 @@ def compare_routes(
     same_first_TM = (engine_TMK[..., 0] == trainer_TMK[..., 0]) & counted_TM
     columns = (counted_TM, flipped_TM & counted_TM, np.where(counted_TM, shared_TM, 0), same_first_TM)
     bin_TM = np.searchsorted(MARGIN_EDGES, margin_TM, side="right")
-    margins = (np.bincount(bin_TM[counted_TM & (flipped_TM == at)], minlength=MARGIN_BINS) for at in (False, True))
+    has_margin_TM = counted_TM & ~np.isnan(margin_TM)
+    margins = (np.bincount(bin_TM[has_margin_TM & (flipped_TM == at)], minlength=MARGIN_BINS) for at in (False, True))
     return RouteComparison(
         np.where(known_TM.any(-1), np.minimum(flips_T, _MOST), NOT_MEASURED).astype(np.uint8),
         np.where(flips_T > 0, np.minimum(flipped_TM.argmax(-1), _MOST), NO_FLIP).astype(np.uint8),

@@ -23,18 +23,17 @@ class Routing:
     """The routers of a trainer's model, None for a dense one; `replays`: they follow the engine where it is known."""
 
     routers: Routers | None
-    packed: bool
     replays: bool
 
     @classmethod
-    def of(cls, model: Any, name: str, packed: bool, replays: bool) -> Routing:
+    def of(cls, model: Any, name: str, replays: bool) -> Routing:
         """A `UsageError` for routes to replay in a model that has no router."""
         routers = Routers.of(model)
         if replays and routers is None:
             raise UsageError(
                 f"{name} has no routers that are known, so no routes to replay. Leave out --replay-routes."
             )
-        return cls(routers, packed, replays)
+        return cls(routers, replays)
 
     @property
     def layers(self) -> int:
@@ -47,7 +46,7 @@ class Routing:
             return {}
         return self.routers.describe() | {"routes": "replayed" if self.replays else "own"}
 
-    def tell(self, requests: Sequence[ScoreRequest]) -> None:
+    def tell(self, requests: Sequence[ScoreRequest], packed: bool) -> None:
         """Before a pass: where its tokens go."""
         routed = any(request.routes_FMK is not None for request in requests)
         if self.routers is None:
@@ -58,14 +57,14 @@ class Routing:
             self._check(requests)
             self.routers.listen()
         if self.replays:
-            self.routers.prescribe(self._laid_out(requests) if routed else None)
+            self.routers.prescribe(self._laid_out(requests, packed) if routed else None)
 
-    def compared(self, requests: Sequence[ScoreRequest]) -> list[RouteComparison | None]:
+    def compared(self, requests: Sequence[ScoreRequest], packed: bool) -> list[RouteComparison | None]:
         """After it: the engine's experts and the trainer's own, at the tokens that predict each response."""
         if self.routers is None or all(request.routes_FMK is None for request in requests):
             return [None] * len(requests)
         chosen_NMK, margin_NM = (part.cpu().numpy() for part in self.routers.choices())
-        spans, _ = fed_rows(requests, self.packed)
+        spans, _ = fed_rows(requests, packed)
         return [
             None if request.routes_FMK is None else _compared(request, chosen_NMK[own], margin_NM[own])
             for request, own in zip(requests, spans, strict=True)
@@ -86,9 +85,9 @@ class Routing:
                     "sampled."
                 )
 
-    def _laid_out(self, requests: Sequence[ScoreRequest]) -> torch.Tensor:
+    def _laid_out(self, requests: Sequence[ScoreRequest], packed: bool) -> torch.Tensor:
         """Routes `[N, M, K]` of every row of the pass, `LIVE` where none are known."""
-        spans, rows = fed_rows(requests, self.packed)
+        spans, rows = fed_rows(requests, packed)
         shape = next(request.routes_FMK.shape[1:] for request in requests if request.routes_FMK is not None)
         routes_NMK = np.full((rows, *shape), LIVE, dtype=np.int64)
         for request, own in zip(requests, spans, strict=True):

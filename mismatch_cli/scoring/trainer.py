@@ -101,7 +101,7 @@ class Trainer:
         self._dealt = sharding is not None and sharding.dealt
         self.head, self.dtype = proven_head(model)
         self.packed = can_pack(model)  # whether micro-batches are rows of whole sequences, without padding
-        self.routing = Routing.of(model, name or type(model).__name__, self.packed, replay_routes)
+        self.routing = Routing.of(model, name or type(model).__name__, replay_routes)
         self._float32_head = float32_head
         if float32_head and not is_spread(model):
             self.head = self.head.float32()
@@ -243,7 +243,7 @@ class Trainer:
         """Score one micro-batch; a response that stands in it twice is kept once, and of an empty one nothing is."""
         members = [requests[i] for i in batch] or [NOTHING]
         try:
-            parts = _split(self._score_batch(members), members, self.routing.compared(members))
+            parts = _split(self._score_batch(members), members, self.routing.compared(members, self.packed))
         except torch.OutOfMemoryError as error:
             raise MismatchError(
                 f"The device ran out of memory with {len(batch)} responses of up to {members[0].num_fed + 1} tokens. "
@@ -261,7 +261,7 @@ class Trainer:
     def look_at(self, requests: Sequence[ScoreRequest], look: Callable[[torch.Tensor, torch.Tensor, Head], R]) -> R:
         """One pass: `look` is given what predicts the response tokens of all requests, `[T, H]`, their ids, `[T]`, and
         the head with the weights that learn."""
-        self.routing.tell(requests)
+        self.routing.tell(requests, self.packed)
         if self.packed:
             ids_BL, positions_BL = pack(requests, self.model.device)
             inputs = {"input_ids": ids_BL, "position_ids": positions_BL}

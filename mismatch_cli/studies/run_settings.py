@@ -12,6 +12,12 @@ _NO_SETTING = {
     "threads", "eval_every", "eval_samples", "reward_seconds", "environment_seconds", "environment_processes",
     "trace_every", "checkpoint_every",
 }  # fmt: skip
+# What held before there was a setting for it.
+BEFORE: dict[str, Any] = {
+    "max_prompt_tokens": 0, "answer_format": "auto", "environment": "", "episodes": 0, "eval_episodes": 0,
+    "max_turns": 10, "turn_tokens": 0, "dynamic_sampling": 0, "max_context_tokens": 0, "eval_temperature": 0.0,
+    "eval_top_p": 1.0,
+}  # fmt: skip
 _NAMES = ("model", "dataset", "eval_dataset")  # whose values say what they are
 # Rewards are compared where these are the same.
 _TASK = ("model", "dataset", "split", "num_problems", "reward", "environment", "episodes")
@@ -50,9 +56,9 @@ def _differences(runs: Sequence[TrainingRun]) -> dict[str, list[Any]]:
 
 
 def _values(runs: Sequence[TrainingRun], key: str) -> list[Any]:
-    """What an older run does not have was off; of anything else it is not known that it differs."""
+    """What an older run does not have was as it is without; of anything else it is not known that it differs."""
     known = [run.config[key] for run in runs if key in run.config]
-    missing = False if all(isinstance(value, bool) for value in known) else known[0]
+    missing = False if all(isinstance(value, bool) for value in known) else BEFORE.get(key, known[0])
     return [run.config.get(key, missing) for run in runs]
 
 
@@ -83,6 +89,8 @@ def _in_words(key: str, value: Any) -> str:
     words = _WORDS.get(key, key.replace("_", " "))
     if isinstance(value, bool):
         return words if value else f"no {words}"
+    if key == "environment":
+        return _cut(str(value).rsplit("/", 1)[-1]) if value else "no environment"
     if key in _NAMES and value:
         return _cut(str(value).rsplit("/", 1)[-1])
     return f"{words} {f'{value:g}' if isinstance(value, float) else value or 'by default'}"

@@ -184,12 +184,16 @@ def settings_of(runs: Sequence[TrainingRun], key: str, shown: Callable[[str], st
 
 def what_was_trained(runs: Sequence[TrainingRun]) -> list[str]:
     """Model and problems, without the folders in which they lie; of many how many."""
-    kinds = {"model": "models", "dataset": "sets of problems"}
-    counts = {key: len({run.config.get(key) for run in runs}) for key in kinds}
-    return [
-        settings_of(runs, key, short_name) if counts[key] <= _NAMED else f"{counts[key]} {kind}"
-        for key, kind in kinds.items()
-    ]
+    models = dict.fromkeys(short_name(str(run.config["model"])) for run in runs if run.config.get("model"))
+    found = {"models": models, "sets of problems": dict.fromkeys(filter(None, map(problems_of, runs)))}
+    return [", ".join(names) if len(names) <= _NAMED else f"{len(names)} {kind}" for kind, names in found.items()]
+
+
+def problems_of(run: TrainingRun) -> str:
+    """The data set, the environment that poses its problems, or that which poses its own; empty where not known."""
+    environment = str(run.config.get("environment") or "").rsplit("/", 1)[-1]
+    dataset = "" if environment and run.config.get("episodes") else short_name(str(run.config.get("dataset") or ""))
+    return " · ".join(filter(None, (dataset, environment)))
 
 
 def steps_of(runs: Sequence[TrainingRun]) -> str:

@@ -32,7 +32,7 @@ class Outcome:
 
 @dataclass
 class Playing:
-    """An episode that is going on: what has to be said again where its process was lost."""
+    """An episode in progress: what has to be said again where its process was lost."""
 
     name: tuple[int, ...]  # of no other episode of the run; the last number says which process plays it
     start: str

@@ -48,7 +48,7 @@ CAUSES = (
           "mean |Δlog p| 0.041 with an FP8 rollout (miles#2722)"),
     Cause(r"rollout\.kv_cache_dtype", "a cache of fewer bits raises the mismatch", "NeMo-RL PR#1212",
           "mean |Δlog p| 0.0083 with fp8, 0.0024 without, on the bundled model"),
-    Cause(_EITHER + r"(num_experts|routes)", "each side routes tokens to experts anew, and some go elsewhere",
+    Cause(_EITHER + r"(num_experts|routes)", "each side chooses the experts itself, and some tokens go to others",
           "arXiv 2510.11370, prime-rl PR#2808",
           "k3 0.0005–0.0015, with the routes replayed 0.0002–0.0005 (prime-rl PR#2808)"),
     Cause(_EITHER + r"dtype", "bfloat16 keeps 8 bits of a number, float16 11, float32 24", "arXiv 2510.26788",

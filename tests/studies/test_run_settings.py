@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
-from mismatch_cli.studies.run_settings import settings_of_runs, task_of
+from mismatch_cli.options import default_of
+from mismatch_cli.rl.train_config import TrainConfig
+from mismatch_cli.studies.run_settings import BEFORE, settings_of_runs, task_of
 from mismatch_cli.studies.training import TrainingAnalysis
 from tests.report.training_runs import make_run
 
@@ -18,6 +21,11 @@ CASES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
     "who plays the episodes": ([{"environment_processes": 1}, {"environment_processes": 4}], ["", ""]),
     "on or off": ([{"lora": True}, {"lora": False}], ["LoRA", "no LoRA"]),
     "an older run has it not": ([{"replay_routes": True}, {}], ["router replay", "no router replay"]),
+    "what an older run did without": (
+        [{"dynamic_sampling": 3}, {}], ["dynamic sampling 3", "dynamic sampling by default"]
+    ),
+    "what was so before it could be set": ([{"eval_top_p": 1.0, "environment": ""}, {}], ["", ""]),
+    "an environment": ([{"environment": "/x/simon.py:Simon"}, {}], ["simon.py:Simon", "no environment"]),
     "unknown is no difference": ([{"learning_rate": 1e-5}, {}], ["", ""]),
     "as few as tell apart": (
         [{"model": MOE, "max_tokens": 16384}, {"model": DENSE, "max_tokens": 8000}],
@@ -46,6 +54,11 @@ CASES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
 def test_a_setting_is_named_by_what_differs(case: str) -> None:
     configs, names = CASES[case]
     assert settings_of_runs([make_run(**{"steps": 1, **config}) for config in configs]) == names
+
+
+def test_what_held_before_a_setting_is_its_default() -> None:
+    defaults = {known.name: default_of(known) for known in fields(TrainConfig)}
+    assert {name: defaults[name] for name in BEFORE} == BEFORE
 
 
 def test_seeds_are_means_within_a_setting_alone() -> None:

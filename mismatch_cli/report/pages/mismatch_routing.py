@@ -21,7 +21,7 @@ _REPLAYED = (
     "The trainer's tokens went to the engine's experts (R3). What is counted are the experts that its routers would "
     "have chosen."
 )
-_LIKE_ALL = 0.5  # of the usual margin: a flip at more is no near tie
+_LIKE_ALL = 0.5  # of the usual margin: a flip at more is not a near tie
 
 
 def routing_section(routing: Mapping[str, Any] | None) -> Section:

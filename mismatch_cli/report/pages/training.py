@@ -18,6 +18,7 @@ from mismatch_cli.studies.training import (
     correlations,
     over_seeds,
     phases_of,
+    problems_of,
     seconds_by_phase,
     settings_of,
     spread,
@@ -94,7 +95,7 @@ def _about(study: TrainingAnalysis) -> Facts:
     named = f", seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" if seeds else ""
     facts = (
         ("Model", settings_of(runs, "model")),
-        ("Problems", settings_of(runs, "dataset")),
+        ("Problems", ", ".join(dict.fromkeys(filter(None, map(problems_of, runs))))),
         ("Trainer", settings_of(runs, "trainer_dtype")),
         ("Rollout engine", " · ".join(filter(None, (settings_of(runs, "engine"), _rollout_dtype(runs))))),
         ("Sampling", _sampling(runs)),
