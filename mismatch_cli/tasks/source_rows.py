@@ -67,16 +67,16 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
             try:
                 row = json.loads(line)
             except ValueError as error:
-                raise ValueError(f"line {number} is not JSON ({error}).") from error
+                raise ValueError(f"line {number} is no JSON ({error}).") from error
             if not isinstance(row, dict):
-                raise ValueError(f"line {number} is not a JSON object. Write one {{...}} per line.")
+                raise ValueError(f"line {number} is no JSON object. Write one {{...}} per line.")
             yield row
 
 
 def _read_json(path: Path) -> Iterator[Row]:
     content = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
-        raise ValueError("the file is not a JSON list of objects.")
+        raise ValueError("the file is no JSON list of objects.")
     yield from content
 
 
@@ -120,7 +120,7 @@ def _read_data_set(
         dataset = load_dataset(location, config, split=split)
     except Exception as error:  # the hub client has no common base class for "not there"
         raise MismatchError(
-            f"'{location}' is not a local file, and loading it as a data set failed: {first_line(error)}. "
+            f"'{location}' is no local file, and loading it as a data set failed: {first_line(error)}. "
             "Give the path of a .jsonl, .json, .parquet or .csv file, or the name of a data set and its split."
         ) from error
     if unique_in is None:
