@@ -17,7 +17,7 @@ _EXPERTS, _SINKS = ".mlp.experts.", ".self_attn.sinks"
 
 def take_over(llm: Any, model: Any) -> None:
     """Give the engine the weights of a Hugging Face model, or of one with an adapter added."""
-    # A tied head is named too, though folders leave it out: without it vLLM on CPU continues with its packed copy of the
+    # A tied head is named too, though folders leave it out: without it vLLM on CPU keeps using its packed copy of the
     # old head, without a word. Gemma has no such name in vLLM.
     weights, headless = saved_state(model), not all(llm.apply_model(_has_head))
     named = ((name, weights[name]) for name in weights if not (headless and name.endswith("lm_head.weight")))
