@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import numpy as np
 import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Many images of containers set it. Every process would then compile torch, transformers and vLLM again: 6 to 10 s each.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 from mismatch_cli.torch_settings import prepare_imports
 
