@@ -16,12 +16,3 @@ def unbroken(tmp_path_factory) -> Path:
     torch.set_num_threads(1)
     run(folder, **EVALUATED)
     return folder
-
-
-@pytest.fixture(scope="session")
-def control_on_vllm(tmp_path_factory) -> Path:
-    """Float32 on both sides, with real vLLM."""
-    folder = tmp_path_factory.mktemp("train") / "control"
-    torch.set_num_threads(1)
-    run(folder, engine="vllm", steps=20)
-    return folder

@@ -205,26 +205,3 @@ def test_an_overflow_in_float16_is_on_record_and_the_run_goes_on_to_the_same(tmp
     run(tmp_path / "run", stop_after=1, **changes)
     run(tmp_path / "run", resume=True, **changes)
     assert_same_run(tmp_path / "run", tmp_path / "unbroken")
-
-
-@pytest.mark.slow
-def test_vllm_dies_in_a_step_and_the_run_goes_on_in_the_same_process(control_on_vllm, tmp_path, monkeypatch):
-    """A failure in vLLM's own executor with requests in flight, in the step after the checkpoint."""
-    from vllm.v1.executor.uniproc_executor import UniProcExecutor
-
-    execute, in_flight = UniProcExecutor.execute_model, []
-
-    def dying(self: Any, *arguments: Any, **named: Any) -> Any:
-        if len(_whole_lines(tmp_path / "run")) == 2:
-            in_flight.append(True)
-        if len(in_flight) == 20:
-            raise RuntimeError("DefaultCPUAllocator: not enough memory")
-        return execute(self, *arguments, **named)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(UniProcExecutor, "execute_model", dying)
-        with pytest.raises(MismatchError, match=r"engine failed while sampling \(RuntimeError: Default.*--resume"):
-            run(tmp_path / "run", engine="vllm")
-    assert [line["step"] for line in numbers(tmp_path / "run")] == [1, 2]
-    run(tmp_path / "run", engine="vllm", resume=True)
-    assert numbers(tmp_path / "run")[:3] == numbers(control_on_vllm)[:3]
