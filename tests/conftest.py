@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -10,12 +11,12 @@ import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Many images of containers set it. Every process would then compile torch, transformers and vLLM again: 6 to 10 s each.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
 
 from mismatch_cli.torch_settings import prepare_imports
 
+# Many images of containers set it. Every process would then compile torch, transformers and vLLM again: 6 to 10 s each.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 prepare_imports()
 
 from tests.tiny_models import save_model  # noqa: E402, F401
@@ -26,6 +27,17 @@ def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _imports_are_not_garbage() -> None:
+    """Engines collect when they close: 0.3 s where torch, transformers and vLLM are among what is searched."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ CLI = [sys.executable, "-m", "mismatch_cli"]
 TRAIN = ("train", "--max-tokens", "48", "--samples-per-prompt", "4", "--prompts-per-step", "4", "--eval-every", "0",
          "--eval-samples", "1", "--checkpoint-every", "1", "--no-plots", "--num-problems", "8",
          "--learning-rate", "5e-4")  # fmt: skip
-PROBE = ("probe", "--engine", "hf", "--num-prompts", "60", "--samples-per-prompt", "6", "--max-tokens", "40",
+PROBE = ("probe", "--engine", "hf", "--num-prompts", "60", "--samples-per-prompt", "6", "--max-tokens", "16",
          "--no-plots", "--quiet", "--noise-responses", "20")  # fmt: skip
 
 
@@ -155,12 +155,18 @@ def test_probe_and_rescore_write_the_traces_of_one_rank(one_rank, tmp_path):
 
 def test_diagnose_finds_what_one_rank_finds(tmp_path):
     """The responses dealt to ranks with a model each, and scored by one that is spread over them."""
+    diagnose = ("diagnose", "--earlier-model", MODEL, "--quiet", "--no-plots", "--output")
+    started = [  # the last two as a cluster would: each by itself
+        cli(*diagnose, str(tmp_path / "one")),
+        cli(*diagnose, str(tmp_path / "dealt"), "--nproc", "2"),
+        *(cli(*diagnose, str(tmp_path / "spread"), "--sharded", env=place) for place in as_ranks(2)),
+    ]
+    for process in started:
+        said = process.ended(within=200)
+        assert process.returncode == 0, said
     found = []
-    for ranks in ((), ("--nproc", "2"), ("--nproc", "2", "--sharded")):
-        folder = tmp_path / str(len(ranks))
-        code, said = run("diagnose", "--earlier-model", MODEL, *ranks, "--quiet", "--no-plots", "--output", str(folder))
-        assert code == 0, said
-        findings = json.loads((folder / "summary.json").read_text())["findings"]
+    for name in ("one", "dealt", "spread"):
+        findings = json.loads((tmp_path / name / "summary.json").read_text())["findings"]
         found.append({finding["check"]: finding for finding in findings})
     one, *others = found
     assert one["stale-weights"]["status"] == "clear" and one["stale-weights"]["effect"]
