@@ -9,6 +9,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+BUNDLED_MODEL = "sample_data/model"  # as the manifests of its traces name it
 _IN_WHEEL = Path(__file__).parent / "sample_data"
 _IN_CHECKOUT = Path(__file__).parent.parent / "sample_data"
 

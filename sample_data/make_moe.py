@@ -66,7 +66,7 @@ def main() -> None:
         Path(NAME).symlink_to(model)
         shutil.copy(HERE / "problems.jsonl", ".")
         probe = ProbeConfig(**PROBE)  # type: ignore[arg-type]
-        record(probe, Path("moe"), {"flags": flags_of(probe)}, progress)
+        record(probe, Path("moe"), {"flags": flags_of(probe) | {"model": NAME}}, progress)
         flags = {"trace": "moe", "trainer_model": NAME, "trainer_dtype": "float32", "replay_routes": True}
         named = {"command": "rescore", "flags": flags}
         rescore(RescoreConfig(**flags), Path("moe-replayed"), named, progress)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from mismatch_cli import custom_code
 from mismatch_cli.errors import UsageError
 from mismatch_cli.options import flag_of
-from mismatch_cli.places import is_bundled
+from mismatch_cli.places import BUNDLED_MODEL, is_bundled
 from mismatch_cli.recording.settings import (
     EQUAL,
     NEWER,
@@ -260,9 +260,10 @@ def _scorer_of(flags: Mapping[str, Any]) -> dict[str, Any]:
     if flags["trainer_model"] is not None:
         return {}
     folder = trace_folder(Path(flags["trace"]))
-    if is_bundled(folder):
+    manifest = read_manifest(folder)
+    if is_bundled(folder) and manifest.get("config", {}).get("model") == BUNDLED_MODEL:
         return {}
-    scorer = _named_scorer(read_manifest(folder), flags["weights"])
+    scorer = _named_scorer(manifest, flags["weights"])
     if scorer is None or scorer["model"] is None:
         raise UsageError("Name the model that is to score: --trainer-model, a folder or a hub name.")
     found = {"trainer_model": scorer["model"]}

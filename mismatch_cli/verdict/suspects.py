@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_cli.errors import suggest
-from mismatch_cli.places import bundled, shown
+from mismatch_cli.places import BUNDLED_MODEL, bundled, shown
 from mismatch_cli.verdict.causes import CAUSES, leaves, place
 from mismatch_cli.verdict.reference import family
 
@@ -104,7 +104,7 @@ class _Settings:
     def model(self) -> tuple[str, ...]:
         """What one types for the model that sampled: nothing for the bundled one."""
         name = str(self["rollout.model"] or self["trainer.model"] or MODEL)
-        return () if name in ("sample_data/model", str(bundled("model"))) else (str(shown(name)),)
+        return () if name in (BUNDLED_MODEL, str(bundled("model"))) else (str(shown(name)),)
 
     @property
     def can_be_repeated(self) -> bool:

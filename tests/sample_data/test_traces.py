@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from mismatch_cli.batch import TokenBatch
+from mismatch_cli.cli import run
 from mismatch_cli.divergences import sampled_in_topk, topk_divergences
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
@@ -245,3 +247,10 @@ def test_learning_from_the_first_step_leads_where_the_trace_says(tmp_path):
         learner.learn(shard)
     moved_T = stored.logp_trainer_T - stored.logp_recomputed_T
     assert moved_T[stored.advantage_T > 0].mean() > 0 > moved_T[stored.advantage_T < 0].mean()
+
+
+def test_a_model_that_is_not_bundled_is_not_replaced_by_the_one_that_is(tmp_path, capsys):
+    """Another model would score without a word: both know the same tokens."""
+    for command in (["rescore", "moe"], ["probe", "--like", "moe"]):
+        assert run([*command, "--output", str(tmp_path / "run")]) != 0
+        assert re.search("--trainer-model|tiny-moe", capsys.readouterr().err)
