@@ -109,7 +109,16 @@ def test_what_is_no_choice_is_answered_with_all_of_them(command, row, capfd, tmp
 def test_train_shows_the_values_of_its_default_preset_in_panels(helps):
     settings = vars(load_config("miniature", {}))
     words = {name for name in settings if row_of("train", flag_of(name)).default != str(settings[name])}
-    in_words_of_their_own = {"model", "dataset", "eval_dataset", "prompt_field", "answer_field", "reward", "attn"}
+    in_words_of_their_own = {
+        "model",
+        "dataset",
+        "eval_dataset",
+        "prompt_field",
+        "answer_field",
+        "reward",
+        "attn",
+        "environment",
+    }
     off = {"recompute", "lora", "gradient_checkpointing", "cpu_offload", "unique_problems", "replay_routes"}
     assert words == in_words_of_their_own | {"served_model", "weights_folder"} | off
     text = in_words(helps["train", 80])
