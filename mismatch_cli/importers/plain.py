@@ -63,6 +63,11 @@ MEANING = {
     "topk_logp_recomputed": "log π at these, at the weights that sampled",
     "tv_full": "TV over the vocabulary",
     "kl_full": "KL(μ‖π) over the vocabulary, nats",
+    "route_flips": "layers in which the trainer's routers chose other experts; 255: not known",
+    "route_first": "the first of these among the layers with a router; 255: none",
+    "route_layers": "layers × 4: tokens, flips, experts in common, the same first expert",
+    "route_margins": "2 × bins of router margins: where both sides agree, and where not",
+    "routes": "(prompt + response − 1) × layers × experts per token: the engine's experts, flat",
     "prompt_mask": "of padded prompts: where there are tokens",
     "response_mask": "of padded lists: where there are tokens; a 0 before the last 1 is one without loss",
 }

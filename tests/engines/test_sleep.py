@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from mismatch_cli.engines import EngineSettings, vllm
+from mismatch_cli.engines import EngineSettings, Request, vllm
 from mismatch_cli.sampling import SamplingSettings
+
+REQUEST = Request([1, 2, 3], seed=0)
 
 
 class Sleeper:
@@ -30,10 +32,10 @@ class Sleeper:
     def reset_prefix_cache(self) -> bool:
         return True
 
-    def generate(self, *_: Any, **__: Any) -> list[Any]:
+    def generate(self, prompts: list[Any], *_: Any, **__: Any) -> list[Any]:
         assert self.awake == {"weights", "kv_cache"}
         self.asked.append("generate")
-        return []
+        return [SimpleNamespace(outputs=[None])] * len(prompts)
 
 
 def engine(monkeypatch: pytest.MonkeyPatch, sleeps: bool) -> tuple[vllm.VllmEngine, Sleeper]:
@@ -44,6 +46,7 @@ def engine(monkeypatch: pytest.MonkeyPatch, sleeps: bool) -> tuple[vllm.VllmEngi
         llm.asked.append("load")
 
     monkeypatch.setattr(vllm, "take_over", take_over)
+    monkeypatch.setattr(vllm, "_to_rollout", lambda *_: None)
     settings = EngineSettings("model", SamplingSettings(), 0, sleeps=sleeps)
     return vllm.VllmEngine(llm, settings, SimpleNamespace(), SimpleNamespace()), llm
 
@@ -51,16 +54,16 @@ def engine(monkeypatch: pytest.MonkeyPatch, sleeps: bool) -> tuple[vllm.VllmEngi
 def test_weights_wake_for_the_sync_and_the_cache_for_the_next_response(monkeypatch):
     sleeping, llm = engine(monkeypatch, sleeps=True)
     for _ in range(2):
-        sleeping.sample([], lambda _: None)
+        sleeping.sample([REQUEST], lambda _: None)
         sleeping.load_weights(None)
     step = ["generate", "sleep", "wake weights", "load"]
     assert llm.asked == [*step, "wake kv_cache", *step]
-    sleeping.sample_full([], [], lambda _: None)
+    sleeping.sample_full([REQUEST], [], lambda _: None)
     assert llm.asked[-3:] == ["wake kv_cache", "generate", "sleep"]
 
 
 def test_without_a_gpu_nothing_sleeps(monkeypatch):
     waking, llm = engine(monkeypatch, sleeps=False)
-    waking.sample([], lambda _: None)
+    waking.sample([REQUEST], lambda _: None)
     waking.load_weights(None)
     assert llm.asked == ["generate", "load"]
