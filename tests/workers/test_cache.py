@@ -154,7 +154,7 @@ def test_without_a_broken_shard_is_as_if_there_were_none(name, whole, tmp_path):
 def test_a_mask_goes_by_what_is_in_its_file(whole, tmp_path, monkeypatch):
     kept, own = Workers(cache=tmp_path / "cache"), tmp_path / "mask.py"
     blocked = []
-    for limit in ("1.0", "1e9"):
+    for limit in ("1.0", "1e10"):
         own.write_text(
             "from mismatch_cli.trust_regions import Decision\n"
             "def trust_region(compared, advantage_T, *, limit: float = 2.0):\n"
