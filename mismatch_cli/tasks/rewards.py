@@ -46,7 +46,7 @@ class OwnReward:
         )  # fmt: skip
 
     def grade(self, response: str, answer: str | None, finish_reason: str, problem: Any) -> float:
-        """What the function says; a `MismatchError` where it fails or says something that is no finite number."""
+        """What the function says; a `MismatchError` where it fails or its answer is not a finite number."""
         return self.grade_all([(response, answer, problem, finish_reason)])[0]
 
     def grade_all(self, rows: Sequence[tuple[str, str | None, Any, str]]) -> list[float]:

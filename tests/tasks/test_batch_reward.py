@@ -44,20 +44,6 @@ def unknown(responses, weather): return 0
 ROWS = [("4", "4", "p", "stop"), ("x", "5", "q", "length")]
 
 
-@pytest.fixture
-def reward_of(tmp_path):
-    (tmp_path / "mine.py").write_text(FUNCTIONS, encoding="utf-8")
-    made = []
-
-    def make(name: str, **settings) -> OwnReward:
-        made.append(OwnReward(f"{tmp_path}/mine.py:{name}", **settings))
-        return made[-1]
-
-    yield make
-    for reward in made:
-        reward.child.stop()
-
-
 def test_a_function_gets_lists_and_its_process_lives_on(reward_of):
     assert reward_of("everything").grade_all(ROWS) == [1.75, 0.0]
     reward = reward_of("process_and_calls")

@@ -43,20 +43,6 @@ def asks_too_much(response, weather):
 """
 
 
-@pytest.fixture
-def reward_of(tmp_path):
-    (tmp_path / "mine.py").write_text(FUNCTIONS, encoding="utf-8")
-    made = []
-
-    def make(name: str, **settings) -> OwnReward:
-        made.append(OwnReward(f"{tmp_path}/mine.py:{name}", **settings))
-        return made[-1]
-
-    yield make
-    for reward in made:
-        reward.child.stop()
-
-
 def test_a_function_gets_what_it_names(reward_of):
     assert reward_of("length").grade("abcde\n", None, "stop", "p") == 0.6
     assert reward_of("all_of_it").grade("4", "4", "length", "p") == 1

@@ -1,0 +1,21 @@
+"""What the tests of rewards share: the functions of a module's `FUNCTIONS`, each judging in a process of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from mismatch_cli.tasks.rewards import OwnReward
+
+
+@pytest.fixture
+def reward_of(request, tmp_path):
+    (tmp_path / "mine.py").write_text(request.module.FUNCTIONS, encoding="utf-8")
+    made = []
+
+    def make(name: str, **settings) -> OwnReward:
+        made.append(OwnReward(f"{tmp_path}/mine.py:{name}", **settings))
+        return made[-1]
+
+    yield make
+    for reward in made:
+        reward.child.stop()
