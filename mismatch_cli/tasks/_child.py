@@ -8,8 +8,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
-from mismatch_cli.errors import MismatchError
+from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.tasks._worker import READY
 
 _SECONDS_TO_START = 60.0  # importing sympy on a slow disk
@@ -17,6 +18,14 @@ _LONGEST_KEPT = 2**16  # characters of a question that took too long; of a longe
 _SECONDS_TO_END = 10.0  # of its keeper, which takes at most half of it
 _LONGEST_ANSWER = 2**20  # bytes
 _READ_BYTES = 2**16
+
+
+def users_code(where: str, flag: str, kind: str, example: str) -> tuple[str, str]:
+    """The file of FILE.py:NAME, and the whole with that file's full path; a `UsageError` where it is not there."""
+    file, colon, name = where.rpartition(":")
+    if not colon or not name.isidentifier() or not Path(file).is_file():
+        raise UsageError(f"{flag} {where}: there is no such {kind}. Give it as path/to/file.py:{example}.")
+    return file, f"{Path(file).resolve()}:{name}"
 
 
 class Child:

@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from math import isfinite, nan
-from pathlib import Path
 from typing import Any, TypeVar
 
 from mismatch_cli.batch import Episode, Rollout
-from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.tasks._child import Child
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.tasks._child import Child, users_code
 from mismatch_cli.tasks.prompts import Problem
 from mismatch_cli.text import is_whole
 
@@ -66,14 +65,12 @@ class Environments:
     """
 
     def __init__(self, where: str, seconds: float = 30.0, processes: int = 1) -> None:
-        file, colon, name = where.rpartition(":")
-        if not colon or not name.isidentifier() or not Path(file).is_file():
-            raise UsageError(f"--environment {where}: there is no such class. Give it as path/to/file.py:name.")
+        file, code = users_code(where, "--environment", "class", "name")
         self._where, self._seconds = where, seconds
         self.timeouts = self.stated = self._forgotten = 0
         self._children = [
             Child(
-                "mismatch_cli.tasks._environment_worker", f"{Path(file).resolve()}:{name}",
+                "mismatch_cli.tasks._environment_worker", code,
                 cannot_start=f"{file} did not load within a minute.",
             )
             for _ in range(processes)

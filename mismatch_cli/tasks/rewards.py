@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from math import isfinite, nan
-from pathlib import Path
 from typing import Any
 
-from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.tasks._child import Child
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.tasks._child import Child, users_code
 from mismatch_cli.tasks._worker import ARGUMENTS, BATCH, BATCH_ARGUMENTS
 
 _FOR_ONE, _FOR_A_BATCH, _TO_LOAD = 30, 600, 60  # seconds
@@ -33,14 +32,12 @@ class OwnReward:
     """
 
     def __init__(self, where: str, seconds: float = 0) -> None:
-        file, colon, name = where.rpartition(":")
-        if not colon or not name.isidentifier() or not Path(file).is_file():
-            raise UsageError(f"--reward {where}: there is no such function. Give it as path/to/file.py:function.")
+        file, code = users_code(where, "--reward", "function", "function")
         self._where, self._seconds = where, seconds
         self.timeouts = 0
         to_load = max(seconds, _TO_LOAD)
         self.child = Child(
-            "mismatch_cli.tasks._worker", f"{Path(file).resolve()}:{name}",
+            "mismatch_cli.tasks._worker", code,
             seconds_to_start=to_load,
             cannot_start=f"{file} did not load within {to_load:g} s. Give it more with --reward-seconds.",
         )  # fmt: skip
