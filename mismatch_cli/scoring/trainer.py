@@ -189,7 +189,9 @@ class Trainer:
 
         `requests` and `token_budget` are those given to `score`: they decide which shape each response had.
         """
-        requests = [replace(request, logp_rollout_TV=None) for request in requests]  # noise of log π alone
+        # Noise of log π alone: routes are needed where the trainer follows them, and not to be compared once more.
+        dropped: dict[str, Any] = {"logp_rollout_TV": None} | ({} if self.routing.replays else {"routes_FMK": None})
+        requests = [replace(request, **dropped) for request in requests]
         self._check(requests)
         rows = range(len(requests)) if rows is None else rows
         scores = [_empty(r) for r in requests]
