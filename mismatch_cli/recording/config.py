@@ -78,7 +78,7 @@ class RolloutConfig(RolloutSettings, SamplerSettings, PromptSettings):
     def engine_args(self) -> dict[str, Any]:
         """What the engine is given by name."""
         given = {argument: getattr(self, name) for name, argument in _ENGINE_ARGUMENTS.items()}
-        return {name: value for name, value in given.items() if value is not None} | _parsed(self.engine_arg or ())
+        return {name: value for name, value in given.items() if value is not None} | parsed_arguments(self.engine_arg or ())
 
     def check_vocabulary(self, tokens: int) -> None:
         """A `UsageError` where more ranks are asked for than there are."""
@@ -299,7 +299,7 @@ def _sampler(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return adapter | {"model": config["model"]} if rollout and isinstance(config.get("model"), str) else None
 
 
-def _parsed(items: Iterable[str]) -> dict[str, Any]:
+def parsed_arguments(items: Iterable[str]) -> dict[str, Any]:
     """Each key=value of `--engine-arg`: numbers, true/false, null and JSON as such; anything else is text."""
     arguments = {}
     for item in items:

@@ -1,0 +1,117 @@
+"""Stages 0 and 1, with both sides as the manifest has them: bookkeeping, weights and configurations; then the legs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mismatch_cli.bisect.fixed_tokens import AS_RECORDED
+from mismatch_cli.bisect.legs import ROLLOUT, TRAINER, Leg
+from mismatch_cli.bisect.ranking import RECORDED
+from mismatch_cli.bisect.record import Experiment
+from mismatch_cli.bisect.runner import leg_of
+from mismatch_cli.bisect.searching import Searching
+from mismatch_cli.engines import Engine, engine_module
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.trace.reader import Trace
+
+DECODED = Leg("rollout-again", ROLLOUT, "engine, decoding again")
+WHOLE = Leg("rollout-prefill", ROLLOUT, "engine, whole responses at once", {"prefill": True})
+ALONE = Leg("rollout-alone", ROLLOUT, "engine, one response at a time", {"alone": True})
+UNCACHED = Leg("rollout-uncached", ROLLOUT, "engine, without a prefix cache", {"cached": False})
+SCORED = Leg("trainer-again", TRAINER, "trainer, scoring again")
+OTHER_SHAPE = Leg("trainer-other-shape", TRAINER, "trainer, other micro-batches", {"other_shape": True})
+REFERENCE = Leg("trainer-float32", TRAINER, "trainer in float32", {"trainer_dtype": "float32", "float32_head": False})
+Diagnose = Callable[[Trace, str], list[dict[str, Any]]]  # faults of a trace whose trainer has this model
+
+
+def bookkeeping(run: Searching, diagnose: Diagnose) -> None:
+    """Faults of the columns, differences of weights and of configurations: each is a leg without it."""
+    legs, trainer = run.runner.legs, run.runner.trainer
+    if run.search.findings is None:
+        trace = Trace.open(legs.folder(AS_RECORDED))
+        run.search.findings = diagnose(trace, trainer.config.trainer_model)
+        run.save()
+    read_rollout(run)
+    run.runner.read_trainer([SCORED, OTHER_SHAPE])
+    run.search.base = base_of(run)
+    run.add(*_of_columns(run))
+    if run.is_explained():
+        return
+    for experiment, change in _of_models(run):
+        run.check_time()
+        leg = leg_of(TRAINER, change, f"trainer with the rollout’s {experiment['setting']}")
+        run.runner.read_trainer([leg], run.enough(lambda read: (run.search.base[0], read.name)))
+        after = (run.search.base[0], leg.name)
+        run.add(Experiment(**experiment, stage=0, before=run.search.base, after=after))
+
+
+def legs_of_both(run: Searching) -> None:
+    """What stage 0 has not read of the sides as they are, and the trainer in float32, which is the reference."""
+    read_rollout(run)
+    run.runner.read_trainer([SCORED, OTHER_SHAPE])
+    run.search.base = base_of(run)
+    run.add(*_of_columns(run))
+    if run.runner.trainer.told.get("dtype") != "float32":
+        run.check_time()
+        run.runner.read_trainer([REFERENCE])
+
+
+def read_rollout(run: Searching) -> None:
+    """All that the engine can be asked as it is, while it is there; and its weights, where these are wanted."""
+    runner = run.runner
+    module = engine_module(runner.rollout.engine)
+    legs = [DECODED, ALONE, UNCACHED] if getattr(module, "REPLAYS", False) else []
+    legs += [WHOLE] if getattr(module, "PREFILLS", False) and can_be_whole(run) else []
+    compares = 0 in run.config.wanted and run.search.weights is None
+    compares = compares and not module.REMOTE
+
+    def compare(engine: Engine) -> None:
+        run.search.weights = compared(run, engine) if run.ranks.world.first else {}
+
+    if legs or compares:
+        runner.read_rollout(legs or [DECODED], also=compare if run.told(compares) else None)
+
+
+def can_be_whole(run: Searching) -> bool:
+    """Whether log μ of a response that is read at once is that of the distribution that was sampled."""
+    return run.runner.rollout.engine == "hf" or not run.runner.rollout.sampling.truncates
+
+
+def base_of(run: Searching) -> tuple[str, str]:
+    """The legs that changes are measured against: both sides again, as far as they can be read again."""
+    engine = next((leg.name for leg in (DECODED, WHOLE) if run.runner.legs.is_done(leg.name)), AS_RECORDED)
+    trainer = SCORED.name if run.runner.legs.is_done(SCORED.name) else AS_RECORDED
+    return engine, trainer
+
+
+def _of_columns(run: Searching) -> list[Experiment]:
+    """What of the gap is in the recorded columns alone, and not in what made them: named by the diagnosis, if it can."""
+    findings, (engine, trainer) = run.search.findings or [], run.search.base
+    found = next(iter(findings), None)
+    rollout = _named(found, "logp_rollout", "the recorded log μ is not what this engine gives: look at what differs from "
+                     "the run that recorded it, and at how it was written")  # fmt: skip
+    scored = _named(found, "logp_trainer", "the recorded log π is not what this trainer gives: look at what it was given "
+                    "(token ids, mask, positions), and at how it was written")  # fmt: skip
+    experiments = []
+    if engine == DECODED.name:
+        experiments.append(Experiment(**rollout, side=ROLLOUT, stage=0, before=RECORDED, after=(engine, AS_RECORDED)))
+    if trainer == SCORED.name:
+        experiments.append(Experiment(**scored, side=TRAINER, stage=0, before=RECORDED, after=(AS_RECORDED, trainer)))
+    return experiments
+
+
+def _named(found: Mapping[str, Any] | None, column: str, change: str) -> dict[str, Any]:
+    if found is None:
+        return {"setting": column, "change": change}
+    return {"setting": found["setting"], "change": found["change"]}
+
+
+def compared(run: Searching, engine: Engine) -> dict[str, Any]:
+    """The engine's weights beside those of the trainer's model, as `search.json` holds it."""
+    raise MismatchError("not yet")
+
+
+def _of_models(run: Searching) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """An experiment, without its legs, and the change of the trainer for each way in which the models differ."""
+    raise MismatchError("not yet")

@@ -1,0 +1,198 @@
+"""Legs: log-probabilities of the fixed tokens by one side under one change, each kept as a trace of its own.
+
+A leg's trace holds what it read beside what was recorded of the other side, a shard a portion. What is there is not
+read again; a leg that stops early promises no more than it holds, so that its trace is whole.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pyarrow as pa
+
+from mismatch_cli.bisect.fixed_tokens import AS_RECORDED, FixedTokens
+from mismatch_cli.bisect.sides import Change
+from mismatch_cli.dealing import ALL_HERE, Ranks
+from mismatch_cli.engines import Engine, Forced, PrefillingEngine, ReplayingEngine, engine_failures
+from mismatch_cli.recording.rollouts import Progress, is_whole
+from mismatch_cli.recording.score import requests_of, with_columns
+from mismatch_cli.trace.manifest import FILE_NAME, library_versions, read_manifest, recorded, write_manifest
+from mismatch_cli.trace.shards import open_shard
+from mismatch_cli.trace.writer import shard_path, write_shard
+
+if TYPE_CHECKING:
+    from mismatch_cli.scoring.trainer import Trainer
+
+ROLLOUT, TRAINER = "rollout", "trainer"
+LEGS = "legs"  # the folder of them, in that of the run
+Read = Callable[[pa.Table, Callable[[int], None]], dict[str, Any]]  # columns for the rows of a table
+
+
+@dataclass(frozen=True)
+class Leg:
+    """One side under one change; `what` is said of it in reports."""
+
+    name: str
+    side: str
+    what: str
+    change: Change = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Legs:
+    """The legs of a run, on disk."""
+
+    run_folder: Path
+    tokens: FixedTokens
+    progress: Progress
+    ranks: Ranks = ALL_HERE
+
+    def folder(self, name: str) -> Path:
+        return self.run_folder / LEGS / name
+
+    def portions(self, name: str) -> int:
+        """How many portions of the tokens a leg has read."""
+        rows = self.tokens.portions
+        return sum(is_whole(shard_path(self.folder(name), i), count) for i, count in enumerate(rows))
+
+    def is_done(self, name: str) -> bool:
+        """Whether a leg has read what it was to read; on every rank as on the first."""
+        return self.ranks.world.told(self._is_done(name))
+
+    def _is_done(self, name: str) -> bool:
+        manifest = self.folder(name) / FILE_NAME
+        return manifest.is_file() and bool(read_manifest(self.folder(name))["bisect"]["done"])
+
+    def about(self, name: str) -> dict[str, Any]:
+        """What a leg's manifest says of it: side, change, seconds, responses."""
+        return dict(read_manifest(self.folder(name))["bisect"])
+
+    def column(self, leg: str, side: str) -> np.ndarray:
+        """log μ or log π of all tokens by a leg, float64, NaN where it has not read them."""
+        return self.tokens.flat(self.folder(leg), f"logp_{side}")
+
+    def read(self, leg: Leg, read: Read, described: Mapping[str, Any], enough: Callable[[], bool]) -> None:
+        """Read portion after portion until there are no more, or until it is `enough`; a leg that is there stays."""
+        if self.is_done(leg.name):
+            return
+        world, rows = self.ranks.world, self.tokens.portions
+        begun = self.ranks.world.told(self.portions(leg.name))
+        seconds = self.about(leg.name)["seconds"] if begun and world.first else 0.0
+        with self.progress.counting(leg.what, self.tokens.num_responses, sum(rows[:begun])) as on_read:
+            for i, path in enumerate(self.tokens.shards):
+                if i >= begun:
+                    started = time.perf_counter()
+                    table = open_shard(path).read()
+                    columns = self._by_ranks(table, read, on_read)
+                    seconds += time.perf_counter() - started
+                    if world.first:
+                        self._write_manifest(leg, described, seconds, i + 1, done=False)
+                        write_shard(shard_path(self.folder(leg.name), i), with_columns(table, columns))
+                    world.barrier()
+                if world.told(world.first and i + 1 < len(rows) and enough()):
+                    break
+        if world.first:
+            self._write_manifest(leg, described, seconds, self.portions(leg.name), done=True)
+        world.barrier()
+
+    def _by_ranks(self, table: pa.Table, read: Read, on_read: Callable[[int], None]) -> dict[str, Any]:
+        """Every rank reads its share of the rows; where the model is spread over them, all read all."""
+        if self.ranks.spreads or self.ranks.world.size == 1:
+            return read(table, on_read)
+        share = self.ranks.world.share(len(table))
+        parts = self.ranks.world.gather(read(table.slice(share.start, len(share)), on_read) if share else {})
+        names = next(part for part in parts if part)
+        return {name: list(chain.from_iterable(part[name] for part in parts if part)) for name in names}
+
+    def write_selected(self, leg: Leg, rows: Sequence[int], columns: Mapping[str, Sequence[Any]], described: Mapping[str, Any], seconds: float) -> None:
+        """A leg of some responses alone, by their numbers among the fixed tokens."""
+        table = pa.concat_tables([open_shard(path).read() for path in self.tokens.shards], promote_options="default")
+        self._write_manifest(leg, described, seconds, 1, done=True, rows=[len(rows)])
+        write_shard(shard_path(self.folder(leg.name), 0), with_columns(table.take(list(rows)), dict(columns)))
+
+    def _write_manifest(
+        self, leg: Leg, described: Mapping[str, Any], seconds: float, portions: int, *, done: bool,
+        rows: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
+        folder, rows = self.folder(leg.name), rows or self.tokens.portions
+        source = read_manifest(self.folder(AS_RECORDED))
+        about = {"name": leg.name, "side": leg.side, "what": leg.what, "change": dict(leg.change), "done": done}
+        about |= {"seconds": seconds, "responses": sum(rows[:portions])}
+        kept = {name: value for name, value in source.items() if name not in ("format", "format_version", "shard_rows")}
+        names = {shard_path(folder, i).name: rows[i] for i in range(portions)}
+        libraries = {"libraries": library_versions()}
+        write_manifest(folder, kept | {leg.side: dict(described)} | recorded(names) | libraries | {"bisect": about})
+        if not (folder / "vocab.parquet").is_file() and (vocabulary := self.folder(AS_RECORDED) / "vocab.parquet").is_file():
+            (folder / "vocab.parquet").write_bytes(vocabulary.read_bytes())
+
+
+def write_as_recorded(folder: Path, tables: Sequence[pa.Table], manifest: Mapping[str, Any], vocabulary: Path) -> None:
+    """The trace of the chosen responses, a shard a portion: what every other leg is beside."""
+    names = {shard_path(folder, i).name: len(table) for i, table in enumerate(tables)}
+    about = {"name": AS_RECORDED, "side": "", "what": "as recorded", "change": {}, "done": True, "seconds": 0.0}
+    about["responses"] = sum(names.values())
+    dropped = ("format", "format_version", "shard_rows", "flags", "rescored", "imported")
+    kept = {name: value for name, value in manifest.items() if name not in dropped}
+    if vocabulary.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / vocabulary.name).write_bytes(vocabulary.read_bytes())
+    for i, table in enumerate(tables):
+        write_shard(shard_path(folder, i), table)
+    write_manifest(folder, kept | {"command": "bisect"} | recorded(names) | {"bisect": about})
+
+
+def engine_reads(engine: Engine, change: Change) -> Read:
+    """How an engine reads a table's responses again: forced to decode them, or the whole of each at once."""
+
+    def read(table: pa.Table, on_read: Callable[[int], None]) -> dict[str, Any]:
+        prompts, responses = table["prompt_ids"].to_pylist(), table["response_ids"].to_pylist()
+        forced = [Forced(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
+        with engine_failures("reading recorded tokens", "What was read before is kept"):
+            if change.get("prefill"):
+                return {"logp_rollout": cast(PrefillingEngine, engine).prefill(forced, on_read)}
+            alone, cached = bool(change.get("alone")), bool(change.get("cached", True))
+            rollouts = cast(ReplayingEngine, engine).replay(forced, on_read, alone=alone, cached=cached)
+        return {
+            "logp_rollout": [r.logp_rollout_T for r in rollouts],
+            "rank_rollout": [r.rank_rollout_T for r in rollouts],
+        }
+
+    return read
+
+
+def trainer_reads(trainer: Trainer, token_budget: int, other_shape: bool) -> Read:
+    """How a trainer scores a table's responses, in the micro-batches of a scoring or in another shape."""
+
+    def read(table: pa.Table, on_read: Callable[[int], None]) -> dict[str, Any]:
+        requests = requests_of(table, trainer.routing.layers)
+        if other_shape:
+            scores = trainer.score_again(requests, token_budget=token_budget)
+            on_read(len(requests))
+        else:
+            scores = trainer.score(requests, token_budget=token_budget, on_scored=on_read)
+        return {
+            "logp_trainer": [s.logp_T for s in scores],
+            "entropy_trainer": [s.entropy_T for s in scores],
+            "rank_trainer": [s.rank_T for s in scores],
+        }
+
+    return read
+
+
+@contextmanager
+def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    """Add the seconds of the block to those under a name."""
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
+
+

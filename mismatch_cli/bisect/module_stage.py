@@ -1,0 +1,106 @@
+"""Stage 3: the modules of both sides over some responses, with the settings undone that were found to make gaps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from mismatch_cli.bisect.as_it_is import base_of
+from mismatch_cli.bisect.grafting import ModuleFindings, graft
+from mismatch_cli.bisect.legs import ROLLOUT, TRAINER, Leg
+from mismatch_cli.bisect.modules import choose_responses
+from mismatch_cli.bisect.ranking import RECORDED, rank
+from mismatch_cli.bisect.record import Experiment
+from mismatch_cli.bisect.searching import Searching
+from mismatch_cli.bisect.sides import Change, combined
+from mismatch_cli.bisect.turning import changes_of
+from mismatch_cli.engines import Forced
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.trace.shards import open_shard
+
+_WHAT = {
+    "embedding": "the embeddings",
+    "norm": "the norms",
+    "rotary": "the rotary embedding",
+    "attention": "attention",
+    "router": "the routers",
+    "mlp": "the MLPs",
+    "experts": "the experts",
+    "head": "the LM head",
+    "all": "every module",
+}
+_EAGER: Change = {"engine_args": {"enforce_eager": True}}
+
+
+def compare_modules(run: Searching) -> None:
+    """Hooks on both models; then each kind of modules of the engine in the trainer's forward pass."""
+    if run.ranks.spreads:
+        raise MismatchError("modules are compared with a trainer that one process holds: leave --sharded out")
+    run.search.base = base_of(run)
+    rollout, trainer = _undone(run)
+    rows = _chosen(run)
+    started = time.perf_counter()
+    found = _grafted(run, rows, rollout, trainer) if run.ranks.world.first else None
+    if found is not None:
+        _keep(run, rows, found, time.perf_counter() - started)
+    run.ranks.world.barrier()
+
+
+def _undone(run: Searching) -> tuple[Change, Change]:
+    """The changes of both sides that take the settings away that make gaps: what is left is the modules'."""
+    causes = [row.experiment for row in rank(run.measured(), run.search).causes if not row.experiment.floor]
+    causes = [e for e in causes if e.before != RECORDED]
+    if run.search.together is not None:
+        causes = [e for e in causes if e.setting in run.search.together["settings"]]
+    else:
+        causes = causes[:1]
+    rollout, trainer = changes_of(run, causes)
+    asked = ("alone", "cached", "other_shape")
+    kept = [{name: value for name, value in change.items() if name not in asked} for change in (rollout, trainer)]
+    return combined(kept[0], _EAGER if run.runner.rollout.engine == "vllm" else {}), kept[1]
+
+
+def _chosen(run: Searching) -> list[int]:
+    """The numbers of the responses, by what is left of their gap once settings are undone."""
+    measured = run.measured()
+    sums = measured.sums(RECORDED)
+    gap_S = sums.sums_S3[:, 0] / np.maximum(sums.tokens_S, 1)
+    return choose_responses(gap_S, measured.tokens.prompt_id_S, run.config.module_responses)
+
+
+def _grafted(run: Searching, rows: Sequence[int], rollout: Change, trainer: Change) -> ModuleFindings:
+    tables = [open_shard(path).read(columns=["prompt_ids", "response_ids"]) for path in run.runner.legs.tokens.shards]
+    forced = [Forced(*pair) for table in tables for pair in zip(table["prompt_ids"].to_pylist(),
+                                                                table["response_ids"].to_pylist(), strict=True)]  # fmt: skip
+    responses = [forced[row] for row in rows]
+    with (
+        run.runner.engine(rollout) as engine,
+        run.runner.loaded_trainer(trainer) as scorer,
+        run.progress.counting("Comparing modules", len(responses)) as on_done,
+    ):
+        return graft(engine, scorer, responses, on_done)
+
+
+def _keep(run: Searching, rows: Sequence[int], found: ModuleFindings, seconds: float) -> None:
+    """A leg for each kind, beside the engine's own reading of the same responses, and the experiments."""
+    legs = run.runner.legs
+    own = Leg("modules-rollout", ROLLOUT, "engine, eager, whole responses at once")
+    scored = Leg("modules-trainer", TRAINER, "trainer, one response at a time")
+    kinds = {kind: Leg(f"graft-{kind}", TRAINER, f"trainer with {_WHAT[kind]} of the engine") for kind in found.grafted}
+    written = [(own, found.logp_rollout), (scored, found.logp_trainer)]
+    written += [(leg, found.grafted[kind]) for kind, leg in kinds.items()]
+    for leg, logp in written:
+        legs.write_selected(leg, rows, {f"logp_{leg.side}": logp}, legs.about_side(leg.side), seconds)
+    before = (own.name, scored.name)
+    run.add(*(_experiment(found.parts(kind), kind, before, leg) for kind, leg in kinds.items()))
+    run.search.modules = {"responses": len(rows), **found.to_json()}
+    run.save()
+
+
+def _experiment(parts: Sequence[str], kind: str, before: tuple[str, str], leg: Leg) -> Experiment:
+    change = f"{_WHAT[kind]}, computed alike on both sides"
+    return Experiment(kind, "both", 3, before, (before[0], leg.name), change, parts=tuple(parts))
+
+

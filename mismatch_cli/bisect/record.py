@@ -1,0 +1,81 @@
+"""What a search has done so far, as `search.json` of its run folder holds it: experiments, stages, what was found of weights and modules."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from mismatch_cli.trace.files import write_atomically
+
+FILE_NAME = "search.json"
+FORMAT = "mismatch-cli search"
+Pair = tuple[str, str]  # the names of a leg of the rollout and one of the trainer
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One thing changed: the pair of legs before and after it, and what it says to whoever reads of it."""
+
+    setting: str  # as the manifest names it, a tensor, or a kind of modules
+    side: str
+    stage: int
+    before: Pair
+    after: Pair
+    change: str  # what to do, a clause
+    value: Any = None
+    better: Any = None
+    flags: tuple[str, ...] = ()
+    floor: bool = False
+    parts: tuple[str, ...] = ()
+
+
+@dataclass
+class Search:
+    """Everything but the legs themselves."""
+
+    folder: Path
+    gap: float = 0.0  # mean |Δlog p| as recorded, nats
+    experiments: list[Experiment] = field(default_factory=list)
+    stages: dict[str, dict[str, Any]] = field(default_factory=dict)  # by number: status, why, seconds
+    findings: list[dict[str, Any]] | None = None  # of the diagnosis
+    weights: dict[str, Any] | None = None
+    modules: dict[str, Any] | None = None
+    together: dict[str, Any] | None = None
+    base: Pair = ("as-recorded", "as-recorded")
+
+    @classmethod
+    def of(cls, folder: Path) -> Search:
+        """What a run folder holds of a search; a new one where there is none."""
+        path = folder / FILE_NAME
+        if not path.is_file():
+            return cls(folder)
+        held = json.loads(path.read_text(encoding="utf-8"))
+        found = {known.name: held[known.name] for known in fields(cls) if known.name in held}
+        found["experiments"] = [_experiment(item) for item in held["experiments"]]
+        found["base"] = tuple(held["base"])
+        return cls(folder, **found)
+
+    def save(self) -> None:
+        """Write it by atomic rename."""
+        held = {known.name: getattr(self, known.name) for known in fields(self) if known.name != "folder"}
+        held["experiments"] = [asdict(experiment) for experiment in self.experiments]
+        write_atomically(self.folder / FILE_NAME, json.dumps({"format": FORMAT, "version": 1, **held}, indent=1) + "\n")
+
+    def add(self, experiments: Sequence[Experiment], *, write: bool = True) -> None:
+        """Take these in, in place of those of the same setting and the same legs."""
+        keys = {_key(experiment) for experiment in experiments}
+        self.experiments = [known for known in self.experiments if _key(known) not in keys] + list(experiments)
+        if write:
+            self.save()
+
+
+def _key(experiment: Experiment) -> tuple[Any, ...]:
+    return experiment.setting, experiment.side, experiment.after
+
+
+def _experiment(held: Mapping[str, Any]) -> Experiment:
+    tuples = {name: tuple(held[name]) for name in ("before", "after", "flags", "parts")}
+    return Experiment(**{**held, **tuples})

@@ -1,0 +1,126 @@
+"""Starting either side under a change, and reading the legs that are missing: an engine once for all that it can be asked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from mismatch_cli.bisect.legs import Leg, Legs, engine_reads, trainer_reads
+from mismatch_cli.bisect.sides import Change, RolloutSide, TrainerSide, engine_part
+from mismatch_cli.engines import Engine, create_engine
+from mismatch_cli.recording.score import load_trainer
+from mismatch_cli.scoring.trainer import Trainer
+
+Enough = Callable[[Leg], bool]
+
+
+def never(_leg: Leg) -> bool:
+    """Read all there is."""
+    return False
+
+
+def leg_of(side: str, change: Change, what: str) -> Leg:
+    """The leg of a change, named after it: the same change has the same leg, whoever asks for it."""
+    text = json.dumps(change, sort_keys=True, default=str)
+    words = re.sub(r"[^a-z0-9]+", "-", text.lower().replace("engine_args", "")).strip("-")
+    digest = hashlib.blake2b(text.encode(), digest_size=3).hexdigest()
+    return Leg(f"{side}-{words[:60].rstrip('-')}-{digest}", side, what, change)
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Both sides of a trace, and where their legs are kept."""
+
+    legs: Legs
+    rollout: RolloutSide
+    trainer: TrainerSide
+
+    def read_rollout(
+        self, legs: Sequence[Leg], enough: Enough = never, also: Callable[[Engine], None] | None = None
+    ) -> None:
+        """Read the legs that are missing, all with one engine: their changes differ in how it is asked alone.
+
+        `also` is shown the engine while it is there.
+        """
+        missing = [leg for leg in legs if not self.legs.is_done(leg.name)]
+        if not missing and also is None:
+            return
+        with self.engine(engine_part(legs[0].change)) as engine:
+            for leg in missing:
+                self.legs.read(leg, engine_reads(engine, leg.change), engine.describe(), lambda leg=leg: enough(leg))  # type: ignore[misc]
+            if also is not None:
+                also(engine)
+
+    def read_trainer(self, legs: Sequence[Leg], enough: Enough = never) -> None:
+        """The same with one trainer: their changes differ in the shape of micro-batches alone."""
+        missing = [leg for leg in legs if not self.legs.is_done(leg.name)]
+        if not missing:
+            return
+        with self.loaded_trainer(missing[0].change) as trainer:
+            for leg in missing:
+                read = trainer_reads(trainer, self.trainer.config.token_budget, bool(leg.change.get("other_shape")))
+                self.legs.read(leg, read, trainer.describe(), lambda leg=leg: enough(leg))  # type: ignore[misc]
+
+    @contextmanager
+    def engine(self, change: Change, **more: Any) -> Iterator[Engine]:
+        """The rollout engine under a change of its settings and of the environment."""
+        progress, world = self.legs.progress, self.legs.ranks.world
+        progress.say(f"Loading {self.rollout.model} into the rollout engine ({self.rollout.engine}){_told(change)}")
+        log = self.legs.run_folder / "log" / f"{self.rollout.engine}{world.suffix}.log"
+        settings = self.rollout.settings(change, log_file=log, say=progress.say, world=world, **more)
+        with (
+            _environment(change.get("environment", {})),
+            closing(create_engine(self.rollout.engine, settings)) as engine,
+        ):
+            yield engine
+
+    @contextmanager
+    def loaded_trainer(self, change: Change) -> Iterator[Trainer]:
+        """The trainer under a change of its settings, its tensors or its configuration."""
+        side, legs = self.trainer.changed(change), self.legs
+        with TemporaryDirectory(prefix="mismatch-cli-") as scratch:
+            model = self.model_folder(side.config.trainer_model, change, Path(scratch))
+            adapter = side.config.trainer_adapter
+            yield load_trainer(model, adapter, side.config, side.sampling, legs.progress, legs.ranks)
+
+    def model_folder(self, model: str, change: Change, scratch: Path) -> str:
+        """The trainer's model, with the engine's tensors or values of its configuration in place of its own."""
+        raise NotImplementedError
+
+
+@contextmanager
+def _environment(asked: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in asked}
+    os.environ.update(asked)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _told(change: Change) -> str:
+    """` with kv_cache_dtype null`, for whoever watches."""
+    parts = [f"{name} {value}" for name, value in _leaves(change)]
+    return f" with {', '.join(parts)}" if parts else ""
+
+
+def _leaves(change: Change) -> Iterator[tuple[str, Any]]:
+    for name, value in change.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value)
+        else:
+            yield name, "as the model says" if value is None else value
+
+

@@ -1,0 +1,38 @@
+"""The search, from top to bottom: bookkeeping and weights, legs, settings, modules; each ends it where the gap is explained."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from mismatch_cli.bisect.as_it_is import Diagnose, bookkeeping, legs_of_both
+from mismatch_cli.bisect.config import STAGES, BisectConfig
+from mismatch_cli.bisect.module_stage import compare_modules
+from mismatch_cli.bisect.ranking import NO_GAP, RECORDED
+from mismatch_cli.bisect.searching import Searching
+from mismatch_cli.bisect.turning import turn_settings
+from mismatch_cli.dealing import ALL_HERE, Ranks
+from mismatch_cli.recording.rollouts import Progress
+from mismatch_cli.torch_settings import prepare_imports
+from mismatch_cli.trace.reader import Trace
+
+
+def search(
+    config: BisectConfig, source: Trace, folder: Path, progress: Progress, diagnose: Diagnose, ranks: Ranks = ALL_HERE
+) -> None:
+    """Write `folder/legs/` and `folder/search.json`; what is there is not measured again. The caller holds the folder.
+
+    `diagnose` answers with the faults of a trace, the one that explains most first.
+    """
+    prepare_imports()
+    run = Searching.begin(config, source, folder, progress, ranks)
+    run.search.gap = run.measured().sums(RECORDED).mean()
+    run.save()
+    if run.search.gap < NO_GAP:
+        progress.say("The gap is below what float32 resolves: nothing is searched.")
+        run.leave_out(STAGES, "not needed", "the gap is below what float32 resolves")
+        return
+    run.stage(0, partial(bookkeeping, diagnose=diagnose))
+    run.stage(1, legs_of_both)
+    run.stage(2, turn_settings)
+    run.stage(3, compare_modules)

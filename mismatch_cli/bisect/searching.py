@@ -1,0 +1,137 @@
+"""A search under way: what every stage needs of it, and when it ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mismatch_cli.bisect.config import STAGES, BisectConfig
+from mismatch_cli.bisect.effects import Effects
+from mismatch_cli.bisect.fixed_tokens import AS_RECORDED, FixedTokens, choose
+from mismatch_cli.bisect.legs import LEGS, Leg, Legs, write_as_recorded
+from mismatch_cli.bisect.ranking import RECORDED, Measured, is_explained, rank
+from mismatch_cli.bisect.record import Experiment, Pair, Search
+from mismatch_cli.bisect.runner import Runner
+from mismatch_cli.bisect.sides import RolloutSide, TrainerSide
+from mismatch_cli.dealing import Ranks
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.recording.rollouts import Progress
+from mismatch_cli.torch_settings import set_threads
+from mismatch_cli.trace.manifest import FILE_NAME, VOCABULARY
+from mismatch_cli.trace.reader import Trace
+
+_NARROW = 0.05  # of the gap: half of an interval that is narrow enough
+
+
+class OutOfBudgetError(Exception):
+    """The minutes are over: what was found is reported."""
+
+
+@dataclass
+class Searching:
+    """What is searched, what has been found, and until when."""
+
+    config: BisectConfig
+    runner: Runner
+    search: Search
+    progress: Progress
+    ranks: Ranks
+    deadline: float | None
+
+    @classmethod
+    def begin(cls, config: BisectConfig, source: Trace, folder: Path, progress: Progress, ranks: Ranks) -> Searching:
+        """Choose the tokens where that has not been done, and find both sides."""
+        rollout = RolloutSide.of(source.manifest, config)
+        trainer = TrainerSide.of(source.manifest, config, rollout)
+        chosen = folder / LEGS / AS_RECORDED
+        with ranks.first_before_others() as first:
+            if first and not (chosen / FILE_NAME).is_file():
+                tables = choose(source, config.responses, _version(source))
+                write_as_recorded(chosen, tables, source.manifest, source.folder / VOCABULARY)
+        legs = Legs(folder, FixedTokens.read(chosen), progress, ranks)
+        set_threads(config.threads, trainer.config.trainer_model)
+        deadline = None if config.budget is None else time.monotonic() + 60 * config.budget
+        return cls(config, Runner(legs, rollout, trainer), Search.of(folder), progress, ranks, deadline)
+
+    def stage(self, number: int, work: Callable[[Searching], None]) -> None:
+        """Do a stage unless it was done, is not wanted, is not needed any more, or is not reached in time."""
+        if self.told(self.search.stages.get(str(number), {}).get("status") == "done"):
+            return
+        if number not in self.config.wanted:
+            self.leave_out([number], "skipped", "not asked for")
+        elif self.is_explained():
+            self.leave_out([number], "not needed", "the gap is explained")
+        else:
+            self._work(number, work)
+
+    def _work(self, number: int, work: Callable[[Searching], None]) -> None:
+        started = time.perf_counter()
+        self.progress.say(f"Stage {number}: {STAGES[number]}")
+        status, why = "done", ""
+        try:
+            self.check_time()
+            work(self)
+        except OutOfBudgetError:
+            status, why = "not reached", f"the {self.config.budget:g} minutes of --budget were over"
+        except MismatchError as error:  # what was found before it is reported
+            status, why = "skipped", str(error)
+            self.progress.say(f"Stage {number} ends here: {error}")
+        seconds = time.perf_counter() - started + self.search.stages.get(str(number), {}).get("seconds", 0.0)
+        self.search.stages[str(number)] = {"status": status, "why": why, "seconds": seconds}
+        self.save()
+
+    def leave_out(self, numbers: Iterable[int], status: str, why: str) -> None:
+        """Say of stages why they were not done."""
+        for number in numbers:
+            self.search.stages[str(number)] = {"status": status, "why": why, "seconds": 0.0}
+        self.save()
+
+    def measured(self) -> Measured:
+        """All legs as they are on disk now."""
+        return Measured(self.runner.legs.tokens, self.runner.legs.column)
+
+    def is_explained(self) -> bool:
+        """Whether what has been found leaves too little of the gap to search on."""
+        measured, together = self.measured(), self.search.together
+        pairs: list[Pair] = [] if together is None else [(together["after"][0], together["after"][1])]
+        pairs += [row.experiment.after for row in rank(measured, self.search).causes if not row.experiment.floor]
+        return self.told(any(is_explained(measured, pair) for pair in pairs))
+
+    def enough(self, after: Callable[[Leg], Pair]) -> Callable[[Leg], bool]:
+        """Whether the share of an experiment is known closely enough; `after` is its pair, with the leg that is read."""
+
+        def narrow(leg: Leg) -> bool:
+            measured = self.measured()
+            effects = Effects(measured.tokens)
+            sums = (measured.sums(pair) for pair in (RECORDED, self.search.base, after(leg)))
+            share = effects.share(*sums)
+            return share.low is not None and share.high is not None and share.high - share.low < 2 * _NARROW
+
+        return narrow
+
+    def add(self, *experiments: Experiment) -> None:
+        """Take in what was measured."""
+        self.search.add(experiments, write=self.ranks.world.first)
+
+    def check_time(self) -> None:
+        """Raises an `OutOfBudgetError` once the minutes are over."""
+        if self.told(self.deadline is not None and time.monotonic() > self.deadline):
+            raise OutOfBudgetError
+
+    def told(self, answer: bool) -> bool:
+        """What the first rank says, on all of them."""
+        return self.ranks.world.told(answer)
+
+    def save(self) -> None:
+        """What was found so far, for whoever resumes."""
+        if self.ranks.world.first:
+            self.search.save()
+
+
+def _version(source: Trace) -> int | None:
+    """The version of the weights that a model at hand has, where a trace holds several: those it began with."""
+    if source.manifest.get("command") in ("probe", "rescore", "curate"):
+        return None
+    return 0 if "version_rollout" in source.columns() else None

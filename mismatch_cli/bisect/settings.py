@@ -1,0 +1,195 @@
+"""The table of settings that a search turns one at a time: when each applies, what is changed on which side, and what to type.
+
+Those that made large gaps elsewhere, and those that need no engine of their own, come first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mismatch_cli.bisect.sides import Change, RolloutSide, TrainerSide, restarts
+from mismatch_cli.verdict.causes import CAUSES, place
+
+_16_BITS = ("bfloat16", "float16")
+_SUPPORT = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+
+
+@dataclass(frozen=True)
+class Toggle:
+    """One setting turned: on the rollout's side, the trainer's, or both."""
+
+    setting: str  # as the manifest names it
+    side: str  # whose setting it is: rollout, trainer, both
+    value: Any  # as it is
+    better: Any  # what it is turned to
+    change: str  # what to do, a clause
+    rollout: Change = field(default_factory=dict)
+    trainer: Change = field(default_factory=dict)
+    flags: tuple[str, ...] = ()  # of `probe`, which measures the same prompts so
+    floor: bool = False  # a precision that both sides share: what it makes is no fault of one of them
+    parts: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Of a leg: the setting, its value and the side."""
+        words = f"{self.setting}-{self.better}-{self.side}" if self.side == "both" else f"{self.setting}-{self.better}"
+        return re.sub(r"[^a-z0-9._]+", "-", words.lower()).strip("-.")[:80]
+
+    @property
+    def starts(self) -> bool:
+        """Whether an engine has to be started for it."""
+        return restarts(self.rollout)
+
+    @property
+    def order(self) -> tuple[bool, int]:
+        """What needs no start first, then as the ranking of causes has it."""
+        found = place(f"{'trainer' if self.side == 'trainer' else 'rollout'}.{self.setting.partition('.')[0]}")
+        return self.starts, found or len(CAUSES)
+
+
+def toggles(rollout: RolloutSide, trainer: TrainerSide) -> list[Toggle]:
+    """What can be turned of these two sides, in the order in which it is tried."""
+    found = [toggle for rule in _RULES for toggle in rule(rollout, trainer)]
+    return sorted(found, key=lambda toggle: toggle.order)
+
+
+def _dtypes(rollout: RolloutSide, trainer: TrainerSide) -> Iterator[Toggle]:
+    """One dtype on both sides where they differ; float32 on both where they share one of 16 bits."""
+    mine, theirs = _dtype(rollout.told, rollout.dtype), _dtype(trainer.told, trainer.config.trainer_dtype)
+    both = ("--rollout-dtype", "float32", "--trainer-dtype", "float32")
+    if mine != theirs:
+        yield Toggle("dtype", "rollout", mine, theirs, f"the rollout in {theirs}, as the trainer",
+                     {"dtype": theirs}, flags=("--rollout-dtype", theirs))  # fmt: skip
+        yield Toggle("dtype", "trainer", theirs, mine, f"the trainer in {mine}, as the rollout",
+                     trainer={"trainer_dtype": mine}, flags=("--trainer-dtype", mine))  # fmt: skip
+    if {mine, theirs} & {*_16_BITS}:
+        wide = {"dtype": "float32"}, {"trainer_dtype": "float32", "float32_head": False}
+        yield Toggle("dtype", "both", f"{mine} / {theirs}" if mine != theirs else mine, "float32",
+                     "float32 on both sides, or float16", *wide, flags=both, floor=mine == theirs)  # fmt: skip
+
+
+def _dtype(told: Mapping[str, Any], asked: str) -> str:
+    return str(told.get("dtype") or asked)
+
+
+def _heads(rollout: RolloutSide, trainer: TrainerSide) -> Iterator[Toggle]:
+    """A float32 LM head on one side, the other, and both; and on neither where one has it."""
+    own = rollout.overrides.get("head_dtype")
+    in_engine, in_trainer = own == "float32", trainer.config.float32_head
+    can_engine = rollout.engine == "vllm" and _dtype(rollout.told, rollout.dtype) in _16_BITS
+    can_trainer = _dtype(trainer.told, trainer.config.trainer_dtype) in _16_BITS
+    on = {"engine_args": {"hf_overrides": {"head_dtype": "float32"}}}
+    override = ("--engine-arg", 'hf_overrides={"head_dtype": "float32"}')
+    value, trained = ("float32" if has else "as the weights" for has in (in_engine, in_trainer))
+    if can_engine and not in_engine:
+        yield Toggle("head_dtype", "rollout", value, "float32", "an LM head in float32 in the engine", on, flags=override)
+    if can_engine and in_engine:
+        off = {"engine_args": {"hf_overrides": {"head_dtype": None}}}
+        yield Toggle("head_dtype", "rollout", value, "as the weights", "no LM head in float32 in the engine", off)
+    if can_trainer:
+        flags = () if in_trainer else ("--float32-head",)
+        words = "no LM head in float32 in the trainer" if in_trainer else "an LM head in float32 in the trainer"
+        yield Toggle("head_dtype", "trainer", trained, "as the weights" if in_trainer else "float32", words,
+                     trainer={"float32_head": not in_trainer}, flags=flags)  # fmt: skip
+    if can_engine and can_trainer and not in_engine and not in_trainer:
+        yield Toggle("head_dtype", "both", value, "float32", "an LM head in float32 on both sides", on,
+                     {"float32_head": True}, flags=(*override, "--float32-head"))  # fmt: skip
+
+
+def _sampler(rollout: RolloutSide, trainer: TrainerSide) -> Iterator[Toggle]:
+    """What the trainer does to its logits, as the engine does it."""
+    for name in _SUPPORT:
+        mine, theirs = getattr(rollout.sampling, name), getattr(trainer.sampling, name)
+        if mine != theirs:
+            yield Toggle(name, "trainer", theirs, mine, f"the {name.replace('_', '-')} that sampled in the trainer",
+                         trainer={name: mine}, flags=())  # fmt: skip
+
+
+def _cache(rollout: RolloutSide, _trainer: TrainerSide) -> Iterator[Toggle]:
+    found = rollout.arguments.get("kv_cache_dtype")
+    if found not in (None, "auto", _dtype(rollout.told, rollout.dtype)):
+        yield Toggle("kv_cache_dtype", "rollout", found, "auto", "a KV cache in the dtype of the weights",
+                     {"engine_args": {"kv_cache_dtype": None}}, flags=("--kv-cache-dtype", "auto"))  # fmt: skip
+
+
+def _overrides(rollout: RolloutSide, _trainer: TrainerSide) -> Iterator[Toggle]:
+    for key, value in rollout.overrides.items():
+        if key != "head_dtype":
+            yield Toggle(f"hf_overrides.{key}", "rollout", value, None, f"the model's own {key} in the engine",
+                         {"engine_args": {"hf_overrides": {key: None}}}, flags=())  # fmt: skip
+
+
+def _argument(name: str, better: Any, words: str, when: Callable[[Any], bool], setting: str = "") -> Callable[..., Iterator[Toggle]]:
+    """A rule for an argument of vLLM, which applies where its resolved value is such."""
+
+    def rule(rollout: RolloutSide, _trainer: TrainerSide) -> Iterator[Toggle]:
+        value = rollout.told.get(setting or name, rollout.arguments.get(name))
+        if rollout.engine == "vllm" and when(value):
+            flag = ("--engine-arg", f"{name}={_typed(better)}")
+            yield Toggle(setting or name, "rollout", value, better, words, {"engine_args": {name: better}}, flags=flag)
+
+    return rule
+
+
+def _typed(value: Any) -> str:
+    return {None: "null", True: "true", False: "false"}.get(value, str(value))
+
+
+def _without_restart(rollout: RolloutSide, _trainer: TrainerSide) -> Iterator[Toggle]:
+    """What the engine that is there can be asked."""
+    batch = rollout.told.get("max_num_seqs") or rollout.told.get("batch_size")
+    if batch != 1:
+        name = "batch_size" if rollout.engine == "hf" else "max_num_seqs"
+        yield Toggle(name, "rollout", batch, 1, "one response at a time, or batch-invariant kernels "
+                     "(VLLM_BATCH_INVARIANT=1)", {"alone": True}, flags=("--engine-arg", f"{name}=1"))  # fmt: skip
+    if rollout.engine == "vllm" and rollout.told.get("prefix_caching", True):
+        yield Toggle("prefix_caching", "rollout", True, False, "no prefix cache", {"cached": False},
+                     flags=("--no-prefix-caching",))  # fmt: skip
+
+
+def _on_gpu(rollout: RolloutSide, _trainer: TrainerSide) -> Iterator[Toggle]:
+    if rollout.engine != "vllm" or rollout.told.get("device") in (None, "cpu"):
+        return
+    yield Toggle("batch_invariant", "rollout", False, True, "batch-invariant kernels (VLLM_BATCH_INVARIANT=1)",
+                 {"environment": {"VLLM_BATCH_INVARIANT": "1"}})  # fmt: skip
+    backend = rollout.told.get("attention_backend")
+    better = "TRITON_ATTN" if backend != "TRITON_ATTN" else "FLASH_ATTN"
+    yield Toggle("attention_backend", "rollout", backend, better, "another attention backend",
+                 {"engine_args": {"attention_backend": better}}, flags=("--engine-arg", f"attention_backend={better}"))  # fmt: skip
+
+
+def _trainer_attention(_rollout: RolloutSide, trainer: TrainerSide) -> Iterator[Toggle]:
+    used = trainer.config.attn
+    if used in ("sdpa", "eager", None):
+        better = "sdpa" if used == "eager" else "eager"
+        yield Toggle("attn_implementation", "trainer", used, better, f"{better} attention in the trainer",
+                     trainer={"attn": better}, flags=("--attn", better))  # fmt: skip
+
+
+def _trainer_rest(_rollout: RolloutSide, trainer: TrainerSide) -> Iterator[Toggle]:
+    if trainer.config.merge_adapter:
+        yield Toggle("adapter_merged", "trainer", True, False, "the adapter beside the weights",
+                     trainer={"merge_adapter": False}, flags=("--no-merge-adapter",))  # fmt: skip
+    yield Toggle("token_budget", "trainer", trainer.config.token_budget, "another shape",
+                 "the micro-batches of the training step", trainer={"other_shape": True})  # fmt: skip
+
+
+_RULES: tuple[Callable[[RolloutSide, TrainerSide], Iterator[Toggle]], ...] = (
+    _sampler,
+    _cache,
+    _overrides,
+    _dtypes,
+    _heads,
+    _trainer_attention,
+    _trainer_rest,
+    _without_restart,
+    _on_gpu,
+    _argument("quantization", None, "weights as they are trained", bool),
+    _argument("speculative_config", None, "no speculative decoding", bool),
+    _argument("enable_chunked_prefill", False, "prefill in one piece", bool, "chunked_prefill"),
+    _argument("enforce_eager", True, "neither graphs nor compilation", lambda value: value is False),
+    _argument("tensor_parallel_size", 1, "one GPU", lambda value: (value or 1) > 1),
+)

@@ -1,0 +1,119 @@
+"""Stage 2: settings turned one at a time, then those that help at once, without those that are not needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mismatch_cli.bisect.as_it_is import ALONE, DECODED, OTHER_SHAPE, UNCACHED, base_of
+from mismatch_cli.bisect.effects import Effects
+from mismatch_cli.bisect.fixed_tokens import AS_RECORDED
+from mismatch_cli.bisect.legs import ROLLOUT, TRAINER
+from mismatch_cli.bisect.ranking import LEAST, RECORDED, Row, rank
+from mismatch_cli.bisect.record import Experiment, Pair
+from mismatch_cli.bisect.runner import leg_of
+from mismatch_cli.bisect.searching import Searching
+from mismatch_cli.bisect.settings import Toggle, toggles
+from mismatch_cli.bisect.sides import Change, combined
+from mismatch_cli.errors import MismatchError
+
+_AS_ASKED = {("alone",): ALONE, ("cached",): UNCACHED}
+_MOST_TOGETHER = 4  # settings
+
+
+def turn_settings(run: Searching) -> None:
+    """Each setting of the table that applies; what this machine cannot do is said and left out."""
+    run.search.base = base_of(run)
+    for toggle in toggles(run.runner.rollout, run.runner.trainer):
+        if toggle.rollout and not _can_replay(run):
+            continue
+        run.check_time()
+        try:
+            after = _after(run, toggle)
+        except MismatchError as error:
+            run.progress.say(f"{toggle.setting} = {toggle.better} cannot be tried here: {error}")
+            continue
+        run.add(_experiment(run, toggle, after))
+    _turn_together(run)
+
+
+def _can_replay(run: Searching) -> bool:
+    return run.search.base[0] != AS_RECORDED
+
+
+def _experiment(run: Searching, toggle: Toggle, after: Pair) -> Experiment:
+    known = {name: getattr(toggle, name) for name in ("setting", "side", "value", "better", "change", "flags", "floor")}
+    return Experiment(**known, parts=toggle.parts, stage=2, before=run.search.base, after=after)
+
+
+def _after(run: Searching, toggle: Toggle) -> Pair:
+    """The pair of legs with a setting turned, read where they are missing: the trainer's first, which costs little."""
+    engine, trainer = run.search.base
+    what = f"{toggle.setting} = {toggle.better}"
+    if toggle.trainer:
+        trainer = read_trainer(run, toggle.trainer, what, whole=bool(toggle.rollout))
+    if toggle.rollout:
+        engine = read_engine(run, toggle.rollout, what, trainer)
+    return engine, trainer
+
+
+def read_trainer(run: Searching, change: Change, what: str, *, whole: bool) -> str:
+    """The name of the trainer's leg under a change; `whole`: of all responses, for what is still to be read beside it."""
+    leg = OTHER_SHAPE if change == OTHER_SHAPE.change else leg_of(TRAINER, change, f"trainer, {what}")
+    enough = run.enough(lambda read: (run.search.base[0], read.name))
+    run.runner.read_trainer([leg], (lambda _: False) if whole else enough)
+    return leg.name
+
+
+def read_engine(run: Searching, change: Change, what: str, trainer: str) -> str:
+    """The name of the engine's leg under a change; the trainer's decides with it when enough has been read."""
+    leg = _AS_ASKED.get(tuple(change))
+    if leg is None:
+        asked = {} if run.search.base[0] == DECODED.name else {"prefill": True}
+        leg = leg_of(ROLLOUT, {**change, **asked}, f"engine, {what}")
+    run.runner.read_rollout([leg], run.enough(lambda read: (read.name, trainer)))
+    return leg.name
+
+
+def _turn_together(run: Searching) -> None:
+    """Turn all that help at once, then leave out one at a time what is not needed."""
+    helping = [row for row in rank(run.measured(), run.search).causes if not row.experiment.floor]
+    helping = [row for row in helping if row.experiment.before != RECORDED][:_MOST_TOGETHER]
+    if len(helping) < 2:
+        return
+    pair = _pair_of(run, helping)
+    for row in reversed(helping[1:]):
+        without = [kept for kept in helping if kept is not row]
+        if _share(run, pair) - _share(run, other := _pair_of(run, without)) < LEAST / 2:
+            helping, pair = without, other
+    run.search.together = {"settings": [row.experiment.setting for row in helping], "after": list(pair)}
+    run.save()
+
+
+def _share(run: Searching, pair: Pair) -> float:
+    measured = run.measured()
+    sums = (measured.sums(each) for each in (RECORDED, run.search.base, pair))
+    return Effects(measured.tokens).share(*sums).value or 0.0
+
+
+def _pair_of(run: Searching, rows: Sequence[Row]) -> Pair:
+    """The legs of several changes at once; one change a side has been read already."""
+    changes = changes_of(run, [row.experiment for row in rows])
+    engine, trainer = run.search.base
+    names = [row.experiment.setting for row in rows]
+    run.check_time()
+    if changes[1]:
+        trainer = read_trainer(run, changes[1], " and ".join(names), whole=True)
+    if changes[0]:
+        engine = read_engine(run, changes[0], " and ".join(names), trainer)
+    return engine, trainer
+
+
+def changes_of(run: Searching, experiments: Sequence[Experiment]) -> tuple[Change, Change]:
+    """What several experiments change at once, of the engine and of the trainer."""
+    legs, unchanged = run.runner.legs, {*run.search.base, AS_RECORDED}
+    sides: list[Change] = []
+    for position in (0, 1):
+        names = dict.fromkeys(e.after[position] for e in experiments if e.after[position] not in unchanged)
+        whole = combined(*(legs.about(name)["change"] for name in names))
+        sides.append({name: value for name, value in whole.items() if name != "prefill"})
+    return sides[0], sides[1]
