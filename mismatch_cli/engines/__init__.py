@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mismatch_cli.batch import Rollout
 
 TRANSFERS = ("folder", "nccl")  # how servers get the weights of a training
+Told = Callable[[int], None]  # learns how many have finished
 Sink = Callable[["np.ndarray"], None]  # takes log μ of a response's next token, float32 [V]
 
 
@@ -40,6 +41,14 @@ class Request:
         """How many tokens it may have; `sampling` is that of the engine."""
         most = (self.sampling or sampling).max_tokens
         return most if self.max_tokens is None else min(self.max_tokens, most)
+
+
+@dataclass(frozen=True)
+class Forced:
+    """A recorded response, of at least one token, that an engine is to read again under its own settings."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
 
 
 def _silent(message: str) -> None:
@@ -66,6 +75,7 @@ class EngineSettings:
     routes: bool | None = None  # whether rollouts name the experts of each token; None: where it costs nothing
     weights_folder: Path | None = None  # that servers see, for the weights of a training
     weight_transfer: str = TRANSFERS[0]
+    replays: bool = False  # whether `replay` will be asked: vLLM on a GPU has to know before it starts
 
 
 class Engine(Protocol):
@@ -106,6 +116,7 @@ class EngineModule(Protocol):
     TAKES_WEIGHTS: bool  # whether `load_weights` works, without which nothing can be trained with it
     MEMORY_SHARE: str | None  # its argument for the share of a GPU that it may take, where it reserves one
     # and, where its rollouts can name the experts that each token went to: RETURNS_ROUTES = True
+    # where it can read recorded responses again: REPLAYS = True, PREFILLS = True
 
     def create(self, settings: EngineSettings) -> Engine:
         """Start the engine; a `MismatchError` says what is missing and how to get it."""
@@ -127,6 +138,30 @@ class FullEngine(Engine, Protocol):
         self, requests: Sequence[Request], sinks: Sequence[Sink], on_finished: Callable[[int], None]
     ) -> list[Rollout]:
         """Like `sample`; the first responses, one for each sink, also give it log μ of all their tokens in order."""
+        ...
+
+
+class PrefillingEngine(Engine, Protocol):
+    """An engine whose module has `PREFILLS`."""
+
+    def prefill(self, responses: Sequence[Forced], on_finished: Callable[[int], None]) -> list[np.ndarray]:
+        """Log μ of the tokens of each response, float32 [T], with the whole sequence read at once.
+
+        After temperature and truncation, past any prefix cache. A `MismatchError` where the engine cannot apply them.
+        """
+        ...
+
+
+class ReplayingEngine(PrefillingEngine, Protocol):
+    """An engine whose module has `REPLAYS` too."""
+
+    def replay(
+        self, responses: Sequence[Forced], on_finished: Told, *, alone: bool = False, cached: bool = True
+    ) -> list[Rollout]:
+        """Decode the same tokens again, in the batches that `sample` makes: what it would have reported for them.
+
+        `alone`: in a batch of one each. Not `cached`: without reading the prefix cache, where the engine has one.
+        """
         ...
 
 
@@ -165,6 +200,20 @@ def check_returns_routes(name: str) -> None:
         raise UsageError(
             f"--engine {name} does not say which experts it chose. Use --engine hf, or vllm on a GPU, or leave out "
             "--routes and --replay-routes."
+        )
+
+
+def check_replays(name: str) -> None:
+    """A `UsageError` for an engine that cannot decode recorded tokens again."""
+    if not getattr(engine_module(name), "REPLAYS", False):
+        raise UsageError(f"--engine {name} cannot be made to decode recorded tokens. Use --engine vllm or --engine hf.")
+
+
+def check_prefills(name: str) -> None:
+    """A `UsageError` for an engine that does not give log-probs of recorded tokens."""
+    if not getattr(engine_module(name), "PREFILLS", False):
+        raise UsageError(
+            f"--engine {name} gives no log-probs of recorded tokens. Use --engine vllm, --engine hf or --engine server."
         )
 
 
@@ -217,23 +266,105 @@ def sample_checked(
     return rollouts
 
 
-def _check(prompt_id: int, rollout: Rollout) -> None:
-    """Refuse what no sampler can have drawn: everything after this would be computed from it."""
+def replay_checked(
+    engine: Engine,
+    responses: Sequence[Forced],
+    prompt_id_S: Sequence[int],
+    on_finished: Callable[[int], None],
+    *,
+    alone: bool = False,
+    cached: bool = True,
+) -> list[Rollout]:
+    """Decode recorded tokens again; a `MismatchError` names the prompt of a response that did not come back as it was.
+
+    A response without tokens comes back as it is.
+    """
+    read = [response for response in responses if response.response_ids]
+    _check_fit(engine, responses, prompt_id_S)
+    with engine_failures("replaying recorded tokens", "What was computed before is kept"):
+        found = iter(cast(ReplayingEngine, engine).replay(read, on_finished, alone=alone, cached=cached))
+    rollouts = [next(found) if response.response_ids else _without_tokens(response) for response in responses]
+    for prompt_id, response, rollout in zip(prompt_id_S, responses, rollouts, strict=True):
+        if (rollout.prompt_ids, rollout.response_ids) != (response.prompt_ids, response.response_ids):
+            raise MismatchError(
+                f"The engine decoded other tokens than those recorded of a response to prompt {prompt_id}. Switch off "
+                "what chooses tokens beside its sampler (speculative decoding, structured outputs, a plug-in)."
+            )
+        _check_support(prompt_id, rollout.logp_rollout_T)
+        _check(prompt_id, rollout)
+    return rollouts
+
+
+def prefill_checked(
+    engine: Engine, responses: Sequence[Forced], prompt_id_S: Sequence[int], on_finished: Callable[[int], None]
+) -> list[np.ndarray]:
+    """Log μ of recorded tokens, read at once; a `MismatchError` names the prompt where it cannot be one."""
     import numpy as np
 
+    read = [response for response in responses if response.response_ids]
+    _check_fit(engine, responses, prompt_id_S)
+    with engine_failures("reading recorded tokens", "What was computed before is kept"):
+        found = iter(cast(PrefillingEngine, engine).prefill(read, on_finished))
+    logps = [next(found) if response.response_ids else np.zeros(0, dtype=np.float32) for response in responses]
+    for prompt_id, response, logp_T in zip(prompt_id_S, responses, logps, strict=True):
+        if len(logp_T) != len(response.response_ids):
+            raise MismatchError(
+                f"The engine returned {len(logp_T)} log-probs for the {len(response.response_ids)} tokens of a "
+                f"response to prompt {prompt_id}. Report it to the engine's authors."
+            )
+        _check_support(prompt_id, logp_T)
+        _check_finite(prompt_id, logp_T)
+    return logps
+
+
+def check_known(responses: Sequence[Forced], vocabulary: int) -> None:
+    """Refuse tokens that the engine's model does not have, on which kernels fail or read beyond their memory."""
+    for response in responses:
+        for token in (min(response.response_ids), max(response.response_ids)):
+            if not 0 <= token < vocabulary:
+                raise MismatchError(
+                    f"A recorded response holds the token {token}, and the engine's model has {vocabulary} tokens. "
+                    "Name the model that sampled it."
+                )
+
+
+def _check_fit(engine: Engine, responses: Sequence[Forced], prompt_id_S: Sequence[int]) -> None:
+    for prompt_id, response in zip(prompt_id_S, responses, strict=True):
+        length = len(response.prompt_ids) + len(response.response_ids)
+        if length > engine.max_model_len:
+            raise MismatchError(
+                f"Prompt {prompt_id} and a response to it have {length} tokens, the engine's context "
+                f"{engine.max_model_len}. Use --max-model-len {length}, if the model allows it."
+            )
+
+
+def _without_tokens(response: Forced) -> Rollout:
+    import numpy as np
+
+    from mismatch_cli.batch import Rollout
+
+    nothing = np.zeros(0, dtype=np.float32)
+    return Rollout(response.prompt_ids, [], nothing, nothing.astype(np.int32), None, None, "length")
+
+
+def _check_support(prompt_id: int, logp_T: np.ndarray) -> None:
+    """Under other settings than those that sampled it, a token may have become impossible."""
+    if (logp_T == float("-inf")).any():
+        position = int(logp_T.argmin())
+        raise MismatchError(
+            f"Token {position} of a response to prompt {prompt_id} has probability 0 in this engine: top-p, top-k or "
+            "min-p leave it out there. Compare responses that were sampled without truncation."
+        )
+
+
+def _check(prompt_id: int, rollout: Rollout) -> None:
+    """Refuse what no sampler can have drawn: everything after this would be computed from it."""
     if rollout.routes_FMK is not None:
         from mismatch_cli.routing.routes import check_routes
 
         check_routes(rollout.routes_FMK, len(rollout.prompt_ids) + len(rollout.response_ids) - 1, prompt_id)
     logp_T = rollout.logp_rollout_T
-    bad_T = ~np.isfinite(logp_T) | (logp_T > 0)
-    if bad_T.any():
-        position = int(bad_T.argmax())
-        raise MismatchError(
-            f"The engine reported log μ = {logp_T[position]:g} for token {position} of a response to prompt "
-            f"{prompt_id}. A sampled token has a finite log-probability of at most 0: "
-            "try another --rollout-dtype, or report it to the engine's authors."
-        )
+    _check_finite(prompt_id, logp_T)
     # A certain token has rank 1; exactly 0.0 elsewhere is a placeholder for "not computed".
     placeholder_T = (logp_T == 0) & (rollout.rank_rollout_T > 1)
     if placeholder_T.any():
@@ -242,4 +373,17 @@ def _check(prompt_id: int, rollout: Rollout) -> None:
             f"The engine reported log μ = 0.0 (certain) for token {position} of a response to prompt "
             f"{prompt_id}, but rank {rollout.rank_rollout_T[position]}: a placeholder for a missing value. "
             "Switch off what skips the computation (speculative decoding, a sampler plug-in)."
+        )
+
+
+def _check_finite(prompt_id: int, logp_T: np.ndarray) -> None:
+    import numpy as np
+
+    bad_T = ~np.isfinite(logp_T) | (logp_T > 0)
+    if bad_T.any():
+        position = int(bad_T.argmax())
+        raise MismatchError(
+            f"The engine reported log μ = {logp_T[position]:g} for token {position} of a response to prompt "
+            f"{prompt_id}. A sampled token has a finite log-probability of at most 0: "
+            "try another --rollout-dtype, or report it to the engine's authors."
         )

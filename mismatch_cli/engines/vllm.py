@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from mismatch_cli import custom_code
 from mismatch_cli.adapters import Adapter, read_adapter
 from mismatch_cli.batch import Rollout
-from mismatch_cli.engines import EngineSettings, Request, Sink
+from mismatch_cli.engines import EngineSettings, Forced, Request, Sink, Told
+from mismatch_cli.engines._vllm_answers import sampling_params, to_rollout
 from mismatch_cli.engines._vllm_process import (
     ModelClasses,
     TemporaryFolder,
@@ -22,14 +25,19 @@ from mismatch_cli.engines._vllm_process import (
     one_sentence,
     progress_bar,
 )
+from mismatch_cli.engines._vllm_replay import prefilled, replayed, start_replaying, stop_ids
 from mismatch_cli.engines._vllm_weights import take_over
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.extras import require
 from mismatch_cli.models import check_model_folder
-from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.torch_settings import TorchSettings, prepare_imports
 
+if TYPE_CHECKING:
+    import numpy as np
+
 REMOTE, TAKES_WEIGHTS, MEMORY_SHARE, RETURNS_ROUTES = False, True, "gpu_memory_utilization", True
+REPLAYS = PREFILLS = True
+Asked = TypeVar("Asked", Request, Forced)
 _PARTS = ("weights", "kv_cache")  # of vLLM's memory, in the order in which they wake up
 _CPU_KV_CACHE_BYTES = 1 << 30  # vLLM's own default takes 92 % of the memory
 _MAX_CPU_SEQUENCES = 256
@@ -109,6 +117,8 @@ def _load(settings: EngineSettings, lora: dict[str, Any]) -> Any:
                 "--engine hf, or leave out --routes and --replay-routes."
             )
         arguments |= {"enable_return_routed_experts": True, "enable_prefix_caching": True}
+    if settings.replays and not current_platform.is_cpu():
+        arguments["enable_trace_replay"] = True  # of its Model Runner V2; V1 needs nothing beforehand
     arguments |= lora | settings.extra
     if not arguments.get("enable_chunked_prefill", True) and EngineArgs(**arguments).create_model_config().is_hybrid:
         arguments.setdefault("enable_prefix_caching", False)  # of recurrent states, which needs prompts in chunks
@@ -117,7 +127,7 @@ def _load(settings: EngineSettings, lora: dict[str, Any]) -> Any:
         torch._dynamo.config.disable = True
     gc.freeze()  # what was imported: vLLM collects three times while it loads, and once when it closes
     with kept_apart():
-        return LLM(**arguments)
+        return start_replaying(LLM, arguments)
 
 
 class VllmEngine:
@@ -134,14 +144,31 @@ class VllmEngine:
         self._router_layers: list[int] = next(iter(llm.apply_model(router_layers))) if settings.routes else []
 
     def sample(self, requests: Sequence[Request], on_finished: Callable[[int], None]) -> list[Rollout]:
-        self._wake(*_PARTS)
-        self.llm.reset_prefix_cache()
-        top_k = self._settings.top_logprobs
-        together, own = self._of_all(requests)
-        outputs = self._generate(together, top_k, on_finished)[own]
-        self._sleep()
-        rollouts = [_to_rollout(r, output.outputs[0], top_k) for r, output in zip(requests, outputs, strict=True)]
-        return [self._routed(r, output.outputs[0]) for r, output in zip(rollouts, outputs, strict=True)]
+        with self._awake():
+            together, own = self._of_all(requests)
+            outputs = self._generate(together, self._settings.top_logprobs, on_finished)[own]
+        return [self._rollout(request, output) for request, output in zip(requests, outputs, strict=True)]
+
+    def replay(
+        self, responses: Sequence[Forced], on_finished: Told, *, alone: bool = False, cached: bool = True
+    ) -> list[Rollout]:
+        """The prefix cache is emptied once, as `sample` does: alone, a response may read the prompt of one before."""
+        with self._awake():
+            together, own = self._of_all(responses)
+            ask = partial(self._ask, on_finished=on_finished)
+            outputs = replayed(self.llm, together, self._settings, ask, alone=alone, cached=cached)[own]
+        ends = stop_ids(self.llm)
+        rollouts = [self._rollout(response, output) for response, output in zip(responses, outputs, strict=True)]
+        return [replace(r, finish_reason="stop") if r.response_ids[-1] in ends else r for r in rollouts]
+
+    def prefill(self, responses: Sequence[Forced], on_finished: Callable[[int], None]) -> list[np.ndarray]:
+        with self._awake():
+            together, own = self._of_all(responses)
+            return prefilled(self.llm, together, self._settings, partial(self._ask, on_finished=on_finished))[own]
+
+    def _rollout(self, asked: Asked, output: Any, sink: Sink | None = None) -> Rollout:
+        completion = output.outputs[0]
+        return self._routed(to_rollout(asked.prompt_ids, completion, self._settings.top_logprobs, sink), completion)
 
     def _routed(self, rollout: Rollout, completion: Any) -> Rollout:
         """With the experts that vLLM names for each token that it read, of the layers that have a router."""
@@ -149,7 +176,7 @@ class VllmEngine:
             return rollout
         return replace(rollout, routes_FMK=completion.routed_experts[:, self._router_layers].astype("uint16"))
 
-    def _of_all(self, requests: Sequence[Request]) -> tuple[Sequence[Request], slice]:
+    def _of_all(self, requests: Sequence[Asked]) -> tuple[Sequence[Asked], slice]:
         """Ranks that share an engine ask it for the same: what all of them want, and which part is this one's."""
         world, size = self._settings.world, self._settings.tensor_parallel
         if size == 1:
@@ -159,8 +186,12 @@ class VllmEngine:
         start = sum(map(len, parts[: world.rank - first]))
         return [request for part in parts for request in part], slice(start, start + len(requests))
 
-    def _sleep(self) -> None:
-        """Give the GPU's memory to the trainer, weights kept in main memory."""
+    @contextmanager
+    def _awake(self) -> Iterator[None]:
+        """With an empty prefix cache; afterwards the GPU's memory is the trainer's, weights kept in main memory."""
+        self._wake(*_PARTS)
+        self.llm.reset_prefix_cache()
+        yield
         if self._settings.sleeps:
             self.llm.sleep(level=1)
             self._asleep = set(_PARTS)
@@ -180,19 +211,23 @@ class VllmEngine:
         alone = []
         for request, sink in zip(requests, sinks, strict=False):
             (output,) = self._generate([request], -1, on_finished)
-            rollout = _to_rollout(request, output.outputs[0], self._settings.top_logprobs, sink)
-            alone.append(self._routed(rollout, output.outputs[0]))
+            alone.append(self._rollout(request, output, sink))
             del output  # its whole distributions are gone when the next response begins
         return alone + self.sample(requests, after(len(alone), on_finished))[len(alone) :]
 
     def _generate(self, requests: Sequence[Request], logprobs: int, on_finished: Callable[[int], None]) -> list[Any]:
-        if not requests:  # of ranks that share an engine none may have any left, while others' have
+        parameters = [sampling_params(r.sampling or self._settings.sampling, logprobs, r) for r in requests]
+        return self._ask([r.prompt_ids for r in requests], parameters, on_finished)
+
+    def _ask(self, prompts: list[list[int]], parameters: list[Any], on_finished: Callable[[int], None]) -> list[Any]:
+        if not prompts:  # of ranks that share an engine none may have any left, while others' have
             return []
-        parameters = [_sampling_params(r.sampling or self._settings.sampling, logprobs, r) for r in requests]
-        prompts = [{"prompt_token_ids": r.prompt_ids} for r in requests]
         try:
             outputs: list[Any] = self.llm.generate(
-                prompts, parameters, use_tqdm=progress_bar(on_finished), lora_request=self._lora
+                [{"prompt_token_ids": ids} for ids in prompts],
+                parameters,
+                use_tqdm=progress_bar(on_finished),
+                lora_request=self._lora,
             )
         except KeyboardInterrupt:  # what is queued is dropped: the next `generate` would run it first
             engine = self.llm.llm_engine
@@ -283,64 +318,6 @@ def describe_config(config: Any) -> dict[str, Any]:
         "seed": model.seed,
         **({"num_experts": experts} if (experts := model.get_num_experts()) else {}),
     }
-
-
-def _sampling_params(sampling: SamplingSettings, top_logprobs: int, request: Request) -> Any:
-    from vllm import SamplingParams
-
-    return SamplingParams(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        max_tokens=request.longest(sampling),
-        seed=request.seed,
-        logprobs=top_logprobs,
-        detokenize=False,  # text for every top-K entry would cost more than sampling
-        flat_logprobs=True,
-    )
-
-
-def _to_rollout(request: Request, completion: Any, top_k: int, sink: Sink | None = None) -> Rollout:
-    """The sampled token comes first at every position, then the ranks 1…K; with a sink all ranks, which go there."""
-    import numpy as np
-
-    width = top_k + 1
-    flat = completion.logprobs if sink is None else _hand_out(completion.logprobs, width, sink)
-    shape = (len(completion.token_ids), width)
-    if len(flat.token_ids) != shape[0] * shape[1]:
-        raise MismatchError(
-            f"vLLM returned {len(flat.token_ids)} log-probs for {shape[0]} tokens, expected {width} each. "
-            f"Its vocabulary may be smaller than --top-logprobs {top_k}: lower it."
-        )
-    ids_TK = np.asarray(flat.token_ids, dtype=np.int32).reshape(shape)
-    logp_TK = np.asarray(flat.logprobs, dtype=np.float32).reshape(shape)
-    ranks_TK = np.asarray(flat.ranks, dtype=np.int32).reshape(shape)
-    return Rollout(
-        prompt_ids=request.prompt_ids,
-        response_ids=list(completion.token_ids),
-        logp_rollout_T=logp_TK[:, 0].copy(),
-        rank_rollout_T=ranks_TK[:, 0].copy(),
-        topk_ids_TK=ids_TK[:, 1:].copy() if top_k else None,
-        topk_logp_rollout_TK=logp_TK[:, 1:].copy() if top_k else None,
-        finish_reason=completion.finish_reason,
-    )
-
-
-def _hand_out(flat: Any, width: int, sink: Sink) -> Any:
-    """Give the sink log μ in the order of the vocabulary, position by position; answers the first `width` entries."""
-    import numpy as np
-
-    kept = type(flat)()
-    for start, stop in zip(flat.start_indices, flat.end_indices, strict=True):
-        logp_V = np.full(stop - start - 1, np.nan, dtype=np.float32)
-        logp_V[flat.token_ids[start + 1 : stop]] = flat.logprobs[start + 1 : stop]
-        if np.isnan(logp_V).any():
-            raise MismatchError("vLLM did not return every token of its vocabulary. Use --engine hf.")
-        sink(logp_V)
-        for name in ("token_ids", "logprobs", "ranks"):
-            getattr(kept, name).extend(getattr(flat, name)[start : start + width])
-    return kept
 
 
 def lora_arguments(adapter: Adapter | None) -> dict[str, Any]:

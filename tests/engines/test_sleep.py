@@ -46,7 +46,7 @@ def engine(monkeypatch: pytest.MonkeyPatch, sleeps: bool) -> tuple[vllm.VllmEngi
         llm.asked.append("load")
 
     monkeypatch.setattr(vllm, "take_over", take_over)
-    monkeypatch.setattr(vllm, "_to_rollout", lambda *_: None)
+    monkeypatch.setattr(vllm, "to_rollout", lambda *_: None)
     settings = EngineSettings("model", SamplingSettings(), 0, sleeps=sleeps)
     return vllm.VllmEngine(llm, settings, SimpleNamespace(), SimpleNamespace()), llm
 

@@ -33,7 +33,7 @@ class Llm:
 def test_rollouts_name_the_experts_of_the_layers_that_have_some(routes, monkeypatch):
     nothing = np.zeros(4, dtype=np.float32)
     rollout = Rollout([1, 2, 3], [4, 5, 6, 7], nothing, nothing.astype(np.int32), None, None, "length")
-    monkeypatch.setattr(vllm, "_to_rollout", lambda *_: rollout)
+    monkeypatch.setattr(vllm, "to_rollout", lambda *_: rollout)
     settings = EngineSettings("model", SamplingSettings(), 0, routes=routes)
     engine = vllm.VllmEngine(Llm(), settings, SimpleNamespace(), SimpleNamespace())
     (found,) = engine.sample([Request([1, 2, 3], 0)], lambda _: None)
