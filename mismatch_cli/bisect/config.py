@@ -53,7 +53,9 @@ class BisectConfig(ThreadSettings, Recorded):
     module_responses: int = of_search(
         16, "Responses whose modules are compared: half of them the worst, half typical.", least=1
     )
-    model: str | None = of_engine(None, "Model of the engine: folder or hub name.", path=True, metavar="MODEL", **_OF_TRACE)
+    model: str | None = of_engine(
+        None, "Model of the engine: folder or hub name.", path=True, metavar="MODEL", **_OF_TRACE
+    )
     engine: str | None = of_engine(None, "What sampled: hf, server or vllm.", metavar="NAME", **_OF_TRACE)
     engine_url: str | None = of_engine(None, "The server that sampled.", changeable=True, metavar="URL", **_OF_TRACE)
     rollout_dtype: str | None = of_engine(None, "Dtype of the engine.", choices=("dtype", DTYPES), **_OF_TRACE)

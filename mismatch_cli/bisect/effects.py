@@ -69,7 +69,9 @@ class Effects:
         """How much of the recorded gap is left: Σ|d| after / Σ|d| as recorded, on the same responses."""
         return _positive(*self._grouped(after.sums_S3[:, 0], recorded.sums_S3[:, 0], after.tokens_S))
 
-    def _grouped(self, part_S: np.ndarray, whole_S: np.ndarray, known_S: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+    def _grouped(
+        self, part_S: np.ndarray, whole_S: np.ndarray, known_S: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, int]:
         """Both by group of prompts, of the responses that are known, and how many prompts these have."""
         weight_S = self._weight_S * (known_S > 0)
         sums_G2 = sum_by_group(self._tokens.group_S, np.stack([part_S, whole_S], axis=1) * weight_S[:, None])
@@ -78,5 +80,3 @@ class Effects:
 
 def _positive(part_G: np.ndarray, whole_G: np.ndarray, prompts: int) -> Estimate:
     return grouped_ratio(part_G, whole_G, prompts, POSITIVE)
-
-

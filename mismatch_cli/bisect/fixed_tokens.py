@@ -125,5 +125,7 @@ class FixedTokens:
             keys = zip(batch.step_S.tolist(), batch.prompt_id_S.tolist(), batch.sample_index_S.tolist(), strict=True)
             for row, key in enumerate(keys):
                 s = self.keys[key]
-                values_T[self.offset_S1[s] : self.offset_S1[s + 1]] = found_T[batch.offset_S1[row] : batch.offset_S1[row + 1]]
+                values_T[self.offset_S1[s] : self.offset_S1[s + 1]] = found_T[
+                    batch.offset_S1[row] : batch.offset_S1[row + 1]
+                ]
         return values_T

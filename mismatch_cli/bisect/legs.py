@@ -7,12 +7,11 @@ read again; a leg that stops early promises no more than it holds, so that its t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +19,7 @@ import pyarrow as pa
 from mismatch_cli.bisect.fixed_tokens import AS_RECORDED, FixedTokens
 from mismatch_cli.bisect.sides import Change
 from mismatch_cli.dealing import ALL_HERE, Ranks
-from mismatch_cli.engines import Engine, Forced, PrefillingEngine, ReplayingEngine, engine_failures
+from mismatch_cli.engines import Engine, Forced, prefill_checked, replay_checked
 from mismatch_cli.recording.rollouts import Progress, is_whole
 from mismatch_cli.recording.score import requests_of, with_columns
 from mismatch_cli.trace.manifest import FILE_NAME, library_versions, read_manifest, recorded, write_manifest
@@ -111,7 +110,14 @@ class Legs:
         names = next(part for part in parts if part)
         return {name: list(chain.from_iterable(part[name] for part in parts if part)) for name in names}
 
-    def write_selected(self, leg: Leg, rows: Sequence[int], columns: Mapping[str, Sequence[Any]], described: Mapping[str, Any], seconds: float) -> None:
+    def write_selected(
+        self,
+        leg: Leg,
+        rows: Sequence[int],
+        columns: Mapping[str, Sequence[Any]],
+        described: Mapping[str, Any],
+        seconds: float,
+    ) -> None:
         """A leg of some responses alone, by their numbers among the fixed tokens."""
         table = pa.concat_tables([open_shard(path).read() for path in self.tokens.shards], promote_options="default")
         self._write_manifest(leg, described, seconds, 1, done=True, rows=[len(rows)])
@@ -129,7 +135,10 @@ class Legs:
         names = {shard_path(folder, i).name: rows[i] for i in range(portions)}
         libraries = {"libraries": library_versions()}
         write_manifest(folder, kept | {leg.side: dict(described)} | recorded(names) | libraries | {"bisect": about})
-        if not (folder / "vocab.parquet").is_file() and (vocabulary := self.folder(AS_RECORDED) / "vocab.parquet").is_file():
+        if (
+            not (folder / "vocab.parquet").is_file()
+            and (vocabulary := self.folder(AS_RECORDED) / "vocab.parquet").is_file()
+        ):
             (folder / "vocab.parquet").write_bytes(vocabulary.read_bytes())
 
 
@@ -154,15 +163,13 @@ def engine_reads(engine: Engine, change: Change) -> Read:
     def read(table: pa.Table, on_read: Callable[[int], None]) -> dict[str, Any]:
         prompts, responses = table["prompt_ids"].to_pylist(), table["response_ids"].to_pylist()
         forced = [Forced(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
-        with engine_failures("reading recorded tokens", "What was read before is kept"):
-            if change.get("prefill"):
-                return {"logp_rollout": cast(PrefillingEngine, engine).prefill(forced, on_read)}
-            alone, cached = bool(change.get("alone")), bool(change.get("cached", True))
-            rollouts = cast(ReplayingEngine, engine).replay(forced, on_read, alone=alone, cached=cached)
-        return {
-            "logp_rollout": [r.logp_rollout_T for r in rollouts],
-            "rank_rollout": [r.rank_rollout_T for r in rollouts],
-        }
+        prompt_id_S = table["prompt_id"].to_pylist()
+        if change.get("prefill"):
+            return {"logp_rollout": prefill_checked(engine, forced, prompt_id_S, on_read)}
+        alone, cached = bool(change.get("alone")), bool(change.get("cached", True))
+        rollouts = replay_checked(engine, forced, prompt_id_S, on_read, alone=alone, cached=cached)
+        logp, rank = ([getattr(r, name) for r in rollouts] for name in ("logp_rollout_T", "rank_rollout_T"))
+        return {"logp_rollout": logp, "rank_rollout": rank}
 
     return read
 
@@ -184,15 +191,3 @@ def trainer_reads(trainer: Trainer, token_budget: int, other_shape: bool) -> Rea
         }
 
     return read
-
-
-@contextmanager
-def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
-    """Add the seconds of the block to those under a name."""
-    started = time.perf_counter()
-    try:
-        yield
-    finally:
-        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
-
-

@@ -102,5 +102,3 @@ def _keep(run: Searching, rows: Sequence[int], found: ModuleFindings, seconds: f
 def _experiment(parts: Sequence[str], kind: str, before: tuple[str, str], leg: Leg) -> Experiment:
     change = f"{_WHAT[kind]}, computed alike on both sides"
     return Experiment(kind, "both", 3, before, (before[0], leg.name), change, parts=tuple(parts))
-
-

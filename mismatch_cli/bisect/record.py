@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.trace.files import write_atomically
 
 FILE_NAME = "search.json"
@@ -45,14 +46,14 @@ class Search:
     modules: dict[str, Any] | None = None
     together: dict[str, Any] | None = None
     base: Pair = ("as-recorded", "as-recorded")
+    flags: dict[str, Any] | None = None  # what was typed, for --resume
 
     @classmethod
     def of(cls, folder: Path) -> Search:
         """What a run folder holds of a search; a new one where there is none."""
-        path = folder / FILE_NAME
-        if not path.is_file():
+        if not (folder / FILE_NAME).is_file():
             return cls(folder)
-        held = json.loads(path.read_text(encoding="utf-8"))
+        held = read_search(folder)
         found = {known.name: held[known.name] for known in fields(cls) if known.name in held}
         found["experiments"] = [_experiment(item) for item in held["experiments"]]
         found["base"] = tuple(held["base"])
@@ -70,6 +71,18 @@ class Search:
         self.experiments = [known for known in self.experiments if _key(known) not in keys] + list(experiments)
         if write:
             self.save()
+
+
+def read_search(folder: Path) -> dict[str, Any]:
+    """The file as it is; a `MismatchError` where it is damaged."""
+    path = folder / FILE_NAME
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise MismatchError(f"{path} is damaged ({first_line(error)}). Start again with --force.") from error
+    if not isinstance(held, dict) or held.get("format") != FORMAT:
+        raise MismatchError(f"{path} is not the search of a `bisect`. Choose another --output.")
+    return held
 
 
 def _key(experiment: Experiment) -> tuple[Any, ...]:

@@ -2,30 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mismatch_cli.bisect.as_it_is import Diagnose, bookkeeping, legs_of_both
 from mismatch_cli.bisect.config import STAGES, BisectConfig
-from mismatch_cli.bisect.module_stage import compare_modules
 from mismatch_cli.bisect.ranking import NO_GAP, RECORDED
 from mismatch_cli.bisect.searching import Searching
 from mismatch_cli.bisect.turning import turn_settings
 from mismatch_cli.dealing import ALL_HERE, Ranks
+from mismatch_cli.recording.record import record
 from mismatch_cli.recording.rollouts import Progress
 from mismatch_cli.torch_settings import prepare_imports
+from mismatch_cli.trace.manifest import FILE_NAME, read_manifest
 from mismatch_cli.trace.reader import Trace
 
 
+PROBE = "probe"  # the run in a search's folder that probed its model
+
+
+def traced(config: BisectConfig, folder: Path, progress: Progress, ranks: Ranks = ALL_HERE) -> Trace:
+    """The trace that was named; where it was a model, that of a probe of it in the folder, resumed where it stopped."""
+    if not config.is_model:
+        return Trace.open(Path(config.trace))
+    run_folder, manifest = folder / PROBE, {"command": "probe", "flags": {}}
+    known = run_folder / "trace" / FILE_NAME
+    record(config.probe(), run_folder, read_manifest(known.parent) if known.is_file() else manifest, progress, ranks)
+    return Trace.open(run_folder)
+
+
 def search(
-    config: BisectConfig, source: Trace, folder: Path, progress: Progress, diagnose: Diagnose, ranks: Ranks = ALL_HERE
+    config: BisectConfig,
+    source: Trace,
+    folder: Path,
+    progress: Progress,
+    diagnose: Diagnose,
+    ranks: Ranks = ALL_HERE,
+    flags: Mapping[str, Any] | None = None,
 ) -> None:
     """Write `folder/legs/` and `folder/search.json`; what is there is not measured again. The caller holds the folder.
 
-    `diagnose` answers with the faults of a trace, the one that explains most first.
+    `diagnose` answers with the faults of a trace, the one that explains most first; `flags` are kept for a resumed run.
     """
     prepare_imports()
     run = Searching.begin(config, source, folder, progress, ranks)
+    run.search.flags = dict(flags or {})
     run.search.gap = run.measured().sums(RECORDED).mean()
     run.save()
     if run.search.gap < NO_GAP:
@@ -35,4 +58,4 @@ def search(
     run.stage(0, partial(bookkeeping, diagnose=diagnose))
     run.stage(1, legs_of_both)
     run.stage(2, turn_settings)
-    run.stage(3, compare_modules)
+    run.stage(3, lambda _: None)

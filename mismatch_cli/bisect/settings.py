@@ -85,7 +85,9 @@ def _heads(rollout: RolloutSide, trainer: TrainerSide) -> Iterator[Toggle]:
     override = ("--engine-arg", 'hf_overrides={"head_dtype": "float32"}')
     value, trained = ("float32" if has else "as the weights" for has in (in_engine, in_trainer))
     if can_engine and not in_engine:
-        yield Toggle("head_dtype", "rollout", value, "float32", "an LM head in float32 in the engine", on, flags=override)
+        yield Toggle(
+            "head_dtype", "rollout", value, "float32", "an LM head in float32 in the engine", on, flags=override
+        )
     if can_engine and in_engine:
         off = {"engine_args": {"hf_overrides": {"head_dtype": None}}}
         yield Toggle("head_dtype", "rollout", value, "as the weights", "no LM head in float32 in the engine", off)
@@ -122,7 +124,9 @@ def _overrides(rollout: RolloutSide, _trainer: TrainerSide) -> Iterator[Toggle]:
                          {"engine_args": {"hf_overrides": {key: None}}}, flags=())  # fmt: skip
 
 
-def _argument(name: str, better: Any, words: str, when: Callable[[Any], bool], setting: str = "") -> Callable[..., Iterator[Toggle]]:
+def _argument(
+    name: str, better: Any, words: str, when: Callable[[Any], bool], setting: str = ""
+) -> Callable[..., Iterator[Toggle]]:
     """A rule for an argument of vLLM, which applies where its resolved value is such."""
 
     def rule(rollout: RolloutSide, _trainer: TrainerSide) -> Iterator[Toggle]:

@@ -10,6 +10,9 @@ from typing import Any, TypeVar
 import typer
 
 from mismatch_cli.adapters import check_adapter, read_adapter
+from mismatch_cli.bisect.config import BisectConfig
+from mismatch_cli.bisect.record import FILE_NAME as SEARCH_FILE
+from mismatch_cli.bisect.record import read_search
 from mismatch_cli.commands._show import Common
 from mismatch_cli.engines import check_settings
 from mismatch_cli.errors import MismatchError, UsageError
@@ -27,7 +30,8 @@ from mismatch_cli.trace.manifest import FILE_NAME, read_manifest, trace_folder
 
 _ADAPTERS = ("engine_adapter", "scorer_adapter")
 _LOOKED_AT = (*_ADAPTERS, "model", "scorer", "attn", "threads", "device_map")
-_Config = TypeVar("_Config", ProbeConfig, CurateConfig, RescoreConfig)
+_Config = TypeVar("_Config", ProbeConfig, CurateConfig, RescoreConfig, BisectConfig)
+_SEARCH = "bisect"  # keeps its flags beside its legs, and has no trace of its own
 
 
 @contextmanager
@@ -93,7 +97,7 @@ def _as_recorded(run: Path, command: str, names: set[str]) -> dict[str, Any]:
     return {name: flags[name] for name in names & flags.keys()}
 
 
-def _check_inputs(config: ProbeConfig | CurateConfig | RescoreConfig, command: str) -> None:
+def _check_inputs(config: ProbeConfig | CurateConfig | RescoreConfig | BisectConfig, command: str) -> None:
     """Check every named model, adapter and file on this machine before a folder is made; a resumed run was checked.
 
     What needs no library comes first, then whether they are installed, then torch for the name of a device, then peft
@@ -149,9 +153,10 @@ def _is_resumable(folder: Path, command: str) -> bool:
 
 
 def _manifest_to_resume(folder: Path, command: str) -> dict[str, Any]:
-    if not (folder / "trace" / FILE_NAME).is_file():
+    path = folder / SEARCH_FILE if command == _SEARCH else folder / "trace" / FILE_NAME
+    if not path.is_file():
         raise MismatchError(f"{folder} holds no run to resume. Start one without --resume.")
-    manifest = read_manifest(folder / "trace")
+    manifest = read_search(folder) if command == _SEARCH else read_manifest(folder / "trace")
     if not isinstance(manifest.get("flags"), dict) or manifest.get("command", command) != command:
         raise MismatchError(
             f"{folder} was not written by `{command}`, so it cannot be resumed. Choose another --output."

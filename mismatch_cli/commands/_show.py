@@ -249,6 +249,7 @@ Reporting = Annotated[Common, *READ_BY, "output", "worst", "page_responses", *_L
 Diagnosing = Annotated[Common, "trust_remote_code", *READ_BY, "output", *_LOOKING]
 _RUN = saying("output", help="Run folder: trace/, summary.json, report.html, plots/ and log/.")
 Recording = Annotated[Common, "trust_remote_code", "resume", _RUN, *_SHOWING, *_TALKING]
+Searching = Annotated[Common, "trust_remote_code", "resume", _RUN, *_SHOWING, "full_paths", *_TALKING]
 Probing = Annotated[Common, "trust_remote_code", "resume", _RUN, "worst", "page_responses", *_SHOWING, *_TALKING]
 
 

@@ -43,7 +43,7 @@ def is_ours(path: Path, root: Path) -> bool:
     except FileNotFoundError:  # whoever holds the folder has removed it since it was listed
         return True
     if S_ISDIR(mode):
-        return name in _FOLDERS
+        return any(fnmatchcase(name, pattern) for pattern in _FOLDERS)
     if not S_ISREG(mode):
         return False
     return any(fnmatchcase(name, pattern) and _holds(test, path) for pattern, test in _FILES.items())
@@ -187,6 +187,11 @@ _FILES: dict[str, Callable[[Path], bool]] = {
     },
     **{f"{run}{name}": test for run in ("", "held-out/") for name, test in _EXPORTS.items()},
     f"{LOG}/*.log": _has(LOG_HEAD),
+    **{f"legs/*/{name}": test for name, test in _TRACE.items()},
+    "search.json": _is_json,
+    "weights/rollout.safetensors": lambda _: True,
+    **{f"probe/trace/{name}": test for name, test in _TRACE.items()},
+    "probe/log/*.log": _has(LOG_HEAD),
     "perfectible.jsonl": lambda path: _is_empty(path) or _first_record(path) == _PROBLEM,
     "distributions/response-[0-9][0-9][0-9][0-9][0-9].float32": lambda _: True,
 }

@@ -30,6 +30,7 @@ _BINS = 16
 _OF_CHECK, _OF_SETTING = ("check", "explains", "needs"), [known.name for known in fields(Suspect)]
 _SUSPECT: dict[str, Any] = dict.fromkeys((*_OF_CHECK, *_OF_SETTING))  # what a check, or a setting, has not is null
 _WORDS = ("TITLE", "CAUSE", "CHANGE", "SOURCE")
+UNEXPLAINED = "unexplained-gap"
 
 
 @dataclass(frozen=True)
@@ -212,3 +213,36 @@ def analyse_diagnosis(
     if earlier_model is not None:
         evidence = replace(evidence, earlier_logp_T=at_hand(earlier_model).logp_T())
     return DiagnosisAnalysis(traces, diagnose(evidence), earlier_model, trainer_model)
+
+
+# What a check finds, as the manifest names the setting.
+_SETTINGS = {
+    "temperature": "temperature",
+    "truncated-support": "top_p",
+    "repetition-penalty": "repetition_penalty",
+    "position-encoding": "rope_parameters",
+    "attention": "attn_implementation",
+    "stale-weights": "weights",
+    "attended-padding": "attention_mask",
+    "another-prompt": "prompt_ids",
+    "prefix-cache": "prefix_caching",
+}
+
+
+def faults(trace: Trace, trainer_model: str | None = None) -> list[dict[str, Any]]:
+    """The faults of a trace that have a name, the one that explains most first: for whoever searches for causes."""
+    found = analyse_diagnosis([trace], trainer_model=trainer_model).diagnosis.faults
+    return [_fault(finding) for finding in found if finding.check != UNEXPLAINED]
+
+
+def _fault(finding: Finding) -> dict[str, Any]:
+    check = module(finding.check)
+    return {
+        "setting": _SETTINGS.get(finding.check, finding.check),
+        "check": finding.check,
+        "title": check.TITLE,
+        "cause": finding.cause or check.CAUSE,
+        "change": finding.change or check.CHANGE,
+        "sentence": finding.sentence,
+        "explains": finding.explains,
+    }

@@ -1,0 +1,56 @@
+"""`mismatch-cli bisect`: which setting, which layer, which side makes the gap of a trace."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mismatch_cli.bisect.config import BisectConfig
+from mismatch_cli.commands._ranks import KEPT, NPROC, SHARDED, check_sharded, launch_ranks, told_to_all
+from mismatch_cli.commands._show import Searching
+from mismatch_cli.options import flags, saying
+from mismatch_cli.ranks.joined import joined
+
+
+@flags(BisectConfig)
+def command(
+    context: typer.Context,
+    *,
+    nproc: int = NPROC,
+    sharded: bool = SHARDED,
+    common: Annotated[Searching, saying("output", show_default="bisect-RUN")],
+) -> None:
+    """Find what makes the gap: turn settings one at a time on the same tokens, and rank what each takes away.
+
+    The tokens of a trace stay fixed: the engine reads them again under other settings, and so does the trainer. Every
+    experiment is kept as a trace.
+
+    Examples:
+      mismatch-cli bisect
+      mismatch-cli bisect probe-model --budget 10
+      mismatch-cli bisect ./model --prompts prompts.jsonl
+      mismatch-cli bisect import-verl --model ./step-40 --engine vllm --trainer-model ./step-40
+    """
+    from mismatch_cli.commands._prepared import prepared_run
+
+    check_sharded(sharded, nproc)
+    launch_ranks(context, nproc, KEPT)
+    with joined(KEPT) as world, told_to_all(world, prepared_run(context, common, BisectConfig, _check)) as prepared:
+        from mismatch_cli.bisect.search import search, traced
+        from mismatch_cli.dealing import Ranks
+        from mismatch_cli.studies.bisection import BisectionAnalysis
+        from mismatch_cli.studies.diagnosis import faults
+
+        config, folder, manifest = prepared
+        progress, ranks = common.progress_of(world), Ranks(world, sharded)
+        search(config, traced(config, folder, progress, ranks), folder, progress, faults, ranks, manifest["flags"])
+        if world.first:
+            common.show(BisectionAnalysis.read(folder), folder)
+
+
+def _check(config: BisectConfig, folder: Path) -> None:
+    from mismatch_cli.recording.folder import check_apart
+    from mismatch_cli.trace.manifest import run_folder_of, trace_folder
+
+    if not config.is_model:
+        check_apart(folder, run_folder_of(trace_folder(Path(config.trace))))

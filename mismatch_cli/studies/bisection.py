@@ -1,0 +1,289 @@
+"""From a search to its result: causes ranked by what goes with each, the triangle of legs, and the verdict in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from mismatch_cli.bisect.as_it_is import ALONE, DECODED, OTHER_SHAPE, REFERENCE, SCORED, WHOLE
+from mismatch_cli.bisect.config import STAGES
+from mismatch_cli.bisect.effects import MEASURES, Effects, GapSums
+from mismatch_cli.bisect.fixed_tokens import AS_RECORDED, FixedTokens
+from mismatch_cli.bisect.legs import LEGS, ROLLOUT, TRAINER
+from mismatch_cli.bisect.ranking import ALL_MODULES, NO_GAP, RECORDED, Measured, Ranking, Row, rank
+from mismatch_cli.bisect.record import Search
+from mismatch_cli.errors import suggest
+from mismatch_cli.metrics.estimate import Estimate
+from mismatch_cli.places import shown
+from mismatch_cli.studies.study import Study, about
+from mismatch_cli.trace.manifest import read_manifest
+from mismatch_cli.trace.reader import Trace
+from mismatch_cli.verdict.causes import CAUSES, place
+
+_MOST_NAMED = 3  # causes in the verdict
+_WHY_MODULES = "both sides compute these modules differently on the same input"
+_WHY_WEIGHTS = "the engine and the trainer hold other numbers"
+
+
+class MovedToken(NamedTuple):
+    """A token whose gap a cause moves: where it is among the fixed tokens, and Δlog p before and after, nats."""
+
+    response: int
+    position: int
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class BisectionAnalysis(Study):
+    """A search that has ended, or was stopped: everything is read from its folder."""
+
+    STUDY: ClassVar[str] = "bisection"
+    FORMAT: ClassVar[str] = "mismatch-cli bisection"
+
+    folder: Path
+    search: Search
+    measured: Measured
+
+    @classmethod
+    def read(cls, folder: Path) -> BisectionAnalysis:
+        """From a run folder of `bisect`; runs no model."""
+        tokens = FixedTokens.read(folder / LEGS / AS_RECORDED)
+
+        def column(leg: str, side: str) -> np.ndarray:
+            return tokens.flat(folder / LEGS / leg, f"logp_{side}")
+
+        return cls(folder, Search.of(folder), Measured(tokens, column))
+
+    @cached_property
+    def trace(self) -> Trace:
+        """The responses that every experiment read, as they were recorded."""
+        return Trace.open(self.folder / LEGS / AS_RECORDED)
+
+    @cached_property
+    def ranking(self) -> Ranking:
+        return rank(self.measured, self.search)
+
+    @property
+    def causes(self) -> tuple[Row, ...]:
+        return self.ranking.causes
+
+    @cached_property
+    def effects(self) -> Effects:
+        return Effects(self.measured.tokens)
+
+    @property
+    def recorded(self) -> GapSums:
+        return self.measured.sums(RECORDED)
+
+    def has(self, leg: str) -> bool:
+        """Whether a leg was read."""
+        return leg == AS_RECORDED or (self.folder / LEGS / leg / "manifest.json").is_file()
+
+    # What the legs say of each other
+
+    @cached_property
+    def triangle(self) -> dict[str, Any]:
+        """Mean |difference| between legs, nats: engine, trainer, their noise, and the trainer in float32."""
+        engine = self.search.base[0]
+        reference = REFERENCE.name if self.has(REFERENCE.name) else SCORED.name
+        found = {
+            "as_recorded": self.effects.gap(self.recorded),
+            "decode_prefill": self._apart(ROLLOUT, DECODED.name, WHOLE.name),
+            "rollout_noise": self._apart(ROLLOUT, DECODED.name, ALONE.name),
+            "trainer_noise": self._apart(TRAINER, SCORED.name, OTHER_SHAPE.name),
+            "rollout_reference": self._gap((engine, reference)),
+            "trainer_reference": self._apart(TRAINER, SCORED.name, reference) if reference != SCORED.name else None,
+        }
+        return found | {"nearer": self._nearer(engine, reference)}
+
+    def _apart(self, side: str, first: str, other: str) -> Estimate | None:
+        if not (self.has(first) and self.has(other)):
+            return None
+        return self.effects.gap(self.measured.apart(side, first, other))
+
+    def _gap(self, pair: tuple[str, str]) -> Estimate | None:
+        return self.effects.gap(self.measured.sums(pair)) if all(map(self.has, pair)) else None
+
+    def _nearer(self, engine: str, reference: str) -> str | None:
+        """The side that is surely nearer to the trainer in float32; None where none is, or the trainer is that one."""
+        if not (self.has(REFERENCE.name) and self.has(SCORED.name)):
+            return None
+        trainer = self.measured.apart(TRAINER, SCORED.name, reference)
+        farther = self.effects.change(trainer, self.measured.sums((engine, reference)))
+        if farther.low is None or farther.high is None or farther.low <= 0 <= farther.high:
+            return None
+        return TRAINER if farther.low > 0 else ROLLOUT
+
+    @cached_property
+    def noise(self) -> Estimate | None:
+        """The larger of both sides' noise, as a share of the gap."""
+        sides = ((ROLLOUT, DECODED.name, ALONE.name), (TRAINER, SCORED.name, OTHER_SHAPE.name))
+        there = [side for side in sides if self.has(side[1]) and self.has(side[2])]
+        shares = [self.effects.left(self.recorded, self.measured.apart(*side)) for side in there]
+        return max(shares, key=lambda share: share.value or 0.0, default=None)
+
+    @cached_property
+    def unexplained(self) -> Estimate:
+        """What is left of the gap, as a share, where most of it is gone that anything takes."""
+        pairs = [row.experiment.after for row in self.causes]
+        pairs += [e.after for e in self.search.experiments if e.setting == ALL_MODULES]
+        if self.search.together is not None:
+            pairs.append((self.search.together["after"][0], self.search.together["after"][1]))
+        shares = [self.effects.left(self.recorded, self.measured.sums(pair)) for pair in pairs]
+        return min(shares, key=lambda share: 1.0 if share.value is None else share.value, default=Estimate(1.0))
+
+    def moved(self, row: Row, count: int) -> list[MovedToken]:
+        """The tokens whose gap a cause moves most, the farthest first."""
+        tokens = self.measured.tokens
+        before_T, after_T = (self._d_T(pair) for pair in (row.experiment.before, row.experiment.after))
+        moved_T = np.where(tokens.counts_T, np.nan_to_num(np.abs(before_T) - np.abs(after_T)), 0.0)
+        found = [int(t) for t in np.argsort(-moved_T)[:count] if moved_T[t] > 0]
+        responses = np.searchsorted(tokens.offset_S1, found, side="right") - 1
+        return [
+            MovedToken(int(s), t - int(tokens.offset_S1[s]), float(before_T[t]), float(after_T[t]))
+            for t, s in zip(found, responses, strict=True)
+        ]
+
+    def _d_T(self, pair: tuple[str, str]) -> np.ndarray:
+        return self.measured.logp_T(pair[1], TRAINER) - self.measured.logp_T(pair[0], ROLLOUT)
+
+    # The answer
+
+    @cached_property
+    def verdict(self) -> str:
+        """The causes with their shares, the noise, and what is left, in a sentence."""
+        if self.search.gap < NO_GAP:
+            return "Nothing to explain: both sides agree to the rounding of float32."
+        named = [row for row in self.causes if not row.experiment.floor][:_MOST_NAMED]
+        parts = [f"{row.experiment.setting} {_share(row.share)}" for row in named]
+        floor = next((row for row in self.causes if row.experiment.floor), None)
+        if floor is not None:
+            parts.append(f"{floor.experiment.value} itself {_share(floor.share)}")
+        if self.noise is not None:
+            parts.append(f"noise {_share(self.noise)}")
+        overlap = " (shares overlap)" if self.overlap and self.overlap > 0.05 else ""
+        first = "" if named or floor else "No cause was found: "
+        return f"{first}{', '.join([*parts, f'unexplained {_share(self.unexplained)}'])}{overlap}."
+
+    @cached_property
+    def overlap(self) -> float | None:
+        """How much more the shares of the causes add up to than goes with all of them; None where they are not many."""
+        named = [row.share.value or 0.0 for row in self.causes if not row.experiment.floor]
+        return max(0.0, sum(named) - (1 - (self.unexplained.value or 0.0))) if len(named) > 1 else None
+
+    def why(self, row: Row) -> str:
+        """How a cause makes a gap, a clause."""
+        experiment = row.experiment
+        if experiment.stage == 3:
+            return _WHY_MODULES
+        side = ROLLOUT if experiment.side == "both" else experiment.side
+        for name in (f"{side}.{experiment.setting}", f"config.sampling.{experiment.setting}"):
+            if known := place(name):
+                return CAUSES[known - 1].why
+        found = next((f for f in self.search.findings or () if f["setting"] == experiment.setting), None)
+        return str(found["cause"]) if found else _WHY_WEIGHTS
+
+    def command(self, row: Row) -> list[str]:
+        """What to type to see what goes with a cause, and to measure it on new samples where flags can change it."""
+        legs, experiment = self.folder / LEGS, row.experiment
+        side = 0 if experiment.after[0] != experiment.before[0] else 1
+        lines = [suggest("compare", legs / AS_RECORDED, legs / experiment.after[side])]
+        if experiment.flags:
+            model = read_manifest(legs / AS_RECORDED).get("rollout", {}).get("model", "MODEL")
+            lines.append(suggest("probe", str(shown(model)), *experiment.flags))
+        return lines
+
+    def cost(self, row: Row) -> dict[str, Any] | None:
+        """Seconds a response with the change over those without it, of the side that reads otherwise."""
+        side = 0 if row.experiment.after[0] != row.experiment.before[0] else 1
+        before, after = (self._seconds(pair[side]) for pair in (row.experiment.before, row.experiment.after))
+        if before is None or after is None or row.experiment.stage == 3:
+            return None
+        return {"factor": after / before, "seconds_before": before, "seconds_after": after}
+
+    def _seconds(self, leg: str) -> float | None:
+        """A response, as the leg read it; None where it was not read here."""
+        held = read_manifest(self.folder / LEGS / leg)["bisect"]
+        return held["seconds"] / held["responses"] if held["seconds"] and held["responses"] else None
+
+    def to_json(self) -> dict[str, Any]:
+        """What `--json` prints and `summary.json` holds; documented in docs/bisect.md."""
+        tokens = self.measured.tokens
+        triangle = {n: v.to_dict() if isinstance(v, Estimate) else v for n, v in self.triangle.items()}
+        return {
+            "format": self.FORMAT,
+            "version": self.VERSION,
+            "trace": str(shown(self.folder)),
+            "about": about([self.trace], 0),
+            "responses": tokens.num_responses,
+            "prompts": len(np.unique(tokens.prompt_id_S)),
+            "tokens": int(self.recorded.tokens_S.sum()),
+            "gap": {measure: self.effects.gap(self.recorded, measure).to_dict() for measure in MEASURES},
+            "verdict": self.verdict,
+            "stages": [self._stage(number) for number in STAGES],
+            "legs": self._legs(),
+            "triangle": triangle,
+            "causes": self._rows(self.causes),
+            "tested": self._rows(self.ranking.tested),
+            "together": self._together(),
+            "overlap": self.overlap,
+            "noise": None if self.noise is None else self.noise.to_dict(),
+            "unexplained": self.unexplained.to_dict(),
+            "findings": self.search.findings,
+            "weights": self.search.weights,
+            "modules": self.search.modules,
+        }
+
+    def _stage(self, number: int) -> dict[str, Any]:
+        told = self.search.stages.get(
+            str(number), {"status": "not reached", "why": "the search was stopped", "seconds": 0.0}
+        )
+        return {"stage": number, "name": STAGES[number], **told}
+
+    def _legs(self) -> list[dict[str, Any]]:
+        folders = sorted(path.parent for path in (self.folder / LEGS).glob("*/manifest.json"))
+        held = [(folder, read_manifest(folder)["bisect"]) for folder in folders]
+        names = ("name", "side", "what", "change", "seconds", "responses")
+        return [{name: told[name] for name in names} | {"trace": f"{LEGS}/{folder.name}"} for folder, told in held]
+
+    def _rows(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+        return [{"rank": n, **self._row(row)} for n, row in enumerate(rows, start=1)]
+
+    def _row(self, row: Row) -> dict[str, Any]:
+        experiment = row.experiment
+        side = 0 if experiment.after[0] != experiment.before[0] else 1
+        names = ("setting", "side", "stage", "value", "better", "change", "floor")
+        return {
+            **{name: shown(getattr(experiment, name)) for name in names},
+            "cause": self.why(row),
+            "share": row.share.to_dict(),
+            "effect": {measure: change.to_dict() for measure, change in row.change.items()},
+            "left": row.left,
+            "cost": self.cost(row),
+            "command": self.command(row),
+            "trace": f"{LEGS}/{experiment.after[side]}",
+            "legs": {"before": list(experiment.before), "after": list(experiment.after)},
+            "parts": list(experiment.parts),
+        }
+
+    def _together(self) -> dict[str, Any] | None:
+        found = self.search.together
+        if found is None:
+            return None
+        after = self.measured.sums((found["after"][0], found["after"][1]))
+        share = self.effects.share(self.recorded, self.measured.sums(self.search.base), after)
+        return {"settings": found["settings"], "legs": found["after"], "share": share.to_dict(), "left": after.mean()}
+
+
+def _share(share: Estimate) -> str:
+    """`61 % ± 5`."""
+    if share.value is None:
+        return "not known"
+    spread = "" if share.low is None or share.high is None else f" ± {50 * (share.high - share.low):.0f}"
+    return f"{100 * share.value:.0f} %{spread}"
