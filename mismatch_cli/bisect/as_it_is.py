@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mismatch_cli.bisect.experiments import Experiment
 from mismatch_cli.bisect.fixed_tokens import AS_RECORDED
 from mismatch_cli.bisect.legs import ROLLOUT, TRAINER, Leg
 from mismatch_cli.bisect.ranking import RECORDED
-from mismatch_cli.bisect.record import Experiment
 from mismatch_cli.bisect.runner import leg_of
 from mismatch_cli.bisect.searching import Searching
 from mismatch_cli.engines import Engine, engine_module
-from mismatch_cli.errors import MismatchError
 from mismatch_cli.trace.reader import Trace
 
 DECODED = Leg("rollout-again", ROLLOUT, "engine, decoding again")
@@ -22,6 +21,14 @@ UNCACHED = Leg("rollout-uncached", ROLLOUT, "engine, without a prefix cache", {"
 SCORED = Leg("trainer-again", TRAINER, "trainer, scoring again")
 OTHER_SHAPE = Leg("trainer-other-shape", TRAINER, "trainer, other micro-batches", {"other_shape": True})
 REFERENCE = Leg("trainer-float32", TRAINER, "trainer in float32", {"trainer_dtype": "float32", "float32_head": False})
+_NOT_THE_ENGINE = (
+    "the recorded log μ is not what this engine gives: look at what differs from the run that recorded it, and at "
+    "how it was written"
+)
+_NOT_THE_TRAINER = (
+    "the recorded log π is not what this trainer gives: look at what it was given (token ids, mask, positions), and at "
+    "how it was written"
+)
 Diagnose = Callable[[Trace, str], list[dict[str, Any]]]  # faults of a trace whose trainer has this model
 
 
@@ -30,7 +37,8 @@ def bookkeeping(run: Searching, diagnose: Diagnose) -> None:
     legs, trainer = run.runner.legs, run.runner.trainer
     if run.search.findings is None:
         trace = Trace.open(legs.folder(AS_RECORDED))
-        run.search.findings = diagnose(trace, trainer.config.trainer_model)
+        found = diagnose(trace, trainer.config.trainer_model) if run.ranks.world.first else None
+        run.search.findings = run.ranks.world.told(found)
         run.save()
     read_rollout(run)
     run.runner.read_trainer([SCORED, OTHER_SHAPE])
@@ -67,7 +75,7 @@ def read_rollout(run: Searching) -> None:
     compares = compares and not module.REMOTE
 
     def compare(engine: Engine) -> None:
-        run.search.weights = compared(run, engine) if run.ranks.world.first else {}
+        run.search.weights = run.ranks.world.told(compared(run, engine) if run.ranks.world.first else None)
 
     narrow = run.enough(lambda leg: (leg.name, AS_RECORDED))
     if legs or compares:
@@ -91,13 +99,10 @@ def base_of(run: Searching) -> tuple[str, str]:
 
 
 def _of_columns(run: Searching) -> list[Experiment]:
-    """What of the gap is in the recorded columns alone, and not in what made them: named by the diagnosis, if it can."""
+    """What of the gap is in the recorded columns alone, not in what made them: named by the diagnosis, if it can."""
     findings, (engine, trainer) = run.search.findings or [], run.search.base
     found = next(iter(findings), None)
-    rollout = _named(found, "logp_rollout", "the recorded log μ is not what this engine gives: look at what differs from "
-                     "the run that recorded it, and at how it was written")  # fmt: skip
-    scored = _named(found, "logp_trainer", "the recorded log π is not what this trainer gives: look at what it was given "
-                    "(token ids, mask, positions), and at how it was written")  # fmt: skip
+    rollout, scored = _named(found, "logp_rollout", _NOT_THE_ENGINE), _named(found, "logp_trainer", _NOT_THE_TRAINER)
     experiments = []
     if engine == DECODED.name:
         experiments.append(Experiment(**rollout, side=ROLLOUT, stage=0, before=RECORDED, after=(engine, AS_RECORDED)))

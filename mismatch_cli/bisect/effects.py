@@ -1,4 +1,4 @@
-"""What a change does to the gap, from two pairs of legs on the same tokens: paired differences, and the share that goes."""
+"""What a change does to the gap, from two pairs of legs on the same tokens: paired differences and shares."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def choose(trace: Trace, most: int, version: int | None) -> list[pa.Table]:
     order = _order(table)[:most]
     ends = [max(1, round(len(order) * part)) for part in _PORTIONS]
     cuts = [0, *sorted({*ends, len(order)})]
-    return [table.take(np.sort(order[start:stop])) for start, stop in zip(cuts, cuts[1:], strict=False)]
+    return [table.take(np.sort(order[start:stop])) for start, stop in pairwise(cuts)]
 
 
 def _usable(table: pa.Table, version: int | None) -> pa.ChunkedArray:

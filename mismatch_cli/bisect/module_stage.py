@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from mismatch_cli.bisect.as_it_is import base_of
+from mismatch_cli.bisect.experiments import Experiment
 from mismatch_cli.bisect.grafting import ModuleFindings, graft
 from mismatch_cli.bisect.legs import ROLLOUT, TRAINER, Leg
 from mismatch_cli.bisect.modules import choose_responses
 from mismatch_cli.bisect.ranking import RECORDED, rank
-from mismatch_cli.bisect.record import Experiment
 from mismatch_cli.bisect.searching import Searching
 from mismatch_cli.bisect.sides import Change, combined
 from mismatch_cli.bisect.turning import changes_of
@@ -42,9 +43,9 @@ def compare_modules(run: Searching) -> None:
     rollout, trainer = _undone(run)
     rows = _chosen(run)
     started = time.perf_counter()
-    found = _grafted(run, rows, rollout, trainer) if run.ranks.world.first else None
-    if found is not None:
-        _keep(run, rows, found, time.perf_counter() - started)
+    if run.ranks.world.first:
+        found, described = _grafted(run, rows, rollout, trainer)
+        _keep(run, rows, found, described, time.perf_counter() - started)
     run.ranks.world.barrier()
 
 
@@ -70,7 +71,10 @@ def _chosen(run: Searching) -> list[int]:
     return choose_responses(gap_S, measured.tokens.prompt_id_S, run.config.module_responses)
 
 
-def _grafted(run: Searching, rows: Sequence[int], rollout: Change, trainer: Change) -> ModuleFindings:
+def _grafted(
+    run: Searching, rows: Sequence[int], rollout: Change, trainer: Change
+) -> tuple[ModuleFindings, dict[str, Any]]:
+    """What the modules say, and who they were of: both sides as they describe themselves."""
     tables = [open_shard(path).read(columns=["prompt_ids", "response_ids"]) for path in run.runner.legs.tokens.shards]
     forced = [Forced(*pair) for table in tables for pair in zip(table["prompt_ids"].to_pylist(),
                                                                 table["response_ids"].to_pylist(), strict=True)]  # fmt: skip
@@ -80,10 +84,13 @@ def _grafted(run: Searching, rows: Sequence[int], rollout: Change, trainer: Chan
         run.runner.loaded_trainer(trainer) as scorer,
         run.progress.counting("Comparing modules", len(responses)) as on_done,
     ):
-        return graft(engine, scorer, responses, on_done)
+        described = {ROLLOUT: engine.describe(), TRAINER: scorer.describe()}
+        return graft(engine, scorer, responses, on_done), described
 
 
-def _keep(run: Searching, rows: Sequence[int], found: ModuleFindings, seconds: float) -> None:
+def _keep(
+    run: Searching, rows: Sequence[int], found: ModuleFindings, described: Mapping[str, Any], seconds: float
+) -> None:
     """A leg for each kind, beside the engine's own reading of the same responses, and the experiments."""
     legs = run.runner.legs
     own = Leg("modules-rollout", ROLLOUT, "engine, eager, whole responses at once")
@@ -92,7 +99,7 @@ def _keep(run: Searching, rows: Sequence[int], found: ModuleFindings, seconds: f
     written = [(own, found.logp_rollout), (scored, found.logp_trainer)]
     written += [(leg, found.grafted[kind]) for kind, leg in kinds.items()]
     for leg, logp in written:
-        legs.write_selected(leg, rows, {f"logp_{leg.side}": logp}, legs.about_side(leg.side), seconds)
+        legs.write_selected(leg, rows, {f"logp_{leg.side}": logp}, described[leg.side], seconds)
     before = (own.name, scored.name)
     run.add(*(_experiment(found.parts(kind), kind, before, leg) for kind, leg in kinds.items()))
     run.search.modules = {"responses": len(rows), **found.to_json()}

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_cli.bisect.as_it_is import Diagnose, bookkeeping, legs_of_both
-from mismatch_cli.bisect.config import STAGES, BisectConfig
 from mismatch_cli.bisect.ranking import NO_GAP, RECORDED
+from mismatch_cli.bisect.search_config import STAGES, BisectConfig
 from mismatch_cli.bisect.searching import Searching
 from mismatch_cli.bisect.turning import turn_settings
 from mismatch_cli.dealing import ALL_HERE, Ranks
@@ -18,7 +18,6 @@ from mismatch_cli.recording.rollouts import Progress
 from mismatch_cli.torch_settings import prepare_imports
 from mismatch_cli.trace.manifest import FILE_NAME, read_manifest
 from mismatch_cli.trace.reader import Trace
-
 
 PROBE = "probe"  # the run in a search's folder that probed its model
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mismatch_cli.bisect.config import STAGES, BisectConfig
 from mismatch_cli.bisect.effects import Effects
+from mismatch_cli.bisect.experiments import Experiment, Pair, Search
 from mismatch_cli.bisect.fixed_tokens import AS_RECORDED, FixedTokens, choose
 from mismatch_cli.bisect.legs import LEGS, Leg, Legs, write_as_recorded
 from mismatch_cli.bisect.ranking import RECORDED, Measured, is_explained, rank
-from mismatch_cli.bisect.record import Experiment, Pair, Search
 from mismatch_cli.bisect.runner import Runner
+from mismatch_cli.bisect.search_config import STAGES, BisectConfig
 from mismatch_cli.bisect.sides import RolloutSide, TrainerSide
 from mismatch_cli.dealing import Ranks
 from mismatch_cli.errors import MismatchError

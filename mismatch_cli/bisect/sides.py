@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mismatch_cli.bisect.config import BisectConfig
+from mismatch_cli.bisect.search_config import BisectConfig
 from mismatch_cli.engines import EngineSettings
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.places import BUNDLED_MODEL, bundled

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mismatch_cli.bisect.as_it_is import ALONE, DECODED, OTHER_SHAPE, UNCACHED, base_of
+from mismatch_cli.bisect.as_it_is import ALONE, DECODED, OTHER_SHAPE, REFERENCE, UNCACHED, base_of
 from mismatch_cli.bisect.effects import Effects
+from mismatch_cli.bisect.experiments import Experiment, Pair
 from mismatch_cli.bisect.fixed_tokens import AS_RECORDED
-from mismatch_cli.bisect.legs import ROLLOUT, TRAINER
+from mismatch_cli.bisect.legs import ROLLOUT, TRAINER, Leg
 from mismatch_cli.bisect.ranking import LEAST, RECORDED, Row, rank
-from mismatch_cli.bisect.record import Experiment, Pair
 from mismatch_cli.bisect.runner import leg_of
 from mismatch_cli.bisect.searching import Searching
-from mismatch_cli.bisect.settings import Toggle, toggles
 from mismatch_cli.bisect.sides import Change, combined
+from mismatch_cli.bisect.toggles import Toggle, toggles
 from mismatch_cli.errors import MismatchError
 
-_AS_ASKED = {("alone",): ALONE, ("cached",): UNCACHED}
+_AS_ASKED: dict[tuple[str, ...], Leg] = {("alone",): ALONE, ("cached",): UNCACHED}
 _MOST_TOGETHER = 4  # settings
 
 
@@ -58,7 +58,8 @@ def _after(run: Searching, toggle: Toggle) -> Pair:
 
 def read_trainer(run: Searching, change: Change, what: str, *, whole: bool) -> str:
     """The name of the trainer's leg under a change; `whole`: of all responses, for what is still to be read beside it."""
-    leg = OTHER_SHAPE if change == OTHER_SHAPE.change else leg_of(TRAINER, change, f"trainer, {what}")
+    known = (leg for leg in (OTHER_SHAPE, REFERENCE) if leg.change == change)
+    leg = next(known, leg_of(TRAINER, change, f"trainer, {what}"))
     enough = run.enough(lambda read: (run.search.base[0], read.name))
     run.runner.read_trainer([leg], (lambda _: False) if whole else enough)
     return leg.name

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from mismatch_cli.bisect.config import BisectConfig
+from mismatch_cli.bisect.search_config import BisectConfig
 from mismatch_cli.commands._ranks import KEPT, NPROC, SHARDED, check_sharded, launch_ranks, told_to_all
 from mismatch_cli.commands._show import Searching
 from mismatch_cli.options import flags, saying

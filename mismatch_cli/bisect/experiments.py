@@ -1,4 +1,4 @@
-"""What a search has done so far, as `search.json` of its run folder holds it: experiments, stages, what was found of weights and modules."""
+"""What a search has done so far, as `search.json` of its run folder holds it."""
 
 from __future__ import annotations
 
