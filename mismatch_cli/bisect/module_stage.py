@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -76,8 +77,8 @@ def _grafted(
 ) -> tuple[ModuleFindings, dict[str, Any]]:
     """What the modules say, and who they were of: both sides as they describe themselves."""
     tables = [open_shard(path).read(columns=["prompt_ids", "response_ids"]) for path in run.runner.legs.tokens.shards]
-    forced = [Forced(*pair) for table in tables for pair in zip(table["prompt_ids"].to_pylist(),
-                                                                table["response_ids"].to_pylist(), strict=True)]  # fmt: skip
+    ids = [zip(t["prompt_ids"].to_pylist(), t["response_ids"].to_pylist(), strict=True) for t in tables]
+    forced = [Forced(*pair) for pair in chain.from_iterable(ids)]
     responses = [forced[row] for row in rows]
     with (
         run.runner.engine(rollout) as engine,

@@ -1,4 +1,4 @@
-"""Starting either side under a change, and reading the legs that are missing: an engine once for all that it can be asked."""
+"""Starting either side under a change, and reading the legs that are missing with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search, from top to bottom: bookkeeping and weights, legs, settings, modules; each ends it where the gap is explained."""
+"""The search, from top to bottom; each stage ends it where the gap is explained."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class BisectConfig(ThreadSettings, Recorded):
     rollout_adapter: str | None = of_engine(
         None, "LoRA adapter of the engine.", path=True, metavar="ADAPTER", **_OF_TRACE
     )
-    engine_arg: list[str] | None = of_engine(
+    engine_arg: list[str] | None = of_engine(  # noqa: RUF009
         None, "Another setting of the engine than the trace says. Repeatable.", metavar="KEY=VALUE"
     )
     trainer_model: str | None = of_trainer(

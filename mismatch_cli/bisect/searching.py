@@ -100,7 +100,7 @@ class Searching:
         return self.told(any(is_explained(measured, pair) for pair in pairs))
 
     def enough(self, after: Callable[[Leg], Pair]) -> Callable[[Leg], bool]:
-        """Whether the share of an experiment is known closely enough; `after` is its pair, with the leg that is read."""
+        """Whether the share of an experiment is known closely enough; `after` is its pair, with the leg being read."""
 
         def narrow(leg: Leg) -> bool:
             measured = self.measured()

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from mismatch_cli.bisect.search_config import BisectConfig
 from mismatch_cli.engines import EngineSettings
-from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.errors import UsageError
 from mismatch_cli.places import BUNDLED_MODEL, bundled
 from mismatch_cli.recording.config import RescoreConfig, parsed_arguments
 from mismatch_cli.sampling import SamplingSettings
@@ -25,7 +24,6 @@ UNCHANGED: Change = {}
 _SAMPLER = ("temperature", "top_p", "top_k", "min_p")
 _ASKED = ("prefill", "alone", "cached")  # of an engine that stays as it is
 _TOLD_ARGUMENTS = ("kv_cache_dtype", "quantization")  # that a manifest without engine arguments still tells
-NOT_OF_ENGINE = ("url", "served_model")
 
 
 def combined(*changes: Change) -> dict[str, Any]:
@@ -148,20 +146,3 @@ def _without_none(arguments: Mapping[str, Any]) -> dict[str, Any]:
         if kept is not None and kept != {}:
             found[name] = kept
     return found
-
-
-def check_can_read_again(side: RolloutSide) -> None:
-    """A `MismatchError` for an engine that reads no recorded tokens again."""
-    from mismatch_cli.engines import engine_module
-
-    module = engine_module(side.engine)
-    if not (getattr(module, "REPLAYS", False) or getattr(module, "PREFILLS", False)):
-        raise MismatchError(
-            f"--engine {side.engine} cannot read recorded tokens again. Name another one that holds these weights with "
-            "--engine, or leave out stages 1 to 3: --stages 0"
-        )
-
-
-def exists_here(model: str) -> bool:
-    """Whether a model that a manifest names as a path is there."""
-    return not Path(model).is_absolute() or Path(model).is_dir()

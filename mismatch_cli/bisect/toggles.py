@@ -1,4 +1,4 @@
-"""The table of settings that a search turns one at a time: when each applies, what is changed on which side, and what to type.
+"""The settings that a search turns one at a time: when each applies, what it changes on which side, what to type.
 
 Those that made large gaps elsewhere, and those that need no engine of their own, come first.
 """
@@ -161,8 +161,15 @@ def _on_gpu(rollout: RolloutSide, _trainer: TrainerSide) -> Iterator[Toggle]:
                  {"environment": {"VLLM_BATCH_INVARIANT": "1"}})  # fmt: skip
     backend = rollout.told.get("attention_backend")
     better = "TRITON_ATTN" if backend != "TRITON_ATTN" else "FLASH_ATTN"
-    yield Toggle("attention_backend", "rollout", backend, better, "another attention backend",
-                 {"engine_args": {"attention_backend": better}}, flags=("--engine-arg", f"attention_backend={better}"))  # fmt: skip
+    yield Toggle(
+        "attention_backend",
+        "rollout",
+        backend,
+        better,
+        "another attention backend",
+        {"engine_args": {"attention_backend": better}},
+        flags=("--engine-arg", f"attention_backend={better}"),
+    )
 
 
 def _trainer_attention(_rollout: RolloutSide, trainer: TrainerSide) -> Iterator[Toggle]:

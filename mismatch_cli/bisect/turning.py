@@ -57,7 +57,7 @@ def _after(run: Searching, toggle: Toggle) -> Pair:
 
 
 def read_trainer(run: Searching, change: Change, what: str, *, whole: bool) -> str:
-    """The name of the trainer's leg under a change; `whole`: of all responses, for what is still to be read beside it."""
+    """The name of the trainer's leg under a change; `whole`: of all responses, for what is read beside it."""
     known = (leg for leg in (OTHER_SHAPE, REFERENCE) if leg.change == change)
     leg = next(known, leg_of(TRAINER, change, f"trainer, {what}"))
     enough = run.enough(lambda read: (run.search.base[0], read.name))

@@ -1,4 +1,4 @@
-"""From a search to its result: causes ranked by what goes with each, the triangle of legs, and the verdict in a sentence."""
+"""From a search to its result: causes by what goes with each, the triangle of legs, and the verdict."""
 
 from __future__ import annotations
 
