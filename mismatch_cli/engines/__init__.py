@@ -20,6 +20,7 @@ from mismatch_cli.sampling import SamplingSettings
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
 
     from mismatch_cli.batch import Rollout
 
@@ -127,6 +128,24 @@ class FullEngine(Engine, Protocol):
         self, requests: Sequence[Request], sinks: Sequence[Sink], on_finished: Callable[[int], None]
     ) -> list[Rollout]:
         """Like `sample`; the first responses, one for each sink, also give it log μ of all their tokens in order."""
+        ...
+
+
+@dataclass(frozen=True)
+class Unread:
+    """In place of a tensor that an engine does not give."""
+
+    reason: str
+
+
+class OpenEngine(Engine, Protocol):
+    """An engine that shows its weights: its module has OPEN = True."""
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor | Unread]]:
+        """Each tensor that it computes with, in the names of its model's folder, one at a time.
+
+        What is fused is taken apart; what cannot be read is named with the reason. With an adapter, the weights below.
+        """
         ...
 
 

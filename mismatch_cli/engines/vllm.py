@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -22,14 +22,17 @@ from mismatch_cli.engines._vllm_process import (
     one_sentence,
     progress_bar,
 )
+from mismatch_cli.engines._vllm_tensors import live_tensors
 from mismatch_cli.engines._vllm_weights import take_over
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.extras import require
 from mismatch_cli.models import check_model_folder
 from mismatch_cli.sampling import SamplingSettings
+from mismatch_cli.saved_tensors import SavedTensors
 from mismatch_cli.torch_settings import TorchSettings, prepare_imports
 
 REMOTE, TAKES_WEIGHTS, MEMORY_SHARE, RETURNS_ROUTES = False, True, "gpu_memory_utilization", True
+OPEN = True
 _PARTS = ("weights", "kv_cache")  # of vLLM's memory, in the order in which they wake up
 _CPU_KV_CACHE_BYTES = 1 << 30  # vLLM's own default takes 92 % of the memory
 _MAX_CPU_SEQUENCES = 256
@@ -217,6 +220,11 @@ class VllmEngine:
                 "vLLM did not drop its prefix cache, which holds keys of the old weights. Switch it off with "
                 "--no-prefix-caching."
             )
+
+    def weights(self) -> Iterator[tuple[str, Any]]:
+        self._wake("weights")
+        with engine_log(self._settings.log_file):
+            return live_tensors(self.llm, SavedTensors(self._settings.model).shapes)
 
     @property
     def max_model_len(self) -> int:
