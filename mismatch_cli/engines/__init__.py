@@ -20,6 +20,7 @@ from mismatch_cli.sampling import SamplingSettings
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
 
     from mismatch_cli.batch import Rollout
 
@@ -161,6 +162,24 @@ class ReplayingEngine(PrefillingEngine, Protocol):
         """Decode the same tokens again, in the batches that `sample` makes: what it would have reported for them.
 
         `alone`: in a batch of one each. Not `cached`: without reading the prefix cache, where the engine has one.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Unread:
+    """In place of a tensor that an engine does not give."""
+
+    reason: str
+
+
+class OpenEngine(Engine, Protocol):
+    """An engine that shows its weights: its module has OPEN = True."""
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor | Unread]]:
+        """Each tensor that it computes with, in the names of its model's folder, one at a time.
+
+        What is fused is taken apart; what cannot be read is named with the reason. With an adapter, the weights below.
         """
         ...
 

@@ -26,17 +26,19 @@ from mismatch_cli.engines._vllm_process import (
     progress_bar,
 )
 from mismatch_cli.engines._vllm_replay import prefilled, replayed, start_replaying, stop_ids
+from mismatch_cli.engines._vllm_tensors import live_tensors
 from mismatch_cli.engines._vllm_weights import take_over
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.extras import require
 from mismatch_cli.models import check_model_folder
+from mismatch_cli.saved_tensors import SavedTensors
 from mismatch_cli.torch_settings import TorchSettings, prepare_imports
 
 if TYPE_CHECKING:
     import numpy as np
 
 REMOTE, TAKES_WEIGHTS, MEMORY_SHARE, RETURNS_ROUTES = False, True, "gpu_memory_utilization", True
-REPLAYS = PREFILLS = True
+REPLAYS = PREFILLS = OPEN = True
 Asked = TypeVar("Asked", Request, Forced)
 _PARTS = ("weights", "kv_cache")  # of vLLM's memory, in the order in which they wake up
 _CPU_KV_CACHE_BYTES = 1 << 30  # vLLM's own default takes 92 % of the memory
@@ -252,6 +254,11 @@ class VllmEngine:
                 "vLLM did not drop its prefix cache, which holds keys of the old weights. Switch it off with "
                 "--no-prefix-caching."
             )
+
+    def weights(self) -> Iterator[tuple[str, Any]]:
+        self._wake("weights")
+        with engine_log(self._settings.log_file):
+            return live_tensors(self.llm, SavedTensors(self._settings.model).shapes)
 
     @property
     def max_model_len(self) -> int:

@@ -1,0 +1,225 @@
+"""Where vLLM puts each tensor of a model's folder: its own loader is watched, so that no family needs a table here.
+
+The loader is given tensors without values (device "meta") for a second model that has none either. Each copy into a
+parameter says which part of which tensor goes where. Read the other way round, that undoes fused projections, experts,
+renamings and padding. What a loader reorders on the way it gets again with its elements numbered.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Size, Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from mismatch_cli.errors import first_line
+
+_FIRST, _STEP = 1 << 40, 7919  # the number of an element 0, and how far apart two are: arithmetic leaves the raster
+_aten = torch.ops.aten
+_WRITES = (_aten.copy_.default, _aten.fill_.Scalar, _aten.fill_.Tensor)
+
+
+@dataclass(frozen=True)
+class View:
+    """A part of a tensor, as torch lays it out; `elements`: the number of each, where they are in another order."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...] = ()
+    offset: int = 0
+    elements: Tensor | None = None
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> View:
+        return cls(tuple(tensor.size()), tensor.stride(), int(tensor.storage_offset()))
+
+    @property
+    def numel(self) -> int:
+        return Size(self.size).numel()
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a tensor of the folder, and where in a parameter of the engine it lies."""
+
+    name: str
+    source: View
+    target: View
+
+    def read(self, parameter: Tensor, into: Tensor) -> None:
+        """Put this part of an engine's whole parameter where it came from; both are contiguous."""
+        part = parameter.as_strided(self.target.size, self.target.stride, self.target.offset)
+        if self.source.elements is None:
+            into.as_strided(self.source.size, self.source.stride, self.source.offset).copy_(part)
+        else:
+            into.view(-1)[self.source.elements.flatten()] = part.expand(self.source.size).flatten()
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of the engine: its paths (several where weights are tied), its whole shape, and what lies in it."""
+
+    paths: tuple[str, ...]
+    like: Tensor  # without values
+    pieces: tuple[Piece, ...]
+
+
+def loading_plan(vllm_config: Any, shapes: Mapping[str, tuple[int, ...]]) -> tuple[list[Parameter], dict[str, str]]:
+    """The parameters that a folder's tensors go to, in order; and why the place of a tensor is not known."""
+    empty = _without_values(vllm_config)
+    single = [name for name, shape in shapes.items() if Size(shape).numel() == 1]  # loaders take its value
+    with torch.device("meta"):
+        sources = {name: torch.empty(shape, dtype=vllm_config.model_config.dtype) for name, shape in shapes.items()}
+    sources |= {name: _numbered(shapes[name], start).double() for start, name in enumerate(single)}
+    seen = _Watch(empty, sources)
+    seen.load(empty)
+    pieces = seen.pieces
+    for name in seen.reordered:
+        again = _Watch(empty, {name: _numbered(shapes[name])})
+        again.load(empty)
+        pieces += again.pieces
+    placed = {piece.name for _, piece in pieces}
+    nowhere = {name: _reason(name, seen) for name in shapes if name not in placed}
+    return _parameters(empty, pieces), nowhere
+
+
+def _reason(name: str, seen: _Watch) -> str:
+    if name in seen.failed:
+        return f"vLLM's loader refuses it: {seen.failed[name]}"
+    if name in seen.reordered:
+        return "vLLM does not keep it, but what it computes from it when it loads"
+    return "vLLM does not load it"
+
+
+def _parameters(model: nn.Module, pieces: list[tuple[int, Piece]]) -> list[Parameter]:
+    lie_in: dict[int, dict[tuple[str, View], Piece]] = defaultdict(dict)
+    for storage, piece in pieces:
+        lie_in[storage][piece.name, replace(piece.source, elements=None)] = piece
+    found: dict[int, Parameter] = {}
+    for path, tensor in _tensors(model):
+        known = found.get(key := _storage(tensor)) or Parameter((), tensor, tuple(lie_in[key].values()))
+        found[key] = replace(known, paths=(*known.paths, path))
+    return [parameter for parameter in found.values() if parameter.pieces]
+
+
+def _numbered(shape: tuple[int, ...], start: int = 0) -> Tensor:
+    return (torch.arange(start, start + Size(shape).numel()) * _STEP + _FIRST).view(shape)
+
+
+def _without_values(vllm_config: Any) -> nn.Module:
+    """The engine's model a second time: without values, without quantisation, unknown to the engine's caches."""
+    from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    config = copy.copy(vllm_config)
+    config.compilation_config = copy.copy(config.compilation_config)
+    config.load_config = copy.copy(config.load_config)
+    config.load_config.device = "meta"  # of parameters that a loader makes
+    config.compilation_config.static_forward_context = {}
+    config.compilation_config.static_all_moe_layers = []
+    config.quant_config = None
+    with _ropes_kept(), set_default_torch_dtype(config.model_config.dtype), torch.device("meta"):
+        return initialize_model(config)
+
+
+@contextmanager
+def _ropes_kept() -> Iterator[None]:
+    """vLLM shares rotary embeddings between models: one without values must not stay in its table."""
+    from vllm.model_executor.layers.rotary_embedding import _ROPE_DICT
+
+    before = dict(_ROPE_DICT)
+    try:
+        yield
+    finally:
+        _ROPE_DICT.clear()
+        _ROPE_DICT.update(before)
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+class _Watch(TorchDispatchMode):
+    """Sees each copy of a tensor of the folder into a parameter; nothing is copied, for parameters have no values."""
+
+    def __init__(self, model: nn.Module, sources: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._targets = {_storage(tensor) for _, tensor in _tensors(model)}  # some backends give small ones values
+        self._left, self._handed, self._last = iter(sources.items()), 0, ""
+        self._sources = sources
+        self._plain = {_storage(tensor): name for name, tensor in sources.items() if tensor.is_meta}
+        self._numbered = [name for name, tensor in sources.items() if not tensor.is_meta]
+        self._derived: dict[int, set[str]] = {}
+        self._made: list[Tensor] = []  # kept, or others would get their storages
+        self.pieces: list[tuple[int, Piece]] = []
+        self.reordered: dict[str, None] = {}
+        self.failed: dict[str, str] = {}
+
+    def load(self, model: Any) -> None:
+        """Ask for all tensors; one that the loader refuses is left out, and the others follow."""
+        while self._handed < len(self._sources):
+            try:
+                with self:
+                    model.load_weights(self._hand_out())
+                return
+            except Exception as error:  # loaders refuse in as many ways as there are models
+                self.failed[self._last] = f"{type(error).__name__}: {first_line(error)}"
+
+    def _hand_out(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self._left:
+            self._last, self._handed = name, self._handed + 1
+            yield name, tensor
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _WRITES and (args[0].is_meta or _storage(args[0]) in self._targets):
+            self._note(args[0], args[1])
+            return args[0]
+        if func is _aten._to_copy.default and not args[0].is_meta:
+            kwargs = {**kwargs, "device": None}  # a numbered tensor keeps its numbers, wherever it is sent
+        made = func(*args, **kwargs)
+        names = set().union(*(self._of(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)))
+        for tensor in tree_leaves(made):
+            if names and isinstance(tensor, Tensor) and not self._of(tensor):
+                self._derived[_storage(tensor)] = names
+                self._made.append(tensor)
+        return made
+
+    def _of(self, tensor: Tensor) -> set[str]:
+        key = _storage(tensor)
+        return {self._plain[key]} if key in self._plain else self._derived.get(key, set())
+
+    def _note(self, target: Tensor, source: Tensor | float) -> None:
+        place = _storage(target)
+        if not isinstance(source, Tensor) or not source.is_meta:
+            self._note_numbers(target, torch.as_tensor(source))
+        elif _storage(source) in self._plain:
+            name = self._plain[_storage(source)]
+            self._derived.setdefault(place, {name})  # it may be a parameter, or on its way to one
+            self._made.append(target)
+            self.pieces.append((place, Piece(name, View.of(source.expand(target.shape)), View.of(target))))
+        else:
+            self.reordered |= dict.fromkeys(self._of(source))
+
+    def _note_numbers(self, target: Tensor, source: Tensor) -> None:
+        """By its numbers it is told which elements these are; what else a loader writes, such as zeros, is its own."""
+        number = source.double() - _FIRST
+        which = (number / _STEP).long()
+        if not self._numbered or (which * _STEP != number).any() or which.min() < 0:
+            return
+        several = len(self._numbered) > 1  # of one element each
+        name = self._numbered[int(which.flatten()[0]) if several else 0]
+        elements = torch.zeros_like(which) if several else which
+        view = View(tuple(target.shape), elements=elements.expand(target.shape))
+        self.pieces.append((_storage(target), Piece(name, view, View.of(target))))
