@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from mismatch_cli.batch import Rollout
+    from mismatch_cli.dissection.engine_pass import EnginePass
 
 TRANSFERS = ("folder", "nccl")  # how servers get the weights of a training
 Sink = Callable[["np.ndarray"], None]  # takes log μ of a response's next token, float32 [V]
@@ -127,6 +128,17 @@ class FullEngine(Engine, Protocol):
         self, requests: Sequence[Request], sinks: Sequence[Sink], on_finished: Callable[[int], None]
     ) -> list[Rollout]:
         """Like `sample`; the first responses, one for each sink, also give it log μ of all their tokens in order."""
+        ...
+
+
+class OpenEngine(Engine, Protocol):
+    """An engine whose modules can be listened to and called again, one by one."""
+
+    def pass_over(self, token_ids: list[int]) -> AbstractContextManager[EnginePass]:
+        """Read these tokens in one pass, and keep what its modules need to answer again inside the `with` block.
+
+        A `MismatchError` says why they cannot: another process, captured graphs, parts of modules.
+        """
         ...
 
 
