@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from mismatch_cli.batch import Rollout
+    from mismatch_cli.dissection.engine_pass import EnginePass
 
 TRANSFERS = ("folder", "nccl")  # how servers get the weights of a training
 Told = Callable[[int], None]  # learns how many have finished
@@ -174,12 +175,19 @@ class Unread:
 
 
 class OpenEngine(Engine, Protocol):
-    """An engine that shows its weights: its module has OPEN = True."""
+    """An engine whose tensors and modules can be looked at one by one: its module has OPEN = True."""
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor | Unread]]:
         """Each tensor that it computes with, in the names of its model's folder, one at a time.
 
         What is fused is taken apart; what cannot be read is named with the reason. With an adapter, the weights below.
+        """
+        ...
+
+    def pass_over(self, token_ids: list[int]) -> AbstractContextManager[EnginePass]:
+        """Read these tokens in one pass, and keep what its modules need to answer again inside the `with` block.
+
+        A `MismatchError` says why they cannot: another process, captured graphs, parts of modules.
         """
         ...
 

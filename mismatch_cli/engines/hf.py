@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from mismatch_cli.dissection.engine_pass import EnginePass
     from mismatch_cli.routing.routers import Routers
     from mismatch_cli.sampling import SamplingSettings
 
@@ -96,6 +98,11 @@ class HfEngine:
             rollouts += [sampled[row] for row in range(len(batch))]
             on_finished(len(batch))
         return rollouts
+
+    def pass_over(self, token_ids: list[int]) -> AbstractContextManager[EnginePass]:
+        from mismatch_cli.engines._hf_modules import pass_over
+
+        return pass_over(self._model, token_ids, self._settings.sampling)
 
     def load_weights(self, model: Any) -> None:
         from mismatch_cli.sharding import whole_state

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 from mismatch_cli import custom_code
 from mismatch_cli.adapters import Adapter, read_adapter
 from mismatch_cli.batch import Rollout
+from mismatch_cli.dissection.engine_pass import EnginePass
 from mismatch_cli.engines import EngineSettings, Forced, Request, Sink, Told
 from mismatch_cli.engines._vllm_answers import sampling_params, to_rollout
+from mismatch_cli.engines._vllm_modules import pass_over
 from mismatch_cli.engines._vllm_process import (
     ModelClasses,
     TemporaryFolder,
@@ -244,6 +246,12 @@ class VllmEngine:
                 f"{one_sentence(error)} Choose another --rollout-dtype. {_instead(error)}"
             ) from error
         return outputs
+
+    def pass_over(self, token_ids: list[int]) -> AbstractContextManager[EnginePass]:
+        self._wake(*_PARTS)
+        alone = partial(Request, seed=0, max_tokens=1)
+        read = lambda ids: self._generate([alone(ids)], 0, lambda _: None)  # noqa: E731
+        return pass_over(self.llm, read, token_ids, self._settings.sampling)
 
     def load_weights(self, model: Any) -> None:
         self._wake("weights")  # the cache stays asleep until the next response: while both models are here

@@ -1,0 +1,140 @@
+"""Both sides taken apart on recorded responses: passes of the trainer beside one of the engine, response by response."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mismatch_cli.bisect.grafting import Grafts
+from mismatch_cli.bisect.modules import ALL, Isolated, ModuleFindings
+from mismatch_cli.dissection.engine_pass import EnginePass
+from mismatch_cli.dissection.listener import Listener
+from mismatch_cli.dissection.parts import KINDS, Part, matched
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.scoring.head import Head
+from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
+from mismatch_cli.sharding import is_spread, without_gradients
+
+_ROWS = 64  # tokens whose logits on both sides stand in memory together
+
+
+class Response(Protocol):
+    """A recorded response, to be read again."""
+
+    @property
+    def prompt_ids(self) -> list[int]: ...
+
+    @property
+    def response_ids(self) -> list[int]: ...
+
+
+def graft(
+    engine: Any, trainer: Trainer, responses: Sequence[Response], on_done: Callable[[int], None] = lambda _: None
+) -> ModuleFindings:
+    """Take both sides apart on these responses; `on_done` is told of each.
+
+    A `MismatchError` says in a sentence why it cannot be done; what cannot be compared is named in `missing`.
+    """
+    check_open(engine, trainer)
+    findings = ModuleFindings()
+    for response in responses:
+        request = ScoreRequest(list(response.prompt_ids), list(response.response_ids))
+        with engine.pass_over((request.prompt_ids + request.response_ids)[:-1]) as engine_pass:
+            _Dissection(engine_pass, trainer, request, findings).run()
+        on_done(1)
+    return findings
+
+
+def check_open(engine: Any, trainer: Trainer) -> None:
+    """A `MismatchError` where either side cannot be taken apart at all."""
+    if not hasattr(engine, "pass_over"):
+        raise MismatchError(
+            "The modules of a server are out of reach. They are compared with --engine vllm, in this process, or "
+            "--engine hf."
+        )
+    if is_spread(trainer.model):
+        raise MismatchError(
+            "The trainer is spread over ranks, each with a part of every weight, so its modules cannot be compared "
+            "with the engine's. Use one process."
+        )
+
+
+@dataclass
+class _Dissection:
+    """One response on both sides."""
+
+    engine: EnginePass
+    trainer: Trainer
+    request: ScoreRequest
+    findings: ModuleFindings
+    heard: Listener = field(init=False)  # of the trainer's own pass
+
+    def run(self) -> None:
+        """The trainer's own pass, one beside the engine's modules, one for each graft."""
+        found = self.findings
+        first_row, ids_T = len(self.request.prompt_ids) - 1, torch.tensor(self.request.response_ids)
+        found.logp_prefill.append(self.engine.own_logp(first_row, ids_T).numpy())
+        self.heard = Listener(self.trainer.model)
+        with self.heard.on(self.trainer.model.get_decoder(), lambda *_: True):
+            found.logp_trainer.append(self._score(()))
+        found.layers.add(self.engine.streams, self.heard.streams)
+        pairs, alone = matched(self.heard.called, self.engine.heard.called)
+        grafts, seen = Grafts(self.engine, self.heard, pairs), set[str]()
+        with grafts.on(KINDS, lambda *answers: self._isolated(seen, *answers)):
+            self._look_at(lambda hidden_TH, *_: self._compare_heads(seen, hidden_TH))
+        for kinds in [{kind} for kind in KINDS if kind in seen] + [_outermost(seen)]:
+            with grafts.on(kinds):
+                name = ALL if ALL in kinds else next(iter(kinds))
+                found.grafted.setdefault(name, []).append(self._score(kinds))
+        if not found.missing:
+            found.missing = _missing(self.heard.called, alone, grafts.refused, seen)
+
+    def _score(self, kinds: Collection[str]) -> np.ndarray:
+        """log π, with the engine's head and sampler where they are among the kinds."""
+        if "head" not in kinds:
+            (scores,) = self.trainer.score([self.request], token_budget=1)
+            return scores.logp_T
+        logp_T: np.ndarray = self._look_at(lambda hidden_TH, ids_T, _: self.engine.logp(hidden_TH, ids_T).numpy())
+        return logp_T
+
+    def _look_at(self, look: Callable[[Tensor, Tensor, Head], Any]) -> Any:
+        with without_gradients(self.trainer.model):
+            return self.trainer.look_at([self.request], look)
+
+    def _isolated(self, seen: set[str], name: str, kind: str, engine: Tensor, trainer: Tensor) -> None:
+        seen.add(kind)
+        isolated = self.findings.isolated.setdefault(name, Isolated(name, kind))
+        isolated.add(engine, trainer)
+
+    def _compare_heads(self, seen: set[str], hidden_TH: Tensor) -> None:
+        head = self.trainer.head
+        for rows_TH in hidden_TH.split(_ROWS):
+            theirs_TV, ours_TV = self.engine.logits(rows_TH), head.logits(rows_TH.to(head.weight_VH))
+            width = min(theirs_TV.shape[-1], ours_TV.shape[-1])  # one of them may be padded
+            self._isolated(seen, "head", "head", theirs_TV[:, :width], ours_TV[:, :width])
+
+
+def _outermost(kinds: Collection[str]) -> set[str]:
+    """All of them, but for what lies inside of others: a block of the engine brings its own along."""
+    inside = {"rotary": "attention", "router": "experts"}
+    return {ALL, *(kind for kind in kinds if inside.get(kind) not in kinds)}
+
+
+def _missing(called: Sequence[Part], alone: Sequence[Part], refused: dict[str, str], seen: set[str]) -> list[str]:
+    """What of the trainer could not be compared, by kind."""
+    kinds = {part.name: part.kind for part in called}
+    lost = {part.name: "the engine has no counterpart" for part in alone if part.kind != "rotary"} | refused
+    said = []
+    for kind in KINDS:
+        names = [name for name in lost if kinds.get(name, name) == kind]
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            said.append(f"{kind}: {names[0]}{more} ({lost[names[0]]})")
+        elif kind not in seen and (kind in kinds.values() or kind in ("embedding", "head")):
+            said.append(f"{kind}: the engine has no counterpart")
+    return said

@@ -1,0 +1,197 @@
+"""The engine's modules in the trainer's forward pass: what is left of the gap when one kind of them is grafted.
+
+A graft is the trainer's own pass over a response in which every module of a kind is computed by the engine's, on the
+trainer's input of that moment. What |log π − log μ| loses by it, that kind made; of nested kinds (norms inside
+attention) the outer one takes the inner along.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mismatch_cli.dissection.calls import Unlike, first, flowing, with_first
+from mismatch_cli.dissection.engine_pass import EnginePass
+from mismatch_cli.dissection.listener import Listener
+from mismatch_cli.dissection.parts import Pair, Part
+from mismatch_cli.dissection.streams import total
+from mismatch_cli.errors import first_line
+
+_RECENT = 4  # inputs of norms, and outputs of modules, among which a residual and a branch are looked for
+_ROTATION = "apply_rotary_pos_emb"  # how the files of transformers call the function that turns queries and keys
+Seen = Callable[[str, str, Tensor, Tensor], None]  # name and kind of a module, the engine's answer and the trainer's
+
+
+class Grafts:
+    """Hooks on the trainer's model that ask the engine's modules, and put in what they answer or only show it."""
+
+    def __init__(self, engine: EnginePass, trainer: Listener, pairs: Sequence[Pair]) -> None:
+        self._engine, self._trainer = engine, trainer
+        self._pairs = {pair.trainer.name: pair for pair in pairs}
+        self.refused: dict[str, str] = {}  # modules of the trainer whose counterpart cannot answer, and why
+        self._kinds: Collection[str] = ()
+        self._seen: Seen | None = None
+        self._times = Counter[str]()  # that each module has been called in the pass
+        self._norm_inputs = deque[Tensor](maxlen=_RECENT)
+        self._outputs = deque[Tensor](maxlen=_RECENT)
+        self._attention: Part | None = None  # of the engine, whose counterpart the trainer is in
+        self._hooks: list[Any] = []
+
+    @contextmanager
+    def on(self, kinds: Collection[str], seen: Seen | None = None) -> Iterator[None]:
+        """For the passes inside: modules of these kinds are the engine's; with `seen` all stays, and it is told."""
+        self._kinds, self._seen = kinds, seen
+        self._times.clear()
+        self._norm_inputs.clear()
+        self._outputs.clear()
+        try:
+            for part in self._trainer.called:
+                self._hook(part)
+            if "embedding" in kinds:
+                (layer, *_) = self._trainer.parts.layers.values()
+                self._hooks.append(layer.register_forward_pre_hook(self._enter_stack, with_kwargs=True))
+            with self._rotating():
+                yield
+        finally:
+            for hook in self._hooks:
+                hook.remove()
+            self._hooks = []
+
+    def _hook(self, part: Part) -> None:
+        if part.name in self._pairs and part.kind in self._kinds and part.inside not in self._replaced():
+            answer = self._turned if part.kind == "rotary" else self._routed if part.kind == "router" else self._answered
+            hook = partial(self._leave, answer, self._pairs[part.name])
+            self._hooks.append(part.module.register_forward_hook(hook, with_kwargs=True))
+        if part.kind == "attention" and part.name in self._pairs:
+            enter = partial(self._enter_attention, self._pairs[part.name].engine)
+            self._hooks.append(part.module.register_forward_pre_hook(enter))
+        if not part.inside and part.kind != "rotary":  # after the graft, whose answers the trainer goes on with
+            self._hooks.append(part.module.register_forward_hook(partial(self._remember, part), with_kwargs=True))
+
+    def _replaced(self) -> Collection[str]:
+        """Blocks whose inside does not matter."""
+        return self._kinds if self._seen is None else ()
+
+    def _leave(self, answer: Callable[..., Any], pair: Pair, _module: Any, args: Any, kwargs: Any, output: Any) -> Any:
+        """What the trainer's module answers: the engine's answer in its place, where there is one."""
+        name = pair.trainer.name
+        time = self._times[name]
+        self._times[name] += 1
+        if name in self.refused:
+            return None
+        try:
+            theirs = answer(pair, args, kwargs, output, time)
+        except Exception as error:  # a module of a foreign library on what it was not made for
+            self.refused[name] = str(error) if isinstance(error, Unlike) else f"{type(error).__name__}: {first_line(error)}"
+            return None
+        if self._seen is None:
+            return theirs
+        self._seen(name, pair.trainer.kind, first(theirs), first(output))
+        return None
+
+    def _answered(self, pair: Pair, args: Any, kwargs: Any, output: Any, time: int) -> Any:
+        tensors = list(flowing(args, kwargs).values())[: pair.trainer.inputs]
+        if self._engine.call_of(pair.engine, time).fuses and len(tensors) == 1:
+            tensors = self._unfused(tensors[0])
+        return with_first(output, first(self._engine.call(pair.engine, *tensors, time=time)))
+
+    def _unfused(self, stream: Tensor) -> list[Tensor]:
+        """A branch's output and the residual, where their sum is this input: the engine's norm adds them unrounded."""
+        for residual in reversed(self._norm_inputs):
+            for branch in reversed(self._outputs):
+                if branch.shape == residual.shape == stream.shape and torch.equal(residual + branch, stream):
+                    return [branch, residual]
+        return [stream]
+
+    def _routed(self, pair: Pair, args: Any, kwargs: Any, output: Any, time: int) -> Any:
+        """The engine's logits and its choice, of however many experts, as the trainer's router would say them."""
+        (hidden, *_) = flowing(args, kwargs).values()
+        logits_NE, weight_NK, chosen_NK = self._engine.route(pair.engine, hidden, time)
+        if not (isinstance(output, tuple) and len(output) == 3):
+            return with_first(output, logits_NE)
+        own_NE, own_NK, own_ids_NK = output
+        return logits_NE.to(own_NE), weight_NK.to(own_NK), chosen_NK.to(own_ids_NK)
+
+    def _turned(self, pair: Pair, _args: Any, _kwargs: Any, output: Any, time: int) -> Any:
+        """cos and sin of these positions, which are the same on both sides."""
+        theirs = self._engine.call_of(pair.engine, time).output
+        if [part.numel() for part in theirs] != [part.numel() for part in output]:
+            raise Unlike(f"{tuple(theirs[0].shape)} beside {tuple(output[0].shape)}")
+        return tuple(part.to(own).reshape(own.shape) for part, own in zip(theirs, output, strict=True))
+
+    def _remember(self, part: Part, _module: Any, args: Any, kwargs: Any, output: Any) -> None:
+        if part.kind == "norm":
+            self._norm_inputs.extend(list(flowing(args, kwargs).values())[:1])
+        self._outputs.append(first(output))
+
+    def _enter_attention(self, engine: Part, _module: Any, _args: Any) -> None:
+        self._attention = engine
+
+    def _enter_stack(self, _layer: Any, args: Any, kwargs: Any) -> Any:
+        """What enters the first layer: embeddings with their scale, norm or positions, whoever makes them."""
+        (key, own), *_ = flowing(args, kwargs).items()
+        pieces = self._engine.streams[0]["before"]
+        theirs = pieces[0] if len(pieces) == 1 else total(pieces)
+        if theirs.numel() != own.numel():
+            self.refused["embedding"] = f"{tuple(theirs.shape)} beside {tuple(own.shape)}"
+            return None
+        if self._seen is not None:
+            self._seen("embedding", "embedding", theirs, own)
+            return None
+        new = theirs.to(own).reshape(own.shape)
+        if isinstance(key, int):
+            return (*args[:key], new, *args[key + 1 :]), kwargs
+        return args, {**kwargs, key: new}
+
+    @contextmanager
+    def _rotating(self) -> Iterator[None]:
+        """Where the engine has a module that turns queries and keys, it stands in for transformers' function."""
+        own = any(part.kind == "rotary" and part.name in self._pairs for part in self._trainer.called)
+        attentions = [part.module for part in self._trainer.called if part.kind == "attention"]
+        files = {type(module).__module__ for module in attentions} if "rotary" in self._kinds and not own else set()
+        turning = [sys.modules[name] for name in files if hasattr(sys.modules.get(name), _ROTATION)]
+        before = [getattr(file, _ROTATION) for file in turning]
+        try:
+            for file, function in zip(turning, before, strict=True):
+                setattr(file, _ROTATION, partial(self._rotated, function))
+            yield
+        finally:
+            for file, function in zip(turning, before, strict=True):
+                setattr(file, _ROTATION, function)
+
+    def _rotated(self, function: Callable[..., Any], q: Tensor, k: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Queries and keys `[1, heads, tokens, size]`, or tokens before heads where the function is told so."""
+        told = inspect.signature(function).bind(q, k, *args, **kwargs)
+        told.apply_defaults()
+        heads_first = told.arguments.get("unsqueeze_dim", 1) == 1
+        theirs = None
+        if self._attention is not None and "rotary" not in self.refused:
+            try:
+                theirs = self._engine.rotate(self._attention, *(_by_token(x, heads_first) for x in (q, k)))
+            except Exception as error:
+                self.refused["rotary"] = f"{type(error).__name__}: {first_line(error)}"
+        if theirs is None:
+            return function(q, k, *args, **kwargs)
+        turned = tuple(_by_head(x, heads_first) for x in theirs)
+        if self._seen is None:
+            return turned
+        own = function(q, k, *args, **kwargs)
+        for engine, trainer in zip(turned, own, strict=True):
+            self._seen("rotary", "rotary", engine, trainer)
+        return own
+
+
+def _by_token(x: Tensor, heads_first: bool) -> Tensor:
+    return x[0].transpose(0, 1) if heads_first else x[0]
+
+
+def _by_head(x: Tensor, heads_first: bool) -> Tensor:
+    return (x.transpose(0, 1) if heads_first else x)[None]

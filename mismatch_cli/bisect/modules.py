@@ -1,0 +1,209 @@
+"""Both models taken apart on the same responses: module beside module, layer by layer, and what grafts leave.
+
+*Isolated*: each module of the engine is given the trainer's own input. *Layers*: how far the residual streams of both
+are apart, and what each block adds. *Grafted*: log π of a trainer in which a kind of modules is the engine's, which is
+causal (`grafting.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mismatch_cli.dissection.streams import POINTS, Stream, total
+
+BITS, ROUNDING, DIFFERENT = "bits", "rounding", "different"
+# How many roundings stand behind one another in a module of each kind, at least one of what it answers.
+_ROUNDINGS = {
+    "embedding": 1, "norm": 3, "rotary": 3, "attention": 8, "router": 2, "mlp": 5, "experts": 8, "head": 2,
+}  # fmt: skip
+# Of a value rounded to a dtype with ε = finfo.eps, evenly within half a step: ε/2 · 1/√3, and 0.73 of that over mantissas.
+_RMS = 0.21
+_SLACK = 2.0  # cancellation makes the errors of terms larger beside their sum
+ALL = "all"
+
+
+@dataclass
+class Isolated:
+    """One module over all responses: the engine's answers to the trainer's inputs beside the trainer's answers."""
+
+    module: str
+    kind: str
+    width: int = 1
+    eps: float = 0.0  # of the less precise of the two dtypes
+    same: bool = True
+    differing: int = 0
+    elements: int = 0
+    error: float = 0.0  # Σ (engine − trainer)²
+    size: float = 0.0  # Σ trainer²
+
+    def add(self, engine: Tensor, trainer: Tensor) -> None:
+        """Take in a call; equal to the bit means: after rounding to the dtype of the less precise."""
+        eps = {dtype: torch.finfo(dtype).eps for dtype in (engine.dtype, trainer.dtype)}
+        lower = max(eps, key=lambda dtype: eps[dtype])
+        width = trainer.shape[-1]
+        engine, trainer = (x.detach().flatten().to("cpu") for x in (engine, trainer))
+        unequal = engine.to(lower) != trainer.to(lower)
+        self.eps = max(self.eps, eps[lower])
+        self.width = max(self.width, width)
+        self.same &= not bool(unequal.any())
+        self.differing += int(unequal.sum())
+        self.elements += len(unequal)
+        self.error += float((engine.double() - trainer.double()).square().sum())
+        self.size += float(trainer.double().square().sum())
+
+    @property
+    def relative(self) -> float:
+        """‖engine − trainer‖ / ‖trainer‖."""
+        return float(np.sqrt(self.error / self.size)) if self.size else float(self.error > 0)
+
+    @property
+    def bound(self) -> float:
+        """What roundings make: independent ones on both sides, each of 0.21 ε in the root mean square.
+
+        In float32 the sums round too, term after term: their errors grow with the root of the number of terms.
+        """
+        terms = self.width if self.eps == torch.finfo(torch.float32).eps else 1
+        return _SLACK * _RMS * self.eps * float(np.sqrt(2 * _ROUNDINGS[self.kind] * terms))
+
+    @property
+    def relation(self) -> str:
+        if self.same:
+            return BITS
+        return ROUNDING if self.relative <= self.bound else DIFFERENT
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "module": self.module,
+            "kind": self.kind,
+            "relation": self.relation,
+            "relative": self.relative,
+            "differing": self.differing / max(self.elements, 1),
+        }
+
+
+@dataclass
+class _Sums:
+    """Of squares in float64 over the tokens of all responses: errors at a point, what its block added, the stream."""
+
+    error: float = 0.0
+    added: float = 0.0
+    size: float = 0.0
+
+
+@dataclass
+class LayerErrors:
+    """How far the streams of both models' own passes are apart, at three points of each layer."""
+
+    sums: list[dict[str, _Sums]] = field(default_factory=list)
+
+    def add(self, engine: Sequence[dict[str, Stream]], trainer: Sequence[dict[str, Stream]]) -> None:
+        """Take in a response; a point that either side does not show is left out."""
+        if len(engine) != len(trainer):  # the matching of modules says what is missing
+            return
+        for layer, (theirs, ours) in enumerate(zip(engine, trainer, strict=True)):
+            if layer == len(self.sums):
+                self.sums.append({})
+            before: Tensor | None = None
+            for point in POINTS:
+                if point not in theirs or point not in ours:
+                    continue
+                stream_NH = total(ours[point])
+                apart_NH = total(theirs[point]) - stream_NH
+                sums = self.sums[layer].setdefault(point, _Sums())
+                sums.error += float(apart_NH.square().sum())
+                sums.size += float(stream_NH.square().sum())
+                if before is not None:
+                    sums.added += float((apart_NH - before).square().sum())
+                before = apart_NH
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """`inherited`: ‖s_e − s_t‖/‖s_t‖ at the point; `added`: how much of that its block brought in."""
+        return [
+            {
+                "layer": layer,
+                **{
+                    point: {"inherited": _ratio(sums.error, sums.size)}
+                    | ({} if point == "before" else {"added": _ratio(sums.added, sums.size)})
+                    for point, sums in points.items()
+                },
+            }
+            for layer, points in enumerate(self.sums)
+        ]
+
+
+def _ratio(error: float, size: float) -> float:
+    return float(np.sqrt(error / size)) if size else 0.0
+
+
+@dataclass
+class ModuleFindings:
+    """What stage 3 finds on some responses; `_T` arrays are float32, one for each response."""
+
+    logp_prefill: list[np.ndarray] = field(default_factory=list)  # of the engine's pass
+    logp_trainer: list[np.ndarray] = field(default_factory=list)  # of the trainer alone with the response
+    grafted: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    isolated: dict[str, Isolated] = field(default_factory=dict)
+    layers: LayerErrors = field(default_factory=LayerErrors)
+    missing: list[str] = field(default_factory=list)  # kinds, or modules, that could not be compared, and why
+
+    @property
+    def gap(self) -> float:
+        """Mean |log π − log μ| of these tokens, both sides as they read a prompt."""
+        return _mean_gap(self.logp_trainer, self.logp_prefill)
+
+    def left(self, kind: str) -> float:
+        """The same with that kind grafted."""
+        return _mean_gap(self.grafted[kind], self.logp_prefill)
+
+    def to_json(self) -> dict[str, Any]:
+        """`grafts`: shares without intervals, which whoever knows the prompts puts in."""
+        gap = self.gap
+        return {
+            "responses": len(self.logp_trainer),
+            "gap": gap,
+            "layers": self.layers.to_json(),
+            "isolated": [isolated.to_json() for isolated in self.isolated.values()],
+            "grafts": [
+                {"kind": kind, "share": 1 - self.left(kind) / gap if gap else 0.0, "left": self.left(kind)}
+                for kind in self.grafted
+            ],
+            "missing": self.missing,
+        }
+
+
+def _mean_gap(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> float:
+    apart = np.concatenate([np.abs(a.astype(np.float64) - b) for a, b in zip(one, other, strict=True)])
+    return float(apart.mean()) if len(apart) else 0.0
+
+
+def choose_responses(abs_d: Sequence[np.ndarray], prompt_ids: Sequence[int], count: int) -> list[int]:
+    """Which responses to look into: the worst by mean |Δ|, and as many whose mean is nearest to the median.
+
+    Of different prompts, as long as there are any.
+    """
+    mean = np.array([float(np.mean(d)) if len(d) else -np.inf for d in abs_d])
+    able = [i for i in range(len(mean)) if np.isfinite(mean[i])]
+    if not able:
+        return []
+    median = float(np.median(mean[able]))
+    worst = sorted(able, key=lambda i: (-mean[i], i))
+    typical = sorted(able, key=lambda i: (abs(mean[i] - median), i))
+    chosen = _pick(worst, prompt_ids, [], (count + 1) // 2)
+    chosen = _pick(typical, prompt_ids, chosen, count)
+    return chosen + [i for i in worst if i not in chosen][: count - len(chosen)]
+
+
+def _pick(ordered: Sequence[int], prompt_ids: Sequence[int], chosen: list[int], count: int) -> list[int]:
+    """`chosen` filled up to `count` with the first of each prompt that is not among them."""
+    chosen, prompts = list(chosen), {prompt_ids[i] for i in chosen}
+    for i in ordered:
+        if len(chosen) < count and prompt_ids[i] not in prompts:
+            chosen.append(i)
+            prompts.add(prompt_ids[i])
+    return chosen

@@ -1,0 +1,107 @@
+"""An engine's pass over one sequence, taken apart: its log-probs, its stream, and each module to be called again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mismatch_cli.dissection.calls import Call, first
+from mismatch_cli.dissection.listener import Listener
+from mismatch_cli.dissection.parts import Part, turns
+from mismatch_cli.dissection.streams import Stream
+from mismatch_cli.sampling import SamplingSettings
+
+_ROWS = 64  # tokens whose logits stand in memory together
+
+
+@dataclass(frozen=True)
+class EnginePass:
+    """What the engine computed of `fed` tokens; its modules answer as long as the `with` block of the pass lasts.
+
+    `within`: what has to hold around a call of a module, such as vLLM's forward context.
+    """
+
+    heard: Listener
+    hidden_NH: Tensor  # behind the final norm
+    sampling: SamplingSettings
+    head: Callable[[Tensor], Tensor]  # hidden states → logits, as the engine rounds, scales and caps them
+    positions_N: Tensor
+    within: Callable[[], AbstractContextManager[Any]]
+
+    @property
+    def streams(self) -> list[dict[str, Stream]]:
+        return self.heard.streams
+
+    def call_of(self, part: Part, time: int = 0) -> Call:
+        """How the pass called a part, for the `time`-th time."""
+        calls = self.heard.calls[part.name]
+        return calls[min(time, len(calls) - 1)]
+
+    def call(self, part: Part, *tensors: Tensor, time: int = 0) -> Any:
+        """The engine's module on other hidden states, called as the pass called it."""
+        with torch.inference_mode(), self.within():
+            return self.call_of(part, time).again(*tensors)
+
+    def logits(self, hidden_TH: Tensor) -> Tensor:
+        """The engine's head on other hidden states."""
+        with torch.inference_mode(), self.within():
+            return self.head(hidden_TH.to(self.hidden_NH))
+
+    def logp(self, hidden_TH: Tensor, ids_T: Tensor) -> Tensor:
+        """The log-probs `[T]` float32 that the engine's head and sampler make of hidden states, in tiles of rows."""
+        parts = []
+        for rows_TH, tile_T in zip(hidden_TH.split(_ROWS), ids_T.split(_ROWS), strict=True):
+            logp_TV = self.sampling.process(self.logits(rows_TH)).log_softmax(-1)
+            parts.append(logp_TV.gather(1, tile_T.to(logp_TV.device)[:, None])[:, 0].float().cpu())
+        return torch.cat(parts)
+
+    def own_logp(self, first_row: int, ids_T: Tensor) -> Tensor:
+        """Its own of the tokens that the rows from `first_row` predict."""
+        return self.logp(self.hidden_NH[first_row : first_row + len(ids_T)], ids_T)
+
+    def route(self, part: Part, hidden: Tensor, time: int = 0) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Logits, weights and experts that the engine's router makes of hidden states; None where it does not say."""
+        answer = self.call(part, hidden, time=time)
+        if isinstance(answer, tuple) and len(answer) == 3 and answer[1].shape == answer[2].shape:
+            return answer
+        runner = self._runner(part)
+        if runner is None:
+            return None
+        logits_NE = first(answer)
+        (flow,) = self.call_of(part, time).flows.values()
+        with torch.inference_mode(), self.within():
+            weight_NK, chosen_NK = runner.router.select_experts(hidden_states=flow.of(hidden), router_logits=logits_NE)
+        return logits_NE, weight_NK, chosen_NK
+
+    def _runner(self, router: Part) -> Any:
+        """What sends tokens to experts in the block of a router, where it chooses them in a function of its own."""
+        block = router.name.rpartition(".")[0]
+        (owner,) = (part.module for part in self.heard.parts.parts if part.name == block)
+        experts = getattr(owner, "experts", None)
+        return experts if hasattr(getattr(experts, "router", None), "select_experts") else None
+
+    def rotate(self, attention: Part, q_NAD: Tensor, k_NAD: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Queries and keys (tokens × heads × size) turned by the rotary embedding that this attention uses.
+
+        None where it has none that turns them by itself. Of heads that are turned in part only that part may be given.
+        """
+        rotary = next(filter(turns, attention.module.modules()), None)
+        if rotary is None:
+            return None
+        (flow, *_) = self.call_of(attention).flows.values()
+        with torch.inference_mode(), self.within():
+            whole = [_filled(x.to(flow.device, flow.dtype), rotary.head_size) for x in (q_NAD, k_NAD)]
+            turned = rotary(self.positions_N, *whole)
+        pairs = zip(turned, (q_NAD, k_NAD), strict=True)
+        return tuple(x.view(len(own), own.shape[1], -1)[..., : own.shape[2]].to(own) for x, own in pairs)  # type: ignore[return-value]
+
+
+def _filled(x_NAD: Tensor, size: int) -> Tensor:
+    """Heads laid flat, zeros in place of what is not turned."""
+    missing = size - x_NAD.shape[-1]
+    return torch.nn.functional.pad(x_NAD, (0, missing)).flatten(1).contiguous()

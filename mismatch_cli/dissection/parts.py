@@ -1,0 +1,177 @@
+"""Which modules of a model do what: norms, attention, MLPs or experts, routers, rotary embeddings, layer by layer.
+
+Engine and trainer name and nest modules differently; what both have is decoder layers, and in each of them attention,
+an MLP or experts, and norms.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from mismatch_cli.errors import MismatchError
+
+# In the order in which a token passes them. `mlp` and `experts` are whole blocks, `attention` with its projections.
+KINDS = ("embedding", "norm", "rotary", "attention", "router", "mlp", "experts", "head")
+_NORM = re.compile("Norm")
+_ROTARY = re.compile(r"Rotary|RoPE|Rope")
+_MIXES_TOKENS = re.compile(r"Attention|Attn|DeltaNet|Mamba|Mixer|Recurrent|ShortConv|Retention")
+_MIXERS = ("self_attn", "attn", "attention", "self_attention", "linear_attn", "mamba", "mixer", "temporal_block")
+_IS_MLP = re.compile(r"MLP|Mlp|FeedForward|FFN|MoE|Moe|SparseMoe")
+_MLPS = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "mlp_block")
+_ROUTERS = ("gate", "router")
+_BLOCKS = ("attention", "mlp", "experts")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A module that does one thing; `place` is its name within its layer, or among those outside of layers."""
+
+    name: str
+    kind: str
+    layer: int | None
+    inside: str  # the kind of block that it lies in, empty for one of the layer's own
+    place: str
+    module: Any
+
+    @property
+    def inputs(self) -> int:
+        """How many hidden states it may be given: a norm a residual beside its input, or a gate."""
+        return 2 if self.kind == "norm" else 1
+
+    @property
+    def slot(self) -> tuple[Any, ...]:
+        """Where its counterpart in another model is looked for; a dense MLP may stand for experts."""
+        return self.layer, "mlp" if self.kind == "experts" else self.kind, bool(self.inside)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Those of a model, and its decoder layers by name."""
+
+    parts: list[Part]
+    layers: dict[str, Any]
+
+    @classmethod
+    def of(cls, model: Any) -> Parts:
+        """A `MismatchError` for a model that has no stack of layers."""
+        path, stack = _stack(model)
+        layers = {f"{path}.{number}": layer for number, layer in enumerate(stack)}
+        parts = [part for at, (name, layer) in enumerate(layers.items()) for part in _of_layer(at, name, layer)]
+        return cls(parts + list(_outside(model, path)), layers)
+
+
+def _stack(model: Any) -> tuple[str, Any]:
+    """The decoder layers: the longest list of modules that lies nearest to the root and attends."""
+    import torch
+
+    lists = [
+        (name.count("."), -len(module), name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.ModuleList)
+        and len(module)
+        and any(_block_kind(own, child) == "attention" for own, child in module[0].named_children())
+    ]
+    if not lists:
+        raise MismatchError(
+            f"{type(model).__name__} has no list of decoder layers with attention, so its modules cannot be compared "
+            "one by one. Leave out the stage that compares them."
+        )
+    _, _, name, module = min(lists, key=lambda found: found[:2])
+    return name, module
+
+
+def _of_layer(at: int, name: str, layer: Any) -> Iterator[Part]:
+    for own, child in layer.named_children():
+        kind = _block_kind(own, child)
+        if kind is None:
+            continue
+        yield Part(f"{name}.{own}", kind, at, "", own, child)
+        if kind in _BLOCKS:
+            yield from _inside(at, f"{name}.{own}", own, kind, child)
+
+
+def _inside(at: int, name: str, own: str, block: str, module: Any) -> Iterator[Part]:
+    for path, child in module.named_modules():
+        kind = _inner_kind(path, child, block)
+        if kind is not None:
+            yield Part(f"{name}.{path}", kind, at, block, path, child)
+
+
+def _inner_kind(path: str, module: Any, block: str) -> str | None:
+    if path and _NORM.search(type(module).__name__):
+        return "norm"
+    if path in _ROUTERS and block == "experts":
+        return "router"
+    return "rotary" if path and _is_rotary(module) else None
+
+
+def turns(module: Any) -> bool:
+    """Whether a module turns queries and keys by itself, as vLLM's do inside attention."""
+    return bool(_ROTARY.search(type(module).__name__)) and hasattr(module, "head_size")
+
+
+def _is_rotary(module: Any) -> bool:
+    """Whether it makes cos and sin of positions, for functions outside of it to turn with."""
+    kind = type(module).__name__
+    return bool(_ROTARY.search(kind)) and not kind.startswith("Apply") and not turns(module)
+
+
+def _block_kind(name: str, module: Any) -> str | None:
+    """What a child of a layer is; None for dropout and the like."""
+    kind = type(module).__name__
+    if _NORM.search(kind):
+        return "norm"
+    if name in _MLPS or (_IS_MLP.search(kind) and name not in _MIXERS):
+        return "experts" if hasattr(module, "experts") else "mlp"
+    return "attention" if name in _MIXERS or _MIXES_TOKENS.search(kind) else None
+
+
+def _outside(model: Any, stack: str) -> Iterator[Part]:
+    """The final norm and a rotary embedding that all layers share; norms of embeddings stand before the stack."""
+    behind = False
+    for name, module in model.named_modules():
+        if name == stack or name.startswith(f"{stack}."):
+            behind = True
+        elif _NORM.search(type(module).__name__):
+            if behind:
+                yield Part(name, "norm", None, "", name.rpartition(".")[2], module)
+        elif _is_rotary(module):
+            yield Part(name, "rotary", None, "", name.rpartition(".")[2], module)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A module of the trainer and the one of the engine that does the same."""
+
+    trainer: Part
+    engine: Part
+
+
+def matched(trainer: Iterable[Part], engine: Iterable[Part]) -> tuple[list[Pair], list[Part]]:
+    """Pairs by name within their layer, the others of a layer and kind by order; also what of the trainer has none."""
+    offered: dict[tuple[Any, ...], list[Part]] = defaultdict(list)
+    for part in engine:
+        offered[part.slot].append(part)
+    wanted: dict[tuple[Any, ...], list[Part]] = defaultdict(list)
+    for part in trainer:
+        wanted[part.slot].append(part)
+    pairs, alone = list[Pair](), list[Part]()
+    for slot, parts in wanted.items():
+        found, left = _in_slot(parts, offered[slot])
+        pairs += found
+        alone += left
+    return pairs, alone
+
+
+def _in_slot(trainer: list[Part], engine: list[Part]) -> tuple[list[Pair], list[Part]]:
+    named = {part.place: part for part in engine}
+    pairs = [Pair(part, named.pop(part.place)) for part in trainer if part.place in named]
+    taken = {id(pair.trainer) for pair in pairs}
+    rest = [part for part in trainer if id(part) not in taken]
+    if len(rest) == len(named):
+        return pairs + [Pair(*both) for both in zip(rest, named.values(), strict=True)], []
+    return pairs, rest

@@ -1,0 +1,88 @@
+"""The residual stream of a pass: before each layer, after its attention, after its MLP, whoever adds what where.
+
+A stream is a tuple of tensors whose sum it is: vLLM hands on a branch's output and the residual, to add them inside the
+next norm. They are summed in float64, where they are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mismatch_cli.dissection.calls import first, flowing, is_hidden
+from mismatch_cli.dissection.parts import Part
+
+Stream = tuple[Tensor, ...]
+POINTS = ("before", "attention", "mlp")
+
+
+@dataclass
+class Watched:
+    """What a layer's pass shows of its stream; `ended` makes the three points of it."""
+
+    before: Stream
+    attended: Tensor | None = None  # what its attention answered
+    entered: Tensor | None = None  # what its MLP was given
+    norms: list[tuple[Stream, Tensor]] = field(default_factory=list)  # what they were given, and their answers
+
+    @classmethod
+    def begun(cls, args: Sequence[Any], kwargs: dict[str, Any]) -> Watched:
+        """A layer is given a branch's output and the residual, or the stream itself."""
+        return cls(_copies(flowing(args, kwargs).values()))
+
+    def into(self, part: Part, args: Sequence[Any], kwargs: dict[str, Any]) -> Stream:
+        """Before a module of the layer's own: its input, which it may overwrite."""
+        given = _copies(flowing(args, kwargs).values()) if part.kind != "attention" else ()
+        if part.kind in ("mlp", "experts") and self.entered is None and given:
+            self.entered = given[0]
+        return given
+
+    def out_of(self, part: Part, given: Stream, output: Any) -> None:
+        """After it."""
+        if part.kind == "norm":
+            self.norms.append((given, _copy(first(output))))
+        elif part.kind == "attention" and self.attended is None:
+            self.attended = _copy(first(output))
+
+    def ended(self, output: Any) -> dict[str, Stream]:
+        """The points that are known, of a layer that answers with the stream, or with both its parts."""
+        parts = output if isinstance(output, tuple | list) else (output,)
+        like = self.before[0].shape
+        after = _copies(part for part in parts if is_hidden(part) and part.shape == like)
+        middle = self._after_attention()
+        return {"before": self.before, **({"attention": middle} if middle else {}), "mlp": after}
+
+    def _after_attention(self) -> Stream | None:
+        """What the MLP is made of: its input, or that of the norm before it.
+
+        Where that is what the layer began with, attention and MLP stand beside each other (Phi, GPT-NeoX, Cohere).
+        """
+        if self.attended is None or self.entered is None:
+            return None
+        entered = self.entered
+        source = next((given for given, answer in self.norms if _equal(answer, entered)), (entered,))
+        if _equal(total(source), total(self.before)):
+            return (*self.before, self.attended)
+        return source
+
+
+def total(stream: Stream) -> Tensor:
+    """The stream as rows in float64 on the CPU."""
+    rows = [part.detach().to("cpu", torch.float64).flatten(0, -2) for part in stream]
+    return torch.stack(rows).sum(0)
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.numel() == other.numel() and torch.equal(one.flatten(), other.flatten())
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
+
+
+def _copies(tensors: Any) -> Stream:
+    return tuple(map(_copy, tensors))

@@ -1,0 +1,80 @@
+"""One pass of a vLLM in this process, taken apart: hooks on its modules, which answer again in the same context.
+
+Attention finds its metadata, its slots of the KV cache and its keys in vLLM's forward context: it is kept, as copies,
+for what the pass used is overwritten by the next. Modules that are called again write other keys into the cache: it is
+emptied at the end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from mismatch_cli.dissection.calls import first, kept
+from mismatch_cli.dissection.engine_pass import EnginePass
+from mismatch_cli.dissection.listener import Listener
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.sampling import SamplingSettings
+
+
+@contextmanager
+def pass_over(
+    llm: Any, read: Callable[[list[int]], Any], token_ids: Sequence[int], sampling: SamplingSettings
+) -> Iterator[EnginePass]:
+    """`read` sends a prompt through the engine; a `MismatchError` where its modules cannot be listened to."""
+    import torch
+    from vllm.forward_context import get_forward_context, override_forward_context
+
+    check_in_reach(llm)
+    (model,) = llm.apply_model(_itself)
+    listener, contexts = Listener(model), list[Any]()
+    llm.reset_prefix_cache()
+    try:
+        with listener.on(model, partial(_reads, list(token_ids)), lambda: contexts.append(kept(get_forward_context()))):
+            read(list(token_ids))
+        if not contexts:
+            raise MismatchError(
+                f"vLLM did not read the {len(token_ids)} tokens of a response in one pass, so its modules cannot be "
+                f"compared. Use --engine-arg max_num_batched_tokens={len(token_ids)} or more."
+            )
+        # By its own name and not by its turn, a mixture of experts is found again when it is called alone.
+        context = dataclasses.replace(contexts[-1], all_moe_layers=None)
+        hidden_NH = first(listener.output).clone()
+        positions_N = torch.arange(len(token_ids), device=hidden_NH.device)
+        within = partial(override_forward_context, context)
+        yield EnginePass(listener, hidden_NH, sampling, model.compute_logits, positions_N, within)
+    finally:
+        llm.reset_prefix_cache()
+
+
+def _itself(model: Any) -> Any:
+    return model
+
+
+def _reads(token_ids: list[int], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a pass reads these tokens, and is not one of those by which vLLM measures memory or warms up."""
+    ids_N = kwargs.get("input_ids", args[0] if args else None)
+    return ids_N is not None and ids_N.numel() == len(token_ids) and ids_N.flatten().tolist() == token_ids
+
+
+def check_in_reach(llm: Any) -> None:
+    """A `MismatchError` for an engine whose modules do not run here, one by one and whole."""
+    config = llm.llm_engine.vllm_config
+    parallel = config.parallel_config
+    if parallel.world_size > 1:
+        raise MismatchError(
+            f"vLLM is spread over {parallel.world_size} processes, each with a part of every module: they cannot be "
+            "compared with the trainer's. Use --tensor-parallel-size 1 and --pipeline-parallel-size 1."
+        )
+    if type(llm.llm_engine.engine_core).__name__ != "InprocClient":
+        raise MismatchError(
+            "vLLM runs in another process, where its modules are out of reach. Unset VLLM_ENABLE_V1_MULTIPROCESSING."
+        )
+    if not config.model_config.enforce_eager:
+        raise MismatchError(
+            "vLLM runs compiled or from CUDA graphs, whose modules are not called one by one: what they would show is "
+            "the state of the last capture. Use --enforce-eager."
+        )
