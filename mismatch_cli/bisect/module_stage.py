@@ -11,9 +11,9 @@ import numpy as np
 
 from mismatch_cli.bisect.as_it_is import base_of
 from mismatch_cli.bisect.experiments import Experiment
-from mismatch_cli.bisect.grafting import ModuleFindings, graft
+from mismatch_cli.bisect.dissect import graft
 from mismatch_cli.bisect.legs import ROLLOUT, TRAINER, Leg
-from mismatch_cli.bisect.modules import choose_responses
+from mismatch_cli.bisect.modules import ModuleFindings, choose_responses
 from mismatch_cli.bisect.ranking import RECORDED, rank
 from mismatch_cli.bisect.searching import Searching
 from mismatch_cli.bisect.sides import Change, combined
@@ -69,7 +69,7 @@ def _chosen(run: Searching) -> list[int]:
     measured = run.measured()
     sums = measured.sums(RECORDED)
     gap_S = sums.sums_S3[:, 0] / np.maximum(sums.tokens_S, 1)
-    return choose_responses(gap_S, measured.tokens.prompt_id_S, run.config.module_responses)
+    return choose_responses(np.split(gap_S, len(gap_S)), measured.tokens.prompt_id_S.tolist(), run.config.module_responses)
 
 
 def _grafted(
@@ -97,13 +97,13 @@ def _keep(
     own = Leg("modules-rollout", ROLLOUT, "engine, eager, whole responses at once")
     scored = Leg("modules-trainer", TRAINER, "trainer, one response at a time")
     kinds = {kind: Leg(f"graft-{kind}", TRAINER, f"trainer with {_WHAT[kind]} of the engine") for kind in found.grafted}
-    written = [(own, found.logp_rollout), (scored, found.logp_trainer)]
+    written = [(own, found.logp_prefill), (scored, found.logp_trainer)]
     written += [(leg, found.grafted[kind]) for kind, leg in kinds.items()]
     for leg, logp in written:
         legs.write_selected(leg, rows, {f"logp_{leg.side}": logp}, described[leg.side], seconds)
     before = (own.name, scored.name)
-    run.add(*(_experiment(found.parts(kind), kind, before, leg) for kind, leg in kinds.items()))
-    run.search.modules = {"responses": len(rows), **found.to_json()}
+    run.add(*(_experiment([m.module for m in found.isolated.values() if m.kind == kind], kind, before, leg) for kind, leg in kinds.items()))
+    run.search.modules = found.to_json()
     run.save()
 
 

@@ -18,6 +18,7 @@ from mismatch_cli.metrics.estimate import Estimate
 
 NO_GAP = 2e-5  # nats on an average token: the rounding of float32, of which there is nothing to explain
 LEAST = 0.05  # of the gap: what takes less is not a cause of it
+LARGE = 0.2  # of the gap: what takes so much is a cause also where there are too few prompts for an interval
 EXPLAINED = 0.1  # of the gap: where less is left, nothing more is looked for
 ALL_MODULES = "all"
 RECORDED: Pair = (AS_RECORDED, AS_RECORDED)
@@ -62,9 +63,9 @@ class Row:
 
     @property
     def is_cause(self) -> bool:
-        """Whether it surely takes a part of the gap that is worth a word."""
-        low = self.share.low
-        return (self.share.value or 0.0) >= LEAST and (low is None or low > 0)
+        """Whether it surely takes a part of the gap that is worth a word; without an interval it has to be a large one."""
+        value, low = self.share.value or 0.0, self.share.low
+        return value >= LARGE if low is None else value >= LEAST and low > 0
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_cli.bisect.as_it_is import Diagnose, bookkeeping, legs_of_both
+from mismatch_cli.bisect.module_stage import compare_modules
 from mismatch_cli.bisect.ranking import NO_GAP, RECORDED
 from mismatch_cli.bisect.search_config import STAGES, BisectConfig
 from mismatch_cli.bisect.searching import Searching
@@ -57,4 +58,4 @@ def search(
     run.stage(0, partial(bookkeeping, diagnose=diagnose))
     run.stage(1, legs_of_both)
     run.stage(2, turn_settings)
-    run.stage(3, lambda _: None)
+    run.stage(3, compare_modules)

@@ -45,13 +45,14 @@ class BisectConfig(ThreadSettings, Recorded):
         "Stages of the search: 0 bookkeeping and weights, 1 legs, 2 settings, 3 modules. Each ends it where the gap is "
         "explained.",
         metavar="N,N",
+        changeable=True,
     )
     budget: float | None = of_search(
         None, "Begin no experiment after so many minutes.", metavar="MINUTES", min=0, changeable=True
     )
     responses: int = of_search(256, "Most responses to read again.", least=1)
     module_responses: int = of_search(
-        16, "Responses whose modules are compared: half of them the worst, half typical.", least=1
+        32, "Responses whose modules are compared: half of them the worst, half typical.", least=1
     )
     model: str | None = of_engine(
         None, "Model of the engine: folder or hub name.", path=True, metavar="MODEL", **_OF_TRACE
