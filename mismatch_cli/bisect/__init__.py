@@ -1,0 +1,1 @@
+"""Which setting, which tensor, which module makes the gap: experiments on the recorded tokens."""
