@@ -198,6 +198,12 @@ def save_adapter(wrapped: Any, folder: Path) -> None:
     wrapped.save_pretrained(str(folder), state_dict=learnt, save_embedding_layers=False)
 
 
+def state_below(wrapped: Any) -> dict[str, torch.Tensor]:
+    """The weights that an adapter stands on, under the names of the model alone."""
+    state = wrapped.state_dict().items()
+    return {_WRAPPED.sub("", name): value for name, value in state if ".lora_" not in name}
+
+
 class Merged:
     """The weights of a model with its adapter added, under the names of the model alone: what an engine takes over.
 
@@ -212,9 +218,7 @@ class Merged:
     def state_dict(self) -> Mapping[str, torch.Tensor]:
         from mismatch_cli.sharding import whole
 
-        state = {
-            _WRAPPED.sub("", name): value for name, value in self.learning.state_dict().items() if ".lora_" not in name
-        }
+        state = state_below(self.learning)
         for name, layer in self.learning.named_modules():
             if hasattr(layer, "lora_A"):
                 key = f"{_WRAPPED.sub('', name)}.{getattr(layer, 'parameter_name', 'weight')}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from mismatch_cli.sharding import Sharding
 
+_UP_TO_NUMBER = re.compile(r"([^.]*\.)*?\d+\.|")  # `model.layers.3.` of what lies in a layer, else nothing
 _PLACED_BY_ACCELERATE = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
@@ -207,6 +209,17 @@ def saved_state(model: Any) -> Mapping[str, torch.Tensor]:
         return state  # each made whole only when it is asked for
     saved: Mapping[str, torch.Tensor] = revert_weight_conversion(learning, dict(state))
     return saved
+
+
+def saved_by_layer(model: Any, state: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """A model's state under the names that its folder has, layer by layer: what is taken apart is copied."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    layers: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in state.items():
+        layers.setdefault(_UP_TO_NUMBER.match(name)[0], {})[name] = tensor  # type: ignore[index]
+    for part in layers.values():
+        yield from revert_weight_conversion(model, part).items()
 
 
 def load_tokenizer(model: str) -> Any:

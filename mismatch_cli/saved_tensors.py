@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mismatch_cli import custom_code
 from mismatch_cli.errors import MismatchError, first_line
-from mismatch_cli.models import check_model_folder
+from mismatch_cli.models import check_model_folder, load_config
+from mismatch_cli.torch_settings import prepare_imports
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import torch
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -33,17 +32,36 @@ class SavedTensors:
             self.shapes = {name: self._shape(name) for name in self.files}
 
     def read(self, name: str) -> torch.Tensor:
-        path = self.files[name]
         with _readable(self.model):
-            if path.suffix == ".bin":
-                return _pickled(path)[name]
-            return _opened(path).get_tensor(name)
+            return read_tensor(self.files[name], name)
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        path = self.files[name]
-        if path.suffix == ".bin":
-            return tuple(_pickled(path)[name].shape)
-        return tuple(_opened(path).get_slice(name).get_shape())
+        mapped = _mapped(path := self.files[name])
+        return tuple(mapped[name].shape if path.suffix == ".bin" else mapped.get_slice(name).get_shape())
+
+
+def names_in(path: Path) -> list[str]:
+    """The tensors of one file."""
+    return list(_mapped(path).keys())
+
+
+def read_tensor(path: Path, name: str) -> torch.Tensor:
+    """One tensor of a file, mapped from it."""
+    mapped = _mapped(path)
+    tensor: torch.Tensor = mapped[name] if path.suffix == ".bin" else mapped.get_tensor(name)
+    return tensor
+
+
+def tied_names(model: str) -> dict[str, str]:
+    """What a model does not keep apart: name → the name whose values it has, such as its head's → its embeddings'."""
+    prepare_imports()
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        empty: Any = AutoModelForCausalLM.from_config(load_config(model), **custom_code.loading())
+    tied = dict(empty.all_tied_weights_keys)
+    return tied | {source: target for target, source in tied.items()}
 
 
 def model_folder(model: str) -> Path:
@@ -80,9 +98,7 @@ def _files_of(folder: Path) -> dict[str, Path]:
     """The file of each tensor: as the index says where there is one, which is also what transformers and vLLM read."""
     for index, single in ((INDEX, SINGLE), (_PICKLED_INDEX, _PICKLED)):
         if (folder / single).is_file():
-            path = folder / single
-            names = _pickled(path) if path.suffix == ".bin" else _opened(path).keys()
-            return dict.fromkeys(names, path)
+            return dict.fromkeys(names_in(folder / single), folder / single)
         if (folder / index).is_file():
             listed = json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"]
             return {name: folder / file for name, file in listed.items()}
@@ -91,19 +107,16 @@ def _files_of(folder: Path) -> dict[str, Path]:
     )
 
 
+def _mapped(path: Path) -> Any:
+    return _mapped_once(str(path), path.stat().st_mtime_ns)
+
+
 @lru_cache(maxsize=4)
-def _mapped(path: str, changed: int) -> Any:  # noqa: ARG001 - a file that is written again is opened again
+def _mapped_once(path: str, changed: int) -> Any:  # noqa: ARG001 - a file that is written again is opened again
     if path.endswith(".bin"):
         import torch
 
         return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     from safetensors import safe_open
 
-    return safe_open(path, framework="pt").__enter__()
-
-
-def _opened(path: Path) -> Any:
-    return _mapped(str(path), os.stat(path).st_mtime_ns)
-
-
-_pickled = _opened
+    return safe_open(path, framework="pt")

@@ -54,7 +54,7 @@ FLOORS = [
     {"trust_regions", "weights"},
     {"policies"},
     {"divergences", "response_layout", "batches"},
-    {"models", "adapters", "options", "dealing", "dissection"},
+    {"models", "adapters", "options", "dealing", "dissection", "saved_tensors"},
     {"arrays", "sampling", "batch", "text", "numbers", "registry", "torch_settings", "memory", "sharding", "routing"},
     {"attention", "positions", "custom_code", "places", "extras", "ranks", "hashing"},
     {"errors"},

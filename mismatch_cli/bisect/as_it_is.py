@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, cast
 
 from mismatch_cli.bisect.experiments import Experiment
 from mismatch_cli.bisect.fixed_tokens import AS_RECORDED
 from mismatch_cli.bisect.legs import ROLLOUT, TRAINER, Leg
+from mismatch_cli.bisect.model_config import config_differences
 from mismatch_cli.bisect.ranking import RECORDED
 from mismatch_cli.bisect.runner import leg_of
 from mismatch_cli.bisect.searching import Searching
-from mismatch_cli.engines import Engine, engine_module
+from mismatch_cli.bisect.sides import Change
+from mismatch_cli.bisect.weights import compare_adapters, compare_weights
+from mismatch_cli.engines import Engine, OpenEngine, engine_module
 from mismatch_cli.trace.reader import Trace
 
 DECODED = Leg("rollout-again", ROLLOUT, "engine, decoding again")
@@ -72,7 +76,7 @@ def read_rollout(run: Searching) -> None:
     legs = [DECODED, ALONE, UNCACHED] if getattr(module, "REPLAYS", False) else []
     legs += [WHOLE] if getattr(module, "PREFILLS", False) and can_be_whole(run) else []
     compares = 0 in run.config.wanted and run.search.weights is None
-    compares = compares and not module.REMOTE
+    compares = compares and getattr(module, "OPEN", False)
 
     def compare(engine: Engine) -> None:
         run.search.weights = run.ranks.world.told(compared(run, engine) if run.ranks.world.first else None)
@@ -118,10 +122,50 @@ def _named(found: Mapping[str, Any] | None, column: str, change: str) -> dict[st
 
 
 def compared(run: Searching, engine: Engine) -> dict[str, Any]:
-    """The engine's weights beside those of the trainer's model, as `search.json` holds it."""
-    return {}
+    """The engine's weights and configuration beside those of the trainer's model, as `search.json` holds it."""
+    rollout, trainer = run.runner.rollout, run.runner.trainer.config
+    found = compare_weights(
+        cast(OpenEngine, engine),
+        trainer.trainer_model,
+        trainer_dtype=trainer.trainer_dtype,
+        keep_in=run.runner.weights_folder,
+    )
+    config = config_differences(rollout.model, trainer.trainer_model, rollout.overrides)
+    groups = [asdict(group) for group in found.groups()]
+    return found.to_json() | {"groups": groups, "config": [difference.to_json() for difference in config]}
 
 
-def _of_models(run: Searching) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """An experiment, without its legs, and the change of the trainer for each way in which the models differ."""
-    return []
+def _of_models(run: Searching) -> Iterator[tuple[dict[str, Any], Change]]:
+    """An experiment, without its legs, and the change of the trainer, for each way in which the two models differ."""
+    found, rollout, trainer = run.search.weights or {}, run.runner.rollout, run.runner.trainer.config
+    if rollout.adapter != trainer.trainer_adapter and compare_adapters(
+        {"adapter": rollout.adapter}, {"adapter": trainer.trainer_adapter}
+    ):
+        words = "the adapter on both sides, or on neither"
+        about = {"setting": "adapter", "value": trainer.trainer_adapter, "better": rollout.adapter, "change": words}
+        yield about | {"side": TRAINER}, {"trainer_adapter": rollout.adapter}
+    for group in found.get("groups", ()):
+        words = f"load the same weights on both sides: {_details(found, group['tensors'])}"
+        about = {"setting": group["name"], "value": group["relation"], "better": "the rollout’s", "change": words}
+        yield (
+            about | {"side": TRAINER, "parts": tuple(group["tensors"])},
+            {"tensors": {group["name"]: group["tensors"]}},
+        )
+    for differing in found.get("config", ()):
+        inner = differing["inner"]
+        setting = ".".join([differing["key"], *inner[:1]]) if len(inner) == 1 else differing["key"]
+        about = {
+            "setting": setting,
+            "value": differing["trainer"],
+            "better": differing["rollout"],
+            "parts": tuple(inner),
+        }
+        about |= {"side": TRAINER, "change": f"the same {setting} on both sides"}
+        yield about, {"model_config": {differing["key"]: differing["rollout"]}}
+
+
+def _details(found: Mapping[str, Any], tensors: Sequence[str]) -> str:
+    """`model.layers.1.mlp.down_proj.weight is × 1.0100 in the engine`; of several the first."""
+    first = next(each for each in found["differing"] if each["tensor"] == tensors[0])
+    more = f", and {len(tensors) - 1} more" if len(tensors) > 1 else ""
+    return f"{first['tensor']} differs ({first['relation']}: {first['detail']}){more}"

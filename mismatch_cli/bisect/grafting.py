@@ -67,7 +67,9 @@ class Grafts:
 
     def _hook(self, part: Part) -> None:
         if part.name in self._pairs and part.kind in self._kinds and part.inside not in self._replaced():
-            answer = self._turned if part.kind == "rotary" else self._routed if part.kind == "router" else self._answered
+            answer = (
+                self._turned if part.kind == "rotary" else self._routed if part.kind == "router" else self._answered
+            )
             hook = partial(self._leave, answer, self._pairs[part.name])
             self._hooks.append(part.module.register_forward_hook(hook, with_kwargs=True))
         if part.kind == "attention" and part.name in self._pairs:
@@ -90,7 +92,9 @@ class Grafts:
         try:
             theirs = answer(pair, args, kwargs, output, time)
         except Exception as error:  # a module of a foreign library on what it was not made for
-            self.refused[name] = str(error) if isinstance(error, Unlike) else f"{type(error).__name__}: {first_line(error)}"
+            self.refused[name] = (
+                str(error) if isinstance(error, Unlike) else f"{type(error).__name__}: {first_line(error)}"
+            )
             return None
         if self._seen is None:
             return theirs

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.bisect.as_it_is import base_of
-from mismatch_cli.bisect.experiments import Experiment
 from mismatch_cli.bisect.dissect import graft
+from mismatch_cli.bisect.experiments import Experiment
 from mismatch_cli.bisect.legs import ROLLOUT, TRAINER, Leg
 from mismatch_cli.bisect.modules import ModuleFindings, choose_responses
 from mismatch_cli.bisect.ranking import RECORDED, rank
@@ -69,7 +69,9 @@ def _chosen(run: Searching) -> list[int]:
     measured = run.measured()
     sums = measured.sums(RECORDED)
     gap_S = sums.sums_S3[:, 0] / np.maximum(sums.tokens_S, 1)
-    return choose_responses(np.split(gap_S, len(gap_S)), measured.tokens.prompt_id_S.tolist(), run.config.module_responses)
+    return choose_responses(
+        np.split(gap_S, len(gap_S)), measured.tokens.prompt_id_S.tolist(), run.config.module_responses
+    )
 
 
 def _grafted(
@@ -102,7 +104,12 @@ def _keep(
     for leg, logp in written:
         legs.write_selected(leg, rows, {f"logp_{leg.side}": logp}, described[leg.side], seconds)
     before = (own.name, scored.name)
-    run.add(*(_experiment([m.module for m in found.isolated.values() if m.kind == kind], kind, before, leg) for kind, leg in kinds.items()))
+    run.add(
+        *(
+            _experiment([m.module for m in found.isolated.values() if m.kind == kind], kind, before, leg)
+            for kind, leg in kinds.items()
+        )
+    )
     run.search.modules = found.to_json()
     run.save()
 

@@ -13,12 +13,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from mismatch_cli.bisect.altered_model import folder_with, folder_with_config
 from mismatch_cli.bisect.legs import Leg, Legs, engine_reads, trainer_reads
 from mismatch_cli.bisect.sides import Change, RolloutSide, TrainerSide, engine_part
 from mismatch_cli.engines import Engine, create_engine
 from mismatch_cli.recording.score import load_trainer
 from mismatch_cli.scoring.trainer import Trainer
 
+WEIGHTS = "weights"
 Enough = Callable[[Leg], bool]
 
 
@@ -93,7 +95,17 @@ class Runner:
 
     def model_folder(self, model: str, change: Change, scratch: Path) -> str:
         """The trainer's model, with the engine's tensors or values of its configuration in place of its own."""
+        if tensors := change.get("tensors"):
+            names = [name for group in tensors.values() for name in group]
+            model = str(folder_with(model, self.weights_folder, names, scratch / "tensors"))
+        if config := change.get("model_config"):
+            model = str(folder_with_config(model, config, scratch / "config"))
         return model
+
+    @property
+    def weights_folder(self) -> Path:
+        """Where the engine's tensors are kept that the trainer has otherwise."""
+        return self.legs.run_folder / WEIGHTS
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from mismatch_cli.bisect.module_stage import compare_modules
 from mismatch_cli.bisect.ranking import NO_GAP, RECORDED
 from mismatch_cli.bisect.search_config import STAGES, BisectConfig
 from mismatch_cli.bisect.searching import Searching
-from mismatch_cli.bisect.turning import turn_settings
+from mismatch_cli.bisect.turning import turn_settings, turn_together
 from mismatch_cli.dealing import ALL_HERE, Ranks
 from mismatch_cli.recording.record import record
 from mismatch_cli.recording.rollouts import Progress
@@ -55,7 +54,7 @@ def search(
         progress.say("The gap is below what float32 resolves: nothing is searched.")
         run.leave_out(STAGES, "not needed", "the gap is below what float32 resolves")
         return
-    run.stage(0, partial(bookkeeping, diagnose=diagnose))
+    run.stage(0, lambda run: (bookkeeping(run, diagnose), turn_together(run)))
     run.stage(1, legs_of_both)
-    run.stage(2, turn_settings)
+    run.stage(2, lambda run: (turn_settings(run), turn_together(run)))
     run.stage(3, compare_modules)

@@ -33,7 +33,6 @@ def turn_settings(run: Searching) -> None:
             run.progress.say(f"{toggle.setting} = {toggle.better} cannot be tried here: {error}")
             continue
         run.add(_experiment(run, toggle, after))
-    _turn_together(run)
 
 
 def _can_replay(run: Searching) -> bool:
@@ -75,7 +74,7 @@ def read_engine(run: Searching, change: Change, what: str, trainer: str) -> str:
     return leg.name
 
 
-def _turn_together(run: Searching) -> None:
+def turn_together(run: Searching) -> None:
     """Turn all that help at once, then leave out one at a time what is not needed."""
     helping = [row for row in rank(run.measured(), run.search).causes if not row.experiment.floor]
     helping = [row for row in helping if row.experiment.before != RECORDED][:_MOST_TOGETHER]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mismatch_cli.adapters import put_on, read_adapter
+from mismatch_cli.adapters import put_on, read_adapter, state_below
 from mismatch_cli.attention import attention_facts
 from mismatch_cli.batch import Rollout
 from mismatch_cli.engines import EngineSettings, Request, Sink
 from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.models import load_causal_lm
+from mismatch_cli.models import load_causal_lm, saved_by_layer
 from mismatch_cli.positions import first_context
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mismatch_cli.sampling import SamplingSettings
 
 REMOTE, TAKES_WEIGHTS, MEMORY_SHARE, RETURNS_ROUTES = False, True, None, True
+OPEN = True
 _ARGUMENTS = {"batch_size": 64, "attn_implementation": None, "device_map": None, "max_model_len": None}
 
 
@@ -108,6 +109,10 @@ class HfEngine:
         from mismatch_cli.sharding import whole_state
 
         self._model.load_state_dict(whole_state(model))
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        base = self._model if self._settings.adapter is None else self._model.get_base_model()
+        return saved_by_layer(base, state_below(base))
 
     def describe(self) -> dict[str, Any]:
         import transformers

@@ -189,7 +189,7 @@ _FILES: dict[str, Callable[[Path], bool]] = {
     f"{LOG}/*.log": _has(LOG_HEAD),
     **{f"legs/*/{name}": test for name, test in _TRACE.items()},
     "search.json": _is_json,
-    "weights/rollout.safetensors": lambda _: True,
+    "weights/~engine-[0-9][0-9][0-9][0-9][0-9].safetensors": lambda _: True,
     **{f"probe/trace/{name}": test for name, test in _TRACE.items()},
     "probe/log/*.log": _has(LOG_HEAD),
     "perfectible.jsonl": lambda path: _is_empty(path) or _first_record(path) == _PROBLEM,

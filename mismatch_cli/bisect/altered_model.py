@@ -1,0 +1,125 @@
+"""The trainer's model with one thing as the engine has it: tensors, or a value of its configuration.
+
+A folder of links to the trainer's files, in which only what is altered is new: whoever loads it renames, fuses and ties
+as ever.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.saved_tensors import INDEX, SINGLE, SavedTensors, model_folder, names_in, read_tensor, tied_names
+from mismatch_cli.trace.files import replacing, replacing_folder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CONFIG = "config.json"
+_AT_ONCE = 1 << 28  # bytes of tensors that wait to be written
+# transformers reads files in the order of their names, and of a tensor that is in two of them the last one counts.
+_KEPT, _TO_TRAINER = "~engine-{:05d}.safetensors", "trainer-{}"
+
+
+class KeptTensors:
+    """Writes tensors into a folder while they come, in files of a quarter of a GB; without a folder, nowhere."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._waiting: dict[str, Tensor] = {}
+        self._written = 0
+
+    def __enter__(self) -> KeptTensors:
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            for old in kept_files(self._folder):
+                old.unlink()
+        return self
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        if self._folder is None:
+            return
+        self._waiting[name] = tensor.detach().cpu().contiguous().clone()
+        if sum(each.nbytes for each in self._waiting.values()) >= _AT_ONCE:
+            self._write()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._waiting and kind is None:
+            self._write()
+
+    def _write(self) -> None:
+        assert self._folder is not None
+        self._written += 1
+        _save(self._waiting, self._folder / _KEPT.format(self._written))
+        self._waiting = {}
+
+
+def kept_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("~engine-*.safetensors"))
+
+
+def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
+    from safetensors.torch import save_file
+
+    with replacing(path) as temporary:
+        save_file(dict(tensors), temporary, {"format": "pt"})
+
+
+def folder_with(trainer: str, kept: Path, names: Collection[str], into: Path) -> Path:
+    """A model folder: the trainer's with these tensors as `KeptTensors` has written them into `kept`.
+
+    What was tied to one of them and is not named itself stays as it is in the trainer.
+    """
+    saved = SavedTensors(trainer)
+    if any(path.suffix == ".bin" for path in saved.files.values()):
+        raise MismatchError(
+            f"{trainer} keeps its weights in pickles, which cannot be replaced one by one. Save it again with "
+            "save_pretrained, which writes safetensors."
+        )
+    engines = {name: path for path in kept_files(kept) for name in names_in(path)}
+    untied = {
+        name: source
+        for name, source in tied_names(trainer).items()
+        if source in names and name not in names and name not in saved.files and source in saved.files
+    }
+    with replacing_folder(into) as folder:
+        _link(saved.folder, folder, leave_out=(INDEX, SINGLE, *{path.name for path in saved.files.values()}))
+        places = {name: _TO_TRAINER.format(path.name) for name, path in saved.files.items()}
+        for path in set(saved.files.values()):
+            (folder / _TO_TRAINER.format(path.name)).symlink_to(path.resolve())
+        with KeptTensors(folder) as new:
+            for name in names:
+                new.add(name, read_tensor(engines[name], name))
+            for name, source in untied.items():
+                new.add(name, saved.read(source))
+        places |= {name: path.name for path in kept_files(folder) for name in names_in(path)}
+        index = {"metadata": {"total_size": 0}, "weight_map": places}
+        (folder / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
+    return into
+
+
+def folder_with_config(trainer: str, changes: Mapping[str, Any], into: Path) -> Path:
+    """A model folder: the trainer's with other values of its configuration; None takes a value out."""
+    source = model_folder(trainer)
+    config = json.loads((source / CONFIG).read_text(encoding="utf-8"))
+    for key, value in changes.items():
+        _section(config, key)[key] = value
+    with replacing_folder(into) as folder:
+        _link(source, folder, leave_out=(CONFIG,))
+        (folder / CONFIG).write_text(json.dumps(config, indent=1), encoding="utf-8")
+    return into
+
+
+def _section(config: dict[str, Any], key: str) -> dict[str, Any]:
+    """Where a setting of the text model stands in a configuration that may be of several models."""
+    text = config.get("text_config")
+    return text if isinstance(text, dict) and key not in config else config
+
+
+def _link(source: Path, folder: Path, leave_out: Collection[str]) -> None:
+    for path in source.iterdir():
+        if path.is_file() and path.name not in leave_out:
+            (folder / path.name).symlink_to(path.resolve())

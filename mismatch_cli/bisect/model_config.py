@@ -1,0 +1,70 @@
+"""What the two models' configurations say differently, of what can move log-probs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mismatch_cli.models import check_model_folder, load_config
+from mismatch_cli.torch_settings import prepare_imports
+
+# What says where a model comes from, how it was trained or is run, which tokens end a text, or what a dtype is.
+_BOOKKEEPING = {
+    "_attn_implementation", "_name_or_path", "architectures", "attention_dropout", "attn_pdrop", "auto_map",
+    "bos_token_id", "chunk_size_feed_forward", "classifier_dropout", "dtype", "embd_pdrop", "embedding_dropout",
+    "eos_token_id", "head_dtype", "hidden_dropout", "id2label", "initializer_range", "is_encoder_decoder", "label2id",
+    "model_type", "output_attentions", "output_hidden_states", "output_router_logits", "pad_token_id", "problem_type",
+    "quantization_config", "resid_pdrop", "return_dict", "router_aux_loss_coef", "router_jitter_noise",
+    "router_z_loss_coef", "sep_token_id", "torch_dtype", "transformers_version", "use_cache", "vocab_size",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ConfigDifference:
+    """A key that the sides have otherwise; `inner` are the parts of it that differ, where it has parts."""
+
+    key: str
+    rollout: Any
+    trainer: Any
+    inner: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"inner": list(self.inner)}
+
+
+def config_differences(
+    rollout: str, trainer: str, overrides: Mapping[str, Any] | None = None
+) -> list[ConfigDifference]:
+    """Key by key, as transformers resolves both configurations; `overrides` are those that the engine was asked for."""
+    prepare_imports()
+    mine, theirs = _resolved(rollout, overrides or {}), _resolved(trainer, {})
+    found = []
+    for key in sorted((mine.keys() | theirs.keys()) - _BOOKKEEPING):
+        rolled, trained = mine.get(key), theirs.get(key)
+        if rolled != trained:
+            found.append(ConfigDifference(key, rolled, trained, _inner(rolled, trained)))
+    return found
+
+
+def _resolved(model: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The text model's settings, with overrides put in as vLLM does."""
+    check_model_folder(model)
+    config = load_config(model)
+    for key, value in overrides.items():
+        part: Any = getattr(config, key, None)
+        if isinstance(value, Mapping) and hasattr(part, "update") and not isinstance(part, Mapping):
+            part.update(dict(value))  # the configuration of a part of the model
+        else:
+            config.update({key: value})
+    text = config.get_text_config()
+    if getattr(text, "rope_parameters", None) is not None:
+        text.standardize_rope_params()
+    settings: dict[str, Any] = text.to_dict()
+    return settings
+
+
+def _inner(rolled: Any, trained: Any) -> tuple[str, ...]:
+    if not (isinstance(rolled, Mapping) and isinstance(trained, Mapping)):
+        return ()
+    return tuple(sorted(key for key in rolled.keys() | trained.keys() if rolled.get(key) != trained.get(key)))

@@ -1,0 +1,155 @@
+"""How an engine's tensor differs from the trainer's: by a factor, by a rounding that no dtype explains, or else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Relation = Literal["scaled", "rounded", "other"]
+_CHUNK = 1 << 22  # elements that are compared at a time, in float64
+_LOOKED_AT = 1 << 24  # elements of a large tensor, in whole rows, by which a rounding is known
+_DTYPES = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+_FP8 = ((torch.float8_e4m3fn, 1 / 16, 2.0**-9), (torch.float8_e5m2, 1 / 8, 2.0**-16))  # half a step: relative, least
+_LEVELS = {127: "int8", 128: "int8", 7: "int4", 8: "int4"}  # that the largest value is mapped to
+_IN_A_ROW = (128, 64, 32)  # neighbours that share a scale
+_FEWEST = 16  # elements that a grid can be seen in
+_NEARLY_ALL = 0.999  # of the elements: what is rounded twice may fall to either side
+
+
+@dataclass(frozen=True)
+class Difference:
+    """`relative`: the L2 norm of the difference over that of the trainer's tensor; `share`: elements that differ."""
+
+    relation: Relation
+    relative: float
+    share: float
+    detail: str
+
+
+def difference(engine: Tensor, trainer: Tensor, computes: torch.dtype | None = None) -> Difference | None:
+    """None where both hold the same numbers, up to the lower of both precisions: what a dtype rounds is its own cause.
+
+    `computes` is the dtype of the trainer, where it is not that of its folder.
+    """
+    if engine.shape != trainer.shape:
+        return Difference("other", math.inf, 1.0, f"of shape {tuple(engine.shape)}, not {tuple(trainer.shape)}")
+    computed = trainer if computes is None else trainer.to(computes)
+    common = max(engine.dtype, computed.dtype, key=_coarseness)
+    differing, squares, own, product = 0, 0.0, 0.0, 0.0
+    for e, t in _chunks(engine, computed, common):
+        differing += int(((e != t) & ~(e.isnan() & t.isnan())).sum())
+        squares += float((e - t).square().sum())
+        own, product = own + float(t.square().sum()), product + float((e * t).sum())
+    if not differing:
+        return None
+    relative = math.sqrt(squares / own) if own else math.inf
+    relation, detail = _relation(engine, computed, common, product / own if own else math.nan, relative)
+    return Difference(relation, relative, differing / engine.numel(), detail)
+
+
+def _relation(
+    engine: Tensor, trainer: Tensor, common: torch.dtype, factor: float, relative: float
+) -> tuple[Relation, str]:
+    if engine.numel() >= 2 and _is_scaled(engine, trainer, common, factor):
+        return "scaled", f"× {factor:.4f}" if abs(factor - 1) >= 5e-4 else f"× {factor:.7f}"
+    if not math.isfinite(relative):
+        return "other", ""
+    engine_seen, trainer_seen = _seen(engine), _seen(trainer)
+    if to := _rounding(engine_seen, trainer_seen, float(engine.abs().max())):
+        return "rounded", f"to {to}"
+    if to := _rounding(trainer_seen, engine_seen, float(trainer.abs().max())):
+        return "rounded", f"the trainer's to {to}"
+    return "other", ""
+
+
+def _coarseness(dtype: torch.dtype) -> float:
+    return float(torch.finfo(dtype).eps)
+
+
+def _chunks(engine: Tensor, trainer: Tensor, common: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    """Both as the lower precision has them, in float64."""
+    pairs = zip(engine.flatten().split(_CHUNK), trainer.flatten().split(_CHUNK), strict=True)
+    for e, t in pairs:
+        yield e.cpu().to(common).double(), t.cpu().to(common).double()
+
+
+def _is_scaled(engine: Tensor, trainer: Tensor, common: torch.dtype, factor: float) -> bool:
+    """Whether nothing but rounding is left once the factor is taken away."""
+    left = own = 0.0
+    for e, t in _chunks(engine, trainer, common):
+        left, own = left + float((e - factor * t).square().sum()), own + float(t.square().sum())
+    residual = math.sqrt(left / own) if own else math.inf
+    return residual <= abs(factor) * _coarseness(common) / 2 and abs(factor - 1) > 3 * residual
+
+
+def _seen(tensor: Tensor) -> Tensor:
+    """The tensor as rows; of a large one every n-th row."""
+    rows = tensor.reshape(-1, tensor.shape[-1]) if tensor.dim() else tensor.reshape(1, 1)
+    return rows[:: max(1, math.ceil(tensor.numel() / _LOOKED_AT))].cpu()
+
+
+def _rounding(coarse: Tensor, fine: Tensor, largest: float) -> str:
+    """What the one side is rounded to that the other is not: a dtype, or values on a grid; empty for neither."""
+    finest = max(coarse.dtype, fine.dtype, key=_coarseness)
+    for dtype in _DTYPES:
+        if _coarseness(dtype) > _coarseness(finest) and torch.equal(fine.to(dtype).float(), coarse.float()):
+            return _name(dtype)
+    columns = coarse.shape[1]
+    shapes = [("tensor", (1, -1)), ("row", (-1, columns))]
+    shapes += [(f"{n} neighbours", (-1, n)) for n in _IN_A_ROW if columns % n == 0 and columns > n]
+    error = _coarseness(coarse.dtype) * (0.55 if coarse.dtype != torch.float32 else 8)
+    for of_each, shape in shapes:
+        c, f = coarse.float().reshape(shape), fine.float().reshape(shape)
+        if c.shape[1] < _FEWEST:
+            continue
+        top = torch.tensor([[largest]]) if of_each == "tensor" else c.abs().amax(1, keepdim=True)
+        for kind, step, fits in _grids(c, f, top, error):
+            if fits >= _NEARLY_ALL:
+                return f"{kind} values per {of_each}, {_steps(step)}"
+    return ""
+
+
+def _grids(c: Tensor, f: Tensor, top: Tensor, error: float) -> Iterator[tuple[str, Tensor, float]]:
+    """The grids that quantisers use: each with its step, and the share of elements that lie on it and nearest."""
+    for levels, kind in _LEVELS.items():
+        step = (top / levels).clamp_min(1e-30)
+        yield kind, step, _fit(c, f, (c / step).round() * step, step / 2, error)
+    if (gap := _smallest_gap(c, top, error)) is not None:
+        kind = "int8" if float((top / gap).max()) > 16 else "int4"
+        yield kind, gap, _fit(c, f, (c / gap).round() * gap, gap / 2, error)
+    for dtype, half, least in _FP8:
+        step = (top / torch.finfo(dtype).max).clamp_min(1e-30)
+        on_grid = (c / step).to(dtype).float() * step
+        yield _name(dtype), step, _fit(c, f, on_grid, f.abs() * half + step * least, error)
+
+
+def _fit(c: Tensor, f: Tensor, on_grid: Tensor, half: Tensor, error: float) -> float:
+    lies = (on_grid - c).abs() <= error * c.abs()
+    nearest = (c - f).abs() <= half * 1.001 + error * f.abs()
+    return float((lies & nearest).float().mean())
+
+
+def _smallest_gap(c: Tensor, top: Tensor, error: float) -> Tensor | None:
+    """The step of each row where its largest value is not on the end of the grid; None where it has too many values."""
+    gaps = c.sort(dim=1).values.diff(dim=1)
+    step = gaps.masked_fill(gaps <= 4 * error * top + 1e-30, torch.inf).amin(1, keepdim=True)
+    if not bool((top <= 256 * step).all()):
+        return None
+    step = step.where(step.isfinite(), top.clamp_min(1e-30))
+    number = (c / step).round()
+    better = (c * number).sum(1, keepdim=True) / number.square().sum(1, keepdim=True)
+    return better.where(better.isfinite() & (better > 0), step)
+
+
+def _steps(step: Tensor) -> str:
+    low, high = float(step.min()), float(step.max())
+    return f"step {low:.3g}" if low == high else f"steps {low:.3g} to {high:.3g}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,199 @@
+"""The tensors that an engine computes with beside those of the trainer's folder: which differ, and how."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mismatch_cli.adapters import read_adapter
+from mismatch_cli.bisect.altered_model import KeptTensors
+from mismatch_cli.engines import OpenEngine, Unread
+from mismatch_cli.saved_tensors import SavedTensors, tied_names
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from mismatch_cli.bisect.relations import Relation
+
+ADAPTER = "adapter"  # in place of a tensor's name
+
+
+@dataclass(frozen=True)
+class DifferingTensor:
+    """A tensor of the trainer that the engine has otherwise; see `relations.Difference` for the numbers."""
+
+    tensor: str
+    relation: Relation
+    relative: float
+    share: float
+    detail: str
+
+    def to_json(self) -> dict[str, Any]:
+        relative = self.relative if math.isfinite(self.relative) else None
+        return {"tensor": self.tensor, "relation": self.relation, "relative": relative, "detail": self.detail}
+
+
+@dataclass(frozen=True)
+class TensorGroup:
+    """Differing tensors that one experiment replaces together."""
+
+    name: str
+    relation: Relation
+    tensors: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class WeightComparison:
+    """How many tensors were compared, which were not and why, and which differ, in the order of the engine."""
+
+    compared: int
+    unread: Mapping[str, str] = field(default_factory=dict)  # name → reason
+    differing: tuple[DifferingTensor, ...] = ()
+
+    def groups(self) -> list[TensorGroup]:
+        """Those that differ, by relation; an adapter is not a tensor that can be replaced."""
+        by_relation: dict[Relation, list[str]] = defaultdict(list)
+        for found in self.differing:
+            if found.tensor != ADAPTER:
+                by_relation[found.relation].append(found.tensor)
+        return [TensorGroup(group_name(names), relation, tuple(names)) for relation, names in by_relation.items()]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "compared": self.compared,
+            "unread": [f"{name}: {reason}" for name, reason in self.unread.items()],
+            "differing": [found.to_json() for found in self.differing],
+        }
+
+
+def compare_weights(
+    engine: OpenEngine,
+    trainer: str,
+    *,
+    trainer_dtype: str = "auto",
+    keep_in: Path | None = None,
+    on_compared: Callable[[int], None] = lambda _: None,
+) -> WeightComparison:
+    """Compare tensor by tensor; every tensor of the trainer's folder is compared or named with a reason.
+
+    The engine's differing tensors are kept in the folder `keep_in`, for `folder_with`.
+    """
+    import torch
+
+    computes = None if trainer_dtype == "auto" else getattr(torch, trainer_dtype)
+    with KeptTensors(keep_in) as kept:
+        comparing = _Comparing(SavedTensors(trainer), computes, kept)
+        for name, tensor in engine.weights():
+            comparing.take(name, tensor)
+            on_compared(1)
+        return comparing.result()
+
+
+class _Comparing:
+    """What has been found so far: nothing of a tensor but its numbers, and the digest of a differing one."""
+
+    def __init__(self, trainer: SavedTensors, computes: torch.dtype | None, kept: KeptTensors) -> None:
+        self._trainer, self._computes, self._kept = trainer, computes, kept
+        self._named = _Names(trainer)
+        self._compared: set[str] = set()
+        self._unread: dict[str, str] = {}
+        self._differing: dict[str, DifferingTensor] = {}
+        self._strangers: dict[str, tuple[tuple[int, ...], torch.dtype, bytes]] = {}  # those of an unknown relation
+
+    def take(self, name: str, tensor: Tensor | Unread) -> None:
+        from mismatch_cli.bisect.relations import difference
+
+        name, own = self._named.find(name)
+        if isinstance(tensor, Unread):
+            self._unread[name] = tensor.reason
+            return
+        if own is None:
+            self._unread[name] = "the trainer's folder has no such tensor"
+            return
+        self._compared.add(name)
+        if (found := difference(tensor, self._trainer.read(own), self._computes)) is None:
+            return
+        self._kept.add(name, tensor)
+        self._differing[name] = DifferingTensor(name, found.relation, found.relative, found.share, found.detail)
+        if found.relation == "other":
+            self._strangers[name] = tuple(tensor.shape), tensor.dtype, _digest(tensor)
+
+    def result(self) -> WeightComparison:
+        missing = self._trainer.shapes.keys() - self._compared - self._unread.keys()
+        unread = self._unread | dict.fromkeys(sorted(missing), "the engine has no such tensor")
+        unread = {name: reason for name, reason in unread.items() if name not in self._compared}
+        for name, other in self._recognised():
+            self._differing[name] = replace(self._differing[name], detail=f"the trainer's {other}")
+        return WeightComparison(len(self._compared), unread, tuple(self._differing.values()))
+
+    def _recognised(self) -> Iterator[tuple[str, str]]:
+        """Which of them is another tensor of the trainer: only those of the same shape are read once more."""
+        kinds = {(shape, dtype) for shape, dtype, _ in self._strangers.values()}
+        known = {
+            (shape, dtype, _digest(self._trainer.read(own).to(dtype))): own
+            for shape, dtype in kinds
+            for own, of_shape in self._trainer.shapes.items()
+            if of_shape == shape
+        }
+        return ((name, known[key]) for name, key in self._strangers.items() if key in known)
+
+
+class _Names:
+    """Which tensor of the trainer's folder an engine's name stands for."""
+
+    def __init__(self, trainer: SavedTensors) -> None:
+        self._shapes = trainer.shapes
+        self._tied = tied_names(trainer.model)
+        self._tails = {_tail(name): name for name in trainer.shapes}
+
+    def find(self, name: str) -> tuple[str, str | None]:
+        """The trainer's name, and the tensor of its folder to read: that of another name, where weights are tied."""
+        if name in self._shapes:
+            return name, name
+        if (tied := self._tied.get(name)) in self._shapes:
+            return name, tied
+        if (own := self._tails.get(_tail(name))) is not None:  # one of the two names the part around the layers too
+            return own, own
+        return name, None
+
+
+def _tail(name: str) -> str:
+    return name.removeprefix("model.").removeprefix("transformer.")
+
+
+def _digest(tensor: Tensor) -> bytes:
+    import torch
+
+    flat = tensor.detach().cpu().contiguous().flatten() + 0.0  # no zero has a sign
+    return hashlib.blake2b(flat.view(torch.uint8).numpy().data).digest()
+
+
+def compare_adapters(rollout: Mapping[str, Any], trainer: Mapping[str, Any]) -> DifferingTensor | None:
+    """None where both sides of a manifest stand under the same adapter, or under none."""
+    digests = [_adapter_digest(side) for side in (rollout, trainer)]
+    if digests[0] == digests[1]:
+        return None
+    detail = " in place of ".join(digest or "none" for digest in digests)
+    return DifferingTensor(ADAPTER, "other", math.inf, 1.0, detail)
+
+
+def _adapter_digest(side: Mapping[str, Any]) -> str | None:
+    if (name := side.get("adapter")) is None:
+        return None
+    return str(side.get("adapter_digest") or read_adapter(name).digest)
+
+
+def group_name(names: Sequence[str]) -> str:
+    """The tensor, or the modules that hold all of them; `weights` where they have nothing in common but the model."""
+    if len(names) == 1:
+        return names[0]
+    by_place = zip(*(name.split(".") for name in names), strict=False)
+    shared = [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, by_place)]
+    return ".".join(shared) if len(shared) > 1 else "weights"
