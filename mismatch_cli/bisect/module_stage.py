@@ -69,9 +69,8 @@ def _chosen(run: Searching) -> list[int]:
     measured = run.measured()
     sums = measured.sums(RECORDED)
     gap_S = sums.sums_S3[:, 0] / np.maximum(sums.tokens_S, 1)
-    return choose_responses(
-        np.split(gap_S, len(gap_S)), measured.tokens.prompt_id_S.tolist(), run.config.module_responses
-    )
+    prompts = measured.tokens.prompt_id_S.tolist()
+    return choose_responses(np.split(gap_S, len(gap_S)), prompts, run.config.module_responses)
 
 
 def _grafted(

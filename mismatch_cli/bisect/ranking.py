@@ -63,7 +63,7 @@ class Row:
 
     @property
     def is_cause(self) -> bool:
-        """Whether it surely takes a part of the gap that is worth a word; without an interval it has to be a large one."""
+        """Whether it surely takes a part of the gap that is worth a word; without an interval, a large one."""
         value, low = self.share.value or 0.0, self.share.low
         return value >= LARGE if low is None else value >= LEAST and low > 0
 

@@ -17,6 +17,7 @@ from mismatch_cli.bisect.search_config import STAGES, BisectConfig
 from mismatch_cli.bisect.sides import RolloutSide, TrainerSide
 from mismatch_cli.dealing import Ranks
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.metrics.estimate import NO_SPREAD
 from mismatch_cli.recording.rollouts import Progress
 from mismatch_cli.torch_settings import set_threads
 from mismatch_cli.trace.manifest import FILE_NAME, VOCABULARY
@@ -107,7 +108,9 @@ class Searching:
             effects = Effects(measured.tokens)
             sums = (measured.sums(pair) for pair in (RECORDED, self.search.base, after(leg)))
             share = effects.share(*sums)
-            return share.low is not None and share.high is not None and share.high - share.low < 2 * _NARROW
+            if share.low is None or share.high is None:
+                return share.note == NO_SPREAD
+            return share.high - share.low < 2 * _NARROW
 
         return narrow
 

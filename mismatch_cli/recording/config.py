@@ -78,7 +78,8 @@ class RolloutConfig(RolloutSettings, SamplerSettings, PromptSettings):
     def engine_args(self) -> dict[str, Any]:
         """What the engine is given by name."""
         given = {argument: getattr(self, name) for name, argument in _ENGINE_ARGUMENTS.items()}
-        return {name: value for name, value in given.items() if value is not None} | parsed_arguments(self.engine_arg or ())
+        own = {name: value for name, value in given.items() if value is not None}
+        return own | parsed_arguments(self.engine_arg or ())
 
     def check_vocabulary(self, tokens: int) -> None:
         """A `UsageError` where more ranks are asked for than there are."""
