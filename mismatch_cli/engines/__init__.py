@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from mismatch_cli import registry
+from mismatch_cli.engines._checks import check_finite, check_fits, check_rollout, check_support
 from mismatch_cli.errors import MismatchError, UsageError, first_line
 from mismatch_cli.ranks import ALONE, World
 from mismatch_cli.ranks.joined import is_lost_rank
@@ -289,7 +290,7 @@ def sample_checked(
         else:
             rollouts = engine.sample(requests, on_finished)
     for prompt_id, rollout in zip(prompt_id_S, rollouts, strict=True):
-        _check(prompt_id, rollout)
+        check_rollout(prompt_id, rollout)
     return rollouts
 
 
@@ -306,8 +307,7 @@ def replay_checked(
 
     A response without tokens comes back as it is.
     """
-    read = [response for response in responses if response.response_ids]
-    _check_fit(engine, responses, prompt_id_S)
+    read = _readable(engine, responses, prompt_id_S, on_finished)
     with engine_failures("replaying recorded tokens", "What was computed before is kept"):
         found = iter(cast(ReplayingEngine, engine).replay(read, on_finished, alone=alone, cached=cached))
     rollouts = [next(found) if response.response_ids else _without_tokens(response) for response in responses]
@@ -317,8 +317,8 @@ def replay_checked(
                 f"The engine decoded other tokens than those recorded of a response to prompt {prompt_id}. Switch off "
                 "what chooses tokens beside its sampler (speculative decoding, structured outputs, a plug-in)."
             )
-        _check_support(prompt_id, rollout.logp_rollout_T)
-        _check(prompt_id, rollout)
+        check_support(prompt_id, rollout.logp_rollout_T)
+        check_rollout(prompt_id, rollout)
     return rollouts
 
 
@@ -328,8 +328,7 @@ def prefill_checked(
     """Log μ of recorded tokens, read at once; a `MismatchError` names the prompt where it cannot be one."""
     import numpy as np
 
-    read = [response for response in responses if response.response_ids]
-    _check_fit(engine, responses, prompt_id_S)
+    read = _readable(engine, responses, prompt_id_S, on_finished)
     with engine_failures("reading recorded tokens", "What was computed before is kept"):
         found = iter(cast(PrefillingEngine, engine).prefill(read, on_finished))
     logps = [next(found) if response.response_ids else np.zeros(0, dtype=np.float32) for response in responses]
@@ -339,30 +338,21 @@ def prefill_checked(
                 f"The engine returned {len(logp_T)} log-probs for the {len(response.response_ids)} tokens of a "
                 f"response to prompt {prompt_id}. Report it to the engine's authors."
             )
-        _check_support(prompt_id, logp_T)
-        _check_finite(prompt_id, logp_T)
+        check_support(prompt_id, logp_T)
+        check_finite(prompt_id, logp_T)
     return logps
 
 
-def check_known(responses: Sequence[Forced], vocabulary: int) -> None:
-    """Refuse tokens that the engine's model does not have, on which kernels fail or read beyond their memory."""
-    for response in responses:
-        for token in (min(response.response_ids), max(response.response_ids)):
-            if not 0 <= token < vocabulary:
-                raise MismatchError(
-                    f"A recorded response holds the token {token}, and the engine's model has {vocabulary} tokens. "
-                    "Name the model that sampled it."
-                )
-
-
-def _check_fit(engine: Engine, responses: Sequence[Forced], prompt_id_S: Sequence[int]) -> None:
+def _readable(
+    engine: Engine, responses: Sequence[Forced], prompt_id_S: Sequence[int], on_finished: Told
+) -> list[Forced]:
+    """Those with tokens; the others have finished."""
     for prompt_id, response in zip(prompt_id_S, responses, strict=True):
-        length = len(response.prompt_ids) + len(response.response_ids)
-        if length > engine.max_model_len:
-            raise MismatchError(
-                f"Prompt {prompt_id} and a response to it have {length} tokens, the engine's context "
-                f"{engine.max_model_len}. Use --max-model-len {length}, if the model allows it."
-            )
+        check_fits(prompt_id, len(response.prompt_ids) + len(response.response_ids), engine.max_model_len)
+    readable = [response for response in responses if response.response_ids]
+    if len(readable) < len(responses):
+        on_finished(len(responses) - len(readable))
+    return readable
 
 
 def _without_tokens(response: Forced) -> Rollout:
@@ -372,45 +362,3 @@ def _without_tokens(response: Forced) -> Rollout:
 
     nothing = np.zeros(0, dtype=np.float32)
     return Rollout(response.prompt_ids, [], nothing, nothing.astype(np.int32), None, None, "length")
-
-
-def _check_support(prompt_id: int, logp_T: np.ndarray) -> None:
-    """Under other settings than those that sampled it, a token may have become impossible."""
-    if (logp_T == float("-inf")).any():
-        position = int(logp_T.argmin())
-        raise MismatchError(
-            f"Token {position} of a response to prompt {prompt_id} has probability 0 in this engine: top-p, top-k or "
-            "min-p leave it out there. Compare responses that were sampled without truncation."
-        )
-
-
-def _check(prompt_id: int, rollout: Rollout) -> None:
-    """Refuse what no sampler can have drawn: everything after this would be computed from it."""
-    if rollout.routes_FMK is not None:
-        from mismatch_cli.routing.routes import check_routes
-
-        check_routes(rollout.routes_FMK, len(rollout.prompt_ids) + len(rollout.response_ids) - 1, prompt_id)
-    logp_T = rollout.logp_rollout_T
-    _check_finite(prompt_id, logp_T)
-    # A certain token has rank 1; exactly 0.0 elsewhere is a placeholder for "not computed".
-    placeholder_T = (logp_T == 0) & (rollout.rank_rollout_T > 1)
-    if placeholder_T.any():
-        position = int(placeholder_T.argmax())
-        raise MismatchError(
-            f"The engine reported log μ = 0.0 (certain) for token {position} of a response to prompt "
-            f"{prompt_id}, but rank {rollout.rank_rollout_T[position]}: a placeholder for a missing value. "
-            "Switch off what skips the computation (speculative decoding, a sampler plug-in)."
-        )
-
-
-def _check_finite(prompt_id: int, logp_T: np.ndarray) -> None:
-    import numpy as np
-
-    bad_T = ~np.isfinite(logp_T) | (logp_T > 0)
-    if bad_T.any():
-        position = int(bad_T.argmax())
-        raise MismatchError(
-            f"The engine reported log μ = {logp_T[position]:g} for token {position} of a response to prompt "
-            f"{prompt_id}. A sampled token has a finite log-probability of at most 0: "
-            "try another --rollout-dtype, or report it to the engine's authors."
-        )

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mismatch_cli.engines import EngineSettings, Forced, check_known
+from mismatch_cli.engines import EngineSettings, Forced
+from mismatch_cli.engines._checks import check_known
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.sampling import SamplingSettings
 
@@ -81,7 +82,7 @@ def stop_ids(llm: Any) -> set[int]:
 
 def _check(llm: Any, responses: Sequence[Forced]) -> None:
     config = llm.llm_engine.vllm_config
-    check_known(responses, config.model_config.get_vocab_size())
+    check_known([r.response_ids for r in responses], config.model_config.get_vocab_size())
     if config.use_v2_model_runner and not _replays_itself(llm):
         raise MismatchError(
             "This vLLM was started without enable_trace_replay, so it cannot decode recorded tokens. Leave out "

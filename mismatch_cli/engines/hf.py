@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from mismatch_cli.adapters import put_on, read_adapter, state_below
 from mismatch_cli.attention import attention_facts
 from mismatch_cli.batch import Rollout
-from mismatch_cli.engines import EngineSettings, Request, Sink
+from mismatch_cli.engines import EngineSettings, Forced, Request, Sink, Told
+from mismatch_cli.engines._checks import check_known
+from mismatch_cli.engines._hf_replay import Forcing, read_at_once
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.models import load_causal_lm, saved_by_layer
 from mismatch_cli.positions import first_context
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from mismatch_cli.sampling import SamplingSettings
 
 REMOTE, TAKES_WEIGHTS, MEMORY_SHARE, RETURNS_ROUTES = False, True, None, True
-OPEN = True
+REPLAYS = PREFILLS = OPEN = True
 _ARGUMENTS = {"batch_size": 64, "attn_implementation": None, "device_map": None, "max_model_len": None}
 
 
@@ -88,15 +90,14 @@ class HfEngine:
         for start in range(0, len(requests), self._batch_size):
             batch = requests[start : start + self._batch_size]
             into = dict(enumerate(sinks[start : start + len(batch)]))
-            sampled: dict[int, Rollout] = {}
             most = max(map(self._wanted, batch))
             kinds = [(min(most, self._room(request)), self._sampling(request)) for request in batch]
-            for wanted in sorted(dict.fromkeys(kinds), key=lambda kind: kind[0]):
-                # A row with less room must not be carried past the context's end.
-                rows = [row for row, kind in enumerate(kinds) if kind == wanted]
+
+            def of_kind(rows: list[int], batch: Any = batch, into: dict[int, Sink] = into) -> list[Rollout]:
                 wanting = {i: into[row] for i, row in enumerate(rows) if row in into}
-                sampled |= zip(rows, self._sample_batch([batch[row] for row in rows], wanting), strict=True)
-            rollouts += [sampled[row] for row in range(len(batch))]
+                return self._sample_batch([batch[row] for row in rows], wanting)
+
+            rollouts += _by_kind(kinds, of_kind)
             on_finished(len(batch))
         return rollouts
 
@@ -104,6 +105,37 @@ class HfEngine:
         from mismatch_cli.engines._hf_modules import pass_over
 
         return pass_over(self._model, token_ids, self._settings.sampling)
+
+    def replay(
+        self,
+        responses: Sequence[Forced],
+        on_finished: Told,
+        *,
+        alone: bool = False,
+        cached: bool = True,  # noqa: ARG002
+    ) -> list[Rollout]:
+        """In the batches of `sample`, for requests without limits of their own; there is no prefix cache to read."""
+        check_known([response.response_ids for response in responses], self._vocabulary)
+        rollouts: list[Rollout] = []
+        size = 1 if alone else self._batch_size
+        for start in range(0, len(responses), size):
+            batch = responses[start : start + size]
+            rooms = [max(self._room(Request(r.prompt_ids, 0)), len(r.response_ids)) for r in batch]
+
+            def of_kind(rows: list[int], batch: Any = batch) -> list[Rollout]:
+                return self._replay_batch([batch[row] for row in rows])
+
+            rollouts += _by_kind([(room, None) for room in rooms], of_kind)
+            on_finished(len(batch))
+        return rollouts
+
+    def prefill(self, responses: Sequence[Forced], on_finished: Told) -> list[np.ndarray]:
+        check_known([response.response_ids for response in responses], self._vocabulary)
+        logps = []
+        for response in responses:
+            logps.append(read_at_once(self._model, response, self._settings.sampling))
+            on_finished(1)
+        return logps
 
     def load_weights(self, model: Any) -> None:
         from mismatch_cli.sharding import whole_state
@@ -144,40 +176,63 @@ class HfEngine:
     def _sample_batch(self, batch: Sequence[Request], sinks: dict[int, Sink]) -> list[Rollout]:
         import torch
 
-        longest = max(len(r.prompt_ids) for r in batch)
         own = replace(self._settings, sampling=self._sampling(batch[0]))
         recorder = _Recorder(own, self._stop_ids, sinks, self._routers)
-        input_ids, attention_mask = _left_pad([r.prompt_ids for r in batch], longest, self._model.device)
         torch.manual_seed(batch[0].seed)
+        config = self._generation_config(max_new_tokens=max(map(self._wanted, batch)))
+        sampled = self._generate([r.prompt_ids for r in batch], recorder, recorder, config)
+        ids = [self._until_stop(row[: self._wanted(r)]) for row, r in zip(sampled, batch, strict=True)]
+        return [recorder.rollout(row, r.prompt_ids, ids[row]) for row, r in enumerate(batch)]
+
+    def _replay_batch(self, batch: Sequence[Forced]) -> list[Rollout]:
+        recorder = _Recorder(self._settings, self._stop_ids, {}, self._routers)
+        config = self._generation_config(max_new_tokens=max(len(r.response_ids) for r in batch), forced=True)
+        forcing = Forcing(recorder, batch, filler=config.pad_token_id)
+        self._generate([r.prompt_ids for r in batch], recorder, forcing, config)
+        return [recorder.rollout(row, r.prompt_ids, r.response_ids) for row, r in enumerate(batch)]
+
+    def _generate(self, prompts: list[list[int]], recorder: _Recorder, processor: Any, config: Any) -> list[list[int]]:
+        """The tokens that follow each prompt, as `processor`, which has the recorder see them, lets them be drawn."""
+        import torch
+
+        longest = max(map(len, prompts))
+        input_ids, attention_mask = _left_pad(prompts, longest, self._model.device)
         with torch.inference_mode():
             sequences = self._model.generate(
-                input_ids,
-                attention_mask=attention_mask,
-                generation_config=self._generation_config(max_new_tokens=max(map(self._wanted, batch))),
-                logits_processor=[recorder],
+                input_ids, attention_mask=attention_mask, generation_config=config, logits_processor=[processor]
             )
             recorder.record(sequences[:, -1])
-        new = sequences[:, longest:].tolist()
-        return [recorder.rollout(row, r, new[row][: self._wanted(r)]) for row, r in enumerate(batch)]
+        new: list[list[int]] = sequences[:, longest:].tolist()
+        return new
 
-    def _generation_config(self, max_new_tokens: int) -> Any:
+    def _until_stop(self, ids: list[int]) -> list[int]:
+        """Up to and with the first stop token."""
+        stop = next((i for i, token in enumerate(ids) if token in self._stop_ids), len(ids))
+        return ids[: stop + 1]
+
+    def _generation_config(self, max_new_tokens: int, forced: bool = False) -> Any:
         """Plain sampling; the model's own defaults (penalties, min-p, …) must not touch the distribution.
 
-        `generate` fills what is not set from `model.generation_config`, so that one is replaced by the same.
+        Where tokens are forced nothing is drawn, and no token ends a row. `generate` fills what is not set from
+        `model.generation_config`, so that one is replaced by the same.
         """
         from transformers import GenerationConfig
 
         config = GenerationConfig(
-            do_sample=True,
+            do_sample=not forced,
             temperature=1.0,
-            top_k=0,
+            top_k=None if forced else 0,
             top_p=1.0,
             max_new_tokens=max_new_tokens,
-            eos_token_id=sorted(self._stop_ids) or None,
+            eos_token_id=None if forced else sorted(self._stop_ids) or None,
             pad_token_id=min(self._stop_ids, default=0),  # fills rows that have ended; cut off before anyone reads it
         )
         self._model.generation_config = config
         return config
+
+    @property
+    def _vocabulary(self) -> int:
+        return int(self._model.get_input_embeddings().num_embeddings)
 
     def _sampling(self, request: Request) -> SamplingSettings:
         return request.sampling or self._settings.sampling
@@ -239,21 +294,20 @@ class _Recorder:
             if int(sampled_B[row]) in self._stop_ids:
                 del self._sinks[row]
 
-    def rollout(self, row: int, request: Request, ids: list[int]) -> Rollout:
-        """The response of one row, up to and with its stop token."""
+    def rollout(self, row: int, prompt_ids: list[int], ids: list[int]) -> Rollout:
+        """The response of one row, which has these tokens."""
         import numpy as np
 
-        stop = next((i for i, token in enumerate(ids) if token in self._stop_ids), None)
-        length = len(ids) if stop is None else stop + 1
+        length = len(ids)
         return Rollout(
-            prompt_ids=request.prompt_ids,
-            response_ids=ids[:length],
+            prompt_ids=prompt_ids,
+            response_ids=ids,
             logp_rollout_T=np.array([step[row].item() for step in self._logp[:length]], dtype=np.float32),
             rank_rollout_T=np.array([step[row].item() for step in self._rank[:length]], dtype=np.int32),
             topk_ids_TK=_stack(ids_BK[row] for _, ids_BK in self._topk[:length]),
             topk_logp_rollout_TK=_stack(values_BK[row] for values_BK, _ in self._topk[:length]),
-            finish_reason="length" if stop is None else "stop",
-            routes_FMK=self._routes_of(row, len(request.prompt_ids), length),
+            finish_reason="stop" if ids[-1] in self._stop_ids else "length",
+            routes_FMK=self._routes_of(row, len(prompt_ids), length),
         )
 
     def _routes_of(self, row: int, prompt: int, length: int) -> np.ndarray | None:
@@ -264,6 +318,15 @@ class _Recorder:
             return None
         steps = [step_BLMK[row] for step_BLMK in self._routes[:length]]
         return torch.cat([steps[0][-prompt:], *steps[1:]]).numpy().view("uint16")
+
+
+def _by_kind(kinds: Sequence[tuple[int, Any]], rollouts_of: Callable[[list[int]], list[Rollout]]) -> list[Rollout]:
+    """The rows of a batch, kind by kind: a row with less room must not be carried past the context's end."""
+    found: dict[int, Rollout] = {}
+    for wanted in sorted(dict.fromkeys(kinds), key=lambda kind: kind[0]):
+        rows = [row for row, kind in enumerate(kinds) if kind == wanted]
+        found |= zip(rows, rollouts_of(rows), strict=True)
+    return [found[row] for row in range(len(kinds))]
 
 
 def _experts(model: Any, recorded: bool) -> dict[str, Any]:

@@ -1,0 +1,76 @@
+"""What an engine may report, and be asked to read: a `MismatchError` says what is wrong with which response."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mismatch_cli.errors import MismatchError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from mismatch_cli.batch import Rollout
+
+
+def check_rollout(prompt_id: int, rollout: Rollout) -> None:
+    """Refuse what no sampler can have drawn: everything after this would be computed from it."""
+    if rollout.routes_FMK is not None:
+        from mismatch_cli.routing.routes import check_routes
+
+        check_routes(rollout.routes_FMK, len(rollout.prompt_ids) + len(rollout.response_ids) - 1, prompt_id)
+    logp_T = rollout.logp_rollout_T
+    check_finite(prompt_id, logp_T)
+    # A certain token has rank 1; exactly 0.0 elsewhere is a placeholder for "not computed".
+    placeholder_T = (logp_T == 0) & (rollout.rank_rollout_T > 1)
+    if placeholder_T.any():
+        position = int(placeholder_T.argmax())
+        raise MismatchError(
+            f"The engine reported log μ = 0.0 (certain) for token {position} of a response to prompt "
+            f"{prompt_id}, but rank {rollout.rank_rollout_T[position]}: a placeholder for a missing value. "
+            "Switch off what skips the computation (speculative decoding, a sampler plug-in)."
+        )
+
+
+def check_finite(prompt_id: int, logp_T: np.ndarray) -> None:
+    """Refuse what is not the log-probability of a token that can be drawn."""
+    import numpy as np
+
+    bad_T = ~np.isfinite(logp_T) | (logp_T > 0)
+    if bad_T.any():
+        position = int(bad_T.argmax())
+        raise MismatchError(
+            f"The engine reported log μ = {logp_T[position]:g} for token {position} of a response to prompt "
+            f"{prompt_id}. A sampled token has a finite log-probability of at most 0: "
+            "try another --rollout-dtype, or report it to the engine's authors."
+        )
+
+
+def check_support(prompt_id: int, logp_T: np.ndarray) -> None:
+    """Under other settings than those that sampled it, a token may have become impossible."""
+    if (logp_T == float("-inf")).any():
+        position = int(logp_T.argmin())
+        raise MismatchError(
+            f"Token {position} of a response to prompt {prompt_id} has probability 0 in this engine: top-p, top-k or "
+            "min-p leave it out there. Compare responses that were sampled without truncation."
+        )
+
+
+def check_fits(prompt_id: int, length: int, max_model_len: int) -> None:
+    """Refuse a prompt and a response that the engine's context does not hold."""
+    if length > max_model_len:
+        raise MismatchError(
+            f"Prompt {prompt_id} and a response to it have {length} tokens, the engine's context {max_model_len}. "
+            f"Use --max-model-len {length}, if the model allows it."
+        )
+
+
+def check_known(response_ids_S: Sequence[list[int]], vocabulary: int) -> None:
+    """Refuse tokens that the engine's model does not have, on which kernels fail or read beyond their memory."""
+    for response_ids in response_ids_S:
+        for token in (min(response_ids), max(response_ids)):
+            if not 0 <= token < vocabulary:
+                raise MismatchError(
+                    f"A recorded response holds the token {token}, and the engine's model has {vocabulary} tokens. "
+                    "Name the model that sampled it."
+                )
