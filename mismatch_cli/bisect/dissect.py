@@ -1,10 +1,10 @@
-"""Both sides taken apart on recorded responses: passes of the trainer beside one of the engine, response by response."""
+"""Both sides taken apart on recorded responses: passes of the trainer beside one of the engine, one by one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -14,7 +14,8 @@ from mismatch_cli.bisect.grafting import Grafts
 from mismatch_cli.bisect.modules import ALL, Isolated, ModuleFindings
 from mismatch_cli.dissection.engine_pass import EnginePass
 from mismatch_cli.dissection.listener import Listener
-from mismatch_cli.dissection.parts import KINDS, Part, matched
+from mismatch_cli.dissection.model_parts import KINDS, Part, matched
+from mismatch_cli.engines import Engine, OpenEngine
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.scoring.head import Head
 from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
@@ -34,9 +35,9 @@ class Response(Protocol):
 
 
 def graft(
-    engine: Any, trainer: Trainer, responses: Sequence[Response], on_done: Callable[[int], None] = lambda _: None
+    engine: Engine, trainer: Trainer, responses: Sequence[Response], on_done: Callable[[int], None] = lambda _: None
 ) -> ModuleFindings:
-    """Take both sides apart on these responses; `on_done` is told of each.
+    """Take both sides apart on these responses, such as `choose_responses` names; `on_done` is told of each.
 
     A `MismatchError` says in a sentence why it cannot be done; what cannot be compared is named in `missing`.
     """
@@ -44,13 +45,13 @@ def graft(
     findings = ModuleFindings()
     for response in responses:
         request = ScoreRequest(list(response.prompt_ids), list(response.response_ids))
-        with engine.pass_over((request.prompt_ids + request.response_ids)[:-1]) as engine_pass:
+        with cast(OpenEngine, engine).pass_over((request.prompt_ids + request.response_ids)[:-1]) as engine_pass:
             _Dissection(engine_pass, trainer, request, findings).run()
         on_done(1)
     return findings
 
 
-def check_open(engine: Any, trainer: Trainer) -> None:
+def check_open(engine: Engine, trainer: Trainer) -> None:
     """A `MismatchError` where either side cannot be taken apart at all."""
     if not hasattr(engine, "pass_over"):
         raise MismatchError(
@@ -87,12 +88,19 @@ class _Dissection:
         grafts, seen = Grafts(self.engine, self.heard, pairs), set[str]()
         with grafts.on(KINDS, lambda *answers: self._isolated(seen, *answers)):
             self._look_at(lambda hidden_TH, *_: self._compare_heads(seen, hidden_TH))
-        for kinds in [{kind} for kind in KINDS if kind in seen] + [_outermost(seen)]:
-            with grafts.on(kinds):
-                name = ALL if ALL in kinds else next(iter(kinds))
-                found.grafted.setdefault(name, []).append(self._score(kinds))
-        if not found.missing:
-            found.missing = _missing(self.heard.called, alone, grafts.refused, seen)
+        own = _outermost(seen)
+        for kind in [kind for kind in KINDS if kind in seen]:
+            self._graft(grafts, found.grafted, kind, {kind})
+        for kind in [kind for kind in KINDS if kind in own]:
+            self._graft(grafts, found.alone, kind, own - {kind}, inner=False)
+        self._graft(grafts, found.grafted, ALL, own, inner=False)
+        found.missing = found.missing or _missing(self.heard.called, alone, grafts.refused, seen)
+
+    def _graft(
+        self, grafts: Grafts, into: dict[str, list[np.ndarray]], name: str, kinds: Collection[str], inner: bool = True
+    ) -> None:
+        with grafts.on(kinds, inner=inner):
+            into.setdefault(name, []).append(self._score(kinds))
 
     def _score(self, kinds: Collection[str]) -> np.ndarray:
         """log π, with the engine's head and sampler where they are among the kinds."""
@@ -122,7 +130,7 @@ class _Dissection:
 def _outermost(kinds: Collection[str]) -> set[str]:
     """All of them, but for what lies inside of others: a block of the engine brings its own along."""
     inside = {"rotary": "attention", "router": "experts"}
-    return {ALL, *(kind for kind in kinds if inside.get(kind) not in kinds)}
+    return {kind for kind in kinds if inside.get(kind) not in kinds}
 
 
 def _missing(called: Sequence[Part], alone: Sequence[Part], refused: dict[str, str], seen: set[str]) -> list[str]:

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mismatch_cli.dissection.calls import Unlike, first, flowing, with_first
+from mismatch_cli.dissection.calls import Unlike, first, flowing, put_as
 from mismatch_cli.dissection.engine_pass import EnginePass
 from mismatch_cli.dissection.listener import Listener
-from mismatch_cli.dissection.parts import Pair, Part
+from mismatch_cli.dissection.model_parts import Pair, Part
 from mismatch_cli.dissection.streams import total
 from mismatch_cli.errors import first_line
 
@@ -39,6 +39,7 @@ class Grafts:
         self.refused: dict[str, str] = {}  # modules of the trainer whose counterpart cannot answer, and why
         self._kinds: Collection[str] = ()
         self._seen: Seen | None = None
+        self._inner = True
         self._times = Counter[str]()  # that each module has been called in the pass
         self._norm_inputs = deque[Tensor](maxlen=_RECENT)
         self._outputs = deque[Tensor](maxlen=_RECENT)
@@ -46,9 +47,12 @@ class Grafts:
         self._hooks: list[Any] = []
 
     @contextmanager
-    def on(self, kinds: Collection[str], seen: Seen | None = None) -> Iterator[None]:
-        """For the passes inside: modules of these kinds are the engine's; with `seen` all stays, and it is told."""
-        self._kinds, self._seen = kinds, seen
+    def on(self, kinds: Collection[str], seen: Seen | None = None, *, inner: bool = True) -> Iterator[None]:
+        """For the passes inside: modules of these kinds are the engine's; with `seen` all stays, and it is told.
+
+        `inner`: those that lie within attention, MLPs or experts too.
+        """
+        self._kinds, self._seen, self._inner = kinds, seen, inner
         self._times.clear()
         self._norm_inputs.clear()
         self._outputs.clear()
@@ -66,7 +70,7 @@ class Grafts:
             self._hooks = []
 
     def _hook(self, part: Part) -> None:
-        if part.name in self._pairs and part.kind in self._kinds and part.inside not in self._replaced():
+        if part.name in self._pairs and part.kind in self._kinds and self._reaches(part):
             answer = (
                 self._turned if part.kind == "rotary" else self._routed if part.kind == "router" else self._answered
             )
@@ -78,9 +82,9 @@ class Grafts:
         if not part.inside and part.kind != "rotary":  # after the graft, whose answers the trainer goes on with
             self._hooks.append(part.module.register_forward_hook(partial(self._remember, part), with_kwargs=True))
 
-    def _replaced(self) -> Collection[str]:
-        """Blocks whose inside does not matter."""
-        return self._kinds if self._seen is None else ()
+    def _reaches(self, part: Part) -> bool:
+        """Not into a block that is the engine's as a whole."""
+        return not part.inside or (self._inner and (self._seen is not None or part.inside not in self._kinds))
 
     def _leave(self, answer: Callable[..., Any], pair: Pair, _module: Any, args: Any, kwargs: Any, output: Any) -> Any:
         """What the trainer's module answers: the engine's answer in its place, where there is one."""
@@ -91,21 +95,19 @@ class Grafts:
             return None
         try:
             theirs = answer(pair, args, kwargs, output, time)
+            if self._seen is None:
+                return _in_place_of(theirs, output)
         except Exception as error:  # a module of a foreign library on what it was not made for
-            self.refused[name] = (
-                str(error) if isinstance(error, Unlike) else f"{type(error).__name__}: {first_line(error)}"
-            )
+            self.refused[name] = _why(error)
             return None
-        if self._seen is None:
-            return theirs
         self._seen(name, pair.trainer.kind, first(theirs), first(output))
         return None
 
-    def _answered(self, pair: Pair, args: Any, kwargs: Any, output: Any, time: int) -> Any:
+    def _answered(self, pair: Pair, args: Any, kwargs: Any, _output: Any, time: int) -> Any:
         tensors = list(flowing(args, kwargs).values())[: pair.trainer.inputs]
         if self._engine.call_of(pair.engine, time).fuses and len(tensors) == 1:
             tensors = self._unfused(tensors[0])
-        return with_first(output, first(self._engine.call(pair.engine, *tensors, time=time)))
+        return [first(self._engine.call(pair.engine, *tensors, time=time))]
 
     def _unfused(self, stream: Tensor) -> list[Tensor]:
         """A branch's output and the residual, where their sum is this input: the engine's norm adds them unrounded."""
@@ -118,18 +120,12 @@ class Grafts:
     def _routed(self, pair: Pair, args: Any, kwargs: Any, output: Any, time: int) -> Any:
         """The engine's logits and its choice, of however many experts, as the trainer's router would say them."""
         (hidden, *_) = flowing(args, kwargs).values()
-        logits_NE, weight_NK, chosen_NK = self._engine.route(pair.engine, hidden, time)
-        if not (isinstance(output, tuple) and len(output) == 3):
-            return with_first(output, logits_NE)
-        own_NE, own_NK, own_ids_NK = output
-        return logits_NE.to(own_NE), weight_NK.to(own_NK), chosen_NK.to(own_ids_NK)
+        theirs = self._engine.route(pair.engine, hidden, time)
+        return theirs if isinstance(output, tuple) and len(output) == 3 else [theirs[0]]
 
-    def _turned(self, pair: Pair, _args: Any, _kwargs: Any, output: Any, time: int) -> Any:
+    def _turned(self, pair: Pair, _args: Any, _kwargs: Any, _output: Any, time: int) -> Any:
         """cos and sin of these positions, which are the same on both sides."""
-        theirs = self._engine.call_of(pair.engine, time).output
-        if [part.numel() for part in theirs] != [part.numel() for part in output]:
-            raise Unlike(f"{tuple(theirs[0].shape)} beside {tuple(output[0].shape)}")
-        return tuple(part.to(own).reshape(own.shape) for part, own in zip(theirs, output, strict=True))
+        return self._engine.call_of(pair.engine, time).output
 
     def _remember(self, part: Part, _module: Any, args: Any, kwargs: Any, output: Any) -> None:
         if part.kind == "norm":
@@ -181,7 +177,7 @@ class Grafts:
             try:
                 theirs = self._engine.rotate(self._attention, *(_by_token(x, heads_first) for x in (q, k)))
             except Exception as error:
-                self.refused["rotary"] = f"{type(error).__name__}: {first_line(error)}"
+                self.refused["rotary"] = _why(error)
         if theirs is None:
             return function(q, k, *args, **kwargs)
         turned = tuple(_by_head(x, heads_first) for x in theirs)
@@ -191,6 +187,20 @@ class Grafts:
         for engine, trainer in zip(turned, own, strict=True):
             self._seen("rotary", "rotary", engine, trainer)
         return own
+
+
+def _in_place_of(theirs: Sequence[Tensor], own: Any) -> Any:
+    """The first tensors of an answer, or the only one, exchanged; all of a router's but its logits may be of another
+    width, since it may choose more experts."""
+    if isinstance(own, Tensor):
+        return put_as(own, theirs[0])
+    new = [put_as(own[0], theirs[0])]
+    new += [part.to(mine) for part, mine in zip(theirs[1:], own[1:], strict=False)]
+    return (*new, *own[len(new) :])
+
+
+def _why(error: Exception) -> str:
+    return str(error) if isinstance(error, Unlike) else f"{type(error).__name__}: {first_line(error)}"
 
 
 def _by_token(x: Tensor, heads_first: bool) -> Tensor:

@@ -22,9 +22,9 @@ BITS, ROUNDING, DIFFERENT = "bits", "rounding", "different"
 _ROUNDINGS = {
     "embedding": 1, "norm": 3, "rotary": 3, "attention": 8, "router": 2, "mlp": 5, "experts": 8, "head": 2,
 }  # fmt: skip
-# Of a value rounded to a dtype with ε = finfo.eps, evenly within half a step: ε/2 · 1/√3, and 0.73 of that over mantissas.
+# What rounding to a dtype makes in the root mean square, in its ε: ε/2 · 1/√3, and 0.73 of that over mantissas.
 _RMS = 0.21
-_SLACK = 2.0  # cancellation makes the errors of terms larger beside their sum
+_SLACK = 1.5  # cancellation makes the errors of terms larger beside their sum
 ALL = "all"
 
 
@@ -147,7 +147,8 @@ class ModuleFindings:
 
     logp_prefill: list[np.ndarray] = field(default_factory=list)  # of the engine's pass
     logp_trainer: list[np.ndarray] = field(default_factory=list)  # of the trainer alone with the response
-    grafted: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    grafted: dict[str, list[np.ndarray]] = field(default_factory=dict)  # of the trainer with a kind of the engine's
+    alone: dict[str, list[np.ndarray]] = field(default_factory=dict)  # with all kinds but this one
     isolated: dict[str, Isolated] = field(default_factory=dict)
     layers: LayerErrors = field(default_factory=LayerErrors)
     missing: list[str] = field(default_factory=list)  # kinds, or modules, that could not be compared, and why
@@ -155,11 +156,30 @@ class ModuleFindings:
     @property
     def gap(self) -> float:
         """Mean |log π − log μ| of these tokens, both sides as they read a prompt."""
-        return _mean_gap(self.logp_trainer, self.logp_prefill)
+        return self._mean_gap(self.logp_trainer)
 
     def left(self, kind: str) -> float:
         """The same with that kind grafted."""
-        return _mean_gap(self.grafted[kind], self.logp_prefill)
+        return self._mean_gap(self.grafted[kind])
+
+    def made_alone(self, kind: str) -> float | None:
+        """The gap that a kind makes where all the others are the engine's; None for one that lies in another.
+
+        Where many kinds round, each of them may take nothing away and yet make as much as all: rounding errors do not
+        add up, and a trajectory that is disturbed is disturbed.
+        """
+        return self._mean_gap(self.alone[kind]) if kind in self.alone else None
+
+    def counted(self) -> list[np.ndarray]:
+        """bool `[T]` of each response: the tokens that are in the support of both sides, whatever is grafted."""
+        everything = [self.logp_prefill, self.logp_trainer, *self.grafted.values(), *self.alone.values()]
+        return [np.isfinite(np.stack(columns)).all(0) for columns in zip(*everything, strict=True)]
+
+    def _mean_gap(self, logp: Sequence[np.ndarray]) -> float:
+        rows = zip(logp, self.logp_prefill, self.counted(), strict=True)
+        apart = [np.abs(one[kept_T].astype(np.float64) - other[kept_T]) for one, other, kept_T in rows]
+        total = np.concatenate(apart) if apart else np.zeros(0)
+        return float(total.mean()) if len(total) else 0.0
 
     def to_json(self) -> dict[str, Any]:
         """`grafts`: shares without intervals, which whoever knows the prompts puts in."""
@@ -170,16 +190,16 @@ class ModuleFindings:
             "layers": self.layers.to_json(),
             "isolated": [isolated.to_json() for isolated in self.isolated.values()],
             "grafts": [
-                {"kind": kind, "share": 1 - self.left(kind) / gap if gap else 0.0, "left": self.left(kind)}
+                {
+                    "kind": kind,
+                    "share": 1 - self.left(kind) / gap if gap else 0.0,
+                    "left": self.left(kind),
+                    "alone": self.made_alone(kind),
+                }
                 for kind in self.grafted
             ],
             "missing": self.missing,
         }
-
-
-def _mean_gap(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> float:
-    apart = np.concatenate([np.abs(a.astype(np.float64) - b) for a, b in zip(one, other, strict=True)])
-    return float(apart.mean()) if len(apart) else 0.0
 
 
 def choose_responses(abs_d: Sequence[np.ndarray], prompt_ids: Sequence[int], count: int) -> list[int]:

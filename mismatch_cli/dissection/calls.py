@@ -56,7 +56,9 @@ class Call:
         """
         found = list(flowing(args, kwargs).items())[:most]
         flows = {key: Flow(x.shape, x.dtype, x.device) for key, x in found}
-        rest = {key: kept(value) for key, value in {**dict(enumerate(args)), **kwargs}.items() if key not in flows}
+        given: dict[Key, Any] = dict(enumerate(args))
+        given.update(kwargs)
+        rest = {key: kept(value) for key, value in given.items() if key not in flows}
         return cls(
             module,
             tuple(rest.get(at) for at in range(len(args))),
@@ -84,7 +86,8 @@ class Call:
 def flowing(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Key, Tensor]:
     """The arguments that are hidden states, by position or by name: tensors of numbers, but for masks and positions."""
     named = {name: value for name, value in kwargs.items() if not any(word in name for word in _NOT_HIDDEN)}
-    given: dict[Key, Any] = {**dict(enumerate(args)), **named}
+    given: dict[Key, Any] = dict(enumerate(args))
+    given.update(named)
     return {key: value for key, value in given.items() if is_hidden(value)}
 
 
@@ -98,10 +101,11 @@ def first(output: Any) -> Tensor:
     return found
 
 
-def with_first(output: Any, new: Tensor) -> Any:
-    """The same answer with another first tensor, in the shape, dtype and place of its own."""
-    new = new.to(first(output)).reshape(first(output).shape)
-    return (new, *output[1:]) if isinstance(output, tuple | list) else new
+def put_as(own: Tensor, new: Tensor) -> Tensor:
+    """A tensor in the shape, dtype and place of another."""
+    if new.numel() != own.numel():
+        raise Unlike(f"{tuple(new.shape)} beside {tuple(own.shape)}")
+    return new.to(own).reshape(own.shape)
 
 
 def kept(value: Any, memo: dict[int, Any] | None = None) -> Any:

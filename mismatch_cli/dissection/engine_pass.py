@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mismatch_cli.dissection.calls import Call, first
+from mismatch_cli.dissection.calls import Call, Unlike, first
 from mismatch_cli.dissection.listener import Listener
-from mismatch_cli.dissection.parts import Part, turns
+from mismatch_cli.dissection.model_parts import Part, turns
 from mismatch_cli.dissection.streams import Stream
 from mismatch_cli.sampling import SamplingSettings
 
@@ -64,14 +64,14 @@ class EnginePass:
         """Its own of the tokens that the rows from `first_row` predict."""
         return self.logp(self.hidden_NH[first_row : first_row + len(ids_T)], ids_T)
 
-    def route(self, part: Part, hidden: Tensor, time: int = 0) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Logits, weights and experts that the engine's router makes of hidden states; None where it does not say."""
+    def route(self, part: Part, hidden: Tensor, time: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits, weights and experts that the engine's router makes of hidden states."""
         answer = self.call(part, hidden, time=time)
         if isinstance(answer, tuple) and len(answer) == 3 and answer[1].shape == answer[2].shape:
             return answer
         runner = self._runner(part)
         if runner is None:
-            return None
+            raise Unlike(f"how {type(part.module).__name__} chooses experts is not known")
         logits_NE = first(answer)
         (flow,) = self.call_of(part, time).flows.values()
         with torch.inference_mode(), self.within():
@@ -98,7 +98,7 @@ class EnginePass:
             whole = [_filled(x.to(flow.device, flow.dtype), rotary.head_size) for x in (q_NAD, k_NAD)]
             turned = rotary(self.positions_N, *whole)
         pairs = zip(turned, (q_NAD, k_NAD), strict=True)
-        return tuple(x.view(len(own), own.shape[1], -1)[..., : own.shape[2]].to(own) for x, own in pairs)  # type: ignore[return-value]
+        return tuple(x.view(len(own), own.shape[1], -1)[..., : own.shape[2]].to(own) for x, own in pairs)
 
 
 def _filled(x_NAD: Tensor, size: int) -> Tensor:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from mismatch_cli.dissection.calls import Call
-from mismatch_cli.dissection.parts import Part, Parts
+from mismatch_cli.dissection.model_parts import Part, Parts
 from mismatch_cli.dissection.streams import Stream, Watched
 
 Wanted = Callable[[tuple[Any, ...], dict[str, Any]], bool]  # whether a call of the root is the pass to take down
@@ -54,9 +54,8 @@ class Listener:
         self._hooks.append(module.register_forward_hook(after, with_kwargs=True))
 
     def _begin(self, wanted: Wanted, at_start: Callable[[], None], _root: Any, args: Any, kwargs: Any) -> None:
-        self._listening = wanted(args, kwargs)
+        self._listening = self.output is None and wanted(args, kwargs)
         if self._listening:
-            self.calls, self.streams = {}, []
             at_start()
 
     def _end(self, _root: Any, _args: Any, _kwargs: Any, output: Any) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mismatch_cli.dissection.calls import first, flowing, is_hidden
-from mismatch_cli.dissection.parts import Part
+from mismatch_cli.dissection.model_parts import Part
 
 Stream = tuple[Tensor, ...]
 POINTS = ("before", "attention", "mlp")

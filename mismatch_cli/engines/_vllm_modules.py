@@ -55,9 +55,16 @@ def _itself(model: Any) -> Any:
 
 
 def _reads(token_ids: list[int], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a pass reads these tokens, and is not one of those by which vLLM measures memory or warms up."""
+    """Whether a pass reads these tokens, and is not one of those by which vLLM measures memory or warms up.
+
+    Those find the last prompt's tokens in its buffers; what they lack is metadata of attention.
+    """
+    from vllm.forward_context import get_forward_context
+
     ids_N = kwargs.get("input_ids", args[0] if args else None)
-    return ids_N is not None and ids_N.numel() == len(token_ids) and ids_N.flatten().tolist() == token_ids
+    if ids_N is None or not get_forward_context().attn_metadata:
+        return False
+    return ids_N.numel() == len(token_ids) and ids_N.flatten().tolist() == token_ids
 
 
 def check_in_reach(llm: Any) -> None:

@@ -65,22 +65,24 @@ class Parts:
 
 
 def _stack(model: Any) -> tuple[str, Any]:
-    """The decoder layers: the longest list of modules that lies nearest to the root and attends."""
+    """The decoder layers: as many as the configuration of the text model says, nearest to the root."""
     import torch
 
+    config: Any = getattr(model, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    layers = getattr(text, "num_hidden_layers", 0)
     lists = [
-        (name.count("."), -len(module), name, module)
+        ((len(module) != layers, name.count("."), -len(module)), name, module)
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.ModuleList)
-        and len(module)
-        and any(_block_kind(own, child) == "attention" for own, child in module[0].named_children())
+        and any(_block_kind(own, child) == "attention" for layer in module for own, child in layer.named_children())
     ]
     if not lists:
         raise MismatchError(
             f"{type(model).__name__} has no list of decoder layers with attention, so its modules cannot be compared "
             "one by one. Leave out the stage that compares them."
         )
-    _, _, name, module = min(lists, key=lambda found: found[:2])
+    _, name, module = min(lists, key=lambda found: found[0])
     return name, module
 
 
@@ -91,10 +93,10 @@ def _of_layer(at: int, name: str, layer: Any) -> Iterator[Part]:
             continue
         yield Part(f"{name}.{own}", kind, at, "", own, child)
         if kind in _BLOCKS:
-            yield from _inside(at, f"{name}.{own}", own, kind, child)
+            yield from _inside(at, f"{name}.{own}", kind, child)
 
 
-def _inside(at: int, name: str, own: str, block: str, module: Any) -> Iterator[Part]:
+def _inside(at: int, name: str, block: str, module: Any) -> Iterator[Part]:
     for path, child in module.named_modules():
         kind = _inner_kind(path, child, block)
         if kind is not None:
@@ -121,13 +123,15 @@ def _is_rotary(module: Any) -> bool:
 
 
 def _block_kind(name: str, module: Any) -> str | None:
-    """What a child of a layer is; None for dropout and the like."""
+    """What a child of a layer is, by its class, else by its name; None for dropout and the like."""
     kind = type(module).__name__
     if _NORM.search(kind):
         return "norm"
-    if name in _MLPS or (_IS_MLP.search(kind) and name not in _MIXERS):
+    if _MIXES_TOKENS.search(kind):
+        return "attention"
+    if _IS_MLP.search(kind) or name in _MLPS:
         return "experts" if hasattr(module, "experts") else "mlp"
-    return "attention" if name in _MIXERS or _MIXES_TOKENS.search(kind) else None
+    return "attention" if name in _MIXERS else None
 
 
 def _outside(model: Any, stack: str) -> Iterator[Part]:
