@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, cast
 
 from mismatch_cli.bisect.experiments import Experiment
 from mismatch_cli.bisect.fixed_tokens import AS_RECORDED
 from mismatch_cli.bisect.legs import ROLLOUT, TRAINER, Leg
 from mismatch_cli.bisect.model_config import config_differences
-from mismatch_cli.bisect.ranking import RECORDED
+from mismatch_cli.bisect.ranking import RECORDED, rank
 from mismatch_cli.bisect.runner import leg_of
 from mismatch_cli.bisect.searching import Searching
 from mismatch_cli.bisect.sides import Change
@@ -106,19 +106,16 @@ def _of_columns(run: Searching) -> list[Experiment]:
     """What of the gap is in the recorded columns alone, not in what made them: named by the diagnosis, if it can."""
     findings, (engine, trainer) = run.search.findings or [], run.search.base
     found = next(iter(findings), None)
-    rollout, scored = _named(found, "logp_rollout", _NOT_THE_ENGINE), _named(found, "logp_trainer", _NOT_THE_TRAINER)
-    experiments = []
+    columns = []
     if engine == DECODED.name:
-        experiments.append(Experiment(**rollout, side=ROLLOUT, stage=0, before=RECORDED, after=(engine, AS_RECORDED)))
+        columns.append(Experiment("logp_rollout", ROLLOUT, 0, RECORDED, (engine, AS_RECORDED), _NOT_THE_ENGINE))
     if trainer == SCORED.name:
-        experiments.append(Experiment(**scored, side=TRAINER, stage=0, before=RECORDED, after=(AS_RECORDED, trainer)))
-    return experiments
-
-
-def _named(found: Mapping[str, Any] | None, column: str, change: str) -> dict[str, Any]:
+        columns.append(Experiment("logp_trainer", TRAINER, 0, RECORDED, (AS_RECORDED, trainer), _NOT_THE_TRAINER))
     if found is None:
-        return {"setting": column, "change": change}
-    return {"setting": found["setting"], "change": found["change"]}
+        return columns
+    causes = {row.experiment.setting for row in rank(run.measured(), replace(run.search, experiments=columns)).causes}
+    named = {"setting": found["setting"], "change": found["change"]}
+    return [replace(column, **named) if column.setting in causes else column for column in columns]
 
 
 def compared(run: Searching, engine: Engine) -> dict[str, Any]:

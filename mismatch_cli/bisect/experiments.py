@@ -44,6 +44,7 @@ class Search:
     findings: list[dict[str, Any]] | None = None  # of the diagnosis
     weights: dict[str, Any] | None = None
     modules: dict[str, Any] | None = None
+    untried: list[dict[str, Any]] = field(default_factory=list)  # settings that could not be turned here, and why
     together: dict[str, Any] | None = None
     base: Pair = ("as-recorded", "as-recorded")
     flags: dict[str, Any] | None = None  # what was typed, for --resume

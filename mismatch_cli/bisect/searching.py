@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mismatch_cli.bisect.effects import Effects
 from mismatch_cli.bisect.experiments import Experiment, Pair, Search
@@ -16,8 +17,10 @@ from mismatch_cli.bisect.runner import Runner
 from mismatch_cli.bisect.search_config import STAGES, BisectConfig
 from mismatch_cli.bisect.sides import RolloutSide, TrainerSide
 from mismatch_cli.dealing import Ranks
+from mismatch_cli.engines import engine_module
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.estimate import NO_SPREAD
+from mismatch_cli.models import check_model_folder
 from mismatch_cli.recording.rollouts import Progress
 from mismatch_cli.torch_settings import set_threads
 from mismatch_cli.trace.manifest import FILE_NAME, VOCABULARY
@@ -46,6 +49,9 @@ class Searching:
         """Choose the tokens where that has not been done, and find both sides."""
         rollout = RolloutSide.of(source.manifest, config)
         trainer = TrainerSide.of(source.manifest, config, rollout)
+        check_model_folder(trainer.config.trainer_model)
+        if not engine_module(rollout.engine).REMOTE:
+            check_model_folder(rollout.model)
         chosen = folder / LEGS / AS_RECORDED
         with ranks.first_before_others() as first:
             if first and not (chosen / FILE_NAME).is_file():
@@ -117,6 +123,13 @@ class Searching:
     def add(self, *experiments: Experiment) -> None:
         """Take in what was measured."""
         self.search.add(experiments, write=self.ranks.world.first)
+
+    def leave_untried(self, setting: str, side: str, better: Any, why: str) -> None:
+        """Say of a setting why it was not turned."""
+        told = {"setting": setting, "side": side, "better": better, "why": why}
+        known = [each for each in self.search.untried if (each["setting"], each["side"]) != (setting, side)]
+        self.search.untried = [*known, told]
+        self.save()
 
     def check_time(self) -> None:
         """Raises an `OutOfBudgetError` once the minutes are over."""

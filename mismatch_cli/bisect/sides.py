@@ -14,7 +14,7 @@ from typing import Any
 
 from mismatch_cli.bisect.search_config import BisectConfig
 from mismatch_cli.engines import EngineSettings
-from mismatch_cli.errors import UsageError
+from mismatch_cli.errors import UsageError, suggest
 from mismatch_cli.places import BUNDLED_MODEL, bundled
 from mismatch_cli.recording.config import RescoreConfig, parsed_arguments
 from mismatch_cli.sampling import SamplingSettings
@@ -67,7 +67,10 @@ class RolloutSide:
         engine = config.engine or recorded.get("engine") or told.get("engine")
         if not model or not engine:
             missing = "--model and --engine" if not (model or engine) else "--model" if not model else "--engine"
-            raise UsageError(f"{config.trace} does not say what sampled it. Name it with {missing}.")
+            raise UsageError(
+                f"{config.trace} does not say what sampled it. Name it with {missing}, or look at its columns "
+                f"alone: {suggest('diagnose', config.trace)}"
+            )
         arguments = dict(recorded.get("engine_args") or {})
         for name in _TOLD_ARGUMENTS:
             if told.get(name) not in (None, "auto", told.get("dtype")):

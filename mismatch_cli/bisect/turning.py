@@ -14,7 +14,8 @@ from mismatch_cli.bisect.runner import leg_of
 from mismatch_cli.bisect.searching import Searching
 from mismatch_cli.bisect.sides import Change, combined
 from mismatch_cli.bisect.toggles import Toggle, toggles
-from mismatch_cli.errors import MismatchError
+from mismatch_cli.engines import engine_module
+from mismatch_cli.errors import MismatchError, UsageError
 
 _AS_ASKED: dict[tuple[str, ...], Leg] = {("alone",): ALONE, ("cached",): UNCACHED}
 _MOST_TOGETHER = 4  # settings
@@ -24,19 +25,30 @@ def turn_settings(run: Searching) -> None:
     """Each setting of the table that applies; what this machine cannot do is said and left out."""
     run.search.base = base_of(run)
     for toggle in toggles(run.runner.rollout, run.runner.trainer):
-        if toggle.rollout and not _can_replay(run):
-            continue
         run.check_time()
+        why = _out_of_reach(run, toggle)
         try:
-            after = _after(run, toggle)
-        except MismatchError as error:
-            run.progress.say(f"{toggle.setting} = {toggle.better} cannot be tried here: {error}")
-            continue
-        run.add(_experiment(run, toggle, after))
+            if not why:
+                run.add(_experiment(run, toggle, _after(run, toggle)))
+        except (MismatchError, UsageError) as error:
+            why = str(error)
+        if why:
+            run.progress.say(f"{toggle.setting} = {toggle.better} cannot be tried here: {why}")
+            run.leave_untried(toggle.setting, toggle.side, toggle.better, why)
+        elif run.is_explained():
+            return
 
 
-def _can_replay(run: Searching) -> bool:
-    return run.search.base[0] != AS_RECORDED
+def _out_of_reach(run: Searching, toggle: Toggle) -> str:
+    """Why a setting cannot be turned from here; empty where it can."""
+    engine = run.runner.rollout.engine
+    if toggle.rollout and run.search.base[0] == AS_RECORDED:
+        return f"--engine {engine} reads no recorded tokens again"
+    if toggle.starts and engine_module(engine).REMOTE:
+        return "the server has to be started with it"
+    if toggle.rollout and not toggle.starts and run.search.base[0] != DECODED.name:
+        return f"--engine {engine} does not decode recorded tokens"
+    return ""
 
 
 def _experiment(run: Searching, toggle: Toggle, after: Pair) -> Experiment:

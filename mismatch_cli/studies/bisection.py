@@ -238,6 +238,7 @@ class BisectionAnalysis(Study):
             "findings": self.search.findings,
             "weights": self.search.weights,
             "modules": self.search.modules,
+            "untried": self.search.untried,
         }
 
     def _stage(self, number: int) -> dict[str, Any]:
