@@ -88,6 +88,8 @@ class _Dissection:
         grafts, seen = Grafts(self.engine, self.heard, pairs), set[str]()
         with grafts.on(KINDS, lambda *answers: self._isolated(seen, *answers)):
             self._look_at(lambda hidden_TH, *_: self._compare_heads(seen, hidden_TH))
+        if torch.finfo(grafts.stream_dtype).eps > torch.finfo(self._stream_dtype()).eps:
+            seen.add("residual")
         own = _outermost(seen)
         for kind in [kind for kind in KINDS if kind in seen]:
             self._graft(grafts, found.grafted, kind, {kind})
@@ -95,6 +97,12 @@ class _Dissection:
             self._graft(grafts, found.alone, kind, own - {kind}, inner=False)
         self._graft(grafts, found.grafted, ALL, own, inner=False)
         found.missing = found.missing or _missing(self.heard.called, alone, grafts.refused, seen)
+        if not found.missing and torch.finfo(grafts.stream_dtype).eps < torch.finfo(self._stream_dtype()).eps:
+            coarse = str(self._stream_dtype()).removeprefix("torch.")
+            found.missing = [f"residual: the trainer adds up in {coarse}, which cannot hold the engine's stream"]
+
+    def _stream_dtype(self) -> torch.dtype:
+        return self.heard.streams[-1]["mlp"][0].dtype
 
     def _graft(
         self, grafts: Grafts, into: dict[str, list[np.ndarray]], name: str, kinds: Collection[str], inner: bool = True

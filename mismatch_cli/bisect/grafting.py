@@ -21,7 +21,7 @@ from torch import Tensor
 from mismatch_cli.dissection.calls import Unlike, first, flowing, put_as
 from mismatch_cli.dissection.engine_pass import EnginePass
 from mismatch_cli.dissection.listener import Listener
-from mismatch_cli.dissection.model_parts import Pair, Part
+from mismatch_cli.dissection.model_parts import BLOCKS, Pair, Part
 from mismatch_cli.dissection.streams import total
 from mismatch_cli.errors import first_line
 
@@ -42,7 +42,10 @@ class Grafts:
         self._inner = True
         self._times = Counter[str]()  # that each module has been called in the pass
         self._norm_inputs = deque[Tensor](maxlen=_RECENT)
-        self._outputs = deque[Tensor](maxlen=_RECENT)
+        self._outputs = deque[tuple[Tensor, Tensor]](maxlen=_RECENT)  # as the trainer adds them, and as they were
+        self._stream: Tensor | None = None  # that the trainer's layer began with
+        self._blocks = list[Tensor]()  # what those of the layer have answered
+        self._branches = set(trainer.branches)
         self._attention: Part | None = None  # of the engine, whose counterpart the trainer is in
         self._hooks: list[Any] = []
 
@@ -59,9 +62,13 @@ class Grafts:
         try:
             for part in self._trainer.called:
                 self._hook(part)
+            layers = list(self._trainer.parts.layers.values())
             if "embedding" in kinds:
-                (layer, *_) = self._trainer.parts.layers.values()
-                self._hooks.append(layer.register_forward_pre_hook(self._enter_stack, with_kwargs=True))
+                self._hooks.append(layers[0].register_forward_pre_hook(self._enter_stack, with_kwargs=True))
+            if self._rounds():
+                for layer in layers:
+                    self._hooks.append(layer.register_forward_pre_hook(self._enter_layer, with_kwargs=True))
+                    self._hooks.append(layer.register_forward_hook(self._leave_layer))
             with self._rotating():
                 yield
         finally:
@@ -112,8 +119,8 @@ class Grafts:
     def _unfused(self, stream: Tensor) -> list[Tensor]:
         """A branch's output and the residual, where their sum is this input: the engine's norm adds them unrounded."""
         for residual in reversed(self._norm_inputs):
-            for branch in reversed(self._outputs):
-                if branch.shape == residual.shape == stream.shape and torch.equal(residual + branch, stream):
+            for added, branch in reversed(self._outputs):
+                if added.shape == residual.shape == stream.shape and torch.equal(self._sum(residual, added), stream):
                     return [branch, residual]
         return [stream]
 
@@ -127,10 +134,41 @@ class Grafts:
         """cos and sin of these positions, which are the same on both sides."""
         return self._engine.call_of(pair.engine, time).output
 
-    def _remember(self, part: Part, _module: Any, args: Any, kwargs: Any, output: Any) -> None:
+    def _remember(self, part: Part, _module: Any, args: Any, kwargs: Any, output: Any) -> Any:
         if part.kind == "norm":
             self._norm_inputs.extend(list(flowing(args, kwargs).values())[:1])
-        self._outputs.append(first(output))
+        own = added = first(output)
+        if part.kind in BLOCKS:
+            self._blocks.append(own)
+        if self._stream is not None and part.name in self._branches:
+            # What has to be added so that the sum is one of the engine's precision.
+            added = (self._stream + own).to(self.stream_dtype).to(own) - self._stream
+            output = _in_place_of([added], output)
+        self._outputs.append((added, own))
+        return output
+
+    @property
+    def stream_dtype(self) -> torch.dtype:
+        """In which the engine adds up its stream."""
+        return self._engine.streams[-1]["mlp"][0].dtype
+
+    def _sum(self, residual: Tensor, branch: Tensor) -> Tensor:
+        summed = residual + branch
+        return summed.to(self.stream_dtype).to(summed) if self._rounds() else summed
+
+    def _rounds(self) -> bool:
+        return "residual" in self._kinds and self._seen is None
+
+    def _enter_layer(self, _layer: Any, args: Any, kwargs: Any) -> None:
+        (self._stream, *_) = flowing(args, kwargs).values()
+        self._blocks = []
+
+    def _leave_layer(self, _layer: Any, _args: Any, output: Any) -> Any:
+        stream, self._stream = self._stream, None
+        if self._trainer.parallel and stream is not None:  # both blocks are added up before the stream is
+            answers = [block.to(self.stream_dtype) for block in self._blocks]
+            return _in_place_of([sum(answers) + stream.to(self.stream_dtype)], output)
+        return _in_place_of([first(output).to(self.stream_dtype)], output)
 
     def _enter_attention(self, engine: Part, _module: Any, _args: Any) -> None:
         self._attention = engine
@@ -182,7 +220,7 @@ class Grafts:
             return function(q, k, *args, **kwargs)
         turned = tuple(_by_head(x, heads_first) for x in theirs)
         if self._seen is None:
-            return turned
+            return tuple(put_as(own, x) for own, x in zip((q, k), turned, strict=True))
         own = function(q, k, *args, **kwargs)
         for engine, trainer in zip(turned, own, strict=True):
             self._seen("rotary", "rotary", engine, trainer)

@@ -98,10 +98,9 @@ class EnginePass:
             whole = [_filled(x.to(flow.device, flow.dtype), rotary.head_size) for x in (q_NAD, k_NAD)]
             turned = rotary(self.positions_N, *whole)
         pairs = zip(turned, (q_NAD, k_NAD), strict=True)
-        return tuple(x.view(len(own), own.shape[1], -1)[..., : own.shape[2]].to(own) for x, own in pairs)
+        return tuple(x.view(len(own), own.shape[1], -1)[..., : own.shape[2]] for x, own in pairs)
 
 
 def _filled(x_NAD: Tensor, size: int) -> Tensor:
-    """Heads laid flat, zeros in place of what is not turned."""
-    missing = size - x_NAD.shape[-1]
-    return torch.nn.functional.pad(x_NAD, (0, missing)).flatten(1).contiguous()
+    """Heads laid flat, zeros in place of what is not turned: a copy, since it is turned in place."""
+    return torch.nn.functional.pad(x_NAD, (0, size - x_NAD.shape[-1])).flatten(1).clone()

@@ -21,6 +21,8 @@ class Listener:
         self.parts = Parts.of(model)
         self.calls: dict[str, list[Call]] = {}  # by name, in the order of the first of each
         self.streams: list[dict[str, Stream]] = []
+        self.branches: list[str | None] = []  # which module of each layer adds to the stream behind its attention
+        self.parallel = False  # whether attention and MLP of its layers begin with the same stream
         self.output: Any = None  # of the root
         self._listening = False
         self._watched: Watched | None = None
@@ -69,6 +71,8 @@ class Listener:
     def _leave_layer(self, _layer: Any, _args: Any, _kwargs: Any, output: Any) -> None:
         if self._listening and self._watched is not None:
             self.streams.append(self._watched.ended(output))
+            self.branches.append(self._watched.branch)
+            self.parallel |= self._watched.parallel
             self._watched = None
 
     def _enter(self, part: Part, _module: Any, args: Any, kwargs: Any) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 
 from mismatch_cli.errors import MismatchError
 
-# In the order in which a token passes them. `mlp` and `experts` are whole blocks, `attention` with its projections.
-KINDS = ("embedding", "norm", "rotary", "attention", "router", "mlp", "experts", "head")
+# In the order in which a token passes them. `mlp` and `experts` are whole blocks, `attention` with its projections;
+# `residual` is no module, but the precision in which the stream between them is added up.
+KINDS = ("embedding", "residual", "norm", "rotary", "attention", "router", "mlp", "experts", "head")
 _NORM = re.compile("Norm")
 _ROTARY = re.compile(r"Rotary|RoPE|Rope")
 _MIXES_TOKENS = re.compile(r"Attention|Attn|DeltaNet|Mamba|Mixer|Recurrent|ShortConv|Retention")
@@ -23,7 +24,7 @@ _MIXERS = ("self_attn", "attn", "attention", "self_attention", "linear_attn", "m
 _IS_MLP = re.compile(r"MLP|Mlp|FeedForward|FFN|MoE|Moe|SparseMoe")
 _MLPS = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "mlp_block")
 _ROUTERS = ("gate", "router")
-_BLOCKS = ("attention", "mlp", "experts")
+BLOCKS = ("attention", "mlp", "experts")
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def _of_layer(at: int, name: str, layer: Any) -> Iterator[Part]:
         if kind is None:
             continue
         yield Part(f"{name}.{own}", kind, at, "", own, child)
-        if kind in _BLOCKS:
+        if kind in BLOCKS:
             yield from _inside(at, f"{name}.{own}", kind, child)
 
 

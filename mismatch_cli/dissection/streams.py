@@ -28,6 +28,9 @@ class Watched:
     attended: Tensor | None = None  # what its attention answered
     entered: Tensor | None = None  # what its MLP was given
     norms: list[tuple[Stream, Tensor]] = field(default_factory=list)  # what they were given, and their answers
+    branches: dict[str, Tensor] = field(default_factory=dict)  # what may be added to the stream behind its attention
+    branch: str | None = None  # which of them is
+    parallel: bool = False  # attention and MLP begin with the same stream
 
     @classmethod
     def begun(cls, args: Sequence[Any], kwargs: dict[str, Any]) -> Watched:
@@ -43,6 +46,8 @@ class Watched:
 
     def out_of(self, part: Part, given: Stream, output: Any) -> None:
         """After it."""
+        if self.entered is None:
+            self.branches[part.name] = _copy(first(output))
         if part.kind == "norm":
             self.norms.append((given, _copy(first(output))))
         elif part.kind == "attention" and self.attended is None:
@@ -66,7 +71,12 @@ class Watched:
         entered = self.entered
         source = next((given for given, answer in self.norms if _equal(answer, entered)), (entered,))
         if _equal(total(source), total(self.before)):
+            self.parallel = True
             return (*self.before, self.attended)
+        if len(self.before) == len(source) == 1:
+            (stream,), (middle,) = self.before, source
+            fitting = {name: x for name, x in self.branches.items() if x.shape == stream.shape == middle.shape}
+            self.branch = next((name for name, x in fitting.items() if torch.equal(stream + x, middle)), None)
         return source
 
 

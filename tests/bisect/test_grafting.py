@@ -248,10 +248,14 @@ def test_a_head_in_float32_on_one_side(qwen3):
 def test_every_family_is_taken_apart(tmp_path, family):
     """The same code in the same precision leaves nothing, module by module, and no kind is missing."""
     model = save_family(tmp_path, family)
-    findings = graft(hf(model, "bfloat16"), trainer_of(model, "bfloat16"), RESPONSES[:1])
+    engine = hf(model, "bfloat16")
+    findings = graft(engine, trainer_of(model, "bfloat16"), RESPONSES[:1])
     assert findings.missing == [] and findings.left(ALL) < 1e-5
     assert {isolated.relation for isolated in findings.isolated.values()} == {"bits"}
     assert all(points(layer) for layer in findings.layers.to_json())
+    findings = graft(engine, trainer_of(model, "float32"), RESPONSES[:1])
+    assert findings.missing == [] and findings.gap > 1e-3 and findings.left(ALL) < 1e-5
+    assert "residual" in findings.grafted
 
 
 @pytest.mark.slow
@@ -260,11 +264,12 @@ def test_every_bit_of_vllms_rounding_is_explained(tmp_path, family):
     """In bfloat16 all grafts together are vLLM's own numbers: caps, parallel blocks and experts among them."""
     model = save_family(tmp_path, family, torch.bfloat16)
     engine = create_engine("vllm", EngineSettings(model, PLAIN, 0, dtype="bfloat16", log_file=tmp_path / "log"))
-    findings = graft(engine, trainer_of(model, "bfloat16"), RESPONSES)
+    findings, other = (graft(engine, trainer_of(model, dtype), RESPONSES) for dtype in ("bfloat16", "float32"))
     engine.close()
     assert findings.missing == [] and findings.gap > 1e-3 and findings.left(ALL) < 1e-6
     assert {isolated.relation for isolated in findings.isolated.values()} <= {"bits", "rounding"}
     assert findings.made_alone("attention") > 1e-3
+    assert other.missing == [] and other.gap > 1e-3 and other.left(ALL) < 1e-5
 
 
 def test_what_is_out_of_reach_is_said(vllm, qwen3, monkeypatch):
