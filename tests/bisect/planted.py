@@ -34,9 +34,10 @@ _PADDING = 2  # the token of the bundled tokenizer
 class Bed:
     """A model and a folder for runs with it. A run that has ended is not made again."""
 
-    def __init__(self, folder: Path, name: str, typed: Typed, sampled: str = SAMPLED) -> None:
+    def __init__(self, folder: Path, name: str, typed: Typed, sampled: str = SAMPLED, runs: str = "") -> None:
+        """`runs`: what the folder of its runs is called, where it is not the model's name."""
         self.name, self._typed, self._sampled = name, typed, sampled
-        self.runs, self._models = folder / "runs" / name, folder / "models"
+        self.runs, self._models = folder / "runs" / (runs or name), folder / "models"
         self.model = str(bundled("model")) if name == BUNDLED else self._family()
 
     def _family(self) -> str:
@@ -202,7 +203,7 @@ FP8 = ("--kv-cache-dtype", "fp8")
 ONE_EXPERT = {"num_experts_per_tok": 1}
 
 
-def _head_of_engine(dtype: str) -> tuple[str, str]:
+def head_of_engine(dtype: str) -> tuple[str, str]:
     return "--engine-arg", f'hf_overrides={{"head_dtype": "{dtype}"}}'
 
 
@@ -218,11 +219,11 @@ PLANTS = (
     Plant("float32 LM head, trainer", (BUNDLED,), ("head_dtype",), _flagged("head", HEAD, dtype=BFLOAT16), BFLOAT16),
     Plant(
         "float32 LM head, engine", (BUNDLED,), ("head_dtype",),
-        _flagged("head-engine", *_head_of_engine(FLOAT32), dtype=BFLOAT16), BFLOAT16,
+        _flagged("head-engine", *head_of_engine(FLOAT32), dtype=BFLOAT16), BFLOAT16,
     ),
     Plant(
         "bfloat16 LM head, engine in float32", MODELS, ("head_dtype",),
-        _flagged("low-head-engine", *_head_of_engine(BFLOAT16), dtype=FLOAT32),
+        _flagged("low-head-engine", *head_of_engine(BFLOAT16), dtype=FLOAT32),
     ),
     Plant("weights of int8, engine", MODELS, ("weights",), _engine("int8", tensors=rounded_to_int8)),
     Plant(
