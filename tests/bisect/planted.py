@@ -1,0 +1,244 @@
+"""Causes of a gap, planted one at a time into healthy runs of real commands: what `mismatch-cli bisect` has to name.
+
+A row says on which models a cause can be planted, what `bisect` may call it, and how its trace is made. Where nothing
+is planted, the two sides of these models agree as well as their dtype lets them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mismatch_cli.diagnosis.readings import padded_to
+from mismatch_cli.places import bundled
+from mismatch_cli.recording.score import requests_of, with_columns
+from mismatch_cli.sampling import SamplingSettings
+from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
+from mismatch_cli.trace.shards import open_shard
+from mismatch_cli.trace.writer import write_shard
+from tests.bisect.changed_models import copied, rounded_to_int8, scaled, stale, with_rounded_norms
+from tests.families import save_family
+
+Typed = Callable[[list[str]], None]  # runs a command line of mismatch-cli, which has to succeed
+BUNDLED, LLAMA, GEMMA, MOE = MODELS = ("bundled", "llama", "gemma2", "qwen3_moe")
+FLOAT32, BFLOAT16 = "float32", "bfloat16"
+SAMPLED = "--num-prompts 32 --samples-per-prompt 2 --max-tokens 48 --top-logprobs 0"
+_BRIEF = "--noise-responses 16 --threads 1 --no-plots --quiet --force"
+_PADDING = 2  # the token of the bundled tokenizer
+
+
+class Bed:
+    """A model and a folder for runs with it. A run that has ended is not made again."""
+
+    def __init__(self, folder: Path, name: str, typed: Typed, sampled: str = SAMPLED, runs: str = "") -> None:
+        """`runs`: what the folder of its runs is called, where it is not the model's name."""
+        self.name, self._typed, self._sampled = name, typed, sampled
+        self.runs, self._models = folder / "runs" / (runs or name), folder / "models"
+        self.model = str(bundled("model")) if name == BUNDLED else self._family()
+
+    def _family(self) -> str:
+        folder = self._models / self.name
+        return str(folder) if (folder / "model.safetensors").exists() else save_family(self._models, self.name)
+
+    def probed(self, run: str, *flags: str, dtype: str = FLOAT32, model: str | None = None) -> Path:
+        """Sampled by vLLM, in one dtype on both sides."""
+        dtypes = f"--rollout-dtype {dtype} --trainer-dtype {dtype}"
+        return self._made(run, "probe", model or self.model, *f"{dtypes} {self._sampled} {_BRIEF}".split(), *flags)
+
+    def rescored(self, run: str, source: Path, *flags: str, dtype: str = FLOAT32, model: str | None = None) -> Path:
+        """A trace's tokens, scored by a trainer that is said to have the weights that sampled."""
+        trainer = f"--trainer-model {model or self.model} --trainer-dtype {dtype}"
+        return self._made(run, "rescore", str(source), *f"{trainer} {_BRIEF}".split(), *flags)
+
+    def _made(self, name: str, command: str, *arguments: str) -> Path:
+        run = self.runs / name
+        if not (run / "summary.json").exists():
+            self._typed([command, *arguments, "--output", str(run)])
+        return run
+
+    def clean(self, dtype: str = FLOAT32) -> Path:
+        """Nothing is planted."""
+        return self.probed(f"clean-{dtype}", dtype=dtype)
+
+    def copy(self, kind: str, **changes: Any) -> str:
+        """The model in a folder of its own, changed (`changed_models.copied`)."""
+        return copied(self.model, self._models / f"{self.name}-{kind}", **changes)
+
+    def rounded_norms(self) -> str:
+        return with_rounded_norms(self.model, self._models / f"{self.name}-rounded-norms")
+
+    @property
+    def rope(self) -> dict[str, Any]:
+        """How the model encodes positions, by its configuration."""
+        return dict(json.loads((Path(self.model) / "config.json").read_text())["rope_parameters"])
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A run whose trace has the cause in it, and what `bisect` is to be told beside."""
+
+    run: Path
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plant:
+    """One cause: the models it applies to, the names that are right, and how it is made.
+
+    `dtype` is that of the clean run beside which its gap is looked at. `parts`: the tensors or modules that it is in,
+    where a cause names some. `in_vllm`: a context in which the engine is another one, in this process alone.
+    """
+
+    name: str
+    models: tuple[str, ...]
+    right: tuple[str, ...]
+    make: Callable[[Bed], Planted]
+    dtype: str = FLOAT32
+    parts: tuple[str, ...] = ()
+
+    def is_named_by(self, cause: Mapping[str, Any]) -> bool:
+        """Whether a row of `causes` is this one: by its setting, and by its parts where it names the kind alone."""
+        setting = str(cause["setting"])
+        said = setting if setting in self.parts else _bare(setting)
+        right = any(f".{said}.".startswith(f".{name}.") or said.endswith(f".{name}") for name in self.right)
+        of_parts = not self.parts or setting in self.parts or set(cause["parts"]) == set(self.parts)
+        return right and of_parts
+
+
+def _bare(setting: str) -> str:
+    for section in ("config.sampling.", "rollout.", "trainer.", "recomputed."):
+        setting = setting.removeprefix(section)
+    return setting
+
+
+SCALED, STALE = "model.layers.1.self_attn.o_proj.weight", "model.layers.0.self_attn.v_proj.weight"
+NORMED_NOWHERE = "model.layers.1.self_attn.q_proj.weight"  # Gemma-2 norms what attention gives: its scale is lost
+_POSITIONS = ("rope_parameters", "rope_theta", "rope_scaling", "rope_type", "hf_overrides")
+
+
+def _flagged(run: str, *flags: str, dtype: str) -> Callable[[Bed], Planted]:
+    """A probe with a flag that one side alone obeys."""
+    return lambda bed: Planted(bed.probed(run, *flags, dtype=dtype))
+
+
+def _trainer(run: str, **changes: Any) -> Callable[[Bed], Planted]:
+    """Another folder in the trainer's place, under the name of equal weights."""
+    return lambda bed: Planted(bed.rescored(run, bed.clean(), model=bed.copy(run, **changes)))
+
+
+def _engine(run: str, **changes: Any) -> Callable[[Bed], Planted]:
+    """Another folder in the engine's place: it samples, and the trainer that scores has the right one."""
+
+    def planted(bed: Bed) -> Planted:
+        sampled = bed.probed(f"{run}-sampled", model=bed.copy(run, **changes))
+        return Planted(bed.rescored(run, sampled))
+
+    return planted
+
+
+def _rounded_norms(bed: Bed) -> Planted:
+    trusted = "--trust-remote-code"
+    return Planted(bed.probed("rounded-norms", trusted, model=bed.rounded_norms()), (trusted,))
+
+
+def other_base(bed: Bed) -> dict[str, Any]:
+    return {"rope_parameters": bed.rope | {"rope_theta": 4 * bed.rope["rope_theta"]}}
+
+
+def other_scaling(bed: Bed) -> dict[str, Any]:
+    """Twice as far where nothing is scaled, and nothing where the family scales."""
+    base = {"rope_theta": bed.rope["rope_theta"]}
+    plain = bed.rope["rope_type"] == "default"
+    return {"rope_parameters": base | ({"rope_type": "linear", "factor": 2.0} if plain else {"rope_type": "default"})}
+
+
+def _positions_of_trainer(run: str, positions: Callable[[Bed], dict[str, Any]]) -> Callable[[Bed], Planted]:
+    return lambda bed: _trainer(run, settings=positions(bed))(bed)
+
+
+def _positions_of_engine(run: str, positions: Callable[[Bed], dict[str, Any]]) -> Callable[[Bed], Planted]:
+    return lambda bed: Planted(bed.probed(run, "--engine-arg", f"hf_overrides={json.dumps(positions(bed))}"))
+
+
+def temperature(bed: Bed) -> Planted:
+    """The engine divides its logits, and the trainer does not."""
+    hot = bed.probed("temperature-sampled", "--temperature", "0.8")
+    return Planted(bed.rescored("temperature", hot, "--temperature", "1"))
+
+
+def without_cap(bed: Bed) -> Planted:
+    return Planted(bed.rescored("without-cap", bed.clean(), "--attn", "sdpa"))
+
+
+def attended_padding(bed: Bed) -> Planted:
+    """The trainer's columns as a batch gives them that is filled up on the left, without an attention mask."""
+    run = bed.runs / "padded"
+    if not run.exists():
+        source = bed.rescored("unrepeated", bed.clean(), "--noise-responses", "0")
+        broken = shutil.copytree(source, bed.runs / "padded.part", dirs_exist_ok=True)
+        trainer = Trainer.load(bed.model, dtype=FLOAT32, sampling=SamplingSettings())
+        for shard in sorted((broken / "trace").glob("shard-*.parquet")):
+            _score_padded(shard, trainer)
+        broken.rename(run)
+    return Planted(run)
+
+
+def _score_padded(shard: Path, trainer: Trainer) -> None:
+    table = open_shard(shard).read()
+    asked = requests_of(table)
+    padding = padded_to(max(len(request.prompt_ids) for request in asked), _PADDING).prompt
+    read = [ScoreRequest(padding(request.prompt_ids), request.response_ids) for request in asked]
+    scores = trainer.score(read, token_budget=8192)
+    columns = {"logp_trainer": "logp_T", "entropy_trainer": "entropy_T", "rank_trainer": "rank_T"}
+    given = {name: [getattr(score, of) for score in scores] for name, of in columns.items()}
+    write_shard(shard, with_columns(table, given))
+
+
+HEAD = "--float32-head"
+FP8 = ("--kv-cache-dtype", "fp8")
+ONE_EXPERT = {"num_experts_per_tok": 1}
+
+
+def head_of_engine(dtype: str) -> tuple[str, str]:
+    return "--engine-arg", f'hf_overrides={{"head_dtype": "{dtype}"}}'
+
+
+PLANTS = (
+    Plant("fp8 KV cache", MODELS, ("kv_cache_dtype",), _flagged("fp8", *FP8, dtype=BFLOAT16), BFLOAT16),
+    Plant("fp8 KV cache in float32", MODELS, ("kv_cache_dtype",), _flagged("fp8-float32", *FP8, dtype=FLOAT32)),
+    Plant("RMSNorm rounded in the trainer", MODELS, ("norm",), _rounded_norms),
+    Plant("RoPE base, trainer", MODELS, _POSITIONS, _positions_of_trainer("base", other_base)),
+    Plant("RoPE base, engine", MODELS, _POSITIONS, _positions_of_engine("base-engine", other_base)),
+    Plant("RoPE scaling, trainer", MODELS, _POSITIONS, _positions_of_trainer("scaling", other_scaling)),
+    Plant("RoPE scaling, engine", MODELS, _POSITIONS, _positions_of_engine("scaling-engine", other_scaling)),
+    # The other models have a gap in bfloat16 that a head in float32 does not move.
+    Plant("float32 LM head, trainer", (BUNDLED,), ("head_dtype",), _flagged("head", HEAD, dtype=BFLOAT16), BFLOAT16),
+    Plant(
+        "float32 LM head, engine", (BUNDLED,), ("head_dtype",),
+        _flagged("head-engine", *head_of_engine(FLOAT32), dtype=BFLOAT16), BFLOAT16,
+    ),
+    Plant(
+        "bfloat16 LM head, engine in float32", MODELS, ("head_dtype",),
+        _flagged("low-head-engine", *head_of_engine(BFLOAT16), dtype=FLOAT32),
+    ),
+    Plant("weights of int8, engine", MODELS, ("weights",), _engine("int8", tensors=rounded_to_int8)),
+    Plant(
+        "one tensor × 1.01, trainer", (BUNDLED, LLAMA, MOE), ("weights", SCALED),
+        _trainer("scaled", tensors=scaled(SCALED, 1.01)), parts=(SCALED,),
+    ),
+    Plant(
+        "one tensor × 1.01, trainer", (GEMMA,), ("weights", NORMED_NOWHERE),
+        _trainer("scaled-queries", tensors=scaled(NORMED_NOWHERE, 1.01)), parts=(NORMED_NOWHERE,),
+    ),
+    Plant(
+        "one stale tensor, engine", MODELS, ("weights", STALE), _engine("stale", tensors=stale(STALE)), parts=(STALE,)
+    ),
+    Plant("temperature", MODELS, ("temperature",), temperature),
+    Plant("soft cap left out", (GEMMA,), ("attn_implementation", "attn_logit_softcapping"), without_cap),
+    Plant("padding attended", MODELS, ("attention_mask", "attended-padding", "padding"), attended_padding),
+    Plant("router with another top-k", (MOE,), tuple(ONE_EXPERT), _trainer("one-expert", settings=ONE_EXPERT)),
+)  # fmt: skip
