@@ -135,6 +135,7 @@ def compared(run: Searching, engine: Engine) -> dict[str, Any]:
 def _of_models(run: Searching) -> Iterator[tuple[dict[str, Any], Change]]:
     """An experiment, without its legs, and the change of the trainer, for each way in which the two models differ."""
     found, rollout, trainer = run.search.weights or {}, run.runner.rollout, run.runner.trainer.config
+    about: dict[str, Any]
     if rollout.adapter != trainer.trainer_adapter and compare_adapters(
         {"adapter": rollout.adapter}, {"adapter": trainer.trainer_adapter}
     ):

@@ -14,7 +14,7 @@ from mismatch_cli.bisect.effects import MEASURES, Effects, GapSums
 from mismatch_cli.bisect.experiments import Experiment, Pair, Search
 from mismatch_cli.bisect.fixed_tokens import AS_RECORDED, FixedTokens
 from mismatch_cli.bisect.legs import ROLLOUT, TRAINER
-from mismatch_cli.metrics.estimate import Estimate
+from mismatch_cli.metrics.estimate import NO_SPREAD, Estimate
 
 NO_GAP = 2e-5  # nats on an average token: the rounding of float32, of which there is nothing to explain
 LEAST = 0.05  # of the gap: what takes less is not a cause of it
@@ -65,7 +65,9 @@ class Row:
     def is_cause(self) -> bool:
         """Whether it surely takes a part of the gap that is worth a word; without an interval, a large one."""
         value, low = self.share.value or 0.0, self.share.low
-        return value >= LARGE if low is None else value >= LEAST and low > 0
+        if low is None and self.share.note != NO_SPREAD:
+            return value >= LARGE
+        return value >= LEAST and (low is None or low > 0)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def search(
         progress.say("The gap is below what float32 resolves: nothing is searched.")
         run.leave_out(STAGES, "not needed", "the gap is below what float32 resolves")
         return
-    run.stage(0, lambda run: (bookkeeping(run, diagnose), turn_together(run)))
+    run.stage(0, partial(bookkeeping, diagnose=diagnose), turn_together)
     run.stage(1, legs_of_both)
-    run.stage(2, lambda run: (turn_settings(run), turn_together(run)))
+    run.stage(2, turn_settings, turn_together)
     run.stage(3, compare_modules)

@@ -62,7 +62,7 @@ class Searching:
         deadline = None if config.budget is None else time.monotonic() + 60 * config.budget
         return cls(config, Runner(legs, rollout, trainer), Search.of(folder), progress, ranks, deadline)
 
-    def stage(self, number: int, work: Callable[[Searching], None]) -> None:
+    def stage(self, number: int, *works: Callable[[Searching], None]) -> None:
         """Do a stage unless it was done, is not wanted, is not needed any more, or is not reached in time."""
         if self.told(self.search.stages.get(str(number), {}).get("status") == "done"):
             return
@@ -71,15 +71,16 @@ class Searching:
         elif self.is_explained():
             self.leave_out([number], "not needed", "the gap is explained")
         else:
-            self._work(number, work)
+            self._work(number, works)
 
-    def _work(self, number: int, work: Callable[[Searching], None]) -> None:
+    def _work(self, number: int, works: Iterable[Callable[[Searching], None]]) -> None:
         started = time.perf_counter()
         self.progress.say(f"Stage {number}: {STAGES[number]}")
         status, why = "done", ""
         try:
             self.check_time()
-            work(self)
+            for work in works:
+                work(self)
         except OutOfBudgetError:
             status, why = "not reached", f"the {self.config.budget:g} minutes of --budget were over"
         except MismatchError as error:  # what was found before it is reported

@@ -1,0 +1,149 @@
+"""From legs to causes: shares are paired differences, what counts as a cause, and which of several is named."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mismatch_cli.bisect.effects import Effects, GapSums
+from mismatch_cli.bisect.experiments import Experiment, Search
+from mismatch_cli.bisect.fixed_tokens import AS_RECORDED, FixedTokens
+from mismatch_cli.bisect.ranking import RECORDED, Measured, is_explained, rank
+
+PROMPTS, EACH, LENGTH = 40, 2, 20
+
+
+@pytest.fixture
+def tokens() -> FixedTokens:
+    responses = PROMPTS * EACH
+    prompt_id_S = np.repeat(np.arange(PROMPTS), EACH)
+    counts_T = np.ones(responses * LENGTH, dtype=bool)
+    counts_T[:LENGTH] = False  # one response teaches nothing
+    keys = {(0, int(p), s % EACH): s for s, p in enumerate(prompt_id_S)}
+    return FixedTokens([], [responses], keys, prompt_id_S, np.arange(0, responses * LENGTH + 1, LENGTH), counts_T)
+
+
+@pytest.fixture
+def gap_T(tokens, rng) -> np.ndarray:
+    """The gap as recorded: of both signs, larger in some prompts."""
+    scale_S = rng.gamma(2.0, 0.01, tokens.num_responses)
+    return rng.choice([-1.0, 1.0], len(tokens.counts_T)) * np.repeat(scale_S, LENGTH)
+
+
+def measured(tokens: FixedTokens, **trainer_T: np.ndarray) -> Measured:
+    """The rollout's log-probs are −1 in every leg; the trainer's are a gap above them."""
+    return Measured(
+        tokens, lambda leg, side: -np.ones(len(tokens.counts_T)) + (trainer_T[leg] if side == "trainer" else 0.0)
+    )
+
+
+def experiment(setting: str, leg: str, side: str = "trainer", **more) -> Experiment:
+    return Experiment(setting, side, 2, RECORDED, (AS_RECORDED, leg), "change it", **more)
+
+
+def legs(gap_T: np.ndarray, **left: float) -> dict[str, np.ndarray]:
+    """Legs in which so much of the gap is left."""
+    return {AS_RECORDED: gap_T} | {name: gap_T * share for name, share in left.items()}
+
+
+def search(tmp_path, *experiments: Experiment) -> Search:
+    return Search(tmp_path, experiments=list(experiments))
+
+
+def test_sums_are_those_of_float64_by_hand(tokens, gap_T):
+    sums = GapSums.between(tokens, np.zeros_like(gap_T), gap_T)
+    d = gap_T.reshape(-1, LENGTH)[3]
+    assert sums.sums_S3[3] == pytest.approx([np.abs(d).sum(), (np.exp(d) - 1 - d).sum(), 0.0], rel=1e-9)
+    assert sums.tokens_S[0] == 0
+    assert sums.mean() == pytest.approx(np.abs(gap_T[LENGTH:]).mean())
+
+
+def test_a_token_that_a_leg_has_not_read_is_left_out_of_both_sides(tokens, gap_T):
+    """The share is of the same responses: half of them, read by the other leg, lose three quarters."""
+    half_T = np.where(np.arange(len(gap_T)) < len(gap_T) // 2, 0.25 * gap_T, np.nan)
+    found = measured(tokens, **legs(gap_T), half=half_T)
+    sums = [found.sums(pair) for pair in (RECORDED, RECORDED, (AS_RECORDED, "half"))]
+    assert Effects(tokens).share(*sums).value == pytest.approx(0.75)
+    assert Effects(tokens).left(sums[0], sums[2]).value == pytest.approx(0.25)
+
+
+def test_the_interval_of_a_share_covers_the_truth(tokens):
+    """In 200 draws of prompts, each with its own share around 60 %, the 95 % interval holds the mean share."""
+    held = 0
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        scale_S = rng.gamma(4.0, 0.01, tokens.num_responses)
+        kept_S = np.repeat(rng.uniform(0.2, 0.6, PROMPTS), EACH)
+        gap_T = np.repeat(scale_S, LENGTH)
+        found = measured(tokens, **{AS_RECORDED: gap_T, "less": gap_T * np.repeat(kept_S, LENGTH)})
+        share = Effects(tokens).share(*(found.sums(p) for p in (RECORDED, RECORDED, (AS_RECORDED, "less"))))
+        held += share.low <= 0.6 <= share.high
+    assert held >= 180
+
+
+def test_the_largest_share_comes_first_and_shared_precision_last(tokens, gap_T, tmp_path, rng):
+    found = measured(tokens, **legs(gap_T, much=0.3, some=0.8, all_of_it=0.0, none=1.0))
+    asked = search(
+        tmp_path,
+        experiment("dtype", "all_of_it", side="both", floor=True),
+        experiment("some", "some"),
+        experiment("much", "much"),
+        experiment("none", "none"),
+    )
+    ranking = rank(found, asked)
+    assert [row.experiment.setting for row in ranking.causes] == ["much", "some", "dtype"]
+    assert [row.experiment.setting for row in ranking.tested] == ["none"]
+    assert ranking.causes[0].share.value == pytest.approx(0.7)
+    assert ranking.causes[0].change["abs_d"].value == pytest.approx(-0.7 * np.abs(gap_T[LENGTH:]).mean())
+
+
+def test_what_only_chance_takes_is_not_a_cause(tokens, gap_T, tmp_path, rng):
+    """A change that makes half of the responses better and half of them worse."""
+    noise_S = rng.choice([0.4, 1.6], tokens.num_responses)
+    found = measured(tokens, **legs(gap_T), noisy=gap_T * np.repeat(noise_S, LENGTH))
+    assert rank(found, search(tmp_path, experiment("noisy", "noisy"))).causes == ()
+
+
+@pytest.mark.parametrize(("both", "named"), [(0.28, "trainer"), (0.1, "both")])
+def test_both_sides_are_named_only_where_they_take_more_than_one(tokens, gap_T, tmp_path, both, named):
+    found = measured(tokens, **legs(gap_T, one=0.3, two=both, worse=1.4))
+    asked = search(
+        tmp_path,
+        experiment("head_dtype", "one"),
+        experiment("head_dtype", "worse", side="rollout"),
+        experiment("head_dtype", "two", side="both"),
+    )
+    ranking = rank(found, asked)
+    assert [(row.experiment.setting, row.experiment.side) for row in ranking.causes] == [("head_dtype", named)]
+    assert len(ranking.tested) == 2
+
+
+def test_nothing_is_a_cause_of_rounding_in_float32(tokens, gap_T, tmp_path):
+    found = measured(tokens, **{AS_RECORDED: gap_T * 1e-5, "less": gap_T * 1e-6})
+    assert rank(found, search(tmp_path, experiment("kv_cache_dtype", "less"))).causes == ()
+
+
+def test_a_resample_counts_prompts_otherwise(tokens, gap_T, tmp_path):
+    """A cause that sits in the first half of the prompts alone is not one where only the others are counted."""
+    first_T = np.arange(len(gap_T)) < len(gap_T) // 2
+    found = measured(tokens, **legs(gap_T), first=np.where(first_T, 0.1, 1.0) * gap_T)
+    asked = search(tmp_path, experiment("first", "first"))
+    others_S = (np.arange(tokens.num_responses) >= tokens.num_responses // 2).astype(float)
+    assert rank(found, asked).causes
+    assert rank(found, asked, weight_S=others_S, details=False).causes == ()
+
+
+def test_explained_is_what_leaves_a_tenth(tokens, gap_T):
+    found = measured(tokens, **legs(gap_T, less=0.05, more=0.2))
+    assert is_explained(found, (AS_RECORDED, "less"))
+    assert not is_explained(found, (AS_RECORDED, "more"))
+
+
+def test_the_record_of_a_search_is_read_back(tmp_path):
+    asked = search(tmp_path, experiment("much", "much", flags=("--eager",), parts=("a", "b")))
+    asked.stages["0"] = {"status": "done", "why": "", "seconds": 1.5}
+    asked.save()
+    again = Search.of(tmp_path)
+    assert (again.experiments, again.stages) == (asked.experiments, asked.stages)
+    again.add([experiment("much", "much", flags=("--compiled",))])
+    assert [each.flags for each in Search.of(tmp_path).experiments] == [("--compiled",)]

@@ -1,0 +1,146 @@
+"""Both sides as a manifest has them, changes that combine, and the settings that can be turned of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from mismatch_cli.bisect.fixed_tokens import choose
+from mismatch_cli.bisect.search_config import BisectConfig
+from mismatch_cli.bisect.sides import RolloutSide, TrainerSide, combined, engine_part
+from mismatch_cli.bisect.toggles import Toggle, toggles
+from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.places import bundled
+from mismatch_cli.trace.reader import Trace
+
+MODEL = str(bundled("model"))
+MANIFEST: dict[str, Any] = {
+    "command": "probe",
+    "config": {"model": MODEL, "engine": "vllm", "engine_args": {}, "sampling": {"temperature": 1.0}, "seed": 3},
+    "rollout": {"engine": "vllm", "model": MODEL, "dtype": "bfloat16", "device": "cpu", "max_num_seqs": 256},
+    "trainer": {"model": MODEL, "dtype": "bfloat16", "head_dtype": "bfloat16", "attn_implementation": "sdpa"},
+}
+
+
+def manifest(**changes: dict[str, Any]) -> dict[str, Any]:
+    return combined(MANIFEST, changes)
+
+
+def turned(**changes: dict[str, Any]) -> list[Toggle]:
+    config = BisectConfig()
+    rollout = RolloutSide.of(manifest(**changes), config)
+    return toggles(rollout, TrainerSide.of(manifest(**changes), config, rollout))
+
+
+def settings(found: list[Toggle]) -> set[tuple[str, str]]:
+    return {(toggle.setting, toggle.side) for toggle in found}
+
+
+def test_changes_combine_key_by_key():
+    first = {"engine_args": {"hf_overrides": {"head_dtype": "float32"}, "kv_cache_dtype": None}}
+    other = {"engine_args": {"hf_overrides": {"rope_theta": None}}, "dtype": "float32", "alone": True}
+    both = combined(first, other)
+    assert both["engine_args"] == {
+        "hf_overrides": {"head_dtype": "float32", "rope_theta": None}, "kv_cache_dtype": None,
+    }  # fmt: skip
+    assert engine_part(both) == {name: both[name] for name in ("engine_args", "dtype")}
+    assert first["engine_args"]["hf_overrides"] == {"head_dtype": "float32"}, "nothing is changed in place"
+
+
+def test_an_engine_is_asked_for_what_the_trace_says_and_for_a_change():
+    asked = manifest(config={"engine_args": {"kv_cache_dtype": "fp8", "hf_overrides": {"rope_theta": 5e5}}})
+    side = RolloutSide.of(asked, BisectConfig())
+    as_it_is = side.settings({})
+    assert (as_it_is.dtype, as_it_is.seed, as_it_is.replays) == ("bfloat16", 3, True)
+    assert as_it_is.extra == {"kv_cache_dtype": "fp8", "hf_overrides": {"rope_theta": 5e5}}
+    changed = side.settings({"engine_args": {"kv_cache_dtype": None, "hf_overrides": {"rope_theta": None}}})
+    assert changed.extra == {}
+
+
+def test_flags_win_over_the_manifest():
+    config = BisectConfig(engine="hf", rollout_dtype="float32", trainer_dtype="float32", trainer_model="./other")
+    rollout = RolloutSide.of(MANIFEST, config)
+    trainer = TrainerSide.of(MANIFEST, config, rollout)
+    assert (rollout.engine, rollout.dtype, trainer.config.trainer_dtype) == ("hf", "float32", "float32")
+    assert trainer.config.trainer_model == "./other"
+
+
+def test_a_dump_that_names_nobody_says_what_to_name():
+    with pytest.raises(UsageError, match=r"--model and --engine.*mismatch-cli diagnose"):
+        RolloutSide.of({"rollout": {}, "config": {}}, BisectConfig())
+
+
+def test_the_bundled_model_is_found_wherever_the_traces_lie():
+    bundled_manifest = Trace.open(bundled("traces") / "bfloat16").manifest
+    assert RolloutSide.of(bundled_manifest, BisectConfig()).model == MODEL
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"rollout": {"kv_cache_dtype": "fp8"}}, {("kv_cache_dtype", "rollout")}),
+        ({"config": {"engine_args": {"hf_overrides": {"rope_theta": 5e5}}}}, {("hf_overrides.rope_theta", "rollout")}),
+        ({"trainer": {"temperature": 0.7}}, {("temperature", "trainer")}),
+        ({"trainer": {"dtype": "float32", "head_dtype": "float32"}}, {("dtype", "rollout"), ("dtype", "trainer")}),
+        ({"trainer": {"head_dtype": "float32"}}, {("head_dtype", "trainer"), ("head_dtype", "rollout")}),
+        ({"rollout": {"enforce_eager": False}}, {("enforce_eager", "rollout")}),
+        ({"rollout": {"chunked_prefill": True}}, {("chunked_prefill", "rollout")}),
+        ({"rollout": {"tensor_parallel_size": 2}}, {("tensor_parallel_size", "rollout")}),
+        ({"rollout": {"quantization": "fp8"}}, {("quantization", "rollout")}),
+        ({"rollout": {"device": "cuda"}}, {("batch_invariant", "rollout"), ("attention_backend", "rollout")}),
+        ({"trainer": {"adapter": "a", "adapter_merged": True}}, {("adapter_merged", "trainer")}),
+    ],
+)
+def test_a_setting_that_can_make_gaps_is_turned(changes, expected):
+    assert expected <= settings(turned(**changes))
+
+
+def test_a_healthy_trace_turns_precisions_batches_caches_and_attention():
+    assert settings(turned()) == {
+        ("dtype", "both"), ("head_dtype", "rollout"), ("head_dtype", "trainer"), ("head_dtype", "both"),
+        ("attn_implementation", "trainer"), ("token_budget", "trainer"), ("max_num_seqs", "rollout"),
+        ("prefix_caching", "rollout"),
+    }  # fmt: skip
+
+
+def test_float32_on_both_sides_leaves_no_precision_to_turn():
+    wide = {"rollout": {"dtype": "float32"}, "trainer": {"dtype": "float32", "head_dtype": "float32"}}
+    assert not {"dtype", "head_dtype"} & {toggle.setting for toggle in turned(**wide)}
+
+
+def test_what_needs_no_engine_of_its_own_comes_first_and_only_shared_precision_is_a_floor():
+    found = turned(rollout={"kv_cache_dtype": "fp8"})
+    starts = [toggle.starts for toggle in found]
+    assert starts == sorted(starts)
+    assert [toggle.setting for toggle in found if toggle.floor] == ["dtype"]
+    own = turned(trainer={"dtype": "float32", "head_dtype": "float32"})
+    assert not any(toggle.floor for toggle in own), "dtypes that differ are a difference, not a floor"
+
+
+def test_every_prompt_has_a_response_before_one_has_two():
+    trace = Trace.open(bundled("traces") / "bfloat16")
+    first, *others = choose(trace, 256, None)
+    assert len(set(first["prompt_id"].to_pylist())) == len(first) == 64
+    whole = pa.concat_tables([first, *others])
+    assert len(whole) == 256
+    assert len(set(whole.slice(0, 128)["prompt_id"].to_pylist())) == 128
+
+
+def test_only_responses_at_weights_that_a_model_has_are_chosen():
+    trace = Trace.open(bundled("traces") / "fp8-kv")
+    with pytest.raises(MismatchError, match="weights that a model here has"):
+        choose(trace, 64, 0)  # its trainer has stepped on everywhere
+
+
+@pytest.mark.parametrize("stages", ["4", "", "0;1", "first"])
+def test_stages_that_do_not_exist_are_refused(stages):
+    with pytest.raises(UsageError, match="--stages"):
+        BisectConfig(stages=stages)
+
+
+def test_prompts_go_with_a_model_alone():
+    with pytest.raises(UsageError, match="--prompts"):
+        BisectConfig(prompts="prompts.jsonl")
+    assert BisectConfig(trace=MODEL, prompts="prompts.jsonl").is_model
