@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from mismatch_cli import numbers
-from mismatch_cli.metrics.pairs import Pair
+from mismatch_cli.metrics.pairs import PAIRS, Pair
 from mismatch_cli.report.view import Excerpt, Facts, Piece
 from mismatch_cli.trace.reader import Trace, table_to_batch
 from mismatch_cli.trace.schema import PROMPT_COLUMN, REQUIRED
@@ -56,6 +56,13 @@ def token_excerpts(traces: Sequence[Trace], pair: Pair, rows: Sequence[Mapping[s
     """Tokens in their context; a row with a `title`, and a `short` one, stands below it."""
     found = _look_up(traces, pair, {_key(row) for row in rows})
     return [_token_excerpt(row, found[_key(row)]) for row in rows if _key(row) in found]
+
+
+def moved_excerpts(trace: Trace, rows: Sequence[Mapping[str, Any]]) -> list[Excerpt]:
+    """Tokens of a trace in their context, each with log π − log μ `before` and `after` something was changed."""
+    rows = [{"trace": 0, **row} for row in rows]
+    found = _look_up([trace], PAIRS["total"], {_key(row) for row in rows})
+    return [_moved_excerpt(row, found[_key(row)]) for row in rows if _key(row) in found]
 
 
 def _key(row: Mapping[str, Any]) -> Key:
@@ -105,7 +112,6 @@ def _look_up(traces: Sequence[Trace], pair: Pair, wanted: set[Key]) -> dict[Key,
 
 def _token_excerpt(row: Mapping[str, Any], response: _Response) -> Excerpt:
     position = row["position"]
-    start, stop = max(0, position - _BEFORE), min(len(response.ids_T), position + _AFTER + 1)
     token = response.vocabulary.decode([row["token_id"]])
     logq, logp = row["logp_reference"], row["logp_current"]
     d = -inf if logp is None else logp - logq  # a token out of support has no finite log π
@@ -117,15 +123,32 @@ def _token_excerpt(row: Mapping[str, Any], response: _Response) -> Excerpt:
         *_where(row),
         ("position", f"{position} of {len(response.ids_T)}"),
     )
-    pieces = (
+    title, short = (f"{row[name]}: “{token}”" if name in row else f"“{token}”" for name in ("title", "short"))
+    return Excerpt(title, facts, _around(response, position, float(response.d_T[position])), _prompt(response), short)
+
+
+def _moved_excerpt(row: Mapping[str, Any], response: _Response) -> Excerpt:
+    position, before, after = row["position"], row["before"], row["after"]
+    token = response.vocabulary.decode([int(response.ids_T[position])])
+    facts: Facts = (
+        ("log π − log μ", f"{numbers.number(before)} → {numbers.number(after)}"),
+        *_where(row),
+        ("position", f"{position} of {len(response.ids_T)}"),
+    )
+    return Excerpt(f"“{token}”", facts, _around(response, position, before), _prompt(response))
+
+
+def _around(response: _Response, position: int, d: float) -> tuple[Piece, ...]:
+    """A token, marked, between those before and after it."""
+    start, stop = max(0, position - _BEFORE), min(len(response.ids_T), position + _AFTER + 1)
+    token = response.vocabulary.decode([int(response.ids_T[position])])
+    return (
         *_ellipsis(start > 0),
         *_plain(response, start, position),
-        Piece(token, 4, f"log π − log μ = {numbers.number(float(response.d_T[position]))}"),
+        Piece(token, 4, f"log π − log μ = {numbers.number(d)}"),
         *_plain(response, position + 1, stop),
         *_ellipsis(stop < len(response.ids_T)),
     )
-    title, short = (f"{row[name]}: “{token}”" if name in row else f"“{token}”" for name in ("title", "short"))
-    return Excerpt(title, facts, pieces, _prompt(response), short)
 
 
 def _response_excerpt(row: Mapping[str, Any], response: _Response) -> Excerpt:

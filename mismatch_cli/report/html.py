@@ -64,9 +64,9 @@ def render_screen(screen: Screen) -> str:
 
 
 def _without_links(table: Table) -> Table:
-    """Definitions stand on the page."""
+    """Definitions and sections stand on the page."""
     columns = tuple(replace(column, metric=None) for column in table.columns)
-    return replace(table, columns=columns, row_metrics=())
+    return replace(table, columns=columns, row_metrics=(), row_links=())
 
 
 def _rendered(template: str, **values: object) -> str:

@@ -60,12 +60,13 @@ def table(
     fold: str = "",
     terminal_rows: int | None = None,
     row_metrics: tuple[Metric, ...] = (),
+    row_links: tuple[str, ...] = (),
 ) -> Table:
     """The finished table: a row of text for each row, its first cell the row's name."""
     columns = tuple(columns)
     cells = tuple(tuple(column.cell(row) for column in columns) for row in rows)
     heads = tuple(column.head for column in columns)
-    return Table(title, heads, cells, note, fold, terminal_rows, row_metrics)
+    return Table(title, heads, cells, note, fold, terminal_rows, row_metrics, row_links)
 
 
 def pairs_table(title: str, pairs: Iterable[tuple[str, str]], *heads: str) -> Table:

@@ -77,6 +77,7 @@ class Table:
     fold: str = ""
     terminal_rows: int | None = None  # how many a terminal shows; 0 leaves the table to the page
     row_metrics: tuple[Metric, ...] = ()  # what each row is about, where rows are metrics
+    row_links: tuple[str, ...] = ()  # the anchor of the section that says more of each row
 
 
 @dataclass(frozen=True)

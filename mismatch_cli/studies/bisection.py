@@ -20,7 +20,7 @@ from mismatch_cli.bisect.search_config import STAGES
 from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.places import shown
-from mismatch_cli.studies.study import Study, about
+from mismatch_cli.studies.study import Study, about, who_is_compared
 from mismatch_cli.trace.manifest import read_manifest
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.verdict.causes import CAUSES, place
@@ -64,6 +64,11 @@ class BisectionAnalysis(Study):
     def trace(self) -> Trace:
         """The responses that every experiment read, as they were recorded."""
         return Trace.open(self.folder / LEGS / AS_RECORDED)
+
+    @property
+    def subject(self) -> str:
+        """Who is compared, in the line below each figure."""
+        return who_is_compared(about([self.trace], 0))
 
     @cached_property
     def ranking(self) -> Ranking:
@@ -138,6 +143,33 @@ class BisectionAnalysis(Study):
         shares = [self.effects.left(self.recorded, self.measured.sums(pair)) for pair in pairs]
         return min(shares, key=lambda share: 1.0 if share.value is None else share.value, default=Estimate(1.0))
 
+    @property
+    def named(self) -> tuple[Row, ...]:
+        """The causes that lie on one side or between both; what a precision makes on both alike is not among them."""
+        return tuple(row for row in self.causes if not row.experiment.floor)
+
+    @property
+    def floor(self) -> Row | None:
+        """What the precision of both sides makes."""
+        return next((row for row in self.causes if row.experiment.floor), None)
+
+    @cached_property
+    def remaining(self) -> Estimate:
+        """What is left of the gap, as a share, once the named causes are gone, as far as that was measured at once."""
+        pairs = [row.experiment.after for row in self.named]
+        if self.search.together is not None:
+            pairs.append((self.search.together["after"][0], self.search.together["after"][1]))
+        shares = [self.effects.left(self.recorded, self.measured.sums(pair)) for pair in pairs]
+        return min(shares, key=lambda share: 1.0 if share.value is None else share.value, default=Estimate(1.0))
+
+    def key(self, response: int) -> tuple[int, int, int]:
+        """Step, prompt and sample of one of the fixed responses."""
+        return self._keys[response]
+
+    @cached_property
+    def _keys(self) -> list[tuple[int, int, int]]:
+        return list(self.measured.tokens.keys)
+
     def moved(self, row: Row, count: int) -> list[MovedToken]:
         """The tokens whose gap a cause moves most, the farthest first."""
         tokens = self.measured.tokens
@@ -160,9 +192,8 @@ class BisectionAnalysis(Study):
         """The causes with their shares, the noise, and what is left, in a sentence."""
         if self.search.gap < NO_GAP:
             return "Nothing to explain: both sides agree to the rounding of float32."
-        named = [row for row in self.causes if not row.experiment.floor][:_MOST_NAMED]
+        named, floor = self.named[:_MOST_NAMED], self.floor
         parts = [f"{row.experiment.setting} {_share(row.share)}" for row in named]
-        floor = next((row for row in self.causes if row.experiment.floor), None)
         if floor is not None:
             parts.append(f"{floor.experiment.value} itself {_share(floor.share)}")
         if self.noise is not None:
@@ -174,8 +205,8 @@ class BisectionAnalysis(Study):
     @cached_property
     def overlap(self) -> float | None:
         """How much more the shares of the causes add up to than goes with all of them; None where they are not many."""
-        named = [row.share.value or 0.0 for row in self.causes if not row.experiment.floor]
-        return max(0.0, sum(named) - (1 - (self.unexplained.value or 0.0))) if len(named) > 1 else None
+        named = [row.share.value or 0.0 for row in self.named]
+        return max(0.0, sum(named) - (1 - (self.remaining.value or 0.0))) if len(named) > 1 else None
 
     def why(self, row: Row) -> str:
         """How a cause makes a gap, a clause."""

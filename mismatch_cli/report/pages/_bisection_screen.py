@@ -1,0 +1,177 @@
+"""The answer to "what makes the gap?": ranked causes, how far the legs are apart, the verdict, what to type."""
+
+from collections.abc import Iterator
+from textwrap import shorten
+
+from mismatch_cli import numbers
+from mismatch_cli.bisect.ranking import EXPLAINED, LEAST, NO_GAP
+from mismatch_cli.errors import suggest
+from mismatch_cli.report.about import left_out_of, subject_lines
+from mismatch_cli.report.tables import Row, col, parts, share, table, text, value_of
+from mismatch_cli.report.view import Facts, Screen, Status, Table, Verdict
+from mismatch_cli.studies.bisection import BisectionAnalysis
+
+_MOST = 6  # causes
+_LONGEST = 64  # letters of what is said in a table or a line
+_LARGER = 3  # settings that make it larger
+_MOSTLY = 0.5  # of the gap
+_NEARER = {"rollout": "the engine is nearer to float32", "trainer": "the trainer is nearer to float32"}
+
+
+def screen(analysis: BisectionAnalysis) -> Screen:
+    """What goes with each cause, what else was tried, and the line that proves the first cause."""
+    words, status = _words(analysis)
+    return Screen(
+        subject=subject_lines(analysis.result["about"], counts(analysis)),
+        notes=left_out_of(analysis.result["about"], {}, {}),
+        tables=(_causes(analysis),) if analysis.causes else (),
+        remarks=tuple(_remarks(analysis)),
+        verdict=Verdict(words, f"{analysis.verdict} {together(analysis)}".strip(), status),
+        next=_next(analysis),
+    )
+
+
+def counts(analysis: BisectionAnalysis) -> dict[str, int | bool]:
+    """How much was read again."""
+    result = analysis.result
+    return {name: result[name] for name in ("tokens", "responses", "prompts")} | {"prompts_exact": True}
+
+
+def is_equal(analysis: BisectionAnalysis) -> bool:
+    """Whether there is nothing to explain."""
+    return analysis.search.gap < NO_GAP
+
+
+def _words(analysis: BisectionAnalysis) -> tuple[str, Status]:
+    named, left = len(analysis.named), analysis.unexplained.value or 0.0
+    if is_equal(analysis):
+        return "NOTHING TO EXPLAIN", "good"
+    if named:
+        found = f"{numbers.things(named, 'cause').upper()} FOUND"
+        return (found, "mixed") if left <= max(EXPLAINED, _noise(analysis)) else (f"{found}, NOT ALL EXPLAINED", "bad")
+    if analysis.floor is not None:
+        return "THE PRECISION ALONE", "mixed"
+    return ("MOSTLY NOISE", "mixed") if _noise(analysis) >= _MOSTLY else ("NO CAUSE FOUND", "bad")
+
+
+def _noise(analysis: BisectionAnalysis) -> float:
+    return 0.0 if analysis.noise is None else analysis.noise.value or 0.0
+
+
+def name(row: Row) -> str:
+    """A setting with the side whose it is; a part of the models belongs to both."""
+    if row["floor"]:
+        return f"{row['value']} itself"
+    alone = row["stage"] == 3 or row["setting"].startswith("logp_")
+    return row["setting"] if alone else f"{row['setting']} ({row['side']})"
+
+
+def cost(row: Row) -> str:
+    """How many times as long a response takes with the change."""
+    return numbers.times(row["cost"]["factor"]) if row["cost"] else numbers.MISSING
+
+
+def _causes(analysis: BisectionAnalysis) -> Table:
+    rows = analysis.result["causes"]
+    return table(
+        "",
+        rows[:_MOST],
+        [
+            text("cause", name),
+            col("share, %", lambda row: rounded(row["share"])),
+            col("nats", lambda row: numbers.number(value_of(row["effect"]["abs_d"]), 2)),
+            col("cost", cost, optional=True),
+            text("what to change", lambda row: clause(row["change"])),
+        ],
+        note=f"{len(rows) - _MOST} more with --full." if len(rows) > _MOST else "",
+    )
+
+
+def clause(words: str) -> str:
+    """What comes before a colon, a bracket or another way."""
+    return shorten(words.partition(": ")[0].partition(" (")[0].partition(", or ")[0], _LONGEST, placeholder="…")
+
+
+def rounded(found: Row) -> str:
+    """A share in percent without decimals, as the verdict has it: `56 ± 3`."""
+    value, low, high = parts(found)
+    spread = "" if low is None or high is None else f" ± {50 * (high - low):.0f}"
+    return numbers.MISSING if value is None else f"{100 * value:.0f}{spread}".replace("-", "−")
+
+
+def _remarks(analysis: BisectionAnalysis) -> Iterator[tuple[str, str]]:
+    larger = [row for row in analysis.result["tested"] if makes_larger(row)]
+    larger.sort(key=lambda row: value_of(row["share"]) or 0.0)
+    if larger:
+        said = (
+            f"{name(row)} = {row['better']}, +{-100 * (value_of(row['share']) or 0):.0f} %" for row in larger[:_LARGER]
+        )
+        yield "Makes it larger", "; ".join(said)
+    others = list(dict.fromkeys(row["setting"] for row in analysis.result["tested"] if not makes_larger(row)))
+    others = [setting for setting in others if setting not in {row["setting"] for row in analysis.result["causes"]}]
+    if others:
+        yield "Not a cause", ", ".join(others)
+    yield from _distances(analysis)
+    yield "Stages", stages(analysis)
+
+
+def makes_larger(row: Row) -> bool:
+    """Whether a change surely adds a part to the gap that is worth a word."""
+    value, _, high = parts(row["share"])
+    return value is not None and value <= -LEAST and (high is None or high < 0)
+
+
+def _distances(analysis: BisectionAnalysis) -> Iterator[tuple[str, str]]:
+    """The triangle in lines: the gap beside the noise, decoding against prefill, and both sides against float32."""
+    found = analysis.result["triangle"]
+    noise = [
+        f"{side} {_nats(found[key])}"
+        for side, key in (("engine", "rollout_noise"), ("trainer", "trainer_noise"))
+        if found[key]
+    ]
+    apart = f"{_nats(found['as_recorded'])} nats"
+    yield "Engine – trainer", f"{apart}; noise: {', '.join(noise)}" if noise else apart
+    if found["decode_prefill"]:
+        yield "Decode – prefill", f"{_nats(found['decode_prefill'])} nats, the engine alone"
+    if found["trainer_reference"]:
+        sides = [("engine", "rollout_reference"), ("trainer", "trainer_reference")]
+        both = ", ".join(f"{side} {numbers.number(value_of(found[key]))}" for side, key in sides if found[key])
+        yield "To float32", f"{both} nats{': ' + _NEARER[found['nearer']] if found['nearer'] else ''}"
+
+
+def _nats(found: Row) -> str:
+    return numbers.number(value_of(found), 2)
+
+
+def stages(analysis: BisectionAnalysis) -> str:
+    """Each with its seconds, or why it was not done."""
+    return " · ".join(_stage(row) for row in analysis.result["stages"])
+
+
+def _stage(row: Row) -> str:
+    if row["status"] == "done":
+        return f"{row['name']} {numbers.number(row['seconds'], 2)} s"
+    return f"{row['name']}: {clause(row['why']) or row['status']}"
+
+
+def together(analysis: BisectionAnalysis) -> str:
+    """What causes take at once, and whether their shares overlap, in sentences; empty of a single one."""
+    found, overlap, said = analysis.result["together"], analysis.overlap or 0.0, []
+    if found is not None:
+        said.append(f"Together {' and '.join(found['settings'])} take {share(found['share'])} of it.")
+    if overlap > LEAST:
+        said.append(f"Alone, the causes add up to {share(overlap)} of the gap more: they overlap.")
+    return " ".join(said)
+
+
+def command(analysis: BisectionAnalysis, *flags: str) -> str:
+    """What shows a search again, from what it has read."""
+    return suggest("bisect", "--output", analysis.folder, "--resume", *flags)
+
+
+def _next(analysis: BisectionAnalysis) -> Facts:
+    lines = [(command(analysis, "--full"), "every effect, leg and module, and the tokens that each cause moves")]
+    for row in analysis.result["causes"][:1]:
+        shows = (f"what goes with {row['setting']}, on the same tokens", "the same on new samples")
+        lines += zip(row["command"], shows, strict=False)
+    return tuple(lines)

@@ -1,0 +1,281 @@
+"""From a search to what is shown: one `ReportView`, which terminal and HTML both print."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from mismatch_cli import numbers
+from mismatch_cli.bisect.ranking import LEAST
+from mismatch_cli.bisect.ranking import Row as Ranked
+from mismatch_cli.metrics.gap_table import METRICS, Metric
+from mismatch_cli.places import shown
+from mismatch_cli.report.about import left_out_of, measured, settings_tables, who_facts
+from mismatch_cli.report.excerpts import moved_excerpts
+from mismatch_cli.report.pages._bisection_screen import (
+    command,
+    cost,
+    counts,
+    is_equal,
+    makes_larger,
+    name,
+    screen,
+    together,
+)
+from mismatch_cli.report.pages.bisection_models import modules_section, weights_section
+from mismatch_cli.report.tables import (
+    Col,
+    Row,
+    col,
+    filled,
+    metric_row,
+    named,
+    pairs_table,
+    parts,
+    percent,
+    plain,
+    share,
+    table,
+    text,
+    value_of,
+)
+from mismatch_cli.report.view import Excerpt, MetricRow, ReportView, Section, Table
+from mismatch_cli.studies.bisection import BisectionAnalysis
+
+_NOTATION = (
+    "μ is the rollout’s probability of the sampled token and π the trainer’s; d = log π − log μ in nats. Every number "
+    "compares two readings of the same tokens: a change of the gap is the mean with the change minus the mean "
+    "without it. A share is how much of the recorded Σ|d| goes. Intervals cover 95 % over prompts."
+)
+_OWN = "mismatch-cli"
+SHARE = Metric(
+    "share", "share of the first cause", "(Σ|d| without the change − Σ|d| with it) / Σ|d| as recorded", "share", _OWN
+)
+NOISE = Metric(
+    "noise", "noise", "Σ|Δ| of a side against itself in other batches / Σ|d| as recorded; the larger", "share", _OWN
+)
+UNEXPLAINED = Metric("unexplained", "unexplained", "Σ|d| with the causes gone / Σ|d| as recorded", "share", _OWN)
+_ABS_D, _K3 = "E|d| with the change − E|d| without it", "E(r − 1 − log r) with the change − without it"
+_BEYOND = "share of tokens with |d| > ln 2, with the change − without it, in percentage points"
+CHANGES = {
+    "abs_d": Metric("change_abs_d", "Δ of mean |Δlog p|", _ABS_D, "nats", _OWN),
+    "k3": Metric("change_k3", "Δ of k3", _K3, "nats", _OWN),
+    "beyond_ln2": Metric("change_beyond_ln2", "Δ beyond ln 2, %", _BEYOND, "share", _OWN),
+}
+_SHARES = (
+    "A share is what goes of the recorded gap when one thing alone is changed, on the same tokens, with its interval "
+    "over prompts. Shares of causes that overlap add up to more than the gap. What a precision makes on both sides "
+    "stands last: it is not a fault of one of them, and contains shares of the others."
+)
+_TESTED = (
+    "Settings that were turned and take no sure part of the gap. A negative share makes the gap larger: two roundings "
+    "that were alike on both sides are alike no more."
+)
+_TRIANGLE = (
+    "How far two readings of the same tokens are apart, in nats on an average token. Noise is one side against itself: "
+    "the engine one response at a time, the trainer in other micro-batches."
+)
+_TOKENS = 8  # of a cause, on the page
+_ON_TERMINAL = 2
+_DISTANCES = {
+    "as_recorded": "engine and trainer, as recorded",
+    "rollout_reference": "engine and trainer in float32",
+    "trainer_reference": "trainer and itself in float32",
+    "decode_prefill": "engine decoding and engine reading at once",
+    "rollout_noise": "engine in batches and one response at a time",
+    "trainer_noise": "trainer in two shapes of micro-batches",
+}
+_NEARER = {
+    "rollout": "The engine is nearer to float32 than the trainer.",
+    "trainer": "The trainer is nearer to float32 than the engine.",
+}
+
+
+def page(analysis: BisectionAnalysis) -> ReportView:
+    """The causes first, then all that was tried and read (docs/bisect.md)."""
+    result = analysis.result
+    causes = [_cause_section(analysis, *each) for each in zip(analysis.causes, result["causes"], strict=True)]
+    outline = [
+        Section("Causes", _causes_text(analysis), tables=filled(_causes(result["causes"], causes))),
+        *causes,
+        Section("Tried, and not a cause", _TESTED, tables=filled(_tested(result["tested"]))),
+        _triangle_section(result["triangle"]),
+        weights_section(result),
+        modules_section(result),
+        Section("Stages and legs", _legs_text(analysis), tables=(_stages(result), _legs(result))),
+    ]
+    return ReportView(
+        title="What makes the gap?",
+        about=(*who_facts(result["about"]), ("Read again", _read_again(analysis))),
+        notes=left_out_of(result["about"], {}, {}),
+        headline=_larger(result["tested"]),
+        screen=screen(analysis),
+        leading=_leading(analysis),
+        outline=outline,
+        settings=settings_tables(result),
+        command=shown(command(analysis)),
+        notation=_NOTATION,
+    )
+
+
+def _read_again(analysis: BisectionAnalysis) -> str:
+    found = counts(analysis)
+    return measured(found, numbers.things(int(found["tokens"]), "token"))
+
+
+def _leading(analysis: BisectionAnalysis) -> tuple[MetricRow, ...]:
+    gap = analysis.result["gap"]
+    rows = [metric_row(METRICS["abs_d_mean"], gap["abs_d"]), metric_row(METRICS["k3"], gap["k3"])]
+    if is_equal(analysis):
+        return tuple(rows)
+    for cause in analysis.result["causes"][:1]:
+        rows.append(metric_row(SHARE, cause["share"], name=f"share of {name(cause)}"))
+    if analysis.noise is not None:
+        rows.append(metric_row(NOISE, analysis.noise))
+    return (*rows, metric_row(UNEXPLAINED, analysis.unexplained))
+
+
+def _causes_text(analysis: BisectionAnalysis) -> str:
+    return " ".join(filter(None, (_SHARES, together(analysis))))
+
+
+def _larger(tested: Sequence[Row]) -> str:
+    """The change that makes the gap larger by most, in a sentence; empty where none surely does."""
+    larger = [row for row in tested if makes_larger(row)]
+    if not larger:
+        return ""
+    worst = min(larger, key=lambda row: row["share"]["value"])
+    return f"Not every change helps: {worst['change']} makes the gap {share(-worst['share']['value'])} larger."
+
+
+def _causes(rows: Sequence[Row], sections: Sequence[Section]) -> Table:
+    """Every cause with all that goes with it; its name leads to the tokens that it moves."""
+    return table(
+        "",
+        rows,
+        [
+            text("cause", name),
+            col("share of the gap, %", lambda row: percent(row["share"]), SHARE),
+            *_effects(),
+            col("left, nats", lambda row: numbers.number(row["left"]), optional=True),
+            col("time", cost, optional=True),
+            text("what to change", lambda row: row["change"]),
+        ],
+        note="Left: the mean |Δlog p| with the change. Time: that of a response with the change over that without it.",
+        row_links=tuple(section.anchor for section in sections),
+    )
+
+
+def _effects() -> Iterator[Col[Row]]:
+    for measure, metric in CHANGES.items():
+        show = percent if measure == "beyond_ln2" else plain
+        yield col(metric.label, partial(_effect, measure, show), metric, optional=measure != "abs_d")
+
+
+def _effect(measure: str, show: Callable[[Row], str], row: Row) -> str:
+    return show(row["effect"][measure])
+
+
+def _tested(rows: Sequence[Row]) -> Table:
+    return table(
+        "",
+        sorted(rows, key=lambda row: -abs(value_of(row["share"]) or 0.0)),
+        [
+            text("setting", name),
+            text("turned to", lambda row: _value(row["better"])),
+            col("share of the gap, %", lambda row: percent(row["share"]), SHARE),
+            text("answer", _answer),
+            *_effects(),
+            col("time", cost, optional=True),
+        ],
+    )
+
+
+def _value(value: object) -> str:
+    words = {None: numbers.MISSING, True: "yes", False: "no"}
+    return words[value] if value is None or isinstance(value, bool) else str(value)
+
+
+def _answer(row: Row) -> str:
+    """What a share says, in words."""
+    value, low, high = parts(row["share"])
+    if value is None:
+        return "not known"
+    if low is None or high is None:
+        return "changes nothing" if value == 0 else "too few prompts"
+    if high < 0:
+        return "makes it larger" if value <= -LEAST else "makes it a little larger"
+    if low <= 0:
+        return "within the noise of prompts"
+    return f"less than {100 * LEAST:.0f} %" if value < LEAST else "takes more elsewhere"
+
+
+def _cause_section(analysis: BisectionAnalysis, row: Ranked, said: Row) -> Section:
+    """Why it makes a gap, what proves it, and the tokens that it moves most."""
+    title = f"{name(said)}: the tokens that it moves"
+    facts: list[tuple[str, str]] = [("Why", said["cause"]), ("What to change", said["change"])]
+    facts += [("Parts", ", ".join(said["parts"]))] * bool(said["parts"])
+    facts += [("On the same tokens", shown(line)) for line in said["command"][:1]]
+    facts += [("On new samples", shown(line)) for line in said["command"][1:]]
+    excerpts = _moved(analysis, row)
+    goes = f"With the change {percent(said['share'])} % of the gap goes; {numbers.number(said['left'])} nats are left."
+    if excerpts:
+        goes += " Below, the tokens whose |log π − log μ| shrinks most, before → after."
+    return Section(title, goes, tables=(pairs_table("", facts),), excerpts=excerpts, terminal_excerpts=_ON_TERMINAL)
+
+
+def _moved(analysis: BisectionAnalysis, row: Ranked) -> list[Excerpt]:
+    names = ("step", "prompt_id", "sample_index")
+    rows = [
+        dict(zip(names, analysis.key(token.response), strict=True)) | token._asdict()
+        for token in analysis.moved(row, _TOKENS)
+    ]
+    return moved_excerpts(analysis.trace, rows)
+
+
+def _triangle_section(found: Row) -> Section:
+    whole = value_of(found["as_recorded"]) or 0.0
+    rows = [(said, found[key]) for key, said in _DISTANCES.items() if found[key]]
+    apart = table(
+        "",
+        rows,
+        [
+            text("between", lambda row: row[0]),
+            col("mean |difference|, nats", lambda row: plain(row[1])),
+            col("of the gap", lambda row: share((value_of(row[1]) or 0.0) / whole) if whole else numbers.MISSING),
+        ],
+    )
+    nearer = _NEARER.get(found["nearer"] or "", "")
+    return Section("Engine, trainer and float32", f"{_TRIANGLE} {nearer}".strip(), tables=(apart,))
+
+
+def _legs_text(analysis: BisectionAnalysis) -> str:
+    return (
+        f"Each leg is one side under one change, kept as a trace in {analysis.result['trace']}/legs that every other "
+        "command reads: `compare` two of them, `report` one."
+    )
+
+
+def _stages(result: Row) -> Table:
+    return table(
+        "Stages",
+        result["stages"],
+        [
+            text("stage", lambda row: f"{row['stage']} {row['name']}"),
+            named("status", "status"),
+            col("seconds", lambda row: numbers.number(row["seconds"], 2)),
+            named("why", "why", optional=True),
+        ],
+    )
+
+
+def _legs(result: Row) -> Table:
+    return table(
+        "Legs",
+        result["legs"],
+        [
+            text("leg", lambda row: row["what"]),
+            text("side", lambda row: row["side"] or "both"),
+            col("responses", lambda row: numbers.count(row["responses"])),
+            col("seconds", lambda row: numbers.number(row["seconds"], 2) if row["seconds"] else numbers.MISSING),
+            text("trace", lambda row: row["trace"], optional=True),
+        ],
+    )

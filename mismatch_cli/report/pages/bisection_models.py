@@ -1,0 +1,126 @@
+"""What a search found in the models: tensors and configurations that differ, modules that compute otherwise."""
+
+from collections.abc import Sequence
+
+from mismatch_cli import numbers
+from mismatch_cli.report.tables import Row, col, filled, named, percent, table, text
+from mismatch_cli.report.view import Section, Table
+
+_MODULES = (
+    "Both models over the same responses. Inherited: how far the residual streams of both are apart at a point, "
+    "relative to their size; added: what attention or the MLP of that layer brings in. Grafting puts the engine’s "
+    "modules of one kind into the trainer’s forward pass: what goes of the gap then, that kind makes. Shares of kinds "
+    "overlap, for errors of one kind pass through the others."
+)
+_RELATIONS = {"bits": "equal to the bit", "rounding": "equal but for rounding", "different": "DIFFERENT"}
+_UNLIKE = {"scaled": "scaled", "rounded": "rounded", "other": "other numbers"}
+_FEW = 12  # rows that are not folded away
+_POINTS = {"before": "before the layer", "attention": "after attention", "mlp": "after the MLP"}
+
+
+def weights_section(result: Row) -> Section:
+    """Tensors by their names in the trainer, and settings of the configurations."""
+    found = result["weights"] or {}
+    if not found:
+        return Section("Weights and configurations")
+    differing, unread = found.get("differing", ()), found.get("unread", ())
+    compared = numbers.things(found.get("compared", 0), "tensor")
+    said = f"{compared} of the engine stood beside the trainer’s: "
+    said += (
+        f"{numbers.things(len(differing), 'differs') if len(differing) == 1 else f'{len(differing)} differ'}."
+        if differing
+        else "all hold the same numbers."
+    )
+    if unread:
+        said += f" {numbers.things(len(unread), 'tensor')} could not be read."
+    tensors = table(
+        "Tensors that differ",
+        differing,
+        [
+            text("tensor", lambda row: row["tensor"]),
+            text("relation", lambda row: _UNLIKE.get(row["relation"], row["relation"])),
+            col("relative difference", lambda row: numbers.number(row["relative"])),
+            named("how", "detail"),
+        ],
+    )
+    config = table(
+        "Configurations that differ",
+        found.get("config", ()),
+        [
+            named("setting", "key"),
+            text("rollout", lambda row: str(row["rollout"])),
+            text("trainer", lambda row: str(row["trainer"])),
+        ],
+    )
+    missing = table("", unread, [text("not read", str)], fold="Tensors that could not be read", terminal_rows=0)
+    return Section("Weights and configurations", said, tables=filled(tensors, config, missing), stays=True)
+
+
+def modules_section(result: Row) -> Section:
+    """What each kind of modules makes, each module on the trainer's own input, and the errors layer by layer."""
+    found = result["modules"] or {}
+    if not found:
+        return Section("Modules")
+    said = f"{_MODULES} Measured on {numbers.things(found['responses'], 'response')}."
+    tables = (
+        _grafts(found.get("grafts") or ()),
+        _isolated(found.get("isolated") or ()),
+        _layers(found.get("layers") or ()),
+        _missing(found.get("missing") or ()),
+    )
+    return Section("Modules", said, tables=filled(*tables))
+
+
+def _grafts(rows: Sequence[Row]) -> Table:
+    return table(
+        "Grafts",
+        rows,
+        [
+            text("kind of module", lambda row: "all of them" if row["kind"] == "all" else row["kind"]),
+            col("share of the gap, %", lambda row: percent(row["share"])),
+            col("left, nats", lambda row: numbers.number(row["left"])),
+        ],
+    )
+
+
+def _isolated(rows: Sequence[Row]) -> Table:
+    """The engine's modules on the trainer's own input, those that differ first."""
+    order = ("different", "rounding", "bits")
+    ordered = sorted(rows, key=lambda row: order.index(row["relation"]) if row["relation"] in order else len(order))
+    counted = (f"{sum(row['relation'] == each for row in rows)} {_RELATIONS[each].lower()}" for each in order)
+    return table(
+        "Each module on the trainer’s input",
+        ordered,
+        [
+            named("module", "module"),
+            named("kind", "kind"),
+            text("answer", lambda row: _RELATIONS.get(row["relation"], row["relation"])),
+            col("relative difference", lambda row: numbers.number(row["relative"])),
+            col("elements that differ", lambda row: numbers.share(row["differing"])[0]),
+        ],
+        note=f"{', '.join(counted)}.",
+        fold="Each module on the trainer’s input" if len(rows) > _FEW else "",
+        terminal_rows=_FEW,
+    )
+
+
+def _layers(rows: Sequence[Row]) -> Table:
+    errors = [
+        (row["layer"], _POINTS[point], row[point]) for row in rows for point in _POINTS if row.get(point) is not None
+    ]
+    return table(
+        "Errors layer by layer",
+        errors,
+        [
+            text("layer", lambda row: str(row[0])),
+            text("point", lambda row: row[1]),
+            col("inherited", lambda row: numbers.number(row[2].get("inherited"))),
+            col("added", lambda row: numbers.number(row[2].get("added"))),
+        ],
+        fold="Errors layer by layer",
+        terminal_rows=0,
+    )
+
+
+def _missing(rows: Sequence[str]) -> Table:
+    return table("", rows, [text("not compared", str)], fold="Modules that could not be compared", terminal_rows=0)

@@ -1,0 +1,160 @@
+"""The gap as recorded, what goes with each cause, and what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from mismatch_cli import numbers
+from mismatch_cli.bisect.ranking import NO_GAP
+from mismatch_cli.report.plots._panels import RIGHT, TOP, Box, Panel, Sheet, short_names, width_of
+from mismatch_cli.report.plots._style import Theme
+
+if TYPE_CHECKING:
+    from mismatch_cli.bisect.ranking import Row
+    from mismatch_cli.metrics.estimate import Estimate
+    from mismatch_cli.studies.bisection import BisectionAnalysis
+
+STUDY = "bisection"
+SECTION = "Causes"
+PLACE = 1
+TITLE = "Where the gap goes"
+CAPTION = (
+    "The gap as recorded is 100 %. Each cause takes its share, measured alone, from what those above it leave; lines "
+    "are 95 % intervals over prompts. Orange is a setting of the rollout, blue one of the trainer, purple lies between "
+    "both. Where shares overlap, causes take less together than they add up to, and a hatched bar gives that back; "
+    "where they take more together, it takes the rest. Dashed is what the precision of both sides makes, measured from "
+    "the whole gap, for it contains shares of the causes. The noise is a part of what is left."
+)
+_ROW = 30  # pixels
+_BAR = 0.62  # of a row
+_MOST = 8  # causes
+_LEAST = 0.005  # of the gap: what is smaller is neither overlap nor rest
+_OTHERS = "further causes"
+
+
+class _Bar(NamedTuple):
+    """A row: from where to where, as parts of the gap."""
+
+    label: str
+    first: float
+    last: float
+    share: str  # what is written beside it
+    colour: str
+    low: float | None = None  # where its last end may lie
+    high: float | None = None
+    look: str = "full"  # or hatched, hollow
+    leads: bool = True  # to the row below
+
+
+def needs(data: BisectionAnalysis) -> bool:
+    return bool(data.causes) and data.search.gap >= NO_GAP
+
+
+def draw(figure: Sheet, data: BisectionAnalysis) -> None:
+    bars, style = list(_bars(data, figure.theme)), figure.style
+    labels = short_names([bar.label for bar in bars], style.pick(300, 110), style.small)
+    left = max(width_of(label, style.small) for label in labels) + 14
+    (axes,) = figure.place([Box(left, TOP, style.width - left - RIGHT, _ROW * len(bars))])
+    axes.flush = (figure.flush - left) / axes.box.width
+    lowest = min(0.0, *(value for bar in bars for value in (bar.first, bar.last, bar.low or 0.0)))
+    highest = max(1.0, *(value for bar in bars for value in (bar.first, bar.last, bar.high or 0.0)))
+    room = style.pick(0.13, 0.34) * (highest - lowest)  # for what is written at the right
+    axes.set_xlim(lowest - 0.02, highest + room)
+    axes.set_ylim(len(bars) - 0.4, -0.6)
+    for row, bar in enumerate(bars):
+        _draw(axes, row, bar)
+        if bar.leads:
+            axes.vlines(bar.last, row - _BAR / 2, row + 1 + _BAR / 2, color=axes.theme.muted, linewidth=0.7, zorder=1)
+        reach = max(bar.first, bar.last, bar.high or 0.0)
+        axes.annotate(
+            bar.share, (reach, row), xytext=(5, 0), textcoords="offset points", va="center_baseline",
+            fontsize=style.small, color=axes.theme.ink,
+        )  # fmt: skip
+    axes.set_yticks(range(len(bars)), labels, fontsize=style.small)
+    axes.grid(visible=False, axis="y")
+    axes.axvline(0, color=axes.theme.muted, linewidth=0.9, zorder=1)
+    axes.set_xticks(
+        [tick / 100 for tick in range(-200, 401, style.pick(20, 50)) if lowest - 0.02 <= tick / 100 <= highest + 0.02]
+    )
+    axes.xaxis.set_major_formatter(lambda value, _position: f"{100 * value:.0f} %".replace("-", "−"))
+    axes.set_xlabel(style.pick("of the gap as recorded", "of the gap"))
+    whole = numbers.number(data.search.gap)
+    axes.headline(f"What goes of the gap of {whole} nats", f"What goes of {whole} nats", is_axis=False)
+
+
+def _draw(axes: Panel, row: int, bar: _Bar) -> None:
+    left, width = min(bar.first, bar.last), abs(bar.last - bar.first)
+    if bar.look == "full":
+        axes.barh(row, width, _BAR, left, color=bar.colour, alpha=0.85, linewidth=0, zorder=2)
+    else:
+        axes.barh(
+            row, width, _BAR, left, facecolor="none", edgecolor=bar.colour, linewidth=1.1, zorder=2,
+            linestyle=(0, (4, 2)) if bar.look == "hollow" else "-",
+        )  # fmt: skip
+        if bar.look == "hatched":
+            _hatch(axes, row, left, width, bar.colour)
+    if bar.low is not None and bar.high is not None:
+        ends = bar.low, bar.high
+        axes.hlines(row, *ends, color=axes.theme.ink, linewidth=1.1, zorder=3)
+        axes.vlines(ends, row - 0.13, row + 0.13, color=axes.theme.ink, linewidth=1.1, zorder=3)
+
+
+def _hatch(axes: Panel, row: int, left: float, width: float, colour: str) -> None:
+    """Slanted lines within a bar, an eighth of its height apart."""
+    low, high = axes.get_xlim()
+    slant = (high - low) * _BAR * _ROW / axes.box.width  # as wide as the bar is high, in the units of the axis
+    place = left - slant
+    while place < left + width:
+        first, last = max(place, left), min(place + slant, left + width)
+        heights = [row + _BAR / 2 - _BAR * (x - place) / slant for x in (first, last)]
+        axes.plot((first, last), heights, color=colour, linewidth=0.8, zorder=2)
+        place += slant / 2.5
+
+
+def _bars(data: BisectionAnalysis, theme: Theme) -> Iterator[_Bar]:
+    """From the whole gap down to what is left."""
+    colours = {"rollout": theme.orange, "trainer": theme.blue, "both": theme.purple}
+    yield _Bar("as recorded", 0.0, 1.0, "100 %", theme.muted, leads=bool(data.named))
+    at = 1.0
+    for row in data.named[:_MOST]:
+        value = row.share.value or 0.0
+        yield _Bar(_label(row), at, at - value, _said(row.share), colours[row.experiment.side], *_ends(at, row.share))
+        at -= value
+    if others := data.named[_MOST:]:
+        value = sum(row.share.value or 0.0 for row in others)
+        yield _Bar(_OTHERS, at, at - value, f"{100 * value:.0f} %", theme.gold)
+        at -= value
+    left = data.remaining.value or 0.0
+    if len(data.named) > 1 and abs(left - at) >= _LEAST:
+        label = "shares overlap" if left > at else "only together"
+        yield _Bar(label, at, left, f"{100 * abs(left - at):.0f} %", theme.muted, look="hatched")
+    if data.named:
+        yield _Bar(
+            "left", 0.0, left, _said(data.remaining), theme.muted, data.remaining.low, data.remaining.high, leads=False
+        )
+    if data.floor is not None:
+        share = data.floor.share
+        label = f"{data.floor.experiment.value} itself"
+        yield _Bar(
+            label, 1.0, 1 - (share.value or 0.0), _said(share), theme.green, *_ends(1.0, share), "hollow", leads=False
+        )
+    if data.noise is not None and data.noise.value is not None:
+        yield _Bar(
+            "noise", 0.0, data.noise.value, _said(data.noise), theme.gold, data.noise.low, data.noise.high, leads=False
+        )
+
+
+def _label(row: Row) -> str:
+    experiment = row.experiment
+    return experiment.setting if experiment.stage == 3 else f"{experiment.setting} ({experiment.side})"
+
+
+def _ends(at: float, share: Estimate) -> tuple[float | None, float | None]:
+    """Where the end of a bar may lie."""
+    return (None, None) if share.low is None or share.high is None else (at - share.high, at - share.low)
+
+
+def _said(share: Estimate) -> str:
+    spread = "" if share.low is None or share.high is None else f" ± {50 * (share.high - share.low):.0f}"
+    return f"{100 * (share.value or 0.0):.0f} %{spread}".replace("-", "−")
