@@ -32,12 +32,14 @@ class Difference:
 
 
 def difference(engine: Tensor, trainer: Tensor, computes: torch.dtype | None = None) -> Difference | None:
-    """None where both hold the same numbers, up to the lower of both precisions: what a dtype rounds is its own cause.
+    """None where both hold the same numbers, up to the lower precision: what a dtype rounds is a cause of its own.
 
     `computes` is the dtype of the trainer, where it is not that of its folder.
     """
     if engine.shape != trainer.shape:
         return Difference("other", math.inf, 1.0, f"of shape {tuple(engine.shape)}, not {tuple(trainer.shape)}")
+    if _coarseness(engine.dtype) >= _coarseness(trainer.dtype) and _is_equal(engine, trainer.to(engine.dtype)):
+        return None
     computed = trainer if computes is None else trainer.to(computes)
     common = max(engine.dtype, computed.dtype, key=_coarseness)
     differing, squares, own, product = 0, 0.0, 0.0, 0.0
@@ -65,6 +67,10 @@ def _relation(
     if to := _rounding(trainer_seen, engine_seen, float(trainer.abs().max())):
         return "rounded", f"the trainer's to {to}"
     return "other", ""
+
+
+def _is_equal(engine: Tensor, trainer: Tensor) -> bool:
+    return torch.equal(engine.to(trainer.device), trainer)
 
 
 def _coarseness(dtype: torch.dtype) -> float:
@@ -117,7 +123,7 @@ def _rounding(coarse: Tensor, fine: Tensor, largest: float) -> str:
 def _grids(c: Tensor, f: Tensor, top: Tensor, error: float) -> Iterator[tuple[str, Tensor, float]]:
     """The grids that quantisers use: each with its step, and the share of elements that lie on it and nearest."""
     for levels, kind in _LEVELS.items():
-        step = (top / levels).clamp_min(1e-30)
+        step = _refined(c, (top / levels).clamp_min(1e-30))
         yield kind, step, _fit(c, f, (c / step).round() * step, step / 2, error)
     if (gap := _smallest_gap(c, top, error)) is not None:
         kind = "int8" if float((top / gap).max()) > 16 else "int4"
@@ -125,12 +131,12 @@ def _grids(c: Tensor, f: Tensor, top: Tensor, error: float) -> Iterator[tuple[st
     for dtype, half, least in _FP8:
         step = (top / torch.finfo(dtype).max).clamp_min(1e-30)
         on_grid = (c / step).to(dtype).float() * step
-        yield _name(dtype), step, _fit(c, f, on_grid, f.abs() * half + step * least, error)
+        yield _name(dtype), step, _fit(c, f, on_grid, f.abs() * half + step * least, 2 * error)
 
 
 def _fit(c: Tensor, f: Tensor, on_grid: Tensor, half: Tensor, error: float) -> float:
     lies = (on_grid - c).abs() <= error * c.abs()
-    nearest = (c - f).abs() <= half * 1.001 + error * f.abs()
+    nearest = (c - f).abs() <= half * 1.001 + 2 * error * f.abs()  # both are rounded
     return float((lies & nearest).float().mean())
 
 
@@ -140,10 +146,20 @@ def _smallest_gap(c: Tensor, top: Tensor, error: float) -> Tensor | None:
     step = gaps.masked_fill(gaps <= 4 * error * top + 1e-30, torch.inf).amin(1, keepdim=True)
     if not bool((top <= 256 * step).all()):
         return None
-    step = step.where(step.isfinite(), top.clamp_min(1e-30))
-    number = (c / step).round()
-    better = (c * number).sum(1, keepdim=True) / number.square().sum(1, keepdim=True)
-    return better.where(better.isfinite() & (better > 0), step)
+    return _refined(c, step.where(step.isfinite(), top.clamp_min(1e-30)))
+
+
+def _refined(c: Tensor, step: Tensor) -> Tensor:
+    """The step that fits all values best: that of the largest one is rounded with it.
+
+    First by small multiples, whose numbers are certain, then by all.
+    """
+    for most in (32.0, torch.inf):
+        number = (c / step).round()
+        number = number.where(number.abs() <= most, 0.0)
+        better = (c * number).sum(1, keepdim=True) / number.square().sum(1, keepdim=True)
+        step = better.where(better.isfinite() & (better > 0), step)
+    return step
 
 
 def _steps(step: Tensor) -> str:
