@@ -108,7 +108,8 @@ def _rounding(coarse: Tensor, fine: Tensor, largest: float) -> str:
     columns = coarse.shape[1]
     shapes = [("tensor", (1, -1)), ("row", (-1, columns))]
     shapes += [(f"{n} neighbours", (-1, n)) for n in _IN_A_ROW if columns % n == 0 and columns > n]
-    error = _coarseness(coarse.dtype) * (0.55 if coarse.dtype != torch.float32 else 8)
+    # Half of it is what one rounding leaves: of a value and of its step, or of both values.
+    error = _coarseness(finest) * (1.1 if finest != torch.float32 else 8)
     for of_each, shape in shapes:
         c, f = coarse.float().reshape(shape), fine.float().reshape(shape)
         if c.shape[1] < _FEWEST:
@@ -131,19 +132,19 @@ def _grids(c: Tensor, f: Tensor, top: Tensor, error: float) -> Iterator[tuple[st
     for dtype, half, least in _FP8:
         step = (top / torch.finfo(dtype).max).clamp_min(1e-30)
         on_grid = (c / step).to(dtype).float() * step
-        yield _name(dtype), step, _fit(c, f, on_grid, f.abs() * half + step * least, 2 * error)
+        yield _name(dtype), step, _fit(c, f, on_grid, f.abs() * half + step * least, error)
 
 
 def _fit(c: Tensor, f: Tensor, on_grid: Tensor, half: Tensor, error: float) -> float:
     lies = (on_grid - c).abs() <= error * c.abs()
-    nearest = (c - f).abs() <= half * 1.001 + 2 * error * f.abs()  # both are rounded
+    nearest = (c - f).abs() <= half * 1.001 + error * f.abs()
     return float((lies & nearest).float().mean())
 
 
 def _smallest_gap(c: Tensor, top: Tensor, error: float) -> Tensor | None:
     """The step of each row where its largest value is not on the end of the grid; None where it has too many values."""
     gaps = c.sort(dim=1).values.diff(dim=1)
-    step = gaps.masked_fill(gaps <= 4 * error * top + 1e-30, torch.inf).amin(1, keepdim=True)
+    step = gaps.masked_fill(gaps <= 2 * error * top + 1e-30, torch.inf).amin(1, keepdim=True)
     if not bool((top <= 256 * step).all()):
         return None
     return _refined(c, step.where(step.isfinite(), top.clamp_min(1e-30)))
