@@ -18,6 +18,7 @@ _BOOKKEEPING = {
     "quantization_config", "resid_pdrop", "return_dict", "router_aux_loss_coef", "router_jitter_noise",
     "router_z_loss_coef", "sep_token_id", "torch_dtype", "transformers_version", "use_cache", "vocab_size",
 }  # fmt: skip
+_OVERRULED = ("rope_theta", "rope_scaling")  # by `rope_parameters`, which both sides read where it is there
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def _resolved(model: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
     if getattr(text, "rope_parameters", None) is not None:
         text.standardize_rope_params()
     settings: dict[str, Any] = text.to_dict()
-    return settings
+    return {key: value for key, value in settings.items() if not ("rope_parameters" in settings and key in _OVERRULED)}
 
 
 def _inner(rolled: Any, trained: Any) -> tuple[str, ...]:

@@ -32,12 +32,14 @@ class Difference:
 
 
 def difference(engine: Tensor, trainer: Tensor, computes: torch.dtype | None = None) -> Difference | None:
-    """None where both hold the same numbers, up to the lower of both precisions: what a dtype rounds is its own cause.
+    """None where both hold the same numbers, up to the lower precision: what a dtype rounds is a cause of its own.
 
     `computes` is the dtype of the trainer, where it is not that of its folder.
     """
     if engine.shape != trainer.shape:
         return Difference("other", math.inf, 1.0, f"of shape {tuple(engine.shape)}, not {tuple(trainer.shape)}")
+    if _coarseness(engine.dtype) >= _coarseness(trainer.dtype) and _is_equal(engine, trainer.to(engine.dtype)):
+        return None
     computed = trainer if computes is None else trainer.to(computes)
     common = max(engine.dtype, computed.dtype, key=_coarseness)
     differing, squares, own, product = 0, 0.0, 0.0, 0.0
@@ -65,6 +67,10 @@ def _relation(
     if to := _rounding(trainer_seen, engine_seen, float(trainer.abs().max())):
         return "rounded", f"the trainer's to {to}"
     return "other", ""
+
+
+def _is_equal(engine: Tensor, trainer: Tensor) -> bool:
+    return torch.equal(engine.to(trainer.device), trainer)
 
 
 def _coarseness(dtype: torch.dtype) -> float:
@@ -102,7 +108,8 @@ def _rounding(coarse: Tensor, fine: Tensor, largest: float) -> str:
     columns = coarse.shape[1]
     shapes = [("tensor", (1, -1)), ("row", (-1, columns))]
     shapes += [(f"{n} neighbours", (-1, n)) for n in _IN_A_ROW if columns % n == 0 and columns > n]
-    error = _coarseness(coarse.dtype) * (0.55 if coarse.dtype != torch.float32 else 8)
+    # Half of it is what one rounding leaves: of a value and of its step, or of both values.
+    error = _coarseness(finest) * (1.1 if finest != torch.float32 else 8)
     for of_each, shape in shapes:
         c, f = coarse.float().reshape(shape), fine.float().reshape(shape)
         if c.shape[1] < _FEWEST:
@@ -117,7 +124,7 @@ def _rounding(coarse: Tensor, fine: Tensor, largest: float) -> str:
 def _grids(c: Tensor, f: Tensor, top: Tensor, error: float) -> Iterator[tuple[str, Tensor, float]]:
     """The grids that quantisers use: each with its step, and the share of elements that lie on it and nearest."""
     for levels, kind in _LEVELS.items():
-        step = (top / levels).clamp_min(1e-30)
+        step = _refined(c, (top / levels).clamp_min(1e-30))
         yield kind, step, _fit(c, f, (c / step).round() * step, step / 2, error)
     if (gap := _smallest_gap(c, top, error)) is not None:
         kind = "int8" if float((top / gap).max()) > 16 else "int4"
@@ -137,13 +144,23 @@ def _fit(c: Tensor, f: Tensor, on_grid: Tensor, half: Tensor, error: float) -> f
 def _smallest_gap(c: Tensor, top: Tensor, error: float) -> Tensor | None:
     """The step of each row where its largest value is not on the end of the grid; None where it has too many values."""
     gaps = c.sort(dim=1).values.diff(dim=1)
-    step = gaps.masked_fill(gaps <= 4 * error * top + 1e-30, torch.inf).amin(1, keepdim=True)
+    step = gaps.masked_fill(gaps <= 2 * error * top + 1e-30, torch.inf).amin(1, keepdim=True)
     if not bool((top <= 256 * step).all()):
         return None
-    step = step.where(step.isfinite(), top.clamp_min(1e-30))
-    number = (c / step).round()
-    better = (c * number).sum(1, keepdim=True) / number.square().sum(1, keepdim=True)
-    return better.where(better.isfinite() & (better > 0), step)
+    return _refined(c, step.where(step.isfinite(), top.clamp_min(1e-30)))
+
+
+def _refined(c: Tensor, step: Tensor) -> Tensor:
+    """The step that fits all values best: that of the largest one is rounded with it.
+
+    First by small multiples, whose numbers are certain, then by all.
+    """
+    for most in (32.0, torch.inf):
+        number = (c / step).round()
+        number = number.where(number.abs() <= most, 0.0)
+        better = (c * number).sum(1, keepdim=True) / number.square().sum(1, keepdim=True)
+        step = better.where(better.isfinite() & (better > 0), step)
+    return step
 
 
 def _steps(step: Tensor) -> str:

@@ -19,6 +19,7 @@ from torch import Size, Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from mismatch_cli.engines._vllm_process import ModelClasses
 from mismatch_cli.errors import first_line
 
 _FIRST, _STEP = 1 << 40, 7919  # the number of an element 0, and how far apart two are: arithmetic leaves the raster
@@ -124,8 +125,22 @@ def _without_values(vllm_config: Any) -> nn.Module:
     config.compilation_config.static_forward_context = {}
     config.compilation_config.static_all_moe_layers = []
     config.quant_config = None
-    with _ropes_kept(), set_default_torch_dtype(config.model_config.dtype), torch.device("meta"):
+    with (
+        _classes_kept(config.model_config.model),
+        _ropes_kept(),
+        set_default_torch_dtype(config.model_config.dtype),
+        torch.device("meta"),
+    ):
         return initialize_model(config)
+
+
+@contextmanager
+def _classes_kept(model: str) -> Iterator[None]:
+    before = ModelClasses.current(model)
+    try:
+        yield
+    finally:
+        before.give_back()
 
 
 @contextmanager

@@ -1,0 +1,375 @@
+"""An engine's live tensors in the trainer's names: all equal where nothing is wrong, and each fault by its name."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mismatch_cli.bisect.altered_model import folder_with, folder_with_config
+from mismatch_cli.bisect.model_config import config_differences
+from mismatch_cli.bisect.relations import difference
+from mismatch_cli.bisect.weights import compare_adapters, compare_weights, group_name
+from mismatch_cli.engines import EngineSettings, create_engine
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.models import load_causal_lm
+from mismatch_cli.sampling import SamplingSettings
+from mismatch_cli.saved_tensors import SavedTensors
+from tests.families import FAMILIES, save_family
+
+WEIGHTS = "model.safetensors"
+
+
+@contextmanager
+def running(model: str, engine: str = "vllm", dtype: str = "float32", **extra: Any) -> Iterator[Any]:
+    extra |= {"max_model_len": 64}
+    started = create_engine(engine, EngineSettings(model, SamplingSettings(max_tokens=4), 0, dtype=dtype, extra=extra))
+    try:
+        yield started
+    finally:
+        started.close()
+
+
+def altered(model: str, into: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> str:
+    """A copy of a model folder with other weights."""
+    into.mkdir()
+    for path in Path(model).iterdir():
+        if path.name != WEIGHTS:
+            (into / path.name).write_bytes(path.read_bytes())
+    save_file(
+        {**load_file(f"{model}/{WEIGHTS}"), **change(load_file(f"{model}/{WEIGHTS}"))}, into / WEIGHTS, {"format": "pt"}
+    )
+    return str(into)
+
+
+ON_VLLM = (
+    ("gemma2", "bfloat16"),
+    ("phi", "float32"),
+    ("gpt_neox", "bfloat16"),
+    ("qwen3_moe", "float32"),
+    ("gpt_oss", "bfloat16"),
+)
+
+
+def test_every_tensor_of_vllm_is_read_and_equal(tmp_path):
+    """Tied, reordered and biased by vLLM's Transformers backend, experts that are fused in the folder or not."""
+    for family, dtype in ON_VLLM:
+        model = save_family(tmp_path / dtype, family, getattr(torch, dtype))
+        with running(model, dtype=dtype) as engine:
+            found = compare_weights(engine, model)
+        head = int(FAMILIES[family].settings.get("tie_word_embeddings", False))  # named though not in the folder
+        assert (found.unread, found.differing) == ({}, ()), (family, dtype)
+        assert found.compared == len(SavedTensors(model).shapes) + head, (family, dtype)
+
+
+def test_every_family_on_hugging_face_is_read_whole_and_equal(tmp_path):
+    for family in FAMILIES:
+        model = save_family(tmp_path, family)
+        with running(model, "hf") as engine:
+            found = compare_weights(engine, model)
+        assert (found.unread, found.differing) == ({}, ()), family
+        assert found.compared >= len(SavedTensors(model).shapes), family
+
+
+Q, K, UP = (
+    "model.layers.0.self_attn.q_proj.weight",
+    "model.layers.1.self_attn.k_proj.weight",
+    "model.layers.0.mlp.up_proj.weight",
+)
+GATES = ["model.layers.0.mlp.gate_proj.weight", "model.layers.1.mlp.gate_proj.weight"]
+DOWN, OUT, NORM = "model.layers.1.mlp.down_proj.weight", "model.layers.0.self_attn.o_proj.weight", "model.norm.weight"
+V = "model.layers.1.self_attn.v_proj.weight"
+EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+ROPE = {"rope_type": "default", "rope_theta": 500.0}
+
+
+def _to_int8(weight: torch.Tensor, dim: int | None = None) -> torch.Tensor:
+    step = (weight.abs().max() if dim is None else weight.abs().amax(dim, keepdim=True)) / 127
+    return (weight / step).round() * step
+
+
+def _faults(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {
+        Q: weights[Q] * 1.01,
+        K: torch.randn_like(weights[K]) / 8,
+        UP: torch.randn_like(weights[UP]) / 8,
+        DOWN: _to_int8(weights[DOWN]),
+        V: _to_int8(weights[V], dim=1),
+        OUT: weights[OUT].bfloat16().float(),
+        GATES[0]: weights[GATES[1]],
+        GATES[1]: weights[GATES[0]],
+    }
+
+
+EXPECTED = {
+    Q: ("scaled", "× 1.0100"),
+    K: ("other", ""),
+    UP: ("other", ""),
+    DOWN: ("rounded", "to int8 values per tensor, step"),
+    V: ("rounded", "to int8 values per row, steps"),
+    OUT: ("rounded", "to bfloat16"),
+    GATES[0]: ("other", f"the trainer's {GATES[1]}"),
+    GATES[1]: ("other", f"the trainer's {GATES[0]}"),
+}
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory) -> Any:
+    """A trainer's folder, an engine's with faults in it, what was found by vLLM, and the tensors that were kept."""
+    folder = tmp_path_factory.mktemp("planted")
+    trainer = save_family(folder, "llama")
+    faulty = altered(trainer, folder / "faulty", _faults)
+    with running(faulty) as engine:
+        return trainer, faulty, compare_weights(engine, trainer, keep_in=folder / "kept"), folder / "kept"
+
+
+def _told(found: Any) -> dict[str, tuple[str, str]]:
+    return {d.tensor: (d.relation, d.detail) for d in found.differing}
+
+
+def _is_expected(told: dict[str, tuple[str, str]]) -> None:
+    assert told.keys() == EXPECTED.keys()
+    for name, (relation, detail) in EXPECTED.items():
+        assert told[name][0] == relation and told[name][1].startswith(detail), (name, told[name])
+
+
+def test_each_fault_is_named_by_tensor_and_relation(planted):
+    trainer, faulty, found, _ = planted
+    _is_expected(_told(found))
+    assert found.unread == {} and found.compared == len(SavedTensors(trainer).shapes)
+    by_name = {d.tensor: d for d in found.differing}
+    assert by_name[Q].relative == pytest.approx(0.01, rel=1e-4) and by_name[Q].share > 0.99
+    assert 1 < by_name[K].relative < 2 and 0.001 < by_name[OUT].relative < 0.003
+    with running(faulty, "hf") as engine:
+        _is_expected(_told(compare_weights(engine, trainer)))
+
+
+def test_faults_are_found_beneath_the_rounding_of_bfloat16(planted, tmp_path):
+    """An engine in bfloat16: what its dtype rounds is no difference of weights, and a rounding to it is not one."""
+    trainer, faulty, _, _ = planted
+    with running(trainer, "hf", "bfloat16") as engine:
+        assert compare_weights(engine, trainer).differing == ()
+    with running(faulty, "hf", "bfloat16") as engine:
+        told = _told(compare_weights(engine, trainer))
+    assert told.keys() == EXPECTED.keys() - {OUT}
+    assert {name: told[name][0] for name in told} == {name: EXPECTED[name][0] for name in told}
+
+
+def test_a_result_as_json_and_in_groups(planted):
+    _, _, found, _ = planted
+    as_json = json.loads(json.dumps(found.to_json()))
+    assert as_json["compared"] == found.compared and as_json["unread"] == []
+    assert as_json["differing"][0].keys() == {"tensor", "relation", "relative", "detail"}
+    groups = {group.relation: group for group in found.groups()}
+    assert groups["scaled"].name == Q and groups["rounded"].name == "model.layers"
+    assert set(groups["other"].tensors) == {K, UP, *GATES}
+    assert group_name([Q, "lm_head.weight"]) == "weights"
+    assert group_name([UP, GATES[0]]) == "model.layers.0.mlp"
+
+
+def test_the_trainer_loads_with_the_tensors_of_the_engine(planted, tmp_path):
+    trainer, faulty, found, kept = planted
+    for names in ([Q], [K, DOWN], [d.tensor for d in found.differing]):
+        folder = folder_with(trainer, kept, names, tmp_path / f"with-{len(names)}")
+        loaded, own, engine = (load_causal_lm(str(m)).state_dict() for m in (folder, trainer, faulty))
+        assert all(torch.equal(loaded[name], (engine if name in names else own)[name]) for name in own)
+
+
+def test_a_head_that_kept_its_old_weights_is_found_and_given_to_the_trainer(tmp_path):
+    """Without the head's name vLLM's reloading keeps the packed copy of a tied head, without a word."""
+    old = save_family(tmp_path, "llama", tie_word_embeddings=True)
+    new = altered(old, tmp_path / "new", lambda weights: {EMBEDDINGS: weights[EMBEDDINGS].flip(0)})
+    with running(old) as engine:
+        engine.llm.collective_rpc(
+            "reload_weights", kwargs={"weights_iterator": iter(load_file(f"{new}/{WEIGHTS}").items())}
+        )
+        found = compare_weights(engine, new, keep_in=tmp_path / "kept")
+        engine.load_weights(load_causal_lm(new))
+        assert compare_weights(engine, new).differing == ()
+    assert [(d.tensor, d.relation) for d in found.differing] == [(HEAD, "other")]
+    loaded = load_causal_lm(str(folder_with(new, tmp_path / "kept", [HEAD], tmp_path / "with")))
+    weights = load_file(f"{new}/{WEIGHTS}")
+    assert torch.equal(loaded.lm_head.weight, weights[EMBEDDINGS].flip(0))
+    assert torch.equal(loaded.model.embed_tokens.weight, weights[EMBEDDINGS])
+
+
+def test_embeddings_replaced_alone_leave_a_tied_head_as_it_is(tmp_path):
+    trainer = save_family(tmp_path, "gemma2")
+    faulty = altered(trainer, tmp_path / "faulty", lambda weights: {EMBEDDINGS: weights[EMBEDDINGS] * 2})
+    with running(faulty, "hf") as engine:
+        found = compare_weights(engine, trainer, keep_in=tmp_path / "kept")
+    assert _told(found) == {EMBEDDINGS: ("scaled", "× 2.0000"), HEAD: ("scaled", "× 2.0000")}
+    own = load_file(f"{trainer}/{WEIGHTS}")[EMBEDDINGS]
+    alone = load_causal_lm(str(folder_with(trainer, tmp_path / "kept", [EMBEDDINGS], tmp_path / "alone")))
+    assert torch.equal(alone.model.embed_tokens.weight, 2 * own) and torch.equal(alone.lm_head.weight, own)
+    both = load_causal_lm(str(folder_with(trainer, tmp_path / "kept", [EMBEDDINGS, HEAD], tmp_path / "both")))
+    assert torch.equal(both.model.embed_tokens.weight, 2 * own) and torch.equal(both.lm_head.weight, 2 * own)
+
+
+def test_one_expert_is_named_and_replaced(tmp_path):
+    """In the folder each expert has its own tensor; both vLLM and transformers fuse them."""
+    name = "model.layers.1.mlp.experts.5.down_proj.weight"
+    trainer = save_family(tmp_path, "qwen3_moe")
+    faulty = altered(trainer, tmp_path / "faulty", lambda weights: {name: weights[name] * 0.99})
+    with running(faulty) as engine:
+        found = compare_weights(engine, trainer, keep_in=tmp_path / "kept")
+    assert _told(found) == {name: ("scaled", "× 0.9900")}
+    loaded = load_causal_lm(str(folder_with(trainer, tmp_path / "kept", [name], tmp_path / "with"))).state_dict()
+    engine_model = load_causal_lm(faulty).state_dict()
+    assert all(torch.equal(loaded[each], engine_model[each]) for each in loaded)
+
+
+def test_in_several_files_and_in_older_ones(tmp_path):
+    """A sharded trainer, one that transformers saved as pickles, and names without the part around the layers."""
+    trainer = save_family(tmp_path, "llama")
+    faulty = altered(trainer, tmp_path / "faulty", lambda weights: {Q: weights[Q] * 1.01})
+    model = load_causal_lm(trainer)
+    model.save_pretrained(tmp_path / "sharded", max_shard_size="200KB")
+    assert len(list((tmp_path / "sharded").glob("*.safetensors"))) > 2
+    for other in ("pickled", "short"):
+        altered(trainer, tmp_path / other, dict)
+        (tmp_path / other / WEIGHTS).unlink()
+    torch.save(dict(model.state_dict()), tmp_path / "pickled/pytorch_model.bin")
+    short = {name.removeprefix("model."): weight for name, weight in load_file(f"{trainer}/{WEIGHTS}").items()}
+    save_file(short, tmp_path / "short" / WEIGHTS, {"format": "pt"})
+    with running(faulty, "hf") as engine:
+        for other in ("sharded", "pickled", "short"):
+            found = compare_weights(engine, str(tmp_path / other), keep_in=tmp_path / "kept")
+            name = Q.removeprefix("model.") if other == "short" else Q
+            assert (_told(found), found.unread) == ({name: ("scaled", "× 1.0100")}, {}), other
+            if other == "pickled":
+                with pytest.raises(MismatchError, match="pickles"):
+                    folder_with(str(tmp_path / other), tmp_path / "kept", [name], tmp_path / "no")
+                continue
+            loaded = load_causal_lm(
+                str(folder_with(str(tmp_path / other), tmp_path / "kept", [name], tmp_path / f"to-{other}"))
+            )
+            assert torch.equal(loaded.state_dict()[Q], load_file(f"{faulty}/{WEIGHTS}")[Q]), other
+
+
+def test_what_one_side_lacks_is_named(tmp_path):
+    trainer = save_family(tmp_path, "llama")
+    more = altered(
+        trainer, tmp_path / "more", lambda _: {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+    )
+    less = altered(trainer, tmp_path / "less", dict)
+    weights = load_file(f"{trainer}/{WEIGHTS}")
+    save_file({name: weights[name] for name in weights if name != NORM}, f"{less}/{WEIGHTS}", {"format": "pt"})
+    with running(trainer, "hf") as engine:
+        assert compare_weights(engine, more).unread == {
+            "model.layers.0.self_attn.rotary_emb.inv_freq": "the engine has no such tensor"
+        }
+        assert compare_weights(engine, less).unread == {NORM: "the trainer's folder has no such tensor"}
+        (tmp_path / "less" / WEIGHTS).write_bytes(b"no tensors")
+        with pytest.raises(MismatchError, match="cannot be read"):
+            compare_weights(engine, less)
+
+
+def test_differences_of_configurations(tmp_path):
+    trainer = save_family(tmp_path, "qwen3_moe")
+    rollout = save_family(tmp_path / "rollout", "qwen3_moe", num_experts_per_tok=1, rope_parameters=ROPE)
+    assert config_differences(trainer, trainer) == []
+    experts, rope = config_differences(rollout, trainer)
+    assert (experts.key, experts.rollout, experts.trainer, experts.inner) == ("num_experts_per_tok", 1, 2, ())
+    assert (rope.key, rope.inner) == ("rope_parameters", ("rope_theta",))
+    asked = {"num_experts_per_tok": 1, "rope_parameters": ROPE, "head_dtype": "float32"}
+    assert config_differences(trainer, trainer, asked) == [experts, rope]
+    assert json.loads(json.dumps(rope.to_json()))["rollout"] == rope.rollout
+    folder = folder_with_config(trainer, {each.key: each.rollout for each in (experts, rope)}, tmp_path / "with")
+    assert config_differences(rollout, str(folder)) == []
+    loaded, own = load_causal_lm(str(folder)), load_causal_lm(trainer)
+    assert (loaded.config.num_experts_per_tok, loaded.config.rope_parameters["rope_theta"]) == (1, 500.0)
+    assert all(torch.equal(weight, own.state_dict()[name]) for name, weight in loaded.state_dict().items())
+
+
+def test_what_vllm_makes_of_overrides_is_what_is_told(tmp_path):
+    """A `rope_theta` beside `rope_parameters` that have one already does nothing in vLLM, so it is no difference."""
+    model = save_family(tmp_path, "llama")
+    for overrides in ({"rope_theta": 500.0}, {"rope_parameters": ROPE}, {"rms_norm_eps": 0.01}):
+        with running(model, hf_overrides=overrides) as engine:
+            resolved = engine.llm.llm_engine.vllm_config.model_config.hf_text_config.to_dict()
+        told = {found.key: found.rollout for found in config_differences(model, model, overrides)}
+        own = load_causal_lm(model).config.to_dict()
+        assert {key for key in ("rope_parameters", "rms_norm_eps") if resolved[key] != own[key]} == told.keys()
+        assert all(resolved[key] == value for key, value in told.items())
+
+
+def test_adapters_are_compared_by_their_digests():
+    none, one, other = {}, {"adapter": "a", "adapter_digest": "1" * 16}, {"adapter": "b", "adapter_digest": "2" * 16}
+    assert compare_adapters(none, none) is None and compare_adapters(one, one | {"adapter": "copy"}) is None
+    assert compare_adapters(one, none).detail == f"{'1' * 16} in place of none"
+    assert compare_adapters(one, other).to_json() == {
+        "tensor": "adapter", "relation": "other", "relative": None, "detail": f"{'1' * 16} in place of {'2' * 16}",
+    }  # fmt: skip
+
+
+def _weight(rows: int = 64, columns: int = 256) -> torch.Tensor:
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(3)) / 8
+
+
+def _in_fp8(weight: torch.Tensor) -> torch.Tensor:
+    step = weight.abs().amax(1, keepdim=True) / 448
+    return (weight / step).to(torch.float8_e4m3fn).float() * step
+
+
+def _in_int4(weight: torch.Tensor) -> torch.Tensor:
+    """Of 64 neighbours each, from their least to their largest value, as GPTQ and AWQ do."""
+    groups = weight.reshape(-1, 64)
+    low, high = groups.amin(1, keepdim=True), groups.amax(1, keepdim=True)
+    step = (high - low) / 15
+    return ((groups / step).round() * step).reshape(weight.shape)
+
+
+def test_how_a_tensor_was_rounded():
+    fine = _weight()
+    cases = {
+        "to float16": fine.half().float(),
+        "to bfloat16": fine.bfloat16().float(),
+        "to float8_e4m3fn": fine.to(torch.float8_e4m3fn).float(),
+        "to float8_e4m3fn values per row": _in_fp8(fine),
+        "to int8 values per tensor": _to_int8(fine),
+        "to int8 values per row": _to_int8(fine, dim=1),
+        "to int4 values per 64 neighbours": _in_int4(fine),
+    }
+    for detail, coarse in cases.items():
+        found = difference(coarse, fine)
+        assert found.relation == "rounded" and found.detail.startswith(detail), (detail, found)
+        back = difference(fine, coarse)
+        assert back.relation == "rounded" and back.detail.startswith(f"the trainer's {detail}"), (detail, back)
+    both = difference(_to_int8(fine, dim=1).bfloat16(), fine.bfloat16())
+    assert both.detail.startswith("to int8 values per row")
+
+
+def test_what_is_no_rounding_and_no_factor():
+    fine = _weight()
+    noise = torch.randn(fine.shape, generator=torch.Generator().manual_seed(4))
+    for other in (noise / 8, fine + noise / 1000, fine.flip(0), fine.where(noise < 1, 0.0), fine * (1 + noise / 50)):
+        assert difference(other, fine).relation == "other"
+        assert difference(other.bfloat16(), fine.bfloat16()).relation == "other"
+    assert difference(fine[:32], fine).detail == "of shape (32, 256), not (64, 256)"
+    assert difference(torch.full_like(fine, math.nan), fine).relation == "other"
+    assert difference(fine, torch.zeros_like(fine)).relative == math.inf
+    assert difference(-torch.zeros(4), torch.zeros(4)) is None
+
+
+def test_small_factors_and_one_element():
+    fine = _weight()
+    assert difference(fine * 1.0001, fine).detail == "× 1.0001000"
+    assert difference((fine * 1.01).bfloat16(), fine.bfloat16()).relation == "scaled"
+    assert difference(torch.tensor([1.5]), torch.tensor([1.0])).relation == "other"
+
+
+def test_precision_of_the_trainer():
+    """A folder in bfloat16, computed in float32: an engine in float32 that has not been rounded differs from it."""
+    fine = _weight()
+    assert difference(fine, fine.bfloat16()) is None
+    assert difference(fine, fine.bfloat16(), torch.float32).detail == "the trainer's to bfloat16"
+    assert difference(fine.bfloat16(), fine) is None
+    assert difference(fine.half(), fine, torch.bfloat16) is None and difference(fine, fine, torch.bfloat16) is None
