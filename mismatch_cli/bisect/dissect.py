@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
@@ -48,7 +49,16 @@ def graft(
         with cast(OpenEngine, engine).pass_over((request.prompt_ids + request.response_ids)[:-1]) as engine_pass:
             _Dissection(engine_pass, trainer, request, findings).run()
         on_done(1)
+    _settle(findings)
     return findings
+
+
+def _settle(findings: ModuleFindings) -> None:
+    """Kinds that made no numbers of some response are left out, and named."""
+    for columns in (findings.grafted, findings.alone):
+        for kind in [kind for kind, rows in columns.items() if len(rows) < len(findings.logp_trainer)]:
+            del columns[kind]
+            findings.missing.append(f"{kind}: the engine's makes no numbers of the trainer's hidden states")
 
 
 def check_open(engine: Engine, trainer: Trainer) -> None:
@@ -107,7 +117,8 @@ class _Dissection:
     def _graft(
         self, grafts: Grafts, into: dict[str, list[np.ndarray]], name: str, kinds: Collection[str], inner: bool = True
     ) -> None:
-        with grafts.on(kinds, inner=inner):
+        """A pass that makes no numbers leaves its kind one short, and `_settle` says so."""
+        with grafts.on(kinds, inner=inner), suppress(MismatchError):
             into.setdefault(name, []).append(self._score(kinds))
 
     def _score(self, kinds: Collection[str]) -> np.ndarray:
@@ -116,6 +127,8 @@ class _Dissection:
             (scores,) = self.trainer.score([self.request], token_budget=1)
             return scores.logp_T
         logp_T: np.ndarray = self._look_at(lambda hidden_TH, ids_T, _: self.engine.logp(hidden_TH, ids_T).numpy())
+        if np.isnan(logp_T).any():
+            raise MismatchError("The engine's head makes NaN of the trainer's hidden states.")
         return logp_T
 
     def _look_at(self, look: Callable[[Tensor, Tensor, Head], Any]) -> Any:

@@ -24,6 +24,7 @@ from mismatch_cli.trace.shards import open_shard
 
 _WHAT = {
     "embedding": "the embeddings",
+    "residual": "the precision of the residual stream",
     "norm": "the norms",
     "rotary": "the rotary embedding",
     "attention": "attention",

@@ -48,23 +48,31 @@ class Call:
 
     @classmethod
     def of(
-        cls, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any = None, *, most: int = 1
+        cls,
+        module: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        output: Any = None,
+        *,
+        most: int = 1,
+        copied: bool = True,
     ) -> Call:
-        """What is kept is copied: engines give views of buffers that the next pass overwrites.
+        """The first `most` tensors of hidden states are to be others; what stands behind them stays as it is.
 
-        The first `most` tensors of hidden states are to be others; what stands behind them stays as it is.
+        `copied`: for vLLM gives views of buffers that its next pass overwrites.
         """
+        keep = kept if copied else _as_it_is
         found = list(flowing(args, kwargs).items())[:most]
         flows = {key: Flow(x.shape, x.dtype, x.device) for key, x in found}
         given: dict[Key, Any] = dict(enumerate(args))
         given.update(kwargs)
-        rest = {key: kept(value) for key, value in given.items() if key not in flows}
+        rest = {key: keep(value) for key, value in given.items() if key not in flows}
         return cls(
             module,
             tuple(rest.get(at) for at in range(len(args))),
             {name: rest.get(name) for name in kwargs},
             flows,
-            kept(output),
+            keep(output),
         )
 
     @property
@@ -81,6 +89,10 @@ class Call:
             else:
                 kwargs[key] = flow.of(tensor)
         return self.module(*args, **kwargs)
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
 
 
 def flowing(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Key, Tensor]:

@@ -17,7 +17,9 @@ Wanted = Callable[[tuple[Any, ...], dict[str, Any]], bool]  # whether a call of 
 class Listener:
     """What one pass of a model does. Passes that are not wanted, as engines make to warm up, leave nothing."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, copied: bool = False) -> None:
+        """`copied`: what calls were given may be overwritten."""
+        self._copied = copied
         self.parts = Parts.of(model)
         self.calls: dict[str, list[Call]] = {}  # by name, in the order of the first of each
         self.streams: list[dict[str, Stream]] = []
@@ -78,7 +80,7 @@ class Listener:
     def _enter(self, part: Part, _module: Any, args: Any, kwargs: Any) -> None:
         if not self._listening:
             return
-        call = Call.of(part.module, args, kwargs, most=part.inputs)
+        call = Call.of(part.module, args, kwargs, most=part.inputs, copied=self._copied)
         self.calls.setdefault(part.name, []).append(call)
         if self._watched is not None and not part.inside:
             self._given[part.name] = self._watched.into(part, args, kwargs)
@@ -87,6 +89,6 @@ class Listener:
         if not self._listening:
             return
         if part.kind == "rotary":
-            self.calls[part.name][-1] = Call.of(module, args, kwargs, output)
+            self.calls[part.name][-1] = Call.of(module, args, kwargs, output, copied=self._copied)
         if self._watched is not None and not part.inside:
             self._watched.out_of(part, self._given.pop(part.name, ()), output)

@@ -30,7 +30,7 @@ def pass_over(
 
     check_in_reach(llm)
     (model,) = llm.apply_model(_itself)
-    listener, contexts = Listener(model), list[Any]()
+    listener, contexts = Listener(model, copied=True), list[Any]()
     llm.reset_prefix_cache()
     try:
         with listener.on(model, partial(_reads, list(token_ids)), lambda: contexts.append(kept(get_forward_context()))):

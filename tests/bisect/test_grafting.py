@@ -298,3 +298,11 @@ def test_the_worst_and_typical_responses_of_different_prompts():
     abs_d = [np.full(3, size) for size in (9, 8, 1, 1.1, 0.9, 7)] + [np.zeros(0)]
     assert choose_responses(abs_d, [0, 0, 1, 2, 3, 4, 5], 4) == [0, 5, 3, 2]
     assert choose_responses(abs_d[:2], [0, 0], 4) == [0, 1] and choose_responses([], [], 4) == []
+
+
+def test_a_graft_that_makes_no_numbers_is_named(qwen3):
+    engine = hf(qwen3)
+    with changed(mlp_of(engine._model), lambda own, *args: own(*args) * torch.inf):
+        findings = graft(engine, trainer_of(qwen3), RESPONSES[:1])
+    assert "mlp" not in findings.grafted and "norm" in findings.grafted
+    assert "mlp: the engine's makes no numbers of the trainer's hidden states" in findings.missing
