@@ -239,8 +239,8 @@ def _with_parameters(name: str, parameters: dict[str, Any]) -> Hypothesis:
         for module in model.modules():
             if isinstance(frequency_F := getattr(module, "inv_freq", None), torch.Tensor):
                 compute = module.compute_default_rope_parameters if kind == "default" else ROPE_INIT_FUNCTIONS[kind]
-                new_F, scaling = compute(config, frequency_F.device)
-                changes += [(module, "inv_freq", new_F.to(frequency_F.dtype)), (module, "attention_scaling", scaling)]
+                new_F, scaling = compute(config, device=frequency_F.device)  # models that ignore it compute on the CPU
+                changes += [(module, "inv_freq", new_F.to(frequency_F)), (module, "attention_scaling", scaling)]
         return _set(changes)
 
     return Hypothesis(name, changed=changed)

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from faults import FAULTS
 from pool import Pool, gather_tables
+from transformers import AutoModelForCausalLM
 from variants import model_at_hand
 
 from mismatch_cli.diagnosis import model as model_module
@@ -16,7 +18,9 @@ from mismatch_cli.diagnosis.diagnose import Diagnosis, diagnose
 from mismatch_cli.diagnosis.model import AS_RECORDED
 from mismatch_cli.metrics.pairs import PAIRS
 from tests.diagnosis.conftest import MODEL
+from tests.families import FAMILIES, config_of
 
+PLAIN = FAMILIES["llama"].without
 BY_NAME = {fault.name: fault for fault in FAULTS}
 
 
@@ -121,3 +125,14 @@ def test_a_hypothesis_leaves_the_model_as_it_was(few):
         assert np.nanmax(np.abs(model.logp_T(hypothesis, few=True) - before)) > 0.01
     model._scored.clear()
     np.testing.assert_array_equal(model.logp_T(AS_RECORDED, few=True), before)
+
+
+def test_a_model_that_scales_its_positions_reads_as_one_that_does_not():
+    """Llama's default frequencies are computed without being told a device."""
+    scaled, plain = (AutoModelForCausalLM.from_config(config_of("llama", **changes)) for changes in ({}, PLAIN))
+    (hypothesis,) = (h for h in readings.positions_of(scaled.config) if h.name == "RoPE without its scaling")
+    frequency_F = scaled.model.rotary_emb.inv_freq
+    assert not torch.equal(frequency_F, plain.model.rotary_emb.inv_freq)
+    with hypothesis.changed(scaled):
+        assert torch.equal(scaled.model.rotary_emb.inv_freq, plain.model.rotary_emb.inv_freq)
+    assert torch.equal(scaled.model.rotary_emb.inv_freq, frequency_F)
