@@ -6,25 +6,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, cast
 
-from mismatch_cli.bisect.experiments import Experiment
-from mismatch_cli.bisect.fixed_tokens import AS_RECORDED
-from mismatch_cli.bisect.legs import ROLLOUT, TRAINER, Leg
+from mismatch_cli.bisect.experiments import (
+    ALONE,
+    AS_RECORDED,
+    DECODED,
+    OTHER_SHAPE,
+    REFERENCE,
+    ROLLOUT,
+    SCORED,
+    TRAINER,
+    UNCACHED,
+    WHOLE,
+    Change,
+    Experiment,
+)
 from mismatch_cli.bisect.model_config import config_differences
 from mismatch_cli.bisect.ranking import RECORDED, rank
 from mismatch_cli.bisect.runner import leg_of
 from mismatch_cli.bisect.searching import Searching
-from mismatch_cli.bisect.sides import Change
 from mismatch_cli.bisect.weights import compare_adapters, compare_weights
 from mismatch_cli.engines import Engine, OpenEngine, engine_module
 from mismatch_cli.trace.reader import Trace
 
-DECODED = Leg("rollout-again", ROLLOUT, "engine, decoding again")
-WHOLE = Leg("rollout-prefill", ROLLOUT, "engine, whole responses at once", {"prefill": True})
-ALONE = Leg("rollout-alone", ROLLOUT, "engine, one response at a time", {"alone": True})
-UNCACHED = Leg("rollout-uncached", ROLLOUT, "engine, without a prefix cache", {"cached": False})
-SCORED = Leg("trainer-again", TRAINER, "trainer, scoring again")
-OTHER_SHAPE = Leg("trainer-other-shape", TRAINER, "trainer, other micro-batches", {"other_shape": True})
-REFERENCE = Leg("trainer-float32", TRAINER, "trainer in float32", {"trainer_dtype": "float32", "float32_head": False})
 _NOT_THE_ENGINE = (
     "the recorded log μ is not what this engine gives: look at what differs from the run that recorded it, and at "
     "how it was written"

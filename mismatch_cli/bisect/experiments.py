@@ -13,7 +13,33 @@ from mismatch_cli.trace.files import write_atomically
 
 FILE_NAME = "search.json"
 FORMAT = "mismatch-cli search"
+ROLLOUT, TRAINER = "rollout", "trainer"
+LEGS, AS_RECORDED = (
+    "legs",
+    "as-recorded",
+)  # the folder of all legs in that of the run, and the one that others are beside
+Change = Mapping[str, Any]  # of one side: see `sides.py`
 Pair = tuple[str, str]  # the names of a leg of the rollout and one of the trainer
+
+
+@dataclass(frozen=True)
+class Leg:
+    """One side under one change; `what` is said of it in reports."""
+
+    name: str
+    side: str
+    what: str
+    change: Change = field(default_factory=dict)
+
+
+# Both sides as they are, asked in every way that needs no other settings; and the trainer that is the reference.
+DECODED = Leg("rollout-again", ROLLOUT, "engine, decoding again")
+WHOLE = Leg("rollout-prefill", ROLLOUT, "engine, whole responses at once", {"prefill": True})
+ALONE = Leg("rollout-alone", ROLLOUT, "engine, one response at a time", {"alone": True})
+UNCACHED = Leg("rollout-uncached", ROLLOUT, "engine, without a prefix cache", {"cached": False})
+SCORED = Leg("trainer-again", TRAINER, "trainer, scoring again")
+OTHER_SHAPE = Leg("trainer-other-shape", TRAINER, "trainer, other micro-batches", {"other_shape": True})
+REFERENCE = Leg("trainer-float32", TRAINER, "trainer in float32", {"trainer_dtype": "float32", "float32_head": False})
 
 
 @dataclass(frozen=True)
@@ -46,7 +72,7 @@ class Search:
     modules: dict[str, Any] | None = None
     untried: list[dict[str, Any]] = field(default_factory=list)  # settings that could not be turned here, and why
     together: dict[str, Any] | None = None
-    base: Pair = ("as-recorded", "as-recorded")
+    base: Pair = (AS_RECORDED, AS_RECORDED)
     flags: dict[str, Any] | None = None  # what was typed, for --resume
 
     @classmethod

@@ -28,7 +28,6 @@ _KEPT = (
     *("finish_reason", "prompt_ids", "response_ids", "loss_mask", "logp_rollout", "rank_rollout", "logp_trainer"),
     *("entropy_trainer", "rank_trainer", "routes"),
 )
-AS_RECORDED = "as-recorded"
 
 
 def choose(trace: Trace, most: int, version: int | None) -> list[pa.Table]:

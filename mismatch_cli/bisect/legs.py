@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from mismatch_cli.bisect.fixed_tokens import AS_RECORDED, FixedTokens
-from mismatch_cli.bisect.sides import Change
+from mismatch_cli.bisect.experiments import AS_RECORDED, LEGS, Change, Leg
+from mismatch_cli.bisect.fixed_tokens import FixedTokens
 from mismatch_cli.dealing import ALL_HERE, Ranks
 from mismatch_cli.engines import Engine, Forced, prefill_checked, replay_checked
 from mismatch_cli.recording.rollouts import Progress, is_whole
@@ -29,19 +29,7 @@ from mismatch_cli.trace.writer import shard_path, write_shard
 if TYPE_CHECKING:
     from mismatch_cli.scoring.trainer import Trainer
 
-ROLLOUT, TRAINER = "rollout", "trainer"
-LEGS = "legs"  # the folder of them, in that of the run
 Read = Callable[[pa.Table, Callable[[int], None]], dict[str, Any]]  # columns for the rows of a table
-
-
-@dataclass(frozen=True)
-class Leg:
-    """One side under one change; `what` is said of it in reports."""
-
-    name: str
-    side: str
-    what: str
-    change: Change = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

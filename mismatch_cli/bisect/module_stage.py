@@ -11,12 +11,11 @@ import numpy as np
 
 from mismatch_cli.bisect.as_it_is import base_of
 from mismatch_cli.bisect.dissect import graft
-from mismatch_cli.bisect.experiments import Experiment
-from mismatch_cli.bisect.legs import ROLLOUT, TRAINER, Leg
+from mismatch_cli.bisect.experiments import ROLLOUT, TRAINER, Change, Experiment, Leg
 from mismatch_cli.bisect.modules import ModuleFindings, choose_responses
 from mismatch_cli.bisect.ranking import RECORDED, rank
 from mismatch_cli.bisect.searching import Searching
-from mismatch_cli.bisect.sides import Change, combined
+from mismatch_cli.bisect.sides import combined
 from mismatch_cli.bisect.turning import changes_of
 from mismatch_cli.engines import Forced
 from mismatch_cli.errors import MismatchError

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mismatch_cli.bisect.effects import MEASURES, Effects, GapSums
-from mismatch_cli.bisect.experiments import Experiment, Pair, Search
-from mismatch_cli.bisect.fixed_tokens import AS_RECORDED, FixedTokens
-from mismatch_cli.bisect.legs import ROLLOUT, TRAINER
+from mismatch_cli.bisect.experiments import AS_RECORDED, ROLLOUT, TRAINER, Experiment, Pair, Search
+from mismatch_cli.bisect.fixed_tokens import FixedTokens
 from mismatch_cli.metrics.estimate import NO_SPREAD, Estimate
 
 NO_GAP = 2e-5  # nats on an average token: the rounding of float32, of which there is nothing to explain

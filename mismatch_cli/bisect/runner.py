@@ -14,8 +14,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from mismatch_cli.bisect.altered_model import folder_with, folder_with_config
-from mismatch_cli.bisect.legs import Leg, Legs, engine_reads, trainer_reads
-from mismatch_cli.bisect.sides import Change, RolloutSide, TrainerSide, engine_part
+from mismatch_cli.bisect.experiments import Change, Leg
+from mismatch_cli.bisect.legs import Legs, engine_reads, trainer_reads
+from mismatch_cli.bisect.sides import RolloutSide, TrainerSide, engine_part
 from mismatch_cli.engines import Engine, create_engine
 from mismatch_cli.recording.score import load_trainer
 from mismatch_cli.scoring.trainer import Trainer

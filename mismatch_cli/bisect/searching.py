@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_cli.bisect.effects import Effects
-from mismatch_cli.bisect.experiments import Experiment, Pair, Search
-from mismatch_cli.bisect.fixed_tokens import AS_RECORDED, FixedTokens, choose
-from mismatch_cli.bisect.legs import LEGS, Leg, Legs, write_as_recorded
+from mismatch_cli.bisect.experiments import AS_RECORDED, LEGS, Experiment, Leg, Pair, Search
+from mismatch_cli.bisect.fixed_tokens import FixedTokens, choose
+from mismatch_cli.bisect.legs import Legs, write_as_recorded
 from mismatch_cli.bisect.ranking import RECORDED, Measured, is_explained, rank
 from mismatch_cli.bisect.runner import Runner
 from mismatch_cli.bisect.search_config import STAGES, BisectConfig

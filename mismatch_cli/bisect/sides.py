@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from mismatch_cli.bisect.experiments import Change
 from mismatch_cli.bisect.search_config import BisectConfig
 from mismatch_cli.engines import EngineSettings
 from mismatch_cli.errors import UsageError, suggest
@@ -19,8 +20,6 @@ from mismatch_cli.places import BUNDLED_MODEL, bundled
 from mismatch_cli.recording.config import RescoreConfig, parsed_arguments
 from mismatch_cli.sampling import SamplingSettings
 
-Change = Mapping[str, Any]
-UNCHANGED: Change = {}
 _SAMPLER = ("temperature", "top_p", "top_k", "min_p")
 _ASKED = ("prefill", "alone", "cached")  # of an engine that stays as it is
 _TOLD_ARGUMENTS = ("kv_cache_dtype", "quantization")  # that a manifest without engine arguments still tells

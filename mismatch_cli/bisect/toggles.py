@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mismatch_cli.bisect.sides import Change, RolloutSide, TrainerSide, restarts
+from mismatch_cli.bisect.experiments import Change
+from mismatch_cli.bisect.sides import RolloutSide, TrainerSide, restarts
 from mismatch_cli.verdict.causes import CAUSES, place
 
 _16_BITS = ("bfloat16", "float16")

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mismatch_cli.bisect.as_it_is import ALONE, DECODED, OTHER_SHAPE, REFERENCE, UNCACHED, base_of
+from mismatch_cli.bisect.as_it_is import base_of
 from mismatch_cli.bisect.effects import Effects
-from mismatch_cli.bisect.experiments import Experiment, Pair
-from mismatch_cli.bisect.fixed_tokens import AS_RECORDED
-from mismatch_cli.bisect.legs import ROLLOUT, TRAINER, Leg
+from mismatch_cli.bisect.experiments import (
+    ALONE,
+    AS_RECORDED,
+    DECODED,
+    OTHER_SHAPE,
+    REFERENCE,
+    ROLLOUT,
+    TRAINER,
+    UNCACHED,
+    Change,
+    Experiment,
+    Leg,
+    Pair,
+)
 from mismatch_cli.bisect.ranking import LEAST, RECORDED, Row, rank
 from mismatch_cli.bisect.runner import leg_of
 from mismatch_cli.bisect.searching import Searching
-from mismatch_cli.bisect.sides import Change, combined
+from mismatch_cli.bisect.sides import combined
 from mismatch_cli.bisect.toggles import Toggle, toggles
 from mismatch_cli.engines import engine_module
 from mismatch_cli.errors import MismatchError, UsageError

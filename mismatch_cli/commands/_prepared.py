@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import typer
 
 from mismatch_cli.adapters import check_adapter, read_adapter
-from mismatch_cli.bisect.search_config import BisectConfig
 from mismatch_cli.bisect.experiments import FILE_NAME as SEARCH_FILE
 from mismatch_cli.bisect.experiments import read_search
+from mismatch_cli.bisect.search_config import BisectConfig
 from mismatch_cli.commands._show import Common
 from mismatch_cli.engines import check_settings
 from mismatch_cli.errors import MismatchError, UsageError

@@ -10,11 +10,21 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from mismatch_cli.bisect.as_it_is import ALONE, DECODED, OTHER_SHAPE, REFERENCE, SCORED, WHOLE
 from mismatch_cli.bisect.effects import MEASURES, Effects, GapSums
-from mismatch_cli.bisect.experiments import Search
-from mismatch_cli.bisect.fixed_tokens import AS_RECORDED, FixedTokens
-from mismatch_cli.bisect.legs import LEGS, ROLLOUT, TRAINER
+from mismatch_cli.bisect.experiments import (
+    ALONE,
+    AS_RECORDED,
+    DECODED,
+    LEGS,
+    OTHER_SHAPE,
+    REFERENCE,
+    ROLLOUT,
+    SCORED,
+    TRAINER,
+    WHOLE,
+    Search,
+)
+from mismatch_cli.bisect.fixed_tokens import FixedTokens
 from mismatch_cli.bisect.ranking import ALL_MODULES, NO_GAP, RECORDED, Measured, Ranking, Row, rank
 from mismatch_cli.bisect.search_config import STAGES
 from mismatch_cli.errors import suggest

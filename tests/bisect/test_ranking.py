@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from mismatch_cli.bisect.effects import Effects, GapSums
-from mismatch_cli.bisect.experiments import Experiment, Search
-from mismatch_cli.bisect.fixed_tokens import AS_RECORDED, FixedTokens
+from mismatch_cli.bisect.experiments import AS_RECORDED, Experiment, Search
+from mismatch_cli.bisect.fixed_tokens import FixedTokens
 from mismatch_cli.bisect.ranking import RECORDED, Measured, is_explained, rank
 
 PROMPTS, EACH, LENGTH = 40, 2, 20
