@@ -28,7 +28,6 @@ from mismatch_cli.engines._vllm_process import (
     progress_bar,
 )
 from mismatch_cli.engines._vllm_replay import prefilled, replayed, start_replaying, stop_ids
-from mismatch_cli.engines._vllm_tensors import live_tensors
 from mismatch_cli.engines._vllm_weights import take_over
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.extras import require
@@ -264,6 +263,8 @@ class VllmEngine:
             )
 
     def weights(self, plain: Shapes | None = None) -> Iterator[tuple[str, Any]]:
+        from mismatch_cli.engines._vllm_tensors import live_tensors
+
         self._wake("weights")
         quantised = self.llm.llm_engine.vllm_config.model_config.quantization is not None
         shapes = plain if quantised and plain else SavedTensors(self._settings.model).shapes
