@@ -89,8 +89,8 @@ def compare_weights(
 
     computes = None if trainer_dtype == "auto" else getattr(torch, trainer_dtype)
     with KeptTensors(keep_in) as kept:
-        comparing = _Comparing(SavedTensors(trainer), computes, kept)
-        for name, tensor in engine.weights():
+        comparing = _Comparing(saved := SavedTensors(trainer), computes, kept)
+        for name, tensor in engine.weights(saved.shapes):
             comparing.take(name, tensor)
             on_compared(1)
         return comparing.result()

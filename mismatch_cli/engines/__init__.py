@@ -6,7 +6,7 @@ Sampling is the same with each of them: seeds that depend on what is sampled, an
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 TRANSFERS = ("folder", "nccl")  # how servers get the weights of a training
 Told = Callable[[int], None]  # learns how many have finished
+Shapes = Mapping[str, tuple[int, ...]]  # of tensors, by their names in a model's folder
 Sink = Callable[["np.ndarray"], None]  # takes log μ of a response's next token, float32 [V]
 
 
@@ -178,10 +179,11 @@ class Unread:
 class OpenEngine(Engine, Protocol):
     """An engine whose tensors and modules can be looked at one by one: its module has OPEN = True."""
 
-    def weights(self) -> Iterator[tuple[str, torch.Tensor | Unread]]:
+    def weights(self, plain: Shapes | None = None) -> Iterator[tuple[str, torch.Tensor | Unread]]:
         """Each tensor that it computes with, in the names of its model's folder, one at a time.
 
         What is fused is taken apart; what cannot be read is named with the reason. With an adapter, the weights below.
+        `plain`: the tensors of a folder that is not quantised, whose names a quantised engine is to use.
         """
         ...
 

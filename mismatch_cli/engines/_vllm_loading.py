@@ -19,6 +19,7 @@ from torch import Size, Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from mismatch_cli.engines import Shapes
 from mismatch_cli.engines._vllm_process import ModelClasses
 from mismatch_cli.errors import first_line
 
@@ -71,7 +72,7 @@ class Parameter:
     pieces: tuple[Piece, ...]
 
 
-def loading_plan(vllm_config: Any, shapes: Mapping[str, tuple[int, ...]]) -> tuple[list[Parameter], dict[str, str]]:
+def loading_plan(vllm_config: Any, shapes: Shapes) -> tuple[list[Parameter], dict[str, str]]:
     """The parameters that a folder's tensors go to, in order; and why the place of a tensor is not known."""
     empty = _without_values(vllm_config)
     single = [name for name, shape in shapes.items() if Size(shape).numel() == 1]  # loaders take its value

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mismatch_cli.engines import Unread
+from mismatch_cli.engines import Shapes, Unread
 from mismatch_cli.engines._vllm_loading import Parameter, Piece, loading_plan
 from mismatch_cli.errors import first_line
 
@@ -27,7 +27,7 @@ _EXPERTS = ("w13_weight", "w2_weight")  # of all experts, as vLLM fuses them
 _WRAPPED = re.compile(r"\.base_layer(?=\.|$)")  # what vLLM puts around a layer that may have an adapter
 
 
-def live_tensors(llm: Any, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Tensor | Unread]]:
+def live_tensors(llm: Any, shapes: Shapes) -> Iterator[tuple[str, Tensor | Unread]]:
     """Every tensor of a folder that has these, as the engine computes with it, one at a time; or why it is not read.
 
     A head that is tied to the embeddings is named too, though folders leave it out: kernels have a copy of their own.
@@ -42,7 +42,7 @@ def live_tensors(llm: Any, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tu
 
 def _all_of(
     modules: Mapping[str, nn.Module],
-    shapes: Mapping[str, tuple[int, ...]],
+    shapes: Shapes,
     parameters: list[Parameter],
     nowhere: dict[str, str],
 ) -> Iterator[tuple[str, Tensor | Unread]]:
@@ -61,7 +61,7 @@ def _itself(model: nn.Module) -> nn.Module:
 class _Parts:
     """Tensors of the folder of which parts have been read: one may lie in several parameters of the engine."""
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(self, shapes: Shapes) -> None:
         self._shapes = shapes
         self._begun: dict[str, tuple[Tensor, set[Any]]] = {}
         self._done: set[str] = set()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mismatch_cli.adapters import put_on, read_adapter, state_below
 from mismatch_cli.attention import attention_facts
 from mismatch_cli.batch import Rollout
-from mismatch_cli.engines import EngineSettings, Forced, Request, Sink, Told
+from mismatch_cli.engines import EngineSettings, Forced, Request, Shapes, Sink, Told
 from mismatch_cli.engines._checks import check_known
 from mismatch_cli.engines._hf_replay import Forcing, read_at_once
 from mismatch_cli.errors import MismatchError, UsageError
@@ -142,9 +142,8 @@ class HfEngine:
 
         self._model.load_state_dict(whole_state(model))
 
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        base = self._model if self._settings.adapter is None else self._model.get_base_model()
-        return saved_by_layer(base, state_below(base))
+    def weights(self, plain: Shapes | None = None) -> Iterator[tuple[str, torch.Tensor]]:  # noqa: ARG002
+        return saved_by_layer(self._model, state_below(self._model))
 
     def describe(self) -> dict[str, Any]:
         import transformers

@@ -15,7 +15,7 @@ from mismatch_cli import custom_code
 from mismatch_cli.adapters import Adapter, read_adapter
 from mismatch_cli.batch import Rollout
 from mismatch_cli.dissection.engine_pass import EnginePass
-from mismatch_cli.engines import EngineSettings, Forced, Request, Sink, Told
+from mismatch_cli.engines import EngineSettings, Forced, Request, Shapes, Sink, Told
 from mismatch_cli.engines._vllm_answers import sampling_params, to_rollout
 from mismatch_cli.engines._vllm_modules import pass_over
 from mismatch_cli.engines._vllm_process import (
@@ -28,7 +28,6 @@ from mismatch_cli.engines._vllm_process import (
     progress_bar,
 )
 from mismatch_cli.engines._vllm_replay import prefilled, replayed, start_replaying, stop_ids
-from mismatch_cli.engines._vllm_tensors import live_tensors
 from mismatch_cli.engines._vllm_weights import take_over
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.extras import require
@@ -263,10 +262,14 @@ class VllmEngine:
                 "--no-prefix-caching."
             )
 
-    def weights(self) -> Iterator[tuple[str, Any]]:
+    def weights(self, plain: Shapes | None = None) -> Iterator[tuple[str, Any]]:
+        from mismatch_cli.engines._vllm_tensors import live_tensors
+
         self._wake("weights")
+        quantised = self.llm.llm_engine.vllm_config.model_config.quantization is not None
+        shapes = plain if quantised and plain else SavedTensors(self._settings.model).shapes
         with engine_log(self._settings.log_file):
-            return live_tensors(self.llm, SavedTensors(self._settings.model).shapes)
+            return live_tensors(self.llm, shapes)
 
     @property
     def max_model_len(self) -> int:
