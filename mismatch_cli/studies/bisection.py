@@ -85,6 +85,11 @@ class BisectionAnalysis(Study):
         return rank(self.measured, self.search)
 
     @property
+    def is_equal(self) -> bool:
+        """Whether both sides agree to the rounding of float32: there is nothing to explain."""
+        return self.search.gap < NO_GAP
+
+    @property
     def causes(self) -> tuple[Row, ...]:
         return self.ranking.causes
 
@@ -200,7 +205,7 @@ class BisectionAnalysis(Study):
     @cached_property
     def verdict(self) -> str:
         """The causes with their shares, the noise, and what is left, in a sentence."""
-        if self.search.gap < NO_GAP:
+        if self.is_equal:
             return "Nothing to explain: both sides agree to the rounding of float32."
         named, floor = self.named[:_MOST_NAMED], self.floor
         parts = [f"{row.experiment.setting} {_share(row.share)}" for row in named]
@@ -217,6 +222,14 @@ class BisectionAnalysis(Study):
         """How much more the shares of the causes add up to than goes with all of them; None where they are not many."""
         named = [row.share.value or 0.0 for row in self.named]
         return max(0.0, sum(named) - (1 - (self.remaining.value or 0.0))) if len(named) > 1 else None
+
+    def name(self, row: Row) -> str:
+        """What a cause is called: a setting with whose it is; a kind of modules, and a column, belong to both sides."""
+        experiment = row.experiment
+        if experiment.floor:
+            return f"{experiment.value} itself"
+        alone = experiment.stage == 3 or experiment.setting.startswith("logp_")
+        return experiment.setting if alone else f"{experiment.setting} ({experiment.side})"
 
     def why(self, row: Row) -> str:
         """How a cause makes a gap, a clause."""
@@ -302,6 +315,7 @@ class BisectionAnalysis(Study):
         side = 0 if experiment.after[0] != experiment.before[0] else 1
         names = ("setting", "side", "stage", "value", "better", "change", "floor")
         return {
+            "name": self.name(row),
             **{name: shown(getattr(experiment, name)) for name in names},
             "cause": self.why(row),
             "share": row.share.to_dict(),

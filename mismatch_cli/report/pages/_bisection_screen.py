@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from textwrap import shorten
 
 from mismatch_cli import numbers
-from mismatch_cli.bisect.ranking import EXPLAINED, LEAST, NO_GAP
+from mismatch_cli.bisect.ranking import EXPLAINED, LEAST
 from mismatch_cli.errors import suggest
 from mismatch_cli.report.about import left_out_of, subject_lines
-from mismatch_cli.report.tables import Row, col, parts, share, table, text, value_of
+from mismatch_cli.report.tables import Row, col, named, parts, share, table, text, value_of
 from mismatch_cli.report.view import Facts, Screen, Status, Table, Verdict
 from mismatch_cli.studies.bisection import BisectionAnalysis
 
@@ -37,14 +37,9 @@ def counts(analysis: BisectionAnalysis) -> dict[str, int | bool]:
     return {name: result[name] for name in ("tokens", "responses", "prompts")} | {"prompts_exact": True}
 
 
-def is_equal(analysis: BisectionAnalysis) -> bool:
-    """Whether there is nothing to explain."""
-    return analysis.search.gap < NO_GAP
-
-
 def _words(analysis: BisectionAnalysis) -> tuple[str, Status]:
     named, left = len(analysis.named), analysis.unexplained.value or 0.0
-    if is_equal(analysis):
+    if analysis.is_equal:
         return "NOTHING TO EXPLAIN", "good"
     if named:
         found = f"{numbers.things(named, 'cause').upper()} FOUND"
@@ -58,14 +53,6 @@ def _noise(analysis: BisectionAnalysis) -> float:
     return 0.0 if analysis.noise is None else analysis.noise.value or 0.0
 
 
-def name(row: Row) -> str:
-    """A setting with the side whose it is; a part of the models belongs to both."""
-    if row["floor"]:
-        return f"{row['value']} itself"
-    alone = row["stage"] == 3 or row["setting"].startswith("logp_")
-    return row["setting"] if alone else f"{row['setting']} ({row['side']})"
-
-
 def cost(row: Row) -> str:
     """How many times as long a response takes with the change."""
     return numbers.times(row["cost"]["factor"]) if row["cost"] else numbers.MISSING
@@ -77,7 +64,7 @@ def _causes(analysis: BisectionAnalysis) -> Table:
         "",
         rows[:_MOST],
         [
-            text("cause", name),
+            named("cause", "name"),
             col("share, %", lambda row: rounded(row["share"])),
             col("nats", lambda row: numbers.number(value_of(row["effect"]["abs_d"]), 2)),
             col("cost", cost, optional=True),
@@ -103,9 +90,7 @@ def _remarks(analysis: BisectionAnalysis) -> Iterator[tuple[str, str]]:
     larger = [row for row in analysis.result["tested"] if makes_larger(row)]
     larger.sort(key=lambda row: value_of(row["share"]) or 0.0)
     if larger:
-        said = (
-            f"{name(row)} = {row['better']}, +{-100 * (value_of(row['share']) or 0):.0f} %" for row in larger[:_LARGER]
-        )
+        said = (f"{row['name']} = {row['better']}, +{-100 * row['share']['value']:.0f} %" for row in larger[:_LARGER])
         yield "Makes it larger", "; ".join(said)
     others = list(dict.fromkeys(row["setting"] for row in analysis.result["tested"] if not makes_larger(row)))
     others = [setting for setting in others if setting not in {row["setting"] for row in analysis.result["causes"]}]

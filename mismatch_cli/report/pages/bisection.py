@@ -14,9 +14,7 @@ from mismatch_cli.report.pages._bisection_screen import (
     command,
     cost,
     counts,
-    is_equal,
     makes_larger,
-    name,
     screen,
     together,
 )
@@ -124,10 +122,10 @@ def _read_again(analysis: BisectionAnalysis) -> str:
 def _leading(analysis: BisectionAnalysis) -> tuple[MetricRow, ...]:
     gap = analysis.result["gap"]
     rows = [metric_row(METRICS["abs_d_mean"], gap["abs_d"]), metric_row(METRICS["k3"], gap["k3"])]
-    if is_equal(analysis):
+    if analysis.is_equal:
         return tuple(rows)
     for cause in analysis.result["causes"][:1]:
-        rows.append(metric_row(SHARE, cause["share"], name=f"share of {name(cause)}"))
+        rows.append(metric_row(SHARE, cause["share"], name=f"share of {cause['name']}"))
     if analysis.noise is not None:
         rows.append(metric_row(NOISE, analysis.noise))
     return (*rows, metric_row(UNEXPLAINED, analysis.unexplained))
@@ -152,7 +150,7 @@ def _causes(rows: Sequence[Row], sections: Sequence[Section]) -> Table:
         "",
         rows,
         [
-            text("cause", name),
+            named("cause", "name"),
             col("share of the gap, %", lambda row: percent(row["share"]), SHARE),
             *_effects(),
             col("left, nats", lambda row: numbers.number(row["left"]), optional=True),
@@ -179,7 +177,7 @@ def _tested(rows: Sequence[Row]) -> Table:
         "",
         sorted(rows, key=lambda row: -abs(value_of(row["share"]) or 0.0)),
         [
-            text("setting", name),
+            named("setting", "name"),
             text("turned to", lambda row: _value(row["better"])),
             col("share of the gap, %", lambda row: percent(row["share"]), SHARE),
             text("answer", _answer),
@@ -210,7 +208,7 @@ def _answer(row: Row) -> str:
 
 def _cause_section(analysis: BisectionAnalysis, row: Ranked, said: Row) -> Section:
     """Why it makes a gap, what proves it, and the tokens that it moves most."""
-    title = f"{name(said)}: the tokens that it moves"
+    title = f"{said['name']}: the tokens that it moves"
     facts: list[tuple[str, str]] = [("Why", said["cause"]), ("What to change", said["change"])]
     facts += [("Parts", ", ".join(said["parts"]))] * bool(said["parts"])
     facts += [("On the same tokens", shown(line)) for line in said["command"][:1]]

@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from mismatch_cli import numbers
-from mismatch_cli.bisect.ranking import NO_GAP
 from mismatch_cli.report.plots._panels import RIGHT, TOP, Box, Panel, Sheet, short_names, width_of
 from mismatch_cli.report.plots._style import Theme
 
 if TYPE_CHECKING:
-    from mismatch_cli.bisect.ranking import Row
     from mismatch_cli.metrics.estimate import Estimate
     from mismatch_cli.studies.bisection import BisectionAnalysis
 
@@ -48,7 +46,7 @@ class _Bar(NamedTuple):
 
 
 def needs(data: BisectionAnalysis) -> bool:
-    return bool(data.causes) and data.search.gap >= NO_GAP
+    return bool(data.causes) and not data.is_equal
 
 
 def draw(figure: Sheet, data: BisectionAnalysis) -> None:
@@ -119,7 +117,9 @@ def _bars(data: BisectionAnalysis, theme: Theme) -> Iterator[_Bar]:
     at = 1.0
     for row in data.named[:_MOST]:
         value = row.share.value or 0.0
-        yield _Bar(_label(row), at, at - value, _said(row.share), colours[row.experiment.side], *_ends(at, row.share))
+        yield _Bar(
+            data.name(row), at, at - value, _said(row.share), colours[row.experiment.side], *_ends(at, row.share)
+        )
         at -= value
     if others := data.named[_MOST:]:
         value = sum(row.share.value or 0.0 for row in others)
@@ -135,7 +135,7 @@ def _bars(data: BisectionAnalysis, theme: Theme) -> Iterator[_Bar]:
         )
     if data.floor is not None:
         share = data.floor.share
-        label = f"{data.floor.experiment.value} itself"
+        label = data.name(data.floor)
         yield _Bar(
             label, 1.0, 1 - (share.value or 0.0), _said(share), theme.green, *_ends(1.0, share), "hollow", leads=False
         )
@@ -143,11 +143,6 @@ def _bars(data: BisectionAnalysis, theme: Theme) -> Iterator[_Bar]:
         yield _Bar(
             "noise", 0.0, data.noise.value, _said(data.noise), theme.gold, data.noise.low, data.noise.high, leads=False
         )
-
-
-def _label(row: Row) -> str:
-    experiment = row.experiment
-    return experiment.setting if experiment.stage == 3 else f"{experiment.setting} ({experiment.side})"
 
 
 def _ends(at: float, share: Estimate) -> tuple[float | None, float | None]:
