@@ -9,10 +9,19 @@ import numpy as np
 from mismatch_cli.bisect.fixed_tokens import FixedTokens
 from mismatch_cli.divergences import phi
 from mismatch_cli.hashing import sum_by_group
-from mismatch_cli.metrics.estimate import POSITIVE, SIGNED, Estimate, grouped_ratio, grouped_share
+from mismatch_cli.metrics.estimate import (
+    FEWEST_GROUPS,
+    FEWEST_PROMPTS,
+    POSITIVE,
+    SIGNED,
+    Estimate,
+    grouped_ratio,
+    grouped_share,
+)
 
 FAR = float(np.log(2))  # nats
 MEASURES = ("abs_d", "k3", "beyond_ln2")
+_NARROW = 0.02  # of the gap: what is alike for all groups of prompts to that needs no error to be known
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,9 @@ class Effects:
         """How much of the recorded gap goes: (Σ|d| before − after) / Σ|d| as recorded, on the same responses."""
         known_S = np.minimum(before.tokens_S, after.tokens_S)
         part_S = before.sums_S3[:, 0] - after.sums_S3[:, 0]
-        return grouped_ratio(*self._grouped(part_S, recorded.sums_S3[:, 0], known_S), SIGNED)
+        part_G, whole_G, prompts = self._grouped(part_S, recorded.sums_S3[:, 0], known_S)
+        found = grouped_ratio(part_G, whole_G, prompts, SIGNED)
+        return found if found.low is not None else _of_all_groups(found, part_G, whole_G, prompts)
 
     def left(self, recorded: GapSums, after: GapSums) -> Estimate:
         """How much of the recorded gap is left: Σ|d| after / Σ|d| as recorded, on the same responses."""
@@ -80,3 +91,12 @@ class Effects:
 
 def _positive(part_G: np.ndarray, whole_G: np.ndarray, prompts: int) -> Estimate:
     return grouped_ratio(part_G, whole_G, prompts, POSITIVE)
+
+
+def _of_all_groups(found: Estimate, part_G: np.ndarray, whole_G: np.ndarray, prompts: int) -> Estimate:
+    """A share whose last digits a few prompts decide, or none: its range over all groups, where that is narrow."""
+    there_G = whole_G > 0
+    share_G = part_G[there_G] / whole_G[there_G]
+    if prompts < FEWEST_PROMPTS or len(share_G) < FEWEST_GROUPS or np.ptp(share_G) > _NARROW:
+        return found
+    return Estimate(found.value, float(share_G.min()), float(share_G.max()))

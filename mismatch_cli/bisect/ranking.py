@@ -114,7 +114,8 @@ def _row(effects: Effects, measured: Measured, experiment: Experiment, details: 
     if not details:
         return Row(experiment, share)
     change = {measure: effects.change(before, after, measure) for measure in MEASURES}
-    return Row(experiment, share, change, after.mean())
+    left = effects.left(recorded, after).value or 0.0  # of the responses that were read, which may be a few
+    return Row(experiment, share, change, left * recorded.mean())
 
 
 def is_explained(measured: Measured, left: Pair) -> bool:

@@ -77,10 +77,15 @@ def _dtype(told: Mapping[str, Any], asked: str) -> str:
 
 
 def _heads(rollout: RolloutSide, trainer: TrainerSide) -> Iterator[Toggle]:
-    """A float32 LM head on one side, the other, and both; and on neither where one has it."""
+    """A float32 LM head on one side, the other, and both; on neither where one has it; none lower than the weights."""
     own = rollout.overrides.get("head_dtype")
     in_engine, in_trainer = own == "float32", trainer.config.float32_head
     can_engine = rollout.engine == "vllm" and _dtype(rollout.told, rollout.dtype) in _16_BITS
+    if own in _16_BITS and not can_engine:
+        off = {"engine_args": {"hf_overrides": {"head_dtype": None}}}
+        yield Toggle(
+            "head_dtype", "rollout", own, "as the weights", "an LM head of the weights’ dtype in the engine", off
+        )
     can_trainer = _dtype(trainer.told, trainer.config.trainer_dtype) in _16_BITS
     on = {"engine_args": {"hf_overrides": {"head_dtype": "float32"}}}
     override = ("--engine-arg", 'hf_overrides={"head_dtype": "float32"}')

@@ -67,6 +67,31 @@ def test_a_token_that_a_leg_has_not_read_is_left_out_of_both_sides(tokens, gap_T
     assert Effects(tokens).left(sums[0], sums[2]).value == pytest.approx(0.25)
 
 
+def test_what_is_left_of_a_few_responses_is_told_of_all(tokens, gap_T, tmp_path):
+    """A leg that stopped early has read small gaps alone: three quarters of them are gone, and so of the whole."""
+    first_T = np.arange(len(gap_T)) < len(gap_T) // 2
+    recorded_T = np.where(first_T, gap_T, 50 * gap_T)
+    found = measured(tokens, **{AS_RECORDED: recorded_T, "half": np.where(first_T, 0.25 * gap_T, np.nan)})
+    (row,) = rank(found, search(tmp_path, experiment("half", "half"))).causes
+    assert row.left == pytest.approx(0.25 * found.sums(RECORDED).mean())
+
+
+def test_a_share_that_is_alike_for_all_prompts_has_an_interval_too(tokens, gap_T):
+    """All but the last digits goes, and one prompt decides those: no reason to say nothing."""
+    decides_T = np.repeat(tokens.prompt_id_S == 1, LENGTH)
+    legs_of = legs(gap_T, nothing=1.0)
+    found = measured(
+        tokens, **legs_of, last=np.where(decides_T, 1e-3, 0.0) * gap_T, one=np.where(decides_T, 0.0, gap_T)
+    )
+    last, nothing, one = (
+        Effects(tokens).share(*map(found.sums, (RECORDED, RECORDED, (AS_RECORDED, leg))))
+        for leg in ("last", "nothing", "one")
+    )
+    assert 0.998 < last.low < last.value <= last.high == pytest.approx(1.0)
+    assert (nothing.low, nothing.high) == pytest.approx((0.0, 0.0))
+    assert one.low is None and one.note, "one prompt makes all of it"
+
+
 def test_the_interval_of_a_share_covers_the_truth(tokens):
     """In 200 draws of prompts, each with its own share around 60 %, the 95 % interval holds the mean share."""
     held = 0

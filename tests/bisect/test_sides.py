@@ -144,3 +144,16 @@ def test_prompts_go_with_a_model_alone():
     with pytest.raises(UsageError, match="--prompts"):
         BisectConfig(prompts="prompts.jsonl")
     assert BisectConfig(trace=MODEL, prompts="prompts.jsonl").is_model
+
+
+def test_a_head_below_the_weights_is_turned_back():
+    """Where all else is in float32 no head in float32 is left to try, and the override is what differs."""
+    float32 = {"rollout": {"dtype": "float32"}, "trainer": {"dtype": "float32", "head_dtype": "float32"}}
+    (head,) = (
+        toggle
+        for toggle in turned(config={"engine_args": {"hf_overrides": {"head_dtype": "bfloat16"}}}, **float32)
+        if toggle.setting == "head_dtype"
+    )
+    assert (head.side, head.value) == ("rollout", "bfloat16")
+    assert head.rollout == {"engine_args": {"hf_overrides": {"head_dtype": None}}}
+    assert "head_dtype" not in {toggle.setting for toggle in turned(**float32)}
