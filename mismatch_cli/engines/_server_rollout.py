@@ -57,7 +57,7 @@ class Completions:
             # An honest answer stays far below: a server that talks without end is noticed soon.
             most = 2**20 + 16 * len(request.prompt_ids) + 100 * room * (top_logprobs + 10)
             answer, sent = await self.server.post("/v1/completions", asked, most)
-            self._check_whose(answer, given)
+            self.check_whose(answer, given)
             rollout = to_rollout(request, answer, top_logprobs, room, self.vocabulary)
             _check_no_token_twice(answer, sent)
             on_finished(1)
@@ -65,15 +65,15 @@ class Completions:
 
         return list(await asyncio.gather(*map(rollout_of, requests)))
 
-    def _check_whose(self, answer: Any, given: set[str]) -> None:
+    def check_whose(self, answer: Any, given: set[str]) -> None:
         """Of the model that was asked, and not the answer to another request: a proxy may know nothing of seeds."""
         told = answer if isinstance(answer, dict) else {}
         model = told.get("model")
         if not isinstance(model, str) or model not in self.names:
-            raise _unusable(f"it is of the model {str(model)[:_SHOWN]!r} where {self.model!r} was asked")
+            raise unusable(f"it is of the model {str(model)[:_SHOWN]!r} where {self.model!r} was asked")
         if isinstance(name := told.get("id"), str):
             if name in given:
-                raise _unusable(f"it has been given before, as {name[:_SHOWN]!r}")
+                raise unusable(f"it has been given before, as {name[:_SHOWN]!r}")
             given.add(name)
 
 
@@ -82,7 +82,7 @@ def _check_no_token_twice(answer: dict[str, Any], sent: bytes) -> None:
     logprobs = answer["choices"][0]["logprobs"]
     names = len(logprobs["tokens"]) + sum(len(entries) for entries in logprobs["top_logprobs"])
     if sent.count(b'"token_id:') - sent.count(b'\\"token_id:') > names:  # within a text the quote is escaped
-        raise _unusable("it gives two log-probs to one token")
+        raise unusable("it gives two log-probs to one token")
 
 
 def payload(
@@ -117,29 +117,29 @@ def to_rollout(request: Request, answer: Any, top_logprobs: int, max_tokens: int
 
     The API tells no ranks: the sampled token's is known where it is among the top K, else it is -1, not measured.
     """
-    choice = _only_choice(answer)
+    choice = only_choice(answer)
     ids = choice.get("token_ids")
     if ids is None or choice.get("prompt_token_ids") is None:
         raise MismatchError(WITHOUT_IDS)
     if choice["prompt_token_ids"] != request.prompt_ids:
-        raise _unusable("it sampled from another prompt than it was given")
+        raise unusable("it sampled from another prompt than it was given")
     if not are_token_ids(ids, vocabulary):
-        raise _unusable(f"it holds token ids that are none of the model's {vocabulary}")
+        raise unusable(f"it holds token ids that are none of the model's {vocabulary}")
     _check_end(choice.get("finish_reason"), len(ids), max_tokens)
     logprobs = choice.get("logprobs")
     if not isinstance(logprobs, dict):
-        raise _unusable("it holds no log-probs")
+        raise unusable("it holds no log-probs")
     columns: list[Any] = [logprobs.get(name) for name in ("tokens", "token_logprobs", "top_logprobs")]
     if not all(isinstance(column, list) and len(column) == len(ids) for column in columns):
-        raise _unusable(f"it does not hold {len(ids)} log-probs for {len(ids)} tokens")
+        raise unusable(f"it does not hold {len(ids)} log-probs for {len(ids)} tokens")
     tokens, logp_T, top = columns
     if any(_id_of(token) != i for token, i in zip(tokens, ids, strict=True)):
-        raise _unusable("its log-probs are of other tokens than it returns")
+        raise unusable("its log-probs are of other tokens than it returns")
     rows = [_ranked(*position, top_logprobs, vocabulary) for position in zip(ids, logp_T, top, strict=True)]
     return Rollout(
         prompt_ids=request.prompt_ids,
         response_ids=ids,
-        logp_rollout_T=np.array([_finite(logp) for logp in logp_T], dtype=np.float32),
+        logp_rollout_T=np.array([finite(logp) for logp in logp_T], dtype=np.float32),
         rank_rollout_T=np.array([rank for rank, _, _ in rows], dtype=np.int32),
         topk_ids_TK=np.array([ids for _, ids, _ in rows], dtype=np.int32) if top_logprobs else None,
         topk_logp_rollout_TK=np.array([logp for _, _, logp in rows], dtype=np.float32) if top_logprobs else None,
@@ -147,12 +147,12 @@ def to_rollout(request: Request, answer: Any, top_logprobs: int, max_tokens: int
     )
 
 
-def _only_choice(answer: Any) -> dict[str, Any]:
+def only_choice(answer: Any) -> dict[str, Any]:
     choices = answer.get("choices") if isinstance(answer, dict) else None
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
-        raise _unusable("it is not one completion")
+        raise unusable("it is not one completion")
     if choices[0].get("index", 0) != 0:
-        raise _unusable("it is another completion than the one that was asked for")
+        raise unusable("it is another completion than the one that was asked for")
     return choices[0]
 
 
@@ -163,7 +163,7 @@ def _check_end(reason: Any, length: int, max_tokens: int) -> None:
             "Go on with --resume when it runs again."
         )
     if not 0 < length <= max_tokens:
-        raise _unusable(f"it holds {length} tokens where 1 to {max_tokens} were asked for")
+        raise unusable(f"it holds {length} tokens where 1 to {max_tokens} were asked for")
     if reason == "length" and length < max_tokens:
         raise MismatchError(
             f"The server cut a response at {length} tokens where {max_tokens} were asked for: it has a limit of its "
@@ -180,29 +180,29 @@ def _ranked(
     The server lists the sampled token first, then ranks 1…K without it: K entries where it is among them, else K + 1.
     """
     if not isinstance(entries, dict):
-        raise _unusable("it holds no top log-probs")
-    logp = {_id_of(token): _finite(value) for token, value in entries.items()}
+        raise unusable("it holds no top log-probs")
+    logp = {_id_of(token): finite(value) for token, value in entries.items()}
     if len(logp) < len(entries):
-        raise _unusable("it gives two log-probs to one token")
+        raise unusable("it gives two log-probs to one token")
     total = sum(exp(min(value, 1.0)) for value in logp.values())
     if not total <= _MOST_PROBABILITY or max(logp.values(), default=0.0) > _LARGEST:
         raise MismatchError(
             f"The server's log-probs are none: the probabilities of {len(logp)} tokens add up to more than 1. "
             "Start it with --logprobs-mode processed_logprobs."
         )
-    if sampled not in logp or logp[sampled] != _finite(sampled_logp) or not all(0 <= i < vocabulary for i in logp):
-        raise _unusable("its top log-probs do not belong to its tokens")
+    if sampled not in logp or logp[sampled] != finite(sampled_logp) or not all(0 <= i < vocabulary for i in logp):
+        raise unusable("its top log-probs do not belong to its tokens")
     if len(logp) == top_logprobs + 1:  # the sampled token came on top of K
         ranked = sorted((i for i in logp if i != sampled), key=lambda i: -logp[i])
         if ranked and logp[sampled] > logp[ranked[-1]]:
-            raise _unusable("a token that is none of its most probable ones is more probable than they are")
+            raise unusable("a token that is none of its most probable ones is more probable than they are")
         known = bool(ranked) and logp[sampled] == logp[ranked[-1]]  # a tie with rank K
     elif len(logp) == top_logprobs:
         ranked, known = sorted(logp, key=lambda i: -logp[i]), True
     else:
-        raise _unusable(f"it holds {len(logp)} log-probs for a token where {top_logprobs} were asked for")
+        raise unusable(f"it holds {len(logp)} log-probs for a token where {top_logprobs} were asked for")
     if ranked and total + (vocabulary - len(logp)) * exp(logp[ranked[-1]]) < _TOO_LITTLE:
-        raise _unusable("its probabilities of all tokens cannot add up to 1")
+        raise unusable("its probabilities of all tokens cannot add up to 1")
     rank = 1 + sum(value > logp[sampled] for value in logp.values()) if known else -1
     return rank, ranked, [logp[i] for i in ranked]
 
@@ -214,14 +214,14 @@ def _id_of(token: Any) -> int:
     return int(number)
 
 
-def _finite(logp: Any) -> float:
+def finite(logp: Any) -> float:
     """A log-prob as the server means it; NaN, which no later check lets pass, for what is no number."""
     if isinstance(logp, bool) or not isinstance(logp, int | float):
         return float("nan")
     return float("-inf") if logp <= _MINUS_INFINITY else float(logp)
 
 
-def _unusable(what: str) -> MismatchError:
+def unusable(what: str) -> MismatchError:
     return MismatchError(
         f"An answer of the server cannot be used: {what}. Check that --engine-url names a vLLM server and not a "
         "proxy that rewrites answers."

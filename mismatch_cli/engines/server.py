@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from math import log
-from pathlib import Path
-from typing import Any
-
-import numpy as np
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mismatch_cli import custom_code
 from mismatch_cli.batch import Rollout
-from mismatch_cli.engines import Engine, EngineSettings, Request
-from mismatch_cli.engines._server_http import Address, Refused, Server, base_url
+from mismatch_cli.engines import Engine, EngineSettings, Forced, Request, Told
+from mismatch_cli.engines._checks import check_known
+from mismatch_cli.engines._server_facts import (
+    Served,
+    check_mode,
+    check_top_logprobs,
+    find_served,
+    measure_mode,
+    read_settings,
+)
+from mismatch_cli.engines._server_http import Address, Server, base_url
+from mismatch_cli.engines._server_prefill import check_as_it_comes, prefilled
 from mismatch_cli.engines._server_rollout import Completions
 from mismatch_cli.engines._server_transfer import TransferredWeights, check_possible
 from mismatch_cli.engines._server_weights import (
@@ -29,9 +34,15 @@ from mismatch_cli.engines._server_weights import (
 from mismatch_cli.errors import MismatchError, UsageError, first_line
 from mismatch_cli.models import check_model_folder, load_config
 from mismatch_cli.ranks import World
-from mismatch_cli.sampling import SamplingSettings
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Asked = TypeVar("Asked", Request, Forced)
+Answer = TypeVar("Answer")
 
 REMOTE, TAKES_WEIGHTS, MEMORY_SHARE = True, True, None
+PREFILLS = True  # and no REPLAYS: a server draws its tokens itself
 _ATTEMPTS = 3  # at sampling a batch with servers that are restarted meanwhile
 _ADDRESS = ("concurrency", "timeout", "patience")
 _ARGUMENTS = ("url", "served_model", "max_model_len", *_ADDRESS)
@@ -98,7 +109,13 @@ class ServerEngine:
         return self._served.context
 
     def sample(self, requests: Sequence[Request], on_finished: Callable[[int], None]) -> list[Rollout]:
-        return asyncio.run(self._sample(requests, on_finished))
+        sampling, top_logprobs = self._settings.sampling, self._settings.top_logprobs
+        return asyncio.run(self._asked(lambda server: server.sample(requests, sampling, top_logprobs, on_finished)))
+
+    def prefill(self, responses: Sequence[Forced], on_finished: Told) -> list[np.ndarray]:
+        check_as_it_comes(self._settings.sampling)
+        check_known([response.response_ids for response in responses], self._vocabulary)
+        return asyncio.run(self._asked(lambda server: prefilled(server, responses, on_finished)))
 
     def take_over(self) -> None:
         """Give the server the published weights, and ask for their checksums."""
@@ -137,22 +154,22 @@ class ServerEngine:
             await check_top_logprobs(completions, self._settings.top_logprobs)
             return served, mode, await read_settings(server)
 
-    async def _sample(self, requests: Sequence[Request], on_finished: Callable[[int], None]) -> list[Rollout]:
+    async def _asked(self, ask: Callable[[Completions], Awaitable[list[Answer]]]) -> list[Answer]:
+        """What the server answers with the weights that it was given, being the server that it was."""
         async with Server(self._address, self._settings.say) as server:
             completions = self._completions(server, self._served)
-            settings = self._settings
             for _ in range(_ATTEMPTS):
                 await self._keep_weights(server)
-                rollouts = await completions.sample(requests, settings.sampling, settings.top_logprobs, on_finished)
+                answers = await ask(completions)
                 if await self._has_weights(server):  # else it died, and came back with those of its start
                     break
             else:
                 raise MismatchError(
-                    f"{self._address.url} lost its weights {_ATTEMPTS} times while it sampled. Look into its log: "
-                    "something restarts it. --resume goes on with the run."
+                    f"{self._address.url} lost its weights {_ATTEMPTS} times while it answered. Look into its log: "
+                    "something restarts it. Continue with --resume."
                 )
             await self._check_unchanged(server)
-        return rollouts
+        return answers
 
     async def _has_weights(self, server: Server) -> bool:
         return not (self._weights and self._weights.version) or await told_version(server) == self._weights.version
@@ -200,13 +217,22 @@ class Servers:
         return min(engine.max_model_len for engine in self._engines)
 
     def sample(self, requests: Sequence[Request], on_finished: Callable[[int], None]) -> list[Rollout]:
+        return self._shared(requests, lambda engine, share: engine.sample(share, on_finished))
+
+    def prefill(self, responses: Sequence[Forced], on_finished: Told) -> list[np.ndarray]:
+        return self._shared(responses, lambda engine, share: engine.prefill(share, on_finished))
+
+    def _shared(
+        self, asked: Sequence[Asked], ask: Callable[[ServerEngine, Sequence[Asked]], list[Answer]]
+    ) -> list[Answer]:
+        """The answers in the order in which they were asked for, whichever server gave them."""
         count = len(self._engines)
         if count == 1:
-            return self._engines[0].sample(requests, on_finished)
-        shares = [requests[i::count] for i in range(count)]
+            return ask(self._engines[0], asked)
+        shares = [asked[i::count] for i in range(count)]
         with ThreadPoolExecutor(count) as threads:
-            found = list(threads.map(lambda engine, share: engine.sample(share, on_finished), self._engines, shares))
-        return [found[i % count][i // count] for i in range(len(requests))]
+            found = list(threads.map(ask, self._engines, shares))
+        return [found[i % count][i // count] for i in range(len(asked))]
 
     def load_weights(self, model: Any) -> None:
         assert self._weights is not None
@@ -244,154 +270,3 @@ def _vocabulary(model: str) -> int:
             or f"{model}: the model's configuration cannot be loaded ({first_line(error)}). "
             "Give the folder or hub name of the model that is served."
         ) from error
-
-
-PROCESSED, RAW = "processed_logprobs", "raw_logprobs"
-_COMPILATION = {0: "NONE", 1: "STOCK_TORCH_COMPILE", 2: "DYNAMO_TRACE_ONCE", 3: "VLLM_COMPILE"}
-_CUDAGRAPHS = {"0": "NONE", "1": "PIECEWISE", "2": "FULL", "[2, 0]": "FULL_DECODE_ONLY", "[2, 1]": "FULL_AND_PIECEWISE"}
-_CACHE_INFO = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
-_PROBES = [Request([1 + i, 2 + 3 * i, 3 + 5 * i, 4 + 7 * i], seed=i) for i in range(8)]  # ids that every model has
-_NORMALISED = 1e-3
-
-
-@dataclass(frozen=True)
-class Served:
-    """One model of a server, and what two looks at the server must agree in to be looks at the same engine."""
-
-    name: str
-    model: str  # the folder or hub name that it was loaded from, as far as told
-    context: int  # prompt and response together, in tokens
-    version: str | None
-    also_named: frozenset[str] = field(default=frozenset(), compare=False)  # what it may call itself in an answer
-
-
-async def find_served(
-    server: Server, url: str, model: str, served_model: str | None, max_model_len: int | None
-) -> Served:
-    """The model to ask for: by its served name, or because it was loaded from what the trainer loads.
-
-    `max_model_len` is the longest that is wanted; the server's own length is a bound where it is told.
-    """
-    listed = await server.get("/v1/models")
-    cards = listed.get("data") if isinstance(listed, dict) else None
-    if not isinstance(cards, list) or not all(isinstance(c, dict) and isinstance(c.get("id"), str) for c in cards):
-        raise MismatchError(f"{url} lists no models under /v1/models. Check --engine-url: it must be a vLLM server.")
-    roots = {card["id"]: str(card.get("root") or card["id"]) for card in cards}
-    name = served_model or next((n for n, root in roots.items() if n == model or _same(root, model)), None)
-    if name is None or name not in roots:
-        names = ", ".join(roots)[:200]
-        if served_model:
-            raise UsageError(f"{url} does not serve {served_model}. --served-model can be: {names}.")
-        raise MismatchError(
-            f"{url} does not serve {model} under that name, but: {names}. If these are the same weights, say so with "
-            "--served-model NAME; else name the model that is served."
-        )
-    card = next(card for card in cards if card["id"] == name)
-    parent: dict[str, Any] = next((other for other in cards if other["id"] == card.get("parent")), {})  # of an adapter
-    lengths = [n for n in (card.get("max_model_len") or parent.get("max_model_len"), max_model_len) if n]
-    if not lengths or not all(type(n) is int and n > 0 for n in lengths):
-        raise MismatchError(f"{url} does not tell the length of its context. Give it with --max-model-len.")
-    told = await server.get("/version")
-    version = told.get("version") if isinstance(told, dict) else None
-    same = frozenset(other for other, root in roots.items() if root == roots[name])  # it answers under its first name
-    return Served(name, roots[name], min(lengths), version if isinstance(version, str) else None, same)
-
-
-def _same(root: str, model: str) -> bool:
-    return root == model or (Path(model).exists() and Path(root).expanduser().resolve() == Path(model).resolve())
-
-
-async def measure_mode(completions: Completions) -> str:
-    """Which log-probs the server reports, by what they do: the API does not tell.
-
-    Two tokens are left to the sampler, at temperatures ½ and 2. Processed log-probs are those of a distribution over
-    these two, and their difference shrinks by 4; raw ones neither know of the two nor of the temperature.
-    """
-    cold, hot = [await _top_two(completions, temperature) for temperature in (0.5, 2.0)]
-    normalised = np.mean([np.abs(np.exp(logp).sum(1) - 1) < _NORMALISED for logp in (cold, hot)])
-    shrinks = (cold[:, 0] - cold[:, 1]).sum() > 2 * (hot[:, 0] - hot[:, 1]).sum()
-    if normalised > 0.5 and shrinks:
-        return PROCESSED
-    # The most probable of V tokens has at least probability 1/V; logits in place of log-probs know no such bound.
-    if normalised < 0.5 and not shrinks and (hot[:, 0] >= -log(completions.vocabulary)).all():
-        return RAW
-    raise MismatchError(
-        "The server's log-probs are neither those of the distribution that it samples from nor those before "
-        "temperature and truncation. Start it with --logprobs-mode processed_logprobs."
-    )
-
-
-async def _top_two(completions: Completions, temperature: float) -> np.ndarray:
-    sampling = SamplingSettings(temperature=temperature, top_k=2, max_tokens=1)
-    rollouts = await completions.sample(_PROBES, sampling, top_logprobs=2)
-    return np.concatenate([r.topk_logp_rollout_TK for r in rollouts if r.topk_logp_rollout_TK is not None])
-
-
-async def check_top_logprobs(completions: Completions, top_logprobs: int) -> None:
-    """One token with as many log-probs as will be asked for: a server has a limit, 20 unless told otherwise."""
-    try:
-        await completions.sample(_PROBES[:1], SamplingSettings(max_tokens=1), top_logprobs)
-    except Refused as refused:
-        if "logprobs" not in refused.told:
-            raise
-        raise MismatchError(
-            f"The server does not give {top_logprobs} log-probs per token ({refused.told.rstrip('.')}). "
-            f"Start it with --max-logprobs {top_logprobs}, or use a lower --top-logprobs."
-        ) from refused
-
-
-def check_mode(mode: str, sampling: SamplingSettings) -> None:
-    """Raw log-probs are μ's only where the sampler changes nothing."""
-    if mode == PROCESSED or (sampling.temperature == 1 and not sampling.truncates):
-        return
-    raise MismatchError(
-        "The server reports raw log-probs, taken before temperature and truncation: they are not those of the "
-        "distribution that it samples from. Start it with --logprobs-mode processed_logprobs, or sample with "
-        "--temperature 1 and no --top-p, --top-k, --min-p."
-    )
-
-
-async def read_settings(server: Server) -> dict[str, Any]:
-    """The settings that can move log μ, under the names of the in-process engine; null is what the server keeps back.
-
-    A server in development mode (VLLM_SERVER_DEV_MODE=1) tells all, any vLLM tells of its KV cache in its metrics.
-    """
-    told = await server.get("/server_info?config_format=json")
-    config = told.get("vllm_config") if isinstance(told, dict) else None
-    config = config if isinstance(config, dict) else {}
-    settings = _of_config(config)
-    found = _CACHE_INFO.search(await server.get_text("/metrics"))
-    labels = dict(re.findall(r'(\w+)="([^"]*)"', found.group(1))) if found else {}
-    cache = _get(config, "cache_config", "cache_dtype") or labels.get("cache_dtype")
-    cached = {"True": True, "False": False}.get(labels.get("enable_prefix_caching", ""))
-    if settings["prefix_caching"] is None:
-        settings["prefix_caching"] = cached
-    settings["kv_cache_dtype"] = settings["dtype"] or cache if cache == "auto" else cache
-    return {name: value if isinstance(value, str | int | float) else None for name, value in settings.items()}
-
-
-def _of_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    dtype = _get(config, "model_config", "dtype")
-    mode, graphs = (_get(config, "compilation_config", name) for name in ("mode", "cudagraph_mode"))
-    no_cascade = _get(config, "model_config", "disable_cascade_attn")
-    return {
-        "dtype": dtype.removeprefix("torch.") if isinstance(dtype, str) else None,
-        "quantization": _get(config, "model_config", "quantization"),
-        "kv_cache_dtype": None,
-        "prefix_caching": _get(config, "cache_config", "enable_prefix_caching"),
-        "chunked_prefill": _get(config, "scheduler_config", "enable_chunked_prefill"),
-        "max_num_seqs": _get(config, "scheduler_config", "max_num_seqs"),
-        "max_num_batched_tokens": _get(config, "scheduler_config", "max_num_batched_tokens"),
-        "tensor_parallel_size": _get(config, "parallel_config", "tensor_parallel_size"),
-        "enforce_eager": _get(config, "model_config", "enforce_eager"),
-        "compilation_mode": _COMPILATION.get(mode) if isinstance(mode, int) else mode,
-        "cudagraph_mode": _CUDAGRAPHS.get(str(graphs), graphs),
-        "attention_backend": _get(config, "attention_config", "backend"),
-        "cascade_attention": None if no_cascade is None else not no_cascade,
-        "device": _get(config, "device_config", "device"),
-    }
-
-
-def _get(config: Mapping[str, Any], section: str, name: str) -> Any:
-    inner = config.get(section)
-    return inner.get(name) if isinstance(inner, dict) else None

@@ -1,0 +1,343 @@
+"""Recorded tokens read again: decoded to the bit as they were sampled, and at once as plain torch reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mismatch_cli.batch import Rollout
+from mismatch_cli.engines import (
+    EngineSettings,
+    Forced,
+    Request,
+    check_prefills,
+    check_replays,
+    create_engine,
+    hf,
+    prefill_checked,
+    replay_checked,
+)
+from mismatch_cli.engines._vllm_replay import prefilled, replayed, start_replaying
+from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.models import load_causal_lm
+from mismatch_cli.places import bundled
+from mismatch_cli.sampling import SamplingSettings
+from tests.families import save_family
+from tests.lora import save_adapter
+
+MODEL, K, CONTEXT = str(bundled("model")), 5, 320
+HOT = SamplingSettings(temperature=0.7, max_tokens=9)
+TRUNCATED = SamplingSettings(temperature=0.8, top_p=0.9, top_k=30, min_p=0.01, max_tokens=9)
+SHORTER = {"vllm": {"max_num_seqs": 6, "max_model_len": CONTEXT}, "hf": {"batch_size": 6, "max_model_len": CONTEXT}}
+COLUMNS = ("logp_rollout_T", "rank_rollout_T", "topk_ids_TK", "topk_logp_rollout_TK")
+
+
+def random_ids(seed: int, length: int) -> list[int]:
+    return np.random.default_rng(seed).integers(3, 2000, length).tolist()
+
+
+SHARED = random_ids(0, 300)  # longer than a block of the prefix cache; 20 tokens before the context ends
+PROMPTS = [SHARED, *(random_ids(i, 3 + 13 * i) for i in range(1, 5)), SHARED, random_ids(9, CONTEXT - 10)]
+REQUESTS = [Request(PROMPTS[i % 7], seed=i) for i in range(14)]  # more than there is room for at a time
+# Not what any of these models would say: stop tokens in the middle, one token, more than max_tokens, the whole context.
+FOREIGN = [
+    Forced(PROMPTS[1], [5, 1, 1, 7, 9]),
+    Forced(PROMPTS[2], [1999]),
+    Forced(PROMPTS[3], random_ids(11, 30)),
+    Forced(PROMPTS[4], []),
+    Forced(SHARED, random_ids(12, CONTEXT - 300)),
+    Forced(PROMPTS[6], random_ids(13, 10)),
+]
+
+
+@pytest.fixture(scope="module", params=["hf", "vllm"])
+def engine(request, tmp_path_factory):
+    log = tmp_path_factory.mktemp("log") / "engine.log"
+    settings = EngineSettings(MODEL, HOT, K, dtype="float32", log_file=log, extra=SHORTER[request.param])
+    engine = create_engine(request.param, settings)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def rollouts(engine) -> list[Rollout]:
+    return sampled(engine)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load_causal_lm(MODEL, dtype="float32")
+
+
+@contextmanager
+def sampling_as(engine: Any, sampling: SamplingSettings) -> Iterator[None]:
+    before = engine._settings
+    engine._settings = replace(before, sampling=sampling)
+    yield
+    engine._settings = before
+
+
+def sampled(engine: Any) -> list[Rollout]:
+    return engine.sample(REQUESTS, lambda n: None)
+
+
+def of(rollouts: Sequence[Rollout]) -> list[Forced]:
+    return [Forced(r.prompt_ids, r.response_ids) for r in rollouts]
+
+
+def replay(engine: Any, responses: Sequence[Forced], on_finished: Any = lambda n: None, **how: bool) -> list[Rollout]:
+    return replay_checked(engine, responses, range(len(responses)), on_finished, **how)
+
+
+def prefill(engine: Any, responses: Sequence[Forced], on_finished: Any = lambda n: None) -> list[np.ndarray]:
+    return prefill_checked(engine, responses, range(len(responses)), on_finished)
+
+
+def hold_equal(found: Sequence[Rollout], rollouts: Sequence[Rollout]) -> None:
+    for one, other in zip(found, rollouts, strict=True):
+        assert (one.prompt_ids, one.response_ids) == (other.prompt_ids, other.response_ids)
+        assert one.finish_reason == other.finish_reason
+        for name in COLUMNS:
+            assert np.array_equal(getattr(one, name), getattr(other, name)), name
+
+
+def hold_close(found: Sequence[Any], expected: Sequence[Any]) -> None:
+    """Log-probs in float32, which are down to -30 nats here."""
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5, rtol=1e-6)
+
+
+def logps(rollouts: Sequence[Rollout]) -> list[np.ndarray]:
+    return [rollout.logp_rollout_T for rollout in rollouts]
+
+
+def expected(model: Any, responses: Sequence[Forced], sampling: SamplingSettings) -> list[np.ndarray]:
+    """Plain torch."""
+    found = []
+    for response in responses:
+        with torch.inference_mode():
+            logits_TV = model(torch.tensor([response.prompt_ids + response.response_ids])).logits[0]
+        logp_TV = sampling.process(logits_TV[len(response.prompt_ids) - 1 : -1]).log_softmax(-1)
+        found.append(logp_TV.gather(1, torch.tensor(response.response_ids, dtype=torch.long)[:, None])[:, 0].numpy())
+    return found
+
+
+@pytest.mark.parametrize("sampling", [HOT, TRUNCATED])
+def test_what_was_sampled_is_replayed_to_the_bit(engine, sampling):
+    """Log μ, ranks, top K and how it ended, whatever is drawn from; sampling is what it was, before and after."""
+    with sampling_as(engine, sampling):
+        rollouts, counts = sampled(engine), []
+        hold_equal(replay(engine, of(rollouts), counts.append), rollouts)
+        assert sum(counts) == len(REQUESTS)
+        hold_close(prefill(engine, of(rollouts), counts.append), logps(rollouts))
+        assert sum(counts) == 2 * len(REQUESTS)
+        hold_equal(sampled(engine), rollouts)
+
+
+def test_a_response_that_ended_is_told_from_one_that_was_cut(engine):
+    """A stop token ends a response where it is the last one, and only there."""
+    found = replay(engine, [Forced([5, 6, 7], ids) for ids in ([8, 1], [1, 8], [8, 1, 1], [9])])
+    assert [r.finish_reason for r in found] == ["stop", "length", "stop", "length"]
+
+
+def test_tokens_that_nobody_would_have_sampled_are_read_as_plain_torch_reads_them(engine, model):
+    """Decoded and at once, from one token to the whole context, by themselves and among others."""
+    correct = expected(model, FOREIGN, HOT)
+    assert min(logp_T.min(initial=0) for logp_T in correct) < -15
+    for found in (replay(engine, FOREIGN), replay(engine, FOREIGN, alone=True, cached=False)):
+        assert [r.response_ids for r in found] == [r.response_ids for r in FOREIGN]
+        hold_close(logps(found), correct)
+    hold_close(prefill(engine, FOREIGN), correct)
+
+
+def test_a_batch_of_one_and_a_cache_that_is_not_read(engine, rollouts, monkeypatch):
+    """What vLLM is asked for is looked at: one response at a time, and prompts that are read from the cache or not."""
+    seen: list[Any] = []
+    on_vllm = hasattr(engine, "llm")
+    if on_vllm:
+        generate = engine.llm.generate
+        monkeypatch.setattr(engine.llm, "generate", lambda *a, **k: seen.append(generate(*a, **k)) or seen[-1])
+    for alone, cached in ((True, True), (False, False), (True, False), (False, True))[: 4 if on_vllm else 1]:
+        seen.clear()
+        found = replay(engine, of(rollouts), alone=alone, cached=cached)
+        hold_close(logps(found), logps(rollouts))
+        assert not on_vllm or [len(outputs) for outputs in seen] == ([1] * 14 if alone else [14])
+        assert not on_vllm or (hits(seen) > 0) == cached
+    seen.clear()
+    prefill(engine, of(rollouts))
+    assert hits(seen) == 0
+
+
+def hits(seen: list[Any]) -> int:
+    """Tokens that vLLM has read from its prefix cache."""
+    return sum(output.num_cached_tokens for outputs in seen for output in outputs)
+
+
+def test_a_token_outside_the_support_is_named(engine):
+    with sampling_as(engine, replace(HOT, top_k=2)):
+        for read in (replay, prefill):
+            with pytest.raises(MismatchError, match=r"Token \d+ of a response to prompt 0 has probability 0"):
+                read(engine, FOREIGN)
+
+
+def test_ctrl_c_leaves_the_engine_as_it_was(engine, rollouts):
+    for read in (replay, prefill):
+
+        def interrupted(_: int) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            read(engine, of(rollouts), interrupted)
+        hold_equal(sampled(engine), rollouts)
+    hold_equal(replay(engine, of(rollouts)), rollouts)
+
+
+def test_what_an_engine_cannot_read_is_said_beforehand(engine):
+    long = Forced(SHARED, random_ids(1, CONTEXT - 299))
+    with pytest.raises(
+        MismatchError, match=r"Prompt 0 .* 321 tokens, the engine's context 320. Use --max-model-len 321"
+    ):
+        replay(engine, [long])
+    for read in (replay, prefill):
+        with pytest.raises(MismatchError, match="holds the token 2048, and the engine's model has 2048 tokens"):
+            read(engine, [Forced([5], [7, 2048])])
+
+
+@pytest.mark.slow
+def test_a_cache_in_fp8_is_replayed_with_its_rounding(tmp_path):
+    """In bfloat16 too the bits are those of sampling, with an adapter; without fp8 the same tokens have other log μ."""
+    adapter = save_adapter(MODEL, tmp_path / "adapter", size=0.01)
+    foreign = {}
+    for dtype in ("fp8", "auto"):
+        extra = {"kv_cache_dtype": dtype, "max_num_seqs": 6, "max_model_len": CONTEXT}
+        settings = EngineSettings(
+            MODEL, HOT, K, dtype="bfloat16", log_file=tmp_path / "log", extra=extra, adapter=adapter
+        )
+        engine = create_engine("vllm", settings)
+        rollouts = sampled(engine)
+        hold_equal(replay(engine, of(rollouts)), rollouts)
+        foreign[dtype] = np.concatenate(logps(replay(engine, FOREIGN)))
+        engine.close()
+    assert 0.01 < np.abs(foreign["fp8"] - foreign["auto"]).mean() < 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gemma2", "olmoe"])
+def test_families_are_read_with_their_parts_and_prompts_in_chunks(family, tmp_path):
+    """vLLM without seeds may take prompts in chunks on a CPU: rows that are not at their end choose nothing."""
+    folder = save_family(tmp_path, family)
+    correct = expected(load_causal_lm(folder, dtype="float32"), FOREIGN, HOT)
+    chunked = {"enable_chunked_prefill": True, "max_num_batched_tokens": 64} | SHORTER["vllm"]
+    for name, extra in {"hf": SHORTER["hf"], "vllm": chunked}.items():
+        settings = EngineSettings(folder, HOT, 0, dtype="float32", log_file=tmp_path / "log", extra=extra)
+        engine = create_engine(name, settings)
+        hold_close(logps(replay(engine, FOREIGN)), correct)
+        hold_close(prefill(engine, FOREIGN), correct)
+        if name == "hf":
+            rollouts = sampled(engine)
+            found = replay(engine, of(rollouts))
+            hold_equal(found, rollouts)
+            for one, other in zip(found, rollouts, strict=True):
+                assert (one.routes_FMK is None) == (family == "gemma2")
+                assert np.array_equal(one.routes_FMK, other.routes_FMK)
+        engine.close()
+
+
+def test_engines_that_cannot_read_again_say_which_can(monkeypatch):
+    for name in ("hf", "vllm"):
+        check_replays(name)
+    for name in ("hf", "vllm", "server"):
+        check_prefills(name)
+    with pytest.raises(UsageError, match=r"--engine server cannot .* decode recorded tokens. Use --engine vllm"):
+        check_replays("server")
+    monkeypatch.delattr(hf, "PREFILLS")
+    with pytest.raises(UsageError, match=r"--engine hf gives no log-probs of recorded tokens. Use --engine vllm"):
+        check_prefills("hf")
+
+
+def test_an_engine_that_answers_something_else_is_refused():
+    """A mock that lies: no engine here does."""
+    nothing = np.zeros(2, dtype=np.float32)
+    lie = Rollout([5], [6, 7], nothing, nothing.astype(np.int32), None, None, "length")
+    liar: Any = SimpleNamespace(
+        max_model_len=9, replay=lambda *_, **__: [lie], prefill=lambda *_: [np.array([-1.0], dtype=np.float32)]
+    )
+    with pytest.raises(MismatchError, match=r"other tokens than those recorded of a response to prompt 42"):
+        replay_checked(liar, [Forced([5], [6, 8])], [42], lambda n: None)
+    with pytest.raises(MismatchError, match=r"1 log-probs for the 2 tokens of a response to prompt 42"):
+        prefill_checked(liar, [Forced([5], [6, 8])], [42], lambda n: None)
+
+
+class RunnerV2:
+    """In the place of vLLM on a GPU, whose Model Runner V2 needs Triton: it keeps what it is asked."""
+
+    def __init__(self, traced: bool = True) -> None:
+        model = SimpleNamespace(enable_trace_replay=traced, get_vocab_size=lambda: 2048)
+        self.llm_engine = SimpleNamespace(vllm_config=SimpleNamespace(model_config=model, use_v2_model_runner=True))
+        self.asked: list[tuple[list[list[int]], list[Any]]] = []
+
+    def ask(self, prompts: list[list[int]], parameters: list[Any]) -> list[Any]:
+        """Log-probs of a prompt's tokens are their ids, negative; so are those of what is replayed."""
+        self.asked.append((prompts, parameters))
+        return [self._answer(*pair) for pair in zip(prompts, parameters, strict=True)]
+
+    def _answer(self, prompt: list[int], parameters: Any) -> Any:
+        told = (prompt[1:], self._drawn(parameters))
+        flat = [SimpleNamespace(token_ids=ids, logprobs=[-i for i in ids]) for ids in told]
+        return SimpleNamespace(prompt_logprobs=flat[0], outputs=[SimpleNamespace(logprobs=flat[1])])
+
+    def _drawn(self, parameters: Any) -> list[int]:
+        return parameters.trace_decode_token_ids or [0]
+
+
+def test_on_a_gpu_vllm_replays_by_itself():
+    """What the mock is asked passes vLLM's own checks; a prefill takes two requests, and no temperature."""
+    llm, responses = RunnerV2(), [Forced([5, 6], [7, 8, 1]), Forced([9], [4])]
+    plain = EngineSettings("model", SamplingSettings(), K)
+    replayed(llm, responses, plain, llm.ask, alone=True, cached=False)
+    assert [prompts for prompts, _ in llm.asked] == [[[5, 6]], [[9]]]
+    for (_, (parameters,)), response in zip(llm.asked, responses, strict=True):
+        parameters._validate_trace_replay(llm.llm_engine.vllm_config.model_config, None)
+        assert parameters.trace_decode_token_ids == response.response_ids and parameters.logprobs == K
+        assert parameters.max_tokens == len(response.response_ids) and parameters.skip_reading_prefix_cache
+    llm.asked.clear()
+    found = prefilled(llm, responses, plain, llm.ask)
+    assert [logp_T.tolist() for logp_T in found] == [[-7, -8, -1], [-4]]
+    assert [prompts for prompts, _ in llm.asked] == [[[5, 6, 7, 8], [9]]] * 2
+    for parameters in llm.asked[1][1]:
+        parameters._validate_trace_replay(llm.llm_engine.vllm_config.model_config, None)
+    with pytest.raises(MismatchError, match="before temperature and truncation"):
+        prefilled(llm, responses, replace(plain, sampling=HOT), llm.ask)
+    with pytest.raises(MismatchError, match="Leave out --engine-arg enable_trace_replay"):
+        replayed(RunnerV2(traced=False), responses, plain, llm.ask, alone=False, cached=True)
+
+
+@pytest.mark.parametrize("runs_v2", [True, False])
+def test_vllm_on_a_gpu_is_told_before_it_starts(runs_v2, monkeypatch, tmp_path):
+    """A mock of its start on a GPU: with V1, whose sampler is told what to choose, it starts without."""
+    import vllm
+    from vllm.platforms import current_platform
+
+    from mismatch_cli.engines import vllm as ours
+
+    started: list[dict[str, Any]] = []
+
+    def start(**arguments: Any) -> None:
+        started.append(arguments)
+        if arguments["enable_trace_replay"] and not runs_v2:
+            raise ValueError("Value error, trace replay requires Model Runner V2")
+
+    monkeypatch.setattr(vllm, "LLM", start)
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
+    monkeypatch.setattr(ours, "kept_apart", nullcontext)
+    ours._load(EngineSettings(MODEL, HOT, K, log_file=tmp_path / "log", replays=True), {})
+    assert [arguments["enable_trace_replay"] for arguments in started] == [True, False][: 2 - runs_v2]
+    with pytest.raises(ValueError, match="something else"):
+        start_replaying(lambda **_: (_ for _ in ()).throw(ValueError("something else")), {"enable_trace_replay": True})
