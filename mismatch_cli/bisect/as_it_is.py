@@ -25,7 +25,7 @@ from mismatch_cli.bisect.ranking import RECORDED, rank
 from mismatch_cli.bisect.runner import leg_of
 from mismatch_cli.bisect.searching import Searching
 from mismatch_cli.bisect.weights import compare_adapters, compare_weights
-from mismatch_cli.engines import Engine, OpenEngine, engine_module
+from mismatch_cli.engines import Engine, OpenEngine, can
 from mismatch_cli.trace.reader import Trace
 
 _NOT_THE_ENGINE = (
@@ -75,11 +75,10 @@ def legs_of_both(run: Searching) -> None:
 def read_rollout(run: Searching) -> None:
     """All that the engine can be asked as it is, while it is there; and its weights, where these are wanted."""
     runner = run.runner
-    module = engine_module(runner.rollout.engine)
-    legs = [DECODED, ALONE, UNCACHED] if getattr(module, "REPLAYS", False) else []
-    legs += [WHOLE] if getattr(module, "PREFILLS", False) and can_be_whole(run) else []
-    compares = 0 in run.config.wanted and run.search.weights is None
-    compares = compares and getattr(module, "OPEN", False)
+    name = runner.rollout.engine
+    legs = [DECODED, ALONE, UNCACHED] if can(name, "REPLAYS") else []
+    legs += [WHOLE] if can(name, "PREFILLS") and can_be_whole(run) else []
+    compares = 0 in run.config.wanted and run.search.weights is None and can(name, "OPEN")
 
     def compare(engine: Engine) -> None:
         run.search.weights = run.ranks.world.told(compared(run, engine) if run.ranks.world.first else None)

@@ -233,18 +233,9 @@ def check_returns_routes(name: str) -> None:
         )
 
 
-def check_replays(name: str) -> None:
-    """A `UsageError` for an engine that cannot decode recorded tokens again."""
-    if not getattr(engine_module(name), "REPLAYS", False):
-        raise UsageError(f"--engine {name} cannot be made to decode recorded tokens. Use --engine vllm or --engine hf.")
-
-
-def check_prefills(name: str) -> None:
-    """A `UsageError` for an engine that does not give log-probs of recorded tokens."""
-    if not getattr(engine_module(name), "PREFILLS", False):
-        raise UsageError(
-            f"--engine {name} gives no log-probs of recorded tokens. Use --engine vllm, --engine hf or --engine server."
-        )
+def can(name: str, what: str) -> bool:
+    """Whether the module of an engine has `REPLAYS`, `PREFILLS` or `OPEN`."""
+    return bool(getattr(engine_module(name), what, False))
 
 
 def create_engine(name: str, settings: EngineSettings) -> Engine:

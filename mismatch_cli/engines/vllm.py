@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 from mismatch_cli import custom_code
 from mismatch_cli.adapters import Adapter, read_adapter
 from mismatch_cli.batch import Rollout
-from mismatch_cli.dissection.engine_pass import EnginePass
 from mismatch_cli.engines import EngineSettings, Forced, Request, Shapes, Sink, Told
 from mismatch_cli.engines._vllm_answers import sampling_params, to_rollout
 from mismatch_cli.engines._vllm_modules import pass_over
@@ -37,6 +36,8 @@ from mismatch_cli.torch_settings import TorchSettings, prepare_imports
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from mismatch_cli.dissection.engine_pass import EnginePass
 
 REMOTE, TAKES_WEIGHTS, MEMORY_SHARE, RETURNS_ROUTES = False, True, "gpu_memory_utilization", True
 REPLAYS = PREFILLS = OPEN = True

@@ -17,15 +17,13 @@ from mismatch_cli.engines import (
     EngineSettings,
     Forced,
     Request,
-    check_prefills,
-    check_replays,
+    can,
     create_engine,
-    hf,
     prefill_checked,
     replay_checked,
 )
 from mismatch_cli.engines._vllm_replay import prefilled, replayed, start_replaying
-from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import load_causal_lm
 from mismatch_cli.places import bundled
 from mismatch_cli.sampling import SamplingSettings
@@ -250,16 +248,9 @@ def test_families_are_read_with_their_parts_and_prompts_in_chunks(family, tmp_pa
         engine.close()
 
 
-def test_engines_that_cannot_read_again_say_which_can(monkeypatch):
-    for name in ("hf", "vllm"):
-        check_replays(name)
-    for name in ("hf", "vllm", "server"):
-        check_prefills(name)
-    with pytest.raises(UsageError, match=r"--engine server cannot .* decode recorded tokens. Use --engine vllm"):
-        check_replays("server")
-    monkeypatch.delattr(hf, "PREFILLS")
-    with pytest.raises(UsageError, match=r"--engine hf gives no log-probs of recorded tokens. Use --engine vllm"):
-        check_prefills("hf")
+def test_which_engines_read_again():
+    asked = {name: [can(name, what) for what in ("REPLAYS", "PREFILLS", "OPEN")] for name in ("hf", "vllm", "server")}
+    assert asked == {"hf": [True, True, True], "vllm": [True, True, True], "server": [False, True, False]}
 
 
 def test_an_engine_that_answers_something_else_is_refused():
