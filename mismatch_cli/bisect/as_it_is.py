@@ -67,9 +67,14 @@ def legs_of_both(run: Searching) -> None:
     run.runner.read_trainer([SCORED, OTHER_SHAPE])
     run.search.base = base_of(run)
     run.add(*_of_columns(run))
-    if run.runner.trainer.told.get("dtype") != "float32":
+    if trainer_dtype(run) != "float32":
         run.check_time()
         run.runner.read_trainer([REFERENCE])
+
+
+def trainer_dtype(run: Searching) -> str:
+    """Of the trainer as it read its leg."""
+    return str(run.runner.legs.described(SCORED.name, TRAINER)["dtype"])
 
 
 def read_rollout(run: Searching) -> None:

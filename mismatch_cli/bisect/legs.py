@@ -61,6 +61,10 @@ class Legs:
         """What a leg's manifest says of it: side, change, seconds, responses."""
         return dict(read_manifest(self.folder(name))["bisect"])
 
+    def described(self, name: str, side: str) -> dict[str, Any]:
+        """How a side described itself when it read a leg, as the leg's manifest has it."""
+        return dict(read_manifest(self.folder(name)).get(side) or {})
+
     def column(self, leg: str, side: str) -> np.ndarray:
         """log μ or log π of all tokens by a leg, float64, NaN where it has not read them."""
         return self.tokens.flat(self.folder(leg), f"logp_{side}")

@@ -17,7 +17,7 @@ from mismatch_cli.bisect.ranking import RECORDED, rank
 from mismatch_cli.bisect.searching import Searching
 from mismatch_cli.bisect.sides import combined
 from mismatch_cli.bisect.turning import changes_of
-from mismatch_cli.engines import Forced
+from mismatch_cli.engines import Forced, engine_module
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.trace.shards import open_shard
 
@@ -33,7 +33,7 @@ _WHAT = {
     "head": "the LM head",
     "all": "every module",
 }
-_EAGER: Change = {"engine_args": {"enforce_eager": True}}
+_MEMORY_SHARE = 0.4  # of a GPU
 
 
 def compare_modules(run: Searching) -> None:
@@ -61,7 +61,17 @@ def _undone(run: Searching) -> tuple[Change, Change]:
     rollout, trainer = changes_of(run, causes)
     asked = ("alone", "cached", "other_shape")
     kept = [{name: value for name, value in change.items() if name not in asked} for change in (rollout, trainer)]
-    return combined(kept[0], _EAGER if run.runner.rollout.engine == "vllm" else {}), kept[1]
+    return combined(_beside_trainer(run), kept[0]), kept[1]
+
+
+def _beside_trainer(run: Searching) -> Change:
+    """An engine whose modules can be called, with room on its GPU for the trainer."""
+    if run.runner.rollout.engine != "vllm":
+        return {}
+    share = engine_module("vllm").MEMORY_SHARE
+    told = run.runner.legs.described(run.search.base[0], ROLLOUT)
+    room = {} if share is None or told.get("device") in (None, "cpu") else {share: _MEMORY_SHARE}
+    return {"engine_args": {"enforce_eager": True, **room}}
 
 
 def _chosen(run: Searching) -> list[int]:

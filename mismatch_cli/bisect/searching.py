@@ -29,6 +29,9 @@ from mismatch_cli.trace.reader import Trace
 _NARROW = 0.05  # of the gap: half of an interval that is narrow enough
 
 
+_FIRST_THAT_MAY_FAIL = 2  # of the stages: what was found before them is reported
+
+
 class OutOfBudgetError(Exception):
     """The minutes are over: what was found is reported."""
 
@@ -83,7 +86,9 @@ class Searching:
                 work(self)
         except OutOfBudgetError:
             status, why = "not reached", f"the {self.config.budget:g} minutes of --budget were over"
-        except MismatchError as error:  # what was found before it is reported
+        except MismatchError as error:
+            if number < _FIRST_THAT_MAY_FAIL:
+                raise
             status, why = "skipped", str(error)
             self.progress.say(f"Stage {number} ends here: {error}")
         seconds = time.perf_counter() - started + self.search.stages.get(str(number), {}).get("seconds", 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from mismatch_cli.bisect.as_it_is import base_of
 from mismatch_cli.bisect.effects import Effects
@@ -23,7 +24,7 @@ from mismatch_cli.bisect.experiments import (
 from mismatch_cli.bisect.ranking import LEAST, RECORDED, Row, rank
 from mismatch_cli.bisect.runner import leg_of
 from mismatch_cli.bisect.searching import Searching
-from mismatch_cli.bisect.sides import combined
+from mismatch_cli.bisect.sides import RolloutSide, TrainerSide, combined
 from mismatch_cli.bisect.toggles import Toggle, toggles
 from mismatch_cli.engines import engine_module
 from mismatch_cli.errors import MismatchError, UsageError
@@ -35,7 +36,7 @@ _MOST_TOGETHER = 4  # settings
 def turn_settings(run: Searching) -> None:
     """Each setting of the table that applies; what this machine cannot do is said and left out."""
     run.search.base = base_of(run)
-    for toggle in toggles(run.runner.rollout, run.runner.trainer):
+    for toggle in toggles(*as_read(run)):
         run.check_time()
         why = _out_of_reach(run, toggle)
         try:
@@ -48,6 +49,13 @@ def turn_settings(run: Searching) -> None:
             run.leave_untried(toggle.setting, toggle.side, toggle.better, why)
         elif run.is_explained():
             return
+
+
+def as_read(run: Searching) -> tuple[RolloutSide, TrainerSide]:
+    """Both sides with what they said of themselves when they read the tokens again: perhaps on another machine."""
+    legs, (engine, trainer) = run.runner.legs, run.search.base
+    rollout = replace(run.runner.rollout, told=legs.described(engine, ROLLOUT))
+    return rollout, replace(run.runner.trainer, told=legs.described(trainer, TRAINER))
 
 
 def _out_of_reach(run: Searching, toggle: Toggle) -> str:
