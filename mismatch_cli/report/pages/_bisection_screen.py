@@ -1,18 +1,20 @@
 """The answer to "what makes the gap?": ranked causes, how far the legs are apart, the verdict, what to type."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from textwrap import shorten
 
 from mismatch_cli import numbers
 from mismatch_cli.bisect.ranking import EXPLAINED, LEAST
 from mismatch_cli.errors import suggest
 from mismatch_cli.report.about import left_out_of, subject_lines
-from mismatch_cli.report.tables import Row, col, named, parts, share, table, text, value_of
+from mismatch_cli.report.tables import Row, col, named, parts, table, text, value_of
 from mismatch_cli.report.view import Facts, Screen, Status, Table, Verdict
 from mismatch_cli.studies.bisection import BisectionAnalysis
 
 _MOST = 6  # causes
-_LONGEST = 64  # letters of what is said in a table or a line
+_WIDTH, _NUMBERS, _SHORTEST = 80, 18, 24  # letters of a line, of the numbers in it, and of what to change
+_REASON = 64  # letters
 _LARGER = 3  # settings that make it larger
 _MOSTLY = 0.5  # of the gap
 _NEARER = {"rollout": "the engine is nearer to float32", "trainer": "the trainer is nearer to float32"}
@@ -40,7 +42,7 @@ def counts(analysis: BisectionAnalysis) -> dict[str, int | bool]:
 def _words(analysis: BisectionAnalysis) -> tuple[str, Status]:
     named, left = len(analysis.named), analysis.unexplained.value or 0.0
     if analysis.is_equal:
-        return "NOTHING TO EXPLAIN", "good"
+        return "NO GAP", "good"
     if named:
         found = f"{numbers.things(named, 'cause').upper()} FOUND"
         return (found, "mixed") if left <= max(EXPLAINED, _noise(analysis)) else (f"{found}, NOT ALL EXPLAINED", "bad")
@@ -60,23 +62,25 @@ def cost(row: Row) -> str:
 
 def _causes(analysis: BisectionAnalysis) -> Table:
     rows = analysis.result["causes"]
+    shown = rows[:_MOST]
+    room = max(_SHORTEST, _WIDTH - max(len(row["name"]) for row in shown) - _NUMBERS)
     return table(
         "",
-        rows[:_MOST],
+        shown,
         [
             named("cause", "name"),
             col("share, %", lambda row: rounded(row["share"])),
             col("nats", lambda row: numbers.number(value_of(row["effect"]["abs_d"]), 2)),
             col("cost", cost, optional=True),
-            text("what to change", lambda row: clause(row["change"])),
+            text("what to change", lambda row: clause(row["change"], room)),
         ],
         note=f"{len(rows) - _MOST} more with --full." if len(rows) > _MOST else "",
     )
 
 
-def clause(words: str) -> str:
-    """What comes before a colon, a bracket or another way."""
-    return shorten(words.partition(": ")[0].partition(" (")[0].partition(", or ")[0], _LONGEST, placeholder="…")
+def clause(words: str, most: int) -> str:
+    """What comes before a colon, a bracket or another way, in so many letters."""
+    return shorten(words.partition(": ")[0].partition(" (")[0].partition(", or ")[0], most, placeholder="…")
 
 
 def rounded(found: Row) -> str:
@@ -97,7 +101,12 @@ def _remarks(analysis: BisectionAnalysis) -> Iterator[tuple[str, str]]:
     if others:
         yield "Not a cause", ", ".join(others)
     yield from _distances(analysis)
-    yield "Stages", stages(analysis)
+    yield "Stages", " · ".join(_stages(analysis.result["stages"]))
+
+
+def _larger(row: Row) -> str:
+    turned = "" if row["better"] is None else f" = {row['better']}"
+    return f"{row['name']}{turned}, +{-100 * row['share']['value']:.0f} %"
 
 
 def makes_larger(row: Row) -> bool:
@@ -128,24 +137,26 @@ def _nats(found: Row) -> str:
     return numbers.number(value_of(found), 2)
 
 
-def stages(analysis: BisectionAnalysis) -> str:
-    """Each with its seconds, or why it was not done."""
-    return " · ".join(_stage(row) for row in analysis.result["stages"])
-
-
-def _stage(row: Row) -> str:
-    if row["status"] == "done":
-        return f"{row['name']} {numbers.number(row['seconds'], 2)} s"
-    return f"{row['name']}: {clause(row['why']) or row['status']}"
+def _stages(rows: Sequence[Row]) -> Iterator[str]:
+    """Each with its seconds, or those that follow each other and why they were not done."""
+    for why, alike in groupby(rows, key=lambda row: "" if row["status"] == "done" else row["why"] or row["status"]):
+        if why:
+            yield f"{', '.join(row['name'] for row in alike)}: {clause(why, _REASON)}"
+        else:
+            yield from (f"{row['name']} {numbers.number(row['seconds'], 2)} s" for row in alike)
 
 
 def together(analysis: BisectionAnalysis) -> str:
     """What causes take at once, and whether their shares overlap, in sentences; empty of a single one."""
     found, overlap, said = analysis.result["together"], analysis.overlap or 0.0, []
+    if analysis.is_equal:
+        return ""
     if found is not None:
-        said.append(f"Together {' and '.join(found['settings'])} take {share(found['share'])} of it.")
+        said.append(f"Together {' and '.join(found['settings'])} take {rounded(found['share'])} % of the gap.")
     if overlap > LEAST:
-        said.append(f"Alone, the causes add up to {share(overlap)} of the gap more: they overlap.")
+        said.append(
+            f"The shares of all causes add up to {100 * overlap:.0f} % more than they take at once: they overlap."
+        )
     return " ".join(said)
 
 
@@ -155,7 +166,7 @@ def command(analysis: BisectionAnalysis, *flags: str) -> str:
 
 
 def _next(analysis: BisectionAnalysis) -> Facts:
-    lines = [(command(analysis, "--full"), "every effect, leg and module, and the tokens that each cause moves")]
+    lines = [(command(analysis, "--full"), "all effects and legs, and the tokens that move")]
     for row in analysis.result["causes"][:1]:
         shows = (f"what goes with {row['setting']}, on the same tokens", "the same on new samples")
         lines += zip(row["command"], shows, strict=False)

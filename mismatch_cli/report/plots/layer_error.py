@@ -25,7 +25,7 @@ CAPTION = (
 _POINTS = {"before": 0.0, "attention": 1 / 3, "mlp": 2 / 3}  # of a layer
 _MARKED = 40  # layers, of which every point is marked
 _MARGIN = 1.6  # times, around the values
-_DECADE = 10.0  # what an axis shows at least
+_DECADES = 100.0  # what an axis shows at least
 
 
 def needs(data: BisectionAnalysis) -> bool:
@@ -34,11 +34,11 @@ def needs(data: BisectionAnalysis) -> bool:
 
 def draw(figure: Sheet, data: BisectionAnalysis) -> None:
     rows = _rows(data)
-    panels = figure.panels(2, height=(250, 190), legend=LEGEND, between=74)
+    panels = figure.panels(2, height=(250, 190), legend=LEGEND, between=66)
     mark: dict[str, Any] = {"marker": "o", "markersize": 3.5} if len(rows) <= _MARKED else {}
     inherited = _inherited(rows)
     if len(inherited):
-        panels[0].plot(inherited[:, 0], inherited[:, 1], color=figure.theme.purple, **mark)
+        panels[0].plot(inherited[:, 0], inherited[:, 1], color=figure.theme.purple, label="residual stream", **mark)
     for block, colour, label in (("attention", figure.theme.blue, "attention"), ("mlp", figure.theme.orange, "MLP")):
         added = _added(rows, block)
         if len(added):
@@ -74,9 +74,9 @@ def _above_0(found: Sequence[tuple[float, float]]) -> np.ndarray:
 def _scale(axes: Panel, layers: int) -> None:
     values = axes.drawn_values() if axes.lines else np.ones(1)
     low, high = float(values.min()) / _MARGIN, float(values.max()) * _MARGIN
-    if high / low < _DECADE:
+    if high / low < _DECADES:
         middle = np.sqrt(low * high)
-        low, high = middle / np.sqrt(_DECADE), middle * np.sqrt(_DECADE)
+        low, high = middle / np.sqrt(_DECADES), middle * np.sqrt(_DECADES)
     axes.set_ylim(low, high)
     axes.logarithmic("y")
     axes.set_xlim(-0.5, layers - 0.2)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 
 from mismatch_cli import numbers
 from mismatch_cli.report.plots._lines import parts_of
@@ -37,6 +38,7 @@ _BARS = {
     "trainer_noise": "trainer: micro-batches",
 }
 _ROW = 31  # pixels of a bar
+_ASIDE = 18  # pixels for the half of the last label of the axis
 _HEIGHT = 210  # pixels of the triangle
 
 
@@ -53,7 +55,7 @@ def draw(figure: Sheet, data: BisectionAnalysis) -> None:
     room = style.pick(beside - figure.flush, style.width - 2 * figure.flush)
     corners = Box(figure.flush, style.pick(8, TOP), room, max(_HEIGHT, style.pick(height, 0)))
     top = style.pick(TOP, corners.top + corners.height + TOP + 10)
-    within = Box(beside + left, top, style.width - beside - left - RIGHT - 8, height)
+    within = Box(beside + left, top, style.width - beside - left - RIGHT - _ASIDE, height)
     triangle, bars = figure.place([corners, within], style.pick(BOTTOM - 22, BOTTOM))
     _draw_corners(triangle, data.triangle)
     _draw_bars(bars, found)
@@ -117,4 +119,5 @@ def _draw_bars(axes: Panel, found: Mapping[str, Any]) -> None:
     axes.set_ylim(len(found) - 0.4, -0.6)
     axes.set_xlim(0, float(np.nanmax(reach_B)) * axes.style.pick(1.2, 1.4) or 1.0)
     axes.grid(visible=False, axis="y")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=axes.style.pick(7, 3)))
     axes.set_xlabel("nats")

@@ -50,7 +50,8 @@ def needs(data: BisectionAnalysis) -> bool:
 
 
 def draw(figure: Sheet, data: BisectionAnalysis) -> None:
-    bars, style = list(_bars(data, figure.theme)), figure.style
+    style = figure.style
+    bars = list(_bars(data, figure.theme, sides=style.pick(True, False)))
     labels = short_names([bar.label for bar in bars], style.pick(300, 110), style.small)
     left = max(width_of(label, style.small) for label in labels) + 14
     (axes,) = figure.place([Box(left, TOP, style.width - left - RIGHT, _ROW * len(bars))])
@@ -110,17 +111,27 @@ def _hatch(axes: Panel, row: int, left: float, width: float, colour: str) -> Non
         place += slant / 2.5
 
 
-def _bars(data: BisectionAnalysis, theme: Theme) -> Iterator[_Bar]:
-    """From the whole gap down to what is left."""
+def _bars(data: BisectionAnalysis, theme: Theme, *, sides: bool) -> Iterator[_Bar]:
+    """From the whole gap down to what is left; what is measured from the whole gap, or from nothing, comes last."""
+    yield from _steps(data, theme, sides)
+    if data.floor is not None:
+        last, said = 1 - (data.floor.share.value or 0.0), _said(data.floor.share)
+        yield _Bar(
+            data.name(data.floor), 1.0, last, said, theme.green, *_ends(1.0, data.floor.share), "hollow", leads=False
+        )
+    if data.noise is not None:
+        yield _from_0("noise", data.noise, theme.gold)
+
+
+def _steps(data: BisectionAnalysis, theme: Theme, sides: bool) -> Iterator[_Bar]:
+    """Each begins where the one above it ends; without `sides` in names, colours alone tell whose a setting is."""
     colours = {"rollout": theme.orange, "trainer": theme.blue, "both": theme.purple}
     yield _Bar("as recorded", 0.0, 1.0, "100 %", theme.muted, leads=bool(data.named))
     at = 1.0
     for row in data.named[:_MOST]:
-        value = row.share.value or 0.0
-        yield _Bar(
-            data.name(row), at, at - value, _said(row.share), colours[row.experiment.side], *_ends(at, row.share)
-        )
-        at -= value
+        name, last = data.name(row) if sides else row.experiment.setting, at - (row.share.value or 0.0)
+        yield _Bar(name, at, last, _said(row.share), colours[row.experiment.side], *_ends(at, row.share))
+        at = last
     if others := data.named[_MOST:]:
         value = sum(row.share.value or 0.0 for row in others)
         yield _Bar(_OTHERS, at, at - value, f"{100 * value:.0f} %", theme.gold)
@@ -130,19 +141,11 @@ def _bars(data: BisectionAnalysis, theme: Theme) -> Iterator[_Bar]:
         label = "shares overlap" if left > at else "only together"
         yield _Bar(label, at, left, f"{100 * abs(left - at):.0f} %", theme.muted, look="hatched")
     if data.named:
-        yield _Bar(
-            "left", 0.0, left, _said(data.remaining), theme.muted, data.remaining.low, data.remaining.high, leads=False
-        )
-    if data.floor is not None:
-        share = data.floor.share
-        label = data.name(data.floor)
-        yield _Bar(
-            label, 1.0, 1 - (share.value or 0.0), _said(share), theme.green, *_ends(1.0, share), "hollow", leads=False
-        )
-    if data.noise is not None and data.noise.value is not None:
-        yield _Bar(
-            "noise", 0.0, data.noise.value, _said(data.noise), theme.gold, data.noise.low, data.noise.high, leads=False
-        )
+        yield _from_0("left", data.remaining, theme.muted)
+
+
+def _from_0(label: str, share: Estimate, colour: str) -> _Bar:
+    return _Bar(label, 0.0, share.value or 0.0, _said(share), colour, share.low, share.high, leads=False)
 
 
 def _ends(at: float, share: Estimate) -> tuple[float | None, float | None]:

@@ -1,0 +1,169 @@
+"""A search on a terminal, as a page and in pictures: what it says, at every width, also where little was found."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from mismatch_cli.report.figures import figure_views, plots_of
+from mismatch_cli.report.html import render_html
+from mismatch_cli.report.pages import page_of
+from mismatch_cli.report.plots._style import NARROW, WIDE
+from mismatch_cli.report.screen import print_view
+from mismatch_cli.report.view import ReportView
+from mismatch_cli.studies.bisection import BisectionAnalysis
+from tests.report.browser import LAYOUT, Browser
+from tests.report.plots.drawing import PAPER, check_texts, drawn
+from tests.report.searches import HOSTILE, LENGTH, analysis, modules
+
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+CASES: dict[str, dict[str, Any]] = {"whole": {}, "no gap": {"gap": 1e-6}, "stopped": {"stages": 1}}
+PLOTS = ["waterfall", "triangle", "layer-error"]
+
+
+@pytest.fixture(scope="module")
+def searches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, BisectionAnalysis]:
+    folder = tmp_path_factory.mktemp("searches")
+    return {name: analysis(folder / name.replace(" ", "-"), **how) for name, how in CASES.items()}
+
+
+@pytest.fixture(scope="module")
+def views(searches: dict[str, BisectionAnalysis]) -> dict[str, ReportView]:
+    return {name: page_of(found) for name, found in searches.items()}
+
+
+def printed(view: ReportView, width: int, *, full: bool = False) -> str:
+    console = Console(file=io.StringIO(), width=width, highlight=False, emoji=False, markup=False)
+    print_view(view, console, full=full)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def in_words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_the_screen_is_forty_lines_that_fit(views):
+    for name, view in views.items():
+        assert view.screen is not None
+        typed = [command for command, _ in view.screen.next]
+        for width in (60, 80, 120):
+            lines = printed(view, width).splitlines()
+            assert width == 60 or len(lines) <= 40, name
+            assert all(cell_len(line) <= width or line in typed for line in lines), name
+
+
+def test_the_screen_ranks_causes_by_share_with_their_intervals(searches, views):
+    rows = views["whole"].screen.tables[0].rows
+    shares = [row.share.value for row in searches["whole"].causes]
+    assert [row[0] for row in rows] == [
+        "kv_cache_dtype (rollout)", "attention", "head_dtype (trainer)", "bfloat16 itself",
+    ]  # fmt: skip
+    assert shares[:3] == sorted(shares[:3], reverse=True)
+    assert all(row[1].startswith(f"{100 * share:.0f}") for row, share in zip(rows, shares, strict=True))
+    assert re.fullmatch(r"\d+ ± \d+", rows[0][1])
+    words = in_words(printed(views["whole"], 80))
+    assert "3 CAUSES FOUND" in words and "they overlap" in words
+    assert "mismatch-cli probe sample_data/model --kv-cache-dtype auto" in words
+    assert "Makes it larger attn_implementation (trainer) = eager, +" in words
+    assert "the trainer is nearer to float32" in words
+
+
+def test_no_gap_is_good_and_a_stopped_search_says_what_is_missing(views):
+    assert views["no gap"].screen.verdict.status == "good"
+    assert not views["no gap"].screen.tables
+    stopped = in_words(printed(views["stopped"], 80))
+    assert views["stopped"].screen.verdict.status == "bad"
+    assert "NO CAUSE FOUND" in stopped
+    assert "legs, settings, modules: the search was stopped" in stopped
+
+
+def test_everything_is_printed_in_full(views):
+    text = in_words(printed(views["whole"], 120, full=True))
+    for said in ("Tried, and not a cause", "makes it larger", "× 1.0100", "rope_theta", "DIFFERENT", "modules 3 38"):
+        assert said in text.replace("3 modules done 38", "modules 3 38"), said
+    for view in views.values():
+        printed(view, 60, full=True)
+
+
+def test_a_cause_leads_to_the_tokens_that_it_moves(searches, views):
+    found, view = searches["whole"], views["whole"]
+    html = render_html(view)
+    causes = next(section for section in view.sections if section.title == "Causes").tables[0]
+    for row, link, cause in zip(causes.rows, causes.row_links, found.causes, strict=True):
+        section = next(section for section in view.sections if section.anchor == link)
+        assert section.title.startswith(row[0])
+        assert f'<a href="#{link}">' in html and f'<section id="{link}">' in html
+        moved = found.moved(cause, 8)
+        assert len(section.excerpts) == len(moved) > 0
+        assert [abs(token.after) < abs(token.before) for token in moved] == [True] * len(moved)
+        step, prompt, sample = found.key(moved[0].response)
+        facts = dict(section.excerpts[0].facts)
+        assert (step, facts["prompt"], facts["sample"]) == (0, str(prompt), str(sample))
+        assert facts["position"] == f"{moved[0].position} of {LENGTH}"
+
+
+def test_text_of_tokens_and_names_of_tensors_stay_text(views):
+    for name, view in views.items():
+        html, terminal = render_html(view), printed(view, 100, full=True)
+        assert "<script>alert" not in html and HOSTILE not in html, name
+        assert not CONTROL.search(html) and not CONTROL.search(terminal), name
+    whole = render_html(views["whole"])
+    assert "&lt;script&gt;alert(1)" in whole and "{{ 7 * 7 }}" in whole
+
+
+def test_places_on_a_page_are_shortened(searches, views):
+    assert str(searches["whole"].folder.parent) not in render_html(views["whole"])
+
+
+def test_the_figures_of_a_search(searches):
+    drawn_of = {name: [view.name for view in figure_views(found)] for name, found in searches.items()}
+    assert drawn_of == {"whole": PLOTS, "no gap": PLOTS[1:], "stopped": PLOTS[1:2]}
+
+
+@pytest.mark.parametrize("name", PLOTS)
+def test_text_in_figures_is_legible_inside_and_apart(name, searches):
+    plot = plots_of(BisectionAnalysis.STUDY)[name]
+    assert plot.TITLE.strip() and plot.CAPTION.strip().endswith(".")
+    for found in searches.values():
+        if plot.needs(found):
+            for style in (WIDE, NARROW, PAPER):
+                check_texts(drawn(plot, found, style), style)
+
+
+def test_the_waterfall_ends_at_what_is_left(searches):
+    """Shares and what is given back for their overlap add up: the last bar ends where all causes together do."""
+    found = searches["whole"]
+    taken = sum(row.share.value for row in found.named)
+    assert found.overlap == pytest.approx(taken - (1 - found.remaining.value), abs=1e-9)
+    assert found.remaining.value == pytest.approx(0.05, abs=0.02)  # the precision, which is not among them
+    texts = [text.get_text() for text in drawn(plots_of("bisection")["waterfall"], found, WIDE).axes[0].texts]
+    assert f"{100 * found.overlap:.0f} %" in texts and texts[0] == "100 %"
+
+
+def test_many_layers_and_equal_ones_are_drawn(searches, tmp_path):
+    found = analysis(tmp_path / "many")
+    plot = plots_of("bisection")["layer-error"]
+    found.search.modules = modules(80)
+    check_texts(drawn(plot, found, NARROW), NARROW)
+    for row in found.search.modules["layers"]:
+        row |= {point: {"inherited": 0.0, "added": 0.0} for point in ("before", "attention", "mlp")}
+    assert not plot.needs(found)  # equal to the bit: nothing to draw
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_nothing_sticks_out_of_the_page(width, browser: Browser, searches, views, tmp_path: Path):
+    from dataclasses import replace
+
+    page = tmp_path / "report.html"
+    page.write_text(render_html(replace(views["whole"], figures=figure_views(searches["whole"]))), encoding="utf-8")
+    browser.open(page, width, dark=width == 400)
+    found = browser.run(LAYOUT)
+    assert (found["scroll"], found["beyond"]) == (width, [])
+    browser.run("document.querySelector('#causes tbody a').click()")
+    assert browser.run("location.hash") == "#kv_cache_dtype-rollout-the-tokens-that-it-moves"
