@@ -23,7 +23,7 @@ from mismatch_cli.metrics.estimate import NO_SPREAD
 from mismatch_cli.models import check_model_folder
 from mismatch_cli.recording.rollouts import Progress
 from mismatch_cli.torch_settings import set_threads
-from mismatch_cli.trace.manifest import FILE_NAME, VOCABULARY
+from mismatch_cli.trace.manifest import FILE_NAME, VOCABULARY, read_manifest
 from mismatch_cli.trace.reader import Trace
 
 _NARROW = 0.05  # of the gap: half of an interval that is narrow enough
@@ -50,14 +50,16 @@ class Searching:
     @classmethod
     def begin(cls, config: BisectConfig, source: Trace, folder: Path, progress: Progress, ranks: Ranks) -> Searching:
         """Choose the tokens where that has not been done, and find both sides."""
-        rollout = RolloutSide.of(source.manifest, config)
-        trainer = TrainerSide.of(source.manifest, config, rollout)
+        chosen = folder / LEGS / AS_RECORDED
+        begun = (chosen / FILE_NAME).is_file()
+        manifest = read_manifest(chosen) if begun else source.manifest  # the source may have changed since
+        rollout = RolloutSide.of(manifest, config)
+        trainer = TrainerSide.of(manifest, config, rollout)
         check_model_folder(trainer.config.trainer_model)
         if not engine_module(rollout.engine).REMOTE:
             check_model_folder(rollout.model)
-        chosen = folder / LEGS / AS_RECORDED
         with ranks.first_before_others() as first:
-            if first and not (chosen / FILE_NAME).is_file():
+            if first and not begun:
                 tables = choose(source, config.responses, _version(source))
                 write_as_recorded(chosen, tables, source.manifest, source.folder / VOCABULARY)
         legs = Legs(folder, FixedTokens.read(chosen), progress, ranks)
