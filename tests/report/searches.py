@@ -10,10 +10,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mismatch_cli.bisect.as_it_is import ALONE, DECODED, OTHER_SHAPE, REFERENCE, SCORED, WHOLE
-from mismatch_cli.bisect.experiments import Experiment, Pair, Search
-from mismatch_cli.bisect.fixed_tokens import AS_RECORDED, FixedTokens
-from mismatch_cli.bisect.legs import LEGS, ROLLOUT, TRAINER, Leg, Legs, write_as_recorded
+from mismatch_cli.bisect.experiments import (
+    ALONE,
+    AS_RECORDED,
+    DECODED,
+    LEGS,
+    OTHER_SHAPE,
+    REFERENCE,
+    ROLLOUT,
+    SCORED,
+    TRAINER,
+    WHOLE,
+    Experiment,
+    Leg,
+    Pair,
+    Search,
+)
+from mismatch_cli.bisect.fixed_tokens import FixedTokens
+from mismatch_cli.bisect.legs import Legs, write_as_recorded
 from mismatch_cli.bisect.ranking import RECORDED
 from mismatch_cli.commands._progress import TerminalProgress
 from mismatch_cli.studies.bisection import BisectionAnalysis

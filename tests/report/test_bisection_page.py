@@ -72,6 +72,7 @@ def test_the_screen_ranks_causes_by_share_with_their_intervals(searches, views):
     assert "mismatch-cli probe sample_data/model --kv-cache-dtype auto" in words
     assert "Makes it larger attn_implementation (trainer) = eager, +" in words
     assert "the trainer is nearer to float32" in words
+    assert "Modules attention 61 % of 0.010 nats that settings leave; 1 module beyond rounding" in words
 
 
 def test_no_gap_is_good_and_a_stopped_search_says_what_is_missing(views):

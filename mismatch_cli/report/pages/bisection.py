@@ -197,12 +197,14 @@ def _answer(row: Row) -> str:
     value, low, high = parts(row["share"])
     if value is None:
         return "not known"
+    if value == 0 and not low and not high:
+        return "changes nothing"
     if low is None or high is None:
-        return "changes nothing" if value == 0 else "too few prompts"
+        return "too few prompts"
     if high < 0:
         return "makes it larger" if value <= -LEAST else "makes it a little larger"
     if low <= 0:
-        return "within the noise of prompts"
+        return "not told from 0"
     return f"less than {100 * LEAST:.0f} %" if value < LEAST else "takes more elsewhere"
 
 
