@@ -103,6 +103,8 @@ def _remarks(analysis: BisectionAnalysis) -> Iterator[tuple[str, str]]:
         setting for setting in settings if setting not in {row["setting"] for row in analysis.result["causes"]}
     ]:
         yield "Not a cause", ", ".join(left)
+    if untried := dict.fromkeys(row["setting"] for row in analysis.result["untried"]):
+        yield "Not tried", f"{', '.join(untried)} (--full says why)"
     if analysis.search.modules:
         yield "Modules", _modules(analysis.search.modules)
     yield from _distances(analysis)

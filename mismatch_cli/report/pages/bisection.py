@@ -18,7 +18,7 @@ from mismatch_cli.report.pages._bisection_screen import (
     screen,
     together,
 )
-from mismatch_cli.report.pages.bisection_models import modules_section, weights_section
+from mismatch_cli.report.pages.bisection_models import bookkeeping_section, modules_section, weights_section
 from mismatch_cli.report.tables import (
     Col,
     Row,
@@ -94,8 +94,11 @@ def page(analysis: BisectionAnalysis) -> ReportView:
     outline = [
         Section("Causes", _causes_text(analysis), tables=filled(_causes(result["causes"], causes))),
         *causes,
-        Section("Tried, and not a cause", _TESTED, tables=filled(_tested(result["tested"]))),
+        Section(
+            "Tried, and not a cause", _TESTED, tables=filled(_tested(result["tested"]), _untried(result["untried"]))
+        ),
         _triangle_section(result["triangle"]),
+        bookkeeping_section(result),
         weights_section(result),
         modules_section(result),
         Section("Stages and legs", _legs_text(analysis), tables=(_stages(result), _legs(result))),
@@ -183,6 +186,18 @@ def _tested(rows: Sequence[Row]) -> Table:
             text("answer", _answer),
             *_effects(),
             col("time", cost, optional=True),
+        ],
+    )
+
+
+def _untried(rows: Sequence[Row]) -> Table:
+    return table(
+        "What could not be tried here",
+        rows,
+        [
+            text("setting", lambda row: f"{row['setting']} ({row['side']})"),
+            text("turned to", lambda row: _value(row["better"])),
+            named("why not", "why"),
         ],
     )
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mismatch_cli import numbers
-from mismatch_cli.report.tables import Row, col, filled, named, percent, table, text, value_of
+from mismatch_cli.report.tables import Row, col, filled, named, percent, share, table, text, value_of
 from mismatch_cli.report.view import Section, Table
 
 _MODULES = (
@@ -21,6 +21,22 @@ _SAID = {
 _UNLIKE = {"scaled": "scaled", "rounded": "rounded", "other": "other numbers"}
 _FEW = 12  # rows that are not folded away
 _POINTS = {"before": "before the layer", "attention": "after attention", "mlp": "after the MLP"}
+
+
+def bookkeeping_section(result: Row) -> Section:
+    """What `diagnose` finds in the recorded columns, which the search begins with."""
+    faults = table(
+        "",
+        result["findings"] or (),
+        [
+            named("fault", "title"),
+            col("explains", lambda row: share(row["explains"])),
+            named("seen", "sentence"),
+            named("what to change", "change"),
+        ],
+    )
+    text = "Faults that `diagnose` finds in the recorded tokens. The legs say whether the gap goes with them."
+    return Section("Bookkeeping", text, tables=filled(faults))
 
 
 def weights_section(result: Row) -> Section:
