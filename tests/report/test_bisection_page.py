@@ -72,6 +72,8 @@ def test_the_screen_ranks_causes_by_share_with_their_intervals(searches, views):
     assert "mismatch-cli probe sample_data/model --kv-cache-dtype auto" in words
     assert "Makes it larger attn_implementation (trainer) = eager, +" in words
     assert "the trainer is nearer to float32" in words
+    assert "Not tried batch_invariant (--full says why)" in words
+    assert "Modules attention 61 % of 0.010 nats that settings leave; 1 module beyond rounding" in words
 
 
 def test_no_gap_is_good_and_a_stopped_search_says_what_is_missing(views):
@@ -85,7 +87,16 @@ def test_no_gap_is_good_and_a_stopped_search_says_what_is_missing(views):
 
 def test_everything_is_printed_in_full(views):
     text = in_words(printed(views["whole"], 120, full=True))
-    for said in ("Tried, and not a cause", "makes it larger", "× 1.0100", "rope_theta", "DIFFERENT", "modules 3 38"):
+    for said in (
+        "Tried, and not a cause",
+        "makes it larger",
+        "× 1.0100",
+        "rope_theta",
+        "DIFFERENT",
+        "The end-of-sequence token",
+        "this machine has none",
+        "modules 3 38",
+    ):
         assert said in text.replace("3 modules done 38", "modules 3 38"), said
     for view in views.values():
         printed(view, 60, full=True)

@@ -15,6 +15,7 @@ from mismatch_cli.studies.bisection import BisectionAnalysis
 _MOST = 6  # causes
 _WIDTH, _NUMBERS, _SHORTEST = 80, 18, 24  # letters of a line, of the numbers in it, and of what to change
 _REASON = 64  # letters
+_SEEN = 0.005  # of a gap
 _LARGER = 3  # settings that make it larger
 _MOSTLY = 0.5  # of the gap
 _NEARER = {"rollout": "the engine is nearer to float32", "trainer": "the trainer is nearer to float32"}
@@ -96,12 +97,29 @@ def _remarks(analysis: BisectionAnalysis) -> Iterator[tuple[str, str]]:
     if larger:
         said = (f"{row['name']} = {row['better']}, +{-100 * row['share']['value']:.0f} %" for row in larger[:_LARGER])
         yield "Makes it larger", "; ".join(said)
-    others = list(dict.fromkeys(row["setting"] for row in analysis.result["tested"] if not makes_larger(row)))
-    others = [setting for setting in others if setting not in {row["setting"] for row in analysis.result["causes"]}]
-    if others:
-        yield "Not a cause", ", ".join(others)
+    others = [row for row in analysis.result["tested"] if row["stage"] < 3 and not makes_larger(row)]
+    settings = dict.fromkeys(row["setting"] for row in others)
+    if left := [
+        setting for setting in settings if setting not in {row["setting"] for row in analysis.result["causes"]}
+    ]:
+        yield "Not a cause", ", ".join(left)
+    if untried := dict.fromkeys(row["setting"] for row in analysis.result["untried"]):
+        yield "Not tried", f"{', '.join(untried)} (--full says why)"
+    if analysis.search.modules:
+        yield "Modules", _modules(analysis.search.modules)
     yield from _distances(analysis)
     yield "Stages", " · ".join(_stages(analysis.result["stages"]))
+
+
+def _modules(found: Row) -> str:
+    """The kinds of modules that make most of the gap that settings leave."""
+    kinds = [row for row in found["grafts"] if row["kind"] != "all" and (value_of(row["share"]) or 0.0) >= _SEEN]
+    kinds.sort(key=lambda row: -(value_of(row["share"]) or 0.0))
+    shares = (f"{row['kind']} {100 * (value_of(row['share']) or 0.0):.0f} %" for row in kinds[:_LARGER])
+    different = sum(row["relation"] == "different" for row in found["isolated"])
+    gap = f" of {numbers.number(found.get('gap'), 2)} nats that settings leave" if kinds else ""
+    makes = f"{', '.join(shares) or 'none makes a gap'}{gap}"
+    return f"{makes}; {numbers.things(different, 'module') if different else 'none'} beyond rounding"
 
 
 def _larger(row: Row) -> str:

@@ -18,7 +18,7 @@ from mismatch_cli.report.pages._bisection_screen import (
     screen,
     together,
 )
-from mismatch_cli.report.pages.bisection_models import modules_section, weights_section
+from mismatch_cli.report.pages.bisection_models import bookkeeping_section, modules_section, weights_section
 from mismatch_cli.report.tables import (
     Col,
     Row,
@@ -94,8 +94,11 @@ def page(analysis: BisectionAnalysis) -> ReportView:
     outline = [
         Section("Causes", _causes_text(analysis), tables=filled(_causes(result["causes"], causes))),
         *causes,
-        Section("Tried, and not a cause", _TESTED, tables=filled(_tested(result["tested"]))),
+        Section(
+            "Tried, and not a cause", _TESTED, tables=filled(_tested(result["tested"]), _untried(result["untried"]))
+        ),
         _triangle_section(result["triangle"]),
+        bookkeeping_section(result),
         weights_section(result),
         modules_section(result),
         Section("Stages and legs", _legs_text(analysis), tables=(_stages(result), _legs(result))),
@@ -187,6 +190,18 @@ def _tested(rows: Sequence[Row]) -> Table:
     )
 
 
+def _untried(rows: Sequence[Row]) -> Table:
+    return table(
+        "What could not be tried here",
+        rows,
+        [
+            text("setting", lambda row: f"{row['setting']} ({row['side']})"),
+            text("turned to", lambda row: _value(row["better"])),
+            named("why not", "why"),
+        ],
+    )
+
+
 def _value(value: object) -> str:
     words = {None: numbers.MISSING, True: "yes", False: "no"}
     return words[value] if value is None or isinstance(value, bool) else str(value)
@@ -197,12 +212,14 @@ def _answer(row: Row) -> str:
     value, low, high = parts(row["share"])
     if value is None:
         return "not known"
+    if value == 0 and not low and not high:
+        return "changes nothing"
     if low is None or high is None:
-        return "changes nothing" if value == 0 else "too few prompts"
+        return "too few prompts"
     if high < 0:
         return "makes it larger" if value <= -LEAST else "makes it a little larger"
     if low <= 0:
-        return "within the noise of prompts"
+        return "not told from 0"
     return f"less than {100 * LEAST:.0f} %" if value < LEAST else "takes more elsewhere"
 
 

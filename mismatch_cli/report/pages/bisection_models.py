@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mismatch_cli import numbers
-from mismatch_cli.report.tables import Row, col, filled, named, percent, table, text
+from mismatch_cli.report.tables import Row, col, filled, named, percent, share, table, text, value_of
 from mismatch_cli.report.view import Section, Table
 
 _MODULES = (
@@ -12,10 +12,31 @@ _MODULES = (
     "modules of one kind into the trainer’s forward pass: what goes of the gap then, that kind makes. Shares of kinds "
     "overlap, for errors of one kind pass through the others."
 )
-_RELATIONS = {"bits": "equal to the bit", "rounding": "equal but for rounding", "different": "DIFFERENT"}
+_RELATIONS = {"bits": "same bits", "rounding": "rounding", "different": "DIFFERENT"}
+_SAID = {
+    "different": "differ by more",
+    "rounding": "differ by what rounding makes",
+    "bits": "answer with the same bits",
+}
 _UNLIKE = {"scaled": "scaled", "rounded": "rounded", "other": "other numbers"}
 _FEW = 12  # rows that are not folded away
 _POINTS = {"before": "before the layer", "attention": "after attention", "mlp": "after the MLP"}
+
+
+def bookkeeping_section(result: Row) -> Section:
+    """What `diagnose` finds in the recorded columns, which the search begins with."""
+    faults = table(
+        "",
+        result["findings"] or (),
+        [
+            named("fault", "title"),
+            col("explains", lambda row: share(row["explains"])),
+            named("seen", "sentence"),
+            named("what to change", "change"),
+        ],
+    )
+    text = "Faults that `diagnose` finds in the recorded tokens. The legs say whether the gap goes with them."
+    return Section("Bookkeeping", text, tables=filled(faults))
 
 
 def weights_section(result: Row) -> Section:
@@ -61,9 +82,9 @@ def modules_section(result: Row) -> Section:
     found = result["modules"] or {}
     if not found:
         return Section("Modules")
-    said = f"{_MODULES} Measured on {numbers.things(found['responses'], 'response')}."
+    said = f"{_MODULES} Read on {numbers.things(found['responses'], 'response')}, the settings that make gaps undone."
     tables = (
-        _grafts(found.get("grafts") or ()),
+        _grafts(found.get("grafts") or (), found.get("gap")),
         _isolated(found.get("isolated") or ()),
         _layers(found.get("layers") or ()),
         _missing(found.get("missing") or ()),
@@ -71,23 +92,24 @@ def modules_section(result: Row) -> Section:
     return Section("Modules", said, tables=filled(*tables))
 
 
-def _grafts(rows: Sequence[Row]) -> Table:
+def _grafts(rows: Sequence[Row], gap: float | None) -> Table:
     return table(
-        "Grafts",
-        rows,
+        "What the engine’s modules make in the trainer’s pass",
+        sorted(rows, key=lambda row: -(value_of(row["share"]) or 0.0)),
         [
             text("kind of module", lambda row: "all of them" if row["kind"] == "all" else row["kind"]),
-            col("share of the gap, %", lambda row: percent(row["share"])),
+            col("of that gap, %", lambda row: percent(row["share"])),
             col("left, nats", lambda row: numbers.number(row["left"])),
         ],
+        note=f"Of the gap of {numbers.number(gap)} nats that these responses have then.",
     )
 
 
 def _isolated(rows: Sequence[Row]) -> Table:
     """The engine's modules on the trainer's own input, those that differ first."""
-    order = ("different", "rounding", "bits")
+    order = list(_SAID)
     ordered = sorted(rows, key=lambda row: order.index(row["relation"]) if row["relation"] in order else len(order))
-    counted = (f"{sum(row['relation'] == each for row in rows)} {_RELATIONS[each].lower()}" for each in order)
+    counted = (f"{sum(row['relation'] == each for row in rows)} {words}" for each, words in _SAID.items())
     return table(
         "Each module on the trainer’s input",
         ordered,
