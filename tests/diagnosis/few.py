@@ -1,4 +1,4 @@
-"""A model at hand that reads the responses under a few hypotheses in place of some hundred: one of each kind, and more."""
+"""A model at hand that reads responses under a few hypotheses, not under some hundred: one of each kind, and more."""
 
 from __future__ import annotations
 
