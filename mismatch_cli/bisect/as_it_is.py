@@ -47,9 +47,7 @@ def bookkeeping(run: Searching, diagnose: Diagnose) -> None:
         found = diagnose(trace, trainer.config.trainer_model) if run.ranks.world.first else None
         run.search.findings = run.ranks.world.told(found)
         run.save()
-    read_rollout(run)
-    run.runner.read_trainer([SCORED, OTHER_SHAPE])
-    run.search.base = base_of(run)
+    read_sides(run)
     run.add(*_of_columns(run))
     if run.is_explained():
         return
@@ -63,13 +61,18 @@ def bookkeeping(run: Searching, diagnose: Diagnose) -> None:
 
 def legs_of_both(run: Searching) -> None:
     """What stage 0 has not read of the sides as they are, and the trainer in float32, which is the reference."""
-    read_rollout(run)
-    run.runner.read_trainer([SCORED, OTHER_SHAPE])
-    run.search.base = base_of(run)
+    read_sides(run)
     run.add(*_of_columns(run))
     if trainer_dtype(run) != "float32":
         run.check_time()
         run.runner.read_trainer([REFERENCE])
+
+
+def read_sides(run: Searching) -> None:
+    """What has not been read of both sides as they are: changes are measured against it."""
+    read_rollout(run)
+    run.runner.read_trainer([SCORED, OTHER_SHAPE])
+    run.search.base = base_of(run)
 
 
 def trainer_dtype(run: Searching) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mismatch_cli.bisect.as_it_is import base_of
+from mismatch_cli.bisect.as_it_is import read_sides
 from mismatch_cli.bisect.effects import Effects
 from mismatch_cli.bisect.experiments import (
     ALONE,
@@ -35,7 +35,7 @@ _MOST_TOGETHER = 4  # settings
 
 def turn_settings(run: Searching) -> None:
     """Each setting of the table that applies; what this machine cannot do is said and left out."""
-    run.search.base = base_of(run)
+    read_sides(run)  # where the stages before were left out
     for toggle in toggles(*as_read(run)):
         run.check_time()
         why = _out_of_reach(run, toggle)

@@ -12,12 +12,12 @@ from pool import Pool, gather_tables
 from transformers import AutoModelForCausalLM
 from variants import model_at_hand
 
-from mismatch_cli.diagnosis import model as model_module
 from mismatch_cli.diagnosis import readings
 from mismatch_cli.diagnosis.diagnose import Diagnosis, diagnose
 from mismatch_cli.diagnosis.model import AS_RECORDED
 from mismatch_cli.metrics.pairs import PAIRS
 from tests.diagnosis.conftest import MODEL
+from tests.diagnosis.few import few_hypotheses
 from tests.families import FAMILIES, config_of
 
 PLAIN = FAMILIES["llama"].without
@@ -25,16 +25,8 @@ BY_NAME = {fault.name: fault for fault in FAULTS}
 
 
 @pytest.fixture(autouse=True)
-def few_hypotheses(monkeypatch):
-    """Those that are asked for here, and one of each kind beside."""
-    monkeypatch.setattr(readings, "FACTORS", (0.5, 4.0))
-    monkeypatch.setattr(readings, "BASE_FACTORS", (0.25, 4.0))
-    monkeypatch.setattr(readings, "YARN_FACTORS", (4.0,))
-    monkeypatch.setattr(readings, "MOST_MISSING", 1)
-    monkeypatch.setattr(readings, "_MOST_PADDING", 6)
-    monkeypatch.setattr(readings, "_STEPS", 1)
-    monkeypatch.setattr(readings, "_ROUND", (32,))
-    monkeypatch.setattr(model_module, "_FEW", 3)
+def _few_hypotheses(monkeypatch):
+    few_hypotheses(monkeypatch)
 
 
 @pytest.fixture(scope="module")

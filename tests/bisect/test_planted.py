@@ -1,0 +1,93 @@
+"""Causes planted into real runs are named first, and where nothing is planted nothing is named.
+
+Three of the table, on real vLLM, and of each the stage alone that finds it; `benchmarks/bisection.py` plants all of
+them on every model and runs every stage.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mismatch_cli import custom_code
+from mismatch_cli.cli import run
+from mismatch_cli.places import bundled
+from tests.bisect.changed_models import copied, scaled, with_rounded_norms
+from tests.bisect.planted import BUNDLED, FLOAT32, PLANTS, SCALED, Bed, Plant
+from tests.diagnosis.few import few_hypotheses
+
+MODEL, TRACES = str(bundled("model")), bundled("traces")
+_BRIEF = ["--no-plots", "--quiet", "--threads", "1"]
+
+
+@pytest.fixture(autouse=True)
+def _few_hypotheses_and_no_code_afterwards(tmp_path, monkeypatch):
+    few_hypotheses(monkeypatch)
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    yield
+    custom_code.allow(False)
+
+
+def planted(name: str) -> Plant:
+    return next(plant for plant in PLANTS if plant.name == name)
+
+
+def typed(line: list[str]) -> None:
+    assert run(line) == 0
+
+
+def bisected(trace: Path, into: Path, *flags: str) -> dict[str, Any]:
+    typed(["bisect", str(trace), "--output", str(into), *_BRIEF, *flags])
+    return json.loads((into / "summary.json").read_text())
+
+
+def rescored(into: Path, model: str, *flags: str) -> Path:
+    """The bundled float32 trace, with a gap that this model in the trainer's place makes."""
+    line = ["rescore", str(TRACES / "float32"), "--trainer-model", model, "--trainer-dtype", FLOAT32]
+    typed([*line, "--noise-responses", "0", "--output", str(into), *_BRIEF, *flags])
+    return into
+
+
+def first_of(found: dict[str, Any], plant: Plant) -> dict[str, Any]:
+    first = found["causes"][0]
+    assert plant.is_named_by(first), found["verdict"]
+    assert first["share"]["low"] > 0.5 and first["share"]["high"] >= first["share"]["value"]
+    return first
+
+
+@pytest.mark.slow
+def test_a_kv_cache_of_eight_bits(tmp_path):
+    bed = Bed(tmp_path, BUNDLED, typed, "--num-prompts 16 --samples-per-prompt 1 --max-tokens 24 --top-logprobs 0")
+    plant = planted("fp8 KV cache in float32")
+    found = bisected(plant.make(bed).run, tmp_path / "run", "--stages", "2")
+    first = first_of(found, plant)
+    assert (first["side"], first["value"], first["better"]) == ("rollout", "fp8", "auto")
+    assert found["unexplained"]["value"] < 0.01
+
+
+@pytest.mark.slow
+def test_one_tensor_that_is_a_hundredth_too_large(tmp_path):
+    model = copied(MODEL, tmp_path / "model", tensors=scaled(SCALED, 1.01))
+    found = bisected(rescored(tmp_path / "trace", model), tmp_path / "run", "--stages", "0", "--responses", "24")
+    first = first_of(found, planted("one tensor × 1.01, trainer"))
+    assert first["parts"] == [SCALED] and first["share"]["low"] > 0.99
+    assert found["unexplained"]["value"] < 0.01
+
+
+@pytest.mark.slow
+def test_norms_that_one_side_rounds_to_bfloat16(tmp_path):
+    """The trainer's code rounds; vLLM has a model of its own for the same folder."""
+    model, trusted = with_rounded_norms(MODEL, tmp_path / "model"), "--trust-remote-code"
+    trace = rescored(tmp_path / "trace", model, trusted)
+    found = bisected(trace, tmp_path / "run", trusted, "--stages", "3", "--module-responses", "12")
+    first = first_of(found, planted("RMSNorm rounded in the trainer"))
+    assert first["stage"] == 3 and "model.layers.0.input_layernorm" in first["parts"]
+
+
+def test_float32_on_both_sides_has_no_cause(tmp_path):
+    found = bisected(TRACES / "float32", tmp_path / "run")
+    assert found["causes"] == [] and found["tested"] == []
+    assert found["gap"]["abs_d"]["value"] < 1e-6
