@@ -5,7 +5,7 @@ Each portion has responses of as many prompts as there are, so that an interval 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -23,6 +23,7 @@ from mismatch_cli.trace.shards import open_shard
 
 Key = tuple[int, int, int]
 _PORTIONS = (1 / 4, 1 / 2, 1.0)  # of the responses that are read, at the end of each
+_KEY = ("step", "prompt_id", "sample_index")
 _KEPT = (
     *("step", "epoch", "minibatch", "prompt_id", "sample_index", "version_rollout", "version_trainer", "reward"),
     *("finish_reason", "prompt_ids", "response_ids", "loss_mask", "logp_rollout", "rank_rollout", "logp_trainer"),
@@ -30,51 +31,92 @@ _KEPT = (
 )
 
 
-def choose(trace: Trace, most: int, version: int | None) -> list[pa.Table]:
+def choose(trace: Trace, most: int, version: int | None = None, *, equal: bool = False) -> list[pa.Table]:
     """Up to `most` responses with log π and log μ, a table a portion; of all versions, or of one that sampled.
 
-    One of each prompt comes first, in an order that follows from their keys. Raises a `MismatchError` where none is.
+    `equal`: log π is that at the weights that sampled, whichever column has it. One response of each prompt comes
+    first, in an order that follows from their keys; a key that stands twice counts once. One row group is held at a
+    time, and what is chosen. Raises a `MismatchError` where there is none.
     """
-    names = [name for name in _KEPT if name in trace.columns()]
-    table = pa.concat_tables([t.select(names) for t in trace.tables(names)], promote_options="default")
-    table = table.filter(_usable(table, version))
-    if not len(table):
+    names = [name for name in (*_KEPT, "logp_recomputed") if name in trace.columns()]
+
+    def tables() -> Iterator[pa.Table]:
+        return (_usable(table, version, equal) for table in trace.tables(names))
+
+    key_SK = np.concatenate([np.stack([t[name].to_numpy() for name in _KEY], axis=1) for t in tables()])
+    if not len(key_SK):
         raise MismatchError(
             f"{trace.folder} holds no response with log π of a trainer and the ids of its prompt, at weights that a "
             f"model here has. {trace.how_to_score}"
         )
-    order = _order(table)[:most]
+    order = _order(key_SK)[:most]
     ends = [max(1, round(len(order) * part)) for part in _PORTIONS]
     cuts = [0, *sorted({*ends, len(order)})]
-    return [table.take(np.sort(order[start:stop])) for start, stop in pairwise(cuts)]
+    chosen = _taken(tables(), order)
+    return [chosen.take(np.sort(np.argsort(np.argsort(order))[start:stop])) for start, stop in pairwise(cuts)]
 
 
-def _usable(table: pa.Table, version: int | None) -> pa.ChunkedArray:
-    """Which rows have everything that an experiment needs."""
+def versions(trace: Trace) -> list[int]:
+    """Those of the weights that sampled, in order."""
+    from mismatch_cli.recording.rescore_plan import versions_of
+
+    found: set[int] = set()
+    for table in trace.tables(("version_rollout",)):
+        found |= set(versions_of(table, "version_rollout", 0).tolist())
+    return sorted(found)
+
+
+def _usable(table: pa.Table, version: int | None, equal: bool) -> pa.Table:
+    """The rows that have everything an experiment needs."""
+    from mismatch_cli.recording.rescore_plan import versions_of  # of rooms that import torch, as readers do not
+
+    table = _at_equal_weights(table) if equal else table
     usable = pc.greater(pc.list_value_length(table["response_ids"]), 0)
     usable = pc.and_(usable, pc.greater(pc.fill_null(pc.list_value_length(table["prompt_ids"]), 0), 0))
     for name in ("logp_rollout", "logp_trainer"):
         known = table[name].is_valid() if name in table.column_names else pa.array(np.zeros(len(table), dtype=bool))
         usable = pc.and_(usable, known)
-    if version is not None and "version_rollout" in table.column_names:
-        usable = pc.and_(usable, pc.equal(pc.fill_null(table["version_rollout"], 0), version))
-        if "version_trainer" in table.column_names:
-            usable = pc.and_(usable, pc.equal(pc.fill_null(table["version_trainer"], version), version))
-    return usable
+    if version is not None:
+        usable = pc.and_(usable, pa.array(versions_of(table, "version_rollout", 0) == version))
+    table = table.filter(usable)
+    return table.drop_columns(["logp_recomputed"]) if "logp_recomputed" in table.column_names else table
 
 
-def _order(table: pa.Table) -> np.ndarray:
-    """Rows: the first response of every prompt, then the second of each, …; a key that stands twice counts once."""
-    columns = {name: table[name].to_numpy() for name in ("step", "prompt_id", "sample_index")}
-    hash_S = hash_keys(columns["prompt_id"], columns["step"], columns["sample_index"])
-    by_prompt = np.lexsort((hash_S, columns["prompt_id"]))
-    prompt_S = columns["prompt_id"][by_prompt]
-    starts = np.flatnonzero(np.diff(prompt_S, prepend=prompt_S[0] - 1))
-    turn_S = np.arange(len(prompt_S)) - np.repeat(starts, np.diff([*starts, len(prompt_S)]))
+def _at_equal_weights(table: pa.Table) -> pa.Table:
+    """The table with log π at the weights that sampled as that of the trainer, null where it was not measured."""
+    from mismatch_cli.recording.rescore_plan import versions_of
+    from mismatch_cli.recording.score import with_columns
+
+    batch = table_to_batch(table.combine_chunks())
+    logp_T = batch.logp_recomputed_T
+    if logp_T is None:
+        return table.drop_columns([name for name in ("logp_trainer",) if name in table.column_names])
+    rows = np.split(logp_T, batch.offset_S1[1:-1])
+    columns = {"logp_trainer": [None if np.isnan(row).all() else row for row in rows]}
+    return with_columns(table, columns | {"version_trainer": versions_of(table, "version_rollout", 0)})
+
+
+def _order(key_SK: np.ndarray) -> np.ndarray:
+    """Rows: the first response of every prompt, then the second of each, …"""
+    step_S, prompt_S, sample_S = key_SK.T
+    hash_S = hash_keys(prompt_S, step_S, sample_S)
+    by_prompt = np.lexsort((hash_S, prompt_S))
+    starts = np.flatnonzero(np.diff(prompt_S[by_prompt], prepend=prompt_S.min() - 1))
+    turn_S = np.arange(len(key_SK)) - np.repeat(starts, np.diff([*starts, len(key_SK)]))
     order = by_prompt[np.lexsort((hash_S[by_prompt], turn_S))]
-    seen: set[Key] = set()
-    keys = [tuple(int(columns[name][row]) for name in columns) for row in order]
-    return np.array([row for row, key in zip(order, keys, strict=True) if not (key in seen or seen.add(key))])  # type: ignore[func-returns-value, arg-type]
+    _, first = np.unique(key_SK[order], axis=0, return_index=True)
+    return order[np.sort(first)]
+
+
+def _taken(tables: Iterator[pa.Table], rows: np.ndarray) -> pa.Table:
+    """These rows of the tables laid behind each other, in the order of the tables."""
+    wanted, parts, start = np.sort(rows), [], 0
+    for table in tables:
+        own = wanted[(wanted >= start) & (wanted < start + len(table))] - start
+        if len(own):
+            parts.append(table.take(own))
+        start += len(table)
+    return pa.concat_tables(parts, promote_options="default")
 
 
 @dataclass(frozen=True)

@@ -137,13 +137,21 @@ class Legs:
             (folder / "vocab.parquet").write_bytes(vocabulary.read_bytes())
 
 
-def write_as_recorded(folder: Path, tables: Sequence[pa.Table], manifest: Mapping[str, Any], vocabulary: Path) -> None:
-    """The trace of the chosen responses, a shard a portion: what every other leg is beside."""
+def write_as_recorded(
+    folder: Path, tables: Sequence[pa.Table], manifest: Mapping[str, Any], vocabulary: Path, *, equal: bool
+) -> None:
+    """The trace of the chosen responses, a shard a portion: what every other leg is beside.
+
+    `equal`: their log π is that at the weights that sampled.
+    """
     names = {shard_path(folder, i).name: len(table) for i, table in enumerate(tables)}
     about = {"name": AS_RECORDED, "side": "", "what": "as recorded", "change": {}, "done": True, "seconds": 0.0}
     about["responses"] = sum(names.values())
-    dropped = ("format", "format_version", "shard_rows", "flags", "rescored", "imported")
+    dropped = ("format", "format_version", "shard_rows", "flags", "rescored", "imported", "recomputed")
     kept = {name: value for name, value in manifest.items() if name not in dropped}
+    if equal:
+        kept |= {"equal_weights": True, "trainer": manifest.get("recomputed") or manifest.get("trainer") or {}}
+        kept = {name: value for name, value in kept.items() if value != {}}
     if vocabulary.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         (folder / vocabulary.name).write_bytes(vocabulary.read_bytes())

@@ -90,7 +90,14 @@ def _is_scaled(engine: Tensor, trainer: Tensor, common: torch.dtype, factor: flo
     for e, t in _chunks(engine, trainer, common):
         left, own = left + float((e - factor * t).square().sum()), own + float(t.square().sum())
     residual = math.sqrt(left / own) if own else math.inf
-    return residual <= abs(factor) * _coarseness(common) / 2 and abs(factor - 1) > 3 * residual
+    eps = max(_coarseness(common), _stored_coarseness(engine), _stored_coarseness(trainer))
+    return residual <= abs(factor) * eps / 2 and abs(factor - 1) > 3 * residual
+
+
+def _stored_coarseness(tensor: Tensor) -> float:
+    """That of the dtype in which its numbers were saved: float32 weights may come from a folder of bfloat16."""
+    fits = (d for d in (torch.bfloat16, torch.float16) if torch.equal(tensor.to(d).to(tensor.dtype), tensor))
+    return max(map(_coarseness, fits), default=_coarseness(tensor.dtype))
 
 
 def _seen(tensor: Tensor) -> Tensor:

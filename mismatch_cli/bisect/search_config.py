@@ -50,6 +50,12 @@ class BisectConfig(ThreadSettings, Recorded):
     budget: float | None = of_search(
         None, "Begin no experiment after so many minutes.", metavar="MINUTES", min=0, changeable=True
     )
+    version: int | None = of_search(
+        None,
+        "Version of the weights that sampled, where the trace holds several.",
+        min=0,
+        show_default="the first",
+    )
     responses: int = of_search(256, "Most responses to read again.", least=1)
     module_responses: int = of_search(
         32, "Responses whose modules are compared: half of them the worst, half typical.", least=1

@@ -10,7 +10,7 @@ from typing import Any
 
 from mismatch_cli.bisect.effects import Effects
 from mismatch_cli.bisect.experiments import AS_RECORDED, LEGS, Experiment, Leg, Pair, Search
-from mismatch_cli.bisect.fixed_tokens import FixedTokens, choose
+from mismatch_cli.bisect.fixed_tokens import FixedTokens, choose, versions
 from mismatch_cli.bisect.legs import Legs, write_as_recorded
 from mismatch_cli.bisect.ranking import RECORDED, Measured, is_explained, rank
 from mismatch_cli.bisect.runner import Runner
@@ -18,7 +18,7 @@ from mismatch_cli.bisect.search_config import STAGES, BisectConfig
 from mismatch_cli.bisect.sides import RolloutSide, TrainerSide
 from mismatch_cli.dealing import Ranks
 from mismatch_cli.engines import engine_module
-from mismatch_cli.errors import MismatchError
+from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.metrics.estimate import NO_SPREAD
 from mismatch_cli.models import check_model_folder
 from mismatch_cli.recording.rollouts import Progress
@@ -60,8 +60,9 @@ class Searching:
             check_model_folder(rollout.model)
         with ranks.first_before_others() as first:
             if first and not begun:
-                tables = choose(source, config.responses, _version(source))
-                write_as_recorded(chosen, tables, source.manifest, source.folder / VOCABULARY)
+                of_both = _names_both_models(source, config)
+                tables = choose(source, config.responses, _version(source, config), equal=not of_both)
+                write_as_recorded(chosen, tables, source.manifest, source.folder / VOCABULARY, equal=not of_both)
         legs = Legs(folder, FixedTokens.read(chosen), progress, ranks)
         set_threads(config.threads, trainer.config.trainer_model)
         deadline = None if config.budget is None else time.monotonic() + 60 * config.budget
@@ -154,8 +155,18 @@ class Searching:
             self.search.save()
 
 
-def _version(source: Trace) -> int | None:
-    """The version of the weights that a model at hand has, where a trace holds several: those it began with."""
-    if source.manifest.get("command") in ("probe", "rescore", "curate"):
-        return None
-    return 0 if "version_rollout" in source.columns() else None
+def _names_both_models(source: Trace, config: BisectConfig) -> bool:
+    """Whether the weights of either side are known, so that log π may be of others than those that sampled."""
+    return config.trainer_model is not None or source.manifest.get("command") in ("probe", "rescore", "curate")
+
+
+def _version(source: Trace, config: BisectConfig) -> int | None:
+    """Which weights that sampled a model here has; a `UsageError` where a trace holds several and none was named."""
+    there = versions(source)
+    if config.version is None and len(there) > 1 and (config.model or 0 not in there):
+        some = f"{there[0]} to {there[-1]}"
+        raise UsageError(
+            f"{source.folder} was sampled at {len(there)} versions of the weights ({some}), and one model holds one of "
+            f"them. Say which: --version {there[0]}"
+        )
+    return config.version if config.version is not None else there[0] if len(there) > 1 else None

@@ -63,13 +63,16 @@ class RolloutSide:
         """From the manifest, and from flags where these say otherwise; a `UsageError` where neither names a model."""
         told, recorded = manifest.get("rollout", {}), manifest.get("config", {})
         model = config.model or _local(recorded.get("model") or told.get("model"))
-        engine = config.engine or recorded.get("engine") or told.get("engine")
+        sampled = recorded.get("engine") or told.get("engine")
+        engine = config.engine or sampled
         if not model or not engine:
             missing = "--model and --engine" if not (model or engine) else "--model" if not model else "--engine"
             raise UsageError(
                 f"{config.trace} does not say what sampled it. Name it with {missing}, or look at its columns "
                 f"alone: {suggest('diagnose', config.trace)}"
             )
+        if engine != sampled:  # what the other one was given says nothing of this one
+            told, recorded = {}, {**recorded, "engine_args": {}}
         arguments = dict(recorded.get("engine_args") or {})
         for name in _TOLD_ARGUMENTS:
             if told.get(name) not in (None, "auto", told.get("dtype")):
@@ -78,7 +81,7 @@ class RolloutSide:
             arguments["url"] = config.engine_url
         arguments |= parsed_arguments(config.engine_arg or ())
         sampling = SamplingSettings(**(recorded.get("sampling") or {}))
-        dtype = config.rollout_dtype or told.get("dtype") or "auto"
+        dtype = config.rollout_dtype or manifest.get("rollout", {}).get("dtype") or "auto"
         adapter = config.rollout_adapter or recorded.get("adapter")
         return cls(engine, model, dtype, arguments, adapter, sampling, int(recorded.get("seed") or 0), told)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from mismatch_cli.bisect.fixed_tokens import choose
+from mismatch_cli.bisect.fixed_tokens import choose, versions
 from mismatch_cli.bisect.search_config import BisectConfig
 from mismatch_cli.bisect.sides import RolloutSide, TrainerSide, combined, engine_part
 from mismatch_cli.bisect.toggles import Toggle, toggles
@@ -129,9 +129,19 @@ def test_every_prompt_has_a_response_before_one_has_two():
 
 
 def test_only_responses_at_weights_that_a_model_has_are_chosen():
+    """The bundled training run: six versions, each with log π of weights that have stepped on."""
     trace = Trace.open(bundled("traces") / "fp8-kv")
+    assert versions(trace) == [0, 8, 16, 24, 32, 40]
+    tables = choose(trace, 64, 8, equal=True)
+    whole = pa.concat_tables(tables)
+    assert (len(whole), set(whole["version_rollout"].to_pylist())) == (32, {8})
+    source = pa.concat_tables([t for t in trace.tables() if t["version_rollout"][0].as_py() == 8])
+    recomputed = dict(zip(zip(source["prompt_id"].to_pylist(), source["sample_index"].to_pylist(), strict=True),
+                          source["logp_recomputed"].to_pylist(), strict=True))  # fmt: skip
+    for row in whole.to_pylist():
+        assert row["logp_trainer"] == recomputed[row["prompt_id"], row["sample_index"]]
     with pytest.raises(MismatchError, match="weights that a model here has"):
-        choose(trace, 64, 0)  # its trainer has stepped on everywhere
+        choose(trace, 64, 7, equal=True)
 
 
 @pytest.mark.parametrize("stages", ["4", "", "0;1", "first"])
@@ -157,3 +167,9 @@ def test_a_head_below_the_weights_is_turned_back():
     assert (head.side, head.value) == ("rollout", "bfloat16")
     assert head.rollout == {"engine_args": {"hf_overrides": {"head_dtype": None}}}
     assert "head_dtype" not in {toggle.setting for toggle in turned(**float32)}
+
+
+def test_another_engine_is_not_given_what_the_one_that_sampled_was():
+    asked = manifest(config={"engine_args": {"kv_cache_dtype": "fp8"}}, rollout={"kv_cache_dtype": "fp8"})
+    side = RolloutSide.of(asked, BisectConfig(engine="hf"))
+    assert (side.engine, side.dtype, side.settings({}).extra, side.told) == ("hf", "bfloat16", {}, {})

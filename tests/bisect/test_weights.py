@@ -418,6 +418,7 @@ def test_small_factors_and_one_element():
     fine = _weight()
     assert difference(fine * 1.0001, fine).detail == "× 1.0001000"
     assert difference((fine * 1.01).bfloat16(), fine.bfloat16()).relation == "scaled"
+    assert difference(fine.bfloat16().float(), (fine.bfloat16() * 1.01).float()).relation == "scaled"  # as folders save
     assert difference(torch.tensor([1.5]), torch.tensor([1.0])).relation == "other"
 
 
