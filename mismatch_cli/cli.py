@@ -29,7 +29,7 @@ _ClickError = typer.BadParameter.__mro__[2]  # ClickException: newer versions of
 _COMMANDS = "mismatch_cli.commands"
 _PANELS = {  # of `--help`, in the order in which one needs them
     "Measure": ("probe", "report", "compare", "verdict"),
-    "Explain": ("diagnose", "clipstats", "algorithms"),
+    "Explain": ("diagnose", "bisect", "clipstats", "algorithms"),
     "Use elsewhere": ("import", "rescore", "gate", "upload"),
     "Train": ("curate", "train"),
 }

@@ -30,6 +30,7 @@ SMALLER = (
     (r"^train(?!.*--steps)", "--steps 1"),
     (r"^train.*--environment", "--steps 2"),
     (r"^rescore", "--noise-responses 8"),
+    (r"^bisect(?!.*--resume)", "--engine hf --responses 8 --module-responses 2"),  # with vLLM: tests/bisect
     (r"--workers", "--workers 1"),
     # Real vLLM for all other lines that do not ask for another engine; lines that start it alike share it.
     (r"^probe.*--full-divergence", "--engine hf"),  # with vLLM: tests/recording/test_full_divergence.py
@@ -44,7 +45,7 @@ ELSEWHERE = (
 )
 FAILS = {"mismatch-cli gate": 3}  # README.md says of which lines that they fail; in docs/ `echo $?` does
 # What depends on the machine and on how much was sampled: there the words of an output count, and not its numbers.
-_VARIES = re.compile(r"^(probe|train|curate|rescore)\b|\b(probe|train|curate|rescore)-")
+_VARIES = re.compile(r"^(probe|train|curate|rescore|bisect)\b|\b(probe|train|curate|rescore|bisect)-")
 
 MODELS = (
     "checkpoint",
