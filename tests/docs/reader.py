@@ -30,7 +30,7 @@ SMALLER = (
     (r"^train(?!.*--steps)", "--steps 1"),
     (r"^train.*--environment", "--steps 2"),
     (r"^rescore", "--noise-responses 8"),
-    (r"^bisect(?!.*--resume)", "--engine hf --responses 8 --module-responses 2"),  # with vLLM: tests/bisect
+    (r"^bisect(?!.*--resume)", "--engine hf --responses 4 --module-responses 1"),  # with vLLM: tests/bisect
     (r"--workers", "--workers 1"),
     # Real vLLM for all other lines that do not ask for another engine; lines that start it alike share it.
     (r"^probe.*--full-divergence", "--engine hf"),  # with vLLM: tests/recording/test_full_divergence.py

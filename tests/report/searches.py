@@ -167,12 +167,13 @@ def _readings(logp: np.ndarray, part: Mapping[str, np.ndarray]) -> list[tuple[in
         (3, rollout("modules-rollout", "eager, whole responses at once"), engine),
         (3, scored("modules-trainer", "one response at a time"), trainer),
         (3, scored("graft-attention", "with attention of the engine"), trainer - part["cache"]),
+        (3, scored("graft-mlp", "with the MLPs of the engine"), trainer + 2 * part["cache"]),
     ]  # fmt: skip
 
 
 def _experiments() -> list[Experiment]:
     cache, head = (DECODED.name, "trainer-head"), ("rollout-cache", SCORED.name)
-    grafted = ("modules-rollout", "graft-attention")
+    modules_of_both = ("modules-rollout", "modules-trainer")
     return [
         Experiment("logp_rollout", ROLLOUT, 0, RECORDED, (DECODED.name, AS_RECORDED), "the recorded log μ is another"),
         Experiment("head_dtype", TRAINER, 2, BASE, cache, "an LM head in float32 in the trainer", "as the weights",
@@ -183,6 +184,7 @@ def _experiments() -> list[Experiment]:
                    "eager attention in the trainer", "sdpa", "eager", ("--attn", "eager")),
         Experiment("dtype", "both", 2, BASE, ("rollout-float32", "trainer-wide"), "float32 on both sides, or float16",
                    "bfloat16", "float32", floor=True),
-        Experiment("attention", "both", 3, ("modules-rollout", "modules-trainer"), grafted,
+        Experiment("attention", "both", 3, modules_of_both, ("modules-rollout", "graft-attention"),
                    "attention, computed alike on both sides", parts=("model.layers.3.self_attn",)),
+        Experiment("mlp", "both", 3, modules_of_both, ("modules-rollout", "graft-mlp"), "the MLPs, computed alike"),
     ]  # fmt: skip

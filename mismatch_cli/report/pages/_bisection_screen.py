@@ -95,8 +95,7 @@ def _remarks(analysis: BisectionAnalysis) -> Iterator[tuple[str, str]]:
     larger = [row for row in analysis.result["tested"] if makes_larger(row)]
     larger.sort(key=lambda row: value_of(row["share"]) or 0.0)
     if larger:
-        said = (f"{row['name']} = {row['better']}, +{-100 * row['share']['value']:.0f} %" for row in larger[:_LARGER])
-        yield "Makes it larger", "; ".join(said)
+        yield "Makes it larger", "; ".join(map(_larger, larger[:_LARGER]))
     others = [row for row in analysis.result["tested"] if row["stage"] < 3 and not makes_larger(row)]
     settings = dict.fromkeys(row["setting"] for row in others)
     if left := [

@@ -139,8 +139,8 @@ def _causes_text(analysis: BisectionAnalysis) -> str:
 
 
 def _larger(tested: Sequence[Row]) -> str:
-    """The change that makes the gap larger by most, in a sentence; empty where none surely does."""
-    larger = [row for row in tested if makes_larger(row)]
+    """The setting that makes the gap larger by most, in a sentence; empty where none surely does."""
+    larger = [row for row in tested if row["stage"] == 2 and makes_larger(row)]
     if not larger:
         return ""
     worst = min(larger, key=lambda row: row["share"]["value"])
