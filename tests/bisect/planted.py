@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,14 @@ from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
 from mismatch_cli.trace.shards import open_shard
 from mismatch_cli.trace.writer import write_shard
-from tests.bisect.changed_models import copied, rounded_to_int8, scaled, stale, with_rounded_norms
+from tests.bisect.changed_models import (
+    copied,
+    rounded_norms_in_vllm,
+    rounded_to_int8,
+    scaled,
+    stale,
+    with_rounded_norms,
+)
 from tests.families import save_family
 
 Typed = Callable[[list[str]], None]  # runs a command line of mismatch-cli, which has to succeed
@@ -60,6 +69,12 @@ class Bed:
             self._typed([command, *arguments, "--output", str(run)])
         return run
 
+    def by(self, typed: Typed) -> Bed:
+        """The same bed, whose runs are made otherwise."""
+        found = copy(self)
+        found._typed = typed
+        return found
+
     def clean(self, dtype: str = FLOAT32) -> Path:
         """Nothing is planted."""
         return self.probed(f"clean-{dtype}", dtype=dtype)
@@ -90,7 +105,8 @@ class Plant:
     """One cause: the models it applies to, the names that are right, and how it is made.
 
     `dtype` is that of the clean run beside which its gap is looked at. `parts`: the tensors or modules that it is in,
-    where a cause names some. `in_vllm`: a context in which the engine is another one, in this process alone.
+    where a cause names some. `here`: what makes the engine of this process another one; both the trace and the search
+    are to be made in it.
     """
 
     name: str
@@ -99,6 +115,7 @@ class Plant:
     make: Callable[[Bed], Planted]
     dtype: str = FLOAT32
     parts: tuple[str, ...] = ()
+    here: Callable[[], AbstractContextManager[None]] | None = None
 
     def is_named_by(self, cause: Mapping[str, Any]) -> bool:
         """Whether a row of `causes` is this one: by its setting, and by its parts where it names the kind alone."""
@@ -211,6 +228,10 @@ PLANTS = (
     Plant("fp8 KV cache", MODELS, ("kv_cache_dtype",), _flagged("fp8", *FP8, dtype=BFLOAT16), BFLOAT16),
     Plant("fp8 KV cache in float32", MODELS, ("kv_cache_dtype",), _flagged("fp8-float32", *FP8, dtype=FLOAT32)),
     Plant("RMSNorm rounded in the trainer", MODELS, ("norm",), _rounded_norms),
+    Plant(
+        "RMSNorm rounded in the engine", MODELS, ("norm",), _flagged("rounded-engine", dtype=FLOAT32),
+        here=rounded_norms_in_vllm,
+    ),
     Plant("RoPE base, trainer", MODELS, _POSITIONS, _positions_of_trainer("base", other_base)),
     Plant("RoPE base, engine", MODELS, _POSITIONS, _positions_of_engine("base-engine", other_base)),
     Plant("RoPE scaling, trainer", MODELS, _POSITIONS, _positions_of_trainer("scaling", other_scaling)),
