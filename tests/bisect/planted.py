@@ -37,7 +37,6 @@ BUNDLED, LLAMA, GEMMA, MOE = MODELS = ("bundled", "llama", "gemma2", "qwen3_moe"
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
 SAMPLED = "--num-prompts 32 --samples-per-prompt 2 --max-tokens 48 --top-logprobs 0"
 _BRIEF = "--noise-responses 16 --threads 1 --no-plots --quiet --force"
-_PADDING = 2  # the token of the bundled tokenizer
 
 
 class Bed:
@@ -87,9 +86,13 @@ class Bed:
         return with_rounded_norms(self.model, self._models / f"{self.name}-rounded-norms")
 
     @property
+    def config(self) -> dict[str, Any]:
+        return dict(json.loads((Path(self.model) / "config.json").read_text()))
+
+    @property
     def rope(self) -> dict[str, Any]:
-        """How the model encodes positions, by its configuration."""
-        return dict(json.loads((Path(self.model) / "config.json").read_text())["rope_parameters"])
+        """How the model encodes positions."""
+        return dict(self.config["rope_parameters"])
 
 
 @dataclass(frozen=True)
@@ -199,15 +202,15 @@ def attended_padding(bed: Bed) -> Planted:
         broken = shutil.copytree(source, bed.runs / "padded.part", dirs_exist_ok=True)
         trainer = Trainer.load(bed.model, dtype=FLOAT32, sampling=SamplingSettings())
         for shard in sorted((broken / "trace").glob("shard-*.parquet")):
-            _score_padded(shard, trainer)
+            _score_padded(shard, trainer, bed.config["pad_token_id"])
         broken.rename(run)
     return Planted(run)
 
 
-def _score_padded(shard: Path, trainer: Trainer) -> None:
+def _score_padded(shard: Path, trainer: Trainer, token: int) -> None:
     table = open_shard(shard).read()
     asked = requests_of(table)
-    padding = padded_to(max(len(request.prompt_ids) for request in asked), _PADDING).prompt
+    padding = padded_to(max(len(request.prompt_ids) for request in asked), token).prompt
     read = [ScoreRequest(padding(request.prompt_ids), request.response_ids) for request in asked]
     scores = trainer.score(read, token_budget=8192)
     columns = {"logp_trainer": "logp_T", "entropy_trainer": "entropy_T", "rank_trainer": "rank_T"}
