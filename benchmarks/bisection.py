@@ -11,6 +11,7 @@ takes beside the probe that made its trace. `--plants` prints how large a gap ea
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,9 +31,10 @@ from mismatch_cli.torch_settings import prepare_imports
 
 prepare_imports()
 from mismatch_cli.bisect.ranking import rank  # noqa: E402
+from mismatch_cli.cli import run as cli  # noqa: E402
 from mismatch_cli.studies.bisection import BisectionAnalysis  # noqa: E402
 from mismatch_cli.trace.reader import Trace  # noqa: E402
-from tests.bisect.planted import BUNDLED, MODELS, PLANTS, Bed, Plant, Planted  # noqa: E402
+from tests.bisect.planted import BUNDLED, MODELS, PLANTS, Bed, Plant, Planted, Typed  # noqa: E402
 from tests.warm import Forked  # noqa: E402
 
 RESAMPLES, HEALTHY_SEEDS = 100, 5
@@ -73,6 +76,19 @@ def typed(line: list[str]) -> None:
     run.with_suffix(".seconds").write_text(f"{time.perf_counter() - began:.1f}")
 
 
+def typed_here(line: list[str]) -> None:
+    """In this process, where something was put in place of a part of vLLM."""
+    run = Path(line[line.index("--output") + 1])
+    shutil.rmtree(run, ignore_errors=True)
+    run.parent.mkdir(parents=True, exist_ok=True)
+    began, said = time.perf_counter(), io.StringIO()
+    with redirect_stdout(io.StringIO()), redirect_stderr(said):
+        code = cli(line)
+    if code:
+        raise RuntimeError(f"mismatch-cli {' '.join(line)}: {said.getvalue()[-2000:]}")
+    run.with_suffix(".seconds").write_text(f"{time.perf_counter() - began:.1f}")
+
+
 @dataclass(frozen=True)
 class Bisected:
     """A search that has ended, now or earlier."""
@@ -80,10 +96,10 @@ class Bisected:
     folder: Path
 
     @classmethod
-    def of(cls, planted: Planted, *flags: str) -> Bisected:
+    def of(cls, planted: Planted, by: Typed = typed) -> Bisected:
         found = planted.run.parent.parent.parent / "bisected" / planted.run.parent.name / planted.run.name
         if not (found / "summary.json").exists():
-            typed(["bisect", str(planted.run), *planted.flags, *flags, "--no-plots", "--quiet", "--output", str(found)])
+            by(["bisect", str(planted.run), *planted.flags, "--no-plots", "--quiet", "--output", str(found)])
         return cls(found)
 
     @property
@@ -123,8 +139,13 @@ def causes_table(beds: Sequence[Bed], plants: Sequence[Plant]) -> Iterator[str]:
 
 def _cause(plant: Plant, bed: Bed) -> tuple[tuple[str, ...], str]:
     try:
-        planted = plant.make(bed)
-        bisected = Bisected.of(planted)
+        if plant.here is None:
+            planted = plant.make(bed)
+            bisected = Bisected.of(planted)
+        else:
+            with plant.here():
+                planted = plant.make(bed.by(typed_here))
+                bisected = Bisected.of(planted, typed_here)
     except RuntimeError as error:
         return (f"refused: {' '.join(str(error).split())[-300:]}",), "refused"
     found = bisected.found
@@ -203,7 +224,8 @@ def plants_table(beds: Sequence[Bed], plants: Sequence[Plant]) -> Iterator[str]:
 
 def _against_clean(plant: Plant, bed: Bed) -> str:
     try:
-        made = gap(plant.make(bed).run)
+        with nullcontext() if plant.here is None else plant.here():
+            made = gap(plant.make(bed if plant.here is None else bed.by(typed_here)).run)
     except RuntimeError as error:
         return f"refused: {' '.join(str(error).split())[-160:]}"
     return f"{made:.1e} ({made / gap(bed.clean(plant.dtype)):.2g} ×)"

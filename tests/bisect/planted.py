@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,14 @@ from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
 from mismatch_cli.trace.shards import open_shard
 from mismatch_cli.trace.writer import write_shard
-from tests.bisect.changed_models import copied, rounded_to_int8, scaled, stale, with_rounded_norms
+from tests.bisect.changed_models import (
+    copied,
+    rounded_norms_in_vllm,
+    rounded_to_int8,
+    scaled,
+    stale,
+    with_rounded_norms,
+)
 from tests.families import save_family
 
 Typed = Callable[[list[str]], None]  # runs a command line of mismatch-cli, which has to succeed
@@ -28,7 +37,6 @@ BUNDLED, LLAMA, GEMMA, MOE = MODELS = ("bundled", "llama", "gemma2", "qwen3_moe"
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
 SAMPLED = "--num-prompts 32 --samples-per-prompt 2 --max-tokens 48 --top-logprobs 0"
 _BRIEF = "--noise-responses 16 --threads 1 --no-plots --quiet --force"
-_PADDING = 2  # the token of the bundled tokenizer
 
 
 class Bed:
@@ -60,6 +68,12 @@ class Bed:
             self._typed([command, *arguments, "--output", str(run)])
         return run
 
+    def by(self, typed: Typed) -> Bed:
+        """The same bed, whose runs are made otherwise."""
+        found = copy(self)
+        found._typed = typed
+        return found
+
     def clean(self, dtype: str = FLOAT32) -> Path:
         """Nothing is planted."""
         return self.probed(f"clean-{dtype}", dtype=dtype)
@@ -72,9 +86,13 @@ class Bed:
         return with_rounded_norms(self.model, self._models / f"{self.name}-rounded-norms")
 
     @property
+    def config(self) -> dict[str, Any]:
+        return dict(json.loads((Path(self.model) / "config.json").read_text()))
+
+    @property
     def rope(self) -> dict[str, Any]:
-        """How the model encodes positions, by its configuration."""
-        return dict(json.loads((Path(self.model) / "config.json").read_text())["rope_parameters"])
+        """How the model encodes positions."""
+        return dict(self.config["rope_parameters"])
 
 
 @dataclass(frozen=True)
@@ -90,7 +108,8 @@ class Plant:
     """One cause: the models it applies to, the names that are right, and how it is made.
 
     `dtype` is that of the clean run beside which its gap is looked at. `parts`: the tensors or modules that it is in,
-    where a cause names some. `in_vllm`: a context in which the engine is another one, in this process alone.
+    where a cause names some. `here`: what makes the engine of this process another one; both the trace and the search
+    are to be made in it.
     """
 
     name: str
@@ -99,6 +118,7 @@ class Plant:
     make: Callable[[Bed], Planted]
     dtype: str = FLOAT32
     parts: tuple[str, ...] = ()
+    here: Callable[[], AbstractContextManager[None]] | None = None
 
     def is_named_by(self, cause: Mapping[str, Any]) -> bool:
         """Whether a row of `causes` is this one: by its setting, and by its parts where it names the kind alone."""
@@ -182,15 +202,15 @@ def attended_padding(bed: Bed) -> Planted:
         broken = shutil.copytree(source, bed.runs / "padded.part", dirs_exist_ok=True)
         trainer = Trainer.load(bed.model, dtype=FLOAT32, sampling=SamplingSettings())
         for shard in sorted((broken / "trace").glob("shard-*.parquet")):
-            _score_padded(shard, trainer)
+            _score_padded(shard, trainer, bed.config["pad_token_id"])
         broken.rename(run)
     return Planted(run)
 
 
-def _score_padded(shard: Path, trainer: Trainer) -> None:
+def _score_padded(shard: Path, trainer: Trainer, token: int) -> None:
     table = open_shard(shard).read()
     asked = requests_of(table)
-    padding = padded_to(max(len(request.prompt_ids) for request in asked), _PADDING).prompt
+    padding = padded_to(max(len(request.prompt_ids) for request in asked), token).prompt
     read = [ScoreRequest(padding(request.prompt_ids), request.response_ids) for request in asked]
     scores = trainer.score(read, token_budget=8192)
     columns = {"logp_trainer": "logp_T", "entropy_trainer": "entropy_T", "rank_trainer": "rank_T"}
@@ -211,6 +231,10 @@ PLANTS = (
     Plant("fp8 KV cache", MODELS, ("kv_cache_dtype",), _flagged("fp8", *FP8, dtype=BFLOAT16), BFLOAT16),
     Plant("fp8 KV cache in float32", MODELS, ("kv_cache_dtype",), _flagged("fp8-float32", *FP8, dtype=FLOAT32)),
     Plant("RMSNorm rounded in the trainer", MODELS, ("norm",), _rounded_norms),
+    Plant(
+        "RMSNorm rounded in the engine", MODELS, ("norm",), _flagged("rounded-engine", dtype=FLOAT32),
+        here=rounded_norms_in_vllm,
+    ),
     Plant("RoPE base, trainer", MODELS, _POSITIONS, _positions_of_trainer("base", other_base)),
     Plant("RoPE base, engine", MODELS, _POSITIONS, _positions_of_engine("base-engine", other_base)),
     Plant("RoPE scaling, trainer", MODELS, _POSITIONS, _positions_of_trainer("scaling", other_scaling)),
