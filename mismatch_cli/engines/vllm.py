@@ -233,12 +233,10 @@ class VllmEngine:
                 use_tqdm=progress_bar(on_finished),
                 lora_request=self._lora,
             )
-        except KeyboardInterrupt:  # what is queued is dropped: the next `generate` would run it first
-            engine = self.llm.llm_engine
+        except BaseException as error:
+            engine = self.llm.llm_engine  # what is queued is dropped: the next `generate` would run it first, or hang
             engine.abort_request(list(engine.output_processor.request_states), internal=True)
-            raise
-        except Exception as error:
-            if not _is_unsupported(error):
+            if not (isinstance(error, Exception) and _is_unsupported(error)):
                 raise
             model = self.llm.llm_engine.vllm_config.model_config
             raise MismatchError(

@@ -87,7 +87,8 @@ class FakeServer:
             return 200, {}, b'vllm:cache_config_info{cache_dtype="auto",enable_prefix_caching="True"} 1.0\n'
         if path != "/v1/completions":
             return 404, {}, b"{}"
-        answer = completion(json.loads(body))
+        asked = json.loads(body)
+        answer = reading(asked["prompt"]) if "prompt_logprobs" in asked else completion(asked)
         changed = self.tamper(answer)
         return 200, {}, changed if isinstance(changed, bytes) else json.dumps(answer).encode()
 
@@ -119,6 +120,16 @@ def completion(asked: dict[str, Any]) -> dict[str, Any]:
             }
         ],
     }
+
+
+def reading(prompt: list[int]) -> dict[str, Any]:
+    """As vLLM answers where it is asked for log-probs of a prompt: of no first token, and of each other by its id."""
+    logits_V = -0.05 * np.arange(VOCABULARY)
+    logp_V = logits_V - np.logaddexp.reduce(logits_V)
+    entries = [{str(i): {"logprob": float(logp_V[i]), "rank": i + 1, "decoded_token": '"1": '}} for i in prompt[1:]]
+    choice = {"index": 0, "text": "x", "token_ids": [0], "finish_reason": "length", "logprobs": None}
+    choice |= {"prompt_token_ids": prompt, "prompt_logprobs": [None, *entries]}
+    return {"id": f"cmpl-{uuid.uuid4().hex}", "model": "tiny", "choices": [choice]}
 
 
 def _normalised(logp_V: np.ndarray) -> np.ndarray:

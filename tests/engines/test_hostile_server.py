@@ -12,7 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatch_cli.engines import EngineSettings, Request, _server_http, create_engine, sample_checked, server
+from mismatch_cli.engines import (
+    EngineSettings,
+    Forced,
+    Request,
+    _server_http,
+    create_engine,
+    prefill_checked,
+    sample_checked,
+    server,
+)
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.places import bundled
 from mismatch_cli.sampling import SamplingSettings
@@ -77,6 +86,47 @@ def test_a_request_is_asked_for_in_its_own_way(fake, monkeypatch):
     assert [len(r.response_ids) for r in sample(engine, mixed)] == [4, 2] * 3
     told = {tuple(a["prompt"]): (a["temperature"], a["top_p"], a["max_tokens"]) for a in asked}  # and two looks at it
     assert [told[tuple(r.prompt_ids)] for r in REQUESTS] == [(1.0, 1.0, 4), (0.6, 0.95, 2)] * 3
+
+
+def _lies_about(**told: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda answer: answer["choices"][0].update(told)
+
+
+def _changes_one(entry: Any) -> Callable[[dict[str, Any]], None]:
+    def tamper(answer: dict[str, Any]) -> None:
+        answer["choices"][0].get("prompt_logprobs", [None])[-1] = entry  # an answer to other questions has none
+
+    return tamper
+
+
+# Of the tokens 5, 6, 7, 8.
+READINGS = [
+    (_lies_about(prompt_token_ids=[5, 6, 7, 9]), "read another prompt"),
+    (_lies_about(prompt_token_ids=None), "does not return token ids"),
+    (_lies_about(prompt_logprobs=None), "does not hold a log-prob for each token"),
+    (_lies_about(prompt_logprobs=[None, {"6": {"logprob": -1.0}}]), "does not hold a log-prob for each token"),
+    (_changes_one(None), "of other tokens than its prompt's"),
+    (_changes_one({"9": {"logprob": -1.0}}), "of other tokens than its prompt's"),
+    (_changes_one({"8": -1.0}), "of other tokens than its prompt's"),
+    (_changes_one({"8": {"logprob": None}}), "reported log μ = nan for token 1 of a response to prompt 3"),
+    (_changes_one({"8": {"logprob": 0.5}}), "reported log μ = 0.5 for token 1 of a response to prompt 3"),
+    (_changes_one({"8": {"logprob": -9999.0}}), "Token 1 of a response to prompt 3 has probability 0"),
+    (lambda answer: answer.update(model="another"), "of the model 'another'"),
+    (lambda answer: answer.update(choices=[]), "not one completion"),
+]
+
+
+def test_recorded_tokens_are_read_by_an_honest_server_and_by_no_other(fake):
+    engine = engine_at(fake)
+    responses = [Forced([5, 6], [7, 8]), Forced([5], [8, 2047, 0])]
+    expected_V = -0.05 * np.arange(2048) - np.logaddexp.reduce(-0.05 * np.arange(2048))
+    found = prefill_checked(engine, responses, [3, 4], lambda count: None)
+    for logp_T, response in zip(found, responses, strict=True):
+        np.testing.assert_allclose(logp_T, expected_V[response.response_ids], atol=1e-5)
+    for tamper, message in READINGS:
+        fake.tamper = tamper
+        with pytest.raises(MismatchError, match=message):
+            prefill_checked(engine, responses[:1], [3], lambda count: None)
 
 
 # What is sent on the line itself.

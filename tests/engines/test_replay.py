@@ -17,6 +17,8 @@ from mismatch_cli.engines import (
     EngineSettings,
     Forced,
     Request,
+    _hf_replay,
+    _vllm_replay,
     can,
     create_engine,
     prefill_checked,
@@ -194,6 +196,23 @@ def test_ctrl_c_leaves_the_engine_as_it_was(engine, rollouts):
         with pytest.raises(KeyboardInterrupt):
             read(engine, of(rollouts), interrupted)
         hold_equal(sampled(engine), rollouts)
+    hold_equal(replay(engine, of(rollouts)), rollouts)
+
+
+def test_a_failure_in_the_middle_leaves_nothing_queued(engine, rollouts, monkeypatch):
+    """What vLLM had begun would have the next call wait for ever."""
+    place, name = (_vllm_replay, "_recorded") if hasattr(engine, "llm") else (_hf_replay.Forcing, "__call__")
+    chosen, steps = getattr(place, name), iter(range(99))
+
+    def failing(*given: Any) -> Any:
+        if next(steps) == 6:
+            raise RuntimeError("out of memory")
+        return chosen(*given)
+
+    monkeypatch.setattr(place, name, failing)
+    with pytest.raises(MismatchError, match=r"failed while replaying recorded tokens \(RuntimeError: out of memory\)"):
+        replay(engine, of(rollouts))
+    hold_equal(sampled(engine), rollouts)
     hold_equal(replay(engine, of(rollouts)), rollouts)
 
 

@@ -24,7 +24,7 @@ import pytest
 import torch
 
 from mismatch_cli.cli import run
-from mismatch_cli.engines import EngineSettings, Request, create_engine, sample_checked
+from mismatch_cli.engines import EngineSettings, Forced, Request, create_engine, prefill_checked, sample_checked
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.models import load_causal_lm
 from mismatch_cli.places import bundled
@@ -116,6 +116,26 @@ def test_mu_is_the_distribution_that_was_sampled(url, model, sampling):
     assert_mu_is_what_was_sampled(model, rollouts, sampling)
     if not sampling.truncates:  # both kinds occurred: the sampled token among the top K, and outside
         assert {-1, 1} <= {int(rank) for r in rollouts for rank in r.rank_rollout_T}
+
+
+def test_recorded_tokens_are_read_at_once(both, model):
+    """Whichever log-probs a server reports of what it samples."""
+    responses = [Forced(PROMPTS[i % 4], [7 + i, 1, 300 - i, 8][: 1 + i % 4]) for i in range(9)]
+    whole = Forced(PROMPTS[0], list(range(3, 512)))  # with the prompt as long as the context
+    for url in both:
+        counts: list[int] = []
+        found = prefill_checked(engine_at(url), responses, range(9), counts.append)
+        assert sum(counts) == 9
+        for logp_T, response in zip(found, responses, strict=True):
+            with torch.inference_mode():
+                logits_TV = model(torch.tensor([response.prompt_ids + response.response_ids])).logits[0]
+            logp_TV = logits_TV[len(response.prompt_ids) - 1 : -1].log_softmax(-1)
+            expected_T = logp_TV.gather(1, torch.tensor(response.response_ids)[:, None])[:, 0]
+            np.testing.assert_allclose(logp_T, expected_T, atol=1e-5, rtol=1e-6)
+        with pytest.raises(MismatchError, match=r"only where one more fits\. Start it with --max-model-len 513"):
+            prefill_checked(engine_at(url), [whole], [0], lambda count: None)
+    with pytest.raises(MismatchError, match=r"before temperature and truncation.* Use --engine vllm"):
+        prefill_checked(engine_at(both[0], TRUNCATED), responses, range(9), lambda count: None)
 
 
 def test_seeds_make_responses_and_their_end_is_told(url):
