@@ -106,7 +106,8 @@ class Searching:
 
     def measured(self) -> Measured:
         """All legs as they are on disk now."""
-        return Measured(self.runner.legs.tokens, self.runner.legs.column)
+        legs = self.runner.legs
+        return Measured(legs.tokens.in_support(legs.run_folder / LEGS), legs.column)
 
     def is_explained(self) -> bool:
         """Whether what has been found leaves too little of the gap to search on."""

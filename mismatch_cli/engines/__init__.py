@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from mismatch_cli import registry
-from mismatch_cli.engines._checks import check_finite, check_fits, check_rollout, check_support
+from mismatch_cli.engines._checks import check_fits, check_read, check_replayed, check_rollout
 from mismatch_cli.errors import MismatchError, UsageError, first_line
 from mismatch_cli.ranks import ALONE, World
 from mismatch_cli.ranks.joined import is_lost_rank
@@ -298,7 +298,7 @@ def replay_checked(
 ) -> list[Rollout]:
     """Decode recorded tokens again; a `MismatchError` names the prompt of a response that did not come back as it was.
 
-    A response without tokens comes back as it is.
+    A response without tokens comes back as it is; a token that truncation leaves out under these settings has −∞.
     """
     read = _readable(engine, responses, prompt_id_S, on_finished)
     with engine_failures("replaying recorded tokens", "What was computed before is kept"):
@@ -310,8 +310,7 @@ def replay_checked(
                 f"The engine decoded other tokens than those recorded of a response to prompt {prompt_id}. Switch off "
                 "what chooses tokens beside its sampler (speculative decoding, structured outputs, a plug-in)."
             )
-        check_support(prompt_id, rollout.logp_rollout_T)
-        check_rollout(prompt_id, rollout)
+        check_replayed(prompt_id, rollout)
     return rollouts
 
 
@@ -331,8 +330,7 @@ def prefill_checked(
                 f"The engine returned {len(logp_T)} log-probs for the {len(response.response_ids)} tokens of a "
                 f"response to prompt {prompt_id}. Report it to the engine's authors."
             )
-        check_support(prompt_id, logp_T)
-        check_finite(prompt_id, logp_T)
+        check_read(prompt_id, logp_T)
     return logps
 
 

@@ -19,8 +19,18 @@ def check_rollout(prompt_id: int, rollout: Rollout) -> None:
         from mismatch_cli.routing.routes import check_routes
 
         check_routes(rollout.routes_FMK, len(rollout.prompt_ids) + len(rollout.response_ids) - 1, prompt_id)
+    check_finite(prompt_id, rollout.logp_rollout_T)
+    _check_placeholders(prompt_id, rollout)
+
+
+def check_replayed(prompt_id: int, rollout: Rollout) -> None:
+    """The same for recorded tokens, which may be impossible under other settings than those that sampled them."""
+    check_read(prompt_id, rollout.logp_rollout_T)
+    _check_placeholders(prompt_id, rollout)
+
+
+def _check_placeholders(prompt_id: int, rollout: Rollout) -> None:
     logp_T = rollout.logp_rollout_T
-    check_finite(prompt_id, logp_T)
     # A certain token has rank 1; exactly 0.0 elsewhere is a placeholder for "not computed".
     placeholder_T = (logp_T == 0) & (rollout.rank_rollout_T > 1)
     if placeholder_T.any():
@@ -36,23 +46,22 @@ def check_finite(prompt_id: int, logp_T: np.ndarray) -> None:
     """Refuse what is not the log-probability of a token that can be drawn."""
     import numpy as np
 
-    bad_T = ~np.isfinite(logp_T) | (logp_T > 0)
+    _refuse(prompt_id, logp_T, ~np.isfinite(logp_T) | (logp_T > 0), "A sampled token has a finite log-probability")
+
+
+def check_read(prompt_id: int, logp_T: np.ndarray) -> None:
+    """Refuse what is not a log-probability; of a token that truncation leaves out under these settings it is −∞."""
+    import numpy as np
+
+    _refuse(prompt_id, logp_T, np.isnan(logp_T) | (logp_T > 0), "A token has a log-probability")
+
+
+def _refuse(prompt_id: int, logp_T: np.ndarray, bad_T: np.ndarray, what: str) -> None:
     if bad_T.any():
         position = int(bad_T.argmax())
         raise MismatchError(
             f"The engine reported log μ = {logp_T[position]:g} for token {position} of a response to prompt "
-            f"{prompt_id}. A sampled token has a finite log-probability of at most 0: "
-            "try another --rollout-dtype, or report it to the engine's authors."
-        )
-
-
-def check_support(prompt_id: int, logp_T: np.ndarray) -> None:
-    """Under other settings than those that sampled it, a token may have become impossible."""
-    if (logp_T == float("-inf")).any():
-        position = int(logp_T.argmin())
-        raise MismatchError(
-            f"Token {position} of a response to prompt {prompt_id} has probability 0 in this engine: top-p, top-k or "
-            "min-p leave it out there. Compare responses that were sampled without truncation."
+            f"{prompt_id}. {what} of at most 0: try another --rollout-dtype, or report it to the engine's authors."
         )
 
 

@@ -68,7 +68,7 @@ class BisectionAnalysis(Study):
         def column(leg: str, side: str) -> np.ndarray:
             return tokens.flat(folder / LEGS / leg, f"logp_{side}")
 
-        return cls(folder, Search.of(folder), Measured(tokens, column))
+        return cls(folder, Search.of(folder), Measured(tokens.in_support(folder / LEGS), column))
 
     @cached_property
     def trace(self) -> Trace:
