@@ -191,9 +191,9 @@ def _adapter_digest(side: Mapping[str, Any]) -> str | None:
 
 
 def group_name(names: Sequence[str]) -> str:
-    """The tensor, or the modules that hold all of them; `weights` where they have nothing in common but the model."""
+    """The tensor, or what holds all of them in one layer; `weights` where they lie in several."""
     if len(names) == 1:
         return names[0]
     by_place = zip(*(name.split(".") for name in names), strict=False)
     shared = [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, by_place)]
-    return ".".join(shared) if len(shared) > 1 else "weights"
+    return ".".join(shared) if any(part.isdecimal() for part in shared) else "weights"

@@ -318,6 +318,7 @@ class BisectionAnalysis(Study):
             "name": self.name(row),
             **{name: shown(getattr(experiment, name)) for name in names},
             "cause": self.why(row),
+            "check": next((f["check"] for f in self.search.findings or () if f["setting"] == experiment.setting), None),
             "share": row.share.to_dict(),
             "effect": {measure: change.to_dict() for measure, change in row.change.items()},
             "left": row.left,

@@ -249,7 +249,7 @@ PLANTS = (
         "bfloat16 LM head, engine in float32", MODELS, ("head_dtype",),
         _flagged("low-head-engine", *head_of_engine(BFLOAT16), dtype=FLOAT32),
     ),
-    Plant("weights of int8, engine", MODELS, ("weights", "model.layers"), _engine("int8", tensors=rounded_to_int8)),
+    Plant("weights of int8, engine", MODELS, ("weights",), _engine("int8", tensors=rounded_to_int8)),
     Plant(
         "one tensor × 1.01, trainer", (BUNDLED, LLAMA, MOE), ("weights", SCALED),
         _trainer("scaled", tensors=scaled(SCALED, 1.01)), parts=(SCALED,),

@@ -169,7 +169,7 @@ def test_a_result_as_json_and_in_groups(planted):
     assert as_json["compared"] == found.compared and as_json["unread"] == []
     assert as_json["differing"][0].keys() == {"tensor", "relation", "relative", "detail"}
     groups = {group.relation: group for group in found.groups()}
-    assert groups["scaled"].name == Q and groups["rounded"].name == "model.layers"
+    assert groups["scaled"].name == Q and groups["rounded"].name == "weights"
     assert set(groups["other"].tensors) == {K, UP, *GATES}
     assert group_name([Q, "lm_head.weight"]) == "weights"
     assert group_name([UP, GATES[0]]) == "model.layers.0.mlp"
@@ -257,7 +257,7 @@ def test_a_quantised_engine_is_read_in_the_names_of_the_trainer(tmp_path):
     assert (found.compared, found.unread) == (len(saved.shapes), {})
     assert {d.tensor for d in found.differing} == {name for name in saved.shapes if "_proj" in name}
     assert all(d.detail.startswith("to int8 values per row") for d in found.differing)
-    assert [(group.name, group.relation) for group in found.groups()] == [("model.layers", "rounded")]
+    assert [(group.name, group.relation) for group in found.groups()] == [("weights", "rounded")]
     loaded = load_causal_lm(str(folder_with(trainer, tmp_path / "kept", found.groups()[0].tensors, tmp_path / "with")))
     of_int8 = _to_int8(saved.read(DOWN).float(), dim=1)
     assert (loaded.state_dict()[DOWN].float() - of_int8).abs().max() <= 2**-8 * of_int8.abs().max()
