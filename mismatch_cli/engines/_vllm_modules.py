@@ -74,7 +74,7 @@ def check_in_reach(llm: Any) -> None:
     if parallel.world_size > 1:
         raise MismatchError(
             f"vLLM is spread over {parallel.world_size} processes, each with a part of every module: they cannot be "
-            "compared with the trainer's. Use --tensor-parallel-size 1 and --pipeline-parallel-size 1."
+            "compared with the trainer's. Use --engine-arg tensor_parallel_size=1, without other parallelism."
         )
     if type(llm.llm_engine.engine_core).__name__ != "InprocClient":
         raise MismatchError(

@@ -141,7 +141,7 @@ def _record(folder: Path, rollout: np.ndarray, trainer: np.ndarray, responses: i
     known = pa.table({"id": pa.array(range(5), pa.int32()), "bytes": [piece.encode() for piece in pieces]})
     vocabulary = folder / "vocab.parquet"
     pq.write_table(known, vocabulary)
-    write_as_recorded(folder / LEGS / AS_RECORDED, [table], MANIFEST, vocabulary)
+    write_as_recorded(folder / LEGS / AS_RECORDED, [table], MANIFEST, vocabulary, equal=True)
     vocabulary.unlink()
 
 

@@ -20,7 +20,7 @@ CAPTION = (
     "‖engine − trainer‖ / ‖trainer‖ of the residual stream in float64, over the responses whose modules were compared. "
     "Left (on a phone above): what has gathered before the attention and the MLP of each layer, and behind its MLP. "
     "Right (below): what attention and MLP of each layer bring in. A block that stands out computes otherwise; a "
-    "straight climb is rounding that adds up. Both axes are logarithmic; what is equal to the bit has no mark."
+    "straight climb is rounding that adds up. Errors are on logarithmic axes; what is equal to the bit has no mark."
 )
 _POINTS = {"before": 0.0, "attention": 1 / 3, "mlp": 2 / 3}  # of a layer
 _MARKED = 40  # layers, of which every point is marked
