@@ -60,7 +60,7 @@ def first_of(found: dict[str, Any], plant: Plant) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_a_kv_cache_of_eight_bits(tmp_path):
-    bed = Bed(tmp_path, BUNDLED, typed, "--num-prompts 16 --samples-per-prompt 1 --max-tokens 24 --top-logprobs 0")
+    bed = Bed(tmp_path, BUNDLED, typed, "--num-prompts 14 --samples-per-prompt 1 --max-tokens 16 --top-logprobs 0")
     plant = planted("fp8 KV cache in float32")
     found = bisected(plant.make(bed).run, tmp_path / "run", "--stages", "2")
     first = first_of(found, plant)
@@ -71,7 +71,7 @@ def test_a_kv_cache_of_eight_bits(tmp_path):
 @pytest.mark.slow
 def test_one_tensor_that_is_a_hundredth_too_large(tmp_path):
     model = copied(MODEL, tmp_path / "model", tensors=scaled(SCALED, 1.01))
-    found = bisected(rescored(tmp_path / "trace", model), tmp_path / "run", "--stages", "0", "--responses", "24")
+    found = bisected(rescored(tmp_path / "trace", model), tmp_path / "run", "--stages", "0", "--responses", "14")
     first = first_of(found, planted("one tensor × 1.01, trainer"))
     assert first["parts"] == [SCALED] and first["share"]["low"] > 0.99
     assert found["unexplained"]["value"] < 0.01
