@@ -114,7 +114,7 @@ def _fork_on_demand() -> None:
                 order = json.loads(line)
                 pid = os.fork()
                 if not pid:
-                    _become(order)
+                    become(order)
                 codes[pid] = order["code"]
                 os.write(1, f"{pid}\n".encode())
         for pid in list(codes):
@@ -127,7 +127,8 @@ def _fork_on_demand() -> None:
     os._exit(0)
 
 
-def _become(order: dict) -> None:
+def become(order: dict) -> None:
+    """The program that is ordered, in this process, which ends with it."""
     os.setsid()
     os.environ.clear()
     os.environ.update(order["env"])

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -18,6 +17,7 @@ import pytest
 
 from mismatch_cli.engines import engine_failures
 from mismatch_cli.places import bundled
+from tests.ranks.launcher import launched, ranks_of
 from tests.ranks.on_ranks import as_ranks
 from tests.warm import Forked, cli
 
@@ -26,12 +26,13 @@ CLI = [sys.executable, "-m", "mismatch_cli"]
 TRAIN = ("train", "--max-tokens", "48", "--samples-per-prompt", "4", "--prompts-per-step", "4", "--eval-every", "0",
          "--eval-samples", "1", "--checkpoint-every", "1", "--no-plots", "--num-problems", "8",
          "--learning-rate", "5e-4")  # fmt: skip
-PROBE = ("probe", "--engine", "hf", "--num-prompts", "60", "--samples-per-prompt", "6", "--max-tokens", "16",
+PROBE = ("probe", "--engine", "hf", "--num-prompts", "48", "--samples-per-prompt", "6", "--max-tokens", "8",
          "--no-plots", "--quiet", "--noise-responses", "20")  # fmt: skip
 
 
 def run(*arguments: str, environment: dict[str, str] | None = None) -> tuple[int | None, str]:
-    process = cli(*arguments, env=environment)
+    ranks = launched(*arguments, ranks=2) if "--nproc" in arguments else None
+    process = ranks or cli(*arguments, env=environment)
     said = process.ended(within=150)
     return process.returncode, said
 
@@ -39,17 +40,6 @@ def run(*arguments: str, environment: dict[str, str] | None = None) -> tuple[int
 def lines(folder: Path) -> list[dict]:
     path = folder / "metrics.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-
-
-def ranks_of(launcher: int) -> dict[int, int]:
-    """The process of each rank."""
-    found = {}
-    for thread in Path(f"/proc/{launcher}/task").iterdir():
-        for child in (thread / "children").read_text().split():
-            with suppress(OSError):  # it has just ended
-                settings = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-                found |= {int(s.removeprefix(b"RANK=")): int(child) for s in settings if s.startswith(b"RANK=")}
-    return found
 
 
 def is_alive(process: int) -> bool:
@@ -65,17 +55,16 @@ class Training:
 
     def __init__(self, folder: Path, *more: str) -> None:
         self.folder = folder
-        arguments = [*CLI, *TRAIN, *more, "--nproc", "2", "--output", str(folder)]
-        self.launcher = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.launcher = launched(*TRAIN, *more, "--nproc", "2", "--output", str(folder), ranks=4)
         until = time.monotonic() + 100
         while len(lines(folder)) < 1:
-            assert self.launcher.poll() is None and time.monotonic() < until, self.launcher.stderr.read()
+            assert self.launcher.poll() is None and time.monotonic() < until, self.launcher.said()
             time.sleep(0.1)
         self.ranks = ranks_of(self.launcher.pid)
         assert sorted(self.ranks) == [0, 1]
 
     def ended(self, within: float = 60) -> tuple[int, str]:
-        _, said = self.launcher.communicate(timeout=within)
+        said = self.launcher.ended(within)
         for _ in range(50):
             if not any(map(is_alive, self.ranks.values())):
                 return self.launcher.returncode, said
@@ -105,7 +94,7 @@ def test_two_ranks_train_with_vllm_until_ctrl_c(tmp_path):
 
 def test_a_rank_that_is_killed_is_made_good_by_as_many_restarts_as_asked_for(tmp_path):
     """Then it takes the others along."""
-    training = Training(tmp_path / "run", "--engine", "hf", "--steps", "50", "--max-restarts", "1")
+    training = Training(tmp_path / "run", "--engine", "hf", "--steps", "50", "--max-restarts", "1", "--max-tokens", "16")
     os.kill(training.ranks[1], signal.SIGKILL)
     before, first = len(lines(tmp_path / "run")), training.ranks
     while len(lines(tmp_path / "run")) <= before + 1:  # one step may just have been under way
@@ -158,7 +147,7 @@ def test_diagnose_finds_what_one_rank_finds(tmp_path):
     diagnose = ("diagnose", "--earlier-model", MODEL, "--quiet", "--no-plots", "--output")
     started = [  # the last two as a cluster would: each by itself
         cli(*diagnose, str(tmp_path / "one")),
-        cli(*diagnose, str(tmp_path / "dealt"), "--nproc", "2"),
+        launched(*diagnose, str(tmp_path / "dealt"), "--nproc", "2", ranks=2),
         *(cli(*diagnose, str(tmp_path / "spread"), "--sharded", env=place) for place in as_ranks(2)),
     ]
     for process in started:
