@@ -26,6 +26,7 @@ from mismatch_cli.bisect.runner import leg_of
 from mismatch_cli.bisect.searching import Searching
 from mismatch_cli.bisect.weights import compare_adapters, compare_weights
 from mismatch_cli.engines import Engine, OpenEngine, can
+from mismatch_cli.errors import MismatchError
 from mismatch_cli.trace.reader import Trace
 
 _NOT_THE_ENGINE = (
@@ -54,7 +55,11 @@ def bookkeeping(run: Searching, diagnose: Diagnose) -> None:
     for experiment, change in _of_models(run):
         run.check_time()
         leg = leg_of(TRAINER, change, f"trainer with the rollout’s {experiment['setting']}")
-        run.runner.read_trainer([leg], run.enough(lambda read: (run.search.base[0], read.name)))
+        try:
+            run.runner.read_trainer([leg], run.enough(lambda read: (run.search.base[0], read.name)))
+        except MismatchError as error:  # pickled weights, or a configuration that the trainer's weights do not fit
+            run.cannot_try(experiment["setting"], TRAINER, experiment["better"], str(error))
+            continue
         after = (run.search.base[0], leg.name)
         run.add(Experiment(**experiment, stage=0, before=run.search.base, after=after))
 

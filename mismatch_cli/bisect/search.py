@@ -14,6 +14,7 @@ from mismatch_cli.bisect.search_config import STAGES, BisectConfig
 from mismatch_cli.bisect.searching import Searching
 from mismatch_cli.bisect.turning import turn_settings, turn_together
 from mismatch_cli.dealing import ALL_HERE, Ranks
+from mismatch_cli.recording.ours import remove_results
 from mismatch_cli.recording.record import record
 from mismatch_cli.recording.rollouts import Progress
 from mismatch_cli.torch_settings import prepare_imports
@@ -23,10 +24,18 @@ from mismatch_cli.trace.reader import Trace
 PROBE = "probe"  # the run in a search's folder that probed its model
 
 
-def traced(config: BisectConfig, folder: Path, progress: Progress, ranks: Ranks = ALL_HERE) -> Trace:
-    """The trace that was named; where it was a model, that of a probe of it in the folder, resumed where it stopped."""
+def traced(
+    config: BisectConfig, folder: Path, progress: Progress, ranks: Ranks = ALL_HERE, *, anew: bool = False
+) -> Trace:
+    """The trace that was named; where it was a model, that of a probe of it in the folder, resumed where it stopped.
+
+    `anew`: what an earlier search has left in the folder goes before the probe.
+    """
     if not config.is_model:
         return Trace.open(Path(config.trace))
+    with ranks.first_before_others() as first:
+        if first and anew:
+            remove_results(folder)
     run_folder, manifest = folder / PROBE, {"command": "probe", "flags": {}}
     known = run_folder / "trace" / FILE_NAME
     record(config.probe(), run_folder, read_manifest(known.parent) if known.is_file() else manifest, progress, ranks)
@@ -41,13 +50,16 @@ def search(
     diagnose: Diagnose,
     ranks: Ranks = ALL_HERE,
     flags: Mapping[str, Any] | None = None,
+    *,
+    anew: bool = False,
 ) -> None:
-    """Write `folder/legs/` and `folder/search.json`; what is there is not measured again. The caller holds the folder.
+    """Write `folder/legs/` and `folder/search.json`; what is there is not measured again, unless it begins `anew`.
 
-    `diagnose` answers with the faults of a trace, the one that explains most first; `flags` are kept for a resumed run.
+    The caller holds the folder. `diagnose` answers with the faults of a trace, the one that explains most first;
+    `flags` are kept for a resumed run.
     """
     prepare_imports()
-    run = Searching.begin(config, source, folder, progress, ranks)
+    run = Searching.begin(config, source, folder, progress, ranks, anew)
     run.search.flags = dict(flags or {})
     run.search.gap = run.measured().sums(RECORDED).mean()
     run.save()

@@ -110,7 +110,22 @@ class BisectConfig(ThreadSettings, Recorded):
         path = Path(self.trace).expanduser()
         if path.exists():
             return (path / "config.json").is_file() and not (path / FILE_NAME).is_file()
-        return self.trace not in bundled_names() and not path.is_absolute() and self.trace.count("/") == 1
+        of_hub = not path.is_absolute() and self.trace.count("/") == 1 and not path.parent.is_dir()
+        return of_hub and self.trace not in bundled_names()
+
+    # What is checked before a folder is made, as all that record have it
+
+    @property
+    def scorer(self) -> str | None:
+        return self.trainer_model
+
+    @property
+    def scorer_adapter(self) -> str | None:
+        return self.trainer_adapter
+
+    @property
+    def engine_adapter(self) -> str | None:
+        return self.rollout_adapter
 
     @property
     def name(self) -> str:

@@ -21,6 +21,7 @@ from mismatch_cli.engines import engine_module
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.metrics.estimate import NO_SPREAD
 from mismatch_cli.models import check_model_folder
+from mismatch_cli.recording.ours import remove_results
 from mismatch_cli.recording.rollouts import Progress
 from mismatch_cli.torch_settings import set_threads
 from mismatch_cli.trace.manifest import FILE_NAME, VOCABULARY, read_manifest
@@ -48,10 +49,12 @@ class Searching:
     deadline: float | None
 
     @classmethod
-    def begin(cls, config: BisectConfig, source: Trace, folder: Path, progress: Progress, ranks: Ranks) -> Searching:
-        """Choose the tokens where that has not been done, and find both sides."""
+    def begin(
+        cls, config: BisectConfig, source: Trace, folder: Path, progress: Progress, ranks: Ranks, anew: bool
+    ) -> Searching:
+        """Choose the tokens where that has not been done, and find both sides; `anew` an earlier search goes first."""
         chosen = folder / LEGS / AS_RECORDED
-        begun = (chosen / FILE_NAME).is_file()
+        begun = (chosen / FILE_NAME).is_file() and not anew
         manifest = read_manifest(chosen) if begun else source.manifest  # the source may have changed since
         rollout = RolloutSide.of(manifest, config)
         trainer = TrainerSide.of(manifest, config, rollout)
@@ -59,6 +62,8 @@ class Searching:
         if not engine_module(rollout.engine).REMOTE:
             check_model_folder(rollout.model)
         with ranks.first_before_others() as first:
+            if first and anew and not config.is_model:  # whose probe has been made by now
+                remove_results(folder)
             if first and not begun:
                 of_both = _names_both_models(source, config)
                 tables = choose(source, config.responses, _version(source, config), equal=not of_both)
@@ -134,8 +139,9 @@ class Searching:
         """Take in what was measured."""
         self.search.add(experiments, write=self.ranks.world.first)
 
-    def leave_untried(self, setting: str, side: str, better: Any, why: str) -> None:
+    def cannot_try(self, setting: str, side: str, better: Any, why: str) -> None:
         """Say of a setting why it was not turned."""
+        self.progress.say(f"{setting} = {better} cannot be tried here: {why}")
         told = {"setting": setting, "side": side, "better": better, "why": why}
         known = [each for each in self.search.untried if (each["setting"], each["side"]) != (setting, side)]
         self.search.untried = [*known, told]

@@ -112,7 +112,8 @@ class TrainerSide:
         """From the manifest, and from flags where these say otherwise."""
         told = manifest.get("trainer") or manifest.get("recomputed") or {}
         model = config.trainer_model or _local(told.get("model")) or rollout.model
-        adapter = config.trainer_adapter or told.get("adapter") or (None if config.trainer_model else rollout.adapter)
+        named = config.trainer_model or told.get("model")  # a trainer that is known has the adapter that is known of it
+        adapter = config.trainer_adapter or told.get("adapter") or (None if named else rollout.adapter)
         dtype = config.trainer_dtype or told.get("dtype") or "auto"
         sampler = {name: told[name] for name in _SAMPLER if told.get(name) is not None}
         scoring = RescoreConfig(

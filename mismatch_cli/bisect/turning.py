@@ -45,8 +45,7 @@ def turn_settings(run: Searching) -> None:
         except (MismatchError, UsageError) as error:
             why = str(error)
         if why:
-            run.progress.say(f"{toggle.setting} = {toggle.better} cannot be tried here: {why}")
-            run.leave_untried(toggle.setting, toggle.side, toggle.better, why)
+            run.cannot_try(toggle.setting, toggle.side, toggle.better, why)
         elif run.is_explained():
             return
 

@@ -42,8 +42,9 @@ def command(
         from mismatch_cli.studies.diagnosis import faults
 
         config, folder, manifest = prepared
-        progress, ranks = common.progress_of(world), Ranks(world, sharded)
-        search(config, traced(config, folder, progress, ranks), folder, progress, faults, ranks, manifest["flags"])
+        progress, ranks, anew = common.progress_of(world), Ranks(world, sharded), not common.resume
+        source = traced(config, folder, progress, ranks, anew=anew)
+        search(config, source, folder, progress, faults, ranks, manifest["flags"], anew=anew)
         if world.first:
             common.show(BisectionAnalysis.read(folder), folder)
 
