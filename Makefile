@@ -12,7 +12,7 @@ setup: $(VENV)/.installed  ## Create .venv with everything, vLLM for CPU include
 
 $(VENV)/.installed: pyproject.toml requirements/cpu.lock requirements/dev.lock
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-compile --require-hashes --no-deps -r requirements/cpu.lock -r requirements/dev.lock
+	.ci/install $(BIN)/pip requirements/cpu.lock requirements/dev.lock
 	$(BIN)/pip install --quiet --no-compile --no-deps --no-build-isolation --editable .
 	touch $@
 
@@ -42,7 +42,7 @@ test-verl: setup .verl/.installed  ## Record batches of verl's own trainer and q
 lint: setup  ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 
 audit: setup  ## Look up known vulnerabilities of what requirements/ pins
 	.ci/audit

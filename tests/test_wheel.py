@@ -38,9 +38,7 @@ def trust_region(compared, advantage_T, *, limit: float = 1.5):
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    done = pip(
-        Path(sys.executable), "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)
-    )
+    done = pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT))
     assert done.returncode == 0, done.stderr
     return next(folder.glob("*.whl"))
 
@@ -49,21 +47,21 @@ def wheel(tmp_path_factory) -> Path:
 def core(wheel, tmp_path_factory) -> Path:
     """The `bin` of an environment that holds the core and nothing else."""
     folder = tmp_path_factory.mktemp("core")
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     python, pins = folder / "bin" / "python", folder / "pins.txt"
     lock = (ROOT / "requirements" / "cpu.lock").read_text(encoding="utf-8")
     pins.write_text("\n".join(re.findall(r"^[\w.-]+==[\w.]+", lock, re.MULTILINE)))
-    done = pip(python, "install", "--no-compile", "--constraint", str(pins), str(wheel))
+    done = pip("--python", str(python), "install", "--no-compile", "--constraint", str(pins), str(wheel))
     if done.returncode:
-        tiny = pip(python, "download", "--no-deps", "--dest", str(folder), "--constraint", str(pins), TINY)
+        tiny = pip("download", "--no-deps", "--dest", str(folder), "--constraint", str(pins), TINY)
         if tiny.returncode:
             pytest.skip(f"No package index can be reached: {why(tiny.stderr)}")
     assert done.returncode == 0, done.stderr
     return folder / "bin"
 
 
-def pip(python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    line = [python, "-m", "pip", "--disable-pip-version-check", "--retries", "1", *arguments]
+def pip(*arguments: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--retries", "1", *arguments]
     return subprocess.run(line, env=without_python_path(), capture_output=True, text=True, check=False)
 
 

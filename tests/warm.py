@@ -90,6 +90,10 @@ def _import_what_is_slow() -> None:
     from mismatch_cli.torch_settings import prepare_imports
 
     prepare_imports()
+    import pandas  # noqa: F401
+    import torch.distributed.checkpoint
+    import torch.distributed.fsdp
+    import torch.distributed.launcher.api  # noqa: F401
     import vllm.entrypoints.openai.api_server
     import vllm.model_executor.models.qwen3
     import vllm.v1.engine.async_llm

@@ -6,8 +6,6 @@ import json
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from io import StringIO
@@ -17,6 +15,7 @@ import pytest
 
 from mismatch_cli.cli import run
 from mismatch_cli.places import bundled
+from tests.warm import cli
 
 MODEL, FLOAT32, FP8 = str(bundled("model")), str(bundled("traces") / "float32"), str(bundled("traces") / "fp8-kv")
 DOCS = Path(__file__).parents[2] / "docs" / "rescore.md"
@@ -103,15 +102,15 @@ def test_the_input_is_never_written_over(rescore, tmp_path, inside):
     assert shard.read_bytes() == before
 
 
-def test_ctrl_c_says_how_to_go_on(tmp_path):
+def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     flags = ["--trainer-model", MODEL, "--weights", "newer", "--token-budget", "200", "--quiet", "--output", "run"]
-    command = [sys.executable, "-m", "mismatch_cli", "rescore", FP8, *flags]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    process = cli("rescore", FP8, *flags)
     while not (tmp_path / "run" / "trace" / "shard-00000.parquet").is_file():
-        assert process.poll() is None, process.stderr.read()
+        assert process.poll() is None, process.said()
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    errors = process.ended(within=60)
     assert process.returncode == 130
     how = "the same command with --resume, and without --force, goes on with it"
     assert errors == f"mismatch-cli: Interrupted. What was recorded is kept: {how}.\n"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 import tomllib
 
@@ -14,6 +12,7 @@ import pytest
 
 from mismatch_cli.cli import run
 from mismatch_cli.errors import MismatchError
+from tests.warm import cli
 
 SIZE = "--steps 1 --prompts-per-step 2 --samples-per-prompt 4 --max-tokens 48 --num-problems 2 --eval-samples 1"
 TRAIN = f"train --engine hf {SIZE} --eval-every 0 --trace-every 0 --threads 1".split()
@@ -170,15 +169,13 @@ def test_mistakes_are_said_in_a_sentence(flags, said, tmp_path, capfd):
 
 @pytest.mark.slow
 def test_ctrl_c_finishes_the_step_and_says_how_to_go_on(tmp_path):
-    command = [sys.executable, "-m", "mismatch_cli", *TRAIN, "--steps", "500", "-o", str(tmp_path / "run")]
-    environment = os.environ | {"COLUMNS": "200"}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    process = cli(*TRAIN, "--steps", "500", "-o", str(tmp_path / "run"), env=os.environ | {"COLUMNS": "200"})
     metrics = tmp_path / "run" / "metrics.jsonl"
     while not metrics.is_file():
-        assert process.poll() is None, process.communicate()
+        assert process.poll() is None, process.said()
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
+    errors = process.ended(within=120)
     assert process.returncode == 130
     assert "step 1/500  reward" in errors and "\x1b" not in errors  # lines in a log, no view
     assert errors.index("Finishing this step, then saving") < errors.index("--resume --output")

@@ -28,6 +28,7 @@ SMALLER = (
     (r"^train", "--prompts-per-step 2 --samples-per-prompt 4 --minibatches 1 --num-problems 2 --max-tokens 56"),
     (r"^train", "--eval-samples 1 --eval-every 0 --report-every 0 --seeds 1"),
     (r"^train(?!.*--steps)", "--steps 1"),
+    (r"^train --steps 10", "--steps 3 --trace-every 3"),
     (r"^train.*--environment", "--steps 2"),
     (r"^rescore", "--noise-responses 8"),
     (r"^bisect(?!.*--resume)", "--engine hf --responses 4 --module-responses 1"),  # with vLLM: tests/bisect

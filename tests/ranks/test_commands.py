@@ -94,7 +94,8 @@ def test_two_ranks_train_with_vllm_until_ctrl_c(tmp_path):
 
 def test_a_rank_that_is_killed_is_made_good_by_as_many_restarts_as_asked_for(tmp_path):
     """Then it takes the others along."""
-    training = Training(tmp_path / "run", "--engine", "hf", "--steps", "50", "--max-restarts", "1", "--max-tokens", "16")
+    hf = ("--engine", "hf", "--max-tokens", "16")
+    training = Training(tmp_path / "run", *hf, "--steps", "50", "--max-restarts", "1")
     os.kill(training.ranks[1], signal.SIGKILL)
     before, first = len(lines(tmp_path / "run")), training.ranks
     while len(lines(tmp_path / "run")) <= before + 1:  # one step may just have been under way
