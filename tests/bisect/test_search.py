@@ -85,6 +85,12 @@ def test_a_search_that_has_ended_runs_no_model_again(unbroken):
     assert {path: path.stat().st_mtime_ns for path in (unbroken / "legs").rglob("*.parquet")} == before
 
 
+def test_force_keeps_nothing_of_the_search_before(tmp_path):
+    finish(start(tmp_path / "run", "--budget", "0"))
+    finish(start(tmp_path / "run", "--force", "--budget", "0", "--responses", "8", "--trainer-dtype", "float32"))
+    assert result(tmp_path / "run")["responses"] == 8
+
+
 def test_budget_and_stages_say_what_was_not_done(tmp_path):
     finish(start(tmp_path / "run", "--budget", "0", "--stages", "0,2"))
     stages = {stage["stage"]: (stage["status"], stage["why"]) for stage in result(tmp_path / "run")["stages"]}
@@ -119,6 +125,7 @@ def test_a_model_is_probed_first(tmp_path):
     ("flags", "said"),
     [
         (["--trainer-model", "./nowhere"], "There is no model folder nowhere"),
+        (["--rollout-adapter", "./nowhere"], "is no adapter"),
         (["--stages", "7"], "--stages 7"),
         (["--engine", "vllmm"], "vllm"),
         (["--output", TRACE], "are not apart"),

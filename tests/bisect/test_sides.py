@@ -67,6 +67,23 @@ def test_flags_win_over_the_manifest():
     assert trainer.config.trainer_model == "./other"
 
 
+def test_an_adapter_on_the_rollout_alone_is_not_put_on_a_trainer_that_is_known():
+    asked = manifest(config={"adapter": "a"})
+    rollout = RolloutSide.of(asked, BisectConfig())
+    assert rollout.adapter == "a"
+    assert TrainerSide.of(asked, BisectConfig(), rollout).config.trainer_adapter is None
+    unknown = {name: section for name, section in asked.items() if name != "trainer"}
+    assert TrainerSide.of(unknown, BisectConfig(), rollout).config.trainer_adapter == "a"
+
+
+def test_a_mistyped_trace_is_not_a_model_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    assert not BisectConfig(trace="runs/nothing").is_model
+    assert not BisectConfig(trace="./nothing").is_model
+    assert BisectConfig(trace="some/model").is_model
+
+
 def test_a_dump_that_names_nobody_says_what_to_name():
     with pytest.raises(UsageError, match=r"--model and --engine.*mismatch-cli diagnose"):
         RolloutSide.of({"rollout": {}, "config": {}}, BisectConfig())
