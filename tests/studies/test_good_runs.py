@@ -1,9 +1,13 @@
-"""Limits from good runs: as good a run keeps them, a worse one does not, and what they are is said."""
+"""Limits from good runs: as good a run keeps them, a worse one does not, and what they are is said.
+
+The figures of docs/gate.md, in a minute: python -m tests.studies.test_good_runs 142
+"""
 
 from __future__ import annotations
 
+import sys
 import tomllib
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -62,33 +66,47 @@ def kept(found, summary: dict) -> bool:
     return all(x <= limit.threshold if limit.bound == "max" else x >= limit.threshold for limit, x in values)
 
 
+NAMES = ("bfloat16", "fp8-kv", "float32")
+
+
+def drawn_again(number: int) -> dict[str, list[dict]]:
+    rng = np.random.default_rng(7)
+    return {name: [measured(resampled(batch, rng)) for _ in range(number)] for name in NAMES for batch in [whole(name)]}
+
+
 @pytest.fixture(scope="module")
 def resamples() -> dict[str, list[dict]]:
-    rng = np.random.default_rng(7)
-    traces = {name: whole(name) for name in ("bfloat16", "fp8-kv", "float32")}
-    return {name: [measured(resampled(batch, rng)) for _ in range(RESAMPLES)] for name, batch in traces.items()}
+    return drawn_again(RESAMPLES)
+
+
+def share_kept(runs: list[dict]) -> float:
+    """Of all pairs of runs: the second keeps the limits of the first."""
+    limits = [limits_from([run]) for run in runs]
+    return float(np.mean([kept(limits[i], run) for i in range(len(runs)) for j, run in enumerate(runs) if i != j]))
+
+
+def worse(batch: TokenBatch, factor: float) -> dict:
+    """What is measured where log π is so many times as far from log μ."""
+    columns = {}
+    for column in ("logp_trainer_T", "logp_recomputed_T"):
+        if (logp_T := getattr(batch, column)) is not None:
+            moved_T = batch.logp_rollout_T + factor * (logp_T - batch.logp_rollout_T)
+            columns[column] = np.minimum(moved_T, 0).astype(np.float32)
+    return measured(replace(batch, **columns))
 
 
 def test_runs_of_the_same_settings_keep_them(resamples):
     """Also those of the smallest trace with the heaviest tail, where the margin has to be widest."""
     for name, runs in resamples.items():
-        limits = [limits_from([run]) for run in runs]
-        passed = [kept(limits[i], run) for i in range(RESAMPLES) for j, run in enumerate(runs) if i != j]
-        print(f"{name}: {100 * np.mean(passed):.1f} % of {len(passed)}")
-        assert np.mean(passed) >= 0.95, name
-        assert all(kept(found, run) for found, run in zip(limits, runs, strict=True))
+        assert share_kept(runs) >= 0.95, name
+        assert all(kept(limits_from([run]), run) for run in runs)
 
 
 def test_a_run_with_a_larger_gap_does_not(resamples):
-    """Half as large again is enough for 128 prompts; of every other resample with a gap four times as large, none."""
+    """Half as large again is enough; with 24 prompts and a heavy tail it has to be four times as large."""
     for name, factor in (("bfloat16", 1.5), ("float32", 1.5), ("fp8-kv", 4.0)):
-        batch = whole(name)
-        for column in ("logp_trainer_T", "logp_recomputed_T"):
-            if (logp_T := getattr(batch, column)) is not None:
-                moved_T = batch.logp_rollout_T + factor * (logp_T - batch.logp_rollout_T)
-                object.__setattr__(batch, column, np.minimum(moved_T, 0).astype(np.float32))
-        worse = measured(batch)
-        assert not any(kept(limits_from([run]), worse) for run in resamples[name]), name
+        planted = worse(whole(name), factor)
+        assert not any(kept(limits_from([run]), planted) for run in resamples[name]), name
 
 
 def test_a_limit_lies_three_times_as_far_as_the_end_of_the_interval(resamples):
@@ -135,3 +153,16 @@ def test_the_file_says_the_rule_and_quotes_what_it_is_told():
 
     hostile = 'a"b\\c\n[limits.k3]\x1b\x7f\u202e😀'
     assert tomllib.loads(f"x = {_quoted(hostile)}")["x"] == 'a"b\\c⏎[limits.k3]\\x1b\\x7f\\u202e😀'
+
+
+def figures(number: int) -> None:
+    for name, runs in drawn_again(number).items():
+        batch = whole(name)
+        limits = limits_from([measured(batch)])
+        factor = next(factor for factor in np.arange(1, 10, 0.02) if not kept(limits, worse(batch, factor)))
+        share, pairs = 100 * share_kept(runs), number * (number - 1)
+        print(f"{name}: {share:.2f} % of {pairs:,} pass; {factor:.2f} times the gap fails")
+
+
+if __name__ == "__main__":
+    figures(int(sys.argv[1]))
