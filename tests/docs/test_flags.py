@@ -22,7 +22,8 @@ _IN_BACKTICKS = re.compile(r"`([^`\n]+)`")
 _TYPED = re.compile(r"^\s*\$ (.*)$|(mismatch-cli .*)$", re.MULTILINE)
 
 OTHERS = {
-    "pip": "--upgrade",
+    "pip": "--upgrade --python --disable-pip-version-check",
+    "venv": "--without-pip",
     "ray": "--head --num-cpus",
     "torchrun": "--nnodes --nproc-per-node",
     "vLLM": "--logprobs-mode --max-logprobs --generation-config --enable-lora --lora-modules --hf-overrides "
