@@ -119,7 +119,8 @@ def _init(path: Path, traces: list[Path] | None, common: Common, allow_partial: 
     if partial and not allow_partial:
         lacks = f"{partial[0]['trace']} is not whole ({', '.join(partial[0]['reasons'])})"
         raise MismatchError(f"{lacks}: not a run to go by. Name a whole one, or allow it: --allow-partial.")
-    text = limits_file(limits_from(summaries), list(zip(runs, summaries, strict=True)), path.name)
+    measured = {str(run.folder): summary for run, summary in zip(runs, summaries, strict=True)}
+    text = limits_file(limits_from(summaries), measured, path.name)
     write_named(path, text, replace=common.force)
     common.progress.say(f"Wrote {path}")
     _show_presets([load_limits(str(path))], common.json, suggest("gate", "RUN", "--limits", path))

@@ -9,7 +9,6 @@ from mismatch_cli.places import shown
 from mismatch_cli.report.about import subject_lines
 from mismatch_cli.studies.good_runs import MARGIN, Drawn, FromRuns
 from mismatch_cli.text import visible
-from mismatch_cli.trace.reader import Trace
 
 _RULE = f"""\
 The rule: v is the value of a run, e the end of its 95 % interval on the side of a larger gap. A limit is
@@ -22,11 +21,11 @@ They are yours from here: edit them, and add others, such as the faults that `mi
 What can stand here: mismatch-cli guide gate"""
 
 
-def limits_file(found: FromRuns, runs: Sequence[tuple[Trace, Mapping[str, Any]]], name: str) -> str:
-    """The text of the file of this name; `runs` are the traces with what was measured of each."""
-    names = _names([trace for trace, _ in runs])
+def limits_file(found: FromRuns, runs: Mapping[str, Mapping[str, Any]], name: str) -> str:
+    """The text of the file of this name; `runs` holds by folder what was measured of each."""
+    names = [str(shown(folder)) for folder in runs]
     comments = [f"Limits of `mismatch-cli gate RUN --limits {name}`, from {numbers.things(len(runs), 'good run')}:"]
-    for run, (_, summary) in zip(names, runs, strict=True):
+    for run, summary in zip(names, runs.values(), strict=True):
         what = subject_lines(summary["about"], summary["pairs"][found.pair]["counts"])
         comments += [f"  {run}: {what[0]}", f"    {what[1]}"]
     comments += [f"Measured and written by mismatch-cli {__version__}.", "", *_RULE.splitlines()]
@@ -37,10 +36,6 @@ def limits_file(found: FromRuns, runs: Sequence[tuple[Trace, Mapping[str, Any]]]
     tables = [line for metric, drawn in _by_metric(found) for line in _table(metric, drawn, names)]
     lines = [f"# {visible(line)}".rstrip() for line in comments]
     return "\n".join([*lines, "", f"about = {_quoted(about)}", *tables]) + "\n"
-
-
-def _names(traces: Sequence[Trace]) -> list[str]:
-    return [str(shown(str(trace.folder))) for trace in traces]
 
 
 def _by_metric(found: FromRuns) -> Iterator[tuple[str, list[Drawn]]]:
